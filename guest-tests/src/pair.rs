@@ -4,7 +4,8 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
+use pvrdma_verbs::MacAddr;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -179,6 +180,12 @@ impl Pair {
     /// The daemon, when the guests have its device.
     pub(crate) fn daemon(&self) -> Option<&Daemon> {
         self.daemon.as_ref()
+    }
+
+    /// The Ethernet address of a guest's device and its network card.
+    pub(crate) fn mac(&self, guest: usize) -> Result<MacAddr> {
+        let text = mac(NicModel::Vmxnet3, guest);
+        text.parse().map_err(|_| anyhow!("no address: {text}"))
     }
 
     /// Where sockets and logs are.

@@ -74,12 +74,13 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// Both devices lend their pages, to guests that know nothing of it.
 fn boot(image: &GuestImage) -> Result<MappedPair> {
-    boot_with(image, ["mapped"; 2]).map(MappedPair)
+    let options = PairOptions { rxe: false, doorbells: ["mapped"; 2], ..PairOptions::default() };
+    boot_with(image, &options).map(MappedPair)
 }
 
-/// Two guests with such doorbells, where there can be any.
-pub(super) fn boot_with(image: &GuestImage, doorbells: [&'static str; 2]) -> Result<Pair> {
-    match Pair::boot(image, &PairOptions { rxe: false, doorbells, ..PairOptions::default() }) {
+/// Two guests, if there can be such doorbells.
+pub(super) fn boot_with(image: &GuestImage, options: &PairOptions) -> Result<Pair> {
+    match Pair::boot(image, options) {
         Err(error) if format!("{error:#}").contains("doorbells=mapped:") => Err(skip(format!("{error:#}"))),
         pair => pair,
     }

@@ -18,7 +18,6 @@ mod kernel;
 mod machine;
 mod network;
 mod operator;
-mod peer;
 mod tenant;
 mod visitor;
 mod vmm;
@@ -31,14 +30,13 @@ use std::time::{Duration, Instant};
 
 use frames::{Card, FrameFlow};
 use kernel::Kernel;
-use network::{BEYOND, HOLD, KERNEL, Network, VISITOR, VMM};
+use network::{BEYOND, HOLD, KERNEL, Network, ON_THE_WIRE, VISITOR, VMM};
 use operator::Operator;
 use parking_lot::Mutex;
-use peer::Peer;
 use pvrdma_dev::testing::Stop;
 use pvrdma_dev::{KeptStatus, ObjectKind};
-use pvrdma_verbs::testing::CountingAllocator;
-use pvrdmad::testing::{Dice, HostileProcess, Target, Targets};
+use pvrdma_verbs::testing::{CountingAllocator, mac};
+use pvrdmad::testing::{Dice, HostilePeer, HostileProcess, Target, Targets};
 use tenant::{Flow, PATIENCE, Tenant};
 use visitor::Visitor;
 use vmm::{HostileCard, Vmm};
@@ -70,7 +68,7 @@ struct World<'a> {
     process: Option<HostileProcess>,
     visitor: Visitor,
     kernel: Kernel,
-    peer: Peer,
+    peer: HostilePeer,
     vmm: Vmm,
     operator: Operator,
     network: Network,
@@ -96,7 +94,9 @@ impl<'a> World<'a> {
         settle(&network, &mut flows, 1);
         let kept = tenants.iter().map(Tenant::kept).collect();
         let targets: Vec<Target> = flows.iter().flat_map(Flow::targets).collect();
-        let peer = Peer::new(targets.clone(), seed);
+        let on_the_wire = |target: &&Target| ON_THE_WIRE.contains(&target.number) || target.number == BEYOND;
+        let victims = targets.iter().filter(on_the_wire).map(|target| (*target, mac(target.number)));
+        let peer = HostilePeer::new(victims.collect(), Dice::new(seed, 3));
         let targets = Targets::new(targets);
         let process =
             Some(HostileProcess::new(&tenants[0].driver, tenants[0].gid, targets.clone(), Dice::new(seed, 5)));
@@ -126,7 +126,7 @@ impl<'a> World<'a> {
                 }
                 7..12 => self.kernel.step(),
                 12..16 => self.process.iter_mut().for_each(HostileProcess::step),
-                16 | 17 => self.peer.step(&self.network),
+                16 | 17 => self.network.wire.lock().attack(&mut self.peer),
                 18 if dice.one_in(3) => self.vmm.step(),
                 18 => self.frames.step(self.network.now()),
                 _ => self.network.pass(Duration::from_millis(dice.below(50) as u64)),
@@ -181,7 +181,7 @@ impl<'a> World<'a> {
         thread::scope(|scope| {
             scope.spawn(|| until_the_end(&mut || _ = network.wire.lock().carry()));
             scope.spawn(|| until_the_end(&mut || _ = network.watcher.look()));
-            scope.spawn(|| until_the_end(&mut || peer.step(network)));
+            scope.spawn(|| until_the_end(&mut || network.wire.lock().attack(peer)));
             scope.spawn(|| until_the_end(&mut || kernel.step()));
             scope.spawn(|| until_the_end(&mut || process.iter_mut().for_each(HostileProcess::step)));
             scope.spawn(|| until_the_end(&mut || vmm.step()));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use pvrdma_ether_link::memory::{self, MemoryLink};
 use pvrdma_ether_link::{Frames, Link, LinkInspect, Readiness};
 use pvrdma_verbs::{MacAddr, Snapshot};
-use pvrdmad::testing::Dice;
+use pvrdmad::testing::{Dice, HostilePeer};
 
 use crate::frames::KIND;
 
@@ -63,7 +63,7 @@ impl Wire {
     }
 
     /// Somebody has yet to take what has come.
-    pub(crate) fn is_crowded(&self) -> bool {
+    fn is_crowded(&self) -> bool {
         self.ports.iter().any(|port| port.towards.sent() - port.cable.received.load(Ordering::Relaxed) > CROWDED)
     }
 
@@ -106,14 +106,25 @@ impl Wire {
         frames.len()
     }
 
+    /// A peer sends a few frames.
+    pub(crate) fn attack(&mut self, peer: &mut HostilePeer) {
+        if self.is_crowded() {
+            return;
+        }
+        for _ in 0..peer.burst() {
+            let frame = peer.frame(|| self.recent());
+            frame.iter().for_each(|frame| self.give(frame));
+        }
+    }
+
     /// A frame that was carried of late.
-    pub(crate) fn recent(&mut self) -> Option<Vec<u8>> {
+    fn recent(&mut self) -> Option<Vec<u8>> {
         let at = self.dice.below(self.recent.len().max(1));
         self.recent.get(at).cloned()
     }
 
     /// Sends a frame to whom it names, or to everybody. What finds no room is lost.
-    pub(crate) fn give(&self, frame: &[u8]) {
+    fn give(&self, frame: &[u8]) {
         let mut frames = Frames::default();
         frames.push(frame);
         let named = frame.first_chunk().map(|address| MacAddr(*address));

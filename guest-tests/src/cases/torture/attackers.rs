@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, Stop};
 use pvrdma_verbs::{Gid, MacAddr};
-use pvrdmad::testing::{Behind, Dice, HostileClient, HostileProcess, RemoteFunction, Target, Targets};
+use pvrdmad::testing::{Behind, Dice, HostileClient, HostilePeer, HostileProcess, RemoteFunction, Target, Targets};
 use rustix::fs::MemfdFlags;
 
 use super::PATIENCE;
 use super::victims::Victim;
+use super::wire::{self, Wire};
 use crate::daemon::DaemonDevice;
 use crate::pair::Pair;
 
@@ -38,16 +39,28 @@ pub(super) struct Attackers {
     /// Of a VMM, which has a network card as well.
     vmm: [(PathBuf, Behind); 2],
     driver: PathBuf,
+    wire: Wire,
+}
+
+/// What they did.
+#[derive(Debug)]
+pub(super) struct Deeds {
+    /// Clients that came.
+    pub(super) clients: u64,
+    /// Drivers that came.
+    pub(super) drivers: u64,
+    /// Frames that the peer sent.
+    pub(super) frames: u64,
 }
 
 impl Attackers {
-    /// Adds their devices.
-    pub(super) fn come(pair: &Pair) -> Result<Self> {
+    /// Adds their devices to the network that ends at `wire`.
+    pub(super) fn come(pair: &Pair, wire: Wire) -> Result<Self> {
         let daemon = pair.daemon().context("no daemon")?;
         let path = |name: &str| pair.directory().join(name);
         let (vmm, nic, driver) = (path("vmm.pvrdma"), path("vmm.nic"), path("driver.pvrdma"));
-        let options = format!(",nic-socket={}", nic.display());
-        let devices = [(&vmm, VMM, options), (&driver, DRIVER, String::new())];
+        let options = format!("{},nic-socket={}", wire::DEVICE_OPTIONS, nic.display());
+        let devices = [(&vmm, VMM, options), (&driver, DRIVER, wire::DEVICE_OPTIONS.to_owned())];
         for (name, (socket, mac, options)) in DEVICES.into_iter().zip(devices) {
             daemon.add(&DaemonDevice {
                 name: name.to_owned(),
@@ -56,7 +69,7 @@ impl Attackers {
                 options,
             })?;
         }
-        Ok(Self { vmm: [(vmm, Behind::Rdma), (nic, Behind::Network(VMM))], driver })
+        Ok(Self { vmm: [(vmm, Behind::Rdma), (nic, Behind::Network(VMM))], driver, wire })
     }
 
     /// Waits until the daemon has noticed that all have gone.
@@ -77,14 +90,18 @@ impl Attackers {
         }
     }
 
-    /// Attacks until `traffic` has ended. Gives how many clients and drivers came.
+    /// Attacks until `traffic` has ended.
     pub(super) fn beside(
         &self,
         seed: u64,
+        pair: &Pair,
         victims: &[Victim],
         traffic: impl FnOnce() -> Result<()>,
-    ) -> Result<(u64, u64)> {
+    ) -> Result<Deeds> {
         let (stop, targets) = (AtomicBool::new(false), Targets::new(victims.iter().map(Target::from).collect()));
+        let at_stations: Result<Vec<_>> =
+            victims.iter().map(|victim| Ok((Target::from(victim), pair.mac(victim.guest())?))).collect();
+        let peer = HostilePeer::new(at_stations?, Dice::new(seed, 23));
         thread::scope(|scope| {
             let clients: Vec<_> = (0..)
                 .zip(&self.vmm)
@@ -94,6 +111,7 @@ impl Attackers {
                 })
                 .collect();
             let drivers = scope.spawn(|| drive(&self.driver, Dice::new(seed, 22), &targets, &stop));
+            let frames = scope.spawn(|| self.wire.attack(peer, &stop));
             let traffic = {
                 let _stop = Stop(&stop);
                 traffic()
@@ -104,9 +122,13 @@ impl Attackers {
                 Err(_) => Err(anyhow!("an attacker was not answered as it should be, see above")),
             };
             let clients: Result<Vec<u64>> = clients.into_iter().map(|thread| count(thread.join())).collect();
-            let drivers = count(drivers.join());
+            let [drivers, frames] = [drivers, frames].map(|thread| count(thread.join()));
             traffic?;
-            Ok((clients.context("clients")?.into_iter().sum(), drivers.context("drivers")?))
+            Ok(Deeds {
+                clients: clients.context("clients")?.into_iter().sum(),
+                drivers: drivers.context("drivers")?,
+                frames: frames.context("frames")?,
+            })
         })
     }
 }

@@ -1,9 +1,10 @@
 //! Torture: two guests exchange data of which every byte is compared, beside everybody who means no good: a process in
-//! one of them, and two clients of devices of their own, which the guests' worker serves as well. What they do follows
-//! from a seed; when, from the machine.
+//! one of them, clients of two devices of their own, which the guests' worker serves as well, and a peer on the wire.
+//! What they do follows from a seed; when, from the machine.
 
 mod attackers;
 mod victims;
+mod wire;
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -16,10 +17,11 @@ use super::exchange::finish;
 use super::soak::{Base, Kept, number, tcp_stream};
 use super::{doorbells, integrity, kernel_log};
 use crate::image::GuestImage;
-use crate::pair::{LinkKind, Pair};
+use crate::pair::{LinkKind, Pair, PairOptions};
 use crate::vm::{Job, Vm};
-use attackers::Attackers;
+use attackers::{Attackers, Deeds};
 use victims::Victim;
+use wire::Wire;
 
 /// Seconds, unless the environment says otherwise.
 const LONG: u64 = 600;
@@ -41,8 +43,16 @@ pub(crate) fn cases() -> Vec<Case> {
 fn torture(image: &GuestImage) -> Result<String> {
     let (first, seconds) = (number("SEED")?.unwrap_or(1), number("SECONDS")?.unwrap_or(LONG));
     let started = Instant::now();
-    let pair = doorbells::boot_with(image, ["mapped", "trapped"])?;
-    let attackers = Attackers::come(&pair)?;
+    let wire = Wire::new()?;
+    let options = PairOptions {
+        rxe: false,
+        doorbells: ["mapped", "trapped"],
+        networks: vec![wire.network()],
+        device_options: wire::DEVICE_OPTIONS.to_owned(),
+        ..PairOptions::default()
+    };
+    let pair = doorbells::boot_with(image, &options)?;
+    let attackers = Attackers::come(&pair, wire)?;
     let workers = workers(&pair)?;
     let (mut done, mut base) = (Done::default(), Base::default());
     for seed in first.. {
@@ -75,6 +85,8 @@ struct Done {
     drivers: u64,
     /// Clients of either function.
     clients: u64,
+    /// Frames of the peer.
+    frames: u64,
 }
 
 impl Done {
@@ -84,16 +96,17 @@ impl Done {
         self.processes += more.processes;
         self.drivers += more.drivers;
         self.clients += more.clients;
+        self.frames += more.frames;
     }
 }
 
 impl fmt::Display for Done {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rounds, compared_mib, processes, drivers, clients } = self;
+        let Self { rounds, compared_mib, processes, drivers, clients, frames } = self;
         write!(
             f,
-            "{rounds} rounds, {compared_mib} MiB compared beside {processes} processes, {drivers} drivers and \
-             {clients} clients"
+            "{rounds} rounds, {compared_mib} MiB compared beside {processes} processes, {drivers} drivers, \
+             {clients} clients and {frames} frames"
         )
     }
 }
@@ -113,7 +126,7 @@ fn round(pair: &Pair, attackers: &Attackers, seed: u64, number: u64) -> Result<D
     })?;
     let stream = tcp_stream(pair, &link).start()?;
     let process = start_process(&pair.vms()[inside], link.device, link.gid_index[inside], seed, &victims)?;
-    let (clients, drivers) = attackers.beside(seed, &victims, || -> Result<()> {
+    let Deeds { clients, drivers, frames } = attackers.beside(seed, pair, &victims, || -> Result<()> {
         for (server, client) in &both_ways {
             finish(server, client, PATIENCE)?;
         }
@@ -126,7 +139,7 @@ fn round(pair: &Pair, attackers: &Attackers, seed: u64, number: u64) -> Result<D
     ensure!(bad.is_empty(), "kernel warnings beside the process:\n{}", bad.join("\n"));
     let after = misdeeds(pair, quiet)?;
     ensure!(before == after, "the guest that does nothing wrong had {before:?}, and has {after:?}");
-    Ok(Done { rounds: 1, compared_mib: 2 * u64::from(MEBIBYTES), processes, drivers, clients })
+    Ok(Done { rounds: 1, compared_mib: 2 * u64::from(MEBIBYTES), processes, drivers, clients, frames })
 }
 
 /// What the driver and the verbs warn of that a process wants, and what the kernel says of one that died of its own

@@ -30,6 +30,13 @@ pub(super) struct Victim {
     peer_qpn: u32,
 }
 
+impl Victim {
+    /// The guest that it is in.
+    pub(super) const fn guest(&self) -> usize {
+        self.guest
+    }
+}
+
 impl fmt::Display for Victim {
     /// As the process in a guest takes it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

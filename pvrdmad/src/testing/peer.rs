@@ -1,41 +1,46 @@
 //! A hostile peer: frames of any kind on the wire of guests that do nothing wrong.
 //!
 //! It knows everything but one thing: it cannot send as somebody else and be right. Who can, is that peer.
+#![expect(clippy::cast_possible_truncation, reason = "for tests: lengths are those of frames")]
 
 use pvrdma_roce::wire::{
-    Aeth, Bth, Ethernet, Extension, Header, Ipv4, Network as Ip, Opcode, Position, Reth, Syndrome, Udp, Vlan, build,
+    Aeth, Bth, Deth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Syndrome, Udp, Vlan, build,
 };
-use pvrdma_verbs::testing::mac;
-use pvrdma_verbs::{Psn, Qpn};
+use pvrdma_verbs::{MacAddr, Psn, Qpn};
 
-use crate::network::{BEYOND, Network, ON_THE_WIRE};
-use pvrdmad::testing::{Dice, Target};
+use super::{Dice, Target};
 
-pub(crate) struct Peer {
-    targets: Vec<Target>,
+/// Its address, and the ends of those that it sends from, in the networks of its victims.
+const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 99]);
+const HOSTS: [u8; 3] = [9, 77, 200];
+
+/// A peer, with frames for stations that it knows.
+#[derive(Debug)]
+pub struct HostilePeer {
+    /// Queue pairs, and the stations that they are at.
+    victims: Vec<(Target, MacAddr)>,
     dice: Dice,
 }
 
-impl Peer {
-    pub(crate) fn new(targets: Vec<Target>, seed: u64) -> Self {
-        let on_the_wire = |target: &Target| ON_THE_WIRE.contains(&target.number) || target.number == BEYOND;
-        Self { targets: targets.into_iter().filter(on_the_wire).collect(), dice: Dice::new(seed, 3) }
+impl HostilePeer {
+    /// A peer of these, of which there is one at least.
+    pub const fn new(victims: Vec<(Target, MacAddr)>, dice: Dice) -> Self {
+        Self { victims, dice }
     }
 
-    pub(crate) fn step(&mut self, network: &Network) {
-        let mut wire = network.wire.lock();
-        if wire.is_crowded() {
-            return;
-        }
-        for _ in 0..=self.dice.below(8) {
-            let frame = match self.dice.below(8) {
-                // What somebody sent, once more, whole or damaged.
-                0 => wire.recent(),
-                1 => wire.recent().map(|frame| self.damaged(frame)),
-                2 => Some(self.raw()),
-                _ => self.stranger(),
-            };
-            frame.iter().for_each(|frame| wire.give(frame));
+    /// How many frames it wants to send at once.
+    pub fn burst(&mut self) -> usize {
+        1 + self.dice.below(8)
+    }
+
+    /// Its next frame, of one that was on the wire of late, if it wants one. `None`: it has nothing to say.
+    pub fn frame(&mut self, recent: impl FnOnce() -> Option<Vec<u8>>) -> Option<Vec<u8>> {
+        match self.dice.below(8) {
+            // What somebody sent, once more, whole or damaged.
+            0 => recent(),
+            1 => recent().map(|frame| self.damaged(frame)),
+            2 => Some(self.raw()),
+            _ => self.stranger(),
         }
     }
 
@@ -54,22 +59,24 @@ impl Peer {
     /// Anything behind an Ethernet header.
     fn raw(&mut self) -> Vec<u8> {
         let kind = self.dice.pick(&[[0x89, 0x15], [0x08, 0x00], [0x86, 0xdd], [0x81, 0x00], [0x08, 0x06]]);
-        let to = self.dice.pick(&[mac(3).0, mac(BEYOND).0, [0xff; 6], [1, 0, 0x5e, 0, 0, 1]]);
+        let (_, station) = self.dice.pick(&self.victims);
+        let to = self.dice.pick(&[station.0, [0xff; 6], [1, 0, 0x5e, 0, 0, 1]]);
         let len = self.dice.below(1600);
-        [&to[..], &mac(99).0, &kind, &self.dice.bytes(len)].concat()
+        [&to[..], &MAC.0, &kind, &self.dice.bytes(len)].concat()
     }
 
     /// A packet that is right in everything but where it comes from.
     fn stranger(&mut self) -> Option<Vec<u8>> {
-        let (target, dice) = (self.dice.pick(&self.targets), &mut self.dice);
-        let own = [10, 0, 0, dice.pick(&[9, 77, 200])];
+        let (target, station) = self.dice.pick(&self.victims);
+        let dice = &mut self.dice;
+        let [.., a, b, c, d] = target.gid.0;
         let network = Ipv4 {
             traffic_class: dice.byte(),
             identification: 7,
             dont_fragment: true,
             hop_limit: 64,
-            source: own,
-            destination: [10, 0, 0, target.number],
+            source: [a, b, c, dice.pick(&HOSTS)],
+            destination: [a, b, c, d],
         };
         let opcode = dice.pick(&[
             Opcode::send(Position::Only),
@@ -89,8 +96,7 @@ impl Peer {
             Opcode::READ_REQUEST => Extension::Reth(reth),
             Opcode::UD_SEND => {
                 // Its key is a secret.
-                let deth = pvrdma_roce::wire::Deth { qkey: dice.number(), source: Qpn::new(dice.word() & 0xff_ffff) };
-                Extension::Deth(deth)
+                Extension::Deth(Deth { qkey: dice.number(), source: Qpn::new(dice.word() & 0xff_ffff) })
             }
             _ if opcode == Opcode::write(Position::Only) => Extension::Reth(reth),
             _ => Extension::None,
@@ -103,10 +109,11 @@ impl Peer {
         bth.ack_request = dice.one_in(2);
         let vlan = dice.one_in(16).then_some(Vlan { pcp: 1, dei: false, vid: 5 });
         // Its Ethernet address says nothing.
-        let source = dice.pick(&[mac(99), mac(BEYOND)]);
+        let (_, other) = dice.pick(&self.victims);
+        let source = dice.pick(&[MAC, other]);
         let header = Header {
-            ethernet: Ethernet { destination: mac(target.number), source, vlan },
-            network: Ip::V2Ipv4(network, Udp { source_port: 0xc001, checksum: 0 }),
+            ethernet: Ethernet { destination: station, source, vlan },
+            network: Network::V2Ipv4(network, Udp { source_port: 0xc001, checksum: 0 }),
             bth,
             extension,
         };
