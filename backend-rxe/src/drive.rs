@@ -180,9 +180,10 @@ impl Endpoint {
         let given = share.limit(budget, || engine.now());
         let mut budget = given;
         let more = self.run(&mut budget);
-        share.spend(budget.used());
-        share.ran_elsewhere(contention, budget.cost(&given), self.fabric.port.is_some());
-        Some(RunElsewhere { more, cost: budget.cost(&given) })
+        let cost = budget.cost(&given);
+        share.spend(budget.used(), cost);
+        share.ran_elsewhere(contention, cost, self.fabric.port.is_some());
+        Some(RunElsewhere { more, cost })
     }
 
     /// Runs the requester on the thread of the port, or leaves it to workers.

@@ -69,9 +69,10 @@ impl Engine {
         let given = share.limit(self.worker_budget, || began);
         let mut budget = given;
         let more = task.run_scheduled(&mut budget);
-        share.spend(budget.used());
+        let cost = budget.cost(&given);
+        share.spend(budget.used(), cost);
         share.add_worker_time(self.clock.now().saturating_sub(began));
-        (budget.cost(&given), more)
+        (cost, more)
     }
 
     fn work(&self) {

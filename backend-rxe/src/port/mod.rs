@@ -362,7 +362,7 @@ impl Port {
 
     /// The port has sent bytes of READ data.
     pub(crate) fn has_sent_data(&self, bytes: u64) {
-        self.share.spend(bytes);
+        self.share.spend(bytes, bytes);
         self.share.ran_elsewhere(&self.engine.ready_queue().contention, bytes, true);
     }
 

@@ -182,7 +182,7 @@ fn a_device_waits_for_its_rate_and_nobody_for_it() {
     let slow = ShareConfig { max_rate: Some(1_000_000), burst: Some(1000), ..ShareConfig::default() };
     let world = World::new(&[slow, weight(100)]);
     world.tasks[0].schedule();
-    world.tasks[0].share().spend(1000);
+    world.tasks[0].share().spend(1000, 1000);
     assert_eq!((world.run(Duration::ZERO, COST), world.run(Duration::ZERO, COST)), (None, None));
     let until = world.queue.queue.lock().next_deadline();
     assert_eq!(until.map(|until| until.as_millis()), Some(1));
@@ -199,7 +199,7 @@ fn a_promised_rate_comes_first() {
     world.tasks.iter().for_each(Task::schedule);
     world.tasks[1].share().set_finish(1 << 40);
     assert_eq!(world.runs(10, 1), 10, "nothing of it is used");
-    world.tasks[1].share().spend(1 << 20);
+    world.tasks[1].share().spend(1 << 20, 1 << 20);
     assert_eq!(world.runs(10, 0), 10);
 }
 

@@ -259,12 +259,13 @@ impl Share {
         }
     }
 
-    /// The device has moved bytes.
+    /// The device has moved bytes, with what cost so much. That is what a promise is kept by: with requests that move
+    /// nothing a device would be owed something for ever.
     #[inline]
-    pub(crate) fn spend(&self, bytes: u64) {
-        for rate in [&self.max, &self.min] {
+    pub(crate) fn spend(&self, bytes: u64, cost: u64) {
+        for (rate, used) in [(&self.max, bytes), (&self.min, cost)] {
             if let Some(mut bucket) = rate.bucket() {
-                bucket.spend(bytes);
+                bucket.spend(used);
             }
         }
     }

@@ -93,7 +93,7 @@ fn rates_hold_back_and_change() {
     let share = Share::new(limited);
     assert_eq!((share.config(), share.throttled_until(|| MS)), (limited, None));
     assert_eq!(share.limit(Budget::new(5000, 9), || MS).bytes(), 1000);
-    share.spend(2000);
+    share.spend(2000, 0);
     assert!(share.throttled_until(|| MS).is_some());
     assert_eq!(share.limit(Budget::new(5000, 9), || MS).bytes(), 1, "who runs at all gets on");
     // What has not changed goes on as it was.
@@ -102,7 +102,7 @@ fn rates_hold_back_and_change() {
     share.set(ShareConfig { burst: Some(3000), ..limited });
     assert_eq!(share.limit(Budget::new(5000, 9), || MS).bytes(), 3000);
     share.set(ShareConfig { max_rate: Some(2_000_000), burst: Some(3000), ..limited });
-    share.spend(4000);
+    share.spend(4000, 0);
     share.set(ShareConfig { max_rate: None, ..limited });
     assert_eq!((share.throttled_until(|| MS), share.limit(Budget::new(5000, 9), || MS).bytes()), (None, 5000));
 }
@@ -113,7 +113,8 @@ fn a_promise_is_owed_until_it_is_used() {
     assert!(!share.is_owed(MS));
     share.set(ShareConfig { min_rate: Some(1000), ..ShareConfig::default() });
     assert!(share.is_owed(MS));
-    share.spend(1 << 30);
+    // Requests that move nothing cost something.
+    share.spend(0, 1 << 30);
     assert!(!share.is_owed(MS));
     share.set(ShareConfig { min_rate: Some(1000), max_rate: Some(1), ..ShareConfig::default() });
     assert!(!share.is_owed(MS), "it goes on as it was");

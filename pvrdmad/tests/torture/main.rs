@@ -231,6 +231,9 @@ impl Drop for World<'_> {
                 println!("{kind:?}: {}", device.inspect_objects(kind));
             }
         }
+        for share in &self.network.shares {
+            println!("{:?}: {:?}", share.config(), share.usage());
+        }
     }
 }
 
