@@ -56,7 +56,10 @@ impl SwitchPort {
     fn may_wait(&self, taken: usize, offered: usize) -> bool {
         let stall = &self.shared.stall;
         if taken >= offered {
-            stall.took_all();
+            // Nothing, of nothing, says nothing about it.
+            if offered > 0 {
+                stall.took_all();
+            }
             return true;
         }
         if !stall.refused(taken > 0, self.shared.clock.now()) {

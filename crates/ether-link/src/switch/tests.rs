@@ -120,6 +120,9 @@ fn an_uplink_that_takes_nothing_holds_nobody_up_for_long() {
     assert_eq!(one.send(&frames(&sent), 2), 0);
     clock.advance(almost);
     assert_eq!((one.send(&frames(&sent), 2), numbers(&receive(&*two))), (0, vec![]));
+    // What is not for it says nothing about it, nor does who looks whether something of his is left in it.
+    assert_eq!(two.send(&frames(&[frame(mac(1), mac(2), 7, 60)]), 0), 1);
+    assert_eq!(two.send(&frames(&[]), 0), 0);
     clock.advance(Duration::from_millis(1));
     assert_eq!((one.send(&frames(&sent), 2), numbers(&receive(&*two))), (2, vec![2, 3]));
     assert_eq!(one.send(&frames(&sent), 0), 4, "nothing waits for what takes nothing");
