@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use pvrdma_verbs::MacAddr;
 use serde_json::json;
 use tempfile::TempDir;
@@ -121,7 +121,7 @@ impl Pair {
             let devices = [0, 1].map(|index| DaemonDevice {
                 name: format!("vm{index}"),
                 socket: socket(directory.path(), index),
-                mac: mac(NicModel::Vmxnet3, index),
+                mac: device_mac(index).to_string(),
                 options: device_options(options, directory.path(), index),
             });
             let setup = Setup { networks: &options.networks, ..Setup::default() };
@@ -180,12 +180,6 @@ impl Pair {
     /// The daemon, when the guests have its device.
     pub(crate) fn daemon(&self) -> Option<&Daemon> {
         self.daemon.as_ref()
-    }
-
-    /// The Ethernet address of a guest's device and its network card.
-    pub(crate) fn mac(&self, guest: usize) -> Result<MacAddr> {
-        let text = mac(NicModel::Vmxnet3, guest);
-        text.parse().map_err(|_| anyhow!("no address: {text}"))
     }
 
     /// Where sockets and logs are.
@@ -280,7 +274,7 @@ fn machine(image: &GuestImage, directory: &Path, options: &PairOptions, index: u
     }
     let nic = |model: NicModel| {
         let path = |index: usize| directory.join(format!("{}.net-{model:?}", NAMES[index]));
-        Nic { model, mac: mac(model, index), local: path(index), remote: path(1 - index) }
+        Nic { model, mac: mac(model, index).to_string(), local: path(index), remote: path(1 - index) }
     };
     if options.pvrdma && !options.hot_plug {
         builder = match options.qemu_nic {
@@ -315,12 +309,17 @@ fn nic_socket(directory: &Path, index: usize) -> PathBuf {
     directory.join(format!("{}.nic", NAMES[index]))
 }
 
-fn mac(model: NicModel, index: usize) -> String {
+/// The Ethernet address of a guest's device and its network card.
+pub(crate) const fn device_mac(guest: usize) -> MacAddr {
+    mac(NicModel::Vmxnet3, guest)
+}
+
+const fn mac(model: NicModel, index: usize) -> MacAddr {
     let kind = match model {
         NicModel::Vmxnet3 => 0,
         NicModel::Virtio => 1,
     };
-    format!("52:54:00:00:{kind:02x}:{:02x}", index + 1)
+    MacAddr([0x52, 0x54, 0, 0, kind, [1, 2][index]])
 }
 
 const NAMES: [&str; 2] = ["a", "b"];

@@ -19,9 +19,9 @@ const CAPTURE: CaptureConfig = CaptureConfig { snaplen: 96, buffer: 16 << 10 };
 /// Rates in bytes per second, and what may come at once: with the least, a batch of a tenant takes some tens of
 /// milliseconds.
 const RATES: [Option<u64>; 4] = [None, Some(1 << 20), Some(16 << 20), Some(1 << 30)];
+const BURSTS: [Option<u64>; 3] = [None, Some(4 << 10), Some(1 << 20)];
 /// Those that a device has before others: all together no more than there is.
 const PROMISES: [Option<u64>; 2] = [None, Some(64 << 10)];
-const BURSTS: [Option<u64>; 3] = [None, Some(4 << 10), Some(1 << 20)];
 /// For how long something is down: retries of a connection last half a second, at least.
 pub(crate) const DOWN: Duration = Duration::from_millis(100);
 /// ACK timeouts between two outages.

@@ -15,10 +15,10 @@ use crate::frames::KIND;
 
 /// Frames that a cable holds towards a device, and away from it, as the seed says: plenty, or soon full.
 const TOWARDS: usize = 512;
+const AWAY: [usize; 2] = [512, 24];
 /// Frames that wait for a device when the wire takes no more, so that whoever sends without an end waits, too: nobody
 /// would get anywhere else.
 const CROWDED: u64 = 256;
-const AWAY: [usize; 2] = [512, 24];
 /// Frames that are taken from a cable at a time.
 const CARRY: usize = 64;
 /// How often one looks whether a cable is connected again.

@@ -19,7 +19,7 @@ use super::PATIENCE;
 use super::victims::Victim;
 use super::wire::{self, Wire};
 use crate::daemon::DaemonDevice;
-use crate::pair::Pair;
+use crate::pair::{Pair, device_mac};
 
 /// Addresses of the device of a VMM, and of who has a driver.
 const VMM: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 0x67]);
@@ -91,17 +91,10 @@ impl Attackers {
     }
 
     /// Attacks until `traffic` has ended.
-    pub(super) fn beside(
-        &self,
-        seed: u64,
-        pair: &Pair,
-        victims: &[Victim],
-        traffic: impl FnOnce() -> Result<()>,
-    ) -> Result<Deeds> {
+    pub(super) fn beside(&self, seed: u64, victims: &[Victim], traffic: impl FnOnce() -> Result<()>) -> Result<Deeds> {
         let (stop, targets) = (AtomicBool::new(false), Targets::new(victims.iter().map(Target::from).collect()));
-        let at_stations: Result<Vec<_>> =
-            victims.iter().map(|victim| Ok((Target::from(victim), pair.mac(victim.guest())?))).collect();
-        let peer = HostilePeer::new(at_stations?, Dice::new(seed, 23));
+        let at_stations = victims.iter().map(|victim| (Target::from(victim), device_mac(victim.guest())));
+        let peer = HostilePeer::new(at_stations.collect(), Dice::new(seed, 23));
         thread::scope(|scope| {
             let clients: Vec<_> = (0..)
                 .zip(&self.vmm)

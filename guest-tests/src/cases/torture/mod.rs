@@ -126,7 +126,7 @@ fn round(pair: &Pair, attackers: &Attackers, seed: u64, number: u64) -> Result<D
     })?;
     let stream = tcp_stream(pair, &link).start()?;
     let process = start_process(&pair.vms()[inside], link.device, link.gid_index[inside], seed, &victims)?;
-    let Deeds { clients, drivers, frames } = attackers.beside(seed, pair, &victims, || -> Result<()> {
+    let Deeds { clients, drivers, frames } = attackers.beside(seed, &victims, || -> Result<()> {
         for (server, client) in &both_ways {
             finish(server, client, PATIENCE)?;
         }
