@@ -73,6 +73,15 @@ pub fn enter_alone(mismatch: Mismatch) {
     }
 }
 
+/// Confines this process to what it takes to receive descriptors and pass them on. It has one thread, and starts none.
+pub fn enter_keeper(mismatch: Mismatch) {
+    let mut report = SandboxReport::default();
+    privileges::drop_all(&mut report);
+    landlocked::restrict(Profile::Rxe, &mut report);
+    // It has no log, and its worker has said what is missing.
+    let _ = filter::confine_keeper(mismatch);
+}
+
 /// What confines this process, if it is in a sandbox.
 pub fn report() -> Option<SandboxReport> {
     REPORT.get().cloned()

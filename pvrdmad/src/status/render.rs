@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::report::{
     CaptureReport, DaemonStatus, DeviceReport, LinkReport, NetworkReport, NetworkState, NetworkStatus, NicReport,
-    ShareReport,
+    ShareReport, WedgedProcess,
 };
 use super::table::{number, percent, short, size, table};
 use crate::config::{BitRate, Pin};
@@ -110,6 +110,14 @@ impl DaemonStatus {
                 text +=
                     &format!("network {name}: interface {interface} carries packets of {mtu} bytes, not of {wanted}: ");
                 text += "path MTUs are shorter\n";
+            }
+        }
+        for network in &self.networks {
+            for WedgedProcess { pid, role, seconds } in &network.wedged {
+                let (name, remedy) = (short(&network.name), WedgedProcess::REMEDY);
+                text +=
+                    &format!("network {name}: process {pid}, {role}, was killed {seconds} s ago and does not end: ");
+                text += &format!("{remedy}\n");
             }
         }
         for device in self.devices.iter().filter(|device| device.link_down) {

@@ -57,6 +57,9 @@ pub struct NetworkStatus {
     /// Paths where somebody has removed a socket of ours: nobody can connect there.
     #[serde(default)]
     pub lost_sockets: Vec<String>,
+    /// Processes that were killed and do not end.
+    #[serde(default)]
+    pub wedged: Vec<WedgedProcess>,
     /// The interface of its uplink, if links of its devices follow that.
     #[serde(default)]
     pub interface: Option<InterfaceReport>,
@@ -70,6 +73,24 @@ pub struct NetworkStatus {
     pub fault: Option<String>,
     /// Names of its devices.
     pub devices: Vec<String>,
+}
+
+/// A process that was killed and does not end, since one of its threads is in a system call that waits for something
+/// outside of the kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WedgedProcess {
+    /// Its number.
+    pub pid: u32,
+    /// What it was.
+    pub role: String,
+    /// Seconds since it was killed.
+    pub seconds: u64,
+}
+
+impl WedgedProcess {
+    /// What ends such a process.
+    pub const REMEDY: &str =
+        "end the server of the FUSE file system that it waits for, or write 1 to /sys/fs/fuse/connections/*/abort";
 }
 
 /// How a network is.

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use anyhow::{Result, bail};
 use log::warn;
 
+use super::keepers::Keepers;
 use super::stand_in::StandIns;
 use crate::config::{BackendSpec, Device, DoorbellMode, SandboxMode};
 use crate::doorbells::{DoorbellSetup, HostFacts, PageFile};
@@ -42,6 +43,11 @@ impl DoorbellHost {
             (reason, _) => Err(reason.clone().unwrap_or_default()),
         };
         StandIns::new(program, sandbox, network)
+    }
+
+    /// The keepers of a network.
+    pub(super) fn keepers(&self, sandbox: SandboxMode) -> Keepers {
+        Keepers::new(self.program.clone(), sandbox)
     }
 
     /// What becomes of the doorbells of a device.

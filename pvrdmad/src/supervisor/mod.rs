@@ -9,6 +9,7 @@ mod carrier;
 mod changes;
 mod connection;
 mod doorbells;
+mod keepers;
 mod network;
 mod plan;
 mod process;

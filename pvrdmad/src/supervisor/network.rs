@@ -170,6 +170,7 @@ impl Network {
             last_end,
             lost_vms: self.plan.services.lost(),
             lost_sockets: self.plan.lost_sockets(),
+            wedged: self.plan.services.keepers.wedged(),
             interface: self.plan.interface(),
             uplink: said.as_ref().and_then(|said| said.uplink.clone()),
             sandbox: said.as_ref().and_then(|said| said.sandbox.clone()),

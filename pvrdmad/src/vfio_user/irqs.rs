@@ -14,6 +14,7 @@ use vfio_bindings::bindings::vfio::{
 };
 
 use super::eventfd;
+use super::examine::{self, Refusal};
 use super::regions::Shape;
 use super::request::SetIrqs;
 
@@ -24,7 +25,7 @@ struct Notifier(OwnedFd);
 impl Notifier {
     /// Takes a descriptor if it is an eventfd.
     fn new(fd: OwnedFd) -> Result<Self, Errno> {
-        if eventfd::is_one(fd.as_fd()) { Ok(Self(fd)) } else { Err(Errno::INVAL) }
+        examine::interrupt(&fd).map(|()| Self(fd)).map_err(Refusal::errno)
     }
 
     /// Adds 1 without waiting. Returns `true` if it is there. The thread is often one that works for another device.

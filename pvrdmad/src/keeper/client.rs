@@ -1,0 +1,263 @@
+//! A worker's end of its keepers.
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use thiserror::Error;
+
+use super::receive::{Taken, Wanted};
+use super::wire::{ANSWER, Answer, CHUNK, Operation, Request, SEATS};
+use crate::vfio_user::message::MAX_MSG_FDS;
+
+/// How long a keeper may take. It takes microseconds; less than this ends the connection of a client on a host that is
+/// short of processors, and with more a client's own timeout (5 s for QEMU) comes first.
+pub const PATIENCE: Duration = Duration::from_secs(4);
+
+/// Why a client is not served any more.
+#[derive(Debug, Error)]
+pub(crate) enum KeeperError {
+    /// The supervisor starts none.
+    #[error("no process for its descriptors: {0}")]
+    None(io::Error),
+    /// It has been asked, and says nothing.
+    #[error("the process that receives its descriptors does not answer: to close one of them may take for ever")]
+    Silent,
+    /// It ended with a message of the client's.
+    #[error("the process that receives its descriptors ended")]
+    Gone,
+    /// It does what no keeper does.
+    #[error("the process that receives its descriptors is not to be trusted")]
+    Nonsense,
+    /// There was an error on this side.
+    #[error("the process that receives its descriptors cannot be asked: {0}")]
+    System(#[from] Errno),
+}
+
+/// Gives a keeper in the place of the last one, which is killed.
+type Renew = Box<dyn Fn() -> io::Result<OwnedFd> + Send + Sync>;
+
+/// The keeper of a device, and those that come after it.
+pub struct Keeper {
+    renew: Renew,
+    patience: Duration,
+    lane: Mutex<Lane>,
+}
+
+#[derive(Default)]
+struct Lane {
+    /// To the keeper of the moment; none before the first client, and if it was abandoned.
+    socket: Option<OwnedFd>,
+    /// Sockets of the clients that are there. The next keeper gets them as well.
+    seats: [Option<OwnedFd>; SEATS],
+    id: u32,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").finish_non_exhaustive()
+    }
+}
+
+impl Keeper {
+    /// A keeper that is started when the first client comes. `renew` starts it, and each one after it.
+    pub fn new(renew: impl Fn() -> io::Result<OwnedFd> + Send + Sync + 'static, patience: Duration) -> Arc<Self> {
+        Arc::new(Self { renew: Box::new(renew), patience, lane: Mutex::default() })
+    }
+
+    /// For the clients of the device's own socket.
+    #[must_use]
+    pub fn device(self: &Arc<Self>) -> Seat {
+        Seat { keeper: Arc::clone(self), number: 0 }
+    }
+
+    /// For the clients of its network function.
+    #[must_use]
+    pub fn network_function(self: &Arc<Self>) -> Seat {
+        Seat { keeper: Arc::clone(self), number: 1 }
+    }
+
+    /// Starts a keeper, and gives it the clients that are there.
+    fn start(&self, lane: &mut Lane) -> Result<(), KeeperError> {
+        lane.socket = None;
+        lane.socket = Some((self.renew)().map_err(KeeperError::None)?);
+        for seat in 0..SEATS {
+            if lane.seats.get(seat).is_some_and(Option::is_some) {
+                self.admit(lane, seat).inspect_err(|_| lane.socket = None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn admit(&self, lane: &mut Lane, seat: usize) -> Result<(), KeeperError> {
+        self.exchange(lane, seat, Operation::Admit, &mut [])?;
+        Ok(())
+    }
+
+    /// Has the next keeper take the place of one that failed its client, and serve the others. Whether that works is
+    /// of no interest to the one.
+    fn replace(&self, lane: &mut Lane, seat: usize) {
+        if let Some(seat) = lane.seats.get_mut(seat) {
+            *seat = None;
+        }
+        let _ = self.start(lane);
+    }
+
+    /// Asks, and waits for the answer.
+    fn exchange(
+        &self,
+        lane: &mut Lane,
+        seat: usize,
+        operation: Operation,
+        buffer: &mut [u8],
+    ) -> Result<Taken, KeeperError> {
+        let Lane { socket: Some(socket), seats, id } = lane else { return Err(KeeperError::Gone) };
+        *id = id.wrapping_add(1);
+        let deadline = Instant::now() + self.patience;
+        let chunk = buffer.len().min(CHUNK);
+        let number = u8::try_from(seat).map_err(|_| Errno::INVAL)?;
+        let request = Request { operation, seat: number, bytes: u32::try_from(chunk).unwrap_or(0), id: *id };
+        let client = seats.get(seat).and_then(Option::as_ref).filter(|_| operation == Operation::Admit);
+        send(socket, &request, client.map(AsFd::as_fd))?;
+        await_answer(socket, deadline)?;
+        let most = if let Operation::Take(wanted) = operation { wanted.most() } else { 0 };
+        receive(socket, *id, most, buffer.get_mut(..chunk).unwrap_or_default())
+    }
+}
+
+/// The place of one client at a time with its keeper.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    keeper: Arc<Keeper>,
+    number: usize,
+}
+
+impl Seat {
+    /// Has the keeper receive the descriptors of a client from now on.
+    ///
+    /// # Errors
+    /// There is no keeper, nor another one in its place.
+    pub(crate) fn admit(&self, stream: BorrowedFd<'_>) -> Result<(), KeeperError> {
+        let keeper = &self.keeper;
+        let stream = stream.try_clone_to_owned().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let mut lane = keeper.lane.lock();
+        let Some(seat) = lane.seats.get_mut(self.number) else { return Err(KeeperError::Nonsense) };
+        *seat = Some(stream);
+        if lane.socket.is_some() && keeper.admit(&mut lane, self.number).is_ok() {
+            return Ok(());
+        }
+        // The client is not to blame for what the last one left.
+        keeper.start(&mut lane)
+    }
+
+    /// Has the keeper close the socket of a client that is gone, of which there is no other descriptor.
+    pub(crate) fn release(&self) {
+        let keeper = &self.keeper;
+        let mut lane = keeper.lane.lock();
+        let Some(seat) = lane.seats.get_mut(self.number) else { return };
+        if seat.take().is_none() || lane.socket.is_none() {
+            return;
+        }
+        match keeper.exchange(&mut lane, self.number, Operation::Release, &mut []) {
+            Ok(_) => {}
+            // It is replaced when there is work for one.
+            Err(KeeperError::Gone) => lane.socket = None,
+            Err(_) => keeper.replace(&mut lane, self.number),
+        }
+    }
+
+    /// Takes bytes of the client that have descriptors, and no bytes beyond `buffer`.
+    ///
+    /// # Errors
+    /// The keeper does not answer as it should. What it has taken is lost, so the connection is over.
+    pub(crate) fn take(&self, wanted: Wanted, buffer: &mut [u8]) -> Result<Taken, KeeperError> {
+        let keeper = &self.keeper;
+        let mut lane = keeper.lane.lock();
+        if lane.socket.is_none() {
+            keeper.start(&mut lane)?;
+        }
+        let taken = match keeper.exchange(&mut lane, self.number, Operation::Take(wanted), buffer) {
+            // It had ended before, and has taken nothing.
+            Err(KeeperError::System(Errno::PIPE | Errno::CONNRESET)) => {
+                keeper.start(&mut lane)?;
+                keeper.exchange(&mut lane, self.number, Operation::Take(wanted), buffer)
+            }
+            taken => taken,
+        };
+        taken.inspect_err(|_| keeper.replace(&mut lane, self.number))
+    }
+}
+
+/// Sends a request without waiting: the socket has room for one.
+fn send(socket: &OwnedFd, request: &Request, client: Option<BorrowedFd<'_>>) -> Result<(), KeeperError> {
+    let (bytes, flags) = (request.to_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    let Some(client) = client else {
+        rustix::io::retry_on_intr(|| rustix::net::send(socket, &bytes, flags))?;
+        return Ok(());
+    };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [client];
+    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(Errno::INVAL.into());
+    }
+    rustix::io::retry_on_intr(|| rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags))?;
+    Ok(())
+}
+
+fn await_answer(socket: &OwnedFd, deadline: Instant) -> Result<(), KeeperError> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut poll = [PollFd::new(socket, PollFlags::IN)];
+        match rustix::event::poll(&mut poll, Timespec::try_from(left).ok().as_ref()) {
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(0) => return Err(KeeperError::Silent),
+            Ok(_) => return Ok(()),
+        }
+    }
+}
+
+/// The answer to a request for at most `most` descriptors, and at most as many bytes as `buffer` has.
+fn receive(socket: &OwnedFd, id: u32, most: usize, buffer: &mut [u8]) -> Result<Taken, KeeperError> {
+    let mut head = [0; ANSWER];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let parts = &mut [IoSliceMut::new(&mut head), IoSliceMut::new(buffer)];
+    let received = match rustix::io::retry_on_intr(|| rustix::net::recvmsg(socket, parts, &mut control, flags)) {
+        Ok(received) if received.bytes == 0 => return Err(KeeperError::Gone),
+        Ok(received) => received,
+        Err(Errno::CONNRESET) => return Err(KeeperError::Gone),
+        Err(errno) => return Err(errno.into()),
+    };
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let answer = Answer::parse(&head).filter(|_| received.bytes >= ANSWER).ok_or(KeeperError::Nonsense)?;
+    let bytes = received.bytes.saturating_sub(ANSWER);
+    let cut = received.flags.contains(ReturnFlags::CTRUNC);
+    let [told, came] = [usize::from(answer.fds), fds.len()];
+    // Fewer descriptors than the answer has: this process may have no more of them.
+    let whole = usize::try_from(answer.bytes) == Ok(bytes) && (came == told || cut && came < told) && told <= most;
+    if answer.id != id || !whole || received.flags.contains(ReturnFlags::TRUNC) {
+        return Err(KeeperError::Nonsense);
+    }
+    if cut {
+        fds.clear();
+    }
+    Ok(Taken { bytes, fds, lost: answer.lost || cut, refused: answer.refused })
+}
