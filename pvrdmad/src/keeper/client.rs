@@ -261,3 +261,195 @@ fn receive(socket: &OwnedFd, id: u32, most: usize, buffer: &mut [u8]) -> Result<
     }
     Ok(Taken { bytes, fds, lost: answer.lost || cut, refused: answer.refused })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+    use crate::keeper::process;
+    use crate::keeper::wire::REQUEST;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    /// A keeper whose first process is `first`, which gets its end of the socket; the others are as they should be.
+    fn keeper(first: impl Fn(OwnedFd) + Send + Sync + Clone + 'static, patience: Duration) -> Arc<Keeper> {
+        let started = AtomicUsize::new(0);
+        let renew = move || {
+            let (ours, theirs) = pair();
+            let (first, is_first) = (first.clone(), started.fetch_add(1, Ordering::Relaxed) == 0);
+            thread::spawn(move || if is_first { first(theirs) } else { serve(&theirs) });
+            Ok(ours)
+        };
+        Keeper::new(renew, patience)
+    }
+
+    fn serve(socket: &OwnedFd) {
+        let _ = process::serve(socket.as_fd());
+    }
+
+    /// The other end may be gone.
+    fn write(socket: &OwnedFd, bytes: &[u8]) {
+        let _ = rustix::io::write(socket, bytes);
+    }
+
+    fn memfd() -> OwnedFd {
+        rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap()
+    }
+
+    fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+    const MEMORY: Wanted = Wanted::Memory { sealed: false };
+
+    #[test]
+    fn descriptors_are_taken_by_kind() {
+        let keeper = keeper(|socket| serve(&socket), LONG);
+        let (client, server) = UnixStream::pair().unwrap();
+        let seat = keeper.device();
+        seat.admit(server.as_fd()).unwrap();
+        let (memory, event) = (memfd(), rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap());
+        let (mut pipe, writer) = std::io::pipe().unwrap();
+        let mut take = |wanted, fds: &[BorrowedFd<'_>]| {
+            send(&client, b"message", fds);
+            let mut buffer = [0; 7];
+            let taken = seat.take(wanted, &mut buffer).unwrap();
+            assert_eq!((taken.bytes, &buffer), (7, b"message"));
+            (taken.fds.len(), taken.lost, taken.refused)
+        };
+        let (memory, event, other) = (memory.as_fd(), event.as_fd(), writer.as_fd());
+        assert_eq!(take(MEMORY, &[memory]), (1, false, None));
+        assert_eq!(take(Wanted::Interrupts, &[event; 16]), (16, false, None));
+        assert_eq!(take(Wanted::Nothing, &[event]), (0, true, None));
+        assert_eq!(take(Wanted::Interrupts, &[event; 17]), (0, true, None));
+        assert_eq!(take(MEMORY, &[memory, memory]), (0, true, None));
+        assert_eq!(take(MEMORY, &[memory; 40]), (0, true, None));
+        assert_eq!(take(MEMORY, &[other]), (0, false, Some(crate::vfio_user::examine::Refusal::MayBlock)));
+        let no_eventfd = Some(crate::vfio_user::examine::Refusal::NotEventfd);
+        assert_eq!(take(Wanted::Interrupts, &[event, other]), (0, false, no_eventfd));
+        let unsealed = Some(crate::vfio_user::examine::Refusal::NotSealed);
+        assert_eq!(take(Wanted::Memory { sealed: true }, &[memory]), (0, false, unsealed));
+        // What is refused is closed before the answer.
+        drop(writer);
+        assert_eq!(pipe.read(&mut [0]).unwrap(), 0);
+        // And a socket that is released when it is the last one.
+        drop(server);
+        seat.release();
+        assert_eq!((&client).read(&mut [0]).unwrap(), 0);
+        assert!((&client).write(&[0]).is_err());
+    }
+
+    /// Answers the first request for bytes by `lie`.
+    fn liar(lie: fn(&OwnedFd, u32)) -> impl Fn(OwnedFd) + Send + Sync + Clone {
+        move |socket| {
+            let mut bytes = [0; REQUEST];
+            while rustix::io::read(&socket, &mut bytes).is_ok_and(|count| count == REQUEST) {
+                let request = Request::parse(&bytes).unwrap();
+                match request.operation {
+                    Operation::Take(_) => lie(&socket, request.id),
+                    _ => write(&socket, &answer(request.id, 0, 0).to_bytes()),
+                }
+            }
+        }
+    }
+
+    const fn answer(id: u32, bytes: u32, fds: u8) -> Answer {
+        Answer { id, bytes, fds, lost: false, refused: None }
+    }
+
+    fn say(socket: &OwnedFd, answer: Answer, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+        let head = answer.to_bytes();
+        let packet = [IoSlice::new(&head), IoSlice::new(bytes)];
+        rustix::net::sendmsg(socket, &packet, &mut control, SendFlags::NOSIGNAL).unwrap();
+    }
+
+    /// Whatever it does costs the client that needed it. The other client of the device, and the next one in the same
+    /// place, have another keeper.
+    #[test]
+    fn keepers_that_are_not_to_be_trusted_are_replaced() {
+        let lies: [fn(&OwnedFd, u32); 11] = [
+            |socket, _| write(socket, &[0xff; ANSWER]),
+            |socket, _| write(socket, &[0; 3]),
+            |socket, id| say(socket, answer(id.wrapping_sub(1), 4, 0), b"abcd", &[]),
+            |socket, id| say(socket, answer(id, 4, 0), b"abc", &[]),
+            |socket, id| say(socket, answer(id, 3, 0), b"abcd", &[]),
+            // More bytes than were asked for, descriptors that it does not name, or names and does not have, or too many.
+            |socket, id| say(socket, answer(id, 5, 0), b"abcde", &[]),
+            |socket, id| say(socket, answer(id, 4, 0), b"abcd", &[socket.as_fd()]),
+            |socket, id| say(socket, answer(id, 4, 1), b"abcd", &[]),
+            |socket, id| say(socket, answer(id, 4, 2), b"abcd", &[socket.as_fd(); 2]),
+            |socket, id| say(socket, answer(id, 4, 40), b"abcd", &[socket.as_fd(); 40]),
+            |socket, _| rustix::net::shutdown(socket, rustix::net::Shutdown::Both).unwrap(),
+        ];
+        for (number, lie) in lies.into_iter().enumerate() {
+            let keeper = keeper(liar(lie), LONG);
+            let (seat, other) = (keeper.device(), keeper.network_function());
+            let ((_client, server), (neighbour, its)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+            seat.admit(server.as_fd()).unwrap();
+            other.admit(its.as_fd()).unwrap();
+            let error = seat.take(MEMORY, &mut [0; 4]).unwrap_err();
+            assert!(matches!(error, KeeperError::Nonsense | KeeperError::Gone), "{number}: {error}");
+            serves(&other, &neighbour);
+            let (client, server) = UnixStream::pair().unwrap();
+            seat.admit(server.as_fd()).unwrap();
+            serves(&seat, &client);
+        }
+    }
+
+    #[track_caller]
+    fn serves(seat: &Seat, client: &UnixStream) {
+        send(client, b"1234", &[memfd().as_fd()]);
+        assert_eq!(seat.take(MEMORY, &mut [0; 4]).unwrap().fds.len(), 1);
+    }
+
+    #[test]
+    fn a_keeper_that_says_nothing_is_replaced() {
+        let keeper = keeper(liar(|_, _| ()), Duration::from_millis(50));
+        let (seat, (_client, server)) = (keeper.device(), UnixStream::pair().unwrap());
+        seat.admit(server.as_fd()).unwrap();
+        assert!(matches!(seat.take(MEMORY, &mut [0; 4]), Err(KeeperError::Silent)));
+        let (client, server) = UnixStream::pair().unwrap();
+        seat.admit(server.as_fd()).unwrap();
+        serves(&seat, &client);
+    }
+
+    /// The last client may have left its keeper like this.
+    #[test]
+    fn a_client_does_not_pay_for_the_one_before() {
+        // It ends at once; or it never says anything, and its end of the socket stays open.
+        let firsts: [fn(OwnedFd); 2] = [drop, std::mem::forget];
+        for first in firsts {
+            let keeper = keeper(first, Duration::from_millis(50));
+            let (client, server) = UnixStream::pair().unwrap();
+            // What has been started before anybody came.
+            keeper.lane.lock().socket = Some((keeper.renew)().unwrap());
+            let seat = keeper.device();
+            seat.admit(server.as_fd()).unwrap();
+            serves(&seat, &client);
+        }
+    }
+
+    #[test]
+    fn without_a_keeper_nobody_is_admitted() {
+        let keeper = Keeper::new(|| Err(io::Error::other("none is left")), LONG);
+        let (_client, server) = UnixStream::pair().unwrap();
+        let error = keeper.device().admit(server.as_fd()).unwrap_err();
+        assert!(error.to_string().contains("none is left"), "{error}");
+        keeper.device().release();
+    }
+}

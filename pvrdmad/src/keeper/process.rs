@@ -41,7 +41,7 @@ pub fn run(mode: SandboxMode) -> io::Result<()> {
 }
 
 /// Serves a worker until it is gone, which is no error.
-fn serve(worker: BorrowedFd<'_>) -> Result<Infallible, Option<Errno>> {
+pub(super) fn serve(worker: BorrowedFd<'_>) -> Result<Infallible, Option<Errno>> {
     let mut seats: [Option<OwnedFd>; SEATS] = Default::default();
     let mut buffer = [0; CHUNK];
     loop {

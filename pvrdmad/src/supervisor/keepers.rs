@@ -4,16 +4,15 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+use super::plan::Program;
 use super::timing::{Budget, Rate};
 use crate::config::SandboxMode;
-use crate::keeper::process::ARGUMENT;
 use crate::status::WedgedProcess;
 
 /// Most keepers of a device that were killed and have not ended. Beyond that the device takes no client.
@@ -30,7 +29,7 @@ const DEATH: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Keepers {
     /// What they run. None: the network has no processes.
-    program: Option<PathBuf>,
+    program: Option<Program>,
     sandbox: SandboxMode,
     devices: Mutex<HashMap<String, Kept>>,
 }
@@ -51,7 +50,7 @@ struct Killed {
 }
 
 impl Keepers {
-    pub(super) fn new(program: Option<PathBuf>, sandbox: SandboxMode) -> Self {
+    pub(super) fn new(program: Option<Program>, sandbox: SandboxMode) -> Self {
         Self { program, sandbox, devices: Mutex::default() }
     }
 
@@ -84,8 +83,9 @@ impl Keepers {
         }
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let child = Command::new(program)
-            .args([ARGUMENT, self.sandbox.word(), device])
+        let child = Command::new(&program.path)
+            .args(&program.keeper)
+            .args([self.sandbox.word(), device])
             .stdin(theirs)
             .stdout(Stdio::null())
             // Signals of a terminal are for the supervisor.

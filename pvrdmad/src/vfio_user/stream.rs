@@ -316,3 +316,107 @@ impl Came {
         taken.bytes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::EventfdFlags;
+
+    /// One `sendmsg`, with so many eventfds.
+    fn send(stream: &UnixStream, bytes: &[u8], count: usize) {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let fds = vec![event.as_fd(); count];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let sent = rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::empty());
+        assert_eq!(sent, Ok(bytes.len()));
+    }
+
+    fn message(command: Command, body: &[u8]) -> Vec<u8> {
+        let size = u32::try_from(HEADER_SIZE + body.len()).unwrap();
+        [&Header { id: 1, command, size, flags: 0, error: 0 }.to_bytes()[..], body].concat()
+    }
+
+    /// What this file relies on.
+    #[test]
+    fn the_kernel_shows_descriptors_without_taking_them() {
+        let (client, server) = UnixStream::pair().unwrap();
+        let receiver = Receiver::new(&server, None, false);
+        let look = |most: usize| {
+            let mut bytes = vec![0; most];
+            let glance = receiver.look(&mut bytes).unwrap();
+            bytes.truncate(glance.bytes);
+            (String::from_utf8(bytes).unwrap(), glance.marked)
+        };
+        let seen = |text: &str, marked| (text.to_owned(), marked);
+        for (bytes, count) in [("aaaa", 0), ("bbbb", 2), ("cccc", 0), ("dddd", 1)] {
+            send(&client, bytes.as_bytes(), count);
+        }
+        for _ in 0..3 {
+            // It ends behind those that have descriptors.
+            assert_eq!(look(64), seen("aaaabbbb", true));
+            assert_eq!(look(4), seen("aaaa", false));
+            assert_eq!(look(5), seen("aaaab", true));
+        }
+        assert_eq!(read(&server, &mut [0; 4]).unwrap(), 4);
+        assert_eq!(look(1), seen("b", true));
+        // The first byte has all of them.
+        let taken = take(server.as_fd(), Wanted::Interrupts, &mut [0; 1]).unwrap();
+        assert_eq!((taken.bytes, taken.fds.len(), taken.lost), (1, 2, false));
+        assert_eq!(look(7), seen("bbbcccc", false));
+        assert_eq!(look(64), seen("bbbccccdddd", true));
+        // It takes what is in front of them as well, and nothing behind.
+        send(&client, b"eeee", 0);
+        let taken = take(server.as_fd(), Wanted::Interrupts, &mut [0; 64]).unwrap();
+        assert_eq!((taken.bytes, taken.fds.len(), taken.lost), (11, 1, false));
+        assert_eq!(look(64), seen("eeee", false));
+        drop(client);
+        read(&server, &mut [0; 4]).unwrap();
+        assert_eq!(look(64), seen("", false));
+    }
+
+    #[test]
+    fn descriptors_stay_with_the_message_that_brought_them() {
+        let (client, server) = UnixStream::pair().unwrap();
+        let doorbell = message(Command::REGION_WRITE, &[0; 24]);
+        let irqs = message(Command::DEVICE_SET_IRQS, &[0; 20]);
+        let long = message(Command::REGION_WRITE, &[7; 5000]);
+        send(&client, &doorbell, 0);
+        send(&client, &irqs, 3);
+        send(&client, &doorbell, 0);
+        send(&client, &doorbell, 1);
+        send(&client, &long, 0);
+        send(&client, &long, 1);
+        // Two in one, of which the first one has them; and one in parts.
+        send(&client, &[&irqs[..], &irqs].concat(), 2);
+        send(&client, &irqs[..HEADER_SIZE], 1);
+        send(&client, &irqs[HEADER_SIZE..], 1);
+        send(&client, &irqs[..3], 1);
+        send(&client, &irqs[3..], 1);
+        send(&client, &irqs, 17);
+        let mut receiver = Receiver::new(&server, None, false);
+        for (number, (fds, lost, size)) in [
+            (0, false, 24),
+            (3, false, 20),
+            (0, false, 24),
+            (0, true, 24),
+            (0, false, 5000),
+            (0, true, 5000),
+            (2, false, 20),
+            (0, false, 20),
+            (2, false, 20),
+            // What they are for was not known yet.
+            (0, true, 20),
+            (0, true, 20),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let message = receiver.receive().unwrap().unwrap();
+            assert_eq!((message.fds.len(), message.too_many_fds), (fds, lost), "{number}");
+            assert_eq!(receiver.body().len(), size, "{number}");
+        }
+        assert_eq!(receiver.body(), &irqs[HEADER_SIZE..]);
+    }
+}
