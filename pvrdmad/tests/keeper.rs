@@ -61,21 +61,20 @@ impl Place {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    fn network(&self) -> Value {
-        let status: Value = serde_json::from_str(&self.run(&["status", "--json"])).unwrap();
-        status["networks"][0].clone()
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.run(&["status", "--json"])).unwrap()
     }
 
-    /// Waits until the network is as `is` says.
+    /// Waits until the status is as `is` says.
     #[track_caller]
     fn wait(&self, is: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
         loop {
-            let network = self.network();
-            if is(&network) {
-                return network;
+            let status = self.status();
+            if is(&status) {
+                return status;
             }
-            assert!(start.elapsed() < PATIENCE, "{network:#}");
+            assert!(start.elapsed() < PATIENCE, "{status:#}");
         }
     }
 
@@ -123,7 +122,7 @@ fn a_close_that_never_returns_ends_the_connection_of_its_client() {
     };
     let mut place = Place::start(&[]);
     let (file, event) = (files.open(), common::eventfd());
-    let worker = place.network()["pid"].clone();
+    let worker = place.status()["networks"][0]["pid"].clone();
     let mut pair = Pair::new([1, 2].map(|number| probe(&place.path(&format!("a{number}")), 16 << 20)));
     let mut nic = place.client("nic");
     let two = [event.as_fd(), file.as_fd()];
@@ -140,10 +139,10 @@ fn a_close_that_never_returns_ends_the_connection_of_its_client() {
         client.send(*command, 0, body, fds);
         let held = files.wait_held(done + 1)[done];
         beside_traffic(&mut pair, || client.wait_hang_up());
-        let network = place.wait(|network| network["wedged"].as_array().unwrap().len() == done + 1);
-        let wedged = &network["wedged"][done];
-        assert_eq!((&wedged["pid"], &wedged["role"]), (&held.into(), &"the keeper of device a3".into()), "{network:#}");
-        assert_eq!((&network["pid"], &network["restarts"]), (&worker, &0.into()), "{network:#}");
+        let status = place.wait(|status| status["wedged"].as_array().unwrap().len() == done + 1);
+        let (wedged, network) = (&status["wedged"][done], &status["networks"][0]);
+        assert_eq!((&wedged["pid"], &wedged["device"]), (&held.into(), &"a3".into()), "{status:#}");
+        assert_eq!((&network["pid"], &network["restarts"]), (&worker, &0.into()), "{status:#}");
         // The other function of the device has the next keeper, if there may be one.
         if done + 1 < cases.len() {
             works(&mut nic);
@@ -154,10 +153,10 @@ fn a_close_that_never_returns_ends_the_connection_of_its_client() {
     Raw::connect(&place.path("a3")).wait_hang_up();
     // It is left to itself until one of them ends.
     files.release();
-    place.wait(|network| network["wedged"] == serde_json::json!([]));
+    place.wait(|status| status["wedged"] == serde_json::json!([]));
     works(&mut place.client("a3"));
     pair.exchange();
-    assert_eq!(place.network()["pid"], worker);
+    assert_eq!(place.status()["networks"][0]["pid"], worker);
     place.daemon.stop();
 }
 
@@ -226,8 +225,11 @@ fn a_keeper_lives_with_its_worker_and_is_replaced_when_it_ends() {
     works(&mut client);
     let [(second, _)] = place.keepers()[..] else { unreachable!("one keeper") };
     assert_ne!(second, *first);
-    kill(i32::try_from(place.network()["pid"].as_i64().unwrap()).unwrap());
-    place.wait(|network| network["restarts"] == 1 && network["state"] == "running");
+    kill(i32::try_from(place.status()["networks"][0]["pid"].as_i64().unwrap()).unwrap());
+    place.wait(|status| {
+        let network = &status["networks"][0];
+        network["restarts"] == 1 && network["state"] == "running"
+    });
     works(&mut place.client("a3"));
     let [(third, _)] = place.keepers()[..] else { unreachable!("one keeper") };
     assert_ne!(third, second);

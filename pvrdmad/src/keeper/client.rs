@@ -24,6 +24,9 @@ use crate::vfio_user::message::MAX_MSG_FDS;
 /// short of processors, and with more a client's own timeout (5 s for QEMU) comes first.
 pub const PATIENCE: Duration = Duration::from_secs(4);
 
+/// The same for a client that is gone: the next one waits for the end of its connection.
+const FAREWELL: Duration = Duration::from_millis(500);
+
 /// Why a client is not served any more.
 #[derive(Debug, Error)]
 pub(crate) enum KeeperError {
@@ -123,13 +126,13 @@ impl Keeper {
     ) -> Result<Taken, KeeperError> {
         let Lane { socket: Some(socket), seats, id } = lane else { return Err(KeeperError::Gone) };
         *id = id.wrapping_add(1);
-        let deadline = Instant::now() + self.patience;
         let chunk = buffer.len().min(CHUNK);
         let number = u8::try_from(seat).map_err(|_| Errno::INVAL)?;
         let request = Request { operation, seat: number, bytes: u32::try_from(chunk).unwrap_or(0), id: *id };
-        let client = seats.get(seat).and_then(Option::as_ref).filter(|_| operation == Operation::Admit);
-        send(socket, &request, client.map(AsFd::as_fd))?;
-        await_answer(socket, deadline)?;
+        let client = seats.get(seat).and_then(Option::as_ref);
+        let sent = client.filter(|_| operation == Operation::Admit);
+        send(socket, &request, sent.map(AsFd::as_fd))?;
+        await_answer(socket, client, self.patience)?;
         let most = if let Operation::Take(wanted) = operation { wanted.most() } else { 0 };
         receive(socket, *id, most, buffer.get_mut(..chunk).unwrap_or_default())
     }
@@ -215,15 +218,21 @@ fn send(socket: &OwnedFd, request: &Request, client: Option<BorrowedFd<'_>>) -> 
     Ok(())
 }
 
-fn await_answer(socket: &OwnedFd, deadline: Instant) -> Result<(), KeeperError> {
+/// Waits for an answer, and not for long once the client is gone that it is for.
+fn await_answer(socket: &OwnedFd, mut client: Option<&OwnedFd>, patience: Duration) -> Result<(), KeeperError> {
+    let start = Instant::now();
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut poll = [PollFd::new(socket, PollFlags::IN)];
+        let patience = if client.is_some() { patience } else { patience.min(FAREWELL) };
+        let left = patience.saturating_sub(start.elapsed());
+        let answer = PollFd::new(socket, PollFlags::IN);
+        let gone = client.map(|client| PollFd::new(client, PollFlags::RDHUP));
+        let mut poll: Vec<_> = [answer].into_iter().chain(gone).collect();
         match rustix::event::poll(&mut poll, Timespec::try_from(left).ok().as_ref()) {
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
             Ok(0) => return Err(KeeperError::Silent),
-            Ok(_) => return Ok(()),
+            Ok(_) if poll.first().is_some_and(|answer| !answer.revents().is_empty()) => return Ok(()),
+            Ok(_) => client = None,
         }
     }
 }

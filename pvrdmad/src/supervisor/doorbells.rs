@@ -7,7 +7,6 @@ use std::sync::OnceLock;
 use anyhow::{Result, bail};
 use log::warn;
 
-use super::keepers::Keepers;
 use super::plan::Program;
 use super::stand_in::StandIns;
 use crate::config::{BackendSpec, Device, DoorbellMode, SandboxMode};
@@ -45,11 +44,11 @@ impl DoorbellHost {
         StandIns::new(program, sandbox, network)
     }
 
-    /// The keepers of a network.
-    pub(super) fn keepers(&self, sandbox: SandboxMode) -> Keepers {
+    /// What keepers run. None: there are none.
+    pub(super) fn keepers(&self) -> Option<Program> {
         // For tests of what a worker does that a client has wedged.
         let without = cfg!(feature = "testing") && std::env::var_os("PVRDMAD_WITHOUT_KEEPERS").is_some();
-        Keepers::new(self.program.clone().filter(|_| !without), sandbox)
+        self.program.clone().filter(|_| !without)
     }
 
     /// What becomes of the doorbells of a device.

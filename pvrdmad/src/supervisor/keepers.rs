@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -12,8 +13,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::plan::Program;
 use super::timing::{Budget, Rate};
+use super::wedged::{Wedged, WorkerProcess};
 use crate::config::SandboxMode;
-use crate::status::WedgedProcess;
+use crate::events::Events;
 
 /// Most keepers of a device that were killed and have not ended. Beyond that the device takes no client.
 const MOST_WEDGED: usize = 4;
@@ -22,36 +24,37 @@ const MOST_WEDGED: usize = 4;
 /// over asks as often as it likes.
 const STARTS: Rate = Rate { burst: 8, each: Duration::from_secs(1) };
 
-/// How long a process may take to end that was killed, before it is said to be wedged.
-const DEATH: Duration = Duration::from_secs(1);
+/// How long a keeper may take to end that was killed. It has a few pages and no file to close, unless it is wedged.
+const DEATH: Duration = Duration::from_millis(200);
 
-/// The keepers of a network. They end with its worker, or with this.
+/// The keepers of a network. They end with its worker.
 #[derive(Debug)]
 pub(super) struct Keepers {
     /// What they run. None: the network has no processes.
     program: Option<Program>,
     sandbox: SandboxMode,
+    network: String,
     devices: Mutex<HashMap<String, Kept>>,
+    wedged: Arc<Wedged>,
+    events: Arc<Events>,
 }
 
 /// The keepers of a device.
 #[derive(Debug)]
 struct Kept {
-    now: Option<Child>,
-    /// Those that were killed and have not ended.
-    killed: Vec<Killed>,
+    now: Option<WorkerProcess>,
     starts: Budget,
 }
 
-#[derive(Debug)]
-struct Killed {
-    child: Child,
-    since: Instant,
-}
-
 impl Keepers {
-    pub(super) fn new(program: Option<Program>, sandbox: SandboxMode) -> Self {
-        Self { program, sandbox, devices: Mutex::default() }
+    pub(super) fn new(
+        program: Option<Program>,
+        sandbox: SandboxMode,
+        network: &str,
+        wedged: Arc<Wedged>,
+        events: Arc<Events>,
+    ) -> Self {
+        Self { program, sandbox, network: network.to_owned(), devices: Mutex::default(), wedged, events }
     }
 
     /// Returns `true` if devices have keepers.
@@ -66,23 +69,21 @@ impl Keepers {
     pub(super) fn start(&self, device: &str) -> io::Result<OwnedFd> {
         let program = self.program.as_ref().ok_or_else(|| io::Error::other("networks have no processes"))?;
         let mut devices = self.devices.lock();
-        let kept = devices.entry(device.to_owned()).or_insert_with(Kept::new);
-        kept.kill();
-        kept.sweep();
-        if kept.killed.len() >= MOST_WEDGED {
-            let processes: Vec<_> = kept.killed.iter().map(|killed| killed.child.id().to_string()).collect();
-            let (count, processes) = (processes.len(), processes.join(", "));
+        let none = || Kept { now: None, starts: Budget::new(STARTS, Instant::now()) };
+        let kept = devices.entry(device.to_owned()).or_insert_with(none);
+        self.reap(kept.now.take().map(|keeper| (device, keeper)).into_iter().collect());
+        self.wedged.look(&self.events);
+        let left = self.wedged.keepers_of(&self.network, device);
+        if left.len() >= MOST_WEDGED {
+            let (count, processes) = (left.len(), left.iter().map(u32::to_string).collect::<Vec<_>>().join(", "));
             return Err(io::Error::other(format!(
-                "{count} processes that received descriptors for this device were killed and do not end ({processes}): \
-                 {}",
-                WedgedProcess::REMEDY
+                "{count} processes that received its clients' descriptors were killed and do not end ({processes})"
             )));
         }
         if !kept.starts.take(Instant::now()) {
             return Err(io::Error::other("too many processes were started for it just now"));
         }
-        let flags = SocketFlags::CLOEXEC;
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let child = Command::new(&program.path)
             .args(&program.keeper)
             .args([self.sandbox.word(), device])
@@ -91,57 +92,33 @@ impl Keepers {
             // Signals of a terminal are for the supervisor.
             .process_group(0)
             .spawn()?;
-        kept.now = Some(child);
+        kept.now = Some(WorkerProcess::new(child)?);
         Ok(ours)
     }
 
     /// Ends the keeper of a device.
     pub(super) fn end(&self, device: &str) {
-        if let Some(kept) = self.devices.lock().get_mut(device) {
-            kept.kill();
+        if let Some(Kept { now: Some(keeper), .. }) = self.devices.lock().remove(device) {
+            self.reap(vec![(device, keeper)]);
         }
     }
 
     /// Ends all.
     pub(super) fn end_all(&self) {
-        self.devices.lock().values_mut().for_each(Kept::kill);
-    }
-
-    /// Those that were killed and do not end.
-    pub(super) fn wedged(&self) -> Vec<WedgedProcess> {
         let mut devices = self.devices.lock();
-        let mut wedged = Vec::new();
-        devices.retain(|device, kept| {
-            kept.sweep();
-            let stuck = kept.killed.iter().filter(|killed| killed.since.elapsed() >= DEATH);
-            wedged.extend(stuck.map(|killed| WedgedProcess {
-                pid: killed.child.id(),
-                role: format!("the keeper of device {device}"),
-                seconds: killed.since.elapsed().as_secs(),
-            }));
-            kept.now.is_some() || !kept.killed.is_empty()
-        });
-        wedged
-    }
-}
-
-impl Kept {
-    fn new() -> Self {
-        Self { now: None, killed: Vec::new(), starts: Budget::new(STARTS, Instant::now()) }
+        let keepers = devices.iter_mut().filter_map(|(device, kept)| Some((device.as_str(), kept.now.take()?)));
+        self.reap(keepers.collect());
     }
 
-    /// Kills the one that there is, without waiting for that.
-    fn kill(&mut self) {
-        if let Some(mut child) = self.now.take() {
-            // It has ended already, or the kernel ends it when it can.
-            let _ = child.kill();
-            self.killed.push(Killed { child, since: Instant::now() });
+    /// Kills keepers, and leaves those that do not end to the list of such processes.
+    fn reap(&self, mut keepers: Vec<(&str, WorkerProcess)>) {
+        keepers.iter_mut().for_each(|(_, keeper)| keeper.kill());
+        let deadline = Instant::now() + DEATH;
+        for (device, mut keeper) in keepers {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if let Ok(None) = keeper.end_within(left) {
+                self.wedged.keep(keeper, &self.network, Some(device), &self.events);
+            }
         }
-        self.sweep();
-    }
-
-    /// Forgets those that have ended.
-    fn sweep(&mut self) {
-        self.killed.retain_mut(|killed| matches!(killed.child.try_wait(), Ok(None)));
     }
 }

@@ -13,6 +13,7 @@ use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode};
 use pvrdma_verbs::MacAddr;
 
 use super::doorbells::lend;
+use super::keepers::Keepers;
 use super::services::Services;
 use super::sockets::{DeviceSockets, LinkSockets, Sources};
 use super::stand_in::StandIns;
@@ -180,9 +181,11 @@ impl Plan {
             BackendSpec::Rxe => None,
         };
         let connector = uplink.as_ref().map(|uplink| Arc::clone(&uplink.connector));
-        let keepers = sources.doorbells.keepers(config.sandbox);
+        let (events, wedged) = (Arc::clone(&sources.events), Arc::clone(&sources.wedged));
+        let program = sources.doorbells.keepers();
+        let keepers = Keepers::new(program, config.sandbox, &network.name, Arc::clone(&wedged), Arc::clone(&events));
         let uses_keepers = keepers.are_used();
-        let services = Services::new(network.name.clone(), connector, addresses, keepers, Arc::clone(&sources.events));
+        let services = Services::new(network.name.clone(), connector, addresses, keepers, events, wedged);
         for planned in &planned {
             services.add(planned.name(), planned.connector());
         }

@@ -4,6 +4,7 @@
 
 mod atomics;
 mod circles;
+mod deadlines;
 mod dependencies;
 mod logs;
 mod module_style;

@@ -1,0 +1,222 @@
+//! A VMM hands over a descriptor whose `close(2)` does not return: it wedges no more than its own connection.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{ChildStderr, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::endless_close::EndlessClose;
+use common::process::Daemon;
+use common::remote::probe;
+use common::{PATIENCE, Raw, map_body};
+use pvrdma_verbs::testing::skipped;
+use pvrdmad::testing::{Pair, beside_traffic};
+use pvrdmad::vfio_user::message;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
+
+/// A daemon with the networks `a` and `b` of the devices `a1` to `a3` and `b1` to `b3`, and a client of `a3` whose
+/// worker does not come back from closing what the client sent.
+struct Place {
+    // Before the file system, whose end lets everything go on.
+    daemon: Daemon,
+    log: BufReader<ChildStderr>,
+    _client: Raw,
+    files: EndlessClose,
+    folder: TempDir,
+    /// The worker of `a`.
+    worker: Pid,
+}
+
+impl Place {
+    /// `None` where no such file can be made.
+    fn start() -> Option<Self> {
+        let files = EndlessClose::mount().inspect_err(skipped).ok()?;
+        let folder = tempfile::tempdir().unwrap();
+        configure(&folder, &["a1", "a2", "a3", "b1", "b2", "b3"]);
+        let mut command = Command::new(PROGRAM);
+        // A system call that the sandbox does not know ends the process, and the test.
+        command.args(["--sandbox", "strict", "--config"]).arg(folder.path().join("config.toml"));
+        // A keeper would receive the descriptor in the place of the worker.
+        command.env("PVRDMAD_WITHOUT_KEEPERS", "1");
+        let mut daemon = Daemon::start(command.env("RUST_LOG", "info").stderr(Stdio::piped()));
+        let log = BufReader::new(daemon.errors());
+        let mut client = Raw::connect(&folder.path().join("a3"));
+        client.negotiate();
+        let file = files.open();
+        let body = map_body(3, 0, 0, 1 << 20);
+        client.send(message::Command::DMA_MAP, 0, &body, &[std::os::fd::AsFd::as_fd(&file)]);
+        let worker = i32::try_from(files.wait_held(1)[0]).unwrap();
+        let place = Self { daemon, log, _client: client, files, folder, worker: Pid::from_raw(worker).unwrap() };
+        assert_eq!(place.network("a")["pid"], worker);
+        Some(place)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn run(&self, words: &[&str]) -> String {
+        let mut command = Command::new(PROGRAM);
+        let output = command.args(words).arg("--control").arg(self.path("control")).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.run(&["status", "--json"])).unwrap()
+    }
+
+    fn network(&self, name: &str) -> Value {
+        let status = self.status();
+        status["networks"].as_array().unwrap().iter().find(|network| network["name"] == name).unwrap().clone()
+    }
+
+    /// Waits until the status is as `is` says.
+    #[track_caller]
+    fn wait(&self, is: impl Fn(&Value) -> bool) -> Value {
+        let start = Instant::now();
+        loop {
+            let status = self.status();
+            if is(&status) {
+                return status;
+            }
+            assert!(start.elapsed() < PATIENCE, "{status:#}");
+        }
+    }
+
+    /// Waits for a line of the log.
+    fn wait_log(&mut self, part: &str) -> String {
+        let mut line = String::new();
+        while !line.contains(part) {
+            line.clear();
+            assert_ne!(self.log.read_line(&mut line).unwrap(), 0, "the log ended without '{part}'");
+        }
+        line
+    }
+
+    fn pair(&self, network: &str) -> Pair {
+        Pair::new([1, 2].map(|number| probe(&self.path(&format!("{network}{number}")), 16 << 20)))
+    }
+}
+
+/// Writes the configuration with these devices.
+fn configure(folder: &TempDir, devices: &[&str]) {
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let mut text = format!("control = '{}'\n[[network]]\nname = 'a'\n[[network]]\nname = 'b'\n", path("control"));
+    for name in devices {
+        let (network, number) = name.split_at(1);
+        text += &format!(
+            "[[device]]\nname = '{name}'\nnetwork = '{network}'\nsocket = '{}'\nmac = '52:54:00:00:04:0{number}'\n\
+             pin = 'off'\nseed = {number}\n",
+            path(name)
+        );
+    }
+    fs::write(path("config.toml"), text).unwrap();
+}
+
+fn named<'a>(list: &'a Value, name: &str) -> &'a Value {
+    list.as_array().unwrap().iter().find(|entry| entry["name"] == name).expect(name)
+}
+
+/// Returns `true` if the network `a` is served, by another process than that of the beginning if one is `replaced`.
+fn serves(status: &Value, worker: Pid, replaced: bool) -> bool {
+    let network = named(&status["networks"], "a");
+    network["state"] == "running" && (network["pid"] != worker.as_raw_nonzero().get()) == replaced
+}
+
+/// The device goes, its neighbours in the network keep their worker and their traffic.
+fn removed_beside_traffic(mut place: Place, remove: impl FnOnce(&Place)) {
+    let (mut a, mut b) = (place.pair("a"), place.pair("b"));
+    beside_traffic(&mut b, || {
+        remove(&place);
+        let status = place.wait(|status| named(&status["networks"], "a")["stuck_clients"] == serde_json::json!(["a3"]));
+        assert!(serves(&status, place.worker, false), "{status:#}");
+        assert_eq!(named(&status["networks"], "a")["devices"], serde_json::json!(["a1", "a2"]));
+        a.exchange();
+    });
+    // New clients of the neighbours are served as well, and so is a new device with the same addresses.
+    drop(a);
+    place.pair("a").exchange();
+    let socket = place.path("a3");
+    let again = format!("name=a3,network=a,socket={},mac=52:54:00:00:04:03,pin=off", socket.display());
+    place.run(&["add", &again]);
+    probe(&socket, 4 << 20).remove();
+    place.wait_log("a3: the thread of its client does not come back");
+    assert!(place.run(&["status"]).contains("a3"), "the status names it");
+    // It ends when the call returns.
+    let Place { files, .. } = &mut place;
+    files.release();
+    place.wait(|status| named(&status["networks"], "a")["stuck_clients"] == serde_json::json!([]));
+    b.exchange();
+}
+
+#[test]
+fn a_device_is_removed_whose_client_wedged_its_connection() {
+    let Some(place) = Place::start() else { return };
+    removed_beside_traffic(place, |place| drop(place.run(&["remove", "--device", "a3"])));
+}
+
+#[test]
+fn a_reload_removes_a_device_whose_client_wedged_its_connection() {
+    let Some(place) = Place::start() else { return };
+    removed_beside_traffic(place, |place| {
+        configure(&place.folder, &["a1", "a2", "b1", "b2", "b3"]);
+        place.daemon.signal(Signal::HUP);
+        place.wait(|status| named(&status["networks"], "a")["devices"] == serde_json::json!(["a1", "a2"]));
+    });
+}
+
+/// The process stays, without its leader and without serving anybody. The supervisor does not wait for it.
+#[test]
+fn a_worker_that_cannot_be_killed_is_replaced() {
+    let Some(mut place) = Place::start() else { return };
+    let mut b = place.pair("b");
+    beside_traffic(&mut b, || {
+        kill_process(place.worker, Signal::KILL).unwrap();
+        place.wait(|status| serves(status, place.worker, true));
+        place.pair("a").exchange();
+    });
+    let status = place.status();
+    let wedged = status["wedged"].as_array().unwrap();
+    assert_eq!(wedged.len(), 1, "{status:#}");
+    assert_eq!(wedged[0]["pid"], place.worker.as_raw_nonzero().get());
+    assert_eq!(wedged[0]["network"], "a");
+    assert_eq!(wedged[0]["threads"], serde_json::json!(["a3"]));
+    let text = place.run(&["status"]);
+    assert!(text.contains("/sys/fs/fuse/connections/"), "{text}");
+    assert!(text.lines().any(|line| line.contains("network a") && line.contains("does not end")), "{text}");
+    let network = named(&status["networks"], "b");
+    assert_eq!((&network["restarts"], &network["state"]), (&0.into(), &"running".into()), "{network:#}");
+    place.wait_log("does not end");
+    place.files.release();
+    place.wait(|status| status["wedged"] == serde_json::json!([]));
+    place.wait_log("has ended");
+    place.pair("a").exchange();
+    b.exchange();
+}
+
+#[test]
+fn the_daemon_ends_beside_a_worker_that_cannot_be_killed() {
+    for kill_first in [false, true] {
+        let Some(mut place) = Place::start() else { return };
+        if kill_first {
+            kill_process(place.worker, Signal::KILL).unwrap();
+            place.wait(|status| serves(status, place.worker, true));
+        }
+        let start = Instant::now();
+        place.daemon.signal(Signal::TERM);
+        assert_eq!(place.daemon.wait(), Some(0));
+        // The promise of SECURITY.md. A daemon that waits for the process does so for ever.
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert!(!place.path("a1").exists() && !place.path("control").exists());
+    }
+}
