@@ -46,7 +46,8 @@ impl Place {
                 "name=a{number},network=a,socket={socket},mac=52:54:00:00:04:0{number},pin=off,seed={number}{nic}"
             ));
         }
-        let daemon = Daemon::start(command.stderr(Stdio::null()));
+        let log = std::env::var_os("KEEPER_LOG").map_or_else(Stdio::null, |_| Stdio::inherit());
+        let daemon = Daemon::start(command.stderr(log));
         Self { daemon, folder }
     }
 
@@ -220,6 +221,12 @@ fn a_keeper_lives_with_its_worker_and_is_replaced_when_it_ends() {
     assert_eq!(name, "a3");
     let kill = |pid: i32| kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     kill(*first);
+    // Its descriptors are closed when it is a zombie.
+    let stat = || fs::read_to_string(format!("/proc/{first}/stat")).unwrap_or_default();
+    let start = Instant::now();
+    while !stat().is_empty() && !stat().contains(") Z ") {
+        assert!(start.elapsed() < PATIENCE);
+    }
     // Both clients go on.
     works(&mut nic);
     works(&mut client);

@@ -164,7 +164,7 @@ pub(crate) struct Receiver<'a> {
 struct Glance {
     /// Bytes; none at the end of the stream.
     bytes: usize,
-    /// Descriptors came with some of them.
+    /// Descriptors came with some of them, or with the byte behind them.
     marked: bool,
 }
 
@@ -356,15 +356,19 @@ mod tests {
         for _ in 0..3 {
             // It ends behind those that have descriptors.
             assert_eq!(look(64), seen("aaaabbbb", true));
-            assert_eq!(look(4), seen("aaaa", false));
+            assert_eq!(look(3), seen("aaa", false));
+            // Kernels look at what is behind a part that is copied to its end. So a mark may be that of the next part.
+            assert_eq!(look(4).0, "aaaa");
             assert_eq!(look(5), seen("aaaab", true));
         }
-        assert_eq!(read(&server, &mut [0; 4]).unwrap(), 4);
+        // Nobody gets its descriptors then.
+        let taken = take(server.as_fd(), Wanted::Interrupts, &mut [0; 4]).unwrap();
+        assert_eq!((taken.bytes, taken.fds.len(), taken.lost), (4, 0, false));
         assert_eq!(look(1), seen("b", true));
         // The first byte has all of them.
         let taken = take(server.as_fd(), Wanted::Interrupts, &mut [0; 1]).unwrap();
         assert_eq!((taken.bytes, taken.fds.len(), taken.lost), (1, 2, false));
-        assert_eq!(look(7), seen("bbbcccc", false));
+        assert_eq!(look(6), seen("bbbccc", false));
         assert_eq!(look(64), seen("bbbccccdddd", true));
         // It takes what is in front of them as well, and nothing behind.
         send(&client, b"eeee", 0);

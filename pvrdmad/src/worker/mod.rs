@@ -160,7 +160,7 @@ impl Worker {
             nic_link: None,
             doorbells,
             pages,
-            keeper: self.setup.keepers.then(|| self.keeper(&name)),
+            keeper: self.setup.keepers.then(|| self.keeper(&device.config.name)),
         };
         let served = match &self.adapter {
             Adapter::Rxe(rxe) => {
