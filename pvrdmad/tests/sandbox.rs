@@ -99,8 +99,8 @@ fn every_attempt_of_every_kind_of_thread_is_refused() {
     assert_eq!(kinds, expected.collect::<Vec<_>>());
     for Attempts { kind, attempts } in all {
         assert!(attempts.len() > 80);
-        // A keeper gets the socket of a client, and a client the file of doorbell pages. No socket of such a network has
-        // addresses.
+        // A keeper gets the socket of a client, and a client the file of doorbell pages. No socket of such a network
+        // has addresses.
         let sends = matches!(kind.as_str(), "accept" | "connection");
         for Attempt { what, errno } in attempts {
             let expected = match what.as_str() {

@@ -54,11 +54,11 @@ type Renew = Box<dyn Fn() -> io::Result<OwnedFd> + Send + Sync>;
 pub struct Keeper {
     renew: Renew,
     patience: Duration,
-    lane: Mutex<Lane>,
+    current: Mutex<Current>,
 }
 
 #[derive(Default)]
-struct Lane {
+struct Current {
     /// To the keeper of the moment; none before the first client, and if it was abandoned.
     socket: Option<OwnedFd>,
     /// Sockets of the clients that are there. The next keeper gets them as well.
@@ -75,7 +75,7 @@ impl fmt::Debug for Keeper {
 impl Keeper {
     /// A keeper that is started when the first client comes. `renew` starts it, and each one after it.
     pub fn new(renew: impl Fn() -> io::Result<OwnedFd> + Send + Sync + 'static, patience: Duration) -> Arc<Self> {
-        Arc::new(Self { renew: Box::new(renew), patience, lane: Mutex::default() })
+        Arc::new(Self { renew: Box::new(renew), patience, current: Mutex::default() })
     }
 
     /// For the clients of the device's own socket.
@@ -91,40 +91,40 @@ impl Keeper {
     }
 
     /// Starts a keeper, and gives it the clients that are there.
-    fn start(&self, lane: &mut Lane) -> Result<(), KeeperError> {
-        lane.socket = None;
-        lane.socket = Some((self.renew)().map_err(KeeperError::None)?);
+    fn start(&self, current: &mut Current) -> Result<(), KeeperError> {
+        current.socket = None;
+        current.socket = Some((self.renew)().map_err(KeeperError::None)?);
         for seat in 0..SEATS {
-            if lane.seats.get(seat).is_some_and(Option::is_some) {
-                self.admit(lane, seat).inspect_err(|_| lane.socket = None)?;
+            if current.seats.get(seat).is_some_and(Option::is_some) {
+                self.admit(current, seat).inspect_err(|_| current.socket = None)?;
             }
         }
         Ok(())
     }
 
-    fn admit(&self, lane: &mut Lane, seat: usize) -> Result<(), KeeperError> {
-        self.exchange(lane, seat, Operation::Admit, &mut [])?;
+    fn admit(&self, current: &mut Current, seat: usize) -> Result<(), KeeperError> {
+        self.exchange(current, seat, Operation::Admit, &mut [])?;
         Ok(())
     }
 
     /// Has the next keeper take the place of one that failed its client, and serve the others. Whether that works is
     /// of no interest to the one.
-    fn replace(&self, lane: &mut Lane, seat: usize) {
-        if let Some(seat) = lane.seats.get_mut(seat) {
+    fn replace(&self, current: &mut Current, seat: usize) {
+        if let Some(seat) = current.seats.get_mut(seat) {
             *seat = None;
         }
-        let _ = self.start(lane);
+        let _ = self.start(current);
     }
 
     /// Asks, and waits for the answer.
     fn exchange(
         &self,
-        lane: &mut Lane,
+        current: &mut Current,
         seat: usize,
         operation: Operation,
         buffer: &mut [u8],
     ) -> Result<Taken, KeeperError> {
-        let Lane { socket: Some(socket), seats, id } = lane else { return Err(KeeperError::Gone) };
+        let Current { socket: Some(socket), seats, id } = current else { return Err(KeeperError::Gone) };
         *id = id.wrapping_add(1);
         let chunk = buffer.len().min(CHUNK);
         let number = u8::try_from(seat).map_err(|_| Errno::INVAL)?;
@@ -153,29 +153,29 @@ impl Seat {
     pub(crate) fn admit(&self, stream: BorrowedFd<'_>) -> Result<(), KeeperError> {
         let keeper = &self.keeper;
         let stream = stream.try_clone_to_owned().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        let mut lane = keeper.lane.lock();
-        let Some(seat) = lane.seats.get_mut(self.number) else { return Err(KeeperError::Nonsense) };
+        let mut current = keeper.current.lock();
+        let Some(seat) = current.seats.get_mut(self.number) else { return Err(KeeperError::Nonsense) };
         *seat = Some(stream);
-        if lane.socket.is_some() && keeper.admit(&mut lane, self.number).is_ok() {
+        if current.socket.is_some() && keeper.admit(&mut current, self.number).is_ok() {
             return Ok(());
         }
         // The client is not to blame for what the last one left.
-        keeper.start(&mut lane)
+        keeper.start(&mut current)
     }
 
     /// Has the keeper close the socket of a client that is gone, of which there is no other descriptor.
     pub(crate) fn release(&self) {
         let keeper = &self.keeper;
-        let mut lane = keeper.lane.lock();
-        let Some(seat) = lane.seats.get_mut(self.number) else { return };
-        if seat.take().is_none() || lane.socket.is_none() {
+        let mut current = keeper.current.lock();
+        let Some(seat) = current.seats.get_mut(self.number) else { return };
+        if seat.take().is_none() || current.socket.is_none() {
             return;
         }
-        match keeper.exchange(&mut lane, self.number, Operation::Release, &mut []) {
+        match keeper.exchange(&mut current, self.number, Operation::Release, &mut []) {
             Ok(_) => {}
             // It is replaced when there is work for one.
-            Err(KeeperError::Gone) => lane.socket = None,
-            Err(_) => keeper.replace(&mut lane, self.number),
+            Err(KeeperError::Gone) => current.socket = None,
+            Err(_) => keeper.replace(&mut current, self.number),
         }
     }
 
@@ -185,19 +185,19 @@ impl Seat {
     /// The keeper does not answer as it should. What it has taken is lost, so the connection is over.
     pub(crate) fn take(&self, wanted: Wanted, buffer: &mut [u8]) -> Result<Taken, KeeperError> {
         let keeper = &self.keeper;
-        let mut lane = keeper.lane.lock();
-        if lane.socket.is_none() {
-            keeper.start(&mut lane)?;
+        let mut current = keeper.current.lock();
+        if current.socket.is_none() {
+            keeper.start(&mut current)?;
         }
-        let taken = match keeper.exchange(&mut lane, self.number, Operation::Take(wanted), buffer) {
+        let taken = match keeper.exchange(&mut current, self.number, Operation::Take(wanted), buffer) {
             // It had ended before, and has taken nothing.
             Err(KeeperError::System(Errno::PIPE | Errno::CONNRESET)) => {
-                keeper.start(&mut lane)?;
-                keeper.exchange(&mut lane, self.number, Operation::Take(wanted), buffer)
+                keeper.start(&mut current)?;
+                keeper.exchange(&mut current, self.number, Operation::Take(wanted), buffer)
             }
             taken => taken,
         };
-        taken.inspect_err(|_| keeper.replace(&mut lane, self.number))
+        taken.inspect_err(|_| keeper.replace(&mut current, self.number))
     }
 }
 
@@ -330,8 +330,8 @@ mod tests {
         let seat = keeper.device();
         seat.admit(server.as_fd()).unwrap();
         let (memory, event) = (memfd(), rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap());
-        let (mut pipe, writer) = std::io::pipe().unwrap();
-        let mut take = |wanted, fds: &[BorrowedFd<'_>]| {
+        let (mut pipe, writer) = io::pipe().unwrap();
+        let take = |wanted, fds: &[BorrowedFd<'_>]| {
             send(&client, b"message", fds);
             let mut buffer = [0; 7];
             let taken = seat.take(wanted, &mut buffer).unwrap();
@@ -345,10 +345,10 @@ mod tests {
         assert_eq!(take(Wanted::Interrupts, &[event; 17]), (0, true, None));
         assert_eq!(take(MEMORY, &[memory, memory]), (0, true, None));
         assert_eq!(take(MEMORY, &[memory; 40]), (0, true, None));
-        assert_eq!(take(MEMORY, &[other]), (0, false, Some(crate::vfio_user::examine::Refusal::MayBlock)));
-        let no_eventfd = Some(crate::vfio_user::examine::Refusal::NotEventfd);
+        assert_eq!(take(MEMORY, &[other]), (0, false, Some(crate::vfio_user::examine::DescriptorError::MayBlock)));
+        let no_eventfd = Some(crate::vfio_user::examine::DescriptorError::NotEventfd);
         assert_eq!(take(Wanted::Interrupts, &[event, other]), (0, false, no_eventfd));
-        let unsealed = Some(crate::vfio_user::examine::Refusal::NotSealed);
+        let unsealed = Some(crate::vfio_user::examine::DescriptorError::NotSealed);
         assert_eq!(take(Wanted::Memory { sealed: true }, &[memory]), (0, false, unsealed));
         // What is refused is closed before the answer.
         drop(writer);
@@ -397,7 +397,8 @@ mod tests {
             |socket, id| say(socket, answer(id.wrapping_sub(1), 4, 0), b"abcd", &[]),
             |socket, id| say(socket, answer(id, 4, 0), b"abc", &[]),
             |socket, id| say(socket, answer(id, 3, 0), b"abcd", &[]),
-            // More bytes than were asked for, descriptors that it does not name, or names and does not have, or too many.
+            // More bytes than were asked for, descriptors that it does not name, or that it names and does not have, or
+            // too many.
             |socket, id| say(socket, answer(id, 5, 0), b"abcde", &[]),
             |socket, id| say(socket, answer(id, 4, 0), b"abcd", &[socket.as_fd()]),
             |socket, id| say(socket, answer(id, 4, 1), b"abcd", &[]),
@@ -446,7 +447,7 @@ mod tests {
             let keeper = keeper(first, Duration::from_millis(50));
             let (client, server) = UnixStream::pair().unwrap();
             // What has been started before anybody came.
-            keeper.lane.lock().socket = Some((keeper.renew)().unwrap());
+            keeper.current.lock().socket = Some((keeper.renew)().unwrap());
             let seat = keeper.device();
             seat.admit(server.as_fd()).unwrap();
             serves(&seat, &client);

@@ -96,7 +96,7 @@ fn next(worker: BorrowedFd<'_>) -> Result<(Request, Option<OwnedFd>), Option<Err
 /// Says what was taken, and hands it over.
 fn answer(worker: BorrowedFd<'_>, id: u32, taken: Taken, buffer: &[u8]) -> Result<(), Option<Errno>> {
     match send(worker, &Answer::new(id, &taken), &taken.fds, buffer.get(..taken.bytes).unwrap_or_default()) {
-        // Too many descriptors of this user are under way: the client has to do without.
+        // Too many descriptors of this user are in flight: the client has to do without.
         Err(errno @ (Errno::TOOMANYREFS | Errno::NOMEM | Errno::NOBUFS)) if !taken.fds.is_empty() => {
             let bytes = taken.bytes;
             let taken = Taken { bytes, refused: Some(errno.into()), ..Taken::default() };

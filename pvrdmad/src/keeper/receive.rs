@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 
-use crate::vfio_user::examine::{self, Refusal};
+use crate::vfio_user::examine::{self, DescriptorError};
 use crate::vfio_user::message::MAX_MSG_FDS;
 
 /// What the descriptors of a message may be.
@@ -31,7 +31,7 @@ impl Wanted {
         }
     }
 
-    fn examine(self, fd: &OwnedFd) -> Result<(), Refusal> {
+    fn examine(self, fd: &OwnedFd) -> Result<(), DescriptorError> {
         match self {
             Self::Nothing => Err(Errno::INVAL.into()),
             Self::Memory { sealed } => examine::memory(fd.as_fd(), sealed).map(drop),
@@ -50,7 +50,7 @@ pub(crate) struct Taken {
     /// There were more descriptors than the message takes.
     pub(crate) lost: bool,
     /// Why there are no descriptors although some came.
-    pub(crate) refused: Option<Refusal>,
+    pub(crate) refused: Option<DescriptorError>,
 }
 
 /// Takes what is there of a message, and no bytes beyond `buffer`. Closes all descriptors that are refused, and with

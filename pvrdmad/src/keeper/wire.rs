@@ -13,7 +13,7 @@
 use rustix::io::Errno;
 
 use super::receive::{Taken, Wanted};
-use crate::vfio_user::examine::Refusal;
+use crate::vfio_user::examine::DescriptorError;
 
 /// Clients of a keeper at a time: that of the device and that of its network function.
 pub(super) const SEATS: usize = 2;
@@ -84,7 +84,7 @@ pub(super) struct Answer {
     pub(super) bytes: u32,
     pub(super) fds: u8,
     pub(super) lost: bool,
-    pub(super) refused: Option<Refusal>,
+    pub(super) refused: Option<DescriptorError>,
 }
 
 impl Answer {
@@ -101,10 +101,10 @@ impl Answer {
     pub(super) fn to_bytes(self) -> [u8; ANSWER] {
         let (code, errno) = match self.refused {
             None => (0, 0),
-            Some(Refusal::System(errno)) => (1, errno.raw_os_error()),
-            Some(Refusal::MayBlock) => (2, 0),
-            Some(Refusal::NotSealed) => (3, 0),
-            Some(Refusal::NotEventfd) => (4, 0),
+            Some(DescriptorError::System(errno)) => (1, errno.raw_os_error()),
+            Some(DescriptorError::MayBlock) => (2, 0),
+            Some(DescriptorError::NotSealed) => (3, 0),
+            Some(DescriptorError::NotEventfd) => (4, 0),
         };
         let ([a, b, c, d], [e, f, g, h]) = (self.id.to_ne_bytes(), self.bytes.to_ne_bytes());
         let [i, j, k, l] = errno.to_ne_bytes();
@@ -118,10 +118,10 @@ impl Answer {
         let refused = match (code, i32::from_ne_bytes([i, j, k, l])) {
             (0, 0) => None,
             // What a system call can return: others are no error for the client.
-            (1, errno @ 1..4096) => Some(Refusal::System(Errno::from_raw_os_error(errno))),
-            (2, 0) => Some(Refusal::MayBlock),
-            (3, 0) => Some(Refusal::NotSealed),
-            (4, 0) => Some(Refusal::NotEventfd),
+            (1, errno @ 1..4096) => Some(DescriptorError::System(Errno::from_raw_os_error(errno))),
+            (2, 0) => Some(DescriptorError::MayBlock),
+            (3, 0) => Some(DescriptorError::NotSealed),
+            (4, 0) => Some(DescriptorError::NotEventfd),
             _ => return None,
         };
         Some(Self { id, bytes, fds, lost: lost == 1, refused })
@@ -151,10 +151,10 @@ mod tests {
         fn answers_come_back(id: u32, bytes: u32, fds: u8, lost: bool, code in 0usize..5) {
             let refused = [
                 None,
-                Some(Refusal::System(Errno::MFILE)),
-                Some(Refusal::MayBlock),
-                Some(Refusal::NotSealed),
-                Some(Refusal::NotEventfd),
+                Some(DescriptorError::System(Errno::MFILE)),
+                Some(DescriptorError::MayBlock),
+                Some(DescriptorError::NotSealed),
+                Some(DescriptorError::NotEventfd),
             ][code];
             let answer = Answer { id, bytes, fds, lost, refused };
             prop_assert_eq!(Answer::parse(&answer.to_bytes()), Some(answer));

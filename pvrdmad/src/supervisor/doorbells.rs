@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use anyhow::{Result, bail};
 use log::warn;
 
-use super::plan::Program;
+use super::program::Program;
 use super::stand_in::StandIns;
 use crate::config::{BackendSpec, Device, DoorbellMode, SandboxMode};
 use crate::doorbells::{DoorbellSetup, HostFacts, PageFile};

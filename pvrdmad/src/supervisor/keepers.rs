@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::plan::Program;
+use super::program::Program;
 use super::timing::{Budget, Rate};
 use super::wedged::{Wedged, WorkerProcess};
 use crate::config::SandboxMode;

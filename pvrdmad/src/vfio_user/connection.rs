@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::dma::DmaMaps;
 use super::endpoint::Endpoint;
-use super::examine::Refusal;
+use super::examine::DescriptorError;
 use super::message::{Command, HEADER_SIZE, MessageKind};
 use super::regions::{Region, Shape};
 use super::request::{DmaUnmap, RegionAccess, Request, Version};
@@ -164,7 +164,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Says why a descriptor is not taken, and returns the error for the client.
-    fn refuse(&self, command: Command, refusal: Refusal) -> Errno {
+    fn refuse(&self, command: Command, refusal: DescriptorError) -> Errno {
         if command == Command::DMA_MAP {
             self.dma.refuse(refusal, refusal.errno())
         } else {

@@ -20,7 +20,7 @@ pub(super) const PAGE: usize = 4096;
 
 /// Why a descriptor is not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-pub(crate) enum Refusal {
+pub(crate) enum DescriptorError {
     #[error("{0}")]
     System(#[from] Errno),
     #[error("guest memory in a file that may block: it is to be a memfd, or on tmpfs or hugetlbfs")]
@@ -31,7 +31,7 @@ pub(crate) enum Refusal {
     NotEventfd,
 }
 
-impl Refusal {
+impl DescriptorError {
     /// The error for the client.
     pub(crate) const fn errno(self) -> Errno {
         match self {
@@ -56,15 +56,15 @@ pub(crate) struct Candidate {
 ///
 /// # Errors
 /// It is not one that is taken.
-pub(crate) fn memory(fd: BorrowedFd<'_>, sealed: bool) -> Result<Candidate, Refusal> {
+pub(crate) fn memory(fd: BorrowedFd<'_>, sealed: bool) -> Result<Candidate, DescriptorError> {
     // Asked first, because the kernel answers for itself: only files in memory have seals, or the lack of any. The
     // server of another file system may be asked for anything else, and not answer.
     let seals = rustix::fs::fcntl_get_seals(fd).map_err(|errno| match errno {
-        Errno::INVAL => Refusal::MayBlock,
+        Errno::INVAL => DescriptorError::MayBlock,
         errno => errno.into(),
     })?;
     if sealed && !seals.contains(SealFlags::SHRINK) {
-        return Err(Refusal::NotSealed);
+        return Err(DescriptorError::NotSealed);
     }
     let stat = rustix::fs::fstat(fd)?;
     let page = memory_page(rustix::fs::fstatfs(fd)?.f_type, stat.st_blksize)?;
@@ -77,20 +77,20 @@ pub(crate) fn memory(fd: BorrowedFd<'_>, sealed: bool) -> Result<Candidate, Refu
 ///
 /// # Errors
 /// It is not an eventfd.
-pub(crate) fn interrupt(fd: impl AsFd) -> Result<(), Refusal> {
-    if eventfd::is_one(fd.as_fd()) { Ok(()) } else { Err(Refusal::NotEventfd) }
+pub(crate) fn interrupt(fd: impl AsFd) -> Result<(), DescriptorError> {
+    if eventfd::is_one(fd.as_fd()) { Ok(()) } else { Err(DescriptorError::NotEventfd) }
 }
 
 /// The unit in which the kernel maps a file of a file system that is nothing but memory. Others suggest block sizes
 /// that are unrelated to it.
-fn memory_page(file_system: i64, block: impl TryInto<usize>) -> Result<usize, Refusal> {
+fn memory_page(file_system: i64, block: impl TryInto<usize>) -> Result<usize, DescriptorError> {
     match file_system {
         TMPFS_MAGIC => Ok(PAGE),
         HUGETLBFS_MAGIC => {
             let page = block.try_into().ok().filter(|page: &usize| page.is_power_of_two());
-            page.ok_or(Refusal::MayBlock)
+            page.ok_or(DescriptorError::MayBlock)
         }
-        _ => Err(Refusal::MayBlock),
+        _ => Err(DescriptorError::MayBlock),
     }
 }
 

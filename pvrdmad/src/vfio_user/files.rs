@@ -15,7 +15,7 @@ use thiserror::Error;
 use vm_memory::FileOffset;
 use vm_memory::mmap::{MmapRegion, MmapRegionError};
 
-use super::examine::{self, Candidate, FileId, PAGE, Refusal};
+use super::examine::{self, Candidate, DescriptorError, FileId, PAGE};
 use crate::sigbus::{Eviction, Guard};
 
 /// Mappings of a file that are no larger than their range. With more of them, as behind a vIOMMU, small ranges get a
@@ -48,7 +48,7 @@ impl Default for FileRules {
 #[derive(Debug, Error)]
 pub(super) enum FileRefusal {
     #[error("{0}")]
-    Descriptor(#[from] Refusal),
+    Descriptor(#[from] DescriptorError),
     #[error("{0}")]
     Unmapped(#[from] Errno),
     #[error("a range ends at {end:#x} in a file of {length:#x} bytes")]

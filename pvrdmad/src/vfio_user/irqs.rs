@@ -14,7 +14,7 @@ use vfio_bindings::bindings::vfio::{
 };
 
 use super::eventfd;
-use super::examine::{self, Refusal};
+use super::examine::{self, DescriptorError};
 use super::regions::Shape;
 use super::request::SetIrqs;
 
@@ -25,7 +25,7 @@ struct Notifier(OwnedFd);
 impl Notifier {
     /// Takes a descriptor if it is an eventfd.
     fn new(fd: OwnedFd) -> Result<Self, Errno> {
-        examine::interrupt(&fd).map(|()| Self(fd)).map_err(Refusal::errno)
+        examine::interrupt(&fd).map(|()| Self(fd)).map_err(DescriptorError::errno)
     }
 
     /// Adds 1 without waiting. Returns `true` if it is there. The thread is often one that works for another device.

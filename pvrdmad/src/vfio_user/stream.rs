@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use thiserror::Error;
 
-use super::examine::Refusal;
+use super::examine::DescriptorError;
 use super::message::{Command, HEADER_ONLY, HEADER_SIZE, Header, MAX_MSG_FDS, MessageKind};
 use crate::keeper::client::{KeeperError, Seat};
 use crate::keeper::receive::{Taken, Wanted, take};
@@ -67,7 +67,7 @@ pub(crate) struct Message {
     /// More descriptors came than we take.
     pub(crate) too_many_fds: bool,
     /// Why those that came along are not among [`Self::fds`].
-    pub(crate) refused: Option<Refusal>,
+    pub(crate) refused: Option<DescriptorError>,
     /// What kind of message it is.
     pub(crate) kind: MessageKind,
 }
@@ -164,7 +164,7 @@ pub(crate) struct Receiver<'a> {
 struct Glance {
     /// Bytes; none at the end of the stream.
     bytes: usize,
-    /// Descriptors came with some of them, or with the byte behind them.
+    /// Descriptors came with some of them, or with bytes that come behind them.
     marked: bool,
 }
 
@@ -301,7 +301,7 @@ fn read(stream: &UnixStream, buf: &mut [u8]) -> Result<usize, ConnectionError> {
 struct Came {
     fds: Vec<OwnedFd>,
     lost: bool,
-    refused: Option<Refusal>,
+    refused: Option<DescriptorError>,
 }
 
 impl Came {
@@ -356,19 +356,18 @@ mod tests {
         for _ in 0..3 {
             // It ends behind those that have descriptors.
             assert_eq!(look(64), seen("aaaabbbb", true));
-            assert_eq!(look(3), seen("aaa", false));
-            // Kernels look at what is behind a part that is copied to its end. So a mark may be that of the next part.
-            assert_eq!(look(4).0, "aaaa");
             assert_eq!(look(5), seen("aaaab", true));
+            // Kernels go on behind the bytes that they copy. So a mark may be that of bytes to come.
+            assert_eq!(look(4).0, "aaaa");
         }
-        // Nobody gets its descriptors then.
+        // Their descriptors stay with them.
         let taken = take(server.as_fd(), Wanted::Interrupts, &mut [0; 4]).unwrap();
         assert_eq!((taken.bytes, taken.fds.len(), taken.lost), (4, 0, false));
         assert_eq!(look(1), seen("b", true));
         // The first byte has all of them.
         let taken = take(server.as_fd(), Wanted::Interrupts, &mut [0; 1]).unwrap();
         assert_eq!((taken.bytes, taken.fds.len(), taken.lost), (1, 2, false));
-        assert_eq!(look(6), seen("bbbccc", false));
+        assert_eq!(look(7).0, "bbbcccc");
         assert_eq!(look(64), seen("bbbccccdddd", true));
         // It takes what is in front of them as well, and nothing behind.
         send(&client, b"eeee", 0);

@@ -58,23 +58,10 @@ impl ServedDevice {
         backend: &B,
         place: Place,
         host: &Arc<dyn Host>,
+        keeper: Option<&Arc<Keeper>>,
     ) -> Result<Self> {
-        let Place {
-            network,
-            mtu,
-            link,
-            carrier,
-            share,
-            flows,
-            failures,
-            port,
-            rxe,
-            nic,
-            nic_link,
-            doorbells,
-            pages,
-            keeper,
-        } = place;
+        let Place { network, mtu, link, carrier, share, flows, failures, port, rxe, nic, nic_link, doorbells, pages } =
+            place;
         let limits = MemoryLimits { locked_bytes: device.memory.max_locked, ..MemoryLimits::default() };
         let memory = DmaSpace::with_limits(device.pin.into(), limits);
         let irqs = Arc::new(IrqTable::default());
@@ -95,7 +82,7 @@ impl ServedDevice {
             memory: Arc::clone(&memory),
             files: file_rules(device.memory),
             irqs: Arc::clone(&irqs),
-            keeper: keeper.as_ref().map(Keeper::device),
+            keeper: keeper.map(Keeper::device),
             stats: Arc::clone(&stats),
             mappable: mappable(&doorbells, &*function),
             intx: device.config.intx,
@@ -184,8 +171,6 @@ pub(super) struct Place {
     pub(super) pages: Option<ServedFile>,
     /// The network function beside it, if that is ours.
     pub(super) nic: Option<NetworkFunction>,
-    /// What receives the descriptors of its clients, if that is not this process.
-    pub(super) keeper: Option<Arc<Keeper>>,
     /// The link to it, if it is QEMU's.
     pub(super) nic_link: Option<Arc<dyn Link>>,
 }
