@@ -6,9 +6,10 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -106,6 +107,16 @@ impl Place {
             }
             assert!(start.elapsed() < PATIENCE, "{status:#}");
         }
+    }
+
+    /// What happens from now on.
+    fn events(&self) -> impl Iterator<Item = Value> + use<> {
+        let mut stream = UnixStream::connect(self.path("control")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"events\"}\n").unwrap();
+        let mut lines = BufReader::new(stream).lines();
+        lines.next().unwrap().unwrap();
+        lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap()["params"].take())
     }
 
     /// Waits for a line of the log.
@@ -214,6 +225,7 @@ fn a_reload_removes_a_device_whose_client_wedged_its_connection() {
 #[test]
 fn a_worker_that_cannot_be_killed_is_replaced() {
     let Some(mut place) = Place::start() else { return };
+    let mut events = place.events();
     let mut b = place.pair("b");
     beside_traffic(&mut b, || {
         kill_process(place.worker, Signal::KILL).unwrap();
@@ -231,9 +243,20 @@ fn a_worker_that_cannot_be_killed_is_replaced() {
     assert!(text.lines().any(|line| line.contains("network a") && line.contains("does not end")), "{text}");
     let network = named(&status["networks"], "b");
     assert_eq!((&network["restarts"], &network["state"]), (&0.into(), &"running".into()), "{network:#}");
+    let counted = |place: &Place| -> f64 {
+        let metrics = place.run(&["status", "--format", "openmetrics"]);
+        let sample = metrics.lines().find(|line| line.starts_with("pvrdma_wedged_processes")).unwrap_or(&metrics);
+        sample.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert!(counted(&place) > 0.5);
     place.wait_log("does not end");
+    let pid = place.worker.as_raw_nonzero().get();
+    let told = |event: &str| serde_json::json!({"event": event, "network": "a", "pid": pid});
+    assert!(events.any(|event| event == told("process-wedged")));
     place.files.release();
     place.wait(|status| status["wedged"] == serde_json::json!([]));
+    assert!(counted(&place) < 0.5);
+    assert!(events.any(|event| event == told("process-gone")));
     place.wait_log("has ended");
     place.pair("a").exchange();
     b.exchange();
