@@ -137,7 +137,7 @@ pub const REPOSITORY: Config = Config {
     },
     atomics: Atomics { document: "docs/atomics.md", home: "crates/handover/" },
     threads: Threads {
-        home: "crates/verbs/src/threads.rs",
+        home: "crates/base/src/threads.rs",
         forbidden: &[
             "std::thread::Builder",
             "std::thread::scope",
@@ -153,7 +153,7 @@ pub const REPOSITORY: Config = Config {
         ],
     },
     logs: Logs {
-        home: "crates/verbs/src/log_limit.rs",
+        home: "crates/base/src/log_limit.rs",
         forbidden: &["log::error", "log::info", "log::log", "log::warn"],
         exceptions: &[("guest-tests/", "the test bed, which serves nobody")],
     },

@@ -30,39 +30,32 @@
 mod attrs;
 #[cfg(feature = "testing")]
 pub mod conformance;
-mod containment;
-mod counters;
 mod error;
 mod hca;
-mod log_limit;
 mod network;
 mod progress;
 pub mod qp_state;
 mod queue;
-mod random;
 mod rules;
-mod snapshot;
 #[cfg(feature = "testing")]
 pub mod testing;
-pub mod threads;
 mod types;
 mod work;
 
 pub use attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
-pub use containment::EndOnPanic;
-pub use counters::{Count, Counter, Kind, Unit};
 pub use error::{CqOverrun, IndexError, QpTransitionError, QueueError, VerbsError};
 pub use hca::{
     Backend, CompletionQueue, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Object, PortAttributes,
     QpInit, QueuePair, SharedReceiveQueue, SrqInit,
 };
-pub use log_limit::{DeviceLog, LogLimit};
 pub use network::Network;
+// For the crates that still import these from here.
 pub use progress::SendProgress;
+pub use pvrdma_base::{
+    Count, Counter, DeviceLog, EndOnPanic, Kind, LogLimit, Random, Snapshot, Unit, counters, micros, threads,
+};
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
-pub use random::Random;
 pub use rules::{AddressRule, OtherAddresses, Peers, Prefix, Rules, link_local};
-pub use snapshot::{Snapshot, micros};
 pub use types::{Access, Gid, GidType, InvalidValue, MacAddr, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};
 pub use work::{
     Completion, FastRegister, Invalidate, MAX_MESSAGE, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge,

@@ -11,12 +11,11 @@ use crate::error::VerbsError;
 use crate::hca::{
     Backend, DeviceContext, Hca, MemoryRegion, MrRequest, QpInit, QueuePair, SharedReceiveQueue, SrqInit,
 };
-use crate::log_limit::DeviceLog;
 use crate::queue::{CompletionSink, EventSink, RecvSource};
-use crate::random::Random;
 use crate::rules::{AddressRule, Rules};
 use crate::types::{Access, Gid, GidType, MacAddr, Mtu, Psn, QpState, QpType, Qpn};
 use crate::work::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
+use pvrdma_base::{DeviceLog, Random};
 use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, MemoryBudget, PAGE_SIZE, PageList, PageListBuilder, PinPolicy};
 
 /// First bus address of a node's memory.
