@@ -1,5 +1,5 @@
 //! The RoCE transport: packet formats, and the requester, responder and datagram state machines. No I/O, no threads, no
-//! clock.
+//! clock, and no dependency that has one.
 //!
 //! A connected QP is two independent halves. [`Requester`] turns send requests into packets, takes the responses and
 //! retransmits what was lost; [`Responder`] executes the peer's requests in PSN order and queues responses. They share
@@ -35,6 +35,9 @@
 //!
 //! Not here: end-to-end credits (received ones are ignored, and every ACK says that it carries none: IBA 9.7.7.2 asks
 //! HCAs for them, and RoCE peers live without), automatic path migration, ATOMIC WRITE and FLUSH (refused), UC.
+
+// The modules know the value types under the name of the crate that re-exports them.
+extern crate pvrdma_verbs_types as pvrdma_verbs;
 
 mod datagram;
 mod dcqcn;

@@ -132,7 +132,7 @@ pub const REPOSITORY: Config = Config {
         ],
         forbidden_methods: &["elapsed"],
         forbidden_macros: &["dbg", "eprint", "eprintln", "print", "println"],
-        dependencies: &["bitflags", "crc32fast", "log", "pvrdma-verbs", "serde", "thiserror", "zerocopy"],
+        dependencies: &["crc32fast", "pvrdma-packet", "pvrdma-verbs-types", "serde", "thiserror"],
         exceptions: &[],
     },
     atomics: Atomics { document: "docs/atomics.md", home: "crates/handover/" },

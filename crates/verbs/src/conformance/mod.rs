@@ -16,7 +16,7 @@ mod states;
 
 use crate::hca::Backend;
 use crate::testing::{End, Node};
-use crate::types::QpType;
+use pvrdma_verbs_types::QpType;
 
 /// What adapters may do in different ways. The suite checks that they do what they say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

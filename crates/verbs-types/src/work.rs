@@ -1,9 +1,13 @@
 //! Work requests and completions, as values copied out of the guest's rings.
 
-use bitflags::bitflags;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 
-use crate::types::{Access, Gid, MacAddr, NetworkType, Qpn};
-use pvrdma_guest_memory::PageList;
+use bitflags::bitflags;
+use pvrdma_packet::MacAddr;
+use pvrdma_pages::PageList;
+
+use crate::types::{Access, Gid, NetworkType, Qpn};
 
 /// One piece of a scatter/gather list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -263,7 +267,7 @@ bitflags! {
 pub struct Completion {
     /// From the request.
     pub wr_id: u64,
-    /// [`crate::QpInit::cookie`] of the QP.
+    /// The number that the consumer gave the QP when it made it (its cookie).
     pub qp: u32,
     /// What completed.
     pub opcode: WcOpcode,
