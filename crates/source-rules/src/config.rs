@@ -13,6 +13,8 @@ pub struct Config {
     pub largest_circle: usize,
     /// Whether a file that defines items depends on what it re-exports. A file that defines none never does.
     pub reexports_are_arrows: bool,
+    /// The members of the workspace, from the bottom layer to the top one.
+    pub layers: &'static [&'static [&'static str]],
     /// The crate without input, output and clocks.
     pub pure: PureCrate,
     /// Where threads start.
@@ -97,6 +99,15 @@ pub const REPOSITORY: Config = Config {
     skipped_folders: &["target", "corpus", "artifacts"],
     largest_circle: 2,
     reexports_are_arrows: true,
+    layers: &[
+        &["pvrdma-base", "pvrdma-handover", "pvrdma-packet", "pvrdma-pages", "pvrdma-pci-function", "source-rules"],
+        &["pvrdma-guest-memory", "pvrdma-pci-slot", "pvrdma-verbs-types"],
+        &["pvrdma-roce", "pvrdma-verbs"],
+        &["pvrdma-ether-link"],
+        &["pvrdma-dev", "pvrdma-ibverbs", "pvrdma-rxe", "pvrdma-vmxnet3"],
+        &["pvrdma-vmm", "pvrdmad"],
+        &["guest-tests"],
+    ],
     pure: PureCrate {
         folder: "crates/roce",
         forbidden: &[

@@ -5,6 +5,7 @@
 mod atomics;
 mod circles;
 mod dependencies;
+mod layers;
 mod logs;
 mod module_style;
 mod publishing;
