@@ -29,6 +29,8 @@
 //! reads are split into requests of a bounded length ([`Tuning::read_chunk`]), so that a responder that sends a whole
 //! response in one go does not flood us.
 //!
+//! How a request is cut into packets is a value of its own, without a connection ([`PacketPlan`]).
+//!
 //! Each half describes itself as plain data ([`Requester::inspect`], [`Responder::inspect`]).
 //!
 //! Congestion control stands beside the halves, because both send at one rate: [`ReactionPoint`].
@@ -49,7 +51,6 @@ mod requester;
 mod responder;
 mod rnr_backoff;
 mod split_mix;
-mod synthetic_trace;
 pub mod wire;
 
 pub use datagram::{Datagram, DatagramSender};
@@ -59,7 +60,7 @@ pub use ops::{AccessError, AtomicChange, NakReason, Received, RequesterOps, Resp
 pub use path::{EgressMarking, Origin, Path, PathInspect, datagram_traffic_class};
 pub use quiet::Quiet;
 pub use requester::inspect::{RequesterInspect, RunningTimer};
+pub use requester::packet_plan::{PacketPlan, SizedWr};
 pub use requester::{Requester, RequesterStats, Tuning};
 pub use responder::{Handled, ReorderBuffer, Responder, ResponderInspect, ResponderStats};
 pub use rnr_backoff::RnrBackoff;
-pub use synthetic_trace::{PathPair, StepOutcome, SyntheticTrace, Toward, TraceStep};

@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use parking_lot::FairMutexGuard;
 use pvrdma_roce::wire::rnr_delay;
-use pvrdma_roce::{AtomicChange, NakReason, Received, StepOutcome};
+use pvrdma_roce::{AtomicChange, NakReason, Received};
 use pvrdma_verbs::{
     Access, QpState, QueueError, RemoteAddress, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus,
 };
 
 use super::route::LocalRoute;
 use crate::budget::Budget;
+use crate::capture::StepOutcome;
 use crate::capture::local::{ConnectionTrace, refusal};
 use crate::counters::{Counters, Tally};
 use crate::qp::Qp;
