@@ -19,6 +19,8 @@ pub struct Config {
     pub pure: PureCrate,
     /// Where threads start.
     pub threads: Threads,
+    /// Where no wait is without a deadline.
+    pub deadlines: Deadlines,
     /// Where words that threads share are listed.
     pub atomics: Atomics,
     /// What may be logged without a limit.
@@ -70,6 +72,17 @@ pub struct Threads {
     pub forbidden: &'static [&'static str],
     /// Files and folders that may nevertheless, each with the reason. A folder ends in `/`.
     pub exceptions: &'static [(&'static str, &'static str)],
+}
+
+/// The folder without waits that may last for ever.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// The folder. It ends in `/`.
+    pub folder: &'static str,
+    /// Methods that wait for ever where they take nothing but a guard.
+    pub methods: &'static [&'static str],
+    /// Files, methods that they may call nevertheless, and the reason.
+    pub exceptions: &'static [(&'static str, &'static str, &'static str)],
 }
 
 /// The list of what threads share without a lock.
@@ -161,6 +174,18 @@ pub const REPOSITORY: Config = Config {
             ("guest-tests/", "the test bed, which serves nobody"),
             ("pvrdmad/src/capture/client.rs", "the command that asks the daemon"),
             ("pvrdma-vmm/", "an example of a VMM, which confines nobody"),
+        ],
+    },
+    deadlines: Deadlines {
+        folder: "pvrdmad/src/supervisor/",
+        methods: &["join", "output", "recv", "status", "wait", "wait_with_output"],
+        exceptions: &[
+            ("pvrdmad/src/supervisor/joining.rs", "join", "the thread has said that it is at its end"),
+            (
+                "pvrdmad/src/supervisor/process.rs",
+                "recv",
+                "the thread gives each request of a start a deadline, and its end disconnects the channel",
+            ),
         ],
     },
     logs: Logs {

@@ -14,6 +14,7 @@
 //! | [`purity`] | no arrow from the protocol core to input, output or clocks |
 //! | [`publishing`] | crates have what a registry wants of them |
 //! | [`sizes`] | product files of at most 500 lines, functions of at most 60, or a reason |
+//! | [`deadlines`] | the supervisor waits for no process or thread without a deadline |
 //! | [`dependencies`] | no dependency that is unused or declared twice |
 //! | [`module_style`] | `name/mod.rs`, tests in `tests.rs`, no `#[path]` |
 //! | [`logs`] | what others can cause is logged under a limit, or with a reason |
@@ -29,6 +30,7 @@ pub mod circles;
 pub mod comments;
 pub mod conditions;
 pub mod config;
+pub mod deadlines;
 pub mod dependencies;
 pub mod imports;
 pub mod layers;

@@ -31,5 +31,5 @@ mod stream;
 pub use endpoint::{Endpoint, REPLY_DEADLINE};
 pub use files::FileRules;
 pub use irqs::{IrqCounters, IrqTable};
-pub use server::Server;
+pub use server::{Server, StuckClient};
 pub use stats::{ClientCounters, ConnectionStats};

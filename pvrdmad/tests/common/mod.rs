@@ -8,6 +8,7 @@
     reason = "each test uses a part"
 )]
 
+pub mod endless_close;
 pub mod frozen;
 pub mod process;
 pub mod remote;

@@ -4,6 +4,7 @@
 
 mod atomics;
 mod circles;
+mod deadlines;
 mod dependencies;
 mod layers;
 mod logs;
