@@ -166,6 +166,11 @@ impl SendOp {
         matches!(self, Self::Send { .. } | Self::Write { immediate: Some(_), .. })
     }
 
+    /// Whether the peer answers with data for local memory: a READ or an atomic.
+    pub const fn has_result(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
     /// Opcode that the request's own completion carries.
     pub const fn completion_opcode(&self) -> WcOpcode {
         match self {
