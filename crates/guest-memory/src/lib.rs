@@ -9,7 +9,6 @@
 mod budget;
 mod error;
 mod limits;
-mod pages;
 mod part;
 mod pin;
 mod range;
@@ -22,8 +21,8 @@ mod watcher;
 pub use budget::{Charge, Kept, MemoryBudget, OverBudget};
 pub use error::{DmaError, MapError};
 pub use limits::{MAX_RANGES, MemoryLimits};
-pub use pages::{Extent, PAGE_SIZE, PageList, PageListBuilder};
 pub use pin::{PinError, PinGuard, PinPolicy, PinRefusal};
+pub use pvrdma_pages::{Extent, PAGE_SIZE, PageError, PageList, PageListBuilder};
 pub use range::{Backing, Direction, DmaRange, SpaceId};
 pub use space::DmaSpace;
 pub use view::{DmaView, HostPiece};

@@ -9,18 +9,19 @@ use std::sync::Arc;
 
 use parking_lot::FairMutexGuard;
 use pvrdma_roce::wire::rnr_delay;
-use pvrdma_roce::{AtomicChange, NakReason, Received, StepOutcome};
+use pvrdma_roce::{AtomicChange, NakReason, Received};
 use pvrdma_verbs::{
     Access, QpState, QueueError, RemoteAddress, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus,
 };
 
 use super::route::LocalRoute;
 use crate::budget::Budget;
+use crate::capture::StepOutcome;
 use crate::capture::local::{ConnectionTrace, refusal};
 use crate::counters::{Counters, Tally};
 use crate::qp::Qp;
 use crate::qp::requester::{Progress, Requester, begin_request};
-use crate::qp::responder::{Responder, execute_atomic, remote_list, remote_sge};
+use crate::qp::responder::{Responder, check_remote, execute_atomic, remote_list, remote_sge};
 use crate::qp::state::ErrorCause;
 use crate::sg::{FaultyList, Memory, MemoryGuard, SgList, transfer};
 use crate::task::Run;
@@ -301,13 +302,16 @@ impl<'a> Exchange<'a> {
     fn write(&mut self, remote: RemoteAddress, immediate: Option<[u8; 4]>) -> Result<Step, NakReason> {
         let (peer, view) = (self.peer, self.memory.view);
         let length = self.progress.length;
+        // A message of one packet needs its receive at once; a longer one with its last packet.
+        let takes_first = immediate.is_some() && length <= u64::from(self.responder.attrs.path_mtu.bytes());
         if self.progress.done == 0 {
             self.responder.check_enabled(peer, view, Access::REMOTE_WRITE)?;
-            // A message of one packet needs its receive at once; a longer one with its last packet.
-            if immediate.is_some() && length <= u64::from(self.responder.attrs.path_mtu.bytes()) {
+            if takes_first {
                 self.responder.take_receive(peer, view, Some(&self.qp.state))?;
             }
-            self.responder.check_remote(peer, self.memory, remote, length, Access::REMOTE_WRITE)?;
+            if check_remote(peer, self.memory, remote, length, Access::REMOTE_WRITE).is_err() {
+                return Err(self.deny_write(takes_first));
+            }
         }
         let sges = [remote_sge(remote, length)];
         let list = remote_list(peer, self.memory, &sges, Access::REMOTE_WRITE);
@@ -315,7 +319,7 @@ impl<'a> Exchange<'a> {
             Ok(true) => {}
             Ok(false) => return Ok(Step::Moved),
             Err(FaultyList::Source) => return Ok(Step::Failed(WcStatus::LocalProtection)),
-            Err(FaultyList::Target) => return Err(self.responder.refuse(peer, view, NakReason::RemoteAccess)),
+            Err(FaultyList::Target) => return Err(self.deny_write(takes_first)),
         }
         if let Some(immediate) = immediate {
             self.responder.take_receive(peer, view, Some(&self.qp.state))?;
@@ -324,12 +328,24 @@ impl<'a> Exchange<'a> {
         Ok(Step::Done(0))
     }
 
+    /// Refuses a WRITE to memory that cannot be accessed.
+    fn deny_write(&mut self, took_receive: bool) -> NakReason {
+        let (peer, view) = (self.peer, self.memory.view);
+        if took_receive {
+            self.responder.refuse_immediate(peer, view)
+        } else {
+            self.responder.refuse(peer, view, NakReason::RemoteAccess)
+        }
+    }
+
     fn read(&mut self, remote: RemoteAddress) -> Result<Step, NakReason> {
         let (peer, view) = (self.peer, self.memory.view);
         let length = self.progress.length;
         if self.progress.done == 0 {
             self.responder.check_enabled(peer, view, Access::REMOTE_READ)?;
-            self.responder.check_remote(peer, self.memory, remote, length, Access::REMOTE_READ)?;
+            if check_remote(peer, self.memory, remote, length, Access::REMOTE_READ).is_err() {
+                return Err(self.responder.refuse(peer, view, NakReason::RemoteAccess));
+            }
         }
         let sges = [remote_sge(remote, length)];
         let source = remote_list(peer, self.memory, &sges, Access::REMOTE_READ);
@@ -373,8 +389,8 @@ fn atomic(
     if !remote.addr.is_multiple_of(8) {
         return Err(responder.refuse(peer, memory.view, NakReason::InvalidRequest));
     }
-    responder.check_remote(peer, memory, remote, 8, Access::REMOTE_ATOMIC)?;
-    let Ok(old) = execute_atomic(peer, memory, remote, change) else {
+    let checked = check_remote(peer, memory, remote, 8, Access::REMOTE_ATOMIC);
+    let Ok(old) = checked.and_then(|()| execute_atomic(peer, memory, remote, change)) else {
         return Err(responder.refuse(peer, memory.view, NakReason::RemoteAccess));
     };
     let target = SgList { need: Access::LOCAL_WRITE, ..own };
