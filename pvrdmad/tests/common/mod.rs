@@ -25,6 +25,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
+use pvrdma_ether_link::ManualClock;
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
 use pvrdmad::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
@@ -193,7 +194,8 @@ impl Served {
         let name = format!("device-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("device.sock");
-        let irqs = Arc::new(IrqTable::default());
+        // By a clock that stands still every signal is short, so that it is there when the call returns.
+        let irqs = Arc::new(IrqTable::with_clock(Arc::new(ManualClock::default())));
         let function = Arc::new(TestFunction::new(Arc::clone(&irqs)));
         let memory = DmaSpace::new(PinPolicy::Off);
         let stats = Arc::new(ConnectionStats::default());
