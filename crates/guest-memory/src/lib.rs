@@ -14,6 +14,7 @@ mod part;
 mod pin;
 mod range;
 mod space;
+mod stall;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -26,5 +27,6 @@ pub use pages::{Extent, PAGE_SIZE, PageList, PageListBuilder};
 pub use pin::{PinError, PinGuard, PinPolicy, PinRefusal};
 pub use range::{Backing, Direction, DmaRange, SpaceId};
 pub use space::DmaSpace;
+pub use stall::{REMEMBERED, STALLS, Stall, StallMeter};
 pub use view::{DmaView, HostPiece};
 pub use watcher::MemoryWatcher;

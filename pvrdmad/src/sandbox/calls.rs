@@ -191,6 +191,8 @@ static GUEST: Group = Group {
     purpose: "running what guests ask for: locking memory, interrupts, sending frames, making eventfds and timers, counting what a link lost, whose process a client is",
     calls: &[
         call("eventfd2", libc::SYS_eventfd2),
+        // Whether an access to guest memory slept.
+        when("getrusage", libc::SYS_getrusage, &[&[is(0, libc::RUSAGE_THREAD)]], "RUSAGE_THREAD"),
         when(
             "getsockopt",
             libc::SYS_getsockopt,

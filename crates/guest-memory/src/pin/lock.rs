@@ -1,13 +1,15 @@
-//! The calls that keep memory resident. The only unsafe code of this crate.
+//! The calls that keep memory resident, and those that measure how long it lets its users wait. The only unsafe code
+//! of this crate.
 #![expect(
     unsafe_code,
-    reason = "madvise, mlock2 and munlock take addresses, lseek with SEEK_DATA is not in std"
+    reason = "madvise, mlock2 and munlock take addresses, lseek with SEEK_DATA, the coarse clock and getrusage are not in std"
 )]
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use log::warn;
 use vm_memory::mmap::MmapRegion;
@@ -130,6 +132,25 @@ pub(super) fn unlock(mapping: &MmapRegion, offset: usize, len: usize) {
             warn!("munlock of {len} bytes: {error} ({count} times so far)");
         }
     }
+}
+
+/// Monotonic time, some milliseconds late; it costs less than the exact time.
+#[inline]
+pub(crate) fn coarse_time() -> Duration {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: clock_gettime writes into the struct it is given.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    // Neither is negative.
+    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+/// How often the calling thread has slept, as in a page fault that waits, and not only lost its processor to others.
+pub(crate) fn voluntary_switches() -> u64 {
+    // SAFETY: an all-zero rusage is a valid one.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: getrusage writes into the struct it is given. If it fails, no switch is seen.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_nvcsw.unsigned_abs()
 }
 
 /// `RLIMIT_MEMLOCK` in words.

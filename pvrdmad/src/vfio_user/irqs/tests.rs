@@ -1,5 +1,6 @@
 //! Which thread signals and closes a client's eventfds, with calls that last as long as a test wants.
 
+use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, ThreadId};
 
