@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -194,6 +195,18 @@ impl DmaSpace {
     /// Returns `true` if all access was taken away by [`Self::revocation`] or by stalls.
     pub fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Acquire)
+    }
+
+    /// Returns `true` if an access to this memory stalled in the last minutes ([`Stall`]): no memory of others should be
+    /// held while it is used.
+    #[inline]
+    pub fn is_slow(&self) -> bool {
+        self.stalls.is_slow()
+    }
+
+    /// Notes a stall as if an access had just found it.
+    pub fn note_stall(&self, duration: Duration) {
+        self.stalls.note_now(duration);
     }
 
     /// Calls `observer` for each stall of this memory (see [`Stall`]), on the thread that waited, which holds views and

@@ -79,6 +79,8 @@ pub(crate) struct Stalls {
     /// Until when accesses are timed, and until when they also ask for sleep, in nanoseconds.
     timed: AtomicU64,
     verified: AtomicU64,
+    /// Until when a stall is remembered, in nanoseconds.
+    slow: AtomicU64,
     /// When the last stalls were.
     recent: Mutex<VecDeque<Duration>>,
     /// Set with the space's revocation when stalls were the reason.
@@ -93,6 +95,7 @@ impl Stalls {
             meter: meter.unwrap_or_else(|| Box::new(SystemMeter)),
             timed: AtomicU64::new(0),
             verified: AtomicU64::new(0),
+            slow: AtomicU64::new(0),
             recent: Mutex::default(),
             exceeded: AtomicBool::new(false),
             revoked,
@@ -107,6 +110,13 @@ impl Stalls {
     /// Returns `true` if the memory was revoked because of stalls, once.
     pub(crate) fn take_exceeded(&self) -> bool {
         self.exceeded.swap(false, Ordering::Relaxed)
+    }
+
+    /// Returns `true` if a stall is remembered.
+    #[inline]
+    pub(crate) fn is_slow(&self) -> bool {
+        let until = self.slow.load(Ordering::Relaxed);
+        until != 0 && nanos(self.meter.now()) < until
     }
 
     /// A view begins.
@@ -135,9 +145,14 @@ impl Stalls {
         self.timed.fetch_max(until, Ordering::Relaxed);
     }
 
+    pub(crate) fn note_now(&self, duration: Duration) {
+        self.note(nanos(self.meter.now()), duration);
+    }
+
     #[cold]
     fn note(&self, now: u64, duration: Duration) {
         self.verify(now);
+        self.slow.fetch_max(now.saturating_add(nanos(REMEMBERED)), Ordering::Relaxed);
         let now = Duration::from_nanos(now);
         let revoked = {
             let mut recent = self.recent.lock();
@@ -219,7 +234,7 @@ impl Drop for Hold<'_> {
     #[inline]
     fn drop(&mut self) {
         let now = nanos(self.stalls.meter.now());
-        if now.saturating_sub(self.since) >= const { LONG.as_millis() as u64 * 1_000_000 } {
+        if now.saturating_sub(self.since) >= nanos(LONG) {
             self.stalls.time(now);
         }
     }
@@ -329,6 +344,7 @@ mod tests {
         assert!(slow.space.take_stalled() && !slow.space.take_stalled());
         neighbour.access().unwrap();
         assert_eq!(neighbour.counts(), (0, 0));
+        assert!(slow.space.is_slow() && !neighbour.space.is_slow());
         assert!(!neighbour.space.take_stalled());
     }
 
@@ -359,13 +375,17 @@ mod tests {
         guest.script.pass(REMEMBERED);
         stall();
         assert_eq!(guest.counts(), (3, 0));
+        guest.script.pass(REMEMBERED);
+        assert!(!guest.space.is_slow());
+        stall();
+        assert_eq!(guest.counts(), (4, 0));
         // The next client of the device begins with what the last one did.
         guest.space.unmap_all();
         let backing = Some(Backing { mapping: Arc::new(MmapRegion::new(4 << 12).unwrap()), offset: 0 });
         guest.space.map(DmaRange { iova: 0, len: 4 << 12, writable: true, backing }).unwrap();
         stall();
         stall();
-        assert_eq!(guest.counts(), (5, 1));
+        assert_eq!(guest.counts(), (6, 1));
     }
 
     /// Each page of a piece, from the first byte that is used to the last.
