@@ -271,3 +271,12 @@ over_a_cable! {
     a_full_completion_queue_ends_every_qp_of_it
     flushes_are_in_ring_order_and_longer_than_one_budget
 }
+
+on_slow_memory! {
+    local_errors
+    remote_errors
+    receives_that_take_nothing
+    broken_rings_end_their_qp
+    a_full_completion_queue_ends_every_qp_of_it
+    flushes_are_in_ring_order_and_longer_than_one_budget
+}

@@ -139,3 +139,9 @@ over_a_cable! {
     the_old_value_of_an_atomic_is_scattered
     two_adapters_on_one_guest_memory
 }
+
+on_slow_memory! {
+    operations_are_counted
+    the_old_value_of_an_atomic_is_scattered
+    two_adapters_on_one_guest_memory
+}

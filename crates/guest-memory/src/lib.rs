@@ -13,6 +13,7 @@ mod part;
 mod pin;
 mod range;
 mod space;
+mod stall;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -25,5 +26,6 @@ pub use pin::{PinError, PinGuard, PinPolicy, PinRefusal};
 pub use pvrdma_pages::{Extent, PAGE_SIZE, PageError, PageList, PageListBuilder};
 pub use range::{Backing, Direction, DmaRange, SpaceId};
 pub use space::DmaSpace;
+pub use stall::{REMEMBERED, STALLS, Stall, StallMeter};
 pub use view::{DmaView, HostPiece};
 pub use watcher::MemoryWatcher;
