@@ -10,6 +10,7 @@ mod changes;
 mod connection;
 mod doorbells;
 mod joining;
+mod keepers;
 mod network;
 mod plan;
 mod process;
@@ -85,11 +86,7 @@ impl Supervisor {
     }
 
     fn with_timing(config: &Config, program: Option<&Program>, inherited: Inherited, timing: Timing) -> Result<Self> {
-        let sources = Sources {
-            inherited,
-            doorbells: DoorbellHost::new(program.map(|program| program.path.clone())),
-            ..Sources::default()
-        };
+        let sources = Sources { inherited, doorbells: DoorbellHost::new(program.cloned()), ..Sources::default() };
         // All sockets first: they are what fails most often.
         let plans = config.networks.iter().map(|network| Plan::new(config, network, &sources, timing).map(Arc::new));
         let plans = plans.collect::<Result<Vec<_>>>()?;

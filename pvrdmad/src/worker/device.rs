@@ -16,6 +16,7 @@ use super::Host;
 use super::network_function::NetworkFunction;
 use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::doorbells::{DoorbellSetup, Doorbells, Mappable, ServedFile};
+use crate::keeper::client::Keeper;
 use crate::protocol::Carrier;
 use crate::status::Reporter;
 use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server, StuckClient};
@@ -58,8 +59,22 @@ impl ServedDevice {
         place: Place,
         host: &Arc<dyn Host>,
     ) -> Result<Self> {
-        let Place { network, mtu, link, carrier, share, flows, failures, port, rxe, nic, nic_link, doorbells, pages } =
-            place;
+        let Place {
+            network,
+            mtu,
+            link,
+            carrier,
+            share,
+            flows,
+            failures,
+            port,
+            rxe,
+            nic,
+            nic_link,
+            doorbells,
+            pages,
+            keeper,
+        } = place;
         let limits = MemoryLimits { locked_bytes: device.memory.max_locked, ..MemoryLimits::default() };
         let memory = DmaSpace::with_limits(device.pin.into(), limits);
         let irqs = Arc::new(IrqTable::default());
@@ -80,6 +95,7 @@ impl ServedDevice {
             memory: Arc::clone(&memory),
             files: file_rules(device.memory),
             irqs: Arc::clone(&irqs),
+            keeper: keeper.as_ref().map(Keeper::device),
             stats: Arc::clone(&stats),
             mappable: mappable(&doorbells, &*function),
             intx: device.config.intx,
@@ -168,6 +184,8 @@ pub(super) struct Place {
     pub(super) pages: Option<ServedFile>,
     /// The network function beside it, if that is ours.
     pub(super) nic: Option<NetworkFunction>,
+    /// What receives the descriptors of its clients, if that is not this process.
+    pub(super) keeper: Option<Arc<Keeper>>,
     /// The link to it, if it is QEMU's.
     pub(super) nic_link: Option<Arc<dyn Link>>,
 }

@@ -33,6 +33,7 @@ use self::network_function::NetworkFunction;
 use crate::capture::stream::{self, Streams};
 use crate::config::{BackendSpec, Device, LinkState, Network, change_share, share_words};
 use crate::doorbells::{DoorbellSetup, PageFile, ServedFile};
+use crate::keeper::client::{Keeper, PATIENCE};
 use crate::logging;
 use crate::protocol::{Carrier, NetworkSetup, Reply, Request};
 use crate::sandbox;
@@ -159,6 +160,7 @@ impl Worker {
             nic_link: None,
             doorbells,
             pages,
+            keeper: self.setup.keepers.then(|| self.keeper(&device.config.name)),
         };
         let served = match &self.adapter {
             Adapter::Rxe(rxe) => {
@@ -174,6 +176,12 @@ impl Worker {
         };
         devices.push(served?);
         Ok(())
+    }
+
+    /// What receives the descriptors of a device's clients.
+    fn keeper(&self, device: &str) -> Arc<Keeper> {
+        let (host, device) = (Arc::clone(&self.host), device.to_owned());
+        Keeper::new(move || host.keeper(&device), PATIENCE)
     }
 
     /// Has the host told of queue pairs that fail.
@@ -193,7 +201,7 @@ impl Worker {
         }
         let DeviceConfig { name, mac, .. } = &device.config;
         let link: Option<Arc<dyn Link>> = if device.nic_socket.is_some() {
-            let function = NetworkFunction::start(device, nic).context("nic-socket")?;
+            let function = NetworkFunction::start(device, nic, place.keeper.as_ref()).context("nic-socket")?;
             Some(Arc::clone(&place.nic.insert(function).link) as _)
         } else {
             let open = |link| links::open(link, nic, &self.host, Some(name), true);
