@@ -393,6 +393,7 @@ impl Port {
             Err(Violation::Vlan) => PortCounters::bump(&self.counters.passed_dropped_vlan),
             Err(Violation::Roce) => PortCounters::bump(&self.counters.passed_dropped_roce),
             Err(Violation::Address) => PortCounters::bump(&self.counters.passed_dropped_address),
+            Err(Violation::Offload) => PortCounters::bump(&self.counters.passed_dropped_offload),
         }
     }
 

@@ -313,7 +313,7 @@ fn checksums_between_guests_are_not_calculated() {
     sender.send(0, &TxPacket::in_parts(&open, 4096, TxOffload::Checksum { start, at }));
     let mut frames = Frames::default();
     source.receive(&mut frames, 64);
-    assert_eq!((frames.get(0), frames.offload(0)), (Some(&open[..]), Offload::checksum(34, 40)));
+    assert_eq!((frames.get(0), frames.offload(0)), (Some(&open[..]), Offload::checksum(&open, 34, 40).unwrap()));
     assert_eq!(sink.send(&frames, 0), 1);
     let got = receiver.poll(0);
     assert!(got[0].checksum_verified && got[0].bytes == open);

@@ -1,14 +1,24 @@
 //! The Internet checksum (RFC 1071).
 
+use std::ops::Range;
+
 use super::headers::{Headers, Ip, IpVersion, Transport};
+use crate::abi::byte;
 use crate::abi::completion::ChecksumReport;
 
 /// Where the checksum is in a TCP header, in bytes.
 pub(crate) const TCP_CHECKSUM: u16 = 16;
 /// Where it is in a UDP header.
-const UDP_CHECKSUM: usize = 6;
+pub(crate) const UDP_CHECKSUM: u16 = 6;
 /// Where it is in an IPv4 header.
 const IPV4_CHECKSUM: usize = 10;
+
+/// The same in a GRE header, which has one if this bit of its first byte is set.
+const GRE_CHECKSUM: usize = 4;
+const GRE_HAS_CHECKSUM: u8 = 0x80;
+/// Bytes of a GRE header with a checksum.
+const GRE_LEN: usize = 8;
+const PROTOCOL_GRE: u8 = 47;
 
 /// The sum of 16-bit words in network order, added to `sum`. A last odd byte counts as the high half of a word. No
 /// frame is long enough for the sum to overflow.
@@ -50,12 +60,26 @@ pub(crate) fn pseudo_header(frame: &[u8], ip: &Ip, offset: usize) -> u64 {
     add(len + u64::from(ip.protocol), frame.get(ip.addresses()).unwrap_or_default())
 }
 
-/// Stores the complement of the sum from `start` to the end at `at`. What is there already (the sum of the pseudo
+/// Stores the complement of the sum of the bytes in `covered` at `at`. What is there already (the sum of the pseudo
 /// header) is part of it. A result of 0 is stored as its other representation: in UDP 0 would mean that there is no
 /// checksum.
-pub(crate) fn complete(frame: &mut [u8], start: usize, at: usize) {
-    let sum = !fold(add(0, frame.get(start..).unwrap_or_default()));
+pub(crate) fn complete(frame: &mut [u8], covered: Range<usize>, at: usize) {
+    let sum = !fold(add(0, frame.get(covered).unwrap_or_default()));
     store(frame, at, if sum == 0 { 0xffff } else { sum });
+}
+
+/// Calculates the checksum of a GRE header (RFC 2784) in a packet that is no fragment. Linux leaves it to devices that
+/// calculate any checksum. Returns `false`, and changes nothing, if `start` and `at` are not that header and its
+/// checksum.
+pub(crate) fn complete_gre(frame: &mut [u8], headers: &Headers, (start, at): (u16, u16)) -> bool {
+    let (start, at) = (usize::from(start), usize::from(at));
+    let Some(ip) = headers.ip.filter(|ip| ip.protocol == PROTOCOL_GRE && !ip.fragment) else { return false };
+    let has_checksum = ip.payload + GRE_LEN <= ip.end && byte(frame, ip.payload) & GRE_HAS_CHECKSUM != 0;
+    let is_there = has_checksum && (start, at) == (ip.payload, ip.payload + GRE_CHECKSUM);
+    if is_there {
+        complete(frame, start..ip.end, at);
+    }
+    is_there
 }
 
 /// Calculates the checksum of the IPv4 header, if there is one.
@@ -99,7 +123,8 @@ fn transport_is_right(frame: &[u8], ip: &Ip, transport: Option<Transport>) -> bo
     let offset = match transport {
         None => return false,
         Some(Transport::Udp { offset }) => {
-            if slice(frame, offset + UDP_CHECKSUM, offset + UDP_CHECKSUM + 2) == [0, 0] {
+            let field = offset + usize::from(UDP_CHECKSUM);
+            if slice(frame, field, field + 2) == [0, 0] {
                 return false;
             }
             offset

@@ -108,9 +108,10 @@ impl Headers {
         network && equal(0, ip) && equal(udp, udp + 4) && equal(udp + 6, udp + 8)
     }
 
-    /// What the kernel is told of a frame that is left to it. `None`: it does not take such a frame.
+    /// The `virtio_net_hdr` of a frame whose checksum or segmentation is left to the kernel. Its offsets are those of
+    /// the frame's headers. `None`: the kernel does not take such a frame.
     pub(super) fn left_open(frame: &[u8], offload: Offload) -> Option<[u8; OFFLOAD_LEN]> {
-        let (start, at) = offload.missing_checksum()?;
+        let (start, at) = offload.missing_checksum(frame)?;
         let mut open = [NEEDS_CHECKSUM, KIND_NONE, 0, 0, 0, 0, 0, 0, 0, 0];
         let mut say = |place: usize, value: u16| -> Option<()> {
             *open.get_mut(place..)?.first_chunk_mut()? = value.to_ne_bytes();

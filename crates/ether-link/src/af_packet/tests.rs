@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
 use crate::namespace::Namespace;
-use crate::offload::sample::{carried, data, long_tcp};
+use crate::offload::sample::{carried, data, long_tcp, open_checksum};
 use pvrdma_roce::wire::{Bth, Checksum, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Udp, build};
 
 const A: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -187,7 +187,7 @@ fn what_is_left_to_the_kernel_arrives_right() {
         let (short, _) = long_tcp(B.0, A.0, &data(700), 1448);
         let mut frames = Frames::default();
         frames.push_with_offload(&long, segmentation);
-        frames.push_with_offload(&short, Offload::checksum(34, 50));
+        frames.push_with_offload(&short, open_checksum(&short));
         assert_eq!(link.send(&frames, 0), 2);
         let got = collect(&b, 36);
         assert_eq!((carried(&got[..35]), carried(&got[35..])), (bytes, data(700)));
@@ -195,7 +195,7 @@ fn what_is_left_to_the_kernel_arrives_right() {
         let mut tagged = long;
         tagged.splice(12..12, [0x81, 0, 0, 7]);
         frames.clear();
-        frames.push_with_offload(&tagged, segmentation.moved(4));
+        frames.push_with_offload(&tagged, segmentation);
         assert_eq!((link.send(&frames, 0), collect(&b, 35).len(), link.lost()), (1, 35, 0));
     });
 }
