@@ -9,6 +9,7 @@ use pvrdma_roce::wire::Ethernet;
 use crate::Offload;
 pub(super) use crate::offload::headers::{Headers, MAX_HEADERS, finish_checksum};
 use crate::offload::headers::{checksum_of_ipv4, put};
+use crate::offload::is_whole;
 
 /// Bytes of a `virtio_net_hdr`.
 pub(super) const OFFLOAD_LEN: usize = 10;
@@ -138,7 +139,8 @@ impl Headers {
 pub(super) fn run<'f>(frames: impl Iterator<Item = &'f [u8]>) -> Option<(usize, Headers)> {
     let mut frames = frames.take(MAX_SEGMENTS);
     let first = frames.next()?;
-    let headers = Headers::of(first).filter(Headers::are_roce)?;
+    // The kernel refuses a super-frame whose headers contradict each other, and that must not look as if it took none.
+    let headers = Headers::of(first).filter(Headers::are_roce).filter(|_| is_whole(first))?;
     let udp_checksum = headers.transport + 6;
     if first.get(udp_checksum..udp_checksum + 2) != Some(&[0, 0]) {
         return None;

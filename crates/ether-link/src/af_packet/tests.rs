@@ -61,6 +61,15 @@ fn runs_end_where_packets_differ() {
     }
     // 30 long and the first short one, the other four short ones; identification; then port, and the greatest number.
     assert_eq!(counts, [31, 4, 1, 64, 64, 64, 47]);
+    // No run has headers that contradict each other, which the kernel would refuse: version, UDP length.
+    for (at, value) in [(14, 0x65), (39, 9)] {
+        let spoiled = (10..40).map(|ident| packet(ident, 0xc001, 1024));
+        let spoiled = spoiled.map(|mut frame| {
+            frame[at] = value;
+            frame
+        });
+        assert!(offload::run(batch(&spoiled.collect::<Vec<_>>()).iter()).is_none());
+    }
 }
 
 /// What another sender of the host left to the hardware: a TCP super-frame, for IPv4 and for IPv6.
@@ -200,6 +209,26 @@ fn what_is_left_to_the_kernel_arrives_right() {
     });
 }
 
+/// A frame that the kernel does not take says nothing about others: it is lost, and TCP of other devices that share the
+/// uplink is cut by the kernel as before.
+#[test]
+fn a_frame_that_is_refused_is_the_only_one_that_suffers() {
+    let Some(host) = Namespace::new("refused") else { return };
+    host.veth();
+    host.enter(|| {
+        let (a, b) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
+        plug(&a, &b);
+        let bytes = data(5000);
+        let (long, segmentation) = long_tcp(B.0, A.0, &bytes, 1448);
+        let mut frames = Frames::default();
+        frames.push_with_offload(&long[..5], segmentation);
+        frames.push_with_offload(&long, segmentation);
+        assert_eq!((a.send(&frames, 0), a.lost()), (2, 1));
+        assert_eq!(carried(&collect(&b, 4)), bytes);
+        assert!(a.takes(&long, segmentation));
+    });
+}
+
 /// With a tag runs leave and come as super-frames, too.
 #[test]
 fn wire_c9_tagged_runs_are_super_frames() {
@@ -237,6 +266,10 @@ fn wire_s3_a_super_frame_is_looked_at_before_others_leave() {
         plug(&own, &peer);
         let socket = AfPacketSocket::open("va", VlanFilter::All).unwrap();
         assert_eq!(socket.segmentation(A).unwrap(), Segmentation::Interface, "as virtual ones are");
+        // The kernel was asked about TCP with a frame that it takes.
+        let (asked, mut segments) = (segmentation::long_tcp(A), Vec::new());
+        let cut = asked.offload(0).finish(asked.get(0).unwrap(), &mut Vec::new(), |part| segments.push(part.to_vec()));
+        assert!(cut && carried(&segments) == [0; 128]);
         host.ip("link set va gso_max_size 200");
         assert_eq!(socket.segmentation(A).unwrap(), Segmentation::Kernel);
         host.ip("link set va down");

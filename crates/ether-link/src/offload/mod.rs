@@ -59,7 +59,7 @@ impl Offload {
     pub fn fits(self, frame: &[u8]) -> bool {
         match self.0 {
             Work::Nothing => true,
-            Work::Checksum => Transport::of(frame).is_some(),
+            Work::Checksum => is_whole(frame),
             Work::Segment(_) => can_segment(frame),
         }
     }
@@ -117,6 +117,11 @@ impl Offload {
         }
         count > 0
     }
+}
+
+/// Returns `true` for an unfragmented TCP segment or UDP datagram, all of whose lengths agree.
+pub(crate) fn is_whole(frame: &[u8]) -> bool {
+    Transport::of(frame).is_some()
 }
 
 /// Both parsers must find the same TCP header: [`Headers`] takes a fragment for TCP, and [`Transport`] takes frames
