@@ -2,9 +2,12 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+use std::net::Ipv4Addr;
+
+use pvrdma_ether_link::testing::{Attack, attacks};
 use pvrdma_vmxnet3::Checksum;
 use pvrdma_vmxnet3::testing::frames::{
-    self, Flow, PEER_MAC, checksums_are_right, ethernet, pattern, reference_checksum, tagged,
+    Flow, GUEST_MAC, PEER_MAC, checksums_are_right, ethernet, pattern, reference_checksum, tagged,
 };
 use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, TxOffload, TxPacket};
 
@@ -81,11 +84,12 @@ fn a_checksum_goes_nowhere_but_to_tcp_or_udp() {
     port.set_offloads(true, true);
     let mut driver = Driver::up(&guest, DriverConfig::default());
     let mut errors = 0;
-    for (what, frame, [start, at]) in frames::attacks() {
+    let addresses = [5, 1].map(|number| Ipv4Addr::new(10, 0, 0, number));
+    for Attack { name, frame, start, at, .. } in attacks(PEER_MAC, GUEST_MAC, &[], addresses) {
         driver.send(0, &TxPacket::in_parts(&frame, 4096, TxOffload::Checksum { start, at }));
         errors += 1;
-        assert_eq!((port.take().len(), driver.reap(0)), (0, 1), "{what}");
-        assert_eq!(driver.stats(0)[8], errors, "{what}");
+        assert_eq!((port.take().len(), driver.reap(0)), (0, 1), "{name}");
+        assert_eq!(driver.stats(0)[8], errors, "{name}");
     }
     let udp = Flow::TO_PEER.left_open(Flow::TO_PEER.udp(b"data"), 6, false);
     for at in 0..u16::try_from(udp.len()).unwrap() {

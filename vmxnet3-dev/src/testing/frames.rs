@@ -125,36 +125,6 @@ impl Flow {
     }
 }
 
-/// Frames with a checksum to calculate that breaks a rule of the network where it is stored: what each becomes, and
-/// which bytes are to be summed and stored. All are from the guest, and keep the rules of a network without VLANs until
-/// then.
-pub fn attacks() -> [(&'static str, Vec<u8>, [u16; 2]); 5] {
-    let from_guest =
-        |tag: &[u8], kind: u16, body: &[u8]| [&PEER_MAC[..], &GUEST_MAC, tag, &kind.to_be_bytes(), body].concat();
-    let priority = [0x81, 0, 0, 0];
-    let arp = [&[0, 1, 8, 0, 6, 4, 0, 2][..], &GUEST_MAC, &[10, 0, 0, 5], &PEER_MAC, &[10, 0, 0, 9]].concat();
-    let roce = Flow { ports: [0xc000, 53], ..Flow::TO_PEER }.udp(&[0; 24]);
-    [
-        ("VLAN 666", forge(from_guest(&priority, 0x88b5, &[0; 50]), 14, 14, 666), [14, 14]),
-        ("RoCE v2", forge(roce, 34, 36, 4791), [34, 36]),
-        ("RoCE v1", forge(from_guest(&priority, 0x88b5, &[0; 50]), 14, 16, 0x8915), [14, 16]),
-        ("ARP", forge(from_guest(&priority, 0x88b5, &[&arp[..], &[0; 22]].concat()), 14, 16, 0x0806), [14, 16]),
-        ("ARP of 10.0.0.1", forge(from_guest(&[], 0x0806, &[&arp[..], &[0; 22]].concat()), 14, 30, 1), [14, 30]),
-    ]
-}
-
-/// Chooses the last two bytes of a frame so that the checksum of the bytes from `start` on, stored at `at`, is `value`.
-fn forge(mut frame: Vec<u8>, start: usize, at: usize, value: u16) -> Vec<u8> {
-    let last = frame.len() - 2;
-    assert!((last - start).is_multiple_of(2) && at + 2 <= last);
-    let word = (0..=u16::MAX).find(|word| {
-        frame[last..].copy_from_slice(&word.to_be_bytes());
-        reference_checksum(&frame[start..]) == value
-    });
-    assert!(word.is_some(), "no such sum");
-    frame
-}
-
 /// Bytes that differ from place to place.
 pub fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
