@@ -13,6 +13,7 @@ pub(crate) mod policy;
 mod receive;
 mod receive_queue;
 pub(crate) mod registry;
+mod stations;
 mod threads;
 mod tx_queue;
 pub(crate) mod uplink;
