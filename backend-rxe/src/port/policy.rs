@@ -238,7 +238,7 @@ mod tests {
     const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 
     fn frame(source: MacAddr, tag: &[u8]) -> Vec<u8> {
-        [&[0xff; 6], &source.0[..], tag, &[8, 6], b"body"].concat()
+        [&[0xff; 6], &source.0[..], tag, &[0x88, 0xb5], b"body"].concat()
     }
 
     fn policy(vlan: VlanMode, forged: ForgedTransmits) -> Policy {
