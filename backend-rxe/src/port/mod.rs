@@ -7,12 +7,15 @@ pub(crate) mod counters;
 mod helpers;
 mod inspect;
 pub(crate) mod kept;
+#[cfg(test)]
+mod leaving;
 mod nic;
 mod outgoing;
 pub(crate) mod policy;
 mod receive;
 mod receive_queue;
 pub(crate) mod registry;
+mod stations;
 mod threads;
 mod tx_queue;
 pub(crate) mod uplink;

@@ -83,7 +83,8 @@ pub(super) enum Violation {
     Vlan,
     /// It is RoCE, or may be.
     Roce,
-    /// It says that the device has an address that it may not have.
+    /// It is ARP, RARP or neighbour discovery that is not understood, or gives the device an address that it may not
+    /// have, or another Ethernet address than its own.
     Address,
     /// Its checksum is to be calculated, or it is to be cut, and it is no whole TCP segment or UDP datagram.
     Offload,
@@ -168,12 +169,15 @@ impl Policy {
             return Err(Violation::Vlan);
         }
         match claim(frame) {
-            Claim::Addresses(addresses) => {
+            Claim::Station(station) => {
                 let vlan = self.vlan.access().or_else(|| ethernet.vlan_id());
-                if !addresses.into_iter().flatten().all(|gid| may_have(gid, vlan)) {
+                let hardware = station.hardware.is_none_or(|hardware| hardware == self.mac);
+                let may_speak = hardware || self.rules.forged.allow_mac();
+                if !may_speak || !station.addresses.into_iter().flatten().all(|gid| may_have(gid, vlan)) {
                     return Err(Violation::Address);
                 }
             }
+            Claim::Unclear => return Err(Violation::Address),
             claim if self.claims_nothing(claim) => {}
             _ => return Err(Violation::Roce),
         }
@@ -242,7 +246,7 @@ mod tests {
     const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 
     fn frame(source: MacAddr, tag: &[u8]) -> Vec<u8> {
-        [&[0xff; 6], &source.0[..], tag, &[8, 6], b"body"].concat()
+        [&[0xff; 6], &source.0[..], tag, &[0x88, 0xb5], b"body"].concat()
     }
 
     fn policy(vlan: VlanMode, forged: ForgedTransmits) -> Policy {

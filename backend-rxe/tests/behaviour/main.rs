@@ -37,6 +37,7 @@ mod port;
 mod retry;
 mod shares;
 mod srq;
+mod stations;
 mod takeover;
 mod tap;
 mod threads;

@@ -51,7 +51,11 @@ pub enum Broken {
 impl fmt::Debug for Rules<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { sources, tags, roce, may_have: _ } = self;
-        f.debug_struct("Rules").field("sources", sources).field("tags", tags).field("roce", roce).finish_non_exhaustive()
+        f.debug_struct("Rules")
+            .field("sources", sources)
+            .field("tags", tags)
+            .field("roce", roce)
+            .finish_non_exhaustive()
     }
 }
 
@@ -136,7 +140,14 @@ fn behind_tags(frame: &[u8]) -> (Vec<(u16, u16)>, u16, &[u8]) {
         tags.push((kind, control & 0xfff));
         at += 4;
     }
-    (tags, word(at).unwrap_or(0), frame.get(at + 2..).unwrap_or_default())
+    let (kind, body) = (word(at).unwrap_or(0), frame.get(at + 2..).unwrap_or_default());
+    // A length, and SNAP (RFC 1042), behind which some receivers take any ethertype.
+    match body {
+        [0xaa, 0xaa, 3, _, _, _, high, low, body @ ..] if kind <= 1500 => {
+            (tags, u16::from_be_bytes([*high, *low]), body)
+        }
+        _ => (tags, kind, body),
+    }
 }
 
 fn is_ipv4_roce(body: &[u8]) -> bool {
@@ -235,9 +246,8 @@ pub struct Attack {
 /// `other`, from which that differs in the last two octets at most.
 pub fn attacks(to: [u8; 6], from: [u8; 6], mark: &[u8], [own, other]: [Ipv4Addr; 2]) -> Vec<Attack> {
     assert!(mark.len().is_multiple_of(2));
-    let ethernet = |tag: &[u8], kind: u16, body: &[u8]| {
-        [&to[..], &from, tag, &kind.to_be_bytes(), body, mark, &[0; 12]].concat()
-    };
+    let ethernet =
+        |tag: &[u8], kind: u16, body: &[u8]| [&to[..], &from, tag, &kind.to_be_bytes(), body, mark, &[0; 12]].concat();
     let priority = [0x81, 0, 0, 0];
     let arp = |sender: Ipv4Addr| {
         [&[0, 1, 8, 0, 6, 4, 0, 2][..], &from, &sender.octets(), &to, &Ipv4Addr::BROADCAST.octets()].concat()
@@ -264,7 +274,14 @@ pub fn attacks(to: [u8; 6], from: [u8; 6], mark: &[u8], [own, other]: [Ipv4Addr;
         // The first fragment, which was a later one.
         ("RoCE v2 in a fragment", Broken::Roce, ethernet(&[], 0x86dd, &port_in_fragment), 54, 56, 1),
         ("ARP", Broken::Address(unlisted), ethernet(&priority, 0x88b5, &arp(other)), 14, 16, 0x0806),
-        ("ARP of another", Broken::Address(unlisted), ethernet(&[], 0x0806, &arp(own)), 14, 30, u16::from_be_bytes([c, d])),
+        (
+            "ARP of another",
+            Broken::Address(unlisted),
+            ethernet(&[], 0x0806, &arp(own)),
+            14,
+            30,
+            u16::from_be_bytes([c, d]),
+        ),
     ];
     let forged = all.into_iter().map(|(name, breaks, mut frame, start, at, value)| {
         forge(&mut frame, start.into(), at.into(), value);
@@ -298,7 +315,8 @@ mod tests {
 
     #[test]
     fn each_rule_is_looked_at() {
-        let frame = |tags: &[u8], kind: u16, body: &[u8]| [&[9; 6], &FROM[..], tags, &kind.to_be_bytes(), body].concat();
+        let frame =
+            |tags: &[u8], kind: u16, body: &[u8]| [&[9; 6], &FROM[..], tags, &kind.to_be_bytes(), body].concat();
         let (plain, tag) = (frame(&[], 0x88b5, &[]), [0x81, 0, 0x20, 42]);
         let tagged = frame(&tag, 0x88b5, &[]);
         let twice = frame(&[0x81, 0, 0, 42, 0x88, 0xa8, 0, 7], 0x88b5, &[]);
@@ -323,7 +341,8 @@ mod tests {
             assert_eq!(arp(kind, [9; 6], OWN), Err(Broken::Station));
         }
         let v6 = |headers: &[u8], kind: u8| {
-            let body = [&[0x60, 0, 0, 0, 0, 0, headers[0], 64][..], &[0xfd; 32], &headers[1..], &[kind, 0, 0, 0]].concat();
+            let body =
+                [&[0x60, 0, 0, 0, 0, 0, headers[0], 64][..], &[0xfd; 32], &headers[1..], &[kind, 0, 0, 0]].concat();
             trunk.check(&frame(&[], 0x86dd, &[&body[..], &[0; 4], &[0xfc; 16]].concat()))
         };
         let source = Err(Broken::Address(IpAddr::V6(Ipv6Addr::from([0xfd; 16]))));
