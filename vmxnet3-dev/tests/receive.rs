@@ -38,7 +38,7 @@ fn long_frames_come_whole_with_lro() {
                 assert_eq!(guest.device.receive(&frame), Received::Delivered);
                 let packets = driver.poll(0);
                 assert_eq!(packets.len(), 1);
-                // With the checksum that nobody had calculated.
+                // With the checksum that the sender left open.
                 let whole = Flow { ipv6, ..Flow::TO_GUEST }.tcp(5, 0x18, 0, &pattern(len));
                 assert!(packets[0].bytes == whole && packets[0].checksum_verified);
                 let count = u8::try_from(len.div_ceil(1448)).unwrap();

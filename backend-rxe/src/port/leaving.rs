@@ -20,8 +20,8 @@ const OTHER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const MODES: [(VlanMode, Tags); 3] =
     [(VlanMode::Untagged, Tags::Untagged), (VlanMode::Access(42), Tags::Access(42)), (VlanMode::Trunk, Tags::Trunk)];
 
-/// Asserts that a frame with this work left to be done keeps the rules of each network as it leaves. Returns how many of
-/// them it leaves for.
+/// Asserts that a frame with this work left to be done keeps the rules of each network as it leaves. Returns how many
+/// of them it leaves for.
 fn leaves_well(frame: &[u8], offload: Offload) -> usize {
     let may_have = |gid: Gid, _: Option<u16>| gid == IpAddr::V4(OWN).into();
     let mut count = 0;

@@ -217,7 +217,8 @@ pub fn store_anywhere(frame: &[u8], start: usize, at: usize) -> Vec<u8> {
     frame
 }
 
-/// Chooses the last two bytes of a frame so that [`store_anywhere`] stores `value`. Leaves frames alone that are too short.
+/// Chooses the last two bytes of a frame so that [`store_anywhere`] stores `value`. Leaves frames alone that are too
+/// short.
 pub fn forge(frame: &mut [u8], start: usize, at: usize, value: u16) {
     let Some(last) = frame.len().checked_sub(2).filter(|&last| start < last && at + 2 <= last) else { return };
     frame[last..].fill(0);

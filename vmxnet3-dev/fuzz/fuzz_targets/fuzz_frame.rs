@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
+use pvrdma_ether_link::testing::Attack;
 use pvrdma_verbs::MacAddr;
 use pvrdma_vmxnet3::testing::frames::GUEST_MAC;
 use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, RxLayout, rx_mode};
 use pvrdma_vmxnet3::{Frame, Received, Vmxnet3Config};
-use pvrdma_vmxnet3_fuzz::{MeddlingPort, arrived, cut, forge, obeys};
+use pvrdma_vmxnet3_fuzz::{MeddlingPort, arrived, attack, cut, forge, obeys};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
@@ -51,11 +52,15 @@ fuzz_target!(|input: Input| {
             frame.resize(frame.len() + usize::from(input.fill), 0x5a);
         }
         let [start, at] = input.numbers;
-        forge(&mut frame, start % 100, at % 200, input.kind >> 4);
+        let (mut start, mut at, mss) = (start % 100, at % 200, at);
+        forge(&mut frame, start, at, input.kind >> 4);
+        if input.features & 0x20 != 0 {
+            Attack { frame, start, at, .. } = attack(input.kind >> 4, input.fill);
+        }
         let candidates = [
             Frame::new(&frame, input.kind & 8 != 0),
-            Frame::with_partial_checksum(&frame, start % 100, at % 200),
-            Frame::to_be_segmented(&frame, at),
+            Frame::with_partial_checksum(&frame, start, at),
+            Frame::to_be_segmented(&frame, mss),
         ];
         for candidate in candidates.iter().flatten() {
             cut(candidate);

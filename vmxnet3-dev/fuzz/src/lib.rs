@@ -7,9 +7,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arbitrary::{Arbitrary, Unstructured};
-use pvrdma_ether_link::testing::{self, Rules, Tags};
+use pvrdma_ether_link::testing::{self, Attack, Rules, Tags};
 use pvrdma_ether_link::{Frames, GsoLink, Link, Offload, memory};
-use pvrdma_vmxnet3::testing::frames::tagged;
+use pvrdma_vmxnet3::testing::frames::{GUEST_MAC, PEER_MAC, tagged};
 use pvrdma_vmxnet3::testing::{MEMORY_BASE, Memory, RxPacket};
 use pvrdma_vmxnet3::{Checksum, Frame, FramePort, MAX_FRAME, MAX_SUPER_FRAME, PortOffloads, Sent};
 
@@ -106,7 +106,8 @@ pub fn poke(memory: &Memory, address: u64, bytes: &[u8]) {
 }
 
 /// The address that the sender of a frame may say that it has.
-const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 5));
+const OWN_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
+const OWN: IpAddr = IpAddr::V4(OWN_V4);
 
 /// What a port may get as one frame.
 fn judge(frame: &Frame<'_>) {
@@ -214,6 +215,17 @@ fn through_a_link(frame: &Frame<'_>) {
 /// A frame as a guest got it, with the tag that was stripped.
 pub fn arrived(packet: &RxPacket) -> Vec<u8> {
     packet.tag.map_or_else(|| packet.bytes.clone(), |tag| tagged(&packet.bytes, tag))
+}
+
+/// A frame of the guest under test that breaks a rule if its checksum is stored where it says, with a byte changed.
+pub fn attack(number: u8, change: u16) -> Attack {
+    let mut all = testing::attacks(PEER_MAC, GUEST_MAC, &[0; 8], [OWN_V4, Ipv4Addr::new(10, 0, 0, 1)]);
+    let mut attack = all.swap_remove(usize::from(number) % all.len());
+    if change != 0 {
+        let at = 12 + usize::from(change >> 8) % (attack.frame.len() - 12);
+        attack.frame[at] ^= change.to_le_bytes()[0];
+    }
+    attack
 }
 
 /// Chooses the last bytes of a frame so that a sum stored at `at` makes it break a rule.

@@ -51,7 +51,8 @@ pub enum Segmentation {
     Unknown,
 }
 
-/// Sends a frame of TCP to be cut, and a super-frame of three packets, from `mac` to itself, which the next bridge drops.
+/// Sends a frame of TCP to be cut, and a super-frame of three packets, from `mac` to itself, which the next bridge
+/// drops.
 ///
 /// # Errors
 /// No right to, no such interface, or not an Ethernet.

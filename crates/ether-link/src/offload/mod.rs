@@ -17,8 +17,8 @@ use transport::Transport;
 
 /// Work that is still to be done to a frame (`virtio_net_hdr` describes the same).
 ///
-/// It has no offsets. A link that does the work takes them from the headers of the frame, and changes nothing but fields
-/// that TCP, UDP and IP define: the checksum, and for segmentation also lengths, sequence number, flags and
+/// It has no offsets. A link that does the work takes them from the headers of the frame, and changes nothing but
+/// fields that TCP, UDP and IP define: the checksum, and for segmentation also lengths, sequence number, flags and
 /// identification. A port that has inspected a frame relies on this: all other bytes leave as it saw them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Offload(Work);
