@@ -81,12 +81,35 @@ pub(crate) enum Event {
         /// Devices that it took from their VM.
         lost_vms: Vec<String>,
     },
+    /// A process of a network was killed and does not end. The next one starts all the same.
+    ProcessWedged {
+        /// Of which network.
+        network: String,
+        /// Its number.
+        pid: u32,
+    },
+    /// Such a process has ended.
+    ProcessGone {
+        /// Of which network.
+        network: String,
+        /// Its number.
+        pid: u32,
+    },
 }
 
 impl Event {
     /// Kinds of events.
-    pub(crate) const NAMES: [&str; 7] =
-        ["device-added", "device-removed", "link", "carrier", "client", "queue-pair-failed", "network-ended"];
+    pub(crate) const NAMES: [&str; 9] = [
+        "device-added",
+        "device-removed",
+        "link",
+        "carrier",
+        "client",
+        "queue-pair-failed",
+        "network-ended",
+        "process-wedged",
+        "process-gone",
+    ];
 }
 
 /// Those who want to know.
@@ -224,6 +247,8 @@ mod tests {
                 history: text(),
             },
             Event::NetworkEnded { network: text(), how: text(), lost_vms: vec![] },
+            Event::ProcessWedged { network: text(), pid: 1 },
+            Event::ProcessGone { network: text(), pid: 1 },
         ];
         let names = all.map(|event| serde_json::to_value(event).unwrap()["event"].as_str().unwrap().to_owned());
         assert_eq!(names, Event::NAMES);

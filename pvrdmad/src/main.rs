@@ -4,6 +4,8 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -70,6 +72,9 @@ fn main() -> ExitCode {
     }
 }
 
+/// For the daemon to end. Workers have three seconds to leave and one to end once they are killed, all at once.
+const LONGEST_END: Duration = Duration::from_secs(5);
+
 fn serve(args: ServeArgs) -> Result<()> {
     // Before there is another thread, or another process that would have them.
     let inherited = Inherited::from_environment()?;
@@ -85,6 +90,12 @@ fn serve(args: ServeArgs) -> Result<()> {
     service::stopping();
     // Log: whoever runs the daemon sends signals.
     info!("stopping");
+    threads::spawn(ThreadKind::Supervisor, "end", || {
+        thread::sleep(LONGEST_END);
+        // Log: once, at the end.
+        error!("the daemon has not ended within {} s, and exits", LONGEST_END.as_secs());
+        std::process::exit(1);
+    })?;
     // Whoever asks twice does not want to wait.
     threads::spawn(ThreadKind::Supervisor, "signals", move || {
         wait_for_end(&mut signals, || ());

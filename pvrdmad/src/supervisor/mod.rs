@@ -9,6 +9,7 @@ mod carrier;
 mod changes;
 mod connection;
 mod doorbells;
+mod joining;
 mod network;
 mod plan;
 mod process;
@@ -21,6 +22,7 @@ mod stand_in;
 mod tests;
 mod timing;
 mod upcalls;
+mod wedged;
 mod worker_log;
 
 use std::collections::BTreeMap;
@@ -115,6 +117,7 @@ impl Supervisor {
     /// Everything at this moment, and what the counters mean if that is to be described. Workers are asked all at once;
     /// one that does not reply in time is said not to.
     pub(crate) fn status(&self, describe: bool) -> DaemonStatus {
+        self.sources.wedged.look(&self.sources.events);
         let networks = self.all();
         let asked: Vec<_> = networks.iter().map(|network| network.ask_status(describe)).collect();
         let deadline = Instant::now() + self.timing.status;
@@ -133,6 +136,7 @@ impl Supervisor {
             // Whoever serves the socket knows them.
             control: BTreeMap::new(),
             counters,
+            wedged: self.sources.wedged.report(),
             networks,
             devices,
         }

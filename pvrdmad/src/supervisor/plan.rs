@@ -176,7 +176,13 @@ impl Plan {
             BackendSpec::Rxe => None,
         };
         let connector = uplink.as_ref().map(|uplink| Arc::clone(&uplink.connector));
-        let services = Services::new(network.name.clone(), connector, addresses, Arc::clone(&sources.events));
+        let services = Services::new(
+            network.name.clone(),
+            connector,
+            addresses,
+            Arc::clone(&sources.events),
+            Arc::clone(&sources.wedged),
+        );
         for planned in &planned {
             services.add(planned.name(), planned.connector());
         }

@@ -11,6 +11,7 @@ use pvrdma_ether_link::Connector;
 use pvrdma_ibverbs::{AddressOwner, HostAddresses, MAX_ADDRESSES};
 use pvrdma_verbs::LogLimit;
 
+use super::wedged::{Wedged, WorkerProcess};
 use crate::events::{Event, Events};
 use crate::protocol::printable_text;
 use crate::worker::Host;
@@ -29,6 +30,7 @@ pub(super) struct Services {
     clients: Mutex<Clients>,
     /// Who is told of them.
     pub(super) events: Arc<Events>,
+    wedged: Arc<Wedged>,
     log: LogLimit,
 }
 
@@ -47,6 +49,7 @@ impl Services {
         uplink: Option<Arc<dyn Connector>>,
         addresses: Option<Arc<HostAddresses>>,
         events: Arc<Events>,
+        wedged: Arc<Wedged>,
     ) -> Self {
         Self {
             network,
@@ -56,6 +59,7 @@ impl Services {
             held: Mutex::default(),
             clients: Mutex::default(),
             events,
+            wedged,
             log: LogLimit::new(),
         }
     }
@@ -71,6 +75,21 @@ impl Services {
         let mut clients = self.clients.lock();
         clients.connected.remove(device);
         clients.lost.remove(device);
+    }
+
+    /// A process of the network that was killed and has not ended.
+    pub(super) fn leave_behind(&self, process: WorkerProcess) {
+        self.wedged.keep(process, &self.network, &self.events);
+    }
+
+    /// Looks which of all processes that were left behind have ended.
+    pub(super) fn look_for_wedged(&self) {
+        self.wedged.look(&self.events);
+    }
+
+    /// Returns `true` if so many processes of the network were left behind that no other may follow.
+    pub(super) fn has_left_most(&self) -> bool {
+        self.wedged.is_full(&self.network)
     }
 
     /// VMs that have lost their device and have not come back.

@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use pvrdma_guest_memory::Backing;
 use rustix::fs::{OFlags, SealFlags};
@@ -22,6 +24,9 @@ use crate::sigbus::{Eviction, Guard};
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// `statfs` of huge pages, memfd with `MFD_HUGETLB` included.
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+
+/// How long [`Files::clear`] waits for others.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Bytes in a page of other files.
 const PAGE: usize = 4096;
@@ -159,9 +164,17 @@ impl<'a> Files<'a> {
         });
     }
 
-    /// Lets go of everything.
+    /// Lets go of everything: unmaps it and closes the files, which takes long for large ones and so is done by this
+    /// thread. Another that still uses a mapping, as one that just ends a registration, is waited for.
     pub(super) fn clear(&mut self) {
-        self.files.clear();
+        let start = Instant::now();
+        for (_, file) in self.files.drain() {
+            for mapped in file.mappings {
+                while Arc::strong_count(&mapped.mapping) > 1 && start.elapsed() < PATIENCE {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
     }
 
     /// What is behind `offset..offset+size` of a file; mapped if it is not yet.
@@ -284,7 +297,37 @@ fn map_file(file: &Arc<File>, start: usize, length: usize, writable: bool) -> Re
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+
+    use pvrdma_guest_memory::DmaSpace;
+    use pvrdma_guest_memory::PinPolicy;
+
     use super::*;
+
+    /// Unmapping a large file, and closing the last descriptor of one that was deleted, takes as long as the client
+    /// likes.
+    #[test]
+    fn mappings_end_on_the_thread_that_clears_them() {
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let space = DmaSpace::new(PinPolicy::Off);
+        let mut files = Files::new(FileRules::default(), Eviction::new(space.revocation(), &stream));
+        let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, 1 << 20).unwrap();
+        let mapping = files.backing(memory, 0, 1 << 20, true).unwrap().mapping;
+        let gone = Arc::downgrade(&mapping);
+        let (begin, begun) = channel();
+        // Of another device, in the middle of something.
+        let other = thread::spawn(move || {
+            begun.recv().unwrap();
+            thread::yield_now();
+            drop(mapping);
+        });
+        begin.send(()).unwrap();
+        files.clear();
+        assert_eq!(gone.strong_count(), 0);
+        other.join().unwrap();
+    }
 
     /// C4: what is behind these is somebody else's answer, or a disk's.
     #[test]

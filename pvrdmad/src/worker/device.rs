@@ -18,13 +18,13 @@ use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::doorbells::{DoorbellSetup, Doorbells, Mappable, ServedFile};
 use crate::protocol::Carrier;
 use crate::status::Reporter;
-use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
+use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server, StuckClient};
 
 /// A device that is served. Dropping it disconnects its client.
 pub(super) struct ServedDevice {
     // Dropped in this order: nobody uses a device whose port is gone.
-    _server: Server,
-    _nic_server: Option<Server>,
+    server: Server,
+    nic_server: Option<Server>,
     _failures: Option<ObservedFailures>,
     pub(super) reporter: Reporter,
 }
@@ -38,6 +38,13 @@ impl std::fmt::Debug for ServedDevice {
 impl ServedDevice {
     pub(super) fn name(&self) -> &str {
         &self.reporter.device.config.name
+    }
+
+    /// Disconnects its clients, within a bounded time. What is given back are threads of clients that do not end: they
+    /// hold the device, without its place on the network.
+    pub(super) fn end(self) -> Vec<StuckClient> {
+        let Self { server, nic_server, .. } = self;
+        server.end().into_iter().chain(nic_server.and_then(Server::end)).collect()
     }
 
     /// Makes the device and serves it at `listener`.
@@ -97,7 +104,7 @@ impl ServedDevice {
             nic,
             doorbells,
         };
-        Ok(Self { _server: server, _nic_server: nic_server, _failures: failures, reporter })
+        Ok(Self { server, nic_server, _failures: failures, reporter })
     }
 }
 

@@ -38,6 +38,11 @@ use crate::protocol::{Carrier, NetworkSetup, Reply, Request};
 use crate::sandbox;
 use crate::sigbus;
 use crate::status::{Catalogue, WorkerStatus};
+use crate::vfio_user::StuckClient;
+
+/// Most devices that may have been removed while the thread of their client does not end. Each keeps what the device
+/// was made of. While there are so many, no other device is taken.
+const MAX_STUCK: usize = 8;
 
 /// One network. Dropping it disconnects all clients.
 #[derive(Debug)]
@@ -45,6 +50,8 @@ pub struct Worker {
     // Dropped in this order: nobody watches devices that are being stopped, and devices go before their link.
     captures: Mutex<Streams>,
     devices: Mutex<Vec<ServedDevice>>,
+    /// Devices that were removed and whose client's thread has not ended.
+    stuck: Mutex<Vec<(String, StuckClient)>>,
     /// What links are decided by besides what the administrator says of each. Locked while they change, and before the
     /// devices.
     carrier: Mutex<Carrier>,
@@ -82,7 +89,7 @@ impl Worker {
         };
         let ether = Ether::start(&setup.network, uplink, &host).context("uplink")?;
         let (captures, devices, carrier) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Ok(Self { captures, devices, carrier, ether, adapter, setup, host })
+        Ok(Self { captures, devices, stuck: Mutex::default(), carrier, ether, adapter, setup, host })
     }
 
     /// Does what is asked. Descriptors that come with a request that takes none are closed.
@@ -117,6 +124,11 @@ impl Worker {
         let mut devices = self.devices.lock();
         if devices.iter().any(|served| served.name() == name) {
             bail!("there is a device {name} already");
+        }
+        if self.stuck().len() >= MAX_STUCK {
+            bail!(
+                "threads of the clients of {MAX_STUCK} devices that were removed do not end (docs/troubleshooting.md)"
+            );
         }
         let mut fds = fds.into_iter();
         let Some(listener) = fds.next() else { bail!("no socket for it") };
@@ -206,11 +218,19 @@ impl Worker {
         drop(devices);
         self.captures.lock().end_of(name);
         let mac = removed.reporter.device.config.mac;
-        // Takes as long as its client's last request.
-        drop(removed);
+        // Takes as long as its client's last request, within a bound.
+        let stuck = removed.end();
+        self.stuck.lock().extend(stuck.into_iter().map(|client| (name.to_owned(), client)));
         // Whoever still holds the port: nothing comes there any more, and its address is free.
         self.ether.unplug(mac);
         Ok(())
+    }
+
+    /// Names of devices that were removed and whose client's thread has not ended.
+    fn stuck(&self) -> Vec<String> {
+        let mut stuck = self.stuck.lock();
+        stuck.retain(|(_, client)| !client.is_gone());
+        stuck.iter().map(|(name, _)| name.clone()).collect()
     }
 
     fn link(&self, name: &str, state: LinkState) -> Result<()> {
@@ -265,6 +285,7 @@ impl Worker {
             lost_mappings: sigbus::replaced(),
             sandbox: sandbox::report(),
             uplink: self.setup.network.uplink.as_ref().and_then(|spec| self.ether.report(spec)),
+            stuck_clients: self.stuck(),
             counters,
             devices: devices.iter().map(|served| served.reporter.report()).collect(),
         }
