@@ -119,7 +119,7 @@ fn every_attempt_of_every_kind_of_thread_is_refused() {
 fn messages_to_addresses_are_sent_where_a_link_has_them() {
     let (_, all) = ask::<Vec<Attempts>>("attempts", "rxe-addressed", "on");
     for Attempts { kind, attempts } in all {
-        let sends = !matches!(kind.as_str(), "supervisor" | "doorbell-pages" | "pin" | "capture");
+        let sends = !matches!(kind.as_str(), "supervisor" | "doorbell-pages" | "pin" | "interrupts" | "capture");
         for Attempt { what, errno } in attempts.into_iter().filter(|attempt| !attempt.what.starts_with("open ")) {
             let expected = if sends && what == "sendmsg" { ENOTSOCK } else { EPERM };
             assert_eq!(errno, Some(expected), "{kind}: {what}");
@@ -137,7 +137,7 @@ fn with_the_hosts_adapter_only_what_libibverbs_needs_is_allowed() {
         for Attempt { what, errno } in attempts {
             let allowed = match what.as_str() {
                 what if NETLINK_AND_UDP.contains(&what) => {
-                    !matches!(kind.as_str(), "supervisor" | "doorbell-pages" | "pin" | "capture")
+                    !matches!(kind.as_str(), "supervisor" | "doorbell-pages" | "pin" | "interrupts" | "capture")
                 }
                 // Stopped by the file that is no socket.
                 "connect" | "bind" | "sendmsg" | "setsockopt(SO_ATTACH_FILTER)" => errno == Some(ENOTSOCK),

@@ -13,6 +13,8 @@ pub struct Config {
     pub largest_circle: usize,
     /// Whether a file that defines items depends on what it re-exports. A file that defines none never does.
     pub reexports_are_arrows: bool,
+    /// The members of the workspace, from the bottom layer to the top one.
+    pub layers: &'static [&'static [&'static str]],
     /// The crate without input, output and clocks.
     pub pure: PureCrate,
     /// Where threads start.
@@ -110,6 +112,15 @@ pub const REPOSITORY: Config = Config {
     skipped_folders: &["target", "corpus", "artifacts"],
     largest_circle: 2,
     reexports_are_arrows: true,
+    layers: &[
+        &["pvrdma-base", "pvrdma-handover", "pvrdma-packet", "pvrdma-pages", "pvrdma-pci-function", "source-rules"],
+        &["pvrdma-guest-memory", "pvrdma-pci-slot", "pvrdma-verbs-types"],
+        &["pvrdma-roce", "pvrdma-verbs"],
+        &["pvrdma-ether-link"],
+        &["pvrdma-dev", "pvrdma-ibverbs", "pvrdma-rxe", "pvrdma-vmxnet3"],
+        &["pvrdma-vmm", "pvrdmad"],
+        &["guest-tests"],
+    ],
     pure: PureCrate {
         folder: "crates/roce",
         forbidden: &[
@@ -145,12 +156,12 @@ pub const REPOSITORY: Config = Config {
         ],
         forbidden_methods: &["elapsed"],
         forbidden_macros: &["dbg", "eprint", "eprintln", "print", "println"],
-        dependencies: &["bitflags", "crc32fast", "log", "pvrdma-verbs", "serde", "thiserror", "zerocopy"],
+        dependencies: &["crc32fast", "pvrdma-packet", "pvrdma-verbs-types", "serde", "thiserror"],
         exceptions: &[],
     },
     atomics: Atomics { document: "docs/atomics.md", home: "crates/handover/" },
     threads: Threads {
-        home: "crates/verbs/src/threads.rs",
+        home: "crates/base/src/threads.rs",
         forbidden: &[
             "std::thread::Builder",
             "std::thread::scope",
@@ -178,7 +189,7 @@ pub const REPOSITORY: Config = Config {
         ],
     },
     logs: Logs {
-        home: "crates/verbs/src/log_limit.rs",
+        home: "crates/base/src/log_limit.rs",
         forbidden: &["log::error", "log::info", "log::log", "log::warn"],
         exceptions: &[("guest-tests/", "the test bed, which serves nobody")],
     },

@@ -10,6 +10,7 @@
 //! | --- | --- |
 //! | [`atomics`] | what threads share without a lock is listed, with what keeps it right |
 //! | [`circles`] | no import circle of more than two product files |
+//! | [`layers`] | crates depend downwards only |
 //! | [`purity`] | no arrow from the protocol core to input, output or clocks |
 //! | [`publishing`] | crates have what a registry wants of them |
 //! | [`sizes`] | product files of at most 500 lines, functions of at most 60, or a reason |
@@ -32,6 +33,7 @@ pub mod config;
 pub mod deadlines;
 pub mod dependencies;
 pub mod imports;
+pub mod layers;
 pub mod logs;
 pub mod module_style;
 pub mod modules;

@@ -18,7 +18,7 @@ fn the_command_line_alone() {
     let [network] = &config.networks[..] else { panic!("{config:?}") };
     assert_eq!((network.name.as_str(), &network.uplink), ("default", &None));
     let device = &network.devices[0];
-    assert_eq!((device.pin, device.roce(), device.config.version), (Pin::All, Roce::V2, 20));
+    assert_eq!((device.pin, device.roce(), device.config.version), (Pin::Registered, Roce::V2, 20));
     assert!(!device.config.intx);
     assert_eq!(device.config.limits, Limits::default());
 }

@@ -182,11 +182,17 @@ static RUNTIME: Group = Group {
     ],
 };
 
+/// Which pages of a guest's memory are there, before they are locked.
+const FIND_DATA: Call =
+    when("lseek", libc::SYS_lseek, &[&[is(2, libc::SEEK_DATA)], &[is(2, libc::SEEK_HOLE)]], "SEEK_DATA, SEEK_HOLE");
+
 static GUEST: Group = Group {
     name: "guest",
     purpose: "running what guests ask for: locking memory, interrupts, sending frames, making eventfds and timers, counting what a link lost, whose process a client is",
     calls: &[
         call("eventfd2", libc::SYS_eventfd2),
+        // Whether an access to guest memory slept.
+        when("getrusage", libc::SYS_getrusage, &[&[is(0, libc::RUSAGE_THREAD)]], "RUSAGE_THREAD"),
         when(
             "getsockopt",
             libc::SYS_getsockopt,
@@ -201,6 +207,7 @@ static GUEST: Group = Group {
         // An interrupt is a notification of the kernel's, which never blocks; see vfio_user/eventfd.rs.
         call("io_getevents", libc::SYS_io_getevents),
         call("io_submit", libc::SYS_io_submit),
+        FIND_DATA,
         call("mlock", libc::SYS_mlock),
         call("mlock2", libc::SYS_mlock2),
         call("munlock", libc::SYS_munlock),
@@ -275,7 +282,18 @@ static ADDRESSED: Group = Group {
 static PIN: Group = Group {
     name: "pin",
     purpose: "locking memory",
-    calls: &[call("mlock", libc::SYS_mlock), call("mlock2", libc::SYS_mlock2), call("munlock", libc::SYS_munlock)],
+    calls: &[
+        FIND_DATA,
+        call("mlock", libc::SYS_mlock),
+        call("mlock2", libc::SYS_mlock2),
+        call("munlock", libc::SYS_munlock),
+    ],
+};
+
+static SIGNAL: Group = Group {
+    name: "signal",
+    purpose: "interrupts that can take long; without asynchronous operations a `write`",
+    calls: &[call("io_getevents", libc::SYS_io_getevents), call("io_submit", libc::SYS_io_submit)],
 };
 
 static PACE: Group = Group {
@@ -515,6 +533,7 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
         ThreadKind::Doorbells => vec![&RUNTIME, &GUEST, &ASK, &PACE],
         ThreadKind::DoorbellPages => vec![&RUNTIME],
         ThreadKind::Pin => vec![&RUNTIME, &PIN],
+        ThreadKind::Interrupts => vec![&RUNTIME, &SIGNAL],
         ThreadKind::Capture => vec![&RUNTIME, &CAPTURE],
         ThreadKind::Engine | ThreadKind::HostEvents | ThreadKind::HostManagement => vec![&RUNTIME, &GUEST, &ASK],
         // That of a switch has ports take their frames.
@@ -543,7 +562,7 @@ pub(super) fn keeper() -> Vec<&'static Group> {
 /// What some thread may do: the launcher has to, for its filter is part of every other one.
 pub(super) fn base(profile: Profile) -> Vec<&'static Group> {
     let mut groups: Vec<&Group> =
-        vec![&RUNTIME, &GUEST, &CLIENT, &ACCEPT, &LINK, &PIN, &PACE, &CAPTURE, &PROTOCOL, &ASK, &START, &LEND];
+        vec![&RUNTIME, &GUEST, &CLIENT, &ACCEPT, &LINK, &PIN, &SIGNAL, &PACE, &CAPTURE, &PROTOCOL, &ASK, &START, &LEND];
     match profile {
         Profile::RxeAddressed => groups.push(&ADDRESSED),
         Profile::Rxe => {}

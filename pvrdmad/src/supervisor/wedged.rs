@@ -1,9 +1,10 @@
 //! Processes of workers, and those that stay although they were killed.
 //!
-//! SIGKILL ends no thread that is in a system call which nothing interrupts. `close(2)` of a file on a FUSE file system
-//! is one: it waits for the answer to FUSE_FLUSH, and a client can send a worker such a file. The process then keeps its
-//! memory and descriptors; its leader is a zombie, and neither a pidfd nor `wait(2)` tells of its end. So nothing here
-//! waits for an end without a deadline. A process that misses it goes to a list, and the next worker starts.
+//! SIGKILL ends no thread that is in a system call which nothing interrupts. `close(2)` of a file on a FUSE file
+//! system is one: it waits for the answer to FUSE_FLUSH, and a client can send a worker such a file. The process then
+//! keeps its memory and descriptors; its leader is a zombie, and neither a pidfd nor `wait(2)` tells of its end. So
+//! nothing here waits for an end without a deadline. A process that misses it goes to a list, and the next worker
+//! starts.
 
 use std::fs;
 use std::io;
@@ -162,5 +163,65 @@ impl Wedged {
     /// All of them.
     pub(super) fn report(&self) -> Vec<WedgedProcess> {
         self.0.lock().iter().map(Left::report).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// Longer than anything takes; a test that waits for this has failed.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn process() -> WorkerProcess {
+        WorkerProcess::new(Command::new("sleep").arg("1000").spawn().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn an_end_is_seen_and_one_that_does_not_come_is_not_waited_for() {
+        let mut process = process();
+        assert!(matches!(process.end_within(Duration::ZERO), Ok(None)) && !process.is_over());
+        process.kill();
+        let ended = process.end_within(PATIENCE).unwrap().unwrap();
+        assert!(!ended.success());
+    }
+
+    #[test]
+    fn a_process_is_over_before_it_was_waited_for() {
+        let mut process = process();
+        process.kill();
+        let patience = Timespec::try_from(PATIENCE).unwrap();
+        rustix::event::poll(&mut [PollFd::new(&process.pidfd, PollFlags::IN)], Some(&patience)).unwrap();
+        assert!(process.is_over());
+        process.end_within(PATIENCE).unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_network_leaves_so_many_and_each_is_gone_once_it_ended() {
+        let (wedged, events) = (Wedged::default(), Events::default());
+        for count in 0..MAX_OF_NETWORK {
+            assert!(!wedged.is_full("red"), "{count}");
+            wedged.keep(process(), "red", &events);
+        }
+        assert!(wedged.is_full("red") && !wedged.is_full("blue"));
+        wedged.look(&events);
+        assert_eq!(wedged.report().len(), MAX_OF_NETWORK);
+        let ended = {
+            let mut left = wedged.0.lock();
+            let process = &mut left[1].process;
+            process.kill();
+            let patience = Timespec::try_from(PATIENCE).unwrap();
+            rustix::event::poll(&mut [PollFd::new(&process.pidfd, PollFlags::IN)], Some(&patience)).unwrap();
+            process.id()
+        };
+        wedged.look(&events);
+        assert!(!wedged.is_full("red"));
+        assert!(wedged.report().iter().all(|left| left.pid != ended && left.network == "red"));
+        for mut left in wedged.0.into_inner() {
+            left.process.kill();
+            left.process.end_within(PATIENCE).unwrap().unwrap();
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use log::debug;
+use pvrdma_guest_memory::{REMEMBERED, STALLS};
 use pvrdma_verbs::EndOnPanic;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -98,6 +99,14 @@ impl<'a> Connection<'a> {
     fn run(&mut self) {
         let mut receiver = Receiver::new(self.stream, self.endpoint.keeper.as_ref(), self.endpoint.files.sealed);
         let served = self.serve(&mut receiver);
+        if self.endpoint.memory.take_stalled() {
+            self.endpoint.stats.counters.client_memory_slow.increment();
+            self.endpoint.warn(format_args!(
+                "connection closed: accesses to guest memory waited for the client {STALLS} times in {} s",
+                REMEMBERED.as_secs()
+            ));
+            return;
+        }
         if self.dma.are_lost() {
             self.endpoint.stats.counters.client_memory_lost.increment();
             self.endpoint

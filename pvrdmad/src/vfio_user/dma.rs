@@ -148,6 +148,8 @@ impl<'a> DmaMaps<'a> {
     pub(crate) fn clear(&mut self) {
         self.pinner = None;
         self.space.unmap_all();
+        // Of this client, and not of the next.
+        self.space.take_stalled();
         self.files.clear();
         self.files.readmit();
         self.endpoint.stats.cost.set((0, 0));

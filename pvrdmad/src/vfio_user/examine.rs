@@ -8,7 +8,7 @@ use rustix::fs::{OFlags, SealFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::eventfd;
+use super::eventfd::{Eventfds, HostEventfds};
 
 /// `statfs` of memfd and tmpfs.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -78,7 +78,7 @@ pub(crate) fn memory(fd: BorrowedFd<'_>, sealed: bool) -> Result<Candidate, Desc
 /// # Errors
 /// It is not an eventfd.
 pub(crate) fn interrupt(fd: impl AsFd) -> Result<(), DescriptorError> {
-    if eventfd::is_one(fd.as_fd()) { Ok(()) } else { Err(DescriptorError::NotEventfd) }
+    if HostEventfds.is_one(fd.as_fd()) { Ok(()) } else { Err(DescriptorError::NotEventfd) }
 }
 
 /// The unit in which the kernel maps a file of a file system that is nothing but memory. Others suggest block sizes

@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use pvrdma_guest_memory::Backing;
 use rustix::io::Errno;
@@ -17,6 +19,9 @@ use vm_memory::mmap::{MmapRegion, MmapRegionError};
 
 use super::examine::{self, Candidate, DescriptorError, FileId, PAGE};
 use crate::sigbus::{Eviction, Guard};
+
+/// How long [`Files::clear`] waits for others.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Mappings of a file that are no larger than their range. With more of them, as behind a vIOMMU, small ranges get a
 /// [`WINDOW`], so that all ranges have few mappings.
@@ -139,9 +144,17 @@ impl<'a> Files<'a> {
         });
     }
 
-    /// Lets go of everything.
+    /// Lets go of everything: unmaps it and closes the files, which takes long for large ones and so is done by this
+    /// thread. Another that still uses a mapping, as one that just ends a registration, is waited for.
     pub(super) fn clear(&mut self) {
-        self.files.clear();
+        let start = Instant::now();
+        for (_, file) in self.files.drain() {
+            for mapped in file.mappings {
+                while Arc::strong_count(&mapped.mapping) > 1 && start.elapsed() < PATIENCE {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
     }
 
     /// What is behind `offset..offset+size` of a file; mapped if it is not yet.
@@ -228,5 +241,40 @@ fn map_file(file: &Arc<File>, start: usize, length: usize, writable: bool) -> Re
     match map(libc::PROT_READ | libc::PROT_WRITE) {
         Err(_) if !writable => map(libc::PROT_READ).map_err(errno),
         result => result.map_err(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+
+    use pvrdma_guest_memory::DmaSpace;
+    use pvrdma_guest_memory::PinPolicy;
+
+    use super::*;
+
+    /// Unmapping a large file, and closing the last descriptor of one that was deleted, takes as long as the client
+    /// likes.
+    #[test]
+    fn mappings_end_on_the_thread_that_clears_them() {
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let space = DmaSpace::new(PinPolicy::Off);
+        let mut files = Files::new(FileRules::default(), Eviction::new(space.revocation(), &stream));
+        let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, 1 << 20).unwrap();
+        let mapping = files.backing(memory, 0, 1 << 20, true).unwrap().mapping;
+        let gone = Arc::downgrade(&mapping);
+        let (begin, begun) = channel();
+        // Of another device, in the middle of something.
+        let other = thread::spawn(move || {
+            begun.recv().unwrap();
+            thread::yield_now();
+            drop(mapping);
+        });
+        begin.send(()).unwrap();
+        files.clear();
+        assert_eq!(gone.strong_count(), 0);
+        other.join().unwrap();
     }
 }

@@ -14,6 +14,7 @@
 //! Not implemented: messages to the client (memory must be shared), migration, dirty pages. Of the BARs a client maps
 //! doorbell pages alone, where the device lends them.
 
+mod call_thread;
 mod connection;
 mod dma;
 mod endpoint;

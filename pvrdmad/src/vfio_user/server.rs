@@ -64,10 +64,20 @@ impl Server {
     /// The system has no room for another thread.
     pub fn start(listener: UnixListener, endpoint: Endpoint) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let evict = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (stats, stalled) = (Arc::clone(&endpoint.stats), Arc::clone(&evict));
+        endpoint.memory.observe_stalls(move |stall| {
+            stats.counters.client_memory_stalls.increment();
+            if stall.revoked {
+                // The thread is often one of another device, and to shut a socket down wakes all that wait for it,
+                // which takes as long as the client likes. So the device's own thread does that.
+                let _ = rustix::io::write(&*stalled, &1u64.to_ne_bytes());
+            }
+        });
         let stopped = stop.try_clone()?;
         let (ended, end) = sync_channel(1);
         let thread = threads::spawn(ThreadKind::Accept, format!("{} accept", endpoint.name), move || {
-            Acceptor { listener, endpoint: Arc::new(endpoint), client: None }.run(&stopped, &ended);
+            Acceptor { listener, endpoint: Arc::new(endpoint), client: None }.run(&stopped, &evict, &ended);
         })?;
         Ok(Self { stop, thread: Some(Accepting { thread, end: Mutex::new(end) }), file: None })
     }
@@ -158,10 +168,14 @@ struct Acceptor {
 }
 
 impl Acceptor {
-    fn run(mut self, stop: &OwnedFd, waits: &SyncSender<()>) {
+    fn run(mut self, stop: &OwnedFd, evict: &OwnedFd, waits: &SyncSender<()>) {
         loop {
             let listener = self.listener.as_fd();
-            let mut poll = [PollFd::new(stop, PollFlags::IN), PollFd::new(&listener, PollFlags::IN)];
+            let mut poll = [
+                PollFd::new(stop, PollFlags::IN),
+                PollFd::new(&listener, PollFlags::IN),
+                PollFd::new(evict, PollFlags::IN),
+            ];
             match rustix::event::poll(&mut poll, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => {
@@ -170,9 +184,12 @@ impl Acceptor {
                     break;
                 }
             }
-            let [stopped, connecting] = &poll;
+            let [stopped, connecting, evicting] = &poll;
             if !stopped.revents().is_empty() {
                 break;
+            }
+            if !evicting.revents().is_empty() {
+                self.evict(evict);
             }
             if connecting.revents().is_empty() {
                 continue;
@@ -206,6 +223,17 @@ impl Acceptor {
         self.endpoint.function.reset();
         self.endpoint.memory.unmap_all();
         self.endpoint.irqs.clear();
+    }
+
+    /// Ends the connection of a client whose memory was revoked.
+    fn evict(&self, event: &OwnedFd) {
+        // Cleared before the look, so that the next revocation is not missed.
+        let _ = rustix::io::read(event, &mut [0; 8]);
+        // It may be another client by now, whose memory is not.
+        if let Some(client) = self.client.as_ref().filter(|_| self.endpoint.memory.is_revoked()) {
+            // Its thread finds out why.
+            let _ = client.stream.shutdown(Shutdown::Both);
+        }
     }
 
     fn admit(&mut self, stream: UnixStream) {

@@ -20,6 +20,7 @@ pub(super) struct NetworkFunction {
     server: Server,
     /// Its end towards the device's port.
     pub(super) link: Arc<NicLink>,
+    irqs: Arc<IrqTable>,
     stats: Arc<ConnectionStats>,
 }
 
@@ -46,7 +47,7 @@ impl NetworkFunction {
             function: Arc::clone(link.device()) as _,
             memory,
             files: file_rules(device.memory),
-            irqs,
+            irqs: Arc::clone(&irqs),
             keeper: keeper.map(|keeper| keeper.network_function()),
             stats: Arc::clone(&stats),
             mappable: None,
@@ -54,11 +55,11 @@ impl NetworkFunction {
             reply_deadline: REPLY_DEADLINE,
         };
         let server = Server::start(UnixListener::from(listener), endpoint)?;
-        Ok(Self { server, link, stats })
+        Ok(Self { server, link, irqs, stats })
     }
 
     /// What reports about it, and what keeps it.
     pub(super) fn into_parts(self) -> (NicReporter, Server) {
-        (NicReporter { device: Arc::clone(self.link.device()), stats: self.stats }, self.server)
+        (NicReporter { device: Arc::clone(self.link.device()), irqs: self.irqs, stats: self.stats }, self.server)
     }
 }

@@ -6,6 +6,7 @@ mod atomics;
 mod circles;
 mod deadlines;
 mod dependencies;
+mod layers;
 mod logs;
 mod module_style;
 mod publishing;
