@@ -40,6 +40,7 @@ impl DaemonStatus {
         );
         text += &self.render_nics();
         text += &self.render_networks();
+        text += &self.render_keepers();
         text += &self.render_wedged();
         for device in &self.devices {
             if let Some(error) = &device.memory.pin_error {
@@ -76,6 +77,16 @@ impl DaemonStatus {
             }
         }
         text + &self.render_shares() + &self.render_ports() + &self.render_counters()
+    }
+
+    /// Networks whose clients can make a thread of the daemon wait for ever.
+    fn render_keepers(&self) -> String {
+        let without = self.networks.iter().filter(|network| !network.keepers);
+        let names: Vec<_> = without.map(|network| short(&network.name)).collect();
+        if names.is_empty() {
+            return String::new();
+        }
+        format!("{}: no process of its own receives clients' descriptors (isolate=none)\n", names.join(", "))
     }
 
     /// Processes and threads that do not end.

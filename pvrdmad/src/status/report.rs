@@ -88,6 +88,9 @@ pub struct NetworkStatus {
     pub uplink: Option<LinkReport>,
     /// What confines the process; none without a sandbox, or while the process does not say.
     pub sandbox: Option<SandboxReport>,
+    /// Each of its devices has a process that receives the descriptors of clients.
+    #[serde(default)]
+    pub keepers: bool,
     /// Faults injected on its uplink.
     #[serde(default)]
     pub fault: Option<String>,

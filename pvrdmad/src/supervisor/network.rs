@@ -177,6 +177,7 @@ impl Network {
             lost_sockets: self.plan.lost_sockets(),
             interface: self.plan.interface(),
             uplink: said.as_ref().and_then(|said| said.uplink.clone()),
+            keepers: self.plan.setup.keepers,
             sandbox: said.as_ref().and_then(|said| said.sandbox.clone()),
             fault: self.plan.settings().fault.map(|fault| fault.to_string()),
             devices: self.devices(),

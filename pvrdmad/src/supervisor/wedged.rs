@@ -201,13 +201,16 @@ mod tests {
     #[test]
     fn a_network_leaves_so_many_and_each_is_gone_once_it_ended() {
         let (wedged, events) = (Wedged::default(), Events::default());
+        // A keeper counts for its device.
+        wedged.keep(process(), "red", Some("vm1"), &events);
+        assert_eq!(["vm1", "vm2"].map(|device| wedged.keepers_of("red", device).len()), [1, 0]);
         for count in 0..MAX_OF_NETWORK {
             assert!(!wedged.is_full("red"), "{count}");
-            wedged.keep(process(), "red", &events);
+            wedged.keep(process(), "red", None, &events);
         }
         assert!(wedged.is_full("red") && !wedged.is_full("blue"));
         wedged.look(&events);
-        assert_eq!(wedged.report().len(), MAX_OF_NETWORK);
+        assert_eq!(wedged.report().len(), MAX_OF_NETWORK + 1);
         let ended = {
             let mut left = wedged.0.lock();
             let process = &mut left[1].process;
