@@ -73,7 +73,7 @@ impl Connected {
 #[test]
 fn what_is_advertised_can_be_made() {
     for kind in KINDS {
-        let limits = Limits { max_memory: 28 << 20, ..Limits::default() };
+        let limits = Limits { max_memory: 24 << 20, ..Limits::default() };
         let connected = Connected::new(limits);
         let count = connected.driver.cap_u32(kind);
         println!("{count} of the capability at {kind}");

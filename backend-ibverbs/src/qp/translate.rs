@@ -155,8 +155,8 @@ fn ask_or_wait(mut ask: impl FnMut() -> FastStep, in_flight: impl FnOnce() -> bo
     }
 }
 
-/// Refuses an atomic whose local memory (of `total` bytes) is not the size of its result, and one whose address the peer
-/// would refuse (IBA 9.4.5): the host's library refuses that, too.
+/// Refuses an atomic whose local memory (of `total` bytes) is not the size of its result, and one whose address the
+/// peer would refuse (IBA 9.4.5): the host's library refuses that, too.
 fn check_atomic(total: u64, addr: u64) -> Result<(), WcStatus> {
     if total != ATOMIC {
         return Err(WcStatus::LocalLength);

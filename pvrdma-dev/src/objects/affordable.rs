@@ -3,9 +3,9 @@
 use pvrdma_guest_memory::{Extent, PAGE_SIZE};
 use pvrdma_verbs::{Hca, HcaLimits, Object, QpCaps};
 
-use super::budget::bytes_of;
+use super::{Cq, Mr, Pd, Qp, Srq};
 use crate::limits::Limits;
-use crate::ring::{recv_stride, send_stride};
+use crate::ring::{RING_BYTES, recv_stride, send_stride};
 
 /// Requests of each queue of a QP or SRQ, with all the SGEs that the device allows. Deeper rings take more page list
 /// entries, one for each page of guest memory that they occupy.
@@ -52,4 +52,20 @@ pub(crate) fn affordable<H: Hca>(hca: &H, limits: &Limits, bytes: u64) -> HcaLim
         max_srq: most(0, hca_limits.max_srq, Object::Srq(REQUESTS), ring_bytes(receives)),
         ..hca_limits
     }
+}
+
+/// What an object takes beside itself: its places in tables that may have doubled, events that wait, what the heap
+/// needs.
+const BESIDE: u64 = 192;
+
+/// Bytes of an object with so many bytes of page lists.
+pub(super) fn bytes_of<H: Hca>(hca: &H, object: Object, lists: u64) -> u64 {
+    let own = match object {
+        Object::Pd => size_of::<Pd<H>>(),
+        Object::Mr => size_of::<Mr<H>>(),
+        Object::Cq => size_of::<Cq<H>>() + RING_BYTES,
+        Object::Srq(_) => size_of::<Srq<H>>() + RING_BYTES,
+        Object::Qp(_) => size_of::<Qp<H>>() + 2 * RING_BYTES,
+    };
+    (own as u64).saturating_add(BESIDE).saturating_add(hca.bytes_of(object)).saturating_add(lists)
 }

@@ -54,8 +54,8 @@ impl Requester {
         if self.ended || self.timers.is_running(Timer::RnrBackoff) {
             return;
         }
-        // What the responder expects only moves on, so a packet that it had and misses now is proof as well. The NAK that
-        // told of the loss was lost itself.
+        // What the responder expects only moves on, so a packet that it had and misses now is proof as well. The NAK
+        // that told of the loss was lost itself.
         if map.is_empty() || self.scoreboard.has(seq) {
             return self.nothing_kept(now, seq, ops);
         }
@@ -68,8 +68,8 @@ impl Requester {
         self.notice_missing(now, seq);
     }
 
-    /// The responder misses the packet at `seq` and keeps nothing behind it, whatever it has said before: it had no room,
-    /// or has lost its buffer. Goes back to that packet. That is free once for each packet: a responder that has it
+    /// The responder misses the packet at `seq` and keeps nothing behind it, whatever it has said before: it had no
+    /// room, or has lost its buffer. Goes back to that packet. That is free once for each packet: a responder that has it
     /// repeated without end spends the retries.
     fn nothing_kept(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
         let is_news = self.recovery.on_sequence_nak(seq) || self.scoreboard.received() > 0;

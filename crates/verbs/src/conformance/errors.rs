@@ -99,7 +99,7 @@ pub(super) fn an_atomic_has_room_for_eight_bytes_and_no_more<B: Backend>(subject
     assert_eq!((mine.read(0, 4), mine.read(16, 6)), (vec![1, 2, 3, 0], vec![4, 5, 6, 7, 8, 0]));
 }
 
-/// The peer executes a READ or an atomic before its result meets the local key (IBA 9.7.5.1): an error there comes first.
+/// The peer executes a READ or an atomic before its result meets the local key (IBA 9.7.5.1): its errors come first.
 pub(super) fn the_peers_checks_come_before_the_key_of_a_result<B: Backend>(subject: &Subject<'_, B>) {
     for kind in 0..3 {
         for (name, bad_remote, unaligned) in
