@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use log::{error, info};
 use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
@@ -17,11 +17,12 @@ use pvrdmad::cli::{
     CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DeviceArgs, DoctorArgs, EventsArgs, LimitsArgs, ServeArgs,
     ShareArgs, ShowArgs, StandInArgs, StatusArgs, StatusFormat, WorkerArgs,
 };
-use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, reference};
+use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, SandboxMode, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
 use pvrdmad::doctor::{self, Host};
 use pvrdmad::doorbells;
+use pvrdmad::keeper;
 use pvrdmad::logging::{self, LogFormat};
 use pvrdmad::package;
 use pvrdmad::protocol::{Request, printable_text};
@@ -34,6 +35,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 fn main() -> ExitCode {
+    // Before the command line is parsed, which takes more memory than such a process does.
+    if let Some(code) = keeper() {
+        return code;
+    }
     let cli = Cli::parse();
     let result = match cli.command {
         Some(Command::Status(args)) => status(&args),
@@ -180,6 +185,24 @@ fn stand_in(args: &StandInArgs) -> Result<()> {
         signal_hook::flag::register(signal, Arc::default()).context("signal handlers")?;
     }
     doorbells::stand_in::run(args.sandbox)
+}
+
+/// Receives the descriptors of a device's clients, for the supervisor that started this process, if that is what it was
+/// started for.
+fn keeper() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next()? != keeper::process::ARGUMENT {
+        return None;
+    }
+    let mode = arguments.next().and_then(|mode| SandboxMode::from_str(mode.to_str()?, false).ok());
+    let Some(mode) = mode else { return Some(ExitCode::from(2)) };
+    Some(match keeper::process::run(mode) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "pvrdmad: keeper: {error}");
+            ExitCode::FAILURE
+        }
+    })
 }
 
 /// Waits for a signal that means the end. The others' default is to kill: one has the configuration read again, the

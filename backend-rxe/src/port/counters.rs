@@ -86,9 +86,12 @@ counters! {
         passed_dropped_forged,
         /// RoCE frames of the network function, which only queue pairs may send.
         passed_dropped_roce,
-        /// Frames in which the network function says by ARP or neighbour discovery that it has an address which the
-        /// device may not have.
+        /// ARP, RARP and neighbour discovery of the network function that give it an address which the device may not
+        /// have or another Ethernet address, or that are not understood.
         passed_dropped_address,
+        /// Frames of the network function with a checksum to calculate, or to be cut, that are no whole TCP segment or
+        /// UDP datagram.
+        passed_dropped_offload,
         /// Frames of or for the network function that are not in the VLAN of the port, or have a tag where it passes
         /// none.
         passed_dropped_vlan,

@@ -7,12 +7,15 @@ pub(crate) mod counters;
 mod helpers;
 mod inspect;
 pub(crate) mod kept;
+#[cfg(test)]
+mod leaving;
 mod nic;
 mod outgoing;
 pub(crate) mod policy;
 mod receive;
 mod receive_queue;
 pub(crate) mod registry;
+mod stations;
 mod threads;
 mod tx_queue;
 pub(crate) mod uplink;
@@ -393,6 +396,7 @@ impl Port {
             Err(Violation::Vlan) => PortCounters::bump(&self.counters.passed_dropped_vlan),
             Err(Violation::Roce) => PortCounters::bump(&self.counters.passed_dropped_roce),
             Err(Violation::Address) => PortCounters::bump(&self.counters.passed_dropped_address),
+            Err(Violation::Offload) => PortCounters::bump(&self.counters.passed_dropped_offload),
         }
     }
 

@@ -24,7 +24,7 @@ impl Port {
         nic.link.receive(&mut frames, RECEIVE);
         let found = !frames.is_empty();
         self.drop_if_down(&mut frames);
-        if !frames.iter().all(|frame| self.policy.passes_as_it_is(frame)) {
+        if !frames.iter_with_offloads(0).all(|frame| self.policy.passes_as_it_is(frame)) {
             let mut passed = self.buffer();
             for (frame, offload) in frames.iter_with_offloads(0) {
                 let may_have = |gid, vlan| self.addresses.announce(self.mac, (gid, vlan)).is_ok();

@@ -1,15 +1,13 @@
-//! What a frame of the network function claims to be: RoCE, or the word of a station that it has an address.
+//! What a frame of the network function claims to be: RoCE, or a message of a station about its addresses.
 //!
-//! Both would speak for the RDMA function or for somebody else. Whoever receives such a frame reads it as freely as the
-//! standards allow, so this looks behind VLAN tags and IPv6 extension headers, and takes for RoCE what it cannot look
-//! into although a receiver may.
-
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+//! Such a frame would speak for the RDMA function, or for another station. A receiver reads it as freely as the
+//! standards allow, so this looks behind VLAN tags and IPv6 extension headers. What it cannot look into although a
+//! receiver may goes nowhere.
 
 use pvrdma_roce::wire::{EtherType, Ethernet, PROTOCOL_UDP};
-use pvrdma_verbs::Gid;
 
 use super::classify::{is_ipv4_roce, is_roce_port, is_tag};
+use super::stations::{self, Station};
 
 /// Length of the two Ethernet addresses.
 const ADDRESSES: usize = 12;
@@ -17,8 +15,11 @@ const ADDRESSES: usize = 12;
 const MOST_HEADERS: usize = 8;
 /// Length of an IPv6 header.
 const IPV6_LEN: usize = 40;
-/// ARP (RFC 826).
+/// ARP (RFC 826) and RARP (RFC 903).
 const ARP: EtherType = EtherType(0x0806);
+const RARP: EtherType = EtherType(0x8035);
+/// The largest length of a frame of IEEE 802.3, which stands where Ethernet has the type.
+const MAX_LENGTH: u16 = 1500;
 /// IPv6 (RFC 8200, 4): headers that another one follows, and that of a fragment.
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
@@ -26,34 +27,37 @@ const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 const DESTINATION_OPTIONS: u8 = 60;
 const ICMPV6: u8 = 58;
-/// Neighbour discovery (RFC 4861, 4): from router solicitation to redirect.
-const DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
-const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
 /// What a frame claims.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Claim {
-    /// Nothing that concerns the RDMA function.
+    /// Nothing that concerns the RDMA function or the addresses of stations.
     None,
-    /// To be a packet of a queue pair, or it may be one.
+    /// To be a packet of a queue pair.
     Roce,
-    /// That its sender has these addresses.
-    Addresses([Option<Gid>; 2]),
+    /// It may be anything: a receiver may find more headers than this looks behind, or find them in another fragment.
+    Hidden,
+    /// To be ARP, RARP or neighbour discovery, but not one that is understood.
+    Unclear,
+    /// What a station says about itself.
+    Station(Station),
 }
 
 /// Returns what a frame claims.
 pub(super) fn claim(frame: &[u8]) -> Claim {
-    let Some((kind, body)) = behind_tags(frame) else { return Claim::Roce };
+    let Some((kind, body)) = behind_tags(frame) else { return Claim::Hidden };
     match kind {
         Some(EtherType::ROCE) => Claim::Roce,
         Some(EtherType::IPV4) => roce_if(is_ipv4_roce(body)),
         Some(EtherType::IPV6) => ipv6(body),
-        Some(ARP) => arp(body),
+        Some(ARP) => station(stations::arp(body)),
+        Some(RARP) => station(stations::rarp(body)),
+        Some(EtherType(..=MAX_LENGTH)) => snap(body),
         _ => Claim::None,
     }
 }
 
-/// The ethertype behind all tags, and what follows it. `None`: there are more tags than anybody needs.
+/// The ethertype behind all tags, and what follows it. `None`: there are more tags than a network has.
 fn behind_tags(frame: &[u8]) -> Option<(Option<EtherType>, &[u8])> {
     let mut at = ADDRESSES;
     for _ in 0..MOST_HEADERS {
@@ -72,6 +76,21 @@ const fn roce_if(is_roce: bool) -> Claim {
     if is_roce { Claim::Roce } else { Claim::None }
 }
 
+fn station(parsed: Option<Station>) -> Claim {
+    parsed.map_or(Claim::Unclear, Claim::Station)
+}
+
+/// A frame of IEEE 802.3 with a SNAP header (RFC 1042) can carry each ethertype once more. No host needs that for IP,
+/// but some take it.
+fn snap(body: &[u8]) -> Claim {
+    let Some([0xaa, 0xaa, 3, _, _, _, high, low]) = body.first_chunk() else { return Claim::None };
+    match EtherType(u16::from_be_bytes([*high, *low])) {
+        EtherType::ROCE | EtherType::IPV4 | EtherType::IPV6 | ARP | RARP => Claim::Unclear,
+        kind if is_tag(kind) => Claim::Unclear,
+        _ => Claim::None,
+    }
+}
+
 fn ipv6(body: &[u8]) -> Claim {
     let Some(&first) = body.get(6) else { return Claim::None };
     let (mut header, mut at, mut fragment) = (first, IPV6_LEN, false);
@@ -79,8 +98,10 @@ fn ipv6(body: &[u8]) -> Claim {
         let rest = body.get(at..).unwrap_or_default();
         let next = match (header, rest) {
             (PROTOCOL_UDP, _) => return roce_if(is_roce_port(body, at)),
-            // Nobody takes neighbour discovery in fragments (RFC 6980).
-            (ICMPV6, _) => return if fragment { Claim::None } else { discovery(body, rest) },
+            (ICMPV6, [kind, ..]) if stations::is_discovery(*kind) => {
+                // Receivers ignore neighbour discovery in fragments (RFC 6980), or should.
+                return if fragment { Claim::Unclear } else { station(stations::discovery(body, at)) };
+            }
             (HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS, [next, length, ..]) => (*next, 8 * (usize::from(*length) + 1)),
             (AUTHENTICATION, [next, length, ..]) => (*next, 4 * (usize::from(*length) + 2)),
             (FRAGMENT, [next, _, high, low, ..]) => {
@@ -90,45 +111,27 @@ fn ipv6(body: &[u8]) -> Claim {
                 fragment = true;
                 (*next, 8)
             }
-            // It is cut off: in a fragment the rest may follow.
+            // It is cut off: in a fragment the rest may follow (RFC 7112 forbids that).
             (HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | AUTHENTICATION | FRAGMENT, _) => {
-                return if fragment { Claim::Roce } else { Claim::None };
+                return if fragment { Claim::Hidden } else { Claim::None };
             }
             _ => return Claim::None,
         };
         header = next.0;
         at += next.1;
         if fragment && body.len() < at + 4 {
-            return Claim::Roce;
+            return Claim::Hidden;
         }
     }
-    Claim::Roce
-}
-
-/// The sender of an ARP packet for IPv4 on Ethernet. A probe has none (RFC 5227).
-fn arp(body: &[u8]) -> Claim {
-    let Some(packet) = body.first_chunk::<28>() else { return Claim::None };
-    if packet[..6] != [0, 1, 8, 0, 6, 4] {
-        return Claim::None;
-    }
-    let [_, _, _, _, _, _, _, _, _, _, _, _, _, _, a, b, c, d, ..] = *packet;
-    let sender = Ipv4Addr::new(a, b, c, d);
-    if sender.is_unspecified() { Claim::None } else { Claim::Addresses([Some(IpAddr::V4(sender).into()), None]) }
-}
-
-/// Who sends a message of neighbour discovery, and what it says that it has.
-fn discovery(header: &[u8], message: &[u8]) -> Claim {
-    let Some(kind) = message.first().filter(|kind| DISCOVERY.contains(kind)) else { return Claim::None };
-    let address = |bytes: &[u8], at: usize| {
-        let address = bytes.get(at..).and_then(<[u8]>::first_chunk::<16>);
-        address.map(|address| Ipv6Addr::from(*address)).filter(|address| !address.is_unspecified())
-    };
-    let target = address(message, 8).filter(|_| *kind == NEIGHBOUR_ADVERTISEMENT);
-    Claim::Addresses([address(header, 8), target].map(|address| address.map(|address| IpAddr::V6(address).into())))
+    Claim::Hidden
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
+    use pvrdma_verbs::MacAddr;
+
     use super::*;
 
     fn frame(tags: &[u8], kind: u16, body: &[u8]) -> Vec<u8> {
@@ -146,7 +149,7 @@ mod tests {
     /// An IPv6 packet with these headers, each given with its own number.
     fn v6(headers: &[(u8, &[u8])]) -> Vec<u8> {
         let mut body = vec![0; IPV6_LEN];
-        (body[0], body[6]) = (0x60, headers[0].0);
+        (body[0], body[6], body[7]) = (0x60, headers[0].0, 255);
         body[8..24].copy_from_slice(&[0xfd; 16]);
         for (at, (_, bytes)) in headers.iter().enumerate() {
             let mut bytes = bytes.to_vec();
@@ -155,6 +158,8 @@ mod tests {
             }
             body.extend(bytes);
         }
+        let length = u16::try_from(body.len() - IPV6_LEN).unwrap();
+        body[4..6].copy_from_slice(&length.to_be_bytes());
         body
     }
 
@@ -166,7 +171,7 @@ mod tests {
 
     #[test]
     fn roce_in_every_dress() {
-        let roce = |frame: Vec<u8>| claim(&frame) == Claim::Roce;
+        let roce = |frame: Vec<u8>| matches!(claim(&frame), Claim::Roce | Claim::Hidden);
         let tags: &[&[u8]] = &[
             &[],
             &[0x81, 0, 0, 5],
@@ -200,7 +205,7 @@ mod tests {
             }
         }
         assert!(roce(frame(&[0x81, 0, 0, 5].repeat(9), 0x0800, &[])), "too many tags to look behind");
-        assert!(!roce(frame(&[], 0x0806, &[0; 28])));
+        assert_eq!(claim(&frame(&[], 0x0806, &[0; 28])), Claim::Unclear);
     }
 
     #[test]
@@ -216,14 +221,21 @@ mod tests {
             claim(&frame(&[], 0x0806, &body))
         };
         let gid = |text: &str| Some(text.parse::<IpAddr>().unwrap().into());
-        assert_eq!(arp([10, 0, 0, 7]), Claim::Addresses([gid("10.0.0.7"), None]));
-        assert_eq!(arp([0; 4]), Claim::None);
-        let message = |kind| [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &[0xfc; 16]].concat();
+        let hardware = Some(MacAddr([2; 6]));
+        let station = |addresses| Station { addresses, hardware, is_router: false };
+        assert_eq!(arp([10, 0, 0, 7]), Claim::Station(station([gid("10.0.0.7"), None])));
+        assert_eq!(arp([0; 4]), Claim::Station(station([None, None])));
+        let message = |kind| {
+            let option: &[u8] = &[1, 1, 2, 2, 2, 2, 2, 2];
+            [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &[0xfc; 16], option].concat()
+        };
         let source = gid("fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd");
         let target = gid("fcfc:fcfc:fcfc:fcfc:fcfc:fcfc:fcfc:fcfc");
-        for (kind, expected) in
-            [(135, Claim::Addresses([source, None])), (136, Claim::Addresses([source, target])), (128, Claim::None)]
-        {
+        for (kind, expected) in [
+            (135, Claim::Station(station([source, None]))),
+            (136, Claim::Station(station([source, target]))),
+            (128, Claim::None),
+        ] {
             for headers in [&[(58, &*message(kind))][..], &[(0, OPTIONS), (58, &message(kind))]] {
                 assert_eq!(claim(&frame(&[], 0x86dd, &v6(headers))), expected);
             }

@@ -110,10 +110,10 @@ impl Port {
 
     /// Remembers which addresses stations beyond the uplink say that they have.
     fn note_stations(&self, frame: &[u8]) {
-        let Claim::Addresses(addresses) = claim(frame) else { return };
+        let Claim::Station(station) = claim(frame) else { return };
         let Ok((ethernet, ..)) = Ethernet::parse(frame) else { return };
         if !self.addresses.is_member(ethernet.source) {
-            for gid in addresses.into_iter().flatten() {
+            for gid in station.addresses.into_iter().flatten() {
                 self.addresses.seen((gid, ethernet.vlan_id()));
             }
         }

@@ -99,7 +99,7 @@ fn handing(port_threads: usize) -> (World, Node, Arc<Handing>, MemoryLink, Uplin
 }
 
 fn arp() -> Vec<u8> {
-    [&mac(1).0[..], &mac(2).0, &[8, 6], &[7; 46]].concat()
+    [&mac(1).0[..], &mac(2).0, &[0x88, 0xb5], &[7; 46]].concat()
 }
 
 #[test]

@@ -14,7 +14,7 @@ use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, VlanMode};
 
 /// Frames of some other protocol.
 fn arp(source: u8, tag: &[u8]) -> Vec<u8> {
-    [&[0xff; 6], &mac(source).0[..], tag, &[8, 6], &[7; 46]].concat()
+    [&[0xff; 6], &mac(source).0[..], tag, &[0x88, 0xb5], &[7; 46]].concat()
 }
 
 #[test]

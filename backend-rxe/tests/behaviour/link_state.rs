@@ -108,8 +108,8 @@ fn a_port_that_is_down() {
         assert_eq!(link.send(&frames, 0), 1);
         world.rxe.run_ready();
     };
-    let own = [&[0xff; 6], &mac(1).0[..], &[8, 6], b"who has"].concat();
-    let theirs = [&[0xff; 6], &mac(2).0[..], &[8, 6], b"who has"].concat();
+    let own = [&[0xff; 6], &mac(1).0[..], &[0x88, 0xb5], b"who has"].concat();
+    let theirs = [&[0xff; 6], &mac(2).0[..], &[0x88, 0xb5], b"who has"].concat();
     // More than the uplink holds.
     (0..5).for_each(|_| give(&function, &own));
     node.hca.set_link(false).unwrap();

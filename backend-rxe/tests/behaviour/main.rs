@@ -50,6 +50,7 @@ mod retry;
 mod shares;
 mod slow_memory;
 mod srq;
+mod stations;
 mod takeover;
 mod tap;
 mod threads;

@@ -20,7 +20,7 @@ const PRIORITY: &[u8] = &[0x81, 0, 0x60, 0];
 
 /// A broadcast of some other protocol.
 fn arp(source: u8, tag: &[u8]) -> Vec<u8> {
-    [&[0xff; 6], &mac(source).0[..], tag, &[8, 6], &[7; 46]].concat()
+    [&[0xff; 6], &mac(source).0[..], tag, &[0x88, 0xb5], &[7; 46]].concat()
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn roce_is_for_the_device_and_the_rest_passes_both_ways() {
     let mut others = roce.clone();
     others[..6].copy_from_slice(&mac(3).0);
     let passing = [
-        frame([0xff; 6], 0x0806, b"who has"),
+        frame([0xff; 6], 0x88b5, b"who has"),
         others,
         frame(mac(1).0, 0x0800, &[0x45; 40]),
         frame(mac(1).0, 0x86dd, &[0x60; 60]),
@@ -177,7 +177,7 @@ fn threaded() -> World {
 
 /// A frame of the network function.
 fn own_frame() -> Vec<u8> {
-    let mut frame = frame([0xff; 6], 0x0806, b"who has");
+    let mut frame = frame([0xff; 6], 0x88b5, b"who has");
     frame[6..12].copy_from_slice(&mac(1).0);
     frame
 }

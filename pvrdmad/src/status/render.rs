@@ -19,9 +19,10 @@ const WEDGED_REMEDY: &str = "  end the FUSE server that holds it, or write 1 to\
 impl WedgedProcess {
     /// A line for people.
     pub fn render(&self) -> String {
-        let Self { pid, network, since_s, threads } = self;
+        let Self { pid, network, device, since_s, threads } = self;
+        let role = device.as_ref().map_or_else(String::new, |device| format!(", the keeper of device {device},"));
         let threads = if threads.is_empty() { String::new() } else { format!(" (threads: {})", threads.join(", ")) };
-        format!("network {network}: process {pid} was killed {since_s} s ago and does not end{threads}")
+        format!("network {network}: process {pid}{role} was killed {since_s} s ago and does not end{threads}")
     }
 }
 

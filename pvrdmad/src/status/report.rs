@@ -50,6 +50,9 @@ pub struct WedgedProcess {
     pub pid: u32,
     /// The network that it served. Another process does now.
     pub network: String,
+    /// The device whose clients' descriptors it received; none: it served the network.
+    #[serde(default)]
+    pub device: Option<String>,
     /// Seconds since it was given up.
     pub since_s: u64,
     /// Names of its threads that are left. That of a client's connection has the name of the device, cut to 15 bytes.

@@ -10,9 +10,11 @@ mod changes;
 mod connection;
 mod doorbells;
 mod joining;
+mod keepers;
 mod network;
 mod plan;
 mod process;
+mod program;
 mod reload;
 mod services;
 mod session;
@@ -41,7 +43,7 @@ use self::connection::CallError;
 use self::doorbells::DoorbellHost;
 use self::network::Network;
 use self::plan::Plan;
-pub(crate) use self::plan::Program;
+pub(crate) use self::program::Program;
 pub use self::reload::Changes;
 use self::sockets::Sources;
 use self::timing::Timing;
@@ -85,11 +87,7 @@ impl Supervisor {
     }
 
     fn with_timing(config: &Config, program: Option<&Program>, inherited: Inherited, timing: Timing) -> Result<Self> {
-        let sources = Sources {
-            inherited,
-            doorbells: DoorbellHost::new(program.map(|program| program.path.clone())),
-            ..Sources::default()
-        };
+        let sources = Sources { inherited, doorbells: DoorbellHost::new(program.cloned()), ..Sources::default() };
         // All sockets first: they are what fails most often.
         let plans = config.networks.iter().map(|network| Plan::new(config, network, &sources, timing).map(Arc::new));
         let plans = plans.collect::<Result<Vec<_>>>()?;

@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 
 use super::carrier::Follower;
 use super::connection::{CallError, reply_by};
-use super::plan::{Plan, Program};
+use super::plan::Plan;
 use super::process::Process;
+use super::program::Program;
 use super::services::Services;
 use crate::protocol::{Reply, Request};
 use crate::status::{DeviceReport, NetworkState, NetworkStatus, WorkerStatus};

@@ -14,7 +14,8 @@ use rustix::io::Errno;
 
 use super::connection::{CallError, Connection};
 use super::joining::Joinable;
-use super::plan::{Plan, Planned, Program, Settings};
+use super::plan::{Plan, Planned, Settings};
+use super::program::Program;
 use super::session::{End, LOOK, Session};
 use super::timing::{BackOff, Timing};
 use crate::config::FaultWord;

@@ -11,6 +11,7 @@ use pvrdma_ether_link::Connector;
 use pvrdma_ibverbs::{AddressOwner, HostAddresses, MAX_ADDRESSES};
 use pvrdma_verbs::LogLimit;
 
+use super::keepers::Keepers;
 use super::wedged::{Wedged, WorkerProcess};
 use crate::events::{Event, Events};
 use crate::protocol::printable_text;
@@ -25,6 +26,7 @@ pub(super) struct Services {
     /// Its devices, each with who gives its `nic` a descriptor anew.
     devices: Mutex<HashMap<String, Option<Arc<dyn Connector>>>>,
     addresses: Option<Arc<HostAddresses>>,
+    pub(super) keepers: Keepers,
     /// Addresses on the host's interface because of this worker.
     held: Mutex<BTreeSet<IpAddr>>,
     clients: Mutex<Clients>,
@@ -48,6 +50,7 @@ impl Services {
         network: String,
         uplink: Option<Arc<dyn Connector>>,
         addresses: Option<Arc<HostAddresses>>,
+        keepers: Keepers,
         events: Arc<Events>,
         wedged: Arc<Wedged>,
     ) -> Self {
@@ -56,6 +59,7 @@ impl Services {
             uplink,
             devices: Mutex::default(),
             addresses,
+            keepers,
             held: Mutex::default(),
             clients: Mutex::default(),
             events,
@@ -72,6 +76,7 @@ impl Services {
     /// The worker may not speak for this device any more.
     pub(super) fn remove(&self, device: &str) {
         self.devices.lock().remove(device);
+        self.keepers.end(device);
         let mut clients = self.clients.lock();
         clients.connected.remove(device);
         clients.lost.remove(device);
@@ -79,7 +84,7 @@ impl Services {
 
     /// A process of the network that was killed and has not ended.
     pub(super) fn leave_behind(&self, process: WorkerProcess) {
-        self.wedged.keep(process, &self.network, &self.events);
+        self.wedged.keep(process, &self.network, None, &self.events);
     }
 
     /// Looks which of all processes that were left behind have ended.
@@ -99,6 +104,7 @@ impl Services {
 
     /// The worker is gone, and with it every connection. Returns whose VMs lost their device just now.
     pub(super) fn worker_ended(&self) -> Vec<String> {
+        self.keepers.end_all();
         for address in std::mem::take(&mut *self.held.lock()) {
             if let Err(error) = self.take_away(address) {
                 let network = format!("network {}", self.network);
@@ -150,6 +156,15 @@ impl Host for Services {
             Some(device) => self.devices.lock().get(device).cloned().flatten(),
         };
         connector.ok_or_else(|| io::Error::other("there is no such link"))?.connect()
+    }
+
+    fn keeper(&self, device: &str) -> io::Result<OwnedFd> {
+        // Locked meanwhile: a device that is removed leaves none behind.
+        let devices = self.devices.lock();
+        if !devices.contains_key(device) {
+            return Err(io::Error::other("there is no such device"));
+        }
+        self.keepers.start(device)
     }
 
     fn add_address(&self, address: IpAddr) -> io::Result<()> {

@@ -181,6 +181,11 @@ impl LinkSockets {
                 log::warn!("{}: packets that are cut there are damaged: each leaves by itself", socket.interface());
                 false
             }
+            Ok(Segmentation::Refused) => {
+                // Log: once for an uplink.
+                log::warn!("{}: this kernel does not cut TCP: each packet leaves by itself", socket.interface());
+                false
+            }
             Ok(Segmentation::Interface) => {
                 // Log: once for an uplink.
                 log::debug!(

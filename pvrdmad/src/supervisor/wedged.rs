@@ -26,7 +26,7 @@ pub(super) const MAX_OF_NETWORK: usize = 4;
 /// Most threads of a process that are named.
 const MAX_THREADS: usize = 8;
 
-/// A process that this one has started.
+/// A process that this one has started: a worker or a keeper.
 #[derive(Debug)]
 pub(super) struct WorkerProcess {
     child: Child,
@@ -108,6 +108,8 @@ pub(super) struct Wedged(Mutex<Vec<Left>>);
 struct Left {
     process: WorkerProcess,
     network: String,
+    /// Whose keeper it is; none: a worker.
+    device: Option<String>,
     since: Instant,
 }
 
@@ -116,6 +118,7 @@ impl Left {
         WedgedProcess {
             pid: self.process.id(),
             network: self.network.clone(),
+            device: self.device.clone(),
             since_s: self.since.elapsed().as_secs(),
             threads: self.process.threads(),
         }
@@ -124,8 +127,9 @@ impl Left {
 
 impl Wedged {
     /// Keeps a process that was killed until it ends.
-    pub(super) fn keep(&self, process: WorkerProcess, network: &str, events: &Events) {
-        let left = Left { process, network: network.to_owned(), since: Instant::now() };
+    pub(super) fn keep(&self, process: WorkerProcess, network: &str, device: Option<&str>, events: &Events) {
+        let (network, device) = (network.to_owned(), device.map(str::to_owned));
+        let left = Left { process, network, device, since: Instant::now() };
         let report = left.report();
         // Log: once for a process, and a network leaves only so many.
         log::error!("{}", report.render());
@@ -146,7 +150,14 @@ impl Wedged {
 
     /// Returns `true` if no other process of this network may be left behind.
     pub(super) fn is_full(&self, network: &str) -> bool {
-        self.0.lock().iter().filter(|left| left.network == network).count() >= MAX_OF_NETWORK
+        self.0.lock().iter().filter(|left| left.network == network && left.device.is_none()).count() >= MAX_OF_NETWORK
+    }
+
+    /// Keepers of a device.
+    pub(super) fn keepers_of(&self, network: &str, device: &str) -> Vec<u32> {
+        let left = self.0.lock();
+        let its = left.iter().filter(|left| left.network == network && left.device.as_deref() == Some(device));
+        its.map(|left| left.process.id()).collect()
     }
 
     /// All of them.

@@ -12,24 +12,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pvrdma_guest_memory::Backing;
-use rustix::fs::{OFlags, SealFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 use vm_memory::FileOffset;
 use vm_memory::mmap::{MmapRegion, MmapRegionError};
 
+use super::examine::{self, Candidate, DescriptorError, FileId, PAGE};
 use crate::sigbus::{Eviction, Guard};
-
-/// `statfs` of memfd and tmpfs.
-const TMPFS_MAGIC: i64 = 0x0102_1994;
-/// `statfs` of huge pages, memfd with `MFD_HUGETLB` included.
-const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
 /// How long [`Files::clear`] waits for others.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Bytes in a page of other files.
-const PAGE: usize = 4096;
 
 /// Mappings of a file that are no larger than their range. With more of them, as behind a vIOMMU, small ranges get a
 /// [`WINDOW`], so that all ranges have few mappings.
@@ -61,11 +53,9 @@ impl Default for FileRules {
 #[derive(Debug, Error)]
 pub(super) enum FileRefusal {
     #[error("{0}")]
-    System(#[from] Errno),
-    #[error("guest memory in a file that may block: it is to be a memfd, or on tmpfs or hugetlbfs")]
-    MayBlock,
-    #[error("guest memory in a file that can shrink: with memory=sealed the VMM has to seal it (F_SEAL_SHRINK)")]
-    NotSealed,
+    Descriptor(#[from] DescriptorError),
+    #[error("{0}")]
+    Unmapped(#[from] Errno),
     #[error("a range ends at {end:#x} in a file of {length:#x} bytes")]
     PastEnd { end: usize, length: usize },
     #[error("the range is too large")]
@@ -84,17 +74,14 @@ impl FileRefusal {
     /// What a client is told.
     pub(super) const fn errno(&self) -> Errno {
         match self {
-            Self::System(errno) => *errno,
-            Self::MayBlock | Self::PastEnd { .. } => Errno::INVAL,
-            Self::NotSealed => Errno::PERM,
+            Self::Descriptor(refusal) => refusal.errno(),
+            Self::Unmapped(errno) => *errno,
+            Self::PastEnd { .. } => Errno::INVAL,
             Self::TooLarge => Errno::OVERFLOW,
             Self::Files(_) | Self::Mappings(_) | Self::Bytes(_) | Self::Guards => Errno::NOSPC,
         }
     }
 }
-
-/// A file by device and inode, and whether it is open for writing. The numbers stay its own while we have it open.
-type FileId = (u64, u64, bool);
 
 /// A part of a file. The guard goes first, so that nothing is replaced where something else may be mapped.
 #[derive(Debug)]
@@ -119,13 +106,6 @@ impl Mapped<'_> {
 struct OpenFile<'a> {
     file: Arc<File>,
     mappings: Vec<Mapped<'a>>,
-}
-
-/// A file that was looked at, and may be taken.
-struct Candidate {
-    id: FileId,
-    length: usize,
-    page: usize,
 }
 
 /// The files of one client.
@@ -191,7 +171,7 @@ impl<'a> Files<'a> {
         let start = usize::try_from(offset).map_err(|_| FileRefusal::TooLarge)?;
         let size = usize::try_from(size).map_err(|_| FileRefusal::TooLarge)?;
         let end = start.checked_add(size).ok_or(FileRefusal::TooLarge)?;
-        let candidate = self.examine(&fd)?;
+        let candidate = examine::memory(fd.as_fd(), self.rules.sealed)?;
         if end > candidate.length {
             return Err(FileRefusal::PastEnd { end, length: candidate.length });
         }
@@ -213,24 +193,6 @@ impl<'a> Files<'a> {
         let open = self.files.entry(candidate.id).or_insert_with(|| OpenFile { file, mappings: Vec::new() });
         open.mappings.push(Mapped { _guard: guard, mapping, start: from });
         Ok(backing)
-    }
-
-    /// Looks at a file without touching what is in it.
-    fn examine(&self, fd: &OwnedFd) -> Result<Candidate, FileRefusal> {
-        // Asked first, because the kernel answers for itself: only files in memory have seals, or the lack of any.
-        // Whoever serves another file system may be asked for anything else, and not answer.
-        let seals = rustix::fs::fcntl_get_seals(fd).map_err(|errno| match errno {
-            Errno::INVAL => FileRefusal::MayBlock,
-            errno => errno.into(),
-        })?;
-        if self.rules.sealed && !seals.contains(SealFlags::SHRINK) {
-            return Err(FileRefusal::NotSealed);
-        }
-        let stat = rustix::fs::fstat(fd)?;
-        let page = memory_page(rustix::fs::fstatfs(fd)?.f_type, stat.st_blksize)?;
-        let writable = rustix::fs::fcntl_getfl(fd.as_fd())? & OFlags::RWMODE == OFlags::RDWR;
-        let length = usize::try_from(stat.st_size).map_err(|_| FileRefusal::TooLarge)?;
-        Ok(Candidate { id: (stat.st_dev, stat.st_ino, writable), length, page })
     }
 
     /// Asks the limits for another mapping of `size` bytes.
@@ -264,19 +226,6 @@ impl<'a> Files<'a> {
             self.mapped_bytes().saturating_add(size as u64) <= self.rules.mapped_bytes && to >= exact.1
         });
         if mappings < EXACT || !fits { exact } else { (from, to) }
-    }
-}
-
-/// What the kernel maps as one of a file in a file system that is nothing but memory. Others suggest block sizes that
-/// have nothing to do with it.
-fn memory_page(file_system: i64, block: impl TryInto<usize>) -> Result<usize, FileRefusal> {
-    match file_system {
-        TMPFS_MAGIC => Ok(PAGE),
-        HUGETLBFS_MAGIC => {
-            let page = block.try_into().ok().filter(|page: &usize| page.is_power_of_two());
-            page.ok_or(FileRefusal::MayBlock)
-        }
-        _ => Err(FileRefusal::MayBlock),
     }
 }
 
@@ -327,30 +276,5 @@ mod tests {
         files.clear();
         assert_eq!(gone.strong_count(), 0);
         other.join().unwrap();
-    }
-
-    /// C4: what is behind these is somebody else's answer, or a disk's.
-    #[test]
-    fn sec_c4_file_systems_that_may_block_are_refused() {
-        let others: [(&str, i64); 12] = [
-            ("fuse", 0x6573_5546),
-            ("nfs", 0x6969),
-            ("9p", 0x0102_1997),
-            ("smb2", 0xfe53_4d42),
-            ("cifs", 0xff53_4d42),
-            ("ceph", 0x00c3_6400),
-            ("afs", 0x5346_414f),
-            ("overlayfs", 0x794c_7630),
-            ("ext4", 0xef53),
-            ("xfs", 0x5846_5342),
-            ("btrfs", 0x9123_683e),
-            ("proc", 0x9fa0),
-        ];
-        for (name, magic) in others {
-            assert_eq!(memory_page(magic, 4096).unwrap_err().errno(), Errno::INVAL, "{name}");
-        }
-        assert_eq!(memory_page(TMPFS_MAGIC, 1 << 20).unwrap(), 4096);
-        assert_eq!(memory_page(HUGETLBFS_MAGIC, 2 << 20).unwrap(), 2 << 20);
-        assert!(memory_page(HUGETLBFS_MAGIC, 0).is_err());
     }
 }

@@ -19,6 +19,7 @@ mod connection;
 mod dma;
 mod endpoint;
 pub(crate) mod eventfd;
+pub(crate) mod examine;
 mod files;
 mod irqs;
 pub mod message;

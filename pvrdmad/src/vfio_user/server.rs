@@ -289,5 +289,11 @@ impl Acceptor {
             self.endpoint.error(format_args!("the connection's thread panicked"));
             self.endpoint.stats.set_connected(false);
         }
+        // What the client has sent and nobody has taken goes with the last descriptor of its socket. That may take as
+        // long as the client likes, so it is the keeper's.
+        drop(client.stream);
+        if let Some(keeper) = &self.endpoint.keeper {
+            keeper.release();
+        }
     }
 }

@@ -16,6 +16,7 @@ use super::Host;
 use super::network_function::NetworkFunction;
 use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::doorbells::{DoorbellSetup, Doorbells, Mappable, ServedFile};
+use crate::keeper::client::Keeper;
 use crate::protocol::Carrier;
 use crate::status::Reporter;
 use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server, StuckClient};
@@ -57,6 +58,7 @@ impl ServedDevice {
         backend: &B,
         place: Place,
         host: &Arc<dyn Host>,
+        keeper: Option<&Arc<Keeper>>,
     ) -> Result<Self> {
         let Place { network, mtu, link, carrier, share, flows, failures, port, rxe, nic, nic_link, doorbells, pages } =
             place;
@@ -80,6 +82,7 @@ impl ServedDevice {
             memory: Arc::clone(&memory),
             files: file_rules(device.memory),
             irqs: Arc::clone(&irqs),
+            keeper: keeper.map(Keeper::device),
             stats: Arc::clone(&stats),
             mappable: mappable(&doorbells, &*function),
             intx: device.config.intx,

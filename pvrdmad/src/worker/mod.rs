@@ -33,6 +33,7 @@ use self::network_function::NetworkFunction;
 use crate::capture::stream::{self, Streams};
 use crate::config::{BackendSpec, Device, LinkState, Network, change_share, share_words};
 use crate::doorbells::{DoorbellSetup, PageFile, ServedFile};
+use crate::keeper::client::{Keeper, PATIENCE};
 use crate::logging;
 use crate::protocol::{Carrier, NetworkSetup, Reply, Request};
 use crate::sandbox;
@@ -143,6 +144,7 @@ impl Worker {
                 Some(ServedFile { file: PageFile { device, file }, life })
             }
         };
+        let keeper = self.setup.keepers.then(|| self.keeper(&name));
         let Network { name, mtu, .. } = &self.setup.network;
         let (network, mtu) = (name.clone(), *mtu);
         let mut place = Place {
@@ -167,13 +169,21 @@ impl Worker {
                 place.share = Some(rxe.share(device.config.mac, device.share));
                 place.failures = Some(self.observe_failures(rxe, &device));
                 place.flows = Some(rxe.flows(device.config.mac));
-                self.plug(&device, fds.collect(), rxe, &mut place)?;
-                ServedDevice::start(device, listener, rxe, place, &self.host)
+                self.plug(&device, fds.collect(), rxe, &mut place, keeper.as_ref())?;
+                ServedDevice::start(device, listener, rxe, place, &self.host, keeper.as_ref())
             }
-            Adapter::Ibverbs(ibverbs) => ServedDevice::start(device, listener, ibverbs, place, &self.host),
+            Adapter::Ibverbs(ibverbs) => {
+                ServedDevice::start(device, listener, ibverbs, place, &self.host, keeper.as_ref())
+            }
         };
         devices.push(served?);
         Ok(())
+    }
+
+    /// What receives the descriptors of a device's clients.
+    fn keeper(&self, device: &str) -> Arc<Keeper> {
+        let (host, device) = (Arc::clone(&self.host), device.to_owned());
+        Keeper::new(move || host.keeper(&device), PATIENCE)
     }
 
     /// Has the host told of queue pairs that fail.
@@ -187,13 +197,20 @@ impl Worker {
 
     /// Connects a device to its network, with the descriptors of its network function. Before the device is made, which
     /// looks for its port when its driver starts.
-    fn plug(&self, device: &Device, nic: Vec<OwnedFd>, rxe: &Rxe, place: &mut Place) -> Result<()> {
+    fn plug(
+        &self,
+        device: &Device,
+        nic: Vec<OwnedFd>,
+        rxe: &Rxe,
+        place: &mut Place,
+        keeper: Option<&Arc<Keeper>>,
+    ) -> Result<()> {
         if !self.ether.is_for(device) {
             return Ok(());
         }
         let DeviceConfig { name, mac, .. } = &device.config;
         let link: Option<Arc<dyn Link>> = if device.nic_socket.is_some() {
-            let function = NetworkFunction::start(device, nic).context("nic-socket")?;
+            let function = NetworkFunction::start(device, nic, keeper).context("nic-socket")?;
             Some(Arc::clone(&place.nic.insert(function).link) as _)
         } else {
             let open = |link| links::open(link, nic, &self.host, Some(name), true);

@@ -216,6 +216,7 @@ impl Served {
                 memory: Arc::clone(&memory),
                 files,
                 irqs: Arc::clone(&irqs),
+                keeper: None,
                 stats: Arc::clone(&stats),
                 mappable: None,
                 intx,
