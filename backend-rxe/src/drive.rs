@@ -325,8 +325,19 @@ impl Endpoint {
         if self.qp.adapter.captures.is_active() {
             local_rc::trace_loss(&self.qp, requester, local, guard.own());
         }
+        if self.is_held(&requester.attrs) {
+            return Run::Idle;
+        }
         requester.wait_for_response(&self.qp);
         Run::Idle
+    }
+
+    /// Returns `true` if hosts are being asked for the address that requests are sent from: they wait without a timer
+    /// until that is known, and are run then.
+    #[cold]
+    fn is_held(&self, attrs: &QpAttrs) -> bool {
+        let gids = &self.qp.adapter.gids;
+        gids.source(attrs.av.sgid_index).is_some_and(|source| gids.holds(source))
     }
 
     /// The peer of a connected QP in this process. The route remembers it.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use pvrdma_verbs::{Backend, DeviceContext, MacAddr, VerbsError};
+use pvrdma_verbs::{Backend, DeviceContext, Gid, MacAddr, VerbsError};
 
 use crate::addresses::Addresses;
 use crate::budget::Budget;
@@ -64,6 +64,19 @@ impl Default for RxeConfig {
             one_uplink: false,
         }
     }
+}
+
+/// A host beyond the uplink uses an address that a device holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AddressConflict {
+    /// The Ethernet address of the device.
+    pub mac: MacAddr,
+    /// The address, and its VLAN.
+    pub address: Gid,
+    /// Its VLAN.
+    pub vlan: Option<u16>,
+    /// The device keeps the address: it is listed, or its rule is `any`. Otherwise its claim has ended.
+    pub kept: bool,
 }
 
 /// The software adapter backend. Clones are the same backend.
@@ -169,6 +182,15 @@ impl Rxe {
         observer: impl Fn(&QpFailure) + Send + Sync + 'static,
     ) -> ObservedFailures {
         ObservedFailures::new(self.0.failures.of(mac), Box::new(observer))
+    }
+
+    /// Tells `observer` of devices whose address a host beyond the uplink uses, at most once a minute for each address
+    /// that the device keeps.
+    pub fn observe_conflicts(&self, observer: impl Fn(&AddressConflict) + Send + Sync + 'static) {
+        self.0.addresses.observe(move |mac, conflict| {
+            let (address, vlan) = conflict.address;
+            observer(&AddressConflict { mac, address, vlan, kept: conflict.kept });
+        });
     }
 
     /// Connects the device with this address to a network, until what is returned is dropped. Do so before the device

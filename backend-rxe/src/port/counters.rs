@@ -95,6 +95,12 @@ counters! {
     }
 }
 
+/// Conflicts about addresses.
+pub(super) fn address_conflicts(conflicts: u64) -> Counter {
+    let help = "Times that a host beyond the uplink used an address that the device holds.";
+    Counter::total("address_conflicts", Unit::None, help, conflicts)
+}
+
 /// Frames that the uplink's link lost.
 pub(super) fn wire_lost_in_link(frames: u64) -> Counter {
     Counter::total("wire_lost_in_link", Unit::None, "Frames that the link took and did not carry.", frames)
@@ -109,7 +115,7 @@ pub(super) fn passed_lost_in_link(frames: u64) -> Counter {
 /// Everything that a port counts, at zero.
 pub(crate) fn all_counters() -> Vec<Counter> {
     let mut list = PortCounters::default().list();
-    list.extend([wire_lost_in_link(0), passed_lost_in_link(0)]);
+    list.extend([address_conflicts(0), wire_lost_in_link(0), passed_lost_in_link(0)]);
     list
 }
 

@@ -7,6 +7,7 @@ use pvrdma_verbs::EndOnPanic;
 
 use super::tx_queue::TxQueue;
 use super::{Port, RECEIVE};
+use crate::addresses::Claimed;
 
 impl Port {
     /// From now on, whoever has frames of the network function to send may do so himself.
@@ -27,7 +28,8 @@ impl Port {
         if !frames.iter().all(|frame| self.policy.passes_as_it_is(frame)) {
             let mut passed = self.buffer();
             for (frame, offload) in frames.iter_with_offloads(0) {
-                let may_have = |gid, vlan| self.addresses.announce(self.mac, (gid, vlan)).is_ok();
+                let may_have =
+                    |gid, vlan, station| self.addresses.announce(self.mac, (gid, vlan), station) == Ok(Claimed::Held);
                 self.count_violation(self.policy.outgoing((frame, offload), &mut passed, may_have));
             }
             std::mem::swap(&mut frames, &mut passed);

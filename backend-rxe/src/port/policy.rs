@@ -4,7 +4,7 @@
 //! port with a VLAN is an access port: its two functions send without tags and never see one, the network sees all
 //! their frames in that VLAN and gives them no others. Tags are the functions' affair on a trunk alone.
 
-use pvrdma_verbs::{Gid, MacAddr, VerbsError};
+use pvrdma_verbs::{AddressRule, Gid, MacAddr, VerbsError};
 use serde::{Deserialize, Serialize};
 
 use super::classify::is_tag;
@@ -40,6 +40,10 @@ pub struct PortRules {
     pub priority_tags: bool,
     /// What the network function may send that is not its own.
     pub forged: ForgedTransmits,
+    /// Addresses of the device, whether its driver runs or not. Without a rule only that of the RDMA function counts.
+    pub addresses: Option<AddressRule>,
+    /// No host is beyond the link, so the device need not ask there whether an address is in use.
+    pub alone: bool,
     /// Congestion control with these parameters.
     pub congestion: Option<Congestion>,
     /// Connections agree with other ends of this engine on selective acknowledgements ([`pvrdma_roce::wire::OFFER`]).
@@ -149,12 +153,12 @@ impl Policy {
     }
 
     /// Appends a frame of the network function as the network gets it. `may_have` says whether the device may have an
-    /// address in a VLAN.
+    /// address in a VLAN, which a station with this Ethernet address announces.
     pub(super) fn outgoing(
         &self,
         (frame, offload): (&[u8], Offload),
         out: &mut Frames,
-        may_have: impl Fn(Gid, Option<u16>) -> bool,
+        may_have: impl Fn(Gid, Option<u16>, MacAddr) -> bool,
     ) -> Result<(), Violation> {
         // A frame without a header has no source either.
         let (ethernet, kind, _) = Ethernet::parse(frame).map_err(|_| Violation::Forged)?;
@@ -170,7 +174,8 @@ impl Policy {
                 let vlan = self.vlan.access().or_else(|| ethernet.vlan_id());
                 let hardware = station.hardware.is_none_or(|hardware| hardware == self.mac);
                 let may_speak = hardware || self.rules.forged.allow_mac();
-                if !may_speak || !station.addresses.into_iter().flatten().all(|gid| may_have(gid, vlan)) {
+                let source = ethernet.source;
+                if !may_speak || !station.addresses.into_iter().flatten().all(|gid| may_have(gid, vlan, source)) {
                     return Err(Violation::Address);
                 }
             }
@@ -247,7 +252,7 @@ mod tests {
 
     fn out(policy: &Policy, frame: &[u8]) -> Result<Vec<u8>, Violation> {
         let mut frames = Frames::default();
-        let passed = policy.outgoing((frame, Offload::NONE), &mut frames, |_, _| true);
+        let passed = policy.outgoing((frame, Offload::NONE), &mut frames, |_, _, _| true);
         assert_eq!(frames.len(), usize::from(passed.is_ok()));
         passed.map(|()| frames.get(0).unwrap().to_vec())
     }

@@ -112,10 +112,8 @@ impl Port {
     fn note_stations(&self, frame: &[u8]) {
         let Claim::Station(station) = claim(frame) else { return };
         let Ok((ethernet, ..)) = Ethernet::parse(frame) else { return };
-        if !self.addresses.is_member(ethernet.source) {
-            for gid in station.addresses.into_iter().flatten() {
-                self.addresses.seen((gid, ethernet.vlan_id()));
-            }
+        for gid in station.addresses.into_iter().flatten() {
+            self.addresses.seen((gid, ethernet.vlan_id()), ethernet.source);
         }
     }
 }

@@ -18,6 +18,7 @@ macro_rules! over_a_cable {
 mod addresses;
 mod at_once;
 mod capture;
+mod claims;
 mod congestion;
 mod errors;
 mod flight;
