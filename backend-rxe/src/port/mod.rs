@@ -245,6 +245,8 @@ impl Port {
     ) {
         self.queues.iter().for_each(|queue| queue.attach(receiver()));
         *self.function.lock() = Some(function);
+        // The port's thread gives queues their new receivers, and may have looked at them before.
+        self.wake();
     }
 
     /// Bytes of an IP packet that the network carries now.

@@ -324,3 +324,57 @@ fn an_address_that_both_list_moves_at_once() {
     world.rxe.run_ready();
     assert!(has(&next, gid(9)));
 }
+
+/// Guests' kernels add an address anew at another index, because the old one is in use as long as the connection is.
+/// Before, the connection was silent from then on, although its address was there.
+#[test]
+fn a_connection_has_its_address_again_at_another_index() {
+    let pair = Pair::new();
+    let move_to = |node: &Node, from, to| {
+        node.hca.unbind_gid(from);
+        bind(&node.hca, to, gid(node.number));
+    };
+    for (round, (from, to)) in [(0, 4), (4, 7), (7, 0)].into_iter().enumerate() {
+        for node in [&pair.a, &pair.b] {
+            move_to(node, from, to);
+            for (sender, receiver) in [(&pair.left, &pair.right), (&pair.right, &pair.left)] {
+                receiver.recv(1, &[]);
+                sender.send(1, &[]);
+                pair.world.settle();
+                let got = (sender.scq.poll_statuses(), receiver.rcq.poll_statuses());
+                let expected = vec![(1, WcStatus::Success)];
+                assert_eq!(got, (expected.clone(), expected), "round {round}, node {}", node.number);
+            }
+        }
+    }
+    // Another address at the old index is none of the connection's.
+    move_to(&pair.a, 0, 3);
+    bind(&pair.a.hca, 0, gid(9));
+    pair.right.recv(2, &[]);
+    pair.left.send(2, &[]);
+    pair.world.settle();
+    assert_eq!(pair.left.scq.poll_statuses(), [(2, WcStatus::Success)]);
+    pair.a.hca.unbind_gid(3);
+    pair.left.send(3, &[]);
+    pair.world.settle();
+    assert_eq!(pair.left.scq.poll_statuses(), [(3, WcStatus::RetryExceeded)]);
+}
+
+/// What was asked for before the address went is answered when it is back.
+#[test]
+fn a_request_that_waits_for_its_answer_survives_the_move_of_its_address() {
+    let pair = Pair::with(World::new(), |a| (a.timeout, a.retry_cnt) = (14, 7), |_| {});
+    pair.right.recv(1, &[]);
+    pair.a.hca.unbind_gid(0);
+    pair.left.send(1, &[]);
+    pair.world.run();
+    assert!(pair.left.scq.poll().is_empty());
+    bind(&pair.a.hca, 5, gid(1));
+    pair.world.settle();
+    assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success)]);
+}
+
+over_a_cable! {
+    a_connection_has_its_address_again_at_another_index
+    a_request_that_waits_for_its_answer_survives_the_move_of_its_address
+}
