@@ -14,6 +14,7 @@ mod prober;
 mod receive;
 mod receive_queue;
 pub(crate) mod registry;
+mod source_guard;
 mod stations;
 mod threads;
 mod tx_queue;
@@ -407,6 +408,8 @@ impl Port {
             Err(Violation::Vlan) => PortCounters::bump(&self.counters.passed_dropped_vlan),
             Err(Violation::Roce) => PortCounters::bump(&self.counters.passed_dropped_roce),
             Err(Violation::Address) => PortCounters::bump(&self.counters.passed_dropped_address),
+            Err(Violation::Source) => PortCounters::bump(&self.counters.passed_dropped_source),
+            Err(Violation::Server) => PortCounters::bump(&self.counters.passed_dropped_server),
         }
     }
 

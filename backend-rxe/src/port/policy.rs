@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::classify::is_tag;
 use super::outgoing::{Claim, claim};
+use super::source_guard;
 use pvrdma_ether_link::{Frames, Offload};
 use pvrdma_roce::wire::{EtherType, Ethernet, Vlan};
 use pvrdma_roce::{Congestion, EgressMarking};
@@ -42,6 +43,13 @@ pub struct PortRules {
     pub forged: ForgedTransmits,
     /// Addresses of the device, whether its driver runs or not. Without a rule only that of the RDMA function counts.
     pub addresses: Option<AddressRule>,
+    /// IP packets of the network function come from the addresses listed in `addresses`, from the link-local one of the
+    /// MAC address, or from none.
+    pub source_guard: bool,
+    /// The network function is no router: it sends no router advertisements.
+    pub ra_guard: bool,
+    /// The network function is no DHCP server or relay.
+    pub dhcp_guard: bool,
     /// No host is beyond the link, so the device need not ask there whether an address is in use.
     pub alone: bool,
     /// Congestion control with these parameters.
@@ -92,6 +100,10 @@ pub(super) enum Violation {
     /// It is ARP, RARP or neighbour discovery that is not understood, or gives the device an address that it may not
     /// have, or another Ethernet address than its own.
     Address,
+    /// It is an IP packet from an address that is not listed for the device.
+    Source,
+    /// It is from a router or a DHCP server, which the device is not.
+    Server,
 }
 
 impl VlanMode {
@@ -145,7 +157,8 @@ impl Policy {
             VlanMode::Untagged => !has_tag(frame),
             VlanMode::Access(_) => false,
         };
-        own && plain && self.claims_nothing(claim(frame))
+        let guarded = || source_guard::check(&self.rules, self.mac, frame).is_ok();
+        own && plain && self.claims_nothing(claim(frame)) && guarded()
     }
 
     fn claims_nothing(&self, claim: Claim) -> bool {
@@ -175,14 +188,20 @@ impl Policy {
                 let hardware = station.hardware.is_none_or(|hardware| hardware == self.mac);
                 let may_speak = hardware || self.rules.forged.allow_mac();
                 let source = ethernet.source;
+                if station.is_router && self.rules.ra_guard {
+                    return Err(Violation::Server);
+                }
                 if !may_speak || !station.addresses.into_iter().flatten().all(|gid| may_have(gid, vlan, source)) {
                     return Err(Violation::Address);
                 }
             }
             Claim::Unclear => return Err(Violation::Address),
+            // It may be neighbour discovery, or from a server, whatever RoCE is allowed.
+            Claim::Hidden => return Err(Violation::Roce),
             claim if self.claims_nothing(claim) => {}
             _ => return Err(Violation::Roce),
         }
+        source_guard::check(&self.rules, self.mac, frame)?;
         let Some(vid) = self.vlan.access() else {
             out.push_with_offload(frame, offload);
             return Ok(());

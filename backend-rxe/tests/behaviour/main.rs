@@ -35,6 +35,7 @@ mod ops;
 mod panics;
 mod pass_through;
 mod port;
+mod port_security;
 mod retry;
 mod shares;
 mod srq;
