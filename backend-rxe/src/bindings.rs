@@ -144,8 +144,8 @@ impl Bindings {
     /// Makes a GID usable, or keeps it from being used. Returns why it is not.
     fn place(&self, index: u8, bound: BoundGid, wait: Option<Wait>) -> Option<Wait> {
         let wait = wait.or_else(|| {
-            let error = self.directory.set_gid(&self.node, index, Some(bound)).err()?;
-            log::debug!("{}: {}: {error}", self.adapter().name, bound.gid);
+            // Another device has lost the address a moment ago, and has not looked yet.
+            self.directory.set_gid(&self.node, index, Some(bound)).err()?;
             self.addresses.unbind(self.adapter().point.mac, address(bound));
             Some(Wait { why: Why::Taken, until: Some(self.addresses.now().saturating_add(AGAIN)) })
         });

@@ -108,7 +108,7 @@ pub use port::policy::{ForgedTransmits, PortRules, VlanMode};
 pub use port::uplink::Uplink;
 pub use pvrdma_ether_link::{Clock, ManualClock, MonotonicClock};
 pub use pvrdma_roce::Congestion;
-pub use rxe::{AddressConflict, Rxe, RxeConfig};
+pub use rxe::{AddressConflict, ObservedConflicts, Rxe, RxeConfig};
 pub use share::{DEFAULT_WEIGHT, DeviceShare, ShareConfig, ShareUsage};
 pub use srq::RxeSrq;
 

@@ -69,14 +69,25 @@ impl Default for RxeConfig {
 /// A host beyond the uplink uses an address that a device holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AddressConflict {
-    /// The Ethernet address of the device.
-    pub mac: MacAddr,
-    /// The address, and its VLAN.
+    /// The address.
     pub address: Gid,
     /// Its VLAN.
     pub vlan: Option<u16>,
     /// The device keeps the address: it is listed, or its rule is `any`. Otherwise its claim has ended.
     pub kept: bool,
+}
+
+/// Tells of conflicts of a device, until this is dropped.
+#[derive(Debug)]
+pub struct ObservedConflicts {
+    addresses: Arc<Addresses>,
+    mac: MacAddr,
+}
+
+impl Drop for ObservedConflicts {
+    fn drop(&mut self) {
+        self.addresses.stop_observing(self.mac);
+    }
 }
 
 /// The software adapter backend. Clones are the same backend.
@@ -184,13 +195,19 @@ impl Rxe {
         ObservedFailures::new(self.0.failures.of(mac), Box::new(observer))
     }
 
-    /// Tells `observer` of devices whose address a host beyond the uplink uses, at most once a minute for each address
-    /// that the device keeps.
-    pub fn observe_conflicts(&self, observer: impl Fn(&AddressConflict) + Send + Sync + 'static) {
-        self.0.addresses.observe(move |mac, conflict| {
+    /// Tells `observer` when a host beyond the uplink uses an address of the device with this MAC address, at most once
+    /// a minute for each address that the device keeps, until what is returned is dropped.
+    pub fn observe_conflicts(
+        &self,
+        mac: MacAddr,
+        observer: impl Fn(&AddressConflict) + Send + Sync + 'static,
+    ) -> ObservedConflicts {
+        let addresses = Arc::clone(&self.0.addresses);
+        addresses.observe(mac, move |conflict| {
             let (address, vlan) = conflict.address;
-            observer(&AddressConflict { mac, address, vlan, kept: conflict.kept });
+            observer(&AddressConflict { address, vlan, kept: conflict.kept });
         });
+        ObservedConflicts { addresses, mac }
     }
 
     /// Connects the device with this address to a network, until what is returned is dropped. Do so before the device

@@ -25,7 +25,7 @@ use crate::task::Task;
 pub(crate) use table::{Address, Claimed, Conflict, HOLD, Refused, Wait, Why};
 use table::{Claim, Table};
 
-type Observer = Box<dyn Fn(MacAddr, &Conflict) + Send + Sync>;
+type Observer = Box<dyn Fn(&Conflict) + Send + Sync>;
 
 /// The tasks of a device.
 #[derive(Debug, Default)]
@@ -43,7 +43,7 @@ pub(crate) struct Addresses {
     clock: Arc<dyn Clock>,
     table: Mutex<Table>,
     tasks: Mutex<HashMap<MacAddr, Tasks>>,
-    observer: RwLock<Option<Observer>>,
+    observers: RwLock<HashMap<MacAddr, Observer>>,
 }
 
 impl fmt::Debug for Addresses {
@@ -54,7 +54,7 @@ impl fmt::Debug for Addresses {
 
 impl Addresses {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, table: Mutex::default(), tasks: Mutex::default(), observer: RwLock::default() }
+        Self { clock, table: Mutex::default(), tasks: Mutex::default(), observers: RwLock::default() }
     }
 
     /// The time, on the clock of the network.
@@ -62,9 +62,14 @@ impl Addresses {
         self.clock.now()
     }
 
-    /// Tells `observer` of conflicts from now on.
-    pub(crate) fn observe(&self, observer: impl Fn(MacAddr, &Conflict) + Send + Sync + 'static) {
-        *self.observer.write() = Some(Box::new(observer));
+    /// Tells `observer` of conflicts of a device from now on.
+    pub(crate) fn observe(&self, mac: MacAddr, observer: impl Fn(&Conflict) + Send + Sync + 'static) {
+        self.observers.write().insert(mac, Box::new(observer));
+    }
+
+    /// Tells nobody any more.
+    pub(crate) fn stop_observing(&self, mac: MacAddr) {
+        self.observers.write().remove(&mac);
     }
 
     /// A port or an adapter of a device joins the network.
@@ -152,8 +157,10 @@ impl Addresses {
         if affected.is_some() {
             self.wake(affected);
         }
-        if let (Some(conflict), Some(observer)) = (conflict, &*self.observer.read()) {
-            observer(conflict.mac, &conflict);
+        if let Some(conflict) = conflict
+            && let Some(observer) = self.observers.read().get(&conflict.mac)
+        {
+            observer(&conflict);
         }
     }
 

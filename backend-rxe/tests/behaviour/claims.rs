@@ -197,7 +197,7 @@ fn a_conflict_is_told_and_ends_the_claim() {
     let world = World::new();
     let told = Arc::<Mutex<Vec<AddressConflict>>>::default();
     let list = Arc::clone(&told);
-    world.rxe.observe_conflicts(move |conflict| list.lock().push(*conflict));
+    let _observed = world.rxe.observe_conflicts(mac(1), move |conflict| list.lock().push(*conflict));
     let (network, guest, _uplink) = with_card(&world, 1);
     let listed = AddressRule { others: OtherAddresses::Own, listed: vec!["10.0.0.8".parse().unwrap()] };
     let device = world.ruled(1, Rules { addresses: listed, ..Rules::default() });
@@ -211,7 +211,7 @@ fn a_conflict_is_told_and_ends_the_claim() {
         give(&network, &arp(200, gid(last)));
     }
     world.rxe.run_ready();
-    let conflict = |last, kept| AddressConflict { mac: mac(1), address: gid(last), vlan: None, kept };
+    let conflict = |last, kept| AddressConflict { address: gid(last), vlan: None, kept };
     assert_eq!(*told.lock(), [conflict(9, false), conflict(8, true)]);
     assert_eq!(device.counter("address_conflicts"), 2);
     assert!(!has(&device, gid(9)) && has(&device, gid(8)), "what is listed stays");

@@ -9,7 +9,7 @@ use anyhow::Result;
 use pvrdma_dev::{MappedDoorbells, PvrdmaDevice};
 use pvrdma_ether_link::Link;
 use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
-use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedFailures, Rxe, Uplink};
+use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedConflicts, ObservedFailures, Rxe, Uplink};
 use pvrdma_verbs::Backend;
 
 use super::Host;
@@ -26,6 +26,7 @@ pub(super) struct ServedDevice {
     _server: Server,
     _nic_server: Option<Server>,
     _failures: Option<ObservedFailures>,
+    _conflicts: Option<ObservedConflicts>,
     pub(super) reporter: Reporter,
 }
 
@@ -51,8 +52,22 @@ impl ServedDevice {
         place: Place,
         host: &Arc<dyn Host>,
     ) -> Result<Self> {
-        let Place { network, mtu, link, carrier, share, flows, failures, port, rxe, nic, nic_link, doorbells, pages } =
-            place;
+        let Place {
+            network,
+            mtu,
+            link,
+            carrier,
+            share,
+            flows,
+            failures,
+            conflicts,
+            port,
+            rxe,
+            nic,
+            nic_link,
+            doorbells,
+            pages,
+        } = place;
         let limits = MemoryLimits { locked_bytes: device.memory.max_locked, ..MemoryLimits::default() };
         let memory = DmaSpace::with_limits(device.pin.into(), limits);
         let irqs = Arc::new(IrqTable::default());
@@ -97,7 +112,7 @@ impl ServedDevice {
             nic,
             doorbells,
         };
-        Ok(Self { _server: server, _nic_server: nic_server, _failures: failures, reporter })
+        Ok(Self { _server: server, _nic_server: nic_server, _failures: failures, _conflicts: conflicts, reporter })
     }
 }
 
@@ -151,6 +166,8 @@ pub(super) struct Place {
     pub(super) flows: Option<DeviceFlows>,
     /// Who is told of its queue pairs that fail.
     pub(super) failures: Option<ObservedFailures>,
+    /// The same of conflicts about addresses.
+    pub(super) conflicts: Option<ObservedConflicts>,
     /// The device's end of the uplink, if there is one.
     pub(super) port: Option<Uplink>,
     /// Which can watch the device.
