@@ -47,11 +47,31 @@ pub(crate) struct Gsi {
     attrs: Mutex<QpAttrs>,
     /// `None` when it was destroyed.
     send: Mutex<Option<(Box<dyn SendSource>, SendWr)>>,
-    recv: Mutex<Option<(Box<dyn RecvSource>, RecvWr)>>,
+    recv: Mutex<Option<Receives>>,
     /// The way out of this process.
     sender: Mutex<Option<Sender>>,
     /// It was said that the guest's address does not lead out.
     warned: AtomicBool,
+}
+
+/// The receive queue.
+struct Receives {
+    source: Box<dyn RecvSource>,
+    /// The receive in use, if `in_use` says that there is one: a datagram that did not fit has left it.
+    wr: RecvWr,
+    in_use: bool,
+}
+
+impl Receives {
+    fn new(source: Box<dyn RecvSource>) -> Self {
+        Self { source, wr: RecvWr::default(), in_use: false }
+    }
+
+    /// Takes the next receive, unless one is in use. Returns `false` if there is none.
+    fn take(&mut self, view: &DmaView<'_>) -> bool {
+        self.in_use = self.in_use || self.source.pop(view, &mut self.wr).unwrap_or(false);
+        self.in_use
+    }
 }
 
 /// The queue pair at one moment.
@@ -87,7 +107,7 @@ impl Gsi {
             recv_cq: parts.recv_cq,
             attrs: Mutex::default(),
             send: Mutex::new(Some((parts.send_queue, SendWr::default()))),
-            recv: Mutex::new(parts.recv_queue.map(|queue| (queue, RecvWr::default()))),
+            recv: Mutex::new(parts.recv_queue.map(Receives::new)),
         });
         let receiver = Arc::downgrade(&gsi);
         *slot = Some(receiver as Weak<dyn DatagramReceiver>);
@@ -123,8 +143,9 @@ impl Gsi {
             if to == QpState::Reset {
                 *attrs = QpAttrs::default();
                 send.reset();
-                if let Some((recv, _)) = recv.as_mut() {
-                    recv.reset();
+                if let Some(recv) = recv.as_mut() {
+                    recv.in_use = false;
+                    recv.source.reset();
                 }
                 return Ok(());
             }
@@ -272,18 +293,19 @@ impl Gsi {
             }
             rest = later;
         }
-        if rest.is_empty() { WcStatus::Success } else { WcStatus::LocalLength }
+        WcStatus::Success
     }
 
     fn flush_recv(&self) {
         let mut guard = self.recv.lock();
-        let Some((source, wr)) = guard.as_mut() else { return };
+        let Some(receives) = guard.as_mut() else { return };
         let view = self.adapter.memory.view();
         for _ in 0..BUDGET {
-            if !source.pop(&view, wr).unwrap_or(false) {
+            if !receives.take(&view) {
                 return;
             }
-            let completion = Completion::new(self.cookie, wr.wr_id, WcOpcode::Recv, WcStatus::Flushed);
+            receives.in_use = false;
+            let completion = Completion::new(self.cookie, receives.wr.wr_id, WcOpcode::Recv, WcStatus::Flushed);
             self.recv_cq.publish(&self.adapter, &view, &completion);
         }
     }
@@ -292,14 +314,20 @@ impl Gsi {
 impl DatagramReceiver for Gsi {
     fn receive(&self, datagram: &Datagram) -> bool {
         let mut guard = self.recv.lock();
-        let Some((source, wr)) = guard.as_mut() else { return false };
+        let Some(receives) = guard.as_mut() else { return false };
         if !matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
             return false;
         }
         let view = self.adapter.memory.view();
-        if !source.pop(&view, wr).unwrap_or(false) {
+        if !receives.take(&view) {
             return false;
         }
+        let wr = &receives.wr;
+        if (HEADER + datagram.payload.len()) as u64 > Sge::total_length(&wr.sges) {
+            // Fault class D of IBA 9.9.3: the datagram is dropped, and the receive is there for the next one.
+            return false;
+        }
+        receives.in_use = false;
         let status = self.scatter(&view, &wr.sges, datagram);
         let mut completion = Completion::new(self.cookie, wr.wr_id, WcOpcode::Recv, status);
         if status == WcStatus::Success {

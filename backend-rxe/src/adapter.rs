@@ -101,6 +101,13 @@ impl Adapter {
         self.link_up.load(Ordering::Acquire)
     }
 
+    /// Returns `true` if the memory of one of two devices is slow, so that it must not be used while that of the other
+    /// is held, which waits as long then.
+    #[inline]
+    pub(crate) fn is_apart_from(&self, peer: &Self) -> bool {
+        (self.memory.is_slow() || peer.memory.is_slow()) && self.memory.id() != peer.memory.id()
+    }
+
     /// What stands in the frames that the device sends from a GID.
     pub(crate) fn origin(&self, source: BoundGid) -> Origin {
         let BoundGid { gid, kind, vlan } = source;

@@ -29,6 +29,7 @@ use crate::gid::BoundGid;
 use crate::limits::PORT_MTU;
 use crate::path::datagram::{self, DatagramBatch};
 use crate::path::directory::Node;
+use crate::path::local::apart::ApartStep;
 use crate::path::local::rc::{self as local_rc, LocalBatch};
 use crate::path::wire::rate_limiter::RateLimiter;
 use crate::path::wire::rc::{self as wire_rc, WireBatch, WireRequester};
@@ -293,6 +294,10 @@ impl Endpoint {
         let peer = self.resolve(half);
         let SendHalf { requester, route, .. } = half;
         let (Route::Unresolved(local) | Route::Local(local)) = route else { return Run::Again };
+        if let Some(peer) = peer.as_ref().filter(|peer| qp.adapter.is_apart_from(&peer.adapter)) {
+            let generation = || directory.generation();
+            return ApartStep { qp, requester, route: local, peer, generation: &generation, budget, tally }.run();
+        }
         let guard = MemoryGuard::open(&qp.adapter, peer.as_ref().map(|peer| &*peer.adapter));
         // From here on an unbind waits for us; one that came before the views has changed the generation.
         if local.generation != directory.generation() {

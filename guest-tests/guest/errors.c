@@ -47,6 +47,17 @@ static const struct scenario SCENARIOS[] = {
 	  .event = IBV_EVENT_QP_ACCESS_ERR },
 	{ .name = "bad-rkey-read", .sends = 1, .opcode = IBV_WR_RDMA_READ, .length = SIZE, .remote = BAD_KEY,
 	  .client = { IBV_WC_REM_ACCESS_ERR, END }, .server = { END }, .event = IBV_EVENT_QP_ACCESS_ERR },
+	{ .name = "bad-rkey-write-with-immediate", .sends = 2, .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .length = SIZE,
+	  .remote = BAD_KEY, .receives = 2, .room = SIZE, .client = { IBV_WC_REM_ACCESS_ERR, FLUSH, END },
+	  .server = { IBV_WC_LOC_ACCESS_ERR, FLUSH, END }, .event = NO_EVENT },
+	{ .name = "both-keys-bad-read", .sends = 1, .opcode = IBV_WR_RDMA_READ, .length = SIZE, .local = BAD_KEY,
+	  .remote = BAD_KEY, .client = { IBV_WC_REM_ACCESS_ERR, END }, .server = { END },
+	  .event = IBV_EVENT_QP_ACCESS_ERR },
+	{ .name = "both-keys-bad-atomic", .sends = 1, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 8,
+	  .local = BAD_KEY, .remote = BAD_KEY, .client = { IBV_WC_REM_ACCESS_ERR, END }, .server = { END },
+	  .event = IBV_EVENT_QP_ACCESS_ERR },
+	{ .name = "atomic-with-nine-bytes", .sends = 2, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .length = 9,
+	  .client = { IBV_WC_LOC_LEN_ERR, FLUSH, END }, .server = { END }, .event = NO_EVENT },
 	{ .name = "rkey-of-another-pd", .sends = 1, .opcode = IBV_WR_RDMA_WRITE, .length = SIZE, .remote = FOREIGN_PD,
 	  .client = { IBV_WC_REM_ACCESS_ERR, END }, .server = { END }, .event = IBV_EVENT_QP_ACCESS_ERR },
 	{ .name = "rkey-without-right", .sends = 1, .opcode = IBV_WR_RDMA_WRITE, .length = SIZE, .remote = NO_ACCESS,
@@ -186,8 +197,15 @@ static void post_sends(const struct side *side)
 			.num_sge = 1,
 			.opcode = scenario->opcode,
 			.send_flags = IBV_SEND_SIGNALED,
-			.wr.rdma = { side->peer.base, side->peer.rkey },
 		};
+		if (scenario->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+			list[i].wr.atomic.remote_addr = side->peer.base;
+			list[i].wr.atomic.rkey = side->peer.rkey;
+			list[i].wr.atomic.compare_add = 1;
+		} else {
+			list[i].wr.rdma.remote_addr = side->peer.base;
+			list[i].wr.rdma.rkey = side->peer.rkey;
+		}
 	}
 	if (ibv_post_send(side->qp, list, &bad))
 		fail("%s: cannot post the requests", scenario->name);

@@ -192,7 +192,7 @@ fn daemon_command(doorbells: [&str; 2]) -> Result<String> {
     for end in [0, 1] {
         write!(
             command,
-            " --device name={},socket={},nic-socket={},mac={},pin=registered,doorbells={}",
+            " --device name={},socket={},nic-socket={},mac={},doorbells={}",
             GUESTS[end],
             socket(end, Function::Rdma),
             socket(end, Function::Network),

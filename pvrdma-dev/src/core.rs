@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
+use pvrdma_guest_memory::{DmaSpace, Kept, MemoryBudget};
 use pvrdma_verbs::{Backend, DeviceContext, DeviceLog, Hca, VerbsError};
 
 use crate::abi::dsr::Caps;
@@ -12,7 +12,7 @@ use crate::config::DeviceConfig;
 use crate::events::EventHub;
 use crate::intr::Interrupts;
 use crate::limits::{LimitStatus, Limits};
-use crate::objects::Objects;
+use crate::objects::{Objects, affordable};
 use crate::pending_doorbells::PendingDoorbells;
 use crate::stats::Stats;
 use crate::uar::UarPages;
@@ -102,10 +102,10 @@ impl<H: Hca> Core<H> {
             rules: config.rules.clone(),
             budget: Arc::clone(&budget),
         })?;
-        let (limits, caps) = config.effective(&hca.limits())?;
+        let offer = offer(&config, &hca, &budget)?;
         Ok(Self {
-            objects: Objects::new(&limits, config.random)?,
-            uar: UarPages::new(limits.max_uar),
+            objects: Objects::new(&offer.limits, config.random)?,
+            uar: UarPages::new(offer.limits.max_uar),
             pending_doorbells: PendingDoorbells::new(),
             watch: Watch::new(),
             gate: Gate::default(),
@@ -113,7 +113,7 @@ impl<H: Hca> Core<H> {
             budget,
             log,
             wanted: Mutex::new(config.limits),
-            offer: RwLock::new(Offer { limits, caps }),
+            offer: RwLock::new(offer),
             config,
             memory,
             interrupts,
@@ -134,8 +134,7 @@ impl<H: Hca> Core<H> {
 
     /// What a driver that starts now is offered.
     fn next_offer(&self) -> Result<Offer, VerbsError> {
-        let (limits, caps) = self.config.with_limits(*self.wanted.lock()).effective(&self.hca.limits())?;
-        Ok(Offer { limits, caps })
+        offer(&self.config.with_limits(*self.wanted.lock()), &self.hca, &self.budget)
     }
 
     /// A driver starts: there are no objects, and limits that were set are in force from now on.
@@ -175,4 +174,16 @@ impl<H: Hca> Core<H> {
             self.hub.retry_pending(&self.memory.view());
         }
     }
+}
+
+/// What a device with this configuration offers: no more than its adapter has, and no more objects than `max_memory`
+/// pays for beside the queues of its links.
+///
+/// # Errors
+/// A limit is out of range, or the adapter has less of something than drivers need.
+fn offer<H: Hca>(config: &DeviceConfig, hca: &H, budget: &MemoryBudget) -> Result<Offer, VerbsError> {
+    let (limits, _) = config.effective(&hca.limits())?;
+    let bytes = limits.max_memory.saturating_sub(budget.used_for(Kept::Queues));
+    let (limits, caps) = config.effective(&affordable(hca, &limits, bytes))?;
+    Ok(Offer { limits, caps })
 }

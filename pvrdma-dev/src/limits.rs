@@ -368,7 +368,7 @@ mod tests {
             both.iter().find(|limit| limit.name == name).map(|limit| (limit.value, limit.next, limit.change))
         };
         assert_eq!(of("max_qp"), Some((16_384, 100, LimitChange::DriverStart)));
-        assert_eq!(of("max_memory"), Some((256 << 20, 0, LimitChange::Now)));
+        assert_eq!(of("max_memory"), Some((384 << 20, 0, LimitChange::Now)));
         assert_eq!(of("max_uar"), Some((1024, 1024, LimitChange::NewDevice)));
     }
 

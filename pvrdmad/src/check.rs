@@ -10,7 +10,7 @@ use anyhow::{Result, anyhow, bail};
 use pvrdma_ether_link::tls::{TlsKeys, TlsRole};
 use pvrdma_verbs::OtherAddresses;
 
-use crate::config::{BackendSpec, Config, Device, Isolate, LinkSpec, MetricsAddress, Network, SocketPlace};
+use crate::config::{BackendSpec, Config, Device, Isolate, LinkSpec, MetricsAddress, Network, Pin, SocketPlace};
 use crate::rlimits;
 use crate::socket::{SocketAccess, SocketFile, in_use};
 
@@ -90,8 +90,22 @@ pub fn report(config: &Config) -> Report {
     for network in &config.networks {
         look_at_network(network, &mut report);
     }
+    say_what_is_resident(config, &mut report);
     report.warnings.extend(rlimits::shortage(config));
     report
+}
+
+/// Earlier versions locked all guest memory unless `pin` said otherwise.
+fn say_what_is_resident(config: &Config, report: &mut Report) {
+    let names = config.devices().filter(|(_, device)| device.pin == Pin::Registered);
+    let names: Vec<_> = names.map(|(_, device)| device.config.name.as_str()).collect();
+    if !names.is_empty() {
+        report.say(format!(
+            "memory that guests register stays resident, no other (pin=registered, the default): {}; add pin=all to a \
+             device to keep all memory of its guest resident, as the default was before",
+            names.join(", ")
+        ));
+    }
 }
 
 fn look_at_network(network: &Network, report: &mut Report) {
@@ -190,6 +204,21 @@ mod tests {
             ..ConfigSpec::default()
         };
         report(&Config::load(None, spec).unwrap())
+    }
+
+    /// What to add to a configuration that was written when all memory was locked by default.
+    #[test]
+    fn the_line_that_keeps_all_memory_resident_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = |name: &str, last: u8, keys: &str| {
+            let path = folder.path().join(name);
+            format!("name={name},socket={},mac=52:54:00:00:00:0{last}{keys}", path.display())
+        };
+        let text =
+            check(&[&device("vm0", 1, ""), &device("vm1", 2, ",pin=all"), &device("vm2", 3, ",pin=off")], &[]).text();
+        let line = text.lines().find(|line| line.contains("add pin=all")).unwrap();
+        assert!(line.contains(": vm0;"), "{line}");
+        assert!(!check(&[&device("vm1", 2, ",pin=all")], &[]).text().contains("add pin=all"));
     }
 
     #[test]

@@ -94,11 +94,25 @@ pub(crate) enum Event {
         /// Devices that it took from their VM.
         lost_vms: Vec<String>,
     },
+    /// A process of a network was killed and does not end. The next one starts all the same.
+    ProcessWedged {
+        /// Of which network.
+        network: String,
+        /// Its number.
+        pid: u32,
+    },
+    /// Such a process has ended.
+    ProcessGone {
+        /// Of which network.
+        network: String,
+        /// Its number.
+        pid: u32,
+    },
 }
 
 impl Event {
     /// Kinds of events.
-    pub(crate) const NAMES: [&str; 8] = [
+    pub(crate) const NAMES: [&str; 10] = [
         "device-added",
         "device-removed",
         "link",
@@ -107,6 +121,8 @@ impl Event {
         "queue-pair-failed",
         "address-conflict",
         "network-ended",
+        "process-wedged",
+        "process-gone",
     ];
 }
 
@@ -252,6 +268,8 @@ mod tests {
                 kept: true,
             },
             Event::NetworkEnded { network: text(), how: text(), lost_vms: vec![] },
+            Event::ProcessWedged { network: text(), pid: 1 },
+            Event::ProcessGone { network: text(), pid: 1 },
         ];
         let names = all.map(|event| serde_json::to_value(event).unwrap()["event"].as_str().unwrap().to_owned());
         assert_eq!(names, Event::NAMES);

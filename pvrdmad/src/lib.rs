@@ -16,6 +16,7 @@ pub mod daemon;
 pub mod doctor;
 pub mod doorbells;
 mod events;
+pub mod keeper;
 pub mod logging;
 mod metrics;
 pub mod package;

@@ -4,9 +4,11 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use log::{error, info};
 use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
@@ -15,11 +17,12 @@ use pvrdmad::cli::{
     CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DeviceArgs, DoctorArgs, EventsArgs, LimitsArgs, ServeArgs,
     ShareArgs, ShowArgs, StandInArgs, StatusArgs, StatusFormat, WorkerArgs,
 };
-use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, reference};
+use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, SandboxMode, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
 use pvrdmad::doctor::{self, Host};
 use pvrdmad::doorbells;
+use pvrdmad::keeper;
 use pvrdmad::logging::{self, LogFormat};
 use pvrdmad::package;
 use pvrdmad::protocol::{Request, printable_text};
@@ -32,6 +35,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 fn main() -> ExitCode {
+    // Before the command line is parsed, which takes more memory than such a process does.
+    if let Some(code) = keeper() {
+        return code;
+    }
     let cli = Cli::parse();
     let result = match cli.command {
         Some(Command::Status(args)) => status(&args),
@@ -70,6 +77,9 @@ fn main() -> ExitCode {
     }
 }
 
+/// For the daemon to end. Workers have three seconds to leave and one to end once they are killed, all at once.
+const LONGEST_END: Duration = Duration::from_secs(5);
+
 fn serve(args: ServeArgs) -> Result<()> {
     // Before there is another thread, or another process that would have them.
     let inherited = Inherited::from_environment()?;
@@ -85,6 +95,12 @@ fn serve(args: ServeArgs) -> Result<()> {
     service::stopping();
     // Log: whoever runs the daemon sends signals.
     info!("stopping");
+    threads::spawn(ThreadKind::Supervisor, "end", || {
+        thread::sleep(LONGEST_END);
+        // Log: once, at the end.
+        error!("the daemon has not ended within {} s, and exits", LONGEST_END.as_secs());
+        std::process::exit(1);
+    })?;
     // Whoever asks twice does not want to wait.
     threads::spawn(ThreadKind::Supervisor, "signals", move || {
         wait_for_end(&mut signals, || ());
@@ -169,6 +185,24 @@ fn stand_in(args: &StandInArgs) -> Result<()> {
         signal_hook::flag::register(signal, Arc::default()).context("signal handlers")?;
     }
     doorbells::stand_in::run(args.sandbox)
+}
+
+/// Receives the descriptors of a device's clients, for the supervisor that started this process, if that is what it was
+/// started for.
+fn keeper() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next()? != keeper::process::ARGUMENT {
+        return None;
+    }
+    let mode = arguments.next().and_then(|mode| SandboxMode::from_str(mode.to_str()?, false).ok());
+    let Some(mode) = mode else { return Some(ExitCode::from(2)) };
+    Some(match keeper::process::run(mode) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "pvrdmad: keeper: {error}");
+            ExitCode::FAILURE
+        }
+    })
 }
 
 /// Waits for a signal that means the end. The others' default is to kill: one has the configuration read again, the

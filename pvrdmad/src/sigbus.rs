@@ -1,10 +1,11 @@
 //! Surviving a client that cuts off its memory file under us.
 //!
 //! Guest memory is a file that another process may shorten at any time; the next access to what is gone raises SIGBUS
-//! here. One client must not end the process for all, so the handler puts empty memory where the mapping was: all of
-//! it, because that is one mapping of the kernel's as before, where a page in its middle would make three. The client
-//! is cut off from there: nothing reaches its memory any more, and its connection is shut down, whose thread resets
-//! the device. Any other SIGBUS keeps its usual effect.
+//! here. One client must not end the process for all, so the handler puts empty memory where the mapping was, a
+//! gigabyte of it around the page: single pages would make many mappings of the kernel's out of one, and to unmap all
+//! takes as long as the client's memory is large, on a thread that may serve other devices. The client is cut off from
+//! there: nothing reaches its memory any more, and its connection is shut down, whose thread resets the device and
+//! unmaps the rest. Any other SIGBUS keeps its usual effect.
 #![expect(unsafe_code, reason = "a signal handler and the mapping it replaces")]
 
 use std::io;
@@ -23,6 +24,9 @@ use vm_memory::mmap::MmapRegion;
 /// Most guest mappings of a process at one time. What is not used of the table costs no memory.
 const SLOTS: usize = 32_768;
 
+/// Bytes of a mapping that are replaced at once.
+const PART: usize = 1 << 30;
+
 /// `si_code` of an access to a part of a mapping that its file does not have (any more). Memory that failed has others.
 const BUS_ADRERR: i32 = 2;
 
@@ -39,6 +43,16 @@ struct Found {
 
 /// One guest mapping, as the handler sees it: the fields of a [`Found`]. The handler takes no lock.
 struct Slot(SeqLock<4>);
+
+impl Found {
+    /// The part of the mapping around an address in it: where it starts, and its bytes.
+    const fn part(&self, addr: usize) -> (usize, usize) {
+        let into = addr.saturating_sub(self.start);
+        let first = into - into % PART;
+        let rest = self.len.saturating_sub(first);
+        (self.start + first, if rest < PART { rest } else { PART })
+    }
+}
 
 impl Slot {
     /// The mapping, if `addr` lies in it. All of it is of one mapping: a slot that changes meanwhile is not the one of
@@ -168,7 +182,10 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _contex
     // itself; for others the value is not used, as their code is not BUS_ADRERR.
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     let lost = if code == BUS_ADRERR { find(addr) } else { None };
-    if lost.is_some_and(|found| replace(&found)) {
+    if lost.is_some_and(|found| {
+        // A huge page may be larger than a part, and cannot be replaced by halves.
+        replace(&found, found.part(addr)) || replace(&found, (found.start, found.len))
+    }) {
         return;
     }
     // SAFETY: an all-zero sigaction is the default action. Raised again it takes effect as soon as this handler
@@ -180,11 +197,11 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _contex
     }
 }
 
-/// Puts empty memory where a mapping was, and cuts its client off.
-fn replace(found: &Found) -> bool {
+/// Puts empty memory where a part of a mapping was, and cuts its client off.
+fn replace(found: &Found, (start, len): (usize, usize)) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let at = ptr::with_exposed_provenance_mut(found.start);
+    let at = ptr::with_exposed_provenance_mut(start);
     let lost: *const AtomicBool = ptr::with_exposed_provenance(found.lost);
     // SAFETY: whoever has just accessed the mapping holds a view, which keeps the mapping, and so its guard, in place:
     // the addresses are the mapping's own, the flag is alive, and the socket is open. The memory is only ever accessed
@@ -193,7 +210,7 @@ fn replace(found: &Found) -> bool {
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
-        let replaced = libc::mmap(at, found.len, protection, flags, -1, 0) != libc::MAP_FAILED;
+        let replaced = libc::mmap(at, len, protection, flags, -1, 0) != libc::MAP_FAILED;
         if replaced {
             (*lost).store(true, Ordering::Relaxed);
             libc::shutdown(found.socket, libc::SHUT_RDWR);
@@ -208,11 +225,15 @@ fn replace(found: &Found) -> bool {
 mod tests {
     use std::fs::File;
     use std::io::Read;
+    use std::os::unix::fs::FileExt;
 
     use rustix::fs::MemfdFlags;
     use vm_memory::{Bytes, FileOffset, VolatileMemory};
 
     use super::*;
+
+    /// Tests that count what is replaced take turns.
+    static TURN: Mutex<()> = Mutex::new(());
 
     #[test]
     fn a_truncated_file_reads_as_zero_and_its_client_is_cut_off() {
@@ -230,6 +251,7 @@ mod tests {
         // What is there still is not touched before it has to be.
         assert_eq!(memory.read_obj::<u32>(0).unwrap(), 0x9abc_def0);
         assert!(!eviction.is_due());
+        let _turn = TURN.lock();
         let before = replaced();
         assert_eq!(memory.read_obj::<u32>(5 << 12).unwrap(), 0);
         assert!(eviction.is_due());
@@ -239,6 +261,35 @@ mod tests {
         assert_eq!(memory.read_obj::<u32>(15 << 12).unwrap(), 7);
         assert_eq!(memory.read_obj::<u32>(0).unwrap(), 0);
         assert_eq!(replaced(), before + 1);
+    }
+
+    /// To unmap much memory takes long, and the thread may serve another device.
+    #[test]
+    fn a_gigabyte_is_replaced_at_a_time() {
+        let (len, gib) = (3 << 30, 1 << 30);
+        let file = File::from(rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(len as u64).unwrap();
+        let place = FileOffset::new(file.try_clone().unwrap(), 0);
+        let mapping = Arc::new(MmapRegion::<()>::from_file(place, len).unwrap());
+        let (ours, _client) = UnixStream::pair().unwrap();
+        let eviction = Eviction::new(Arc::default(), &ours);
+        let _guard = Guard::new(&mapping, &eviction).unwrap();
+        let memory = mapping.as_volatile_slice();
+        file.set_len(gib as u64 + 4096).unwrap();
+        memory.write_obj(5_u32, 0).unwrap();
+        let _turn = TURN.lock();
+        let before = replaced();
+        // In the middle part, and at the very end.
+        assert_eq!(memory.read_obj::<u32>(2 * gib - 4).unwrap(), 0);
+        assert_eq!(memory.read_obj::<u32>(0).unwrap(), 5);
+        assert_eq!(memory.read_obj::<u32>(len - 4).unwrap(), 0);
+        assert!(eviction.is_due());
+        assert_eq!(replaced(), before + 2);
+        // The file's page of the middle part is not seen any more, that of the first is.
+        file.write_at(&[1; 4], gib as u64).unwrap();
+        file.write_at(&[1; 4], 0).unwrap();
+        assert_eq!(memory.read_obj::<u32>(gib).unwrap(), 0);
+        assert_eq!(memory.read_obj::<u32>(0).unwrap(), 0x0101_0101);
     }
 
     #[test]

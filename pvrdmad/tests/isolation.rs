@@ -277,7 +277,8 @@ fn a_worker_without_descriptors_serves_its_clients_and_spares_others() {
 fn memory_that_cannot_be_locked_ends_no_worker() {
     let place = Place::start(&[]);
     let socket = place.path("locked");
-    let device = format!("name=locked,network=a,socket={},mac=52:54:00:00:04:09,max-locked=4096", socket.display());
+    let device =
+        format!("name=locked,network=a,socket={},mac=52:54:00:00:04:09,pin=all,max-locked=4096", socket.display());
     let mut add = process::Command::new(PROGRAM);
     let output = add.args(["add", &device, "--control"]).arg(place.path("control")).output().unwrap();
     assert!(output.status.success(), "{output:?}");

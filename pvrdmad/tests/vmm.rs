@@ -6,13 +6,16 @@ mod common;
 
 use std::fs;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier};
 use std::thread;
+use std::time::Duration;
 
 use common::frozen::Frozen;
 use common::{PATIENCE, Served, memfd, take_signals};
 use pvrdma_dev::InterruptSink;
+use pvrdma_guest_memory::{DmaSpace, MemoryLimits, PinPolicy, StallMeter};
 use pvrdma_verbs::testing::{LogLines, skipped};
 use pvrdmad::vfio_user::FileRules;
 use rustix::event::EventfdFlags;
@@ -76,6 +79,46 @@ fn sec_c1_a_client_that_truncates_its_memory_is_evicted_alone() {
     assert_eq!(other.read(3, 0, 4), [0; 4]);
     assert_eq!(attacked.client().read(3, 0, 4), [0; 4]);
     assert_eq!(log.with("took guest memory away").len(), 1);
+}
+
+/// Every look at this clock finds 60 ms passed in sleep, as in memory whose owner punches holes into it.
+#[derive(Debug, Default)]
+struct Asleep(AtomicU64);
+
+impl StallMeter for Asleep {
+    fn now(&self) -> Duration {
+        Duration::from_millis(60 * self.0.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    fn sleeps(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// N6: threads that serve others wait for this memory, again and again.
+#[test]
+fn a_client_whose_memory_stalls_is_disconnected_alone() {
+    let memory = DmaSpace::with_meter(PinPolicy::Off, MemoryLimits::default(), Box::new(Asleep::default()));
+    let (attacked, neighbour) = (Served::with_space(memory), Served::new());
+    let log = LogLines::watch();
+    for round in 1..=2 {
+        let mut client = attacked.client();
+        let file = memfd("slow", 16 * PAGE);
+        client.map(0, 16 * PAGE, 0, RW, Some(&file)).ok();
+        while attacked.memory.view().read(0, &mut [0; 4]).is_ok() {}
+        // Without another message of the client, or another client.
+        client.wait_hang_up();
+        while attacked.memory.mapped_bytes() != 0 {
+            thread::yield_now();
+        }
+        attacked.function.wait_reset();
+        // The second client of this device brings what was said of the first: its first stall is the fourth.
+        let counters = &attacked.stats.counters;
+        assert_eq!((counters.client_memory_slow.get(), counters.client_memory_stalls.get()), (round, round + 2));
+        assert_eq!(counters.client_memory_lost.get(), 0);
+    }
+    assert_eq!(log.with("accesses to guest memory waited for the client 3 times").len(), 2);
+    assert_eq!(neighbour.client().read(3, 0, 4), [0; 4]);
 }
 
 /// C5: two signals find room for one in an eventfd that blocks.

@@ -21,8 +21,8 @@ pub enum FrameError {
     /// Shorter than an Ethernet header, or longer than a frame may be.
     #[error("frame of {0} bytes")]
     Length(usize),
-    /// A checksum is to be calculated over bytes, or stored, outside of the frame.
-    #[error("checksum from byte {start} to byte {at} of a frame of {len}")]
+    /// A checksum is to be calculated over other bytes than those of TCP or UDP, or stored elsewhere.
+    #[error("checksum from byte {start}, stored at byte {at}, is not that of TCP or UDP in a frame of {len} bytes")]
     Checksum {
         /// First byte that is summed.
         start: u16,
@@ -47,8 +47,8 @@ pub enum Checksum {
     Unknown,
     /// It is right.
     Verified,
-    /// It is not there yet: the sum from byte `start` to the end is to be stored at byte `at`, which holds the sum of
-    /// the pseudo header. The frame comes from a guest of this process and has met no wire: it counts as verified.
+    /// It is not there yet: the sum from byte `start`, the header of TCP or UDP, to the end of the IP packet is to be
+    /// stored at byte `at`, which holds the sum of the pseudo header.
     Partial {
         /// First byte that is summed.
         start: u16,
@@ -58,6 +58,9 @@ pub enum Checksum {
 }
 
 /// A frame without FCS.
+///
+/// The constructors parse the bytes, which do not change as long as the frame exists: a missing checksum is that of TCP
+/// or UDP, and only TCP is segmented. The frames that leave have all other bytes as they are here.
 #[derive(Clone, Copy)]
 pub struct Frame<'a> {
     bytes: &'a [u8],
@@ -88,17 +91,23 @@ impl<'a> Frame<'a> {
         Ok(Self { bytes, checksum, mss: None })
     }
 
-    /// A frame with a checksum to calculate: the sum from byte `start` to the end goes to byte `at`.
+    /// A frame with a checksum to calculate: the sum from byte `start` to the end of the IP packet goes to byte `at`.
+    /// These must be the header and the checksum of an unfragmented TCP segment or UDP datagram.
     ///
     /// # Errors
     /// [`FrameError::Length`] and [`FrameError::Checksum`].
     pub fn with_partial_checksum(bytes: &'a [u8], start: u16, at: u16) -> Result<Self, FrameError> {
+        Self::partial(bytes, &Headers::parse(bytes), (start, at))
+    }
+
+    /// The same of a frame with these headers.
+    pub(crate) fn partial(bytes: &'a [u8], headers: &Headers, (start, at): (u16, u16)) -> Result<Self, FrameError> {
         let frame = Self::new(bytes, false)?;
-        let inside = usize::from(start) >= ETHERNET_LEN && at >= start && usize::from(at) + 2 <= bytes.len();
-        if !inside {
+        let checksum = Checksum::Partial { start, at };
+        if partial_checksum(headers) != Some(checksum) {
             return Err(FrameError::Checksum { start, at, len: bytes.len() });
         }
-        Ok(Self { checksum: Checksum::Partial { start, at }, ..frame })
+        Ok(Self { checksum, ..frame })
     }
 
     /// A TCP frame to be cut into segments with `mss` bytes of data. Its lengths and its IPv4 checksum are those of the
@@ -124,9 +133,8 @@ impl<'a> Frame<'a> {
         if segment_len > MAX_FRAME || data.div_ceil(usize::from(mss)) > MAX_SEGMENTS {
             return Err(FrameError::Mss(mss));
         }
-        let start = u16::try_from(offset).map_err(|_| FrameError::NoTcp)?;
-        let at = start.checked_add(checksum::TCP_CHECKSUM).ok_or(FrameError::NoTcp)?;
-        Ok(Self { bytes, checksum: Checksum::Partial { start, at }, mss: Some(size) })
+        let checksum = partial_checksum(&headers).ok_or(FrameError::NoTcp)?;
+        Ok(Self { bytes, checksum, mss: Some(size) })
     }
 
     /// The bytes.
@@ -156,11 +164,22 @@ impl<'a> Frame<'a> {
             return segment::segments(self.bytes, mss, room, |bytes| Frame::new(bytes, true).is_ok_and(|it| take(&it)));
         }
         let Checksum::Partial { start, at } = self.checksum else { return usize::from(take(self)) };
+        let Some(ip) = Headers::parse(self.bytes).ip else { return 0 };
         room.clear();
         room.extend_from_slice(self.bytes);
-        checksum::complete(room, start.into(), at.into());
+        checksum::complete(room, start.into()..ip.end, at.into());
         usize::from(Frame::new(room, true).is_ok_and(|whole| take(&whole)))
     }
+}
+
+/// The missing checksum of an unfragmented TCP segment or UDP datagram.
+fn partial_checksum(headers: &Headers) -> Option<Checksum> {
+    let (offset, field) = match headers.transport? {
+        Transport::Tcp { offset, .. } => (offset, checksum::TCP_CHECKSUM),
+        Transport::Udp { offset } => (offset, checksum::UDP_CHECKSUM),
+    };
+    let start = u16::try_from(offset).ok()?;
+    Some(Checksum::Partial { start, at: start.checked_add(field)? })
 }
 
 /// What happened to a frame that a port was given.

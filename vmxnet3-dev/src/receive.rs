@@ -9,7 +9,7 @@ use crate::core::Core;
 use crate::error::QueueError;
 use crate::frame::{Checksum, Frame};
 use crate::offload::checksum;
-use crate::offload::headers::{self, ETHERNET_LEN, Headers, TAG_LEN, Transport};
+use crate::offload::headers::{self, ETHERNET_LEN, Headers, TAG_LEN};
 use crate::offload::segment;
 use crate::rx::{Delivery, Payload, RxQueue};
 use crate::session::{Session, Settings, Which};
@@ -118,10 +118,9 @@ impl Context<'_> {
         if frame.mss().is_none() {
             return self.deliver_plain(queue, frame, headers);
         }
-        if let Some(segments) = self.whole(frame) {
-            let checksums = checksum::report(frame.bytes(), headers, true);
-            let report = FrameReport { checksums, segments: Some(segments), ..self.report };
-            let delivery = self.place(queue, frame.bytes(), &report)?;
+        if let Some(segments) = self.whole(frame).filter(|_| headers.are_where_drivers_look()) {
+            let report = FrameReport { segments: Some(segments), ..self.report };
+            let delivery = self.place(queue, frame, headers, &report)?;
             if delivery == Delivery::Done || delivery == Delivery::NoBuffers && self.pays_to_wait(queue) {
                 return Ok(delivery);
             }
@@ -198,48 +197,28 @@ impl Context<'_> {
         if bytes.len().saturating_sub(headers.link_len) > self.session.mtu {
             return Ok(Delivery::TooLong);
         }
-        let starts_at = match headers.transport {
-            Some(Transport::Tcp { offset, .. } | Transport::Udp { offset }) => Some(offset),
-            None => None,
-        };
-        let verify = self.settings.features.rx_checksum;
-        let trusted = match frame.checksum() {
-            Checksum::Unknown => false,
-            Checksum::Verified => true,
-            // A guest that looks at the checksum itself must find one.
-            Checksum::Partial { start, .. } if !verify || starts_at != Some(start.into()) => {
-                return self.complete_and_deliver(queue, frame, headers);
-            }
-            Checksum::Partial { .. } => true,
-        };
-        let mut checksums = checksum::report(bytes, headers, trusted || !verify);
-        checksums.verified &= verify;
-        self.place(queue, bytes, &FrameReport { checksums, ..self.report })
+        self.place(queue, frame, headers, &self.report)
     }
 
-    fn complete_and_deliver(
+    /// Stores a frame, without its tag if the guest wants it so, and with the checksum that may be missing: the guest
+    /// may forward it, or show it to a raw socket.
+    fn place(
         &self,
         queue: &mut RxQueue,
         frame: &Frame<'_>,
         headers: &Headers,
+        report: &FrameReport,
     ) -> Result<Delivery, QueueError> {
-        let mut room = std::mem::take(&mut queue.room);
-        let mut result = Ok(Delivery::TooLong);
-        frame.for_each_wire_frame(&mut room, |whole| {
-            result = self.deliver_plain(queue, whole, headers);
-            true
-        });
-        queue.room = room;
-        result
-    }
-
-    /// Stores a frame, without its tag if the guest wants it so.
-    fn place(&self, queue: &mut RxQueue, bytes: &[u8], report: &FrameReport) -> Result<Delivery, QueueError> {
+        let bytes = frame.bytes();
+        let verify = self.settings.features.rx_checksum;
+        let missing = checksum::missing(bytes, headers, frame.checksum());
+        let mut checksums = checksum::report(bytes, headers, frame.checksum() != Checksum::Unknown || !verify);
+        checksums.verified &= verify && missing.as_ref().is_none_or(|missing| missing.comes_out_right);
         let tag = headers::tag(bytes).filter(|_| self.settings.features.vlan_strip);
         let (end, behind) = if tag.is_some() { (ETHERNET_LEN - 2, ETHERNET_LEN - 2 + TAG_LEN) } else { (0, 0) };
-        let payload =
-            Payload { head: bytes.get(..end).unwrap_or_default(), rest: bytes.get(behind..).unwrap_or_default() };
-        let report = FrameReport { tag, ..*report };
+        let (head, rest) = (bytes.get(..end).unwrap_or_default(), bytes.get(behind..).unwrap_or_default());
+        let payload = Payload { head, rest, missing: missing.map(|missing| missing.moved_back(behind - end)) };
+        let report = FrameReport { tag, checksums, ..*report };
         let delivery = queue.deliver(self.view, &payload, &report)?;
         if delivery != Delivery::NoBuffers {
             return Ok(delivery);

@@ -4,7 +4,9 @@
 
 use pvrdma_pci_function::PciFunction as _;
 use pvrdma_vmxnet3::testing::frames::{Flow, GUEST_MAC, PEER_MAC, checksums_are_right, ethernet, pattern, tagged};
-use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, RxLayout, TxOffload, TxPacket, command, feature, rx_mode};
+use pvrdma_vmxnet3::testing::{
+    Driver, DriverConfig, Guest, RxKind, RxLayout, TxOffload, TxPacket, command, feature, rx_mode,
+};
 use pvrdma_vmxnet3::{Frame, Received};
 
 fn deliver(guest: &Guest, bytes: &[u8]) -> Received {
@@ -36,10 +38,93 @@ fn long_frames_come_whole_with_lro() {
                 assert_eq!(guest.device.receive(&frame), Received::Delivered);
                 let packets = driver.poll(0);
                 assert_eq!(packets.len(), 1);
-                assert!(packets[0].bytes == bytes && packets[0].checksum_verified);
+                // With the checksum that the sender left open.
+                let whole = Flow { ipv6, ..Flow::TO_GUEST }.tcp(5, 0x18, 0, &pattern(len));
+                assert!(packets[0].bytes == whole && packets[0].checksum_verified);
                 let count = u8::try_from(len.div_ceil(1448)).unwrap();
                 assert_eq!(packets[0].segments, Some((count, 1448)));
             }
+        }
+    }
+}
+
+/// The sum does not depend on how the buffers lie: of odd lengths, in the data ring, behind a tag that is stripped.
+#[test]
+fn open_checksums_are_summed_over_any_buffers() {
+    let odd = RxLayout { first: 64, second: 64, head: 131, body: 77, bodies: 1, data_slot: 0 };
+    for rx in [odd, RxLayout { head: 129, body: 4099, ..odd }, RxLayout { data_slot: 512, ..RxLayout::SMALL }] {
+        for strip in [false, true] {
+            let (guest, _port) = Guest::recording();
+            let features = feature::RXCSUM | if strip { feature::RXVLAN } else { 0 };
+            let mut driver = Driver::up(&guest, DriverConfig { rx, features, ..DriverConfig::default() });
+            if strip {
+                driver.set_vlan(5, true);
+            }
+            for len in (0..40).chain([200, 301, 700, 1001]) {
+                for flow in [Flow::TO_GUEST, Flow { ipv6: true, ..Flow::TO_GUEST }] {
+                    for (whole, at) in [(flow.udp(&pattern(len)), 6), (flow.tcp(1, 0x10, 12, &pattern(len)), 16)] {
+                        let mut sent = flow.left_open(whole.clone(), at, false);
+                        let mut start = u16::try_from(flow.transport_at()).unwrap();
+                        if strip {
+                            (sent, start) = (tagged(&sent, 5), start + 4);
+                        }
+                        // Padding behind the packet is not summed.
+                        sent.extend([0xff; 3]);
+                        let frame = Frame::with_partial_checksum(&sent, start, start + u16::try_from(at).unwrap());
+                        assert_eq!(guest.device.receive(&frame.unwrap()), Received::Delivered);
+                        let packet = driver.poll(0).remove(0);
+                        assert!(packet.checksum_verified && packet.tag == strip.then_some(5));
+                        assert_eq!(packet.bytes[..whole.len()], whole, "{len} bytes: {rx:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A frame whose checksum cannot come out right, because its sender left no sum of the pseudo header there, is not
+/// called verified.
+#[test]
+fn a_checksum_that_comes_out_wrong_is_not_called_verified() {
+    let (guest, _port) = Guest::recording();
+    let mut driver =
+        Driver::up(&guest, DriverConfig { features: feature::RXCSUM | feature::LRO, ..DriverConfig::default() });
+    let mut bytes = super_frame(Flow::TO_GUEST, 3000);
+    bytes[50] ^= 1;
+    assert_eq!(guest.device.receive(&Frame::to_be_segmented(&bytes, 1448).unwrap()), Received::Delivered);
+    let packet = driver.poll(0).remove(0);
+    assert!(!packet.checksum_verified && !checksums_are_right(&packet.bytes));
+}
+
+/// Linux panicked when a frame that is called TCP did not have IP right behind its header or one tag.
+#[test]
+fn a_frame_with_two_tags_is_called_nothing() {
+    for features in [feature::RXCSUM, feature::RXCSUM | feature::LRO, feature::RXCSUM | feature::RXVLAN, 0] {
+        let (guest, _port) = Guest::recording();
+        let mut driver = Driver::up(&guest, DriverConfig { features, ..DriverConfig::default() });
+        driver.set_mode(rx_mode::PROMISC);
+        for flow in [Flow::TO_GUEST, Flow { ipv6: true, ..Flow::TO_GUEST }] {
+            let tcp = flow.tcp(1, 0x10, 0, b"data");
+            let service = |frame: &[u8]| {
+                let mut frame = tagged(frame, 6);
+                frame[12..14].copy_from_slice(&[0x88, 0xa8]);
+                frame
+            };
+            for tags in
+                [tagged(&tagged(&tcp, 5), 0), service(&tagged(&tcp, 5)), tagged(&service(&tcp), 0), service(&tcp)]
+            {
+                assert_eq!(deliver(&guest, &tags), Received::Delivered);
+                assert_eq!(driver.poll(0).remove(0).kind, RxKind::default(), "{tags:x?}");
+            }
+            assert_eq!(deliver(&guest, &tagged(&tcp, 0)), Received::Delivered);
+            let expected = RxKind { ipv4: !flow.ipv6, ipv6: flow.ipv6, tcp: true, udp: false };
+            assert_eq!(driver.poll(0).remove(0).kind, expected);
+            // A long one comes in segments: the driver could not tell its headers from its data.
+            let open = super_frame(flow, 20_000);
+            let open = tagged(&tagged(&open, 5), 0);
+            assert_eq!(guest.device.receive(&Frame::to_be_segmented(&open, 1400).unwrap()), Received::Delivered);
+            let packets = driver.poll(0);
+            assert!(packets.len() == 15 && packets.iter().all(|packet| packet.segments.is_none()));
         }
     }
 }

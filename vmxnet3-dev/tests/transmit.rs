@@ -2,8 +2,13 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+use std::net::Ipv4Addr;
+
+use pvrdma_ether_link::testing::{Attack, attacks};
 use pvrdma_vmxnet3::Checksum;
-use pvrdma_vmxnet3::testing::frames::{Flow, PEER_MAC, checksums_are_right, ethernet, pattern, tagged};
+use pvrdma_vmxnet3::testing::frames::{
+    Flow, GUEST_MAC, PEER_MAC, checksums_are_right, ethernet, pattern, reference_checksum, tagged,
+};
 use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, TxOffload, TxPacket};
 
 fn super_frame(flow: Flow, len: usize) -> TxPacket {
@@ -68,6 +73,58 @@ fn checksums_are_left_to_the_port_or_put_in() {
         let expected = tag.map_or_else(|| whole.clone(), |tag| tagged(&whole, tag));
         assert_eq!(port.take()[0].bytes, expected);
         assert_eq!(driver.reap(0), 2);
+    }
+}
+
+/// Descriptors name any byte. A checksum stored in a VLAN tag, an ethertype, a port or an address would change a frame
+/// after its rules were checked, so that everything but the checksum field of TCP or UDP loses the frame.
+#[test]
+fn a_checksum_goes_nowhere_but_to_tcp_or_udp() {
+    let (guest, port) = Guest::recording();
+    port.set_offloads(true, true);
+    let mut driver = Driver::up(&guest, DriverConfig::default());
+    let mut errors = 0;
+    let addresses = [5, 1].map(|number| Ipv4Addr::new(10, 0, 0, number));
+    for Attack { name, frame, start, at, .. } in attacks(PEER_MAC, GUEST_MAC, &[], addresses) {
+        driver.send(0, &TxPacket::in_parts(&frame, 4096, TxOffload::Checksum { start, at }));
+        errors += 1;
+        assert_eq!((port.take().len(), driver.reap(0)), (0, 1), "{name}");
+        assert_eq!(driver.stats(0)[8], errors, "{name}");
+    }
+    let udp = Flow::TO_PEER.left_open(Flow::TO_PEER.udp(b"data"), 6, false);
+    for at in 0..u16::try_from(udp.len()).unwrap() {
+        driver.send(0, &TxPacket::in_parts(&udp, 4096, TxOffload::Checksum { start: 34, at }));
+        assert_eq!((port.take().len(), driver.reap(0)), (usize::from(at == 40), 1), "byte {at}");
+    }
+    for start in 0..60 {
+        driver.send(0, &TxPacket::in_parts(&udp, 4096, TxOffload::Checksum { start, at: 40 }));
+        assert_eq!((port.take().len(), driver.reap(0)), (usize::from(start == 34), 1), "from byte {start}");
+    }
+}
+
+/// Linux leaves the checksum of GRE (`ip link add type gre csum`) to a device that calculates any. No port is asked to
+/// do that: the frame that it inspects is complete.
+#[test]
+fn the_checksum_of_gre_is_there_before_the_port_has_the_frame() {
+    let (guest, port) = Guest::recording();
+    port.set_offloads(true, true);
+    let mut driver = Driver::up(&guest, DriverConfig::default());
+    for ipv6 in [false, true] {
+        let flow = Flow { ipv6, ..Flow::TO_PEER };
+        // UDP of the same length, turned into GRE with a checksum.
+        let (mut frame, start) = (flow.udp(b"a packet in the tunnel"), flow.transport_at());
+        frame[if ipv6 { 20 } else { 23 }] = 47;
+        frame[start..start + 8].copy_from_slice(&[0x80, 0, 8, 0, 0, 0, 0, 0]);
+        let offsets = |at: usize| [start, start + at].map(|offset| u16::try_from(offset).unwrap());
+        let mut sends = |frame: &[u8], [start, at]: [u16; 2]| {
+            driver.send(0, &TxPacket::in_parts(frame, 4096, TxOffload::Checksum { start, at }));
+            port.take().into_iter().next()
+        };
+        let sent = sends(&frame, offsets(4)).unwrap();
+        assert_eq!((sent.checksum, reference_checksum(&sent.bytes[start..])), (Checksum::Unknown, 0));
+        assert!((0..20).all(|at| at == 4 || sends(&frame, offsets(at)).is_none()));
+        frame[start] = 0;
+        assert!(sends(&frame, offsets(4)).is_none(), "a header without a checksum");
     }
 }
 

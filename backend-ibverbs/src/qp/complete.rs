@@ -43,9 +43,11 @@ impl Qp {
         waits || self.state() == QpState::Error
     }
 
-    /// Returns `true` if an error is what ends the QP. A datagram that does not fit its receive ends that receive only.
+    /// Returns `true` if an error is what ends the QP. A datagram that does not fit ends at most its receive, of an SRQ
+    /// (IBA 9.9.3, class E). Adapters report a length error; rdma_rxe reports an invalid request.
     fn set_error_of(&self, recv: bool, status: WcStatus) -> bool {
-        let harmless = recv && self.qp_type.is_datagram() && status == WcStatus::LocalLength;
+        let too_long = matches!(status, WcStatus::LocalLength | WcStatus::RemoteInvalidRequest);
+        let harmless = recv && self.qp_type.is_datagram() && too_long;
         !harmless && self.set_error()
     }
 

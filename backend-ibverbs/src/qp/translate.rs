@@ -42,7 +42,8 @@ impl Qp {
             Ok(None) => return Step::Hold,
             Err(status) => return Step::Fail(entry, status),
         };
-        // Results go to local memory.
+        // Results go to local memory. An adapter checks its keys when the result is there; here they are needed before
+        // that, because the request that is posted names the host's keys.
         let result = matches!(entry.opcode, WcOpcode::RdmaRead | WcOpcode::CompareSwap | WcOpcode::FetchAdd);
         let need = if result { Access::LOCAL_WRITE } else { Access::empty() };
         let SendSide { wr, sges, .. } = side;
@@ -84,18 +85,14 @@ impl Qp {
                 HostOp::Read { addr: remote.addr, rkey: remote.rkey }
             }
             SendOp::CompareSwap { remote, compare, swap } => {
-                let op = HostOp::CompareSwap { addr: remote.addr, rkey: remote.rkey, compare: *compare, swap: *swap };
                 check_atomic(total, remote.addr)?;
                 reads()?;
-                shorten(side, entry);
-                op
+                HostOp::CompareSwap { addr: remote.addr, rkey: remote.rkey, compare: *compare, swap: *swap }
             }
             SendOp::FetchAdd { remote, add } => {
-                let op = HostOp::FetchAdd { addr: remote.addr, rkey: remote.rkey, add: *add };
                 check_atomic(total, remote.addr)?;
                 reads()?;
-                shorten(side, entry);
-                op
+                HostOp::FetchAdd { addr: remote.addr, rkey: remote.rkey, add: *add }
             }
             SendOp::LocalInvalidate(request) => {
                 let (op, bind) = self.mrs.invalidate(&self.pd, request.key).ok_or(WcStatus::LocalQpOperation)?;
@@ -158,26 +155,16 @@ fn ask_or_wait(mut ask: impl FnMut() -> FastStep, in_flight: impl FnOnce() -> bo
     }
 }
 
-/// Refuses an atomic without room for its result (of `total` bytes), and one whose address the peer would refuse
-/// (IBA 9.4.5): the host's library refuses that, too.
+/// Refuses an atomic whose local memory (of `total` bytes) is not the size of its result, and one whose address the peer
+/// would refuse (IBA 9.4.5): the host's library refuses that, too.
 fn check_atomic(total: u64, addr: u64) -> Result<(), WcStatus> {
-    if total < ATOMIC {
+    if total != ATOMIC {
         return Err(WcStatus::LocalLength);
     }
     if !addr.is_multiple_of(ATOMIC) {
         return Err(WcStatus::RemoteInvalidRequest);
     }
     Ok(())
-}
-
-/// An atomic has a result of eight bytes, however much room there is.
-fn shorten(side: &mut SendSide, entry: &mut SendEntry) {
-    let mut left = 8;
-    for sge in &mut side.wr.sges {
-        sge.length = sge.length.min(left);
-        left -= sge.length;
-    }
-    entry.byte_len = 8;
 }
 
 #[cfg(test)]

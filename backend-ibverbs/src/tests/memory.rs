@@ -195,6 +195,13 @@ fn management_datagrams_stay_inside_the_process_without_a_way_out() {
     left.submit(3, to_guest(77), &[from]);
     assert_eq!(left.scq.wait(3).iter().filter(|wc| wc.status == WcStatus::Success).count(), 3);
     assert_eq!((counter(&a, "gsi_delivered"), counter(&a, "gsi_dropped")), (1, 2));
+    // One that does not fit takes no receive, and the next one does.
+    right.recv(10, &[Sge { length: 295, ..to }]);
+    left.submit(4, to_guest(2), &[from]);
+    left.submit(5, to_guest(2), &[Sge { length: 255, ..from }]);
+    let got = right.rcq.one();
+    assert_eq!((got.wr_id, got.status, got.byte_len), (10, WcStatus::Success, 295));
+    assert_eq!((counter(&a, "gsi_delivered"), counter(&a, "gsi_dropped")), (2, 3));
 }
 
 /// Each piece of scattered memory is one of the process's 65,530 mappings: two buffers of 128 MiB ended registration

@@ -73,11 +73,13 @@ fn only_a_datagrams_receive_may_be_too_short_without_an_error_of_the_queue_pair(
     let node = Node::new(&backend, 1);
     let end = node.qp(QpType::Ud);
     end.start_datagrams(5);
-    end.recv(1, &[]);
-    end.recv(2, &[]);
-    backend.host.complete_receive(qpn(&end), Wc { status: 1, ..Wc::default() });
-    assert_eq!(end.rcq.statuses(1), [(1, WcStatus::LocalLength)]);
-    assert_eq!(end.state(), QpState::Rts);
+    (0..3).for_each(|wr_id| end.recv(wr_id, &[]));
+    // Adapters report a length error, rdma_rxe an invalid request.
+    for (wr_id, code, status) in [(0, 1, WcStatus::LocalLength), (1, 9, WcStatus::RemoteInvalidRequest)] {
+        backend.host.complete_receive(qpn(&end), Wc { status: code, ..Wc::default() });
+        assert_eq!(end.rcq.statuses(1), [(wr_id, status)]);
+        assert_eq!(end.state(), QpState::Rts);
+    }
     backend.host.complete_receive(qpn(&end), Wc { status: 4, ..Wc::default() });
     assert_eq!(end.rcq.statuses(1), [(2, WcStatus::LocalProtection)]);
     backend.host.wait_error(qpn(&end));

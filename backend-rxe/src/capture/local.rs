@@ -1,11 +1,12 @@
 //! Local deliveries as packets.
 
 use pvrdma_roce::wire::{MAX_FRAME, NakCode, Syndrome};
-use pvrdma_roce::{DatagramSender, NakReason, Path, PathPair, StepOutcome, SyntheticTrace, Toward, TraceStep};
+use pvrdma_roce::{DatagramSender, NakReason, Path};
 use pvrdma_verbs::{Access, QpAttrs, SendWr, UdDestination};
 
 use super::point::Point;
 use super::seen::{Direction, Interface};
+use super::synthetic_trace::{PathPair, StepOutcome, SyntheticTrace, Toward, TraceStep};
 use crate::gid::BoundGid;
 use crate::limits::PORT_MTU;
 use crate::qp::Qp;

@@ -9,9 +9,11 @@ mod link;
 pub(crate) mod local;
 mod point;
 mod seen;
+mod synthetic_trace;
 
 pub use buffer::{Batch, Captured};
 pub(crate) use link::CaptureLink;
 pub use point::{Capture, CaptureCounts};
 pub(crate) use point::{Captures, Point};
 pub use seen::{CaptureConfig, Direction, Interface};
+pub(crate) use synthetic_trace::{StepOutcome, SyntheticTrace};

@@ -201,6 +201,9 @@ impl<R: Resolver> DatagramBatch<'_, R> {
             Err(Unsent::Failed(status)) => return Err(status),
         };
         let peer = match self.find(&to, source) {
+            // Datagrams may be lost, and these would have the memory of one device held while that of another, which
+            // is slow, is used.
+            Destination::Peer(peer) if qp.adapter.is_apart_from(&peer.adapter) => return Ok(Sent::Gone),
             Destination::Peer(peer) => peer,
             Destination::Wire => return self.send_on_wire(&to, source, own, frames),
             Destination::Nowhere => {

@@ -96,6 +96,9 @@ counters! {
         passed_dropped_source,
         /// Router advertisements and packets of DHCP servers of the network function, where it may be neither.
         passed_dropped_server,
+        /// Frames of the network function with a checksum to calculate, or to be cut, that are no whole TCP segment or
+        /// UDP datagram.
+        passed_dropped_offload,
         /// Frames of or for the network function that are not in the VLAN of the port, or have a tag where it passes
         /// none.
         passed_dropped_vlan,

@@ -7,6 +7,8 @@ pub(crate) mod counters;
 mod helpers;
 mod inspect;
 pub(crate) mod kept;
+#[cfg(test)]
+mod leaving;
 mod nic;
 mod outgoing;
 pub(crate) mod policy;
@@ -410,6 +412,7 @@ impl Port {
             Err(Violation::Address) => PortCounters::bump(&self.counters.passed_dropped_address),
             Err(Violation::Source) => PortCounters::bump(&self.counters.passed_dropped_source),
             Err(Violation::Server) => PortCounters::bump(&self.counters.passed_dropped_server),
+            Err(Violation::Offload) => PortCounters::bump(&self.counters.passed_dropped_offload),
         }
     }
 

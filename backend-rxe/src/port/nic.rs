@@ -27,16 +27,16 @@ impl Port {
         nic.link.receive(&mut frames, RECEIVE);
         let found = !frames.is_empty();
         self.drop_if_down(&mut frames);
-        if !frames.iter().all(|frame| self.policy.passes_as_it_is(frame)) {
+        if !frames.iter_with_offloads(0).all(|frame| self.policy.passes_as_it_is(frame)) {
             let mut passed = self.buffer();
             for (frame, offload) in frames.iter_with_offloads(0) {
                 let may_have =
                     |gid, vlan, station| self.addresses.announce(self.mac, (gid, vlan), station) == Ok(Claimed::Held);
-                let passed = self.policy.outgoing((frame, offload), &mut passed, may_have);
-                if passed == Err(Violation::Forged) {
+                let judged = self.policy.outgoing((frame, offload), &mut passed, may_have);
+                if judged == Err(Violation::Forged) {
                     self.tell_forged(frame);
                 }
-                self.count_violation(passed);
+                self.count_violation(judged);
             }
             std::mem::swap(&mut frames, &mut passed);
             passed.clear();

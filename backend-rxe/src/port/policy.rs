@@ -16,8 +16,6 @@ use pvrdma_roce::{Congestion, EgressMarking};
 
 /// Where the tag begins, or the ethertype of a frame without one.
 const TAG_AT: usize = 12;
-/// Bytes of a tag.
-const TAG: i16 = 4;
 
 /// What the ports of a network do with IEEE 802.1Q tags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -104,6 +102,8 @@ pub(super) enum Violation {
     Source,
     /// It is from a router or a DHCP server, which the device is not.
     Server,
+    /// Its checksum is to be calculated, or it is to be cut, and it is no whole TCP segment or UDP datagram.
+    Offload,
 }
 
 impl VlanMode {
@@ -150,7 +150,7 @@ impl Policy {
     }
 
     /// Returns `true` if a frame goes from the network function to the network as it is.
-    pub(super) fn passes_as_it_is(&self, frame: &[u8]) -> bool {
+    pub(super) fn passes_as_it_is(&self, (frame, offload): (&[u8], Offload)) -> bool {
         let own = self.rules.forged.allow_mac() || frame.get(6..TAG_AT) == Some(&self.mac.0);
         let plain = match self.vlan {
             VlanMode::Trunk => true,
@@ -158,7 +158,7 @@ impl Policy {
             VlanMode::Access(_) => false,
         };
         let guarded = || source_guard::check(&self.rules, self.mac, frame).is_ok();
-        own && plain && self.claims_nothing(claim(frame)) && guarded()
+        own && plain && self.claims_nothing(claim(frame)) && guarded() && offload.fits(frame)
     }
 
     fn claims_nothing(&self, claim: Claim) -> bool {
@@ -167,6 +167,9 @@ impl Policy {
 
     /// Appends a frame of the network function as the network gets it. `may_have` says whether the device may have an
     /// address in a VLAN, which a station with this Ethernet address announces.
+    ///
+    /// The bytes that are inspected here are those that leave: an [`Offload`] changes no field that the rules are
+    /// about.
     pub(super) fn outgoing(
         &self,
         (frame, offload): (&[u8], Offload),
@@ -202,6 +205,11 @@ impl Policy {
             _ => return Err(Violation::Roce),
         }
         source_guard::check(&self.rules, self.mac, frame)?;
+        // Links take offsets from the headers that they find. This keeps frames without such headers from being lost
+        // where no counter of the device shows it.
+        if !offload.fits(frame) {
+            return Err(Violation::Offload);
+        }
         let Some(vid) = self.vlan.access() else {
             out.push_with_offload(frame, offload);
             return Ok(());
@@ -209,9 +217,9 @@ impl Policy {
         let priority = ethernet.vlan.unwrap_or_default();
         let [high, low] = Vlan { vid, ..priority }.tci();
         let [type_high, type_low] = EtherType::VLAN.0.to_be_bytes();
-        let (rest, longer) = if ethernet.vlan.is_some() { (TAG_AT + Ethernet::TAG_LEN, 0) } else { (TAG_AT, TAG) };
+        let rest = if ethernet.vlan.is_some() { TAG_AT + Ethernet::TAG_LEN } else { TAG_AT };
         push_parts(out, [frame.get(..TAG_AT), Some(&[type_high, type_low, high, low]), frame.get(rest..)]);
-        out.leave(offload.moved(longer));
+        out.leave(offload);
         Ok(())
     }
 
@@ -234,7 +242,7 @@ impl Policy {
             None => out.push_with_offload(frame, offload),
             Some(_) => {
                 push_parts(out, [frame.get(..TAG_AT), frame.get(TAG_AT + Ethernet::TAG_LEN..), None]);
-                out.leave(offload.moved(-TAG));
+                out.leave(offload);
             }
         }
         Ok(())
@@ -269,6 +277,10 @@ mod tests {
         Policy { mac: MAC, vlan, rules: PortRules { forged, ..PortRules::default() } }
     }
 
+    fn passes(policy: &Policy, frame: &[u8]) -> bool {
+        policy.passes_as_it_is((frame, Offload::NONE))
+    }
+
     fn out(policy: &Policy, frame: &[u8]) -> Result<Vec<u8>, Violation> {
         let mut frames = Frames::default();
         let passed = policy.outgoing((frame, Offload::NONE), &mut frames, |_, _, _| true);
@@ -280,13 +292,13 @@ mod tests {
     fn only_the_own_address_unless_allowed() {
         let policy = policy(VlanMode::Untagged, ForgedTransmits::Off);
         let (own, other) = (frame(MAC, &[]), frame(MacAddr([9; 6]), &[]));
-        assert!(policy.passes_as_it_is(&own) && !policy.passes_as_it_is(&other));
+        assert!(passes(&policy, &own) && !passes(&policy, &other));
         assert_eq!(out(&policy, &own).unwrap(), own);
         assert_eq!(out(&policy, &other), Err(Violation::Forged));
         assert!((0..14).all(|len| out(&policy, &own[..len]) == Err(Violation::Forged)));
-        assert!((0..12).all(|len| !policy.passes_as_it_is(&own[..len])));
+        assert!((0..12).all(|len| !passes(&policy, &own[..len])));
         let policy = Policy { rules: PortRules { forged: ForgedTransmits::Mac, ..policy.rules }, ..policy };
-        assert!(policy.passes_as_it_is(&other));
+        assert!(passes(&policy, &other));
         assert_eq!(out(&policy, &other).unwrap(), other);
     }
 
@@ -295,7 +307,7 @@ mod tests {
         let (tagged, priority) = (frame(MAC, &[0x81, 0, 0, 42]), frame(MAC, &[0x81, 0, 0x60, 0]));
         for (vlan, passes) in [(VlanMode::Trunk, true), (VlanMode::Untagged, false)] {
             let policy = policy(vlan, ForgedTransmits::Off);
-            assert_eq!(policy.passes_as_it_is(&tagged), passes);
+            assert_eq!(policy.passes_as_it_is((&tagged, Offload::NONE)), passes);
             let expected = |frame: &[u8]| if passes { Ok(frame.to_vec()) } else { Err(Violation::Vlan) };
             let mut frames = Frames::default();
             for tags in [&[0x81, 0, 0, 42][..], &[0x88, 0xa8, 0, 42], &[0x81, 0, 0x60, 0, 0x81, 0, 0, 42]] {
@@ -312,11 +324,44 @@ mod tests {
         }
     }
 
+    /// A UDP datagram whose checksum is to be calculated.
+    fn open_udp(tag: &[u8]) -> Vec<u8> {
+        let ip = [0x45, 0, 0, 32, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
+        [&[0xff; 6], &MAC.0[..], tag, &[8, 0], &ip, &[0xc0, 0, 0, 53, 0, 12, 0, 0], b"data"].concat()
+    }
+
+    /// The port finds out by itself whether a frame has the headers that its offload needs.
+    #[test]
+    fn work_that_does_not_fit_its_frame_goes_nowhere() {
+        let udp = open_udp(&[]);
+        let offload = Offload::checksum(&udp, 34, 40).unwrap();
+        for (vlan, tag) in
+            [(VlanMode::Untagged, &[][..]), (VlanMode::Trunk, &[]), (VlanMode::Access(42), &[0x81, 0, 0, 42])]
+        {
+            let policy = policy(vlan, ForgedTransmits::All);
+            let mut frames = Frames::default();
+            assert_eq!(policy.outgoing((&udp, offload), &mut frames, |_, _, _| true), Ok(()));
+            assert_eq!((frames.get(0), frames.offload(0)), (Some(&open_udp(tag)[..]), offload));
+            assert_eq!(policy.passes_as_it_is((&udp, offload)), tag.is_empty());
+            // It goes to the header, wherever that is by now.
+            let shift = u16::try_from(tag.len()).unwrap();
+            let place = frames.offload(0).missing_checksum(frames.get(0).unwrap());
+            assert_eq!(place, Some((34 + shift, 40 + shift)));
+            let mut fragment = udp.clone();
+            fragment[20] = 0x20;
+            for other in [frame(MAC, &[]), frame(MAC, &[0x81, 0, 0, 0]), fragment] {
+                assert!(policy.outgoing((&other, Offload::NONE), &mut frames, |_, _, _| true).is_ok());
+                let refused = policy.outgoing((&other, offload), &mut frames, |_, _, _| true);
+                assert_eq!((refused, policy.passes_as_it_is((&other, offload))), (Err(Violation::Offload), false));
+            }
+        }
+    }
+
     #[test]
     fn an_access_port_tags_and_untags() {
         let policy = policy(VlanMode::Access(42), ForgedTransmits::Off);
         let (plain, tagged) = (frame(MAC, &[]), frame(MAC, &[0x81, 0, 0, 42]));
-        assert!(!policy.passes_as_it_is(&plain));
+        assert!(!passes(&policy, &plain));
         assert_eq!(out(&policy, &plain).unwrap(), tagged);
         // A priority tag keeps its priority.
         assert_eq!(out(&policy, &frame(MAC, &[0x81, 0, 0x60, 0])).unwrap(), frame(MAC, &[0x81, 0, 0x60, 42]));

@@ -23,6 +23,9 @@ use crate::timer::TimerKey;
 /// Wait before an unanswered request is retransmitted when the QP has no timeout.
 const NO_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// Bytes of the result of an atomic operation.
+const ATOMIC: u64 = 8;
+
 /// How far the request in flight has come.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Progress {
@@ -443,25 +446,24 @@ pub(crate) fn check_request(
     max_message: u32,
 ) -> Result<u64, WcStatus> {
     let length = Sge::total_length(&work.sges);
-    let need = match &work.op {
-        SendOp::Send { .. } | SendOp::Write { .. } => Access::empty(),
-        SendOp::Read { .. } => Access::LOCAL_WRITE,
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
-            if length < 8 {
-                return Err(WcStatus::LocalLength);
-            }
-            Access::LOCAL_WRITE
-        }
+    match &work.op {
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if length != ATOMIC => return Err(WcStatus::LocalLength),
         SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) => return Ok(0),
         SendOp::Unsupported { .. } | SendOp::Malformed => return Err(WcStatus::LocalQpOperation),
-    };
-    if need == Access::LOCAL_WRITE && attrs.max_rd_atomic == 0 {
+        _ => {}
+    }
+    if work.op.has_result() && attrs.max_rd_atomic == 0 {
         // With no initiator resources the request could never be sent.
         return Err(WcStatus::LocalQpOperation);
     }
     if length > u64::from(max_message) {
         return Err(WcStatus::LocalLength);
     }
-    let list = SgList { memory: own, sges: &work.sges, pd, need };
+    if work.op.has_result() {
+        // The keys of a result are checked when it is written. The peer's checks come first, as with adapters, and it
+        // has executed the request by then.
+        return Ok(length);
+    }
+    let list = SgList { memory: own, sges: &work.sges, pd, need: Access::empty() };
     if list.allowed() { Ok(length) } else { Err(WcStatus::LocalProtection) }
 }

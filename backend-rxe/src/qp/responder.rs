@@ -257,22 +257,6 @@ impl Responder {
         Ok(())
     }
 
-    /// Checks a key of this side for a range. Nothing is looked at when the range is empty.
-    #[inline]
-    pub(crate) fn check_remote(
-        &mut self,
-        qp: &Qp,
-        memory: Memory<'_>,
-        remote: RemoteAddress,
-        length: u64,
-        need: Access,
-    ) -> Result<(), NakReason> {
-        if length == 0 || memory.mrs.lookup(remote.rkey, qp.pd, remote.addr, length, need).is_some() {
-            return Ok(());
-        }
-        Err(self.refuse(qp, memory.view, NakReason::RemoteAccess))
-    }
-
     /// Invalidates a key for the peer, whose message has arrived.
     pub(crate) fn invalidate(&mut self, qp: &Qp, memory: Memory<'_>, key: u32) -> Result<(), NakReason> {
         if memory.mrs.invalidate(key, qp.pd) {
@@ -384,10 +368,13 @@ impl Responder {
             return false;
         }
         if length > Sge::total_length(&self.recv.sges) {
-            // The receive is used up and says so (interface specification 9.8). The QP goes on: otherwise anybody who
-            // knows the Q_Key could end it with one long datagram.
+            // The responder faults of IBA 9.9.3. Class D: the datagram is dropped, and the receive stays in use for the
+            // next one. Class E: a receive that has left an SRQ cannot go back, so it completes with the error. The QP
+            // goes on in both classes: otherwise one long datagram from any sender with the Q_Key would end it.
             tally.ud_too_long += 1;
-            self.end_receive(qp, view, WcStatus::LocalLength);
+            if qp.srq.is_some() {
+                self.end_receive(qp, view, WcStatus::LocalLength);
+            }
             return false;
         }
         true
@@ -445,12 +432,34 @@ impl Responder {
         nak
     }
 
+    /// Refuses an RDMA WRITE with immediate data to memory that cannot be accessed. The receive that it has taken says
+    /// so (IBA C9-222.1), and there is no event.
+    pub(crate) fn refuse_immediate(&mut self, qp: &Qp, view: &DmaView<'_>) -> NakReason {
+        self.fail_receive(qp, view, WcStatus::LocalAccess, NakReason::RemoteAccess)
+    }
+
     /// Ends the QP from this side. Its requester may belong to another thread: the ready queue flushes the rest.
     fn enter_error(&mut self, qp: &Qp, view: &DmaView<'_>) {
         if qp.state.enter_error(ErrorCause::Responder) {
             self.flush(qp, view, &mut Budget::new(u64::MAX, FLUSH_AT_ONCE), &mut Tally::default());
         }
     }
+}
+
+/// Checks a key of this side for a range that a peer names. An empty range needs no key.
+///
+/// # Errors
+/// The key, the range or a right is wrong.
+#[inline]
+pub(crate) fn check_remote(
+    qp: &Qp,
+    memory: Memory<'_>,
+    remote: RemoteAddress,
+    length: u64,
+    need: Access,
+) -> Result<(), AccessError> {
+    let allowed = length == 0 || memory.mrs.lookup(remote.rkey, qp.pd, remote.addr, length, need).is_some();
+    if allowed { Ok(()) } else { Err(AccessError) }
 }
 
 /// A range of this side's memory that a peer names, as a list of one element.

@@ -105,14 +105,12 @@ fn remote_errors() {
         |remote| SendOp::FetchAdd { remote: RemoteAddress { addr: remote.addr + 4, ..remote }, add: 1 };
     let (invalid, access) =
         ((WcStatus::RemoteInvalidRequest, QpEvent::RequestError), (WcStatus::RemoteAccess, QpEvent::AccessError));
-    let cases: [(Set, MakeOp, _); 5] = [
+    let cases: [(Set, MakeOp, _); 4] = [
         (|a| a.max_dest_rd_atomic = 0, |remote| SendOp::Read { remote }, invalid),
         (|a| a.max_dest_rd_atomic = 0, atomic, invalid),
         (|_| {}, misaligned, invalid),
         // The low byte of a key is part of it.
         (|_| {}, |remote| write(RemoteAddress { rkey: remote.rkey ^ 1, ..remote }), access),
-        // The responder flushes the receive that it waited for.
-        (|_| {}, |_| SendOp::Write { remote: RemoteAddress::default(), immediate: Some([0; 4]) }, access),
     ];
     for (index, (set, make, (status, event))) in cases.into_iter().enumerate() {
         let pair = Pair::with(World::new(), |_| {}, set);
@@ -266,6 +264,15 @@ fn a_receiver_learns_of_what_came_before_an_error_first() {
 }
 
 over_a_cable! {
+    local_errors
+    remote_errors
+    receives_that_take_nothing
+    broken_rings_end_their_qp
+    a_full_completion_queue_ends_every_qp_of_it
+    flushes_are_in_ring_order_and_longer_than_one_budget
+}
+
+on_slow_memory! {
     local_errors
     remote_errors
     receives_that_take_nothing

@@ -15,6 +15,18 @@ macro_rules! over_a_cable {
     };
 }
 
+/// Makes tests of this module run between devices with slow memory as well.
+macro_rules! on_slow_memory {
+    ($($case:ident)*) => {
+        mod on_slow_memory {
+            $(#[test]
+            fn $case() {
+                crate::world::on_slow_memory(super::$case);
+            })*
+        }
+    };
+}
+
 mod addresses;
 mod at_once;
 mod capture;
@@ -38,6 +50,7 @@ mod port;
 mod port_security;
 mod retry;
 mod shares;
+mod slow_memory;
 mod srq;
 mod stations;
 mod takeover;

@@ -23,7 +23,7 @@ fn the_old_value_of_an_atomic_is_scattered() {
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     theirs.write(8, &pattern(1, 8));
     let op = SendOp::FetchAdd { remote: theirs.remote(8), add: 1 };
-    pair.left.submit(1, op, &[mine.sge(0, 3), mine.sge(10, 50)]);
+    pair.left.submit(1, op, &[mine.sge(0, 3), mine.sge(10, 5)]);
     let wc = pair.left.scq.one();
     assert_eq!((wc.status, wc.byte_len), (WcStatus::Success, 8));
     assert_eq!([mine.read(0, 3), mine.read(10, 5)].concat(), pattern(1, 8));
@@ -135,6 +135,12 @@ fn sqd_finishes_what_was_started_and_says_so() {
 }
 
 over_a_cable! {
+    operations_are_counted
+    the_old_value_of_an_atomic_is_scattered
+    two_adapters_on_one_guest_memory
+}
+
+on_slow_memory! {
     operations_are_counted
     the_old_value_of_an_atomic_is_scattered
     two_adapters_on_one_guest_memory

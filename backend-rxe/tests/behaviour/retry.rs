@@ -240,3 +240,8 @@ over_a_cable! {
     a_peer_that_comes_in_time_gets_the_request
     peers_that_are_somebody_elses_do_not_answer
 }
+
+on_slow_memory! {
+    a_write_of_one_packet_with_a_bad_key_waits_for_a_receive_first
+    a_peer_that_comes_in_time_gets_the_request
+}

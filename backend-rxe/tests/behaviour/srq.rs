@@ -125,3 +125,9 @@ over_a_cable! {
     a_broken_ring_is_told_once_and_ends_who_uses_it
     a_destroyed_srq_is_left_alone
 }
+
+on_slow_memory! {
+    the_last_receive_is_announced_once_and_behind_the_error
+    a_broken_ring_is_told_once_and_ends_who_uses_it
+    a_destroyed_srq_is_left_alone
+}

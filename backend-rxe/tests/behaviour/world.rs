@@ -24,6 +24,14 @@ const CABLE_MTU: u32 = 4500;
 
 thread_local! {
     static CABLE: Cell<Option<(Faults, u64)>> = const { Cell::new(None) };
+    static SLOW: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Makes the memory of every node of `test` slow, so that that of two is not held together.
+pub(crate) fn on_slow_memory(test: impl FnOnce()) {
+    SLOW.set(true);
+    test();
+    SLOW.set(false);
 }
 
 /// Makes every [`World`] of `test` consist of two backends, nodes of odd numbers on one and of even numbers on the
@@ -124,6 +132,9 @@ impl World {
 
     /// Local delivery is done when a doorbell returns. Over the cable it takes some runs of both backends.
     fn driven(&self, mut node: Node) -> Node {
+        if SLOW.get() {
+            node.memory.note_stall(Duration::from_secs(1));
+        }
         let backends = self.backends();
         if self.far.is_some() {
             node.drive = Some(Arc::new(move || run_all(&backends)));

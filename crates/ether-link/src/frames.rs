@@ -223,6 +223,7 @@ impl Frames {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::offload::sample::{long_tcp, open_checksum};
 
     #[test]
     fn frames_keep_their_borders() {
@@ -263,17 +264,18 @@ mod tests {
     }
     #[test]
     fn what_is_left_to_be_done_stays_with_its_frame() {
-        let (checksum, none) = (Offload::checksum(34, 50), Offload::NONE);
+        let (tcp, segmentation) = long_tcp([2; 6], [4; 6], b"data", 2);
+        let (checksum, none) = (open_checksum(&tcp), Offload::NONE);
         let mut frames = Frames::default();
         frames.push(b"plain");
         frames.leave(none);
         assert!(!frames.has_offloads());
         frames.push_with_offload(b"open", checksum);
         frames.push(b"plain");
-        frames.leave(checksum.moved(4));
+        frames.leave(segmentation);
         frames.push(b"last");
         let offloads = |frames: &Frames| frames.iter_with_offloads(0).map(|(_, offload)| offload).collect::<Vec<_>>();
-        assert_eq!(offloads(&frames), [none, checksum, Offload::checksum(38, 54), none]);
+        assert_eq!(offloads(&frames), [none, checksum, segmentation, none]);
         assert_eq!(frames.retain_from(0, |frame| frame != b"plain"), 2);
         assert_eq!((offloads(&frames), frames.has_offloads()), (vec![checksum, none], true));
         assert_eq!((frames.retain_from(0, |frame| frame != b"open"), frames.has_offloads()), (1, false));

@@ -38,6 +38,8 @@ mod namespace;
 mod offload;
 pub mod switch;
 pub mod tap;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod tls;
 pub mod unix;
 pub mod vxlan;

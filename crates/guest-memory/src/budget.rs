@@ -71,7 +71,7 @@ pub struct MemoryBudget {
 
 impl MemoryBudget {
     /// Bytes of a device unless somebody says otherwise.
-    pub const DEFAULT_LIMIT: u64 = 256 << 20;
+    pub const DEFAULT_LIMIT: u64 = 384 << 20;
 
     /// Room for `limit` bytes.
     pub fn new(limit: u64) -> Arc<Self> {

@@ -1,5 +1,6 @@
 //! What can be wrong with an access or a map.
 
+use pvrdma_pages::{PAGE_SIZE, PageError};
 use thiserror::Error;
 
 /// Why guest memory cannot be reached.
@@ -25,6 +26,15 @@ pub enum DmaError {
         /// The address.
         addr: u64,
     },
+}
+
+impl From<PageError> for DmaError {
+    fn from(error: PageError) -> Self {
+        match error {
+            PageError::Misaligned { addr } => Self::Misaligned { addr },
+            PageError::OutOfRange { addr } => Self::Unmapped { addr, len: PAGE_SIZE },
+        }
+    }
 }
 
 /// Why a range cannot be added or removed.

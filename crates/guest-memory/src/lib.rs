@@ -9,11 +9,11 @@
 mod budget;
 mod error;
 mod limits;
-mod pages;
 mod part;
 mod pin;
 mod range;
 mod space;
+mod stall;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -22,9 +22,10 @@ mod watcher;
 pub use budget::{Charge, Kept, MemoryBudget, OverBudget};
 pub use error::{DmaError, MapError};
 pub use limits::{MAX_RANGES, MemoryLimits};
-pub use pages::{Extent, PAGE_SIZE, PageList, PageListBuilder};
 pub use pin::{PinError, PinGuard, PinPolicy, PinRefusal};
+pub use pvrdma_pages::{Extent, PAGE_SIZE, PageError, PageList, PageListBuilder};
 pub use range::{Backing, Direction, DmaRange, SpaceId};
 pub use space::DmaSpace;
+pub use stall::{REMEMBERED, STALLS, Stall, StallMeter};
 pub use view::{DmaView, HostPiece};
 pub use watcher::MemoryWatcher;

@@ -3,11 +3,13 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::pin::PinTable;
+use super::stall::{Stall, StallMeter, Stalls};
 use super::{
     Backing, DmaRange, DmaView, MapError, MemoryBudget, MemoryLimits, MemoryWatcher, PageList, PinError, PinGuard,
     PinPolicy, SpaceId,
@@ -32,6 +34,7 @@ pub struct DmaSpace {
     pinned: AtomicU64,
     pin_failure: Mutex<Option<PinError>>,
     watchers: Mutex<Vec<Weak<dyn MemoryWatcher>>>,
+    stalls: Stalls,
 }
 
 impl fmt::Debug for DmaSpace {
@@ -48,12 +51,23 @@ impl DmaSpace {
 
     /// An empty space.
     pub fn with_limits(policy: PinPolicy, limits: MemoryLimits) -> Arc<Self> {
+        Self::build(policy, limits, None)
+    }
+
+    /// An empty space that measures stalls by `meter`, for tests.
+    pub fn with_meter(policy: PinPolicy, limits: MemoryLimits, meter: Box<dyn StallMeter>) -> Arc<Self> {
+        Self::build(policy, limits, Some(meter))
+    }
+
+    fn build(policy: PinPolicy, limits: MemoryLimits, meter: Option<Box<dyn StallMeter>>) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        let revoked = Arc::<AtomicBool>::default();
         Arc::new(Self {
+            stalls: Stalls::new(Arc::clone(&revoked), meter),
             id: SpaceId(NEXT.fetch_add(1, Ordering::Relaxed)),
             ranges: RwLock::new(Vec::new()),
             enabled: AtomicBool::new(true),
-            revoked: Arc::default(),
+            revoked,
             policy,
             limits,
             pins: Mutex::new(PinTable::new(limits)),
@@ -178,6 +192,34 @@ impl DmaSpace {
         Arc::clone(&self.revoked)
     }
 
+    /// Returns `true` if all access was taken away by [`Self::revocation`] or by stalls.
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
+    }
+
+    /// Returns `true` if an access to this memory stalled in the last minutes ([`Stall`]): no memory of others should be
+    /// held while it is used.
+    #[inline]
+    pub fn is_slow(&self) -> bool {
+        self.stalls.is_slow()
+    }
+
+    /// Notes a stall as if an access had just found it.
+    pub fn note_stall(&self, duration: Duration) {
+        self.stalls.note_now(duration);
+    }
+
+    /// Calls `observer` for each stall of this memory (see [`Stall`]), on the thread that waited, which holds views and
+    /// perhaps other locks: it must neither wait nor use guest memory. It takes the place of the one before.
+    pub fn observe_stalls(&self, observer: impl Fn(Stall) + Send + Sync + 'static) {
+        self.stalls.observe(Arc::new(observer));
+    }
+
+    /// Returns `true` if the memory was revoked because it made others wait too often; once for each time.
+    pub fn take_stalled(&self) -> bool {
+        self.stalls.take_exceeded()
+    }
+
     fn release(&self, removed: &[DmaRange]) {
         let bytes: u64 = removed.iter().filter(|range| range.backing.is_some()).map(|range| range.len).sum();
         self.mapped.fetch_sub(bytes, Ordering::Relaxed);
@@ -199,9 +241,9 @@ impl DmaSpace {
         Some(self.view_of(ranges))
     }
 
-    fn view_of<'a>(&self, ranges: RwLockReadGuard<'a, Vec<DmaRange>>) -> DmaView<'a> {
+    fn view_of<'a>(&'a self, ranges: RwLockReadGuard<'a, Vec<DmaRange>>) -> DmaView<'a> {
         let enabled = self.enabled.load(Ordering::Relaxed) && !self.revoked.load(Ordering::Relaxed);
-        DmaView { id: self.id, enabled, ranges }
+        DmaView { id: self.id, enabled, ranges, hold: self.stalls.hold() }
     }
 
     /// Switches all access off or on: a function whose bus mastering is off reaches no memory, whatever the map says.

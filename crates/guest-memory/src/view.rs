@@ -9,6 +9,7 @@ use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
 
 use super::part::Part;
+use super::stall::Hold;
 use super::{Direction, DmaError, DmaRange, SpaceId};
 
 /// A held memory map.
@@ -16,6 +17,8 @@ pub struct DmaView<'a> {
     pub(super) id: SpaceId,
     pub(super) enabled: bool,
     pub(super) ranges: RwLockReadGuard<'a, Vec<DmaRange>>,
+    /// Measures how long the view is held. Last, so that the map is free when it ends.
+    pub(super) hold: Hold<'a>,
 }
 
 impl fmt::Debug for DmaView<'_> {
@@ -49,6 +52,14 @@ impl DmaView<'_> {
     /// The first byte cannot be accessed.
     #[inline]
     pub fn piece(&self, addr: u64, len: u64, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
+        let piece = self.find(addr, len, direction)?;
+        self.hold.touch(&piece);
+        Ok(piece)
+    }
+
+    /// As [`Self::piece`], for memory that is not accessed now.
+    #[inline]
+    fn find(&self, addr: u64, len: u64, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
         let after = self.ranges.partition_point(|r| r.iova <= addr);
         let unmapped = DmaError::Unmapped { addr, len };
         let range = after.checked_sub(1).and_then(|i| self.ranges.get(i)).ok_or(unmapped)?;
@@ -163,7 +174,7 @@ impl DmaView<'_> {
         let mut at = addr;
         while at < end {
             // Checks the access, and says how much there is in one piece.
-            let count = self.piece(at, end - at, direction)?.len();
+            let count = self.find(at, end - at, direction)?.len();
             let after = self.ranges.partition_point(|r| r.iova <= at);
             let range = after.checked_sub(1).and_then(|i| self.ranges.get(i)).ok_or(unmapped)?;
             let backing = range.backing.as_ref().ok_or(DmaError::Denied { addr: at })?;

@@ -1,7 +1,7 @@
 //! Who wants to know of memory that is taken away.
 
 /// Hears of memory that a device must not reach any more. For adapters that hand memory to hardware: copies under a
-/// [`DmaView`] need none of this.
+/// [`DmaView`](crate::DmaView) need none of this.
 pub trait MemoryWatcher: Send + Sync {
     /// These ranges (first address, bytes) are gone from the map. When this returns nothing reaches them. The caller
     /// holds no view and no lock.

@@ -1,5 +1,5 @@
 //! The RoCE transport: packet formats, and the requester, responder and datagram state machines. No I/O, no threads, no
-//! clock.
+//! clock, and no dependency that has one.
 //!
 //! A connected QP is two independent halves. [`Requester`] turns send requests into packets, takes the responses and
 //! retransmits what was lost; [`Responder`] executes the peer's requests in PSN order and queues responses. They share
@@ -29,12 +29,17 @@
 //! reads are split into requests of a bounded length ([`Tuning::read_chunk`]), so that a responder that sends a whole
 //! response in one go does not flood us.
 //!
+//! How a request is cut into packets is a value of its own, without a connection ([`PacketPlan`]).
+//!
 //! Each half describes itself as plain data ([`Requester::inspect`], [`Responder::inspect`]).
 //!
 //! Congestion control stands beside the halves, because both send at one rate: [`ReactionPoint`].
 //!
 //! Not here: end-to-end credits (received ones are ignored, and every ACK says that it carries none: IBA 9.7.7.2 asks
 //! HCAs for them, and RoCE peers live without), automatic path migration, ATOMIC WRITE and FLUSH (refused), UC.
+
+// The modules know the value types under the name of the crate that re-exports them.
+extern crate pvrdma_verbs_types as pvrdma_verbs;
 
 mod datagram;
 mod dcqcn;
@@ -46,7 +51,6 @@ mod requester;
 mod responder;
 mod rnr_backoff;
 mod split_mix;
-mod synthetic_trace;
 pub mod wire;
 
 pub use datagram::{Datagram, DatagramSender};
@@ -56,7 +60,7 @@ pub use ops::{AccessError, AtomicChange, NakReason, Received, RequesterOps, Resp
 pub use path::{EgressMarking, Origin, Path, PathInspect, datagram_traffic_class};
 pub use quiet::Quiet;
 pub use requester::inspect::{RequesterInspect, RunningTimer};
+pub use requester::packet_plan::{PacketPlan, SizedWr};
 pub use requester::{Requester, RequesterStats, Tuning};
 pub use responder::{Handled, ReorderBuffer, Responder, ResponderInspect, ResponderStats};
 pub use rnr_backoff::RnrBackoff;
-pub use synthetic_trace::{PathPair, StepOutcome, SyntheticTrace, Toward, TraceStep};

@@ -132,11 +132,12 @@ pub trait ResponderOps {
     /// It does not.
     fn check_enabled(&mut self, need: Access) -> Result<(), NakReason>;
 
-    /// Checks a key of this side for a range of `length` bytes, not 0.
+    /// Checks a key of this side for a range of `length` bytes, not 0. A failure has no effect: the caller refuses the
+    /// request.
     ///
     /// # Errors
     /// The key, the range or a right is wrong.
-    fn check_remote(&mut self, remote: RemoteAddress, length: u64, need: Access) -> Result<(), NakReason>;
+    fn check_remote(&mut self, remote: RemoteAddress, length: u64, need: Access) -> Result<(), AccessError>;
 
     /// Copies to memory that was checked before; it may be gone.
     ///
@@ -158,6 +159,10 @@ pub trait ResponderOps {
 
     /// The request is refused: raises the event and moves the QP to its error state.
     fn refuse(&mut self, reason: NakReason);
+
+    /// An RDMA WRITE with immediate data, which has taken a receive, names memory that cannot be accessed: completes
+    /// that receive with a local access error and moves the QP to its error state (IBA C9-222.1, 11.6.2).
+    fn refuse_immediate(&mut self);
 }
 
 /// Returns `true` if a request never leaves this side.

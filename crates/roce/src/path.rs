@@ -140,8 +140,11 @@ impl Path {
     }
 
     /// Starts a frame with `payload_len` bytes. `ident` is the last IPv4 identification of this sender.
+    ///
+    /// # Errors
+    /// The extension headers do not belong to the opcode, or `out` is too small.
     #[inline]
-    pub(super) fn frame<'b>(
+    pub fn frame<'b>(
         &self,
         ident: &mut u16,
         bth: Bth,

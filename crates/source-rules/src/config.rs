@@ -13,10 +13,14 @@ pub struct Config {
     pub largest_circle: usize,
     /// Whether a file that defines items depends on what it re-exports. A file that defines none never does.
     pub reexports_are_arrows: bool,
+    /// The members of the workspace, from the bottom layer to the top one.
+    pub layers: &'static [&'static [&'static str]],
     /// The crate without input, output and clocks.
     pub pure: PureCrate,
     /// Where threads start.
     pub threads: Threads,
+    /// Where no wait is without a deadline.
+    pub deadlines: Deadlines,
     /// Where words that threads share are listed.
     pub atomics: Atomics,
     /// What may be logged without a limit.
@@ -70,6 +74,17 @@ pub struct Threads {
     pub exceptions: &'static [(&'static str, &'static str)],
 }
 
+/// The folder without waits that may last for ever.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// The folder. It ends in `/`.
+    pub folder: &'static str,
+    /// Methods that wait for ever where they take nothing but a guard.
+    pub methods: &'static [&'static str],
+    /// Files, methods that they may call nevertheless, and the reason.
+    pub exceptions: &'static [(&'static str, &'static str, &'static str)],
+}
+
 /// The list of what threads share without a lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Atomics {
@@ -97,6 +112,15 @@ pub const REPOSITORY: Config = Config {
     skipped_folders: &["target", "corpus", "artifacts"],
     largest_circle: 2,
     reexports_are_arrows: true,
+    layers: &[
+        &["pvrdma-base", "pvrdma-handover", "pvrdma-packet", "pvrdma-pages", "pvrdma-pci-function", "source-rules"],
+        &["pvrdma-guest-memory", "pvrdma-pci-slot", "pvrdma-verbs-types"],
+        &["pvrdma-roce", "pvrdma-verbs"],
+        &["pvrdma-ether-link"],
+        &["pvrdma-dev", "pvrdma-ibverbs", "pvrdma-rxe", "pvrdma-vmxnet3"],
+        &["pvrdma-vmm", "pvrdmad"],
+        &["guest-tests"],
+    ],
     pure: PureCrate {
         folder: "crates/roce",
         forbidden: &[
@@ -132,12 +156,12 @@ pub const REPOSITORY: Config = Config {
         ],
         forbidden_methods: &["elapsed"],
         forbidden_macros: &["dbg", "eprint", "eprintln", "print", "println"],
-        dependencies: &["bitflags", "crc32fast", "log", "pvrdma-verbs", "serde", "thiserror", "zerocopy"],
+        dependencies: &["crc32fast", "pvrdma-packet", "pvrdma-verbs-types", "serde", "thiserror"],
         exceptions: &[],
     },
     atomics: Atomics { document: "docs/atomics.md", home: "crates/handover/" },
     threads: Threads {
-        home: "crates/verbs/src/threads.rs",
+        home: "crates/base/src/threads.rs",
         forbidden: &[
             "std::thread::Builder",
             "std::thread::scope",
@@ -152,8 +176,20 @@ pub const REPOSITORY: Config = Config {
             ("pvrdma-vmm/", "an example of a VMM, which confines nobody"),
         ],
     },
+    deadlines: Deadlines {
+        folder: "pvrdmad/src/supervisor/",
+        methods: &["join", "output", "recv", "status", "wait", "wait_with_output"],
+        exceptions: &[
+            ("pvrdmad/src/supervisor/joining.rs", "join", "the thread has said that it is at its end"),
+            (
+                "pvrdmad/src/supervisor/process.rs",
+                "recv",
+                "the thread gives each request of a start a deadline, and its end disconnects the channel",
+            ),
+        ],
+    },
     logs: Logs {
-        home: "crates/verbs/src/log_limit.rs",
+        home: "crates/base/src/log_limit.rs",
         forbidden: &["log::error", "log::info", "log::log", "log::warn"],
         exceptions: &[("guest-tests/", "the test bed, which serves nobody")],
     },

@@ -10,9 +10,11 @@
 //! | --- | --- |
 //! | [`atomics`] | what threads share without a lock is listed, with what keeps it right |
 //! | [`circles`] | no import circle of more than two product files |
+//! | [`layers`] | crates depend downwards only |
 //! | [`purity`] | no arrow from the protocol core to input, output or clocks |
 //! | [`publishing`] | crates have what a registry wants of them |
 //! | [`sizes`] | product files of at most 500 lines, functions of at most 60, or a reason |
+//! | [`deadlines`] | the supervisor waits for no process or thread without a deadline |
 //! | [`dependencies`] | no dependency that is unused or declared twice |
 //! | [`module_style`] | `name/mod.rs`, tests in `tests.rs`, no `#[path]` |
 //! | [`logs`] | what others can cause is logged under a limit, or with a reason |
@@ -28,8 +30,10 @@ pub mod circles;
 pub mod comments;
 pub mod conditions;
 pub mod config;
+pub mod deadlines;
 pub mod dependencies;
 pub mod imports;
+pub mod layers;
 pub mod logs;
 pub mod module_style;
 pub mod modules;

@@ -8,7 +8,7 @@ use std::path::Path;
 use source_rules::config::REPOSITORY;
 use source_rules::workspace::Workspace;
 use source_rules::{
-    Problem, atomics, circles, dependencies, logs, module_style, publishing, purity, sizes, threads, words,
+    Problem, atomics, circles, deadlines, dependencies, logs, module_style, publishing, purity, sizes, threads, words,
 };
 
 fn repository() -> Workspace {
@@ -67,6 +67,14 @@ fn threads_start_in_one_place() {
     let home = workspace.config.threads.home;
     assert!(workspace.files.iter().any(|file| file.path == home), "there is no {home}");
     judge(&threads::check(&workspace));
+}
+
+#[test]
+fn the_supervisor_waits_with_deadlines() {
+    let workspace = repository();
+    let folder = workspace.config.deadlines.folder;
+    assert!(workspace.files.iter().any(|file| file.path.starts_with(folder)), "there is no {folder}");
+    judge(&deadlines::check(&workspace));
 }
 
 #[test]

@@ -1,10 +1,8 @@
 //! What can go wrong across the border.
 
-use thiserror::Error;
-
-use crate::attrs::QpAttrMask;
-use crate::types::{QpState, QpType};
 use pvrdma_guest_memory::{DmaError, OverBudget};
+use pvrdma_verbs_types::{InvalidAttribute, QpTransitionError};
+use thiserror::Error;
 
 /// Why a verb was refused.
 #[derive(Debug, Error)]
@@ -41,39 +39,10 @@ pub enum VerbsError {
     Host(#[from] std::io::Error),
 }
 
-/// Why a modify request is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum QpTransitionError {
-    /// No such edge.
-    #[error("a {qp_type:?} QP cannot go from {from:?} to {to:?}")]
-    NoEdge {
-        /// Transport service.
-        qp_type: QpType,
-        /// Present state.
-        from: QpState,
-        /// State asked for.
-        to: QpState,
-    },
-    /// Required attributes are absent.
-    #[error("{from:?} to {to:?} lacks {missing:?}")]
-    Missing {
-        /// Present state.
-        from: QpState,
-        /// State asked for.
-        to: QpState,
-        /// What is absent.
-        missing: QpAttrMask,
-    },
-    /// Attributes that this edge does not allow.
-    #[error("{from:?} to {to:?} does not allow {extra:?}")]
-    Forbidden {
-        /// Present state.
-        from: QpState,
-        /// State asked for.
-        to: QpState,
-        /// What is too much.
-        extra: QpAttrMask,
-    },
+impl From<InvalidAttribute> for VerbsError {
+    fn from(InvalidAttribute(what): InvalidAttribute) -> Self {
+        Self::Invalid(what)
+    }
 }
 
 /// Why an index that was found in the guest's memory is invalid.

@@ -5,16 +5,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::attrs::{QpAttrMask, QpAttrs, QpCaps};
-use crate::counters::Counter;
 use crate::error::VerbsError;
-use crate::log_limit::DeviceLog;
 use crate::progress::SendProgress;
 use crate::queue::{CompletionSink, EventSink, RecvSource, SendSource};
-use crate::random::Random;
 use crate::rules::Rules;
-use crate::types::{Access, Gid, GidType, MacAddr, Mtu, PortState, QpType, Qpn};
+use pvrdma_base::{Counter, DeviceLog, Random};
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PAGE_SIZE, PageList};
+use pvrdma_verbs_types::{Access, Gid, GidType, MacAddr, Mtu, PortState, QpAttrMask, QpAttrs, QpCaps, QpType, Qpn};
 
 /// What a device brings when it asks a backend for an adapter.
 #[derive(Clone)]

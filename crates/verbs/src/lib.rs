@@ -1,9 +1,10 @@
 //! The border between the PVRDMA device and what carries its traffic.
 //!
 //! A *backend* is an RDMA adapter ([`Hca`]) that the device model drives with verbs: protection domains, memory
-//! regions, completion queues, shared receive queues and queue pairs. This crate holds the traits, the value types that
-//! cross them and the queue-pair transition table that both sides must agree on ([`qp_state`]). It knows no PCI, no
-//! sockets and no FFI; guest memory is `pvrdma-guest-memory`.
+//! regions, completion queues, shared receive queues and queue pairs. This crate holds the traits. The values that
+//! cross them and the queue-pair transition table that both sides must agree on ([`qp_state`]) are those of
+//! `pvrdma-verbs-types`, re-exported here. It knows no PCI, no sockets and no FFI; guest memory is
+//! `pvrdma-guest-memory`.
 //!
 //! # Who calls whom
 //!
@@ -27,44 +28,35 @@
 //! [`DmaSpace`]: pvrdma_guest_memory::DmaSpace
 //! [`SpaceId`]: pvrdma_guest_memory::SpaceId
 
-mod attrs;
 #[cfg(feature = "testing")]
 pub mod conformance;
-mod containment;
-mod counters;
 mod error;
 mod hca;
-mod log_limit;
 mod network;
 mod progress;
-pub mod qp_state;
 mod queue;
-mod random;
 mod rules;
-mod snapshot;
 #[cfg(feature = "testing")]
 pub mod testing;
-pub mod threads;
-mod types;
-mod work;
 
-pub use attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
-pub use containment::EndOnPanic;
-pub use counters::{Count, Counter, Kind, Unit};
-pub use error::{CqOverrun, IndexError, QpTransitionError, QueueError, VerbsError};
+pub use error::{CqOverrun, IndexError, QueueError, VerbsError};
 pub use hca::{
     Backend, CompletionQueue, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Object, PortAttributes,
     QpInit, QueuePair, SharedReceiveQueue, SrqInit,
 };
-pub use log_limit::{DeviceLog, LogLimit};
 pub use network::Network;
 pub use progress::SendProgress;
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
-pub use random::Random;
 pub use rules::{AddressRule, OtherAddresses, Peers, Prefix, Rules, link_local};
-pub use snapshot::{Snapshot, micros};
-pub use types::{Access, Gid, GidType, InvalidValue, MacAddr, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};
-pub use work::{
-    Completion, FastRegister, Invalidate, MAX_MESSAGE, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge,
-    UdDestination, WcFlags, WcOpcode, WcStatus,
+
+pub use pvrdma_verbs_types::{
+    Access, AddressVector, Completion, FastRegister, Gid, GidType, InvalidAttribute, InvalidValue, Invalidate,
+    MAX_MESSAGE, MacAddr, Mtu, NetworkType, PortState, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, QpTransitionError,
+    QpType, Qpn, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination, WcFlags, WcOpcode,
+    WcStatus, qp_state,
+};
+
+// Not of the verbs: for the crates that still import these from here.
+pub use pvrdma_base::{
+    Count, Counter, DeviceLog, EndOnPanic, Kind, LogLimit, Random, Snapshot, Unit, counters, micros, threads,
 };

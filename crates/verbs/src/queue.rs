@@ -1,8 +1,8 @@
 //! Queues and events: how a backend pulls work and pushes results.
 
 use crate::error::{CqOverrun, QueueError};
-use crate::work::{Completion, RecvWr, SendWr};
 use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs_types::{Completion, RecvWr, SendWr};
 
 /// The consumer side of a send queue.
 pub trait SendSource: Send {

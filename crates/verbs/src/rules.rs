@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::network::Network;
-use crate::types::{Gid, MacAddr};
+use pvrdma_verbs_types::{Gid, MacAddr};
 
 /// What a device may do among others. By default it has the addresses that nobody else had first, and talks to
 /// everybody.

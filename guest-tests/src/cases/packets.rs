@@ -250,7 +250,7 @@ impl ResponderOps for PatternMemory {
         Ok(())
     }
 
-    fn check_remote(&mut self, _remote: RemoteAddress, _length: u64, _need: Access) -> Result<(), NakReason> {
+    fn check_remote(&mut self, _remote: RemoteAddress, _length: u64, _need: Access) -> Result<(), AccessError> {
         Ok(())
     }
 
@@ -268,4 +268,6 @@ impl ResponderOps for PatternMemory {
     }
 
     fn refuse(&mut self, _refusal: NakReason) {}
+
+    fn refuse_immediate(&mut self) {}
 }

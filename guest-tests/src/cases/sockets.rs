@@ -40,7 +40,7 @@ fn group(image: &GuestImage) -> Result<String> {
         name: "vm".to_owned(),
         socket: sockets.join("vm.sock"),
         mac: MAC.to_owned(),
-        options: format!(",pin=registered,group={GROUP}"),
+        options: format!(",group={GROUP}"),
     };
     let daemon = Daemon::start(directory.path(), std::slice::from_ref(&device))?;
     let start = |group: u32| {

@@ -57,7 +57,7 @@ fn good_command_lines_are_good() {
     let text = "\
 ```sh
 RUST_LOG=debug target/release/pvrdmad --control \"$RUN/control\" \\
-    --device name=vm0,socket=\"$RUN/vm0.sock\",mac=52:54:00:00:00:01,pin=registered &   # in the background
+    --device name=vm0,socket=\"$RUN/vm0.sock\",mac=52:54:00:00:00:01 &   # in the background
 host1$ pvrdmad status --control /c --json | head; cargo run --release -p guest-tests -- bench --only wire && pvrdmad --help
 vm() { qemu-system-x86_64 -device vmxnet3,netdev=n,mac=52:54:00:00:00:0$(($1 + 1)) \\
     -device '{\"socket\":{\"path\":\"'\"$RUN/vm$1.sock\"'\",\"type\":\"unix\"}}'; }

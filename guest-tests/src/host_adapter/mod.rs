@@ -34,6 +34,8 @@ const RXE: Profile = Profile {
     exact_solicited: false,
     // `rdma_rxe` reports "remote invalid request" and "local QP operation" for what is a length and a protection error.
     receive_errors: false,
+    // The request that is posted names keys of the host, so the guest's are checked before.
+    peer_first: false,
     // The host's GID stands for guests whose addresses the host does not have.
     guest_addresses: false,
     // Memory windows of type 2B belong to the queue pair that binds them.

@@ -27,14 +27,18 @@ impl<H: Hca> Core<H> {
     /// # Errors
     /// As for [`Self::charge`].
     pub(crate) fn charge_bytes(&self, object: Object, lists: u64) -> Result<Charge, CmdError> {
-        let own = match object {
-            Object::Pd => size_of::<Pd<H>>(),
-            Object::Mr => size_of::<Mr<H>>(),
-            Object::Cq => size_of::<Cq<H>>() + RING_BYTES,
-            Object::Srq(_) => size_of::<Srq<H>>() + RING_BYTES,
-            Object::Qp(_) => size_of::<Qp<H>>() + 2 * RING_BYTES,
-        };
-        let bytes = (own as u64).saturating_add(BESIDE).saturating_add(self.hca.bytes_of(object)).saturating_add(lists);
-        Ok(self.budget.charge(Kept::Objects, bytes)?)
+        Ok(self.budget.charge(Kept::Objects, bytes_of(&self.hca, object, lists))?)
     }
+}
+
+/// Bytes of an object with so many bytes of page lists.
+pub(super) fn bytes_of<H: Hca>(hca: &H, object: Object, lists: u64) -> u64 {
+    let own = match object {
+        Object::Pd => size_of::<Pd<H>>(),
+        Object::Mr => size_of::<Mr<H>>(),
+        Object::Cq => size_of::<Cq<H>>() + RING_BYTES,
+        Object::Srq(_) => size_of::<Srq<H>>() + RING_BYTES,
+        Object::Qp(_) => size_of::<Qp<H>>() + 2 * RING_BYTES,
+    };
+    (own as u64).saturating_add(BESIDE).saturating_add(hca.bytes_of(object)).saturating_add(lists)
 }

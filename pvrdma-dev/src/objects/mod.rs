@@ -1,5 +1,6 @@
 //! The guest's objects: contexts own protection domains and completion queues, domains own the rest.
 
+mod affordable;
 mod budget;
 mod context;
 mod cq;
@@ -21,6 +22,7 @@ use crate::error::CmdError;
 use crate::limits::Limits;
 use crate::stats::ObjectCounts;
 
+pub(crate) use affordable::affordable;
 pub(crate) use context::{Context, KERNEL};
 pub(crate) use cq::Cq;
 pub(crate) use mr::Mr;

@@ -312,6 +312,7 @@ fuzz_target!(|input: (bool, Messages)| {
         memory: Arc::clone(&memory),
         files: FileRules::default(),
         irqs,
+        keeper: None,
         stats: Arc::clone(&stats),
         mappable: None,
         intx: messages.len() % 2 == 0,

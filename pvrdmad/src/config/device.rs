@@ -128,7 +128,7 @@ impl DeviceSpec {
             config,
             socket,
             access: access(self.owner, self.group, self.mode),
-            pin: self.pin.unwrap_or(Pin::All),
+            pin: self.pin.unwrap_or(Pin::Registered),
             memory,
             doorbells: self.doorbells.unwrap_or_default(),
             nic: self.nic,

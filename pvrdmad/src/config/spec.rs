@@ -191,9 +191,10 @@ keys! {
         roce: Option<Roce>,
         /// Guest memory that stays resident.
         ///
-        /// `all`: all of it, from the moment the VMM maps it. `registered`: memory regions, for as long as they are
-        /// registered. `off`: nothing. What is resident counts against `RLIMIT_MEMLOCK`.
-        ["pin", "all|registered|off", "all"]
+        /// `registered`: memory regions, for as long as they are registered. `all`: all of it, from the moment the VMM
+        /// maps it; pages that the guest has not used yet from their first use on. `off`: nothing. What is locked
+        /// counts against `RLIMIT_MEMLOCK`.
+        ["pin", "all|registered|off", "registered"]
         pin: Option<Pin>,
         /// Files that guest memory may be in.
         ///
@@ -208,8 +209,8 @@ keys! {
         max_memory: Option<u64>,
         /// Most guest memory locked.
         ///
-        /// Memory that a VMM has not used yet is populated by being locked, on the daemon's account. The default is
-        /// seven eighths of the host's memory; with VMMs that are not trusted, give it the size of the guest.
+        /// Pages that a VMM has not used yet count as well, and are not populated. The default is seven eighths of the
+        /// host's memory.
         ["max-locked", "BYTES", ""]
         max_locked: Option<u64>,
         /// What a doorbell of a process costs.

@@ -19,7 +19,7 @@ fn the_command_line_alone() {
     let [network] = &config.networks[..] else { panic!("{config:?}") };
     assert_eq!((network.name.as_str(), &network.uplink), ("default", &None));
     let device = &network.devices[0];
-    assert_eq!((device.pin, device.roce(), device.config.version), (Pin::All, Roce::V2, 20));
+    assert_eq!((device.pin, device.roce(), device.config.version), (Pin::Registered, Roce::V2, 20));
     assert!(!device.config.intx);
     assert_eq!(device.config.limits, Limits::default());
 }
@@ -353,13 +353,17 @@ fn mistakes_in_the_file() {
     assert!(error.to_string().contains("/nonexistent.toml"));
 }
 
+/// What the first device may do on its network.
+fn rules(config: &Config) -> PortRules {
+    config.networks[0].devices[0].rules.clone()
+}
+
 #[test]
 fn rules_of_the_network() {
     let file = |text: &str| -> Result<Config, ConfigError> {
         let device = "[[device]]\nname = \"a\"\nsocket = \"/a\"\nmac = \"52:54:00:00:00:01\"\nuplink = \"unix:/n\"\n";
         Config::merge(toml::from_str(&format!("{text}\n{device}")).unwrap(), args(&[]))
     };
-    let rules = |config: &Config| config.networks[0].devices[0].rules.clone();
     let plain = rules(&file("").unwrap());
     assert_eq!(
         plain,

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub use host::HostFacts;
 pub use open::PageFile;
-pub(crate) use stand_in::entrust;
+pub(crate) use stand_in::{entrust, tell_end};
 use watcher::{Watch, Watcher};
 
 counters! {

@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use log::{error, info};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -45,6 +45,16 @@ pub fn entrust(to: &UnixStream, pages: u32, device: BorrowedFd<'_>, life: Borrow
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
+/// Tells the stand-in that the process which served its files serves no more, although it may not have closed what it
+/// had: a thread of a process that was killed can keep all descriptors open.
+///
+/// # Errors
+/// It does not take it.
+pub fn tell_end(to: &UnixStream) -> io::Result<()> {
+    let sent = rustix::io::retry_on_intr(|| rustix::net::send(to, &[0; 4], SendFlags::NOSIGNAL))?;
+    if sent == 4 { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
 /// What is guarded.
 struct Guarded {
     connection: Connection,
@@ -68,7 +78,7 @@ pub fn run(mode: SandboxMode) -> Result<()> {
     serve(stream)
 }
 
-fn serve(stream: UnixStream) -> Result<()> {
+pub(super) fn serve(stream: UnixStream) -> Result<()> {
     let mut supervisor = Some(stream);
     let mut guarded: Vec<Guarded> = Vec::new();
     let mut buffer = vec![0; REQUEST];
@@ -89,9 +99,10 @@ fn serve(stream: UnixStream) -> Result<()> {
         guarded.retain_mut(|one| !ready.next().unwrap_or(false) || one.go_on(&mut buffer));
         if said && let Some(stream) = &supervisor {
             match receive(stream)? {
-                Some(one) if guarded.len() < FILES => guarded.push(one),
-                Some(_) => {}
-                None => supervisor = None,
+                Said::Guard(one) if guarded.len() < FILES => guarded.push(one),
+                Said::Guard(_) => {}
+                Said::End => guarded.retain_mut(|one| one.life.take().is_none() || one.begin()),
+                Said::Closed => supervisor = None,
             }
         }
     }
@@ -134,8 +145,17 @@ impl Guarded {
     }
 }
 
-/// What the supervisor entrusts. `None`: there will be no more.
-fn receive(stream: &UnixStream) -> Result<Option<Guarded>> {
+/// What the supervisor says.
+enum Said {
+    /// One more file.
+    Guard(Guarded),
+    /// The process that served the files so far serves no more.
+    End,
+    /// There will be no more.
+    Closed,
+}
+
+fn receive(stream: &UnixStream) -> Result<Said> {
     let mut bytes = [0; 4];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -143,7 +163,7 @@ fn receive(stream: &UnixStream) -> Result<Option<Guarded>> {
     let received = rustix::net::recvmsg(stream, buffer, &mut control, RecvFlags::CMSG_CLOEXEC);
     match received {
         Ok(received) if received.bytes == 4 => {}
-        Ok(_) | Err(Errno::CONNRESET) => return Ok(None),
+        Ok(_) | Err(Errno::CONNRESET) => return Ok(Said::Closed),
         Err(errno) => return Err(errno).context("standard input"),
     }
     let fds = control.drain().filter_map(|message| match message {
@@ -151,7 +171,11 @@ fn receive(stream: &UnixStream) -> Result<Option<Guarded>> {
         _ => None,
     });
     let mut fds = fds.flatten();
-    let (device, life) = fds.next().zip(fds.next()).context("not a supervisor")?;
-    let connection = Connection::new(device.try_clone().context("descriptors")?, u32::from_le_bytes(bytes));
-    Ok(Some(Guarded { connection, device, life: Some(life) }))
+    let pages = u32::from_le_bytes(bytes);
+    let Some(device) = fds.next() else {
+        return if pages == 0 { Ok(Said::End) } else { Err(anyhow!("not a supervisor")) };
+    };
+    let life = fds.next().context("not a supervisor")?;
+    let connection = Connection::new(device.try_clone().context("descriptors")?, pages);
+    Ok(Said::Guard(Guarded { connection, device, life: Some(life) }))
 }

@@ -3,10 +3,12 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Weak, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use pvrdma_dev::testing::{Stop, wait_for};
 use pvrdma_dev::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
@@ -16,9 +18,12 @@ use vm_memory::{Bytes, FileOffset, VolatileMemory};
 
 use super::DoorbellCounters;
 use super::open::PageFile;
+use super::stand_in::{entrust, tell_end};
 use super::watcher::{Watch, Watcher};
 
 const PAGE: usize = 4096;
+/// Longer than anything takes; a test that waits for this has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Says what a process of [`toucher`] does.
 const SCRIPT: &str = "PVRDMAD_TEST_TOUCHES";
 
@@ -213,6 +218,24 @@ fn pages_are_served_until_nobody_has_them() {
 }
 
 /// Nobody wakes but for a touch. A store that is slow may be two: the page is taken away before it is tried again.
+/// A worker that was killed can keep its end of the pipe open: then the supervisor says that it serves no more.
+#[test]
+fn pages_are_served_in_place_of_a_process_that_closes_nothing() {
+    let Ok(PageFile { device, file }) = PageFile::make(2).inspect_err(skipped) else { return };
+    let (life, _open) = std::io::pipe().unwrap();
+    let (supervisor, stand_in) = UnixStream::pair().unwrap();
+    let serving = thread::spawn(move || super::stand_in::serve(stand_in));
+    entrust(&supervisor, 2, device.as_fd(), life.as_fd()).unwrap();
+    drop(device);
+    let mapping = Mapping::new(File::from(file), 2);
+    let (read, value) = mpsc::channel();
+    thread::spawn(move || read.send(mapping.load(1)));
+    tell_end(&supervisor).unwrap();
+    assert_eq!(value.recv_timeout(PATIENCE), Ok(0));
+    drop(supervisor);
+    serving.join().unwrap().unwrap();
+}
+
 #[test]
 fn who_looks_at_rings_sleeps_until_a_page_is_touched() {
     let Some(place) = Place::new(8) else { return };

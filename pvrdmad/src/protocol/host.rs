@@ -51,6 +51,11 @@ pub enum HostRequest {
         /// Name of the device whose `nic` it is; none: the uplink of the network.
         device: Option<String>,
     },
+    /// A keeper for a device, in the place of the one that it has. The reply carries the socket to it.
+    Keeper {
+        /// Name of the device.
+        device: String,
+    },
     /// An address of a guest for the host's interface.
     AddAddress {
         /// Which.

@@ -140,6 +140,8 @@ pub struct NetworkSetup {
     pub backend: BackendSpec,
     /// How the worker confines itself.
     pub sandbox: SandboxMode,
+    /// Each device has a process that receives its clients' descriptors.
+    pub keepers: bool,
     /// Captures are answered.
     pub captures: bool,
     /// Threads of the software adapter's engine. The supervisor counts the processors that it may use: a worker in its

@@ -182,11 +182,17 @@ static RUNTIME: Group = Group {
     ],
 };
 
+/// Which pages of a guest's memory are there, before they are locked.
+const FIND_DATA: Call =
+    when("lseek", libc::SYS_lseek, &[&[is(2, libc::SEEK_DATA)], &[is(2, libc::SEEK_HOLE)]], "SEEK_DATA, SEEK_HOLE");
+
 static GUEST: Group = Group {
     name: "guest",
     purpose: "running what guests ask for: locking memory, interrupts, sending frames, making eventfds and timers, counting what a link lost, whose process a client is",
     calls: &[
         call("eventfd2", libc::SYS_eventfd2),
+        // Whether an access to guest memory slept.
+        when("getrusage", libc::SYS_getrusage, &[&[is(0, libc::RUSAGE_THREAD)]], "RUSAGE_THREAD"),
         when(
             "getsockopt",
             libc::SYS_getsockopt,
@@ -201,6 +207,7 @@ static GUEST: Group = Group {
         // An interrupt is a notification of the kernel's, which never blocks; see vfio_user/eventfd.rs.
         call("io_getevents", libc::SYS_io_getevents),
         call("io_submit", libc::SYS_io_submit),
+        FIND_DATA,
         call("mlock", libc::SYS_mlock),
         call("mlock2", libc::SYS_mlock2),
         call("munlock", libc::SYS_munlock),
@@ -275,7 +282,18 @@ static ADDRESSED: Group = Group {
 static PIN: Group = Group {
     name: "pin",
     purpose: "locking memory",
-    calls: &[call("mlock", libc::SYS_mlock), call("mlock2", libc::SYS_mlock2), call("munlock", libc::SYS_munlock)],
+    calls: &[
+        FIND_DATA,
+        call("mlock", libc::SYS_mlock),
+        call("mlock2", libc::SYS_mlock2),
+        call("munlock", libc::SYS_munlock),
+    ],
+};
+
+static SIGNAL: Group = Group {
+    name: "signal",
+    purpose: "interrupts that can take long; without asynchronous operations a `write`",
+    calls: &[call("io_getevents", libc::SYS_io_getevents), call("io_submit", libc::SYS_io_submit)],
 };
 
 static PACE: Group = Group {
@@ -285,9 +303,9 @@ static PACE: Group = Group {
 };
 
 /// A filter cannot see whether the message has an address. Where sockets have some, `addressed` allows it as well.
-pub(super) static LEND: Group = Group {
+static LEND: Group = Group {
     name: "lend",
-    purpose: "giving a client the file of doorbell pages, where devices of the network lend them (`doorbells`)",
+    purpose: "giving a keeper the socket of a client, and a client the file of doorbell pages",
     calls: &[call("sendmsg", libc::SYS_sendmsg)],
 };
 
@@ -295,6 +313,44 @@ pub(super) static GUARD: Group = Group {
     name: "guard",
     purpose: "a process of its own, which answers the kernel for doorbell pages of a process that has ended: taking them",
     calls: &[call("recvmsg", libc::SYS_recvmsg)],
+};
+
+/// All that a keeper may do; it has no other group.
+pub(super) static KEEPER: Group = Group {
+    name: "keeper",
+    purpose: "a process of its own for each device, which receives the descriptors of clients, and has no other group",
+    calls: &[
+        call("brk", libc::SYS_brk),
+        call("close", libc::SYS_close),
+        call("exit", libc::SYS_exit),
+        call("exit_group", libc::SYS_exit_group),
+        when(
+            "fcntl",
+            libc::SYS_fcntl,
+            &[&[is(1, libc::F_GET_SEALS)], &[is(1, libc::F_GETFL)], &[is(1, libc::F_GETFD)]],
+            "F_GET_SEALS, F_GETFL, F_GETFD",
+        ),
+        call("fstat", libc::SYS_fstat),
+        call("fstatfs", libc::SYS_fstatfs),
+        // An eventfd is known by what the kernel says to an operation that would signal it; see vfio_user/eventfd.rs.
+        call("io_getevents", libc::SYS_io_getevents),
+        call("io_submit", libc::SYS_io_submit),
+        // The allocator's.
+        when("madvise", libc::SYS_madvise, &[&[is(2, libc::MADV_DONTNEED)]], "MADV_DONTNEED"),
+        when(
+            "mmap",
+            libc::SYS_mmap,
+            &[&[without(2, libc::PROT_EXEC), with(3, libc::MAP_ANONYMOUS)]],
+            "anonymous, not PROT_EXEC",
+        ),
+        call("munmap", libc::SYS_munmap),
+        call("recvmsg", libc::SYS_recvmsg),
+        call("restart_syscall", libc::SYS_restart_syscall),
+        call("rt_sigreturn", libc::SYS_rt_sigreturn),
+        call("sendmsg", libc::SYS_sendmsg),
+        call("sigaltstack", libc::SYS_sigaltstack),
+        call("write", libc::SYS_write),
+    ],
 };
 
 static CAPTURE: Group = Group {
@@ -472,11 +528,12 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
         ThreadKind::Main => vec![&RUNTIME, &PROTOCOL, &GUEST, &LINK],
         ThreadKind::Launcher => return base(profile),
         ThreadKind::Supervisor => vec![&RUNTIME, &PROTOCOL],
-        ThreadKind::Accept => vec![&RUNTIME, &ACCEPT, &GUEST, &ASK],
-        ThreadKind::Connection => vec![&RUNTIME, &CLIENT, &GUEST, &ASK],
+        ThreadKind::Accept => vec![&RUNTIME, &ACCEPT, &GUEST, &ASK, &LEND],
+        ThreadKind::Connection => vec![&RUNTIME, &CLIENT, &GUEST, &ASK, &LEND],
         ThreadKind::Doorbells => vec![&RUNTIME, &GUEST, &ASK, &PACE],
         ThreadKind::DoorbellPages => vec![&RUNTIME],
         ThreadKind::Pin => vec![&RUNTIME, &PIN],
+        ThreadKind::Interrupts => vec![&RUNTIME, &SIGNAL],
         ThreadKind::Capture => vec![&RUNTIME, &CAPTURE],
         ThreadKind::Engine | ThreadKind::HostEvents | ThreadKind::HostManagement => vec![&RUNTIME, &GUEST, &ASK],
         // That of a switch has ports take their frames.
@@ -485,7 +542,6 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
     };
     let is_link = groups.iter().any(|group| [LINK.name, GUEST.name].contains(&group.name));
     match profile {
-        Profile::RxeMapped if kind == ThreadKind::Connection => groups.push(&LEND),
         Profile::RxeAddressed if is_link => groups.push(&ADDRESSED),
         Profile::Ibverbs if is_link => groups.extend([&ADAPTER, &ADDRESSED, &LOOK]),
         _ => {}
@@ -498,12 +554,16 @@ pub(super) fn alone() -> Vec<&'static Group> {
     vec![&RUNTIME, &GUARD]
 }
 
+/// What a keeper may do.
+pub(super) fn keeper() -> Vec<&'static Group> {
+    vec![&KEEPER]
+}
+
 /// What some thread may do: the launcher has to, for its filter is part of every other one.
 pub(super) fn base(profile: Profile) -> Vec<&'static Group> {
     let mut groups: Vec<&Group> =
-        vec![&RUNTIME, &GUEST, &CLIENT, &ACCEPT, &LINK, &PIN, &PACE, &CAPTURE, &PROTOCOL, &ASK, &START];
+        vec![&RUNTIME, &GUEST, &CLIENT, &ACCEPT, &LINK, &PIN, &SIGNAL, &PACE, &CAPTURE, &PROTOCOL, &ASK, &START, &LEND];
     match profile {
-        Profile::RxeMapped => groups.push(&LEND),
         Profile::RxeAddressed => groups.push(&ADDRESSED),
         Profile::Rxe => {}
         Profile::Ibverbs => groups.extend([&ADDRESSED, &ADAPTER, &LOOK, &LOAD]),

@@ -77,7 +77,7 @@ fn apply(profile: Profile) -> Result<RestrictionStatus, RulesetError> {
         .scope(Scope::from_all(NEWEST))?
         .create()?;
     match profile {
-        Profile::Rxe | Profile::RxeMapped | Profile::RxeAddressed => ruleset.restrict_self(),
+        Profile::Rxe | Profile::RxeAddressed => ruleset.restrict_self(),
         Profile::Ibverbs => {
             let read: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::ReadDir;
             let device = read | AccessFs::WriteFile | AccessFs::IoctlDev;

@@ -45,7 +45,7 @@ pub fn enter(profile: Profile, mismatch: Mismatch) {
     if let Some(threads) = other_threads() {
         report.missing.push(format!("{threads} threads were there before the sandbox and are outside of it"));
     }
-    privileges::drop_all(&mut report);
+    privileges::drop_all(true, &mut report);
     landlocked::restrict(profile, &mut report);
     match confine_calls(profile, mismatch) {
         Ok(()) => report.seccomp = true,
@@ -62,7 +62,7 @@ pub fn enter(profile: Profile, mismatch: Mismatch) {
 /// Confines this process to what it takes to answer the kernel for doorbell pages. It has one thread, and starts none.
 pub fn enter_alone(mismatch: Mismatch) {
     let mut report = SandboxReport::default();
-    privileges::drop_all(&mut report);
+    privileges::drop_all(false, &mut report);
     landlocked::restrict(Profile::Rxe, &mut report);
     if let Err(reason) = filter::confine_alone(mismatch) {
         report.missing.push(format!("seccomp: {reason}"));
@@ -71,6 +71,15 @@ pub fn enter_alone(mismatch: Mismatch) {
         // Log: once, at the start.
         warn!("sandbox: {missing}");
     }
+}
+
+/// Confines this process to what it takes to receive descriptors and pass them on. It has one thread, and starts none.
+pub fn enter_keeper(mismatch: Mismatch) {
+    let mut report = SandboxReport::default();
+    privileges::drop_all(false, &mut report);
+    landlocked::restrict(Profile::Rxe, &mut report);
+    // It has no log, and its worker has said what is missing.
+    let _ = filter::confine_keeper(mismatch);
 }
 
 /// What confines this process, if it is in a sandbox.

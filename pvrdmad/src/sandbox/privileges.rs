@@ -11,13 +11,13 @@ use super::report::SandboxReport;
 /// Capabilities that a kernel may have.
 const MOST_CAPABILITIES: u32 = 64;
 
-/// Gives up everything, and notes what is left as the kernel tells it.
-pub(super) fn drop_all(report: &mut SandboxReport) {
+/// Gives up everything, and notes what is left as the kernel tells it. `locks`: the process locks guest memory.
+pub(super) fn drop_all(locks: bool, report: &mut SandboxReport) {
     match set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         Ok(()) => report.undumpable = true,
         Err(errno) => report.missing.push(format!("processes of the same user may trace it: {errno}")),
     }
-    if let Err(errno) = drop_capabilities() {
+    if let Err(errno) = drop_capabilities(locks) {
         report.missing.push(format!("capabilities cannot be dropped: {errno}"));
     }
     if let Ok(sets) = capabilities(None) {
@@ -29,9 +29,10 @@ pub(super) fn drop_all(report: &mut SandboxReport) {
     }
 }
 
-fn drop_capabilities() -> Result<(), rustix::io::Errno> {
+fn drop_capabilities(locks: bool) -> Result<(), rustix::io::Errno> {
     let before = capabilities(None)?;
-    let mut kept = before.permitted & CapabilitySet::IPC_LOCK;
+    let wanted = if locks { CapabilitySet::IPC_LOCK } else { CapabilitySet::empty() };
+    let mut kept = before.permitted & wanted;
     // Guest memory is locked with it, as much as its owner likes. Without a limit it is not needed for that.
     let unlimited = Rlimit { current: None, maximum: None };
     if !kept.is_empty() && setrlimit(Resource::Memlock, unlimited).is_ok() {

@@ -53,7 +53,7 @@ pub fn all(control: &CStr) -> io::Result<Vec<Attempts>> {
 #[must_use]
 pub fn only_landlock(profile: Profile) -> SandboxReport {
     let mut report = SandboxReport::default();
-    privileges::drop_all(&mut report);
+    privileges::drop_all(true, &mut report);
     landlocked::restrict(profile, &mut report);
     report
 }

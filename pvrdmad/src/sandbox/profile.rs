@@ -7,9 +7,7 @@ use clap::ValueEnum;
 pub enum Profile {
     /// The software adapter: it opens nothing, and sends to whom a socket is connected.
     Rxe,
-    /// The same with doorbell pages that clients map: it sends descriptors.
-    RxeMapped,
-    /// Doorbell pages or not, with frames that are sent to addresses, by VXLAN or a packet socket.
+    /// The same with frames that are sent to addresses, by VXLAN or a packet socket.
     RxeAddressed,
     /// The host's adapter: libibverbs reads its configuration and `/sys` and opens the adapter's device nodes whenever
     /// a guest's driver starts.
@@ -21,7 +19,6 @@ impl Profile {
     pub const fn word(self) -> &'static str {
         match self {
             Self::Rxe => "rxe",
-            Self::RxeMapped => "rxe-mapped",
             Self::RxeAddressed => "rxe-addressed",
             Self::Ibverbs => "ibverbs",
         }

@@ -18,7 +18,7 @@ pub fn markdown() -> String {
         let _ = writeln!(text, "| `{kind}` | {} | {} |", rxe.join(", "), beside.join(", "));
     }
     text += "\n| group | for | system calls |\n| --- | --- | --- |\n";
-    let groups = calls::base(Profile::Ibverbs).into_iter().chain([&calls::LEND, &calls::GUARD, &calls::OPEN]);
+    let groups = calls::base(Profile::Ibverbs).into_iter().chain([&calls::GUARD, &calls::KEEPER, &calls::OPEN]);
     for Group { name, purpose, calls } in groups {
         let calls: Vec<_> = calls
             .iter()

@@ -16,7 +16,7 @@ pub use self::limits::render_limits;
 pub(crate) use self::report::by_name;
 pub use self::report::{
     CaptureReport, ClientReport, DaemonStatus, DeviceReport, FlowReport, InterfaceReport, LinkReport, MemoryReport,
-    NetworkReport, NetworkState, NetworkStatus, NicReport, WorkerStatus,
+    NetworkReport, NetworkState, NetworkStatus, NicReport, WedgedProcess, WorkerStatus,
 };
 pub(crate) use self::reporter::{NicReporter, Reporter};
 pub use self::show::render_objects;

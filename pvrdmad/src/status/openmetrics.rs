@@ -111,6 +111,8 @@ impl Families {
         self.gauge("daemon", "Which daemon this is: always 1.", &labels, 1);
         let none = Labels::new([]);
         self.gauge("uptime_seconds", "Seconds since the daemon began.", &none, status.uptime_s);
+        let help = "Processes of networks that were killed and do not end.";
+        self.gauge("wedged_processes", help, &none, status.wedged.len() as u64);
         let help = "Mappings of guest memory that clients took away.";
         self.total("lost_mappings", help, &none, status.lost_mappings);
         self.counters(status, &none, pairs(&status.control));
@@ -122,6 +124,8 @@ impl Families {
         self.is("network_running", "The process of the network serves, and says so in time.", &labels, running);
         self.total("network_restarts", "Processes of the network that ended.", &labels, network.restarts);
         let lost = network.lost_vms.len() as u64;
+        let help = "Devices that were removed and whose client's thread does not return from a system call.";
+        self.gauge("network_stuck_clients", help, &labels, network.stuck_clients.len() as u64);
         let help = "Devices that the end of a process took from their VM, which has to restart.";
         self.gauge("network_lost_vms", help, &labels, lost);
     }

@@ -6,11 +6,25 @@ use serde_json::Value;
 
 use super::report::{
     CaptureReport, DaemonStatus, DeviceReport, LinkReport, NetworkReport, NetworkState, NetworkStatus, NicReport,
-    ShareReport,
+    ShareReport, WedgedProcess,
 };
 use super::table::{number, percent, short, size, table};
 use crate::config::{BitRate, Pin};
 use crate::doorbells::DoorbellReport;
+
+/// What ends a process that cannot be killed.
+const WEDGED_REMEDY: &str = "  end the FUSE server that holds it, or write 1 to\n  \
+                             /sys/fs/fuse/connections/N/abort (docs/troubleshooting.md)";
+
+impl WedgedProcess {
+    /// A line for people.
+    pub fn render(&self) -> String {
+        let Self { pid, network, device, since_s, threads } = self;
+        let role = device.as_ref().map_or_else(String::new, |device| format!(", the keeper of device {device},"));
+        let threads = if threads.is_empty() { String::new() } else { format!(" (threads: {})", threads.join(", ")) };
+        format!("network {network}: process {pid}{role} was killed {since_s} s ago and does not end{threads}")
+    }
+}
 
 /// The counter of those.
 const TURNED_AWAY: &str = "client_connections_turned_away";
@@ -26,6 +40,7 @@ impl DaemonStatus {
         );
         text += &self.render_nics();
         text += &self.render_networks();
+        text += &self.render_wedged();
         for device in &self.devices {
             if let Some(error) = &device.memory.pin_error {
                 text += &format!("{}: {error}\n", device.name());
@@ -61,6 +76,19 @@ impl DaemonStatus {
             }
         }
         text + &self.render_shares() + &self.render_ports() + &self.render_counters()
+    }
+
+    /// Processes and threads that do not end.
+    fn render_wedged(&self) -> String {
+        let mut text: String = self.wedged.iter().map(|wedged| wedged.render() + "\n").collect();
+        for network in self.networks.iter().filter(|network| !network.stuck_clients.is_empty()) {
+            let (name, devices) = (short(&network.name), network.stuck_clients.join(", "));
+            text += &format!("network {name}: {devices}: removed, but a call of its client's thread does not return\n");
+        }
+        if !text.is_empty() {
+            text += &format!("{WEDGED_REMEDY}\n");
+        }
+        text
     }
 
     /// Whose the sockets are that somebody else was turned away from: that one has seen the end of a connection only.

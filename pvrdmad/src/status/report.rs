@@ -33,10 +33,30 @@ pub struct DaemonStatus {
     /// What all counters mean. Empty unless that was asked for.
     #[serde(default, skip_serializing_if = "Catalogue::is_empty")]
     pub counters: Catalogue,
+    /// Processes of networks that were killed and have not ended.
+    #[serde(default)]
+    pub wedged: Vec<WedgedProcess>,
     /// Its networks.
     pub networks: Vec<NetworkStatus>,
     /// The devices of those networks that are running.
     pub devices: Vec<DeviceReport>,
+}
+
+/// A process of a network that was killed and has not ended: a thread of it waits in the kernel, where no signal
+/// interrupts it. It keeps memory and descriptors until then, and serves nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WedgedProcess {
+    /// Its number.
+    pub pid: u32,
+    /// The network that it served. Another process does now.
+    pub network: String,
+    /// The device whose clients' descriptors it received; none: it served the network.
+    #[serde(default)]
+    pub device: Option<String>,
+    /// Seconds since it was given up.
+    pub since_s: u64,
+    /// Names of its threads that are left. That of a client's connection has the name of the device, cut to 15 bytes.
+    pub threads: Vec<String>,
 }
 
 /// One network at one moment, as the supervisor knows it.
@@ -54,6 +74,9 @@ pub struct NetworkStatus {
     pub last_end: Option<String>,
     /// Devices that such an end took from their VM, which has not come back since. It has to be restarted for that.
     pub lost_vms: Vec<String>,
+    /// Devices that were removed and whose client's thread does not return from a system call.
+    #[serde(default)]
+    pub stuck_clients: Vec<String>,
     /// Paths where somebody has removed a socket of ours: nobody can connect there.
     #[serde(default)]
     pub lost_sockets: Vec<String>,
@@ -100,6 +123,9 @@ impl NetworkState {
 pub struct WorkerStatus {
     /// Mappings of guest memory that clients took away under us; `client_memory_lost` of devices tells whose.
     pub lost_mappings: u64,
+    /// Devices that were removed and whose client's thread does not return from a system call.
+    #[serde(default)]
+    pub stuck_clients: Vec<String>,
     /// What confines the process.
     pub sandbox: Option<SandboxReport>,
     /// What connects it with others.

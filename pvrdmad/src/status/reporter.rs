@@ -84,12 +84,13 @@ fn client(stats: &ConnectionStats) -> ClientReport {
 /// What reports about a network function need.
 pub(crate) struct NicReporter {
     pub(crate) device: Arc<Vmxnet3Device>,
+    pub(crate) irqs: Arc<IrqTable>,
     pub(crate) stats: Arc<ConnectionStats>,
 }
 
 impl NicReporter {
     fn counters(&self) -> Vec<Counter> {
-        [self.device.status().counters, self.stats.counters.list()].concat()
+        [self.device.status().counters, self.irqs.counters.list(), self.stats.counters.list()].concat()
     }
 
     fn report(&self, socket: &SocketPlace) -> NicReport {

@@ -39,7 +39,7 @@ impl Network {
         let _turn = self.turn(deadline)?;
         self.plan.admits(&device)?;
         self.plan.can_promise(&device.config.name, device.share)?;
-        let doorbells = self.plan.doorbells(&device, sources);
+        let doorbells = sources.doorbells.decide(&device, &self.plan.setup.backend);
         let planned =
             doorbells.and_then(|doorbells| Planned::new(device, self.plan.setup.network.vlan, doorbells, sources));
         let planned = Arc::new(planned.map_err(|error| format!("{error:#}"))?);

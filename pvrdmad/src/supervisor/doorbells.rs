@@ -2,12 +2,12 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use anyhow::{Result, bail};
 use log::warn;
 
+use super::plan::Program;
 use super::stand_in::StandIns;
 use crate::config::{BackendSpec, Device, DoorbellMode, SandboxMode};
 use crate::doorbells::{DoorbellSetup, HostFacts, PageFile};
@@ -17,11 +17,11 @@ use crate::doorbells::{DoorbellSetup, HostFacts, PageFile};
 pub(super) struct DoorbellHost {
     facts: OnceLock<HostFacts>,
     /// What workers run, and who guards their pages. None: networks have no processes.
-    program: Option<PathBuf>,
+    program: Option<Program>,
 }
 
 impl DoorbellHost {
-    pub(super) fn new(program: Option<PathBuf>) -> Self {
+    pub(super) fn new(program: Option<Program>) -> Self {
         Self { facts: OnceLock::new(), program }
     }
 
@@ -38,10 +38,17 @@ impl DoorbellHost {
     /// Who guards the pages of a network.
     pub(super) fn stand_ins(&self, sandbox: SandboxMode, network: &str) -> StandIns {
         let program = match (&self.facts().without_stand_in, &self.program) {
-            (None, Some(program)) => Ok(program.clone()),
+            (None, Some(program)) => Ok(program.path.clone()),
             (reason, _) => Err(reason.clone().unwrap_or_default()),
         };
         StandIns::new(program, sandbox, network)
+    }
+
+    /// What keepers run. None: there are none.
+    pub(super) fn keepers(&self) -> Option<Program> {
+        // For tests of what a worker does that a client has wedged.
+        let without = cfg!(feature = "testing") && std::env::var_os("PVRDMAD_WITHOUT_KEEPERS").is_some();
+        self.program.clone().filter(|_| !without)
     }
 
     /// What becomes of the doorbells of a device.

@@ -9,6 +9,8 @@ mod carrier;
 mod changes;
 mod connection;
 mod doorbells;
+mod joining;
+mod keepers;
 mod network;
 mod plan;
 mod process;
@@ -21,6 +23,7 @@ mod stand_in;
 mod tests;
 mod timing;
 mod upcalls;
+mod wedged;
 mod worker_log;
 
 use std::collections::BTreeMap;
@@ -83,11 +86,7 @@ impl Supervisor {
     }
 
     fn with_timing(config: &Config, program: Option<&Program>, inherited: Inherited, timing: Timing) -> Result<Self> {
-        let sources = Sources {
-            inherited,
-            doorbells: DoorbellHost::new(program.map(|program| program.path.clone())),
-            ..Sources::default()
-        };
+        let sources = Sources { inherited, doorbells: DoorbellHost::new(program.cloned()), ..Sources::default() };
         // All sockets first: they are what fails most often.
         let plans = config.networks.iter().map(|network| Plan::new(config, network, &sources, timing).map(Arc::new));
         let plans = plans.collect::<Result<Vec<_>>>()?;
@@ -115,6 +114,7 @@ impl Supervisor {
     /// Everything at this moment, and what the counters mean if that is to be described. Workers are asked all at once;
     /// one that does not reply in time is said not to.
     pub(crate) fn status(&self, describe: bool) -> DaemonStatus {
+        self.sources.wedged.look(&self.sources.events);
         let networks = self.all();
         let asked: Vec<_> = networks.iter().map(|network| network.ask_status(describe)).collect();
         let deadline = Instant::now() + self.timing.status;
@@ -133,6 +133,7 @@ impl Supervisor {
             // Whoever serves the socket knows them.
             control: BTreeMap::new(),
             counters,
+            wedged: self.sources.wedged.report(),
             networks,
             devices,
         }

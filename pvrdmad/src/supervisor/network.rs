@@ -119,13 +119,16 @@ impl Network {
     /// # Errors
     /// There is none, or in time.
     pub(super) fn call(&self, request: Request, fds: Vec<OwnedFd>) -> Result<Reply, CallError> {
-        let _turn = matches!(request, Request::Show { .. }).then(|| self.showing.lock());
+        let deadline = Instant::now() + self.plan.timing.call;
+        let turn = matches!(request, Request::Show { .. }).then(|| self.showing.try_lock_until(deadline));
+        let _turn = match turn {
+            Some(None) => return Err(CallError::Unresponsive),
+            Some(turn) => turn,
+            None => None,
+        };
         match &*self.runs {
             Runs::Here(worker) => Ok(worker.handle(request, fds)),
-            Runs::Process(process) => {
-                let receiver = process.ask(request, &fds)?;
-                reply_by(&receiver, Instant::now() + self.plan.timing.call)
-            }
+            Runs::Process(process) => process.ask(request, &fds).and_then(|receiver| reply_by(&receiver, deadline)),
         }
     }
 
@@ -169,6 +172,7 @@ impl Network {
             restarts,
             last_end,
             lost_vms: self.plan.services.lost(),
+            stuck_clients: said.as_ref().map(|said| said.stuck_clients.clone()).unwrap_or_default(),
             lost_sockets: self.plan.lost_sockets(),
             interface: self.plan.interface(),
             uplink: said.as_ref().and_then(|said| said.uplink.clone()),

@@ -6,19 +6,21 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use parking_lot::Mutex;
 use pvrdma_ether_link::{Connector, InterfaceName, InterfaceState, InterfaceWatch};
 use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode};
 use pvrdma_verbs::MacAddr;
 
 use super::doorbells::lend;
+use super::keepers::Keepers;
 use super::services::Services;
 use super::sockets::{DeviceSockets, LinkSockets, Sources};
 use super::stand_in::StandIns;
 use super::timing::Timing;
-use crate::config::{BackendSpec, Config, Device, DoorbellMode, FaultSpec, LinkSpec, LinkState, Network};
+use crate::config::{BackendSpec, Config, Device, FaultSpec, LinkSpec, LinkState, Network};
 use crate::doorbells::DoorbellSetup;
+use crate::keeper;
 use crate::logging::LogFilter;
 use crate::protocol::{Carrier, NetworkSetup, Request, VERSION};
 use crate::sandbox::Profile;
@@ -31,12 +33,15 @@ pub(crate) struct Program {
     pub(crate) path: PathBuf,
     /// In front of the name of the network, which is there to be seen in lists of processes.
     pub(crate) arguments: Vec<String>,
+    /// What makes it a keeper.
+    pub(crate) keeper: Vec<String>,
 }
 
 impl Program {
     /// This program, as a worker. As it is now: the file may be replaced while we run.
     pub(crate) fn own() -> Self {
-        Self { path: PathBuf::from("/proc/self/exe"), arguments: vec!["worker".to_owned()] }
+        let [arguments, keeper] = ["worker", keeper::process::ARGUMENT].map(|word| vec![word.to_owned()]);
+        Self { path: PathBuf::from("/proc/self/exe"), arguments, keeper }
     }
 }
 
@@ -176,7 +181,11 @@ impl Plan {
             BackendSpec::Rxe => None,
         };
         let connector = uplink.as_ref().map(|uplink| Arc::clone(&uplink.connector));
-        let services = Services::new(network.name.clone(), connector, addresses, Arc::clone(&sources.events));
+        let (events, wedged) = (Arc::clone(&sources.events), Arc::clone(&sources.wedged));
+        let program = sources.doorbells.keepers();
+        let keepers = Keepers::new(program, config.sandbox, &network.name, Arc::clone(&wedged), Arc::clone(&events));
+        let uses_keepers = keepers.are_used();
+        let services = Services::new(network.name.clone(), connector, addresses, keepers, events, wedged);
         for planned in &planned {
             services.add(planned.name(), planned.connector());
         }
@@ -186,12 +195,12 @@ impl Plan {
         let setup = NetworkSetup {
             backend: config.backend.clone(),
             sandbox: config.sandbox,
+            keepers: uses_keepers,
             captures: config.captures.is_on(),
             engine_threads: RxeConfig::default().workers,
             network: Network { devices: Vec::new(), offload, ..network.clone() },
         };
-        let maps = planned.iter().any(|planned| matches!(planned.doorbells, DoorbellSetup::Mapped { .. }));
-        let profile = profile(&setup.backend, network, maps);
+        let profile = profile(&setup.backend, network);
         let (services, devices) = (Arc::new(services), Mutex::new(planned));
         let stand_ins = sources.doorbells.stand_ins(setup.sandbox, &network.name);
         let (watch, interface) = watch(network).unzip();
@@ -215,34 +224,13 @@ impl Plan {
     /// It may not.
     pub(super) fn admits(&self, device: &Device) -> Result<(), String> {
         match &device.nic {
-            Some(nic) if needs_addresses(nic) && matches!(self.profile, Profile::Rxe | Profile::RxeMapped) => {
-                Err(format!(
-                    "nic={nic} needs system calls that the worker of network {} gave up at its start, as no link of that \
+            Some(nic) if needs_addresses(nic) && self.profile == Profile::Rxe => Err(format!(
+                "nic={nic} needs system calls that the worker of network {} gave up at its start, as no link of that \
                  kind was there",
-                    self.name()
-                ))
-            }
+                self.name()
+            )),
             _ => Ok(()),
         }
-    }
-
-    /// What becomes of the doorbells of a device that comes to a worker that runs.
-    ///
-    /// # Errors
-    /// The configuration wants what cannot be.
-    pub(super) fn doorbells(&self, device: &Device, sources: &Sources) -> Result<DoorbellSetup> {
-        let setup = sources.doorbells.decide(device, &self.setup.backend)?;
-        if self.profile != Profile::Rxe || matches!(setup, DoorbellSetup::Trapped { .. }) {
-            return Ok(setup);
-        }
-        let reason = format!(
-            "the worker of network {} gave up at its start what lending pages takes, as no device did",
-            self.name()
-        );
-        if device.doorbells == DoorbellMode::Mapped {
-            bail!("doorbells=mapped: {reason}");
-        }
-        Ok(DoorbellSetup::Trapped { reason: Some(reason) })
     }
 
     /// Descriptors of the uplink, for a worker.
@@ -379,12 +367,11 @@ impl Plan {
 }
 
 /// What the worker of a network does.
-fn profile(backend: &BackendSpec, network: &Network, maps: bool) -> Profile {
+fn profile(backend: &BackendSpec, network: &Network) -> Profile {
     let nics = network.devices.iter().filter_map(|device| device.nic.as_ref());
     match backend {
         BackendSpec::Ibverbs(_) => Profile::Ibverbs,
         BackendSpec::Rxe if network.uplink.iter().chain(nics).any(needs_addresses) => Profile::RxeAddressed,
-        BackendSpec::Rxe if maps => Profile::RxeMapped,
         BackendSpec::Rxe => Profile::Rxe,
     }
 }

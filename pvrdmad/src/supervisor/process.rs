@@ -4,20 +4,19 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use log::{error, info, warn};
 use parking_lot::{Condvar, Mutex};
-use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::connection::{CallError, Connection};
+use super::joining::Joinable;
 use super::plan::{Plan, Planned, Program, Settings};
-use super::session::{End, Session};
-use super::timing::BackOff;
+use super::session::{End, LOOK, Session};
+use super::timing::{BackOff, Timing};
 use crate::config::FaultWord;
 use crate::events::Event;
 use crate::protocol::{Reply, Request};
@@ -28,7 +27,7 @@ pub(super) struct Process {
     plan: Arc<Plan>,
     lives: Arc<Lives>,
     stop: OwnedFd,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Joinable>,
 }
 
 /// The workers, for those who ask and for the thread that keeps them running.
@@ -64,7 +63,7 @@ impl Process {
         let name = format!("net {}", plan.name());
         let (stopped, shared) = (stop.try_clone()?, Arc::clone(&lives));
         let keeper = Keeper { plan: Arc::clone(&plan), program, stop: stopped, lives: shared, first: Some(started) };
-        let thread = threads::spawn(ThreadKind::Supervisor, name, move || keeper.run()).context("a thread")?;
+        let thread = Joinable::spawn(name, move || keeper.run()).context("a thread")?;
         // From here on dropping it ends the thread.
         let process = Self { plan, lives, stop, thread: Some(thread) };
         match first.recv() {
@@ -152,11 +151,10 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.begin_stop();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            // Log: the last of this thread.
-            error!("the thread of a worker panicked");
+        if let Some(thread) = self.thread.take() {
+            // What ending a worker takes, and a second for all else.
+            let Timing { stop, kill, .. } = self.plan.timing;
+            thread.join_within(stop + kill + Duration::from_secs(1));
         }
     }
 }
@@ -198,7 +196,7 @@ impl Keeper {
             }
             let pause = pauses.pause(born.elapsed(), &timing);
             self.report(pid, &end, &lost, pause);
-            if !self.wait(pause) {
+            if !self.wait(pause) || !self.wait_for_room() {
                 return;
             }
         }
@@ -206,7 +204,6 @@ impl Keeper {
 
     /// One worker, from its start to its end.
     fn live(&mut self) -> (Option<u32>, End) {
-        self.plan.stand_ins.next();
         let mut arguments = self.program.arguments.clone();
         arguments.extend(self.plan.confinement().map(str::to_owned));
         arguments.push(self.plan.name().to_owned());
@@ -231,7 +228,12 @@ impl Keeper {
                 end
             }
         };
-        session.end(if matches!(end, End::Stopped) { self.plan.timing.stop } else { Duration::ZERO });
+        let Timing { stop, kill, .. } = self.plan.timing;
+        match end {
+            End::Stopped => session.end(stop, kill / 2),
+            _ => session.end(Duration::ZERO, kill),
+        }
+        self.plan.stand_ins.worker_ended();
         (Some(pid), end)
     }
 
@@ -315,6 +317,21 @@ impl Keeper {
         drop(life);
         let (network, how, lost_vms) = (network.to_owned(), end.to_string(), lost.to_vec());
         self.plan.services.events.tell(&Event::NetworkEnded { network, how, lost_vms });
+    }
+
+    /// Waits while as many processes of the network were left behind as may be. `false`: it is time to stop.
+    fn wait_for_room(&self) -> bool {
+        if self.plan.services.has_left_most() {
+            // Log: once for each process that is left behind.
+            error!("network {}: no other process starts until one of these ends", self.plan.name());
+        }
+        while self.plan.services.has_left_most() {
+            if !self.wait(LOOK) {
+                return false;
+            }
+            self.plan.services.look_for_wedged();
+        }
+        true
     }
 
     /// Lets a time pass. `false`: it is time to stop.

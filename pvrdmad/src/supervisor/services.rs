@@ -11,6 +11,8 @@ use pvrdma_ether_link::Connector;
 use pvrdma_ibverbs::{AddressOwner, HostAddresses, MAX_ADDRESSES};
 use pvrdma_verbs::LogLimit;
 
+use super::keepers::Keepers;
+use super::wedged::{Wedged, WorkerProcess};
 use crate::events::{Event, Events};
 use crate::protocol::printable_text;
 use crate::worker::Host;
@@ -24,11 +26,13 @@ pub(super) struct Services {
     /// Its devices, each with who gives its `nic` a descriptor anew.
     devices: Mutex<HashMap<String, Option<Arc<dyn Connector>>>>,
     addresses: Option<Arc<HostAddresses>>,
+    pub(super) keepers: Keepers,
     /// Addresses on the host's interface because of this worker.
     held: Mutex<BTreeSet<IpAddr>>,
     clients: Mutex<Clients>,
     /// Who is told of them.
     pub(super) events: Arc<Events>,
+    wedged: Arc<Wedged>,
     log: LogLimit,
 }
 
@@ -46,16 +50,20 @@ impl Services {
         network: String,
         uplink: Option<Arc<dyn Connector>>,
         addresses: Option<Arc<HostAddresses>>,
+        keepers: Keepers,
         events: Arc<Events>,
+        wedged: Arc<Wedged>,
     ) -> Self {
         Self {
             network,
             uplink,
             devices: Mutex::default(),
             addresses,
+            keepers,
             held: Mutex::default(),
             clients: Mutex::default(),
             events,
+            wedged,
             log: LogLimit::new(),
         }
     }
@@ -68,9 +76,25 @@ impl Services {
     /// The worker may not speak for this device any more.
     pub(super) fn remove(&self, device: &str) {
         self.devices.lock().remove(device);
+        self.keepers.end(device);
         let mut clients = self.clients.lock();
         clients.connected.remove(device);
         clients.lost.remove(device);
+    }
+
+    /// A process of the network that was killed and has not ended.
+    pub(super) fn leave_behind(&self, process: WorkerProcess) {
+        self.wedged.keep(process, &self.network, None, &self.events);
+    }
+
+    /// Looks which of all processes that were left behind have ended.
+    pub(super) fn look_for_wedged(&self) {
+        self.wedged.look(&self.events);
+    }
+
+    /// Returns `true` if so many processes of the network were left behind that no other may follow.
+    pub(super) fn has_left_most(&self) -> bool {
+        self.wedged.is_full(&self.network)
     }
 
     /// VMs that have lost their device and have not come back.
@@ -80,6 +104,7 @@ impl Services {
 
     /// The worker is gone, and with it every connection. Returns whose VMs lost their device just now.
     pub(super) fn worker_ended(&self) -> Vec<String> {
+        self.keepers.end_all();
         for address in std::mem::take(&mut *self.held.lock()) {
             if let Err(error) = self.take_away(address) {
                 let network = format!("network {}", self.network);
@@ -139,6 +164,15 @@ impl Host for Services {
             Some(device) => self.devices.lock().get(device).cloned().flatten(),
         };
         connector.ok_or_else(|| io::Error::other("there is no such link"))?.connect()
+    }
+
+    fn keeper(&self, device: &str) -> io::Result<OwnedFd> {
+        // Locked meanwhile: a device that is removed leaves none behind.
+        let devices = self.devices.lock();
+        if !devices.contains_key(device) {
+            return Err(io::Error::other("there is no such device"));
+        }
+        self.keepers.start(device)
     }
 
     fn add_address(&self, address: IpAddr) -> io::Result<()> {

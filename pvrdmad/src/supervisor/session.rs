@@ -7,20 +7,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
 
 use super::connection::{CallError, Connection, Violation};
 use super::services::Services;
 use super::timing::Timing;
 use super::upcalls::{UpcallError, Upcalls};
+use super::wedged::WorkerProcess;
 use super::worker_log::{self, WorkerLog};
 use crate::logging;
 use crate::protocol::{FrameError, FrameReader, Received, Reply, Request};
@@ -46,6 +46,9 @@ pub(super) enum End {
     /// It owes a reply for too long.
     #[error("has not replied for {} s", .0.as_secs())]
     Hung(Duration),
+    /// It was ended, and one of its threads does not return from a system call.
+    #[error("was killed, and a thread of it does not end")]
+    Wedged,
     /// It does not do what it is for.
     #[error("cannot serve: {0}")]
     Refused(String),
@@ -61,19 +64,27 @@ pub(super) enum End {
 /// each processor, and each keeps holes that no other uses: over a long life they add up (docs/proof.md).
 const ARENAS: (&str, &str) = ("MALLOC_ARENA_MAX", "2");
 
+/// Between two looks whether a process is over that does not say so: it is killed, and one of its threads stays in the
+/// kernel with all of its descriptors.
+pub(super) const LOOK: Duration = Duration::from_millis(500);
+/// For a process whose socket has ended: most likely it is about to end.
+const MOMENT: Duration = Duration::from_secs(1);
+
 /// A running worker, as the thread that watches it sees it. Dropping it kills the process.
 #[derive(Debug)]
 pub(super) struct Session {
-    child: Child,
+    /// None once its end was seen.
+    process: Option<WorkerProcess>,
     pid: u32,
-    /// Readable when the process has ended.
-    pidfd: OwnedFd,
+    services: Arc<Services>,
+    /// For the process to end once it was killed.
+    kill: Duration,
+    next_look: Instant,
     connection: Arc<Connection>,
     replies: FrameReader,
     upcalls: Upcalls,
     /// Its standard error, until it closes that.
     log: Option<WorkerLog<File, Stderr>>,
-    reaped: bool,
 }
 
 impl Session {
@@ -91,7 +102,7 @@ impl Session {
         let (ours, theirs) = UnixStream::pair()?;
         let (upcalls, their_upcalls) = UnixStream::pair()?;
         let (log, their_log) = worker_log::pipe()?;
-        let mut child = Command::new(program)
+        let child = Command::new(program)
             .args(arguments)
             .envs(logging::environment())
             .envs(env::var_os(ARENAS.0).is_none().then_some(ARENAS))
@@ -101,21 +112,28 @@ impl Session {
             // Signals of a terminal are for the supervisor.
             .process_group(0)
             .spawn()?;
-        let watched = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).map_err(io::Error::from);
-        let made = watched.and_then(|pidfd| {
-            let upcalls = Upcalls::new(upcalls, Arc::clone(services), timing.upcalls)?;
-            Ok((pidfd, Arc::new(Connection::new(ours)?), upcalls))
-        });
+        let mut process = WorkerProcess::new(child)?;
+        let made = Upcalls::new(upcalls, Arc::clone(services), timing.upcalls)
+            .and_then(|upcalls| Ok((Arc::new(Connection::new(ours)?), upcalls)));
         match made {
-            Ok((pidfd, connection, upcalls)) => {
-                let (pid, replies) = (child.id(), FrameReader::new());
-                let log = Some(WorkerLog::new(log, io::stderr(), network, timing.log));
-                let session = Self { child, pid, pidfd, connection, replies, upcalls, log, reaped: false };
+            Ok((connection, upcalls)) => {
+                let session = Self {
+                    pid: process.id(),
+                    process: Some(process),
+                    services: Arc::clone(services),
+                    kill: timing.kill,
+                    next_look: Instant::now() + LOOK,
+                    connection,
+                    replies: FrameReader::new(),
+                    upcalls,
+                    log: Some(WorkerLog::new(log, io::stderr(), network, timing.log)),
+                };
                 Ok((session, their_upcalls.into()))
             }
             Err(error) => {
-                let _ = child.kill();
-                let _ = child.wait();
+                // It was asked nothing yet, so nothing holds it.
+                process.kill();
+                let _ = process.end_within(timing.kill);
                 Err(error)
             }
         }
@@ -182,15 +200,18 @@ impl Session {
     /// Waits for one thing to happen and takes it. `false`: it is time to stop.
     fn pump(&mut self, stop: &OwnedFd, patience: Duration) -> Result<bool, End> {
         let now = Instant::now();
+        self.look(now)?;
         // Not what was asked since: whoever asks does not wake us, and waits for less than this by itself.
         let hung =
             self.connection.oldest().map_or(patience, |oldest| (oldest + patience).saturating_duration_since(now));
         let (upcalls_wanted, refilled) = self.upcalls.interest(now);
         let timeout = refilled.map_or(hung, |refilled| refilled.min(hung));
+        let timeout = timeout.min(self.next_look.saturating_duration_since(now));
+        let Some(process) = &self.process else { return Err(End::HungUp) };
         // Not even its end is to wake us when it has asked enough for now, or has closed it.
         let upcalls = upcalls_wanted.then(|| self.upcalls.stream().as_fd());
         let log = self.log.as_ref().map(AsFd::as_fd);
-        let always = [stop.as_fd(), self.pidfd.as_fd(), self.connection.stream().as_fd()];
+        let always = [stop.as_fd(), process.as_fd(), self.connection.stream().as_fd()];
         let polled = always.into_iter().chain(upcalls).chain(log);
         let mut poll: Vec<_> = polled.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match rustix::event::poll(&mut poll, Timespec::try_from(timeout).ok().as_ref()) {
@@ -235,30 +256,49 @@ impl Session {
         }
     }
 
+    /// Looks now and then for the end of processes that do not say that they end: this one, and those that were left
+    /// behind.
+    fn look(&mut self, now: Instant) -> Result<(), End> {
+        if now < self.next_look {
+            return Ok(());
+        }
+        self.next_look = now + LOOK;
+        self.services.look_for_wedged();
+        // Its pidfd says how an ordinary process ended, in a moment.
+        if self.process.as_ref().is_some_and(WorkerProcess::is_over) { Err(self.gone()) } else { Ok(()) }
+    }
+
     /// Why the socket has ended: because the process has, most likely.
     fn gone(&mut self) -> End {
-        const MOMENT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-        let mut poll = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        match rustix::event::poll(&mut poll, Some(&MOMENT)) {
-            Ok(1) => self.reap().map_or_else(End::System, End::Exited),
-            _ => End::HungUp,
+        let Some(process) = &mut self.process else { return End::HungUp };
+        match process.end_within(MOMENT) {
+            Ok(Some(status)) => {
+                self.process = None;
+                End::Exited(status)
+            }
+            Ok(None) if process.is_over() => End::Wedged,
+            Ok(None) => End::HungUp,
+            Err(error) => End::System(error),
         }
     }
 
-    fn reap(&mut self) -> io::Result<ExitStatus> {
-        let status = self.child.wait();
-        self.reaped = true;
-        status
-    }
-
-    /// Ends the process: closes its socket, gives it `patience` to leave, and kills it then. What it had said before is
-    /// taken.
-    pub(super) fn end(self, patience: Duration) {
+    /// Ends the process: closes its socket, gives it `stop` to leave, and kills it then, with `kill` for that. What it
+    /// had said before is taken.
+    pub(super) fn end(mut self, stop: Duration, kill: Duration) {
+        self.kill = kill;
         self.connection.end();
         let _ = self.connection.stream().shutdown(std::net::Shutdown::Both);
-        if !self.reaped && !patience.is_zero() {
-            let mut poll = [PollFd::new(&self.pidfd, PollFlags::IN)];
-            let _ = rustix::event::poll(&mut poll, Timespec::try_from(patience).ok().as_ref());
+        let deadline = Instant::now() + stop;
+        while let Some(process) = &mut self.process
+            && !process.is_over()
+        {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            if matches!(process.end_within(left.min(LOOK)), Ok(Some(_))) {
+                self.process = None;
+            }
         }
         // Dropping it does the rest.
     }
@@ -267,10 +307,11 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.connection.end();
-        if !self.reaped {
-            // Stopped or stuck makes no difference to this one.
-            let _ = self.child.kill();
-            let _ = self.reap();
+        if let Some(mut process) = self.process.take() {
+            process.kill();
+            if !matches!(process.end_within(self.kill), Ok(Some(_))) {
+                self.services.leave_behind(process);
+            }
         }
         self.upcalls.drain();
     }

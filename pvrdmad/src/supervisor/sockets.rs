@@ -17,6 +17,7 @@ use pvrdma_rxe::VlanMode;
 use pvrdma_verbs::MacAddr;
 
 use super::doorbells::DoorbellHost;
+use super::wedged::Wedged;
 use crate::config::{Device, LinkSpec, SocketPlace};
 use crate::events::Events;
 use crate::logging::LogFilter;
@@ -30,6 +31,8 @@ pub(super) struct Sources {
     pub(super) inherited: Inherited,
     /// Who is told what happens.
     pub(super) events: Arc<Events>,
+    /// Processes that were killed and have not ended.
+    pub(super) wedged: Arc<Wedged>,
     /// What is logged, if that was changed.
     pub(super) log: Mutex<Option<LogFilter>>,
     /// Whether doorbell pages can be lent here.
@@ -176,6 +179,11 @@ impl LinkSockets {
             Ok(Segmentation::Wrong) => {
                 // Log: once for an uplink.
                 log::warn!("{}: packets that are cut there are damaged: each leaves by itself", socket.interface());
+                false
+            }
+            Ok(Segmentation::Refused) => {
+                // Log: once for an uplink.
+                log::warn!("{}: this kernel does not cut TCP: each packet leaves by itself", socket.interface());
                 false
             }
             Ok(Segmentation::Interface) => {

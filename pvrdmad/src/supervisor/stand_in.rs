@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::config::SandboxMode;
-use crate::doorbells::entrust;
+use crate::doorbells::{entrust, tell_end};
 use crate::logging;
 
 /// How long it may take to take a file.
@@ -42,10 +42,15 @@ impl StandIns {
         Self { program, arguments, state: Mutex::default() }
     }
 
-    /// Another worker is about to start.
-    pub(super) fn next(&self) {
+    /// The worker has ended, or was killed and is left behind. In the latter case its end of the pipe may stay open.
+    pub(super) fn worker_ended(&self) {
         let mut state = self.state.lock();
-        state.now = None;
+        if let Some(told) = state.now.take().map(|stand_in| tell_end(&stand_in))
+            && let Err(error) = told
+        {
+            // It has ended, as it has nothing to guard or was killed.
+            log::debug!("a stand-in is not told of the end of its worker: {error}");
+        }
         state.children.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
     }
 

@@ -15,6 +15,9 @@ pub(super) struct Timing {
     pub(super) hung: Duration,
     /// For a worker that was told to end.
     pub(super) stop: Duration,
+    /// For a process that was killed: half of it at the end of the daemon. Longer takes only one with a thread that no
+    /// signal interrupts, or with very much memory.
+    pub(super) kill: Duration,
     /// Before the first new start.
     pub(super) first_pause: Duration,
     /// Before any new start.
@@ -37,6 +40,7 @@ impl Default for Timing {
             start: Duration::from_secs(20),
             hung: Duration::from_secs(30),
             stop: Duration::from_secs(3),
+            kill: Duration::from_secs(2),
             first_pause: Duration::from_millis(100),
             longest_pause: Duration::from_secs(30),
             settled: Duration::from_secs(60),

@@ -108,6 +108,7 @@ impl Upcalls {
                 return Ok(());
             }
             HostRequest::Connect { device } => ("connecting", services.connect(device.as_deref()).map(Some)),
+            HostRequest::Keeper { device } => ("a keeper", services.keeper(&device).map(Some)),
             HostRequest::AddAddress { address } => ("an address", services.add_address(address).map(|()| None)),
             HostRequest::RemoveAddress { address } => ("an address", services.remove_address(address).map(|()| None)),
         };

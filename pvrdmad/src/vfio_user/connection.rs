@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use log::debug;
+use pvrdma_guest_memory::{REMEMBERED, STALLS};
 use pvrdma_verbs::EndOnPanic;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -14,6 +15,7 @@ use serde_json::Value;
 
 use super::dma::DmaMaps;
 use super::endpoint::Endpoint;
+use super::examine::Refusal;
 use super::message::{Command, HEADER_SIZE, MessageKind};
 use super::regions::{Region, Shape};
 use super::request::{DmaUnmap, RegionAccess, Request, Version};
@@ -34,6 +36,11 @@ impl Endpoint {
     /// The device is as new afterwards and holds nothing of the client's, also after a panic: that is a bug of ours,
     /// and ends the connection.
     pub fn serve(&self, stream: &UnixStream) {
+        if let Some(Err(error)) = self.keeper.as_ref().map(|keeper| keeper.admit(stream.as_fd())) {
+            self.error(format_args!("a client is not served: {error}"));
+            let _ = stream.shutdown(Shutdown::Both);
+            return;
+        }
         let mut connection = Connection::new(self, stream);
         // What several guests share ends the process if a panic may have torn it. The rest is this device, of which the
         // reset leaves nothing.
@@ -90,8 +97,16 @@ impl<'a> Connection<'a> {
 
     /// Serves the client until it goes.
     fn run(&mut self) {
-        let mut receiver = Receiver::new(self.stream);
+        let mut receiver = Receiver::new(self.stream, self.endpoint.keeper.as_ref(), self.endpoint.files.sealed);
         let served = self.serve(&mut receiver);
+        if self.endpoint.memory.take_stalled() {
+            self.endpoint.stats.counters.client_memory_slow.increment();
+            self.endpoint.warn(format_args!(
+                "connection closed: accesses to guest memory waited for the client {STALLS} times in {} s",
+                REMEMBERED.as_secs()
+            ));
+            return;
+        }
         if self.dma.are_lost() {
             self.endpoint.stats.counters.client_memory_lost.increment();
             self.endpoint
@@ -124,7 +139,7 @@ impl<'a> Connection<'a> {
 
     /// Answers one message, or does not, as it wishes.
     fn handle(&mut self, message: Message, body: &[u8]) -> Result<(), ConnectionError> {
-        let Message { command, reply, fds, too_many_fds, kind } = message;
+        let Message { command, reply, fds, too_many_fds, refused, kind } = message;
         let result = match kind {
             MessageKind::Reply => {
                 debug!("{}: a reply to nothing: {command:?}", self.endpoint.name);
@@ -132,9 +147,10 @@ impl<'a> Connection<'a> {
             }
             MessageKind::Invalid => Err(Errno::INVAL),
             MessageKind::Request | MessageKind::Posted if too_many_fds => Err(Errno::INVAL),
-            MessageKind::Request | MessageKind::Posted => {
-                Request::parse(command, body).and_then(|request| self.execute(&request, fds))
-            }
+            MessageKind::Request | MessageKind::Posted => match refused {
+                Some(refusal) => Err(self.refuse(command, refusal)),
+                None => Request::parse(command, body).and_then(|request| self.execute(&request, fds)),
+            },
         };
         match (reply, result) {
             (Some(reply), Ok(())) => self.answer(reply, command)?,
@@ -154,6 +170,16 @@ impl<'a> Connection<'a> {
             self.endpoint.function.run_deferred();
         }
         Ok(())
+    }
+
+    /// Says why a descriptor is not taken, and returns the error for the client.
+    fn refuse(&self, command: Command, refusal: Refusal) -> Errno {
+        if command == Command::DMA_MAP {
+            self.dma.refuse(refusal, refusal.errno())
+        } else {
+            self.endpoint.warn(format_args!("{refusal}"));
+            refusal.errno()
+        }
     }
 
     fn answer(&mut self, reply: Reply, command: Command) -> Result<(), ConnectionError> {

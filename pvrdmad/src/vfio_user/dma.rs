@@ -1,5 +1,6 @@
 //! The client's memory: ranges of files that come with DMA_MAP.
 
+use std::fmt::Display;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::rlimits;
 use crate::sigbus::Eviction;
 
 use super::endpoint::Endpoint;
-use super::files::{FileRefusal, Files};
+use super::files::Files;
 use super::pinner::Pinner;
 use super::request::{DmaMap, DmaUnmap};
 
@@ -76,7 +77,8 @@ impl<'a> DmaMaps<'a> {
                 None
             }
             (Some(fd), None) => {
-                Some(self.files.backing(fd, offset, size, writable).map_err(|error| self.refuse(&error))?)
+                let backing = self.files.backing(fd, offset, size, writable);
+                Some(backing.map_err(|error| self.refuse(&error, error.errno()))?)
             }
             (Some(_), Some(_)) => return Err(Errno::INVAL),
         };
@@ -146,16 +148,18 @@ impl<'a> DmaMaps<'a> {
     pub(crate) fn clear(&mut self) {
         self.pinner = None;
         self.space.unmap_all();
+        // Of this client, and not of the next.
+        self.space.take_stalled();
         self.files.clear();
         self.files.readmit();
         self.endpoint.stats.cost.set((0, 0));
     }
 
-    /// Says why a file is not taken, and returns what the client is told.
-    fn refuse(&self, error: &FileRefusal) -> Errno {
+    /// Counts and logs why a file is not taken. Returns the error for the client.
+    pub(crate) fn refuse(&self, reason: impl Display, errno: Errno) -> Errno {
         self.endpoint.stats.counters.client_memory_refused.increment();
-        self.endpoint.warn(format_args!("{error}"));
-        error.errno()
+        self.endpoint.warn(format_args!("{reason}"));
+        errno
     }
 
     /// What a client is told of a refusal, which the log has in words.

@@ -12,6 +12,7 @@ use super::files::FileRules;
 use super::irqs::IrqTable;
 use super::stats::ConnectionStats;
 use crate::doorbells::Mappable;
+use crate::keeper::client::Seat;
 
 /// For [`Endpoint::reply_deadline`]: QEMU waits for 5 s, and takes what comes later for something else.
 pub const REPLY_DEADLINE: Duration = Duration::from_millis(4500);
@@ -28,6 +29,8 @@ pub struct Endpoint {
     pub files: FileRules,
     /// Where its interrupts go.
     pub irqs: Arc<IrqTable>,
+    /// What receives the descriptors of clients. None: this process, which a client can make wait for ever then.
+    pub keeper: Option<Seat>,
     /// What happened so far.
     pub stats: Arc<ConnectionStats>,
     /// What a client may map.

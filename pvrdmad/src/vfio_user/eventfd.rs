@@ -1,10 +1,14 @@
-//! Adding to an eventfd without ever waiting.
+//! Adding to an eventfd of a client.
 //!
-//! A write to an eventfd waits while its counter is full, unless its flags say otherwise, and both belong to whoever
-//! shares it: between a look at the counter and the write it may have filled up. What the kernel itself adds, from
-//! interrupt handlers, never waits. It does so at the end of an asynchronous operation that names an eventfd
-//! (`IOCB_FLAG_RESFD`). So a signal is such an operation, one that ends at once: to poll an eventfd of ours that is
+//! A write to an eventfd waits while its counter is full, unless its flags say otherwise, and the client can change
+//! both at any time, also between a look at the counter and the write. The kernel's own additions, from interrupt
+//! handlers, never wait. One of them comes at the end of an asynchronous operation that names an eventfd
+//! (`IOCB_FLAG_RESFD`). So a signal is such an operation that ends at once: to poll an eventfd of this process that is
 //! always writable. This is one system call, where a look and a write are two.
+//!
+//! Without asynchronous operations (`fs.aio-max-nr` is used up) a signal is a write, which can wait, and is left to a
+//! thread of the client's device. That thread could always write; but to wake it costs more than the interrupt, so
+//! interrupts of an idle host need the operations.
 #![expect(unsafe_code, reason = "io_setup, io_submit and io_getevents take addresses")]
 
 use std::io;
@@ -76,29 +80,57 @@ fn context() -> Option<&'static Context> {
         Ok(context) => Some(context),
         Err(error) => {
             // Log: once, at the start.
-            warn!("no asynchronous operations ({error}; fs.aio-max-nr may be used up): a client's eventfd can block others");
+            warn!(
+                "no asynchronous operations ({error}; fs.aio-max-nr may be used up): interrupts of each device are \
+                 delivered by a thread of its own"
+            );
             None
         }
     });
     made.as_ref()
 }
 
-/// Adds 1 to an eventfd of somebody else. Returns `true` if it was added or the counter is full, which is as good.
-pub(super) fn signal(eventfd: BorrowedFd<'_>) -> bool {
-    match context() {
-        Some(context) => context.signal(eventfd).is_ok(),
-        None => write_if_there_is_room(eventfd),
-    }
+/// Eventfds of clients, and those of tests.
+pub(super) trait Eventfds: Send + Sync {
+    /// Returns `true` if [`Self::signal`] never blocks. It may take long all the same.
+    fn never_block(&self) -> bool;
+
+    /// Returns `true` if a descriptor is an eventfd. Never blocks.
+    fn is_one(&self, fd: BorrowedFd<'_>) -> bool;
+
+    /// Adds 1. Returns `true` if it was added or the counter is full, which is as good.
+    fn signal(&self, fd: BorrowedFd<'_>) -> bool;
+
+    /// Closes a descriptor.
+    fn close(&self, fd: OwnedFd);
 }
 
-/// Returns `true` if a descriptor is an eventfd. Asks nobody but the kernel: a file may be served by somebody who does
-/// not answer.
-pub(super) fn is_one(fd: BorrowedFd<'_>) -> bool {
-    const ANON_INODE_FS_MAGIC: i64 = 0x0904_1934;
-    match context() {
-        Some(context) => context.is_eventfd(fd),
-        // Others of the kernel's own objects are never writable or refuse the write.
-        None => rustix::fs::fstatfs(fd).is_ok_and(|stat| stat.f_type == ANON_INODE_FS_MAGIC),
+/// Those of the kernel.
+pub(super) struct HostEventfds;
+
+impl Eventfds for HostEventfds {
+    fn never_block(&self) -> bool {
+        context().is_some()
+    }
+
+    fn is_one(&self, fd: BorrowedFd<'_>) -> bool {
+        const ANON_INODE_FS_MAGIC: i64 = 0x0904_1934;
+        match context() {
+            Some(context) => context.is_eventfd(fd),
+            // Other objects of the kernel's are never writable or refuse the write.
+            None => rustix::fs::fstatfs(fd).is_ok_and(|stat| stat.f_type == ANON_INODE_FS_MAGIC),
+        }
+    }
+
+    fn signal(&self, fd: BorrowedFd<'_>) -> bool {
+        match context() {
+            Some(context) => context.signal(fd).is_ok(),
+            None => write_if_there_is_room(fd),
+        }
+    }
+
+    fn close(&self, fd: OwnedFd) {
+        drop(fd);
     }
 }
 
@@ -182,7 +214,7 @@ impl Context {
     }
 }
 
-/// Without asynchronous operations. Waits if the counter was filled just now and its owner wants writers to wait.
+/// Without asynchronous operations. Waits if the client fills the counter between look and write.
 fn write_if_there_is_room(eventfd: BorrowedFd<'_>) -> bool {
     const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut poll = [PollFd::from_borrowed_fd(eventfd, PollFlags::OUT)];
@@ -206,7 +238,7 @@ mod tests {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                scope.spawn(|| (0..5000).for_each(|_| assert!(signal(event.as_fd()))));
+                scope.spawn(|| (0..5000).for_each(|_| assert!(HostEventfds.signal(event.as_fd()))));
             }
         });
         assert_eq!(take(&event), 20_000);
@@ -221,7 +253,7 @@ mod tests {
             assert!(context().unwrap().signal(event.as_fd()).is_ok());
         }
         assert_eq!(take(&event), u64::MAX);
-        assert!(signal(event.as_fd()));
+        assert!(HostEventfds.signal(event.as_fd()));
         assert_eq!(take(&event), 1);
     }
 
@@ -232,7 +264,7 @@ mod tests {
         let memory = rustix::fs::memfd_create("none", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let event = rustix::event::eventfd(5, EventfdFlags::CLOEXEC).unwrap();
         for (fd, expected) in [(writer.as_fd(), false), (memory.as_fd(), false), (event.as_fd(), true)] {
-            (0..200).for_each(|_| assert_eq!(is_one(fd), expected));
+            (0..200).for_each(|_| assert_eq!(HostEventfds.is_one(fd), expected));
         }
         // To ask is not to signal.
         assert_eq!(take(&event), 5);

@@ -8,23 +8,20 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use pvrdma_guest_memory::Backing;
-use rustix::fs::{OFlags, SealFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 use vm_memory::FileOffset;
 use vm_memory::mmap::{MmapRegion, MmapRegionError};
 
+use super::examine::{self, Candidate, FileId, PAGE, Refusal};
 use crate::sigbus::{Eviction, Guard};
 
-/// `statfs` of memfd and tmpfs.
-const TMPFS_MAGIC: i64 = 0x0102_1994;
-/// `statfs` of huge pages, memfd with `MFD_HUGETLB` included.
-const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
-
-/// Bytes in a page of other files.
-const PAGE: usize = 4096;
+/// How long [`Files::clear`] waits for others.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Mappings of a file that are no larger than their range. With more of them, as behind a vIOMMU, small ranges get a
 /// [`WINDOW`], so that all ranges have few mappings.
@@ -56,11 +53,9 @@ impl Default for FileRules {
 #[derive(Debug, Error)]
 pub(super) enum FileRefusal {
     #[error("{0}")]
-    System(#[from] Errno),
-    #[error("guest memory in a file that may block: it is to be a memfd, or on tmpfs or hugetlbfs")]
-    MayBlock,
-    #[error("guest memory in a file that can shrink: with memory=sealed the VMM has to seal it (F_SEAL_SHRINK)")]
-    NotSealed,
+    Descriptor(#[from] Refusal),
+    #[error("{0}")]
+    Unmapped(#[from] Errno),
     #[error("a range ends at {end:#x} in a file of {length:#x} bytes")]
     PastEnd { end: usize, length: usize },
     #[error("the range is too large")]
@@ -79,17 +74,14 @@ impl FileRefusal {
     /// What a client is told.
     pub(super) const fn errno(&self) -> Errno {
         match self {
-            Self::System(errno) => *errno,
-            Self::MayBlock | Self::PastEnd { .. } => Errno::INVAL,
-            Self::NotSealed => Errno::PERM,
+            Self::Descriptor(refusal) => refusal.errno(),
+            Self::Unmapped(errno) => *errno,
+            Self::PastEnd { .. } => Errno::INVAL,
             Self::TooLarge => Errno::OVERFLOW,
             Self::Files(_) | Self::Mappings(_) | Self::Bytes(_) | Self::Guards => Errno::NOSPC,
         }
     }
 }
-
-/// A file by device and inode, and whether it is open for writing. The numbers stay its own while we have it open.
-type FileId = (u64, u64, bool);
 
 /// A part of a file. The guard goes first, so that nothing is replaced where something else may be mapped.
 #[derive(Debug)]
@@ -114,13 +106,6 @@ impl Mapped<'_> {
 struct OpenFile<'a> {
     file: Arc<File>,
     mappings: Vec<Mapped<'a>>,
-}
-
-/// A file that was looked at, and may be taken.
-struct Candidate {
-    id: FileId,
-    length: usize,
-    page: usize,
 }
 
 /// The files of one client.
@@ -159,9 +144,17 @@ impl<'a> Files<'a> {
         });
     }
 
-    /// Lets go of everything.
+    /// Lets go of everything: unmaps it and closes the files, which takes long for large ones and so is done by this
+    /// thread. Another that still uses a mapping, as one that just ends a registration, is waited for.
     pub(super) fn clear(&mut self) {
-        self.files.clear();
+        let start = Instant::now();
+        for (_, file) in self.files.drain() {
+            for mapped in file.mappings {
+                while Arc::strong_count(&mapped.mapping) > 1 && start.elapsed() < PATIENCE {
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
     }
 
     /// What is behind `offset..offset+size` of a file; mapped if it is not yet.
@@ -178,7 +171,7 @@ impl<'a> Files<'a> {
         let start = usize::try_from(offset).map_err(|_| FileRefusal::TooLarge)?;
         let size = usize::try_from(size).map_err(|_| FileRefusal::TooLarge)?;
         let end = start.checked_add(size).ok_or(FileRefusal::TooLarge)?;
-        let candidate = self.examine(&fd)?;
+        let candidate = examine::memory(fd.as_fd(), self.rules.sealed)?;
         if end > candidate.length {
             return Err(FileRefusal::PastEnd { end, length: candidate.length });
         }
@@ -200,24 +193,6 @@ impl<'a> Files<'a> {
         let open = self.files.entry(candidate.id).or_insert_with(|| OpenFile { file, mappings: Vec::new() });
         open.mappings.push(Mapped { _guard: guard, mapping, start: from });
         Ok(backing)
-    }
-
-    /// Looks at a file without touching what is in it.
-    fn examine(&self, fd: &OwnedFd) -> Result<Candidate, FileRefusal> {
-        // Asked first, because the kernel answers for itself: only files in memory have seals, or the lack of any.
-        // Whoever serves another file system may be asked for anything else, and not answer.
-        let seals = rustix::fs::fcntl_get_seals(fd).map_err(|errno| match errno {
-            Errno::INVAL => FileRefusal::MayBlock,
-            errno => errno.into(),
-        })?;
-        if self.rules.sealed && !seals.contains(SealFlags::SHRINK) {
-            return Err(FileRefusal::NotSealed);
-        }
-        let stat = rustix::fs::fstat(fd)?;
-        let page = memory_page(rustix::fs::fstatfs(fd)?.f_type, stat.st_blksize)?;
-        let writable = rustix::fs::fcntl_getfl(fd.as_fd())? & OFlags::RWMODE == OFlags::RDWR;
-        let length = usize::try_from(stat.st_size).map_err(|_| FileRefusal::TooLarge)?;
-        Ok(Candidate { id: (stat.st_dev, stat.st_ino, writable), length, page })
     }
 
     /// Asks the limits for another mapping of `size` bytes.
@@ -254,19 +229,6 @@ impl<'a> Files<'a> {
     }
 }
 
-/// What the kernel maps as one of a file in a file system that is nothing but memory. Others suggest block sizes that
-/// have nothing to do with it.
-fn memory_page(file_system: i64, block: impl TryInto<usize>) -> Result<usize, FileRefusal> {
-    match file_system {
-        TMPFS_MAGIC => Ok(PAGE),
-        HUGETLBFS_MAGIC => {
-            let page = block.try_into().ok().filter(|page: &usize| page.is_power_of_two());
-            page.ok_or(FileRefusal::MayBlock)
-        }
-        _ => Err(FileRefusal::MayBlock),
-    }
-}
-
 /// Maps a part of a file shared, for writing too if the file allows it or the range demands it.
 fn map_file(file: &Arc<File>, start: usize, length: usize, writable: bool) -> Result<MmapRegion, Errno> {
     let flags = libc::MAP_NORESERVE | libc::MAP_SHARED;
@@ -284,30 +246,35 @@ fn map_file(file: &Arc<File>, start: usize, length: usize, writable: bool) -> Re
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+
+    use pvrdma_guest_memory::DmaSpace;
+    use pvrdma_guest_memory::PinPolicy;
+
     use super::*;
 
-    /// C4: what is behind these is somebody else's answer, or a disk's.
+    /// Unmapping a large file, and closing the last descriptor of one that was deleted, takes as long as the client
+    /// likes.
     #[test]
-    fn sec_c4_file_systems_that_may_block_are_refused() {
-        let others: [(&str, i64); 12] = [
-            ("fuse", 0x6573_5546),
-            ("nfs", 0x6969),
-            ("9p", 0x0102_1997),
-            ("smb2", 0xfe53_4d42),
-            ("cifs", 0xff53_4d42),
-            ("ceph", 0x00c3_6400),
-            ("afs", 0x5346_414f),
-            ("overlayfs", 0x794c_7630),
-            ("ext4", 0xef53),
-            ("xfs", 0x5846_5342),
-            ("btrfs", 0x9123_683e),
-            ("proc", 0x9fa0),
-        ];
-        for (name, magic) in others {
-            assert_eq!(memory_page(magic, 4096).unwrap_err().errno(), Errno::INVAL, "{name}");
-        }
-        assert_eq!(memory_page(TMPFS_MAGIC, 1 << 20).unwrap(), 4096);
-        assert_eq!(memory_page(HUGETLBFS_MAGIC, 2 << 20).unwrap(), 2 << 20);
-        assert!(memory_page(HUGETLBFS_MAGIC, 0).is_err());
+    fn mappings_end_on_the_thread_that_clears_them() {
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let space = DmaSpace::new(PinPolicy::Off);
+        let mut files = Files::new(FileRules::default(), Eviction::new(space.revocation(), &stream));
+        let memory = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, 1 << 20).unwrap();
+        let mapping = files.backing(memory, 0, 1 << 20, true).unwrap().mapping;
+        let gone = Arc::downgrade(&mapping);
+        let (begin, begun) = channel();
+        // Of another device, in the middle of something.
+        let other = thread::spawn(move || {
+            begun.recv().unwrap();
+            thread::yield_now();
+            drop(mapping);
+        });
+        begin.send(()).unwrap();
+        files.clear();
+        assert_eq!(gone.strong_count(), 0);
+        other.join().unwrap();
     }
 }

@@ -14,10 +14,12 @@
 //! Not implemented: messages to the client (memory must be shared), migration, dirty pages. Of the BARs a client maps
 //! doorbell pages alone, where the device lends them.
 
+mod call_thread;
 mod connection;
 mod dma;
 mod endpoint;
 pub(crate) mod eventfd;
+pub(crate) mod examine;
 mod files;
 mod irqs;
 pub mod message;
@@ -31,5 +33,5 @@ mod stream;
 pub use endpoint::{Endpoint, REPLY_DEADLINE};
 pub use files::FileRules;
 pub use irqs::{IrqCounters, IrqTable};
-pub use server::Server;
+pub use server::{Server, StuckClient};
 pub use stats::{ClientCounters, ConnectionStats};

@@ -6,10 +6,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use log::error;
+use parking_lot::Mutex;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -20,13 +22,39 @@ use crate::socket::{SocketAccess, SocketFile, peer};
 /// How long to wait after a failed accept, which means that descriptors or memory are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long the thread of a client may take to end once its connection is shut down.
+///
+/// It ends at once unless it is in a system call that no signal interrupts. A client can cause that: it sends a
+/// descriptor of a file on a FUSE file system that it serves itself, and `close(2)` waits for the answer to FUSE_FLUSH.
+const CLIENT_END: Duration = Duration::from_secs(1);
+
 /// Serves one device. Dropping it disconnects the client and removes the socket.
 #[derive(Debug)]
 pub struct Server {
     stop: OwnedFd,
-    thread: Option<JoinHandle<()>>,
-    /// The socket's file, if it is ours. Gone once the thread has ended.
+    thread: Option<Accepting>,
+    /// The socket's file, if it is ours. Gone once the server has ended.
     file: Option<SocketFile>,
+}
+
+/// The thread that accepts clients.
+#[derive(Debug)]
+struct Accepting {
+    thread: JoinHandle<()>,
+    /// Disconnected when the thread ends. A message says that it waits for the thread of a client, perhaps for ever.
+    end: Mutex<Receiver<()>>,
+}
+
+/// The threads of a device that was ended and whose client's thread does not return from a system call. They hold the
+/// device until it does.
+#[derive(Debug)]
+pub struct StuckClient(JoinHandle<()>);
+
+impl StuckClient {
+    /// Returns `true` if the system call has returned, and nothing is left of the device.
+    pub fn is_gone(&self) -> bool {
+        self.0.is_finished()
+    }
 }
 
 impl Server {
@@ -36,11 +64,22 @@ impl Server {
     /// The system has no room for another thread.
     pub fn start(listener: UnixListener, endpoint: Endpoint) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let evict = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (stats, stalled) = (Arc::clone(&endpoint.stats), Arc::clone(&evict));
+        endpoint.memory.observe_stalls(move |stall| {
+            stats.counters.client_memory_stalls.increment();
+            if stall.revoked {
+                // The thread is often one of another device, and to shut a socket down wakes all that wait for it,
+                // which takes as long as the client likes. So the device's own thread does that.
+                let _ = rustix::io::write(&*stalled, &1u64.to_ne_bytes());
+            }
+        });
         let stopped = stop.try_clone()?;
+        let (ended, end) = sync_channel(1);
         let thread = threads::spawn(ThreadKind::Accept, format!("{} accept", endpoint.name), move || {
-            Acceptor { listener, endpoint: Arc::new(endpoint), client: None }.run(&stopped);
+            Acceptor { listener, endpoint: Arc::new(endpoint), client: None }.run(&stopped, &evict, &ended);
         })?;
-        Ok(Self { stop, thread: Some(thread), file: None })
+        Ok(Self { stop, thread: Some(Accepting { thread, end: Mutex::new(end) }), file: None })
     }
 
     /// Makes a socket and starts serving there.
@@ -55,20 +94,39 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
+impl Server {
+    /// Disconnects the client and removes the socket, within a bounded time. What is given back is of a client's thread
+    /// that does not end.
+    #[must_use]
+    pub fn end(mut self) -> Option<StuckClient> {
+        self.end_threads()
+    }
+
+    fn end_threads(&mut self) -> Option<StuckClient> {
+        let Accepting { thread, end } = self.thread.take()?;
         if let Err(error) = rustix::io::write(&self.stop, &1u64.to_ne_bytes()) {
             // Log: once for a device.
             error!("cannot stop a server: {error}");
-            return;
+            return Some(StuckClient(thread));
         }
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
+        // The thread waits for one client, and says what comes of that. It may have begun to wait for a former one.
+        let stuck = end.into_inner().recv_timeout(CLIENT_END.saturating_mul(3)) != Err(RecvTimeoutError::Disconnected);
+        self.file = None;
+        if stuck {
+            return Some(StuckClient(thread));
+        }
+        if thread.join().is_err() {
             // Log: the last of this thread.
             error!("a server thread panicked");
         }
-        self.file = None;
+        None
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Its threads go on without a handle.
+        drop(self.end_threads());
     }
 }
 
@@ -85,6 +143,8 @@ impl Drop for HangUp {
 struct Client {
     stream: Arc<UnixStream>,
     thread: JoinHandle<()>,
+    /// Disconnected when the thread ends.
+    end: Receiver<()>,
 }
 
 impl Client {
@@ -93,6 +153,11 @@ impl Client {
         const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut poll = [PollFd::new(&*self.stream, PollFlags::RDHUP)];
         rustix::event::poll(&mut poll, Some(&NOW)) != Ok(0)
+    }
+
+    /// Waits for the end of the thread, for a bounded time. Returns `true` if it has ended.
+    fn ends(&self) -> bool {
+        self.end.recv_timeout(CLIENT_END) == Err(RecvTimeoutError::Disconnected)
     }
 }
 
@@ -103,10 +168,14 @@ struct Acceptor {
 }
 
 impl Acceptor {
-    fn run(mut self, stop: &OwnedFd) {
+    fn run(mut self, stop: &OwnedFd, evict: &OwnedFd, waits: &SyncSender<()>) {
         loop {
             let listener = self.listener.as_fd();
-            let mut poll = [PollFd::new(stop, PollFlags::IN), PollFd::new(&listener, PollFlags::IN)];
+            let mut poll = [
+                PollFd::new(stop, PollFlags::IN),
+                PollFd::new(&listener, PollFlags::IN),
+                PollFd::new(evict, PollFlags::IN),
+            ];
             match rustix::event::poll(&mut poll, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => {
@@ -115,9 +184,12 @@ impl Acceptor {
                     break;
                 }
             }
-            let [stopped, connecting] = &poll;
+            let [stopped, connecting, evicting] = &poll;
             if !stopped.revents().is_empty() {
                 break;
+            }
+            if !evicting.revents().is_empty() {
+                self.evict(evict);
             }
             if connecting.revents().is_empty() {
                 continue;
@@ -134,7 +206,33 @@ impl Acceptor {
         if let Some(client) = self.client.take() {
             // Wakes its thread whatever it waits for.
             let _ = client.stream.shutdown(Shutdown::Both);
+            if !client.ends() {
+                self.abandon(waits);
+            }
             self.finish(client);
+        }
+    }
+
+    /// The client's thread does not end: the device is taken from it as far as that goes without it. The worker serves
+    /// its other devices meanwhile.
+    fn abandon(&self, waits: &SyncSender<()>) {
+        // Log: once for a device.
+        error!("{}: the thread of its client does not come back from a system call", self.endpoint.name);
+        let _ = waits.try_send(());
+        // As the client's thread does at its end. It does both once more if the call returns.
+        self.endpoint.function.reset();
+        self.endpoint.memory.unmap_all();
+        self.endpoint.irqs.clear();
+    }
+
+    /// Ends the connection of a client whose memory was revoked.
+    fn evict(&self, event: &OwnedFd) {
+        // Cleared before the look, so that the next revocation is not missed.
+        let _ = rustix::io::read(event, &mut [0; 8]);
+        // It may be another client by now, whose memory is not.
+        if let Some(client) = self.client.as_ref().filter(|_| self.endpoint.memory.is_revoked()) {
+            // Its thread finds out why.
+            let _ = client.stream.shutdown(Shutdown::Both);
         }
     }
 
@@ -153,7 +251,16 @@ impl Acceptor {
                 return;
             }
             // It is being cleaned up after, which does not take long.
-            Some(client) => self.finish(client),
+            Some(client) if client.ends() => self.finish(client),
+            // The former client's thread would clean up after the next one.
+            Some(client) => {
+                self.endpoint.warn(format_args!(
+                    "a client was turned away: the thread of the last one does not come back from a system call"
+                ));
+                self.endpoint.stats.counters.client_connections_turned_away.increment();
+                self.client = Some(client);
+                return;
+            }
             None => {}
         }
         self.endpoint.stats.counters.client_connections.increment();
@@ -161,12 +268,14 @@ impl Acceptor {
         self.endpoint.stats.set_connected(true);
         let stream = Arc::new(stream);
         let (endpoint, served) = (Arc::clone(&self.endpoint), HangUp(Arc::clone(&stream)));
+        let (ended, end) = sync_channel::<()>(0);
         let thread = threads::spawn(ThreadKind::Connection, endpoint.name.clone(), move || {
+            let _ended = ended;
             endpoint.serve(&served.0);
             endpoint.stats.set_connected(false);
         });
         match thread {
-            Ok(thread) => self.client = Some(Client { stream, thread }),
+            Ok(thread) => self.client = Some(Client { stream, thread, end }),
             Err(error) => {
                 self.endpoint.stats.set_connected(false);
                 self.endpoint.error(format_args!("no thread for a client: {error}"));
@@ -179,6 +288,12 @@ impl Acceptor {
             // What a panic leaves is cleared by then; see `Endpoint::serve`.
             self.endpoint.error(format_args!("the connection's thread panicked"));
             self.endpoint.stats.set_connected(false);
+        }
+        // What the client has sent and nobody has taken goes with the last descriptor of its socket. That may take as
+        // long as the client likes, so it is the keeper's.
+        drop(client.stream);
+        if let Some(keeper) = &self.endpoint.keeper {
+            keeper.release();
         }
     }
 }

@@ -28,6 +28,11 @@ counters! {
         client_memory_refused,
         /// Clients that were disconnected because they took memory away that was mapped.
         client_memory_lost,
+        /// Times that an access to guest memory waited in the kernel, for 50 ms or more, as while the client punches a
+        /// hole there.
+        client_memory_stalls,
+        /// Clients that were disconnected because their memory stalled three times in ten minutes.
+        client_memory_slow,
     }
 }
 

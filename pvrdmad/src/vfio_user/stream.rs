@@ -2,18 +2,22 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use thiserror::Error;
 
+use super::examine::Refusal;
 use super::message::{Command, HEADER_ONLY, HEADER_SIZE, Header, MAX_MSG_FDS, MessageKind};
+use crate::keeper::client::{KeeperError, Seat};
+use crate::keeper::receive::{Taken, Wanted, take};
+
+/// Bytes that are looked at before a message is taken. Most messages fit, a doorbell with its header above all, so
+/// that one look and one read are all there is to them.
+const GLANCE: usize = 64;
 
 /// A buffer that grew beyond this for one message is given back after it.
 const KEPT_BUFFER: usize = 64 << 10;
@@ -35,6 +39,12 @@ pub(crate) enum ConnectionError {
         /// The size it gave.
         size: u32,
     },
+    /// The header was another one when it was looked at: its bytes are in pages that the client still writes to.
+    #[error("a message changed while it was read")]
+    Changed,
+    /// Its descriptors cannot be received.
+    #[error(transparent)]
+    Keeper(#[from] KeeperError),
     /// The client has given up on this reply and would take it for something else.
     #[error("{command:?} took {millis} ms, the client no longer waits for it")]
     Late {
@@ -56,6 +66,8 @@ pub(crate) struct Message {
     pub(crate) fds: Vec<OwnedFd>,
     /// More descriptors came than we take.
     pub(crate) too_many_fds: bool,
+    /// Why those that came along are not among [`Self::fds`].
+    pub(crate) refused: Option<Refusal>,
     /// What kind of message it is.
     pub(crate) kind: MessageKind,
 }
@@ -132,20 +144,38 @@ fn send_with(stream: &UnixStream, message: &[u8], file: BorrowedFd<'_>) -> io::R
 }
 
 /// The receiving end.
+///
+/// Bytes with descriptors are never read here: reading them without room drops the last reference to what the
+/// descriptors refer to, and with room it installs them. Both may wait for somebody. So everything is looked at first,
+/// without room for descriptors, and what has some is left to the keeper. Of one `sendmsg` the first byte has the
+/// descriptors, and a look or a read ends behind the bytes of one that had some.
 #[derive(Debug)]
 pub(crate) struct Receiver<'a> {
     stream: &'a UnixStream,
-    body: Vec<u8>,
+    /// What receives descriptors in the place of this process.
+    keeper: Option<&'a Seat>,
+    /// Guest memory has to be in files that cannot shrink.
+    sealed: bool,
+    /// The message received last, with its header.
+    message: Vec<u8>,
+}
+
+/// What a look at the stream showed.
+struct Glance {
+    /// Bytes; none at the end of the stream.
+    bytes: usize,
+    /// Descriptors came with some of them, or with the byte behind them.
+    marked: bool,
 }
 
 impl<'a> Receiver<'a> {
-    pub(crate) const fn new(stream: &'a UnixStream) -> Self {
-        Self { stream, body: Vec::new() }
+    pub(crate) const fn new(stream: &'a UnixStream, keeper: Option<&'a Seat>, sealed: bool) -> Self {
+        Self { stream, keeper, sealed, message: Vec::new() }
     }
 
     /// The body of the message received last.
     pub(crate) fn body(&self) -> &[u8] {
-        &self.body
+        self.message.get(HEADER_SIZE..).unwrap_or_default()
     }
 
     /// Waits for one message and takes exactly that, so that descriptors never reach the wrong one. `None` at the end
@@ -154,14 +184,24 @@ impl<'a> Receiver<'a> {
     /// # Errors
     /// The stream is broken or the message cannot be delimited; the latter has been answered.
     pub(crate) fn receive(&mut self) -> Result<Option<Message>, ConnectionError> {
-        let mut fds = Fds::default();
-        let mut header = [0; HEADER_SIZE];
-        match self.fill(&mut header, &mut fds)? {
-            0 => return Ok(None),
-            HEADER_SIZE => {}
-            _ => return Err(ConnectionError::Truncated),
+        let mut seen = [0; GLANCE];
+        let glance = self.look(&mut seen)?;
+        if glance.bytes == 0 {
+            return Ok(None);
         }
-        let header = Header::parse(&header);
+        let mut came = Came::default();
+        let (mut first, mut done) = ([0; HEADER_SIZE], 0);
+        match seen.first_chunk().filter(|_| glance.bytes >= HEADER_SIZE) {
+            Some(header) => first = *header,
+            // It comes in pieces. Nobody knows yet what its descriptors may be, so they may not be any.
+            None => {
+                done = self.fill(&mut first, Wanted::Nothing, &mut came)?;
+                if done < HEADER_SIZE {
+                    return Err(ConnectionError::Truncated);
+                }
+            }
+        }
+        let header = Header::parse(&first);
         let kind = header.kind();
         let reply = (kind == MessageKind::Request || kind == MessageKind::Invalid).then(|| Reply {
             id: header.id,
@@ -169,7 +209,7 @@ impl<'a> Receiver<'a> {
             received: Instant::now(),
         });
         let size = match header.body_size() {
-            Ok(size) => size,
+            Ok(size) => HEADER_SIZE.saturating_add(size),
             Err(errno) => {
                 if let Some(reply) = reply {
                     reply.error(self.stream, errno)?;
@@ -177,65 +217,210 @@ impl<'a> Receiver<'a> {
                 return Err(ConnectionError::Framing { command: header.command, size: header.size });
             }
         };
-        let mut body = std::mem::take(&mut self.body);
-        if body.capacity() > KEPT_BUFFER && size <= KEPT_BUFFER {
-            body = Vec::new();
+        let mut message = std::mem::take(&mut self.message);
+        if message.capacity() > KEPT_BUFFER && size <= KEPT_BUFFER {
+            message = Vec::new();
         }
-        body.resize(size, 0);
-        let filled = self.fill(&mut body, &mut fds)?;
-        self.body = body;
-        if filled < size {
+        message.resize(size, 0);
+        let (taken, rest) = message.split_at_mut(done);
+        taken.copy_from_slice(first.get(..done).unwrap_or_default());
+        if !glance.marked && size <= glance.bytes {
+            done += read(self.stream, rest)?;
+        }
+        done += self.fill(message.get_mut(done..).unwrap_or_default(), self.wanted(header.command), &mut came)?;
+        self.message = message;
+        if done < size {
             return Err(ConnectionError::Truncated);
         }
-        Ok(Some(Message { command: header.command, reply, fds: fds.taken, too_many_fds: fds.lost, kind }))
+        // A look copies what a read copies again. Pages that were given to the socket (vmsplice) may change meanwhile.
+        if self.message.first_chunk() != Some(&first) {
+            return Err(ConnectionError::Changed);
+        }
+        let Came { fds, lost, refused } = came;
+        Ok(Some(Message { command: header.command, reply, fds, too_many_fds: lost, refused, kind }))
     }
 
-    /// Reads until `buf` is full or the stream ends. Returns how much was read.
-    fn fill(&self, buf: &mut [u8], fds: &mut Fds) -> Result<usize, ConnectionError> {
+    /// What descriptors of a message with this command may be.
+    const fn wanted(&self, command: Command) -> Wanted {
+        match command {
+            Command::DMA_MAP => Wanted::Memory { sealed: self.sealed },
+            Command::DEVICE_SET_IRQS => Wanted::Interrupts,
+            _ => Wanted::Nothing,
+        }
+    }
+
+    /// Waits for bytes, and copies some without taking them.
+    fn look(&self, buf: &mut [u8]) -> Result<Glance, ConnectionError> {
+        let mut control = RecvAncillaryBuffer::default();
+        let seen = rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(self.stream, &mut [IoSliceMut::new(buf)], &mut control, RecvFlags::PEEK)
+        });
+        match seen {
+            Ok(seen) => Ok(Glance { bytes: seen.bytes, marked: seen.flags.contains(ReturnFlags::CTRUNC) }),
+            // A client that is killed with our replies unread resets the stream. That is an end like any other.
+            Err(Errno::CONNRESET) => Ok(Glance { bytes: 0, marked: false }),
+            Err(errno) => Err(io::Error::from(errno).into()),
+        }
+    }
+
+    /// Takes bytes until `buf` is full or the stream ends. Returns how many that were.
+    fn fill(&self, buf: &mut [u8], wanted: Wanted, came: &mut Came) -> Result<usize, ConnectionError> {
         let mut done = 0;
         while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let received = match rustix::net::recvmsg(
-                self.stream,
-                &mut [IoSliceMut::new(rest)],
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC,
-            ) {
-                Ok(received) => received,
-                Err(Errno::INTR) => continue,
-                // A client that is killed with our replies unread resets the stream. That is an end like any other.
-                Err(Errno::CONNRESET) => break,
-                Err(errno) => return Err(io::Error::from(errno).into()),
-            };
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(rights) = message {
-                    rights.for_each(|fd| fds.push(fd));
-                }
-            }
-            fds.lost |= received.flags.contains(ReturnFlags::CTRUNC);
-            if received.bytes == 0 {
+            let glance = self.look(rest)?;
+            let seen = rest.get_mut(..glance.bytes).unwrap_or_default();
+            let count = if glance.marked { came.add(self.take(wanted, seen)?) } else { read(self.stream, seen)? };
+            if count == 0 {
                 break;
             }
-            done += received.bytes;
+            done += count;
         }
         Ok(done)
     }
-}
 
-/// Descriptors of one message. What is too much is closed at once.
-#[derive(Default)]
-struct Fds {
-    taken: Vec<OwnedFd>,
-    lost: bool,
-}
-
-impl Fds {
-    fn push(&mut self, fd: OwnedFd) {
-        if self.taken.len() < MAX_MSG_FDS {
-            self.taken.push(fd);
-        } else {
-            self.lost = true;
+    /// Takes bytes that have descriptors.
+    fn take(&self, wanted: Wanted, buf: &mut [u8]) -> Result<Taken, ConnectionError> {
+        match self.keeper {
+            Some(keeper) => Ok(keeper.take(wanted, buf)?),
+            None => Ok(take(self.stream.as_fd(), wanted, buf).map_err(io::Error::from)?),
         }
+    }
+}
+
+/// Reads bytes that were looked at and have no descriptors. Fewer only if the stream is broken.
+fn read(stream: &UnixStream, buf: &mut [u8]) -> Result<usize, ConnectionError> {
+    match rustix::io::retry_on_intr(|| rustix::io::read(stream, &mut *buf)) {
+        Ok(count) => Ok(count),
+        Err(Errno::CONNRESET) => Ok(0),
+        Err(errno) => Err(io::Error::from(errno).into()),
+    }
+}
+
+/// Descriptors of one message.
+#[derive(Default)]
+struct Came {
+    fds: Vec<OwnedFd>,
+    lost: bool,
+    refused: Option<Refusal>,
+}
+
+impl Came {
+    /// Adds what one part of the message brought. Returns how many bytes that part had.
+    fn add(&mut self, taken: Taken) -> usize {
+        self.lost |= taken.lost || self.fds.len().saturating_add(taken.fds.len()) > MAX_MSG_FDS;
+        self.refused = self.refused.or(taken.refused);
+        self.fds.extend(taken.fds);
+        if self.lost || self.refused.is_some() {
+            self.fds.clear();
+        }
+        taken.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::EventfdFlags;
+
+    /// One `sendmsg`, with so many eventfds.
+    fn send(stream: &UnixStream, bytes: &[u8], count: usize) {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let fds = vec![event.as_fd(); count];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let sent = rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::empty());
+        assert_eq!(sent, Ok(bytes.len()));
+    }
+
+    fn message(command: Command, body: &[u8]) -> Vec<u8> {
+        let size = u32::try_from(HEADER_SIZE + body.len()).unwrap();
+        [&Header { id: 1, command, size, flags: 0, error: 0 }.to_bytes()[..], body].concat()
+    }
+
+    /// What this file relies on.
+    #[test]
+    fn the_kernel_shows_descriptors_without_taking_them() {
+        let (client, server) = UnixStream::pair().unwrap();
+        let receiver = Receiver::new(&server, None, false);
+        let look = |most: usize| {
+            let mut bytes = vec![0; most];
+            let glance = receiver.look(&mut bytes).unwrap();
+            bytes.truncate(glance.bytes);
+            (String::from_utf8(bytes).unwrap(), glance.marked)
+        };
+        let seen = |text: &str, marked| (text.to_owned(), marked);
+        for (bytes, count) in [("aaaa", 0), ("bbbb", 2), ("cccc", 0), ("dddd", 1)] {
+            send(&client, bytes.as_bytes(), count);
+        }
+        for _ in 0..3 {
+            // It ends behind those that have descriptors.
+            assert_eq!(look(64), seen("aaaabbbb", true));
+            assert_eq!(look(3), seen("aaa", false));
+            // Kernels look at what is behind a part that is copied to its end. So a mark may be that of the next part.
+            assert_eq!(look(4).0, "aaaa");
+            assert_eq!(look(5), seen("aaaab", true));
+        }
+        // Nobody gets its descriptors then.
+        let taken = take(server.as_fd(), Wanted::Interrupts, &mut [0; 4]).unwrap();
+        assert_eq!((taken.bytes, taken.fds.len(), taken.lost), (4, 0, false));
+        assert_eq!(look(1), seen("b", true));
+        // The first byte has all of them.
+        let taken = take(server.as_fd(), Wanted::Interrupts, &mut [0; 1]).unwrap();
+        assert_eq!((taken.bytes, taken.fds.len(), taken.lost), (1, 2, false));
+        assert_eq!(look(6), seen("bbbccc", false));
+        assert_eq!(look(64), seen("bbbccccdddd", true));
+        // It takes what is in front of them as well, and nothing behind.
+        send(&client, b"eeee", 0);
+        let taken = take(server.as_fd(), Wanted::Interrupts, &mut [0; 64]).unwrap();
+        assert_eq!((taken.bytes, taken.fds.len(), taken.lost), (11, 1, false));
+        assert_eq!(look(64), seen("eeee", false));
+        drop(client);
+        read(&server, &mut [0; 4]).unwrap();
+        assert_eq!(look(64), seen("", false));
+    }
+
+    #[test]
+    fn descriptors_stay_with_the_message_that_brought_them() {
+        let (client, server) = UnixStream::pair().unwrap();
+        let doorbell = message(Command::REGION_WRITE, &[0; 24]);
+        let irqs = message(Command::DEVICE_SET_IRQS, &[0; 20]);
+        let long = message(Command::REGION_WRITE, &[7; 5000]);
+        send(&client, &doorbell, 0);
+        send(&client, &irqs, 3);
+        send(&client, &doorbell, 0);
+        send(&client, &doorbell, 1);
+        send(&client, &long, 0);
+        send(&client, &long, 1);
+        // Two in one, of which the first one has them; and one in parts.
+        send(&client, &[&irqs[..], &irqs].concat(), 2);
+        send(&client, &irqs[..HEADER_SIZE], 1);
+        send(&client, &irqs[HEADER_SIZE..], 1);
+        send(&client, &irqs[..3], 1);
+        send(&client, &irqs[3..], 1);
+        send(&client, &irqs, 17);
+        let mut receiver = Receiver::new(&server, None, false);
+        for (number, (fds, lost, size)) in [
+            (0, false, 24),
+            (3, false, 20),
+            (0, false, 24),
+            (0, true, 24),
+            (0, false, 5000),
+            (0, true, 5000),
+            (2, false, 20),
+            (0, false, 20),
+            (2, false, 20),
+            // What they are for was not known yet.
+            (0, true, 20),
+            (0, true, 20),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let message = receiver.receive().unwrap().unwrap();
+            assert_eq!((message.fds.len(), message.too_many_fds), (fds, lost), "{number}");
+            assert_eq!(receiver.body().len(), size, "{number}");
+        }
+        assert_eq!(receiver.body(), &irqs[HEADER_SIZE..]);
     }
 }

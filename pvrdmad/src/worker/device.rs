@@ -16,15 +16,16 @@ use super::Host;
 use super::network_function::NetworkFunction;
 use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::doorbells::{DoorbellSetup, Doorbells, Mappable, ServedFile};
+use crate::keeper::client::Keeper;
 use crate::protocol::Carrier;
 use crate::status::Reporter;
-use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
+use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server, StuckClient};
 
 /// A device that is served. Dropping it disconnects its client.
 pub(super) struct ServedDevice {
     // Dropped in this order: nobody uses a device whose port is gone.
-    _server: Server,
-    _nic_server: Option<Server>,
+    server: Server,
+    nic_server: Option<Server>,
     _failures: Option<ObservedFailures>,
     _conflicts: Option<ObservedConflicts>,
     pub(super) reporter: Reporter,
@@ -39,6 +40,13 @@ impl std::fmt::Debug for ServedDevice {
 impl ServedDevice {
     pub(super) fn name(&self) -> &str {
         &self.reporter.device.config.name
+    }
+
+    /// Disconnects its clients, within a bounded time. What is given back are threads of clients that do not end: they
+    /// hold the device, without its place on the network.
+    pub(super) fn end(self) -> Vec<StuckClient> {
+        let Self { server, nic_server, .. } = self;
+        server.end().into_iter().chain(nic_server.and_then(Server::end)).collect()
     }
 
     /// Makes the device and serves it at `listener`.
@@ -67,6 +75,7 @@ impl ServedDevice {
             nic_link,
             doorbells,
             pages,
+            keeper,
         } = place;
         let limits = MemoryLimits { locked_bytes: device.memory.max_locked, ..MemoryLimits::default() };
         let memory = DmaSpace::with_limits(device.pin.into(), limits);
@@ -88,6 +97,7 @@ impl ServedDevice {
             memory: Arc::clone(&memory),
             files: file_rules(device.memory),
             irqs: Arc::clone(&irqs),
+            keeper: keeper.as_ref().map(Keeper::device),
             stats: Arc::clone(&stats),
             mappable: mappable(&doorbells, &*function),
             intx: device.config.intx,
@@ -112,7 +122,7 @@ impl ServedDevice {
             nic,
             doorbells,
         };
-        Ok(Self { _server: server, _nic_server: nic_server, _failures: failures, _conflicts: conflicts, reporter })
+        Ok(Self { server, nic_server, _failures: failures, _conflicts: conflicts, reporter })
     }
 }
 
@@ -178,6 +188,8 @@ pub(super) struct Place {
     pub(super) pages: Option<ServedFile>,
     /// The network function beside it, if that is ours.
     pub(super) nic: Option<NetworkFunction>,
+    /// What receives the descriptors of its clients, if that is not this process.
+    pub(super) keeper: Option<Arc<Keeper>>,
     /// The link to it, if it is QEMU's.
     pub(super) nic_link: Option<Arc<dyn Link>>,
 }

@@ -39,6 +39,12 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// There is none now, or the supervisor does not answer.
     fn connect(&self, device: Option<&str>) -> io::Result<OwnedFd>;
 
+    /// Starts a keeper for a device, and ends the last one. Returns the socket to it.
+    ///
+    /// # Errors
+    /// None can be started, or the supervisor does not answer.
+    fn keeper(&self, device: &str) -> io::Result<OwnedFd>;
+
     /// Puts an address of a guest on the host's interface.
     ///
     /// # Errors
@@ -157,6 +163,11 @@ impl Host for RemoteHost {
     fn connect(&self, device: Option<&str>) -> io::Result<OwnedFd> {
         let descriptor = self.ask(&HostRequest::Connect { device: device.map(str::to_owned) })?;
         descriptor.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    fn keeper(&self, device: &str) -> io::Result<OwnedFd> {
+        let socket = self.ask(&HostRequest::Keeper { device: device.to_owned() })?;
+        socket.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     fn add_address(&self, address: IpAddr) -> io::Result<()> {

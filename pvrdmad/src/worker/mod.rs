@@ -34,11 +34,17 @@ use self::network_function::NetworkFunction;
 use crate::capture::stream::{self, Streams};
 use crate::config::{BackendSpec, Device, LinkState, Network, change_share, share_words};
 use crate::doorbells::{DoorbellSetup, PageFile, ServedFile};
+use crate::keeper::client::{Keeper, PATIENCE};
 use crate::logging;
 use crate::protocol::{Carrier, NetworkSetup, Reply, Request};
 use crate::sandbox;
 use crate::sigbus;
 use crate::status::{Catalogue, WorkerStatus};
+use crate::vfio_user::StuckClient;
+
+/// Most devices that may have been removed while the thread of their client does not end. Each keeps what the device
+/// was made of. While there are so many, no other device is taken.
+const MAX_STUCK: usize = 8;
 
 /// One network. Dropping it disconnects all clients.
 #[derive(Debug)]
@@ -46,6 +52,8 @@ pub struct Worker {
     // Dropped in this order: nobody watches devices that are being stopped, and devices go before their link.
     captures: Mutex<Streams>,
     devices: Mutex<Vec<ServedDevice>>,
+    /// Devices that were removed and whose client's thread has not ended.
+    stuck: Mutex<Vec<(String, StuckClient)>>,
     /// What links are decided by besides what the administrator says of each. Locked while they change, and before the
     /// devices.
     carrier: Mutex<Carrier>,
@@ -83,7 +91,7 @@ impl Worker {
         };
         let ether = Ether::start(&setup.network, uplink, &host).context("uplink")?;
         let (captures, devices, carrier) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Ok(Self { captures, devices, carrier, ether, adapter, setup, host })
+        Ok(Self { captures, devices, stuck: Mutex::default(), carrier, ether, adapter, setup, host })
     }
 
     /// Does what is asked. Descriptors that come with a request that takes none are closed.
@@ -119,6 +127,11 @@ impl Worker {
         if devices.iter().any(|served| served.name() == name) {
             bail!("there is a device {name} already");
         }
+        if self.stuck().len() >= MAX_STUCK {
+            bail!(
+                "threads of the clients of {MAX_STUCK} devices that were removed do not end (docs/troubleshooting.md)"
+            );
+        }
         let mut fds = fds.into_iter();
         let Some(listener) = fds.next() else { bail!("no socket for it") };
         let pages = match doorbells {
@@ -149,6 +162,7 @@ impl Worker {
             nic_link: None,
             doorbells,
             pages,
+            keeper: self.setup.keepers.then(|| self.keeper(&device.config.name)),
         };
         let served = match &self.adapter {
             Adapter::Rxe(rxe) => {
@@ -165,6 +179,12 @@ impl Worker {
         };
         devices.push(served?);
         Ok(())
+    }
+
+    /// What receives the descriptors of a device's clients.
+    fn keeper(&self, device: &str) -> Arc<Keeper> {
+        let (host, device) = (Arc::clone(&self.host), device.to_owned());
+        Keeper::new(move || host.keeper(&device), PATIENCE)
     }
 
     /// Has the host told of queue pairs that fail.
@@ -196,7 +216,7 @@ impl Worker {
         }
         let DeviceConfig { name, mac, .. } = &device.config;
         let link: Option<Arc<dyn Link>> = if device.nic_socket.is_some() {
-            let function = NetworkFunction::start(device, nic).context("nic-socket")?;
+            let function = NetworkFunction::start(device, nic, place.keeper.as_ref()).context("nic-socket")?;
             Some(Arc::clone(&place.nic.insert(function).link) as _)
         } else {
             let open = |link| links::open(link, nic, &self.host, Some(name), true);
@@ -221,11 +241,19 @@ impl Worker {
         drop(devices);
         self.captures.lock().end_of(name);
         let mac = removed.reporter.device.config.mac;
-        // Takes as long as its client's last request.
-        drop(removed);
+        // Takes as long as its client's last request, within a bound.
+        let stuck = removed.end();
+        self.stuck.lock().extend(stuck.into_iter().map(|client| (name.to_owned(), client)));
         // Whoever still holds the port: nothing comes there any more, and its address is free.
         self.ether.unplug(mac);
         Ok(())
+    }
+
+    /// Names of devices that were removed and whose client's thread has not ended.
+    fn stuck(&self) -> Vec<String> {
+        let mut stuck = self.stuck.lock();
+        stuck.retain(|(_, client)| !client.is_gone());
+        stuck.iter().map(|(name, _)| name.clone()).collect()
     }
 
     fn link(&self, name: &str, state: LinkState) -> Result<()> {
@@ -280,6 +308,7 @@ impl Worker {
             lost_mappings: sigbus::replaced(),
             sandbox: sandbox::report(),
             uplink: self.setup.network.uplink.as_ref().and_then(|spec| self.ether.report(spec)),
+            stuck_clients: self.stuck(),
             counters,
             devices: devices.iter().map(|served| served.reporter.report()).collect(),
         }

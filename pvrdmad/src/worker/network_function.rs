@@ -10,6 +10,7 @@ use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 
 use super::device::file_rules;
 use crate::config::Device;
+use crate::keeper::client::Keeper;
 use crate::status::NicReporter;
 use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
 
@@ -19,6 +20,7 @@ pub(super) struct NetworkFunction {
     server: Server,
     /// Its end towards the device's port.
     pub(super) link: Arc<NicLink>,
+    irqs: Arc<IrqTable>,
     stats: Arc<ConnectionStats>,
 }
 
@@ -27,7 +29,7 @@ impl NetworkFunction {
     ///
     /// # Errors
     /// There are no descriptors left, or there is no room for its thread.
-    pub(super) fn start(device: &Device, fds: Vec<OwnedFd>) -> Result<Self> {
+    pub(super) fn start(device: &Device, fds: Vec<OwnedFd>, keeper: Option<&Arc<Keeper>>) -> Result<Self> {
         let Ok([listener]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("no socket for it") };
         // Nobody waits for its memory with a lock that others need, so nothing of it is kept resident.
         let memory = DmaSpace::new(PinPolicy::Off);
@@ -45,18 +47,19 @@ impl NetworkFunction {
             function: Arc::clone(link.device()) as _,
             memory,
             files: file_rules(device.memory),
-            irqs,
+            irqs: Arc::clone(&irqs),
+            keeper: keeper.map(|keeper| keeper.network_function()),
             stats: Arc::clone(&stats),
             mappable: None,
             intx: device.config.intx,
             reply_deadline: REPLY_DEADLINE,
         };
         let server = Server::start(UnixListener::from(listener), endpoint)?;
-        Ok(Self { server, link, stats })
+        Ok(Self { server, link, irqs, stats })
     }
 
     /// What reports about it, and what keeps it.
     pub(super) fn into_parts(self) -> (NicReporter, Server) {
-        (NicReporter { device: Arc::clone(self.link.device()), stats: self.stats }, self.server)
+        (NicReporter { device: Arc::clone(self.link.device()), irqs: self.irqs, stats: self.stats }, self.server)
     }
 }

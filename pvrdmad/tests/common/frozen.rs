@@ -10,12 +10,12 @@ use std::thread;
 use rustix::io::{FdFlags, fcntl_setfd};
 use tempfile::TempDir;
 
-const LOOKUP: u32 = 1;
-const GETATTR: u32 = 3;
-const OPEN: u32 = 14;
+pub(super) const LOOKUP: u32 = 1;
+pub(super) const GETATTR: u32 = 3;
+pub(super) const OPEN: u32 = 14;
 const READ: u32 = 15;
-const INIT: u32 = 26;
-const ENOSYS: i32 = 38;
+pub(super) const INIT: u32 = 26;
+pub(super) const ENOSYS: i32 = 38;
 const ROOT: u64 = 1;
 
 /// Mounted at a folder, until it is dropped.
@@ -53,10 +53,9 @@ impl Drop for Frozen {
 fn serve(mut device: &File) -> Option<()> {
     let mut request = vec![0; 1 << 17];
     let count = device.read(&mut request).ok()?;
-    let word = |at: usize| u32::from_le_bytes(request[at..at + 4].try_into().unwrap());
     let node = u64::from_le_bytes(request[16..24].try_into().unwrap());
     assert!(count >= 40);
-    let (error, body) = match word(4) {
+    let (error, body) = match number(&request, 4) {
         // Version 7.31, no flags, 12 bits of requests, 64 KiB of data.
         INIT => (0, words(&[7, 31, 0, 0, 12 << 16, 1 << 16, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])),
         LOOKUP => (0, [words(&[2, 0, 0, 0, 1, 0, 1, 0, 0, 0]), attributes(2)].concat()),
@@ -65,22 +64,32 @@ fn serve(mut device: &File) -> Option<()> {
         READ => return Some(()),
         _ => (-ENOSYS, Vec::new()),
     };
+    // Who asked may be gone.
+    let _ = device.write(&reply(&request, error, &body));
+    Some(())
+}
+
+/// The answer to a request.
+pub(super) fn reply(request: &[u8], error: i32, body: &[u8]) -> Vec<u8> {
     let mut reply = u32::try_from(16 + body.len()).unwrap().to_le_bytes().to_vec();
     reply.extend(error.to_le_bytes());
     reply.extend(&request[8..16]);
     reply.extend(body);
-    // Who asked may be gone.
-    let _ = device.write(&reply);
-    Some(())
+    reply
+}
+
+/// A field of a request.
+pub(super) fn number(request: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(request[at..at + 4].try_into().unwrap())
 }
 
 /// `struct fuse_attr`.
-fn attributes(node: u64) -> Vec<u8> {
+pub(super) fn attributes(node: u64) -> Vec<u8> {
     let mode = if node == ROOT { 0o40_755 } else { 0o100_600 };
     let (inode, size) = (u32::try_from(node).unwrap(), 2 << 20);
     words(&[inode, 0, size, 0, size >> 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0])
 }
 
-fn words(words: &[u32]) -> Vec<u8> {
+pub(super) fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }

@@ -8,6 +8,7 @@
     reason = "each test uses a part"
 )]
 
+pub mod endless_close;
 pub mod frozen;
 pub mod process;
 pub mod remote;
@@ -25,6 +26,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
+use pvrdma_ether_link::ManualClock;
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
 use pvrdmad::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
@@ -189,13 +191,22 @@ impl Served {
     }
 
     fn with_all(intx: bool, reply_deadline: Duration, files: FileRules) -> Self {
+        Self::with_memory(intx, reply_deadline, files, DmaSpace::new(PinPolicy::Off))
+    }
+
+    /// As [`Self::new`], with a space of the caller's.
+    pub fn with_space(memory: Arc<DmaSpace>) -> Self {
+        Self::with_memory(false, REPLY_DEADLINE, FileRules::default(), memory)
+    }
+
+    fn with_memory(intx: bool, reply_deadline: Duration, files: FileRules, memory: Arc<DmaSpace>) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("device-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("device.sock");
-        let irqs = Arc::new(IrqTable::default());
+        // By a clock that stands still every signal is short, so that it is there when the call returns.
+        let irqs = Arc::new(IrqTable::with_clock(Arc::new(ManualClock::default())));
         let function = Arc::new(TestFunction::new(Arc::clone(&irqs)));
-        let memory = DmaSpace::new(PinPolicy::Off);
         let stats = Arc::new(ConnectionStats::default());
         let server = Server::listen(
             &path,
@@ -205,6 +216,7 @@ impl Served {
                 memory: Arc::clone(&memory),
                 files,
                 irqs: Arc::clone(&irqs),
+                keeper: None,
                 stats: Arc::clone(&stats),
                 mappable: None,
                 intx,

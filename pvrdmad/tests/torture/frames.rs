@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pvrdma_verbs::testing::mac;
-use pvrdma_vmxnet3::testing::frames::ethernet;
+use pvrdma_vmxnet3::testing::frames::{ethernet, tagged};
 use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, Irqs, Memory, RxPacket, TxPacket};
 use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 use pvrdmad::testing::Dice;
 
-use crate::network::{BEYOND, VMM};
+use crate::forger::{inspect, is_marked};
+use crate::network::{BEYOND, KERNEL, VMM};
 use crate::tenant::PATIENCE;
 
 /// Who has a card: a tenant of the daemon, and the host beyond its uplink.
@@ -32,7 +33,25 @@ const NEVER_HERE: [&str; 3] = ["vmxnet3_send_errors", "vmxnet3_queue_errors", "v
 pub(crate) struct Card {
     pub(crate) owner: u8,
     pub(crate) link: Arc<NicLink>,
-    guest: Guest,
+    pub(crate) guest: Guest,
+}
+
+/// All cards with a driver of this test.
+pub(crate) struct Cards {
+    /// Those of the tenants that compare frames.
+    pub(crate) tenants: [Card; 2],
+    /// That of a kernel that forges.
+    pub(crate) forger: Card,
+}
+
+impl Cards {
+    pub(crate) fn new() -> Self {
+        Self { tenants: OWNERS.map(Card::new), forger: Card::new(KERNEL) }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Card> {
+        self.tenants.iter().chain([&self.forger])
+    }
 }
 
 impl Card {
@@ -42,11 +61,6 @@ impl Card {
         let link = NicLink::with_device(config, Arc::clone(memory.space()), Arc::clone(&irqs) as _).unwrap();
         let device = Arc::clone(link.device());
         Self { owner, link: Arc::new(link), guest: Guest { memory, irqs, device } }
-    }
-
-    /// Those of all who have one.
-    pub(crate) fn all() -> [Self; 2] {
-        OWNERS.map(Self::new)
     }
 
     fn check_counters(&self) {
@@ -117,6 +131,10 @@ impl<'a> FrameFlow<'a> {
 
     /// Anybody may send anything; what says to be one of these frames has to be it.
     fn take(&mut self, receiver: usize, packet: &RxPacket) {
+        let as_sent = packet.tag.map_or_else(|| packet.bytes.clone(), |tag| tagged(&packet.bytes, tag));
+        if is_marked(&as_sent) {
+            return inspect(&as_sent, &[]);
+        }
         let (header, body) = packet.bytes.split_at(14);
         assert!(header[0] & 1 != 0 || header[..6] == mac(OWNERS[receiver]).0, "somebody else's: {header:x?}");
         match header[12..].try_into().map(u16::from_be_bytes).unwrap() {

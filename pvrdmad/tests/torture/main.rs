@@ -13,6 +13,7 @@
     reason = "what goes wrong ends the test"
 )]
 
+mod forger;
 mod frames;
 mod kernel;
 mod machine;
@@ -28,7 +29,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use frames::{Card, FrameFlow};
+use forger::Forger;
+use frames::{Cards, FrameFlow};
 use kernel::Kernel;
 use network::{BEYOND, HOLD, KERNEL, Network, ON_THE_WIRE, VISITOR, VMM};
 use operator::Operator;
@@ -62,6 +64,7 @@ const ROOM: usize = 64 << 10;
 struct World<'a> {
     flows: Vec<Flow>,
     frames: FrameFlow<'a>,
+    forger: Forger<'a>,
     tenants: Vec<Tenant>,
     /// What was kept for each tenant before anybody did harm.
     kept: Vec<KeptStatus>,
@@ -76,11 +79,11 @@ struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// `cards`: those of tenants.
-    fn new(seed: u64, workers: usize, cards: &'a [Card; 2]) -> Self {
+    /// `cards`: those with a driver.
+    fn new(seed: u64, workers: usize, cards: &'a Cards) -> Self {
         let card = HostileCard::new();
-        let tenants_have = cards.iter().map(|card| (card.owner, Arc::clone(&card.link)));
-        let links: Vec<_> = tenants_have.chain([(VMM, Arc::clone(&card.link))]).collect();
+        let have_drivers = cards.iter().map(|card| (card.owner, Arc::clone(&card.link)));
+        let links: Vec<_> = have_drivers.chain([(VMM, Arc::clone(&card.link))]).collect();
         let network = Network::new(seed, workers, &links);
         let tenants: Vec<Tenant> = [1, 2, 3, BEYOND].map(|number| Tenant::new(&network, number, seed)).into();
         let pairs = [(0, 1), (1, 2), (2, 0), (2, 3)];
@@ -103,12 +106,13 @@ impl<'a> World<'a> {
         let visitor = Visitor::new(&network, targets.clone(), seed);
         let kernel = Kernel::new(&network, targets, seed);
         let vmm = Vmm::new(&network, card, seed, workers > 0);
-        let frames = FrameFlow::new(cards);
+        let forger = Forger::new(&cards.forger, seed);
+        let frames = FrameFlow::new(&cards.tenants);
         let machines = tenants.iter().map(|tenant| (tenant.number, &tenant.machine));
         let machines = machines.chain([(KERNEL, &kernel.machine), (VISITOR, visitor.machine())]);
         let devices = machines.map(|(number, machine)| (number, Arc::clone(&machine.test.device)));
         let operator = Operator::new(devices.chain([(VMM, Arc::clone(&vmm.device))]).collect(), seed);
-        Self { flows, frames, tenants, kept, process, visitor, kernel, peer, vmm, operator, network, seed }
+        Self { flows, frames, forger, tenants, kept, process, visitor, kernel, peer, vmm, operator, network, seed }
     }
 
     /// Does what the dice say, on this thread.
@@ -129,6 +133,7 @@ impl<'a> World<'a> {
                 16 | 17 => self.network.wire.lock().attack(&mut self.peer),
                 18 if dice.one_in(3) => self.vmm.step(),
                 18 => self.frames.step(self.network.now()),
+                19 => (0..4).for_each(|_| self.forger.step()),
                 _ => self.network.pass(Duration::from_millis(dice.below(50) as u64)),
             }
             if dice.one_in(2) {
@@ -169,7 +174,7 @@ impl<'a> World<'a> {
 
     /// The same with a thread for each of them.
     fn run_on_threads(&mut self) {
-        let Self { flows, frames, tenants, process, visitor, kernel, peer, vmm, operator, network, .. } = self;
+        let Self { flows, frames, forger, tenants, process, visitor, kernel, peer, vmm, operator, network, .. } = self;
         let (network, stop) = (&*network, AtomicBool::new(false));
         let until_the_end = |step: &mut dyn FnMut()| {
             let _stop = Stop(&stop);
@@ -185,6 +190,7 @@ impl<'a> World<'a> {
             scope.spawn(|| until_the_end(&mut || kernel.step()));
             scope.spawn(|| until_the_end(&mut || process.iter_mut().for_each(HostileProcess::step)));
             scope.spawn(|| until_the_end(&mut || vmm.step()));
+            scope.spawn(|| until_the_end(&mut || forger.step()));
             scope.spawn(|| until_the_end(&mut || visitor.step(network, &tenants[0])));
             scope.spawn(|| until_the_end(&mut || frames.step(network.now())));
             scope.spawn(|| until_the_end(&mut || operator.step(network)));
@@ -208,6 +214,7 @@ impl<'a> World<'a> {
         self.let_frames_end();
         self.frames.end();
         self.vmm.end();
+        self.forger.end();
         assert!((0..100).any(|_| self.network.settle()), "somebody who has left keeps the adapter busy");
         for (tenant, before) in self.tenants.iter().zip(&self.kept) {
             let after = tenant.kept();
@@ -268,7 +275,7 @@ impl Drop for Running {
 fn torture(seed: u64, workers: usize) -> u64 {
     let test = if workers == 0 { "one_thread" } else { "all_threads" };
     let _running = Running { seed, test };
-    let cards = Card::all();
+    let cards = Cards::new();
     let mut world = World::new(seed, workers, &cards);
     if workers == 0 {
         world.run()
@@ -319,7 +326,7 @@ fn nobody_harms_a_tenant() {
 fn a_seed_does_the_same_again() {
     let _alone = ALONE.lock();
     let [once, again] = [(); 2].map(|()| {
-        let cards = Card::all();
+        let cards = Cards::new();
         let mut world = World::new(7, 0, &cards);
         world.run();
         let machines = world.tenants.iter().map(|tenant| &tenant.machine).chain([&world.kernel.machine]);

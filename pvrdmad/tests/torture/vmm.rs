@@ -106,6 +106,7 @@ fn endpoint(function: Arc<dyn PciFunction>, memory: Arc<DmaSpace>, irqs: Arc<Irq
         memory,
         files: FileRules::default(),
         irqs,
+        keeper: None,
         stats: Arc::new(ConnectionStats::default()),
         mappable: None,
         intx: false,

@@ -11,6 +11,7 @@ use pvrdma_ether_link::{Frames, Link, LinkInspect, Readiness};
 use pvrdma_verbs::{MacAddr, Snapshot};
 use pvrdmad::testing::{Dice, HostilePeer};
 
+use crate::forger::{inspect, is_marked};
 use crate::frames::KIND;
 
 /// Frames that a cable holds towards a device, and away from it, as the seed says: plenty, or soon full.
@@ -78,7 +79,9 @@ impl Wire {
                 port.stopped -= 1;
                 continue;
             }
+            let before = frames.len();
             port.away.receive(&mut frames, CARRY);
+            frames.iter_from(before).for_each(|frame| inspect(frame, &port.stations));
             if self.dice.one_in(256) {
                 port.stopped = self.dice.below(self.longest_stop);
             }
@@ -95,8 +98,8 @@ impl Wire {
                 _ => 1,
             };
             (0..times).for_each(|_| self.give(frame));
-            // What has no checksum would be taken for what it says.
-            if frame.get(12..14) != Some(&KIND.to_be_bytes()) {
+            // A frame without a checksum would be taken for what it says, and one with a mark for the forger's.
+            if frame.get(12..14) != Some(&KIND.to_be_bytes()) && !is_marked(frame) {
                 self.recent.push_back(frame.to_vec());
             }
         }

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
+use pvrdma_ether_link::testing::Attack;
 use pvrdma_pci_function::PciFunction;
 use pvrdma_verbs::MacAddr;
 use pvrdma_vmxnet3::testing::frames::{Flow, GUEST_MAC, pattern};
 use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, MEMORY_BASE, RxLayout, TxPacket, command};
 use pvrdma_vmxnet3::{Frame, Received, Vmxnet3Config};
-use pvrdma_vmxnet3_fuzz::{Address, Many, MeddlingPort, PAGE, PAGES, Steps, Word, poke};
+use pvrdma_vmxnet3_fuzz::{Address, Many, MeddlingPort, PAGE, PAGES, Steps, Word, attack, poke};
 
 #[derive(Arbitrary, Debug)]
 enum Step {
@@ -39,6 +40,8 @@ enum Step {
     Resume(u64),
     Probe(u8, u8, u8),
     Reset,
+    /// A frame with a checksum to store: which one, a change of it, the ring, the descriptor and its generation.
+    Attack(u8, u16, u8, u8, bool),
 }
 
 /// Small rings, so that they wrap.
@@ -145,6 +148,20 @@ fuzz_target!(|steps: Steps<Step>| {
                 rings.extend(driver.rx.iter().flat_map(|queue| queue.bases()));
             }
             Step::Reset => device.reset(),
+            Step::Attack(number, change, ring, index, generation) => {
+                let Attack { frame, start, at, .. } = attack(*number, *change);
+                let bytes = MEMORY_BASE + (PAGES - 1) * PAGE;
+                poke(&guest.memory, bytes, &frame);
+                let ring: u64 = rings.get(usize::from(*ring) % rings.len().max(1)).copied().unwrap_or(0);
+                let desc = ring + u64::from(index % 32) * 16;
+                let word2 = u32::from(at) << 18 | u32::from(*generation) << 14 | frame.len() as u32;
+                // A checksum, the end of the packet, and a completion.
+                let word3 = 2 << 10 | 1 << 12 | 1 << 13 | u32::from(start);
+                poke(&guest.memory, desc, &bytes.to_le_bytes());
+                poke(&guest.memory, desc + 12, &word3.to_le_bytes());
+                poke(&guest.memory, desc + 8, &word2.to_le_bytes());
+                guest.write(0, 0x600, u32::from(*index));
+            }
         }
         device.run_deferred();
     }

@@ -1,13 +1,17 @@
 //! What the fuzz targets share: numbers and addresses that mean something to a device, and a port that changes the
 //! guest's memory while the device is in the middle of a packet.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arbitrary::{Arbitrary, Unstructured};
-use pvrdma_vmxnet3::testing::{MEMORY_BASE, Memory};
-use pvrdma_vmxnet3::{Frame, FramePort, MAX_FRAME, MAX_SUPER_FRAME, PortOffloads, Sent};
+use pvrdma_ether_link::testing::{self, Attack, Rules, Tags};
+use pvrdma_ether_link::{Frames, GsoLink, Link, Offload, memory};
+use pvrdma_vmxnet3::testing::frames::{GUEST_MAC, PEER_MAC, tagged};
+use pvrdma_vmxnet3::testing::{MEMORY_BASE, Memory, RxPacket};
+use pvrdma_vmxnet3::{Checksum, Frame, FramePort, MAX_FRAME, MAX_SUPER_FRAME, PortOffloads, Sent};
 
 /// Bytes in a page.
 pub const PAGE: u64 = 4096;
@@ -101,10 +105,33 @@ pub fn poke(memory: &Memory, address: u64, bytes: &[u8]) {
     }
 }
 
+/// The address that the sender of a frame may say that it has.
+const OWN_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
+const OWN: IpAddr = IpAddr::V4(OWN_V4);
+
 /// What a port may get as one frame.
 fn judge(frame: &Frame<'_>) {
     let most = if frame.mss().is_some() { MAX_SUPER_FRAME } else { MAX_FRAME };
     assert!((14..=most).contains(&frame.bytes().len()));
+}
+
+/// Rules of networks: with and without tags, where a station may have one address of IPv4 and no other.
+fn networks() -> [Rules<'static>; 3] {
+    [Tags::Untagged, Tags::Access(5), Tags::Trunk].map(|tags| Rules {
+        sources: &[],
+        tags,
+        roce: false,
+        may_have: &|address, _| address == OWN,
+    })
+}
+
+/// A frame that keeps the rules of a network keeps them as it leaves, whatever its sender left to the device.
+pub fn obeys(inspected: &[u8], left: &[u8]) {
+    for rules in networks() {
+        if rules.check(inspected).is_ok() {
+            assert_eq!(rules.check(left), Ok(()), "{rules:?}: {inspected:x?} left as {left:x?}");
+        }
+    }
 }
 
 /// A port that writes to the guest's memory each time it is given a frame: the packet is still in the ring then.
@@ -142,6 +169,7 @@ impl FramePort for MeddlingPort {
 
     fn send(&self, frame: &Frame<'_>) -> Sent {
         judge(frame);
+        cut(frame);
         let mood = self.mood.load(Ordering::Relaxed);
         self.frames.fetch_add(1, Ordering::Relaxed);
         if let Some(memory) = self.memory.get() {
@@ -158,8 +186,51 @@ pub fn cut(frame: &Frame<'_>) {
     let mut room = Vec::new();
     let count = frame.for_each_wire_frame(&mut room, |part| {
         judge(part);
+        obeys(frame.bytes(), part.bytes());
         assert!(part.mss().is_none());
         true
     });
     assert!((1..=pvrdma_vmxnet3::MAX_SEGMENTS).contains(&count));
+    through_a_link(frame);
+}
+
+/// The same behind a port that leaves it to links.
+fn through_a_link(frame: &Frame<'_>) {
+    let bytes = frame.bytes();
+    let offload = match (frame.checksum(), frame.mss()) {
+        (_, Some(mss)) => Offload::segmentation(bytes, mss),
+        (Checksum::Partial { start, at }, None) => Offload::checksum(bytes, start, at),
+        _ => None,
+    };
+    let Some(offload) = offload else { return };
+    let (near, far) = memory::pair(pvrdma_vmxnet3::MAX_SEGMENTS).unwrap();
+    let (mut frames, mut left) = (Frames::default(), Frames::default());
+    frames.push_with_offload(bytes, offload);
+    assert_eq!(GsoLink::new(Arc::new(near)).send(&frames, 0), 1);
+    far.receive(&mut left, pvrdma_vmxnet3::MAX_SEGMENTS);
+    assert!(!left.is_empty());
+    left.iter().for_each(|part| obeys(bytes, part));
+}
+
+/// A frame as a guest got it, with the tag that was stripped.
+pub fn arrived(packet: &RxPacket) -> Vec<u8> {
+    packet.tag.map_or_else(|| packet.bytes.clone(), |tag| tagged(&packet.bytes, tag))
+}
+
+/// A frame of the guest under test that breaks a rule if its checksum is stored where it says, with a byte changed.
+pub fn attack(number: u8, change: u16) -> Attack {
+    let mut all = testing::attacks(PEER_MAC, GUEST_MAC, &[0; 8], [OWN_V4, Ipv4Addr::new(10, 0, 0, 1)]);
+    let mut attack = all.swap_remove(usize::from(number) % all.len());
+    if change != 0 {
+        let at = 12 + usize::from(change >> 8) % (attack.frame.len() - 12);
+        attack.frame[at] ^= change.to_le_bytes()[0];
+    }
+    attack
+}
+
+/// Chooses the last bytes of a frame so that a sum stored at `at` makes it break a rule.
+pub fn forge(frame: &mut [u8], start: u16, at: u16, rule: u8) {
+    // VLANs, RoCE v1 and ARP as ethertypes, the port of RoCE v2, half an address.
+    let value = [666, 0x8915, 0x0806, 4791, 1, 0x8100][usize::from(rule) % 6];
+    testing::forge(frame, start.into(), at.into(), value);
 }

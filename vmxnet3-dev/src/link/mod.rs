@@ -225,21 +225,21 @@ impl Batch<'_> {
 
 /// A frame with what is still to be done to it.
 fn frame(bytes: &[u8], offload: Offload) -> Result<Frame<'_>, FrameError> {
-    match (offload.mss(), offload.missing_checksum()) {
-        (Some(mss), _) => Frame::to_be_segmented(bytes, mss.get()),
-        (None, Some((start, at))) => Frame::with_partial_checksum(bytes, start, at),
-        (None, None) => Frame::new(bytes, false),
+    if let Some(mss) = offload.mss() {
+        return Frame::to_be_segmented(bytes, mss.get());
     }
+    if offload.is_none() {
+        return Frame::new(bytes, false);
+    }
+    let (start, at) = offload.missing_checksum(bytes).unwrap_or_default();
+    Frame::with_partial_checksum(bytes, start, at)
 }
 
 /// What others are told of it. `None`: they cannot do it.
 fn offload(frame: &Frame<'_>) -> Option<Offload> {
     match (frame.checksum(), frame.mss()) {
-        (Checksum::Partial { start, at }, None) => Some(Offload::checksum(start, at)),
-        (Checksum::Partial { start, at }, Some(mss)) if Offload::can_segment(frame.bytes()) => {
-            Some(Offload::segmentation(start, at, mss))
-        }
-        (_, Some(_)) => None,
+        (Checksum::Partial { start, at }, None) => Offload::checksum(frame.bytes(), start, at),
+        (_, Some(mss)) => Offload::segmentation(frame.bytes(), mss),
         (Checksum::Unknown | Checksum::Verified, None) => Some(Offload::NONE),
     }
 }

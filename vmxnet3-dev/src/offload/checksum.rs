@@ -1,27 +1,70 @@
 //! The Internet checksum (RFC 1071).
 
+use std::ops::Range;
+
 use super::headers::{Headers, Ip, IpVersion, Transport};
+use crate::abi::byte;
 use crate::abi::completion::ChecksumReport;
+use crate::frame::Checksum;
 
 /// Where the checksum is in a TCP header, in bytes.
 pub(crate) const TCP_CHECKSUM: u16 = 16;
 /// Where it is in a UDP header.
-const UDP_CHECKSUM: usize = 6;
+pub(crate) const UDP_CHECKSUM: u16 = 6;
 /// Where it is in an IPv4 header.
 const IPV4_CHECKSUM: usize = 10;
 
+/// The same in a GRE header, which has one if this bit of its first byte is set.
+const GRE_CHECKSUM: usize = 4;
+const GRE_HAS_CHECKSUM: u8 = 0x80;
+/// Bytes of a GRE header with a checksum.
+const GRE_LEN: usize = 8;
+const PROTOCOL_GRE: u8 = 47;
+
 /// The sum of 16-bit words in network order, added to `sum`. A last odd byte counts as the high half of a word. No
 /// frame is long enough for the sum to overflow.
-pub(crate) fn add(mut sum: u64, bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<4>();
-    for word in words {
-        sum += u64::from(u32::from_be_bytes(*word));
-    }
-    let mut last = [0; 4];
+pub(crate) fn add(sum: u64, bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut last = [0; 8];
     for (to, from) in last.iter_mut().zip(rest) {
         *to = *from;
     }
-    sum + u64::from(u32::from_be_bytes(last))
+    // The sum of words in the order of this machine is the sum in network order with its bytes in that order (RFC 1071,
+    // 2 (B)), so that no word has to be swapped. Two sums of halves leave the compiler room for vectors.
+    let (mut low, mut high) = (0, 0);
+    for word in words.iter().chain([&last]) {
+        let word = u64::from_ne_bytes(*word);
+        low += word & u64::from(u32::MAX);
+        high += word >> 32;
+    }
+    sum + u64::from(u16::from_be(fold(low + high)))
+}
+
+/// A sum of bytes that come in parts of any length.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sum {
+    sum: u64,
+    /// The next byte is the low half of its word.
+    odd: bool,
+}
+
+impl Sum {
+    /// Adds the next bytes.
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
+        let part = fold(add(0, bytes));
+        self.sum += u64::from(if self.odd { part.swap_bytes() } else { part });
+        self.odd ^= bytes.len() % 2 == 1;
+    }
+
+    /// The checksum, in the form that UDP takes for one.
+    pub(crate) const fn checksum(self) -> [u8; 2] {
+        not_zero(!fold(self.sum)).to_be_bytes()
+    }
+}
+
+/// In UDP 0 would mean that there is no checksum (RFC 768). Both are the same to those who add.
+const fn not_zero(sum: u16) -> u16 {
+    if sum == 0 { u16::MAX } else { sum }
 }
 
 /// The sum in 16 bits.
@@ -50,12 +93,25 @@ pub(crate) fn pseudo_header(frame: &[u8], ip: &Ip, offset: usize) -> u64 {
     add(len + u64::from(ip.protocol), frame.get(ip.addresses()).unwrap_or_default())
 }
 
-/// Stores the complement of the sum from `start` to the end at `at`. What is there already (the sum of the pseudo
-/// header) is part of it. A result of 0 is stored as its other representation: in UDP 0 would mean that there is no
+/// Stores the complement of the sum of the bytes in `covered` at `at`. What is there already (the sum of the pseudo
+/// header) is part of it.
+pub(crate) fn complete(frame: &mut [u8], covered: Range<usize>, at: usize) {
+    let sum = !fold(add(0, frame.get(covered).unwrap_or_default()));
+    store(frame, at, not_zero(sum));
+}
+
+/// Calculates the checksum of a GRE header (RFC 2784) in a packet that is no fragment. Linux leaves it to devices that
+/// calculate any checksum. Returns `false`, and changes nothing, if `start` and `at` are not that header and its
 /// checksum.
-pub(crate) fn complete(frame: &mut [u8], start: usize, at: usize) {
-    let sum = !fold(add(0, frame.get(start..).unwrap_or_default()));
-    store(frame, at, if sum == 0 { 0xffff } else { sum });
+pub(crate) fn complete_gre(frame: &mut [u8], headers: &Headers, (start, at): (u16, u16)) -> bool {
+    let (start, at) = (usize::from(start), usize::from(at));
+    let Some(ip) = headers.ip.filter(|ip| ip.protocol == PROTOCOL_GRE && !ip.fragment) else { return false };
+    let has_checksum = ip.payload + GRE_LEN <= ip.end && byte(frame, ip.payload) & GRE_HAS_CHECKSUM != 0;
+    let is_there = has_checksum && (start, at) == (ip.payload, ip.payload + GRE_CHECKSUM);
+    if is_there {
+        complete(frame, start..ip.end, at);
+    }
+    is_there
 }
 
 /// Calculates the checksum of the IPv4 header, if there is one.
@@ -80,9 +136,39 @@ pub(crate) fn set_tcp(frame: &mut [u8], ip: &Ip, offset: usize) {
     store(frame, offset + usize::from(TCP_CHECKSUM), sum);
 }
 
+/// Where a checksum is missing, in bytes from the beginning of a frame.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Missing {
+    /// What it covers.
+    pub(crate) covered: Range<usize>,
+    /// Where it belongs.
+    pub(crate) at: usize,
+    /// The sum of the pseudo header is there, so that the checksum comes out right.
+    pub(crate) comes_out_right: bool,
+}
+
+impl Missing {
+    /// The same in a frame that has lost so many bytes in front of it.
+    pub(crate) fn moved_back(self, bytes: usize) -> Self {
+        let Self { covered, at, comes_out_right } = self;
+        let covered = covered.start.saturating_sub(bytes)..covered.end.saturating_sub(bytes);
+        Self { covered, at: at.saturating_sub(bytes), comes_out_right }
+    }
+}
+
+/// The missing checksum of a frame of which this is known.
+pub(crate) fn missing(frame: &[u8], headers: &Headers, checksum: Checksum) -> Option<Missing> {
+    let (Checksum::Partial { start, at }, Some(ip)) = (checksum, &headers.ip) else { return None };
+    let (start, at) = (usize::from(start), usize::from(at));
+    let open = frame.get(at..).and_then(<[u8]>::first_chunk).map(|&field| u16::from_be_bytes(field));
+    let comes_out_right = open == Some(fold(pseudo_header(frame, ip, start)));
+    Some(Missing { covered: start..ip.end, at, comes_out_right })
+}
+
 /// What can be said of the checksums of a frame. `trusted`: TCP and UDP need not be looked at.
 pub(crate) fn report(frame: &[u8], headers: &Headers, trusted: bool) -> ChecksumReport {
-    let Some(ip) = &headers.ip else { return ChecksumReport::default() };
+    let found = headers.ip.as_ref().filter(|_| headers.are_where_drivers_look());
+    let Some(ip) = found else { return ChecksumReport::default() };
     let (tcp, udp) = match headers.transport {
         Some(Transport::Tcp { .. }) => (true, false),
         Some(Transport::Udp { .. }) => (false, true),
@@ -99,7 +185,8 @@ fn transport_is_right(frame: &[u8], ip: &Ip, transport: Option<Transport>) -> bo
     let offset = match transport {
         None => return false,
         Some(Transport::Udp { offset }) => {
-            if slice(frame, offset + UDP_CHECKSUM, offset + UDP_CHECKSUM + 2) == [0, 0] {
+            let field = offset + usize::from(UDP_CHECKSUM);
+            if slice(frame, field, field + 2) == [0, 0] {
                 return false;
             }
             offset

@@ -129,6 +129,12 @@ pub(crate) fn set_ip_length(frame: &mut [u8]) -> bool {
 }
 
 impl Headers {
+    /// Returns `true` if the IP header is where Linux's driver looks for it: behind the Ethernet header, or behind one
+    /// tag of a customer VLAN. The driver panics if a frame is called TCP that has it elsewhere.
+    pub(crate) const fn are_where_drivers_look(&self) -> bool {
+        self.link_len == ETHERNET_LEN || self.link_len == ETHERNET_LEN + TAG_LEN && self.tag.is_some()
+    }
+
     /// Looks at a frame.
     pub(crate) fn parse(frame: &[u8]) -> Self {
         let (link_len, kind) = link_header(frame);

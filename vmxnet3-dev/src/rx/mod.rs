@@ -7,6 +7,7 @@ use pvrdma_guest_memory::{Direction, DmaView};
 use crate::abi::completion::{FrameReport, Place, rx_completion};
 use crate::abi::queue_desc::{DataRing, RxQueueConfig};
 use crate::error::{CommandError, QueueError};
+use crate::offload::checksum::{Missing, Sum};
 use crate::ring::{CompletionRing, Position, RingShape, check_range, load_rx};
 use plan::{After, Plan, Planned};
 
@@ -31,11 +32,16 @@ struct RingIds {
     data: u16,
 }
 
+/// Bytes that are summed and copied at a time, so that they are read from memory once.
+const BLOCK: usize = 4096;
+
 /// Bytes of a frame without the tag that was stripped from between.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Payload<'a> {
     pub(crate) head: &'a [u8],
     pub(crate) rest: &'a [u8],
+    /// The checksum that is to be put in.
+    pub(crate) missing: Option<Missing>,
 }
 
 impl Payload<'_> {
@@ -44,14 +50,43 @@ impl Payload<'_> {
         self.head.len().saturating_add(self.rest.len())
     }
 
-    /// Stores bytes `from..from+len` at a bus address.
-    fn store(&self, view: &DmaView<'_>, address: u64, from: usize, len: usize) -> Result<(), QueueError> {
+    /// Stores bytes `from..from+len` at a bus address, and adds those to `sum` that the missing checksum covers.
+    fn store(
+        &self,
+        view: &DmaView<'_>,
+        address: u64,
+        from: usize,
+        len: usize,
+        sum: &mut Sum,
+    ) -> Result<(), QueueError> {
         let end = from.saturating_add(len);
         let split = self.head.len();
         let head = self.head.get(from.min(split)..end.min(split)).unwrap_or_default();
         let rest = self.rest.get(from.max(split) - split..end.max(split) - split).unwrap_or_default();
         view.write(address, head)?;
-        view.write(address.wrapping_add(head.len() as u64), rest)?;
+        let address = address.wrapping_add(head.len() as u64);
+        let Some(Missing { covered, .. }) = &self.missing else { return Ok(view.write(address, rest)?) };
+        // The tag is in front of everything that is summed.
+        let mut at = from.saturating_add(head.len());
+        let mut to = address;
+        for block in rest.chunks(BLOCK) {
+            let here = |place: usize| place.clamp(at, at.saturating_add(block.len())) - at;
+            sum.add(block.get(here(covered.start)..here(covered.end)).unwrap_or_default());
+            view.write(to, block)?;
+            at = at.saturating_add(block.len());
+            to = to.wrapping_add(block.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Stores the bytes of the checksum that lie in the buffer with bytes `from..from+len`.
+    fn put_in(&self, view: &DmaView<'_>, address: u64, from: usize, len: usize, sum: Sum) -> Result<(), QueueError> {
+        let Some(Missing { at, .. }) = self.missing else { return Ok(()) };
+        for (place, byte) in (at..).zip(sum.checksum()) {
+            if let Some(into) = place.checked_sub(from).filter(|&into| into < len) {
+                view.write(address.wrapping_add(into as u64), &[byte])?;
+            }
+        }
         Ok(())
     }
 }
@@ -201,9 +236,14 @@ impl RxQueue {
             Planned::NoBuffers => return Ok(Delivery::NoBuffers),
             Planned::TooLong => return Ok(Delivery::TooLong),
         };
+        let (mut from, mut sum) = (0, Sum::default());
+        for buffer in plan.buffers() {
+            payload.store(view, buffer.address, from, buffer.len.into(), &mut sum)?;
+            from += usize::from(buffer.len);
+        }
         let mut from = 0;
         for buffer in plan.buffers() {
-            payload.store(view, buffer.address, from, buffer.len.into())?;
+            payload.put_in(view, buffer.address, from, buffer.len.into(), sum)?;
             from += usize::from(buffer.len);
         }
         let count = plan.buffers().len();

@@ -18,5 +18,5 @@ pub use guest::Guest;
 pub use irq::Irqs;
 pub use memory::{MEMORY_BASE, Memory};
 pub use port::{Cable, RecordingPort, SentFrame};
-pub use rx_queue::{DriverRxQueue, RxLayout, RxPacket};
+pub use rx_queue::{DriverRxQueue, RxKind, RxLayout, RxPacket};
 pub use tx_queue::{DriverTxQueue, TxOffload, TxPacket};

@@ -26,6 +26,32 @@ impl RxLayout {
     pub const JUMBO: Self = Self { first: 96, second: 32, head: 3072, body: 4096, bodies: 2, data_slot: 0 };
 }
 
+/// Protocols of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RxKind {
+    /// IPv4.
+    pub ipv4: bool,
+    /// IPv6.
+    pub ipv6: bool,
+    /// TCP.
+    pub tcp: bool,
+    /// UDP.
+    pub udp: bool,
+}
+
+impl RxKind {
+    /// The driver looks for the end of the headers of TCP, and panics (`BUG_ON`) where it does not find them.
+    fn assert_found(self, bytes: &[u8]) {
+        let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+        let (kind, behind) = if matches!(word(12), 0x8100 | 0x88a8) { (word(16), 18) } else { (word(12), 14) };
+        if self.tcp && self.ipv4 {
+            assert!(kind == 0x0800 && bytes[behind + 9] == 6, "the kernel panics");
+        } else if self.tcp && self.ipv6 {
+            assert_eq!(kind, 0x86dd, "the kernel panics");
+        }
+    }
+}
+
 /// A packet as the driver hands it to the stack.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RxPacket {
@@ -33,6 +59,8 @@ pub struct RxPacket {
     pub bytes: Vec<u8>,
     /// Tag that was stripped.
     pub tag: Option<u16>,
+    /// The protocols that the device found.
+    pub kind: RxKind,
     /// The stack need not look at the checksum.
     pub checksum_verified: bool,
     /// Hash type and hash.
@@ -227,6 +255,7 @@ impl DriverRxQueue {
         packet.in_data_ring |= in_data_ring;
         describe(packet, first, [head, hash, len_word, flags]);
         if last {
+            packet.kind.assert_found(&packet.bytes);
             packets.extend(self.current.take());
         }
         // The device may have skipped some.
@@ -250,6 +279,7 @@ fn describe(packet: &mut RxPacket, first: bool, [head, hash, len_word, flags]: [
         kind => Some((kind as u8, hash)),
     };
     packet.tag = (len_word >> 15 & 1 == 1).then_some((len_word >> 16) as u16);
+    packet.kind = RxKind { ipv4: bit(21), ipv6: bit(20), tcp: bit(18), udp: bit(17) };
     packet.checksum_verified = false;
     let (transport, fragment) = (bit(17) || bit(18), bit(22));
     if head >> 30 & 1 == 0 {

@@ -7,8 +7,8 @@ use crate::abi::queue_desc::TxQueueConfig;
 use crate::abi::tx_desc::{MAX_PER_FRAME, MAX_PER_SUPER_FRAME, OffloadMode, TxDesc};
 use crate::error::{CommandError, QueueError};
 use crate::frame::{Frame, MAX_SUPER_FRAME};
-use crate::offload::headers::{self, ETHERNET_LEN, TAG_LEN};
-use crate::offload::segment;
+use crate::offload::headers::{self, ETHERNET_LEN, Headers, TAG_LEN};
+use crate::offload::{checksum, segment};
 use crate::ring::{CompletionRing, Position, RingShape, load_tx};
 
 /// A packet in the ring.
@@ -40,7 +40,15 @@ impl Packet {
         }
         let frame = match self.offload {
             OffloadMode::None | OffloadMode::Encapsulated => Frame::new(bytes, false),
-            OffloadMode::Checksum { start, at } => Frame::with_partial_checksum(bytes, start + shift, at + shift),
+            OffloadMode::Checksum { start, at } => {
+                let (headers, place) = (Headers::parse(bytes), (start + shift, at + shift));
+                // Links do not calculate this one. It is done before any port inspects the frame.
+                if checksum::complete_gre(bytes, &headers, place) {
+                    Frame::new(bytes, false)
+                } else {
+                    Frame::partial(bytes, &headers, place)
+                }
+            }
             OffloadMode::Segment { mss, .. } => {
                 if !segment::prepare(bytes) {
                     return None;

@@ -1,5 +1,6 @@
 //! Local delivery: the path to a peer of the same process. The payload is copied once.
 
+pub(crate) mod apart;
 pub(crate) mod rc;
 pub(crate) mod route;
 pub(crate) mod ud;

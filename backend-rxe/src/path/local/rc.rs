@@ -6,34 +6,59 @@
 //! run strictly one after another, so FENCE needs no extra work.
 
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use parking_lot::FairMutexGuard;
 use pvrdma_roce::wire::rnr_delay;
-use pvrdma_roce::{AtomicChange, NakReason, Received, StepOutcome};
+use pvrdma_roce::{AtomicChange, NakReason, Received};
 use pvrdma_verbs::{
-    Access, QpState, QueueError, RemoteAddress, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus,
+    Access, QpAttrs, QpState, QueueError, RemoteAddress, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus,
 };
 
 use super::route::LocalRoute;
 use crate::budget::Budget;
+use crate::capture::StepOutcome;
 use crate::capture::local::{ConnectionTrace, refusal};
 use crate::counters::{Counters, Tally};
+use crate::gid::BoundGid;
 use crate::qp::Qp;
+use crate::qp::contact::Connection;
 use crate::qp::requester::{Progress, Requester, begin_request};
-use crate::qp::responder::{Responder, execute_atomic, remote_list, remote_sge};
+use crate::qp::responder::{Responder, check_remote, execute_atomic, remote_list, remote_sge};
 use crate::qp::state::ErrorCause;
 use crate::sg::{FaultyList, Memory, MemoryGuard, SgList, transfer};
 use crate::task::Run;
 
 /// The responder of the peer, held.
-struct Target<'a> {
-    responder: FairMutexGuard<'a, Responder>,
+pub(super) struct Target<'a> {
+    pub(super) responder: FairMutexGuard<'a, Responder>,
     /// Whether it is connected to us.
-    connected: bool,
+    pub(super) connected: bool,
+}
+
+impl<'a> Target<'a> {
+    /// Takes the responder of a peer. The addresses are those of the directory's `generation`.
+    pub(super) fn lock(
+        peer: &'a Qp,
+        (qp, attrs): (&Qp, &QpAttrs),
+        (source, generation): (BoundGid, u64),
+        connection: &mut Connection,
+    ) -> Self {
+        let mut responder = peer.responder.lock();
+        let connected = responder.is_connected_to(peer, qp, source, generation)
+            && responder.own_address().is_some_and(|own| own.gid == attrs.av.dgid)
+            && peer.qp_type == qp.qp_type
+            && peer.state.receives()
+            && {
+                let psns = (attrs.sq_psn, responder.attrs.rq_psn);
+                responder.connection.meet(connection, psns)
+            };
+        Self { responder, connected }
+    }
 }
 
 /// One step of a request.
-enum Step {
+pub(super) enum Step {
     /// It ended with success; bytes for its completion.
     Done(u32),
     /// A part was moved.
@@ -146,21 +171,12 @@ impl<'a> LocalBatch<'a> {
 
     /// The responder did not execute the request in flight.
     fn refused(&mut self, nak: NakReason, capturing: bool) -> BatchEnd {
-        match nak {
-            NakReason::Silence => {
-                if capturing {
-                    trace_loss(self.qp, self.requester, self.route, self.guard.own());
-                }
-                self.requester.wait_for_response(self.qp);
-                BatchEnd::Run(Run::Idle)
-            }
-            NakReason::NotReady(code) => match self.requester.wait_for_receive(self.qp, rnr_delay(code)) {
-                Ok(()) => BatchEnd::Run(Run::Idle),
-                Err(status) => BatchEnd::Failed(status),
-            },
-            NakReason::InvalidRequest => BatchEnd::Failed(WcStatus::RemoteInvalidRequest),
-            NakReason::RemoteAccess => BatchEnd::Failed(WcStatus::RemoteAccess),
-            NakReason::RemoteOperation => BatchEnd::Failed(WcStatus::RemoteOperation),
+        if capturing && nak == NakReason::Silence {
+            trace_loss(self.qp, self.requester, self.route, self.guard.own());
+        }
+        match refused(self.qp, self.requester, nak) {
+            Ok(run) => BatchEnd::Run(run),
+            Err(status) => BatchEnd::Failed(status),
         }
     }
 
@@ -179,24 +195,14 @@ impl<'a> LocalBatch<'a> {
             }
         }
         let (Some(peer), Some(source)) = (self.peer, *source) else { return Step::Refused(NakReason::Silence) };
-        let target = target.get_or_insert_with(|| {
-            let mut responder = peer.responder.lock();
-            let connected = responder.is_connected_to(peer, qp, source, *generation)
-                && responder.own_address().is_some_and(|own| own.gid == attrs.av.dgid)
-                && peer.qp_type == qp.qp_type
-                && peer.state.receives()
-                && {
-                    let psns = (attrs.sq_psn, responder.attrs.rq_psn);
-                    responder.connection.meet(connection, psns)
-                };
-            Target { responder, connected }
-        });
+        let target = target.get_or_insert_with(|| Target::lock(peer, (qp, attrs), (source, *generation), connection));
         if !target.connected || !peer.state.receives() {
             return Step::Refused(NakReason::Silence);
         }
         target.responder.first_request(peer, memory.view);
         let trace = capturing.then_some(ConnectionTrace { qp, own, attrs, source, trace });
         let responder = &mut *target.responder;
+        let own = OwnSide::Held(own);
         let mut exchange = Exchange { qp, own, peer, memory, responder, work, progress, budget: self.budget, trace };
         exchange.execute(self.tally).unwrap_or_else(Step::Refused)
     }
@@ -211,23 +217,45 @@ pub(crate) fn trace_loss(qp: &Qp, requester: &mut Requester, route: &mut LocalRo
     trace.step(work, progress, progress.done, StepOutcome::NoResponse, None);
 }
 
+/// What becomes of a request that the responder did not execute: what the run does next, or how the request ends.
+pub(super) fn refused(qp: &Qp, requester: &mut Requester, nak: NakReason) -> Result<Run, WcStatus> {
+    match nak {
+        NakReason::Silence => {
+            requester.wait_for_response(qp);
+            Ok(Run::Idle)
+        }
+        NakReason::NotReady(code) => requester.wait_for_receive(qp, rnr_delay(code)).map(|()| Run::Idle),
+        NakReason::InvalidRequest => Err(WcStatus::RemoteInvalidRequest),
+        NakReason::RemoteAccess => Err(WcStatus::RemoteAccess),
+        NakReason::RemoteOperation => Err(WcStatus::RemoteOperation),
+    }
+}
+
+/// The requester's memory.
+pub(super) enum OwnSide<'a> {
+    /// It is held together with the responder's.
+    Held(Memory<'a>),
+    /// It is not held now: what the request moves is here, for one step.
+    Apart(&'a mut [u8]),
+}
+
 /// A request meets the responder.
-struct Exchange<'a> {
-    qp: &'a Qp,
-    own: Memory<'a>,
-    peer: &'a Qp,
-    memory: Memory<'a>,
-    responder: &'a mut Responder,
-    work: &'a SendWr,
-    progress: &'a mut Progress,
-    budget: &'a mut Budget,
+pub(super) struct Exchange<'a> {
+    pub(super) qp: &'a Qp,
+    pub(super) own: OwnSide<'a>,
+    pub(super) peer: &'a Qp,
+    pub(super) memory: Memory<'a>,
+    pub(super) responder: &'a mut Responder,
+    pub(super) work: &'a SendWr,
+    pub(super) progress: &'a mut Progress,
+    pub(super) budget: &'a mut Budget,
     /// Somebody may be watching.
-    trace: Option<ConnectionTrace<'a>>,
+    pub(super) trace: Option<ConnectionTrace<'a>>,
 }
 
 impl<'a> Exchange<'a> {
     #[inline]
-    fn execute(&mut self, tally: &mut Tally) -> Result<Step, NakReason> {
+    pub(super) fn execute(&mut self, tally: &mut Tally) -> Result<Step, NakReason> {
         if self.progress.done == 0 {
             self.progress.epoch = self.responder.epoch;
         } else if self.progress.epoch != self.responder.epoch {
@@ -239,17 +267,10 @@ impl<'a> Exchange<'a> {
             SendOp::Send { data, .. } => self.send(data),
             SendOp::Write { remote, immediate } => self.write(remote, immediate),
             SendOp::Read { remote } => self.read(remote),
-            SendOp::CompareSwap { remote, compare, swap } => atomic(
-                self.responder,
-                self.peer,
-                self.memory,
-                self.source(),
-                remote,
-                AtomicChange::CompareSwap { compare, swap },
-            ),
-            SendOp::FetchAdd { remote, add } => {
-                atomic(self.responder, self.peer, self.memory, self.source(), remote, AtomicChange::FetchAdd { add })
+            SendOp::CompareSwap { remote, compare, swap } => {
+                self.atomic(remote, AtomicChange::CompareSwap { compare, swap })
             }
+            SendOp::FetchAdd { remote, add } => self.atomic(remote, AtomicChange::FetchAdd { add }),
             // Handled before a peer is needed.
             SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) | SendOp::Unsupported { .. } | SendOp::Malformed => {
                 Ok(Step::Failed(WcStatus::LocalQpOperation))
@@ -285,7 +306,7 @@ impl<'a> Exchange<'a> {
             self.responder.check_receive(peer, self.memory, length)?;
         }
         let list = self.responder.receive_list(peer, self.memory);
-        match move_chunk(self.source(), list, self.progress, self.budget, false) {
+        match put(&mut self.own, (self.qp, self.work), list, self.progress, self.budget, false) {
             Ok(true) => {}
             Ok(false) => return Ok(Step::Moved),
             Err(FaultyList::Source) => return Ok(Step::Failed(WcStatus::LocalProtection)),
@@ -301,21 +322,24 @@ impl<'a> Exchange<'a> {
     fn write(&mut self, remote: RemoteAddress, immediate: Option<[u8; 4]>) -> Result<Step, NakReason> {
         let (peer, view) = (self.peer, self.memory.view);
         let length = self.progress.length;
+        // A message of one packet needs its receive at once; a longer one with its last packet.
+        let takes_first = immediate.is_some() && length <= u64::from(self.responder.attrs.path_mtu.bytes());
         if self.progress.done == 0 {
             self.responder.check_enabled(peer, view, Access::REMOTE_WRITE)?;
-            // A message of one packet needs its receive at once; a longer one with its last packet.
-            if immediate.is_some() && length <= u64::from(self.responder.attrs.path_mtu.bytes()) {
+            if takes_first {
                 self.responder.take_receive(peer, view, Some(&self.qp.state))?;
             }
-            self.responder.check_remote(peer, self.memory, remote, length, Access::REMOTE_WRITE)?;
+            if check_remote(peer, self.memory, remote, length, Access::REMOTE_WRITE).is_err() {
+                return Err(self.deny_write(takes_first));
+            }
         }
         let sges = [remote_sge(remote, length)];
         let list = remote_list(peer, self.memory, &sges, Access::REMOTE_WRITE);
-        match move_chunk(self.source(), list, self.progress, self.budget, true) {
+        match put(&mut self.own, (self.qp, self.work), list, self.progress, self.budget, true) {
             Ok(true) => {}
             Ok(false) => return Ok(Step::Moved),
             Err(FaultyList::Source) => return Ok(Step::Failed(WcStatus::LocalProtection)),
-            Err(FaultyList::Target) => return Err(self.responder.refuse(peer, view, NakReason::RemoteAccess)),
+            Err(FaultyList::Target) => return Err(self.deny_write(takes_first)),
         }
         if let Some(immediate) = immediate {
             self.responder.take_receive(peer, view, Some(&self.qp.state))?;
@@ -324,17 +348,28 @@ impl<'a> Exchange<'a> {
         Ok(Step::Done(0))
     }
 
+    /// Refuses a WRITE to memory that cannot be accessed.
+    fn deny_write(&mut self, took_receive: bool) -> NakReason {
+        let (peer, view) = (self.peer, self.memory.view);
+        if took_receive {
+            self.responder.refuse_immediate(peer, view)
+        } else {
+            self.responder.refuse(peer, view, NakReason::RemoteAccess)
+        }
+    }
+
     fn read(&mut self, remote: RemoteAddress) -> Result<Step, NakReason> {
         let (peer, view) = (self.peer, self.memory.view);
         let length = self.progress.length;
         if self.progress.done == 0 {
             self.responder.check_enabled(peer, view, Access::REMOTE_READ)?;
-            self.responder.check_remote(peer, self.memory, remote, length, Access::REMOTE_READ)?;
+            if check_remote(peer, self.memory, remote, length, Access::REMOTE_READ).is_err() {
+                return Err(self.responder.refuse(peer, view, NakReason::RemoteAccess));
+            }
         }
         let sges = [remote_sge(remote, length)];
         let source = remote_list(peer, self.memory, &sges, Access::REMOTE_READ);
-        let target = SgList { need: Access::LOCAL_WRITE, ..self.source() };
-        match move_chunk(source, target, self.progress, self.budget, true) {
+        match get(&mut self.own, (self.qp, self.work), source, self.progress, self.budget) {
             Ok(true) => Ok(Step::Done(u32::try_from(length).unwrap_or(u32::MAX))),
             Ok(false) => Ok(Step::Moved),
             Err(FaultyList::Source) => Err(self.responder.refuse(peer, view, NakReason::RemoteAccess)),
@@ -342,9 +377,29 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// The request's own list, for reading.
-    fn source(&self) -> SgList<'a> {
-        SgList { memory: self.own, sges: &self.work.sges, pd: self.qp.pd, need: Access::empty() }
+    /// Changes eight bytes of the peer and puts the value before into the request's own list.
+    fn atomic(&mut self, remote: RemoteAddress, change: AtomicChange) -> Result<Step, NakReason> {
+        let (peer, memory) = (self.peer, self.memory);
+        self.responder.check_enabled(peer, memory.view, Access::REMOTE_ATOMIC)?;
+        if !remote.addr.is_multiple_of(8) {
+            return Err(self.responder.refuse(peer, memory.view, NakReason::InvalidRequest));
+        }
+        let checked = check_remote(peer, memory, remote, 8, Access::REMOTE_ATOMIC);
+        let Ok(old) = checked.and_then(|()| execute_atomic(peer, memory, remote, change)) else {
+            return Err(self.responder.refuse(peer, memory.view, NakReason::RemoteAccess));
+        };
+        let old = old.to_le_bytes();
+        match &mut self.own {
+            OwnSide::Held(own) => {
+                let target = own_list(*own, self.qp, self.work, Access::LOCAL_WRITE);
+                let written = target.write(0, &old);
+                Ok(written.map_or(Step::Failed(WcStatus::LocalProtection), |()| Step::Done(8)))
+            }
+            OwnSide::Apart(bytes) => {
+                bytes.iter_mut().zip(old).for_each(|(byte, old)| *byte = old);
+                Ok(Step::Done(8))
+            }
+        }
     }
 
     /// Ends the receive in use.
@@ -360,28 +415,60 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Changes eight bytes of the peer and puts the value before into the request's own list, `own`.
-fn atomic(
-    responder: &mut Responder,
-    peer: &Qp,
-    memory: Memory<'_>,
-    own: SgList<'_>,
-    remote: RemoteAddress,
-    change: AtomicChange,
-) -> Result<Step, NakReason> {
-    responder.check_enabled(peer, memory.view, Access::REMOTE_ATOMIC)?;
-    if !remote.addr.is_multiple_of(8) {
-        return Err(responder.refuse(peer, memory.view, NakReason::InvalidRequest));
+/// The request's own list.
+pub(super) fn own_list<'a>(memory: Memory<'a>, qp: &'a Qp, work: &'a SendWr, need: Access) -> SgList<'a> {
+    SgList { memory, sges: &work.sges, pd: qp.pd, need }
+}
+
+/// Moves a part of a message to the responder. Returns `true` if all of it has been moved.
+#[inline]
+fn put(
+    own: &mut OwnSide<'_>,
+    (qp, work): (&Qp, &SendWr),
+    to: SgList<'_>,
+    progress: &mut Progress,
+    budget: &mut Budget,
+    ordered: bool,
+) -> Result<bool, FaultyList> {
+    match own {
+        OwnSide::Held(own) => move_chunk(own_list(*own, qp, work, Access::empty()), to, progress, budget, ordered),
+        OwnSide::Apart(bytes) => {
+            // Pollers of a written buffer expect its end last.
+            let (body, tail) = bytes.split_at(bytes.len().saturating_sub(8));
+            let tail_at = progress.done.saturating_add(body.len() as u64);
+            let written = to.write(progress.done, body).and_then(|()| {
+                fence(Ordering::Release);
+                to.write(tail_at, tail)
+            });
+            written.map_err(|_| FaultyList::Target)?;
+            Ok(moved(bytes.len() as u64, progress, budget))
+        }
     }
-    responder.check_remote(peer, memory, remote, 8, Access::REMOTE_ATOMIC)?;
-    let Ok(old) = execute_atomic(peer, memory, remote, change) else {
-        return Err(responder.refuse(peer, memory.view, NakReason::RemoteAccess));
-    };
-    let target = SgList { need: Access::LOCAL_WRITE, ..own };
-    match target.write(0, &old.to_le_bytes()) {
-        Ok(()) => Ok(Step::Done(8)),
-        Err(_) => Ok(Step::Failed(WcStatus::LocalProtection)),
+}
+
+/// Moves a part of a message from the responder. Returns `true` if all of it has been moved.
+#[inline]
+fn get(
+    own: &mut OwnSide<'_>,
+    (qp, work): (&Qp, &SendWr),
+    from: SgList<'_>,
+    progress: &mut Progress,
+    budget: &mut Budget,
+) -> Result<bool, FaultyList> {
+    match own {
+        OwnSide::Held(own) => move_chunk(from, own_list(*own, qp, work, Access::LOCAL_WRITE), progress, budget, true),
+        OwnSide::Apart(bytes) => {
+            from.read(progress.done, bytes).map_err(|_| FaultyList::Source)?;
+            Ok(moved(bytes.len() as u64, progress, budget))
+        }
     }
+}
+
+/// Notes what was moved. Returns `true` if that is all.
+const fn moved(count: u64, progress: &mut Progress, budget: &mut Budget) -> bool {
+    budget.take_bytes(count);
+    progress.done = progress.done.saturating_add(count);
+    progress.done >= progress.length
 }
 
 /// Moves as much of a message as the budget allows. Returns `true` if all of it has been moved.

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Weak};
 
-use pvrdma_roce::SyntheticTrace;
 use pvrdma_verbs::{Gid, Qpn};
 use serde::Serialize;
 
+use crate::capture::SyntheticTrace;
 use crate::gid::BoundGid;
 use crate::qp::Qp;
 use crate::qp::contact::Connection;

@@ -10,7 +10,7 @@ use crate::counters::{Counters, Tally};
 use crate::qp::Qp;
 use crate::qp::flight::FlightEvent;
 use crate::qp::requester::{Requester, begin_request};
-use crate::qp::responder::{Responder, execute_atomic, remote_list, remote_sge};
+use crate::qp::responder::{Responder, check_remote, execute_atomic, remote_list, remote_sge};
 use crate::qp::state::ErrorCause;
 use crate::sg::{Memory, SgList};
 
@@ -105,8 +105,8 @@ impl ResponderOps for ResponderHooks<'_> {
         self.responder.check_enabled(self.qp, self.memory.view, need)
     }
 
-    fn check_remote(&mut self, remote: RemoteAddress, length: u64, need: Access) -> Result<(), NakReason> {
-        self.responder.check_remote(self.qp, self.memory, remote, length, need)
+    fn check_remote(&mut self, remote: RemoteAddress, length: u64, need: Access) -> Result<(), AccessError> {
+        check_remote(self.qp, self.memory, remote, length, need)
     }
 
     fn write(&mut self, remote: RemoteAddress, data: &[u8]) -> Result<(), AccessError> {
@@ -133,5 +133,9 @@ impl ResponderOps for ResponderHooks<'_> {
 
     fn refuse(&mut self, refusal: NakReason) {
         self.responder.refuse(self.qp, self.memory.view, refusal);
+    }
+
+    fn refuse_immediate(&mut self) {
+        self.responder.refuse_immediate(self.qp, self.memory.view);
     }
 }

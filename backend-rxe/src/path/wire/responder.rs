@@ -103,7 +103,10 @@ impl WireResponder {
         self.transport.forget_responses();
         self.deferred.clear();
         self.receive_wait = None;
-        self.reorder.clear();
+        if !self.reorder.is_empty() {
+            self.reorder.clear();
+            self.transport.forget_received();
+        }
     }
 
     /// Packets that wait, and responses that are owed.

@@ -53,8 +53,8 @@ impl AfPacketSocket {
         &self.interface
     }
 
-    /// Finds out who cuts super-frames: sends one from `mac` to itself, which the next bridge drops, and looks at what
-    /// leaves the interface. Takes a tenth of a second if nothing does.
+    /// Finds out whether the kernel cuts TCP, and where super-frames are cut: sends one of each from `mac` to itself,
+    /// which the next bridge drops, and looks at what leaves the interface. Takes a tenth of a second if nothing does.
     ///
     /// # Errors
     /// The system refuses.

@@ -9,6 +9,7 @@ use pvrdma_roce::wire::Ethernet;
 use crate::Offload;
 pub(super) use crate::offload::headers::{Headers, MAX_HEADERS, finish_checksum};
 use crate::offload::headers::{checksum_of_ipv4, put};
+use crate::offload::is_whole;
 
 /// Bytes of a `virtio_net_hdr`.
 pub(super) const OFFLOAD_LEN: usize = 10;
@@ -108,9 +109,10 @@ impl Headers {
         network && equal(0, ip) && equal(udp, udp + 4) && equal(udp + 6, udp + 8)
     }
 
-    /// What the kernel is told of a frame that is left to it. `None`: it does not take such a frame.
+    /// The `virtio_net_hdr` of a frame whose checksum or segmentation is left to the kernel. Its offsets are those of
+    /// the frame's headers. `None`: the kernel does not take such a frame.
     pub(super) fn left_open(frame: &[u8], offload: Offload) -> Option<[u8; OFFLOAD_LEN]> {
-        let (start, at) = offload.missing_checksum()?;
+        let (start, at) = offload.missing_checksum(frame)?;
         let mut open = [NEEDS_CHECKSUM, KIND_NONE, 0, 0, 0, 0, 0, 0, 0, 0];
         let mut say = |place: usize, value: u16| -> Option<()> {
             *open.get_mut(place..)?.first_chunk_mut()? = value.to_ne_bytes();
@@ -137,7 +139,8 @@ impl Headers {
 pub(super) fn run<'f>(frames: impl Iterator<Item = &'f [u8]>) -> Option<(usize, Headers)> {
     let mut frames = frames.take(MAX_SEGMENTS);
     let first = frames.next()?;
-    let headers = Headers::of(first).filter(Headers::are_roce)?;
+    // The kernel refuses a super-frame whose headers contradict each other, and that must not look as if it took none.
+    let headers = Headers::of(first).filter(Headers::are_roce).filter(|_| is_whole(first))?;
     let udp_checksum = headers.transport + 6;
     if first.get(udp_checksum..udp_checksum + 2) != Some(&[0, 0]) {
         return None;

@@ -19,6 +19,8 @@ pub(super) struct Sent {
     pub(super) taken: usize,
     /// Of these, the ones that did not leave.
     pub(super) lost: usize,
+    /// Of these, the ones that the kernel does not take as they are (`EINVAL`).
+    pub(super) refused: usize,
     /// Why it ended before all were taken.
     pub(super) error: Option<Errno>,
 }
@@ -30,8 +32,8 @@ pub(super) struct Output {
     super_frames: AtomicBool,
     /// It takes tagged ones, too.
     tagged: AtomicBool,
-    /// It takes frames that are left to it.
-    open_frames: AtomicBool,
+    /// Frames with an offload are left to it. Does not change: a refusal may be the fault of one frame.
+    open_frames: bool,
     /// The priority of what the socket sends. Whoever sends holds it.
     priority: RwLock<u8>,
 }
@@ -41,7 +43,7 @@ impl Default for Output {
         Self {
             super_frames: AtomicBool::new(true),
             tagged: AtomicBool::new(true),
-            open_frames: AtomicBool::new(true),
+            open_frames: true,
             priority: RwLock::new(0),
         }
     }
@@ -94,7 +96,7 @@ impl Message {
 impl Output {
     /// Leaves nothing to the kernel.
     pub(super) fn without_offload() -> Self {
-        Self { super_frames: AtomicBool::new(false), open_frames: AtomicBool::new(false), ..Self::default() }
+        Self { super_frames: AtomicBool::new(false), open_frames: false, ..Self::default() }
     }
 
     /// Sends the frames from index `from` on.
@@ -118,12 +120,10 @@ impl Output {
                 }
                 // The interface's queue is full, or the frame is longer than the interface allows.
                 Err(errno @ (Errno::NOBUFS | Errno::MSGSIZE | Errno::INVAL)) => {
-                    if errno == Errno::INVAL {
-                        self.forget_open_frames(frames, &messages);
-                    }
                     let count = messages.first().map_or(1, |first| first.count);
                     sent.taken += count;
                     sent.lost += count;
+                    sent.refused += if errno == Errno::INVAL { count } else { 0 };
                 }
                 Err(errno) => {
                     sent.error = Some(errno);
@@ -157,16 +157,7 @@ impl Output {
 
     /// Returns `true` if a frame can be left to the kernel.
     pub(super) fn takes(&self, frame: &[u8], offload: Offload) -> bool {
-        self.open_frames.load(Ordering::Relaxed) && Headers::left_open(frame, offload).is_some()
-    }
-
-    /// Takes no such frames any more if one was refused. Those that are here are lost.
-    fn forget_open_frames(&self, frames: &Frames, messages: &[Message]) {
-        let refused = messages.first().is_some_and(|first| !frames.offload(first.first).is_none());
-        if refused && self.open_frames.swap(false, Ordering::Relaxed) {
-            // Log: once for a link.
-            log::info!("this kernel takes no frames of TCP to be cut");
-        }
+        self.open_frames && Headers::left_open(frame, offload).is_some()
     }
 
     fn has_super_frames(&self) -> bool {

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
 use crate::namespace::Namespace;
-use crate::offload::sample::{carried, data, long_tcp};
+use crate::offload::sample::{carried, data, long_tcp, open_checksum};
 use pvrdma_roce::wire::{Bth, Checksum, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Udp, build};
 
 const A: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -61,6 +61,15 @@ fn runs_end_where_packets_differ() {
     }
     // 30 long and the first short one, the other four short ones; identification; then port, and the greatest number.
     assert_eq!(counts, [31, 4, 1, 64, 64, 64, 47]);
+    // No run has headers that contradict each other, which the kernel would refuse: version, UDP length.
+    for (at, value) in [(14, 0x65), (39, 9)] {
+        let spoiled = (10..40).map(|ident| packet(ident, 0xc001, 1024));
+        let spoiled = spoiled.map(|mut frame| {
+            frame[at] = value;
+            frame
+        });
+        assert!(offload::run(batch(&spoiled.collect::<Vec<_>>()).iter()).is_none());
+    }
 }
 
 /// What another sender of the host left to the hardware: a TCP super-frame, for IPv4 and for IPv6.
@@ -187,7 +196,7 @@ fn what_is_left_to_the_kernel_arrives_right() {
         let (short, _) = long_tcp(B.0, A.0, &data(700), 1448);
         let mut frames = Frames::default();
         frames.push_with_offload(&long, segmentation);
-        frames.push_with_offload(&short, Offload::checksum(34, 50));
+        frames.push_with_offload(&short, open_checksum(&short));
         assert_eq!(link.send(&frames, 0), 2);
         let got = collect(&b, 36);
         assert_eq!((carried(&got[..35]), carried(&got[35..])), (bytes, data(700)));
@@ -195,8 +204,28 @@ fn what_is_left_to_the_kernel_arrives_right() {
         let mut tagged = long;
         tagged.splice(12..12, [0x81, 0, 0, 7]);
         frames.clear();
-        frames.push_with_offload(&tagged, segmentation.moved(4));
+        frames.push_with_offload(&tagged, segmentation);
         assert_eq!((link.send(&frames, 0), collect(&b, 35).len(), link.lost()), (1, 35, 0));
+    });
+}
+
+/// A frame that the kernel does not take says nothing about others: it is lost, and TCP of other devices that share the
+/// uplink is cut by the kernel as before.
+#[test]
+fn a_frame_that_is_refused_is_the_only_one_that_suffers() {
+    let Some(host) = Namespace::new("refused") else { return };
+    host.veth();
+    host.enter(|| {
+        let (a, b) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
+        plug(&a, &b);
+        let bytes = data(5000);
+        let (long, segmentation) = long_tcp(B.0, A.0, &bytes, 1448);
+        let mut frames = Frames::default();
+        frames.push_with_offload(&long[..5], segmentation);
+        frames.push_with_offload(&long, segmentation);
+        assert_eq!((a.send(&frames, 0), a.lost()), (2, 1));
+        assert_eq!(carried(&collect(&b, 4)), bytes);
+        assert!(a.takes(&long, segmentation));
     });
 }
 
@@ -237,6 +266,10 @@ fn wire_s3_a_super_frame_is_looked_at_before_others_leave() {
         plug(&own, &peer);
         let socket = AfPacketSocket::open("va", VlanFilter::All).unwrap();
         assert_eq!(socket.segmentation(A).unwrap(), Segmentation::Interface, "as virtual ones are");
+        // The kernel was asked about TCP with a frame that it takes.
+        let (asked, mut segments) = (segmentation::long_tcp(A), Vec::new());
+        let cut = asked.offload(0).finish(asked.get(0).unwrap(), &mut Vec::new(), |part| segments.push(part.to_vec()));
+        assert!(cut && carried(&segments) == [0; 128]);
         host.ip("link set va gso_max_size 200");
         assert_eq!(socket.segmentation(A).unwrap(), Segmentation::Kernel);
         host.ip("link set va down");

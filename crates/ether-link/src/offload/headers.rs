@@ -11,7 +11,8 @@ pub(crate) const PROTOCOL_TCP: u8 = 6;
 const TCP_FIN_PSH: u8 = 0x09;
 const TCP_CWR: u8 = 0x80;
 
-/// Puts the missing checksum into a frame. `false`: it is not where it is said to be.
+/// Stores the checksum that the kernel left out of a frame it delivers, where the kernel says. Only for frames that no
+/// port has inspected yet. Returns `false` if that is outside of the frame.
 pub(crate) fn finish_checksum(frame: &mut [u8], (start, offset): (usize, usize)) -> bool {
     let Some(covered) = frame.get_mut(start..) else { return false };
     // The field holds the sum of the pseudo header.
@@ -23,7 +24,7 @@ pub(crate) fn finish_checksum(frame: &mut [u8], (start, offset): (usize, usize))
 }
 
 /// Zero would mean "no checksum" in UDP.
-const fn not_zero(sum: u16) -> u16 {
+pub(super) const fn not_zero(sum: u16) -> u16 {
     if sum == 0 { u16::MAX } else { sum }
 }
 

@@ -1,98 +1,109 @@
-//! What a frame's sender left to be done before it is on a wire: a checksum, and segmentation of TCP.
+//! The work on a frame that its sender left to others: a checksum, and segmentation of TCP.
 //!
-//! Between guests of one process nobody does it: a long frame is handed over whole, as between two interfaces of one
-//! kernel. A [`GsoLink`](crate::GsoLink) does it in front of links that carry frames to a wire.
+//! Between guests of one process the receiver does it: a long frame is handed over whole, as between two interfaces of
+//! one kernel. A [`GsoLink`](crate::GsoLink) does it in front of links that carry frames to a wire.
 
 pub(crate) mod headers;
 #[cfg(test)]
 pub(crate) mod sample;
+#[cfg(test)]
+mod tests;
+mod transport;
 
 use std::num::NonZeroU16;
 
-use headers::{Headers, finish_checksum};
+use headers::Headers;
+use transport::Transport;
 
-/// What is still to be done to a frame (`virtio_net_hdr` says the same).
+/// Work that is still to be done to a frame (`virtio_net_hdr` describes the same).
+///
+/// It has no offsets. A link that does the work takes them from the headers of the frame, and changes nothing but
+/// fields that TCP, UDP and IP define: the checksum, and for segmentation also lengths, sequence number, flags and
+/// identification. A port that has inspected a frame relies on this: all other bytes leave as it saw them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Offload {
-    checksum: Option<Place>,
-    segment: Option<NonZeroU16>,
-}
+pub struct Offload(Work);
 
-/// Where a checksum is missing. Counted from the beginning of the frame, in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Place {
-    start: u16,
-    at: u16,
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Work {
+    #[default]
+    Nothing,
+    /// The checksum field of TCP or UDP holds the sum of the pseudo header.
+    Checksum,
+    /// The same, of TCP to be cut into segments with so many bytes of data.
+    Segment(NonZeroU16),
 }
 
 impl Offload {
     /// Nothing: the frame is as it is on a wire.
-    pub const NONE: Self = Self { checksum: None, segment: None };
+    pub const NONE: Self = Self(Work::Nothing);
 
-    /// The sum from byte `start` to the end is to be stored at byte `at`, which holds the sum of the pseudo header.
-    pub const fn checksum(start: u16, at: u16) -> Self {
-        Self { checksum: Some(Place { start, at }), segment: None }
+    /// The sum from byte `start` to the end of the IP packet is to be stored at byte `at`, which holds the sum of the
+    /// pseudo header. `None`: that is not the checksum of an unfragmented TCP segment or UDP datagram.
+    pub fn checksum(frame: &[u8], start: u16, at: u16) -> Option<Self> {
+        let offsets = Transport::of(frame)?.offsets()?;
+        (offsets == (start, at)).then_some(Self(Work::Checksum))
     }
 
-    /// The TCP frame with such a checksum is to be cut into segments with `mss` bytes of data.
-    pub const fn segmentation(start: u16, at: u16, mss: NonZeroU16) -> Self {
-        Self { checksum: Some(Place { start, at }), segment: Some(mss) }
+    /// The TCP frame, whose checksum is the sum of the pseudo header, is to be cut into segments with `mss` bytes of
+    /// data. `None`: links cannot cut it, because it is no TCP with data, or has extension headers of IPv6 or two tags.
+    pub fn segmentation(frame: &[u8], mss: NonZeroU16) -> Option<Self> {
+        can_segment(frame).then_some(Self(Work::Segment(mss)))
     }
 
     /// Returns `true` if nothing is left to be done.
     pub const fn is_none(self) -> bool {
-        self.checksum.is_none() && self.segment.is_none()
+        matches!(self.0, Work::Nothing)
     }
 
-    /// Where the bytes begin that the missing checksum covers, and where it belongs, in bytes from the frame's
-    /// beginning.
-    pub fn missing_checksum(self) -> Option<(u16, u16)> {
-        self.checksum.map(|Place { start, at }| (start, at))
+    /// Returns `true` if a frame has the headers that this work needs. Others are lost when it is done.
+    pub fn fits(self, frame: &[u8]) -> bool {
+        match self.0 {
+            Work::Nothing => true,
+            Work::Checksum => is_whole(frame),
+            Work::Segment(_) => can_segment(frame),
+        }
+    }
+
+    /// Offsets in the frame of the bytes that the missing checksum covers and of the checksum. `None`: none is missing,
+    /// or the frame has no place for one.
+    pub fn missing_checksum(self, frame: &[u8]) -> Option<(u16, u16)> {
+        Transport::of(frame).filter(|_| !self.is_none())?.offsets()
     }
 
     /// Bytes of data in each segment, if the frame is to be cut.
     pub const fn mss(self) -> Option<NonZeroU16> {
-        self.segment
-    }
-
-    /// The same for a frame that has become so many bytes longer (or shorter) in front of what is summed.
-    #[must_use]
-    pub fn moved(self, bytes: i16) -> Self {
-        let checksum = self.checksum.map(|Place { start, at }| Place {
-            start: start.saturating_add_signed(bytes),
-            at: at.saturating_add_signed(bytes),
-        });
-        Self { checksum, ..self }
-    }
-
-    /// Returns `true` if [`Self::finish`] can cut the frame. It knows no extension headers of IPv6, and one tag.
-    pub fn can_segment(frame: &[u8]) -> bool {
-        Headers::of(frame).is_some_and(|headers| headers.is_tcp() && headers.len() < frame.len())
+        match self.0 {
+            Work::Segment(mss) => Some(mss),
+            Work::Nothing | Work::Checksum => None,
+        }
     }
 
     /// Bytes of the longest frame that it becomes.
     pub fn longest(self, frame: &[u8]) -> usize {
-        let headers = self.segment.and_then(|mss| Some((Headers::of(frame)?.len(), usize::from(mss.get()))));
+        let headers = self.mss().and_then(|mss| Some((Headers::of(frame)?.len(), usize::from(mss.get()))));
         headers.map_or(frame.len(), |(headers, mss)| frame.len().min(headers.saturating_add(mss)))
     }
 
-    /// Does what is left: gives `take` each frame as it is on a wire, in `room`, which is used again. Returns `false`
-    /// if the frame is not what it is said to be.
+    /// Does the work: gives `take` each frame as it is on a wire, in `room`, which is used again. Returns `false` if
+    /// the frame does not [fit](Self::fits).
     pub(crate) fn finish(self, frame: &[u8], room: &mut Vec<u8>, mut take: impl FnMut(&[u8])) -> bool {
-        let Some(mss) = self.segment.map(|mss| usize::from(mss.get())) else {
-            let Some(Place { start, at }) = self.checksum else {
+        let mss = match self.0 {
+            Work::Nothing => {
                 take(frame);
                 return true;
-            };
-            room.clear();
-            room.extend_from_slice(frame);
-            let done = finish_checksum(room, (start.into(), usize::from(at.saturating_sub(start))));
-            if done {
-                take(room);
             }
-            return done;
+            Work::Checksum => {
+                room.clear();
+                room.extend_from_slice(frame);
+                let done = Transport::of(frame).and_then(|transport| transport.complete(room)).is_some();
+                if done {
+                    take(room);
+                }
+                return done;
+            }
+            Work::Segment(mss) => usize::from(mss.get()),
         };
-        let Some(headers) = Headers::of(frame).filter(Headers::is_tcp) else { return false };
+        let Some(headers) = Headers::of(frame).filter(|_| can_segment(frame)) else { return false };
         let data = frame.get(headers.len()..).unwrap_or_default();
         let count = data.len().div_ceil(mss);
         for (index, part) in data.chunks(mss).enumerate() {
@@ -106,4 +117,18 @@ impl Offload {
         }
         count > 0
     }
+}
+
+/// Returns `true` for an unfragmented TCP segment or UDP datagram, all of whose lengths agree.
+pub(crate) fn is_whole(frame: &[u8]) -> bool {
+    Transport::of(frame).is_some()
+}
+
+/// Both parsers must find the same TCP header: [`Headers`] takes a fragment for TCP, and [`Transport`] takes frames
+/// that it cannot rewrite.
+fn can_segment(frame: &[u8]) -> bool {
+    let Some((headers, transport)) = Headers::of(frame).zip(Transport::of(frame)) else { return false };
+    let is_same = headers.is_tcp() && headers.transport == transport.start;
+    // What follows the IP packet would become data.
+    is_same && headers.len() < frame.len() && transport.end == frame.len()
 }

@@ -23,7 +23,13 @@ pub(crate) fn long_tcp(to: [u8; 6], from: [u8; 6], data: &[u8], mss: u16) -> (Ve
     frame.extend((!pseudo.finish()).to_be_bytes());
     frame.extend([0, 0]);
     frame.extend(data);
-    (frame, Offload::segmentation(34, 50, NonZeroU16::new(mss).unwrap()))
+    let offload = Offload::segmentation(&frame, NonZeroU16::new(mss).unwrap()).unwrap();
+    (frame, offload)
+}
+
+/// The missing checksum of such a frame.
+pub(crate) fn open_checksum(frame: &[u8]) -> Offload {
+    Offload::checksum(frame, 34, 50).unwrap()
 }
 
 /// Bytes that differ from place to place.

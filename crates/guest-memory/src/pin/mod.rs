@@ -3,7 +3,7 @@
 //! A limit is asked before memory is populated: a lock that takes effect when a page is faulted in counts against
 //! `RLIMIT_MEMLOCK` and the device's own share for all of its bytes, and costs nothing else.
 
-mod lock;
+pub(super) mod lock;
 mod runs;
 #[cfg(test)]
 mod tests;

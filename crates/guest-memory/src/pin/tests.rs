@@ -1,6 +1,7 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::ops::Range;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use rustix::fs::MemfdFlags;
 use vm_memory::FileOffset;
@@ -32,6 +33,23 @@ fn shared(pages: u64) -> Arc<MmapRegion> {
     let file = File::from(rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
     file.set_len(pages * PAGE_SIZE).unwrap();
     Arc::new(MmapRegion::from_file(FileOffset::new(file, 0), usize::try_from(pages * PAGE_SIZE).unwrap()).unwrap())
+}
+
+/// Has the VMM use pages: they are in the file from then on.
+fn fill(mapping: &MmapRegion, pages: Range<u64>) {
+    let file = mapping.file_offset().unwrap().file();
+    pages.for_each(|page| file.write_all_at(&[1; 4096], page * PAGE_SIZE).unwrap());
+}
+
+/// The same for the mapping that a space has.
+fn fill_space(space: &DmaSpace, pages: Range<u64>) {
+    let pieces = space.view().all_pieces();
+    fill(&pieces[0].1.mapping, pages);
+}
+
+/// Pages that the file of a mapping has.
+fn pages_of(mapping: &MmapRegion) -> u64 {
+    mapping.file_offset().unwrap().file().metadata().unwrap().blocks() * 512 / PAGE_SIZE
 }
 
 /// What the kernel says of a mapping of this process: how many it makes of it, how many bytes are there, and how many
@@ -102,6 +120,7 @@ fn memory_is_locked_before_it_is_populated() {
     let (space, addresses) = limited(PinPolicy::All, 1 << 20, MemoryLimits::default());
     space.lock_all().unwrap();
     assert_eq!((space.pinned_bytes(), kernel_view(&addresses).1), (0, 0));
+    fill_space(&space, 0..2);
     assert!(space.with_pins(|pins| pins.pin_some(PAGE_SIZE)));
     let (_, resident, locked) = kernel_view(&addresses);
     assert_eq!((space.pinned_bytes(), resident, locked), (PAGE_SIZE, PAGE_SIZE, PAGE_SIZE));
@@ -150,6 +169,7 @@ fn sec_c6_nothing_is_populated_before_the_limit_is_asked() {
     space.pin_failure().unwrap();
 
     let (space, addresses) = limited(PinPolicy::Registered, 4096, limits);
+    fill_space(&space, 0..200);
     let guard = space.pin_pages(&unlimited(), &list(0, 8)).unwrap();
     assert!(space.pin_pages(&unlimited(), &list(0, 9)).is_err());
     assert!(space.pin_pages(&unlimited(), &list(100, 1)).is_err());
@@ -174,6 +194,7 @@ fn ranges_that_share_a_mapping_share_its_lock() {
         backing: Some(Backing { mapping: Arc::clone(&mapping), offset: usize::try_from(page * PAGE_SIZE).unwrap() }),
     };
     (0..64).step_by(2).for_each(|page| space.map(range(page)).unwrap());
+    fill(&mapping, 0..64);
     space.pin_status().unwrap();
     assert_eq!(space.pinned_bytes(), 32 * PAGE_SIZE);
     assert_eq!(kernel_view(&addresses), (1, 32 * PAGE_SIZE, 32 * PAGE_SIZE));
@@ -186,6 +207,7 @@ fn ranges_that_share_a_mapping_share_its_lock() {
 #[ignore = "takes 16 GiB of memory"]
 fn a_guest_of_16_gib_is_locked() {
     let (space, addresses) = limited(PinPolicy::All, 4 << 20, MemoryLimits::default());
+    fill_space(&space, 0..4 << 20);
     let start = std::time::Instant::now();
     space.pin_status().unwrap();
     println!("16 GiB are populated and locked after {:?}", start.elapsed());
@@ -196,6 +218,9 @@ fn a_guest_of_16_gib_is_locked() {
 #[test]
 fn sec_c8_scattered_registrations_leave_mappings_to_others() {
     let (space, addresses) = limited(PinPolicy::Registered, 70_000, MemoryLimits::default());
+    // The guest has used what it registers, and nothing that lies between.
+    let mapping = Arc::clone(&space.view().all_pieces()[0].1.mapping);
+    (0..68 * 512).for_each(|page| fill(&mapping, 2 * page..2 * page + 1));
     let guards: Vec<_> = (0..68).map(|i| space.pin_pages(&unlimited(), &scattered(i * 512, 512)).unwrap()).collect();
     let (mappings, _, locked) = kernel_view(&addresses);
     assert!(mappings <= 2 * 1024 + 3, "{mappings}");
@@ -272,6 +297,29 @@ fn sec_s9_the_book_of_registered_memory_is_small() {
     drop(guards);
     drop(space.pin_pages(&unlimited(), &list(0, 1)).unwrap());
     assert_eq!(space.pinned_bytes(), 0);
+}
+
+/// N11: the pages that a VMM has not used would be charged to this process.
+#[test]
+fn what_the_vmm_has_not_used_stays_unused() {
+    for policy in [PinPolicy::All, PinPolicy::Registered] {
+        let space = DmaSpace::new(policy);
+        let mapping = shared(20_000);
+        let addresses = mapping.as_ptr() as usize..mapping.as_ptr() as usize + mapping.size();
+        let backing = Some(Backing { mapping: Arc::clone(&mapping), offset: 0 });
+        space.map(DmaRange { iova: 0x10_0000, len: 20_000 * PAGE_SIZE, writable: true, backing }).unwrap();
+        fill(&mapping, 3..5);
+        fill(&mapping, 9_000..9_001);
+        fill(&mapping, 19_999..20_000);
+        space.pin_status().unwrap();
+        let guard = space.pin_pages(&unlimited(), &list(0, 20_000)).unwrap();
+        // Those that are there are locked, the limits were asked for all, and a page that comes later is locked, too.
+        assert_eq!((pages_of(&mapping), space.pinned_bytes()), (4, 20_000 * PAGE_SIZE), "{policy:?}");
+        assert_eq!(kernel_view(&addresses), (1, 4 * PAGE_SIZE, 4 * PAGE_SIZE), "{policy:?}");
+        space.view().write(0x10_0000 + 7 * PAGE_SIZE, b"new").unwrap();
+        assert_eq!(kernel_view(&addresses), (1, 5 * PAGE_SIZE, 5 * PAGE_SIZE), "{policy:?}");
+        drop(guard);
+    }
 }
 
 /// A page that cannot be had is an error, and nothing of the registration stays locked.

@@ -58,10 +58,11 @@ impl Requester {
                 self.notice_missing(now, newest);
             }
             Syndrome::RnrNak { timer } => self.rnr_nak(now, seq, timer, ops),
-            Syndrome::Nak(NakCode::SequenceError) => match SackMap::parse(payload) {
-                Some(map) if self.sack == Sack::On && !payload.is_empty() => self.selective_ack(now, seq, &map, ops),
-                _ => self.sequence_nak(now, seq, ops),
+            Syndrome::Nak(NakCode::SequenceError) if self.sack == Sack::On => match SackMap::parse(payload) {
+                Some(map) => self.selective_ack(now, seq, &map, ops),
+                None => self.sequence_nak(now, seq, ops),
             },
+            Syndrome::Nak(NakCode::SequenceError) => self.sequence_nak(now, seq, ops),
             Syndrome::Nak(code) => {
                 let status = match code {
                     NakCode::InvalidRequest => WcStatus::RemoteInvalidRequest,

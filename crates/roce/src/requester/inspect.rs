@@ -2,13 +2,18 @@
 
 use std::time::Duration;
 
-use pvrdma_verbs::{Psn, micros};
+use pvrdma_verbs::Psn;
 use serde::Serialize;
 
 use super::selective::Sack;
 use super::send_state::wire_psn;
 use super::timers::Timer;
 use super::{Requester, RequesterStats};
+
+/// Whole microseconds.
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
 
 /// A timer that runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]

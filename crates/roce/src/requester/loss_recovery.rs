@@ -100,6 +100,8 @@ pub(super) struct LossRecovery {
     /// PSN of the last sequence NAK that was acted upon: a responder sends one for each missing packet, what comes
     /// again was duplicated on its way.
     nak_psn: Option<Seq>,
+    /// The packet to which the requester went back last without spending a retry.
+    free_psn: Option<Seq>,
     /// The PSN after the last packet that was retransmitted alone.
     alone_until: Option<Seq>,
     /// How many of them in a row named the packet after the one that was retransmitted.
@@ -125,6 +127,7 @@ impl LossRecovery {
             backoff: 0,
             timed_out: false,
             nak_psn: None,
+            free_psn: None,
             alone_until: None,
             consecutive_naks: 0,
         }
@@ -291,6 +294,12 @@ impl LossRecovery {
         let least = if patient { MIN_RESPONSE_TIMEOUT } else { MIN_PROBE_TIMEOUT };
         let timeout = known.or(rtt).or(response_time)?.max(least);
         Some(timeout.saturating_mul(1 << self.probe_backoff))
+    }
+
+    /// The responder keeps nothing behind the packet at `seq`. Returns `true` if going back to it spends no retry: the
+    /// first time for each packet.
+    pub(super) fn takes_back_free(&mut self, seq: Seq) -> bool {
+        self.free_psn.replace(seq) != Some(seq)
     }
 
     /// A sequence NAK names `seq`. Returns `true` if it is not a copy of the one before. A responder that names one

@@ -1,39 +1,57 @@
 //! Cutting requests into packets (IBA 9.7.2, 9.4).
 
-use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWr};
+use pvrdma_verbs::{Mtu, RemoteAddress, SendData, SendFlags, SendOp, SendWr};
 
+use crate::path::packets;
 use crate::wire::{AtomicEth, Extension, Ieth, ImmDt, Opcode, Position, Reth};
 
-/// What one packet of a request is.
-pub(crate) struct PacketPlan {
-    pub(crate) opcode: Opcode,
-    pub(crate) extension: Extension,
+/// One packet of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PacketPlan {
+    /// Opcode of its BTH.
+    pub opcode: Opcode,
+    /// Its extension headers.
+    pub extension: Extension,
     /// PSNs that it takes: more than one for a READ whose response has several packets.
-    pub(crate) span: u32,
-    /// Payload: where in the message it begins, and its bytes.
-    pub(crate) offset: u64,
-    pub(crate) len: u32,
+    pub span: u32,
+    /// Offset in the message of its first payload byte.
+    pub offset: u64,
+    /// Bytes of payload.
+    pub len: u32,
     /// The response is a message of its own, of which only `max_rd_atomic` may be outstanding.
-    pub(crate) wants_data: bool,
-    pub(crate) solicited: bool,
-    pub(crate) ends_message: bool,
+    pub wants_data: bool,
+    /// It asks for a solicited event.
+    pub solicited: bool,
+    /// It is the last packet of its message.
+    pub ends_message: bool,
 }
 
 /// A request with the bytes of its message and the packets (PSNs) that it takes.
-pub(crate) struct SizedWr<'a> {
-    pub(crate) wr: &'a SendWr,
-    pub(crate) length: u32,
-    pub(crate) count: u32,
+#[derive(Clone, Copy, Debug)]
+pub struct SizedWr<'a> {
+    /// The request.
+    pub wr: &'a SendWr,
+    /// Bytes of its message.
+    pub length: u32,
+    /// PSNs that it takes.
+    pub count: u32,
+}
+
+impl<'a> SizedWr<'a> {
+    /// A request with a message of `length` bytes over a path with this MTU. An empty message takes one packet.
+    pub const fn new(wr: &'a SendWr, length: u32, mtu: Mtu) -> Self {
+        Self { wr, length, count: packets(length, mtu) }
+    }
 }
 
 impl PacketPlan {
     /// The packet at PSN number `index` of a request. `mtu` is in bytes; `read_span` is the most PSNs that a READ
     /// request asks for. `None`: the request sends nothing, or has fewer packets.
-    pub(crate) fn new(request: &SizedWr<'_>, index: u32, mtu: u32, read_span: u32) -> Option<Self> {
+    pub fn new(request: &SizedWr<'_>, index: u32, mtu: u32, read_span: u32) -> Option<Self> {
         let offset = u64::from(index) * u64::from(mtu);
         let left = u32::try_from(u64::from(request.length).checked_sub(offset)?).ok()?;
         let len = left.min(mtu);
-        let (first, last) = (index == 0, index + 1 == request.count);
+        let (first, last) = (index == 0, index.checked_add(1) == Some(request.count));
         let position = Position::of(first, last);
         let only = position == Position::Only;
         let mut plan = Self {
@@ -95,7 +113,7 @@ impl PacketPlan {
     }
 
     fn read(&mut self, request: &SizedWr<'_>, remote: RemoteAddress, index: u32, mtu: u32, read_span: u32) {
-        self.span = read_span.min(request.count - index);
+        self.span = read_span.min(request.count.saturating_sub(index));
         let left = request.length.saturating_sub(u32::try_from(self.offset).unwrap_or(u32::MAX));
         let length = left.min(self.span.saturating_mul(mtu));
         let address = remote.addr.wrapping_add(self.offset);

@@ -45,7 +45,7 @@ impl Request {
 
     /// Returns `true` if the response carries data, so that being executed is not being done: a READ or an atomic.
     pub(super) const fn wants_data(&self) -> bool {
-        matches!(self.wr.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+        self.wr.op.has_result()
     }
 
     /// Returns `true` if its memory is that of the region with this key, whatever the byte that consumers choose.

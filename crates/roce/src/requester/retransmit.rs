@@ -99,7 +99,7 @@ impl Requester {
     }
 
     /// Goes back to `from` because something was lost, if there are retries left.
-    fn retry(&mut self, now: Duration, from: Seq, setback: Setback, ops: &mut impl RequesterOps) {
+    pub(super) fn retry(&mut self, now: Duration, from: Seq, setback: Setback, ops: &mut impl RequesterOps) {
         let Some(left) = self.recovery.retries.checked_sub(1) else {
             return self.fail_at(now, self.snd.una, WcStatus::RetryExceeded, ops);
         };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Requester;
+use super::loss_recovery::Setback;
 use super::read_grid::ReadGrid;
 use super::request::{Request, Stage};
 use super::send_state::Seq;
@@ -53,12 +54,35 @@ impl Requester {
         if self.ended || self.timers.is_running(Timer::RnrBackoff) {
             return;
         }
+        // What the responder expects only moves on, so a packet that it had and misses now is proof as well. The NAK that
+        // told of the loss was lost itself.
+        if map.is_empty() || self.scoreboard.has(seq) {
+            return self.nothing_kept(now, seq, ops);
+        }
         if self.scoreboard.update(seq, map, self.snd.max) {
             let board = &self.scoreboard;
             self.recovery.on_sacked(now, |seq| board.has(seq));
             self.restart_timers(now);
         }
         self.find_lost(now);
+        self.notice_missing(now, seq);
+    }
+
+    /// The responder misses the packet at `seq` and keeps nothing behind it, whatever it has said before: it had no room,
+    /// or has lost its buffer. Goes back to that packet. That is free once for each packet: a responder that has it
+    /// repeated without end spends the retries.
+    fn nothing_kept(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
+        let is_news = self.recovery.on_sequence_nak(seq) || self.scoreboard.received() > 0;
+        if !is_news {
+            return;
+        }
+        self.stats.sequence_naks += 1;
+        if self.recovery.takes_back_free(seq) {
+            self.go_back(now, seq, Setback::Nak);
+            self.restart_timers(now);
+        } else {
+            self.retry(now, seq, Setback::Nak, ops);
+        }
         self.notice_missing(now, seq);
     }
 

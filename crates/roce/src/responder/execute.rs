@@ -96,11 +96,19 @@ impl Responder {
         if length > MAX_MESSAGE || !self.payload_is_legal(packet) {
             return Err(invalid(ops));
         }
-        if info.position.starts() && length > 0 {
-            ops.check_remote(next, length.into(), Access::REMOTE_WRITE)?;
-        }
-        if ops.write(next, packet.payload).is_err() {
-            return Err(refuse(ops, NakReason::RemoteAccess));
+        let checked = if info.position.starts() && length > 0 {
+            ops.check_remote(next, length.into(), Access::REMOTE_WRITE)
+        } else {
+            Ok(())
+        };
+        if checked.and_then(|()| ops.write(next, packet.payload)).is_err() {
+            // A message of several packets is checked with its first one, before it takes a receive. Only the receive
+            // that this packet has taken can say what was wrong.
+            if immediate.is_some() {
+                ops.refuse_immediate();
+                return Err(NakReason::RemoteAccess);
+            }
+            return Err(denied(ops));
         }
         if !info.position.ends() {
             let next = RemoteAddress { addr: next.addr.wrapping_add(packet.payload.len() as u64), ..next };
@@ -127,8 +135,8 @@ impl Responder {
         if !self.has_resources() || reth.length > MAX_MESSAGE || !self.payload_is_legal(packet) {
             return Err(invalid(ops));
         }
-        if reth.length > 0 {
-            ops.check_remote(remote(reth), reth.length.into(), Access::REMOTE_READ)?;
+        if reth.length > 0 && ops.check_remote(remote(reth), reth.length.into(), Access::REMOTE_READ).is_err() {
+            return Err(denied(ops));
         }
         let first = self.expected;
         let count = packets(reth.length, self.attrs.path_mtu);
@@ -158,8 +166,8 @@ impl Responder {
             return Err(invalid(ops));
         }
         let remote = RemoteAddress { addr: atomic.address, rkey: atomic.rkey };
-        ops.check_remote(remote, 8, Access::REMOTE_ATOMIC)?;
-        let Ok(original) = ops.update(remote, change) else { return Err(refuse(ops, NakReason::RemoteAccess)) };
+        let checked = ops.check_remote(remote, 8, Access::REMOTE_ATOMIC);
+        let Ok(original) = checked.and_then(|()| ops.update(remote, change)) else { return Err(denied(ops)) };
         let psn = self.expected;
         self.expected = psn.plus(1);
         self.complete_message();
@@ -202,6 +210,11 @@ fn grown(done: u32, packet: &Packet<'_>, ops: &mut impl ResponderOps) -> Result<
 
 fn invalid(ops: &mut impl ResponderOps) -> NakReason {
     refuse(ops, NakReason::InvalidRequest)
+}
+
+/// The memory that the request names cannot be accessed.
+fn denied(ops: &mut impl ResponderOps) -> NakReason {
+    refuse(ops, NakReason::RemoteAccess)
 }
 
 fn refuse(ops: &mut impl ResponderOps, reason: NakReason) -> NakReason {

@@ -148,6 +148,8 @@ pub struct Responder {
     entropy: u16,
     /// What has come behind the expected packet, for the next NAK: that PSN, and what.
     received: Option<(Psn, SackMap)>,
+    /// The next sequence NAK has no map, because what earlier maps named is lost.
+    has_forgotten: bool,
     /// Nothing is executed any more.
     ended: bool,
     ident: u16,
@@ -177,6 +179,7 @@ impl Responder {
             peer_port: None,
             entropy: 0,
             received: None,
+            has_forgotten: false,
             ended: false,
             ident: 0,
             stats: ResponderStats::default(),
@@ -318,6 +321,22 @@ impl Responder {
     /// What has come behind [`Self::expected_psn`] and is kept.
     pub const fn set_received(&mut self, map: SackMap) {
         self.received = Some((self.expected, map));
+    }
+
+    /// The caller has lost the packets that it kept behind [`Self::expected_psn`]. A peer that agreed on selective
+    /// acknowledgements believes that they have arrived: it gets a sequence NAK without a map, and goes back to the
+    /// expected packet. A peer that has nothing outstanding ignores the NAK.
+    pub fn forget_received(&mut self) {
+        self.received = None;
+        if self.sack != Sack::On || self.ended {
+            return;
+        }
+        self.has_forgotten = true;
+        // An RNR NAK has the same effect on the peer: it goes back when the wait is over.
+        if self.nak_sent != NakSent::Rnr {
+            self.nak_sent = NakSent::None;
+            self.nak_expected();
+        }
     }
 
     /// Sends the NAK for what `ops` refused, which has already done the rest.

@@ -154,6 +154,7 @@ impl Responder {
     pub fn poll_transmit(&mut self, ops: &mut impl ResponderOps, out: &mut [u8]) -> Option<usize> {
         self.refresh_ack();
         loop {
+            self.rename_forgetful_nak();
             let frame = match *self.responses.front()? {
                 Response::Ack { psn, msn } => self.acknowledge(psn, Aeth { syndrome: Syndrome::ACK, msn }, out),
                 Response::Nak { psn, syndrome: SEQUENCE_ERROR, .. } if psn != self.expected => {
@@ -186,13 +187,27 @@ impl Responder {
         }
     }
 
+    /// The next response is a NAK that is to tell of lost packets, and the packet that it names was executed meanwhile.
+    /// It names the one that is expected now instead: the peer has to hear of it all the same.
+    fn rename_forgetful_nak(&mut self) {
+        let (expected, msn) = (self.expected, self.msn);
+        if self.has_forgotten
+            && let Some(Response::Nak { psn, syndrome: SEQUENCE_ERROR, msn: its_msn }) = self.responses.front_mut()
+            && *psn != expected
+        {
+            (*psn, *its_msn) = (expected, msn);
+            self.nak_sent = NakSent::Sequence;
+        }
+    }
+
     fn acknowledge(&mut self, psn: Psn, aeth: Aeth, out: &mut [u8]) -> Option<usize> {
         self.small(Opcode::ACKNOWLEDGE, psn, Extension::Aeth(aeth), out)
     }
 
     /// A NAK, with what has come behind the missing packet if the peer takes that.
     fn nak(&mut self, psn: Psn, aeth: Aeth, out: &mut [u8]) -> Option<usize> {
-        let map = match self.received.take() {
+        let forgotten = aeth.syndrome == SEQUENCE_ERROR && std::mem::take(&mut self.has_forgotten);
+        let map = match self.received.take().filter(|_| !forgotten) {
             Some((missing, map)) if missing == psn && aeth.syndrome == SEQUENCE_ERROR => map,
             _ => SackMap::default(),
         };

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::field::{u24, u24_bytes};
+use pvrdma_packet::field::{u24, u24_bytes};
 
 /// ACK extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

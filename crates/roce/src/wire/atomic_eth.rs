@@ -1,6 +1,6 @@
 //! The extended transport header of a request for an atomic operation (IBA 9.3.4).
 
-use super::field::{field, put};
+use pvrdma_packet::field::{field, put};
 
 /// Extended transport header of an atomic operation. Operands are numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

@@ -1,8 +1,8 @@
 //! The base transport header, first in every packet (IBA 9.2).
 
+use pvrdma_packet::field::{field, put, u24, u24_bytes};
 use pvrdma_verbs::{Psn, Qpn};
 
-use super::field::{field, put, u24, u24_bytes};
 use super::opcode::Opcode;
 
 /// The P_Key of the only partition.

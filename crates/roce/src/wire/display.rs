@@ -72,10 +72,10 @@ impl fmt::Display for Packet<'_> {
 
 #[cfg(test)]
 mod tests {
+    use pvrdma_packet::{Ethernet, Vlan};
     use pvrdma_verbs::{Gid, Psn, Qpn};
 
     use super::super::bth::Bth;
-    use super::super::ethernet::{Ethernet, Vlan};
     use super::super::frame::build;
     use super::super::{
         Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Grh, Ieth, ImmDt, Ipv4, NakCode, Opcode, Reth, Syndrome, Udp,

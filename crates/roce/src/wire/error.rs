@@ -1,5 +1,6 @@
 //! Why a frame is not taken or not built.
 
+use pvrdma_packet::Truncated;
 use thiserror::Error;
 
 /// Why bytes are not a RoCE packet.
@@ -17,6 +18,13 @@ pub enum ParseError {
     /// A fragment of an IPv4 packet. RoCE is never fragmented.
     #[error("IP fragment")]
     Fragment,
+}
+
+impl From<Truncated> for ParseError {
+    #[inline]
+    fn from(Truncated(header): Truncated) -> Self {
+        Self::Truncated(header)
+    }
 }
 
 /// A packet that was damaged on its way. Dropped silently (IBA 9.6.1).

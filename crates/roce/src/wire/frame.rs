@@ -1,8 +1,9 @@
 //! Laying a packet out in a caller's buffer.
 
+use pvrdma_packet::Ethernet;
+
 use super::bth::Bth;
 use super::error::BuildError;
-use super::ethernet::Ethernet;
 use super::extension::Extension;
 use super::icrc::Icrc;
 use super::ipv4::Ipv4;
@@ -160,10 +161,10 @@ pub fn build(header: &Header, payload: &[u8]) -> Result<Vec<u8>, BuildError> {
 
 #[cfg(test)]
 mod tests {
+    use pvrdma_packet::Vlan;
     use pvrdma_verbs::{Psn, Qpn};
 
     use super::super::atomic_eth::AtomicEth;
-    use super::super::ethernet::Vlan;
     use super::super::ipv6::Ipv6;
     use super::super::opcode::Opcode;
     use super::*;

@@ -1,9 +1,9 @@
 //! The global route header of RoCE v1.
 
+use pvrdma_packet::field::{field, put, u24, u24_bytes};
 use pvrdma_verbs::Gid;
 
 use super::error::ParseError;
-use super::field::{field, put, u24, u24_bytes};
 
 /// IPv6-shaped header of 40 bytes that ethertype 0x8915 announces (IBA 8.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

@@ -1,10 +1,10 @@
 //! The IPv4 header of RoCE v2 (RFC 791), without options, and the ECN bits of RFC 3168.
 
+use pvrdma_packet::Checksum;
+use pvrdma_packet::field::{field, put};
 use pvrdma_verbs::Gid;
 
-use super::checksum::Checksum;
 use super::error::ParseError;
-use super::field::{field, put};
 use super::udp::PROTOCOL_UDP;
 
 const DONT_FRAGMENT: u16 = 0x4000;

@@ -7,7 +7,7 @@
 //! was parsed gives the same bytes.
 //!
 //! No input can cause a panic: headers are fixed-size arrays whose fields are cut out at compile-time offsets
-//! (`field`), everything of variable length goes through checked splits.
+//! ([`pvrdma_packet::field`]), everything of variable length goes through checked splits.
 //!
 //! All multi-byte fields are big-endian, the ICRC excepted. Layouts are those of the InfiniBand Architecture
 //! Specification volume 1 ("IBA"), chapters 5 and 9, annex A16 (RoCE) and annex A17 (RoCE v2), with IPv4 of RFC 791,
@@ -19,15 +19,12 @@ mod aeth;
 mod atomic_ack_eth;
 mod atomic_eth;
 mod bth;
-mod checksum;
 mod crc;
 mod deth;
 mod display;
 mod error;
-mod ethernet;
 mod extension;
 mod feth;
-mod field;
 mod frame;
 mod grh;
 mod icrc;
@@ -45,11 +42,9 @@ pub use aeth::{Aeth, NakCode, Syndrome, rnr_delay};
 pub use atomic_ack_eth::AtomicAckEth;
 pub use atomic_eth::AtomicEth;
 pub use bth::{Bth, DEFAULT_PKEY, pkey_matches};
-pub use checksum::Checksum;
 pub use crc::choose_crc;
 pub use deth::Deth;
 pub use error::{BuildError, CrcError, ParseError};
-pub use ethernet::{EtherType, Ethernet, Vlan};
 pub use extension::Extension;
 pub use feth::Feth;
 pub use frame::{FrameWriter, MAX_FRAME, MAX_HEADER, MAX_PAYLOAD, build};
@@ -61,6 +56,7 @@ pub use ipv4::{Ecn, Ipv4};
 pub use ipv6::Ipv6;
 pub use opcode::{Opcode, OpcodeInfo, Operation, PayloadRule, Position, Service, Shape};
 pub use packet::{Header, Network, Packet};
+pub use pvrdma_packet::{Checksum, EtherType, Ethernet, Vlan};
 pub use reth::Reth;
 pub use sack::{ACCEPT, AGREED_RESOURCES, OFFER, SackMap};
 pub use udp::{PROTOCOL_UDP, ROCE_PORT, Udp, connected_flow_label, connected_source_port, datagram_source_port};

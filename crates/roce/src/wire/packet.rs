@@ -1,13 +1,12 @@
 //! A whole frame, taken apart.
 
+use pvrdma_packet::field::{field, put};
+use pvrdma_packet::{Checksum, EtherType, Ethernet};
 use pvrdma_verbs::{Gid, NetworkType};
 
 use super::bth::Bth;
-use super::checksum::Checksum;
 use super::error::{CrcError, ParseError};
-use super::ethernet::{EtherType, Ethernet};
 use super::extension::Extension;
-use super::field::{field, put};
 use super::grh::Grh;
 use super::icrc::Icrc;
 use super::ipv4::{Ecn, Ipv4, mapped};

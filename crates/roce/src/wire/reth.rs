@@ -1,6 +1,6 @@
 //! The RDMA extended transport header (IBA 9.3.3).
 
-use super::field::{field, put};
+use pvrdma_packet::field::{field, put};
 
 /// RDMA extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

@@ -3,6 +3,9 @@
 //! A sequence NAK names one missing packet. Between two ends that agreed it says as its payload what has come behind
 //! that one, so that all that is missing can be retransmitted in one round trip (RFC 2018 does this for TCP).
 //!
+//! A sequence NAK without a map says that nothing is kept behind the missing packet, whatever earlier ones said: a
+//! responder that loses its reorder buffer sends one, and the requester goes back to that packet without a retry.
+//!
 //! The agreement stands in the seven reserved bits of byte 8 of the BTH, which the ICRC covers and everybody ignores
 //! (IBA 9.2). A requester sets [`OFFER`] in its requests until the first response comes. A responder that understands
 //! it sets [`ACCEPT`] in all its responses from then on. A response without that is the last that is said of it.
@@ -59,6 +62,12 @@ impl SackMap {
         words.flat_map(|(&word, first)| {
             (0..u32::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit + 1)
         })
+    }
+
+    /// Returns `true` if nothing has come behind the missing packet.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.used == 0
     }
 
     /// Bytes that it takes on the wire.

@@ -1,8 +1,7 @@
 //! The UDP header of RoCE v2 (RFC 768, IBA annex A17) and the choice of source ports.
 
+use pvrdma_packet::field::{field, put};
 use pvrdma_verbs::Qpn;
-
-use super::field::{field, put};
 
 /// The number of UDP in the protocol field of IPv4 (RFC 791) and the next header field of IPv6 (RFC 8200).
 pub const PROTOCOL_UDP: u8 = 17;

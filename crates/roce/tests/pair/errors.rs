@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use pvrdma_roce::wire::{Extension, NakCode, Opcode, Packet, Syndrome, build};
 use pvrdma_verbs::WcStatus::{
-    BadResponse, Flushed, LocalLength, LocalProtection, LocalQpOperation, RemoteAccess, RemoteInvalidRequest,
-    RemoteOperation, RetryExceeded, RnrRetryExceeded, Success,
+    BadResponse, Flushed, LocalAccess, LocalLength, LocalProtection, LocalQpOperation, RemoteAccess,
+    RemoteInvalidRequest, RemoteOperation, RetryExceeded, RnrRetryExceeded, Success,
 };
 use pvrdma_verbs::{
     Access, Invalidate, Mtu, QpAttrs, QpEvent, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus,
@@ -156,7 +156,6 @@ fn local_errors_wait_for_their_turn_and_send_nothing() {
     let huge = SendWr { sges: vec![Sge { addr: 0, length: u32::MAX, lkey: KEY }; 2], ..write(REMOTE, 0) };
     let cases = [
         (foreign(write(REMOTE, 100)), LocalProtection),
-        (foreign(read(REMOTE, 100)), LocalProtection),
         (huge, LocalLength),
         (work(SendOp::Malformed, 0), LocalQpOperation),
         (work(SendOp::Unsupported { opcode: 99 }, 0), LocalQpOperation),
@@ -167,6 +166,45 @@ fn local_errors_wait_for_their_turn_and_send_nothing() {
         assert_eq!(statuses, [Success, Success, status, Flushed]);
         assert_eq!(pair.frames[0].len(), 6);
         assert!(!pair.ends[1].host.failed);
+    }
+}
+
+/// The peer has executed a READ or an atomic before its result meets the local key.
+#[test]
+fn the_peers_checks_come_before_the_key_of_a_result() {
+    let foreign = |mut work: SendWr| {
+        work.sges[0].lkey = 0x55;
+        work
+    };
+    let bad = RemoteAddress { rkey: 0x9999, ..REMOTE };
+    let unaligned = RemoteAddress { addr: 0x5004, ..REMOTE };
+    for (failing, status) in [
+        (foreign(read(REMOTE, 3000)), LocalProtection),
+        (foreign(add(REMOTE)), LocalProtection),
+        (foreign(read(bad, 3000)), RemoteAccess),
+        (foreign(add(bad)), RemoteAccess),
+        (foreign(add(unaligned)), RemoteInvalidRequest),
+    ] {
+        let mut pair = pair();
+        assert_eq!(run(&mut pair, [write(REMOTE, 5000), failing, write(REMOTE, 1)]), [Success, status, Flushed]);
+        assert_eq!(pair.ends[1].host.failed, status != LocalProtection);
+    }
+}
+
+/// IBA C9-222.1.
+#[test]
+fn a_write_with_immediate_to_a_bad_key_ends_the_receive_that_it_has_taken() {
+    let bad = RemoteAddress { rkey: 0x9999, ..REMOTE };
+    for (length, taken) in [(10, true), (1024, true), (1025, false)] {
+        let mut pair = pair();
+        pair.ends[1].host.post_receive(0, 0x9000, 100);
+        pair.ends[1].host.post_receive(1, 0x9000, 100);
+        let failing = work(SendOp::Write { remote: bad, immediate: Some([1; 4]) }, length);
+        assert_eq!(run(&mut pair, [failing]), [RemoteAccess]);
+        assert_eq!(received(&pair), [if taken { LocalAccess } else { Flushed }, Flushed], "{length}");
+        // Either the completion says it, or an event.
+        assert_eq!(pair.ends[1].host.events.contains(&QpEvent::AccessError), !taken, "{length}");
+        assert_eq!(naks(&pair), [NakCode::RemoteAccess]);
     }
 }
 

@@ -174,7 +174,9 @@ impl RequesterOps for Host {
             SendOp::LocalInvalidate(invalidate) => self.invalidated.push(invalidate.key),
             _ => {}
         }
-        let allowed = work.sges.iter().all(|sge| sge.length == 0 || self.covers(sge.lkey, sge.addr, sge.length.into()));
+        // The keys of results are checked when there is a result.
+        let allowed = work.op.has_result()
+            || work.sges.iter().all(|sge| sge.length == 0 || self.covers(sge.lkey, sge.addr, sge.length.into()));
         if allowed { Ok(()) } else { Err(WcStatus::LocalProtection) }
     }
 
@@ -253,12 +255,9 @@ impl ResponderOps for Host {
         Ok(())
     }
 
-    fn check_remote(&mut self, remote: RemoteAddress, length: u64, need: Access) -> Result<(), NakReason> {
-        if self.covers(remote.rkey, remote.addr, length) && self.mr_access.contains(need) {
-            return Ok(());
-        }
-        self.refuse(NakReason::RemoteAccess);
-        Err(NakReason::RemoteAccess)
+    fn check_remote(&mut self, remote: RemoteAddress, length: u64, need: Access) -> Result<(), AccessError> {
+        let allowed = self.covers(remote.rkey, remote.addr, length) && self.mr_access.contains(need);
+        if allowed { Ok(()) } else { Err(AccessError) }
     }
 
     fn write(&mut self, remote: RemoteAddress, data: &[u8]) -> Result<(), AccessError> {
@@ -292,5 +291,9 @@ impl ResponderOps for Host {
             _ => {}
         }
         self.end();
+    }
+
+    fn refuse_immediate(&mut self) {
+        self.fail_receive(WcStatus::LocalAccess, NakReason::RemoteAccess);
     }
 }

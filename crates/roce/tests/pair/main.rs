@@ -14,6 +14,7 @@ mod forger;
 mod host;
 mod hostile;
 mod inspect;
+mod lost_buffer;
 mod missing;
 mod mixed;
 mod msn;

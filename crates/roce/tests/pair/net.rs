@@ -167,6 +167,12 @@ impl End {
         self.handle(now);
     }
 
+    /// The responder loses what it keeps behind a gap.
+    pub(crate) fn lose_kept(&mut self) {
+        self.reorder.clear();
+        self.responder.forget_received();
+    }
+
     /// Packets that it keeps behind a gap.
     pub(crate) fn kept(&self) -> usize {
         self.reorder.packets()

@@ -4,7 +4,9 @@
 
 mod atomics;
 mod circles;
+mod deadlines;
 mod dependencies;
+mod layers;
 mod logs;
 mod module_style;
 mod publishing;

@@ -3,7 +3,7 @@
 use super::Subject;
 use crate::testing::{Buffer, End, Node, SEND, gid, mac, pattern, write};
 use crate::{
-    Backend, Hca, NetworkType, QpState, QpType, Qpn, QueuePair, SendData, SendOp, Sge, UdDestination, WcFlags,
+    Backend, Hca, NetworkType, QpState, QpType, Qpn, QueuePair, RecvWr, SendData, SendOp, Sge, UdDestination, WcFlags,
     WcOpcode, WcStatus,
 };
 
@@ -85,6 +85,59 @@ pub(super) fn what_nobody_takes_is_dropped<B: Backend>(subject: &Subject<'_, B>)
     let got = d.right.rcq.one();
     assert_eq!((got.wr_id, got.status, got.byte_len), (1, OK, 50));
     assert_eq!(d.theirs.read(40, 10), pattern(1, 8192)[50..60]);
+}
+
+/// The responder faults of IBA 9.9.3, class D: the datagram is dropped, and its receive is there for the next one.
+pub(super) fn a_datagram_that_does_not_fit_takes_no_receive<B: Backend>(subject: &Subject<'_, B>) {
+    let d = datagrams(subject);
+    d.right.recv(1, &[d.theirs.sge(0, 40 + 7)]);
+    d.right.recv(2, &[d.theirs.sge(100, 40 + 8)]);
+    for (wr_id, length) in [(1, 8), (2, 4096), (3, 7), (4, 8), (5, 9)] {
+        d.left.submit(wr_id, send(to(&d.right)), &[d.mine.sge(0, length)]);
+        assert_eq!(d.left.scq.statuses(1), [(wr_id, OK)]);
+    }
+    let got = d.right.rcq.wait(2);
+    assert_eq!((got[0].wr_id, got[0].status, got[0].byte_len), (1, OK, 47));
+    assert_eq!((got[1].wr_id, got[1].status, got[1].byte_len), (2, OK, 48));
+    assert_eq!(d.theirs.read(47, 53), [0; 53]);
+    assert_eq!(d.right.state(), QpState::Rts);
+    // One that is waiting when the queue pair ends is flushed once.
+    d.right.recv(3, &[d.theirs.sge(0, 40)]);
+    d.right.recv(4, &[d.theirs.sge(0, 40)]);
+    let other = d.b.qp(QpType::Ud);
+    other.start_datagrams(QKEY);
+    other.recv(9, &[d.theirs.sge(4096, 100)]);
+    d.left.submit(6, send(to(&d.right)), &[d.mine.sge(0, 1)]);
+    d.left.submit(7, send(to(&other)), &[d.mine.sge(0, 1)]);
+    // The answer to another datagram shows that the one before it was dealt with.
+    assert_eq!(other.rcq.statuses(1), [(9, OK)]);
+    d.right.to(QpState::Error);
+    assert_eq!(d.right.rcq.statuses(2), [(3, WcStatus::Flushed), (4, WcStatus::Flushed)]);
+}
+
+/// Class E: what has left a shared queue cannot go back, so the receive says what is wrong, and the queue pair goes on.
+pub(super) fn a_datagram_that_does_not_fit_ends_a_shared_receive<B: Backend>(subject: &Subject<'_, B>) {
+    let d = datagrams(subject);
+    let (srq, ring) = d.b.srq(0);
+    let shared = d.b.qp_with(QpType::Ud, Some(&srq), |_| {});
+    shared.start_datagrams(QKEY);
+    for (wr_id, room) in [(1, 47), (2, 48)] {
+        let sges = vec![d.theirs.sge(0, room)];
+        ring.posted.lock().push_back(RecvWr { wr_id, sges, malformed: false });
+    }
+    for wr_id in 1..3 {
+        d.left.submit(wr_id, send(to(&shared)), &[d.mine.sge(0, 8)]);
+        assert_eq!(d.left.scq.statuses(1), [(wr_id, OK)]);
+    }
+    let got = shared.rcq.wait(2);
+    assert_eq!((got[0].wr_id, got[1].wr_id, got[1].status, got[1].byte_len), (1, 2, OK, 48));
+    if subject.profile.receive_errors {
+        assert_eq!(got[0].status, WcStatus::LocalLength);
+    } else {
+        assert_ne!(got[0].status, OK);
+    }
+    assert_eq!(shared.state(), QpState::Rts);
+    assert!(d.b.events.poll().is_empty());
 }
 
 pub(super) fn local_datagram_errors<B: Backend>(subject: &Subject<'_, B>) {

@@ -38,7 +38,7 @@ fn responder<B: Backend>(subject: &Subject<'_, B>, pair: &Pair<B>, event: QpEven
 
 pub(super) fn local_errors<B: Backend>(subject: &Subject<'_, B>) {
     type Make<B> = fn(&Pair<B>, &Buffer<<B as Backend>::Hca>, &Buffer<<B as Backend>::Hca>) -> (SendOp, Vec<Sge>);
-    let cases: [(&str, WcStatus, Make<B>); 9] = [
+    let cases: [(&str, WcStatus, Make<B>); 8] = [
         ("unknown key", WcStatus::LocalProtection, |_, mine, theirs| {
             (write(theirs.remote(0)), vec![Sge { lkey: 0xbad, ..mine.sge(0, 8) }])
         }),
@@ -46,9 +46,6 @@ pub(super) fn local_errors<B: Backend>(subject: &Subject<'_, B>) {
         ("wraps", WcStatus::LocalProtection, |_, mine, _| (SEND, vec![Sge { addr: u64::MAX - 1, ..mine.sge(0, 8) }])),
         ("second element", WcStatus::LocalProtection, |_, mine, _| {
             (SEND, vec![mine.sge(0, 8), Sge { lkey: 0, ..mine.sge(0, 1) }])
-        }),
-        ("short atomic", WcStatus::LocalLength, |_, mine, theirs| {
-            (SendOp::FetchAdd { remote: theirs.remote(0), add: 1 }, vec![mine.sge(0, 4), mine.sge(8, 3)])
         }),
         ("unsupported", WcStatus::LocalQpOperation, |_, _, _| (SendOp::Unsupported { opcode: 14 }, vec![])),
         ("malformed", WcStatus::LocalQpOperation, |_, _, _| (SendOp::Malformed, vec![])),
@@ -74,6 +71,103 @@ pub(super) fn local_errors<B: Backend>(subject: &Subject<'_, B>) {
     let pd = pair.a.hca.create_pd().unwrap();
     let foreign = pair.a.register(&pd, &pair.a.pages(1), 0, 64, ALL);
     assert_eq!(fail(&pair, SEND, &[foreign.sge(0, 8)]), WcStatus::LocalProtection);
+}
+
+pub(super) fn an_atomic_has_room_for_eight_bytes_and_no_more<B: Backend>(subject: &Subject<'_, B>) {
+    let lists: [&[(u64, u64)]; 6] =
+        [&[], &[(0, 7)], &[(0, 4), (8, 3)], &[(0, 9)], &[(0, 8), (8, 1)], &[(0, 4), (8, 8)]];
+    for list in lists {
+        for swaps in [false, true] {
+            let pair = subject.pair();
+            let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
+            let remote = theirs.remote(0);
+            let add = SendOp::FetchAdd { remote, add: 1 };
+            let op = if swaps { SendOp::CompareSwap { remote, compare: 0, swap: 1 } } else { add };
+            let sges: Vec<Sge> = list.iter().map(|&(offset, length)| mine.sge(offset, length)).collect();
+            assert_eq!(fail(&pair, op, &sges), WcStatus::LocalLength, "{list:?} {swaps}");
+            peer_is_well(&pair);
+            assert_eq!(theirs.read(0, 64), [0; 64], "{list:?} {swaps}");
+        }
+    }
+    // The result may be in pieces.
+    let pair = subject.pair();
+    let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
+    theirs.write(0, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    let pieces = [mine.sge(0, 3), mine.sge(60, 0), mine.sge(16, 5)];
+    pair.left.submit(1, SendOp::FetchAdd { remote: theirs.remote(0), add: 1 }, &pieces);
+    assert_eq!(pair.left.scq.statuses(1), [(1, WcStatus::Success)]);
+    assert_eq!((mine.read(0, 4), mine.read(16, 6)), (vec![1, 2, 3, 0], vec![4, 5, 6, 7, 8, 0]));
+}
+
+/// The peer executes a READ or an atomic before its result meets the local key (IBA 9.7.5.1): an error there comes first.
+pub(super) fn the_peers_checks_come_before_the_key_of_a_result<B: Backend>(subject: &Subject<'_, B>) {
+    for kind in 0..3 {
+        for (name, bad_remote, unaligned) in
+            [("both keys", true, false), ("unaligned", false, true), ("own", false, false)]
+        {
+            if unaligned && kind == 0 {
+                continue;
+            }
+            let pair = subject.pair();
+            let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
+            let mut remote = theirs.remote(if unaligned { 4 } else { 0 });
+            remote.rkey ^= if bad_remote { 1 } else { 0 };
+            let op = match kind {
+                0 => SendOp::Read { remote },
+                1 => SendOp::CompareSwap { remote, compare: 0, swap: 1 },
+                _ => SendOp::FetchAdd { remote, add: 1 },
+            };
+            let expected = match (bad_remote, unaligned) {
+                (true, _) if subject.profile.peer_first => WcStatus::RemoteAccess,
+                (_, true) => WcStatus::RemoteInvalidRequest,
+                _ => WcStatus::LocalProtection,
+            };
+            let status = fail(&pair, op, &[Sge { lkey: 0xbad, ..mine.sge(0, 8) }]);
+            assert_eq!(status, expected, "{name} {kind}");
+            assert_eq!(mine.read(0, 64), [0; 64], "{name} {kind}");
+            if expected == WcStatus::LocalProtection {
+                peer_is_well(&pair);
+            }
+        }
+    }
+}
+
+/// IBA C9-222.1: the receive that an RDMA WRITE with immediate data has taken says that its memory cannot be accessed.
+pub(super) fn a_write_with_immediate_to_a_bad_key_ends_its_receive<B: Backend>(subject: &Subject<'_, B>) {
+    for name in ["unknown key", "past the end", "no rights"] {
+        let pair = subject.pair();
+        let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
+        let local_only = pair.b.buffer_at(0, 4096, Access::LOCAL_WRITE);
+        let remote = match name {
+            "unknown key" => RemoteAddress { addr: 0, rkey: 0x1234 },
+            "past the end" => theirs.remote(4089),
+            _ => local_only.remote(0),
+        };
+        pair.right.recv(101, &[]);
+        pair.right.recv(102, &[]);
+        let op = SendOp::Write { remote, immediate: Some([1, 2, 3, 4]) };
+        assert_eq!(fail(&pair, op, &[mine.sge(0, 8)]), WcStatus::RemoteAccess, "{name}");
+        let got = pair.right.rcq.statuses(2);
+        if subject.profile.receive_errors {
+            assert_eq!(got, [(101, WcStatus::LocalAccess), (102, WcStatus::Flushed)], "{name}");
+        } else {
+            assert!(got[0].0 == 101 && got[0].1 != WcStatus::Success, "{name} {got:?}");
+            assert_eq!(got[1], (102, WcStatus::Flushed), "{name}");
+        }
+        assert_eq!(pair.right.state(), QpState::Error, "{name}");
+        // The completion says it; no event does.
+        assert!(pair.b.events.poll().is_empty(), "{name}");
+    }
+}
+
+/// A message of several packets is refused with its first one, which takes no receive.
+pub(super) fn a_long_write_with_immediate_to_a_bad_key_takes_no_receive<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
+    let mine = pair.a.buffer(4096);
+    pair.right.recv(101, &[]);
+    let op = SendOp::Write { remote: RemoteAddress { addr: 0, rkey: 0x1234 }, immediate: Some([1, 2, 3, 4]) };
+    assert_eq!(fail(&pair, op, &[mine.sge(0, 3000)]), WcStatus::RemoteAccess);
+    responder(subject, &pair, QpEvent::AccessError);
 }
 
 pub(super) fn remote_access_errors<B: Backend>(subject: &Subject<'_, B>) {

@@ -16,7 +16,7 @@ mod states;
 
 use crate::hca::Backend;
 use crate::testing::{End, Node};
-use crate::types::QpType;
+use pvrdma_verbs_types::QpType;
 
 /// What adapters may do in different ways. The suite checks that they do what they say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +35,9 @@ pub struct Profile {
     /// A receive that cannot take its message completes with the status that says why, and so does the send; otherwise
     /// with any error.
     pub receive_errors: bool,
+    /// What the peer checks of a READ or an atomic comes before the local key of its result, as adapters do it;
+    /// otherwise the local key is checked before the request is sent.
+    pub peer_first: bool,
     /// Datagrams bring the network header of the GIDs that the guests know.
     pub guest_addresses: bool,
     /// A region that a fast registration filled serves every QP of its protection domain, not only the one that filled
@@ -51,6 +54,7 @@ impl Profile {
         established_event: true,
         exact_solicited: true,
         receive_errors: true,
+        peer_first: true,
         guest_addresses: true,
         fast_keys_for_all: true,
     };
@@ -148,6 +152,10 @@ cases! {
     }
     errors {
         local_errors,
+        an_atomic_has_room_for_eight_bytes_and_no_more,
+        the_peers_checks_come_before_the_key_of_a_result,
+        a_write_with_immediate_to_a_bad_key_ends_its_receive,
+        a_long_write_with_immediate_to_a_bad_key_takes_no_receive,
         remote_access_errors,
         what_a_qp_does_not_enable_is_refused,
         receives_that_do_not_fit,
@@ -158,6 +166,8 @@ cases! {
     datagrams {
         a_datagram_brings_its_header,
         what_nobody_takes_is_dropped,
+        a_datagram_that_does_not_fit_takes_no_receive,
+        a_datagram_that_does_not_fit_ends_a_shared_receive,
         local_datagram_errors,
     }
     shared {

@@ -23,8 +23,7 @@ pub use node::{BORDER, Buffer, Drive, End, Node, gid, mac, page_list, post_share
 pub use queues::{Completions, Events, Ring};
 pub use skipped::skipped;
 
-use crate::types::Access;
-use crate::work::{RemoteAddress, SendData, SendOp};
+use pvrdma_verbs_types::{Access, RemoteAddress, SendData, SendOp};
 
 /// How long anything may take. Nothing does; this is for what hangs.
 pub const DEADLINE: Duration = Duration::from_secs(20);

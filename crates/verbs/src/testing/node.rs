@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::queues::Consumer;
 use super::{ALL, Completions, Events, Ring, SEND, shared_memory};
-use crate::attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
 use crate::error::VerbsError;
 use crate::hca::{
     Backend, DeviceContext, Hca, MemoryRegion, MrRequest, QpInit, QueuePair, SharedReceiveQueue, SrqInit,
 };
-use crate::log_limit::DeviceLog;
 use crate::queue::{CompletionSink, EventSink, RecvSource};
-use crate::random::Random;
 use crate::rules::{AddressRule, Rules};
-use crate::types::{Access, Gid, GidType, MacAddr, Mtu, Psn, QpState, QpType, Qpn};
-use crate::work::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
+use pvrdma_base::{DeviceLog, Random};
 use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, MemoryBudget, PAGE_SIZE, PageList, PageListBuilder, PinPolicy};
+use pvrdma_verbs_types::{
+    Access, AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, QpType, Qpn, RecvWr,
+    RemoteAddress, SendFlags, SendOp, SendWr, Sge,
+};
 
 /// First bus address of a node's memory.
 const BASE: u64 = 0x1000_0000;

@@ -10,8 +10,8 @@ use parking_lot::{Condvar, Mutex};
 use super::DEADLINE;
 use crate::error::{CqOverrun, QueueError};
 use crate::queue::{AsyncEvent, CompletionSink, EventSink, RecvSource, SendSource};
-use crate::work::{Completion, RecvWr, SendWr, WcStatus};
 use pvrdma_guest_memory::{DmaError, DmaView};
+use pvrdma_verbs_types::{Completion, RecvWr, SendWr, WcStatus};
 
 /// A ring that the "guest" fills.
 #[derive(Debug)]

@@ -8,18 +8,17 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use log::{Level, error};
 use pvrdma_ether_link::{InterfaceName, InterfaceState, InterfaceWatch};
 use pvrdma_verbs::LogLimit;
-use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::connection::CallError;
+use super::joining::Joinable;
 use super::network::Runs;
 use super::plan::Plan;
 use super::timing::Budget;
@@ -29,6 +28,9 @@ use crate::protocol::{Reply, Request};
 
 /// Before what did not work is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// For the thread to end: what it asks of a worker is answered at once when that is stopped.
+const END: Duration = Duration::from_secs(2);
 
 /// What can be looked at: an interface, or in tests what they say.
 pub(super) trait Watched: Send + 'static {
@@ -54,7 +56,7 @@ impl Watched for InterfaceWatch {
 #[derive(Debug)]
 pub(super) struct Follower {
     stop: OwnedFd,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Joinable>,
 }
 
 impl Follower {
@@ -83,7 +85,7 @@ impl Follower {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let follow = Follow { watched, stop: stop.try_clone()?, looks, told, blind: false, teller };
         let run = move || follow.run();
-        let thread = threads::spawn(ThreadKind::Supervisor, format!("link {network}"), run).context("a thread")?;
+        let thread = Joinable::spawn(format!("link {network}"), run).context("a thread")?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
@@ -95,11 +97,8 @@ impl Drop for Follower {
             error!("a thread that follows an interface cannot be stopped: {error}");
             return;
         }
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            // Log: the last of this thread.
-            error!("a thread that follows an interface panicked");
+        if let Some(thread) = self.thread.take() {
+            thread.join_within(END);
         }
     }
 }

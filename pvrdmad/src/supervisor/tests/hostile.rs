@@ -51,10 +51,9 @@ impl Place {
             devices: vec![device("real1", "real"), device("real2", "real"), device("liar1", "liar")],
             ..ConfigSpec::default()
         };
-        let test = "supervisor::tests::hostile::any_worker".to_owned();
-        let arguments = ["--exact", "--ignored", "--nocapture"].map(str::to_owned).into_iter();
-        let arguments = arguments.chain([test, folder.path().display().to_string(), seed.to_string()]).collect();
-        let program = Program { path: std::env::current_exe().unwrap(), arguments };
+        let mut arguments = own_test("hostile::any_worker");
+        arguments.extend([folder.path().display().to_string(), seed.to_string()]);
+        let program = Program { path: std::env::current_exe().unwrap(), arguments, keeper: own_test("real_keeper") };
         let config = Config::load(None, spec).unwrap();
         let supervisor = Supervisor::with_timing(&config, Some(&program), Inherited::default(), impatient()).unwrap();
         Self { folder, supervisor }
@@ -349,6 +348,7 @@ impl Liar {
             5 => HostRequest::AddressConflict { device, address, vlan: None, kept: self.dice.one_in(2) },
             3 => HostRequest::Connect { device: self.dice.one_in(2).then_some(device) },
             4 => HostRequest::AddAddress { address },
+            5 => HostRequest::Keeper { device },
             _ => HostRequest::RemoveAddress { address },
         }
     }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::ConfigSpec;
+use crate::config::{ConfigSpec, SandboxMode};
 use crate::protocol::frame::{encode, send};
 use crate::protocol::{FrameReader, HostRequest, Incoming, Outgoing, Received};
 use crate::socket::Inherited;
@@ -32,11 +32,21 @@ fn timing() -> Timing {
 }
 
 fn fake() -> Program {
-    let test = "supervisor::tests::fake_worker";
-    Program {
-        path: std::env::current_exe().unwrap(),
-        arguments: ["--exact", "--ignored", "--nocapture", test].map(str::to_owned).to_vec(),
-    }
+    let [arguments, keeper] = ["fake_worker", "real_keeper"].map(own_test);
+    Program { path: std::env::current_exe().unwrap(), arguments, keeper }
+}
+
+/// Has this test program run one of its parts.
+fn own_test(name: &str) -> Vec<String> {
+    let test = format!("supervisor::tests::{name}");
+    ["--exact", "--ignored", "--nocapture", &test].map(str::to_owned).to_vec()
+}
+
+/// A keeper, in its own process.
+#[test]
+#[ignore = "a part of other tests"]
+fn real_keeper() {
+    crate::keeper::process::run(SandboxMode::Off).unwrap();
 }
 
 /// A supervisor of two networks: `true`, whose worker behaves, and one whose worker lies as its name says.
@@ -262,6 +272,7 @@ fn status(stream: &UnixStream, upcalls: &UnixStream, lie: &str, id: u64) {
             for request in [
                 HostRequest::Connect { device: None },
                 HostRequest::Connect { device: Some("vm1".to_owned()) },
+                HostRequest::Keeper { device: "vm1".to_owned() },
                 HostRequest::AddAddress { address: [10, 0, 0, 1].into() },
                 HostRequest::RemoveAddress { address: [10, 0, 0, 1].into() },
             ] {

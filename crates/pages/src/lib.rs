@@ -1,9 +1,57 @@
 //! Lists of guest pages, stored as merged extents.
+//!
+//! A guest describes a ring or a memory region as a list of page addresses. [`PageListBuilder`] checks each address and
+//! joins neighbours; [`PageList`] maps an offset in the object to a bus address. The list holds numbers only: what is
+//! behind an address, and whether it may be accessed, is checked with each access.
+//!
+//! The crate uses no operating system (`no_std`), so that protocol code can carry page lists without depending on guest
+//! memory.
+//!
+//! # Example
+//!
+//! ```
+//! use pvrdma_pages::{PAGE_SIZE, PageListBuilder};
+//!
+//! let mut builder = PageListBuilder::default();
+//! for page in [0x1000, 0x2000, 0x8000] {
+//!     builder.push(page)?;
+//! }
+//! let list = builder.finish();
+//! assert_eq!((list.pages(), list.extents().len()), (3, 2));
+//! // The bus address of a byte, and how many bytes follow it without a gap.
+//! assert_eq!(list.locate(0x1800), Some((0x2800, 0x800)));
+//! assert_eq!(list.locate(3 * PAGE_SIZE), None);
+//! # Ok::<(), pvrdma_pages::PageError>(())
+//! ```
 
-use super::DmaError;
+#![cfg_attr(not(test), no_std)]
+
+extern crate alloc;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use thiserror::Error;
 
 /// Bytes per guest page.
 pub const PAGE_SIZE: u64 = 4096;
+
+/// Why an address cannot be part of a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum PageError {
+    /// It is 0 or not aligned to [`PAGE_SIZE`].
+    #[error("page address {addr:#x} is not aligned")]
+    Misaligned {
+        /// The address.
+        addr: u64,
+    },
+    /// The page reaches the end of the address space, or the list has as many pages as a list can have.
+    #[error("page address {addr:#x} is out of range")]
+    OutOfRange {
+        /// The address.
+        addr: u64,
+    },
+}
 
 /// Adjacent pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,7 +115,7 @@ impl PageList {
     /// The merged extents.
     pub const fn extents(&self) -> &[Extent] {
         match &self.0 {
-            Extents::One(only) => std::slice::from_ref(only),
+            Extents::One(only) => core::slice::from_ref(only),
             Extents::Other(extents) => extents,
         }
     }
@@ -118,16 +166,16 @@ impl PageListBuilder {
     ///
     /// # Errors
     /// The address is 0, not page aligned or at the very end of the address space.
-    pub fn push(&mut self, iova: u64) -> Result<(), DmaError> {
+    pub fn push(&mut self, iova: u64) -> Result<(), PageError> {
         if iova == 0 || !iova.is_multiple_of(PAGE_SIZE) {
-            return Err(DmaError::Misaligned { addr: iova });
+            return Err(PageError::Misaligned { addr: iova });
         }
         // An extent may not reach past the top of the address space, so sums below cannot overflow.
         if iova.checked_add(PAGE_SIZE).is_none() {
-            return Err(DmaError::Unmapped { addr: iova, len: PAGE_SIZE });
+            return Err(PageError::OutOfRange { addr: iova });
         }
         let index = self.pages;
-        self.pages = index.checked_add(1).ok_or(DmaError::Unmapped { addr: iova, len: PAGE_SIZE })?;
+        self.pages = index.checked_add(1).ok_or(PageError::OutOfRange { addr: iova })?;
         match self.extents.last_mut() {
             Some(last) if last.iova + last.bytes() == iova => last.count += 1,
             _ => self.extents.push(Extent { first: index, count: 1, iova }),

@@ -1,9 +1,7 @@
 //! The Ethernet header, with or without an IEEE 802.1Q tag.
 
-use pvrdma_verbs::MacAddr;
-
-use super::error::ParseError;
-use super::field::{field, put};
+use crate::field::{field, put};
+use crate::{MacAddr, Truncated};
 
 /// What follows an Ethernet header. Any number is possible.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -47,7 +45,7 @@ impl Vlan {
     }
 }
 
-/// The Ethernet header. Nothing of it enters the ICRC.
+/// The Ethernet header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Ethernet {
     /// Receiver.
@@ -69,8 +67,8 @@ impl Ethernet {
     /// # Errors
     /// The frame is shorter than the header.
     #[inline]
-    pub fn parse(frame: &[u8]) -> Result<(Self, EtherType, &[u8]), ParseError> {
-        let short = ParseError::Truncated("Ethernet header");
+    pub fn parse(frame: &[u8]) -> Result<(Self, EtherType, &[u8]), Truncated> {
+        let short = Truncated("Ethernet header");
         let (header, rest) = frame.split_first_chunk::<{ Self::UNTAGGED_LEN }>().ok_or(short)?;
         let ethertype = EtherType(u16::from_be_bytes(field::<12, _, _>(header)));
         let mut ethernet = Self {
@@ -105,7 +103,7 @@ impl Ethernet {
     /// The bytes before the optional tag, ending with `ethertype`; with a tag that is 0x8100 and [`Self::tag_bytes`]
     /// follow.
     #[inline]
-    pub(super) fn to_bytes(self, ethertype: EtherType) -> [u8; Self::UNTAGGED_LEN] {
+    pub fn to_bytes(self, ethertype: EtherType) -> [u8; Self::UNTAGGED_LEN] {
         let mut header = [0; Self::UNTAGGED_LEN];
         put::<0, _, _>(&mut header, self.destination.0);
         put::<6, _, _>(&mut header, self.source.0);
@@ -116,7 +114,7 @@ impl Ethernet {
 
     /// The tag and the ethertype behind it.
     #[inline]
-    pub(super) fn tag_bytes(self, ethertype: EtherType) -> Option<[u8; Self::TAG_LEN]> {
+    pub fn tag_bytes(self, ethertype: EtherType) -> Option<[u8; Self::TAG_LEN]> {
         let [high, low] = self.vlan?.tci();
         let [type_high, type_low] = ethertype.0.to_be_bytes();
         Some([high, low, type_high, type_low])

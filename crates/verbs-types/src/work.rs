@@ -1,9 +1,13 @@
 //! Work requests and completions, as values copied out of the guest's rings.
 
-use bitflags::bitflags;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 
-use crate::types::{Access, Gid, MacAddr, NetworkType, Qpn};
-use pvrdma_guest_memory::PageList;
+use bitflags::bitflags;
+use pvrdma_packet::MacAddr;
+use pvrdma_pages::PageList;
+
+use crate::types::{Access, Gid, NetworkType, Qpn};
 
 /// One piece of a scatter/gather list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -162,6 +166,11 @@ impl SendOp {
         matches!(self, Self::Send { .. } | Self::Write { immediate: Some(_), .. })
     }
 
+    /// Whether the peer answers with data for local memory: a READ or an atomic.
+    pub const fn has_result(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
     /// Opcode that the request's own completion carries.
     pub const fn completion_opcode(&self) -> WcOpcode {
         match self {
@@ -263,7 +272,7 @@ bitflags! {
 pub struct Completion {
     /// From the request.
     pub wr_id: u64,
-    /// [`crate::QpInit::cookie`] of the QP.
+    /// The number that the consumer gave the QP when it made it (its cookie).
     pub qp: u32,
     /// What completed.
     pub opcode: WcOpcode,

@@ -1,11 +1,11 @@
 //! Numbers and names of the verbs world, as types that cannot hold a wrong value.
 
-use std::fmt;
-use std::net::IpAddr;
-use std::str::FromStr;
+use alloc::vec::Vec;
+use core::fmt;
+use core::net::IpAddr;
 
 use bitflags::bitflags;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use thiserror::Error;
 
 /// A value from outside that names nothing we know.
@@ -92,7 +92,7 @@ pub struct Gid(pub [u8; 16]);
 impl Gid {
     /// The IPv4 address when this is an IPv4-mapped GID (`::ffff:a.b.c.d`).
     pub fn ipv4(&self) -> Option<[u8; 4]> {
-        let std_addr = std::net::Ipv6Addr::from(self.0);
+        let std_addr = core::net::Ipv6Addr::from(self.0);
         std_addr.to_ipv4_mapped().map(|v4| v4.octets())
     }
 
@@ -120,7 +120,7 @@ impl From<IpAddr> for Gid {
 
 impl fmt::Display for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        std::net::Ipv6Addr::from(self.0).fmt(f)
+        core::net::Ipv6Addr::from(self.0).fmt(f)
     }
 }
 
@@ -133,60 +133,6 @@ impl fmt::Debug for Gid {
 impl Serialize for Gid {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
-    }
-}
-
-/// An Ethernet address.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct MacAddr(pub [u8; 6]);
-
-impl MacAddr {
-    /// The EUI-64 made of this address, used as node GUID.
-    pub const fn eui64(self) -> [u8; 8] {
-        let [a, b, c, d, e, f] = self.0;
-        [a ^ 2, b, c, 0xff, 0xfe, d, e, f]
-    }
-}
-
-impl fmt::Display for MacAddr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-impl Serialize for MacAddr {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for MacAddr {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-impl FromStr for MacAddr {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        let mut bytes = [0; 6];
-        let mut parts = s.split(':');
-        for byte in &mut bytes {
-            *byte = parts
-                .next()
-                .filter(|p| p.len() == 2)
-                .and_then(|p| u8::from_str_radix(p, 16).ok())
-                .ok_or_else(|| format!("'{s}' is not a MAC address (six hexadecimal bytes with colons)"))?;
-        }
-        if parts.next().is_some() {
-            return Err(format!("'{s}' has more than six bytes"));
-        }
-        if bytes[0] & 1 != 0 {
-            return Err(format!("'{s}' is a multicast address"));
-        }
-        Ok(Self(bytes))
     }
 }
 
@@ -385,16 +331,6 @@ mod tests {
                     "{from} + {distance}"
                 );
             }
-        }
-    }
-
-    #[test]
-    fn mac_addresses_parse_and_print() {
-        let mac: MacAddr = "52:54:00:00:00:01".parse().unwrap();
-        assert_eq!(mac.to_string(), "52:54:00:00:00:01");
-        assert_eq!(mac.eui64(), [0x50, 0x54, 0, 0xff, 0xfe, 0, 0, 1]);
-        for bad in ["", "52:54:00:00:00", "52:54:00:00:00:01:02", "5:54:00:00:00:01", "53:54:00:00:00:01"] {
-            assert!(bad.parse::<MacAddr>().is_err(), "{bad}");
         }
     }
 

@@ -111,7 +111,7 @@ impl Count {
 /// Declares a struct of counters. The documentation of a field is its help text; `in Bytes` gives its [`Unit`].
 ///
 /// ```
-/// pvrdma_verbs::counters! {
+/// pvrdma_base::counters! {
 ///     /// Counts of a link.
 ///     pub struct LinkCounters {
 ///         /// Frames that were sent.
@@ -137,7 +137,7 @@ impl Count {
 /// A name or a help text that an exporter could not take is an error of compilation:
 ///
 /// ```compile_fail
-/// pvrdma_verbs::counters! {
+/// pvrdma_base::counters! {
 ///     /// Counts of a link.
 ///     struct LinkCounters {
 ///         /// Bytes that were sent.

@@ -1,8 +1,8 @@
-//! Fields of fixed-size headers.
+//! Fields of fixed-size headers, at offsets that are checked when the program is compiled.
 
 /// Cuts the field at byte `AT` out of a header. That it lies inside is checked at compile time.
 #[inline]
-pub(super) fn field<const AT: usize, const N: usize, const LEN: usize>(header: &[u8; LEN]) -> [u8; N] {
+pub fn field<const AT: usize, const N: usize, const LEN: usize>(header: &[u8; LEN]) -> [u8; N] {
     const { assert!(AT + N <= LEN) };
     let mut value = [0; N];
     value.copy_from_slice(&header[AT..AT + N]);
@@ -11,20 +11,20 @@ pub(super) fn field<const AT: usize, const N: usize, const LEN: usize>(header: &
 
 /// Stores the field at byte `AT` of a header. That it lies inside is checked at compile time.
 #[inline]
-pub(super) fn put<const AT: usize, const N: usize, const LEN: usize>(header: &mut [u8; LEN], value: [u8; N]) {
+pub fn put<const AT: usize, const N: usize, const LEN: usize>(header: &mut [u8; LEN], value: [u8; N]) {
     const { assert!(AT + N <= LEN) };
     header[AT..AT + N].copy_from_slice(&value);
 }
 
 /// Widens three bytes.
 #[inline]
-pub(super) const fn u24([high, middle, low]: [u8; 3]) -> u32 {
+pub const fn u24([high, middle, low]: [u8; 3]) -> u32 {
     u32::from_be_bytes([0, high, middle, low])
 }
 
 /// The low three bytes.
 #[inline]
-pub(super) const fn u24_bytes(value: u32) -> [u8; 3] {
+pub const fn u24_bytes(value: u32) -> [u8; 3] {
     let [_, high, middle, low] = value.to_be_bytes();
     [high, middle, low]
 }

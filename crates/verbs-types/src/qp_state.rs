@@ -3,7 +3,7 @@
 //! Source: InfiniBand Architecture 10.3.1 as `ib_modify_qp_is_ok` applies it; interface specification 11.3.
 
 use crate::attrs::{QpAttrMask as M, QpAttrs};
-use crate::error::{QpTransitionError, VerbsError};
+use crate::error::{InvalidAttribute, QpTransitionError};
 use crate::types::{QpState, QpType};
 
 /// One edge of the table.
@@ -124,8 +124,8 @@ impl QpAttrs {
     /// Checks the ranges of the attributes that `mask` names.
     ///
     /// # Errors
-    /// What is out of its range.
-    pub fn check(&self, mask: M, max_rd_atomic: u8) -> Result<(), VerbsError> {
+    /// The first attribute that is out of its range.
+    pub fn check(&self, mask: M, max_rd_atomic: u8) -> Result<(), InvalidAttribute> {
         let limits = [
             (M::PKEY_INDEX, self.pkey_index > 0, "P_Key index"),
             (M::PORT, self.port_num != 1, "port number"),
@@ -138,7 +138,7 @@ impl QpAttrs {
             (M::ALT_PATH, true, "alternate path"),
         ];
         match limits.into_iter().find(|&(bit, wrong, _)| mask.contains(bit) && wrong) {
-            Some((_, _, what)) => Err(VerbsError::Invalid(what)),
+            Some((_, _, what)) => Err(InvalidAttribute(what)),
             None => Ok(()),
         }
     }

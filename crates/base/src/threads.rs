@@ -37,6 +37,8 @@ pub enum ThreadKind {
     DoorbellPages,
     /// Locks a guest's memory.
     Pin,
+    /// Delivers a device's interrupts, where that can take long.
+    Interrupts,
     /// Writes a capture.
     Capture,
     /// Runs tasks of the software adapter.
@@ -55,7 +57,7 @@ pub enum ThreadKind {
 
 impl ThreadKind {
     /// All kinds.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Main,
         Self::Launcher,
         Self::Supervisor,
@@ -64,6 +66,7 @@ impl ThreadKind {
         Self::Doorbells,
         Self::DoorbellPages,
         Self::Pin,
+        Self::Interrupts,
         Self::Capture,
         Self::Engine,
         Self::Port,
@@ -85,6 +88,7 @@ impl ThreadKind {
             Self::Doorbells => "doorbells",
             Self::DoorbellPages => "doorbell-pages",
             Self::Pin => "pin",
+            Self::Interrupts => "interrupts",
             Self::Capture => "capture",
             Self::Engine => "engine",
             Self::Port => "port",

@@ -5,30 +5,28 @@
 //! PSNs begin where the connection does, but count only what was traced. What is left out: READs are not split, ACKs
 //! are not coalesced, and a refused message stops at the packet that was refused.
 
+use pvrdma_roce::wire::{Aeth, AtomicAckEth, Bth, Extension, MAX_FRAME, Opcode, Position, Syndrome};
+use pvrdma_roce::{PacketPlan, Path, SizedWr};
 use pvrdma_verbs::{Mtu, Psn, Qpn, SendOp, SendWr};
-
-use crate::path::{Path, mtu_bytes, packets};
-use crate::requester::packet_plan::{PacketPlan, SizedWr};
-use crate::wire::{Aeth, AtomicAckEth, Bth, Extension, MAX_FRAME, Opcode, Position, Syndrome};
 
 /// A connection with its paths in both directions.
 #[derive(Clone, Copy, Debug)]
-pub struct PathPair {
+pub(crate) struct PathPair {
     /// From requester to responder.
-    pub to_responder: Path,
+    pub(crate) to_responder: Path,
     /// From responder to requester.
-    pub to_requester: Path,
+    pub(crate) to_requester: Path,
     /// The requester's QP.
-    pub requester: Qpn,
+    pub(crate) requester: Qpn,
     /// The responder's QP.
-    pub responder: Qpn,
+    pub(crate) responder: Qpn,
     /// Path MTU of the connection.
-    pub mtu: Mtu,
+    pub(crate) mtu: Mtu,
 }
 
 /// What became of a request in a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum StepOutcome {
+pub(crate) enum StepOutcome {
     /// A part was moved.
     Moved,
     /// The request completed with success.
@@ -41,22 +39,22 @@ pub enum StepOutcome {
 
 /// A step of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct TraceStep<'a> {
+pub(crate) struct TraceStep<'a> {
     /// The request.
-    pub wr: &'a SendWr,
+    pub(crate) wr: &'a SendWr,
     /// Bytes of the message.
-    pub length: u32,
+    pub(crate) length: u32,
     /// Bytes that were moved before the step.
-    pub before: u64,
+    pub(crate) before: u64,
     /// Bytes that were moved after it.
-    pub done: u64,
+    pub(crate) done: u64,
     /// What became of it.
-    pub outcome: StepOutcome,
+    pub(crate) outcome: StepOutcome,
 }
 
 /// The direction of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Toward {
+pub(crate) enum Toward {
     /// A request.
     Responder,
     /// A response.
@@ -65,7 +63,7 @@ pub enum Toward {
 
 /// Traces the requests of one QP.
 #[derive(Clone, Copy, Debug)]
-pub struct SyntheticTrace {
+pub(crate) struct SyntheticTrace {
     /// First PSN of the current request.
     psn: Psn,
     /// Messages completed, 24 bits.
@@ -78,24 +76,24 @@ pub struct SyntheticTrace {
 
 impl SyntheticTrace {
     /// A trace that begins with the first PSN of a connection.
-    pub const fn new(psn: Psn) -> Self {
+    pub(crate) const fn new(psn: Psn) -> Self {
         Self { psn, msn: 0, traced: 0, idents: [0; 2] }
     }
 
     /// Traces a step. `gather` copies from the requester's own memory, from an offset in the message on, and returns
     /// `true` if it could; `emit` takes the frames.
-    pub fn record(
+    pub(crate) fn record(
         &mut self,
         paths: &PathPair,
         step: &TraceStep<'_>,
         mut gather: impl FnMut(u64, &mut [u8]) -> bool,
         mut emit: impl FnMut(Toward, &[u8]),
     ) {
-        let count = packets(step.length, paths.mtu);
+        let sized = SizedWr::new(step.wr, step.length, paths.mtu);
+        let count = sized.count;
         let whole = |bytes: u64| u32::try_from(bytes / u64::from(paths.mtu.bytes())).unwrap_or(u32::MAX);
         // At its beginning a request may have been tried before; in its middle we may not have seen the beginning.
         self.traced = if step.before == 0 { 0 } else { self.traced.max(whole(step.before).min(count - 1)) };
-        let sized = SizedWr { wr: step.wr, length: step.length, count };
         let wants_data =
             matches!(step.wr.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
         if wants_data && step.before == 0 {
@@ -190,7 +188,7 @@ impl SyntheticTrace {
         let offset = u64::from(self.traced) * u64::from(paths.mtu.bytes());
         let left = usize::try_from(u64::from(sized.length).saturating_sub(offset)).unwrap_or(usize::MAX);
         let fill = |payload: &mut [u8]| gather(offset, payload);
-        self.frame(paths, Toward::Requester, bth, extension, left.min(mtu_bytes(paths.mtu)), fill, emit);
+        self.frame(paths, Toward::Requester, bth, extension, left.min(paths.mtu.bytes() as usize), fill, emit);
     }
 
     /// One frame, unless its data cannot be read any more.

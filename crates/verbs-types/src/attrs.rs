@@ -1,9 +1,10 @@
 //! Attributes of a queue pair.
 
 use bitflags::bitflags;
+use pvrdma_packet::MacAddr;
 use serde::Serialize;
 
-use crate::types::{Access, Gid, MacAddr, Mtu, Psn, QpState, Qpn};
+use crate::types::{Access, Gid, Mtu, Psn, QpState, Qpn};
 
 bitflags! {
     /// Which attributes a modify request sets (`ibv_qp_attr_mask`).

@@ -1,0 +1,19 @@
+# Shell functions that .ci/run and .ci/extended share. Sourced, not run.
+
+# A cargo subcommand from crates.io, built once per machine.
+cargo_tool() { command -v "$1" >/dev/null || cargo install --quiet --locked "$1"; }
+
+# Runs a cargo command for another target. Skipped where rustup cannot fetch that target's standard library.
+other_target() { # COMMAND TARGET
+    if rustup target add "$2"; then
+        cargo "$1" --quiet -p pvrdmad --target "$2"
+    else
+        echo "skipped: rustup has no $2 here"
+    fi
+}
+
+# Installs Debian packages unless PROGRAM, which one of them contains, is there already.
+debian_packages() { # PROGRAM PACKAGE...
+    command -v "$1" >/dev/null && return
+    apt-get update -q && apt-get install -qy --no-install-recommends "${@:2}"
+}

@@ -1,0 +1,57 @@
+//! The parts that every device model and every network program here needs, and that belong to none of them.
+//!
+//! * [`counters!`] declares counters with their exported names, units and help texts. The compiler refuses a name that
+//!   an exporter could not take.
+//! * [`LogLimit`] and [`DeviceLog`] bound how many log lines a guest, a VMM or a peer can cause.
+//! * [`threads`] starts threads, so that each one is confined before its first step; [`EndOnPanic`] ends the process
+//!   when a panic leaves shared state half changed.
+//! * [`Snapshot`] describes an object without waiting for its lock.
+//! * [`Random`] draws keys and numbers that a peer must not guess.
+//!
+//! The crate depends on no other crate of this workspace. It knows no RDMA, no packets and no guest memory.
+//!
+//! # Example
+//!
+//! A receiver counts frames and limits what a hostile sender can write to the log:
+//!
+//! ```
+//! use pvrdma_base::{Counter, LogLimit};
+//!
+//! pvrdma_base::counters! {
+//!     /// Counts of a receiver.
+//!     pub struct ReceiverCounters {
+//!         /// Frames that were taken.
+//!         frames_received,
+//!         /// Frames that were dropped because they were too short.
+//!         short_frames,
+//!     }
+//! }
+//!
+//! fn receive(frame: &[u8], counters: &ReceiverCounters, log: &LogLimit) {
+//!     if frame.len() < 14 {
+//!         counters.short_frames.increment();
+//!         log.warn("eth0", format_args!("a frame of {} bytes is dropped", frame.len()));
+//!     } else {
+//!         counters.frames_received.increment();
+//!     }
+//! }
+//!
+//! let (counters, log) = (ReceiverCounters::default(), LogLimit::new());
+//! receive(&[0; 64], &counters, &log);
+//! receive(&[0; 6], &counters, &log);
+//! let values: Vec<_> = counters.list().iter().map(|Counter { name, value, .. }| (*name, *value)).collect();
+//! assert_eq!(values, [("frames_received", 1), ("short_frames", 1)]);
+//! ```
+
+mod containment;
+mod counters;
+mod log_limit;
+mod random;
+mod snapshot;
+pub mod threads;
+
+pub use containment::EndOnPanic;
+pub use counters::{Count, Counter, Kind, Unit};
+pub use log_limit::{DeviceLog, LogLimit};
+pub use random::Random;
+pub use snapshot::{Snapshot, micros};

@@ -1,0 +1,49 @@
+//! The values of RDMA verbs: work requests and completions, queue-pair attributes and states, and the numbers in them.
+//!
+//! A consumer, an adapter and a transport protocol agree on these types and on the queue-pair transition table
+//! ([`qp_state`]). The types hold no pointer into guest memory and no handle of the operating system; the crate is
+//! `no_std`, so that a protocol that is written with them has no I/O, threads or clocks by way of this crate.
+//!
+//! The traits that move these values between a device and an adapter are those of `pvrdma-verbs`, which re-exports
+//! this crate.
+//!
+//! # Example
+//!
+//! An adapter checks a modify request before it applies it:
+//!
+//! ```
+//! use pvrdma_verbs_types::{QpAttrMask, QpAttrs, QpState, QpTransitionError, QpType, qp_state};
+//!
+//! let mut current = QpAttrs::default();
+//! let new = QpAttrs { state: QpState::Init, port_num: 1, ..QpAttrs::default() };
+//! let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
+//!
+//! qp_state::check(QpType::Rc, current.state, new.state, mask)?;
+//! new.check(mask, 16).unwrap();
+//! current.merge(&new, mask);
+//! current.state = new.state;
+//!
+//! // A connected QP needs a path before it can receive.
+//! let refused = qp_state::check(QpType::Rc, current.state, QpState::Rtr, QpAttrMask::STATE);
+//! assert!(matches!(refused, Err(QpTransitionError::Missing { .. })));
+//! # Ok::<(), QpTransitionError>(())
+//! ```
+
+#![cfg_attr(not(test), no_std)]
+
+extern crate alloc;
+
+mod attrs;
+mod error;
+pub mod qp_state;
+mod types;
+mod work;
+
+pub use attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
+pub use error::{InvalidAttribute, QpTransitionError};
+pub use pvrdma_packet::MacAddr;
+pub use types::{Access, Gid, GidType, InvalidValue, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};
+pub use work::{
+    Completion, FastRegister, Invalidate, MAX_MESSAGE, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge,
+    UdDestination, WcFlags, WcOpcode, WcStatus,
+};

@@ -1,0 +1,464 @@
+//! A worker's end of its keepers.
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
+use thiserror::Error;
+
+use super::receive::{Taken, Wanted};
+use super::wire::{ANSWER, Answer, CHUNK, Operation, Request, SEATS};
+use crate::vfio_user::message::MAX_MSG_FDS;
+
+/// How long a keeper may take. It takes microseconds; less than this ends the connection of a client on a host that is
+/// short of processors, and with more a client's own timeout (5 s for QEMU) comes first.
+pub const PATIENCE: Duration = Duration::from_secs(4);
+
+/// The same for a client that is gone: the next one waits for the end of its connection.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// Why a client is not served any more.
+#[derive(Debug, Error)]
+pub(crate) enum KeeperError {
+    /// The supervisor starts none.
+    #[error("no process for its descriptors: {0}")]
+    None(io::Error),
+    /// It has been asked, and says nothing.
+    #[error("the process that receives its descriptors does not answer: to close one of them may take for ever")]
+    Silent,
+    /// It ended with a message of the client's.
+    #[error("the process that receives its descriptors ended")]
+    Gone,
+    /// It does what no keeper does.
+    #[error("the process that receives its descriptors is not to be trusted")]
+    Nonsense,
+    /// There was an error on this side.
+    #[error("the process that receives its descriptors cannot be asked: {0}")]
+    System(#[from] Errno),
+}
+
+/// Gives a keeper in the place of the last one, which is killed.
+type Renew = Box<dyn Fn() -> io::Result<OwnedFd> + Send + Sync>;
+
+/// The keeper of a device, and those that come after it.
+pub struct Keeper {
+    renew: Renew,
+    patience: Duration,
+    lane: Mutex<Lane>,
+}
+
+#[derive(Default)]
+struct Lane {
+    /// To the keeper of the moment; none before the first client, and if it was abandoned.
+    socket: Option<OwnedFd>,
+    /// Sockets of the clients that are there. The next keeper gets them as well.
+    seats: [Option<OwnedFd>; SEATS],
+    id: u32,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").finish_non_exhaustive()
+    }
+}
+
+impl Keeper {
+    /// A keeper that is started when the first client comes. `renew` starts it, and each one after it.
+    pub fn new(renew: impl Fn() -> io::Result<OwnedFd> + Send + Sync + 'static, patience: Duration) -> Arc<Self> {
+        Arc::new(Self { renew: Box::new(renew), patience, lane: Mutex::default() })
+    }
+
+    /// For the clients of the device's own socket.
+    #[must_use]
+    pub fn device(self: &Arc<Self>) -> Seat {
+        Seat { keeper: Arc::clone(self), number: 0 }
+    }
+
+    /// For the clients of its network function.
+    #[must_use]
+    pub fn network_function(self: &Arc<Self>) -> Seat {
+        Seat { keeper: Arc::clone(self), number: 1 }
+    }
+
+    /// Starts a keeper, and gives it the clients that are there.
+    fn start(&self, lane: &mut Lane) -> Result<(), KeeperError> {
+        lane.socket = None;
+        lane.socket = Some((self.renew)().map_err(KeeperError::None)?);
+        for seat in 0..SEATS {
+            if lane.seats.get(seat).is_some_and(Option::is_some) {
+                self.admit(lane, seat).inspect_err(|_| lane.socket = None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn admit(&self, lane: &mut Lane, seat: usize) -> Result<(), KeeperError> {
+        self.exchange(lane, seat, Operation::Admit, &mut [])?;
+        Ok(())
+    }
+
+    /// Has the next keeper take the place of one that failed its client, and serve the others. Whether that works is
+    /// of no interest to the one.
+    fn replace(&self, lane: &mut Lane, seat: usize) {
+        if let Some(seat) = lane.seats.get_mut(seat) {
+            *seat = None;
+        }
+        let _ = self.start(lane);
+    }
+
+    /// Asks, and waits for the answer.
+    fn exchange(
+        &self,
+        lane: &mut Lane,
+        seat: usize,
+        operation: Operation,
+        buffer: &mut [u8],
+    ) -> Result<Taken, KeeperError> {
+        let Lane { socket: Some(socket), seats, id } = lane else { return Err(KeeperError::Gone) };
+        *id = id.wrapping_add(1);
+        let chunk = buffer.len().min(CHUNK);
+        let number = u8::try_from(seat).map_err(|_| Errno::INVAL)?;
+        let request = Request { operation, seat: number, bytes: u32::try_from(chunk).unwrap_or(0), id: *id };
+        let client = seats.get(seat).and_then(Option::as_ref);
+        let sent = client.filter(|_| operation == Operation::Admit);
+        send(socket, &request, sent.map(AsFd::as_fd))?;
+        await_answer(socket, client, self.patience)?;
+        let most = if let Operation::Take(wanted) = operation { wanted.most() } else { 0 };
+        receive(socket, *id, most, buffer.get_mut(..chunk).unwrap_or_default())
+    }
+}
+
+/// The place of one client at a time with its keeper.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    keeper: Arc<Keeper>,
+    number: usize,
+}
+
+impl Seat {
+    /// Has the keeper receive the descriptors of a client from now on.
+    ///
+    /// # Errors
+    /// There is no keeper, nor another one in its place.
+    pub(crate) fn admit(&self, stream: BorrowedFd<'_>) -> Result<(), KeeperError> {
+        let keeper = &self.keeper;
+        let stream = stream.try_clone_to_owned().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let mut lane = keeper.lane.lock();
+        let Some(seat) = lane.seats.get_mut(self.number) else { return Err(KeeperError::Nonsense) };
+        *seat = Some(stream);
+        if lane.socket.is_some() && keeper.admit(&mut lane, self.number).is_ok() {
+            return Ok(());
+        }
+        // The client is not to blame for what the last one left.
+        keeper.start(&mut lane)
+    }
+
+    /// Has the keeper close the socket of a client that is gone, of which there is no other descriptor.
+    pub(crate) fn release(&self) {
+        let keeper = &self.keeper;
+        let mut lane = keeper.lane.lock();
+        let Some(seat) = lane.seats.get_mut(self.number) else { return };
+        if seat.take().is_none() || lane.socket.is_none() {
+            return;
+        }
+        match keeper.exchange(&mut lane, self.number, Operation::Release, &mut []) {
+            Ok(_) => {}
+            // It is replaced when there is work for one.
+            Err(KeeperError::Gone) => lane.socket = None,
+            Err(_) => keeper.replace(&mut lane, self.number),
+        }
+    }
+
+    /// Takes bytes of the client that have descriptors, and no bytes beyond `buffer`.
+    ///
+    /// # Errors
+    /// The keeper does not answer as it should. What it has taken is lost, so the connection is over.
+    pub(crate) fn take(&self, wanted: Wanted, buffer: &mut [u8]) -> Result<Taken, KeeperError> {
+        let keeper = &self.keeper;
+        let mut lane = keeper.lane.lock();
+        if lane.socket.is_none() {
+            keeper.start(&mut lane)?;
+        }
+        let taken = match keeper.exchange(&mut lane, self.number, Operation::Take(wanted), buffer) {
+            // It had ended before, and has taken nothing.
+            Err(KeeperError::System(Errno::PIPE | Errno::CONNRESET)) => {
+                keeper.start(&mut lane)?;
+                keeper.exchange(&mut lane, self.number, Operation::Take(wanted), buffer)
+            }
+            taken => taken,
+        };
+        taken.inspect_err(|_| keeper.replace(&mut lane, self.number))
+    }
+}
+
+/// Sends a request without waiting: the socket has room for one.
+fn send(socket: &OwnedFd, request: &Request, client: Option<BorrowedFd<'_>>) -> Result<(), KeeperError> {
+    let (bytes, flags) = (request.to_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    let Some(client) = client else {
+        rustix::io::retry_on_intr(|| rustix::net::send(socket, &bytes, flags))?;
+        return Ok(());
+    };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [client];
+    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(Errno::INVAL.into());
+    }
+    rustix::io::retry_on_intr(|| rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags))?;
+    Ok(())
+}
+
+/// Waits for an answer, and not for long once the client is gone that it is for.
+fn await_answer(socket: &OwnedFd, mut client: Option<&OwnedFd>, patience: Duration) -> Result<(), KeeperError> {
+    let start = Instant::now();
+    loop {
+        let patience = if client.is_some() { patience } else { patience.min(FAREWELL) };
+        let left = patience.saturating_sub(start.elapsed());
+        let answer = PollFd::new(socket, PollFlags::IN);
+        let gone = client.map(|client| PollFd::new(client, PollFlags::RDHUP));
+        let mut poll: Vec<_> = [answer].into_iter().chain(gone).collect();
+        match rustix::event::poll(&mut poll, Timespec::try_from(left).ok().as_ref()) {
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(0) => return Err(KeeperError::Silent),
+            Ok(_) if poll.first().is_some_and(|answer| !answer.revents().is_empty()) => return Ok(()),
+            Ok(_) => client = None,
+        }
+    }
+}
+
+/// The answer to a request for at most `most` descriptors, and at most as many bytes as `buffer` has.
+fn receive(socket: &OwnedFd, id: u32, most: usize, buffer: &mut [u8]) -> Result<Taken, KeeperError> {
+    let mut head = [0; ANSWER];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let parts = &mut [IoSliceMut::new(&mut head), IoSliceMut::new(buffer)];
+    let received = match rustix::io::retry_on_intr(|| rustix::net::recvmsg(socket, parts, &mut control, flags)) {
+        Ok(received) if received.bytes == 0 => return Err(KeeperError::Gone),
+        Ok(received) => received,
+        Err(Errno::CONNRESET) => return Err(KeeperError::Gone),
+        Err(errno) => return Err(errno.into()),
+    };
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let answer = Answer::parse(&head).filter(|_| received.bytes >= ANSWER).ok_or(KeeperError::Nonsense)?;
+    let bytes = received.bytes.saturating_sub(ANSWER);
+    let cut = received.flags.contains(ReturnFlags::CTRUNC);
+    let [told, came] = [usize::from(answer.fds), fds.len()];
+    // Fewer descriptors than the answer has: this process may have no more of them.
+    let whole = usize::try_from(answer.bytes) == Ok(bytes) && (came == told || cut && came < told) && told <= most;
+    if answer.id != id || !whole || received.flags.contains(ReturnFlags::TRUNC) {
+        return Err(KeeperError::Nonsense);
+    }
+    if cut {
+        fds.clear();
+    }
+    Ok(Taken { bytes, fds, lost: answer.lost || cut, refused: answer.refused })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+    use crate::keeper::process;
+    use crate::keeper::wire::REQUEST;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    /// A keeper whose first process is `first`, which gets its end of the socket; the others are as they should be.
+    fn keeper(first: impl Fn(OwnedFd) + Send + Sync + Clone + 'static, patience: Duration) -> Arc<Keeper> {
+        let started = AtomicUsize::new(0);
+        let renew = move || {
+            let (ours, theirs) = pair();
+            let (first, is_first) = (first.clone(), started.fetch_add(1, Ordering::Relaxed) == 0);
+            thread::spawn(move || if is_first { first(theirs) } else { serve(&theirs) });
+            Ok(ours)
+        };
+        Keeper::new(renew, patience)
+    }
+
+    fn serve(socket: &OwnedFd) {
+        let _ = process::serve(socket.as_fd());
+    }
+
+    /// The other end may be gone.
+    fn write(socket: &OwnedFd, bytes: &[u8]) {
+        let _ = rustix::io::write(socket, bytes);
+    }
+
+    fn memfd() -> OwnedFd {
+        rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap()
+    }
+
+    fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+    const MEMORY: Wanted = Wanted::Memory { sealed: false };
+
+    #[test]
+    fn descriptors_are_taken_by_kind() {
+        let keeper = keeper(|socket| serve(&socket), LONG);
+        let (client, server) = UnixStream::pair().unwrap();
+        let seat = keeper.device();
+        seat.admit(server.as_fd()).unwrap();
+        let (memory, event) = (memfd(), rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap());
+        let (mut pipe, writer) = std::io::pipe().unwrap();
+        let mut take = |wanted, fds: &[BorrowedFd<'_>]| {
+            send(&client, b"message", fds);
+            let mut buffer = [0; 7];
+            let taken = seat.take(wanted, &mut buffer).unwrap();
+            assert_eq!((taken.bytes, &buffer), (7, b"message"));
+            (taken.fds.len(), taken.lost, taken.refused)
+        };
+        let (memory, event, other) = (memory.as_fd(), event.as_fd(), writer.as_fd());
+        assert_eq!(take(MEMORY, &[memory]), (1, false, None));
+        assert_eq!(take(Wanted::Interrupts, &[event; 16]), (16, false, None));
+        assert_eq!(take(Wanted::Nothing, &[event]), (0, true, None));
+        assert_eq!(take(Wanted::Interrupts, &[event; 17]), (0, true, None));
+        assert_eq!(take(MEMORY, &[memory, memory]), (0, true, None));
+        assert_eq!(take(MEMORY, &[memory; 40]), (0, true, None));
+        assert_eq!(take(MEMORY, &[other]), (0, false, Some(crate::vfio_user::examine::Refusal::MayBlock)));
+        let no_eventfd = Some(crate::vfio_user::examine::Refusal::NotEventfd);
+        assert_eq!(take(Wanted::Interrupts, &[event, other]), (0, false, no_eventfd));
+        let unsealed = Some(crate::vfio_user::examine::Refusal::NotSealed);
+        assert_eq!(take(Wanted::Memory { sealed: true }, &[memory]), (0, false, unsealed));
+        // What is refused is closed before the answer.
+        drop(writer);
+        assert_eq!(pipe.read(&mut [0]).unwrap(), 0);
+        // And a socket that is released when it is the last one.
+        drop(server);
+        seat.release();
+        assert_eq!((&client).read(&mut [0]).unwrap(), 0);
+        assert!((&client).write(&[0]).is_err());
+    }
+
+    /// Answers the first request for bytes by `lie`.
+    fn liar(lie: fn(&OwnedFd, u32)) -> impl Fn(OwnedFd) + Send + Sync + Clone {
+        move |socket| {
+            let mut bytes = [0; REQUEST];
+            while rustix::io::read(&socket, &mut bytes).is_ok_and(|count| count == REQUEST) {
+                let request = Request::parse(&bytes).unwrap();
+                match request.operation {
+                    Operation::Take(_) => lie(&socket, request.id),
+                    _ => write(&socket, &answer(request.id, 0, 0).to_bytes()),
+                }
+            }
+        }
+    }
+
+    const fn answer(id: u32, bytes: u32, fds: u8) -> Answer {
+        Answer { id, bytes, fds, lost: false, refused: None }
+    }
+
+    fn say(socket: &OwnedFd, answer: Answer, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+        let head = answer.to_bytes();
+        let packet = [IoSlice::new(&head), IoSlice::new(bytes)];
+        rustix::net::sendmsg(socket, &packet, &mut control, SendFlags::NOSIGNAL).unwrap();
+    }
+
+    /// Whatever it does costs the client that needed it. The other client of the device, and the next one in the same
+    /// place, have another keeper.
+    #[test]
+    fn keepers_that_are_not_to_be_trusted_are_replaced() {
+        let lies: [fn(&OwnedFd, u32); 11] = [
+            |socket, _| write(socket, &[0xff; ANSWER]),
+            |socket, _| write(socket, &[0; 3]),
+            |socket, id| say(socket, answer(id.wrapping_sub(1), 4, 0), b"abcd", &[]),
+            |socket, id| say(socket, answer(id, 4, 0), b"abc", &[]),
+            |socket, id| say(socket, answer(id, 3, 0), b"abcd", &[]),
+            // More bytes than were asked for, descriptors that it does not name, or names and does not have, or too many.
+            |socket, id| say(socket, answer(id, 5, 0), b"abcde", &[]),
+            |socket, id| say(socket, answer(id, 4, 0), b"abcd", &[socket.as_fd()]),
+            |socket, id| say(socket, answer(id, 4, 1), b"abcd", &[]),
+            |socket, id| say(socket, answer(id, 4, 2), b"abcd", &[socket.as_fd(); 2]),
+            |socket, id| say(socket, answer(id, 4, 40), b"abcd", &[socket.as_fd(); 40]),
+            |socket, _| rustix::net::shutdown(socket, rustix::net::Shutdown::Both).unwrap(),
+        ];
+        for (number, lie) in lies.into_iter().enumerate() {
+            let keeper = keeper(liar(lie), LONG);
+            let (seat, other) = (keeper.device(), keeper.network_function());
+            let ((_client, server), (neighbour, its)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+            seat.admit(server.as_fd()).unwrap();
+            other.admit(its.as_fd()).unwrap();
+            let error = seat.take(MEMORY, &mut [0; 4]).unwrap_err();
+            assert!(matches!(error, KeeperError::Nonsense | KeeperError::Gone), "{number}: {error}");
+            serves(&other, &neighbour);
+            let (client, server) = UnixStream::pair().unwrap();
+            seat.admit(server.as_fd()).unwrap();
+            serves(&seat, &client);
+        }
+    }
+
+    #[track_caller]
+    fn serves(seat: &Seat, client: &UnixStream) {
+        send(client, b"1234", &[memfd().as_fd()]);
+        assert_eq!(seat.take(MEMORY, &mut [0; 4]).unwrap().fds.len(), 1);
+    }
+
+    #[test]
+    fn a_keeper_that_says_nothing_is_replaced() {
+        let keeper = keeper(liar(|_, _| ()), Duration::from_millis(50));
+        let (seat, (_client, server)) = (keeper.device(), UnixStream::pair().unwrap());
+        seat.admit(server.as_fd()).unwrap();
+        assert!(matches!(seat.take(MEMORY, &mut [0; 4]), Err(KeeperError::Silent)));
+        let (client, server) = UnixStream::pair().unwrap();
+        seat.admit(server.as_fd()).unwrap();
+        serves(&seat, &client);
+    }
+
+    /// The last client may have left its keeper like this.
+    #[test]
+    fn a_client_does_not_pay_for_the_one_before() {
+        // It ends at once; or it never says anything, and its end of the socket stays open.
+        let firsts: [fn(OwnedFd); 2] = [drop, std::mem::forget];
+        for first in firsts {
+            let keeper = keeper(first, Duration::from_millis(50));
+            let (client, server) = UnixStream::pair().unwrap();
+            // What has been started before anybody came.
+            keeper.lane.lock().socket = Some((keeper.renew)().unwrap());
+            let seat = keeper.device();
+            seat.admit(server.as_fd()).unwrap();
+            serves(&seat, &client);
+        }
+    }
+
+    #[test]
+    fn without_a_keeper_nobody_is_admitted() {
+        let keeper = Keeper::new(|| Err(io::Error::other("none is left")), LONG);
+        let (_client, server) = UnixStream::pair().unwrap();
+        let error = keeper.device().admit(server.as_fd()).unwrap_err();
+        assert!(error.to_string().contains("none is left"), "{error}");
+        keeper.device().release();
+    }
+}

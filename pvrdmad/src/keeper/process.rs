@@ -1,0 +1,120 @@
+//! The keeper's process: no thread but one, no log, and little memory, since there is one for each device.
+
+use std::convert::Infallible;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+
+use super::receive::{Taken, take};
+use super::wire::{ANSWER, Answer, CHUNK, Operation, REQUEST, Request, SEATS};
+use crate::config::SandboxMode;
+use crate::sandbox::{self, Mismatch};
+use crate::vfio_user::eventfd;
+use crate::vfio_user::message::MAX_MSG_FDS;
+
+/// The first argument of such a process. The others are how it confines itself, and the device, which is there to be
+/// seen in lists of processes.
+pub const ARGUMENT: &str = "keeper";
+
+/// Serves the worker at the other end of standard input until that is gone.
+///
+/// # Errors
+/// What is on standard input is not a worker.
+pub fn run(mode: SandboxMode) -> io::Result<()> {
+    // It needs calls that nothing else does.
+    eventfd::prepare();
+    match mode {
+        SandboxMode::On => sandbox::enter_keeper(Mismatch::Refuse),
+        SandboxMode::Strict => sandbox::enter_keeper(Mismatch::Kill),
+        SandboxMode::Off => {}
+    }
+    let stdin = io::stdin();
+    match serve(stdin.as_fd()) {
+        Err(Some(errno)) => Err(errno.into()),
+        Err(None) => Ok(()),
+    }
+}
+
+/// Serves a worker until it is gone, which is no error.
+pub(super) fn serve(worker: BorrowedFd<'_>) -> Result<Infallible, Option<Errno>> {
+    let mut seats: [Option<OwnedFd>; SEATS] = Default::default();
+    let mut buffer = [0; CHUNK];
+    loop {
+        let (request, socket) = next(worker)?;
+        let Some(seat) = seats.get_mut(usize::from(request.seat)) else { return Err(Some(Errno::PROTO)) };
+        let taken = match (request.operation, socket) {
+            (Operation::Admit, Some(socket)) => {
+                *seat = Some(socket);
+                Taken::default()
+            }
+            (Operation::Release, None) => {
+                // Descriptors that the client has sent and that were not taken are closed with its last descriptor,
+                // which this is.
+                *seat = None;
+                Taken::default()
+            }
+            (Operation::Take(wanted), None) => {
+                let bytes = usize::try_from(request.bytes).unwrap_or(usize::MAX).min(CHUNK);
+                let room = buffer.get_mut(..bytes).unwrap_or_default();
+                let stream = seat.as_ref().ok_or(Errno::NOTCONN)?;
+                // Without bytes, as at the end of the stream: the worker sees that itself.
+                take(stream.as_fd(), wanted, room).unwrap_or_default()
+            }
+            _ => return Err(Some(Errno::PROTO)),
+        };
+        answer(worker, request.id, taken, &buffer)?;
+    }
+}
+
+/// The next request, and what came with it.
+fn next(worker: BorrowedFd<'_>) -> Result<(Request, Option<OwnedFd>), Option<Errno>> {
+    let mut bytes = [0; REQUEST + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(worker, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
+    });
+    let count = match received {
+        Ok(received) if received.bytes == 0 => return Err(None),
+        Ok(received) => received.bytes,
+        Err(Errno::CONNRESET) => return Err(None),
+        Err(errno) => return Err(Some(errno)),
+    };
+    let fd = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    let request = bytes.get(..count).and_then(Request::parse).ok_or(Some(Errno::PROTO))?;
+    Ok((request, fd))
+}
+
+/// Says what was taken, and hands it over.
+fn answer(worker: BorrowedFd<'_>, id: u32, taken: Taken, buffer: &[u8]) -> Result<(), Option<Errno>> {
+    match send(worker, &Answer::new(id, &taken), &taken.fds, buffer.get(..taken.bytes).unwrap_or_default()) {
+        // Too many descriptors of this user are under way: the client has to do without.
+        Err(errno @ (Errno::TOOMANYREFS | Errno::NOMEM | Errno::NOBUFS)) if !taken.fds.is_empty() => {
+            let bytes = taken.bytes;
+            let taken = Taken { bytes, refused: Some(errno.into()), ..Taken::default() };
+            answer(worker, id, taken, buffer)
+        }
+        Err(Errno::PIPE | Errno::CONNRESET) => Err(None),
+        sent => Ok(sent?),
+    }
+}
+
+fn send(worker: BorrowedFd<'_>, head: &Answer, fds: &[OwnedFd], bytes: &[u8]) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(Errno::INVAL);
+    }
+    let head: [u8; ANSWER] = head.to_bytes();
+    let packet = [IoSlice::new(&head), IoSlice::new(bytes)];
+    rustix::io::retry_on_intr(|| rustix::net::sendmsg(worker, &packet, &mut control, SendFlags::NOSIGNAL)).map(drop)
+}

@@ -1,0 +1,174 @@
+//! What a worker and its keeper say to each other, in packets of a `SOCK_SEQPACKET` socket pair.
+//!
+//! | request, 12 bytes | answer, 16 bytes |
+//! | --- | --- |
+//! | operation, seat, what descriptors may be, 0: a byte each | number of the request: 4 bytes |
+//! | most bytes to take: 4 | bytes that were taken, which follow: 4 |
+//! | its number: 4 | descriptors, 1 if some were lost, code of a refusal, 0: a byte each |
+//! | | errno of that refusal: 4 |
+//!
+//! Numbers are in the order of the processor. A request is answered before the next one is sent. Descriptors: with
+//! [`Operation::Admit`] the client's socket; with an answer those that were taken.
+
+use rustix::io::Errno;
+
+use super::receive::{Taken, Wanted};
+use crate::vfio_user::examine::Refusal;
+
+/// Clients of a keeper at a time: that of the device and that of its network function.
+pub(super) const SEATS: usize = 2;
+
+/// Most bytes of a message in an answer.
+pub(super) const CHUNK: usize = 4096;
+
+pub(super) const REQUEST: usize = 12;
+pub(super) const ANSWER: usize = 16;
+
+/// What a worker asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Operation {
+    /// Keep the socket that comes along.
+    Admit,
+    /// Close it.
+    Release,
+    /// Take bytes from it.
+    Take(Wanted),
+}
+
+/// A request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Request {
+    pub(super) operation: Operation,
+    /// Which client, less than [`SEATS`].
+    pub(super) seat: u8,
+    /// Most bytes to take.
+    pub(super) bytes: u32,
+    pub(super) id: u32,
+}
+
+impl Request {
+    pub(super) const fn to_bytes(self) -> [u8; REQUEST] {
+        let (operation, wanted) = match self.operation {
+            Operation::Admit => (1, 0),
+            Operation::Release => (2, 0),
+            Operation::Take(Wanted::Nothing) => (3, 0),
+            Operation::Take(Wanted::Memory { sealed: false }) => (3, 1),
+            Operation::Take(Wanted::Memory { sealed: true }) => (3, 2),
+            Operation::Take(Wanted::Interrupts) => (3, 3),
+        };
+        let ([a, b, c, d], [e, f, g, h]) = (self.bytes.to_ne_bytes(), self.id.to_ne_bytes());
+        [operation, self.seat, wanted, 0, a, b, c, d, e, f, g, h]
+    }
+
+    /// `None`: it is no request.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let &[operation, seat, wanted, 0, a, b, c, d, e, f, g, h] = bytes else { return None };
+        let operation = match (operation, wanted) {
+            (1, 0) => Operation::Admit,
+            (2, 0) => Operation::Release,
+            (3, 0) => Operation::Take(Wanted::Nothing),
+            (3, 1) => Operation::Take(Wanted::Memory { sealed: false }),
+            (3, 2) => Operation::Take(Wanted::Memory { sealed: true }),
+            (3, 3) => Operation::Take(Wanted::Interrupts),
+            _ => return None,
+        };
+        let (bytes, id) = (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]));
+        (usize::from(seat) < SEATS).then_some(Self { operation, seat, bytes, id })
+    }
+}
+
+/// The head of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Answer {
+    pub(super) id: u32,
+    pub(super) bytes: u32,
+    pub(super) fds: u8,
+    pub(super) lost: bool,
+    pub(super) refused: Option<Refusal>,
+}
+
+impl Answer {
+    pub(super) fn new(id: u32, taken: &Taken) -> Self {
+        Self {
+            id,
+            bytes: u32::try_from(taken.bytes).unwrap_or(u32::MAX),
+            fds: u8::try_from(taken.fds.len()).unwrap_or(u8::MAX),
+            lost: taken.lost,
+            refused: taken.refused,
+        }
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; ANSWER] {
+        let (code, errno) = match self.refused {
+            None => (0, 0),
+            Some(Refusal::System(errno)) => (1, errno.raw_os_error()),
+            Some(Refusal::MayBlock) => (2, 0),
+            Some(Refusal::NotSealed) => (3, 0),
+            Some(Refusal::NotEventfd) => (4, 0),
+        };
+        let ([a, b, c, d], [e, f, g, h]) = (self.id.to_ne_bytes(), self.bytes.to_ne_bytes());
+        let [i, j, k, l] = errno.to_ne_bytes();
+        [a, b, c, d, e, f, g, h, self.fds, self.lost.into(), code, 0, i, j, k, l]
+    }
+
+    /// `None`: it is no answer.
+    pub(super) fn parse(bytes: &[u8; ANSWER]) -> Option<Self> {
+        let [a, b, c, d, e, f, g, h, fds, lost @ (0 | 1), code, 0, i, j, k, l] = *bytes else { return None };
+        let (id, bytes) = (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]));
+        let refused = match (code, i32::from_ne_bytes([i, j, k, l])) {
+            (0, 0) => None,
+            // What a system call can return: others are no error for the client.
+            (1, errno @ 1..4096) => Some(Refusal::System(Errno::from_raw_os_error(errno))),
+            (2, 0) => Some(Refusal::MayBlock),
+            (3, 0) => Some(Refusal::NotSealed),
+            (4, 0) => Some(Refusal::NotEventfd),
+            _ => return None,
+        };
+        Some(Self { id, bytes, fds, lost: lost == 1, refused })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn operations() -> impl Strategy<Value = Operation> {
+        let wanted =
+            [Wanted::Nothing, Wanted::Memory { sealed: false }, Wanted::Memory { sealed: true }, Wanted::Interrupts];
+        let all = [Operation::Admit, Operation::Release].into_iter().chain(wanted.map(Operation::Take));
+        prop::sample::select(all.collect::<Vec<_>>())
+    }
+
+    proptest! {
+        #[test]
+        fn requests_come_back(operation in operations(), seat in 0u8..2, bytes: u32, id: u32) {
+            let request = Request { operation, seat, bytes, id };
+            prop_assert_eq!(Request::parse(&request.to_bytes()), Some(request));
+        }
+
+        #[test]
+        fn answers_come_back(id: u32, bytes: u32, fds: u8, lost: bool, code in 0usize..5) {
+            let refused = [
+                None,
+                Some(Refusal::System(Errno::MFILE)),
+                Some(Refusal::MayBlock),
+                Some(Refusal::NotSealed),
+                Some(Refusal::NotEventfd),
+            ][code];
+            let answer = Answer { id, bytes, fds, lost, refused };
+            prop_assert_eq!(Answer::parse(&answer.to_bytes()), Some(answer));
+        }
+
+        /// Whatever comes is understood exactly or not at all.
+        #[test]
+        fn any_bytes(bytes in prop::array::uniform16(prop_oneof![3 => 0u8..5, 1 => any::<u8>()]), cut in 0usize..16) {
+            if let Some(answer) = Answer::parse(&bytes) {
+                prop_assert_eq!(answer.to_bytes(), bytes);
+            }
+            if let Some(request) = Request::parse(&bytes[..cut]) {
+                prop_assert_eq!(&request.to_bytes()[..], &bytes[..cut]);
+            }
+        }
+    }
+}

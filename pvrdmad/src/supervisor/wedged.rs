@@ -1,0 +1,227 @@
+//! Processes of workers, and those that stay although they were killed.
+//!
+//! SIGKILL ends no thread that is in a system call which nothing interrupts. `close(2)` of a file on a FUSE file
+//! system is one: it waits for the answer to FUSE_FLUSH, and a client can send a worker such a file. The process then
+//! keeps its memory and descriptors; its leader is a zombie, and neither a pidfd nor `wait(2)` tells of its end. So
+//! nothing here waits for an end without a deadline. A process that misses it goes to a list, and the next worker
+//! starts.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::events::{Event, Events};
+use crate::protocol::printable_text;
+use crate::status::WedgedProcess;
+
+/// Most processes of a network that may stay. While there are so many, no other is started.
+pub(super) const MAX_OF_NETWORK: usize = 4;
+/// Most threads of a process that are named.
+const MAX_THREADS: usize = 8;
+
+/// A process that this one has started: a worker or a keeper.
+#[derive(Debug)]
+pub(super) struct WorkerProcess {
+    child: Child,
+    /// Readable when all of its threads have ended.
+    pidfd: OwnedFd,
+}
+
+impl AsFd for WorkerProcess {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+impl WorkerProcess {
+    /// # Errors
+    /// It cannot be watched. It is killed then.
+    pub(super) fn new(mut child: Child) -> io::Result<Self> {
+        match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
+            Ok(pidfd) => Ok(Self { child, pidfd }),
+            Err(errno) => {
+                let _ = child.kill();
+                Err(errno.into())
+            }
+        }
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has it end, stopped or stuck.
+    pub(super) fn kill(&mut self) {
+        let _ = self.child.kill();
+    }
+
+    /// How it ended. `None`: it has not, within `patience`.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub(super) fn end_within(&mut self, patience: Duration) -> io::Result<Option<ExitStatus>> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let mut poll = [PollFd::new(&self.pidfd, PollFlags::IN)];
+            match rustix::event::poll(&mut poll, Timespec::try_from(left).ok().as_ref()) {
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+                Ok(_) => return self.child.try_wait(),
+            }
+        }
+    }
+
+    /// Returns `true` if the process is over, whether or not a thread of it stays in the kernel. Its descriptors may
+    /// still be open then, so that the other ends of its sockets do not tell.
+    pub(super) fn is_over(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.id()));
+        // The name of the program, in front of the state, may contain anything.
+        stat.is_ok_and(|stat| {
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| matches!(rest.chars().next(), Some('Z' | 'X')))
+        })
+    }
+
+    /// Names of the threads that are left beside the leader: a client's connection has the name of its device.
+    fn threads(&self) -> Vec<String> {
+        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.id())) else { return Vec::new() };
+        let leader = self.id().to_string();
+        let tasks = tasks.flatten().filter(|task| task.file_name() != leader.as_str());
+        let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+        names.map(|name| printable_text(name.trim_end())).take(MAX_THREADS).collect()
+    }
+}
+
+/// Processes that were killed and have not ended.
+#[derive(Debug, Default)]
+pub(super) struct Wedged(Mutex<Vec<Left>>);
+
+/// One of them.
+#[derive(Debug)]
+struct Left {
+    process: WorkerProcess,
+    network: String,
+    /// Whose keeper it is; none: a worker.
+    device: Option<String>,
+    since: Instant,
+}
+
+impl Left {
+    fn report(&self) -> WedgedProcess {
+        WedgedProcess {
+            pid: self.process.id(),
+            network: self.network.clone(),
+            device: self.device.clone(),
+            since_s: self.since.elapsed().as_secs(),
+            threads: self.process.threads(),
+        }
+    }
+}
+
+impl Wedged {
+    /// Keeps a process that was killed until it ends.
+    pub(super) fn keep(&self, process: WorkerProcess, network: &str, device: Option<&str>, events: &Events) {
+        let (network, device) = (network.to_owned(), device.map(str::to_owned));
+        let left = Left { process, network, device, since: Instant::now() };
+        let report = left.report();
+        // Log: once for a process, and a network leaves only so many.
+        log::error!("{}", report.render());
+        events.tell(&Event::ProcessWedged { network: report.network, pid: report.pid });
+        self.0.lock().push(left);
+    }
+
+    /// Looks which have ended. Waits for none.
+    pub(super) fn look(&self, events: &Events) {
+        let has_ended = |left: &mut Left| !matches!(left.process.child.try_wait(), Ok(None));
+        for Left { process, network, .. } in self.0.lock().extract_if(.., has_ended) {
+            let pid = process.id();
+            // Log: once for a process.
+            log::info!("network {network}: process {pid}, which was killed, has ended");
+            events.tell(&Event::ProcessGone { network, pid });
+        }
+    }
+
+    /// Returns `true` if no other process of this network may be left behind.
+    pub(super) fn is_full(&self, network: &str) -> bool {
+        self.0.lock().iter().filter(|left| left.network == network && left.device.is_none()).count() >= MAX_OF_NETWORK
+    }
+
+    /// Keepers of a device.
+    pub(super) fn keepers_of(&self, network: &str, device: &str) -> Vec<u32> {
+        let left = self.0.lock();
+        let its = left.iter().filter(|left| left.network == network && left.device.as_deref() == Some(device));
+        its.map(|left| left.process.id()).collect()
+    }
+
+    /// All of them.
+    pub(super) fn report(&self) -> Vec<WedgedProcess> {
+        self.0.lock().iter().map(Left::report).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// Longer than anything takes; a test that waits for this has failed.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn process() -> WorkerProcess {
+        WorkerProcess::new(Command::new("sleep").arg("1000").spawn().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn an_end_is_seen_and_one_that_does_not_come_is_not_waited_for() {
+        let mut process = process();
+        assert!(matches!(process.end_within(Duration::ZERO), Ok(None)) && !process.is_over());
+        process.kill();
+        let ended = process.end_within(PATIENCE).unwrap().unwrap();
+        assert!(!ended.success());
+    }
+
+    #[test]
+    fn a_process_is_over_before_it_was_waited_for() {
+        let mut process = process();
+        process.kill();
+        let patience = Timespec::try_from(PATIENCE).unwrap();
+        rustix::event::poll(&mut [PollFd::new(&process.pidfd, PollFlags::IN)], Some(&patience)).unwrap();
+        assert!(process.is_over());
+        process.end_within(PATIENCE).unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_network_leaves_so_many_and_each_is_gone_once_it_ended() {
+        let (wedged, events) = (Wedged::default(), Events::default());
+        for count in 0..MAX_OF_NETWORK {
+            assert!(!wedged.is_full("red"), "{count}");
+            wedged.keep(process(), "red", &events);
+        }
+        assert!(wedged.is_full("red") && !wedged.is_full("blue"));
+        wedged.look(&events);
+        assert_eq!(wedged.report().len(), MAX_OF_NETWORK);
+        let ended = {
+            let mut left = wedged.0.lock();
+            let process = &mut left[1].process;
+            process.kill();
+            let patience = Timespec::try_from(PATIENCE).unwrap();
+            rustix::event::poll(&mut [PollFd::new(&process.pidfd, PollFlags::IN)], Some(&patience)).unwrap();
+            process.id()
+        };
+        wedged.look(&events);
+        assert!(!wedged.is_full("red"));
+        assert!(wedged.report().iter().all(|left| left.pid != ended && left.network == "red"));
+        for mut left in wedged.0.into_inner() {
+            left.process.kill();
+            left.process.end_within(PATIENCE).unwrap().unwrap();
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! A file whose `close(2)` does not return in the processes under test.
+//!
+//! The file is on a FUSE file system that this process serves, and that answers everything but the FLUSH requests of
+//! other processes. The kernel sends such a request for every `close(2)`, and waits for its answer even when the
+//! process is killed: its thread stays in the state D until the connection ends. Dropping [`EndlessClose`] ends it.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen};
+
+use super::PATIENCE;
+use super::frozen::{ENOSYS, GETATTR, INIT, LOOKUP, OPEN, attributes, number, reply, words};
+
+const RELEASE: u32 = 18;
+const FLUSH: u32 = 25;
+
+/// The file system. Dropping it lets all calls that wait return.
+pub struct EndlessClose {
+    /// Ends the thread.
+    stop: OwnedFd,
+    /// Has the only descriptor of the connection to the kernel, which ends when that is closed.
+    server: Option<JoinHandle<()>>,
+    held: Arc<Held>,
+    /// Not visible in any folder.
+    mount: OwnedFd,
+}
+
+/// Processes whose `close(2)` waits, in the order of their calls.
+#[derive(Default)]
+struct Held {
+    processes: Mutex<Vec<u32>>,
+    changed: Condvar,
+}
+
+impl EndlessClose {
+    /// Mounts it.
+    ///
+    /// # Errors
+    /// This process may not. A test gives the error to `skipped`.
+    pub fn mount() -> Result<Self, String> {
+        let failed = |errno: rustix::io::Errno| format!("no FUSE file system can be mounted here: {errno}");
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let device = rustix::fs::open("/dev/fuse", flags, Mode::empty()).map_err(failed)?;
+        let mount = mount(&device).map_err(failed)?;
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(failed)?;
+        let (stopped, held) = (stop.try_clone().unwrap(), Arc::<Held>::default());
+        let noted = Arc::clone(&held);
+        let server = thread::spawn(move || serve(&File::from(device), &stopped, &noted));
+        Ok(Self { stop, server: Some(server), held, mount })
+    }
+
+    /// Opens the file. This process and its children close it without delay.
+    pub fn open(&self) -> File {
+        rustix::fs::openat(&self.mount, "memory", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap().into()
+    }
+
+    /// Waits until `count` calls of `close(2)` wait, and gives the ids of their processes.
+    #[track_caller]
+    pub fn wait_held(&self, count: usize) -> Vec<u32> {
+        let held = self.held.processes.lock().unwrap();
+        let few = |held: &mut Vec<u32>| held.len() < count;
+        let (held, result) = self.held.changed.wait_timeout_while(held, PATIENCE, few).unwrap();
+        assert!(!result.timed_out(), "only {held:?} close the file");
+        held.clone()
+    }
+
+    /// Lets all calls that wait return, and those that come later.
+    pub fn release(&mut self) {
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        let served = self.server.take().map_or(Ok(()), JoinHandle::join);
+        assert!(thread::panicking() || served.is_ok(), "the thread of the file system panicked");
+    }
+}
+
+impl Drop for EndlessClose {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+fn mount(device: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&context, "fd", device.as_raw_fd().to_string())?;
+    for (key, value) in [("rootmode", "40000"), ("user_id", "0"), ("group_id", "0")] {
+        fsconfig_set_string(&context, key, value)?;
+    }
+    fsconfig_create(&context)?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+}
+
+/// Answers requests until `stop` is readable.
+fn serve(mut device: &File, stop: &OwnedFd, held: &Held) {
+    let mut request = vec![0; 1 << 17];
+    loop {
+        let fd = device.as_fd();
+        let mut poll = [PollFd::new(stop, PollFlags::IN), PollFd::new(&fd, PollFlags::IN)];
+        rustix::io::retry_on_intr(|| rustix::event::poll(&mut poll, None)).unwrap();
+        if !poll[0].revents().is_empty() {
+            return;
+        }
+        match device.read(&mut request) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            // A request that was withdrawn meanwhile.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => continue,
+            Err(error) => panic!("{error}"),
+        }
+        let node = u64::from_le_bytes(request[16..24].try_into().unwrap());
+        let (error, body) = match number(&request, 4) {
+            // Version 7.31, no flags, 12 bits of requests, 64 KiB of data.
+            INIT => (0, words(&[7, 31, 0, 0, 12 << 16, 1 << 16, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])),
+            LOOKUP => (0, [words(&[2, 0, 0, 0, 1, 0, 1, 0, 0, 0]), attributes(2)].concat()),
+            GETATTR => (0, [words(&[1, 0, 0, 0]), attributes(node)].concat()),
+            OPEN => (0, words(&[1, 0, 0, 0])),
+            RELEASE => (0, Vec::new()),
+            FLUSH => {
+                if let Some(process) = stranger(number(&request, 32)) {
+                    held.processes.lock().unwrap().push(process);
+                    held.changed.notify_all();
+                    continue;
+                }
+                (0, Vec::new())
+            }
+            _ => (-ENOSYS, Vec::new()),
+        };
+        // The caller may be gone.
+        let _ = device.write(&reply(&request, error, &body));
+    }
+}
+
+/// The process of a thread, unless it is this process or a child of it.
+///
+/// A child has this process's descriptors until it executes its program, which closes them: that must not wait, or
+/// `Command::spawn` would.
+fn stranger(thread: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u32>().ok());
+    let (process, parent) = (field("Tgid:")?, field("PPid:")?);
+    let own = std::process::id();
+    (process != own && parent != own).then_some(process)
+}

@@ -1,0 +1,332 @@
+//! A VMM hands over a descriptor whose `close(2)` does not return: it wedges no more than its own connection.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStderr, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::endless_close::EndlessClose;
+use common::process::Daemon;
+use common::remote::probe;
+use common::traffic::{Guest, transfer};
+use common::{PATIENCE, Raw, map_body};
+use pvrdma_verbs::testing::skipped;
+use pvrdmad::testing::{Pair, beside_traffic};
+use pvrdmad::vfio_user::message;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
+
+/// A daemon with the networks `a` and `b` of the devices `a1` to `a3` and `b1` to `b3`, and a client of `a3` whose
+/// worker does not come back from closing what the client sent.
+struct Place {
+    // Before the file system, whose end lets everything go on.
+    daemon: Daemon,
+    log: BufReader<ChildStderr>,
+    client: Raw,
+    files: EndlessClose,
+    folder: TempDir,
+    /// The worker of `a`.
+    worker: Pid,
+}
+
+impl Place {
+    /// `None` where no such file can be made.
+    fn start() -> Option<Self> {
+        Self::with(&["a1", "a2", "a3", "b1", "b2", "b3"])
+    }
+
+    /// The same with these devices, of which the third gets the file.
+    fn with(devices: &[&str]) -> Option<Self> {
+        let files = EndlessClose::mount().inspect_err(skipped).ok()?;
+        let folder = tempfile::tempdir().unwrap();
+        configure(&folder, devices);
+        let mut command = Command::new(PROGRAM);
+        // A system call that the sandbox does not know ends the process, and the test.
+        command.args(["--sandbox", "strict", "--config"]).arg(folder.path().join("config.toml"));
+        // A keeper would receive the descriptor in the place of the worker.
+        command.env("PVRDMAD_WITHOUT_KEEPERS", "1");
+        let mut daemon = Daemon::start(command.env("RUST_LOG", "info").stderr(Stdio::piped()));
+        let log = BufReader::new(daemon.errors());
+        let client = wedge(&files, &folder.path().join(devices[2]));
+        let worker = i32::try_from(files.wait_held(1)[0]).unwrap();
+        let place = Self { daemon, log, client, files, folder, worker: Pid::from_raw(worker).unwrap() };
+        assert_eq!(place.network(&devices[2][..1])["pid"], worker);
+        Some(place)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn try_run(&self, words: &[&str]) -> Result<String, String> {
+        let mut command = Command::new(PROGRAM);
+        let output = command.args(words).arg("--control").arg(self.path("control")).output().unwrap();
+        let said = if output.status.success() { Ok(output.stdout) } else { Err(output.stderr) };
+        said.map(|text| String::from_utf8(text).unwrap()).map_err(|text| String::from_utf8(text).unwrap())
+    }
+
+    #[track_caller]
+    fn run(&self, words: &[&str]) -> String {
+        self.try_run(words).unwrap()
+    }
+
+    /// Adds `a3` again.
+    fn add(&self) -> Result<(), String> {
+        let socket = self.path("a3");
+        let device = format!("name=a3,network=a,socket={},mac=52:54:00:00:03:03,pin=off", socket.display());
+        self.try_run(&["add", &device]).map(drop)
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.run(&["status", "--json"])).unwrap()
+    }
+
+    fn network(&self, name: &str) -> Value {
+        let status = self.status();
+        status["networks"].as_array().unwrap().iter().find(|network| network["name"] == name).unwrap().clone()
+    }
+
+    /// Waits until the status is as `is` says.
+    #[track_caller]
+    fn wait(&self, is: impl Fn(&Value) -> bool) -> Value {
+        let start = Instant::now();
+        loop {
+            let status = self.status();
+            if is(&status) {
+                return status;
+            }
+            assert!(start.elapsed() < PATIENCE, "{status:#}");
+        }
+    }
+
+    /// What happens from now on.
+    fn events(&self) -> impl Iterator<Item = Value> + use<> {
+        let mut stream = UnixStream::connect(self.path("control")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"events\"}\n").unwrap();
+        let mut lines = BufReader::new(stream).lines();
+        lines.next().unwrap().unwrap();
+        lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap()["params"].take())
+    }
+
+    /// Waits for a line of the log.
+    fn wait_log(&mut self, part: &str) -> String {
+        let mut line = String::new();
+        while !line.contains(part) {
+            line.clear();
+            assert_ne!(self.log.read_line(&mut line).unwrap(), 0, "the log ended without '{part}'");
+        }
+        line
+    }
+
+    fn pair(&self, network: &str) -> Pair {
+        Pair::new([1, 2].map(|number| probe(&self.path(&format!("{network}{number}")), 16 << 20)))
+    }
+}
+
+/// Sends a file whose `close(2)` does not return, to a device.
+fn wedge(files: &EndlessClose, socket: &Path) -> Raw {
+    let mut client = Raw::connect(socket);
+    client.negotiate();
+    let file = files.open();
+    client.send(message::Command::DMA_MAP, 0, &map_body(3, 0, 0, 1 << 20), &[file.as_fd()]);
+    client
+}
+
+/// Writes the configuration with these devices. Their names begin with that of their network, of which `c` and `d` are
+/// connected by a tunnel.
+fn configure(folder: &TempDir, devices: &[&str]) {
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let mut text = format!("control = '{}'\n", path("control"));
+    let networks: BTreeSet<_> = devices.iter().map(|device| &device[..1]).collect();
+    for network in networks {
+        text += &format!("[[network]]\nname = '{network}'\n");
+        if let Some((ours, theirs)) =
+            [("c", (31, 32)), ("d", (32, 31))].iter().find(|(name, _)| *name == network).map(|(_, ends)| *ends)
+        {
+            // Addresses that no other process has.
+            let [.., high, low] = std::process::id().to_be_bytes();
+            let end = |number: u8| format!("127.{}.{low}.{number}", 64 | high & 0x3f);
+            text += &format!("uplink = 'vxlan:{}'\nremote = ['{}']\n", end(ours), end(theirs));
+        }
+    }
+    for name in devices {
+        let (network, number) = name.split_at(1);
+        text += &format!(
+            "[[device]]\nname = '{name}'\nnetwork = '{network}'\nsocket = '{}'\nmac = '52:54:00:00:03:0{number}'\n\
+             pin = 'off'\nseed = {number}\n",
+            path(name)
+        );
+    }
+    fs::write(path("config.toml"), text).unwrap();
+}
+
+fn named<'a>(list: &'a Value, name: &str) -> &'a Value {
+    list.as_array().unwrap().iter().find(|entry| entry["name"] == name).expect(name)
+}
+
+/// Returns `true` if the network `a` is served, by another process than that of the beginning if one is `replaced`.
+fn serves(status: &Value, worker: Pid, replaced: bool) -> bool {
+    let network = named(&status["networks"], "a");
+    network["state"] == "running" && (network["pid"] != worker.as_raw_nonzero().get()) == replaced
+}
+
+/// The device goes, its neighbours in the network keep their worker and their traffic.
+fn removed_beside_traffic(mut place: Place, remove: impl FnOnce(&Place)) {
+    let (mut a, mut b) = (place.pair("a"), place.pair("b"));
+    beside_traffic(&mut b, || {
+        remove(&place);
+        let status = place.wait(|status| named(&status["networks"], "a")["stuck_clients"] == serde_json::json!(["a3"]));
+        assert!(serves(&status, place.worker, false), "{status:#}");
+        assert_eq!(named(&status["networks"], "a")["devices"], serde_json::json!(["a1", "a2"]));
+        a.exchange();
+    });
+    // New clients of the neighbours are served as well, and so is a new device with the same addresses.
+    drop(a);
+    place.pair("a").exchange();
+    place.add().unwrap();
+    probe(&place.path("a3"), 4 << 20).remove();
+    place.wait_log("a3: the thread of its client does not come back");
+    assert!(place.run(&["status"]).contains("a3"), "the status names it");
+    // It ends when the call returns.
+    let Place { files, .. } = &mut place;
+    files.release();
+    place.wait(|status| named(&status["networks"], "a")["stuck_clients"] == serde_json::json!([]));
+    b.exchange();
+}
+
+#[test]
+fn a_device_is_removed_whose_client_wedged_its_connection() {
+    let Some(place) = Place::start() else { return };
+    removed_beside_traffic(place, |place| drop(place.run(&["remove", "--device", "a3"])));
+}
+
+#[test]
+fn a_reload_removes_a_device_whose_client_wedged_its_connection() {
+    let Some(place) = Place::start() else { return };
+    removed_beside_traffic(place, |place| {
+        configure(&place.folder, &["a1", "a2", "b1", "b2", "b3"]);
+        place.daemon.signal(Signal::HUP);
+        place.wait(|status| named(&status["networks"], "a")["devices"] == serde_json::json!(["a1", "a2"]));
+    });
+}
+
+/// The process stays, without its leader and without serving anybody. The supervisor does not wait for it.
+#[test]
+fn a_worker_that_cannot_be_killed_is_replaced() {
+    let Some(mut place) = Place::start() else { return };
+    let mut events = place.events();
+    let mut b = place.pair("b");
+    beside_traffic(&mut b, || {
+        kill_process(place.worker, Signal::KILL).unwrap();
+        place.wait(|status| serves(status, place.worker, true));
+        place.pair("a").exchange();
+    });
+    let status = place.status();
+    let wedged = status["wedged"].as_array().unwrap();
+    assert_eq!(wedged.len(), 1, "{status:#}");
+    assert_eq!(wedged[0]["pid"], place.worker.as_raw_nonzero().get());
+    assert_eq!(wedged[0]["network"], "a");
+    assert_eq!(wedged[0]["threads"], serde_json::json!(["a3"]));
+    let text = place.run(&["status"]);
+    assert!(text.contains("/sys/fs/fuse/connections/"), "{text}");
+    assert!(text.lines().any(|line| line.contains("network a") && line.contains("does not end")), "{text}");
+    let network = named(&status["networks"], "b");
+    assert_eq!((&network["restarts"], &network["state"]), (&0.into(), &"running".into()), "{network:#}");
+    let counted = |place: &Place| -> f64 {
+        let metrics = place.run(&["status", "--format", "openmetrics"]);
+        let sample = metrics.lines().find(|line| line.starts_with("pvrdma_wedged_processes")).unwrap_or(&metrics);
+        sample.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    assert!(counted(&place) > 0.5);
+    place.wait_log("does not end");
+    let pid = place.worker.as_raw_nonzero().get();
+    let told = |event: &str| serde_json::json!({"event": event, "network": "a", "pid": pid});
+    assert!(events.any(|event| event == told("process-wedged")));
+    place.files.release();
+    place.wait(|status| status["wedged"] == serde_json::json!([]));
+    assert!(counted(&place) < 0.5);
+    assert!(events.any(|event| event == told("process-gone")));
+    place.wait_log("has ended");
+    place.pair("a").exchange();
+    b.exchange();
+}
+
+#[test]
+fn the_daemon_ends_beside_a_worker_that_cannot_be_killed() {
+    for kill_first in [false, true] {
+        let Some(mut place) = Place::start() else { return };
+        if kill_first {
+            kill_process(place.worker, Signal::KILL).unwrap();
+            place.wait(|status| serves(status, place.worker, true));
+        }
+        let start = Instant::now();
+        place.daemon.signal(Signal::TERM);
+        assert_eq!(place.daemon.wait(), Some(0));
+        // The promise of SECURITY.md. A daemon that waits for the process does so for ever.
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        assert!(!place.path("a1").exists() && !place.path("control").exists());
+    }
+}
+
+/// The process that stays has the socket of the tunnel as well. It reads nothing from it.
+#[test]
+fn a_tunnel_is_served_on_beside_a_worker_that_cannot_be_killed() {
+    let Some(place) = Place::with(&["c1", "d2", "c3"]) else { return };
+    kill_process(place.worker, Signal::KILL).unwrap();
+    place.wait(|status| status["wedged"].as_array().unwrap().len() == 1);
+    let near = Guest::new(1, &place.path("c1"));
+    let far = Guest::new(2, &place.path("d2"));
+    transfer(&near, &far, 3);
+    transfer(&far, &near, 3);
+}
+
+/// The thread of the last client would reset the device under the next one.
+#[test]
+fn the_next_client_of_a_device_is_turned_away_until_the_call_returns() {
+    let Some(mut place) = Place::start() else { return };
+    let socket = place.path("a3");
+    place.client.stream.shutdown(Shutdown::Both).unwrap();
+    Raw::connect(&socket).wait_hang_up();
+    place.wait_log("a client was turned away");
+    assert!(place.network("a")["state"] == "running");
+    place.files.release();
+    probe(&socket, 4 << 20).remove();
+}
+
+/// Each keeps what its device was made of, so there is a bound.
+#[test]
+fn a_worker_goes_on_without_so_many_threads_of_clients_and_then_takes_no_device() {
+    let Some(mut place) = Place::start() else { return };
+    let mut clients = Vec::new();
+    loop {
+        place.run(&["remove", "--device", "a3"]);
+        if let Err(problem) = place.add() {
+            assert!(problem.contains("do not end"), "{problem}");
+            break;
+        }
+        clients.push(wedge(&place.files, &place.path("a3")));
+        place.files.wait_held(clients.len() + 1);
+    }
+    assert_eq!(clients.len(), 7);
+    let network = place.network("a");
+    assert_eq!(network["stuck_clients"], serde_json::json!(vec!["a3"; 8]));
+    assert_eq!(network["pid"], place.worker.as_raw_nonzero().get());
+    place.pair("a").exchange();
+    place.files.release();
+    place.wait(|status| named(&status["networks"], "a")["stuck_clients"] == serde_json::json!([]));
+    place.add().unwrap();
+    probe(&place.path("a3"), 4 << 20).remove();
+}
