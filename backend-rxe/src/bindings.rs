@@ -35,8 +35,10 @@ struct Binding {
     told: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    /// The device, until it goes. Nobody else keeps it alive, and be it for a moment: what comes for it then is lost.
+    node: Option<Arc<Node<Endpoint>>>,
     bindings: BTreeMap<u8, Binding>,
     /// Since when the link is down, if it is.
     down: Option<Duration>,
@@ -57,7 +59,7 @@ pub(crate) struct WaitingGid {
 /// The GIDs of a device.
 #[derive(Debug)]
 pub(crate) struct Bindings {
-    node: Arc<Node<Endpoint>>,
+    adapter: Arc<Adapter>,
     directory: Arc<Directory<Endpoint>>,
     addresses: Arc<Addresses>,
     state: Mutex<State>,
@@ -71,19 +73,16 @@ impl Bindings {
         directory: &Arc<Directory<Endpoint>>,
         addresses: &Arc<Addresses>,
     ) -> Arc<Self> {
+        let state = State { node: Some(Arc::clone(node)), bindings: BTreeMap::new(), down: None, timer: None };
         let bindings = Arc::new_cyclic(|me: &Weak<Self>| Self {
-            node: Arc::clone(node),
+            adapter: Arc::clone(&node.adapter),
             directory: Arc::clone(directory),
             addresses: Arc::clone(addresses),
-            state: Mutex::default(),
+            state: Mutex::new(state),
             task: Task::new(node.adapter.engine.ready_queue(), &node.adapter.share, me.clone() as _),
         });
         addresses.set_bindings(node.adapter.point.mac, &bindings.task);
         bindings
-    }
-
-    fn adapter(&self) -> &Adapter {
-        &self.node.adapter
     }
 
     /// Binds a GID at an index, in place of what is there.
@@ -97,7 +96,8 @@ impl Bindings {
             return Ok(());
         }
         let wait = self.claim(new).inspect_err(|error| self.refused(new, error))?;
-        let wait = self.place(index, new, wait);
+        let node = state.node.as_ref().ok_or(VerbsError::Gone)?;
+        let wait = self.place(node, index, new, wait);
         let told = wait.is_some_and(|wait| self.waits(new, wait));
         state.bindings.insert(index, Binding { bound: new, wait, told });
         if let Some(old) = old {
@@ -111,17 +111,26 @@ impl Bindings {
     pub(crate) fn unbind(&self, index: u8) {
         let state = &mut *self.state.lock();
         let Some(old) = state.bindings.remove(&index) else { return };
-        // As in `suspend`, this cannot fail.
-        let _ = self.directory.set_gid(&self.node, index, None);
-        self.adapter().gids.stop_waiting(index);
+        if let Some(node) = &state.node {
+            // As in `suspend`, this cannot fail.
+            let _ = self.directory.set_gid(node, index, None);
+        }
+        self.adapter.gids.stop_waiting(index);
         self.let_go(old);
         self.arm(state);
+    }
+
+    /// The device goes: unbinds everything, and lets go of it.
+    pub(crate) fn end(&self) {
+        let indices: Vec<u8> = self.state.lock().bindings.keys().copied().collect();
+        indices.into_iter().for_each(|index| self.unbind(index));
+        self.state.lock().node = None;
     }
 
     /// The link goes up or down.
     pub(crate) fn set_link(&self, up: bool) {
         self.state.lock().down = (!up).then(|| self.addresses.now());
-        self.addresses.set_link(self.adapter().point.mac, up);
+        self.addresses.set_link(self.adapter.point.mac, up);
         self.task.schedule();
     }
 
@@ -135,50 +144,50 @@ impl Bindings {
     }
 
     fn claim(&self, bound: BoundGid) -> Result<Option<Wait>, VerbsError> {
-        match self.addresses.bind(self.adapter().point.mac, address(bound))? {
+        match self.addresses.bind(self.adapter.point.mac, address(bound))? {
             Claimed::Held => Ok(None),
             Claimed::Waiting(wait) => Ok(Some(wait)),
         }
     }
 
     /// Makes a GID usable, or keeps it from being used. Returns why it is not.
-    fn place(&self, index: u8, bound: BoundGid, wait: Option<Wait>) -> Option<Wait> {
+    fn place(&self, node: &Arc<Node<Endpoint>>, index: u8, bound: BoundGid, wait: Option<Wait>) -> Option<Wait> {
         let wait = wait.or_else(|| {
             // Another device has lost the address a moment ago, and has not looked yet.
-            self.directory.set_gid(&self.node, index, Some(bound)).err()?;
-            self.addresses.unbind(self.adapter().point.mac, address(bound));
+            self.directory.set_gid(node, index, Some(bound)).err()?;
+            self.addresses.unbind(self.adapter.point.mac, address(bound));
             Some(Wait { why: Why::Taken, until: Some(self.addresses.now().saturating_add(AGAIN)) })
         });
         match wait {
-            Some(Wait { why, .. }) => self.suspend(index, bound, why == Why::Probing),
-            None => self.adapter().gids.stop_waiting(index),
+            Some(Wait { why, .. }) => self.suspend(node, index, bound, why == Why::Probing),
+            None => self.adapter.gids.stop_waiting(index),
         }
         wait
     }
 
     /// Nothing is sent from a GID any more, or received for it, but it stays bound. `holds`: what is sent waits.
-    fn suspend(&self, index: u8, bound: BoundGid, holds: bool) {
+    fn suspend(&self, node: &Arc<Node<Endpoint>>, index: u8, bound: BoundGid, holds: bool) {
         // Before it is taken away, so that no sender finds nothing bound there.
-        self.adapter().gids.wait(index, bound, holds);
+        self.adapter.gids.wait(index, bound, holds);
         // The index of every u8 is in the table, and nothing is bound: this cannot fail.
-        let _ = self.directory.set_gid(&self.node, index, None);
+        let _ = self.directory.set_gid(node, index, None);
     }
 
     fn let_go(&self, old: Binding) {
         if old.wait.is_none() {
-            self.addresses.unbind(self.adapter().point.mac, address(old.bound));
+            self.addresses.unbind(self.adapter.point.mac, address(old.bound));
         }
     }
 
     fn refused(&self, bound: BoundGid, error: &VerbsError) {
-        let adapter = self.adapter();
+        let adapter = &self.adapter;
         Counters::bump(&adapter.counters.gids_refused);
         adapter.log.warn(format_args!("the guest may not bind {}: {error}", bound.gid));
     }
 
     /// Says that the guest has to wait, unless this is how each claim begins. Returns `true` if it did.
     fn waits(&self, bound: BoundGid, wait: Wait) -> bool {
-        let adapter = self.adapter();
+        let adapter = &self.adapter;
         let reason = match wait.why {
             Why::Probing | Why::Busy => return false,
             Why::Taken => "another device has it, or had it a minute ago",
@@ -192,49 +201,50 @@ impl Bindings {
 
     /// Looks at all bindings again: takes away what belongs to others by now, and claims again what waits.
     fn review(&self, state: &mut State) {
-        let (mac, now) = (self.adapter().point.mac, self.addresses.now());
+        let (mac, now) = (self.adapter.point.mac, self.addresses.now());
         let is_given_up = state.down.is_some_and(|since| now.saturating_sub(since) >= HOLD);
+        let Some(node) = &state.node else { return };
         let mut any = false;
         for (&index, binding) in &mut state.bindings {
             let at = address(binding.bound);
             match binding.wait {
                 None if is_given_up => {
-                    self.suspend(index, binding.bound, false);
+                    self.suspend(node, index, binding.bound, false);
                     self.addresses.give_back(mac, at);
                     binding.wait = Some(Wait { why: Why::LinkDown, until: None });
                 }
                 None if self.addresses.has_bound(mac, at) => {}
                 // The claim has ended.
                 None => {
-                    self.suspend(index, binding.bound, false);
-                    self.again(index, binding);
+                    self.suspend(node, index, binding.bound, false);
+                    self.again(node, index, binding);
                 }
                 // It would be given up again.
                 Some(_) if state.down.is_some() => {}
                 Some(before) => {
-                    self.again(index, binding);
+                    self.again(node, index, binding);
                     any |= binding.wait.is_none_or(|wait| before.why == Why::Probing && wait.why != before.why);
                 }
             }
         }
         if any {
             // What waited for the address leaves, or is lost.
-            self.node.qps().iter().for_each(|endpoint| endpoint.qp().task().schedule());
+            node.qps().iter().for_each(|endpoint| endpoint.qp().task().schedule());
         }
     }
 
     /// Claims an address again.
-    fn again(&self, index: u8, binding: &mut Binding) {
+    fn again(&self, node: &Arc<Node<Endpoint>>, index: u8, binding: &mut Binding) {
         let (bound, before) = (binding.bound, binding.wait);
         let later = Some(Wait { why: Why::Taken, until: Some(self.addresses.now().saturating_add(HOLD)) });
         let wait = self.claim(bound).inspect_err(|error| self.refused(bound, error)).unwrap_or(later);
-        binding.wait = self.place(index, bound, wait);
+        binding.wait = self.place(node, index, bound, wait);
         match binding.wait {
             Some(wait) if before.is_none_or(|before| before.why != wait.why) => {
                 binding.told |= self.waits(bound, wait);
             }
             None if std::mem::take(&mut binding.told) => {
-                let adapter = self.adapter();
+                let adapter = &self.adapter;
                 Counters::bump(&adapter.counters.gids_granted);
                 adapter.log.info(format_args!("the guest may use {} now", bound.gid));
             }
@@ -248,11 +258,11 @@ impl Bindings {
         let given_up = state.down.filter(|_| held()).map(|since| since.saturating_add(HOLD));
         let waits = state.bindings.values().filter_map(|binding| binding.wait?.until);
         let waits = waits.filter(|_| state.down.is_none()).chain(given_up).min();
-        if self.addresses.set_waits(self.adapter().point.mac, state.bindings.values().any(|it| it.wait.is_some())) {
+        if self.addresses.set_waits(self.adapter.point.mac, state.bindings.values().any(|it| it.wait.is_some())) {
             // What it waits for may have ended before this was known.
             self.task.schedule();
         }
-        let engine = &self.adapter().engine;
+        let engine = &self.adapter.engine;
         match waits {
             Some(deadline) => state.timer = Some(engine.arm(&self.task, deadline, state.timer)),
             None => state.timer.take().into_iter().for_each(|timer| engine.disarm(timer)),
@@ -273,7 +283,7 @@ impl Runnable for Bindings {
 impl Drop for Bindings {
     fn drop(&mut self) {
         if let Some(timer) = self.state.get_mut().timer.take() {
-            self.node.adapter.engine.disarm(timer);
+            self.adapter.engine.disarm(timer);
         }
     }
 }

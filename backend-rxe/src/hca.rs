@@ -258,9 +258,7 @@ impl Hca for RxeHca {
 
 impl Drop for RxeHca {
     fn drop(&mut self) {
-        for index in 0..=u8::MAX {
-            self.unbind_gid(index);
-        }
+        self.bindings.end();
         for endpoint in self.node.qps() {
             endpoint.destroy(&self.node);
         }
