@@ -140,7 +140,7 @@ impl Responder {
         let own = match self.own_gid {
             Some((at, own)) if at == generation => own,
             _ => {
-                let own = qp.adapter.gids.get(self.attrs.av.sgid_index);
+                let own = qp.usable_source(self.attrs.av.sgid_index);
                 self.own_gid = Some((generation, own));
                 own
             }

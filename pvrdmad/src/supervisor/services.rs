@@ -150,6 +150,14 @@ impl Host for Services {
         self.events.tell(&Event::QueuePairFailed { device, network, qpn, peer, history });
     }
 
+    fn address_conflict(&self, device: &str, address: IpAddr, vlan: Option<u16>, kept: bool) {
+        if !self.devices.lock().contains_key(device) {
+            return;
+        }
+        let (device, network) = (device.to_owned(), self.network.clone());
+        self.events.tell(&Event::AddressConflict { device, network, address, vlan, kept });
+    }
+
     fn connect(&self, device: Option<&str>) -> io::Result<OwnedFd> {
         let connector = match device {
             None => self.uplink.clone(),

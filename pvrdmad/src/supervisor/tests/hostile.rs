@@ -345,6 +345,7 @@ impl Liar {
                 let (qpn, history) = (self.dice.number(), self.text());
                 HostRequest::QueuePairFailed { device, qpn, peer: address, history }
             }
+            5 => HostRequest::AddressConflict { device, address, vlan: None, kept: self.dice.one_in(2) },
             3 => HostRequest::Connect { device: self.dice.one_in(2).then_some(device) },
             4 => HostRequest::AddAddress { address },
             5 => HostRequest::Keeper { device },
