@@ -167,7 +167,7 @@ impl Hca for RxeHca {
                     return Err(VerbsError::Invalid("access rights"));
                 }
                 let pin = adapter.memory.pin_pages(&adapter.budget, &pages).map_err(|error| {
-                    adapter.log.warn(format_args!("{error}"));
+                    adapter.log.warn(module_path!(), format_args!("{error}"));
                     VerbsError::Exhausted("locked memory")
                 })?;
                 let region = Region::paged(start, length, access, pages).ok_or(VerbsError::Invalid("memory region"))?;

@@ -213,7 +213,7 @@ impl Responder {
     fn broken_queue(&mut self, qp: &Qp, view: &DmaView<'_>, error: Option<QueueError>) -> NakReason {
         self.broken = true;
         if let Some(error) = error {
-            qp.adapter.log.warn(format_args!("receive queue of QP {}: {error}", qp.qpn));
+            qp.adapter.log.warn(module_path!(), format_args!("receive queue of QP {}: {error}", qp.qpn));
         }
         if qp.srq.is_none() {
             qp.event(view, QpEvent::Fatal);

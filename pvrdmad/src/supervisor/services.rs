@@ -108,7 +108,11 @@ impl Services {
         for address in std::mem::take(&mut *self.held.lock()) {
             if let Err(error) = self.take_away(address) {
                 let network = format!("network {}", self.network);
-                self.log.warn(&network, format_args!("the address {address} of a guest cannot be removed: {error}"));
+                self.log.warn(
+                    module_path!(),
+                    &network,
+                    format_args!("the address {address} of a guest cannot be removed: {error}"),
+                );
             }
         }
         let mut clients = self.clients.lock();
