@@ -182,7 +182,7 @@ impl Bindings {
     fn refused(&self, bound: BoundGid, error: &VerbsError) {
         let adapter = &self.adapter;
         Counters::bump(&adapter.counters.gids_refused);
-        adapter.log.warn(format_args!("the guest may not bind {}: {error}", bound.gid));
+        adapter.log.warn(module_path!(), format_args!("the guest may not bind {}: {error}", bound.gid));
     }
 
     /// Says that the guest has to wait, unless this is how each claim begins. Returns `true` if it did.
@@ -195,7 +195,9 @@ impl Bindings {
             Why::LinkDown => "the link is down",
         };
         Counters::bump(&adapter.counters.gids_waited);
-        adapter.log.warn(format_args!("the guest may not use {} yet: {reason}; it is tried again", bound.gid));
+        adapter
+            .log
+            .warn(module_path!(), format_args!("the guest may not use {} yet: {reason}; it is tried again", bound.gid));
         true
     }
 
@@ -246,7 +248,7 @@ impl Bindings {
             None if std::mem::take(&mut binding.told) => {
                 let adapter = &self.adapter;
                 Counters::bump(&adapter.counters.gids_granted);
-                adapter.log.info(format_args!("the guest may use {} now", bound.gid));
+                adapter.log.info(module_path!(), format_args!("the guest may use {} now", bound.gid));
             }
             _ => {}
         }

@@ -54,6 +54,7 @@ impl Port {
         let Ok((ethernet, ..)) = Ethernet::parse(frame) else { return };
         let (mac, source) = (self.mac, ethernet.source);
         self.log.warn(
+            module_path!(),
             "port",
             format_args!("{mac}: the network card sends from {source}, which goes nowhere, see forged-transmits=mac"),
         );

@@ -119,6 +119,7 @@ impl Port {
         PortCounters::bump(&self.counters.wire_foreign_mac);
         let (mac, (at, _)) = (self.mac, address);
         self.log.warn(
+            module_path!(),
             "port",
             format_args!("{mac}: RoCE for {at} comes to another Ethernet address, see forged-transmits=mac"),
         );

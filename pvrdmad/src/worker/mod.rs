@@ -205,7 +205,7 @@ impl Worker {
         rxe.observe_conflicts(device.config.mac, move |conflict| {
             let address = IpAddr::from(conflict.address.0).to_canonical();
             let then = if conflict.kept { "keeps it" } else { "loses it" };
-            log.warn(&name, format_args!("a host beyond the uplink uses {address}: the device {then}"));
+            log.warn(module_path!(), &name, format_args!("a host beyond the uplink uses {address}: the device {then}"));
             host.address_conflict(&name, address, conflict.vlan, conflict.kept);
         })
     }
