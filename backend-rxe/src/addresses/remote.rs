@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::table::Address;
 
 /// How long an address is remembered after the last packet from it.
-pub(super) const REMEMBERED: Duration = Duration::from_hours(4);
+pub(super) const REMEMBERED: Duration = Duration::from_secs(4 * 60 * 60);
 /// Addresses that are remembered.
 pub(super) const MAX_REMOTE: usize = 4096;
 /// How often a table that is full is searched for addresses to forget.
