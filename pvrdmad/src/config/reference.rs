@@ -19,7 +19,7 @@ const HEAD: &str = "\
 # Configuration
 
 `pvrdmad` takes its configuration from the command line, from a file (`--config FILE.toml`), or from both. Values of the command line
-replace those of the file. Complete files are in [`pvrdmad/examples`](../pvrdmad/examples).
+replace those of the file. Complete files are in `pvrdmad/examples/` of the repository.
 
 | command line | file | meaning | default |
 | --- | --- | --- | --- |
