@@ -71,7 +71,7 @@ whoever reaches it reads the metrics.
 const LINK: &str = "
 ### Links
 
-Values of `uplink` and `nic`. See [The network](network.md) for what to use when.
+Values of `uplink` and `nic`. [Links](links.md#which-link) says which to use.
 
 | link | meaning |
 | --- | --- |
