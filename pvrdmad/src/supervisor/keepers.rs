@@ -24,8 +24,8 @@ const MOST_WEDGED: usize = 4;
 /// over asks as often as it likes.
 const STARTS: Rate = Rate { burst: 8, each: Duration::from_secs(1) };
 
-/// How long a keeper may take to end that was killed. It has a few pages and no file to close, unless it is wedged.
-const DEATH: Duration = Duration::from_millis(200);
+/// How long a keeper may take to end that was killed, before it is said not to.
+const DEATH: Duration = Duration::from_secs(1);
 
 /// The keepers of a network. They end with its worker.
 #[derive(Debug)]
@@ -35,6 +35,7 @@ pub(super) struct Keepers {
     sandbox: SandboxMode,
     network: String,
     devices: Mutex<HashMap<String, Kept>>,
+    killed: Mutex<Vec<Killed>>,
     wedged: Arc<Wedged>,
     events: Arc<Events>,
 }
@@ -46,6 +47,14 @@ struct Kept {
     starts: Budget,
 }
 
+/// One that was killed a moment ago.
+#[derive(Debug)]
+struct Killed {
+    keeper: WorkerProcess,
+    device: String,
+    since: Instant,
+}
+
 impl Keepers {
     pub(super) fn new(
         program: Option<Program>,
@@ -54,7 +63,8 @@ impl Keepers {
         wedged: Arc<Wedged>,
         events: Arc<Events>,
     ) -> Self {
-        Self { program, sandbox, network: network.to_owned(), devices: Mutex::default(), wedged, events }
+        let (devices, killed, network) = (Mutex::default(), Mutex::default(), network.to_owned());
+        Self { program, sandbox, network, devices, killed, wedged, events }
     }
 
     /// Returns `true` if devices have keepers.
@@ -71,9 +81,15 @@ impl Keepers {
         let mut devices = self.devices.lock();
         let none = || Kept { now: None, starts: Budget::new(STARTS, Instant::now()) };
         let kept = devices.entry(device.to_owned()).or_insert_with(none);
-        self.reap(kept.now.take().map(|keeper| (device, keeper)).into_iter().collect());
+        if let Some(keeper) = kept.now.take() {
+            self.kill(device, keeper);
+        }
+        self.look();
         self.wedged.look(&self.events);
-        let left = self.wedged.keepers_of(&self.network, device);
+        let mut left = self.wedged.keepers_of(&self.network, device);
+        let killed = self.killed.lock();
+        left.extend(killed.iter().filter(|killed| killed.device == device).map(|killed| killed.keeper.id()));
+        drop(killed);
         if left.len() >= MOST_WEDGED {
             let (count, processes) = (left.len(), left.iter().map(u32::to_string).collect::<Vec<_>>().join(", "));
             return Err(io::Error::other(format!(
@@ -99,26 +115,47 @@ impl Keepers {
     /// Ends the keeper of a device.
     pub(super) fn end(&self, device: &str) {
         if let Some(Kept { now: Some(keeper), .. }) = self.devices.lock().remove(device) {
-            self.reap(vec![(device, keeper)]);
+            self.kill(device, keeper);
         }
     }
 
     /// Ends all.
     pub(super) fn end_all(&self) {
-        let mut devices = self.devices.lock();
-        let keepers = devices.iter_mut().filter_map(|(device, kept)| Some((device.as_str(), kept.now.take()?)));
-        self.reap(keepers.collect());
-    }
-
-    /// Kills keepers, and leaves those that do not end to the list of such processes.
-    fn reap(&self, mut keepers: Vec<(&str, WorkerProcess)>) {
-        keepers.iter_mut().for_each(|(_, keeper)| keeper.kill());
-        let deadline = Instant::now() + DEATH;
-        for (device, mut keeper) in keepers {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if let Ok(None) = keeper.end_within(left) {
-                self.wedged.keep(keeper, &self.network, Some(device), &self.events);
+        for (device, kept) in &mut *self.devices.lock() {
+            if let Some(keeper) = kept.now.take() {
+                self.kill(device, keeper);
             }
         }
+    }
+
+    /// Looks which have ended of those that were killed. Those that do not end go to the list of such processes.
+    pub(super) fn look(&self) {
+        self.wait(Duration::ZERO);
+    }
+
+    fn kill(&self, device: &str, mut keeper: WorkerProcess) {
+        keeper.kill();
+        self.killed.lock().push(Killed { keeper, device: device.to_owned(), since: Instant::now() });
+    }
+
+    /// Waits for so long for those that were killed.
+    fn wait(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        // Not locked meanwhile.
+        let killed = std::mem::take(&mut *self.killed.lock());
+        for Killed { mut keeper, device, since } in killed {
+            match keeper.end_within(deadline.saturating_duration_since(Instant::now())) {
+                Ok(None) if since.elapsed() < DEATH => self.killed.lock().push(Killed { keeper, device, since }),
+                Ok(None) => self.wedged.keep(keeper, &self.network, Some(&device), &self.events),
+                Ok(Some(_)) | Err(_) => {}
+            }
+        }
+    }
+}
+
+impl Drop for Keepers {
+    fn drop(&mut self) {
+        self.end_all();
+        self.wait(DEATH);
     }
 }
