@@ -17,14 +17,15 @@ use super::wedged::{Wedged, WorkerProcess};
 use crate::config::SandboxMode;
 use crate::events::Events;
 
-/// Most keepers of a device that were killed and have not ended. Beyond that the device takes no client.
+/// Most keepers of a device that were killed and do not end. Beyond that the device takes no client.
 const MOST_WEDGED: usize = 4;
 
 /// How often a keeper is started for a device. A client can wedge one every few seconds, and a worker that was taken
 /// over asks as often as it likes.
 const STARTS: Rate = Rate { burst: 8, each: Duration::from_secs(1) };
 
-/// How long a keeper may take to end that was killed, before it is said not to.
+/// How long a keeper may take to end that was killed, before it is said not to. The kernel takes a while for what signals
+/// eventfds (`exit_aio`).
 const DEATH: Duration = Duration::from_secs(1);
 
 /// The keepers of a network. They end with its worker.
@@ -86,10 +87,7 @@ impl Keepers {
         }
         self.look();
         self.wedged.look(&self.events);
-        let mut left = self.wedged.keepers_of(&self.network, device);
-        let killed = self.killed.lock();
-        left.extend(killed.iter().filter(|killed| killed.device == device).map(|killed| killed.keeper.id()));
-        drop(killed);
+        let left = self.wedged.keepers_of(&self.network, device);
         if left.len() >= MOST_WEDGED {
             let (count, processes) = (left.len(), left.iter().map(u32::to_string).collect::<Vec<_>>().join(", "));
             return Err(io::Error::other(format!(
