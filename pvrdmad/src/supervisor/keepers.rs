@@ -17,8 +17,9 @@ use super::wedged::{Wedged, WorkerProcess};
 use crate::config::SandboxMode;
 use crate::events::Events;
 
-/// Most keepers of a device that were killed and do not end. Beyond that the device takes no client.
-const MOST_WEDGED: usize = 4;
+/// While so many keepers of a device do not end that were killed, no other is started: when the one that is there is
+/// gone as well, the device takes no client.
+const MOST_WEDGED: usize = 3;
 
 /// How often a keeper is started for a device. A client can wedge one every few seconds, and a worker that was taken
 /// over asks as often as it likes.
@@ -110,10 +111,12 @@ impl Keepers {
         Ok(ours)
     }
 
-    /// Ends the keeper of a device.
+    /// Ends the keeper of a device, and waits a moment for that.
     pub(super) fn end(&self, device: &str) {
-        if let Some(Kept { now: Some(keeper), .. }) = self.devices.lock().remove(device) {
+        let kept = self.devices.lock().remove(device);
+        if let Some(keeper) = kept.and_then(|kept| kept.now) {
             self.kill(device, keeper);
+            self.wait(DEATH);
         }
     }
 
