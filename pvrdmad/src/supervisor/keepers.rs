@@ -25,8 +25,8 @@ const MOST_WEDGED: usize = 3;
 /// over asks as often as it likes.
 const STARTS: Rate = Rate { burst: 8, each: Duration::from_secs(1) };
 
-/// How long a keeper may take to end that was killed, before it is said not to. The kernel takes a while for what signals
-/// eventfds (`exit_aio`).
+/// How long a keeper may take to end that was killed, before it is said not to. The kernel takes a while for the
+/// asynchronous operations by which eventfds are examined.
 const DEATH: Duration = Duration::from_secs(1);
 
 /// The keepers of a network. They end with its worker.
