@@ -109,7 +109,7 @@ impl Adapter {
                 max_message: port.max_message,
             },
             Err(error) => {
-                self.log.warn(format_args!("the host's port cannot be queried: {error}"));
+                self.log.warn(module_path!(), format_args!("the host's port cannot be queried: {error}"));
                 let (max_mtu, active_mtu) = (Mtu::M4096, Mtu::M1024);
                 PortAttributes { state: PortState::Down, max_mtu, active_mtu, max_message: 1 << 30 }
             }

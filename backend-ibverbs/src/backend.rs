@@ -142,7 +142,7 @@ impl Backend for Ibverbs {
         // Each device has a context of its own: the kernel takes everything back when it is closed, however that
         // happens.
         let device = HostDevice::open(&self.shared.library, &self.shared.config.device).map_err(|error| {
-            context.log.error(format_args!("{error}"));
+            context.log.error(module_path!(), format_args!("{error}"));
             VerbsError::Host(std::io::Error::other(error.to_string()))
         })?;
         let hca = IbvHca::start(device, context, Arc::clone(&self.shared))?;

@@ -217,7 +217,11 @@ impl Drop for ContiguousMapping {
             // SAFETY: the range is ours and nothing uses it any more: the registration over it has ended.
             && unsafe { libc::munmap(start.as_ptr().cast(), size) } != 0
         {
-            LOG.error("host", format_args!("cannot unmap {size} bytes: {}", io::Error::last_os_error()));
+            LOG.error(
+                module_path!(),
+                "host",
+                format_args!("cannot unmap {size} bytes: {}", io::Error::last_os_error()),
+            );
         }
     }
 }

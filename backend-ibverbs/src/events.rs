@@ -57,7 +57,7 @@ pub(crate) fn dispatch(objects: &Objects, event: Event) {
 
 /// The host's queue overran: the host's QPs of it are in the error state, and so are the guest's.
 fn cq_overran(objects: &Objects, cq: &Cq) {
-    objects.adapter.log.error(format_args!("the host's completion queue overran"));
+    objects.adapter.log.error(module_path!(), format_args!("the host's completion queue overran"));
     cq.end();
     for qp in objects.qps.all().iter().filter(|qp| qp.uses(cq)) {
         qp.host_event(QpEvent::Fatal);
@@ -67,7 +67,7 @@ fn cq_overran(objects: &Objects, cq: &Cq) {
 /// The host's device is gone: everything ends with an error, and nothing stays registered.
 fn device_lost(objects: &Objects) {
     let adapter = &objects.adapter;
-    adapter.log.error(format_args!("the host's device {} is lost", adapter.device.name()));
+    adapter.log.error(module_path!(), format_args!("the host's device {} is lost", adapter.device.name()));
     adapter.event(AsyncEvent::Port(PortEvent::Error));
     for qp in objects.qps.all() {
         qp.host_event(QpEvent::Fatal);

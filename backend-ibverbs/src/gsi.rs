@@ -190,7 +190,7 @@ impl Gsi {
                     Ok(true) => source.retire(&view),
                     Ok(false) => return,
                     Err(error) => {
-                        self.adapter.log.warn(format_args!("send queue of the GSI QP: {error}"));
+                        self.adapter.log.warn(module_path!(), format_args!("send queue of the GSI QP: {error}"));
                         self.attrs.lock().state = QpState::Error;
                         return;
                     }
@@ -268,10 +268,13 @@ impl Gsi {
             return bump(&counters.gsi_dropped);
         };
         if !source.is_own() && !self.warned.swap(true, Ordering::Relaxed) {
-            self.adapter.log.warn(format_args!(
-                "the host does not have {}, so the connection manager reaches guests of this process only",
-                source.gid
-            ));
+            self.adapter.log.warn(
+                module_path!(),
+                format_args!(
+                    "the host does not have {}, so the connection manager reaches guests of this process only",
+                    source.gid
+                ),
+            );
         }
         match Outgoing::new(source, datagram).map(|outgoing| sender.send(outgoing)) {
             Some(true) => {}

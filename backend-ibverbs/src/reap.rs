@@ -27,7 +27,7 @@ pub(crate) fn arm_and_drain(cq: &Cq, adapter: &Adapter, qps: &Directory<u32, Qp>
     match cq.arm() {
         Ok(()) => drain(cq, adapter, qps) > 0,
         Err(error) => {
-            adapter.log.error(format_args!("a completion queue of the host cannot be armed: {error}"));
+            adapter.log.error(module_path!(), format_args!("a completion queue of the host cannot be armed: {error}"));
             false
         }
     }
@@ -45,7 +45,7 @@ fn drain_locked(
     let mut kicked: Vec<Arc<Qp>> = Vec::new();
     for _ in 0..batches {
         let entries = completions.take().unwrap_or_else(|error| {
-            adapter.log.error(format_args!("{error}"));
+            adapter.log.error(module_path!(), format_args!("{error}"));
             &[]
         });
         if entries.is_empty() {

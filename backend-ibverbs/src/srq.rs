@@ -136,7 +136,7 @@ impl Srq {
             let view = self.adapter.memory.view();
             let filled = side.fill(&self.mrs, &view, &self.pd, &self.inflight);
             if let Filled::Broken(error) = &filled {
-                self.adapter.log.warn(format_args!("shared receive queue {}: {error}", self.cookie));
+                self.adapter.log.warn(module_path!(), format_args!("shared receive queue {}: {error}", self.cookie));
                 if !self.broken.swap(true, Ordering::AcqRel) {
                     self.event(&view, SrqEvent::Error);
                 }
@@ -145,7 +145,9 @@ impl Srq {
             if side.is_filled() {
                 let (_, result) = side.post(&self.adapter, |batch| host.post(batch), &self.inflight);
                 if let Err(error) = result {
-                    self.adapter.log.warn(format_args!("the host takes no receive for an SRQ: {error}"));
+                    self.adapter
+                        .log
+                        .warn(module_path!(), format_args!("the host takes no receive for an SRQ: {error}"));
                     return posted;
                 }
                 posted = true;
@@ -227,7 +229,7 @@ impl Srq {
     fn arm_host(&self, host: &HostSrq) {
         let limit = self.limit();
         if let Err(error) = host.set_limit(limit) {
-            self.adapter.log.warn(format_args!("the host refuses an SRQ limit of {limit}: {error}"));
+            self.adapter.log.warn(module_path!(), format_args!("the host refuses an SRQ limit of {limit}: {error}"));
         }
     }
 

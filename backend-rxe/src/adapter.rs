@@ -116,7 +116,7 @@ impl Adapter {
 
     /// Keeps pages resident as the device's policy says. The refusal is in the log. `view` is of this adapter's memory.
     pub(crate) fn pin(&self, view: &DmaView<'_>, pages: &PageList) -> Option<PinGuard> {
-        let refused = |error| self.log.warn(format_args!("{error}"));
+        let refused = |error| self.log.warn(module_path!(), format_args!("{error}"));
         self.memory.pin_pages_of(view, &self.budget, pages).map_err(refused).ok()
     }
 }

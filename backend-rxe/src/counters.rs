@@ -38,6 +38,11 @@ counters! {
         ud_too_long,
         /// Addresses that the guest wanted to bind and may not have.
         gids_refused,
+        /// Times that an address that the guest has bound belonged to another device or host, so that the guest has to
+        /// wait for it.
+        gids_waited,
+        /// Times that the guest got such an address after all.
+        gids_granted,
         /// Requests, each time they are tried, and datagrams to a peer that one of the two may not talk to.
         peers_refused,
         /// Datagrams and tries of requests between devices of this process while the link of one of them was down.

@@ -316,7 +316,7 @@ impl Endpoint {
         let SendHalf { requester, route, .. } = half;
         if matches!(route, Route::Unresolved(_))
             && let Some(port) = &self.fabric.port
-            && let Some(path) = self.wire_path(&requester.attrs)
+            && let Some(path) = self.wire_path(&requester.attrs, Qp::usable_source)
         {
             let wire = WireRequester::new(port, &self.qp, &requester.attrs, path, &self.fabric.windows);
             *route = Route::Wire(wire);
@@ -330,8 +330,18 @@ impl Endpoint {
         if self.qp.adapter.captures.is_active() {
             local_rc::trace_loss(&self.qp, requester, local, guard.own());
         }
+        if self.is_held(&requester.attrs) {
+            return Run::Idle;
+        }
         requester.wait_for_response(&self.qp);
         Run::Idle
+    }
+
+    /// Returns `true` if hosts are being asked for the address that requests are sent from: they wait without a timer
+    /// until that is known, and are run then.
+    #[cold]
+    fn is_held(&self, attrs: &QpAttrs) -> bool {
+        self.qp.source(attrs.av.sgid_index).is_some_and(|source| self.qp.adapter.gids.holds(source))
     }
 
     /// The peer of a connected QP in this process. The route remembers it.
@@ -344,7 +354,7 @@ impl Endpoint {
 
     fn look_up(&self, half: &mut SendHalf, generation: u64) -> Option<Arc<Qp>> {
         let attrs = &half.requester.attrs;
-        let source = self.qp.adapter.gids.get(attrs.av.sgid_index);
+        let source = self.qp.usable_source(attrs.av.sgid_index);
         let node = source.and_then(|from| self.meet(from, from.beside(attrs.av.dgid)));
         let node = node.filter(|node| {
             let linked = self.qp.adapter.is_link_up() && node.adapter.is_link_up();
@@ -372,7 +382,7 @@ impl Endpoint {
 
     /// Returns `true` if one of the two devices may not talk to the other.
     fn is_refused(&self, attrs: &QpAttrs) -> bool {
-        let Some(from) = self.qp.adapter.gids.get(attrs.av.sgid_index) else { return false };
+        let Some(from) = self.qp.usable_source(attrs.av.sgid_index) else { return false };
         let to = from.beside(attrs.av.dgid);
         match self.fabric.neighbour(to) {
             Some(node) => !self.fabric.may_meet(from, &node, to),
@@ -380,11 +390,11 @@ impl Endpoint {
         }
     }
 
-    /// The path of a connected QP over the wire, and the GID that it starts from. `None`: there is no way to that
-    /// address, or it is nobody to talk to.
-    fn wire_path(&self, attrs: &QpAttrs) -> Option<(Path, BoundGid)> {
+    /// The path of a connected QP over the wire, and the GID that it starts from, which is found by its index. `None`:
+    /// there is no way to that address, or the device may not talk to it.
+    fn wire_path(&self, attrs: &QpAttrs, source: impl FnOnce(&Qp, u8) -> Option<BoundGid>) -> Option<(Path, BoundGid)> {
         self.fabric.port.as_ref()?;
-        let source = self.qp.adapter.gids.get(attrs.av.sgid_index)?;
+        let source = source(&self.qp, attrs.av.sgid_index)?;
         // A GID of this process is reached directly, or not at all.
         if self.fabric.neighbour(source.beside(attrs.av.dgid)).is_some() {
             return None;
@@ -456,7 +466,8 @@ impl Endpoint {
             }
             Modified::Error => {}
             Modified::Attributes(attrs) => {
-                let path = NewPath::of(self.wire_path(&attrs), mask);
+                // Nothing leaves from an address that may not be used, but it may be used later.
+                let path = NewPath::of(self.wire_path(&attrs, Qp::source), mask);
                 match route {
                     Route::Unresolved(local) | Route::Local(local) => local.forget(),
                     Route::Wire(wire) => wire.set_attrs(&self.qp, &attrs, path),
@@ -539,7 +550,7 @@ impl Endpoint {
         packets: impl Iterator<Item = (Packet<'p>, Arrival<'p>)>,
         taken: impl FnMut(Result<(), DropReason>),
     ) {
-        self.wire.take_requests(port, &self.qp, packets, |attrs| self.wire_path(attrs), taken);
+        self.wire.take_requests(port, &self.qp, packets, |attrs| self.wire_path(attrs, Qp::usable_source), taken);
     }
 
     /// Sends what the responder owes to the wire, at least a packet and about `most` bytes, and adds to `sent`. Returns

@@ -60,7 +60,10 @@ impl Resolver for Fabric {
             return Destination::Wire;
         }
         if owner.is_none() && to.gid.is_multicast() {
-            self.own.log.warn(format_args!("a datagram to group {}: members are beyond an uplink only", to.gid));
+            self.own.log.warn(
+                module_path!(),
+                format_args!("a datagram to group {}: members are beyond an uplink only", to.gid),
+            );
         }
         let Some(node) = owner.filter(|node| node.adapter.gids.contains(to)) else {
             tally.ud_dropped_no_route += 1;

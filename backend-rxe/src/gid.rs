@@ -1,5 +1,7 @@
 //! GIDs as they are bound, and the table of those of one adapter.
 
+use std::collections::BTreeMap;
+
 use parking_lot::{RwLock, RwLockWriteGuard};
 use pvrdma_verbs::{Gid, GidType, NetworkType, Snapshot};
 use serde::Serialize;
@@ -41,44 +43,86 @@ pub(crate) struct GidInspect {
     bound: BoundGid,
 }
 
+/// A GID that the guest has bound and may not use yet.
+#[derive(Clone, Copy, Debug)]
+struct WaitingGid {
+    gid: BoundGid,
+    /// What is sent from it waits as well, because it will be known in a moment whether the guest gets it.
+    holds: bool,
+}
+
 /// The GID table of an adapter (IBA 14.2.5.7).
 #[derive(Debug)]
-pub(crate) struct GidTable(RwLock<Box<[Option<BoundGid>]>>);
+pub(crate) struct GidTable {
+    /// Those that may be used.
+    bound: RwLock<Box<[Option<BoundGid>]>>,
+    waiting: RwLock<BTreeMap<u8, WaitingGid>>,
+}
 
 impl Default for GidTable {
     fn default() -> Self {
-        Self(RwLock::new(vec![None; GID_INDICES].into_boxed_slice()))
+        let bound = RwLock::new(vec![None; GID_INDICES].into_boxed_slice());
+        Self { bound, waiting: RwLock::default() }
     }
 }
 
 impl GidTable {
     /// What is bound, in the order of the table.
     pub(crate) fn inspect(&self) -> Snapshot<Vec<GidInspect>> {
-        let entries = self.0.try_read().map(|table| {
+        let entries = self.bound.try_read().map(|table| {
             let bound = table.iter().enumerate();
             bound.filter_map(|(index, bound)| Some(GidInspect { index, bound: (*bound)? })).collect()
         });
         entries.into()
     }
 
-    /// What is bound at an index.
+    /// What is bound at an index and may be used.
     pub(crate) fn get(&self, index: u8) -> Option<BoundGid> {
-        self.0.read().get(usize::from(index)).copied().flatten()
+        self.bound.read().get(usize::from(index)).copied().flatten()
+    }
+
+    /// What is bound at an index, whether it may be used or not.
+    pub(crate) fn source(&self, index: u8) -> Option<BoundGid> {
+        self.get(index).or_else(|| self.waiting.read().get(&index).map(|waiting| waiting.gid))
+    }
+
+    /// Returns `true` if what is sent from a GID waits until it is known whether the guest gets it.
+    #[cold]
+    pub(crate) fn holds(&self, gid: BoundGid) -> bool {
+        self.waiting.read().values().any(|waiting| waiting.holds && waiting.gid == gid)
+    }
+
+    /// What is bound at an index may not be used yet.
+    pub(crate) fn wait(&self, index: u8, gid: BoundGid, holds: bool) {
+        self.waiting.write().insert(index, WaitingGid { gid, holds });
+    }
+
+    /// Nothing that is bound at an index waits.
+    pub(crate) fn stop_waiting(&self, index: u8) {
+        self.waiting.write().remove(&index);
+    }
+
+    /// Returns `true` if the GID is bound with this encapsulation and VLAN at an index, where it is most often, or at
+    /// another one: an address that was removed and added again may have moved.
+    #[inline]
+    pub(crate) fn contains_at(&self, index: u8, gid: BoundGid) -> bool {
+        let bound = self.bound.read();
+        bound.get(usize::from(index)).is_some_and(|bound| *bound == Some(gid)) || bound.contains(&Some(gid))
     }
 
     /// Returns `true` if the GID is bound with this encapsulation and VLAN.
     pub(crate) fn contains(&self, gid: BoundGid) -> bool {
-        self.0.read().iter().flatten().any(|&bound| bound == gid)
+        self.bound.read().iter().flatten().any(|&bound| bound == gid)
     }
 
     /// Returns `true` if the GID is bound with another VLAN.
     #[cold]
     pub(crate) fn is_in_other_vlan(&self, gid: BoundGid) -> bool {
-        self.0.read().iter().flatten().any(|bound| bound.gid == gid.gid && bound.kind == gid.kind && *bound != gid)
+        self.bound.read().iter().flatten().any(|bound| bound.gid == gid.gid && bound.kind == gid.kind && *bound != gid)
     }
 
     /// The table, for changing it.
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Box<[Option<BoundGid>]>> {
-        self.0.write()
+        self.bound.write()
     }
 }

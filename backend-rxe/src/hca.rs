@@ -13,14 +13,14 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::adapter::Adapter;
-use crate::counters::Counters;
+use crate::bindings::{Bindings, WaitingGid};
 use crate::cq::{Cq, RxeCq};
 use crate::drive::Endpoint;
 use crate::fabric::Fabric;
 use crate::gid::{BoundGid, GidInspect};
 use crate::limits::{MAX_CQ, MAX_PD, MAX_SRQ, PORT_MTU, VLANS, hca_limits};
 use crate::mr::{Mr, Region};
-use crate::path::directory::{Node, address};
+use crate::path::directory::Node;
 use crate::path::wire;
 use crate::path::wire::peer_window::PeerWindows;
 use crate::path::wire::receive::Inbox;
@@ -37,6 +37,7 @@ use crate::srq::{RxeSrq, Srq};
 pub struct RxeHca {
     node: Arc<Node<Endpoint>>,
     fabric: Arc<Fabric>,
+    bindings: Arc<Bindings>,
     pds: Quota,
     cqs: Quota,
     srqs: Quota,
@@ -56,6 +57,8 @@ const QP_BESIDE: usize = 1024;
 struct HcaInspect {
     /// The GID table as it is bound, with the VLAN of the port.
     gids: Snapshot<Vec<GidInspect>>,
+    /// GIDs that the guest has bound and may not use yet.
+    waiting_gids: Snapshot<Vec<WaitingGid>>,
     /// Bytes of packets that are kept for later.
     kept_packet_bytes: u64,
     /// The way to other hosts, if the device is plugged in.
@@ -82,10 +85,12 @@ impl RxeHca {
         }
         let own = Arc::clone(&node.adapter);
         let windows = PeerWindows::default();
+        let bindings = Bindings::new(&node, &directory, &shared.addresses);
         let fabric = Arc::new(Fabric { own, directory, local: shared.local, port, windows });
         Ok(Self {
             node,
             fabric,
+            bindings,
             pds: Quota::new(MAX_PD, "protection domain"),
             cqs: Quota::new(MAX_CQ, "completion queue"),
             srqs: Quota::new(MAX_SRQ, "shared receive queue"),
@@ -97,28 +102,6 @@ impl RxeHca {
 
     pub(crate) fn adapter(&self) -> &Arc<Adapter> {
         &self.node.adapter
-    }
-
-    /// Binds a GID at an index, in place of what is there.
-    fn rebind(&self, index: u8, new: BoundGid) -> Result<(), VerbsError> {
-        let (adapter, addresses) = (self.adapter(), &self.shared.addresses);
-        let mac = adapter.point.mac;
-        // Commands of a device come one after the other.
-        let old = adapter.gids.get(index);
-        if old == Some(new) {
-            return Ok(());
-        }
-        addresses.bind(mac, address(new)).map_err(|refused| {
-            let error = VerbsError::from(refused);
-            Counters::bump(&adapter.counters.gids_refused);
-            adapter.log.warn(format_args!("the guest may not bind {}: {error}", new.gid));
-            error
-        })?;
-        let bound = self.fabric.directory.set_gid(&self.node, index, Some(new));
-        if let Some(gone) = if bound.is_ok() { old } else { Some(new) } {
-            addresses.unbind(mac, address(gone));
-        }
-        bound
     }
 }
 
@@ -142,6 +125,9 @@ impl Hca for RxeHca {
 
     fn set_link(&self, up: bool) -> Result<bool, VerbsError> {
         let changed = self.fabric.directory.set_link(&self.node, up);
+        if changed {
+            self.bindings.set_link(up);
+        }
         if let Some(port) = self.fabric.port.as_ref().filter(|_| changed) {
             port.set_link(up);
         }
@@ -160,16 +146,11 @@ impl Hca for RxeHca {
             return Err(VerbsError::Invalid("VLAN"));
         }
         let vlan = self.shared.vlan.of_gid(vlan)?;
-        self.rebind(index, BoundGid { gid, kind, vlan })
+        self.bindings.bind(index, BoundGid { gid, kind, vlan })
     }
 
     fn unbind_gid(&self, index: u8) {
-        let old = self.adapter().gids.get(index);
-        // The index of every u8 is in the table, and nothing is bound: this cannot fail.
-        let _ = self.fabric.directory.set_gid(&self.node, index, None);
-        if let Some(old) = old {
-            self.shared.addresses.unbind(self.adapter().point.mac, address(old));
-        }
+        self.bindings.unbind(index);
     }
 
     fn create_pd(&self) -> Result<RxePd, VerbsError> {
@@ -186,7 +167,7 @@ impl Hca for RxeHca {
                     return Err(VerbsError::Invalid("access rights"));
                 }
                 let pin = adapter.memory.pin_pages(&adapter.budget, &pages).map_err(|error| {
-                    adapter.log.warn(format_args!("{error}"));
+                    adapter.log.warn(module_path!(), format_args!("{error}"));
                     VerbsError::Exhausted("locked memory")
                 })?;
                 let region = Region::paged(start, length, access, pages).ok_or(VerbsError::Invalid("memory region"))?;
@@ -267,6 +248,7 @@ impl Hca for RxeHca {
         let port = self.fabric.port.as_ref().map(|port| port.inspect());
         serde_json::to_value(HcaInspect {
             gids: adapter.gids.inspect(),
+            waiting_gids: self.bindings.inspect(),
             kept_packet_bytes: adapter.packets.used(),
             port,
         })
@@ -276,9 +258,7 @@ impl Hca for RxeHca {
 
 impl Drop for RxeHca {
     fn drop(&mut self) {
-        for index in 0..=u8::MAX {
-            self.unbind_gid(index);
-        }
+        self.bindings.end();
         for endpoint in self.node.qps() {
             endpoint.destroy(&self.node);
         }

@@ -21,6 +21,7 @@
 //! | `cq`, `srq` | completion queues, shared receive queues |
 //! | `sg`, `mr` | held guest memory, scatter/gather lists, memory regions |
 //! | `addresses` | who may have which address |
+//! | `bindings` | GIDs that a guest has bound, and those that it may use |
 //! | `adapter` | what the objects of a device share |
 //! | `engine`, `ready_queue`, `task`, `timer` | workers, and what they schedule |
 //! | `failures` | who is told of queue pairs that fail |
@@ -66,6 +67,7 @@
 
 mod adapter;
 mod addresses;
+mod bindings;
 mod budget;
 pub mod capture;
 mod counters;
@@ -106,7 +108,7 @@ pub use port::policy::{ForgedTransmits, PortRules, VlanMode};
 pub use port::uplink::Uplink;
 pub use pvrdma_ether_link::{Clock, ManualClock, MonotonicClock};
 pub use pvrdma_roce::Congestion;
-pub use rxe::{Rxe, RxeConfig};
+pub use rxe::{AddressConflict, ObservedConflicts, Rxe, RxeConfig};
 pub use share::{DEFAULT_WEIGHT, DeviceShare, ShareConfig, ShareUsage};
 pub use srq::RxeSrq;
 

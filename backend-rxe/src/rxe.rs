@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use pvrdma_verbs::{Backend, DeviceContext, MacAddr, VerbsError};
+use pvrdma_verbs::{Backend, DeviceContext, Gid, MacAddr, VerbsError};
 
 use crate::addresses::Addresses;
 use crate::budget::Budget;
@@ -63,6 +63,30 @@ impl Default for RxeConfig {
             port_threads: 1,
             one_uplink: false,
         }
+    }
+}
+
+/// A host beyond the uplink uses an address that a device holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AddressConflict {
+    /// The address.
+    pub address: Gid,
+    /// Its VLAN.
+    pub vlan: Option<u16>,
+    /// The device keeps the address: it is listed, or its rule is `any`. Otherwise its claim has ended.
+    pub kept: bool,
+}
+
+/// Tells of conflicts of a device, until this is dropped.
+#[derive(Debug)]
+pub struct ObservedConflicts {
+    addresses: Arc<Addresses>,
+    mac: MacAddr,
+}
+
+impl Drop for ObservedConflicts {
+    fn drop(&mut self) {
+        self.addresses.stop_observing(self.mac);
     }
 }
 
@@ -169,6 +193,21 @@ impl Rxe {
         observer: impl Fn(&QpFailure) + Send + Sync + 'static,
     ) -> ObservedFailures {
         ObservedFailures::new(self.0.failures.of(mac), Box::new(observer))
+    }
+
+    /// Tells `observer` when a host beyond the uplink uses an address of the device with this MAC address, at most once
+    /// a minute for each address that the device keeps, until what is returned is dropped.
+    pub fn observe_conflicts(
+        &self,
+        mac: MacAddr,
+        observer: impl Fn(&AddressConflict) + Send + Sync + 'static,
+    ) -> ObservedConflicts {
+        let addresses = Arc::clone(&self.0.addresses);
+        addresses.observe(mac, move |conflict| {
+            let (address, vlan) = conflict.address;
+            observer(&AddressConflict { address, vlan, kept: conflict.kept });
+        });
+        ObservedConflicts { addresses, mac }
     }
 
     /// Connects the device with this address to a network, until what is returned is dropped. Do so before the device

@@ -14,7 +14,7 @@ use crate::pair::LinkKind;
 
 /// Tests and measures the PVRDMA device in QEMU guests that run the unmodified Linux driver.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(version = pvrdmad::VERSION)]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -28,7 +28,11 @@ pub(crate) enum Command {
     #[command(visible_alias = "bed")]
     Image,
     /// Boot two guests, run the RDMA programs between them and print what they achieved.
-    Demo,
+    Demo {
+        /// Leave out what is measured.
+        #[arg(long)]
+        no_speed: bool,
+    },
     /// Run everything: the workspace's tests, then those in guests.
     Test(TestOptions),
     /// Print what runs over what, as a table of Markdown.
@@ -41,6 +45,15 @@ pub(crate) enum Command {
     },
     /// Measure, and write the results as JSON.
     Bench(BenchOptions),
+    /// Draw docs/figures.svg anew from the table of docs/figures.md.
+    #[command(hide = true)]
+    Published,
+    /// Have the last frame of a recording stay.
+    #[command(hide = true)]
+    HoldLastFrame {
+        /// An SVG by svg-term.
+        picture: PathBuf,
+    },
     /// Boot two guests and keep them until Enter is pressed; commands can be typed to either.
     Shell(ShellOptions),
     /// The other program, for tests of it.
@@ -225,6 +238,10 @@ pub(crate) struct TestOptions {
     pub(crate) list: bool,
 }
 
+/// The parts of `bench`.
+const PARTS: [&str; 11] =
+    ["in-process", "daemon", "sweep", "wire", "doorbells", "vm", "card", "kvm", "guest", "dumbbell", "hca"];
+
 /// Options of `bench`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchOptions {
@@ -237,9 +254,8 @@ pub(crate) struct BenchOptions {
     /// Leave out what needs virtual machines.
     #[arg(long)]
     pub(crate) no_vm: bool,
-    /// Measure only this part: `in-process`, `daemon`, `sweep`, `wire`, `doorbells`, `vm`, `card`, `kvm`, `guest`,
-    /// `dumbbell` or `hca`. May be repeated.
-    #[arg(long, value_name = "PART")]
+    /// Measure only this part. May be repeated.
+    #[arg(long, value_name = "PART", value_parser = PARTS)]
     pub(crate) only: Vec<String>,
     /// Results of an earlier commit, which the page shows beside these. May be repeated, the oldest first.
     #[arg(long, value_name = "FILE", conflicts_with = "pair")]
@@ -274,5 +290,31 @@ impl LinkChoice {
             Self::Pvrdma => LinkKind::Pvrdma,
             Self::Rxe => LinkKind::Rxe,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_that_there_is_not_is_an_error_with_the_near_ones() {
+        let parse = |part| Cli::try_parse_from(["guest-tests", "bench", "--only", part]).map_err(|e| e.to_string());
+        for part in PARTS {
+            assert!(parse(part).is_ok(), "{part}");
+        }
+        let error = parse("dumbel").unwrap_err();
+        assert!(error.contains("'dumbel'") && error.contains("a similar value exists: 'dumbbell'"), "{error}");
+        assert!(parse("nosuch").is_err());
+    }
+
+    /// Each part is measured: a name that `bench` never looks for would measure nothing.
+    #[test]
+    fn the_parts_are_those_that_are_measured() {
+        let source = include_str!("bench/mod.rs");
+        for part in PARTS {
+            assert!(source.contains(&format!("wanted(\"{part}\")")), "{part}");
+        }
+        assert_eq!(source.matches("wanted(\"").count(), PARTS.len() + 2, "sweep is asked for three times");
     }
 }

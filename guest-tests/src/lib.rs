@@ -27,6 +27,7 @@ mod net_peer;
 mod pair;
 mod played_pair;
 mod process;
+mod recording;
 mod shell;
 mod suite;
 mod vm;
@@ -35,7 +36,7 @@ mod workflow;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Parser;
 
 use cli::{Cli, Command};
@@ -80,7 +81,12 @@ fn run(cli: Cli) -> Result<ExitCode> {
             let image = GuestImage::build()?;
             println!("the image is ready in {} ({})", image.directory().display(), image.qemu_version()?);
         }
-        Command::Demo => demo::run(&GuestImage::build()?)?,
+        Command::Demo { no_speed } => demo::run(&GuestImage::build()?, !no_speed)?,
+        Command::Published => {
+            let root = daemon::workspace_manifest().context("the workspace this program was built from is gone")?;
+            bench::published::draw(&root.with_file_name("docs"))?;
+        }
+        Command::HoldLastFrame { picture } => recording::hold_last_frame(&picture)?,
         Command::Matrix => print!("{}", cases::matrix::table(&cases::names())),
         Command::Guests { build } => cases::guests::run(&GuestImage::build()?, &build)?,
         Command::Test(options) => return suite::run(&options),

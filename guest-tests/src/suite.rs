@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::cases::{self, Case, Tally, run_cases, run_in_lanes};
 use crate::cli::TestOptions;
@@ -16,6 +16,7 @@ use crate::pair::{LinkKind, PairOptions};
 
 /// Runs what is asked for; the exit code tells whether anything failed.
 pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
+    check_names(&options.only, &cases::all(options.link.kind()).iter().map(|case| &*case.name).collect::<Vec<_>>())?;
     if options.list {
         for case in asked_for(options) {
             println!("{}", case.name);
@@ -48,6 +49,32 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
     }
     println!();
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Fails if one of the patterns is part of no name: a misspelt test must not count as a test that passed.
+fn check_names(patterns: &[String], names: &[&str]) -> Result<()> {
+    for pattern in patterns {
+        if names.iter().any(|name| name.contains(&**pattern)) {
+            continue;
+        }
+        let near = near(pattern, names);
+        let hint = if near.is_empty() { String::new() } else { format!("; near are {}", near.join(", ")) };
+        bail!("no guest test has {pattern:?} in its name{hint}; `test --list` prints all names");
+    }
+    Ok(())
+}
+
+/// The names that are most like a pattern, the best one first: as a whole, or one of their parts.
+fn near<'a>(pattern: &str, names: &[&'a str]) -> Vec<&'a str> {
+    const NEAR: f64 = 0.8;
+    const MOST: usize = 3;
+    let likeness = |name: &str| {
+        let parts = std::iter::once(name).chain(name.split('/'));
+        parts.map(|part| strsim::jaro_winkler(pattern, part)).fold(0.0, f64::max)
+    };
+    let mut near: Vec<_> = names.iter().map(|name| (likeness(name), *name)).filter(|(like, _)| *like >= NEAR).collect();
+    near.sort_by(|one, other| other.0.total_cmp(&one.0));
+    near.into_iter().map(|(_, name)| name).take(MOST).collect()
 }
 
 /// The cases that are named, or all.
@@ -146,6 +173,22 @@ fn result_line(line: &str) -> Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_that_no_test_has_is_an_error_with_the_near_ones() {
+        let names: Vec<_> = cases::all(LinkKind::Pvrdma).into_iter().map(|case| case.name).collect();
+        let names: Vec<&str> = names.iter().map(|name| &**name).collect();
+        let check = |patterns: &[&str]| {
+            let patterns: Vec<_> = patterns.iter().map(ToString::to_string).collect();
+            check_names(&patterns, &names).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&[]), Ok(()));
+        assert_eq!(check(&["slow/package", "pingpong/"]), Ok(()));
+        let error = check(&["pingpong/", "slow/pakcage"]).unwrap_err();
+        assert!(error.contains("slow/pakcage") && error.contains("near are slow/package"), "{error}");
+        let error = check(&["nosuch/case"]).unwrap_err();
+        assert!(error.contains("nosuch/case") && error.contains("--list"), "{error}");
+    }
 
     #[test]
     fn libtest_results_are_counted() {

@@ -145,7 +145,7 @@ impl<H: Hca> Core<H> {
                 self.budget.set_limit(offer.limits.max_memory);
                 *self.offer.write() = offer;
             }
-            Err(error) => self.log.warn(format_args!("limits stay as they were: {error}")),
+            Err(error) => self.log.warn(module_path!(), format_args!("limits stay as they were: {error}")),
         }
     }
 

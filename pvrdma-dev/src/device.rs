@@ -204,7 +204,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             }
             Err(error) => {
                 core.stats.counts.handshakes_refused.increment();
-                core.log.warn(format_args!("handshake refused: {error}"));
+                core.log.warn(module_path!(), format_args!("handshake refused: {error}"));
             }
         }
     }
@@ -247,7 +247,7 @@ impl<B: Backend> PvrdmaDevice<B> {
                 core.gate.set_active(true);
                 core.stats.counts.activations.increment();
                 // A guest can do this in a loop.
-                core.log.info(format_args!("active, interface version {}", session.version));
+                core.log.info(module_path!(), format_args!("active, interface version {}", session.version));
                 Ok(())
             }
         }
@@ -267,7 +267,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             Ok(()) => 0,
             Err(error) => {
                 self.core.stats.counts.register_errors.increment();
-                self.core.log.warn(format_args!("{error}"));
+                self.core.log.warn(module_path!(), format_args!("{error}"));
                 error.code().into()
             }
         };

@@ -29,7 +29,7 @@
 //!   objects. All of it runs inside register writes, under one lock.
 //! * Data plane: doorbells, work queues, completion queues and event rings in guest memory. Doorbells take no lock of
 //!   the control plane; what they leave behind is done by [`PciFunction::run_deferred`], *which the VMM must call*
-//!   after each write to BAR 2: nothing is sent otherwise.
+//!   after each write to a BAR: nothing is sent otherwise.
 //!
 //! # Rules that hold everywhere
 //!

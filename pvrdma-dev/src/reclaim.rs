@@ -53,7 +53,7 @@ impl<H: Hca> Core<H> {
             if let Some(qp) = self.objects.qps.get(handle)
                 && let Err(error) = qp.verbs.modify(&attrs, QpAttrMask::STATE)
             {
-                self.log.warn(format_args!("QP {handle} does not stop: {error}"));
+                self.log.warn(module_path!(), format_args!("QP {handle} does not stop: {error}"));
             }
         }
     }

@@ -16,11 +16,11 @@
 //! | indices of each ring, its broken state | `ring/` | must be taken while nothing runs |
 //! | arming of each CQ, events that wait for room | `datapath/complete`, `events/` | nothing |
 //! | keys of regions | backend | a host's adapter chooses its keys; the guest and its peers know them |
-//! | QPs: state, attributes, PSNs, requests in flight, reorder buffer | backend | the verbs show none of it |
+//! | QPs: state, attributes, PSNs, requests in flight, reorder buffer | backend | `inspect` shows it; nothing sets it |
 //! | peers | other hosts | they must find the GID at its new place before their retries end |
 //!
-//! The last three need verbs that backends do not have: to stop a QP between two packets, to read and to set its PSNs
-//! and what is unacknowledged, and to register memory under a given key.
+//! The last three need verbs that backends do not have: to stop a QP between two packets, to set its PSNs, to read and
+//! to set the unacknowledged requests, and to register memory under a given key.
 
 use pvrdma_verbs::Backend;
 use thiserror::Error;

@@ -34,6 +34,8 @@ pub(crate) struct Fabric {
     adapter: Rxe,
     switch: Switch,
     mtu: u32,
+    /// It ends in this process.
+    alone: bool,
 }
 
 /// The cable of a VM. Dropping it takes it out.
@@ -56,8 +58,9 @@ impl Fabric {
     pub(crate) fn new(mtu: u32, uplink: Option<LinkSpec>) -> Result<Self> {
         let adapter = Rxe::new(RxeConfig { one_uplink: true, ..RxeConfig::default() }).context("software adapter")?;
         let uplink = uplink.map(|link| link.open().with_context(|| format!("uplink {link}"))).transpose()?;
+        let alone = uplink.is_none();
         let switch = Switch::new(uplink, mtu).context("switch")?;
-        Ok(Self { adapter, switch, mtu })
+        Ok(Self { adapter, switch, mtu, alone })
     }
 
     /// Makes both functions of a VM, in their slot, and connects them. The guest's memory is locked then.
@@ -71,7 +74,8 @@ impl Fabric {
         let nic = Arc::new(NicLink::with_device(config, space, slot.interrupts(0)).context("network card")?);
         let uplink = self.switch.port(vm.mac, UnknownUnicast::Drop).context("port of the switch")?;
         let link = Arc::clone(&nic);
-        let port = PortConfig { uplink, nic: Some(link), mtu: self.mtu, rules: PortRules::default() };
+        let rules = PortRules { alone: self.alone, ..PortRules::default() };
+        let port = PortConfig { uplink, nic: Some(link), mtu: self.mtu, rules };
         let uplink = Some(self.adapter.plug(vm.mac, port).context("port of the adapter")?);
         let cable = Cable { fabric: Arc::clone(self), mac: vm.mac, uplink };
 

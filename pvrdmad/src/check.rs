@@ -8,6 +8,7 @@ use std::{fs, io};
 
 use anyhow::{Result, anyhow, bail};
 use pvrdma_ether_link::tls::{TlsKeys, TlsRole};
+use pvrdma_verbs::OtherAddresses;
 
 use crate::config::{BackendSpec, Config, Device, Isolate, LinkSpec, MetricsAddress, Network, Pin, SocketPlace};
 use crate::rlimits;
@@ -116,6 +117,13 @@ fn look_at_network(network: &Network, report: &mut Report) {
     }
     for device in &network.devices {
         look_at_device(device, report);
+        if network.uplink.is_some() && device.config.rules.addresses.others == OtherAddresses::Own {
+            report.warnings.push(format!(
+                "device {}: address=own on a network with an uplink: the guest may use every address that no host there \
+                 answers for; list its addresses (address=ADDRESS)",
+                device.config.name
+            ));
+        }
     }
 }
 
@@ -211,6 +219,24 @@ mod tests {
         let line = text.lines().find(|line| line.contains("add pin=all")).unwrap();
         assert!(line.contains(": vm0;"), "{line}");
         assert!(!check(&[&device("vm1", 2, ",pin=all")], &[]).text().contains("add pin=all"));
+    }
+
+    #[test]
+    fn addresses_that_a_guest_takes_itself_are_warned_of_on_an_uplink() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display();
+        let text =
+            |more: &str| check(&[&format!("name=vm0,socket={path}/a,mac=52:54:00:00:00:01,pin=off{more}")], &[]).text();
+        for (more, warned) in [
+            ("", false),
+            (",uplink=unix-connect:/nowhere", true),
+            (",uplink=unix-connect:/nowhere,address=10.0.0.5,address=own", true),
+            (",uplink=unix-connect:/nowhere,address=10.0.0.5", false),
+            (",uplink=unix-connect:/nowhere,address=any", false),
+        ] {
+            let text = text(more);
+            assert_eq!(text.contains("warning: device vm0: address=own"), warned, "{text}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::sandbox::Profile;
 #[derive(Parser, Debug)]
 #[command(
     name = "pvrdmad",
-    version,
+    version = crate::VERSION,
     args_conflicts_with_subcommands = true,
     after_help = "RUST_LOG sets the log level [default: info]. More about keys, signals and exit statuses: --help.",
     after_long_help = help::AFTER
@@ -67,7 +67,7 @@ pub enum Command {
     /// Looks for what keeps VMs on this host from using their devices.
     Doctor(DoctorArgs),
     /// Prints what libvirt has to be told of a device.
-    Xml(DeviceArgs),
+    Xml(XmlArgs),
     /// Prints the reference page of the configuration.
     #[command(hide = true)]
     Reference,
@@ -201,6 +201,18 @@ pub struct DeviceArgs {
     /// Name of the device.
     #[arg(long, value_name = "NAME")]
     pub device: String,
+}
+
+/// Arguments of `xml`.
+#[derive(Args, Debug)]
+pub struct XmlArgs {
+    /// Which device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Print this domain, a file of `virsh dumpxml`, with the device in it. One that has the device already is printed
+    /// as it is to be now.
+    #[arg(long, value_name = "DOMAIN")]
+    pub into: Option<PathBuf>,
 }
 
 /// Arguments of `status`.

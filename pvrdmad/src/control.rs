@@ -113,16 +113,20 @@ fn accept(socket: &SocketFile, server: &Arc<Server>) {
                     match catch_unwind(AssertUnwindSafe(|| shared.serve(stream))) {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => debug!("control connection: {error}"),
-                        Err(_) => shared.log.error(SUBJECT, format_args!("a connection ends by a panic")),
+                        Err(_) => {
+                            shared.log.error(module_path!(), SUBJECT, format_args!("a connection ends by a panic"))
+                        }
                     }
                 });
                 match thread {
                     Ok(thread) => connections.push(thread),
-                    Err(error) => server.log.error(SUBJECT, format_args!("no thread for a connection: {error}")),
+                    Err(error) => {
+                        server.log.error(module_path!(), SUBJECT, format_args!("no thread for a connection: {error}"))
+                    }
                 }
             }
             Err(error) => {
-                server.log.error(SUBJECT, format_args!("cannot accept a connection: {error}"));
+                server.log.error(module_path!(), SUBJECT, format_args!("cannot accept a connection: {error}"));
                 thread::sleep(Duration::from_millis(100));
             }
         }

@@ -54,7 +54,7 @@ impl ControlAccess {
             Ok(peer) => format!("process {} of user {}", peer.pid.as_raw_nonzero(), user(peer.uid.as_raw())),
             Err(errno) => format!("a process of an unknown user ({errno})"),
         };
-        self.refusals.log(Level::Warn, "control socket", format_args!("{who} is refused"));
+        self.refusals.log(module_path!(), Level::Warn, "control socket", format_args!("{who} is refused"));
         false
     }
 
@@ -71,7 +71,12 @@ impl ControlAccess {
             return Ok(());
         }
         self.counters.control_captures_refused.increment();
-        self.refusals.log(Level::Warn, "control socket", format_args!("a capture of {device:?} is refused"));
+        self.refusals.log(
+            module_path!(),
+            Level::Warn,
+            "control socket",
+            format_args!("a capture of {device:?} is refused"),
+        );
         Err("captures are off here (captures=off)".to_owned())
     }
 }

@@ -144,7 +144,7 @@ fn start_line(config: &Config) -> String {
         format!("network {} (devices {})", network.name, devices.join(", "))
     });
     let networks = networks.collect::<Vec<_>>().join(", ");
-    format!("pvrdmad {}: backend {}, {networks}", env!("CARGO_PKG_VERSION"), config.backend)
+    format!("pvrdmad {}: backend {}, {networks}", crate::VERSION, config.backend)
 }
 
 fn ready_line(device: &Device) -> String {

@@ -72,6 +72,19 @@ pub(crate) enum Event {
         /// Who ended it and what happened before, in words.
         history: String,
     },
+    /// A host beyond the uplink uses an address of a device.
+    AddressConflict {
+        /// Of which device.
+        device: String,
+        /// Of which network.
+        network: String,
+        /// Which address.
+        address: IpAddr,
+        /// Its VLAN.
+        vlan: Option<u16>,
+        /// The device keeps it, because it is listed or the rule is `any`. Otherwise its claim has ended.
+        kept: bool,
+    },
     /// The process of a network ended, and the next one starts.
     NetworkEnded {
         /// Which network.
@@ -99,13 +112,14 @@ pub(crate) enum Event {
 
 impl Event {
     /// Kinds of events.
-    pub(crate) const NAMES: [&str; 9] = [
+    pub(crate) const NAMES: [&str; 10] = [
         "device-added",
         "device-removed",
         "link",
         "carrier",
         "client",
         "queue-pair-failed",
+        "address-conflict",
         "network-ended",
         "process-wedged",
         "process-gone",
@@ -245,6 +259,13 @@ mod tests {
                 qpn: 1,
                 peer: IpAddr::from([10, 0, 0, 1]),
                 history: text(),
+            },
+            Event::AddressConflict {
+                device: text(),
+                network: text(),
+                address: IpAddr::from([10, 0, 0, 1]),
+                vlan: None,
+                kept: true,
             },
             Event::NetworkEnded { network: text(), how: text(), lost_vms: vec![] },
             Event::ProcessWedged { network: text(), pid: 1 },

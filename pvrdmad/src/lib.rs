@@ -35,3 +35,6 @@ pub mod top;
 pub mod vfio_user;
 pub mod worker;
 pub mod xml;
+
+/// The version of this program, and the commit that it was built from. The build script finds both.
+pub const VERSION: &str = env!("PVRDMAD_VERSION");

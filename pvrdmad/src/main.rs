@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::{Parser, ValueEnum};
 use log::{error, info};
 use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
 use pvrdmad::check;
 use pvrdmad::cli::{
-    CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DeviceArgs, DoctorArgs, EventsArgs, LimitsArgs, ServeArgs,
-    ShareArgs, ShowArgs, StandInArgs, StatusArgs, StatusFormat, WorkerArgs,
+    CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DoctorArgs, EventsArgs, LimitsArgs, ServeArgs, ShareArgs,
+    ShowArgs, StandInArgs, StatusArgs, StatusFormat, WorkerArgs, XmlArgs,
 };
 use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, SandboxMode, reference};
 use pvrdmad::control;
@@ -156,10 +156,14 @@ fn doctor(args: DoctorArgs) -> Result<()> {
 }
 
 /// Says what libvirt has to be told.
-fn xml(args: &DeviceArgs) -> Result<()> {
+fn xml(args: &XmlArgs) -> Result<()> {
+    let XmlArgs { device: args, into } = args;
     let status = control::ask_status(&args.daemon.control()?, false)?;
     let device = status.devices.iter().find(|device| device.name() == args.device);
-    print(&xml::domain(device.with_context(|| format!("there is no device '{}'", args.device))?))
+    let device = device.with_context(|| format!("there is no device '{}'", args.device))?;
+    let Some(into) = into else { return print(&xml::domain(device)) };
+    let domain = std::fs::read_to_string(into).with_context(|| into.display().to_string())?;
+    print(&xml::merge(&domain, device).map_err(|problem| anyhow!("{}: {problem}", into.display()))?)
 }
 
 /// Says what the configuration would have the daemon open.

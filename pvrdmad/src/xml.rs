@@ -9,46 +9,150 @@ use crate::status::DeviceReport;
 /// The slot of both functions, as the documents have it.
 const SLOT: &str = "10";
 
+/// What an administrator has to know who comes to the domain later.
+const WARNING: &str = "do not migrate, save or snapshot the domain: QEMU does not refuse it";
+const QEMU_NAMESPACE: &str = "xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'";
+/// The driver in QEMU.
+const DRIVER: &str = "vfio-user-pci";
+
 /// The parts of a libvirt domain that give it the device. libvirt has no word for vfio-user, so that QEMU is told
 /// itself.
 pub fn domain(device: &DeviceReport) -> String {
-    let function = |number: u8, socket: &str| {
-        let mut function = json!({
-            "driver": "vfio-user-pci",
-            "bus": "pcie.0",
-            "addr": format!("{SLOT}.{number}"),
-            "socket": { "path": socket, "type": "unix" },
-        });
-        if number == 0 {
-            function["multifunction"] = true.into();
-        }
-        function.to_string()
-    };
-    let mut text = String::from(
-        "<!-- QEMU 10.1 or newer; do not migrate, save or snapshot the domain: QEMU does not \
-         refuse it. -->\n\
-         <domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>\n  \
+    let functions = Functions::of(device);
+    let mut text = format!(
+        "<!-- QEMU 10.1 or newer; {WARNING}. -->\n\
+         <domain type='kvm' {QEMU_NAMESPACE}>\n  \
          <memoryBacking>\n    <source type='memfd'/>\n    <access mode='shared'/>\n  </memoryBacking>\n  \
          <qemu:commandline>\n",
     );
-    match &device.nic {
-        Some(nic) => argument(&mut text, &function(0, &nic.socket)),
-        None => {
-            let _ = writeln!(
-                text,
-                "    <!-- Function 0 of the slot must be a vmxnet3 with MAC {}; nic-socket= of the device serves one. -->",
-                device.mac()
-            );
-        }
+    if functions.nic.is_none() {
+        let _ = writeln!(
+            text,
+            "    <!-- Function 0 of the slot must be a vmxnet3 with MAC {}; nic-socket= of the device serves one. -->",
+            device.mac()
+        );
     }
-    argument(&mut text, &function(1, &device.socket));
+    functions.lines().for_each(|line| text += &(line + "\n"));
     text + "  </qemu:commandline>\n</domain>\n"
 }
 
-/// Two arguments of QEMU's command line.
-fn argument(text: &mut String, device: &str) {
-    // Writing to a string does not fail.
-    let _ = writeln!(text, "    <qemu:arg value='-device'/>\n    <qemu:arg value='{}'/>", escaped(device));
+/// A domain as `virsh dumpxml` prints it, with the device. A device that it has already in that slot is replaced, so
+/// that merging twice is merging once; everything else stays. libvirt keeps no comments, so the warning is metadata.
+///
+/// # Errors
+/// It is no such domain, or its memory is of a kind that QEMU cannot share.
+pub fn merge(domain: &str, device: &DeviceReport) -> Result<String, String> {
+    merged(domain, &Functions::of(device))
+}
+
+/// The options of QEMU for the functions of a device.
+struct Functions {
+    nic: Option<String>,
+    rdma: String,
+}
+
+impl Functions {
+    fn of(device: &DeviceReport) -> Self {
+        Self { nic: device.nic.as_ref().map(|nic| function(0, &nic.socket)), rdma: function(1, &device.socket) }
+    }
+
+    /// Two arguments of QEMU's command line for each.
+    fn lines(&self) -> impl Iterator<Item = String> {
+        self.nic
+            .iter()
+            .chain([&self.rdma])
+            .flat_map(|function| [ARGUMENT.to_owned(), format!("    <qemu:arg value='{}'/>", escaped(function))])
+    }
+}
+
+/// The line in front of a device's.
+const ARGUMENT: &str = "    <qemu:arg value='-device'/>";
+
+fn function(number: u8, socket: &str) -> String {
+    let mut function = json!({
+        "driver": DRIVER,
+        "bus": "pcie.0",
+        "addr": format!("{SLOT}.{number}"),
+        "socket": { "path": socket, "type": "unix" },
+    });
+    if number == 0 {
+        function["multifunction"] = true.into();
+    }
+    function.to_string()
+}
+
+fn merged(domain: &str, functions: &Functions) -> Result<String, String> {
+    let mut lines: Vec<String> = domain.lines().map(str::to_owned).collect();
+    let is_root = |line: &&mut String| line.starts_with("<domain ") && line.ends_with('>');
+    let root = lines.iter_mut().find(is_root).ok_or("this is no domain as `virsh dumpxml` prints it")?;
+    if !root.contains("xmlns:qemu=") {
+        *root = root.replacen("<domain ", &format!("<domain {QEMU_NAMESPACE} "), 1);
+    }
+    lines.retain(|line| !line.contains("<pvrdma:warning "));
+    remove_device(&mut lines);
+    let warning = format!("    <pvrdma:warning xmlns:pvrdma='urn:pvrdma'>{WARNING}</pvrdma:warning>");
+    put(&mut lines, "metadata", [warning])?;
+    share_memory(&mut lines)?;
+    put(&mut lines, "qemu:commandline", functions.lines())?;
+    Ok(lines.join("\n") + "\n")
+}
+
+/// Takes out the arguments of a device in the slot.
+fn remove_device(lines: &mut Vec<String>) {
+    let is_ours = |line: &String| {
+        let line = line.replace("&quot;", "\"");
+        let is_at = |number: u8| line.contains(&format!("\"addr\":\"{SLOT}.{number}\""));
+        line.trim_start().starts_with("<qemu:arg ") && line.contains(DRIVER) && (is_at(0) || is_at(1))
+    };
+    while let Some(at) = lines.iter().position(is_ours) {
+        lines.remove(at);
+        // The word in front of it.
+        if at.checked_sub(1).and_then(|before| lines.get(before)).is_some_and(|line| line.contains("'-device'")) {
+            lines.remove(at.saturating_sub(1));
+        }
+    }
+}
+
+/// QEMU's memory has to be a file that the daemon can map.
+fn share_memory(lines: &mut Vec<String>) -> Result<(), String> {
+    for (element, wanted, right) in [
+        ("<source ", "<source type='memfd'/>", "type='memfd'"),
+        ("<access ", "<access mode='shared'/>", "mode='shared'"),
+    ] {
+        let section = section(lines, "memoryBacking");
+        let found = section.and_then(|(begin, end)| lines.get(begin..end)?.iter().find(|line| line.contains(element)));
+        match found {
+            Some(line) if line.contains(right) => {}
+            Some(line) => return Err(format!("memoryBacking has {}, and needs {wanted}", line.trim())),
+            None => put(lines, "memoryBacking", [format!("    {wanted}")])?,
+        }
+    }
+    Ok(())
+}
+
+/// The lines of an element directly in the domain: that of its beginning, and that of its end.
+fn section(lines: &[String], name: &str) -> Option<(usize, usize)> {
+    let begin = lines.iter().position(|line| *line == format!("  <{name}>"))?;
+    let end = lines.iter().skip(begin).position(|line| *line == format!("  </{name}>"))?;
+    Some((begin, begin.saturating_add(end)))
+}
+
+/// Adds lines at the end of an element, which is made before the domain's own end if there is none.
+fn put(lines: &mut Vec<String>, name: &str, added: impl IntoIterator<Item = String>) -> Result<(), String> {
+    let empty = format!("  <{name}/>");
+    if let Some(at) = lines.iter().position(|line| *line == empty) {
+        lines.remove(at);
+    }
+    let at = match section(lines, name) {
+        Some((_, end)) => end,
+        None => {
+            let end = lines.iter().rposition(|line| line == "</domain>").ok_or("the domain has no end")?;
+            lines.splice(end..end, [format!("  <{name}>"), format!("  </{name}>")]);
+            end.saturating_add(1)
+        }
+    };
+    lines.splice(at..at, added);
+    Ok(())
 }
 
 /// Text as an attribute in single quotes has it.
@@ -59,6 +163,58 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As libvirt prints it, with an argument of somebody else's.
+    const DOMAIN: &str = "<domain type='kvm' id='3'>\n  <name>vm0</name>\n  <metadata>\n    <other:it xmlns:other='x'/>\n  \
+        </metadata>\n  <devices>\n    <emulator>/usr/bin/qemu</emulator>\n  </devices>\n</domain>\n";
+
+    fn functions(folder: &str) -> Functions {
+        let path = |name: &str| format!("{folder}/{name}");
+        Functions { nic: Some(function(0, &path("nic0"))), rdma: function(1, &path("vm0")) }
+    }
+
+    #[test]
+    fn merging_twice_is_merging_once() {
+        let once = merged(DOMAIN, &functions("/run")).unwrap();
+        roxmltree::Document::parse(&once).unwrap();
+        assert_eq!(merged(&once, &functions("/run")).unwrap(), once);
+        // libvirt writes quotes in another way, and keeps what it does not know.
+        let printed =
+            once.replace("{\"", "{&quot;").replace("\":\"", "&quot;:&quot;").replace("\",\"", "&quot;,&quot;");
+        assert_eq!(merged(&printed, &functions("/run")).unwrap(), once);
+        // Another socket takes the place of the old one.
+        let moved = merged(&once, &functions("/other")).unwrap();
+        assert_eq!((moved.matches(DRIVER).count(), moved.contains("/run/")), (2, false), "{moved}");
+    }
+
+    #[test]
+    fn what_a_domain_has_stays_and_the_warning_comes_with_it() {
+        let others = "  <qemu:commandline>\n    <qemu:arg value='-device'/>\n    <qemu:arg value='edu'/>\n  \
+            </qemu:commandline>\n";
+        let domain = DOMAIN.replace("</domain>", &format!("{others}</domain>"));
+        let domain = domain.replace("<domain ", &format!("<domain {QEMU_NAMESPACE} "));
+        let merged = merged(&domain, &functions("/run")).unwrap();
+        let parsed = roxmltree::Document::parse(&merged).unwrap();
+        assert!(domain.lines().all(|line| merged.lines().any(|other| other == line)), "{merged}");
+        let warning = parsed.descendants().find(|node| node.has_tag_name(("urn:pvrdma", "warning"))).unwrap();
+        assert_eq!(warning.text(), Some(WARNING));
+        let backing = parsed.descendants().filter(|node| node.has_tag_name("memoryBacking")).count();
+        let lines = parsed.descendants().filter(|node| node.tag_name().name() == "commandline").count();
+        assert_eq!((backing, lines), (1, 1), "{merged}");
+    }
+
+    #[test]
+    fn memory_that_cannot_be_shared_is_refused() {
+        let backed = |inside: &str| {
+            let backing = format!("  <memoryBacking>\n    {inside}\n  </memoryBacking>\n</domain>");
+            merged(&DOMAIN.replace("</domain>", &backing), &functions("/run"))
+        };
+        assert!(backed("<source type='anonymous'/>").unwrap_err().contains("<source type='memfd'/>"));
+        assert!(backed("<access mode='private'/>").is_err());
+        let kept = backed("<hugepages/>").unwrap();
+        assert!(kept.contains("<hugepages/>") && kept.matches("memfd").count() == 1, "{kept}");
+        assert!(merged("<network>\n</network>\n", &functions("/run")).is_err());
+    }
 
     #[test]
     fn an_attribute_holds_what_it_is_given() {

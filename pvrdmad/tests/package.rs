@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -142,6 +144,76 @@ fn members(sets: &str, word: &str) -> Vec<String> {
     let lines = sets.lines().skip_while(|line| *line != word).skip(1).take_while(|line| line.starts_with(' '));
     let names = lines.map(str::trim).filter(|name| !name.starts_with('#')).map(str::to_owned);
     names.flat_map(|name| members(sets, &name)).collect()
+}
+
+/// A folder with programs that write down how they are called, to be found before all others.
+fn recorded(folder: &Path, programs: &[(&str, &str)]) -> String {
+    for (name, does) in programs {
+        let path = folder.join(name);
+        let calls = folder.join("calls");
+        fs::write(&path, format!("#!/bin/sh\necho {name} \"$@\" >> '{}'\n{does}\n", calls.display())).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
+}
+
+/// The documented command packs the release profile, and no symbols.
+#[test]
+fn the_documented_command_packs_a_stripped_release_build() {
+    let page = fs::read_to_string(packaging().join("../../docs/package.md")).unwrap();
+    assert!(page.contains("\npvrdmad/packaging/build "), "the command is another one");
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("target");
+    // The program that `package-files` is asked of, and the manual pages of which it would make some.
+    let release = target.join("release");
+    fs::create_dir_all(release.join("package/man")).unwrap();
+    let path = recorded(folder.path(), &[("cargo", ""), ("gzip", "")]);
+    recorded(&release, &[("pvrdmad", "mkdir -p \"$2/man\" && touch \"$2/man/a.1\"")]);
+    let mut build = Command::new(packaging().join("build"));
+    build.env("PATH", path).env("CARGO_TARGET_DIR", &target).env_remove("PROFILE");
+    let output = build.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let calls = fs::read_to_string(folder.path().join("calls")).unwrap();
+    let call = |start: &str| calls.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{calls}"));
+    assert!(call("cargo build ").contains(" --profile release "), "{calls}");
+    let deb = call("cargo deb ");
+    assert!(deb.contains(" --profile release ") && deb.contains(" --strip "), "{calls}");
+}
+
+/// Purging leaves all files that the administrator wrote.
+#[test]
+fn a_purge_removes_what_the_package_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("root");
+    let programs = folder.path().join("programs");
+    fs::create_dir_all(&programs).unwrap();
+    let path = recorded(&programs, &[("getent", ""), ("userdel", "")]);
+    let purge = |verb: &str| {
+        let mut script = Command::new("sh");
+        script.arg(packaging().join("debian/postrm")).arg(verb).env("DPKG_ROOT", &root).env("PATH", &path);
+        let output = script.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    let run = root.join("run/pvrdmad");
+    fs::create_dir_all(&run).unwrap();
+    let kept = ["etc/systemd/system/pvrdmad.service.d/mine.conf", "etc/pvrdmad/key.pem", "run/pvrdmad/mine"];
+    for file in kept {
+        let file = root.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, "precious").unwrap();
+    }
+    drop(UnixListener::bind(run.join("vm0.sock")).unwrap());
+    purge("remove");
+    assert!(run.join("vm0.sock").exists());
+    purge("purge");
+    for file in kept {
+        assert!(root.join(file).exists(), "{file} is gone");
+    }
+    assert!(!run.join("vm0.sock").exists());
+    fs::remove_file(run.join("mine")).unwrap();
+    purge("purge");
+    assert!(!run.exists());
+    assert!(fs::read_to_string(programs.join("calls")).unwrap().contains("userdel pvrdmad"));
 }
 
 /// Each file of the package is in the tree, or made by `package-files`.

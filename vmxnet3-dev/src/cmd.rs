@@ -92,7 +92,12 @@ fn activate(core: &Core, registers: Registers) -> Result<(), CommandError> {
     core.pending.fetch_or(pending::TX, Ordering::AcqRel);
     core.counters.vmxnet3_activations.increment();
     // A guest can do this in a loop.
-    core.log.log(Level::Info, &core.config.name, format_args!("active, revision {}", registers.revision));
+    core.log.log(
+        module_path!(),
+        Level::Info,
+        &core.config.name,
+        format_args!("active, revision {}", registers.revision),
+    );
     Ok(())
 }
 

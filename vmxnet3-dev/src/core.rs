@@ -186,7 +186,7 @@ impl Core {
             return;
         }
         self.counters.vmxnet3_queue_errors.increment();
-        self.log.warn(&self.config.name, format_args!("{which:?} stops: {error}"));
+        self.log.warn(module_path!(), &self.config.name, format_args!("{which:?} stops: {error}"));
         session.stop(view, which, error);
         let event = match which {
             Which::Tx(_) => event::TX_QUEUE,

@@ -203,7 +203,7 @@ impl Vmxnet3Device {
         let core = &self.core;
         control.result = cmd::execute(core, control.registers, number).unwrap_or_else(|error| {
             core.counters.vmxnet3_command_errors.increment();
-            core.log.warn(&core.config.name, format_args!("{error}"));
+            core.log.warn(module_path!(), &core.config.name, format_args!("{error}"));
             1
         });
     }

@@ -5,6 +5,7 @@ use std::num::NonZeroU16;
 
 use thiserror::Error;
 
+use crate::offload::checksum::Missing;
 use crate::offload::headers::{ETHERNET_LEN, Headers, TAG_LEN, Transport};
 use crate::offload::{checksum, segment};
 
@@ -150,6 +151,12 @@ impl<'a> Frame<'a> {
     /// Bytes of data in each segment, if it is to be segmented.
     pub const fn mss(&self) -> Option<NonZeroU16> {
         self.mss
+    }
+
+    /// The checksum that is missing in it; these are its headers.
+    pub(crate) fn missing_checksum(&self, headers: &Headers) -> Option<Missing> {
+        let (Checksum::Partial { start, at }, Some(ip)) = (self.checksum, &headers.ip) else { return None };
+        Some(Missing::new(self.bytes, ip, start.into(), at.into()))
     }
 
     /// Where it goes.

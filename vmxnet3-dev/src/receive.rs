@@ -211,7 +211,7 @@ impl Context<'_> {
     ) -> Result<Delivery, QueueError> {
         let bytes = frame.bytes();
         let verify = self.settings.features.rx_checksum;
-        let missing = checksum::missing(bytes, headers, frame.checksum());
+        let missing = frame.missing_checksum(headers);
         let mut checksums = checksum::report(bytes, headers, frame.checksum() != Checksum::Unknown || !verify);
         checksums.verified &= verify && missing.as_ref().is_none_or(|missing| missing.comes_out_right);
         let tag = headers::tag(bytes).filter(|_| self.settings.features.vlan_strip);

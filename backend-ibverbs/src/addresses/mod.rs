@@ -96,7 +96,11 @@ impl AddressOwner for HostAddresses {
             return Err(io::ErrorKind::AddrNotAvailable.into());
         }
         self.netlink.lock().add(self.index, address, MARK).inspect_err(|error| {
-            LOG.warn(&self.name, format_args!("the address {address} of a guest cannot be added: {error}"));
+            LOG.warn(
+                module_path!(),
+                &self.name,
+                format_args!("the address {address} of a guest cannot be added: {error}"),
+            );
         })
     }
 
@@ -129,7 +133,11 @@ impl AddedAddress {
 impl Drop for AddedAddress {
     fn drop(&mut self) {
         if let Err(error) = self.owner.remove(self.address) {
-            LOG.warn("host", format_args!("the address {} of a guest cannot be removed: {error}", self.address));
+            LOG.warn(
+                module_path!(),
+                "host",
+                format_args!("the address {} of a guest cannot be removed: {error}", self.address),
+            );
         }
     }
 }

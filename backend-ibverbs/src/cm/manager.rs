@@ -48,7 +48,7 @@ impl ConnectionManager {
     pub(crate) fn sender(&self, log: &DeviceLog, counters: &Arc<Counters>) -> Option<Sender> {
         let start = |file| Sender::start(file, self.gids.clone(), log.name(), counters).map_err(CmError::Thread);
         let sender = Umad::sending(&self.path).and_then(start);
-        sender.inspect_err(|error| log.error(format_args!("{error}"))).ok()
+        sender.inspect_err(|error| log.error(module_path!(), format_args!("{error}"))).ok()
     }
 
     /// What was received for nobody.

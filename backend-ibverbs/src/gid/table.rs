@@ -74,7 +74,7 @@ impl GidTable {
         let found = shared.gids.find(gid, kind);
         self.check(gid, found.is_some()).inspect_err(|error| {
             bump(&self.member.counters.gids_refused);
-            self.log.warn(format_args!("the guest may not bind {gid}: {error}"));
+            self.log.warn(module_path!(), format_args!("the guest may not bind {gid}: {error}"));
         })?;
         let host = found.unwrap_or(shared.default_gid);
         let bound = Bound { gid, kind, host };
@@ -125,7 +125,10 @@ impl GidTable {
         }
         let host = self.shared.gids.await_new(gid, kind);
         if host.is_none() {
-            self.log.warn(format_args!("{gid} was added to the host's interface and is not among the adapter's GIDs"));
+            self.log.warn(
+                module_path!(),
+                format_args!("{gid} was added to the host's interface and is not among the adapter's GIDs"),
+            );
             added.remove(&gid);
         }
         host

@@ -68,7 +68,10 @@ impl Pieces {
         for piece in self.list.get(first..)?.iter().take_while(|piece| piece.start < end) {
             if out.len() >= most as usize {
                 let log = &adapter.log;
-                log.warn(format_args!("a request reaches more than {most} pieces of memory on huge pages"));
+                log.warn(
+                    module_path!(),
+                    format_args!("a request reaches more than {most} pieces of memory on huge pages"),
+                );
                 return None;
             }
             let length = u32::try_from(piece.end.min(end) - at).ok()?;

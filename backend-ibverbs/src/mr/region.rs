@@ -372,7 +372,7 @@ impl Mr {
                         Ok((host, share)) => parts.push(DmaPart { iova, len: len as u64, host, _share: share }),
                         Err(error) => {
                             let log = &adapter.log;
-                            log.warn(format_args!("guest memory at {iova:#x} cannot be registered: {error}"));
+                            log.warn(module_path!(), format_args!("memory at {iova:#x} cannot be registered: {error}"));
                             return None;
                         }
                     }
@@ -438,7 +438,7 @@ impl Mr {
         let registered = host_pieces(view, &pages, Access::LOCAL_WRITE).and_then(|pieces| {
             register(adapter, &self.pd, &pieces, (iova, length), Access::LOCAL_WRITE, ACCESS_MW_BIND)
         });
-        let failed = |error: &_| adapter.log.warn(format_args!("a fast registration failed: {error}"));
+        let failed = |error: &_| adapter.log.warn(module_path!(), format_args!("a fast registration failed: {error}"));
         let (host, share) = registered.inspect_err(failed).ok()?;
         let host = Arc::new(host);
         let op = HostOp::BindMw {

@@ -22,6 +22,6 @@ pub(super) fn to_error(adapter: &Adapter, host: &HostQp) {
         return;
     }
     if let Err(error) = host.modify(&to(QpState::Error), STATE) {
-        adapter.log.warn(format_args!("the host's QP {} does not stop: {error}", host.number()));
+        adapter.log.warn(module_path!(), format_args!("the host's QP {} does not stop: {error}", host.number()));
     }
 }

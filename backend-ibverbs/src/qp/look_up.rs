@@ -52,7 +52,7 @@ impl Qp {
                 return;
             }
             let found = HostAh::new(&pd, &attr);
-            let found = found.inspect_err(|error| log.warn(format_args!("no way to {dgid}: {error}")));
+            let found = found.inspect_err(|error| log.warn(module_path!(), format_args!("no way to {dgid}: {error}")));
             drop(pd);
             if let Some(qp) = qps.get(number) {
                 qp.looked_up(destination, found.ok().map(Arc::new));

@@ -130,7 +130,7 @@ impl Qp {
             return Ok(());
         }
         bump(&counters.peers_refused);
-        log.warn(format_args!("QP {} may not talk to {to} (peers)", self.qpn));
+        log.warn(module_path!(), format_args!("QP {} may not talk to {to} (peers)", self.qpn));
         Err(VerbsError::NotAllowed("the peer is not among those that the devices may talk to"))
     }
 

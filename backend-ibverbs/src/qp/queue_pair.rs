@@ -303,7 +303,7 @@ impl Qp {
 
     /// A ring of the guest cannot be read: the QP ends. Returns `true` if it was this that ended it.
     pub(super) fn broken_ring(&self, view: &DmaView<'_>, error: &dyn fmt::Display) -> bool {
-        self.adapter.log.warn(format_args!("a ring of QP {}: {error}", self.qpn));
+        self.adapter.log.warn(module_path!(), format_args!("a ring of QP {}: {error}", self.qpn));
         let ended = self.set_error();
         if ended {
             self.failing.store(true, Ordering::Release);

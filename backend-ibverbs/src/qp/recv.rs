@@ -70,7 +70,7 @@ impl Qp {
         let (refused, result) = side.post(&self.adapter, |batch| host.post_recv(batch), &self.recv_inflight);
         let Err(error) = result else { return true };
         let log = &self.adapter.log;
-        log.warn(format_args!("the host takes no receive for QP {}: {error}", self.qpn));
+        log.warn(module_path!(), format_args!("the host takes no receive for QP {}: {error}", self.qpn));
         *ended |= self.set_error();
         self.failing.store(true, Ordering::Release);
         for wr_id in refused {

@@ -78,7 +78,7 @@ impl Qp {
             }
             Err(error) => {
                 let log = &self.adapter.log;
-                log.warn(format_args!("the host refuses a request of QP {}: {error}", self.qpn));
+                log.warn(module_path!(), format_args!("the host refuses a request of QP {}: {error}", self.qpn));
                 let mut inflight = self.send_inflight.lock();
                 for _ in taken..count {
                     if let Some(entry) = inflight.pop_newest() {

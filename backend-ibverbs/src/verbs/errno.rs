@@ -20,6 +20,6 @@ pub(super) fn check(code: c_int) -> io::Result<()> {
 /// An object that does not go away stays until the device is closed. Nobody can be told but the log.
 pub(super) fn destroyed(what: &str, code: c_int) {
     if let Err(error) = check(code) {
-        LOG.error("host", format_args!("a {what} cannot be destroyed: {error}"));
+        LOG.error(module_path!(), "host", format_args!("a {what} cannot be destroyed: {error}"));
     }
 }

@@ -99,8 +99,17 @@ enum Sent {
     Gone,
     /// It goes to another adapter first.
     Elsewhere(Arc<Qp>),
-    /// The link is full. We are woken when it is not.
+    /// The link is full, or the source address is not known to be the guest's. The queue pair is woken when that has
+    /// changed.
     NoRoom,
+}
+
+/// Why a datagram is not sent.
+enum Unsent {
+    /// The request fails.
+    Failed(WcStatus),
+    /// Its source address may not be used: it waits, or is lost.
+    Early(Sent),
 }
 
 /// Runs requests of a datagram QP.
@@ -186,7 +195,11 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         frames: &mut Frames,
     ) -> Result<Sent, WcStatus> {
         let (qp, own) = (self.qp, guard.own());
-        let (to, source) = self.check(own)?;
+        let (to, source) = match self.check(own) {
+            Ok(checked) => checked,
+            Err(Unsent::Early(sent)) => return Ok(sent),
+            Err(Unsent::Failed(status)) => return Err(status),
+        };
         let peer = match self.find(&to, source) {
             // Datagrams may be lost, and these would have the memory of one device held while that of another, which
             // is slow, is used.
@@ -212,17 +225,34 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         Ok(Sent::Gone)
     }
 
-    /// Local checks. Returns the destination and the address that we send from.
-    fn check(&mut self, own: Memory<'_>) -> Result<(UdDestination, BoundGid), WcStatus> {
-        let Requester { work, attrs, current, .. } = &mut *self.requester;
-        let SendOp::Send { data, to: Some(to) } = work.op else { return Err(WcStatus::LocalQpOperation) };
-        if matches!(data, SendData::Invalidate(_)) {
-            return Err(WcStatus::LocalQpOperation);
+    /// What becomes of a datagram from an index at which nothing is bound that may be used. If the guest has bound an
+    /// address there, the datagram waits while hosts are being asked for it, and otherwise it goes where datagrams of a
+    /// guest go that may not have its address.
+    #[cold]
+    fn without_source(&self, index: u8) -> Unsent {
+        let gids = &self.qp.adapter.gids;
+        match gids.source(index) {
+            None => Unsent::Failed(WcStatus::LocalQpOperation),
+            Some(source) if gids.holds(source) => Unsent::Early(Sent::NoRoom),
+            Some(_) => Unsent::Early(Sent::Gone),
         }
-        let source = self.qp.adapter.gids.get(to.sgid_index).ok_or(WcStatus::LocalQpOperation)?;
+    }
+
+    /// Local checks. Returns the destination and the address that we send from.
+    fn check(&mut self, own: Memory<'_>) -> Result<(UdDestination, BoundGid), Unsent> {
+        let SendOp::Send { data, to: Some(to) } = self.requester.work.op else {
+            return Err(Unsent::Failed(WcStatus::LocalQpOperation));
+        };
+        if matches!(data, SendData::Invalidate(_)) {
+            return Err(Unsent::Failed(WcStatus::LocalQpOperation));
+        }
+        let Some(source) = self.qp.adapter.gids.get(to.sgid_index) else {
+            return Err(self.without_source(to.sgid_index));
+        };
+        let Requester { work, attrs, current, .. } = &mut *self.requester;
         // Whether the receiver is here or on the wire.
         let most = self.port.map_or(PORT_MTU, Port::path_mtu).bytes();
-        let length = check_request(work, own, self.qp.pd, attrs, most)?;
+        let length = check_request(work, own, self.qp.pd, attrs, most).map_err(Unsent::Failed)?;
         *current = Some(Progress { checked: true, length, ..Progress::default() });
         Ok((to, source))
     }

@@ -1,8 +1,11 @@
 //! Telling the frames of the RDMA function from those of the network function, which share an Ethernet address.
 
-use pvrdma_verbs::{MacAddr, Qpn};
+use std::net::IpAddr;
 
 use pvrdma_roce::wire::{EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT};
+use pvrdma_verbs::{Gid, MacAddr, Qpn};
+
+use crate::addresses::Address;
 
 /// Position of the destination port in a UDP header.
 const UDP_DESTINATION: usize = 2;
@@ -14,11 +17,29 @@ const BTH_DESTINATION: usize = 5;
 
 /// The queue pair that a frame is for, if it is RoCE and addressed to `mac`. It need not be correct: a malformed RoCE
 /// frame is no use to anybody else, and one that ends too soon is for queue pair 0.
+#[inline]
 pub(super) fn rdma_destination(frame: &[u8], mac: MacAddr) -> Option<Qpn> {
     let (ethernet, kind, body) = Ethernet::parse(frame).ok()?;
-    if ethernet.destination != mac {
+    if ethernet.destination != mac { None } else { queue_pair(kind, body) }
+}
+
+/// The queue pair that a frame is for, with the address, if it is RoCE and goes to one station that is not `mac`.
+pub(super) fn foreign_destination(frame: &[u8], mac: MacAddr) -> Option<(Qpn, Address)> {
+    let (ethernet, kind, body) = Ethernet::parse(frame).ok()?;
+    if ethernet.destination == mac || ethernet.destination.0[0] & 1 != 0 {
         return None;
     }
+    let qpn = queue_pair(kind, body)?;
+    let gid = match kind {
+        EtherType::IPV4 => IpAddr::from(*body.get(16..)?.first_chunk::<4>()?).into(),
+        // GRH and IPv6 have the destination at the same place.
+        _ => Gid(*body.get(24..)?.first_chunk()?),
+    };
+    Some((qpn, (gid, ethernet.vlan_id())))
+}
+
+/// The queue pair that a RoCE frame with this ethertype and body is for.
+fn queue_pair(kind: EtherType, body: &[u8]) -> Option<Qpn> {
     let before = match kind {
         EtherType::ROCE => GRH_LEN,
         EtherType::IPV4 if is_ipv4_roce(body) => ipv4_len(*body.first()?) + UDP_LEN,

@@ -25,6 +25,9 @@ counters! {
         wire_dropped_damaged,
         /// Packets to or from an address that has no business here.
         wire_dropped_address,
+        /// Packets to an address that the device has bound, at an Ethernet address that is not the device's: they are
+        /// for the network function, unless `forged-transmits` allows the device others.
+        wire_foreign_mac,
         /// Packets from an address that the device may not talk to.
         wire_dropped_peer,
         /// Packets to an address of ours with the tag of another VLAN, without the tag of its VLAN, or with one where
@@ -89,6 +92,10 @@ counters! {
         /// ARP, RARP and neighbour discovery of the network function that give it an address which the device may not
         /// have or another Ethernet address, or that are not understood.
         passed_dropped_address,
+        /// IP packets of the network function from an address that is not listed for the device.
+        passed_dropped_source,
+        /// Router advertisements and packets of DHCP servers of the network function, where it may be neither.
+        passed_dropped_server,
         /// Frames of the network function with a checksum to calculate, or to be cut, that are no whole TCP segment or
         /// UDP datagram.
         passed_dropped_offload,
@@ -96,6 +103,12 @@ counters! {
         /// none.
         passed_dropped_vlan,
     }
+}
+
+/// Conflicts about addresses.
+pub(super) fn address_conflicts(conflicts: u64) -> Counter {
+    let help = "Times that a host beyond the uplink used an address that the device holds.";
+    Counter::total("address_conflicts", Unit::None, help, conflicts)
 }
 
 /// Frames that the uplink's link lost.
@@ -112,7 +125,7 @@ pub(super) fn passed_lost_in_link(frames: u64) -> Counter {
 /// Everything that a port counts, at zero.
 pub(crate) fn all_counters() -> Vec<Counter> {
     let mut list = PortCounters::default().list();
-    list.extend([wire_lost_in_link(0), passed_lost_in_link(0)]);
+    list.extend([address_conflicts(0), wire_lost_in_link(0), passed_lost_in_link(0)]);
     list
 }
 

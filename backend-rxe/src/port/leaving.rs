@@ -23,7 +23,7 @@ const MODES: [(VlanMode, Tags); 3] =
 /// Asserts that a frame with this work left to be done keeps the rules of each network as it leaves. Returns how many
 /// of them it leaves for.
 fn leaves_well(frame: &[u8], offload: Offload) -> usize {
-    let may_have = |gid: Gid, _: Option<u16>| gid == IpAddr::V4(OWN).into();
+    let may_have = |gid: Gid, _: Option<u16>, _: MacAddr| gid == IpAddr::V4(OWN).into();
     let mut count = 0;
     for (vlan, tags) in MODES {
         let policy = Policy { mac: MAC, vlan, rules: PortRules::default() };

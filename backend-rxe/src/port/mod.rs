@@ -12,9 +12,11 @@ mod leaving;
 mod nic;
 mod outgoing;
 pub(crate) mod policy;
+mod prober;
 mod receive;
 mod receive_queue;
 pub(crate) mod registry;
+mod source_guard;
 mod stations;
 mod threads;
 mod tx_queue;
@@ -38,9 +40,10 @@ use crate::engine::Engine;
 use crate::share::Share;
 use crate::task::{Runnable, Task};
 use arrivals::Batches;
-use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
+use counters::{PortCounters, address_conflicts, passed_lost_in_link, wire_lost_in_link};
 use helpers::Helpers;
 use policy::{Policy, PortRules, Violation, VlanMode};
+use prober::Prober;
 use pvrdma_ether_link::{Bell, Frames, GsoLink, Link};
 use pvrdma_handover::Waker;
 use pvrdma_roce::{Congestion, EgressMarking};
@@ -140,6 +143,8 @@ pub(crate) struct Port {
     /// Has the port's thread send READ data when it is the device's turn.
     task: Arc<Task>,
     may_send_data: AtomicBool,
+    /// Asks hosts beyond the uplink for addresses that the device claims.
+    prober: Arc<Prober>,
     engine: Arc<Engine>,
     pub(crate) share: Arc<Share>,
     stopping: AtomicBool,
@@ -156,7 +161,8 @@ impl Port {
     pub(crate) fn new(mac: MacAddr, config: PortConfig, place: PortPlace) -> io::Result<Arc<Self>> {
         let PortPlace { vlan, point, addresses, engine, share, room, threads } = place;
         let waker = Waker::new(Bell::new()?);
-        Ok(Arc::new_cyclic(|me: &Weak<Self>| Self {
+        let alone = config.rules.alone;
+        let port = Arc::new_cyclic(|me: &Weak<Self>| Self {
             mac,
             mtu: config.mtu,
             carried: AtomicU32::new(u32::MAX),
@@ -177,12 +183,18 @@ impl Port {
             waker,
             task: Task::new(engine.ready_queue(), &share, me.clone() as _),
             may_send_data: AtomicBool::new(false),
+            prober: Prober::new(me, &engine, &share),
             engine,
             share,
             stopping: AtomicBool::new(false),
             link_down: AtomicBool::new(false),
             log: LogLimit::new(),
-        }))
+        });
+        if let Some(rule) = &port.policy.rules.addresses {
+            port.addresses.join(mac, rule);
+        }
+        port.addresses.set_prober(mac, (!alone).then_some(port.prober.task()));
+        Ok(port)
     }
 
     /// Bytes that batches and queues of the port take at most.
@@ -236,6 +248,8 @@ impl Port {
     ) {
         self.queues.iter().for_each(|queue| queue.attach(receiver()));
         *self.function.lock() = Some(function);
+        // The port's thread gives queues their new receivers, and may have looked at them before.
+        self.wake();
     }
 
     /// Bytes of an IP packet that the network carries now.
@@ -396,6 +410,8 @@ impl Port {
             Err(Violation::Vlan) => PortCounters::bump(&self.counters.passed_dropped_vlan),
             Err(Violation::Roce) => PortCounters::bump(&self.counters.passed_dropped_roce),
             Err(Violation::Address) => PortCounters::bump(&self.counters.passed_dropped_address),
+            Err(Violation::Source) => PortCounters::bump(&self.counters.passed_dropped_source),
+            Err(Violation::Server) => PortCounters::bump(&self.counters.passed_dropped_server),
             Err(Violation::Offload) => PortCounters::bump(&self.counters.passed_dropped_offload),
         }
     }
@@ -414,6 +430,7 @@ impl Port {
     /// Counters of the port and of its links.
     pub(crate) fn counts(&self) -> Vec<Counter> {
         let mut counts = self.counters.list();
+        counts.push(address_conflicts(self.addresses.conflicts(self.mac)));
         counts.push(wire_lost_in_link(self.uplink.link.lost()));
         if let Some(nic) = &self.nic {
             counts.push(passed_lost_in_link(nic.link.lost()));

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use pvrdma_ether_link::LinkReader;
+use pvrdma_roce::wire::Ethernet;
 use pvrdma_verbs::EndOnPanic;
 
+use super::policy::Violation;
 use super::tx_queue::TxQueue;
 use super::{Port, RECEIVE};
+use crate::addresses::Claimed;
 
 impl Port {
     /// From now on, whoever has frames of the network function to send may do so himself.
@@ -27,8 +30,13 @@ impl Port {
         if !frames.iter_with_offloads(0).all(|frame| self.policy.passes_as_it_is(frame)) {
             let mut passed = self.buffer();
             for (frame, offload) in frames.iter_with_offloads(0) {
-                let may_have = |gid, vlan| self.addresses.announce(self.mac, (gid, vlan)).is_ok();
-                self.count_violation(self.policy.outgoing((frame, offload), &mut passed, may_have));
+                let may_have =
+                    |gid, vlan, station| self.addresses.announce(self.mac, (gid, vlan), station) == Ok(Claimed::Held);
+                let judged = self.policy.outgoing((frame, offload), &mut passed, may_have);
+                if judged == Err(Violation::Forged) {
+                    self.tell_forged(frame);
+                }
+                self.count_violation(judged);
             }
             std::mem::swap(&mut frames, &mut passed);
             passed.clear();
@@ -38,6 +46,18 @@ impl Port {
         frames.clear();
         self.send(frames);
         found
+    }
+
+    /// Says that the network function has another Ethernet address than the device, in the log.
+    #[cold]
+    fn tell_forged(&self, frame: &[u8]) {
+        let Ok((ethernet, ..)) = Ethernet::parse(frame) else { return };
+        let (mac, source) = (self.mac, ethernet.source);
+        self.log.warn(
+            module_path!(),
+            "port",
+            format_args!("{mac}: the network card sends from {source}, which goes nowhere, see forged-transmits=mac"),
+        );
     }
 }
 

@@ -58,7 +58,7 @@ pub(super) fn claim(frame: &[u8]) -> Claim {
 }
 
 /// The ethertype behind all tags, and what follows it. `None`: there are more tags than a network has.
-fn behind_tags(frame: &[u8]) -> Option<(Option<EtherType>, &[u8])> {
+pub(super) fn behind_tags(frame: &[u8]) -> Option<(Option<EtherType>, &[u8])> {
     let mut at = ADDRESSES;
     for _ in 0..MOST_HEADERS {
         let rest = frame.get(at..).unwrap_or_default();
@@ -92,38 +92,62 @@ fn snap(body: &[u8]) -> Claim {
 }
 
 fn ipv6(body: &[u8]) -> Claim {
-    let Some(&first) = body.get(6) else { return Claim::None };
+    match transport(body) {
+        Transport::Udp(at) => roce_if(is_roce_port(body, at)),
+        Transport::Discovery(at) => station(stations::discovery(body, at)),
+        Transport::FragmentOfDiscovery => Claim::Unclear,
+        Transport::Hidden => Claim::Hidden,
+        Transport::Other => Claim::None,
+    }
+}
+
+/// What the extension headers of an IPv6 packet lead to, and where it begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Transport {
+    Udp(usize),
+    /// A message of neighbour discovery.
+    Discovery(usize),
+    /// One in a fragment, which receivers ignore (RFC 6980), or should.
+    FragmentOfDiscovery,
+    /// It cannot be seen from here, and a receiver may see it.
+    Hidden,
+    /// Anything else, or nothing.
+    Other,
+}
+
+/// Looks behind the extension headers of an IPv6 packet.
+pub(super) fn transport(body: &[u8]) -> Transport {
+    let Some(&first) = body.get(6) else { return Transport::Other };
     let (mut header, mut at, mut fragment) = (first, IPV6_LEN, false);
     for _ in 0..MOST_HEADERS {
         let rest = body.get(at..).unwrap_or_default();
         let next = match (header, rest) {
-            (PROTOCOL_UDP, _) => return roce_if(is_roce_port(body, at)),
+            (PROTOCOL_UDP, _) => return Transport::Udp(at),
             (ICMPV6, [kind, ..]) if stations::is_discovery(*kind) => {
-                // Receivers ignore neighbour discovery in fragments (RFC 6980), or should.
-                return if fragment { Claim::Unclear } else { station(stations::discovery(body, at)) };
+                return if fragment { Transport::FragmentOfDiscovery } else { Transport::Discovery(at) };
             }
             (HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS, [next, length, ..]) => (*next, 8 * (usize::from(*length) + 1)),
             (AUTHENTICATION, [next, length, ..]) => (*next, 4 * (usize::from(*length) + 2)),
             (FRAGMENT, [next, _, high, low, ..]) => {
                 if *high != 0 || low & 0xf8 != 0 {
-                    return Claim::None;
+                    return Transport::Other;
                 }
                 fragment = true;
                 (*next, 8)
             }
             // It is cut off: in a fragment the rest may follow (RFC 7112 forbids that).
             (HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | AUTHENTICATION | FRAGMENT, _) => {
-                return if fragment { Claim::Hidden } else { Claim::None };
+                return if fragment { Transport::Hidden } else { Transport::Other };
             }
-            _ => return Claim::None,
+            _ => return Transport::Other,
         };
         header = next.0;
         at += next.1;
         if fragment && body.len() < at + 4 {
-            return Claim::Hidden;
+            return Transport::Hidden;
         }
     }
-    Claim::Hidden
+    Transport::Hidden
 }
 
 #[cfg(test)]

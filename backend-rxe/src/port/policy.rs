@@ -4,11 +4,12 @@
 //! port with a VLAN is an access port: its two functions send without tags and never see one, the network sees all
 //! their frames in that VLAN and gives them no others. Tags are the functions' affair on a trunk alone.
 
-use pvrdma_verbs::{Gid, MacAddr, VerbsError};
+use pvrdma_verbs::{AddressRule, Gid, MacAddr, VerbsError};
 use serde::{Deserialize, Serialize};
 
 use super::classify::is_tag;
 use super::outgoing::{Claim, claim};
+use super::source_guard;
 use pvrdma_ether_link::{Frames, Offload};
 use pvrdma_roce::wire::{EtherType, Ethernet, Vlan};
 use pvrdma_roce::{Congestion, EgressMarking};
@@ -38,6 +39,17 @@ pub struct PortRules {
     pub priority_tags: bool,
     /// What the network function may send that is not its own.
     pub forged: ForgedTransmits,
+    /// Addresses of the device, whether its driver runs or not. Without a rule only that of the RDMA function counts.
+    pub addresses: Option<AddressRule>,
+    /// IP packets of the network function come from the addresses listed in `addresses`, from the link-local one of the
+    /// MAC address, or from none.
+    pub source_guard: bool,
+    /// The network function is no router: it sends no router advertisements.
+    pub ra_guard: bool,
+    /// The network function is no DHCP server or relay.
+    pub dhcp_guard: bool,
+    /// No host is beyond the link, so the device need not ask there whether an address is in use.
+    pub alone: bool,
     /// Congestion control with these parameters.
     pub congestion: Option<Congestion>,
     /// Connections agree with other ends of this engine on selective acknowledgements ([`pvrdma_roce::wire::OFFER`]).
@@ -86,6 +98,10 @@ pub(super) enum Violation {
     /// It is ARP, RARP or neighbour discovery that is not understood, or gives the device an address that it may not
     /// have, or another Ethernet address than its own.
     Address,
+    /// It is an IP packet from an address that is not listed for the device.
+    Source,
+    /// It is from a router or a DHCP server, which the device is not.
+    Server,
     /// Its checksum is to be calculated, or it is to be cut, and it is no whole TCP segment or UDP datagram.
     Offload,
 }
@@ -141,7 +157,8 @@ impl Policy {
             VlanMode::Untagged => !has_tag(frame),
             VlanMode::Access(_) => false,
         };
-        own && plain && self.claims_nothing(claim(frame)) && offload.fits(frame)
+        let guarded = || source_guard::check(&self.rules, self.mac, frame).is_ok();
+        own && plain && self.claims_nothing(claim(frame)) && guarded() && offload.fits(frame)
     }
 
     fn claims_nothing(&self, claim: Claim) -> bool {
@@ -149,7 +166,7 @@ impl Policy {
     }
 
     /// Appends a frame of the network function as the network gets it. `may_have` says whether the device may have an
-    /// address in a VLAN.
+    /// address in a VLAN, which a station with this Ethernet address announces.
     ///
     /// The bytes that are inspected here are those that leave: an [`Offload`] changes no field that the rules are
     /// about.
@@ -157,7 +174,7 @@ impl Policy {
         &self,
         (frame, offload): (&[u8], Offload),
         out: &mut Frames,
-        may_have: impl Fn(Gid, Option<u16>) -> bool,
+        may_have: impl Fn(Gid, Option<u16>, MacAddr) -> bool,
     ) -> Result<(), Violation> {
         // A frame without a header has no source either.
         let (ethernet, kind, _) = Ethernet::parse(frame).map_err(|_| Violation::Forged)?;
@@ -173,14 +190,21 @@ impl Policy {
                 let vlan = self.vlan.access().or_else(|| ethernet.vlan_id());
                 let hardware = station.hardware.is_none_or(|hardware| hardware == self.mac);
                 let may_speak = hardware || self.rules.forged.allow_mac();
-                if !may_speak || !station.addresses.into_iter().flatten().all(|gid| may_have(gid, vlan)) {
+                let source = ethernet.source;
+                if station.is_router && self.rules.ra_guard {
+                    return Err(Violation::Server);
+                }
+                if !may_speak || !station.addresses.into_iter().flatten().all(|gid| may_have(gid, vlan, source)) {
                     return Err(Violation::Address);
                 }
             }
             Claim::Unclear => return Err(Violation::Address),
+            // It may be neighbour discovery, or from a server, whatever RoCE is allowed.
+            Claim::Hidden => return Err(Violation::Roce),
             claim if self.claims_nothing(claim) => {}
             _ => return Err(Violation::Roce),
         }
+        source_guard::check(&self.rules, self.mac, frame)?;
         // Links take offsets from the headers that they find. This keeps frames without such headers from being lost
         // where no counter of the device shows it.
         if !offload.fits(frame) {
@@ -259,7 +283,7 @@ mod tests {
 
     fn out(policy: &Policy, frame: &[u8]) -> Result<Vec<u8>, Violation> {
         let mut frames = Frames::default();
-        let passed = policy.outgoing((frame, Offload::NONE), &mut frames, |_, _| true);
+        let passed = policy.outgoing((frame, Offload::NONE), &mut frames, |_, _, _| true);
         assert_eq!(frames.len(), usize::from(passed.is_ok()));
         passed.map(|()| frames.get(0).unwrap().to_vec())
     }
@@ -316,7 +340,7 @@ mod tests {
         {
             let policy = policy(vlan, ForgedTransmits::All);
             let mut frames = Frames::default();
-            assert_eq!(policy.outgoing((&udp, offload), &mut frames, |_, _| true), Ok(()));
+            assert_eq!(policy.outgoing((&udp, offload), &mut frames, |_, _, _| true), Ok(()));
             assert_eq!((frames.get(0), frames.offload(0)), (Some(&open_udp(tag)[..]), offload));
             assert_eq!(policy.passes_as_it_is((&udp, offload)), tag.is_empty());
             // It goes to the header, wherever that is by now.
@@ -326,8 +350,8 @@ mod tests {
             let mut fragment = udp.clone();
             fragment[20] = 0x20;
             for other in [frame(MAC, &[]), frame(MAC, &[0x81, 0, 0, 0]), fragment] {
-                assert!(policy.outgoing((&other, Offload::NONE), &mut frames, |_, _| true).is_ok());
-                let refused = policy.outgoing((&other, offload), &mut frames, |_, _| true);
+                assert!(policy.outgoing((&other, Offload::NONE), &mut frames, |_, _, _| true).is_ok());
+                let refused = policy.outgoing((&other, offload), &mut frames, |_, _, _| true);
                 assert_eq!((refused, policy.passes_as_it_is((&other, offload))), (Err(Violation::Offload), false));
             }
         }

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 
 use pvrdma_ether_link::{Frames, Link};
 use pvrdma_roce::wire::Ethernet;
-use pvrdma_verbs::EndOnPanic;
+use pvrdma_verbs::{EndOnPanic, Qpn};
 
 use super::arrivals::Batch;
-use super::classify::rdma_destination;
+use super::classify::{foreign_destination, rdma_destination};
 use super::counters::PortCounters;
 use super::outgoing::{Claim, claim};
 use super::receive_queue::{Distribution, Part, ReceiveQueue};
@@ -76,7 +76,7 @@ impl Port {
         let attached = self.is_attached();
         let (mut distribution, mut untouched) = (Distribution::of(came), true);
         for (index, (frame, offload)) in came.frames.iter_with_offloads(0).enumerate() {
-            let destination = rdma_destination(frame, self.mac).filter(|_| attached);
+            let destination = self.destination(frame).filter(|_| attached);
             if untouched && (destination.is_some() || !self.policy.enters_as_it_is(frame)) {
                 untouched = false;
                 for (frame, offload) in came.frames.iter_with_offloads(0).take(index) {
@@ -96,6 +96,36 @@ impl Port {
         untouched
     }
 
+    /// Returns the queue pair that a frame is for, or `None` if it is for the network function.
+    #[inline]
+    fn destination(&self, frame: &[u8]) -> Option<Qpn> {
+        let destination = rdma_destination(frame, self.mac);
+        if destination.is_some() || frame.first_chunk() == Some(&self.mac.0) {
+            return destination;
+        }
+        self.foreign(frame)
+    }
+
+    /// The guest may have its address at another Ethernet address than the device's: it has changed that of its network
+    /// function, or has a macvlan or a bond. Then its peers send RoCE there.
+    fn foreign(&self, frame: &[u8]) -> Option<Qpn> {
+        let (qpn, address) = foreign_destination(frame, self.mac)?;
+        if !self.addresses.has_bound(self.mac, address) {
+            return None;
+        }
+        if self.policy.rules.forged.allow_mac() {
+            return Some(qpn);
+        }
+        PortCounters::bump(&self.counters.wire_foreign_mac);
+        let (mac, (at, _)) = (self.mac, address);
+        self.log.warn(
+            module_path!(),
+            "port",
+            format_args!("{mac}: RoCE for {at} comes to another Ethernet address, see forged-transmits=mac"),
+        );
+        None
+    }
+
     /// There is an RDMA function behind the port.
     pub(super) fn is_attached(&self) -> bool {
         self.function.lock().as_ref().is_some_and(|function| function.strong_count() > 0)
@@ -112,10 +142,8 @@ impl Port {
     fn note_stations(&self, frame: &[u8]) {
         let Claim::Station(station) = claim(frame) else { return };
         let Ok((ethernet, ..)) = Ethernet::parse(frame) else { return };
-        if !self.addresses.is_member(ethernet.source) {
-            for gid in station.addresses.into_iter().flatten() {
-                self.addresses.seen((gid, ethernet.vlan_id()));
-            }
+        for gid in station.addresses.into_iter().flatten() {
+            self.addresses.seen((gid, ethernet.vlan_id()), ethernet.source);
         }
     }
 }

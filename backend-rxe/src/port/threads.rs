@@ -95,7 +95,7 @@ impl Port {
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => {
-                self.log.error("port", format_args!("{}: cannot wait: {errno}", self.mac));
+                self.log.error(module_path!(), "port", format_args!("{}: cannot wait: {errno}", self.mac));
                 std::thread::sleep(SOON);
             }
         }

@@ -47,7 +47,7 @@ impl Qp {
     pub(crate) fn tell_failure(&self, attrs: &QpAttrs) {
         let Some(failure) = self.state.flight.take_failure(self.adapter.engine.now()) else { return };
         let (qpn, peer) = (self.qpn, attrs.av.dgid);
-        let told = self.adapter.log.warn_or_not(format_args!("QP {qpn} to {peer} failed by {failure}"));
+        let told = self.adapter.log.warn_or_not(module_path!(), format_args!("QP {qpn} to {peer} failed by {failure}"));
         if told {
             self.adapter.failures.tell(&QpFailure { qpn, peer, history: failure.to_string() });
         }
@@ -55,7 +55,7 @@ impl Qp {
 
     /// The send ring cannot be read any more.
     pub(crate) fn fail_ring(&self, view: &DmaView<'_>, error: QueueError) {
-        self.adapter.log.warn(format_args!("send queue of QP {}: {error}", self.qpn));
+        self.adapter.log.warn(module_path!(), format_args!("send queue of QP {}: {error}", self.qpn));
         Counters::bump(&self.adapter.counters.request_errors);
         if self.state.enter_error(ErrorCause::Requester) {
             self.event(view, QpEvent::Fatal);

@@ -25,6 +25,7 @@ use serde::Serialize;
 
 use crate::adapter::Adapter;
 use crate::cq::Cq;
+use crate::gid::BoundGid;
 use crate::srq::Srq;
 use crate::task::{Task, TaskInspect};
 use responder::Responder;
@@ -63,6 +64,9 @@ pub(crate) struct Qp {
     /// A requester waits for a receive of this QP: `waiter`.
     awaited: WaitFlag,
     waiter: Mutex<Weak<StateCell>>,
+    /// The GID that its connection starts from. The address vector names it by an index, but an address that is removed
+    /// and added again may have another one.
+    source: Mutex<Option<BoundGid>>,
     // Fair: a command must not starve behind the batches of a busy QP.
     pub(crate) responder: FairMutex<Responder>,
 }
@@ -106,6 +110,7 @@ impl Qp {
             state,
             awaited: WaitFlag::new(),
             waiter: Mutex::default(),
+            source: Mutex::default(),
             responder: FairMutex::new(responder),
         })
     }
@@ -129,6 +134,24 @@ impl Qp {
     /// What runs the QP.
     pub(crate) fn task(&self) -> &Arc<Task> {
         self.state.task()
+    }
+
+    /// The GID that the connection starts from: what was bound at the index of the address vector when that was set, or
+    /// the first that has been since.
+    pub(crate) fn source(&self, index: u8) -> Option<BoundGid> {
+        let source = &mut *self.source.lock();
+        *source = source.or_else(|| self.adapter.gids.source(index));
+        *source
+    }
+
+    /// The same, if it may be used now.
+    pub(crate) fn usable_source(&self, index: u8) -> Option<BoundGid> {
+        self.source(index).filter(|source| self.adapter.gids.contains_at(index, *source))
+    }
+
+    /// There is a new address vector, or none any more.
+    fn forget_source(&self) {
+        *self.source.lock() = None;
     }
 
     /// Publishes an entry in the send CQ. `byte_len` is the length of what was read, in bytes.

@@ -44,6 +44,7 @@ impl Qp {
         }
         if to == QpState::Reset {
             self.state.reset();
+            self.forget_source();
             requester.reset(self);
             responder.reset();
             return Ok(Modified::Reset);
@@ -64,6 +65,8 @@ impl Qp {
         }
         if mask.contains(QpAttrMask::AV) {
             self.state.flight.note(self.adapter.engine.now(), FlightEvent::Path);
+            self.forget_source();
+            self.source(attrs.av.sgid_index);
         }
         requester.set_attrs(attrs);
         responder.set_attrs(attrs);

@@ -140,7 +140,7 @@ impl Responder {
         let own = match self.own_gid {
             Some((at, own)) if at == generation => own,
             _ => {
-                let own = qp.adapter.gids.get(self.attrs.av.sgid_index);
+                let own = qp.usable_source(self.attrs.av.sgid_index);
                 self.own_gid = Some((generation, own));
                 own
             }
@@ -213,7 +213,7 @@ impl Responder {
     fn broken_queue(&mut self, qp: &Qp, view: &DmaView<'_>, error: Option<QueueError>) -> NakReason {
         self.broken = true;
         if let Some(error) = error {
-            qp.adapter.log.warn(format_args!("receive queue of QP {}: {error}", qp.qpn));
+            qp.adapter.log.warn(module_path!(), format_args!("receive queue of QP {}: {error}", qp.qpn));
         }
         if qp.srq.is_none() {
             qp.event(view, QpEvent::Fatal);

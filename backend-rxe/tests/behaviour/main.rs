@@ -30,6 +30,7 @@ macro_rules! on_slow_memory {
 mod addresses;
 mod at_once;
 mod capture;
+mod claims;
 mod congestion;
 mod errors;
 mod flight;
@@ -46,6 +47,7 @@ mod ops;
 mod panics;
 mod pass_through;
 mod port;
+mod port_security;
 mod retry;
 mod shares;
 mod slow_memory;

@@ -221,7 +221,9 @@ pub(crate) fn request() -> Vec<u8> {
     end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(1), mac(1)));
     end.send(1, &[]);
     world.rxe.run_ready();
-    taken(&cable).remove(0)
+    let mut frame = taken(&cable).remove(0);
+    frame[6..12].copy_from_slice(&mac(2).0);
+    frame
 }
 
 /// Connects a QP of node 1 to the peer that the test plays.

@@ -30,7 +30,7 @@
 //! fn receive(frame: &[u8], counters: &ReceiverCounters, log: &LogLimit) {
 //!     if frame.len() < 14 {
 //!         counters.short_frames.increment();
-//!         log.warn("eth0", format_args!("a frame of {} bytes is dropped", frame.len()));
+//!         log.warn(module_path!(), "eth0", format_args!("a frame of {} bytes is dropped", frame.len()));
 //!     } else {
 //!         counters.frames_received.increment();
 //!     }

@@ -31,31 +31,34 @@ impl LogLimit {
         Self(Mutex::new(State { since: None, lines: 0, suppressed: 0 }))
     }
 
-    /// Logs an error about `subject`, if it may.
-    pub fn error(&self, subject: &str, message: Arguments<'_>) {
-        self.log(Level::Error, subject, message);
+    /// Logs an error about `subject`, if it may. The `target`, by which lines are filtered, is the caller's
+    /// `module_path!()`.
+    pub fn error(&self, target: &'static str, subject: &str, message: Arguments<'_>) {
+        self.log(target, Level::Error, subject, message);
     }
 
     /// Logs a warning about `subject`, if it may.
-    pub fn warn(&self, subject: &str, message: Arguments<'_>) {
-        self.log(Level::Warn, subject, message);
+    pub fn warn(&self, target: &'static str, subject: &str, message: Arguments<'_>) {
+        self.log(target, Level::Warn, subject, message);
     }
 
     /// Logs a message about `subject`, if it may.
-    pub fn log(&self, level: Level, subject: &str, message: Arguments<'_>) {
-        if level <= log::max_level() {
-            self.log_or_not(level, subject, message);
+    pub fn log(&self, target: &'static str, level: Level, subject: &str, message: Arguments<'_>) {
+        // A line that no filter lets through takes nothing from those of other targets.
+        if log::log_enabled!(target: target, level) {
+            self.log_or_not(target, level, subject, message);
         }
     }
 
     /// The same. Returns `false` if there were too many.
-    fn log_or_not(&self, level: Level, subject: &str, message: Arguments<'_>) -> bool {
+    fn log_or_not(&self, target: &'static str, level: Level, subject: &str, message: Arguments<'_>) -> bool {
         let Some(suppressed) = self.admit(Instant::now()) else { return false };
         match suppressed {
-            0 => log::log!(level, subject; "{subject}: {message}"),
-            count => {
-                log::log!(level, subject; "{subject}: {message} ({count} messages before this were not logged)");
-            }
+            0 => log::log!(target: target, level, subject; "{subject}: {message}"),
+            count => log::log!(
+                target: target, level, subject;
+                "{subject}: {message} ({count} messages before this were not logged)"
+            ),
         }
         true
     }
@@ -95,24 +98,24 @@ impl DeviceLog {
         &self.name
     }
 
-    /// Logs an error, if it may.
-    pub fn error(&self, message: Arguments<'_>) {
-        self.limit.error(&self.name, message);
+    /// Logs an error, if it may. The `target` is the caller's `module_path!()`.
+    pub fn error(&self, target: &'static str, message: Arguments<'_>) {
+        self.limit.error(target, &self.name, message);
     }
 
     /// Logs a warning, if it may.
-    pub fn warn(&self, message: Arguments<'_>) {
-        self.limit.warn(&self.name, message);
+    pub fn warn(&self, target: &'static str, message: Arguments<'_>) {
+        self.limit.warn(target, &self.name, message);
     }
 
     /// The same. Returns `false` if there were too many.
-    pub fn warn_or_not(&self, message: Arguments<'_>) -> bool {
-        self.limit.log_or_not(Level::Warn, &self.name, message)
+    pub fn warn_or_not(&self, target: &'static str, message: Arguments<'_>) -> bool {
+        self.limit.log_or_not(target, Level::Warn, &self.name, message)
     }
 
     /// Logs something of interest, if it may.
-    pub fn info(&self, message: Arguments<'_>) {
-        self.limit.log(Level::Info, &self.name, message);
+    pub fn info(&self, target: &'static str, message: Arguments<'_>) {
+        self.limit.log(target, Level::Info, &self.name, message);
     }
 }
 

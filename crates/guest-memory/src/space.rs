@@ -197,8 +197,8 @@ impl DmaSpace {
         self.revoked.load(Ordering::Acquire)
     }
 
-    /// Returns `true` if an access to this memory stalled in the last minutes ([`Stall`]): no memory of others should be
-    /// held while it is used.
+    /// Returns `true` if an access to this memory stalled in the last minutes ([`Stall`]): no memory of others should
+    /// be held while it is used.
     #[inline]
     pub fn is_slow(&self) -> bool {
         self.stalls.is_slow()

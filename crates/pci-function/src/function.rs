@@ -46,8 +46,8 @@ pub struct Doorbell {
 /// returns in bounded time. Calls may come from several threads.
 ///
 /// A VMM has four duties: it decides by Memory Space Enable of the command register whether the BARs answer, calls
-/// [`Self::run_deferred`] after writes to BARs, calls [`Self::reset`] when the machine is reset, and never calls back
-/// into the function from its [`InterruptSink`]. The crate `pvrdma-pci-slot` does all but the reset.
+/// [`Self::run_deferred`] after each write to a BAR, calls [`Self::reset`] when the machine is reset, and never calls
+/// back into the function from its [`InterruptSink`]. The crate `pvrdma-pci-slot` does all but the reset.
 pub trait PciFunction: Send + Sync {
     /// The base address registers by index.
     fn bars(&self) -> [Option<Bar>; 6];

@@ -96,3 +96,33 @@ fn what_others_can_cause_does_not_fill_the_log() {
 fn the_words_are_those_of_the_field() {
     judge(&words::check(&repository()));
 }
+
+fn read(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)).unwrap()
+}
+
+/// Tests have the checks anyway; what users run has them, too.
+#[test]
+fn release_builds_check_for_overflow() {
+    let manifest: toml::Table = read("Cargo.toml").parse().unwrap();
+    let release = &manifest["profile"]["release"];
+    assert_eq!(release.get("overflow-checks").and_then(toml::Value::as_bool), Some(true));
+}
+
+/// A tool that is newer than the last run checks something else, and a database that cannot be had is said aloud.
+#[test]
+fn ci_checks_advisories_and_names_the_versions_of_its_tools() {
+    let scripts = [".ci/run", ".ci/extended"].map(read);
+    let tools: Vec<_> = scripts
+        .iter()
+        .flat_map(|script| script.lines())
+        .filter_map(|line| line.trim().strip_prefix("cargo_tool "))
+        .collect();
+    assert!(tools.len() >= 6, "{tools:?}");
+    for tool in tools {
+        let version = tool.split(' ').nth(1).unwrap_or_default();
+        let parts: Vec<_> = version.split('.').map(str::parse::<u32>).collect();
+        assert!(parts.len() == 3 && parts.iter().all(Result::is_ok), "cargo_tool {tool}: which version?");
+    }
+    assert!(scripts[0].contains("\n.ci/advisories\n") && read("deny.toml").contains("\n[advisories]\n"));
+}

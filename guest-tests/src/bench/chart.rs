@@ -9,8 +9,8 @@ use super::figure::{Distribution, Figure};
 use super::sweep::Sweep;
 
 const ROW: u32 = 34;
-const WIDTH: u32 = 900;
-const LABELS: i32 = 420;
+const WIDTH: u32 = 1000;
+const LABELS: i32 = 520;
 
 /// Draws how many times better than its base line each figure is, as bars on a logarithmic scale.
 pub(super) fn draw(figures: &[Figure], path: &Path) -> Result<()> {
@@ -19,8 +19,26 @@ pub(super) fn draw(figures: &[Figure], path: &Path) -> Result<()> {
 
 /// The same as the text of an SVG.
 pub(super) fn bars(figures: &[Figure]) -> Result<String> {
+    let bar = |figure: &Figure| Bar {
+        title: figure.title.clone(),
+        value: format!("{:.2} {} ({:.2}x)", figure.value, figure.unit, figure.ratio),
+        ratio: figure.ratio,
+    };
+    draw_bars(&figures.iter().map(bar).collect::<Vec<_>>())
+}
+
+/// A bar of the chart, with the words before and behind it.
+#[derive(Debug)]
+pub(super) struct Bar {
+    pub(super) title: String,
+    pub(super) value: String,
+    pub(super) ratio: f64,
+}
+
+/// Bars as the text of an SVG.
+pub(super) fn draw_bars(bars: &[Bar]) -> Result<String> {
     let mut text = String::new();
-    paint(figures, &mut text).map_err(|error| anyhow!("cannot draw: {error}"))?;
+    paint(bars, &mut text).map_err(|error| anyhow!("cannot draw: {error}"))?;
     Ok(text)
 }
 
@@ -83,30 +101,31 @@ fn draw_lines(curves: &[Curve], (x, y): (&str, &str), text: &mut String) -> Resu
     Ok(())
 }
 
-fn paint(figures: &[Figure], text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
-    let rows = u32::try_from(figures.len())?;
+fn paint(bars: &[Bar], text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+    let rows = u32::try_from(bars.len())?;
     let height = ROW * (rows + 2);
     let root = SVGBackend::with_string(text, (WIDTH, height)).into_drawing_area();
     root.fill(&WHITE)?;
-    let best = figures.iter().map(|figure| figure.ratio).fold(10.0, f64::max);
+    let best = bars.iter().map(|bar| bar.ratio).fold(10.0, f64::max);
     let decades = best.log10() + 1.0;
     // One decade below "equal" is the left edge.
     let x = |ratio: f64| {
         let share = (ratio.max(0.1).log10() + 1.0) / (decades + 0.6);
-        #[expect(clippy::cast_possible_truncation, reason = "pixels of a picture of 900")]
+        #[expect(clippy::cast_possible_truncation, reason = "pixels of a picture of 1000")]
         let pixel = (share * f64::from(WIDTH.cast_signed() - LABELS)) as i32;
         LABELS + pixel
     };
     let font = ("sans-serif", 14).into_font();
     root.draw_text("times better than the base line (logarithmic; the line is 1)", &font.color(&BLACK), (10, 8))?;
-    for (row, figure) in (1_i32..).zip(figures) {
+    for (row, bar) in (1_i32..).zip(bars) {
         let top = row * ROW.cast_signed();
-        let colour = if figure.ratio >= 1.0 { RGBColor(46, 125, 50) } else { RGBColor(239, 108, 0) };
-        let bar = [(LABELS, top), (x(figure.ratio), top + 18)];
-        root.draw(&Rectangle::new(bar, colour.filled()))?;
-        root.draw_text(&figure.title, &font.color(&BLACK), (10, top + 2))?;
-        let value = format!("{:.2} {} ({:.2}x)", figure.value, figure.unit, figure.ratio);
-        root.draw_text(&value, &font.color(&BLACK), (x(figure.ratio) + 6, top + 2))?;
+        let colour = if bar.ratio >= 1.0 { RGBColor(46, 125, 50) } else { RGBColor(239, 108, 0) };
+        let corners = [(LABELS, top), (x(bar.ratio), top + 18)];
+        root.draw(&Rectangle::new(corners, colour.filled()))?;
+        root.draw_text(&bar.title, &font.color(&BLACK), (10, top + 2))?;
+        // Behind the line where a short bar ends before it, so that no figure is struck through.
+        let at = x(bar.ratio).max(x(1.0)) + 6;
+        root.draw_text(&bar.value, &font.color(&BLACK), (at, top + 2))?;
     }
     let bottom = height.cast_signed() - ROW.cast_signed() / 2;
     root.draw(&PathElement::new([(x(1.0), 26), (x(1.0), bottom)], BLACK))?;

@@ -3,7 +3,8 @@
 //! Each part returns [`Figure`](figure::Figure)s and is called from [`run`]: [`in_process`] measures the device without
 //! a virtual machine, [`daemon`] what looking at a daemon costs, [`wire`] between two processes of this host or of a
 //! guest, [`vm`] and [`network_card`] between guests, [`kvm`] between guests under KVM, [`host_adapter`] on the adapter
-//! of a host. [`paired`] compares two builds of this program by these figures.
+//! of a host. [`paired`] compares two builds of this program by these figures. [`published`] draws the chart of the
+//! documents.
 
 mod chart;
 mod daemon;
@@ -15,6 +16,7 @@ mod in_process;
 mod kvm;
 mod network_card;
 mod paired;
+pub(crate) mod published;
 mod report;
 mod sweep;
 mod trend;

@@ -151,6 +151,16 @@ fn domain(prepared: &Prepared, image: &GuestImage, name: &str, console: &Path) -
     ))
 }
 
+/// The domains warn, and have the device once.
+const WARNED: &str = r"
+for vm in vm0 vm1; do
+    virsh dumpxml --inactive $vm > $vm.after.xml
+    grep -q 'do not migrate' $vm.after.xml
+    test $(grep -c vfio-user-pci $vm.after.xml) = 2
+    test $(grep -c '<memoryBacking>' $vm.after.xml) = 1
+done
+";
+
 /// What is printed when both VMs run.
 const DONE: &str = "both are started";
 
@@ -164,7 +174,8 @@ fn start(image: &GuestImage, root: &HostRoot, directory: &Path) -> Result<Arc<Mu
     root.enter_in(&bin, "usr/bin/virsh")?;
     fs::write(directory.join("qemu.conf"), SETTINGS).context("cannot write libvirt's settings")?;
     let words: Vec<PathBuf> = vec![root.path(""), directory.to_owned(), image.directory().to_owned()];
-    let script = format!("{PLACE}\n{lines}\necho '{DONE}'\nwait\n");
+    // The second time they change nothing, and the warning is still there.
+    let script = format!("{PLACE}\n{lines}\n{lines}\n{WARNED}\necho '{DONE}'\nwait\n");
     let log = File::create(directory.join("log")).context("cannot create a log")?;
     let errors = log.try_clone().context("cannot share a log")?;
     let path = format!("{}:{}:/usr/sbin:/sbin", bin.display(), std::env::var("PATH").unwrap_or_default());

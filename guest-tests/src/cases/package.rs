@@ -77,17 +77,16 @@ fn packaging() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../pvrdmad/packaging")
 }
 
-/// Builds the package of the program beside this one, into `folder`.
+/// Builds the package as the document says, into `folder`: another profile would be another program.
 fn build(folder: &Path, options: &[&str]) -> Result<PathBuf> {
     let quiet = |command: &mut Command| command.stdin(Stdio::null()).output();
     if !quiet(Command::new("cargo").args(["deb", "--version"])).is_ok_and(|output| output.status.success()) {
-        return Err(skip("needs cargo-deb: cargo install --locked cargo-deb"));
+        return Err(skip("needs cargo-deb: cargo install --locked cargo-deb@3.8.0"));
     }
     let own = std::env::current_exe().context("cannot find this program")?;
     let programs = own.parent().context("this program is nowhere")?;
-    let profile = if programs.ends_with("debug") { "dev" } else { "release" };
     let mut command = Command::new(packaging().join("build"));
-    command.arg(folder.join("")).args(options).env("PROFILE", profile);
+    command.arg(folder.join("")).args(options).env_remove("PROFILE");
     command.env("CARGO_TARGET_DIR", programs.parent().context("this program lies in no target directory")?);
     made_in(folder, &mut command)
 }
@@ -141,8 +140,11 @@ fn life(vm: &Vm, [name, newer]: &[String; 2]) -> Result<String> {
     is(vm, "systemctl is-active pvrdmad", "inactive")?;
     is(vm, "pgrep -u pvrdmad; find /run/pvrdmad -mindepth 1", "")?;
 
-    // Removing it stops what runs.
+    // Removing it stops what runs, and leaves what it did not make.
+    let drop_in = "/etc/systemd/system/pvrdmad.service.d";
+    vm.run(&format!("mkdir {drop_in} && echo '# mine' > {drop_in}/mine.conf"))?;
     vm.run("systemctl start pvrdmad && apt-get purge -y -q pvrdmad")?;
+    is(vm, &format!("cat {drop_in}/mine.conf && rm -r {drop_in}"), "# mine")?;
     is(vm, "pgrep -x pvrdmad", "")?;
     is(vm, "systemctl list-unit-files --no-legend 'pvrdmad*'", "")?;
     vm.run(&format!("{SNAPSHOT} > /tmp/after"))?;

@@ -22,8 +22,16 @@ pub(super) fn commands(script: &str) -> Vec<Vec<String>> {
     let mut lexer = Lexer { rest: script, commands: vec![Vec::new()], word: None };
     while lexer.step() {}
     lexer.end_command();
+    lexer.commands.iter_mut().for_each(remove_redirections);
     lexer.commands.retain(|words| !words.is_empty());
     lexer.commands
+}
+
+/// Takes out where the output of a command goes, and where its input comes from.
+fn remove_redirections(words: &mut Vec<String>) {
+    while let Some(at) = words.iter().position(|word| matches!(word.as_str(), ">" | ">>" | "<")) {
+        words.drain(at..words.len().min(at + 2));
+    }
 }
 
 struct Lexer<'a> {

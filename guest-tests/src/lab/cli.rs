@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 /// Runs a command in virtual machines that have RDMA with each other: no adapter, no kernel module on this machine, no
 /// root.
 #[derive(Debug, Parser)]
-#[command(name = "pvrdma-lab", version, after_long_help = STATUSES)]
+#[command(name = "pvrdma-lab", version = pvrdmad::VERSION, after_long_help = STATUSES)]
 pub(crate) struct LabCli {
     /// What to do.
     #[command(subcommand)]

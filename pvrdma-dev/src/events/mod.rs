@@ -160,7 +160,10 @@ impl<E: Entry> EventRing<E> {
             Err(QueueError::Memory(_)) => Some(false),
             Err(error @ QueueError::BadIndex(_)) => {
                 if let Some(log) = &self.log {
-                    log.warn(format_args!("{} ring stops until the device is reset: {error}", self.name));
+                    log.warn(
+                        module_path!(),
+                        format_args!("{} ring stops until the device is reset: {error}", self.name),
+                    );
                 }
                 self.shut();
                 None
@@ -298,8 +301,8 @@ impl EventHub {
     }
 
     /// Logs what a guest can cause as often as it likes.
-    pub(crate) fn warn(&self, message: fmt::Arguments<'_>) {
-        self.log.warn(message);
+    pub(crate) fn warn(&self, target: &'static str, message: fmt::Arguments<'_>) {
+        self.log.warn(target, message);
     }
 
     /// Takes the rings of a handshake; those of an earlier one are shut.

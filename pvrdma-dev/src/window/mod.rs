@@ -199,7 +199,7 @@ impl WindowWatcher {
     /// The system does not let a page trap again.
     fn stays_memory(&self, page: u32, error: &io::Error) {
         self.counts.doorbells_unmap_refused.increment();
-        self.log.warn(format_args!("doorbell page {page} cannot be made to trap: {error}"));
+        self.log.warn(module_path!(), format_args!("doorbell page {page} cannot be made to trap: {error}"));
     }
 
     fn signal(&self, change: impl FnOnce(&mut Signal)) {
@@ -242,7 +242,7 @@ impl WindowWatcher {
                 }
                 Err(error) => {
                     self.counts.doorbells_map_refused.increment();
-                    self.log.warn(format_args!("doorbell page {page} cannot be memory: {error}"));
+                    self.log.warn(module_path!(), format_args!("doorbell page {page} cannot be memory: {error}"));
                     if let Some(heat) = self.page(page) {
                         heat.refused(self.now());
                     }

@@ -72,13 +72,13 @@ impl Streams {
         let stopped = Arc::<AtomicBool>::default();
         let stopping = Arc::clone(&stopped);
         let thread = threads::spawn(ThreadKind::Capture, "capture", move || {
-            LOG.log(Level::Info, &device, format_args!("a capture begins"));
+            LOG.log(module_path!(), Level::Info, &device, format_args!("a capture begins"));
             let result = run(&Patient { stream: &stream, stopping: &stopping }, &device, snaplen, &capture);
             // The server still holds the stream; the other side waits for its end.
             let closed = stream.shutdown(Shutdown::Both);
             match result.and(closed) {
-                Ok(()) => LOG.log(Level::Info, &device, format_args!("a capture ends")),
-                Err(error) => LOG.log(Level::Info, &device, format_args!("a capture ends: {error}")),
+                Ok(()) => LOG.log(module_path!(), Level::Info, &device, format_args!("a capture ends")),
+                Err(error) => LOG.log(module_path!(), Level::Info, &device, format_args!("a capture ends: {error}")),
             }
         })?;
         self.0.push(Running { device: watched, stream: other, stopping: stopped, thread: Some(thread) });

@@ -5,7 +5,7 @@ use std::fs;
 use pvrdma_dev::DeviceConfig;
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_rxe::{Congestion, PortRules, ShareConfig};
-use pvrdma_verbs::{GidType, Peers, Random, Rules};
+use pvrdma_verbs::{AddressRule, GidType, OtherAddresses, Peers, Random, Rules};
 use serde::{Deserialize, Serialize};
 
 use super::access::access;
@@ -110,13 +110,19 @@ impl DeviceSpec {
             }
             (None, None) if self.has_rules() && self.nic_socket.is_none() => {
                 return Err(
-                    "pcp, forged-transmits, congestion, negotiate and multipath are about the uplink (uplink=LINK)"
+                    "pcp, forged-transmits, source-guard, ra-guard, dhcp-guard, congestion, negotiate and multipath are \
+                     about the uplink (uplink=LINK)"
                         .to_owned(),
                 );
             }
             _ => {}
         }
-        let (rules, share) = (self.rules(congestion), self.share()?);
+        let listed = config.rules.addresses.others == OtherAddresses::Refuse;
+        if self.source_guard == Some(Switch::On) && !listed {
+            return Err("source-guard needs a list of all addresses (address=ADDRESS, without own or any)".to_owned());
+        }
+        let addresses = config.rules.addresses.clone();
+        let (rules, share) = (self.rules(congestion, addresses, uplink.is_none()), self.share()?);
         let memory = self.memory_rules();
         Ok(Device {
             config,
@@ -141,8 +147,15 @@ impl DeviceSpec {
     }
 
     /// What the device may do on its network.
-    fn rules(&self, congestion: Congestion) -> PortRules {
+    fn rules(&self, congestion: Congestion, addresses: AddressRule, alone: bool) -> PortRules {
+        let listed = addresses.others == OtherAddresses::Refuse;
+        let guard = |switch: Option<Switch>| switch.map_or(listed, |switch| switch == Switch::On);
         PortRules {
+            addresses: Some(addresses),
+            source_guard: guard(self.source_guard),
+            ra_guard: guard(self.ra_guard),
+            dhcp_guard: guard(self.dhcp_guard),
+            alone,
             priority_tags: self.pcp == Some(Pcp::Always),
             forged: self.forged.unwrap_or_default(),
             congestion: (self.congestion != Some(Switch::Off)).then_some(congestion),
@@ -155,6 +168,9 @@ impl DeviceSpec {
     const fn has_rules(&self) -> bool {
         self.pcp.is_some()
             || self.forged.is_some()
+            || self.source_guard.is_some()
+            || self.ra_guard.is_some()
+            || self.dhcp_guard.is_some()
             || self.congestion.is_some()
             || self.negotiate.is_some()
             || self.multipath.is_some()

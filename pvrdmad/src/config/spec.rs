@@ -258,12 +258,29 @@ keys! {
         /// Addresses that the guest may bind; repeatable.
         ///
         /// A list in the file. `own`: the link-local address of the MAC, addresses given beside it, and others that no
-        /// device of the network had in the last minute, and no host beyond the uplink. `any`: the same whatever hosts
-        /// beyond the uplink have. IP addresses alone: these and the link-local one. No other device gets an address
+        /// device of the network had in the last minute, and no host beyond the uplink answers for. `any`: the same
+        /// whatever hosts beyond the uplink have. IP addresses alone: these and the link-local one. No other device gets an address
         /// that is listed, nor a link-local one of another device's MAC.
         ["address", "own|any|ADDRESS", "own"]
         #[serde(default)]
         addresses: Vec<AddressWord>,
+        /// Hold IP packets of the card to the listed addresses.
+        ///
+        /// Their source is an address of `address`, the link-local one of the MAC, or none. Only where `address` lists
+        /// all addresses; there it is on.
+        ["source-guard", "on|off", ""]
+        source_guard: Option<Switch>,
+        /// Drop router advertisements of the card.
+        ///
+        /// On where `address` lists all addresses, otherwise off.
+        ["ra-guard", "on|off", ""]
+        ra_guard: Option<Switch>,
+        /// Drop what the card sends as a DHCP server.
+        ///
+        /// From UDP port 67 (IPv4) or 547 (IPv6), as relays do too. On where `address` lists all addresses, otherwise
+        /// off.
+        ["dhcp-guard", "on|off", ""]
+        dhcp_guard: Option<Switch>,
         /// With whom the device may talk; repeatable.
         ///
         /// As the key of the network; both must allow a peer.

@@ -2,6 +2,7 @@ use std::path::{Path, PathBuf};
 
 use pvrdma_dev::Limits;
 use pvrdma_rxe::{Congestion, ForgedTransmits, PortRules, VlanMode};
+use pvrdma_verbs::AddressRule;
 
 use super::backend::IbverbsSpec;
 use super::congestion::CongestionSpec;
@@ -352,13 +353,17 @@ fn mistakes_in_the_file() {
     assert!(error.to_string().contains("/nonexistent.toml"));
 }
 
+/// What the first device may do on its network.
+fn rules(config: &Config) -> PortRules {
+    config.networks[0].devices[0].rules.clone()
+}
+
 #[test]
 fn rules_of_the_network() {
     let file = |text: &str| -> Result<Config, ConfigError> {
         let device = "[[device]]\nname = \"a\"\nsocket = \"/a\"\nmac = \"52:54:00:00:00:01\"\nuplink = \"unix:/n\"\n";
         Config::merge(toml::from_str(&format!("{text}\n{device}")).unwrap(), args(&[]))
     };
-    let rules = |config: &Config| config.networks[0].devices[0].rules.clone();
     let plain = rules(&file("").unwrap());
     assert_eq!(
         plain,
@@ -392,9 +397,31 @@ fn rules_of_the_network() {
     assert!(toml::from_str::<ConfigSpec>("[congestion]\nspeed = 1").is_err());
     let device = "name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=42,pcp=always,forged-transmits=mac,congestion=off,negotiate=off,multipath=off";
     let config = Config::merge(ConfigSpec::default(), args(&[device])).unwrap();
-    let expected = PortRules { priority_tags: true, forged: ForgedTransmits::Mac, ..PortRules::default() };
+    let addresses = Some(AddressRule::default());
+    let expected = PortRules { priority_tags: true, forged: ForgedTransmits::Mac, addresses, ..PortRules::default() };
     assert_eq!(rules(&config), expected);
     assert_eq!(config.networks[0].vlan, VlanMode::Access(42));
+}
+
+/// Where all addresses are listed the card is held to them, unless a key says otherwise.
+#[test]
+fn guards_are_on_where_addresses_are_listed() {
+    let guards = |more: &str| {
+        let device = format!("name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n{more}");
+        let config = Config::merge(ConfigSpec::default(), args(&[&device])).map_err(|error| error.to_string())?;
+        let PortRules { source_guard, ra_guard, dhcp_guard, alone, .. } = rules(&config);
+        assert!(!alone, "hosts are beyond the uplink");
+        Ok::<_, String>([source_guard, ra_guard, dhcp_guard])
+    };
+    assert_eq!(guards(""), Ok([false; 3]));
+    assert_eq!(guards(",address=10.0.0.5,address=own"), Ok([false; 3]));
+    assert_eq!(guards(",address=10.0.0.5"), Ok([true; 3]));
+    assert_eq!(guards(",address=10.0.0.5,ra-guard=off"), Ok([true, false, true]));
+    assert_eq!(guards(",address=10.0.0.5,dhcp-guard=off,source-guard=off"), Ok([false, true, false]));
+    assert_eq!(guards(",ra-guard=on,dhcp-guard=on"), Ok([false, true, true]));
+    assert!(guards(",source-guard=on").unwrap_err().contains("list of all addresses"));
+    let alone = "name=a,socket=/a,nic-socket=/n,mac=52:54:00:00:00:01";
+    assert!(rules(&Config::merge(ConfigSpec::default(), args(&[alone])).unwrap()).alone);
 }
 
 /// What a supervisor sends to its workers comes back as it was.

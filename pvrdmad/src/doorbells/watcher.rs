@@ -108,7 +108,11 @@ impl DoorbellWatcher for Watch {
     fn renew(&self, page: u32) {
         if let Err(error) = self.pages.take_away(page) {
             self.counts.doorbell_arms_failed.increment();
-            self.log.error(&self.name, format_args!("doorbell page {page} keeps what is in it: {error}"));
+            self.log.error(
+                module_path!(),
+                &self.name,
+                format_args!("doorbell page {page} keeps what is in it: {error}"),
+            );
             // It counts as touched: its process is not heard.
             self.wake();
         }

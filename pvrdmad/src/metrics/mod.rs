@@ -1,36 +1,39 @@
 //! Metrics over HTTP, for Prometheus and its like: `GET /metrics`, on a Unix socket or a TCP port.
 //!
-//! Whoever reaches the place is answered, so all of it is bounded: connections, their time, what is read of them, and
-//! how often the networks are asked. What is sent stands ready before the first byte leaves: who reads slowly holds
-//! nothing but his connection.
+//! Everybody who reaches the place is answered, so all of it is bounded: connections, their time, the bytes read from
+//! them, and how often the networks are asked. One thread serves all connections and waits for none of them; another
+//! one asks the networks. In a full [`Table`] a connection of the source with the most connections gives way, and a
+//! connection without a request never takes the room of one that has asked.
 
+mod connection;
 mod request;
+mod table;
 
-use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io;
+use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use log::{debug, error};
-use parking_lot::Mutex;
-use pvrdma_verbs::LogLimit;
+use log::error;
 use pvrdma_verbs::threads::{self, ThreadKind};
-use rustix::event::{EventfdFlags, PollFlags};
+use pvrdma_verbs::{LogLimit, Random};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 
-use self::request::{MAX_HEAD, Verdict, judge, response_head};
+use self::connection::{Connection, Stage, Stream, Text};
+use self::table::Table;
 use crate::config::{MetricsAddress, MetricsSpec};
 use crate::socket::SocketFile;
-use crate::stop::wait;
 
 /// In front of lines of the log.
 const SUBJECT: &str = "metrics";
 
-/// Connections at a time. More are closed at once.
-const MAX_CONNECTIONS: usize = 8;
+/// Connections that are accepted at a time, so that those that are there go on.
+const ACCEPT_BATCH: usize = 64;
 
 /// How long a connection may last.
 const CONNECTION_TIME: Duration = Duration::from_secs(10);
@@ -38,8 +41,8 @@ const CONNECTION_TIME: Duration = Duration::from_secs(10);
 /// The same text is given to all who ask within this.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// What the text is.
-const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Pause when the system refuses to accept or to wait.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// What makes the text.
 pub(crate) type Source = Box<dyn Fn() -> Result<String, String> + Send + Sync>;
@@ -51,13 +54,6 @@ pub(crate) enum Place {
     Unix(SocketFile),
     /// A TCP port.
     Tcp(TcpListener),
-}
-
-/// A connection.
-#[derive(Debug)]
-enum Stream {
-    Unix(UnixStream),
-    Tcp(TcpStream),
 }
 
 impl Place {
@@ -82,6 +78,13 @@ impl Place {
         }
     }
 
+    fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Self::Unix(socket) => socket.listener().set_nonblocking(true),
+            Self::Tcp(listener) => listener.set_nonblocking(true),
+        }
+    }
+
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Unix(socket) => socket.listener().as_fd(),
@@ -90,41 +93,11 @@ impl Place {
     }
 }
 
-impl Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Unix(stream) => stream.as_fd(),
-            Self::Tcp(stream) => stream.as_fd(),
-        }
-    }
-
-    fn set_nonblocking(&self) -> io::Result<()> {
-        match self {
-            Self::Unix(stream) => stream.set_nonblocking(true),
-            Self::Tcp(stream) => stream.set_nonblocking(true),
-        }
-    }
-
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Unix(stream) => stream.read(bytes),
-            Self::Tcp(stream) => stream.read(bytes),
-        }
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Unix(stream) => stream.write(bytes),
-            Self::Tcp(stream) => stream.write(bytes),
-        }
-    }
-}
-
 /// Answers until dropped.
 #[derive(Debug)]
 pub(crate) struct MetricsServer {
     stop: OwnedFd,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl MetricsServer {
@@ -133,133 +106,159 @@ impl MetricsServer {
     /// # Errors
     /// The system has no room for another thread.
     pub(crate) fn start(place: Place, source: Source) -> io::Result<Self> {
-        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let server = Server { stop: stop.try_clone()?, log: LogLimit::new(), source, last: Mutex::new(None) };
-        let server = Arc::new(server);
-        let thread = threads::spawn(ThreadKind::Supervisor, "metrics", move || accept(&place, &server))?;
-        Ok(Self { stop, thread: Some(thread) })
+        place.set_nonblocking()?;
+        let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let (stop, gathered) = (event()?, Arc::new(event()?));
+        let ((ask, asked), (tell, told)) = (sync_channel(1), channel());
+        let server = Server {
+            stop: stop.try_clone()?,
+            place,
+            table: Table::new(Random::System),
+            gathered: Arc::clone(&gathered),
+            ask,
+            told,
+            is_gathering: false,
+            last: None,
+            log: LogLimit::new(),
+        };
+        let gather = move || gather(&source, &asked, &tell, &gathered);
+        let gatherer = threads::spawn(ThreadKind::Supervisor, "metrics source", gather)?;
+        let server = threads::spawn(ThreadKind::Supervisor, "metrics", move || server.run())?;
+        // The gatherer ends when the server is gone.
+        Ok(Self { stop, threads: vec![server, gatherer] })
     }
 }
 
 impl Drop for MetricsServer {
     fn drop(&mut self) {
-        if rustix::io::write(&self.stop, &1u64.to_ne_bytes()).is_ok()
-            && let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            // Log: the last of this thread.
-            error!("the thread of metrics panicked");
+        if rustix::io::write(&self.stop, &1u64.to_ne_bytes()).is_err() {
+            return;
+        }
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                // Log: the last of this thread.
+                error!("a thread of metrics panicked");
+            }
         }
     }
 }
 
-/// What the threads share.
+/// Asks the networks as often as it is asked for that, until there is no server any more.
+fn gather(source: &Source, asked: &Receiver<()>, tell: &Sender<(Instant, Text)>, gathered: &OwnedFd) {
+    while asked.recv().is_ok() {
+        let text = source().map(Arc::from);
+        if tell.send((Instant::now(), text)).is_err() || rustix::io::write(gathered, &1u64.to_ne_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+/// The thread that has all connections.
 struct Server {
     stop: OwnedFd,
+    place: Place,
+    table: Table,
+    /// Readable when the text has come.
+    gathered: Arc<OwnedFd>,
+    ask: SyncSender<()>,
+    told: Receiver<(Instant, Text)>,
+    is_gathering: bool,
+    /// The text that came last, and when it was complete.
+    last: Option<(Instant, Arc<str>)>,
     log: LogLimit,
-    source: Source,
-    /// What was said last, and when that was complete.
-    last: Mutex<Option<(Instant, Arc<str>)>>,
-}
-
-/// Has a thread for each connection, until it is time to stop.
-fn accept(place: &Place, server: &Arc<Server>) {
-    let mut connections: Vec<JoinHandle<()>> = Vec::new();
-    while wait(&server.stop, place.as_fd(), PollFlags::IN, None) {
-        connections.retain(|connection| !connection.is_finished());
-        match place.accept() {
-            Ok(_) if connections.len() >= MAX_CONNECTIONS => debug!("too many connections for metrics"),
-            Ok(stream) => {
-                let shared = Arc::clone(server);
-                let thread = threads::spawn(ThreadKind::Supervisor, "metrics client", move || {
-                    if let Err(error) = shared.serve(stream) {
-                        debug!("metrics: {error}");
-                    }
-                });
-                match thread {
-                    Ok(thread) => connections.push(thread),
-                    Err(error) => server.log.error(SUBJECT, format_args!("no thread for a connection: {error}")),
-                }
-            }
-            Err(error) => {
-                server.log.error(SUBJECT, format_args!("cannot accept a connection: {error}"));
-                std::thread::sleep(Duration::from_millis(100));
-            }
-        }
-    }
-    // Their waits end as ours did.
-    for connection in connections {
-        if connection.join().is_err() {
-            // Log: the last of this thread.
-            error!("the thread of a connection for metrics panicked");
-        }
-    }
 }
 
 impl Server {
-    fn serve(&self, mut stream: Stream) -> io::Result<()> {
-        stream.set_nonblocking()?;
-        let deadline = Some(Instant::now() + CONNECTION_TIME);
-        let mut head = Vec::new();
-        let mut chunk = [0; 1024];
-        let verdict = loop {
-            if !wait(&self.stop, stream.as_fd(), PollFlags::IN, deadline) {
-                return Ok(());
-            }
-            let room = MAX_HEAD.saturating_sub(head.len()).min(chunk.len());
-            let count = match stream.read(chunk.get_mut(..room).unwrap_or_default()) {
-                Ok(0) => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-                count => count?,
-            };
-            head.extend_from_slice(chunk.get(..count).unwrap_or_default());
-            if let Some(verdict) = judge(&head) {
-                break verdict;
-            }
-        };
-        let (status, kind, body) = match verdict {
-            Verdict::Refused(status) => (status, "text/plain", Arc::from("")),
-            Verdict::Metrics { .. } => match self.text() {
-                Ok(text) => ("200 OK", KIND, text),
-                Err(problem) => ("503 Service Unavailable", "text/plain", Arc::from(problem + "\n")),
-            },
-        };
-        self.send(&mut stream, response_head(status, kind, body.len()).as_bytes(), deadline)?;
-        if verdict != (Verdict::Metrics { body: false }) {
-            self.send(&mut stream, body.as_bytes(), deadline)?;
+    fn run(mut self) {
+        while self.wait() {
+            let now = Instant::now();
+            self.table.expire(now);
+            self.accept(now);
+            self.hear();
+            self.table.each(Connection::step);
+            self.answer(now);
         }
-        Ok(())
     }
 
-    /// The metrics as they are, or were a moment ago. Who comes while they are gathered gets the same.
-    fn text(&self) -> Result<Arc<str>, String> {
-        let asked = Instant::now();
-        let mut last = self.last.lock();
-        if let Some((gathered, text)) = &*last
-            && is_fresh(*gathered, asked)
-        {
-            return Ok(Arc::clone(text));
+    /// Waits for something to happen. Returns `false` if it is time to stop.
+    fn wait(&mut self) -> bool {
+        let now = Instant::now();
+        let timeout = self.table.deadline().map(|until| until.saturating_duration_since(now));
+        // Rounded up: nothing is due a moment early.
+        let timeout = timeout.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
+        let mut fds = vec![
+            PollFd::new(&self.stop, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.place.as_fd(), PollFlags::IN),
+            PollFd::new(&*self.gathered, PollFlags::IN),
+        ];
+        fds.extend(
+            self.table.iter().map(|connection| PollFd::from_borrowed_fd(connection.as_fd(), connection.flags())),
+        );
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => {
+                self.log.error(module_path!(), SUBJECT, format_args!("cannot wait for connections: {errno}"));
+                std::thread::sleep(PAUSE);
+            }
         }
-        let text: Arc<str> = (self.source)()?.into();
-        *last = Some((Instant::now(), Arc::clone(&text)));
-        Ok(text)
+        let mut fds = fds.iter().map(|fd| !fd.revents().is_empty());
+        let stops = fds.next().unwrap_or(true);
+        let happened: Vec<bool> = fds.skip(2).collect();
+        self.table.iter_mut().zip(happened).for_each(|(connection, happened)| connection.ready |= happened);
+        !stops
     }
 
-    fn send(&self, stream: &mut Stream, mut bytes: &[u8], deadline: Option<Instant>) -> io::Result<()> {
-        while !bytes.is_empty() {
-            if !wait(&self.stop, stream.as_fd(), PollFlags::OUT, deadline) {
-                return Ok(());
-            }
-            match stream.write(bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                count => bytes = bytes.get(count?..).unwrap_or_default(),
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..ACCEPT_BATCH {
+            match self.place.accept().and_then(|stream| Connection::new(stream, now + CONNECTION_TIME)) {
+                Ok(connection) => self.table.push(connection),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    self.log.error(module_path!(), SUBJECT, format_args!("cannot accept a connection: {error}"));
+                    std::thread::sleep(PAUSE);
+                    break;
+                }
             }
         }
-        Ok(())
+    }
+
+    /// Takes the text that was gathered and gives it to all that wait for it.
+    fn hear(&mut self) {
+        // It counts, and is empty if nothing has come.
+        let _ = rustix::io::read(&self.gathered, &mut [0; 8]);
+        match self.told.try_recv() {
+            Ok((when, text)) => {
+                self.is_gathering = false;
+                self.last = text.as_ref().ok().map(|text| (when, Arc::clone(text)));
+                self.table.each(|connection| connection.answer(&text));
+            }
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => self.is_gathering = false,
+        }
+    }
+
+    /// Has the text gathered, or gives the last one, if one is wanted.
+    fn answer(&mut self, now: Instant) {
+        self.table.give_way();
+        if !self.table.iter().any(|connection| matches!(connection.stage, Stage::Asked { .. })) {
+            return;
+        }
+        match &self.last {
+            Some((gathered, text)) if is_fresh(*gathered, now) => {
+                let text = Ok(Arc::clone(text));
+                self.table.each(|connection| connection.answer(&text));
+            }
+            _ if self.is_gathering => {}
+            _ if self.ask.try_send(()).is_ok() => self.is_gathering = true,
+            _ => {
+                let text = Err("the thread that asks the networks has ended".to_owned());
+                self.table.each(|connection| connection.answer(&text));
+            }
+        }
     }
 }
 
-/// Returns `true` if what was complete then is told to whom asked at `asked`: he waited, or came right behind it.
+/// Returns `true` if the text that was complete then is told to who asks at `asked`.
 fn is_fresh(gathered: Instant, asked: Instant) -> bool {
     asked.saturating_duration_since(gathered) < FRESH
 }

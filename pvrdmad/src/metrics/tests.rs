@@ -1,5 +1,10 @@
 use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::Barrier;
 
+use super::request::MAX_HEAD;
+use super::table::{MAX_ASKED, MAX_READING};
 use super::*;
 
 /// A server of this text at a Unix socket.
@@ -51,7 +56,7 @@ fn a_tcp_port() {
 
 /// The attack: more bytes than a request has, without an end.
 #[test]
-fn sec_m1_a_request_without_an_end_is_refused() {
+fn a_request_without_an_end_is_refused() {
     let (_server, folder) = served(|| Ok(String::new()));
     let endless = format!("GET /metrics HTTP/1.1\r\nA: {}", "a".repeat(MAX_HEAD));
     let mut stream = connect(&folder);
@@ -62,25 +67,82 @@ fn sec_m1_a_request_without_an_end_is_refused() {
     assert_eq!(&text, b"HTTP/1.1 431");
 }
 
-/// The attack: as many connections as there may be, and one more, which say nothing.
+/// The attack: any number of connections that say nothing, or half of something, from the user who asks as well.
 #[test]
-fn sec_m2_more_connections_than_there_may_be_are_closed() {
-    let (server, folder) = served(|| Ok(String::new()));
-    let held: Vec<_> = (0..MAX_CONNECTIONS).map(|_| connect(&folder)).collect();
-    assert_eq!(connect(&folder).read(&mut [0]).unwrap(), 0, "one too many");
-    // Those that there may be end with the server, which does not wait for them.
-    drop(server);
-    for mut stream in held {
-        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+fn connections_without_a_request_keep_no_scrape_out() {
+    let (server, folder) = served(|| Ok("# EOF\n".to_owned()));
+    let mut held = Vec::new();
+    for number in 0..100 {
+        let mut stream = connect(&folder);
+        // It may be closed already.
+        let _ = stream.write_all(&GET.as_bytes()[..number % GET.len()]);
+        held.push(stream);
+        if number % 10 == 9 {
+            assert!(ask(connect(&folder), GET).ends_with("# EOF\n"), "{number}");
+        }
     }
+    // There is a bound to those that stay: closed ones say so, and the others end with the server.
+    let mut open = 0;
+    for stream in &mut held {
+        stream.set_nonblocking(true).unwrap();
+        open += usize::from(stream.read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));
+    }
+    assert!((1..=MAX_READING).contains(&open), "{open}");
+    drop(server);
+    for stream in &mut held {
+        stream.set_nonblocking(false).unwrap();
+        assert!(!matches!(stream.read(&mut [0]), Ok(1..)));
+    }
+}
+
+/// The attack: connections that ask and take nothing. The text is longer than what the kernel keeps for them.
+#[test]
+fn connections_that_do_not_read_keep_no_scrape_out() {
+    let text = "a".repeat(4 << 20);
+    let told = text.clone();
+    let (_server, folder) = served(move || Ok(told.clone()));
+    let mut held = Vec::new();
+    for _ in 0..2 * MAX_ASKED {
+        let mut stream = connect(&folder);
+        stream.write_all(GET.as_bytes()).unwrap();
+        // The head: it is being told. It may have given way before.
+        let _ = stream.read_exact(&mut [0; 12]);
+        held.push(stream);
+    }
+    // They are of the same user, so it may have to give way itself, and asks again as a scraper does.
+    let scraped = |_: &i32| {
+        let (mut stream, mut got) = (connect(&folder), String::new());
+        stream.write_all(GET.as_bytes()).is_ok() && stream.read_to_string(&mut got).is_ok() && got.ends_with(&text)
+    };
+    assert!((0..100).any(|attempt| scraped(&attempt)));
+}
+
+/// Networks that do not answer hold up nothing but who asked for them.
+#[test]
+fn while_the_text_is_gathered_others_are_answered() {
+    let barrier = Arc::new(Barrier::new(2));
+    let gathers = Arc::clone(&barrier);
+    let (_server, folder) = served(move || {
+        gathers.wait();
+        gathers.wait();
+        Ok("# EOF\n".to_owned())
+    });
+    let mut waiting = connect(&folder);
+    waiting.write_all(GET.as_bytes()).unwrap();
+    barrier.wait();
+    assert!(ask(connect(&folder), "GET /x HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+    barrier.wait();
+    let mut text = String::new();
+    waiting.read_to_string(&mut text).unwrap();
+    assert!(text.ends_with("# EOF\n"));
 }
 
 /// The attack: many ask at once, or one again and again. The networks are asked ten times a second at most.
 #[test]
-fn sec_m3_who_asks_while_it_is_gathered_gets_the_same() {
+fn who_asks_soon_after_gets_the_same() {
     let gathered = Instant::now();
     let after = |milliseconds| gathered + Duration::from_millis(milliseconds);
-    // Who came first waited.
+    // It was asked before: it waited.
     assert!(is_fresh(gathered, gathered - Duration::from_secs(5)));
     assert_eq!([0, 99, 100, 5000].map(|late| is_fresh(gathered, after(late))), [true, true, false, false]);
 }

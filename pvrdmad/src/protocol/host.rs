@@ -34,6 +34,17 @@ pub enum HostRequest {
         /// Who ended it and what happened before, in words.
         history: String,
     },
+    /// A host beyond the uplink uses an address of a device. There is no reply.
+    AddressConflict {
+        /// Name of the device.
+        device: String,
+        /// Which address.
+        address: IpAddr,
+        /// Its VLAN.
+        vlan: Option<u16>,
+        /// The device keeps it.
+        kept: bool,
+    },
     /// The descriptor of a link anew, because its connection ended or its interface was made again. The reply carries
     /// it.
     Connect {

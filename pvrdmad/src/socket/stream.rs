@@ -7,7 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Pid;
 
 use super::access::SocketAccess;
@@ -51,8 +51,10 @@ impl SocketFile {
     /// # Errors
     /// What it would fail with.
     pub(crate) fn check(path: &Path, access: SocketAccess) -> Result<(), SocketError> {
-        is_stale(path)?;
-        Folder::open(path)?.check_access(access)
+        match look(path)? {
+            Found::Nothing | Found::Stale => Folder::open(path)?.check_access(access),
+            Found::Taken => Err(SocketError::InUse { path: path.to_owned(), pid: None }),
+        }
     }
 
     /// Its path, if the file is not there any more. None if it is not ours.
@@ -71,15 +73,44 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
     if is_stale(path)? { fs::remove_file(path).map_err(failed) } else { Ok(()) }
 }
 
-/// Returns `true` if there is the socket of a process that is gone, and `false` if there is nothing.
-fn is_stale(path: &Path) -> Result<bool, SocketError> {
+/// What is at the path of a socket.
+enum Found {
+    Nothing,
+    /// The socket of a process that is gone.
+    Stale,
+    /// The socket of a process.
+    Taken,
+}
+
+/// Finds out what is at a path without connecting: the server at a device's socket would take that for a client. The
+/// kernel looks for the socket behind the file before it compares the types of both ends, and servers have streams.
+fn look(path: &Path) -> Result<Found, SocketError> {
     let failed = |source: io::Error| SocketError::making(path, source);
     match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
         Err(error) => return Err(failed(error)),
         Ok(_) if !is_socket(path) => return Err(SocketError::NotASocket(path.to_owned())),
         Ok(_) => {}
     }
+    let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.to_owned()))?;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    match probe.and_then(|probe| rustix::net::connect(&probe, &address)) {
+        Ok(()) | Err(Errno::PROTOTYPE) => Ok(Found::Taken),
+        Err(Errno::CONNREFUSED) => Ok(Found::Stale),
+        Err(Errno::NOENT) => Ok(Found::Nothing),
+        Err(Errno::ACCESS | Errno::PERM) => Err(SocketError::Foreign(path.to_owned())),
+        Err(errno) => Err(failed(errno.into())),
+    }
+}
+
+/// Returns `true` if there is the socket of a process that is gone, and `false` if there is nothing.
+fn is_stale(path: &Path) -> Result<bool, SocketError> {
+    match look(path)? {
+        Found::Nothing => return Ok(false),
+        Found::Stale => return Ok(true),
+        Found::Taken => {}
+    }
+    // Only a connection tells whose it is.
     match UnixStream::connect(path) {
         Ok(stream) => match peer(&stream) {
             // Workers that have it from there end with it, which takes a moment.
@@ -90,7 +121,7 @@ fn is_stale(path: &Path) -> Result<bool, SocketError> {
             io::ErrorKind::ConnectionRefused => Ok(true),
             io::ErrorKind::NotFound => Ok(false),
             io::ErrorKind::PermissionDenied => Err(SocketError::Foreign(path.to_owned())),
-            _ => Err(failed(error)),
+            _ => Err(SocketError::making(path, error)),
         },
     }
 }

@@ -58,6 +58,25 @@ fn the_life_of_a_socket_file() {
     assert!(matches!(SocketFile::bind(&nowhere, own()), Err(SocketError::NoDirectory { .. })));
 }
 
+/// A check beside a running daemon: its server would count a connection as a client, and log its end.
+#[test]
+fn to_look_at_a_socket_is_not_to_connect() {
+    let folder = folder();
+    let path = folder.path().join("a.sock");
+    SocketFile::check(&path, own()).unwrap();
+    let socket = SocketFile::bind(&path, own()).unwrap();
+    socket.listener().set_nonblocking(true).unwrap();
+    assert!(matches!(SocketFile::check(&path, own()), Err(SocketError::InUse { .. })));
+    assert_eq!(socket.listener().accept().unwrap_err().kind(), io::ErrorKind::WouldBlock, "a client came");
+    drop(socket);
+    // The file of a process that is gone is none of anybody's.
+    drop(UnixListener::bind(&path).unwrap());
+    SocketFile::check(&path, own()).unwrap();
+    fs::remove_file(&path).unwrap();
+    let _datagrams = UnixDatagram::bind(&path).unwrap();
+    assert!(matches!(SocketFile::check(&path, own()), Err(SocketError::InUse { .. })));
+}
+
 #[test]
 fn datagram_sockets_are_ours_or_refused() {
     let folder = folder();

@@ -109,7 +109,11 @@ impl Services {
         for address in std::mem::take(&mut *self.held.lock()) {
             if let Err(error) = self.take_away(address) {
                 let network = format!("network {}", self.network);
-                self.log.warn(&network, format_args!("the address {address} of a guest cannot be removed: {error}"));
+                self.log.warn(
+                    module_path!(),
+                    &network,
+                    format_args!("the address {address} of a guest cannot be removed: {error}"),
+                );
             }
         }
         let mut clients = self.clients.lock();
@@ -149,6 +153,14 @@ impl Host for Services {
         let (device, network) = (device.to_owned(), self.network.clone());
         let history = printable_text(history);
         self.events.tell(&Event::QueuePairFailed { device, network, qpn, peer, history });
+    }
+
+    fn address_conflict(&self, device: &str, address: IpAddr, vlan: Option<u16>, kept: bool) {
+        if !self.devices.lock().contains_key(device) {
+            return;
+        }
+        let (device, network) = (device.to_owned(), self.network.clone());
+        self.events.tell(&Event::AddressConflict { device, network, address, vlan, kept });
     }
 
     fn connect(&self, device: Option<&str>) -> io::Result<OwnedFd> {

@@ -103,6 +103,10 @@ impl Upcalls {
                 services.queue_pair_failed(&device, qpn, peer, &history);
                 return Ok(());
             }
+            HostRequest::AddressConflict { device, address, vlan, kept } => {
+                services.address_conflict(&device, address, vlan, kept);
+                return Ok(());
+            }
             HostRequest::Connect { device } => ("connecting", services.connect(device.as_deref()).map(Some)),
             HostRequest::Keeper { device } => ("a keeper", services.keeper(&device).map(Some)),
             HostRequest::AddAddress { address } => ("an address", services.add_address(address).map(|()| None)),

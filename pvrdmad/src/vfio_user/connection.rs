@@ -37,7 +37,7 @@ impl Endpoint {
     /// and ends the connection.
     pub fn serve(&self, stream: &UnixStream) {
         if let Some(Err(error)) = self.keeper.as_ref().map(|keeper| keeper.admit(stream.as_fd())) {
-            self.error(format_args!("a client is not served: {error}"));
+            self.error(module_path!(), format_args!("a client is not served: {error}"));
             let _ = stream.shutdown(Shutdown::Both);
             return;
         }
@@ -48,7 +48,7 @@ impl Endpoint {
         let _guard = EndOnPanic::new("the clean-up after a client");
         if served.is_err() {
             self.stats.counters.client_connections_panicked.increment();
-            self.error(format_args!("connection closed by a panic: the device is reset"));
+            self.error(module_path!(), format_args!("connection closed by a panic: the device is reset"));
         }
         // Before the clean-up, so that whoever comes next is not sent away meanwhile. Fails if the client was faster.
         let _ = stream.shutdown(Shutdown::Both);
@@ -101,27 +101,32 @@ impl<'a> Connection<'a> {
         let served = self.serve(&mut receiver);
         if self.endpoint.memory.take_stalled() {
             self.endpoint.stats.counters.client_memory_slow.increment();
-            self.endpoint.warn(format_args!(
-                "connection closed: accesses to guest memory waited for the client {STALLS} times in {} s",
-                REMEMBERED.as_secs()
-            ));
+            self.endpoint.warn(
+                module_path!(),
+                format_args!(
+                    "connection closed: accesses to guest memory waited for the client {STALLS} times in {} s",
+                    REMEMBERED.as_secs()
+                ),
+            );
             return;
         }
         if self.dma.are_lost() {
             self.endpoint.stats.counters.client_memory_lost.increment();
-            self.endpoint
-                .warn(format_args!("connection closed: the client took guest memory away (its file is shorter)"));
+            self.endpoint.warn(
+                module_path!(),
+                format_args!("connection closed: the client took guest memory away (its file is shorter)"),
+            );
             return;
         }
         match served {
-            Ok(()) => self.endpoint.info(format_args!("client disconnected")),
+            Ok(()) => self.endpoint.info(module_path!(), format_args!("client disconnected")),
             Err(ConnectionError::Socket(error)) => {
-                self.endpoint.info(format_args!("client disconnected ({error})"));
+                self.endpoint.info(module_path!(), format_args!("client disconnected ({error})"));
             }
             Err(error) => {
                 // Before the client can see it.
                 self.endpoint.stats.counters.client_connections_broken.increment();
-                self.endpoint.warn(format_args!("connection closed: {error}"));
+                self.endpoint.warn(module_path!(), format_args!("connection closed: {error}"));
             }
         }
     }
@@ -156,7 +161,7 @@ impl<'a> Connection<'a> {
             (Some(reply), Ok(())) => self.answer(reply, command)?,
             (Some(reply), Err(errno)) => {
                 self.endpoint.stats.counters.client_messages_refused.increment();
-                self.endpoint.warn(format_args!("{command:?} refused: {errno}"));
+                self.endpoint.warn(module_path!(), format_args!("{command:?} refused: {errno}"));
                 reply.error(self.stream, errno)?;
             }
             (None, result) => {
@@ -177,7 +182,7 @@ impl<'a> Connection<'a> {
         if command == Command::DMA_MAP {
             self.dma.refuse(refusal, refusal.errno())
         } else {
-            self.endpoint.warn(format_args!("{refusal}"));
+            self.endpoint.warn(module_path!(), format_args!("{refusal}"));
             refusal.errno()
         }
     }
@@ -282,7 +287,8 @@ impl<'a> Connection<'a> {
         };
         // Nobody else asks for this, and only its user gives up on replies.
         let qemu = offered.pointer("/capabilities/write_multiple").is_some();
-        self.endpoint.info(format_args!("client connected, {}", if qemu { "QEMU" } else { "not QEMU" }));
+        self.endpoint
+            .info(module_path!(), format_args!("client connected, {}", if qemu { "QEMU" } else { "not QEMU" }));
         debug!("{}: client speaks {}.{}: {offered}", self.endpoint.name, version.major, version.minor);
         self.negotiated = true;
         self.impatient = qemu;

@@ -69,7 +69,7 @@ impl<'a> DmaMaps<'a> {
         let backing = match (fds.next(), fds.next()) {
             (None, _) => {
                 if writable && size >= SURELY_MEMORY {
-                    self.endpoint.warn(format_args!(
+                    self.endpoint.warn(module_path!(), format_args!(
                         "{size} bytes of guest memory at {address:#x} are not shared with us and no RDMA will work there: \
                          the VMM needs shared memory (share=on)"
                     ));
@@ -102,10 +102,11 @@ impl<'a> DmaMaps<'a> {
             return pinner.wake();
         }
         let (name, stats) = (self.endpoint.name.clone(), Arc::clone(&self.endpoint.stats));
-        let failed = move |error: &PinError| stats.log.error(&name, format_args!("{}", rlimits::advice(error)));
+        let failed =
+            move |error: &PinError| stats.log.error(module_path!(), &name, format_args!("{}", rlimits::advice(error)));
         match Pinner::start(Arc::clone(self.space), failed) {
             Ok(pinner) => self.pinner = Some(pinner),
-            Err(error) => self.endpoint.warn(format_args!("no thread to lock guest memory: {error}")),
+            Err(error) => self.endpoint.warn(module_path!(), format_args!("no thread to lock guest memory: {error}")),
         }
     }
 
@@ -158,14 +159,14 @@ impl<'a> DmaMaps<'a> {
     /// Counts and logs why a file is not taken. Returns the error for the client.
     pub(crate) fn refuse(&self, reason: impl Display, errno: Errno) -> Errno {
         self.endpoint.stats.counters.client_memory_refused.increment();
-        self.endpoint.warn(format_args!("{reason}"));
+        self.endpoint.warn(module_path!(), format_args!("{reason}"));
         errno
     }
 
     /// What a client is told of a refusal, which the log has in words.
     fn refused(&self, error: &MapError) -> Errno {
         self.endpoint.stats.counters.client_memory_refused.increment();
-        self.endpoint.warn(format_args!("{error}"));
+        self.endpoint.warn(module_path!(), format_args!("{error}"));
         match error {
             MapError::Invalid { .. } | MapError::NoMatch { .. } => Errno::INVAL,
             MapError::Overlap { .. } => Errno::EXIST,

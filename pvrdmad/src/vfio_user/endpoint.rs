@@ -43,18 +43,18 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Logs what a client caused, if it may.
-    pub(super) fn warn(&self, message: Arguments<'_>) {
-        self.stats.log.warn(&self.name, message);
+    pub(super) fn warn(&self, target: &'static str, message: Arguments<'_>) {
+        self.stats.log.warn(target, &self.name, message);
     }
 
     /// Logs what is wrong on our side, if it may.
-    pub(super) fn error(&self, message: Arguments<'_>) {
-        self.stats.log.error(&self.name, message);
+    pub(super) fn error(&self, target: &'static str, message: Arguments<'_>) {
+        self.stats.log.error(target, &self.name, message);
     }
 
     /// Logs what a client does, if it may.
-    pub(super) fn info(&self, message: Arguments<'_>) {
-        self.stats.log.log(Level::Info, &self.name, message);
+    pub(super) fn info(&self, target: &'static str, message: Arguments<'_>) {
+        self.stats.log.log(target, Level::Info, &self.name, message);
     }
 }
 

@@ -198,7 +198,7 @@ impl Acceptor {
                 Ok((stream, _)) => self.admit(stream),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    self.endpoint.error(format_args!("cannot accept a client: {error}"));
+                    self.endpoint.error(module_path!(), format_args!("cannot accept a client: {error}"));
                     thread::sleep(ACCEPT_PAUSE);
                 }
             }
@@ -245,7 +245,7 @@ impl Acceptor {
                     .stats
                     .process()
                     .map_or_else(String::new, |process| format!(": process {process} has the device"));
-                self.endpoint.warn(format_args!("a second client was turned away{holder}"));
+                self.endpoint.warn(module_path!(), format_args!("a second client was turned away{holder}"));
                 self.endpoint.stats.counters.client_connections_turned_away.increment();
                 self.client = Some(client);
                 return;
@@ -254,9 +254,12 @@ impl Acceptor {
             Some(client) if client.ends() => self.finish(client),
             // The former client's thread would clean up after the next one.
             Some(client) => {
-                self.endpoint.warn(format_args!(
-                    "a client was turned away: the thread of the last one does not come back from a system call"
-                ));
+                self.endpoint.warn(
+                    module_path!(),
+                    format_args!(
+                        "a client was turned away: the thread of the last one does not come back from a system call"
+                    ),
+                );
                 self.endpoint.stats.counters.client_connections_turned_away.increment();
                 self.client = Some(client);
                 return;
@@ -278,7 +281,7 @@ impl Acceptor {
             Ok(thread) => self.client = Some(Client { stream, thread, end }),
             Err(error) => {
                 self.endpoint.stats.set_connected(false);
-                self.endpoint.error(format_args!("no thread for a client: {error}"));
+                self.endpoint.error(module_path!(), format_args!("no thread for a client: {error}"));
             }
         }
     }
@@ -286,7 +289,7 @@ impl Acceptor {
     fn finish(&self, client: Client) {
         if client.thread.join().is_err() {
             // What a panic leaves is cleared by then; see `Endpoint::serve`.
-            self.endpoint.error(format_args!("the connection's thread panicked"));
+            self.endpoint.error(module_path!(), format_args!("the connection's thread panicked"));
             self.endpoint.stats.set_connected(false);
         }
         // What the client has sent and nobody has taken goes with the last descriptor of its socket. That may take as

@@ -9,7 +9,7 @@ use anyhow::Result;
 use pvrdma_dev::{MappedDoorbells, PvrdmaDevice};
 use pvrdma_ether_link::Link;
 use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
-use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedFailures, Rxe, Uplink};
+use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedConflicts, ObservedFailures, Rxe, Uplink};
 use pvrdma_verbs::Backend;
 
 use super::Host;
@@ -27,6 +27,7 @@ pub(super) struct ServedDevice {
     server: Server,
     nic_server: Option<Server>,
     _failures: Option<ObservedFailures>,
+    _conflicts: Option<ObservedConflicts>,
     pub(super) reporter: Reporter,
 }
 
@@ -60,8 +61,22 @@ impl ServedDevice {
         host: &Arc<dyn Host>,
         keeper: Option<&Arc<Keeper>>,
     ) -> Result<Self> {
-        let Place { network, mtu, link, carrier, share, flows, failures, port, rxe, nic, nic_link, doorbells, pages } =
-            place;
+        let Place {
+            network,
+            mtu,
+            link,
+            carrier,
+            share,
+            flows,
+            failures,
+            conflicts,
+            port,
+            rxe,
+            nic,
+            nic_link,
+            doorbells,
+            pages,
+        } = place;
         let limits = MemoryLimits { locked_bytes: device.memory.max_locked, ..MemoryLimits::default() };
         let memory = DmaSpace::with_limits(device.pin.into(), limits);
         let irqs = Arc::new(IrqTable::default());
@@ -107,7 +122,7 @@ impl ServedDevice {
             nic,
             doorbells,
         };
-        Ok(Self { server, nic_server, _failures: failures, reporter })
+        Ok(Self { server, nic_server, _failures: failures, _conflicts: conflicts, reporter })
     }
 }
 
@@ -161,6 +176,8 @@ pub(super) struct Place {
     pub(super) flows: Option<DeviceFlows>,
     /// Who is told of its queue pairs that fail.
     pub(super) failures: Option<ObservedFailures>,
+    /// The same of conflicts about addresses.
+    pub(super) conflicts: Option<ObservedConflicts>,
     /// The device's end of the uplink, if there is one.
     pub(super) port: Option<Uplink>,
     /// Which can watch the device.

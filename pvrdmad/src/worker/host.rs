@@ -30,6 +30,9 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// A queue pair of a device has failed.
     fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, history: &str);
 
+    /// A host beyond the uplink uses an address of a device, which keeps it or not.
+    fn address_conflict(&self, device: &str, address: IpAddr, vlan: Option<u16>, kept: bool);
+
     /// Gives a link its descriptor anew: that of the uplink, or of the `nic` of a device.
     ///
     /// # Errors
@@ -146,6 +149,13 @@ impl Host for RemoteHost {
     fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, history: &str) {
         let (device, history) = (device.to_owned(), history.to_owned());
         if let Err(error) = self.send(0, &HostRequest::QueuePairFailed { device, qpn, peer, history }) {
+            debug!("the supervisor does not listen: {error}");
+        }
+    }
+
+    fn address_conflict(&self, device: &str, address: IpAddr, vlan: Option<u16>, kept: bool) {
+        let device = device.to_owned();
+        if let Err(error) = self.send(0, &HostRequest::AddressConflict { device, address, vlan, kept }) {
             debug!("the supervisor does not listen: {error}");
         }
     }

@@ -22,7 +22,8 @@ use parking_lot::Mutex;
 use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind};
 use pvrdma_ether_link::Link;
 use pvrdma_ibverbs::Ibverbs;
-use pvrdma_rxe::{ObservedFailures, PortConfig, Rxe, RxeConfig};
+use pvrdma_rxe::{ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig};
+use pvrdma_verbs::LogLimit;
 use serde_json::value::RawValue;
 
 use self::device::{Place, ServedDevice};
@@ -155,6 +156,7 @@ impl Worker {
             share: None,
             flows: None,
             failures: None,
+            conflicts: None,
             port: None,
             rxe: None,
             nic: None,
@@ -168,6 +170,7 @@ impl Worker {
                 // Before it is plugged in, which takes its share.
                 place.share = Some(rxe.share(device.config.mac, device.share));
                 place.failures = Some(self.observe_failures(rxe, &device));
+                place.conflicts = Some(self.observe_conflicts(rxe, &device));
                 place.flows = Some(rxe.flows(device.config.mac));
                 self.plug(&device, fds.collect(), rxe, &mut place, keeper.as_ref())?;
                 ServedDevice::start(device, listener, rxe, place, &self.host, keeper.as_ref())
@@ -192,6 +195,18 @@ impl Worker {
         rxe.observe_failures(device.config.mac, move |failure| {
             let peer = IpAddr::from(failure.peer.0).to_canonical();
             host.queue_pair_failed(&name, failure.qpn.get(), peer, &failure.history);
+        })
+    }
+
+    /// Has the log and the host told of hosts beyond the uplink that use addresses of a device.
+    fn observe_conflicts(&self, rxe: &Rxe, device: &Device) -> ObservedConflicts {
+        let (name, host) = (device.config.name.clone(), Arc::clone(&self.host));
+        let log = LogLimit::new();
+        rxe.observe_conflicts(device.config.mac, move |conflict| {
+            let address = IpAddr::from(conflict.address.0).to_canonical();
+            let then = if conflict.kept { "keeps it" } else { "loses it" };
+            log.warn(module_path!(), &name, format_args!("a host beyond the uplink uses {address}: the device {then}"));
+            host.address_conflict(&name, address, conflict.vlan, conflict.kept);
         })
     }
 

@@ -143,6 +143,8 @@ impl Network {
         let Outside { links, cables, switch } = Outside::new(&mut wire, one_uplink, manual.as_ref());
         let plug = |(number, uplink)| {
             let rules = PortRules {
+                // Tenants begin at once.
+                alone: true,
                 congestion: Some(Congestion::default()),
                 negotiate: true,
                 multipath: true,

@@ -71,8 +71,12 @@ impl Visitor {
         let fresh = gid(ADDRESSES.start + (self.lives % ADDRESSES.len() as u64) as u8);
         let wanted = if self.dice.one_in(2) { self.tenant.gid } else { fresh };
         // Somebody may have it by now.
-        let bind = |gid: Gid| driver.bind_gid(0, gid).map(|()| gid);
-        self.tenant.gid = bind(wanted).or_else(|_| bind(fresh)).unwrap();
+        let waits = || {
+            let device = serde_json::to_value(self.tenant.machine.test.device.inspect()).unwrap();
+            device["backend"]["waiting_gids"].as_array().is_some_and(|waiting| !waiting.is_empty())
+        };
+        let bind = |gid: Gid| driver.bind_gid(0, gid).ok().filter(|()| !waits()).map(|()| gid);
+        self.tenant.gid = bind(wanted).or_else(|| bind(fresh)).unwrap();
         self.tenant.driver = driver;
         let (left, right) = if self.dice.one_in(2) { (&self.tenant, host) } else { (host, &self.tenant) };
         let dice = Dice::new(self.dice.long(), 8);

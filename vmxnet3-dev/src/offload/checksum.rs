@@ -5,7 +5,6 @@ use std::ops::Range;
 use super::headers::{Headers, Ip, IpVersion, Transport};
 use crate::abi::byte;
 use crate::abi::completion::ChecksumReport;
-use crate::frame::Checksum;
 
 /// Where the checksum is in a TCP header, in bytes.
 pub(crate) const TCP_CHECKSUM: u16 = 16;
@@ -148,21 +147,19 @@ pub(crate) struct Missing {
 }
 
 impl Missing {
+    /// The checksum at byte `at` of the TCP segment or UDP datagram that begins at byte `start`.
+    pub(crate) fn new(frame: &[u8], ip: &Ip, start: usize, at: usize) -> Self {
+        let open = frame.get(at..).and_then(<[u8]>::first_chunk).map(|&field| u16::from_be_bytes(field));
+        let comes_out_right = open == Some(fold(pseudo_header(frame, ip, start)));
+        Self { covered: start..ip.end, at, comes_out_right }
+    }
+
     /// The same in a frame that has lost so many bytes in front of it.
     pub(crate) fn moved_back(self, bytes: usize) -> Self {
         let Self { covered, at, comes_out_right } = self;
         let covered = covered.start.saturating_sub(bytes)..covered.end.saturating_sub(bytes);
         Self { covered, at: at.saturating_sub(bytes), comes_out_right }
     }
-}
-
-/// The missing checksum of a frame of which this is known.
-pub(crate) fn missing(frame: &[u8], headers: &Headers, checksum: Checksum) -> Option<Missing> {
-    let (Checksum::Partial { start, at }, Some(ip)) = (checksum, &headers.ip) else { return None };
-    let (start, at) = (usize::from(start), usize::from(at));
-    let open = frame.get(at..).and_then(<[u8]>::first_chunk).map(|&field| u16::from_be_bytes(field));
-    let comes_out_right = open == Some(fold(pseudo_header(frame, ip, start)));
-    Some(Missing { covered: start..ip.end, at, comes_out_right })
 }
 
 /// What can be said of the checksums of a frame. `trusted`: TCP and UDP need not be looked at.

@@ -202,7 +202,7 @@ impl<'a> LocalBatch<'a> {
         target.responder.first_request(peer, memory.view);
         let trace = capturing.then_some(ConnectionTrace { qp, own, attrs, source, trace });
         let responder = &mut *target.responder;
-        let own = OwnSide::Held(own);
+        let own = OwnSide::Joint(own);
         let mut exchange = Exchange { qp, own, peer, memory, responder, work, progress, budget: self.budget, trace };
         exchange.execute(self.tally).unwrap_or_else(Step::Refused)
     }
@@ -234,7 +234,7 @@ pub(super) fn refused(qp: &Qp, requester: &mut Requester, nak: NakReason) -> Res
 /// The requester's memory.
 pub(super) enum OwnSide<'a> {
     /// It is held together with the responder's.
-    Held(Memory<'a>),
+    Joint(Memory<'a>),
     /// It is not held now: what the request moves is here, for one step.
     Apart(&'a mut [u8]),
 }
@@ -390,7 +390,7 @@ impl<'a> Exchange<'a> {
         };
         let old = old.to_le_bytes();
         match &mut self.own {
-            OwnSide::Held(own) => {
+            OwnSide::Joint(own) => {
                 let target = own_list(*own, self.qp, self.work, Access::LOCAL_WRITE);
                 let written = target.write(0, &old);
                 Ok(written.map_or(Step::Failed(WcStatus::LocalProtection), |()| Step::Done(8)))
@@ -431,7 +431,7 @@ fn put(
     ordered: bool,
 ) -> Result<bool, FaultyList> {
     match own {
-        OwnSide::Held(own) => move_chunk(own_list(*own, qp, work, Access::empty()), to, progress, budget, ordered),
+        OwnSide::Joint(own) => move_chunk(own_list(*own, qp, work, Access::empty()), to, progress, budget, ordered),
         OwnSide::Apart(bytes) => {
             // Pollers of a written buffer expect its end last.
             let (body, tail) = bytes.split_at(bytes.len().saturating_sub(8));
@@ -456,7 +456,7 @@ fn get(
     budget: &mut Budget,
 ) -> Result<bool, FaultyList> {
     match own {
-        OwnSide::Held(own) => move_chunk(from, own_list(*own, qp, work, Access::LOCAL_WRITE), progress, budget, true),
+        OwnSide::Joint(own) => move_chunk(from, own_list(*own, qp, work, Access::LOCAL_WRITE), progress, budget, true),
         OwnSide::Apart(bytes) => {
             from.read(progress.done, bytes).map_err(|_| FaultyList::Source)?;
             Ok(moved(bytes.len() as u64, progress, budget))

@@ -212,8 +212,8 @@ impl WireBatch<'_> {
         let guard = MemoryGuard::open(&qp.adapter, None);
         let memory = guard.own();
         // An unbind waits for our view from here on.
-        let source = self.wire.source;
-        let bound = source.is_some() && qp.adapter.gids.get(self.requester.attrs.av.sgid_index) == source;
+        let index = self.requester.attrs.av.sgid_index;
+        let bound = self.wire.source.is_some_and(|source| qp.adapter.gids.contains_at(index, source));
         self.wire.paced = None;
         let now = qp.adapter.engine.now();
         // Also when nothing can be sent: otherwise the deadline would come again and again.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{Ecn, Opcode, Packet};
 use pvrdma_roce::{DropReason, admit};
-use pvrdma_verbs::{Gid, QpType, Qpn};
+use pvrdma_verbs::{Gid, MacAddr, QpType, Qpn};
 
 use super::sources::{Sources, Verdict};
 use super::{cnp, ud};
@@ -50,6 +50,8 @@ type Received<'p> = (Packet<'p>, Arrival<'p>);
 struct Flow {
     to: BoundGid,
     from: Gid,
+    /// The Ethernet address that it came from.
+    station: MacAddr,
     qpn: Qpn,
 }
 
@@ -58,7 +60,7 @@ impl Flow {
         let header = &packet.header;
         let network = &header.network;
         let to = BoundGid::on_network(network.kind(), network.destination(), header.ethernet.vlan_id());
-        Self { to, from: network.source(), qpn: header.bth.destination }
+        Self { to, from: network.source(), station: header.ethernet.source, qpn: header.bth.destination }
     }
 }
 
@@ -95,7 +97,7 @@ impl Inbox {
     fn admits(&mut self, port: &Port, node: &Node<Endpoint>, flow: Flow) -> bool {
         let (counters, gids) = (&port.counters, &node.adapter.gids);
         let dropped = if gids.contains(flow.to) {
-            match self.sources.judge(node, flow.to.beside(flow.from)) {
+            match self.sources.judge(node, flow.to.beside(flow.from), flow.station) {
                 Verdict::Taken => return true,
                 Verdict::Spoofed => &counters.wire_dropped_address,
                 Verdict::Refused => &counters.wire_dropped_peer,

@@ -401,7 +401,8 @@ impl WireSide {
         let wire = &mut *self.responder.lock();
         let Some(wire) = wire else { return true };
         // An unbind waits for our view.
-        if wire.source.is_none() || qp.adapter.gids.get(responder.attrs.av.sgid_index) != wire.source {
+        let index = responder.attrs.av.sgid_index;
+        if wire.source.is_none_or(|source| !qp.adapter.gids.contains_at(index, source)) {
             wire.withdraw();
             return true;
         }

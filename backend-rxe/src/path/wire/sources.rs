@@ -4,6 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pvrdma_verbs::MacAddr;
+
 use crate::addresses::Addresses;
 use crate::drive::Endpoint;
 use crate::gid::BoundGid;
@@ -30,9 +32,7 @@ struct Known {
     /// The directory's generation when it was looked up.
     generation: u64,
     verdict: Verdict,
-    /// No device of this process has the address.
-    remote: bool,
-    /// When that was noted last.
+    /// When it was noted last that a packet came from it.
     noted: Option<Duration>,
 }
 
@@ -63,20 +63,18 @@ impl Sources {
         self.now = None;
     }
 
-    /// Judges the source of a packet for `node`.
-    pub(super) fn judge(&mut self, node: &Node<Endpoint>, from: BoundGid) -> Verdict {
+    /// Judges the source of a packet for `node`, which came from an Ethernet address.
+    pub(super) fn judge(&mut self, node: &Node<Endpoint>, from: BoundGid, station: MacAddr) -> Verdict {
         let generation = self.directory.generation();
         let [.., a, _, _, _, b, _, _, _, c] = from.gid.0;
         let index = usize::from(a ^ b ^ c) % SLOTS;
         let known = self.slots.get(index).copied().flatten();
         let known = known.filter(|known| known.from == from && known.generation == generation);
         let mut known = known.unwrap_or_else(|| self.look_up(node, from, generation));
-        if known.remote {
-            let now = *self.now.get_or_insert_with(|| self.addresses.now());
-            if known.noted.is_none_or(|noted| now.saturating_sub(noted) >= NOTE) {
-                self.addresses.seen((from.gid, from.vlan));
-                known.noted = Some(now);
-            }
+        let now = *self.now.get_or_insert_with(|| self.addresses.now());
+        if known.noted.is_none_or(|noted| now.saturating_sub(noted) >= NOTE) {
+            self.addresses.seen((from.gid, from.vlan), station);
+            known.noted = Some(now);
         }
         if let Some(slot) = self.slots.get_mut(index) {
             *slot = Some(known);
@@ -92,6 +90,6 @@ impl Sources {
             _ if !node.adapter.rules.allow_peer(from.gid) => Verdict::Refused,
             _ => Verdict::Taken,
         };
-        Known { from, generation, verdict, remote: owner.is_none(), noted: None }
+        Known { from, generation, verdict, noted: None }
     }
 }

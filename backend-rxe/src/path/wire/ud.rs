@@ -43,7 +43,9 @@ impl OutgoingDatagram<'_> {
             // One address is IPv4 and the other is not: nothing is there.
             if to.dgid.is_multicast() {
                 let from = source.gid;
-                qp.adapter.log.warn(format_args!("a datagram to group {} cannot come from {from}", to.dgid));
+                qp.adapter
+                    .log
+                    .warn(module_path!(), format_args!("a datagram to group {} cannot come from {from}", to.dgid));
             }
             tally.ud_dropped_no_route += 1;
             return Ok(());

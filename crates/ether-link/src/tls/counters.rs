@@ -9,7 +9,7 @@ counters! {
         tls_connected,
         /// Connections of somebody else: no TLS 1.3, no certificate, another authority or name, or not in time.
         tls_refused,
-        /// Connections that were given up before they had proved anything, for newer ones.
+        /// Connections that were given up before they had proved anything, for others.
         tls_given_up,
         /// Connections of the other end that ended because what came on them is damaged, or no frame.
         tls_malformed,

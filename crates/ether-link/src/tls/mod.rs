@@ -12,6 +12,7 @@
 //!
 //! Keys: [`TlsKeys`] reads the files; who is confined gets them as descriptors.
 
+mod admission;
 mod config;
 mod counters;
 mod handshake;
@@ -96,7 +97,7 @@ impl Shared {
     }
 
     fn note(&self, level: log::Level, message: fmt::Arguments<'_>) {
-        self.log.log(level, &self.name, message);
+        self.log.log(module_path!(), level, &self.name, message);
     }
 
     fn session(&self) -> Option<Arc<Session>> {

@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use crate::Connector;
 
-/// Connections that the kernel keeps until they are taken.
-const BACKLOG: i32 = 64;
+/// Connections that the kernel keeps until they are accepted: several batches of them. `TCP_DEFER_ACCEPT` would keep
+/// silent ones in the kernel's queue of half-open connections, where the link cannot choose which of them to close.
+const BACKLOG: i32 = 512;
 /// An idle connection is looked at after this time, and again, so many times.
 const IDLE: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(5);

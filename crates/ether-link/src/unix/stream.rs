@@ -229,7 +229,7 @@ impl StreamLink {
                 Role::Connect(reconnect, _) => reconnect.attempt(),
                 Role::Given => None,
             }?;
-            self.log.log(log::Level::Info, &self.name(), format_args!("connected"));
+            self.log.log(module_path!(), log::Level::Info, &self.name(), format_args!("connected"));
             *connection = Some(Connection::new(socket));
         }
         connection.clone()
@@ -238,7 +238,7 @@ impl StreamLink {
     fn hang_up(&self, old: &Arc<Connection>, errno: Errno) {
         let mut connection = self.connection.lock();
         if connection.as_ref().is_some_and(|now| Arc::ptr_eq(now, old)) {
-            self.log.log(log::Level::Info, &self.name(), format_args!("disconnected: {errno}"));
+            self.log.log(module_path!(), log::Level::Info, &self.name(), format_args!("disconnected: {errno}"));
             *connection = None;
             self.lost.fetch_add(old.end(), Ordering::Relaxed);
         }

@@ -124,7 +124,7 @@ impl VxlanLink {
     /// Counts an event and logs it.
     fn note(&self, counter: &Count, what: std::fmt::Arguments<'_>) {
         counter.increment();
-        self.log.log(log::Level::Info, "vxlan", what);
+        self.log.log(module_path!(), log::Level::Info, "vxlan", what);
     }
 
     /// Counts and logs why there is no frame.

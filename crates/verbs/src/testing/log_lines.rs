@@ -11,7 +11,12 @@ const LIMIT_PERIOD: Duration = Duration::from_secs(5);
 
 static RECORDER: Recorder = Recorder(Mutex::new(Vec::new()));
 
-struct Recorder(Mutex<Vec<String>>);
+struct Recorder(Mutex<Vec<Line>>);
+
+struct Line {
+    target: String,
+    text: String,
+}
 
 impl Log for Recorder {
     fn enabled(&self, _metadata: &Metadata<'_>) -> bool {
@@ -19,7 +24,7 @@ impl Log for Recorder {
     }
 
     fn log(&self, record: &Record<'_>) {
-        self.0.lock().push(record.args().to_string());
+        self.0.lock().push(Line { target: record.target().to_owned(), text: record.args().to_string() });
     }
 
     fn flush(&self) {}
@@ -44,7 +49,14 @@ impl LogLines {
     /// The lines with `text` in them.
     pub fn with(&self, text: &str) -> Vec<String> {
         let lines = RECORDER.0.lock();
-        lines.iter().skip(self.seen).filter(|line| line.contains(text)).cloned().collect()
+        lines.iter().skip(self.seen).map(|line| &line.text).filter(|line| line.contains(text)).cloned().collect()
+    }
+
+    /// The targets of the lines with `text` in them: what a filter tells them apart by.
+    pub fn targets(&self, text: &str) -> Vec<String> {
+        let lines = RECORDER.0.lock();
+        let lines = lines.iter().skip(self.seen).filter(|line| line.text.contains(text));
+        lines.map(|line| line.target.clone()).collect()
     }
 
     /// Fails unless something with `text` was logged, and not more than one limit lets through in the time.

@@ -210,7 +210,7 @@ pub(super) fn modify<H: Hca>(core: &Core<H>, _session: &Session, request: &Modif
     Ok(match result {
         Ok(()) => Response::header(),
         Err(error) => {
-            core.log.warn(format_args!("MODIFY_QP of QP {} refused: {error}", request.qp_handle));
+            core.log.warn(module_path!(), format_args!("MODIFY_QP of QP {} refused: {error}", request.qp_handle));
             core.stats.counts.modify_qp_refused.increment();
             Response::failure(&error)
         }

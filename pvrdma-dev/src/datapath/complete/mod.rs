@@ -179,7 +179,7 @@ impl CqRing {
 
     /// An overrun or a broken index ends the queue (spec §9.6, §6.6).
     fn die(&self, view: &DmaView<'_>, ring: &mut Option<ProducerRing>, reason: &dyn std::fmt::Display) {
-        self.hub.warn(format_args!("completion queue {:#x} is dead: {reason}", self.handle));
+        self.hub.warn(module_path!(), format_args!("completion queue {:#x} is dead: {reason}", self.handle));
         *ring = None;
         self.hub.post(view, Eqe { kind: eqe::CQ_ERR, info: self.handle });
     }

@@ -209,7 +209,12 @@ impl Teller {
                 LinkState::Up => (Level::Info, "up"),
                 LinkState::Down => (Level::Warn, "down"),
             };
-            self.log.log(level, &subject, format_args!("{interface} is {state}: links of its devices are {links}"));
+            self.log.log(
+                module_path!(),
+                level,
+                &subject,
+                format_args!("{interface} is {state}: links of its devices are {links}"),
+            );
         }
         let (mtu, wanted) = (state.mtu(), self.plan.setup.network.mtu);
         // An interface that comes back with what it is to carry is nothing new.
@@ -221,7 +226,7 @@ impl Teller {
             };
             let told =
                 format_args!("{interface} carries packets of {mtu} bytes, the network is to carry {wanted}: {so}");
-            self.log.log(level, &subject, told);
+            self.log.log(module_path!(), level, &subject, told);
         }
         self.plan.services.events.tell(&Event::Carrier { network, interface, state: state.to_string(), mtu });
     }
@@ -244,13 +249,21 @@ impl Tell for Teller {
             Err(error @ CallError::Unresponsive) => error.to_string(),
         };
         let subject = format!("network {}", self.plan.name());
-        self.log.warn(&subject, format_args!("links of its devices do not follow {}: {problem}", self.interface));
+        self.log.warn(
+            module_path!(),
+            &subject,
+            format_args!("links of its devices do not follow {}: {problem}", self.interface),
+        );
         false
     }
 
     fn blind(&self, error: &io::Error) {
         let subject = format!("network {}", self.plan.name());
-        self.log.warn(&subject, format_args!("{} cannot be seen: links stay as they are: {error}", self.interface));
+        self.log.warn(
+            module_path!(),
+            &subject,
+            format_args!("{} cannot be seen: links stay as they are: {error}", self.interface),
+        );
     }
 }
 

@@ -338,7 +338,7 @@ impl Liar {
     fn upcall(&mut self) -> HostRequest {
         let device = if self.dice.one_in(8) { self.text() } else { self.dice.pick(&["real1", "liar1", "more"]).into() };
         let address = [10, 0, 0, self.dice.byte()].into();
-        match self.dice.below(7) {
+        match self.dice.below(8) {
             0 => HostRequest::ClientConnected { device },
             1 => HostRequest::ClientGone { device },
             2 => {
@@ -348,6 +348,7 @@ impl Liar {
             3 => HostRequest::Connect { device: self.dice.one_in(2).then_some(device) },
             4 => HostRequest::AddAddress { address },
             5 => HostRequest::Keeper { device },
+            6 => HostRequest::AddressConflict { device, address, vlan: None, kept: self.dice.one_in(2) },
             _ => HostRequest::RemoveAddress { address },
         }
     }

@@ -1,0 +1,107 @@
+//! Frames that ask whether a host has an address. They say nothing about the address that the device claims, so that a
+//! host that does have it is not disturbed.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use pvrdma_verbs::{MacAddr, link_local};
+
+use super::table::Address;
+
+/// Shortest frame, without its check sequence.
+const MIN_FRAME: usize = 60;
+
+/// Builds a probe for an address: an ARP probe (RFC 5227, 2.1) or a neighbour solicitation from the link-local address
+/// of the MAC (RFC 4861, 4.3). One from the unspecified address would have any host that has the address answer, but also
+/// a guest give its own address up that is just checking for duplicates itself, should the probe come back to it.
+pub(crate) fn build(mac: MacAddr, (gid, vlan): Address) -> Vec<u8> {
+    let (destination, kind, body) = match gid.ipv4() {
+        Some(target) => ([0xff; 6], [8, 6], arp(mac, target)),
+        None => {
+            let [.., a, b, c] = gid.0;
+            ([0x33, 0x33, 0xff, a, b, c], [0x86, 0xdd], solicitation(mac, gid.0))
+        }
+    };
+    let tag = vlan.map_or_else(Vec::new, |vlan| [[0x81, 0], vlan.to_be_bytes()].concat());
+    let mut frame = [&destination[..], &mac.0, &tag, &kind, &body].concat();
+    frame.resize(frame.len().max(MIN_FRAME), 0);
+    frame
+}
+
+fn arp(mac: MacAddr, target: impl Into<IpAddr>) -> Vec<u8> {
+    let target = match target.into() {
+        IpAddr::V4(target) => target.octets(),
+        IpAddr::V6(_) => [0; 4],
+    };
+    [&[0, 1, 8, 0, 6, 4, 0, 1][..], &mac.0, &[0; 4], &[0; 6], &target].concat()
+}
+
+/// An IPv6 packet to the solicited-node group of the target.
+fn solicitation(mac: MacAddr, target: [u8; 16]) -> Vec<u8> {
+    let [.., a, b, c] = target;
+    let group = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c]).octets();
+    let source = link_local(mac).0;
+    let mut message = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &target, &[SOURCE_OPTION, 1], &mac.0].concat();
+    // The pseudo-header (RFC 8200, 8.1): addresses, length, next header.
+    let sum = sum(&source) + sum(&group) + sum(&message) + u32::from(LENGTH) + u32::from(ICMPV6);
+    let [high, low] = fold(sum).to_be_bytes();
+    if let [_, _, first, second, ..] = message.as_mut_slice() {
+        (*first, *second) = (high, low);
+    }
+    let [high, low] = LENGTH.to_be_bytes();
+    [&[0x60, 0, 0, 0, high, low, ICMPV6, 255][..], &source, &group, &message].concat()
+}
+
+/// Length of a solicitation with the option that gives the Ethernet address of its source.
+const LENGTH: u16 = 32;
+const SOURCE_OPTION: u8 = 1;
+const ICMPV6: u8 = 58;
+
+/// The sum of 16-bit words (RFC 1071). None of what is summed here is long enough to overflow.
+fn sum(bytes: &[u8]) -> u32 {
+    let (words, _) = bytes.as_chunks::<2>();
+    words.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum()
+}
+
+const fn fold(sum: u32) -> u16 {
+    let once = (sum & 0xffff) + (sum >> 16);
+    let twice = (once & 0xffff) + (once >> 16);
+    let [_, _, high, low] = twice.to_be_bytes();
+    !u16::from_be_bytes([high, low])
+}
+
+#[cfg(test)]
+mod tests {
+    use pvrdma_verbs::Gid;
+    use pvrdma_verbs::testing::{gid, mac};
+
+    use super::*;
+
+    #[test]
+    fn an_arp_probe_names_no_sender() {
+        let frame = build(mac(1), (gid(9), Some(7)));
+        let expected: Vec<u8> = [
+            &[0xff; 6][..],
+            &mac(1).0,
+            &[0x81, 0, 0, 7, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1],
+            &mac(1).0,
+            &[0; 10],
+            &[10, 0, 0, 9],
+        ]
+        .concat();
+        assert!(frame.starts_with(&expected) && frame.len() == 60, "{frame:02x?}");
+    }
+
+    #[test]
+    fn a_solicitation_is_from_the_link_local_address() {
+        let target = "fd00::12:3456".parse::<IpAddr>().unwrap();
+        let frame = build(mac(1), (Gid::from(target), None));
+        assert_eq!(frame[..14], [0x33, 0x33, 0xff, 0x12, 0x34, 0x56, 2, 0, 0, 0, 0, 1, 0x86, 0xdd]);
+        let (header, message) = frame[14..].split_at(40);
+        assert_eq!((&header[4..8], &header[8..24]), (&[0, 32, 58, 255][..], &link_local(mac(1)).0[..]));
+        assert_eq!(message[24..], [1, 1, 2, 0, 0, 0, 0, 1]);
+        assert_eq!(header[24..40], "ff02::1:ff12:3456".parse::<Ipv6Addr>().unwrap().octets());
+        // Over everything that the checksum covers the sum is all ones.
+        let all = sum(&header[8..40]) + 32 + 58 + sum(message);
+        assert_eq!(fold(all), 0);
+    }
+}

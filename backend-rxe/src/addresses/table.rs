@@ -1,0 +1,449 @@
+//! The rules for who owns an address, as a value on virtual time: every call is told the time, and what it returns
+//! says what the caller has to do. `docs/dev/addresses.md` has the rules in a table.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use pvrdma_verbs::{AddressRule, Gid, MacAddr, OtherAddresses, VerbsError};
+
+use super::remote::RemoteHosts;
+
+/// How long an address stays with the device that had it last, and how long a host beyond the uplink must have been
+/// silent before it is asked whether it is still there.
+pub(crate) const HOLD: Duration = Duration::from_secs(60);
+/// How long a probe for an address waits that no host was seen with, and how often it asks meanwhile.
+pub(super) const PROBE: Schedule = (Duration::from_secs(1), Duration::from_millis(300));
+/// The same for an address that a host beyond the uplink has used.
+pub(super) const LONG_PROBE: Schedule = (HOLD, Duration::from_secs(5));
+/// Addresses that a device holds and has not bound.
+pub(super) const MAX_UNBOUND: usize = 256;
+/// Addresses that a device probes for at a time.
+pub(super) const MAX_PROBING: usize = 32;
+
+/// How long, and how often.
+type Schedule = (Duration, Duration);
+
+/// A GID and its VLAN.
+pub(crate) type Address = (Gid, Option<u16>);
+
+/// Why a device never gets an address, unless the configuration changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refused {
+    /// It is none of those that are listed for the device.
+    NotListed,
+    /// It is reserved for another device.
+    Reserved,
+}
+
+impl From<Refused> for VerbsError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::NotListed => Self::NotAllowed("the address is not listed for the device"),
+            Refused::Reserved => Self::NotAllowed("the address is reserved for another device"),
+        }
+    }
+}
+
+/// What became of a claim.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Claimed {
+    /// The device has the address.
+    Held,
+    /// It does not have it yet.
+    Waiting(Wait),
+}
+
+/// Why a claim waits, and until when it does at least. Without a time the caller is told when to claim again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Wait {
+    pub(crate) why: Why,
+    pub(crate) until: Option<Duration>,
+}
+
+/// Why a claim waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Why {
+    /// Another device has the address, or had it less than a minute ago.
+    Taken,
+    /// A host beyond the uplink used it less than a minute ago.
+    Remote,
+    /// Hosts beyond the uplink are being asked for it.
+    Probing,
+    /// As many probes of the device as may be are under way.
+    Busy,
+    /// The link of the device is down.
+    LinkDown,
+}
+
+/// A host beyond the uplink uses an address that a device holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Conflict {
+    /// The device.
+    pub(crate) mac: MacAddr,
+    pub(crate) address: Address,
+    /// The device keeps it: it is listed, or the rule of the device is `any`.
+    pub(crate) kept: bool,
+}
+
+/// How a device says that it has an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Claim {
+    /// Its RDMA function binds it.
+    Bind,
+    /// Its network function says so by ARP or neighbour discovery, from this Ethernet address.
+    Announce(MacAddr),
+}
+
+/// A probe that is under way.
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    /// When it is over.
+    until: Duration,
+    /// When to ask next, and how often.
+    next: Duration,
+    every: Duration,
+    /// The device that had the address before. It need not have bound it, and gets it back if it speaks now.
+    former: Option<MacAddr>,
+}
+
+/// The device that has an address, or had it last.
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    mac: MacAddr,
+    /// The Ethernet address that the network function announced it from, which is another one behind a bridge.
+    station: MacAddr,
+    /// Times that it is bound now.
+    bound: u32,
+    /// When it was bound or announced last.
+    last: Duration,
+    /// The device has taken it back, and nothing has spoken for it since.
+    released: bool,
+    probe: Option<Probe>,
+    /// When a conflict that changed nothing was reported last.
+    told: Option<Duration>,
+}
+
+impl Holder {
+    fn is_probing(&self, now: Duration) -> bool {
+        self.probe.is_some_and(|probe| probe.until > now)
+    }
+
+    fn is_valid(&self, now: Duration) -> bool {
+        self.bound > 0 || self.is_probing(now) || is_recent(self.last, now)
+    }
+
+    /// When another device may have the address. `None`: not before this one gives it back.
+    fn until(&self) -> Option<Duration> {
+        let held = self.last.saturating_add(HOLD);
+        (self.bound == 0).then(|| self.probe.map_or(held, |probe| probe.until.max(held)))
+    }
+}
+
+fn is_recent(last: Duration, now: Duration) -> bool {
+    now.saturating_sub(last) < HOLD
+}
+
+/// A device of the network, or one that was.
+#[derive(Debug, Default)]
+struct Member {
+    rule: AddressRule,
+    /// Ports and adapters with this MAC address: none while the device is away.
+    present: u32,
+    link_down: bool,
+    /// It can ask hosts beyond the uplink.
+    probes: bool,
+    /// Addresses that it holds and may not have bound, the oldest first.
+    unbound: VecDeque<Address>,
+    /// Addresses that it probes for.
+    probing: Vec<Address>,
+    conflicts: u64,
+}
+
+/// The addresses of a network.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    members: HashMap<MacAddr, Member>,
+    /// Devices that an address is reserved for.
+    reserved: HashMap<Gid, Vec<MacAddr>>,
+    holders: HashMap<Address, Holder>,
+    remote: RemoteHosts,
+}
+
+impl Table {
+    /// A port or an adapter of a device joins the network.
+    pub(super) fn join(&mut self, mac: MacAddr, rule: &AddressRule) {
+        let member = self.members.entry(mac).or_default();
+        member.present = member.present.saturating_add(1);
+        let changed = member.present == 1 || member.rule != *rule;
+        member.rule = rule.clone();
+        if changed {
+            self.unreserve(mac);
+            for gid in rule.reserved(mac) {
+                self.reserved.entry(gid).or_default().push(mac);
+            }
+        }
+    }
+
+    /// A port or an adapter of a device leaves the network. What the device had stays its own for a while.
+    pub(super) fn leave(&mut self, mac: MacAddr) {
+        let Some(member) = self.members.get_mut(&mac) else { return };
+        member.present = member.present.saturating_sub(1);
+        if member.present == 0 {
+            self.unreserve(mac);
+        }
+    }
+
+    fn unreserve(&mut self, mac: MacAddr) {
+        self.reserved.retain(|_, macs| {
+            macs.retain(|other| *other != mac);
+            !macs.is_empty()
+        });
+    }
+
+    /// The device can ask hosts beyond the uplink from now on, or no more.
+    pub(super) fn set_probes(&mut self, mac: MacAddr, probes: bool) {
+        self.members.entry(mac).or_default().probes = probes;
+    }
+
+    /// The link of a device goes up or down. Nobody can answer probes of a device whose link is down, so they end.
+    pub(super) fn set_link(&mut self, mac: MacAddr, up: bool) {
+        let Self { members, holders, .. } = self;
+        let Some(member) = members.get_mut(&mac) else { return };
+        member.link_down = !up;
+        for address in if up { Vec::new() } else { std::mem::take(&mut member.probing) } {
+            if holders.get(&address).is_some_and(|holder| holder.mac == mac && holder.probe.is_some()) {
+                holders.remove(&address);
+            }
+        }
+    }
+
+    /// Returns `true` if a device of the network has this MAC address.
+    pub(super) fn is_member(&self, mac: MacAddr) -> bool {
+        self.members.get(&mac).is_some_and(|member| member.present > 0)
+    }
+
+    /// Conflicts of a device.
+    pub(super) fn conflicts(&self, mac: MacAddr) -> u64 {
+        self.members.get(&mac).map_or(0, |member| member.conflicts)
+    }
+
+    /// Returns `true` if a device has bound an address.
+    pub(super) fn has_bound(&self, mac: MacAddr, address: Address) -> bool {
+        self.holders.get(&address).is_some_and(|holder| holder.mac == mac && holder.bound > 0)
+    }
+
+    /// A device says that it has an address.
+    ///
+    /// # Errors
+    /// It never gets it.
+    pub(super) fn claim(
+        &mut self,
+        mac: MacAddr,
+        address: Address,
+        claim: Claim,
+        now: Duration,
+    ) -> Result<Claimed, Refused> {
+        let claimed = self.judge(mac, address, claim, now)?;
+        if claimed == Claimed::Held {
+            self.hold(mac, address, claim, now);
+            self.remote.forget(address);
+        }
+        Ok(claimed)
+    }
+
+    fn judge(&mut self, mac: MacAddr, address: Address, claim: Claim, now: Duration) -> Result<Claimed, Refused> {
+        let waiting = |why, until| Ok(Claimed::Waiting(Wait { why, until }));
+        let holder = self.holders.get(&address).copied();
+        let other = holder.filter(|holder| holder.mac != mac && holder.is_valid(now));
+        match self.reserved.get(&address.0) {
+            // What another device has bound stays there until it is unbound, whoever else lists it.
+            Some(macs) if macs.contains(&mac) => {
+                return match other.filter(|other| other.bound > 0) {
+                    Some(_) => waiting(Why::Taken, None),
+                    None => Ok(Claimed::Held),
+                };
+            }
+            Some(_) => return Err(Refused::Reserved),
+            None => {}
+        }
+        let others = self.members.get(&mac).map_or(OtherAddresses::Own, |member| member.rule.others);
+        if others == OtherAddresses::Refuse {
+            return Err(Refused::NotListed);
+        }
+        if let Some(other) = other {
+            let former = other.is_probing(now) && other.probe.is_some_and(|probe| probe.former == Some(mac));
+            if former && matches!(claim, Claim::Announce(_)) {
+                return Ok(Claimed::Held);
+            }
+            return waiting(Why::Taken, other.until());
+        }
+        if others == OtherAddresses::Any {
+            return Ok(Claimed::Held);
+        }
+        // The device that had it last has it still, if no host beyond the uplink has used it meanwhile.
+        if let Some(own) = holder.filter(|holder| holder.mac == mac) {
+            return match own.probe.filter(|_| own.is_probing(now)) {
+                Some(probe) => waiting(Why::Probing, Some(probe.until)),
+                None => Ok(Claimed::Held),
+            };
+        }
+        self.probe(mac, address, claim, now)
+    }
+
+    /// Asks hosts beyond the uplink for an address that no device has.
+    fn probe(&mut self, mac: MacAddr, address: Address, claim: Claim, now: Duration) -> Result<Claimed, Refused> {
+        let waiting = |why, until| Ok(Claimed::Waiting(Wait { why, until }));
+        let member = self.members.entry(mac).or_default();
+        if member.link_down && member.probes {
+            return waiting(Why::LinkDown, None);
+        }
+        let remote = self.remote.last(address, now);
+        if let Some(last) = remote.filter(|last| is_recent(*last, now)) {
+            return waiting(Why::Remote, Some(last.saturating_add(HOLD)));
+        }
+        if !member.probes {
+            return Ok(Claimed::Held);
+        }
+        member
+            .probing
+            .retain(|address| self.holders.get(address).is_some_and(|it| it.mac == mac && it.is_probing(now)));
+        if member.probing.len() >= MAX_PROBING {
+            return waiting(Why::Busy, Some(now.saturating_add(PROBE.0)));
+        }
+        member.probing.push(address);
+        let (wait, every) = if remote.is_some() { LONG_PROBE } else { PROBE };
+        let until = now.saturating_add(wait);
+        let former = self.holders.get(&address).map(|holder| holder.mac);
+        self.hold(mac, address, claim, now);
+        if let Some(holder) = self.holders.get_mut(&address) {
+            // It is bound when the probe is over.
+            holder.bound = 0;
+            holder.probe = Some(Probe { until, next: now, every, former });
+        }
+        self.remember_unbound(mac, address);
+        waiting(Why::Probing, Some(until))
+    }
+
+    /// Gives an address to a device.
+    fn hold(&mut self, mac: MacAddr, address: Address, claim: Claim, now: Duration) {
+        let new = Holder { mac, station: mac, bound: 0, last: now, released: false, probe: None, told: None };
+        let holder = self.holders.entry(address).or_insert(new);
+        if holder.mac != mac {
+            *holder = new;
+        }
+        holder.last = now;
+        holder.released = false;
+        holder.probe = None;
+        match claim {
+            Claim::Bind => holder.bound = holder.bound.saturating_add(1),
+            Claim::Announce(station) => holder.station = station,
+        }
+        if holder.bound == 0 {
+            self.remember_unbound(mac, address);
+        }
+    }
+
+    /// A device no longer binds an address. Returns `true` if others may wait for that.
+    pub(super) fn unbind(&mut self, mac: MacAddr, address: Address, now: Duration) -> bool {
+        let Some(holder) = self.holders.get_mut(&address).filter(|holder| holder.mac == mac) else { return false };
+        holder.bound = holder.bound.saturating_sub(1);
+        holder.last = now;
+        if holder.bound > 0 {
+            return false;
+        }
+        holder.released = true;
+        self.remember_unbound(mac, address);
+        true
+    }
+
+    /// A device gives an address back, and others may have it at once.
+    pub(super) fn give_back(&mut self, mac: MacAddr, address: Address) {
+        if self.holders.get(&address).is_some_and(|holder| holder.mac == mac) {
+            self.holders.remove(&address);
+        }
+    }
+
+    /// A packet from `source` came from an address over the uplink. Returns the device whose claim that ends, and
+    /// the conflict if there is one to report.
+    pub(super) fn seen(
+        &mut self,
+        address: Address,
+        source: MacAddr,
+        now: Duration,
+    ) -> (Option<MacAddr>, Option<Conflict>) {
+        let holder = self.holders.get(&address).copied();
+        let is_own = |holder: &Holder| holder.mac == source || holder.station == source;
+        if self.is_member(source) || holder.is_some_and(|holder| is_own(&holder)) {
+            return (None, None);
+        }
+        let Some(holder) = holder else {
+            self.remote.seen(address, now);
+            return (None, None);
+        };
+        let reserved = self.reserved.get(&address.0).is_some_and(|macs| macs.contains(&holder.mac));
+        let any = self.members.get(&holder.mac).is_some_and(|member| member.rule.others == OtherAddresses::Any);
+        let used = holder.is_valid(now) && !holder.released && !holder.is_probing(now);
+        let conflict = |kept| Some(Conflict { mac: holder.mac, address, kept });
+        let keeps = reserved || any;
+        let reported = if keeps {
+            let first = holder.told.is_none_or(|told| !is_recent(told, now));
+            if let Some(holder) = self.holders.get_mut(&address).filter(|_| used && first) {
+                holder.told = Some(now);
+                conflict(true)
+            } else {
+                None
+            }
+        } else {
+            self.holders.remove(&address);
+            self.remote.seen(address, now);
+            if used { conflict(false) } else { None }
+        };
+        if let Some(member) = self.members.get_mut(&holder.mac).filter(|_| reported.is_some()) {
+            member.conflicts = member.conflicts.saturating_add(1);
+        }
+        ((!keeps).then_some(holder.mac), reported)
+    }
+
+    /// Addresses that a device is to ask for now, and when it is to look again.
+    pub(super) fn due_probes(&mut self, mac: MacAddr, now: Duration) -> (Vec<Address>, Option<Duration>) {
+        let Self { members, holders, .. } = self;
+        let Some(member) = members.get_mut(&mac) else { return (Vec::new(), None) };
+        let (mut due, mut next) = (Vec::new(), None::<Duration>);
+        member.probing.retain(|address| {
+            let holder = holders.get_mut(address).filter(|holder| holder.mac == mac && holder.is_probing(now));
+            let Some(probe) = holder.and_then(|holder| holder.probe.as_mut()) else { return false };
+            // The last question has to leave time for the answer.
+            let asks = |at: Duration| at.saturating_add(probe.every) <= probe.until;
+            if probe.next <= now && asks(now) {
+                due.push(*address);
+                probe.next = now.saturating_add(probe.every);
+            }
+            if probe.next > now && asks(probe.next) {
+                next = Some(next.map_or(probe.next, |next| next.min(probe.next)));
+            }
+            true
+        });
+        (due, next)
+    }
+
+    /// Notes that a device holds an address without having it bound, and forgets the oldest of too many.
+    fn remember_unbound(&mut self, mac: MacAddr, address: Address) {
+        let Self { members, holders, .. } = self;
+        let member = members.entry(mac).or_default();
+        member.unbound.retain(|known| *known != address);
+        member.unbound.push_back(address);
+        while member.unbound.len() > MAX_UNBOUND
+            && let Some(oldest) = member.unbound.pop_front()
+        {
+            if holders.get(&oldest).is_some_and(|holder| holder.mac == mac && holder.bound == 0) {
+                holders.remove(&oldest);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.holders.len(), self.remote.len())
+    }
+}

@@ -1,0 +1,291 @@
+//! GIDs that a guest has bound, and those of them that it may use.
+//!
+//! A guest's driver binds a GID once and never again, so a bind whose address belongs to another device or host is
+//! not refused for that: it waits, and is tried again when that may have changed. `docs/dev/addresses.md` has the
+//! rules. Until then nothing is sent from the GID or received for it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pvrdma_verbs::{EndOnPanic, Snapshot, VerbsError};
+use serde::Serialize;
+
+use crate::adapter::Adapter;
+use crate::addresses::{Addresses, Claimed, HOLD, Wait, Why};
+use crate::budget::Budget;
+use crate::counters::Counters;
+use crate::drive::Endpoint;
+use crate::gid::BoundGid;
+use crate::path::directory::{Directory, Node, address};
+use crate::task::{Runnable, Task};
+use crate::timer::TimerKey;
+
+/// When a claim is made again that may not have been judged rightly: another device was about to let go.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// What a guest has bound at an index.
+#[derive(Clone, Copy, Debug)]
+struct Binding {
+    bound: BoundGid,
+    /// Why it cannot be used, if that is so.
+    wait: Option<Wait>,
+    /// It was said that the guest has to wait for another device or host.
+    told: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The device, until it goes. Nobody else keeps it alive, and be it for a moment: what comes for it then is lost.
+    node: Option<Arc<Node<Endpoint>>>,
+    bindings: BTreeMap<u8, Binding>,
+    /// Since when the link is down, if it is.
+    down: Option<Duration>,
+    timer: Option<TimerKey>,
+}
+
+/// A GID that waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct WaitingGid {
+    /// Index in the table.
+    index: u8,
+    #[serde(flatten)]
+    bound: BoundGid,
+    /// Why.
+    why: Why,
+}
+
+/// The GIDs of a device.
+#[derive(Debug)]
+pub(crate) struct Bindings {
+    adapter: Arc<Adapter>,
+    directory: Arc<Directory<Endpoint>>,
+    addresses: Arc<Addresses>,
+    state: Mutex<State>,
+    /// Looks at all of them again.
+    task: Arc<Task>,
+}
+
+impl Bindings {
+    pub(crate) fn new(
+        node: &Arc<Node<Endpoint>>,
+        directory: &Arc<Directory<Endpoint>>,
+        addresses: &Arc<Addresses>,
+    ) -> Arc<Self> {
+        let state = State { node: Some(Arc::clone(node)), bindings: BTreeMap::new(), down: None, timer: None };
+        let bindings = Arc::new_cyclic(|me: &Weak<Self>| Self {
+            adapter: Arc::clone(&node.adapter),
+            directory: Arc::clone(directory),
+            addresses: Arc::clone(addresses),
+            state: Mutex::new(state),
+            task: Task::new(node.adapter.engine.ready_queue(), &node.adapter.share, me.clone() as _),
+        });
+        addresses.set_bindings(node.adapter.point.mac, &bindings.task);
+        bindings
+    }
+
+    /// Binds a GID at an index, in place of what is there.
+    ///
+    /// # Errors
+    /// The device never gets the address.
+    pub(crate) fn bind(&self, index: u8, new: BoundGid) -> Result<(), VerbsError> {
+        let state = &mut *self.state.lock();
+        let old = state.bindings.get(&index).copied();
+        if old.is_some_and(|old| old.bound == new) {
+            return Ok(());
+        }
+        let wait = self.claim(new).inspect_err(|error| self.refused(new, error))?;
+        let node = state.node.as_ref().ok_or(VerbsError::Gone)?;
+        let wait = self.place(node, index, new, wait);
+        let told = wait.is_some_and(|wait| self.waits(new, wait));
+        state.bindings.insert(index, Binding { bound: new, wait, told });
+        if let Some(old) = old {
+            self.let_go(old);
+        }
+        self.arm(state);
+        Ok(())
+    }
+
+    /// Unbinds what is at an index.
+    pub(crate) fn unbind(&self, index: u8) {
+        let state = &mut *self.state.lock();
+        let Some(old) = state.bindings.remove(&index) else { return };
+        if let Some(node) = &state.node {
+            // As in `suspend`, this cannot fail.
+            let _ = self.directory.set_gid(node, index, None);
+        }
+        self.adapter.gids.stop_waiting(index);
+        self.let_go(old);
+        self.arm(state);
+    }
+
+    /// The device goes: unbinds everything, and lets go of it.
+    pub(crate) fn end(&self) {
+        let indices: Vec<u8> = self.state.lock().bindings.keys().copied().collect();
+        indices.into_iter().for_each(|index| self.unbind(index));
+        self.state.lock().node = None;
+    }
+
+    /// The link goes up or down.
+    pub(crate) fn set_link(&self, up: bool) {
+        self.state.lock().down = (!up).then(|| self.addresses.now());
+        self.addresses.set_link(self.adapter.point.mac, up);
+        self.task.schedule();
+    }
+
+    /// GIDs that wait.
+    pub(crate) fn inspect(&self) -> Snapshot<Vec<WaitingGid>> {
+        let waiting = |(index, binding): (&u8, &Binding)| {
+            let Wait { why, .. } = binding.wait?;
+            Some(WaitingGid { index: *index, bound: binding.bound, why })
+        };
+        self.state.try_lock().map(|state| state.bindings.iter().filter_map(waiting).collect()).into()
+    }
+
+    fn claim(&self, bound: BoundGid) -> Result<Option<Wait>, VerbsError> {
+        match self.addresses.bind(self.adapter.point.mac, address(bound))? {
+            Claimed::Held => Ok(None),
+            Claimed::Waiting(wait) => Ok(Some(wait)),
+        }
+    }
+
+    /// Makes a GID usable, or keeps it from being used. Returns why it is not.
+    fn place(&self, node: &Arc<Node<Endpoint>>, index: u8, bound: BoundGid, wait: Option<Wait>) -> Option<Wait> {
+        let wait = wait.or_else(|| {
+            // Another device has lost the address a moment ago, and has not looked yet.
+            self.directory.set_gid(node, index, Some(bound)).err()?;
+            self.addresses.unbind(self.adapter.point.mac, address(bound));
+            Some(Wait { why: Why::Taken, until: Some(self.addresses.now().saturating_add(AGAIN)) })
+        });
+        match wait {
+            Some(Wait { why, .. }) => self.suspend(node, index, bound, why == Why::Probing),
+            None => self.adapter.gids.stop_waiting(index),
+        }
+        wait
+    }
+
+    /// Nothing is sent from a GID any more, or received for it, but it stays bound. `holds`: what is sent waits.
+    fn suspend(&self, node: &Arc<Node<Endpoint>>, index: u8, bound: BoundGid, holds: bool) {
+        // Before it is taken away, so that no sender finds nothing bound there.
+        self.adapter.gids.wait(index, bound, holds);
+        // The index of every u8 is in the table, and nothing is bound: this cannot fail.
+        let _ = self.directory.set_gid(node, index, None);
+    }
+
+    fn let_go(&self, old: Binding) {
+        if old.wait.is_none() {
+            self.addresses.unbind(self.adapter.point.mac, address(old.bound));
+        }
+    }
+
+    fn refused(&self, bound: BoundGid, error: &VerbsError) {
+        let adapter = &self.adapter;
+        Counters::bump(&adapter.counters.gids_refused);
+        adapter.log.warn(module_path!(), format_args!("the guest may not bind {}: {error}", bound.gid));
+    }
+
+    /// Says that the guest has to wait, unless this is how each claim begins. Returns `true` if it did.
+    fn waits(&self, bound: BoundGid, wait: Wait) -> bool {
+        let adapter = &self.adapter;
+        let reason = match wait.why {
+            Why::Probing | Why::Busy => return false,
+            Why::Taken => "another device has it, or had it a minute ago",
+            Why::Remote => "a host beyond the uplink has it",
+            Why::LinkDown => "the link is down",
+        };
+        Counters::bump(&adapter.counters.gids_waited);
+        adapter
+            .log
+            .warn(module_path!(), format_args!("the guest may not use {} yet: {reason}; it is tried again", bound.gid));
+        true
+    }
+
+    /// Looks at all bindings again: takes away what belongs to others by now, and claims again what waits.
+    fn review(&self, state: &mut State) {
+        let (mac, now) = (self.adapter.point.mac, self.addresses.now());
+        let is_given_up = state.down.is_some_and(|since| now.saturating_sub(since) >= HOLD);
+        let Some(node) = &state.node else { return };
+        let mut any = false;
+        for (&index, binding) in &mut state.bindings {
+            let at = address(binding.bound);
+            match binding.wait {
+                None if is_given_up => {
+                    self.suspend(node, index, binding.bound, false);
+                    self.addresses.give_back(mac, at);
+                    binding.wait = Some(Wait { why: Why::LinkDown, until: None });
+                }
+                None if self.addresses.has_bound(mac, at) => {}
+                // The claim has ended.
+                None => {
+                    self.suspend(node, index, binding.bound, false);
+                    self.again(node, index, binding);
+                }
+                // It would be given up again.
+                Some(_) if state.down.is_some() => {}
+                Some(before) => {
+                    self.again(node, index, binding);
+                    any |= binding.wait.is_none_or(|wait| before.why == Why::Probing && wait.why != before.why);
+                }
+            }
+        }
+        if any {
+            // What waited for the address leaves, or is lost.
+            node.qps().iter().for_each(|endpoint| endpoint.qp().task().schedule());
+        }
+    }
+
+    /// Claims an address again.
+    fn again(&self, node: &Arc<Node<Endpoint>>, index: u8, binding: &mut Binding) {
+        let (bound, before) = (binding.bound, binding.wait);
+        let later = Some(Wait { why: Why::Taken, until: Some(self.addresses.now().saturating_add(HOLD)) });
+        let wait = self.claim(bound).inspect_err(|error| self.refused(bound, error)).unwrap_or(later);
+        binding.wait = self.place(node, index, bound, wait);
+        match binding.wait {
+            Some(wait) if before.is_none_or(|before| before.why != wait.why) => {
+                binding.told |= self.waits(bound, wait);
+            }
+            None if std::mem::take(&mut binding.told) => {
+                let adapter = &self.adapter;
+                Counters::bump(&adapter.counters.gids_granted);
+                adapter.log.info(module_path!(), format_args!("the guest may use {} now", bound.gid));
+            }
+            _ => {}
+        }
+    }
+
+    /// Has the task run when the next claim may be judged anew.
+    fn arm(&self, state: &mut State) {
+        let held = || state.bindings.values().any(|binding| binding.wait.is_none());
+        let given_up = state.down.filter(|_| held()).map(|since| since.saturating_add(HOLD));
+        let waits = state.bindings.values().filter_map(|binding| binding.wait?.until);
+        let waits = waits.filter(|_| state.down.is_none()).chain(given_up).min();
+        if self.addresses.set_waits(self.adapter.point.mac, state.bindings.values().any(|it| it.wait.is_some())) {
+            // What it waits for may have ended before this was known.
+            self.task.schedule();
+        }
+        let engine = &self.adapter.engine;
+        match waits {
+            Some(deadline) => state.timer = Some(engine.arm(&self.task, deadline, state.timer)),
+            None => state.timer.take().into_iter().for_each(|timer| engine.disarm(timer)),
+        }
+    }
+}
+
+impl Runnable for Bindings {
+    fn run(&self, _: &mut Budget) -> bool {
+        let _guard = EndOnPanic::new("the addresses of a device");
+        let state = &mut *self.state.lock();
+        self.review(state);
+        self.arm(state);
+        false
+    }
+}
+
+impl Drop for Bindings {
+    fn drop(&mut self) {
+        if let Some(timer) = self.state.get_mut().timer.take() {
+            self.adapter.engine.disarm(timer);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Source addresses and servers of the network function, where the addresses of the device are listed.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use pvrdma_roce::wire::{EtherType, PROTOCOL_UDP};
+use pvrdma_verbs::{MacAddr, link_local};
+
+use super::outgoing::{Transport, behind_tags, transport};
+use super::policy::{PortRules, Violation};
+
+/// UDP ports that DHCP servers and relays send from (RFC 2131, 4.1; RFC 8415, 7.2).
+const DHCP_SERVER: u16 = 67;
+const DHCPV6_SERVER: u16 = 547;
+/// Length of an IPv4 header without options.
+const IPV4_LEN: usize = 20;
+
+/// Checks a frame of the device with this MAC address. It costs nothing where nothing is guarded.
+///
+/// # Errors
+/// Its source is not the device's, or it is from a DHCP server.
+#[inline]
+pub(super) fn check(rules: &PortRules, mac: MacAddr, frame: &[u8]) -> Result<(), Violation> {
+    if !rules.source_guard && !rules.dhcp_guard {
+        return Ok(());
+    }
+    match behind_tags(frame) {
+        Some((Some(EtherType::IPV4), body)) => ipv4(rules, body),
+        Some((Some(EtherType::IPV6), body)) => ipv6(rules, mac, body),
+        _ => Ok(()),
+    }
+}
+
+fn is_listed(rules: &PortRules, address: IpAddr) -> bool {
+    rules.addresses.as_ref().is_some_and(|rule| rule.listed.contains(&address))
+}
+
+fn ipv4(rules: &PortRules, body: &[u8]) -> Result<(), Violation> {
+    // A receiver drops what is shorter than its header.
+    let Some(header) = body.first_chunk::<IPV4_LEN>() else { return Err(Violation::Source) };
+    let [version, _, _, _, _, _, flags, offset, _, protocol, _, _, a, b, c, d, ..] = *header;
+    let source = Ipv4Addr::new(a, b, c, d);
+    // A DHCP client has no address yet.
+    if rules.source_guard && !source.is_unspecified() && !is_listed(rules, source.into()) {
+        return Err(Violation::Source);
+    }
+    let has_ports = protocol == PROTOCOL_UDP && flags & 0x1f == 0 && offset == 0;
+    match rules.dhcp_guard && has_ports {
+        true => dhcp(source_port(body, usize::from(version & 0xf) * 4), DHCP_SERVER),
+        false => Ok(()),
+    }
+}
+
+fn ipv6(rules: &PortRules, mac: MacAddr, body: &[u8]) -> Result<(), Violation> {
+    let source = body.get(8..).and_then(<[u8]>::first_chunk::<16>);
+    let Some(source) = source.map(|source| Ipv6Addr::from(*source)) else { return Err(Violation::Source) };
+    // Duplicate address detection has no source, and what is sent from the link-local address is the device's.
+    let own = source.is_unspecified() || source.octets() == link_local(mac).0;
+    if rules.source_guard && !own && !is_listed(rules, source.into()) {
+        return Err(Violation::Source);
+    }
+    match (rules.dhcp_guard, transport(body)) {
+        (true, Transport::Udp(at)) => dhcp(source_port(body, at), DHCPV6_SERVER),
+        _ => Ok(()),
+    }
+}
+
+/// The source port of a UDP header that begins at a position.
+fn source_port(body: &[u8], at: usize) -> Option<u16> {
+    body.get(at..).and_then(<[u8]>::first_chunk).map(|port| u16::from_be_bytes(*port))
+}
+
+/// Passes what is not from a server. A header that is cut off may be one's.
+fn dhcp(port: Option<u16>, server: u16) -> Result<(), Violation> {
+    match port {
+        Some(port) if port != server => Ok(()),
+        _ => Err(Violation::Server),
+    }
+}

@@ -1,0 +1,380 @@
+//! What becomes of an address that a guest binds or announces and that may be another's: `docs/dev/addresses.md`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_rxe::{AddressConflict, PortConfig, PortRules, RxeHca, Uplink};
+use pvrdma_verbs::{
+    AddressRule, Gid, GidType, Hca, OtherAddresses, QpType, Qpn, Rules, SendData, SendOp, UdDestination, WcStatus,
+    link_local,
+};
+
+use crate::world::*;
+
+const QKEY: u32 = 0x1234;
+const HOLD: Duration = Duration::from_secs(60);
+const PROBE: Duration = Duration::from_secs(1);
+
+/// A device with its network function on a port, and the other ends of both links.
+fn with_card(world: &World, number: u8) -> (MemoryLink, MemoryLink, Uplink) {
+    let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
+    let rules = PortRules::default();
+    let config = PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 1500, rules };
+    (network, guest, world.rxe.plug(mac(number), config).unwrap())
+}
+
+fn bind(hca: &RxeHca, index: u8, address: Gid) {
+    hca.bind_gid(index, address, GidType::RoceV2).unwrap();
+}
+
+/// An ARP packet: the station of this number says that it has an address.
+fn arp(source: u8, address: Gid) -> Vec<u8> {
+    let head = [&[0xff; 6][..], &mac(source).0, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2], &mac(source).0].concat();
+    [&head[..], &address.ipv4().unwrap(), &[0; 10], &[0; 18]].concat()
+}
+
+/// Addresses that frames are ARP probes or solicitations for.
+fn asked(frames: &[Vec<u8>]) -> Vec<Gid> {
+    let target = |frame: &Vec<u8>| match frame[12..14] {
+        [8, 6] if frame[20..22] == [0, 1] && frame[28..32] == [0; 4] => {
+            Some(std::net::IpAddr::from(<[u8; 4]>::try_from(&frame[38..42]).unwrap()).into())
+        }
+        [0x86, 0xdd] if frame[54] == 135 => Some(Gid(frame[62..78].try_into().unwrap())),
+        _ => None,
+    };
+    frames.iter().filter_map(target).collect()
+}
+
+/// Returns `true` if the device may use an address.
+pub(crate) fn has(node: &Node, address: Gid) -> bool {
+    let gids = node.hca.inspect();
+    gids["gids"].as_array().unwrap().iter().any(|bound| bound["gid"] == serde_json::json!(address))
+}
+
+/// Why the device may not use what it has bound.
+pub(crate) fn waits(node: &Node) -> Vec<String> {
+    let waiting = node.hca.inspect();
+    let waiting = waiting["waiting_gids"].as_array().unwrap();
+    waiting.iter().map(|waiting| waiting["why"].as_str().unwrap().to_owned()).collect()
+}
+
+fn advance(world: &World, time: Duration) {
+    let end = world.clock.now() + time;
+    world.rxe.run_ready();
+    while let Some(next) = world.next_deadline().filter(|next| *next <= end) {
+        world.clock.advance(next.saturating_sub(world.clock.now()));
+        world.rxe.run_ready();
+    }
+    world.clock.advance(end - world.clock.now());
+    world.rxe.run_ready();
+}
+
+use pvrdma_rxe::Clock as _;
+
+/// The attack: the gateway is silent for a minute, as it is when its neighbours refresh their entries by unicast. Before,
+/// its address was anybody's then, and its own words did not count any more.
+#[test]
+fn a_host_that_is_silent_keeps_its_address() {
+    let world = World::new();
+    let (network, guest, _uplink) = with_card(&world, 1);
+    let device = world.ruled(1, Rules::default());
+    let says = || {
+        give(&guest, &arp(1, gid(9)));
+        world.rxe.run_ready();
+        taken(&network).contains(&arp(1, gid(9)))
+    };
+    give(&network, &arp(200, gid(9)));
+    world.rxe.run_ready();
+    assert!(!says(), "it has just spoken");
+    for _ in 0..5 {
+        advance(&world, HOLD);
+        assert!(!says(), "it is asked first");
+        bind(&device.hca, 0, gid(9));
+        give(&network, &arp(200, gid(9)));
+        world.rxe.run_ready();
+        assert!(!says() && !has(&device, gid(9)), "it has answered");
+    }
+    assert_eq!(waits(&device), ["remote"]);
+    // Then it is gone for good.
+    advance(&world, HOLD);
+    assert_eq!((has(&device, gid(9)), waits(&device)), (false, vec!["probing".to_owned()]));
+    taken(&network);
+    advance(&world, HOLD);
+    let questions = asked(&taken(&network));
+    assert!(questions.len() >= 10 && questions.iter().all(|asked| *asked == gid(9)), "{questions:?}");
+    assert!(says() && has(&device, gid(9)));
+    assert_eq!((device.counter("gids_granted"), device.counter("address_conflicts")), (1, 0));
+}
+
+#[test]
+fn an_address_that_nobody_was_seen_with_is_asked_for_and_then_bound() {
+    let world = World::new();
+    let (network, guest, _uplink) = with_card(&world, 1);
+    let device = world.ruled(1, Rules::default());
+    let mut v6 = [0xfd; 16];
+    v6[15] = 7;
+    for (index, address) in (0..).zip([gid(1), Gid(v6), link_local(mac(1))]) {
+        bind(&device.hca, index, address);
+    }
+    assert!(has(&device, link_local(mac(1))), "it is nobody else's");
+    assert_eq!(waits(&device), ["probing", "probing"]);
+    advance(&world, PROBE - Duration::from_millis(1));
+    let mut questions = asked(&taken(&network));
+    questions.sort();
+    assert_eq!(questions, [[gid(1); 3], [Gid(v6); 3]].concat());
+    give(&guest, &arp(1, gid(1)));
+    world.rxe.run_ready();
+    assert!(taken(&network).is_empty() && !has(&device, gid(1)) && !has(&device, Gid(v6)));
+    advance(&world, Duration::from_millis(1));
+    assert!(has(&device, gid(1)) && has(&device, Gid(v6)) && waits(&device).is_empty());
+    give(&guest, &arp(1, gid(1)));
+    world.rxe.run_ready();
+    assert_eq!(taken(&network).len(), 1);
+    assert_eq!((device.counter("gids_refused"), device.counter("gids_waited")), (0, 0), "this is how a claim begins");
+}
+
+/// Programs that connect at once must not pay for the probe with their retries.
+#[test]
+fn what_is_sent_meanwhile_waits_for_the_probe() {
+    let world = World::new();
+    let (network, _guest, _uplink) = with_card(&world, 1);
+    let device = world.ruled(1, Rules::default());
+    bind(&device.hca, 0, gid(1));
+    let end = device.qp(QpType::Rc);
+    end.connect(&end, |a| {
+        (a.av.dgid, a.av.dmac) = (gid(2), mac(2));
+        (a.timeout, a.retry_cnt) = (1, 1);
+    });
+    end.send(1, &[]);
+    let manager = device.qp(QpType::Gsi);
+    manager.start_datagrams(QKEY);
+    let to = UdDestination { qpn: Qpn::new(1), qkey: QKEY, dgid: gid(2), dmac: mac(2), ..UdDestination::default() };
+    manager.submit(1, SendOp::Send { data: SendData::None, to: Some(to) }, &[]);
+    advance(&world, PROBE - Duration::from_millis(1));
+    assert_eq!(asked(&taken(&network)).len(), 3);
+    assert!(end.scq.poll().is_empty() && manager.scq.poll().is_empty());
+    world.clock.advance(Duration::from_millis(1));
+    world.rxe.run_ready();
+    assert_eq!((taken(&network).len(), manager.scq.one().status), (2, WcStatus::Success));
+    world.settle();
+    assert_eq!(end.scq.one().status, WcStatus::RetryExceeded, "from now on the clock of the request runs");
+}
+
+#[test]
+fn an_answer_keeps_the_address_from_the_guest() {
+    let world = World::new();
+    let (network, _guest, _uplink) = with_card(&world, 1);
+    let device = world.ruled(1, Rules::default());
+    bind(&device.hca, 0, gid(1));
+    let manager = device.qp(QpType::Gsi);
+    manager.start_datagrams(QKEY);
+    let to = UdDestination { qpn: Qpn::new(1), qkey: QKEY, dgid: gid(2), dmac: mac(2), ..UdDestination::default() };
+    let send = || manager.submit(1, SendOp::Send { data: SendData::None, to: Some(to) }, &[]);
+    send();
+    let end = device.qp(QpType::Rc);
+    end.connect(&end, |a| (a.timeout, a.retry_cnt) = (1, 1));
+    end.send(1, &[]);
+    give(&network, &arp(200, gid(1)));
+    world.rxe.run_ready();
+    assert_eq!((waits(&device), device.counter("gids_waited")), (vec!["remote".to_owned()], 1));
+    taken(&network);
+    // What was held, and what comes, has left as far as the guest can see, and nobody answers.
+    send();
+    advance(&world, PROBE);
+    assert_eq!(end.scq.one().status, WcStatus::RetryExceeded);
+    assert_eq!(manager.scq.poll_statuses(), [(1, WcStatus::Success), (1, WcStatus::Success)]);
+    assert!(taken(&network).is_empty());
+    // A guest that takes the address back asks no more.
+    device.hca.unbind_gid(0);
+    world.settle();
+    assert!(asked(&taken(&network)).is_empty());
+}
+
+#[test]
+fn a_conflict_is_told_and_ends_the_claim() {
+    let world = World::new();
+    let told = Arc::<Mutex<Vec<AddressConflict>>>::default();
+    let list = Arc::clone(&told);
+    let _observed = world.rxe.observe_conflicts(mac(1), move |conflict| list.lock().push(*conflict));
+    let (network, guest, _uplink) = with_card(&world, 1);
+    let listed = AddressRule { others: OtherAddresses::Own, listed: vec!["10.0.0.8".parse().unwrap()] };
+    let device = world.ruled(1, Rules { addresses: listed, ..Rules::default() });
+    for (index, last) in [(0, 9), (1, 8)] {
+        bind(&device.hca, index, gid(last));
+    }
+    advance(&world, PROBE);
+    assert!(has(&device, gid(9)) && has(&device, gid(8)));
+    taken(&network);
+    for last in [9, 8] {
+        give(&network, &arp(200, gid(last)));
+    }
+    world.rxe.run_ready();
+    let conflict = |last, kept| AddressConflict { address: gid(last), vlan: None, kept };
+    assert_eq!(*told.lock(), [conflict(9, false), conflict(8, true)]);
+    assert_eq!(device.counter("address_conflicts"), 2);
+    assert!(!has(&device, gid(9)) && has(&device, gid(8)), "what is listed stays");
+    give(&guest, &arp(1, gid(9)));
+    world.rxe.run_ready();
+    assert!(taken(&network).is_empty());
+    // RoCE says whose an address is as well: this is from 10.0.0.2.
+    bind(&device.hca, 2, gid(1));
+    bind(&device.hca, 3, gid(2));
+    advance(&world, PROBE);
+    assert!(has(&device, gid(2)));
+    give(&network, &request());
+    world.rxe.run_ready();
+    assert!(!has(&device, gid(2)));
+    assert_eq!(told.lock().last(), Some(&conflict(2, false)));
+}
+
+/// Before, the bind of an address that had been another guest's was refused once, and the guest's driver does not try
+/// again: IP worked there, and RDMA did not.
+#[test]
+fn an_address_that_moves_to_another_guest_is_bound_there() {
+    let world = World::new();
+    let (former, next) = (world.ruled(1, Rules::default()), world.ruled(3, Rules::default()));
+    bind(&former.hca, 0, gid(9));
+    bind(&next.hca, 0, gid(9));
+    assert_eq!((has(&next, gid(9)), waits(&next)), (false, vec!["taken".to_owned()]));
+    assert_eq!((next.counter("gids_waited"), next.counter("gids_refused")), (1, 0));
+    advance(&world, HOLD * 10);
+    assert!(has(&former, gid(9)) && !has(&next, gid(9)));
+    former.hca.unbind_gid(0);
+    advance(&world, HOLD - Duration::from_millis(1));
+    assert!(!has(&next, gid(9)), "a guest that restarts finds it again");
+    advance(&world, Duration::from_millis(1));
+    assert!(has(&next, gid(9)) && waits(&next).is_empty());
+    assert_eq!(next.counter("gids_granted"), 1);
+    let (a, b) = (former.qp(QpType::Rc), next.qp(QpType::Rc));
+    bind(&former.hca, 0, gid(1));
+    a.connect(&b, |attrs| attrs.av.dgid = gid(9));
+    b.connect(&a, |attrs| attrs.av.dgid = gid(1));
+    b.recv(1, &[]);
+    a.send(1, &[]);
+    assert_eq!(a.scq.one().status, WcStatus::Success);
+}
+
+#[test]
+fn an_address_of_a_guest_that_is_gone_is_bound_by_the_next() {
+    let world = World::new();
+    let (former, next) = (world.ruled(1, Rules::default()), world.ruled(3, Rules::default()));
+    bind(&former.hca, 0, gid(9));
+    bind(&next.hca, 0, gid(9));
+    drop(former);
+    advance(&world, HOLD);
+    assert!(has(&next, gid(9)));
+}
+
+#[test]
+fn the_address_of_a_device_whose_link_is_down_is_free_after_a_minute() {
+    let world = World::new();
+    let (holder, next) = (world.ruled(1, Rules::default()), world.ruled(3, Rules::default()));
+    bind(&holder.hca, 0, gid(9));
+    bind(&next.hca, 0, gid(9));
+    holder.hca.set_link(false).unwrap();
+    advance(&world, HOLD - Duration::from_millis(1));
+    holder.hca.set_link(true).unwrap();
+    advance(&world, HOLD);
+    assert!(has(&holder, gid(9)), "it was not long enough");
+    holder.hca.set_link(false).unwrap();
+    advance(&world, HOLD);
+    assert!(!has(&holder, gid(9)) && has(&next, gid(9)));
+    assert_eq!(waits(&holder), ["link_down"]);
+    // Its guest still has it bound, and gets it again after the other one.
+    holder.hca.set_link(true).unwrap();
+    advance(&world, HOLD);
+    assert_eq!(waits(&holder), ["taken"]);
+    next.hca.unbind_gid(0);
+    advance(&world, HOLD);
+    assert!(has(&holder, gid(9)));
+}
+
+#[test]
+fn a_link_that_comes_back_brings_its_addresses_back() {
+    let world = World::new();
+    let (network, _guest, _uplink) = with_card(&world, 1);
+    let device = world.ruled(1, Rules::default());
+    bind(&device.hca, 0, gid(9));
+    bind(&device.hca, 1, link_local(mac(1)));
+    advance(&world, PROBE);
+    device.hca.set_link(false).unwrap();
+    advance(&world, HOLD * 2);
+    taken(&network);
+    assert!(!has(&device, gid(9)) && !has(&device, link_local(mac(1))));
+    device.hca.set_link(true).unwrap();
+    world.rxe.run_ready();
+    assert!(!has(&device, gid(9)) && has(&device, link_local(mac(1))));
+    advance(&world, PROBE);
+    assert!(has(&device, gid(9)) && asked(&taken(&network)).len() == 3, "somebody may have it by now");
+}
+
+/// Two guests list the address, as a cluster does.
+#[test]
+fn an_address_that_both_list_moves_at_once() {
+    let world = World::new();
+    let listed = AddressRule { others: OtherAddresses::Own, listed: vec!["10.0.0.9".parse().unwrap()] };
+    let rules = || Rules { addresses: listed.clone(), ..Rules::default() };
+    let (former, next) = (world.ruled(1, rules()), world.ruled(3, rules()));
+    bind(&former.hca, 0, gid(9));
+    bind(&next.hca, 0, gid(9));
+    assert!(!has(&next, gid(9)));
+    former.hca.unbind_gid(0);
+    world.rxe.run_ready();
+    assert!(has(&next, gid(9)));
+}
+
+/// Guests' kernels add an address anew at another index, because the old one is in use as long as the connection is.
+/// Before, the connection was silent from then on, although its address was there.
+#[test]
+fn a_connection_has_its_address_again_at_another_index() {
+    let pair = Pair::new();
+    let move_to = |node: &Node, from, to| {
+        node.hca.unbind_gid(from);
+        bind(&node.hca, to, gid(node.number));
+    };
+    for (round, (from, to)) in [(0, 4), (4, 7), (7, 0)].into_iter().enumerate() {
+        for node in [&pair.a, &pair.b] {
+            move_to(node, from, to);
+            for (sender, receiver) in [(&pair.left, &pair.right), (&pair.right, &pair.left)] {
+                receiver.recv(1, &[]);
+                sender.send(1, &[]);
+                pair.world.settle();
+                let got = (sender.scq.poll_statuses(), receiver.rcq.poll_statuses());
+                let expected = vec![(1, WcStatus::Success)];
+                assert_eq!(got, (expected.clone(), expected), "round {round}, node {}", node.number);
+            }
+        }
+    }
+    // Another address at the old index is none of the connection's.
+    move_to(&pair.a, 0, 3);
+    bind(&pair.a.hca, 0, gid(9));
+    pair.right.recv(2, &[]);
+    pair.left.send(2, &[]);
+    pair.world.settle();
+    assert_eq!(pair.left.scq.poll_statuses(), [(2, WcStatus::Success)]);
+    pair.a.hca.unbind_gid(3);
+    pair.left.send(3, &[]);
+    pair.world.settle();
+    assert_eq!(pair.left.scq.poll_statuses(), [(3, WcStatus::RetryExceeded)]);
+}
+
+/// What was asked for before the address went is answered when it is back.
+#[test]
+fn a_request_that_waits_for_its_answer_survives_the_move_of_its_address() {
+    let pair = Pair::with(World::new(), |a| (a.timeout, a.retry_cnt) = (14, 7), |_| {});
+    pair.right.recv(1, &[]);
+    pair.a.hca.unbind_gid(0);
+    pair.left.send(1, &[]);
+    pair.world.run();
+    assert!(pair.left.scq.poll().is_empty());
+    bind(&pair.a.hca, 5, gid(1));
+    pair.world.settle();
+    assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success)]);
+}
+
+over_a_cable! {
+    a_connection_has_its_address_again_at_another_index
+    a_request_that_waits_for_its_answer_survives_the_move_of_its_address
+}

@@ -1,0 +1,162 @@
+//! What a network function may send where the addresses of its device are listed, and RoCE to other Ethernet addresses
+//! of it.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Uplink, VlanMode};
+use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, QpType, link_local};
+
+use crate::world::*;
+
+struct Card {
+    world: World,
+    network: MemoryLink,
+    guest: MemoryLink,
+    node: Node,
+    _uplink: Uplink,
+}
+
+fn card(vlan: VlanMode, rules: PortRules) -> Card {
+    let world = World::with(|config| config.vlan = vlan);
+    let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
+    let config = PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 1500, rules };
+    let uplink = world.rxe.plug(mac(1), config).unwrap();
+    let node = world.node(1);
+    Card { world, network, guest, node, _uplink: uplink }
+}
+
+/// What the daemon makes of `address=10.0.0.5,address=fd00::5`.
+fn listed() -> PortRules {
+    let listed = ["10.0.0.5", "fd00::5"].map(|address| address.parse().unwrap()).to_vec();
+    let addresses = Some(AddressRule { others: OtherAddresses::Refuse, listed });
+    PortRules { addresses, source_guard: true, ra_guard: true, dhcp_guard: true, ..PortRules::default() }
+}
+
+impl Card {
+    /// Returns `true` if a frame leaves; which counter says that it does not is in `dropped`.
+    fn sends(&self, frame: &[u8], dropped: &str) -> bool {
+        let before = self.node.counter(dropped);
+        give(&self.guest, frame);
+        self.world.rxe.run_ready();
+        let sent = taken(&self.network).len() == 1;
+        assert_eq!(self.node.counter(dropped) - before, u64::from(!sent), "{dropped}");
+        sent
+    }
+}
+
+fn frame(tag: &[u8], kind: u16, body: &[u8]) -> Vec<u8> {
+    [&[0xff; 6][..], &mac(1).0, tag, &kind.to_be_bytes(), body].concat()
+}
+
+/// UDP from a port, in IPv4 with these flags and fragment offset.
+fn v4(source: &str, fragment: [u8; 2], port: u16) -> Vec<u8> {
+    let IpAddr::V4(source) = source.parse().unwrap() else { unreachable!() };
+    let header = [&[0x45, 0, 0, 28, 0, 0], &fragment[..], &[64, 17, 0, 0], &source.octets(), &[10, 0, 0, 9]].concat();
+    [&header[..], &port.to_be_bytes(), &[0, 99, 0, 8, 0, 0]].concat()
+}
+
+fn v6(source: [u8; 16], headers: &[u8], first: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(headers.len() + payload.len()).unwrap().to_be_bytes();
+    let head = [&[0x60, 0, 0, 0], &length[..], &[first, 255], &source, &[0xff; 16]].concat();
+    [&head[..], headers, payload].concat()
+}
+
+fn address(text: &str) -> [u8; 16] {
+    let IpAddr::V6(address) = text.parse().unwrap() else { unreachable!() };
+    address.octets()
+}
+
+fn udp(port: u16) -> Vec<u8> {
+    [&port.to_be_bytes()[..], &[0, 99, 0, 8, 0, 0]].concat()
+}
+
+#[test]
+fn a_list_of_addresses_holds_for_the_source_of_ip_packets() {
+    for (vlan, tags) in [(VlanMode::Untagged, &[][..]), (VlanMode::Access(7), &[]), (VlanMode::Trunk, &[0x81, 0, 0, 5])]
+    {
+        let card = card(vlan, listed());
+        let sends = |kind, body: &[u8]| card.sends(&frame(tags, kind, body), "passed_dropped_source");
+        for source in ["10.0.0.5", "0.0.0.0"] {
+            assert!(sends(0x800, &v4(source, [0, 0], 1000)), "{source}");
+        }
+        for source in ["10.0.0.6", "127.0.0.1", "255.255.255.255"] {
+            assert!(!sends(0x800, &v4(source, [0, 0], 1000)), "{source}");
+            assert!(!sends(0x800, &v4(source, [0x20, 1], 1000)), "later fragments");
+        }
+        assert!(!sends(0x800, &v4("10.0.0.5", [0, 0], 1000)[..19]), "too short for its source");
+        for source in [address("fd00::5"), address("::"), link_local(mac(1)).0] {
+            assert!(sends(0x86dd, &v6(source, &[], 17, &udp(1000))), "{source:?}");
+        }
+        for source in [address("fd00::6"), link_local(mac(2)).0, address("::ffff:10.0.0.5")] {
+            assert!(!sends(0x86dd, &v6(source, &[], 17, &udp(1000))), "{source:?}");
+            assert!(!sends(0x86dd, &v6(source, &[], 59, &[])), "{source:?}");
+        }
+        assert!(!sends(0x86dd, &v6(address("fd00::5"), &[], 59, &[])[..23]));
+        assert!(sends(0x88b5, &[7; 40]), "no IP");
+    }
+}
+
+#[test]
+fn servers_do_not_answer_where_addresses_are_listed() {
+    let own = link_local(mac(1)).0;
+    let advertisement = [&[134, 0, 0, 0][..], &[0; 12]].concat();
+    let options: &[u8] = &[17, 0, 0, 0, 0, 0, 0, 0];
+    let offers = [
+        frame(&[], 0x800, &v4("10.0.0.5", [0, 0], 67)),
+        frame(&[], 0x800, &v4("10.0.0.5", [0x20, 0], 67)),
+        frame(&[0x81, 0, 0x60, 0], 0x800, &v4("10.0.0.5", [0, 0], 67)),
+        frame(&[], 0x86dd, &v6(own, &[], 17, &udp(547))),
+        frame(&[], 0x86dd, &v6(own, options, 60, &udp(547))),
+        frame(&[], 0x86dd, &v6(own, &[], 58, &advertisement)),
+    ];
+    let clients = [
+        frame(&[], 0x800, &v4("0.0.0.0", [0, 0], 68)),
+        frame(&[], 0x86dd, &v6(own, &[], 17, &udp(546))),
+        frame(&[], 0x86dd, &v6(own, &[], 58, &[133, 0, 0, 0, 0, 0, 0, 0])),
+    ];
+    let guarded = card(VlanMode::Untagged, listed());
+    assert!(offers.iter().all(|frame| !guarded.sends(frame, "passed_dropped_server")));
+    assert!(clients.iter().all(|frame| guarded.sends(frame, "passed_dropped_server")));
+    // A guest that is a router, one that is a DHCP server, and one whose addresses are not listed.
+    let count = |rules| {
+        let card = card(VlanMode::Untagged, rules);
+        offers.each_ref().map(|frame| card.sends(frame, "passed_dropped_server"))
+    };
+    let not = false;
+    assert_eq!(count(PortRules { ra_guard: false, ..listed() }), [not, not, not, not, not, true]);
+    assert_eq!(count(PortRules { dhcp_guard: false, ..listed() }), [true, true, true, true, true, not]);
+    assert_eq!(count(PortRules::default()), [true; 6]);
+}
+
+/// A guest changes the address of its card, or has a macvlan or a bond: its IP addresses are at another Ethernet address.
+/// Before, RoCE to that went to the network function, without a word.
+#[test]
+fn roce_to_another_ethernet_address_of_the_guest() {
+    let other = [2, 7, 7, 7, 7, 7];
+    for (forged, taken_by_device) in [
+        (ForgedTransmits::Off, false),
+        (ForgedTransmits::Roce, false),
+        (ForgedTransmits::Mac, true),
+        (ForgedTransmits::All, true),
+    ] {
+        let card = card(VlanMode::Untagged, PortRules { forged, ..PortRules::default() });
+        let end = card.node.qp(QpType::Rc);
+        connect_to_test(&end);
+        end.recv(1, &[]);
+        let mut frame = request();
+        frame[..6].copy_from_slice(&other);
+        give(&card.network, &frame);
+        card.world.rxe.run_ready();
+        assert_eq!(end.rcq.poll().len(), usize::from(taken_by_device), "{forged:?}");
+        assert_eq!(card.node.counter("wire_foreign_mac"), u64::from(!taken_by_device), "it says why");
+        assert_eq!(taken(&card.guest).len(), usize::from(!taken_by_device));
+        // What is for an address that the device has not bound is none of its own: a machine behind the guest's bridge.
+        card.node.hca.unbind_gid(0);
+        give(&card.network, &frame);
+        card.world.rxe.run_ready();
+        assert_eq!(taken(&card.guest), [frame.as_slice()]);
+        assert_eq!(card.node.counter("wire_foreign_mac"), u64::from(!taken_by_device));
+    }
+}

@@ -1,0 +1,106 @@
+//! The figures that are published: the table of docs/figures.md, from which the chart is drawn and the README quotes.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use super::chart::{self, Bar};
+
+/// What the chart shows, as the beginning of a row's title and, if several begin so, of what it is compared with.
+const CHARTED: [(&str, &str); 13] = [
+    ("RDMA write of 1 MiB, guest to guest", ""),
+    ("RDMA read of 1 MiB, guest to guest", ""),
+    ("send of 64 KiB, guest to guest", ""),
+    ("latency of an 8-byte write, guest to guest", ""),
+    ("one TCP stream between two guests", ""),
+    ("RDMA write of 64 KiB, in process", ""),
+    ("RDMA write of 1 MiB, in process", ""),
+    ("RDMA write of 16 MiB, in process", ""),
+    ("8-byte write, post to completion, in process", ""),
+    ("RDMA write of 1 MiB over a wire (veth", ""),
+    ("the same with 1,000 connected QPs", ""),
+    ("the same with 1 % of all frames lost", "without faults"),
+    ("send and receive of 64 bytes over that wire", ""),
+];
+
+/// A row of the table.
+#[derive(Debug)]
+struct Row<'a> {
+    title: &'a str,
+    value: &'a str,
+    baseline: &'a str,
+    ratio: &'a str,
+}
+
+/// The rows of the first table whose header begins with `measured`.
+fn rows(document: &str) -> Vec<Row<'_>> {
+    let table = document.lines().skip_while(|line| !line.starts_with("| measured |"));
+    let row = |line| {
+        let mut cells = str::split(line, '|').skip(1).map(str::trim);
+        Some(Row { title: cells.next()?, value: cells.next()?, baseline: cells.next()?, ratio: cells.next()? })
+    };
+    table.skip(2).take_while(|line| line.starts_with('|')).filter_map(row).collect()
+}
+
+/// The chart of a document's table.
+fn picture(document: &str) -> Result<String> {
+    let rows = rows(document);
+    let bar = |(title, baseline): (&str, &str)| -> Result<Bar> {
+        let found = rows.iter().find(|row| row.title.starts_with(title) && row.baseline.starts_with(baseline));
+        let row = found.with_context(|| format!("no figure is called {title:?}"))?;
+        let ratio = row.ratio.parse().with_context(|| format!("{title:?} has no single ratio"))?;
+        ensure!(f64::is_normal(ratio), "{title:?} has the ratio {ratio}");
+        let value = row.value.split(',').next().unwrap_or_default();
+        Ok(Bar { title: row.title.to_owned(), value: format!("{value} ({}x)", row.ratio), ratio })
+    };
+    chart::draw_bars(&CHARTED.into_iter().map(bar).collect::<Result<Vec<_>>>()?)
+}
+
+/// Draws the chart beside the table, in the folder of the documents.
+pub(crate) fn draw(documents: &Path) -> Result<()> {
+    let (table, chart) = (documents.join("figures.md"), documents.join("figures.svg"));
+    let table = std::fs::read_to_string(&table).with_context(|| format!("cannot read {}", table.display()))?;
+    std::fs::write(&chart, picture(&table)?).with_context(|| format!("cannot write {}", chart.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(path: &str) -> String {
+        std::fs::read_to_string(crate::daemon::workspace_manifest().unwrap().with_file_name(path)).unwrap()
+    }
+
+    #[test]
+    fn the_chart_is_that_of_the_table() {
+        let drawn = picture(&read("docs/figures.md")).unwrap();
+        assert!(drawn == read("docs/figures.svg"), "the table changed: `guest-tests published` draws the chart anew");
+    }
+
+    #[test]
+    fn the_readme_quotes_the_table() {
+        let (readme, figures) = (read("README.md"), read("docs/figures.md"));
+        let (quoted, rows) = (rows(&readme), rows(&figures));
+        assert!(quoted.len() >= 5, "{quoted:?}");
+        // The same number may be compared with something that the README calls by another name.
+        let number = |text: &str| text.rsplit(": ").next().unwrap_or_default().split(',').next().map(str::to_owned);
+        for quote in &quoted {
+            let is_quoted = |row: &&Row<'_>| {
+                row.value.split(',').next() == Some(quote.value)
+                    && row.ratio == quote.ratio
+                    && number(row.baseline) == number(quote.baseline)
+            };
+            assert!(rows.iter().find(is_quoted).is_some(), "docs/figures.md has no such row: {quote:?}");
+        }
+    }
+
+    /// One run of `demo` has figures of its own, on whatever machine recorded it.
+    #[test]
+    fn the_recording_has_no_speeds() {
+        let picture = read("docs/demo.svg");
+        let picture = roxmltree::Document::parse(&picture).unwrap();
+        let words: Vec<_> = picture.descendants().filter_map(|node| node.text()).collect();
+        let text = words.join(" ");
+        assert!(!text.contains("times better") && !text.contains("Gb/s"), "{text}");
+    }
+}
