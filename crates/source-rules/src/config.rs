@@ -159,7 +159,7 @@ pub const REPOSITORY: Config = Config {
         dependencies: &["crc32fast", "pvrdma-packet", "pvrdma-verbs-types", "serde", "thiserror"],
         exceptions: &[],
     },
-    atomics: Atomics { document: "docs/atomics.md", home: "crates/handover/" },
+    atomics: Atomics { document: "docs/dev/atomics.md", home: "crates/handover/" },
     threads: Threads {
         home: "crates/base/src/threads.rs",
         forbidden: &[
