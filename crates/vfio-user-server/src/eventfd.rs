@@ -71,7 +71,7 @@ struct Context {
 static CONTEXT: OnceLock<Option<Context>> = OnceLock::new();
 
 /// Sets up what [`signal`] needs. To be called before the process confines itself; otherwise the first signal does it.
-pub(crate) fn prepare() {
+pub fn prepare() {
     context();
 }
 

@@ -18,7 +18,7 @@ use thiserror::Error;
 
 use super::receive::{Taken, Wanted};
 use super::wire::{ANSWER, Answer, CHUNK, Operation, Request, SEATS};
-use crate::vfio_user::message::MAX_MSG_FDS;
+use crate::message::MAX_MSG_FDS;
 
 /// How long a keeper may take. It takes microseconds; less than this ends the connection of a client on a host that is
 /// short of processors, and with more a client's own timeout (5 s for QEMU) comes first.
@@ -345,10 +345,10 @@ mod tests {
         assert_eq!(take(Wanted::Interrupts, &[event; 17]), (0, true, None));
         assert_eq!(take(MEMORY, &[memory, memory]), (0, true, None));
         assert_eq!(take(MEMORY, &[memory; 40]), (0, true, None));
-        assert_eq!(take(MEMORY, &[other]), (0, false, Some(crate::vfio_user::examine::DescriptorError::MayBlock)));
-        let no_eventfd = Some(crate::vfio_user::examine::DescriptorError::NotEventfd);
+        assert_eq!(take(MEMORY, &[other]), (0, false, Some(crate::examine::DescriptorError::MayBlock)));
+        let no_eventfd = Some(crate::examine::DescriptorError::NotEventfd);
         assert_eq!(take(Wanted::Interrupts, &[event, other]), (0, false, no_eventfd));
-        let unsealed = Some(crate::vfio_user::examine::DescriptorError::NotSealed);
+        let unsealed = Some(crate::examine::DescriptorError::NotSealed);
         assert_eq!(take(Wanted::Memory { sealed: true }, &[memory]), (0, false, unsealed));
         // What is refused is closed before the answer.
         drop(writer);
