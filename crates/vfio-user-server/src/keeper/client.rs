@@ -321,6 +321,8 @@ mod tests {
     }
 
     const LONG: Duration = Duration::from_secs(20);
+    /// The patience with a keeper that never answers. The next keeper has to answer in this time on a busy host.
+    const SHORT: Duration = Duration::from_secs(2);
     const MEMORY: Wanted = Wanted::Memory { sealed: false };
 
     #[test]
@@ -429,7 +431,7 @@ mod tests {
 
     #[test]
     fn a_keeper_that_says_nothing_is_replaced() {
-        let keeper = keeper(liar(|_, _| ()), Duration::from_millis(50));
+        let keeper = keeper(liar(|_, _| ()), SHORT);
         let (seat, (_client, server)) = (keeper.device(), UnixStream::pair().unwrap());
         seat.admit(server.as_fd()).unwrap();
         assert!(matches!(seat.take(MEMORY, &mut [0; 4]), Err(KeeperError::Silent)));
@@ -444,7 +446,7 @@ mod tests {
         // It ends at once; or it never says anything, and its end of the socket stays open.
         let firsts: [fn(OwnedFd); 2] = [drop, std::mem::forget];
         for first in firsts {
-            let keeper = keeper(first, Duration::from_millis(50));
+            let keeper = keeper(first, SHORT);
             let (client, server) = UnixStream::pair().unwrap();
             // What has been started before anybody came.
             keeper.current.lock().socket = Some((keeper.renew)().unwrap());
