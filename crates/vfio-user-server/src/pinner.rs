@@ -63,7 +63,7 @@ impl Drop for Pinner {
     }
 }
 
-/// What is wrong with memory that could not be locked, and what would help.
+/// The reason why guest memory could not be locked, with the limit to raise if a limit of the process is the reason.
 pub fn pin_advice(error: &PinError) -> String {
     // Root has no limit, but the threads of a worker may not ask for the user that they run as.
     advice_of(error, getrlimit(Resource::Memlock).maximum)

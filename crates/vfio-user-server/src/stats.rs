@@ -36,7 +36,7 @@ counters! {
     }
 }
 
-/// What a client's memory costs the process now.
+/// Descriptors and mappings that the memory of the present client takes of the process.
 #[derive(Debug, Default)]
 pub struct MemoryCost {
     files: AtomicUsize,

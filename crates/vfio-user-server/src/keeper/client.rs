@@ -1,4 +1,4 @@
-//! A worker's end of its keepers.
+//! The worker's end: asks a keeper, and replaces one that does not answer.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};

@@ -1,4 +1,7 @@
-//! Sockets in the file system: made safely, for whom they are meant, and removed only if they are ours.
+//! Unix sockets in the file system.
+//!
+//! A socket can be used by its owner alone from its creation until it has the owner, group and mode of its
+//! [`SocketAccess`]. Its file is removed with it, unless another file has taken its place.
 
 mod access;
 mod datagram;
