@@ -28,13 +28,6 @@ struct Slow {
     gate: Mutex<()>,
 }
 
-impl Slow {
-    /// The device's thread is never joined, so it may close the last descriptors after the end of the test.
-    fn report(&self, call: Call) {
-        let _ = self.calls.send((call, thread::current().id()));
-    }
-}
-
 impl Eventfds for Slow {
     fn never_block(&self) -> bool {
         !self.may_block
@@ -46,13 +39,14 @@ impl Eventfds for Slow {
 
     fn signal(&self, _: BorrowedFd<'_>) -> bool {
         self.clock.advance(*self.duration.lock());
-        self.report(Call::Signal);
+        self.calls.send((Call::Signal, thread::current().id())).unwrap();
         drop(self.gate.lock());
         true
     }
 
     fn close(&self, _: OwnedFd) {
-        self.report(Call::Close);
+        // The device's thread may close the last one after its test has ended.
+        let _ = self.calls.send((Call::Close, thread::current().id()));
     }
 }
 
