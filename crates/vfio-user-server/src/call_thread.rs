@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::threads::{self, ThreadKind};
 
 /// How long [`CallThread::cancel`] waits for a call that has begun. Without asynchronous operations the client may
 /// make a call last for ever, and its connection ends all the same.
