@@ -24,7 +24,6 @@ pub mod protocol;
 mod rlimits;
 pub mod sandbox;
 pub mod service;
-pub mod sigbus;
 mod socket;
 pub mod status;
 mod stop;
@@ -32,9 +31,11 @@ mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod top;
-pub mod vfio_user;
 pub mod worker;
 pub mod xml;
+
+pub use pvrdma_vfio_user_server as vfio_user;
+pub use pvrdma_vfio_user_server::sigbus;
 
 /// The version of this program, and the commit that it was built from. The build script finds both.
 pub const VERSION: &str = env!("PVRDMAD_VERSION");

@@ -195,12 +195,12 @@ fn stand_in(args: &StandInArgs) -> Result<()> {
 /// started for.
 fn keeper() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
-    if arguments.next()? != keeper::process::ARGUMENT {
+    if arguments.next()? != keeper::ARGUMENT {
         return None;
     }
     let mode = arguments.next().and_then(|mode| SandboxMode::from_str(mode.to_str()?, false).ok());
     let Some(mode) = mode else { return Some(ExitCode::from(2)) };
-    Some(match keeper::process::run(mode) {
+    Some(match keeper::run(mode) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(io::stderr(), "pvrdmad: keeper: {error}");

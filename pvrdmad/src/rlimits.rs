@@ -1,7 +1,6 @@
 //! Resource limits of the process.
 
 use log::warn;
-use pvrdma_guest_memory::{PinError, PinRefusal};
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use crate::config::{Config, Pin};
@@ -42,21 +41,6 @@ pub(crate) fn shortage_of(config: &Config, limit: Option<u64>) -> Option<String>
     ))
 }
 
-/// What is wrong with memory that could not be locked, and what would help.
-pub(crate) fn advice(error: &PinError) -> String {
-    // Whoever we run as: the threads of a worker may not ask that.
-    advice_of(error, getrlimit(Resource::Memlock).maximum)
-}
-
-fn advice_of(error: &PinError, limit: Option<u64>) -> String {
-    match error.reason {
-        PinRefusal::Kernel(_) if limit.is_some() => {
-            format!("{error}: raise it (systemd: LimitMEMLOCK=) or use pin=registered")
-        }
-        PinRefusal::Kernel(_) | PinRefusal::Device(_) => error.to_string(),
-    }
-}
-
 fn raise_one(resource: Resource, what: &str) {
     // Workers have these limits, too, and no capability that would lift them.
     if resource == Resource::Memlock && setrlimit(resource, Rlimit { current: None, maximum: None }).is_ok() {
@@ -68,23 +52,5 @@ fn raise_one(resource: Resource, what: &str) {
     {
         // Log: once, at the start.
         warn!("cannot raise the limit of {what}: {errno}");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_that_cannot_be_locked() {
-        let error = |reason| PinError { needed: 64 << 20, locked: 0, limit: "8 KiB".to_owned(), reason };
-        let kernel = error(PinRefusal::Kernel("Cannot allocate memory (os error 12)".to_owned()));
-        let said = "cannot keep 67108864 bytes of guest memory resident: Cannot allocate memory (os error 12); 0 bytes \
-                    are locked already, RLIMIT_MEMLOCK is 8 KiB";
-        let cure = ": raise it (systemd: LimitMEMLOCK=) or use pin=registered";
-        assert_eq!(advice_of(&kernel, Some(8192)), format!("{said}{cure}"));
-        assert_eq!(advice_of(&kernel, None), said);
-        let own = error(PinRefusal::Device("the device's limit of locked memory is 4096 bytes".to_owned()));
-        assert_eq!(advice_of(&own, Some(8192)), own.to_string());
     }
 }

@@ -127,7 +127,9 @@ impl Default for Device {
         };
         let rxe = Rxe::new(config).unwrap();
         let (ours, cable) = memory::pair(CABLE).unwrap();
-        let rules = PortRules { congestion: Some(Congestion::default()), negotiate: true, ..PortRules::default() };
+        // Nothing answers a probe for the address, and the clock need not run until one has ended.
+        let rules =
+            PortRules { alone: true, congestion: Some(Congestion::default()), negotiate: true, ..PortRules::default() };
         let port = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 1500, rules };
         let uplink = rxe.plug(mac(1), port).unwrap();
         let node = Node::new(&rxe, 1);

@@ -117,7 +117,7 @@ pub const REPOSITORY: Config = Config {
         &["pvrdma-guest-memory", "pvrdma-pci-slot", "pvrdma-verbs-types"],
         &["pvrdma-roce", "pvrdma-verbs"],
         &["pvrdma-ether-link"],
-        &["pvrdma-dev", "pvrdma-ibverbs", "pvrdma-rxe", "pvrdma-vmxnet3"],
+        &["pvrdma-dev", "pvrdma-ibverbs", "pvrdma-rxe", "pvrdma-vfio-user-server", "pvrdma-vmxnet3"],
         &["pvrdma-vmm", "pvrdmad"],
         &["guest-tests"],
     ],

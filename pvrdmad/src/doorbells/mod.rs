@@ -16,7 +16,7 @@ mod tests;
 mod watcher;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use pvrdma_dev::{DoorbellWatcher, MappedDoorbells};
@@ -171,24 +171,5 @@ impl Doorbells {
     /// What became of the pages.
     pub(crate) fn counters(&self) -> Vec<pvrdma_verbs::Counter> {
         self.lent.as_ref().map_or_else(|| DoorbellCounters::default().list(), |lent| lent.counts.list())
-    }
-}
-
-/// A part of a region that a client may map.
-#[derive(Clone, Debug)]
-pub struct Mappable {
-    /// Number of the region.
-    pub region: u32,
-    /// First byte of the part.
-    pub offset: u64,
-    /// Bytes of the part.
-    pub size: u64,
-    /// What is mapped, at the same offset.
-    pub file: Arc<OwnedFd>,
-}
-
-impl AsFd for Mappable {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
     }
 }

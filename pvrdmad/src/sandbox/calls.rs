@@ -204,7 +204,7 @@ static GUEST: Group = Group {
             ],
             "SO_ERROR, SO_PEERCRED, PACKET_STATISTICS, UDP_SEGMENT",
         ),
-        // An interrupt is a notification of the kernel's, which never blocks; see vfio_user/eventfd.rs.
+        // An interrupt is a notification of the kernel's, which never blocks; see pvrdma_vfio_user_server::eventfd.
         call("io_getevents", libc::SYS_io_getevents),
         call("io_submit", libc::SYS_io_submit),
         FIND_DATA,
@@ -332,7 +332,8 @@ pub(super) static KEEPER: Group = Group {
         ),
         call("fstat", libc::SYS_fstat),
         call("fstatfs", libc::SYS_fstatfs),
-        // An eventfd is known by what the kernel says to an operation that would signal it; see vfio_user/eventfd.rs.
+        // The kernel's answer to an operation that would signal it tells an eventfd from other descriptors; see
+        // pvrdma_vfio_user_server::eventfd.
         call("io_getevents", libc::SYS_io_getevents),
         call("io_submit", libc::SYS_io_submit),
         // The allocator's.

@@ -1,22 +1,13 @@
-//! Sockets in the file system: made safely, for whom they are meant, and removed only if they are ours.
+//! Sockets in the file system, and those that the service manager has opened.
 
-mod access;
-mod datagram;
-mod error;
-mod file;
 mod inherited;
-mod names;
-mod stream;
-#[cfg(test)]
-mod tests;
 
-pub use self::access::SocketAccess;
-pub(crate) use self::datagram::{DatagramFile, bind_datagram};
+pub use pvrdma_vfio_user_server::socket::SocketAccess;
+pub(crate) use pvrdma_vfio_user_server::socket::{DatagramFile, SocketError, SocketFile, bind_datagram, user};
+
 pub use self::inherited::Inherited;
-pub(crate) use self::names::user;
-pub(crate) use self::stream::{SocketFile, peer};
 
-/// Returns `true` if an error is that somebody listens at a socket's place.
+/// Returns `true` if the error says that another process listens on the socket.
 pub(crate) fn in_use(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(error::SocketError::InUse { .. }))
+    matches!(error.downcast_ref(), Some(SocketError::InUse { .. }))
 }

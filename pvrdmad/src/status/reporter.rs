@@ -21,8 +21,7 @@ use super::report::{
 use crate::config::{Device, LinkState, SocketPlace};
 use crate::doorbells::Doorbells;
 use crate::protocol::Carrier;
-use crate::rlimits;
-use crate::vfio_user::{ConnectionStats, IrqTable};
+use crate::vfio_user::{ConnectionStats, IrqTable, pin_advice};
 
 /// A device whatever its backend.
 pub(crate) trait AnyDevice: PciFunction {
@@ -189,7 +188,7 @@ impl Reporter {
                 max_locked_bytes: self.device.memory.max_locked,
                 open_files: self.stats.cost.files(),
                 mappings: self.stats.cost.mappings(),
-                pin_error: self.memory.pin_failure().err().map(|error| rlimits::advice(&error)),
+                pin_error: self.memory.pin_failure().err().map(|error| pin_advice(&error)),
             },
             doorbells: self.doorbells.report(),
             addresses: self.address_report(),

@@ -17,15 +17,17 @@ use super::wedged::{Wedged, WorkerProcess};
 use crate::config::SandboxMode;
 use crate::events::Events;
 
-/// Most keepers of a device that were killed and have not ended. Beyond that the device takes no client.
-const MOST_WEDGED: usize = 4;
+/// While so many keepers of a device do not end that were killed, no other is started: when the one that is there is
+/// gone as well, the device takes no client.
+const MOST_WEDGED: usize = 3;
 
 /// How often a keeper is started for a device. A client can wedge one every few seconds, and a worker that was taken
 /// over asks as often as it likes.
 const STARTS: Rate = Rate { burst: 8, each: Duration::from_secs(1) };
 
-/// How long a keeper may take to end that was killed. It has a few pages and no file to close, unless it is wedged.
-const DEATH: Duration = Duration::from_millis(200);
+/// How long a keeper may take to end that was killed, before it is said not to. The kernel takes a while for the
+/// asynchronous operations by which eventfds are examined.
+const DEATH: Duration = Duration::from_secs(1);
 
 /// The keepers of a network. They end with its worker.
 #[derive(Debug)]
@@ -35,6 +37,7 @@ pub(super) struct Keepers {
     sandbox: SandboxMode,
     network: String,
     devices: Mutex<HashMap<String, Kept>>,
+    killed: Mutex<Vec<Killed>>,
     wedged: Arc<Wedged>,
     events: Arc<Events>,
 }
@@ -46,6 +49,14 @@ struct Kept {
     starts: Budget,
 }
 
+/// One that was killed a moment ago.
+#[derive(Debug)]
+struct Killed {
+    keeper: WorkerProcess,
+    device: String,
+    since: Instant,
+}
+
 impl Keepers {
     pub(super) fn new(
         program: Option<Program>,
@@ -54,7 +65,8 @@ impl Keepers {
         wedged: Arc<Wedged>,
         events: Arc<Events>,
     ) -> Self {
-        Self { program, sandbox, network: network.to_owned(), devices: Mutex::default(), wedged, events }
+        let (devices, killed, network) = (Mutex::default(), Mutex::default(), network.to_owned());
+        Self { program, sandbox, network, devices, killed, wedged, events }
     }
 
     /// Returns `true` if devices have keepers.
@@ -71,7 +83,10 @@ impl Keepers {
         let mut devices = self.devices.lock();
         let none = || Kept { now: None, starts: Budget::new(STARTS, Instant::now()) };
         let kept = devices.entry(device.to_owned()).or_insert_with(none);
-        self.reap(kept.now.take().map(|keeper| (device, keeper)).into_iter().collect());
+        if let Some(keeper) = kept.now.take() {
+            self.kill(device, keeper);
+        }
+        self.look();
         self.wedged.look(&self.events);
         let left = self.wedged.keepers_of(&self.network, device);
         if left.len() >= MOST_WEDGED {
@@ -96,29 +111,52 @@ impl Keepers {
         Ok(ours)
     }
 
-    /// Ends the keeper of a device.
+    /// Ends the keeper of a device, and waits a moment for that.
     pub(super) fn end(&self, device: &str) {
-        if let Some(Kept { now: Some(keeper), .. }) = self.devices.lock().remove(device) {
-            self.reap(vec![(device, keeper)]);
+        let kept = self.devices.lock().remove(device);
+        if let Some(keeper) = kept.and_then(|kept| kept.now) {
+            self.kill(device, keeper);
+            self.wait(DEATH);
         }
     }
 
     /// Ends all.
     pub(super) fn end_all(&self) {
-        let mut devices = self.devices.lock();
-        let keepers = devices.iter_mut().filter_map(|(device, kept)| Some((device.as_str(), kept.now.take()?)));
-        self.reap(keepers.collect());
-    }
-
-    /// Kills keepers, and leaves those that do not end to the list of such processes.
-    fn reap(&self, mut keepers: Vec<(&str, WorkerProcess)>) {
-        keepers.iter_mut().for_each(|(_, keeper)| keeper.kill());
-        let deadline = Instant::now() + DEATH;
-        for (device, mut keeper) in keepers {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if let Ok(None) = keeper.end_within(left) {
-                self.wedged.keep(keeper, &self.network, Some(device), &self.events);
+        for (device, kept) in &mut *self.devices.lock() {
+            if let Some(keeper) = kept.now.take() {
+                self.kill(device, keeper);
             }
         }
+    }
+
+    /// Looks which have ended of those that were killed. Those that do not end go to the list of such processes.
+    pub(super) fn look(&self) {
+        self.wait(Duration::ZERO);
+    }
+
+    fn kill(&self, device: &str, mut keeper: WorkerProcess) {
+        keeper.kill();
+        self.killed.lock().push(Killed { keeper, device: device.to_owned(), since: Instant::now() });
+    }
+
+    /// Waits for so long for those that were killed.
+    fn wait(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        // Not locked meanwhile.
+        let killed = std::mem::take(&mut *self.killed.lock());
+        for Killed { mut keeper, device, since } in killed {
+            match keeper.end_within(deadline.saturating_duration_since(Instant::now())) {
+                Ok(None) if since.elapsed() < DEATH => self.killed.lock().push(Killed { keeper, device, since }),
+                Ok(None) => self.wedged.keep(keeper, &self.network, Some(&device), &self.events),
+                Ok(Some(_)) | Err(_) => {}
+            }
+        }
+    }
+}
+
+impl Drop for Keepers {
+    fn drop(&mut self) {
+        self.end_all();
+        self.wait(DEATH);
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct Program {
 impl Program {
     /// This program, as a worker. As it is now: the file may be replaced while we run.
     pub(crate) fn own() -> Self {
-        let [arguments, keeper] = ["worker", keeper::process::ARGUMENT].map(|word| vec![word.to_owned()]);
+        let [arguments, keeper] = ["worker", keeper::ARGUMENT].map(|word| vec![word.to_owned()]);
         Self { path: PathBuf::from("/proc/self/exe"), arguments, keeper }
     }
 }

@@ -89,6 +89,7 @@ impl Services {
 
     /// Looks which of all processes that were left behind have ended.
     pub(super) fn look_for_wedged(&self) {
+        self.keepers.look();
         self.wedged.look(&self.events);
     }
 

@@ -15,11 +15,11 @@ use pvrdma_verbs::Backend;
 use super::Host;
 use super::network_function::NetworkFunction;
 use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
-use crate::doorbells::{DoorbellSetup, Doorbells, Mappable, ServedFile};
+use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
 use crate::keeper::client::Keeper;
 use crate::protocol::Carrier;
 use crate::status::Reporter;
-use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server, StuckClient};
+use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, REPLY_DEADLINE, Server, StuckClient};
 
 /// A device that is served. Dropping it disconnects its client.
 pub(super) struct ServedDevice {

@@ -46,7 +46,7 @@ fn own_test(name: &str) -> Vec<String> {
 #[test]
 #[ignore = "a part of other tests"]
 fn real_keeper() {
-    crate::keeper::process::run(SandboxMode::Off).unwrap();
+    crate::keeper::run(SandboxMode::Off).unwrap();
 }
 
 /// A supervisor of two networks: `true`, whose worker behaves, and one whose worker lies as its name says.

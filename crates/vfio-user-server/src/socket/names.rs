@@ -19,7 +19,7 @@ pub(super) fn group_id(text: &str) -> Result<u32, String> {
 }
 
 /// A user's name, or the number if it has none.
-pub(crate) fn user(uid: u32) -> String {
+pub fn user(uid: u32) -> String {
     User::from_uid(Uid::from_raw(uid)).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name)
 }
 

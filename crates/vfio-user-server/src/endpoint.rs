@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use log::Level;
-use pvrdma_dev::PciFunction;
 use pvrdma_guest_memory::DmaSpace;
+use pvrdma_pci_function::PciFunction;
 
 use super::files::FileRules;
 use super::irqs::IrqTable;
 use super::stats::ConnectionStats;
-use crate::doorbells::Mappable;
 use crate::keeper::client::Seat;
+use crate::mappable::Mappable;
 
 /// For [`Endpoint::reply_deadline`]: QEMU waits for 5 s, and takes what comes later for something else.
 pub const REPLY_DEADLINE: Duration = Duration::from_millis(4500);

@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use log::error;
 use parking_lot::Mutex;
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::endpoint::Endpoint;
-use crate::socket::{SocketAccess, SocketFile, peer};
+use crate::socket::{SocketAccess, SocketError, SocketFile, peer};
 
 /// How long to wait after a failed accept, which means that descriptors or memory are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -86,9 +86,11 @@ impl Server {
     ///
     /// # Errors
     /// The socket cannot be made.
-    pub fn listen(path: &Path, endpoint: Endpoint) -> anyhow::Result<Self> {
+    pub fn listen(path: &Path, endpoint: Endpoint) -> Result<Self, SocketError> {
         let file = SocketFile::bind(path, SocketAccess::default())?;
-        let mut server = Self::start(file.listener().try_clone()?, endpoint)?;
+        let listener = file.listener().try_clone();
+        let started = listener.and_then(|listener| Self::start(listener, endpoint));
+        let mut server = started.map_err(|error| SocketError::making(path, error))?;
         server.file = Some(file);
         Ok(server)
     }

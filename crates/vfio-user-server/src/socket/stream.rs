@@ -19,7 +19,7 @@ const BACKLOG: i32 = 16;
 
 /// A listening socket whose file goes away with it.
 #[derive(Debug)]
-pub(crate) struct SocketFile {
+pub struct SocketFile {
     listener: UnixListener,
     /// None if whoever started us has made it.
     file: Option<BoundFile>,
@@ -30,7 +30,7 @@ impl SocketFile {
     ///
     /// # Errors
     /// Something is there already, or the system refused.
-    pub(crate) fn bind(path: &Path, access: SocketAccess) -> Result<Self, SocketError> {
+    pub fn bind(path: &Path, access: SocketAccess) -> Result<Self, SocketError> {
         let failed = |errno: Errno| SocketError::making(path, errno.into());
         remove_stale(path)?;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -42,7 +42,7 @@ impl SocketFile {
     }
 
     /// Listens where whoever started us has begun to.
-    pub(crate) const fn inherited(listener: UnixListener) -> Self {
+    pub const fn inherited(listener: UnixListener) -> Self {
         Self { listener, file: None }
     }
 
@@ -50,7 +50,7 @@ impl SocketFile {
     ///
     /// # Errors
     /// What it would fail with.
-    pub(crate) fn check(path: &Path, access: SocketAccess) -> Result<(), SocketError> {
+    pub fn check(path: &Path, access: SocketAccess) -> Result<(), SocketError> {
         match look(path)? {
             Found::Nothing | Found::Stale => Folder::open(path)?.check_access(access),
             Found::Taken => Err(SocketError::InUse { path: path.to_owned(), pid: None }),
@@ -58,12 +58,12 @@ impl SocketFile {
     }
 
     /// Its path, if the file is not there any more. None if it is not ours.
-    pub(crate) fn lost(&self) -> Option<&Path> {
+    pub fn lost(&self) -> Option<&Path> {
         self.file.as_ref()?.lost()
     }
 
     /// What to accept from.
-    pub(crate) const fn listener(&self) -> &UnixListener {
+    pub const fn listener(&self) -> &UnixListener {
         &self.listener
     }
 }
@@ -132,6 +132,6 @@ fn has_ended(pid: Pid) -> bool {
 }
 
 /// The process at the other end: who listens there, or has connected.
-pub(crate) fn peer(socket: impl AsFd) -> Option<Pid> {
+pub fn peer(socket: impl AsFd) -> Option<Pid> {
     rustix::net::sockopt::socket_peercred(socket).ok().map(|credentials| credentials.pid)
 }

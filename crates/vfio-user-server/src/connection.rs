@@ -7,8 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use log::debug;
+use pvrdma_base::EndOnPanic;
 use pvrdma_guest_memory::{REMEMBERED, STALLS};
-use pvrdma_verbs::EndOnPanic;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use serde_json::Value;

@@ -70,8 +70,9 @@ struct Context {
 
 static CONTEXT: OnceLock<Option<Context>> = OnceLock::new();
 
-/// Sets up what [`signal`] needs. To be called before the process confines itself; otherwise the first signal does it.
-pub(crate) fn prepare() {
+/// Sets up the asynchronous operations that signal eventfds. A process that confines itself calls this before; in
+/// others the first signal does it.
+pub fn prepare() {
     context();
 }
 

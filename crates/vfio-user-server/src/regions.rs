@@ -1,6 +1,6 @@
 //! What a client learns about the device: regions and interrupt types.
 
-use pvrdma_dev::PciFunction;
+use pvrdma_pci_function::PciFunction;
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_AUTOMASKED, VFIO_IRQ_INFO_EVENTFD,
@@ -10,7 +10,7 @@ use vfio_bindings::bindings::vfio::{
 };
 
 use super::request::{REGION_INFO_SIZE, RegionAccess, SHORT_INFO_SIZE};
-use crate::doorbells::Mappable;
+use crate::mappable::Mappable;
 
 /// `vfio_region_info` with one area that may be mapped: the fixed part, `vfio_region_info_cap_sparse_mmap`, an area.
 const SPARSE_INFO_SIZE: u32 = REGION_INFO_SIZE + 16 + 16;

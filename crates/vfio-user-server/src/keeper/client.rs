@@ -1,4 +1,4 @@
-//! A worker's end of its keepers.
+//! The worker's end: asks a keeper, and replaces one that does not answer.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -18,7 +18,7 @@ use thiserror::Error;
 
 use super::receive::{Taken, Wanted};
 use super::wire::{ANSWER, Answer, CHUNK, Operation, Request, SEATS};
-use crate::vfio_user::message::MAX_MSG_FDS;
+use crate::message::MAX_MSG_FDS;
 
 /// How long a keeper may take. It takes microseconds; less than this ends the connection of a client on a host that is
 /// short of processors, and with more a client's own timeout (5 s for QEMU) comes first.
@@ -321,6 +321,8 @@ mod tests {
     }
 
     const LONG: Duration = Duration::from_secs(20);
+    /// The patience with a keeper that never answers. The next keeper has to answer in this time on a busy host.
+    const SHORT: Duration = Duration::from_secs(2);
     const MEMORY: Wanted = Wanted::Memory { sealed: false };
 
     #[test]
@@ -345,10 +347,10 @@ mod tests {
         assert_eq!(take(Wanted::Interrupts, &[event; 17]), (0, true, None));
         assert_eq!(take(MEMORY, &[memory, memory]), (0, true, None));
         assert_eq!(take(MEMORY, &[memory; 40]), (0, true, None));
-        assert_eq!(take(MEMORY, &[other]), (0, false, Some(crate::vfio_user::examine::DescriptorError::MayBlock)));
-        let no_eventfd = Some(crate::vfio_user::examine::DescriptorError::NotEventfd);
+        assert_eq!(take(MEMORY, &[other]), (0, false, Some(crate::examine::DescriptorError::MayBlock)));
+        let no_eventfd = Some(crate::examine::DescriptorError::NotEventfd);
         assert_eq!(take(Wanted::Interrupts, &[event, other]), (0, false, no_eventfd));
-        let unsealed = Some(crate::vfio_user::examine::DescriptorError::NotSealed);
+        let unsealed = Some(crate::examine::DescriptorError::NotSealed);
         assert_eq!(take(Wanted::Memory { sealed: true }, &[memory]), (0, false, unsealed));
         // What is refused is closed before the answer.
         drop(writer);
@@ -429,7 +431,7 @@ mod tests {
 
     #[test]
     fn a_keeper_that_says_nothing_is_replaced() {
-        let keeper = keeper(liar(|_, _| ()), Duration::from_millis(50));
+        let keeper = keeper(liar(|_, _| ()), SHORT);
         let (seat, (_client, server)) = (keeper.device(), UnixStream::pair().unwrap());
         seat.admit(server.as_fd()).unwrap();
         assert!(matches!(seat.take(MEMORY, &mut [0; 4]), Err(KeeperError::Silent)));
@@ -444,7 +446,7 @@ mod tests {
         // It ends at once; or it never says anything, and its end of the socket stays open.
         let firsts: [fn(OwnedFd); 2] = [drop, std::mem::forget];
         for first in firsts {
-            let keeper = keeper(first, Duration::from_millis(50));
+            let keeper = keeper(first, SHORT);
             let (client, server) = UnixStream::pair().unwrap();
             // What has been started before anybody came.
             keeper.current.lock().socket = Some((keeper.renew)().unwrap());

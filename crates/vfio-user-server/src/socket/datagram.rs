@@ -14,11 +14,11 @@ use super::stream::peer;
 
 /// The file of a datagram socket, which goes away with us.
 #[derive(Debug)]
-pub(crate) struct DatagramFile(BoundFile);
+pub struct DatagramFile(BoundFile);
 
 impl DatagramFile {
     /// Its path, if the file is not there any more.
-    pub(crate) fn lost(&self) -> Option<&Path> {
+    pub fn lost(&self) -> Option<&Path> {
         self.0.lost()
     }
 }
@@ -27,7 +27,7 @@ impl DatagramFile {
 ///
 /// # Errors
 /// Something is there already, or the system refused.
-pub(crate) fn bind_datagram(path: &Path, access: SocketAccess) -> Result<(UnixDatagram, DatagramFile), SocketError> {
+pub fn bind_datagram(path: &Path, access: SocketAccess) -> Result<(UnixDatagram, DatagramFile), SocketError> {
     remove_stale(path)?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
         .map_err(|errno| SocketError::making(path, errno.into()))?;

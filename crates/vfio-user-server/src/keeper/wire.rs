@@ -13,7 +13,7 @@
 use rustix::io::Errno;
 
 use super::receive::{Taken, Wanted};
-use crate::vfio_user::examine::DescriptorError;
+use crate::examine::DescriptorError;
 
 /// Clients of a keeper at a time: that of the device and that of its network function.
 pub(super) const SEATS: usize = 2;

@@ -10,12 +10,11 @@ use pvrdma_guest_memory::{DmaRange, DmaSpace, MapError, PinError, PinPolicy};
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_DMA_UNMAP_FLAG_ALL};
 
-use crate::rlimits;
 use crate::sigbus::Eviction;
 
 use super::endpoint::Endpoint;
 use super::files::Files;
-use super::pinner::Pinner;
+use super::pinner::{Pinner, pin_advice};
 use super::request::{DmaMap, DmaUnmap};
 
 /// Ranges are whole pages.
@@ -103,7 +102,7 @@ impl<'a> DmaMaps<'a> {
         }
         let (name, stats) = (self.endpoint.name.clone(), Arc::clone(&self.endpoint.stats));
         let failed =
-            move |error: &PinError| stats.log.error(module_path!(), &name, format_args!("{}", rlimits::advice(error)));
+            move |error: &PinError| stats.log.error(module_path!(), &name, format_args!("{}", pin_advice(error)));
         match Pinner::start(Arc::clone(self.space), failed) {
             Ok(pinner) => self.pinner = Some(pinner),
             Err(error) => self.endpoint.warn(module_path!(), format_args!("no thread to lock guest memory: {error}")),

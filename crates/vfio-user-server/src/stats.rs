@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
-use pvrdma_verbs::{LogLimit, counters};
+use pvrdma_base::{LogLimit, counters};
 use rustix::process::Pid;
 
 counters! {
@@ -36,9 +36,9 @@ counters! {
     }
 }
 
-/// What a client's memory costs the process now.
+/// Descriptors and mappings that the memory of the present client takes of the process.
 #[derive(Debug, Default)]
-pub(crate) struct MemoryCost {
+pub struct MemoryCost {
     files: AtomicUsize,
     mappings: AtomicUsize,
 }
@@ -50,12 +50,12 @@ impl MemoryCost {
     }
 
     /// Files, each a descriptor.
-    pub(crate) fn files(&self) -> usize {
+    pub fn files(&self) -> usize {
         self.files.load(Ordering::Relaxed)
     }
 
     /// Mappings of these files.
-    pub(crate) fn mappings(&self) -> usize {
+    pub fn mappings(&self) -> usize {
         self.mappings.load(Ordering::Relaxed)
     }
 }
@@ -67,7 +67,8 @@ pub struct ConnectionStats {
     connected: AtomicBool,
     /// The process that it is of, as long as it is there. None is 0.
     process: AtomicI32,
-    pub(crate) cost: MemoryCost,
+    /// Files and mappings of the present client.
+    pub cost: MemoryCost,
     /// For what clients cause, over all of them: who is refused may come again at once.
     pub(crate) log: LogLimit,
     /// Is told when that changes.
@@ -100,7 +101,7 @@ impl ConnectionStats {
     }
 
     /// The process of the client that is there, if the system told.
-    pub(crate) fn process(&self) -> Option<u32> {
+    pub fn process(&self) -> Option<u32> {
         let process = Some(self.process.load(Ordering::Relaxed)).filter(|_| self.is_connected());
         process.and_then(|process| u32::try_from(process).ok()).filter(|&process| process != 0)
     }

@@ -12,36 +12,22 @@ use rustix::net::{
 
 use super::receive::{Taken, take};
 use super::wire::{ANSWER, Answer, CHUNK, Operation, REQUEST, Request, SEATS};
-use crate::config::SandboxMode;
-use crate::sandbox::{self, Mismatch};
-use crate::vfio_user::eventfd;
-use crate::vfio_user::message::MAX_MSG_FDS;
+use crate::message::MAX_MSG_FDS;
 
-/// The first argument of such a process. The others are how it confines itself, and the device, which is there to be
-/// seen in lists of processes.
-pub const ARGUMENT: &str = "keeper";
-
-/// Serves the worker at the other end of standard input until that is gone.
+/// Serves the worker at the other end of a `SOCK_SEQPACKET` socket until the worker is gone. The caller confines the
+/// process before; [`crate::eventfd::prepare`] is to be called before that.
 ///
 /// # Errors
-/// What is on standard input is not a worker.
-pub fn run(mode: SandboxMode) -> io::Result<()> {
-    // It needs calls that nothing else does.
-    eventfd::prepare();
-    match mode {
-        SandboxMode::On => sandbox::enter_keeper(Mismatch::Refuse),
-        SandboxMode::Strict => sandbox::enter_keeper(Mismatch::Kill),
-        SandboxMode::Off => {}
-    }
-    let stdin = io::stdin();
-    match serve(stdin.as_fd()) {
+/// The other end sends what no worker sends, or the socket failed.
+pub fn serve(worker: BorrowedFd<'_>) -> io::Result<()> {
+    match answer_requests(worker) {
         Err(Some(errno)) => Err(errno.into()),
         Err(None) => Ok(()),
     }
 }
 
 /// Serves a worker until it is gone, which is no error.
-pub(super) fn serve(worker: BorrowedFd<'_>) -> Result<Infallible, Option<Errno>> {
+fn answer_requests(worker: BorrowedFd<'_>) -> Result<Infallible, Option<Errno>> {
     let mut seats: [Option<OwnedFd>; SEATS] = Default::default();
     let mut buffer = [0; CHUNK];
     loop {

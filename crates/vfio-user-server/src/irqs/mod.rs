@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use pvrdma_dev::InterruptSink;
+use pvrdma_base::counters;
 use pvrdma_ether_link::{Clock, MonotonicClock};
-use pvrdma_verbs::counters;
+use pvrdma_pci_function::InterruptSink;
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_SET_ACTION_MASK, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_TYPE_MASK, VFIO_IRQ_SET_ACTION_UNMASK,

@@ -13,7 +13,8 @@ const MAX_PATH: usize = 107;
 
 /// Why a socket cannot be made. What the system said is the source, and not repeated here.
 #[derive(Debug, Error)]
-pub(crate) enum SocketError {
+#[non_exhaustive]
+pub enum SocketError {
     /// The path is longer than a socket address.
     #[error("{}: the path is too long for a socket: {} bytes, at most {MAX_PATH}", .0.display(), .0.as_os_str().len())]
     TooLong(PathBuf),
@@ -75,7 +76,7 @@ pub(crate) enum SocketError {
 
 impl SocketError {
     /// What making a socket at `path` failed with.
-    pub(super) fn making(path: &Path, source: io::Error) -> Self {
+    pub(crate) fn making(path: &Path, source: io::Error) -> Self {
         let (path, directory) = (path.to_owned(), Self::directory(path));
         match source.kind() {
             io::ErrorKind::NotFound => Self::NoDirectory { path, directory },

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use log::error;
-use pvrdma_guest_memory::{DmaSpace, PinError};
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::threads::{self, ThreadKind};
+use pvrdma_guest_memory::{DmaSpace, PinError, PinRefusal};
+use rustix::process::{Resource, getrlimit};
 
 /// A thread that locks and populates what was mapped, and sleeps when there is nothing to do.
 #[derive(Debug)]
@@ -59,5 +60,38 @@ impl Drop for Pinner {
             // Log: the last of this thread.
             error!("the pinning thread panicked");
         }
+    }
+}
+
+/// The reason why guest memory could not be locked, with the limit to raise if a limit of the process is the reason.
+pub fn pin_advice(error: &PinError) -> String {
+    // Root has no limit, but the threads of a worker may not ask for the user that they run as.
+    advice_of(error, getrlimit(Resource::Memlock).maximum)
+}
+
+fn advice_of(error: &PinError, limit: Option<u64>) -> String {
+    match error.reason {
+        PinRefusal::Kernel(_) if limit.is_some() => {
+            format!("{error}: raise it (systemd: LimitMEMLOCK=) or use pin=registered")
+        }
+        PinRefusal::Kernel(_) | PinRefusal::Device(_) => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_cannot_be_locked() {
+        let error = |reason| PinError { needed: 64 << 20, locked: 0, limit: "8 KiB".to_owned(), reason };
+        let kernel = error(PinRefusal::Kernel("Cannot allocate memory (os error 12)".to_owned()));
+        let said = "cannot keep 67108864 bytes of guest memory resident: Cannot allocate memory (os error 12); 0 bytes \
+                    are locked already, RLIMIT_MEMLOCK is 8 KiB";
+        let cure = ": raise it (systemd: LimitMEMLOCK=) or use pin=registered";
+        assert_eq!(advice_of(&kernel, Some(8192)), format!("{said}{cure}"));
+        assert_eq!(advice_of(&kernel, None), said);
+        let own = error(PinRefusal::Device("the device's limit of locked memory is 4096 bytes".to_owned()));
+        assert_eq!(advice_of(&own, Some(8192)), own.to_string());
     }
 }

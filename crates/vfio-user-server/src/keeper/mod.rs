@@ -8,8 +8,9 @@
 //! with it, closes what is refused, and passes on the bytes and the descriptors that are taken. If it does not answer
 //! in time, the client's connection ends, and the supervisor kills the keeper and starts another one.
 //!
-//! [`receive`] takes a message's bytes and descriptors from a socket, in whichever process; [`wire`] is what the two
-//! processes say to each other; [`process`] is the keeper, [`client`] the worker's end.
+//! [`process`] is the keeper's loop, [`client`] the end of the process that serves the device, which is called the
+//! worker here. Both take a message's bytes and descriptors from a socket with the same code (`receive`); `wire` has
+//! the messages between the two.
 
 pub mod client;
 pub mod process;

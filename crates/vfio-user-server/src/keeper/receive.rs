@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 
-use crate::vfio_user::examine::{self, DescriptorError};
-use crate::vfio_user::message::MAX_MSG_FDS;
+use crate::examine::{self, DescriptorError};
+use crate::message::MAX_MSG_FDS;
 
 /// What the descriptors of a message may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

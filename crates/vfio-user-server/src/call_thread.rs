@@ -6,11 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::threads::{self, ThreadKind};
 
 /// How long [`CallThread::cancel`] waits for a call that has begun. Without asynchronous operations the client may
 /// make a call last for ever, and its connection ends all the same.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long the thread stays without a request. Slow signals are rare, and an idle device needs no thread for them.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// An interrupt to deliver.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -21,8 +24,8 @@ pub(super) enum Cause {
     Line,
 }
 
-/// Makes calls one after the other, for threads that must not wait for them. The thread starts with the first request
-/// and ends with [`Self::cancel`], or when this is dropped. Several requests of one cause are one call.
+/// Makes calls one after the other, for threads that must not wait for them. The thread starts with a request
+/// and ends after [`IDLE`] without one, with [`Self::cancel`], or when this is dropped. Several requests of one cause are one call.
 ///
 /// The thread is never joined: a call may last as long as the client likes, and only this device waits for it.
 pub(super) struct CallThread {
@@ -121,15 +124,17 @@ impl Shared {
     /// Waits for requests and takes them all, so that no cause keeps another waiting. `None`: the thread is to end.
     fn next(&self) -> Option<BTreeSet<Cause>> {
         let mut queue = self.queue.lock();
+        let mut idle = false;
         loop {
             if !queue.due.is_empty() {
                 return Some(std::mem::take(&mut queue.due));
             }
-            if queue.ending {
+            // A request that comes from here on finds no thread running and starts the next one.
+            if queue.ending || idle {
                 *queue = Queue::default();
                 return None;
             }
-            self.changed.wait(&mut queue);
+            idle = self.changed.wait_for(&mut queue, IDLE).timed_out();
         }
     }
 }

@@ -1,0 +1,86 @@
+//! A vfio-user server: gives a [`PciFunction`](pvrdma_pci_function::PciFunction) to a VMM through a Unix socket.
+//!
+//! A [`Server`] serves one function at one socket, to one client at a time and any number of clients one after the
+//! other. An [`Endpoint`] holds the parts of the function that the server drives: the function itself, its view of
+//! guest memory and the table of its interrupts. The server takes each client for hostile. It checks every message,
+//! accepts guest memory only from files that cannot block, survives a client that truncates such a file ([`sigbus`]),
+//! and can leave all received descriptors to another process ([`keeper`]).
+//!
+//! The server is an implementation of its own rather than the one of the `vfio_user` crate, which a legal message can
+//! panic and which loses errnos. The clients that matter are QEMU's `vfio-user-pci` and Cloud Hypervisor. Both are
+//! unforgiving in different ways:
+//!
+//! - A request without NO_REPLY is answered exactly once and in order, one with it never; types ensure both. A client
+//!   would take a reply that comes after its timeout for another message, so the connection ends instead.
+//! - Nothing that works normally is answered with an error: accesses outside a region read zero and ignore writes.
+//! - Clients may disconnect without notice. The server then resets the device, releases its memory, and serves the
+//!   next client at once.
+//! - Writes are never posted: the server sets a flag in the region information that prevents it.
+//!
+//! Not implemented: messages to the client (memory must be shared), migration, dirty pages. Of the BARs a client maps
+//! only the part that [`Mappable`] names.
+//!
+//! # Example
+//!
+//! A function with one read-only BAR, its server, and a client that connects. A VMM would be the client.
+//!
+//! ```
+//! # use std::{os::unix::net::UnixStream, sync::Arc};
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("answer.sock");
+//! use pvrdma_guest_memory::{DmaSpace, PinPolicy};
+//! use pvrdma_pci_function::{Bar, MsixPlace, PciFunction};
+//! use pvrdma_vfio_user_server::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
+//!
+//! struct Answer;
+//! impl PciFunction for Answer {
+//!     fn bars(&self) -> [Option<Bar>; 6] { [Some(Bar { size: 4096, is_64bit: false }), None, None, None, None, None] }
+//!     fn config_size(&self) -> usize { 256 }
+//!     fn config_read(&self, _: usize, data: &mut [u8]) { data.fill(0) }
+//!     fn config_write(&self, _: usize, _: &[u8]) {}
+//!     fn bar_read(&self, _: usize, _: u64, data: &mut [u8]) { data.fill(42) }
+//!     fn bar_write(&self, _: usize, _: u64, _: &[u8]) {}
+//!     fn run_deferred(&self) {}
+//!     fn msix(&self) -> Option<MsixPlace> { None }
+//!     fn reset(&self) {}
+//! }
+//!
+//! let (irqs, stats) = (Arc::new(IrqTable::default()), Arc::new(ConnectionStats::default()));
+//! let (function, memory) = (Arc::new(Answer), DmaSpace::new(PinPolicy::Off));
+//! let server = Server::listen(&path, Endpoint {
+//!     name: "answer".to_owned(), function, memory, irqs, stats,
+//!     files: FileRules::default(), keeper: None, mappable: None, intx: false, reply_deadline: REPLY_DEADLINE,
+//! })?;
+//! let client = UnixStream::connect(&path)?;
+//! # drop(client);
+//! assert!(server.end().is_none(), "the thread of the client ended in time");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod call_thread;
+mod connection;
+mod dma;
+mod endpoint;
+pub mod eventfd;
+mod examine;
+mod files;
+mod irqs;
+pub mod keeper;
+mod mappable;
+pub mod message;
+mod pinner;
+mod regions;
+pub mod request;
+mod server;
+pub mod sigbus;
+pub mod socket;
+mod stats;
+mod stream;
+
+pub use endpoint::{Endpoint, REPLY_DEADLINE};
+pub use files::FileRules;
+pub use irqs::{IrqCounters, IrqTable};
+pub use mappable::Mappable;
+pub use pinner::pin_advice;
+pub use server::{Server, StuckClient};
+pub use stats::{ClientCounters, ConnectionStats, MemoryCost};
