@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use super::offload::{Headers, MAX_HEADERS, MAX_SEGMENTS, MAX_SUPER, OFFLOAD_LEN, VirtioNetHeader, finish_checksum};
+use super::offload::{
+    Headers, MAX_HEADERS, MAX_SEGMENTS, MAX_SUPER, OFFLOAD_LEN, SuperFrameHeaders, VirtioNetHeader, finish_checksum,
+};
 use super::socket::{self, Arrival, MAX_MESSAGES};
 use crate::Frames;
 

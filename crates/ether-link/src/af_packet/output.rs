@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustix::io::Errno;
 
-use super::offload::{self, Headers, MAX_HEADERS, OFFLOAD_LEN};
+use super::offload::{self, Headers, MAX_HEADERS, OFFLOAD_LEN, SuperFrameHeaders};
 use super::priority::priority;
 use super::socket::{self, MAX_MESSAGES};
 use crate::{Frames, Offload};

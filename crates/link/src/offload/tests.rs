@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use pvrdma_roce::wire::Checksum;
+use pvrdma_packet::Checksum;
 
 use super::sample::{long_tcp, open_checksum};
 use super::*;
