@@ -51,6 +51,13 @@ fn the_network_card_brings_no_sockets_encryption_or_rdma() {
     assert!(linked.len() <= LINKED_WITH_VMXNET3, "{} crates: {linked:?}", linked.len());
 }
 
+#[test]
+fn the_example_of_a_vmm_has_no_tls() {
+    let found = crates_of("pvrdma-vmm");
+    let others: Vec<_> = found.iter().filter(|name| *name == "ring" || name.starts_with("rustls")).collect();
+    assert!(found.contains("pvrdma-ether-link") && others.is_empty(), "pvrdma-vmm is also built from {others:?}");
+}
+
 /// The crates that the protocol may be built from. Those of this workspace below it are `no_std`; the others open no
 /// files or sockets, start no threads and read no clock.
 const PURE: [&str; 10] = [

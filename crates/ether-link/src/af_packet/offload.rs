@@ -136,7 +136,7 @@ impl SuperFrameHeaders for Headers {
         if let Some(mss) = offload.mss() {
             // It looks for TCP right behind an Ethernet header without tags.
             let headers = Self::of(frame).filter(|it| it.is_tcp() && it.network == Ethernet::UNTAGGED_LEN)?;
-            say(2, u16::try_from(headers.len()).ok()?)?;
+            say(2, u16::try_from(headers.len).ok()?)?;
             say(4, mss.get())?;
             open[1] = if headers.v6 { KIND_TCP6 } else { KIND_TCP4 };
         }

@@ -80,7 +80,7 @@ impl Message {
     /// A super-frame from the run that starts at `first`, if there is one.
     fn super_frame(frames: &Frames, first: usize) -> Option<Self> {
         let (count, mut headers) = offload::run(frames.iter_from(first))?;
-        let skip = headers.len();
+        let skip = headers.len;
         let payload = |frame: &[u8]| frame.len().saturating_sub(skip);
         let segment = payload(frames.get(first)?);
         let total = frames.iter_from(first).take(count).map(payload).sum();

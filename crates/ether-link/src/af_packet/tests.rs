@@ -89,11 +89,11 @@ fn tcp_is_cut_and_summed() {
         // Sequence number 2^32 - 1000, flags CWR, ACK, PSH, FIN.
         frame.extend([0, 80, 1, 0, 0xff, 0xff, 0xfc, 0x18, 0, 0, 0, 1, 0x50, 0x99, 1, 0, 0xaa, 0xaa, 0, 0]);
         let headers = offload::Headers::of(&frame).unwrap();
-        assert_eq!((headers.len(), headers.are_roce()), (transport + 20, false));
+        assert_eq!((headers.len, headers.are_roce()), (transport + 20, false));
         for (index, bytes, flags, sequence) in
             [(0, 1400, 0x90, 0xffff_fc18), (1, 1400, 0x10, 400), (2, 201, 0x19, 1800)]
         {
-            let mut segment = vec![0x11; headers.len() + bytes];
+            let mut segment = vec![0x11; headers.len + bytes];
             headers.write(index, 1400, index == 2, &mut segment).unwrap();
             assert_eq!(segment[transport + 13], flags);
             assert_eq!(u32::from_be_bytes(segment[transport + 4..][..4].try_into().unwrap()), sequence);

@@ -72,12 +72,6 @@ impl Headers {
         Some(Self { bytes, len, network, transport, v6, tcp })
     }
 
-    /// Length in bytes.
-    #[inline]
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
     /// The bytes.
     #[inline]
     pub fn bytes(&self) -> &[u8] {

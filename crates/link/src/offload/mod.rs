@@ -87,7 +87,7 @@ impl Offload {
     /// Bytes of the longest frame that it becomes.
     #[inline]
     pub fn longest(self, frame: &[u8]) -> usize {
-        let headers = self.mss().and_then(|mss| Some((Headers::of(frame)?.len(), usize::from(mss.get()))));
+        let headers = self.mss().and_then(|mss| Some((Headers::of(frame)?.len, usize::from(mss.get()))));
         headers.map_or(frame.len(), |(headers, mss)| frame.len().min(headers.saturating_add(mss)))
     }
 
@@ -112,11 +112,11 @@ impl Offload {
             Work::Segment(mss) => usize::from(mss.get()),
         };
         let Some(headers) = Headers::of(frame).filter(|_| can_segment(frame)) else { return false };
-        let data = frame.get(headers.len()..).unwrap_or_default();
+        let data = frame.get(headers.len..).unwrap_or_default();
         let count = data.len().div_ceil(mss);
         for (index, part) in data.chunks(mss).enumerate() {
             room.clear();
-            room.resize(headers.len(), 0);
+            room.resize(headers.len, 0);
             room.extend_from_slice(part);
             if headers.write(index, mss, index + 1 == count, room).is_none() {
                 return false;
@@ -140,5 +140,5 @@ fn can_segment(frame: &[u8]) -> bool {
     let Some((headers, transport)) = Headers::of(frame).zip(Transport::of(frame)) else { return false };
     let is_same = headers.is_tcp() && headers.transport == transport.start;
     // What follows the IP packet would become data.
-    is_same && headers.len() < frame.len() && transport.end == frame.len()
+    is_same && headers.len < frame.len() && transport.end == frame.len()
 }

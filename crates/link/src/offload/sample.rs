@@ -1,6 +1,6 @@
 //! TCP frames, for tests.
 
-#![expect(clippy::indexing_slicing, reason = "for tests only")]
+#![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "for tests only")]
 
 use std::num::NonZeroU16;
 
