@@ -520,7 +520,7 @@ mod tests {
         for key in FaultKeys::KEYS {
             assert!(help.contains(&format!("  {}:{} ", key.name, key.value)), "{}", key.name);
         }
-        for word in LINKS.map(|(link, _)| link).into_iter().chain(["RUST_LOG", "SIGHUP", "XDG_RUNTIME_DIR"]) {
+        for word in LINKS.iter().map(|&(link, _)| link).chain(["RUST_LOG", "SIGHUP", "XDG_RUNTIME_DIR"]) {
             assert!(help.contains(word), "{word}");
         }
     }
