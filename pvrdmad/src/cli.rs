@@ -209,8 +209,7 @@ pub struct XmlArgs {
     /// Which device.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Print this domain, a file of `virsh dumpxml`, with the device in it. One that has the device already is printed
-    /// as it is to be now.
+    /// Print this domain, a file of `virsh dumpxml`, with the device added or updated.
     #[arg(long, value_name = "DOMAIN")]
     pub into: Option<PathBuf>,
 }
