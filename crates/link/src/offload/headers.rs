@@ -1,19 +1,17 @@
 //! The headers of TCP and UDP frames: of one that stands for many, and of each of the many.
 
-use pvrdma_roce::wire::{Checksum, EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT, Udp};
+use pvrdma_packet::{Checksum, EtherType, Ethernet, PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT, UDP_LEN};
 
-/// Longest headers that we take apart: IPv6 and TCP with all its options, tagged.
-pub(crate) const MAX_HEADERS: usize = Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN + 40 + 60;
-
-/// The number of TCP in the protocol field of an IP header.
-pub(crate) const PROTOCOL_TCP: u8 = 6;
+/// Longest headers that are taken apart: IPv6 and TCP with all its options, tagged.
+pub const MAX_HEADERS: usize = Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN + 40 + 60;
 
 const TCP_FIN_PSH: u8 = 0x09;
 const TCP_CWR: u8 = 0x80;
 
 /// Stores the checksum that the kernel left out of a frame it delivers, where the kernel says. Only for frames that no
 /// port has inspected yet. Returns `false` if that is outside of the frame.
-pub(crate) fn finish_checksum(frame: &mut [u8], (start, offset): (usize, usize)) -> bool {
+#[inline]
+pub fn finish_checksum(frame: &mut [u8], (start, offset): (usize, usize)) -> bool {
     let Some(covered) = frame.get_mut(start..) else { return false };
     // The field holds the sum of the pseudo header.
     let mut sum = Checksum::default();
@@ -24,24 +22,31 @@ pub(crate) fn finish_checksum(frame: &mut [u8], (start, offset): (usize, usize))
 }
 
 /// Zero would mean "no checksum" in UDP.
+#[inline]
 pub(super) const fn not_zero(sum: u16) -> u16 {
     if sum == 0 { u16::MAX } else { sum }
 }
 
 /// The headers of a frame and where in them what is.
 #[derive(Clone, Debug)]
-pub(crate) struct Headers {
-    pub(crate) bytes: [u8; MAX_HEADERS],
-    pub(crate) len: usize,
-    pub(crate) network: usize,
-    pub(crate) transport: usize,
-    pub(crate) v6: bool,
+pub struct Headers {
+    /// The bytes, of which the first [`Self::len`] are in use.
+    pub bytes: [u8; MAX_HEADERS],
+    /// Bytes in use.
+    pub len: usize,
+    /// Offset of the IP header.
+    pub network: usize,
+    /// Offset of the TCP or UDP header.
+    pub transport: usize,
+    /// IPv6, and not IPv4.
+    pub v6: bool,
     tcp: bool,
 }
 
 impl Headers {
     /// Finds the headers of a TCP or UDP frame. Not with extension headers of IPv6.
-    pub(crate) fn of(frame: &[u8]) -> Option<Self> {
+    #[inline]
+    pub fn of(frame: &[u8]) -> Option<Self> {
         let (_, kind, body) = Ethernet::parse(frame).ok()?;
         let network = frame.len().checked_sub(body.len())?;
         let (v6, protocol, transport) = match kind {
@@ -55,10 +60,10 @@ impl Headers {
         let tcp = protocol == PROTOCOL_TCP;
         let len = match protocol {
             PROTOCOL_TCP => transport + usize::from(frame.get(transport + 12)? >> 4) * 4,
-            PROTOCOL_UDP => transport + Udp::LEN,
+            PROTOCOL_UDP => transport + UDP_LEN,
             _ => return None,
         };
-        let shortest = transport + if tcp { 20 } else { Udp::LEN };
+        let shortest = transport + if tcp { 20 } else { UDP_LEN };
         if transport < network + 20 || len < shortest {
             return None;
         }
@@ -67,29 +72,28 @@ impl Headers {
         Some(Self { bytes, len, network, transport, v6, tcp })
     }
 
-    /// Length in bytes.
-    pub(crate) const fn len(&self) -> usize {
-        self.len
-    }
-
     /// The bytes.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
 
     /// Returns `true` for TCP.
-    pub(crate) const fn is_tcp(&self) -> bool {
+    #[inline]
+    pub const fn is_tcp(&self) -> bool {
         self.tcp
     }
 
     /// Returns `true` for RoCE v2 packets, whose UDP checksum says nothing that the ICRC does
     /// not.
-    pub(crate) fn are_roce(&self) -> bool {
+    #[inline]
+    pub fn are_roce(&self) -> bool {
         !self.tcp && self.bytes().get(self.transport + 2..self.transport + 4) == Some(&ROCE_PORT.to_be_bytes()[..])
     }
 
     /// Writes the headers of the packet `index` in front of its payload, which is in `frame` behind room for them.
-    pub(crate) fn write(&self, index: usize, segment: usize, last: bool, frame: &mut [u8]) -> Option<()> {
+    #[inline]
+    pub fn write(&self, index: usize, segment: usize, last: bool, frame: &mut [u8]) -> Option<()> {
         frame.get_mut(..self.len)?.copy_from_slice(self.bytes());
         let total = frame.len();
         let small = |number: usize| u16::try_from(number).ok();
@@ -123,8 +127,9 @@ impl Headers {
         Some(())
     }
 
-    /// The sum of the pseudo header.
-    pub(crate) fn pseudo(&self, frame: &[u8], length: usize) -> Option<Checksum> {
+    /// The sum of the pseudo header of `length` bytes, with the addresses in `frame`.
+    #[inline]
+    pub fn pseudo(&self, frame: &[u8], length: usize) -> Option<Checksum> {
         let addresses = if self.v6 { 8..40 } else { 12..20 };
         let mut sum = Checksum::default();
         sum.add(frame.get(self.network + addresses.start..self.network + addresses.end)?);
@@ -134,12 +139,16 @@ impl Headers {
     }
 }
 
-pub(crate) fn put(bytes: &mut [u8], place: usize, value: u16) -> Option<()> {
+/// Stores a big-endian number at an offset. `None`: the bytes end before it does.
+#[inline]
+pub fn put(bytes: &mut [u8], place: usize, value: u16) -> Option<()> {
     *bytes.get_mut(place..)?.first_chunk_mut()? = value.to_be_bytes();
     Some(())
 }
 
-pub(crate) fn checksum_of_ipv4(ip: &mut [u8]) -> Option<()> {
+/// Stores the checksum of an IPv4 header in it. `None`: the bytes are too few.
+#[inline]
+pub fn checksum_of_ipv4(ip: &mut [u8]) -> Option<()> {
     put(ip, 10, 0)?;
     let mut sum = Checksum::default();
     sum.add(ip);

@@ -25,41 +25,49 @@ impl Bell {
     }
 
     /// What to poll.
+    #[inline]
     pub fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.0)
     }
 
     /// Makes it readable.
+    #[inline]
     pub fn ring(&self) {
         self.add(1);
     }
 
     /// Makes it not writable.
+    #[inline]
     pub fn block(&self) {
         self.add(FULL);
     }
 
     /// Makes it not readable, and writable.
+    #[inline]
     pub fn clear(&self) {
         let _ = rustix::io::read(&*self.0, &mut [0_u8; 8]);
     }
 
+    #[inline]
     fn add(&self, count: u64) {
         let _ = rustix::io::write(&*self.0, &count.to_ne_bytes());
     }
 }
 
 impl AsFd for Bell {
+    #[inline]
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
 impl Event for Bell {
+    #[inline]
     fn signal(&self) {
         self.ring();
     }
 
+    #[inline]
     fn clear(&self) {
         Self::clear(self);
     }

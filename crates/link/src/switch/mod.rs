@@ -30,14 +30,16 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use pvrdma_verbs::{Counter, MacAddr, Snapshot};
+use pvrdma_base::{Counter, Snapshot};
+use pvrdma_packet::MacAddr;
+#[cfg(feature = "serde")]
 use serde::Serialize;
 
 use crate::{Clock, Link, LinkInspect};
 use mailbox::Mailbox;
 use shared::Shared;
 
-pub(crate) use counters::all_counters;
+pub use counters::all_counters;
 pub use mailbox::UnknownUnicast;
 pub use port::SwitchPort;
 pub use shared::SwitchError;
@@ -47,7 +49,8 @@ pub use shared::SwitchError;
 pub struct Switch(Arc<Shared>);
 
 /// A port at one moment.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(Serialize))]
 pub struct SwitchPortInspect {
     /// Its address.
     pub mac: MacAddr,
@@ -62,7 +65,8 @@ pub struct SwitchPortInspect {
 }
 
 /// A switch at one moment.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(Serialize))]
 pub struct SwitchInspect {
     /// The way to the outside.
     pub uplink: Option<LinkInspect>,

@@ -21,6 +21,7 @@ impl Default for MonotonicClock {
 }
 
 impl Clock for MonotonicClock {
+    #[inline]
     fn now(&self) -> Duration {
         self.0.elapsed()
     }
@@ -38,6 +39,7 @@ impl ManualClock {
 }
 
 impl Clock for ManualClock {
+    #[inline]
     fn now(&self) -> Duration {
         Duration::from_nanos(self.0.load(Ordering::SeqCst))
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 
-use pvrdma_verbs::MacAddr;
+use pvrdma_packet::MacAddr;
 
 use super::super::{Switch, SwitchPort, UnknownUnicast};
 use super::*;

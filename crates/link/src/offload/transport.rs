@@ -1,8 +1,8 @@
 //! The TCP or UDP header of a frame, where its sender may have left the checksum open.
 
-use pvrdma_roce::wire::{Checksum, EtherType, PROTOCOL_UDP, Udp};
+use pvrdma_packet::{Checksum, EtherType, IPV6_LEN, PROTOCOL_TCP, PROTOCOL_UDP, UDP_LEN};
 
-use super::headers::{PROTOCOL_TCP, not_zero};
+use super::headers::not_zero;
 
 /// Offset of the ethertype, or of the first tag.
 const TYPE_AT: usize = 12;
@@ -14,7 +14,6 @@ const SERVICE_TAG: EtherType = EtherType(0x88a8);
 
 /// IPv4 flag "more fragments" and the fragment offset.
 const FRAGMENT_BITS: u16 = 0x3fff;
-const IPV6_LEN: usize = 40;
 /// IPv6 extension headers that may stand between the IPv6 header and TCP or UDP (RFC 8200, 4). A fragment header may
 /// not: no sender leaves the checksum of a fragment open.
 const HOP_BY_HOP: u8 = 0;
@@ -41,6 +40,7 @@ pub(crate) struct Transport {
 impl Transport {
     /// Parses a frame with up to two tags, IPv4 with options or IPv6 with extension headers, and TCP or UDP, all of
     /// whose lengths agree. `None`: it is anything else, or a fragment.
+    #[inline]
     pub(crate) fn of(frame: &[u8]) -> Option<Self> {
         let mut at = TYPE_AT;
         let mut tags = 0;
@@ -65,7 +65,7 @@ impl Transport {
             }
             PROTOCOL_UDP => {
                 let length = usize::from(be16(frame, start + 4)?);
-                (length >= Udp::LEN && length == room).then_some(UDP_CHECKSUM)
+                (length >= UDP_LEN && length == room).then_some(UDP_CHECKSUM)
             }
             _ => None,
         }?;
@@ -75,6 +75,7 @@ impl Transport {
     }
 
     /// Replaces the sum of the pseudo header by the checksum, which it is the rest of. Changes nothing else.
+    #[inline]
     pub(crate) fn complete(self, frame: &mut [u8]) -> Option<()> {
         let mut sum = Checksum::default();
         sum.add(frame.get(self.start..self.end)?);
@@ -84,12 +85,14 @@ impl Transport {
     }
 
     /// Offsets of the header and of the checksum in the frame.
+    #[inline]
     pub(crate) fn offsets(self) -> Option<(u16, u16)> {
         Some((u16::try_from(self.start).ok()?, u16::try_from(self.checksum).ok()?))
     }
 }
 
 /// Protocol, offset and end of the payload.
+#[inline]
 fn ipv4(frame: &[u8], at: usize) -> Option<(u8, usize, usize)> {
     let header: &[u8; 20] = frame.get(at..)?.first_chunk()?;
     let length = usize::from(header[0] & 0xf) * 4;
@@ -100,6 +103,7 @@ fn ipv4(frame: &[u8], at: usize) -> Option<(u8, usize, usize)> {
 }
 
 /// The same behind extension headers.
+#[inline]
 fn ipv6(frame: &[u8], at: usize) -> Option<(u8, usize, usize)> {
     let header: &[u8; IPV6_LEN] = frame.get(at..)?.first_chunk()?;
     let mut start = at + IPV6_LEN;
@@ -118,6 +122,7 @@ fn ipv6(frame: &[u8], at: usize) -> Option<(u8, usize, usize)> {
     Some((protocol, start, end))
 }
 
+#[inline]
 fn be16(frame: &[u8], at: usize) -> Option<u16> {
     frame.get(at..)?.first_chunk().map(|&bytes| u16::from_be_bytes(bytes))
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Counter, MacAddr};
+use pvrdma_base::Counter;
+use pvrdma_packet::MacAddr;
 
 use crate::{Frames, Link, LinkInspect, LinkReader, LinkReceiver, Readiness};
 

@@ -1,13 +1,15 @@
 //! TCP frames, for tests.
 
+#![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "for tests only")]
+
 use std::num::NonZeroU16;
 
-use pvrdma_roce::wire::Checksum;
+use pvrdma_packet::Checksum;
 
 use crate::Offload;
 
 /// A TCP frame over IPv4 with `data`, as its sender leaves it to be cut into segments of `mss` bytes.
-pub(crate) fn long_tcp(to: [u8; 6], from: [u8; 6], data: &[u8], mss: u16) -> (Vec<u8>, Offload) {
+pub fn long_tcp(to: [u8; 6], from: [u8; 6], data: &[u8], mss: u16) -> (Vec<u8>, Offload) {
     let total = u16::try_from(40 + data.len()).unwrap();
     let mut frame = [&to[..], &from, &[8, 0, 0x45, 0], &total.to_be_bytes()].concat();
     frame.extend([0xff, 0xff, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
@@ -28,17 +30,17 @@ pub(crate) fn long_tcp(to: [u8; 6], from: [u8; 6], data: &[u8], mss: u16) -> (Ve
 }
 
 /// The missing checksum of such a frame.
-pub(crate) fn open_checksum(frame: &[u8]) -> Offload {
+pub fn open_checksum(frame: &[u8]) -> Offload {
     Offload::checksum(frame, 34, 50).unwrap()
 }
 
 /// Bytes that differ from place to place.
-pub(crate) fn data(length: usize) -> Vec<u8> {
+pub fn data(length: usize) -> Vec<u8> {
     (0..length).map(|at| at.to_le_bytes()[0] ^ at.to_le_bytes()[1].wrapping_mul(31)).collect()
 }
 
 /// What segments on a wire carry, whose headers and checksums are looked at.
-pub(crate) fn carried(segments: &[Vec<u8>]) -> Vec<u8> {
+pub fn carried(segments: &[Vec<u8>]) -> Vec<u8> {
     let mut all = Vec::new();
     for segment in segments {
         let sum = |parts: &[&[u8]]| {

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use parking_lot::{Mutex, MutexGuard};
+use pvrdma_base::Snapshot;
 use pvrdma_handover::Notice;
-use pvrdma_verbs::{MacAddr, Snapshot};
+use pvrdma_packet::MacAddr;
 
 use super::counters::SwitchCounters;
 use super::direct::{Direct, Round};

@@ -1,6 +1,6 @@
 //! What a port of a switch counts.
 
-use pvrdma_verbs::{Counter, counters};
+use pvrdma_base::{Counter, counters};
 
 counters! {
     /// Counts of a port, or of what came for none.
@@ -19,6 +19,6 @@ counters! {
 }
 
 /// Everything that a port counts, at zero.
-pub(crate) fn all_counters() -> Vec<Counter> {
+pub fn all_counters() -> Vec<Counter> {
     SwitchCounters::default().list()
 }

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Counter, MacAddr};
+use pvrdma_base::Counter;
+use pvrdma_packet::MacAddr;
 use serde::{Deserialize, Serialize};
 
-use super::{Frames, Link, LinkInspect, LinkReader, Offload, Readiness};
+use crate::{Frames, Link, LinkInspect, LinkReader, Offload, Readiness};
 
 /// When a link that holds frames wants to be called again.
 const SOON: Duration = Duration::from_millis(1);
@@ -424,7 +425,7 @@ impl<L: Link> Link for FaultLink<L> {
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_verbs::Snapshot;
+    use pvrdma_base::Snapshot;
 
     use super::*;
     use crate::memory;

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Counter, MacAddr, Snapshot};
+use pvrdma_base::{Counter, Snapshot};
+use pvrdma_packet::MacAddr;
 
 use super::forward::{Local, Ports, Postman, is_from, is_group};
 use super::mailbox::{Mailbox, UnknownUnicast};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use pvrdma_verbs::MacAddr;
+use pvrdma_packet::MacAddr;
 
 use super::counters::SwitchCounters;
 use super::direct::Round;

@@ -190,6 +190,7 @@ impl Frames {
     }
 
     /// Takes a frame out, as a copy.
+    #[cfg(any(test, feature = "fault"))]
     pub(crate) fn take_out(&mut self, index: usize) -> Option<Vec<u8>> {
         let frame = self.get(index)?.to_vec();
         let span = self.spans.remove(index);
@@ -199,6 +200,7 @@ impl Frames {
     }
 
     /// Moves a frame behind the later one at `to`.
+    #[cfg(any(test, feature = "fault"))]
     pub(crate) fn put_behind(&mut self, index: usize, to: usize) {
         if let Some(spans) = self.spans.get_mut(index..=to) {
             spans.rotate_left(1);
@@ -206,6 +208,7 @@ impl Frames {
     }
 
     /// Moves a frame before the earlier one at `to`.
+    #[cfg(any(test, feature = "fault"))]
     pub(crate) fn put_before(&mut self, index: usize, to: usize) {
         if let Some(spans) = self.spans.get_mut(to..=index) {
             spans.rotate_right(1);

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::MacAddr;
+use pvrdma_packet::MacAddr;
 
 /// Time between two attempts that fail.
-pub(crate) const RETRY: Duration = Duration::from_millis(500);
+pub const RETRY: Duration = Duration::from_millis(500);
 /// Time until a connector is asked for what it said to be in progress.
 const IN_PROGRESS: Duration = Duration::from_millis(10);
 
@@ -48,23 +48,25 @@ impl Connector for NoConnector {
 
 /// A connector that is not asked too often.
 #[derive(Debug)]
-pub(crate) struct Reconnect {
+pub struct Reconnect {
     connector: Arc<dyn Connector>,
     /// When the next attempt may be, after one that failed, and how long that is.
     next: Mutex<(Option<Instant>, Duration)>,
 }
 
 impl Reconnect {
-    pub(crate) fn new(connector: Arc<dyn Connector>) -> Self {
+    /// Asks this connector, first at once.
+    pub fn new(connector: Arc<dyn Connector>) -> Self {
         Self { connector, next: Mutex::new((None, RETRY)) }
     }
 
-    pub(crate) fn connector(&self) -> &dyn Connector {
+    /// The connector.
+    pub fn connector(&self) -> &dyn Connector {
         &*self.connector
     }
 
     /// A descriptor, if it is time to ask and there is one.
-    pub(crate) fn attempt(&self) -> Option<OwnedFd> {
+    pub fn attempt(&self) -> Option<OwnedFd> {
         let (due, interval) = &mut *self.next.lock();
         let now = Instant::now();
         if due.is_some_and(|due| due > now) {
@@ -84,12 +86,12 @@ impl Reconnect {
     }
 
     /// The other end was heard: the next attempt need not wait.
-    pub(crate) fn expedite(&self) {
+    pub fn expedite(&self) {
         self.next.lock().0 = None;
     }
 
     /// Time to wait between attempts.
-    pub(crate) fn interval(&self) -> Duration {
+    pub fn interval(&self) -> Duration {
         self.next.lock().1
     }
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::Snapshot;
+use pvrdma_base::Snapshot;
 
-use super::{Bell, Frames, Link, LinkInspect, Readiness};
+use crate::{Bell, Frames, Link, LinkInspect, Readiness};
 
 /// One direction. The descriptors change with the queue, under its lock.
 #[derive(Debug)]

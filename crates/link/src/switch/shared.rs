@@ -8,9 +8,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
+use pvrdma_base::threads::{self, ThreadKind};
 use pvrdma_handover::Waker;
-use pvrdma_verbs::MacAddr;
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_packet::MacAddr;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use thiserror::Error;
 
