@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::MutexGuard;
-use pvrdma_ether_link::Clock;
+use pvrdma_link::Clock;
 use pvrdma_verbs::threads::{self, ThreadKind};
 
 use crate::budget::Budget;

@@ -106,16 +106,17 @@ pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
 pub use port::PortConfig;
 pub use port::policy::{ForgedTransmits, PortRules, VlanMode};
 pub use port::uplink::Uplink;
-pub use pvrdma_ether_link::{Clock, ManualClock, MonotonicClock};
+pub use pvrdma_link::{Clock, ManualClock, MonotonicClock};
 pub use pvrdma_roce::Congestion;
 pub use rxe::{AddressConflict, ObservedConflicts, Rxe, RxeConfig};
 pub use share::{DEFAULT_WEIGHT, DeviceShare, ShareConfig, ShareUsage};
 pub use srq::RxeSrq;
 
-/// Everything that adapters, ports and links count, at zero.
+/// Everything that adapters, ports and the switch of a network count, at zero. What a link to the outside counts, its
+/// crate says.
 pub fn all_counters() -> Vec<Counter> {
     let mut list = counters::Counters::default().list();
     list.extend(port::counters::all_counters());
-    list.extend(pvrdma_ether_link::all_counters());
+    list.extend(pvrdma_link::all_counters());
     list
 }

@@ -19,7 +19,7 @@ use crate::port::uplink::Uplink;
 use crate::port::{Port, PortConfig};
 use crate::share::{DeviceShare, ShareConfig, Shares};
 use crate::shared::Shared;
-use pvrdma_ether_link::{Clock, MonotonicClock};
+use pvrdma_link::{Clock, MonotonicClock};
 
 /// How the engine runs.
 #[derive(Clone, Debug)]

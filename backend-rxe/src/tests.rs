@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::{Arc, mpsc};
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::memory::{self, MemoryLink};
-use pvrdma_ether_link::{Frames, Link, LinkInspect, ManualClock, Readiness};
+use pvrdma_link::memory::{self, MemoryLink};
+use pvrdma_link::{Frames, Link, LinkInspect, ManualClock, Readiness};
 use pvrdma_roce::wire::{
     Aeth, Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Reth, Syndrome, Udp, build,
 };

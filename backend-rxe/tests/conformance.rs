@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_ether_link::memory;
+use pvrdma_link::memory;
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, Uplink};
 use pvrdma_verbs::conformance::Profile;
 use pvrdma_verbs::testing::mac;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{Process, gid};
 use pvrdma_dev::testing::{Driver, GuestMemory, Placement, QpInit, TestDevice, access};
 use pvrdma_dev::{DeviceConfig, Limits};
-use pvrdma_ether_link::memory;
+use pvrdma_link::memory;
 use pvrdma_rxe::{ManualClock, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 
 /// Where the counts are among the capabilities.

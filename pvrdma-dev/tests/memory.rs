@@ -11,9 +11,9 @@ use pvrdma_dev::testing::{
     CommandError, Driver, GuestMemory, Mr, Path, Placement, Qp, QpInit, SendWr, Sge, TestDevice, access, send_flag,
 };
 use pvrdma_dev::{DeviceConfig, KeptStatus, Limits};
-use pvrdma_ether_link::memory::{self, MemoryLink};
-use pvrdma_ether_link::{Frames, Link};
 use pvrdma_guest_memory::PinPolicy;
+use pvrdma_link::memory::{self, MemoryLink};
+use pvrdma_link::{Frames, Link};
 use pvrdma_roce::wire::{Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Udp, build};
 use pvrdma_rxe::{ManualClock, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 use pvrdma_verbs::testing::CountingAllocator;

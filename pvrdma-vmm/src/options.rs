@@ -35,7 +35,7 @@ pub(crate) struct Options {
     append: String,
     /// Link of the VMs' network to others, in the words of `pvrdmad`: af_packet:INTERFACE, vxlan:ADDRESS[:PORT],
     /// tap:NAME, unix:PATH, unix-connect:PATH or unix-dgram:LOCAL:REMOTE.
-    #[arg(long, value_name = "LINK")]
+    #[arg(long, value_name = "LINK", value_parser = link)]
     uplink: Option<LinkSpec>,
     /// Other end of a vxlan uplink; repeatable.
     #[arg(long = "remote", value_name = "ADDRESS[:PORT]")]
@@ -111,7 +111,6 @@ impl Options {
 
     /// The uplink, a tunnel with its other ends.
     pub(crate) fn uplink(&self) -> Result<Option<LinkSpec>> {
-        ensure!(!matches!(self.uplink, Some(LinkSpec::Tls(_))), "--uplink: pvrdmad alone has TLS links");
         let Some(LinkSpec::Vxlan(tunnel)) = &self.uplink else {
             ensure!(self.remotes.is_empty() && self.vni.is_none(), "--remote and --vni are for --uplink vxlan:ADDRESS");
             return Ok(self.uplink.clone());
@@ -170,6 +169,14 @@ impl Options {
         };
         Ok((vm, mode))
     }
+}
+
+/// A link. This program has no options for the keys of a TLS link.
+fn link(text: &str) -> Result<LinkSpec, String> {
+    if matches!(text.split_once(':'), Some(("tls" | "tls-connect", _))) {
+        return Err("pvrdmad alone has TLS links".to_owned());
+    }
+    text.parse()
 }
 
 /// A number of bytes, with M or G for MiB or GiB, whole pages.

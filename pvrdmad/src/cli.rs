@@ -209,8 +209,7 @@ pub struct XmlArgs {
     /// Which device.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Print this domain, a file of `virsh dumpxml`, with the device in it. One that has the device already is printed
-    /// as it is to be now.
+    /// Print this domain, a file of `virsh dumpxml`, with the device added or updated.
     #[arg(long, value_name = "DOMAIN")]
     pub into: Option<PathBuf>,
 }
@@ -520,7 +519,7 @@ mod tests {
         for key in FaultKeys::KEYS {
             assert!(help.contains(&format!("  {}:{} ", key.name, key.value)), "{}", key.name);
         }
-        for word in LINKS.map(|(link, _)| link).into_iter().chain(["RUST_LOG", "SIGHUP", "XDG_RUNTIME_DIR"]) {
+        for word in LINKS.iter().map(|&(link, _)| link).chain(["RUST_LOG", "SIGHUP", "XDG_RUNTIME_DIR"]) {
             assert!(help.contains(word), "{word}");
         }
     }

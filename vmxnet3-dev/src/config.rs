@@ -1,6 +1,6 @@
 //! How a device is set up.
 
-use pvrdma_verbs::MacAddr;
+use pvrdma_packet::MacAddr;
 
 /// How a device is set up.
 #[derive(Clone, PartialEq, Eq, Debug)]

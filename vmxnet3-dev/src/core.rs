@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use pvrdma_base::LogLimit;
 use pvrdma_guest_memory::{DmaSpace, DmaView};
 use pvrdma_handover::WaitFlag;
-use pvrdma_verbs::LogLimit;
 
 use crate::abi::command::Coalesce;
 use crate::abi::regs::{MAX_QUEUES, event};

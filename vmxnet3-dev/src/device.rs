@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
+use pvrdma_base::Counter;
 use pvrdma_guest_memory::DmaSpace;
+use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::{
     Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Doorbell, FIRST_CAPABILITY, Identity, InterruptSink, MsixPlace,
     PciFunction, Switches,
 };
-use pvrdma_verbs::{Counter, MacAddr};
 
 use crate::abi::regs::{CLASS, DEVICE_ID, MAX_VECTORS, REVISION_ID, REVISIONS, UPT_VERSIONS, VENDOR_ID, event};
 use crate::cmd::{self, Registers};

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use pvrdma_base::Count;
 use pvrdma_pci_function::{InterruptPin, InterruptSink};
-use pvrdma_verbs::Count;
 
 #[derive(Clone, Copy, Debug)]
 struct Vector {

@@ -1,7 +1,7 @@
 //! What a device counts: for each queue as the guest reads it (`UPT1_TxStats`, `UPT1_RxStats`), and in all for our own
 //! status.
 
-use pvrdma_verbs::{Count, Counter, counters};
+use pvrdma_base::{Count, Counter, counters};
 
 use crate::filter::is_multicast;
 

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::PciFunction;
-use pvrdma_verbs::MacAddr;
 use pvrdma_vmxnet3::testing::frames::{Flow, GUEST_MAC, PEER_MAC, pattern};
 use pvrdma_vmxnet3::testing::{
     Cable, Driver, DriverConfig, Guest, MEMORY_BASE, RxLayout, TxOffload, TxPacket, command, feature,

@@ -4,7 +4,7 @@
 
 use std::net::Ipv4Addr;
 
-use pvrdma_ether_link::testing::{Attack, attacks};
+use pvrdma_link::testing::{Attack, attacks};
 use pvrdma_vmxnet3::Checksum;
 use pvrdma_vmxnet3::testing::frames::{
     Flow, GUEST_MAC, PEER_MAC, checksums_are_right, ethernet, pattern, reference_checksum, tagged,

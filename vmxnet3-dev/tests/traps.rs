@@ -3,8 +3,8 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::PciFunction;
-use pvrdma_verbs::MacAddr;
 use pvrdma_vmxnet3::testing::frames::{Flow, GUEST_MAC, PEER_MAC, ethernet, pattern, tagged};
 use pvrdma_vmxnet3::testing::{
     Driver, DriverConfig, DriverTxQueue, Guest, MEMORY_BASE, RxLayout, TxOffload, TxPacket, command, feature, rx_mode,

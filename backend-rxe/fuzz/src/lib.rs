@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arbitrary::{Arbitrary, Unstructured};
-use pvrdma_ether_link::{Frames, Link, memory};
+use pvrdma_link::{Frames, Link, memory};
 use pvrdma_roce::Congestion;
 use pvrdma_roce::wire::{Extension, NakCode, Operation, Packet, Syndrome};
 use pvrdma_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, Uplink, VlanMode};

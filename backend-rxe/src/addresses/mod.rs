@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
-use pvrdma_ether_link::Clock;
+use pvrdma_link::Clock;
 use pvrdma_verbs::{AddressRule, MacAddr};
 
 use crate::task::Task;

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
 use super::seen::{CaptureConfig, Direction, Interface};
-use pvrdma_ether_link::Frames;
+use pvrdma_link::Frames;
 
 /// A frame that was seen; its bytes are beside it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

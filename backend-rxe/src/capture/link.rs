@@ -7,7 +7,7 @@ use pvrdma_verbs::{Counter, MacAddr};
 
 use super::point::Point;
 use super::seen::Direction;
-use pvrdma_ether_link::{Frames, Link, LinkInspect, LinkReceiver, Offload, Readiness};
+use pvrdma_link::{Frames, Link, LinkInspect, LinkReceiver, Offload, Readiness};
 
 /// Shows what goes over a link to those who watch a device.
 #[derive(Debug)]

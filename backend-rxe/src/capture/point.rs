@@ -10,7 +10,7 @@ use pvrdma_verbs::{MacAddr, VerbsError};
 
 use super::buffer::{Batch, Buffer};
 use super::seen::{CaptureConfig, Direction, Interface};
-use pvrdma_ether_link::Frames;
+use pvrdma_link::Frames;
 
 /// Captures of one device at a time.
 const MAX_CAPTURES: usize = 4;

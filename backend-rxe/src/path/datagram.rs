@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use pvrdma_ether_link::Frames;
+use pvrdma_link::Frames;
 use pvrdma_roce::DatagramSender;
 use pvrdma_verbs::{QpAttrs, QpState, Qpn, SendData, SendOp, UdDestination, WcStatus};
 

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::Frames;
+use pvrdma_link::Frames;
 
 use super::kept::{CopiedPacket, PacketBudget};
 

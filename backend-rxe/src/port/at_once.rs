@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use pvrdma_ether_link::{Frames, LinkReceiver};
+use pvrdma_link::{Frames, LinkReceiver};
 use pvrdma_verbs::EndOnPanic;
 
 use super::Port;

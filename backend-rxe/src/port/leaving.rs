@@ -5,8 +5,8 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use pvrdma_ether_link::testing::{Attack, Broken, Rules, Tags, attacks, forge, store_anywhere};
-use pvrdma_ether_link::{Frames, GsoLink, Link, Offload, memory};
+use pvrdma_link::testing::{Attack, Broken, Rules, Tags, attacks, forge, store_anywhere};
+use pvrdma_link::{Frames, GsoLink, Link, Offload, memory};
 use pvrdma_verbs::{Gid, MacAddr};
 
 use super::policy::{Policy, PortRules, VlanMode};

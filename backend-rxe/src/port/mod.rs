@@ -44,8 +44,8 @@ use counters::{PortCounters, address_conflicts, passed_lost_in_link, wire_lost_i
 use helpers::Helpers;
 use policy::{Policy, PortRules, Violation, VlanMode};
 use prober::Prober;
-use pvrdma_ether_link::{Bell, Frames, GsoLink, Link};
 use pvrdma_handover::Waker;
+use pvrdma_link::{Bell, Frames, GsoLink, Link};
 use pvrdma_roce::{Congestion, EgressMarking};
 use receive_queue::{ReceiveQueue, ReceiveQueues};
 use tx_queue::TxQueue;

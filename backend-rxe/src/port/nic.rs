@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_ether_link::LinkReader;
+use pvrdma_link::LinkReader;
 use pvrdma_roce::wire::Ethernet;
 use pvrdma_verbs::EndOnPanic;
 

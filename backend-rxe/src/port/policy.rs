@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::classify::is_tag;
 use super::outgoing::{Claim, claim};
 use super::source_guard;
-use pvrdma_ether_link::{Frames, Offload};
+use pvrdma_link::{Frames, Offload};
 use pvrdma_roce::wire::{EtherType, Ethernet, Vlan};
 use pvrdma_roce::{Congestion, EgressMarking};
 

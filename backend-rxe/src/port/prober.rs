@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::Frames;
+use pvrdma_link::Frames;
 
 use super::Port;
 use crate::addresses::probe;

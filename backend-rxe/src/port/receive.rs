@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use pvrdma_ether_link::{Frames, Link};
+use pvrdma_link::{Frames, Link};
 use pvrdma_roce::wire::Ethernet;
 use pvrdma_verbs::{EndOnPanic, Qpn};
 

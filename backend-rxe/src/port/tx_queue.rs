@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::{Frames, Link, LinkInspect, Offload};
 use pvrdma_handover as handover;
+use pvrdma_link::{Frames, Link, LinkInspect, Offload};
 use pvrdma_verbs::Snapshot;
 use serde::Serialize;
 
@@ -215,7 +215,7 @@ impl Drop for TxQueue {
 mod tests {
     use std::sync::atomic::AtomicBool;
 
-    use pvrdma_ether_link::{LinkInspect, Readiness};
+    use pvrdma_link::{LinkInspect, Readiness};
 
     use super::*;
 

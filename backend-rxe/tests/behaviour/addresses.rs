@@ -11,7 +11,7 @@ use pvrdma_verbs::{
 
 use crate::claims::{has, waits};
 use crate::world::*;
-use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_roce::wire::{Network, Packet, build};
 use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Rxe, RxeHca, Uplink};
 
@@ -343,7 +343,7 @@ fn peers_do_not_keep_a_device_from_itself() {
 
 /// Two devices of one process on a switch whose uplink is a cable that sends back what it gets.
 fn reflected(local: bool) -> (World, [Node; 2], MemoryLink, Vec<Uplink>) {
-    use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
+    use pvrdma_link::switch::{Switch, UnknownUnicast};
     let world = World::with(|config| config.local = local);
     let (uplink, cable) = memory::pair(1000).unwrap();
     let switch = Switch::hairpin_without_thread(Arc::new(uplink), 4500, Arc::clone(&world.clock) as _).unwrap();
@@ -361,7 +361,7 @@ fn reflected(local: bool) -> (World, [Node; 2], MemoryLink, Vec<Uplink>) {
 }
 
 thread_local! {
-    static SWITCH: std::cell::RefCell<Option<pvrdma_ether_link::switch::Switch>> = const { std::cell::RefCell::new(None) };
+    static SWITCH: std::cell::RefCell<Option<pvrdma_link::switch::Switch>> = const { std::cell::RefCell::new(None) };
 }
 
 /// Sends back what came out of the cable, unless a filter of that network says no. Gives how many frames there were.

@@ -5,8 +5,8 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::memory::{self, MemoryLink};
-use pvrdma_ether_link::{Frames, Link, LinkInspect, LinkReceiver, MonotonicClock, Readiness};
+use pvrdma_link::memory::{self, MemoryLink};
+use pvrdma_link::{Frames, Link, LinkInspect, LinkReceiver, MonotonicClock, Readiness};
 use pvrdma_rxe::capture::{Batch, CaptureConfig};
 use pvrdma_rxe::{PortRules, Uplink};
 use pvrdma_verbs::{GidType, Hca, QpType, RemoteAddress, SendOp, WcStatus};

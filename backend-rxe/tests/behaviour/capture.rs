@@ -5,7 +5,7 @@ use std::time::Duration;
 use pvrdma_verbs::{QpType, Qpn, QueuePair, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::world::*;
-use pvrdma_ether_link::fault::Faults;
+use pvrdma_link::fault::Faults;
 use pvrdma_roce::wire::{Extension, Opcode, Packet, Syndrome};
 use pvrdma_rxe::capture::{Batch, Capture, CaptureConfig, CaptureCounts, Direction, Interface};
 

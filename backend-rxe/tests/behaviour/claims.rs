@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_rxe::{AddressConflict, PortConfig, PortRules, RxeHca, Uplink};
 use pvrdma_verbs::{
     AddressRule, Gid, GidType, Hca, OtherAddresses, QpType, Qpn, Rules, SendData, SendOp, UdDestination, WcStatus,

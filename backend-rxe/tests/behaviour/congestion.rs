@@ -9,7 +9,7 @@ use pvrdma_verbs::{Gid, GidType, Hca, QpType, Qpn, QueuePair, SendData, SendOp, 
 
 use crate::tap::{Tap, tapped_in, tapped_with};
 use crate::world::*;
-use pvrdma_ether_link::Frames;
+use pvrdma_link::Frames;
 use pvrdma_roce::wire::{Ecn, Opcode, Packet, build};
 use pvrdma_roce::{Congestion, MEGABIT};
 use pvrdma_rxe::{Clock, PortRules, RxeConfig, VlanMode};

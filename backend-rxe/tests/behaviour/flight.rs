@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::fault::Faults;
+use pvrdma_link::fault::Faults;
 use pvrdma_rxe::QpFailure;
 use pvrdma_verbs::{QpState, QueuePair, SendOp, WcStatus};
 

@@ -1,6 +1,6 @@
 //! What a device moves is counted by peer and road, in the books of who asks.
 
-use pvrdma_ether_link::fault::Faults;
+use pvrdma_link::fault::Faults;
 use pvrdma_rxe::{FlowCount, Road};
 use pvrdma_verbs::{QpType, QueuePair, SendData, SendOp, UdDestination};
 

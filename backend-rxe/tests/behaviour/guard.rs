@@ -6,7 +6,7 @@ use pvrdma_verbs::{GidType, Hca, QpState, QpType, Qpn, QueuePair, SendOp, WcStat
 
 use crate::tap::tapped;
 use crate::world::*;
-use pvrdma_ether_link::{Frames, Link, memory};
+use pvrdma_link::{Frames, Link, memory};
 use pvrdma_roce::wire::{
     Aeth, Deth, Extension, Header, NakCode, Network, Opcode, Packet, Position, Reth, Syndrome, build,
 };

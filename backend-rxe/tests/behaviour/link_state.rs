@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use pvrdma_ether_link::fault::Faults;
-use pvrdma_ether_link::{Frames, Link, memory};
+use pvrdma_link::fault::Faults;
+use pvrdma_link::{Frames, Link, memory};
 use pvrdma_rxe::{PortConfig, PortRules};
 use pvrdma_verbs::{
     Hca, Mtu, PortState, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, SendData, SendOp, UdDestination, VerbsError,

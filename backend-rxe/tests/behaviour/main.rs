@@ -9,7 +9,7 @@ macro_rules! over_a_cable {
         mod over_a_cable {
             $(#[test]
             fn $case() {
-                crate::world::on_the_wire(pvrdma_ether_link::fault::Faults::default(), 1, super::$case);
+                crate::world::on_the_wire(pvrdma_link::fault::Faults::default(), 1, super::$case);
             })*
         }
     };

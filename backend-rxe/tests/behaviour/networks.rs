@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pvrdma_verbs::{GidType, Hca, QpType, QueuePair, SendData, SendOp, UdDestination, VerbsError, WcStatus};
 
 use crate::world::*;
-use pvrdma_ether_link::memory;
+use pvrdma_link::memory;
 use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, VlanMode};
 
 const QKEY: u32 = 0x1234;

@@ -3,9 +3,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use pvrdma_ether_link::memory::{self, MemoryLink};
-use pvrdma_ether_link::{Frames, Link, LinkInspect, Readiness};
 use pvrdma_guest_memory::DmaView;
+use pvrdma_link::memory::{self, MemoryLink};
+use pvrdma_link::{Frames, Link, LinkInspect, Readiness};
 use pvrdma_rxe::{PortRules, Rxe, RxeConfig};
 use pvrdma_verbs::testing::aborts;
 use pvrdma_verbs::{QpType, QueueError, QueuePair, SendSource, SendWr};

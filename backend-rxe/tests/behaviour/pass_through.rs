@@ -12,8 +12,8 @@ use pvrdma_verbs::{QpType, Snapshot, WcStatus};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::world::*;
-use pvrdma_ether_link::memory::{self, MemoryLink};
-use pvrdma_ether_link::{Frames, Link, LinkInspect, LinkReader, MonotonicClock, Readiness};
+use pvrdma_link::memory::{self, MemoryLink};
+use pvrdma_link::{Frames, Link, LinkInspect, LinkReader, MonotonicClock, Readiness};
 use pvrdma_rxe::{PortConfig, PortRules, Uplink};
 
 /// A device whose uplink and whose network function are both in the hands of the test.

@@ -8,7 +8,7 @@ use pvrdma_verbs::{
 };
 
 use crate::world::*;
-use pvrdma_ether_link::{Frames, Link, memory};
+use pvrdma_link::{Frames, Link, memory};
 use pvrdma_rxe::{PortConfig, PortRules};
 
 #[test]

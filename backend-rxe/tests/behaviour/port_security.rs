@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Uplink, VlanMode};
 use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, QpType, link_local};
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use pvrdma_ether_link::fault::Faults;
-use pvrdma_ether_link::{Clock, Frames, Link, LinkInspect, ManualClock, Readiness, memory};
+use pvrdma_link::fault::Faults;
+use pvrdma_link::{Clock, Frames, Link, LinkInspect, ManualClock, Readiness, memory};
 use pvrdma_verbs::{QpType, QueuePair, SendOp, WcStatus};
 
 use crate::world::*;

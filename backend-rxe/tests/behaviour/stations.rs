@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Uplink, VlanMode};
 use pvrdma_verbs::link_local;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::{Frames, Link, LinkInspect, Readiness, memory};
+use pvrdma_link::{Frames, Link, LinkInspect, Readiness, memory};
 use pvrdma_rxe::{ManualClock, PortRules, Rxe, RxeConfig, VlanMode};
 
 use crate::world::*;

@@ -8,8 +8,8 @@ use pvrdma_verbs::{Hca, MemoryRegion, QpState, QpType, QueuePair, RecvWr, SendOp
 
 use crate::gate::Gate;
 use crate::world::*;
-use pvrdma_ether_link::MonotonicClock;
-use pvrdma_ether_link::fault::Faults;
+use pvrdma_link::MonotonicClock;
+use pvrdma_link::fault::Faults;
 use pvrdma_rxe::RxeQp;
 
 fn threaded(workers: usize) -> World {

@@ -9,8 +9,9 @@ use pvrdma_verbs::{
 };
 
 use crate::world::*;
-use pvrdma_ether_link::fault::Faults;
-use pvrdma_ether_link::{Link, unix};
+use pvrdma_ether_link::unix;
+use pvrdma_link::Link;
+use pvrdma_link::fault::Faults;
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig};
 
 const GOOD: Faults = Faults { loss: 0, duplicate: 0, reorder: 0, corrupt: 0, delay: 0 };

@@ -4,10 +4,10 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pvrdma_ether_link::fault::{FaultLink, Faults};
-use pvrdma_ether_link::memory::{self, MemoryLink};
-use pvrdma_ether_link::{Frames, Link};
 use pvrdma_guest_memory::DmaSpace;
+use pvrdma_link::fault::{FaultLink, Faults};
+use pvrdma_link::memory::{self, MemoryLink};
+use pvrdma_link::{Frames, Link};
 use pvrdma_rxe::{Clock, DeviceShare, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, ShareConfig, Uplink};
 use pvrdma_verbs::{QpAttrs, QpType, Rules};
 

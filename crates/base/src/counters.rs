@@ -6,11 +6,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize, Serializer};
 
 /// How a number behaves.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "lowercase"))]
 pub enum Kind {
     /// It only grows.
     Counter,
@@ -19,8 +20,8 @@ pub enum Kind {
 }
 
 /// What a number measures.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Unit {
     /// Things that are counted.
@@ -59,6 +60,7 @@ impl Counter {
     ///
     /// # Errors
     /// The serializer's.
+    #[cfg(feature = "serde")]
     pub fn by_name<S: Serializer>(counters: &[Self], serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(counters.iter().map(|counter| (counter.name, counter.value)))
     }
@@ -91,11 +93,13 @@ pub struct Count(AtomicU64);
 
 impl Count {
     /// Adds one.
+    #[inline]
     pub fn increment(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Adds a number.
+    #[inline]
     pub fn add(&self, count: u64) {
         if count != 0 {
             self.0.fetch_add(count, Ordering::Relaxed);
@@ -103,6 +107,7 @@ impl Count {
     }
 
     /// The count now.
+    #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

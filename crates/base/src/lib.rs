@@ -9,6 +9,7 @@
 //! * [`Random`] draws keys and numbers that a peer must not guess.
 //!
 //! The crate depends on no other crate of this workspace. It knows no RDMA, no packets and no guest memory.
+//! With the feature `serde`, counters and snapshots can be serialized.
 //!
 //! # Example
 //!

@@ -4,10 +4,12 @@ use std::io;
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
+#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 /// Where keys and QPNs begin.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub enum Random {
     /// The kernel's generator, which nobody can predict.
     #[default]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "serde")]
 use serde::{Serialize, Serializer};
 
 /// What a lock guards, described at one moment.
@@ -30,6 +31,7 @@ impl<T> From<Option<T>> for Snapshot<T> {
     }
 }
 
+#[cfg(feature = "serde")]
 impl<T: Serialize> Serialize for Snapshot<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+#[cfg(feature = "unix")]
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -10,22 +11,34 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+#[cfg(any(feature = "af-packet", feature = "tap"))]
+use crate::InterfaceName;
+use crate::Link;
+#[cfg(feature = "vxlan")]
+use crate::MonotonicClock;
+#[cfg(feature = "af-packet")]
 use crate::af_packet::{AfPacketError, AfPacketLink, AfPacketSocket, VlanFilter};
+#[cfg(feature = "tap")]
 use crate::tap::{TapError, TapLink};
+#[cfg(feature = "tls")]
 use crate::tls::{TlsAddress, TlsConfig, TlsError, TlsLink, TlsRole};
+#[cfg(feature = "unix")]
 use crate::unix::{DatagramLink, StreamLink};
+#[cfg(feature = "vxlan")]
 use crate::vxlan::{TunnelAddress, VXLAN_PORT, Vni, VxlanConfig, VxlanError, VxlanLink};
-use crate::{InterfaceName, Link, MonotonicClock};
 
-/// One end of a link.
+/// One end of a link. Each variant is there with the feature of its kind.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinkSpec {
     /// `unix:PATH`: takes one connection after the other, as QEMU's `-netdev stream,server=off` makes them.
+    #[cfg(feature = "unix")]
     Listen(PathBuf),
     /// `unix-connect:PATH`: connects, and again when the connection ended. QEMU: `-netdev stream,server=on`.
+    #[cfg(feature = "unix")]
     Connect(PathBuf),
     /// `unix-dgram:LOCAL:REMOTE`: receives at one socket and sends to the other. QEMU: `-netdev dgram`.
+    #[cfg(feature = "unix")]
     Datagrams {
         /// Our socket.
         local: PathBuf,
@@ -33,12 +46,16 @@ pub enum LinkSpec {
         remote: PathBuf,
     },
     /// `vxlan:ADDRESS[:PORT]`: a tunnel from our address. Its other ends are keys of their own.
+    #[cfg(feature = "vxlan")]
     Vxlan(VxlanConfig),
     /// `tls:ADDRESS:PORT` listens, `tls-connect:ADDRESS:PORT` connects. Its keys are keys of their own.
+    #[cfg(feature = "tls")]
     Tls(TlsConfig),
     /// `af_packet:NAME`: an interface of the host, which the host goes on using.
+    #[cfg(feature = "af-packet")]
     AfPacket(InterfaceName),
     /// `tap:NAME`: an interface of the host that ends here; made unless it is there.
+    #[cfg(feature = "tap")]
     Tap(InterfaceName),
 }
 
@@ -46,18 +63,36 @@ impl LinkSpec {
     /// The socket that is made for it, if one is.
     pub fn socket(&self) -> Option<&Path> {
         match self {
+            #[cfg(feature = "unix")]
             Self::Listen(path) | Self::Datagrams { local: path, .. } => Some(path),
-            Self::Connect(_) | Self::Vxlan(_) | Self::Tls(_) | Self::AfPacket(_) | Self::Tap(_) => None,
+            #[cfg(feature = "unix")]
+            Self::Connect(_) => None,
+            #[cfg(feature = "vxlan")]
+            Self::Vxlan(_) => None,
+            #[cfg(feature = "tls")]
+            Self::Tls(_) => None,
+            #[cfg(feature = "af-packet")]
+            Self::AfPacket(_) => None,
+            #[cfg(feature = "tap")]
+            Self::Tap(_) => None,
         }
     }
 
     /// All paths in it.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        let paths = match self {
+        let paths: [Option<&PathBuf>; 3] = match self {
+            #[cfg(feature = "unix")]
             Self::Listen(path) | Self::Connect(path) => [Some(path), None, None],
+            #[cfg(feature = "unix")]
             Self::Datagrams { local, remote } => [Some(local), Some(remote), None],
+            #[cfg(feature = "tls")]
             Self::Tls(TlsConfig { files, .. }) => [Some(&files.certificate), Some(&files.key), Some(&files.authority)],
-            Self::Vxlan(_) | Self::AfPacket(_) | Self::Tap(_) => [None, None, None],
+            #[cfg(feature = "vxlan")]
+            Self::Vxlan(_) => [None; 3],
+            #[cfg(feature = "af-packet")]
+            Self::AfPacket(_) => [None; 3],
+            #[cfg(feature = "tap")]
+            Self::Tap(_) => [None; 3],
         };
         paths.into_iter().flatten().map(PathBuf::as_path)
     }
@@ -68,45 +103,59 @@ impl LinkSpec {
     /// # Errors
     /// The system refuses: no right to, no such interface, a socket's path that is taken.
     pub fn open(&self) -> Result<Arc<dyn Link>, LinkError> {
-        let at = |path: &Path| {
-            let path = path.to_owned();
-            move |source| LinkError::Socket { path, source }
-        };
         Ok(match self {
+            #[cfg(feature = "unix")]
             Self::Listen(path) => {
                 let listener = UnixListener::bind(path).and_then(StreamLink::listen);
                 Arc::new(listener.map_err(at(path))?)
             }
+            #[cfg(feature = "unix")]
             Self::Connect(path) => Arc::new(StreamLink::connect(path.clone())),
+            #[cfg(feature = "unix")]
             Self::Datagrams { local, remote } => {
                 let socket = UnixDatagram::bind(local).and_then(|socket| DatagramLink::new(socket, remote.clone()));
                 Arc::new(socket.map_err(at(local))?)
             }
+            #[cfg(feature = "vxlan")]
             Self::Vxlan(config) => Arc::new(VxlanLink::bind(config, Arc::new(MonotonicClock::default()))?),
+            #[cfg(feature = "tls")]
             Self::Tls(config) => Arc::new(TlsLink::open(config)?),
+            #[cfg(feature = "af-packet")]
             Self::AfPacket(name) => {
                 let host = AfPacketSocket::open(name.as_str(), VlanFilter::Untagged)?;
                 let socket = host.descriptor().map_err(at(name.as_str().as_ref()))?;
                 Arc::new(AfPacketLink::from_socket(name.as_str(), socket, Arc::new(host)))
             }
+            #[cfg(feature = "tap")]
             Self::Tap(name) => Arc::new(TapLink::open(name.clone())?),
         })
     }
+}
+
+/// Adds the place to an error of the system.
+#[cfg(any(feature = "af-packet", feature = "unix"))]
+fn at(path: &Path) -> impl FnOnce(io::Error) -> LinkError + use<> {
+    let path = path.to_owned();
+    move |source| LinkError::Socket { path, source }
 }
 
 /// Why a link cannot be opened.
 #[derive(Debug, Error)]
 pub enum LinkError {
     /// An interface of the host.
+    #[cfg(feature = "af-packet")]
     #[error(transparent)]
     AfPacket(#[from] AfPacketError),
     /// A virtual interface.
+    #[cfg(feature = "tap")]
     #[error(transparent)]
     Tap(#[from] TapError),
     /// A tunnel.
+    #[cfg(feature = "vxlan")]
     #[error(transparent)]
     Vxlan(#[from] VxlanError),
     /// A TLS link.
+    #[cfg(feature = "tls")]
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// Another socket.
@@ -120,45 +169,67 @@ pub enum LinkError {
 }
 
 /// Kinds of links with what they are, for help texts.
-pub const LINKS: [(&str, &str); 8] = [
+pub const LINKS: &[(&str, &str)] = &[
+    #[cfg(feature = "af-packet")]
     ("af_packet:INTERFACE", "an interface of this host; needs CAP_NET_RAW"),
+    #[cfg(feature = "vxlan")]
     ("vxlan:ADDRESS[:PORT]", "a tunnel over UDP from this address; uplink only"),
+    #[cfg(feature = "tls")]
     ("tls:ADDRESS:PORT", "listens for another daemon, over TCP and encrypted; uplink only"),
+    #[cfg(feature = "tls")]
     ("tls-connect:ADDRESS:PORT", "connects to one that does"),
+    #[cfg(feature = "tap")]
     ("tap:NAME", "an interface of this host that ends here"),
+    #[cfg(feature = "unix")]
     ("unix:PATH", "listens for QEMU's -netdev stream,server=off"),
+    #[cfg(feature = "unix")]
     ("unix-connect:PATH", "connects to -netdev stream,server=on"),
+    #[cfg(feature = "unix")]
     ("unix-dgram:LOCAL:REMOTE", "sockets of -netdev dgram"),
 ];
 
-/// Kinds of links, for who asks for another one.
-const KINDS: &str = "af_packet:INTERFACE, vxlan:ADDRESS[:PORT], tls:ADDRESS:PORT, tls-connect:ADDRESS:PORT, tap:NAME, \
-                     unix:PATH, unix-connect:PATH or unix-dgram:LOCAL:REMOTE";
+/// The refusal of a text, with the kinds of links that there are.
+fn wrong(text: &str) -> String {
+    let kinds: Vec<_> = LINKS.iter().map(|(kind, _)| *kind).collect();
+    match kinds.split_last() {
+        Some((last, others)) if !others.is_empty() => {
+            format!("'{text}' is not one of {} or {last}", others.join(", "))
+        }
+        _ => format!("'{text}' is not {}", kinds.join("")),
+    }
+}
 
 impl FromStr for LinkSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is not one of {KINDS}");
-        let (kind, rest) = text.split_once(':').filter(|(_, rest)| !rest.is_empty()).ok_or_else(wrong)?;
+        let (kind, rest) = text.split_once(':').filter(|(_, rest)| !rest.is_empty()).ok_or_else(|| wrong(text))?;
         match kind {
+            #[cfg(feature = "unix")]
             "unix" => Ok(Self::Listen(rest.into())),
+            #[cfg(feature = "unix")]
             "unix-connect" => Ok(Self::Connect(rest.into())),
+            #[cfg(feature = "unix")]
             "unix-dgram" => match rest.split_once(':') {
                 Some((local, remote)) if !local.is_empty() && !remote.is_empty() && local != remote => {
                     Ok(Self::Datagrams { local: local.into(), remote: remote.into() })
                 }
-                _ => Err(wrong()),
+                _ => Err(wrong(text)),
             },
+            #[cfg(feature = "vxlan")]
             "vxlan" => {
                 let TunnelAddress(local) = rest.parse()?;
                 Ok(Self::Vxlan(VxlanConfig { local, remotes: Vec::new(), vni: Vni::default(), open: false }))
             }
+            #[cfg(feature = "tls")]
             "tls" => Ok(Self::Tls(TlsConfig::new(TlsRole::Listen, rest.parse::<TlsAddress>()?))),
+            #[cfg(feature = "tls")]
             "tls-connect" => Ok(Self::Tls(TlsConfig::new(TlsRole::Connect, rest.parse::<TlsAddress>()?))),
+            #[cfg(feature = "af-packet")]
             "af_packet" => Ok(Self::AfPacket(rest.parse()?)),
+            #[cfg(feature = "tap")]
             "tap" => Ok(Self::Tap(rest.parse()?)),
-            _ => Err(wrong()),
+            _ => Err(wrong(text)),
         }
     }
 }
@@ -167,21 +238,30 @@ impl fmt::Display for LinkSpec {
     /// As it is written, a tunnel with its VNI.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            #[cfg(feature = "unix")]
             Self::Listen(path) => write!(f, "unix:{}", path.display()),
+            #[cfg(feature = "unix")]
             Self::Connect(path) => write!(f, "unix-connect:{}", path.display()),
+            #[cfg(feature = "unix")]
             Self::Datagrams { local, remote } => write!(f, "unix-dgram:{}:{}", local.display(), remote.display()),
+            #[cfg(feature = "vxlan")]
             Self::Vxlan(VxlanConfig { local, vni, .. }) if local.port() == VXLAN_PORT => {
                 write!(f, "vxlan:{}/{vni}", local.ip())
             }
+            #[cfg(feature = "vxlan")]
             Self::Vxlan(VxlanConfig { local, vni, .. }) => write!(f, "vxlan:{local}/{vni}"),
+            #[cfg(feature = "tls")]
             Self::Tls(config) => write!(f, "{}:{}", config.word(), config.address),
+            #[cfg(feature = "af-packet")]
             Self::AfPacket(name) => write!(f, "af_packet:{name}"),
+            #[cfg(feature = "tap")]
             Self::Tap(name) => write!(f, "tap:{name}"),
         }
     }
 }
 
 #[cfg(test)]
+#[cfg(all(feature = "af-packet", feature = "tap", feature = "tls", feature = "unix", feature = "vxlan"))]
 mod tests {
     use super::*;
 

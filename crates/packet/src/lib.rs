@@ -1,4 +1,5 @@
-//! Ethernet headers and the checksum of IP, as bytes and as values. No I/O and no operating system (`no_std`).
+//! Ethernet headers and the checksum of IP, as bytes and as values. No I/O and no operating system (`no_std`). With the
+//! feature `serde`, addresses are serialized as text.
 //!
 //! [`Ethernet::parse`] takes a header with its optional VLAN tag off a frame; [`Ethernet::to_bytes`] and
 //! [`Ethernet::tag_bytes`] write one. [`Checksum`] computes or checks the Internet checksum over any pieces of a
@@ -35,10 +36,12 @@ mod checksum;
 mod ethernet;
 pub mod field;
 mod mac_addr;
+mod protocol;
 
 pub use checksum::Checksum;
 pub use ethernet::{EtherType, Ethernet, Vlan};
 pub use mac_addr::MacAddr;
+pub use protocol::{IPV6_LEN, PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT, UDP_LEN};
 
 /// The header that a frame is too short for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]

@@ -13,7 +13,7 @@
 //! use event_manager::{EventManager, MutEventSubscriber, SubscriberOps};
 //! use kvm_ioctls::VmFd;
 //! use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
-//! use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
+//! use pvrdma_link::switch::{Switch, UnknownUnicast};
 //! use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 //! use pvrdma_pci_slot::kvm::KvmInterrupts;
 //! use pvrdma_pci_slot::{BarMap, ConfigPorts, HostBridge, PciBus, Slot};

@@ -115,7 +115,7 @@ pub const REPOSITORY: Config = Config {
     layers: &[
         &["pvrdma-base", "pvrdma-handover", "pvrdma-packet", "pvrdma-pages", "pvrdma-pci-function", "source-rules"],
         &["pvrdma-guest-memory", "pvrdma-pci-slot", "pvrdma-verbs-types"],
-        &["pvrdma-roce", "pvrdma-verbs"],
+        &["pvrdma-link", "pvrdma-roce", "pvrdma-verbs"],
         &["pvrdma-ether-link"],
         &["pvrdma-dev", "pvrdma-ibverbs", "pvrdma-rxe", "pvrdma-vfio-user-server", "pvrdma-vmxnet3"],
         &["pvrdma-vmm", "pvrdmad"],
@@ -159,7 +159,7 @@ pub const REPOSITORY: Config = Config {
         dependencies: &["crc32fast", "pvrdma-packet", "pvrdma-verbs-types", "serde", "thiserror"],
         exceptions: &[],
     },
-    atomics: Atomics { document: "docs/atomics.md", home: "crates/handover/" },
+    atomics: Atomics { document: "docs/dev/atomics.md", home: "crates/handover/" },
     threads: Threads {
         home: "crates/base/src/threads.rs",
         forbidden: &[

@@ -31,9 +31,36 @@ fn crates_of(package: &str) -> BTreeSet<String> {
     text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
 }
 
+/// Crates that run in the compiler only.
+const COMPILER: [&str; 6] = ["proc-macro2", "quote", "serde_derive", "syn", "thiserror-impl", "unicode-ident"];
+
+/// The crates of this workspace, and of others, that the network card is linked from beside itself.
+const LINKED_WITH_VMXNET3: usize = 20;
+
+#[test]
+fn the_network_card_brings_no_sockets_encryption_or_rdma() {
+    let found = crates_of("pvrdma-vmxnet3");
+    assert!(found.contains("pvrdma-vmxnet3") && found.contains("pvrdma-link"), "{found:?}");
+    let forbidden = ["nix", "ring", "serde", "pvrdma-ether-link", "pvrdma-roce", "pvrdma-verbs", "pvrdma-verbs-types"];
+    let refused =
+        |name: &String| forbidden.contains(&name.as_str()) || name.starts_with("rustls") || name.starts_with("netlink");
+    let others: Vec<_> = found.iter().filter(|name| refused(name)).collect();
+    assert!(others.is_empty(), "pvrdma-vmxnet3 is also built from {others:?}");
+    let linked: Vec<_> =
+        found.iter().filter(|name| *name != "pvrdma-vmxnet3" && !COMPILER.contains(&name.as_str())).collect();
+    assert!(linked.len() <= LINKED_WITH_VMXNET3, "{} crates: {linked:?}", linked.len());
+}
+
+#[test]
+fn the_example_of_a_vmm_has_no_tls() {
+    let found = crates_of("pvrdma-vmm");
+    let others: Vec<_> = found.iter().filter(|name| *name == "ring" || name.starts_with("rustls")).collect();
+    assert!(found.contains("pvrdma-ether-link") && others.is_empty(), "pvrdma-vmm is also built from {others:?}");
+}
+
 /// The crates that the protocol may be built from. Those of this workspace below it are `no_std`; the others open no
 /// files or sockets, start no threads and read no clock.
-const PURE: [&str; 16] = [
+const PURE: [&str; 10] = [
     "bitflags",
     "cfg-if",
     "crc32fast",
@@ -44,20 +71,13 @@ const PURE: [&str; 16] = [
     "serde",
     "serde_core",
     "thiserror",
-    // They run in the compiler.
-    "proc-macro2",
-    "quote",
-    "serde_derive",
-    "syn",
-    "thiserror-impl",
-    "unicode-ident",
 ];
 
 #[test]
 fn the_protocol_is_built_from_crates_without_input_output_or_clocks() {
     let found = crates_of("pvrdma-roce");
     assert!(found.contains("pvrdma-roce"), "{found:?}");
-    let allowed = BTreeSet::from(PURE.map(str::to_owned));
+    let allowed = PURE.iter().chain(&COMPILER).map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
     let others: Vec<_> = found.difference(&allowed).collect();
     assert!(others.is_empty(), "pvrdma-roce is also built from {others:?}");
 }

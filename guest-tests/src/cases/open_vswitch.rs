@@ -19,7 +19,7 @@ use crate::namespaces::{INTERFACE, Namespaces};
 use crate::process::BoundChild;
 
 /// Where the lines are.
-pub(super) const RECIPE: (&str, &str) = ("docs/network.md", "open-vswitch");
+pub(super) const RECIPE: (&str, &str) = ("docs/links.md", "open-vswitch");
 /// The hosts, as the recipe has them; it is the first one's.
 const HOSTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)];
 /// The device's address there.

@@ -46,7 +46,7 @@ fn a_table_between_markers_is_found() {
 /// What is measured and simulated as such is what the documents tell to configure.
 #[test]
 fn the_documents_have_the_parameters_of_a_slow_line() {
-    let blocks = Document::read(&root().join("docs/network.md")).unwrap().blocks();
+    let blocks = Document::read(&root().join("docs/congestion.md")).unwrap().blocks();
     let block = blocks.iter().find(|block| block.text.contains("[congestion]")).unwrap();
     let config = commands::configuration(&block.text).unwrap().unwrap();
     assert_eq!(config.networks[0].devices[0].rules.congestion, Some(pvrdma_roce::Congestion::slow_line()));

@@ -19,7 +19,7 @@ const HEAD: &str = "\
 # Configuration
 
 `pvrdmad` takes its configuration from the command line, from a file (`--config FILE.toml`), or from both. Values of the command line
-replace those of the file. Complete files are in [`pvrdmad/examples`](../pvrdmad/examples).
+replace those of the file. Complete files are in `pvrdmad/examples/` of the repository.
 
 | command line | file | meaning | default |
 | --- | --- | --- | --- |
@@ -71,7 +71,7 @@ whoever reaches it reads the metrics.
 const LINK: &str = "
 ### Links
 
-Values of `uplink` and `nic`. See [The network](network.md) for what to use when.
+Values of `uplink` and `nic`. [Links](links.md#which-link) says which to use.
 
 | link | meaning |
 | --- | --- |

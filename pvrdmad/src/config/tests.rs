@@ -2,7 +2,7 @@ use std::path::{Path, PathBuf};
 
 use pvrdma_dev::Limits;
 use pvrdma_rxe::{Congestion, ForgedTransmits, PortRules, VlanMode};
-use pvrdma_verbs::AddressRule;
+use pvrdma_verbs::{AddressRule, OtherAddresses};
 
 use super::backend::IbverbsSpec;
 use super::congestion::CongestionSpec;
@@ -365,10 +365,15 @@ fn rules_of_the_network() {
         Config::merge(toml::from_str(&format!("{text}\n{device}")).unwrap(), args(&[]))
     };
     let plain = rules(&file("").unwrap());
-    assert_eq!(
-        plain,
-        PortRules { congestion: Some(Congestion::default()), negotiate: true, multipath: true, ..PortRules::default() }
-    );
+    let own = AddressRule { others: OtherAddresses::Own, listed: Vec::new() };
+    let expected = PortRules {
+        addresses: Some(own),
+        congestion: Some(Congestion::default()),
+        negotiate: true,
+        multipath: true,
+        ..PortRules::default()
+    };
+    assert_eq!(plain, expected);
     let text = "[congestion]\nline_rate_mbps = 25000\ncut_interval_us = 300\ncnp_dscp = 46";
     let tuned = rules(&file(text).unwrap()).congestion.unwrap();
     assert_eq!((tuned.line_rate, tuned.cut_interval.as_micros(), tuned.cnp_dscp), (25_000 * 125_000, 300, 46));

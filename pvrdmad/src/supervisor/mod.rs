@@ -16,6 +16,7 @@ mod plan;
 mod process;
 mod program;
 mod reload;
+mod segmentation_sample;
 mod services;
 mod session;
 mod sockets;

@@ -61,7 +61,7 @@ pub(super) enum End {
 }
 
 /// Arenas that glibc's allocator has in a worker, unless the operator says otherwise. By default it makes eight for
-/// each processor, and each keeps holes that no other uses: over a long life they add up (docs/proof.md).
+/// each processor, and each keeps holes that no other uses: over a long life they add up (docs/dev/proof.md).
 const ARENAS: (&str, &str) = ("MALLOC_ARENA_MAX", "2");
 
 /// Between two looks whether a process is over that does not say so: it is killed, and one of its threads stays in the

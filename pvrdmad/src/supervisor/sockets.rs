@@ -17,6 +17,7 @@ use pvrdma_rxe::VlanMode;
 use pvrdma_verbs::MacAddr;
 
 use super::doorbells::DoorbellHost;
+use super::segmentation_sample::SAMPLE;
 use super::wedged::Wedged;
 use crate::config::{Device, LinkSpec, SocketPlace};
 use crate::events::Events;
@@ -175,7 +176,7 @@ impl LinkSockets {
     /// Returns `true` unless packets that leave as one were damaged when one with the address `mac` was tried.
     pub(super) fn may_offload(&self, mac: MacAddr) -> bool {
         let Kept::AfPacket(socket) = &self.kept else { return true };
-        match socket.segmentation(mac) {
+        match socket.segmentation(mac, SAMPLE) {
             Ok(Segmentation::Wrong) => {
                 // Log: once for an uplink.
                 log::warn!("{}: packets that are cut there are damaged: each leaves by itself", socket.interface());

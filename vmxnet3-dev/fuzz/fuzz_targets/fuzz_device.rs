@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use pvrdma_ether_link::testing::Attack;
+use pvrdma_link::testing::Attack;
 use pvrdma_pci_function::PciFunction;
-use pvrdma_verbs::MacAddr;
+use pvrdma_packet::MacAddr;
 use pvrdma_vmxnet3::testing::frames::{Flow, GUEST_MAC, pattern};
 use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, MEMORY_BASE, RxLayout, TxPacket, command};
 use pvrdma_vmxnet3::{Frame, Received, Vmxnet3Config};

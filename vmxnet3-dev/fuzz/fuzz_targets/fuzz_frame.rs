@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use pvrdma_ether_link::testing::Attack;
-use pvrdma_verbs::MacAddr;
+use pvrdma_link::testing::Attack;
+use pvrdma_packet::MacAddr;
 use pvrdma_vmxnet3::testing::frames::GUEST_MAC;
 use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, RxLayout, rx_mode};
 use pvrdma_vmxnet3::{Frame, Received, Vmxnet3Config};

@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arbitrary::{Arbitrary, Unstructured};
-use pvrdma_ether_link::testing::{self, Attack, Rules, Tags};
-use pvrdma_ether_link::{Frames, GsoLink, Link, Offload, memory};
+use pvrdma_link::testing::{self, Attack, Rules, Tags};
+use pvrdma_link::{Frames, GsoLink, Link, Offload, memory};
 use pvrdma_vmxnet3::testing::frames::{GUEST_MAC, PEER_MAC, tagged};
 use pvrdma_vmxnet3::testing::{MEMORY_BASE, Memory, RxPacket};
 use pvrdma_vmxnet3::{Checksum, Frame, FramePort, MAX_FRAME, MAX_SUPER_FRAME, PortOffloads, Sent};

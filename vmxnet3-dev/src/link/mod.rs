@@ -8,11 +8,11 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::{Bell, Frames, Link, LinkInspect, LinkReader, Offload, Readiness};
+use pvrdma_base::Snapshot;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_handover::Notice;
+use pvrdma_link::{Bell, Frames, Link, LinkInspect, LinkReader, Offload, Readiness};
 use pvrdma_pci_function::InterruptSink;
-use pvrdma_verbs::Snapshot;
 use rustix::io::Errno;
 
 use crate::config::Vmxnet3Config;

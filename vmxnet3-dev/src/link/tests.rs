@@ -1,7 +1,7 @@
 use std::time::Duration;
 
+use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::PciFunction;
-use pvrdma_verbs::MacAddr;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use pvrdma_ether_link::Offload;
+use pvrdma_link::Offload;
 
 use super::headers::{Headers, insert_tag, tag};
 use super::{checksum, segment};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::PciFunction;
-use pvrdma_verbs::MacAddr;
 
 use super::frames::GUEST_MAC;
 use super::{Irqs, Memory, RecordingPort};

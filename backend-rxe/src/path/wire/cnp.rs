@@ -1,7 +1,7 @@
 //! Congestion notification packets (IBA annex A17.9): sending them for marked packets, and obeying those that come for
 //! our queue pairs.
 
-use pvrdma_ether_link::Frames;
+use pvrdma_link::Frames;
 use pvrdma_roce::wire::{Ecn, MAX_FRAME, Network, Operation, Packet};
 use pvrdma_roce::{Path, admit_notification};
 use pvrdma_verbs::{Qpn, UdDestination};

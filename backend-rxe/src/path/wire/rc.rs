@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pvrdma_ether_link::Frames;
+use pvrdma_link::Frames;
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
 use pvrdma_roce::{DropReason, Path, PathInspect, RequesterInspect, admit_connected};
 use pvrdma_verbs::{QpAttrs, QpState, Qpn, micros};

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::iter;
 use std::sync::{Arc, Weak};
 
-use pvrdma_ether_link::Frames;
+use pvrdma_link::Frames;
 use pvrdma_roce::wire::{Ecn, Opcode, Packet};
 use pvrdma_roce::{DropReason, admit};
 use pvrdma_verbs::{Gid, MacAddr, QpType, Qpn};

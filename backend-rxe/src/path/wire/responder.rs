@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::Frames;
+use pvrdma_link::Frames;
 use pvrdma_roce::wire::{MAX_FRAME, Packet, rnr_delay};
 use pvrdma_roce::{DropReason, Handled, Path, PathInspect, ReorderBuffer, ResponderInspect, admit_connected};
 use pvrdma_verbs::{QpAttrs, Qpn, Snapshot};

@@ -1,6 +1,6 @@
 //! Datagrams over the wire.
 
-use pvrdma_ether_link::Frames;
+use pvrdma_link::Frames;
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
 use pvrdma_roce::{Datagram, DatagramSender, Path};
 use pvrdma_verbs::{SendWr, UdDestination, WcStatus};

@@ -1,7 +1,7 @@
 //! Which frames the kernel gives to a packet socket: a classic BPF program that looks at the tag and the destination.
 
 use libc::sock_filter;
-use pvrdma_verbs::MacAddr;
+use pvrdma_packet::MacAddr;
 
 /// Addresses that a socket takes frames to. The program stays shorter than what any kernel takes (4096 instructions).
 pub const MAX_ADDRESSES: usize = 256;

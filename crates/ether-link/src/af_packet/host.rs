@@ -4,11 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::MacAddr;
+use pvrdma_packet::MacAddr;
 use rustix::io::Errno;
 
 use super::filter::{MAX_ADDRESSES, VlanFilter, program};
-use super::segmentation::{self, Segmentation};
+use super::segmentation::{self, Segmentation, SegmentationSample};
 use super::{AfPacketError, socket};
 use crate::Connector;
 
@@ -53,13 +53,14 @@ impl AfPacketSocket {
         &self.interface
     }
 
-    /// Finds out whether the kernel cuts TCP, and where super-frames are cut: sends one of each from `mac` to itself,
-    /// which the next bridge drops, and looks at what leaves the interface. Takes a tenth of a second if nothing does.
+    /// Finds out whether the kernel cuts TCP, and where super-frames are cut: sends a TCP frame and a super-frame of
+    /// `sample` from `mac` to itself, which the next bridge drops, and looks at what leaves the interface. Takes a
+    /// tenth of a second if nothing does.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn segmentation(&self, mac: MacAddr) -> Result<Segmentation, AfPacketError> {
-        segmentation::test(&self.interface, mac).map_err(|errno| AfPacketError::new(&self.interface, errno))
+    pub fn segmentation(&self, mac: MacAddr, sample: SegmentationSample) -> Result<Segmentation, AfPacketError> {
+        segmentation::test(&self.interface, mac, sample).map_err(|errno| AfPacketError::new(&self.interface, errno))
     }
 }
 

@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use super::offload::{Headers, MAX_HEADERS, MAX_SEGMENTS, MAX_SUPER, OFFLOAD_LEN, VirtioNetHeader, finish_checksum};
+use super::offload::{
+    Headers, MAX_HEADERS, MAX_SEGMENTS, MAX_SUPER, OFFLOAD_LEN, SuperFrameHeaders, VirtioNetHeader, finish_checksum,
+};
 use super::socket::{self, Arrival, MAX_MESSAGES};
 use crate::Frames;
 
@@ -133,7 +135,7 @@ impl Input {
             let whole = frames.room(room.clone());
             let headers = whole.get(TAG_LEN..TAG_LEN + length.min(first)).and_then(Headers::of);
             if let Some(headers) = &headers
-                && (headers.len(), segment) == (layout.headers, layout.segment)
+                && (headers.len, segment) == (layout.headers, layout.segment)
                 && length <= layout.headers + layout.count * layout.segment
             {
                 return in_place(frames, start, layout, headers, (length, arrival.tag));
@@ -164,7 +166,7 @@ impl Input {
         let headers = Headers::of(&self.scratch)?;
         // A small one is copied faster than many pieces are lent for it time and again.
         if length >= MIN_APART {
-            self.layout = Layout::of(headers.len() - (TAG_LEN - begin), segment);
+            self.layout = Layout::of(headers.len - (TAG_LEN - begin), segment);
         }
         split(frames, &self.scratch, &headers, segment)
     }
@@ -220,12 +222,12 @@ fn in_place(
 
 /// Copies the packets of a super-frame apart.
 fn split(frames: &mut Frames, whole: &[u8], headers: &Headers, segment: usize) -> Option<()> {
-    let payload = whole.get(headers.len()..)?;
+    let payload = whole.get(headers.len..)?;
     let count = payload.len().div_ceil(segment);
     for (index, bytes) in payload.chunks(segment).enumerate() {
         frames.push_with(MAX_HEADERS + bytes.len(), |room| {
-            let frame = room.get_mut(..headers.len() + bytes.len())?;
-            frame.get_mut(headers.len()..)?.copy_from_slice(bytes);
+            let frame = room.get_mut(..headers.len + bytes.len())?;
+            frame.get_mut(headers.len..)?.copy_from_slice(bytes);
             headers.write(index, segment, index + 1 == count, frame)?;
             Some(frame.len())
         });

@@ -23,19 +23,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::MacAddr;
+use pvrdma_packet::MacAddr;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::connector::Reconnect;
 use super::{Connector, Frames, Link, LinkInspect, Offload, Readiness};
 use input::Input;
 use output::Output;
+use pvrdma_link::Reconnect;
 use socket::Presence;
 
 pub use filter::{MAX_ADDRESSES, VlanFilter};
 pub use host::AfPacketSocket;
-pub use segmentation::Segmentation;
+pub use segmentation::{Segmentation, SegmentationSample};
 
 /// Time between two looks at an interface that is down.
 const LOOK: Duration = Duration::from_millis(500);

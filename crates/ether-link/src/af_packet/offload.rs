@@ -4,12 +4,12 @@
 //! interfaces they are handed over whole. So we make them out of our own runs of packets, and take apart what comes
 //! (`virtio_net_hdr`, Linux `include/uapi/linux/virtio_net.h`).
 
-use pvrdma_roce::wire::Ethernet;
+pub(super) use pvrdma_link::offload::headers::{Headers, MAX_HEADERS, finish_checksum};
+use pvrdma_link::offload::headers::{checksum_of_ipv4, put};
+use pvrdma_link::offload::is_whole;
+use pvrdma_packet::Ethernet;
 
 use crate::Offload;
-pub(super) use crate::offload::headers::{Headers, MAX_HEADERS, finish_checksum};
-use crate::offload::headers::{checksum_of_ipv4, put};
-use crate::offload::is_whole;
 
 /// Bytes of a `virtio_net_hdr`.
 pub(super) const OFFLOAD_LEN: usize = 10;
@@ -50,10 +50,28 @@ impl VirtioNetHeader {
     }
 }
 
-impl Headers {
+/// What the headers of a packet and those of a super-frame have to do with each other.
+pub(super) trait SuperFrameHeaders: Sized {
     /// Turns the headers of the first packet into those of a super-frame with `payload` bytes, whose packets carry
     /// `segment`, and says so to the kernel.
-    pub(super) fn widen(&mut self, payload: usize, segment: usize) -> Option<[u8; OFFLOAD_LEN]> {
+    fn widen(&mut self, payload: usize, segment: usize) -> Option<[u8; OFFLOAD_LEN]>;
+
+    /// The same behind a tag that the kernel took out. `None`: there is no room for it.
+    fn tagged(&self, tag: [u8; Ethernet::TAG_LEN]) -> Option<Self>;
+
+    /// Returns `true` if there is a tag.
+    fn are_tagged(&self) -> bool;
+
+    /// Returns `true` if `frame` is the packet `index` of a run that these headers begin.
+    fn go_on(&self, index: usize, frame: &[u8]) -> bool;
+
+    /// The `virtio_net_hdr` of a frame whose checksum or segmentation is left to the kernel. Its offsets are those of
+    /// the frame's headers. `None`: the kernel does not take such a frame.
+    fn left_open(frame: &[u8], offload: Offload) -> Option<[u8; OFFLOAD_LEN]>;
+}
+
+impl SuperFrameHeaders for Headers {
+    fn widen(&mut self, payload: usize, segment: usize) -> Option<[u8; OFFLOAD_LEN]> {
         let small = |number: usize| u16::try_from(number).ok();
         let (network, transport, total) = (self.network, self.transport, self.len.checked_add(payload)?);
         let mut bytes = self.bytes;
@@ -76,8 +94,7 @@ impl Headers {
         Some(offload)
     }
 
-    /// The same behind a tag that the kernel took out. `None`: there is no room for it.
-    pub(super) fn tagged(&self, tag: [u8; Ethernet::TAG_LEN]) -> Option<Self> {
+    fn tagged(&self, tag: [u8; Ethernet::TAG_LEN]) -> Option<Self> {
         const ADDRESSES: usize = 12;
         let mut tagged = self.clone();
         tagged.len = self.len + tag.len();
@@ -88,12 +105,10 @@ impl Headers {
         Some(tagged)
     }
 
-    /// Returns `true` if there is a tag.
-    pub(super) const fn are_tagged(&self) -> bool {
+    fn are_tagged(&self) -> bool {
         self.network > Ethernet::UNTAGGED_LEN
     }
 
-    /// Returns `true` if `frame` is the packet `index` of a run that these headers begin.
     fn go_on(&self, index: usize, frame: &[u8]) -> bool {
         let Some(theirs) = frame.get(..self.len) else { return false };
         let ours = self.bytes();
@@ -109,9 +124,7 @@ impl Headers {
         network && equal(0, ip) && equal(udp, udp + 4) && equal(udp + 6, udp + 8)
     }
 
-    /// The `virtio_net_hdr` of a frame whose checksum or segmentation is left to the kernel. Its offsets are those of
-    /// the frame's headers. `None`: the kernel does not take such a frame.
-    pub(super) fn left_open(frame: &[u8], offload: Offload) -> Option<[u8; OFFLOAD_LEN]> {
+    fn left_open(frame: &[u8], offload: Offload) -> Option<[u8; OFFLOAD_LEN]> {
         let (start, at) = offload.missing_checksum(frame)?;
         let mut open = [NEEDS_CHECKSUM, KIND_NONE, 0, 0, 0, 0, 0, 0, 0, 0];
         let mut say = |place: usize, value: u16| -> Option<()> {
@@ -123,7 +136,7 @@ impl Headers {
         if let Some(mss) = offload.mss() {
             // It looks for TCP right behind an Ethernet header without tags.
             let headers = Self::of(frame).filter(|it| it.is_tcp() && it.network == Ethernet::UNTAGGED_LEN)?;
-            say(2, u16::try_from(headers.len()).ok()?)?;
+            say(2, u16::try_from(headers.len).ok()?)?;
             say(4, mss.get())?;
             open[1] = if headers.v6 { KIND_TCP6 } else { KIND_TCP4 };
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustix::io::Errno;
 
-use super::offload::{self, Headers, MAX_HEADERS, OFFLOAD_LEN};
+use super::offload::{self, Headers, MAX_HEADERS, OFFLOAD_LEN, SuperFrameHeaders};
 use super::priority::priority;
 use super::socket::{self, MAX_MESSAGES};
 use crate::{Frames, Offload};
@@ -80,7 +80,7 @@ impl Message {
     /// A super-frame from the run that starts at `first`, if there is one.
     fn super_frame(frames: &Frames, first: usize) -> Option<Self> {
         let (count, mut headers) = offload::run(frames.iter_from(first))?;
-        let skip = headers.len();
+        let skip = headers.len;
         let payload = |frame: &[u8]| frame.len().saturating_sub(skip);
         let segment = payload(frames.get(first)?);
         let total = frames.iter_from(first).take(count).map(payload).sum();

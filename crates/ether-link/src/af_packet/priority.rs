@@ -6,7 +6,7 @@
 //! IEEE 802.1Q tag or, without a tag, the upper half of their DSCP. An interface that is a VLAN makes the tag of it
 //! (`egress-qos-map`).
 
-use pvrdma_roce::wire::{EtherType, PROTOCOL_UDP, ROCE_PORT};
+use pvrdma_packet::{EtherType, PROTOCOL_UDP, ROCE_PORT};
 
 /// Where the ethertype is, in a frame without a tag.
 const TYPE_AT: usize = 12;

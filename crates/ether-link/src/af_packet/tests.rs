@@ -11,8 +11,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
 use crate::namespace::Namespace;
-use crate::offload::sample::{carried, data, long_tcp, open_checksum};
-use pvrdma_roce::wire::{Bth, Checksum, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Udp, build};
+use pvrdma_link::offload::sample::{carried, data, long_tcp, open_checksum};
+use pvrdma_roce::wire::{
+    Bth, Checksum, Ethernet, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Udp, build,
+};
 
 const A: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const B: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
@@ -87,11 +89,11 @@ fn tcp_is_cut_and_summed() {
         // Sequence number 2^32 - 1000, flags CWR, ACK, PSH, FIN.
         frame.extend([0, 80, 1, 0, 0xff, 0xff, 0xfc, 0x18, 0, 0, 0, 1, 0x50, 0x99, 1, 0, 0xaa, 0xaa, 0, 0]);
         let headers = offload::Headers::of(&frame).unwrap();
-        assert_eq!((headers.len(), headers.are_roce()), (transport + 20, false));
+        assert_eq!((headers.len, headers.are_roce()), (transport + 20, false));
         for (index, bytes, flags, sequence) in
             [(0, 1400, 0x90, 0xffff_fc18), (1, 1400, 0x10, 400), (2, 201, 0x19, 1800)]
         {
-            let mut segment = vec![0x11; headers.len() + bytes];
+            let mut segment = vec![0x11; headers.len + bytes];
             headers.write(index, 1400, index == 2, &mut segment).unwrap();
             assert_eq!(segment[transport + 13], flags);
             assert_eq!(u32::from_be_bytes(segment[transport + 4..][..4].try_into().unwrap()), sequence);
@@ -256,6 +258,20 @@ fn wire_c9_tagged_runs_are_super_frames() {
     });
 }
 
+/// Packets from a station to itself.
+const SAMPLE: SegmentationSample = SegmentationSample {
+    packet: |mac, number| {
+        let bytes = packet(number, 0xc001, 64);
+        let mut header = Packet::parse(&bytes).unwrap().header;
+        header.ethernet = Ethernet { destination: mac, source: mac, vlan: None };
+        build(&header, &[0; 64]).unwrap()
+    },
+    is_intact: |frame, number| {
+        let Ok(packet) = Packet::parse(frame) else { return false };
+        packet.verify().is_ok() && packet.header.bth.psn == Psn::new(1).plus(number.into()) && packet.payload == [0; 64]
+    },
+};
+
 /// Who cuts super-frames is seen before anything else leaves; without offloads there are none.
 #[test]
 fn wire_s3_a_super_frame_is_looked_at_before_others_leave() {
@@ -265,15 +281,15 @@ fn wire_s3_a_super_frame_is_looked_at_before_others_leave() {
         let (own, peer) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
         plug(&own, &peer);
         let socket = AfPacketSocket::open("va", VlanFilter::All).unwrap();
-        assert_eq!(socket.segmentation(A).unwrap(), Segmentation::Interface, "as virtual ones are");
+        assert_eq!(socket.segmentation(A, SAMPLE).unwrap(), Segmentation::Interface, "as virtual ones are");
         // The kernel was asked about TCP with a frame that it takes.
         let (asked, mut segments) = (segmentation::long_tcp(A), Vec::new());
         let cut = asked.offload(0).finish(asked.get(0).unwrap(), &mut Vec::new(), |part| segments.push(part.to_vec()));
         assert!(cut && carried(&segments) == [0; 128]);
         host.ip("link set va gso_max_size 200");
-        assert_eq!(socket.segmentation(A).unwrap(), Segmentation::Kernel);
+        assert_eq!(socket.segmentation(A, SAMPLE).unwrap(), Segmentation::Kernel);
         host.ip("link set va down");
-        assert_eq!(socket.segmentation(A).unwrap(), Segmentation::Unknown);
+        assert_eq!(socket.segmentation(A, SAMPLE).unwrap(), Segmentation::Unknown);
         host.ip("link set va up");
         let link = AfPacketLink::open("va", A).unwrap().without_offload();
         plug(&link, &peer);
@@ -289,7 +305,7 @@ fn wire_s3_a_super_frame_is_looked_at_before_others_leave() {
 
 /// A packet whose traffic class is `class`.
 fn of_class(ident: u16, class: u8) -> Vec<u8> {
-    let mut header = pvrdma_roce::wire::Packet::parse(&packet(ident, 0xc001, 64)).unwrap().header;
+    let mut header = Packet::parse(&packet(ident, 0xc001, 64)).unwrap().header;
     if let Network::V2Ipv4(ip, _) = &mut header.network {
         ip.traffic_class = class;
     }
@@ -444,7 +460,7 @@ fn an_interface_may_be_down_at_first() {
     host.ip("link add name va mtu 9000 type veth peer name vb mtu 9000");
     let (a, b) = host.enter(|| (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap()));
     for link in [&a, &b] {
-        assert_eq!(link.inspect().up, pvrdma_verbs::Snapshot::Taken(false));
+        assert_eq!(link.inspect().up, pvrdma_base::Snapshot::Taken(false));
     }
     let frame = batch(&[packet(1, 0xc001, 64)]);
     assert_eq!((a.send(&frame, 0), a.lost()), (1, 1));

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::connector::Reconnect;
 use super::{Connector, Frames, InterfaceName, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
+use pvrdma_link::Reconnect;
 
 /// Why there is no tap device.
 #[derive(Debug, Error)]

@@ -2,11 +2,11 @@
 
 use std::process::Command;
 
-use pvrdma_verbs::Snapshot;
+use pvrdma_base::Snapshot;
 use pvrdma_verbs::testing::skipped;
 
 use super::*;
-use crate::connector::RETRY;
+use pvrdma_link::RETRY;
 
 fn ip(arguments: &str) {
     let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();

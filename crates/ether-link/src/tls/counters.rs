@@ -1,6 +1,6 @@
 //! What a TLS link counts.
 
-use pvrdma_verbs::{Counter, counters};
+use pvrdma_base::{Counter, counters};
 
 counters! {
     /// Counts of a TLS link, except what every link counts.

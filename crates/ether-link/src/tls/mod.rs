@@ -32,8 +32,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::threads::{self, ThreadKind};
-use pvrdma_verbs::{Counter, LogLimit};
+use pvrdma_base::threads::{self, ThreadKind};
+use pvrdma_base::{Counter, LogLimit};
 use thiserror::Error;
 
 use self::counters::TlsCounters;

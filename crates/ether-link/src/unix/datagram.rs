@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::open::{PathConnector, ready_datagram};
-use crate::connector::Reconnect;
 use crate::{Connector, Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
+use pvrdma_link::Reconnect;
 
 /// A link over datagram sockets. Both sides may start, end and come back in any order.
 ///

@@ -10,15 +10,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::LogLimit;
+use pvrdma_base::LogLimit;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 
 use super::buffer::enlarge;
 use super::open::{PathConnector, ready_listener};
-use crate::connector::Reconnect;
 use crate::framing::{Deframer, NoFrame, PREFIX, put};
 use crate::{Connector, Frames, Link, LinkInspect, Readiness};
+use pvrdma_link::Reconnect;
 
 /// Bytes that are read or written at a time.
 const CHUNK: usize = 256 << 10;

@@ -1,6 +1,6 @@
 //! What a tunnel counts.
 
-use pvrdma_verbs::{Counter, Unit, counters};
+use pvrdma_base::{Counter, Unit, counters};
 
 counters! {
     /// Counts of a tunnel, except what every link counts.

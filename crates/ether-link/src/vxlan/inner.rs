@@ -1,9 +1,7 @@
 //! What a tunnel looks at in the frames that it carries.
 
-use pvrdma_roce::wire::{EtherType, Ethernet, Ipv6, PROTOCOL_UDP, ROCE_PORT};
-use pvrdma_verbs::MacAddr;
-
-use crate::offload::headers::PROTOCOL_TCP;
+use pvrdma_packet::MacAddr;
+use pvrdma_packet::{EtherType, Ethernet, IPV6_LEN, PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT};
 
 /// Who can be behind a remote: an Ethernet address, or the GID of an RDMA port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -65,8 +63,7 @@ impl Inner {
     }
 
     fn look_at_ipv6(&mut self, body: &[u8], hash: &mut crc32fast::Hasher, roce: bool) {
-        let Some(([high, low, _, _, _, _, protocol, _, addresses @ ..], rest)) =
-            body.split_first_chunk::<{ Ipv6::LEN }>()
+        let Some(([high, low, _, _, _, _, protocol, _, addresses @ ..], rest)) = body.split_first_chunk::<IPV6_LEN>()
         else {
             return;
         };

@@ -36,7 +36,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Count, Counter, LogLimit, Snapshot};
+use pvrdma_base::{Count, Counter, LogLimit, Snapshot};
 
 pub(crate) use self::counters::all_counters;
 use self::counters::{VxlanCounters, vxlan_stations, vxlan_trains_sent};

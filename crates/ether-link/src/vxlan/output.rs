@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::sys::socket::sockopt::UdpGsoSegment;
 use nix::sys::socket::{ControlMessage, MsgFlags, MultiHeaders, SockaddrStorage, getsockopt, sendmmsg, sendmsg};
 
-use pvrdma_verbs::Count;
+use pvrdma_base::Count;
 
 use super::header::HEADER_LEN;
 

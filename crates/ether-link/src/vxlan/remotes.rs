@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use pvrdma_verbs::MacAddr;
+use pvrdma_packet::MacAddr;
 
 use super::inner::{Inner, Station};
 use super::table::{AGE, Learned, MAX_REMOTES, Table};

@@ -147,7 +147,7 @@ mod tests {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
-    use pvrdma_verbs::MacAddr;
+    use pvrdma_packet::MacAddr;
 
     use super::*;
 

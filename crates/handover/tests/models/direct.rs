@@ -1,5 +1,5 @@
 //! Frames that a port takes on the thread of whoever has read them, or that wait for its own thread
-//! (`crates/ether-link/src/switch/mailbox.rs`, `backend-rxe/src/port/at_once.rs`).
+//! (`crates/link/src/switch/mailbox.rs`, `backend-rxe/src/port/at_once.rs`).
 
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::sync::{Arc, Mutex};

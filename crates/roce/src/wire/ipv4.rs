@@ -1,11 +1,10 @@
 //! The IPv4 header of RoCE v2 (RFC 791), without options, and the ECN bits of RFC 3168.
 
-use pvrdma_packet::Checksum;
 use pvrdma_packet::field::{field, put};
+use pvrdma_packet::{Checksum, PROTOCOL_UDP};
 use pvrdma_verbs::Gid;
 
 use super::error::ParseError;
-use super::udp::PROTOCOL_UDP;
 
 const DONT_FRAGMENT: u16 = 0x4000;
 const MORE_FRAGMENTS: u16 = 0x2000;

@@ -1,10 +1,10 @@
 //! The IPv6 header of RoCE v2 (RFC 8200). Extension headers do not occur.
 
+use pvrdma_packet::{IPV6_LEN, PROTOCOL_UDP};
 use pvrdma_verbs::Gid;
 
 use super::error::ParseError;
 use super::grh::{FixedPart, join, parts};
-use super::udp::PROTOCOL_UDP;
 
 /// IPv6 header fields that a sender chooses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -23,7 +23,7 @@ pub struct Ipv6 {
 
 impl Ipv6 {
     /// Length of the header in bytes.
-    pub const LEN: usize = 40;
+    pub const LEN: usize = IPV6_LEN;
 
     /// Reads the header, with the bytes that follow it.
     #[inline]

@@ -1,7 +1,7 @@
 //! A whole frame, taken apart.
 
 use pvrdma_packet::field::{field, put};
-use pvrdma_packet::{Checksum, EtherType, Ethernet};
+use pvrdma_packet::{Checksum, EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT};
 use pvrdma_verbs::{Gid, NetworkType};
 
 use super::bth::Bth;
@@ -12,7 +12,7 @@ use super::icrc::Icrc;
 use super::ipv4::{Ecn, Ipv4, mapped};
 use super::ipv6::Ipv6;
 use super::opcode::Shape;
-use super::udp::{PROTOCOL_UDP, ROCE_PORT, Udp};
+use super::udp::Udp;
 
 /// Network header, and UDP where there is one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,13 +1,8 @@
 //! The UDP header of RoCE v2 (RFC 768, IBA annex A17) and the choice of source ports.
 
 use pvrdma_packet::field::{field, put};
+use pvrdma_packet::{ROCE_PORT, UDP_LEN};
 use pvrdma_verbs::Qpn;
-
-/// The number of UDP in the protocol field of IPv4 (RFC 791) and the next header field of IPv6 (RFC 8200).
-pub const PROTOCOL_UDP: u8 = 17;
-
-/// Destination port of every RoCE v2 packet.
-pub const ROCE_PORT: u16 = 4791;
 
 /// First source port. Together with the 14 bits that are chosen it gives 0xc000..=0xffff.
 const FIRST_SOURCE_PORT: u16 = 0xc000;
@@ -30,7 +25,7 @@ pub(super) struct Parsed {
 
 impl Udp {
     /// Length of the header in bytes.
-    pub const LEN: usize = 8;
+    pub const LEN: usize = UDP_LEN;
 
     #[inline]
     pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Parsed {

@@ -19,7 +19,7 @@ use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use pvrdma_verbs::Random;
+use pvrdma_base::Random;
 
 /// Connections that have said nothing, or not enough. Each costs a descriptor.
 pub(super) const MAX_SILENT: usize = 64;

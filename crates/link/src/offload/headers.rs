@@ -1,0 +1,156 @@
+//! The headers of TCP and UDP frames: of one that stands for many, and of each of the many.
+
+use pvrdma_packet::{Checksum, EtherType, Ethernet, PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT, UDP_LEN};
+
+/// Longest headers that are taken apart: IPv6 and TCP with all its options, tagged.
+pub const MAX_HEADERS: usize = Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN + 40 + 60;
+
+const TCP_FIN_PSH: u8 = 0x09;
+const TCP_CWR: u8 = 0x80;
+
+/// Stores the checksum that the kernel left out of a frame it delivers, where the kernel says. Only for frames that no
+/// port has inspected yet. Returns `false` if that is outside of the frame.
+#[inline]
+pub fn finish_checksum(frame: &mut [u8], (start, offset): (usize, usize)) -> bool {
+    let Some(covered) = frame.get_mut(start..) else { return false };
+    // The field holds the sum of the pseudo header.
+    let mut sum = Checksum::default();
+    sum.add(covered);
+    let Some(field) = covered.get_mut(offset..).and_then(<[u8]>::first_chunk_mut) else { return false };
+    *field = not_zero(sum.finish()).to_be_bytes();
+    true
+}
+
+/// Zero would mean "no checksum" in UDP.
+#[inline]
+pub(super) const fn not_zero(sum: u16) -> u16 {
+    if sum == 0 { u16::MAX } else { sum }
+}
+
+/// The headers of a frame and where in them what is.
+#[derive(Clone, Debug)]
+pub struct Headers {
+    /// The bytes, of which the first [`Self::len`] are in use.
+    pub bytes: [u8; MAX_HEADERS],
+    /// Bytes in use.
+    pub len: usize,
+    /// Offset of the IP header.
+    pub network: usize,
+    /// Offset of the TCP or UDP header.
+    pub transport: usize,
+    /// IPv6, and not IPv4.
+    pub v6: bool,
+    tcp: bool,
+}
+
+impl Headers {
+    /// Finds the headers of a TCP or UDP frame. Not with extension headers of IPv6.
+    #[inline]
+    pub fn of(frame: &[u8]) -> Option<Self> {
+        let (_, kind, body) = Ethernet::parse(frame).ok()?;
+        let network = frame.len().checked_sub(body.len())?;
+        let (v6, protocol, transport) = match kind {
+            EtherType::IPV4 => {
+                let &[version, .., protocol] = body.first_chunk::<10>()?;
+                (false, protocol, network + usize::from(version & 0xf) * 4)
+            }
+            EtherType::IPV6 => (true, *body.get(6)?, network + 40),
+            _ => return None,
+        };
+        let tcp = protocol == PROTOCOL_TCP;
+        let len = match protocol {
+            PROTOCOL_TCP => transport + usize::from(frame.get(transport + 12)? >> 4) * 4,
+            PROTOCOL_UDP => transport + UDP_LEN,
+            _ => return None,
+        };
+        let shortest = transport + if tcp { 20 } else { UDP_LEN };
+        if transport < network + 20 || len < shortest {
+            return None;
+        }
+        let mut bytes = [0; MAX_HEADERS];
+        bytes.get_mut(..len)?.copy_from_slice(frame.get(..len)?);
+        Some(Self { bytes, len, network, transport, v6, tcp })
+    }
+
+    /// The bytes.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+
+    /// Returns `true` for TCP.
+    #[inline]
+    pub const fn is_tcp(&self) -> bool {
+        self.tcp
+    }
+
+    /// Returns `true` for RoCE v2 packets, whose UDP checksum says nothing that the ICRC does
+    /// not.
+    #[inline]
+    pub fn are_roce(&self) -> bool {
+        !self.tcp && self.bytes().get(self.transport + 2..self.transport + 4) == Some(&ROCE_PORT.to_be_bytes()[..])
+    }
+
+    /// Writes the headers of the packet `index` in front of its payload, which is in `frame` behind room for them.
+    #[inline]
+    pub fn write(&self, index: usize, segment: usize, last: bool, frame: &mut [u8]) -> Option<()> {
+        frame.get_mut(..self.len)?.copy_from_slice(self.bytes());
+        let total = frame.len();
+        let small = |number: usize| u16::try_from(number).ok();
+        let ip = frame.get_mut(self.network..self.transport)?;
+        if self.v6 {
+            put(ip, 4, small(total - self.network - 40)?)?;
+        } else {
+            put(ip, 2, small(total - self.network)?)?;
+            let ident = u16::from_be_bytes(*ip.get(4..)?.first_chunk()?);
+            put(ip, 4, ident.wrapping_add(small(index)?))?;
+            checksum_of_ipv4(ip)?;
+        }
+        let transport = frame.get_mut(self.transport..)?;
+        if self.tcp {
+            let sequence = u32::from_be_bytes(*transport.get(4..)?.first_chunk()?);
+            let skipped = u32::try_from(index.checked_mul(segment)?).ok()?;
+            *transport.get_mut(4..)?.first_chunk_mut()? = sequence.wrapping_add(skipped).to_be_bytes();
+            let flags = transport.get_mut(13)?;
+            *flags &= if last { u8::MAX } else { !TCP_FIN_PSH };
+            *flags &= if index == 0 { u8::MAX } else { !TCP_CWR };
+        } else {
+            put(transport, 4, small(total - self.transport)?)?;
+        }
+        let place = if self.tcp { 16 } else { 6 };
+        put(transport, place, 0)?;
+        if !self.are_roce() {
+            let mut sum = self.pseudo(frame, total - self.transport)?;
+            sum.add(frame.get(self.transport..)?);
+            put(frame.get_mut(self.transport..)?, place, not_zero(sum.finish()))?;
+        }
+        Some(())
+    }
+
+    /// The sum of the pseudo header of `length` bytes, with the addresses in `frame`.
+    #[inline]
+    pub fn pseudo(&self, frame: &[u8], length: usize) -> Option<Checksum> {
+        let addresses = if self.v6 { 8..40 } else { 12..20 };
+        let mut sum = Checksum::default();
+        sum.add(frame.get(self.network + addresses.start..self.network + addresses.end)?);
+        sum.add(&[0, if self.tcp { PROTOCOL_TCP } else { PROTOCOL_UDP }]);
+        sum.add(&u32::try_from(length).ok()?.to_be_bytes());
+        Some(sum)
+    }
+}
+
+/// Stores a big-endian number at an offset. `None`: the bytes end before it does.
+#[inline]
+pub fn put(bytes: &mut [u8], place: usize, value: u16) -> Option<()> {
+    *bytes.get_mut(place..)?.first_chunk_mut()? = value.to_be_bytes();
+    Some(())
+}
+
+/// Stores the checksum of an IPv4 header in it. `None`: the bytes are too few.
+#[inline]
+pub fn checksum_of_ipv4(ip: &mut [u8]) -> Option<()> {
+    put(ip, 10, 0)?;
+    let mut sum = Checksum::default();
+    sum.add(ip);
+    put(ip, 10, sum.finish())
+}

@@ -1,0 +1,387 @@
+//! Ports that take frames on the thread that reads the uplink, which is that of the test unless it says otherwise.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, mpsc};
+use std::thread;
+
+use pvrdma_packet::MacAddr;
+
+use super::super::{Switch, SwitchPort, UnknownUnicast};
+use super::*;
+use crate::memory::{self, MemoryLink};
+use crate::{Link, ManualClock, Readiness};
+
+const MS: Duration = Duration::from_millis(1);
+const ALL: MacAddr = MacAddr([0xff; 6]);
+
+fn mac(number: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 0, number])
+}
+
+/// A frame to somebody, which says a number.
+fn frame(to: MacAddr, number: u32) -> Vec<u8> {
+    let mut frame = [&to.0[..], &mac(9).0, &[0x88, 0xb5], &number.to_be_bytes()].concat();
+    frame.resize(60, 0);
+    frame
+}
+
+fn frames(list: &[(MacAddr, u32)]) -> Frames {
+    let mut frames = Frames::default();
+    list.iter().for_each(|&(to, number)| frames.push(&frame(to, number)));
+    frames
+}
+
+fn number(frame: &[u8]) -> u32 {
+    u32::from_be_bytes(*frame[14..].first_chunk().unwrap())
+}
+
+/// What came by a port in the ordinary way.
+fn received(port: &SwitchPort) -> Vec<u32> {
+    let mut frames = Frames::default();
+    port.receive(&mut frames, usize::MAX);
+    frames.iter().map(number).collect()
+}
+
+fn readable(port: &SwitchPort) -> bool {
+    let readable = port.readiness().readable.unwrap();
+    let mut fds = [rustix::event::PollFd::new(&readable, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())).unwrap() > 0
+}
+
+/// Who is behind a port.
+struct Taker {
+    got: Mutex<Vec<u32>>,
+    /// Frames that it takes at a time.
+    most: AtomicUsize,
+    /// How long it takes for that.
+    time: Mutex<Duration>,
+    clock: Arc<ManualClock>,
+    /// It sends an answer by this port.
+    answers: Option<Arc<SwitchPort>>,
+}
+
+impl LinkReceiver for Taker {
+    fn take(&self, brought: &Frames, list: &[usize]) -> usize {
+        let count = list.len().min(self.most.load(Ordering::SeqCst));
+        self.got.lock().extend(list.iter().take(count).map(|&index| number(brought.get(index).unwrap())));
+        if count > 0 {
+            self.clock.advance(*self.time.lock());
+        }
+        if let Some(port) = &self.answers {
+            assert_eq!(port.send(&frames(&[(mac(9), 0)]), 0), 1);
+        }
+        count
+    }
+}
+
+impl Taker {
+    fn taken(&self) -> Vec<u32> {
+        std::mem::take(&mut self.got.lock())
+    }
+}
+
+/// A switch that the test moves by hand, and its clock.
+struct Bench {
+    switch: Switch,
+    outside: MemoryLink,
+    clock: Arc<ManualClock>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (ours, outside) = memory::pair(10_000).unwrap();
+        let clock = Arc::new(ManualClock::default());
+        let switch = Switch::without_thread(Some(Arc::new(ours)), 1500, Arc::clone(&clock) as _).unwrap();
+        Self { switch, outside, clock }
+    }
+
+    /// Ports of these numbers, which have looked whom there is.
+    fn ports<const N: usize>(&self, numbers: [u8; N]) -> [(Arc<SwitchPort>, Arc<Taker>); N] {
+        let ports = numbers.map(|number| self.port(number));
+        ports.iter().for_each(|(port, _)| assert!(received(port).is_empty()));
+        ports
+    }
+
+    fn port(&self, number: u8) -> (Arc<SwitchPort>, Arc<Taker>) {
+        let port = self.switch.port(mac(number), UnknownUnicast::Drop).unwrap();
+        let taker = Arc::new(Taker {
+            got: Mutex::default(),
+            most: AtomicUsize::new(usize::MAX),
+            time: Mutex::default(),
+            clock: Arc::clone(&self.clock),
+            answers: None,
+        });
+        let weak = Arc::downgrade(&taker);
+        port.set_receiver(weak);
+        (port, taker)
+    }
+
+    /// These come from the uplink.
+    fn bring(&self, list: &[(MacAddr, u32)]) {
+        assert_eq!(self.outside.send(&frames(list), 0), list.len());
+        while self.switch.service() {}
+    }
+}
+
+#[test]
+fn frames_are_taken_where_they_are_read() {
+    let bench = Bench::new();
+    let [(one, first), (two, second), (flood, _)] = bench.ports([1, 2, 3]);
+    flood.set_receiver(Weak::<Taker>::new());
+    bench.bring(&[(mac(1), 1), (mac(2), 2), (mac(1), 3), (mac(3), 4), (mac(2), 5)]);
+    assert_eq!((first.taken(), second.taken()), (vec![1, 3], vec![2, 5]));
+    assert!(!readable(&one) && !readable(&two), "nobody is woken");
+    assert_eq!(received(&flood), [4], "who takes none gets them as ever");
+    // What is for all comes in the ordinary way, and what is behind it does, too.
+    bench.bring(&[(mac(1), 1), (ALL, 2), (mac(1), 3), (mac(2), 4)]);
+    assert_eq!((first.taken(), received(&one)), (vec![1], vec![2, 3]));
+    assert_eq!((second.taken(), received(&two)), (vec![], vec![2, 4]));
+    bench.bring(&[(mac(1), 5)]);
+    assert_eq!(first.taken(), [5]);
+}
+
+#[test]
+fn nothing_overtakes_what_waits() {
+    let bench = Bench::new();
+    let [(one, first), (two, _)] = bench.ports([1, 2]);
+    // What it does not take waits, and so does all that comes then.
+    first.most.store(2, Ordering::SeqCst);
+    bench.bring(&[(mac(1), 1), (mac(1), 2), (mac(1), 3), (mac(1), 4)]);
+    assert_eq!(first.taken(), [1, 2]);
+    assert!(readable(&one));
+    bench.bring(&[(mac(1), 5)]);
+    assert_eq!((first.taken(), received(&one)), (vec![], vec![3, 4, 5]));
+    bench.bring(&[(mac(1), 6)]);
+    assert_eq!(first.taken(), [6]);
+    // The same behind what another port has sent.
+    assert_eq!(two.send(&frames(&[(mac(1), 7)]), 0), 1);
+    bench.bring(&[(mac(1), 8)]);
+    assert_eq!((first.taken(), received(&one)), (vec![], vec![7, 8]));
+}
+
+#[test]
+fn who_takes_may_send() {
+    let bench = Bench::new();
+    let [(one, _), (two, _)] = bench.ports([1, 2]);
+    let answering = Arc::new(Taker {
+        got: Mutex::default(),
+        most: AtomicUsize::new(usize::MAX),
+        time: Mutex::default(),
+        clock: Arc::clone(&bench.clock),
+        answers: Some(Arc::clone(&one)),
+    });
+    let weak = Arc::downgrade(&answering);
+    two.set_receiver(weak);
+    bench.bring(&[(mac(2), 1), (mac(2), 2)]);
+    let mut answers = Frames::default();
+    bench.outside.receive(&mut answers, usize::MAX);
+    assert_eq!((answering.taken(), answers.len()), (vec![1, 2], 1));
+}
+
+/// The attack: devices to which more comes than they can take, so that nothing is left of the thread for others.
+#[test]
+fn sec_q1_who_takes_long_leaves_time_for_others() {
+    let bench = Bench::new();
+    let [first, second, third, (modest, taker)] = bench.ports([1, 2, 3, 4]);
+    let greedy = [first, second, third];
+    for (_, taker) in &greedy {
+        *taker.time.lock() = MS / 10;
+    }
+    let mut direct = BTreeMap::new();
+    for _ in 0..10 {
+        let began = bench.clock.now();
+        // A round: ten times as much as fits into it.
+        for _ in 0..200 {
+            for (index, (port, taker)) in greedy.iter().enumerate() {
+                bench.bring(&[(mac(u8::try_from(index).unwrap() + 1), 1)]);
+                *direct.entry(index).or_insert(0) += taker.taken().len();
+                received(port);
+            }
+        }
+        let used = bench.clock.now() - began;
+        assert!(used < ROUND * 4 / 5 + MS / 10 * 3, "{used:?} of {ROUND:?}: nothing is left");
+        bench.bring(&[(mac(4), 7)]);
+        assert_eq!(taker.taken(), [7], "who had little has its turn");
+        bench.clock.advance(ROUND);
+    }
+    assert!(received(&modest).is_empty());
+    let each: Vec<_> = direct.values().copied().collect();
+    // A quarter of ten rounds each, of a tenth of a millisecond each.
+    assert!(each.iter().all(|count| (50..=60).contains(count)), "{each:?}");
+}
+
+/// The attack: a device that has others wait for its memory, again and again.
+#[test]
+fn sec_q1_who_was_slow_has_others_wait_no_more() {
+    let bench = Bench::new();
+    let [(one, first), (_two, second)] = bench.ports([1, 2]);
+    *first.time.lock() = 100 * MS;
+    let (mut waited, began) = (Duration::ZERO, bench.clock.now());
+    while bench.clock.now() - began < 20_000 * MS {
+        let before = bench.clock.now();
+        bench.bring(&[(mac(1), 1), (mac(2), 2)]);
+        waited += bench.clock.now() - before;
+        received(&one);
+        assert_eq!(second.taken(), [2]);
+        bench.clock.advance(MS);
+    }
+    assert!(!first.taken().is_empty());
+    assert!(waited <= 400 * MS, "others waited for {waited:?} of 20 s");
+    // Who is slow no longer takes frames again.
+    *first.time.lock() = Duration::ZERO;
+    bench.clock.advance(100 * MS * REST);
+    bench.bring(&[(mac(1), 3)]);
+    assert_eq!(first.taken(), [3]);
+}
+
+/// Who is in `take` until he is let go.
+struct Held {
+    reached: mpsc::Sender<()>,
+    leave: Mutex<mpsc::Receiver<()>>,
+    inside: AtomicBool,
+}
+
+impl LinkReceiver for Held {
+    fn take(&self, _frames: &Frames, list: &[usize]) -> usize {
+        self.inside.store(true, Ordering::SeqCst);
+        self.reached.send(()).unwrap();
+        self.leave.lock().recv().unwrap();
+        self.inside.store(false, Ordering::SeqCst);
+        list.len()
+    }
+}
+
+#[test]
+fn who_leaves_is_not_asked_any_more() {
+    let bench = Bench::new();
+    let [(one, _), (_two, _)] = bench.ports([1, 2]);
+    let ((reached, wait_reached), (leave, wait_leave)) = (mpsc::channel(), mpsc::channel());
+    let held = Arc::new(Held { reached, leave: Mutex::new(wait_leave), inside: AtomicBool::new(false) });
+    let weak = Arc::downgrade(&held);
+    one.set_receiver(weak);
+    bench.outside.send(&frames(&[(mac(1), 1)]), 0);
+    thread::scope(|scope| {
+        scope.spawn(|| bench.switch.service());
+        wait_reached.recv().unwrap();
+        let gone = scope.spawn(|| {
+            one.set_receiver(Weak::<Held>::new());
+            assert!(!held.inside.load(Ordering::SeqCst), "it is still asked");
+        });
+        leave.send(()).unwrap();
+        gone.join().unwrap();
+    });
+    bench.bring(&[(mac(1), 2)]);
+    assert_eq!((received(&one), Arc::strong_count(&held)), (vec![2], 1));
+}
+
+/// A device: one thread that waits for its port, and whoever has frames for it.
+struct Station {
+    port: Arc<SwitchPort>,
+    reading: Mutex<()>,
+    got: Mutex<Vec<u32>>,
+    count: AtomicU64,
+    direct: AtomicU64,
+    stop: crate::Bell,
+    stopping: AtomicBool,
+}
+
+impl LinkReceiver for Station {
+    fn take(&self, frames: &Frames, list: &[usize]) -> usize {
+        let Some(_order) = self.reading.try_lock() else { return 0 };
+        self.keep(list.iter().map(|&index| frames.get(index).unwrap()));
+        self.direct.fetch_add(list.len() as u64, Ordering::SeqCst);
+        list.len()
+    }
+}
+
+impl Station {
+    fn keep<'f>(&self, frames: impl ExactSizeIterator<Item = &'f [u8]>) {
+        let count = frames.len();
+        self.got.lock().extend(frames.map(number));
+        self.count.fetch_add(count as u64, Ordering::Release);
+    }
+
+    fn read(&self) -> bool {
+        let _order = self.reading.lock();
+        let mut frames = Frames::default();
+        self.port.receive(&mut frames, 64);
+        self.keep(frames.iter().collect::<Vec<_>>().into_iter());
+        !frames.is_empty()
+    }
+
+    /// Without a timeout: a wake-up that is lost is a test that does not end.
+    fn work(&self) {
+        while !self.stopping.load(Ordering::Acquire) {
+            if !self.read() {
+                let Readiness { readable, changed, .. } = self.port.readiness();
+                let mut fds = vec![rustix::event::PollFd::new(&self.stop, rustix::event::PollFlags::IN)];
+                for fd in [&readable, &changed].into_iter().flatten() {
+                    fds.push(rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN));
+                }
+                rustix::event::poll(&mut fds, None).unwrap();
+            }
+        }
+    }
+
+    fn expect(&self, count: u64) {
+        while self.count.load(Ordering::Acquire) < count {
+            thread::yield_now();
+        }
+    }
+}
+
+/// Frames come to a device on both ways, while another port comes and goes, so that it has the uplink alone at times.
+#[test]
+fn order_is_kept_whichever_way_frames_take() {
+    const FRAMES: u32 = 100_000;
+    let (ours, outside) = memory::pair(256).unwrap();
+    let switch = Switch::new(Some(Arc::new(ours)), 1500).unwrap();
+    let port = switch.port(mac(1), UnknownUnicast::Drop).unwrap();
+    let station = Arc::new(Station {
+        port,
+        reading: Mutex::default(),
+        got: Mutex::default(),
+        count: AtomicU64::new(0),
+        direct: AtomicU64::new(0),
+        stop: crate::Bell::new().unwrap(),
+        stopping: AtomicBool::new(false),
+    });
+    let weak = Arc::downgrade(&station);
+    station.port.set_receiver(weak);
+    let (start, done) = (Barrier::new(2), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| station.work());
+        scope.spawn(|| {
+            start.wait();
+            while !done.load(Ordering::Acquire) {
+                let port = switch.port(mac(2), UnknownUnicast::Drop).unwrap();
+                let there = station.direct.load(Ordering::SeqCst);
+                // For as long as it takes to see frames go that way, or until all have come.
+                while !done.load(Ordering::Acquire) && station.direct.load(Ordering::SeqCst) < there + 100 {
+                    thread::yield_now();
+                }
+                drop(port);
+                thread::yield_now();
+            }
+        });
+        start.wait();
+        let mut number = 0;
+        while number < FRAMES {
+            let list: Vec<_> = (number..(number + 32).min(FRAMES)).map(|n| (mac(1), n)).collect();
+            let (batch, mut from) = (frames(&list), 0);
+            while from < batch.len() {
+                from += outside.send(&batch, from);
+                thread::yield_now();
+            }
+            number += 32;
+            station.expect(u64::from(number).saturating_sub(10_000));
+        }
+        station.expect(FRAMES.into());
+        done.store(true, Ordering::Release);
+        station.stopping.store(true, Ordering::Release);
+        station.stop.ring();
+    });
+    assert!(station.got.lock().iter().copied().eq(0..FRAMES), "each once, in order");
+    assert!(station.direct.load(Ordering::SeqCst) > 0);
+}

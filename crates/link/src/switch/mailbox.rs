@@ -1,0 +1,235 @@
+//! Frames that wait for a port.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use parking_lot::{Mutex, MutexGuard};
+use pvrdma_base::Snapshot;
+use pvrdma_handover::Notice;
+use pvrdma_packet::MacAddr;
+
+use super::counters::SwitchCounters;
+use super::direct::{Direct, Round};
+use crate::{Bell, Clock, Frames, Offload};
+
+/// Whether a port gets frames to addresses that no port has (the kernel's bridge calls that flooding).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum UnknownUnicast {
+    /// No: what is behind the port has one address.
+    #[default]
+    Drop,
+    /// Yes: there is a bridge behind it.
+    Flood,
+}
+
+/// Bytes that wait for a port at most. Who sends alone has half of them.
+pub(super) const CAPACITY: usize = 8 << 20;
+/// What a frame costs beside its bytes.
+pub(super) const FRAME_COST: usize = 64;
+/// Frames, and about the bytes, that are handed over at a time.
+const CHUNK_FRAMES: usize = 64;
+const CHUNK_BYTES: usize = 256 << 10;
+/// Buffers that are kept for the next frames.
+const SPARE: usize = 4;
+
+/// Who sent a frame: the number of a port. No two ports of a switch ever had the same one.
+pub(super) type Source = u64;
+/// The uplink.
+pub(super) const UPLINK: Source = 0;
+
+/// Frames that are handed over together.
+#[derive(Debug, Default)]
+struct Chunk {
+    frames: Frames,
+    /// Frames before this are gone.
+    from: usize,
+    /// Who sent each.
+    sources: Vec<Source>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// None of them is empty.
+    chunks: VecDeque<Chunk>,
+    spare: Vec<Frames>,
+    frames: usize,
+    /// What everything here costs, and the share of each source.
+    cost: usize,
+    shares: HashMap<Source, usize>,
+}
+
+const fn cost_of(frame: &[u8]) -> usize {
+    frame.len().saturating_add(FRAME_COST)
+}
+
+impl Queue {
+    /// Appends a frame if there is room for its source. A source may have as much as is free: however much one sends,
+    /// there is room for those who send little.
+    fn push(&mut self, source: Source, frame: &[u8], offload: Offload) -> bool {
+        let cost = cost_of(frame);
+        let share = self.shares.get(&source).map_or(cost, |share| share.saturating_add(cost));
+        if share > CAPACITY.saturating_sub(self.cost) {
+            return false;
+        }
+        self.shares.insert(source, share);
+        self.cost = self.cost.saturating_add(cost);
+        self.frames = self.frames.saturating_add(1);
+        let full = |chunk: &Chunk| chunk.frames.len() >= CHUNK_FRAMES || chunk.frames.bytes() >= CHUNK_BYTES;
+        if self.chunks.back().is_none_or(full) {
+            let frames = self.spare.pop().unwrap_or_default();
+            self.chunks.push_back(Chunk { frames, ..Chunk::default() });
+        }
+        if let Some(chunk) = self.chunks.back_mut() {
+            chunk.frames.push_with_offload(frame, offload);
+            chunk.sources.push(source);
+        }
+        true
+    }
+
+    /// Gives back what a frame cost.
+    fn settle(&mut self, source: Source, cost: usize) {
+        self.cost = self.cost.saturating_sub(cost);
+        self.frames = self.frames.saturating_sub(1);
+        if let Some(share) = self.shares.get_mut(&source) {
+            *share = share.saturating_sub(cost);
+            if *share == 0 {
+                self.shares.remove(&source);
+            }
+        }
+    }
+
+    /// Appends the first frames to `out`, at most `most`. Returns how many.
+    fn take(&mut self, out: &mut Frames, most: usize) -> usize {
+        let Some(mut chunk) = self.chunks.pop_front() else { return 0 };
+        let whole = chunk.from == 0 && chunk.frames.len() <= most && out.is_empty();
+        let count = chunk.frames.len().saturating_sub(chunk.from).min(most);
+        let sources = chunk.sources.iter().skip(chunk.from).copied();
+        for (source, (frame, offload)) in sources.zip(chunk.frames.iter_with_offloads(chunk.from)).take(count) {
+            self.settle(source, cost_of(frame));
+            if !whole {
+                out.push_with_offload(frame, offload);
+            }
+        }
+        if whole {
+            std::mem::swap(out, &mut chunk.frames);
+        }
+        chunk.from = chunk.from.saturating_add(count);
+        if !whole && chunk.from < chunk.frames.len() {
+            self.chunks.push_front(chunk);
+        } else if self.spare.len() < SPARE {
+            chunk.frames.clear();
+            self.spare.push(chunk.frames);
+        }
+        count
+    }
+}
+
+/// What waits for a port, and the descriptor that says so.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    pub(super) id: Source,
+    pub(super) mac: MacAddr,
+    pub(super) unknown: UnknownUnicast,
+    queue: Mutex<Queue>,
+    /// There is something to look at. Changes under the lock of the queue.
+    notice: Notice<Bell>,
+    /// Who takes frames of the uplink at once.
+    pub(super) direct: Direct,
+    /// The port was refused room in the uplink, and has not had any since.
+    pub(super) refused: AtomicBool,
+    pub(super) counters: SwitchCounters,
+}
+
+impl Mailbox {
+    pub(super) fn new(id: Source, mac: MacAddr, unknown: UnknownUnicast) -> io::Result<Self> {
+        let (queue, notice) = (Mutex::default(), Notice::new(Bell::new()?));
+        let (direct, refused, counters) = (Direct::default(), AtomicBool::new(false), SwitchCounters::default());
+        Ok(Self { id, mac, unknown, queue, notice, direct, refused, counters })
+    }
+
+    /// Readable when there is something to look at.
+    pub(super) fn event(&self) -> Arc<OwnedFd> {
+        self.notice.event().descriptor()
+    }
+
+    /// Begins to put frames of a source in.
+    pub(super) fn open(&self, source: Source) -> Delivery<'_> {
+        Delivery { mailbox: self, queue: self.queue.lock(), source, delivered: 0, dropped: 0 }
+    }
+
+    /// Brings frames of the uplink: the port takes them at once, if nothing waits in front of them, or they wait.
+    pub(super) fn bring(&self, frames: &Frames, list: &[usize], round: &mut Round, clock: &dyn Clock) {
+        // Whoever is just taking the last ones out has what the receiver asks for before it takes any.
+        let waiting = self.notice.is_raised();
+        let taken = if waiting { 0 } else { self.direct.take(frames, list, round, clock) };
+        let rest = list.get(taken..).unwrap_or_default();
+        if !rest.is_empty() {
+            let mut delivery = self.open(UPLINK);
+            for &index in rest {
+                delivery.push(frames.get(index).unwrap_or_default(), frames.offload(index));
+            }
+        }
+    }
+
+    /// Has the port look again, at its frames and at what to wait for.
+    pub(super) fn signal(&self) {
+        let _queue = self.queue.lock();
+        self.notice.raise();
+    }
+
+    /// Appends frames, at most `most`. Returns `true` if there were some.
+    pub(super) fn take(&self, frames: &mut Frames, most: usize) -> bool {
+        if !self.notice.is_raised() {
+            return false;
+        }
+        let mut queue = self.queue.lock();
+        let count = queue.take(frames, most);
+        if queue.frames == 0 {
+            self.notice.lower();
+        }
+        count > 0
+    }
+
+    /// Frames that wait, and what they cost in bytes.
+    pub(super) fn load(&self) -> Snapshot<(usize, usize)> {
+        self.queue.try_lock().map(|queue| (queue.frames, queue.cost)).into()
+    }
+}
+
+/// Frames of one source on their way into a mailbox.
+#[derive(Debug)]
+pub(super) struct Delivery<'m> {
+    mailbox: &'m Mailbox,
+    queue: MutexGuard<'m, Queue>,
+    source: Source,
+    delivered: u64,
+    dropped: u64,
+}
+
+impl Delivery<'_> {
+    pub(super) fn push(&mut self, frame: &[u8], offload: Offload) {
+        if self.queue.push(self.source, frame, offload) {
+            self.delivered += 1;
+        } else {
+            self.dropped += 1;
+        }
+    }
+}
+
+impl Drop for Delivery<'_> {
+    fn drop(&mut self) {
+        let counters = &self.mailbox.counters;
+        if self.delivered > 0 {
+            self.mailbox.notice.raise();
+        }
+        if self.delivered > 0 && self.source != UPLINK {
+            counters.switch_frames_received.add(self.delivered);
+        }
+        if self.dropped > 0 {
+            counters.switch_dropped_full.add(self.dropped);
+        }
+    }
+}
