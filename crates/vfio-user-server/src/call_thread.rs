@@ -24,8 +24,9 @@ pub(super) enum Cause {
     Line,
 }
 
-/// Makes calls one after the other, for threads that must not wait for them. The thread starts with a request
-/// and ends after [`IDLE`] without one, with [`Self::cancel`], or when this is dropped. Several requests of one cause are one call.
+/// Makes calls one after the other, for threads that must not wait for them. The thread starts with a request and ends
+/// after [`IDLE`] without one, with [`Self::cancel`], or when this is dropped. Several requests of one cause are one
+/// call.
 ///
 /// The thread is never joined: a call may last as long as the client likes, and only this device waits for it.
 pub(super) struct CallThread {
