@@ -11,8 +11,8 @@ use super::table::Address;
 const MIN_FRAME: usize = 60;
 
 /// Builds a probe for an address: an ARP probe (RFC 5227, 2.1) or a neighbour solicitation from the link-local address
-/// of the MAC (RFC 4861, 4.3). One from the unspecified address would have any host that has the address answer, but also
-/// a guest give its own address up that is just checking for duplicates itself, should the probe come back to it.
+/// of the MAC (RFC 4861, 4.3). A solicitation from the unspecified address would make a guest whose own duplicate
+/// address detection is in progress give up its address, should the network return the probe to it.
 pub(crate) fn build(mac: MacAddr, (gid, vlan): Address) -> Vec<u8> {
     let (destination, kind, body) = match gid.ipv4() {
         Some(target) => ([0xff; 6], [8, 6], arp(mac, target)),

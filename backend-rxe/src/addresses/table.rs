@@ -48,7 +48,7 @@ impl From<Refused> for VerbsError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Claimed {
     /// The device has the address.
-    Held,
+    Granted,
     /// It does not have it yet.
     Waiting(Wait),
 }
@@ -70,7 +70,7 @@ pub(crate) enum Why {
     Remote,
     /// Hosts beyond the uplink are being asked for it.
     Probing,
-    /// As many probes of the device as may be are under way.
+    /// As many probes of the device as it may have are in progress.
     Busy,
     /// The link of the device is down.
     LinkDown,
@@ -95,7 +95,7 @@ pub(super) enum Claim {
     Announce(MacAddr),
 }
 
-/// A probe that is under way.
+/// A probe in progress.
 #[derive(Clone, Copy, Debug)]
 struct Probe {
     /// When it is over.
@@ -245,7 +245,7 @@ impl Table {
         now: Duration,
     ) -> Result<Claimed, Refused> {
         let claimed = self.judge(mac, address, claim, now)?;
-        if claimed == Claimed::Held {
+        if claimed == Claimed::Granted {
             self.hold(mac, address, claim, now);
             self.remote.forget(address);
         }
@@ -261,7 +261,7 @@ impl Table {
             Some(macs) if macs.contains(&mac) => {
                 return match other.filter(|other| other.bound > 0) {
                     Some(_) => waiting(Why::Taken, None),
-                    None => Ok(Claimed::Held),
+                    None => Ok(Claimed::Granted),
                 };
             }
             Some(_) => return Err(Refused::Reserved),
@@ -274,18 +274,18 @@ impl Table {
         if let Some(other) = other {
             let former = other.is_probing(now) && other.probe.is_some_and(|probe| probe.former == Some(mac));
             if former && matches!(claim, Claim::Announce(_)) {
-                return Ok(Claimed::Held);
+                return Ok(Claimed::Granted);
             }
             return waiting(Why::Taken, other.until());
         }
         if others == OtherAddresses::Any {
-            return Ok(Claimed::Held);
+            return Ok(Claimed::Granted);
         }
         // The device that had it last has it still, if no host beyond the uplink has used it meanwhile.
         if let Some(own) = holder.filter(|holder| holder.mac == mac) {
             return match own.probe.filter(|_| own.is_probing(now)) {
                 Some(probe) => waiting(Why::Probing, Some(probe.until)),
-                None => Ok(Claimed::Held),
+                None => Ok(Claimed::Granted),
             };
         }
         self.probe(mac, address, claim, now)
@@ -303,7 +303,7 @@ impl Table {
             return waiting(Why::Remote, Some(last.saturating_add(HOLD)));
         }
         if !member.probes {
-            return Ok(Claimed::Held);
+            return Ok(Claimed::Granted);
         }
         member
             .probing

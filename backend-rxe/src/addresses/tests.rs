@@ -77,7 +77,7 @@ impl World {
     }
 }
 
-const HELD: Result<Claimed, Refused> = Ok(Claimed::Held);
+const HELD: Result<Claimed, Refused> = Ok(Claimed::Granted);
 
 #[test]
 fn listed_addresses_go_to_nobody_else() {
@@ -379,7 +379,7 @@ fn every_short_story() {
                     let first = *since[index].get_or_insert(world.now);
                     match claimed {
                         Err(refused) => assert_eq!((device, refused), (1, Refused::NotListed), "{story}"),
-                        Ok(Claimed::Held) => {
+                        Ok(Claimed::Granted) => {
                             assert!(!others && device != 1, "{story}: one holder, and none that may not");
                             let asked = world.now - first >= PROBE.0;
                             let silent = heard.is_none_or(|heard| world.now - heard >= HOLD);

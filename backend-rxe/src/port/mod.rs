@@ -158,6 +158,19 @@ fn capturing(link: Arc<dyn Link>, point: &Arc<Point>) -> Arc<dyn Link> {
 }
 
 impl Port {
+    /// Describes itself.
+    pub(crate) fn inspect(&self) -> PortInspect {
+        PortInspect {
+            mtu: self.carried(),
+            path_mtu: self.path_mtu(),
+            vlan: self.vlan(),
+            batches: self.batches(),
+            helper_calls: self.helpers.calls(),
+            uplink: self.uplink.inspect(),
+            nic: self.nic.as_ref().map(TxQueue::inspect),
+        }
+    }
+
     pub(crate) fn new(mac: MacAddr, config: PortConfig, place: PortPlace) -> io::Result<Arc<Self>> {
         let PortPlace { vlan, point, addresses, engine, share, room, threads } = place;
         let waker = Waker::new(Bell::new()?);

@@ -71,17 +71,23 @@ impl Qp {
         requester.set_attrs(attrs);
         responder.set_attrs(attrs);
         if to == QpState::Sqd && from != QpState::Sqd {
-            requester.notify_drained = mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && new.en_sqd_async_notify;
-            if idle {
-                requester.drained(self, view);
-            } else {
-                self.state.set_draining(true);
-            }
+            let notify = mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && new.en_sqd_async_notify;
+            self.begin_draining(requester, view, idle, notify);
         } else if to != QpState::Sqd {
             requester.notify_drained = false;
             self.state.set_draining(false);
         }
         Ok(Modified::Attributes(attrs))
+    }
+
+    /// Enters SQD. `idle`: nothing is in flight, so that the send queue has drained already.
+    fn begin_draining(&self, requester: &mut Requester, view: &DmaView<'_>, idle: bool, notify: bool) {
+        requester.notify_drained = notify;
+        if idle {
+            requester.drained(self, view);
+        } else {
+            self.state.set_draining(true);
+        }
     }
 
     pub(crate) fn query(&self) -> QpAttrs {

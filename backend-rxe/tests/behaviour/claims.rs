@@ -73,8 +73,8 @@ fn advance(world: &World, time: Duration) {
 
 use pvrdma_rxe::Clock as _;
 
-/// The attack: the gateway is silent for a minute, as it is when its neighbours refresh their entries by unicast. Before,
-/// its address was anybody's then, and its own words did not count any more.
+/// The attack: the gateway sends nothing for a minute, which happens when its neighbours refresh their entries by
+/// unicast. Its address was free for any guest then, and its own announcements were ignored from then on.
 #[test]
 fn a_host_that_is_silent_keeps_its_address() {
     let world = World::new();

@@ -130,8 +130,8 @@ fn servers_do_not_answer_where_addresses_are_listed() {
     assert_eq!(count(PortRules::default()), [true; 6]);
 }
 
-/// A guest changes the address of its card, or has a macvlan or a bond: its IP addresses are at another Ethernet address.
-/// Before, RoCE to that went to the network function, without a word.
+/// A guest that changes the address of its card, or uses a macvlan or a bond, has its IP addresses at another Ethernet
+/// address. RoCE to that address went to the network function, and nothing reported it.
 #[test]
 fn roce_to_another_ethernet_address_of_the_guest() {
     let other = [2, 7, 7, 7, 7, 7];

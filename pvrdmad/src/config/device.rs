@@ -97,26 +97,7 @@ impl DeviceSpec {
         config.random = self.seed.map_or(Random::System, Random::Seed);
         let peers = Peers(self.peers.clone());
         config.rules = Rules { addresses: address::rule(&self.addresses)?, peers, ..Rules::default() };
-        match (&self.nic, uplink) {
-            (Some(_), None) => {
-                return Err("nic needs an uplink, to which its frames are passed (uplink=LINK)".to_owned());
-            }
-            (Some(nic), Some(uplink)) if nic == uplink => return Err("nic and uplink are the same".to_owned()),
-            (Some(LinkSpec::Vxlan(_) | LinkSpec::Tls(_)), _) => {
-                return Err("a tunnel is an uplink and no nic".to_owned());
-            }
-            (Some(_), _) if self.nic_socket.is_some() => {
-                return Err("nic and nic-socket are two ways to one network card".to_owned());
-            }
-            (None, None) if self.has_rules() && self.nic_socket.is_none() => {
-                return Err(
-                    "pcp, forged-transmits, source-guard, ra-guard, dhcp-guard, congestion, negotiate and multipath are \
-                     about the uplink (uplink=LINK)"
-                        .to_owned(),
-                );
-            }
-            _ => {}
-        }
+        self.check_links(uplink)?;
         let listed = config.rules.addresses.others == OtherAddresses::Refuse;
         if self.source_guard == Some(Switch::On) && !listed {
             return Err("source-guard needs a list of all addresses (address=ADDRESS, without own or any)".to_owned());
@@ -136,6 +117,24 @@ impl DeviceSpec {
             rules,
             share,
         })
+    }
+
+    /// Checks that the device's links and the rules about them go together.
+    fn check_links(&self, uplink: Option<&LinkSpec>) -> Result<(), String> {
+        match (&self.nic, uplink) {
+            (Some(_), None) => Err("nic needs an uplink, to which its frames are passed (uplink=LINK)".to_owned()),
+            (Some(nic), Some(uplink)) if nic == uplink => Err("nic and uplink are the same".to_owned()),
+            (Some(LinkSpec::Vxlan(_) | LinkSpec::Tls(_)), _) => Err("a tunnel is an uplink and no nic".to_owned()),
+            (Some(_), _) if self.nic_socket.is_some() => {
+                Err("nic and nic-socket are two ways to one network card".to_owned())
+            }
+            (None, None) if self.has_rules() && self.nic_socket.is_none() => Err(
+                "pcp, forged-transmits, source-guard, ra-guard, dhcp-guard, congestion, negotiate and multipath are \
+                     about the uplink (uplink=LINK)"
+                    .to_owned(),
+            ),
+            _ => Ok(()),
+        }
     }
 
     fn memory_rules(&self) -> MemoryRules {

@@ -53,6 +53,7 @@ impl ServedDevice {
     ///
     /// # Errors
     /// The backend does not take it, or there is no room for its thread.
+    // Long: a list of fields that are moved from one structure to another.
     pub(super) fn start<B: Backend + 'static>(
         device: Device,
         listener: OwnedFd,

@@ -134,17 +134,7 @@ impl Worker {
         }
         let mut fds = fds.into_iter();
         let Some(listener) = fds.next() else { bail!("no socket for it") };
-        let pages = match doorbells {
-            DoorbellSetup::Trapped { .. } => None,
-            DoorbellSetup::Mapped { ref unguarded, .. } => {
-                let (Some(device), Some(file)) = (fds.next(), fds.next()) else { bail!("no file of doorbell pages") };
-                let life = match unguarded {
-                    Some(_) => None,
-                    None => Some(fds.next().context("nothing that ends with who serves doorbell pages")?),
-                };
-                Some(ServedFile { file: PageFile { device, file }, life })
-            }
-        };
+        let pages = served_file(&doorbells, &mut fds)?;
         let keeper = self.setup.keepers.then(|| self.keeper(&name));
         let Network { name, mtu, .. } = &self.setup.network;
         let (network, mtu) = (name.clone(), *mtu);
@@ -351,4 +341,19 @@ impl Worker {
 /// The device of this name.
 fn find<'a>(devices: &'a [ServedDevice], name: &str) -> Result<&'a ServedDevice> {
     devices.iter().find(|served| served.name() == name).ok_or_else(|| anyhow!("there is no device '{name}'"))
+}
+
+/// Takes the file of doorbell pages from the descriptors of a device, if it has one.
+fn served_file(doorbells: &DoorbellSetup, fds: &mut impl Iterator<Item = OwnedFd>) -> Result<Option<ServedFile>> {
+    Ok(match doorbells {
+        DoorbellSetup::Trapped { .. } => None,
+        DoorbellSetup::Mapped { unguarded, .. } => {
+            let (Some(device), Some(file)) = (fds.next(), fds.next()) else { bail!("no file of doorbell pages") };
+            let life = match unguarded {
+                Some(_) => None,
+                None => Some(fds.next().context("nothing that ends with who serves doorbell pages")?),
+            };
+            Some(ServedFile { file: PageFile { device, file }, life })
+        }
+    })
 }

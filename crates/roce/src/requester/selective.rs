@@ -68,9 +68,9 @@ impl Requester {
         self.notice_missing(now, seq);
     }
 
-    /// The responder misses the packet at `seq` and keeps nothing behind it, whatever it has said before: it had no
-    /// room, or has lost its buffer. Goes back to that packet. That is free once for each packet: a responder that has it
-    /// repeated without end spends the retries.
+    /// Goes back to the packet at `seq`: the responder misses it and keeps nothing behind it, whatever it has reported
+    /// before, because it had no room or has lost its buffer. This costs no retry once for each packet, so that a
+    /// responder that asks for the same packet for ever spends the retries.
     fn nothing_kept(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
         let is_news = self.recovery.on_sequence_nak(seq) || self.scoreboard.received() > 0;
         if !is_news {
