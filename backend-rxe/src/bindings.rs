@@ -145,7 +145,7 @@ impl Bindings {
 
     fn claim(&self, bound: BoundGid) -> Result<Option<Wait>, VerbsError> {
         match self.addresses.bind(self.adapter.point.mac, address(bound))? {
-            Claimed::Held => Ok(None),
+            Claimed::Granted => Ok(None),
             Claimed::Waiting(wait) => Ok(Some(wait)),
         }
     }

@@ -31,7 +31,7 @@ impl Port {
             let mut passed = self.buffer();
             for (frame, offload) in frames.iter_with_offloads(0) {
                 let may_have =
-                    |gid, vlan, station| self.addresses.announce(self.mac, (gid, vlan), station) == Ok(Claimed::Held);
+                    |gid, vlan, station| self.addresses.announce(self.mac, (gid, vlan), station) == Ok(Claimed::Granted);
                 let judged = self.policy.outgoing((frame, offload), &mut passed, may_have);
                 if judged == Err(Violation::Forged) {
                     self.tell_forged(frame);

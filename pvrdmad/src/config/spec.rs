@@ -259,8 +259,8 @@ keys! {
         ///
         /// A list in the file. `own`: the link-local address of the MAC, addresses given beside it, and others that no
         /// device of the network had in the last minute, and no host beyond the uplink answers for. `any`: the same
-        /// whatever hosts beyond the uplink have. IP addresses alone: these and the link-local one. No other device gets
-        /// an address that is listed, nor a link-local one of another device's MAC.
+        /// whatever hosts beyond the uplink have. IP addresses alone: these and the link-local one. No other device
+        /// gets an address that is listed, nor a link-local one of another device's MAC.
         ["address", "own|any|ADDRESS", "own"]
         #[serde(default)]
         addresses: Vec<AddressWord>,
