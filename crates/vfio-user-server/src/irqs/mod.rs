@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use pvrdma_base::counters;
-use pvrdma_ether_link::{Clock, MonotonicClock};
+use pvrdma_link::{Clock, MonotonicClock};
 use pvrdma_pci_function::InterruptSink;
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{

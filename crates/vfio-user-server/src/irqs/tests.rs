@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, ThreadId};
 
-use pvrdma_ether_link::ManualClock;
+use pvrdma_link::ManualClock;
 use rustix::event::EventfdFlags;
 
 use super::*;
