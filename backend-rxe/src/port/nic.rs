@@ -30,8 +30,9 @@ impl Port {
         if !frames.iter_with_offloads(0).all(|frame| self.policy.passes_as_it_is(frame)) {
             let mut passed = self.buffer();
             for (frame, offload) in frames.iter_with_offloads(0) {
-                let may_have =
-                    |gid, vlan, station| self.addresses.announce(self.mac, (gid, vlan), station) == Ok(Claimed::Granted);
+                let may_have = |gid, vlan, station| {
+                    self.addresses.announce(self.mac, (gid, vlan), station) == Ok(Claimed::Granted)
+                };
                 let judged = self.policy.outgoing((frame, offload), &mut passed, may_have);
                 if judged == Err(Violation::Forged) {
                     self.tell_forged(frame);
