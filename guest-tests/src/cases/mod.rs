@@ -32,6 +32,7 @@ mod machines;
 mod many;
 pub(crate) mod matrix;
 mod nested;
+mod network;
 mod networks;
 mod nic;
 mod nvme;
@@ -75,6 +76,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
     if kind == LinkKind::Pvrdma {
         cases.extend(errors::cases());
         cases.extend(dissect::cases());
+        cases.extend(network::cases());
         cases.extend(lifecycle::cases());
         cases.extend(daemon::cases());
         cases.extend(machines::cases());

@@ -15,7 +15,7 @@ use super::roots::remove_tree;
 pub(crate) const BOOT_MODULES: [&str; 6] =
     ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4", "overlay"];
 
-const GUEST_MODULES: [&str; 33] = [
+const GUEST_MODULES: [&str; 36] = [
     "vmxnet3",
     "virtio_net",
     "virtio_rng",
@@ -46,6 +46,10 @@ const GUEST_MODULES: [&str; 33] = [
     "sch_red",
     "sch_prio",
     "cls_u32",
+    // Tunnels that guests build over their network cards.
+    "vxlan",
+    "geneve",
+    "wireguard",
     // Folders of the host.
     "9p",
     "9pnet_virtio",

@@ -14,12 +14,13 @@ pub(super) type Program = (&'static str, &'static str);
 /// Compares all that queue pairs move.
 pub(super) const INTEGRITY: Program = ("integrity", include_str!("../../guest/integrity.c"));
 
-const PROGRAMS: [Program; 5] = [
+const PROGRAMS: [Program; 6] = [
     INTEGRITY,
     ("errors", include_str!("../../guest/errors.c")),
     ("multicast", include_str!("../../guest/multicast.c")),
     ("threads", include_str!("../../guest/threads.c")),
     ("hostile", include_str!("../../guest/hostile.c")),
+    ("xdp", include_str!("../../guest/xdp.c")),
 ];
 
 /// What they share.
@@ -32,7 +33,8 @@ pub(crate) const KEY: &str = concat!(
     include_str!("../../guest/errors.c"),
     include_str!("../../guest/multicast.c"),
     include_str!("../../guest/threads.c"),
-    include_str!("../../guest/hostile.c")
+    include_str!("../../guest/hostile.c"),
+    include_str!("../../guest/xdp.c")
 );
 
 /// Compiles them and puts them into the guest's system.

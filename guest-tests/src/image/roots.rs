@@ -24,7 +24,7 @@ pub(crate) const BUILDER_PACKAGES: [&str; 9] =
     ["qemu-system-x86", "gcc", "libc6-dev", "make", "xz-utils", "kmod", "libibverbs-dev", "tshark", "iperf3"];
 
 /// Packages of the guest's system.
-pub(crate) const GUEST_PACKAGES: [&str; 16] = [
+pub(crate) const GUEST_PACKAGES: [&str; 17] = [
     "rdma-core",
     "ibverbs-utils",
     "ibverbs-providers",
@@ -41,6 +41,7 @@ pub(crate) const GUEST_PACKAGES: [&str; 16] = [
     "ethtool",
     "tcpdump",
     "iperf3",
+    "wireguard-tools",
 ];
 
 /// Makes sure that the tools of this machine are there, with apt-get when they are not.

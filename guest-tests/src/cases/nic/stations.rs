@@ -8,6 +8,7 @@ use super::cards::{Both, CARD, Cards, MTU, PATIENCE};
 pub(super) fn cases(cards: &Both) -> Vec<Case> {
     vec![
         cards.case("nic/vlans", vlans),
+        cards.case("nic/two-vlan-tags", two_vlan_tags),
         cards.case("nic/multicast", multicast),
         cards.case("nic/promiscuous", promiscuous),
         cards.case("nic/all-multicast", all_multicast),
@@ -71,6 +72,35 @@ fn vlans(cards: &Cards) -> Result<String> {
     }
     ensure!(filtered(cards, "true")? == 0, "the untagged network is not what it was");
     Ok(String::new())
+}
+
+/// TCP behind two VLAN tags, of which the card takes one out or none. Older drivers crash on such a frame if the card
+/// calls it TCP.
+fn two_vlan_tags(cards: &Cards) -> Result<String> {
+    const ADDRESSES: [&str; 2] = ["10.1.79.1", "10.1.79.2"];
+    let work = || -> Result<()> {
+        for (end, address) in ADDRESSES.into_iter().enumerate() {
+            cards.vm(end).run(&format!(
+                "modprobe 8021q && ip link add link {CARD} name outer type vlan id 7 && ip link set outer up &&
+                 ip link add link outer name inner type vlan id 9 && ip link set inner up &&
+                 ip address add {address}/24 dev inner"
+            ))?;
+        }
+        for offload in ["on", "off"] {
+            for vm in [cards.vm(0), cards.vm(1)] {
+                vm.run(&format!("ethtool -K {CARD} rxvlan {offload} txvlan {offload}"))?;
+            }
+            for (end, address) in ADDRESSES.into_iter().enumerate() {
+                cards.stream(end, address, 2 << 20, 2).with_context(|| format!("offloads {offload}"))?;
+            }
+        }
+        Ok(())
+    };
+    let result = work();
+    for vm in [cards.vm(0), cards.vm(1)] {
+        vm.run(&format!("ethtool -K {CARD} rxvlan on txvlan on; ip link del outer"))?;
+    }
+    result.map(|()| String::new())
 }
 
 /// A group is heard while somebody listens to it.
