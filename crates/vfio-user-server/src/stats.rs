@@ -9,27 +9,27 @@ use rustix::process::Pid;
 counters! {
     /// Counts of a device's socket over all its clients.
     pub struct ClientCounters {
-        /// Clients served so far, including the current one.
+        /// Clients served so far, with the present one.
         client_connections,
-        /// Clients turned away because another one was connected.
+        /// Clients sent away because there was one already.
         client_connections_turned_away,
-        /// Connections that the server closed because of an error of the client, or because a reply was late.
+        /// Connections that we ended because of what the client did, or because we were too slow.
         client_connections_broken,
-        /// Connections that ended by a bug in the server; their devices were reset at once.
+        /// Connections that ended by a bug of ours; their devices were reset at once.
         client_connections_panicked,
         /// Messages received.
         client_messages,
-        /// Messages that requested no reply. Not 0 means that a client posts writes, which the driver does not survive
+        /// Messages that wanted no answer. Not 0 means that a client posts writes, which the driver does not survive
         /// for long.
         client_messages_posted,
         /// Error replies.
         client_messages_refused,
-        /// Ranges of memory that were refused, because of their files or because a limit of the device is used up.
+        /// Ranges of memory that were refused, for what their files are or because a limit of the device is used up.
         client_memory_refused,
-        /// Clients that were disconnected because they took mapped memory away.
+        /// Clients that were disconnected because they took memory away that was mapped.
         client_memory_lost,
-        /// Times that an access to guest memory waited in the kernel for 50 ms or more, for example while the client
-        /// punches a hole there.
+        /// Times that an access to guest memory waited in the kernel, for 50 ms or more, as while the client punches a
+        /// hole there.
         client_memory_stalls,
         /// Clients that were disconnected because their memory stalled three times in ten minutes.
         client_memory_slow,
