@@ -1,4 +1,4 @@
-//! A thread of one device, for calls of the kernel whose duration the device's client chooses.
+//! Thread of one device for system calls whose duration the device's client determines.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,27 +8,27 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use pvrdma_base::threads::{self, ThreadKind};
 
-/// How long [`CallThread::cancel`] waits for a call that has begun. Without asynchronous operations the client may
-/// make a call last for ever, and its connection ends all the same.
+/// Time that [`CallThread::cancel`] waits for a call in progress. Without asynchronous operations the client may make a
+/// call last forever, and its connection still ends.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long the thread stays without a request. Slow signals are rare, and an idle device needs no thread for them.
+/// Time after which an idle thread ends. Slow signals are rare, and an idle device needs no thread for them.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// An interrupt to deliver.
+/// Interrupt to deliver.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Cause {
-    /// The eventfd of an MSI-X vector.
+    /// Eventfd of an MSI-X vector.
     Vector(u16),
-    /// The eventfd of the legacy line.
+    /// Eventfd of the legacy line.
     Line,
 }
 
-/// Makes calls one after the other, for threads that must not wait for them. The thread starts with a request and ends
-/// after [`IDLE`] without one, with [`Self::cancel`], or when this is dropped. Several requests of one cause are one
-/// call.
+/// Makes calls one after the other, on behalf of threads that must not wait for them. The thread starts with a request
+/// and ends after [`IDLE`] without one, with [`Self::cancel`], or when this is dropped. Pending requests with the same
+/// cause are merged into one call.
 ///
-/// The thread is never joined: a call may last as long as the client likes, and only this device waits for it.
+/// The thread is never joined: the client determines how long a call lasts, and only this device may wait for it.
 pub(super) struct CallThread {
     shared: Arc<Shared>,
 }
@@ -36,9 +36,9 @@ pub(super) struct CallThread {
 #[derive(Debug, Default)]
 struct Queue {
     due: BTreeSet<Cause>,
-    /// The thread is there, or about to be.
+    /// The thread runs or is about to start.
     running: bool,
-    /// It ends when nothing is due.
+    /// The thread ends once no request is pending.
     ending: bool,
 }
 
@@ -57,14 +57,14 @@ impl fmt::Debug for CallThread {
 }
 
 impl CallThread {
-    /// Makes its calls by `call`. No thread is started yet.
+    /// Creates a handle whose thread executes `call`. No thread is started yet.
     pub(super) fn new(call: impl Fn(Cause) + Send + Sync + 'static) -> Self {
         let shared =
             Shared { queue: Mutex::default(), changed: Condvar::new(), busy: Mutex::default(), call: Box::new(call) };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Leaves a call to the thread. Returns `false` if the system has no room for a thread.
+    /// Queues a call for the thread. Returns `false` if the system cannot start a thread.
     pub(super) fn request(&self, cause: Cause) -> bool {
         let mut queue = self.shared.queue.lock();
         queue.due.insert(cause);
@@ -84,14 +84,14 @@ impl CallThread {
         started.is_ok()
     }
 
-    /// Drops all requests, ends the thread, and waits for a call that has begun, but no longer than [`PATIENCE`].
-    /// The caller has made sure that calls that begin from now on do nothing.
+    /// Drops all requests, ends the thread, and waits for a call in progress, but no longer than [`PATIENCE`]. The
+    /// caller has ensured that calls that start from now on do nothing.
     pub(super) fn cancel(&self) {
         self.end();
         drop(self.shared.busy.try_lock_for(PATIENCE));
     }
 
-    /// Waits for a call that has begun.
+    /// Waits for a call in progress.
     #[cfg(test)]
     pub(super) fn settle(&self) {
         drop(self.shared.busy.lock());
@@ -122,7 +122,7 @@ impl Shared {
         }
     }
 
-    /// Waits for requests and takes them all, so that no cause keeps another waiting. `None`: the thread is to end.
+    /// Waits for requests and takes them all, so that no cause starves another. Returns `None` if the thread is to end.
     fn next(&self) -> Option<BTreeSet<Cause>> {
         let mut queue = self.queue.lock();
         let mut idle = false;
@@ -130,7 +130,7 @@ impl Shared {
             if !queue.due.is_empty() {
                 return Some(std::mem::take(&mut queue.due));
             }
-            // A request that comes from here on finds no thread running and starts the next one.
+            // `running` is cleared under the lock, so a later request starts a new thread.
             if queue.ending || idle {
                 *queue = Queue::default();
                 return None;

@@ -1,4 +1,4 @@
-//! One client from its first message to its last.
+//! Connection of one client, from its first message to its last.
 
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -21,20 +21,20 @@ use super::regions::{Region, Shape};
 use super::request::{DmaUnmap, RegionAccess, Request, Version};
 use super::stream::{ConnectionError, Message, Receiver, Reply};
 
-/// Our part of the negotiation, NUL included.
+/// The server's part of the version negotiation, NUL included.
 const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_size\":1048576}}\0";
 
-/// Descriptors that clients leave to the process: for accepting others, links, captures.
+/// Descriptors that clients leave to the process: for accepting other clients, for links and for captures.
 const DESCRIPTORS_RESERVED: u64 = 64;
 
-/// Buffers larger than this are given back after use.
+/// Buffers larger than this are freed after use.
 const KEPT_BUFFER: usize = 64 << 10;
 
 impl Endpoint {
-    /// Serves one client on the calling thread until it goes. For a caller that accepts clients by itself.
+    /// Serves one client on the calling thread until it disconnects. For callers that accept clients themselves.
     ///
-    /// The device is as new afterwards and holds nothing of the client's, also after a panic: that is a bug of ours,
-    /// and ends the connection.
+    /// Afterwards the device is reset and holds no state of the client, even after a panic. A panic is a bug in the
+    /// server and ends the connection.
     pub fn serve(&self, stream: &UnixStream) {
         if let Some(Err(error)) = self.keeper.as_ref().map(|keeper| keeper.admit(stream.as_fd())) {
             self.error(module_path!(), format_args!("a client is not served: {error}"));
@@ -42,15 +42,16 @@ impl Endpoint {
             return;
         }
         let mut connection = Connection::new(self, stream);
-        // What several guests share ends the process if a panic may have torn it. The rest is this device, of which the
-        // reset leaves nothing.
+        // Code with state that several guests share ends the process if a panic may have left it inconsistent. The
+        // remaining state belongs to this device, and the reset discards all of it.
         let served = catch_unwind(AssertUnwindSafe(|| connection.run()));
         let _guard = EndOnPanic::new("the clean-up after a client");
         if served.is_err() {
             self.stats.counters.client_connections_panicked.increment();
             self.error(module_path!(), format_args!("connection closed by a panic: the device is reset"));
         }
-        // Before the clean-up, so that whoever comes next is not sent away meanwhile. Fails if the client was faster.
+        // Before the clean-up, so that the next client is not turned away meanwhile. Fails if the client has already
+        // disconnected.
         let _ = stream.shutdown(Shutdown::Both);
         self.function.reset();
         connection.dma.clear();
@@ -58,24 +59,24 @@ impl Endpoint {
     }
 }
 
-/// One client and what it has given us.
+/// A client and the resources it has provided.
 struct Connection<'a> {
     endpoint: &'a Endpoint,
     stream: &'a UnixStream,
     shape: Shape,
     dma: DmaMaps<'a>,
-    /// Version negotiation is done.
+    /// Version negotiation has completed.
     negotiated: bool,
-    /// The client is one that gives up waiting.
+    /// The client gives up on replies after a timeout.
     impatient: bool,
-    /// When the first of an uninterrupted series of map changes came. Clients send such a series without waiting, so
-    /// any of it may have been in flight since then.
+    /// Time of the first map change in an uninterrupted series. Clients send such a series without waiting for replies,
+    /// so each of its messages may have been in flight since then.
     series: Option<Instant>,
-    /// The message being sent, kept for its room.
+    /// Buffer for the message being sent, kept for its capacity.
     out: Vec<u8>,
-    /// The reply takes the file along that the client may map.
+    /// The reply carries the file that the client may map.
     lends: bool,
-    /// Descriptors of the client's from this number on are not kept.
+    /// Received descriptors with this number or a higher one are refused.
     descriptors: u64,
 }
 
@@ -95,7 +96,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Serves the client until it goes.
+    /// Serves the client until it disconnects.
     fn run(&mut self) {
         let mut receiver = Receiver::new(self.stream, self.endpoint.keeper.as_ref(), self.endpoint.files.sealed);
         let served = self.serve(&mut receiver);
@@ -124,7 +125,7 @@ impl<'a> Connection<'a> {
                 self.endpoint.info(module_path!(), format_args!("client disconnected ({error})"));
             }
             Err(error) => {
-                // Before the client can see it.
+                // Counted before the connection closes, so that the count is there when the client sees that.
                 self.endpoint.stats.counters.client_connections_broken.increment();
                 self.endpoint.warn(module_path!(), format_args!("connection closed: {error}"));
             }
@@ -132,7 +133,7 @@ impl<'a> Connection<'a> {
     }
 
     fn serve(&mut self, receiver: &mut Receiver<'_>) -> Result<(), ConnectionError> {
-        // Messages that came before the loss are not served any more.
+        // Messages received before the loss are discarded.
         while !self.dma.are_lost()
             && let Some(message) = receiver.receive()?
         {
@@ -142,7 +143,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Answers one message, or does not, as it wishes.
+    /// Handles one message and replies unless the client set the no-reply flag.
     fn handle(&mut self, message: Message, body: &[u8]) -> Result<(), ConnectionError> {
         let Message { command, reply, fds, too_many_fds, refused, kind } = message;
         let result = match kind {
@@ -177,7 +178,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Says why a descriptor is not taken, and returns the error for the client.
+    /// Logs the reason for refusing a descriptor, and returns the error for the client.
     fn refuse(&self, command: Command, refusal: DescriptorError) -> Errno {
         if command == Command::DMA_MAP {
             self.dma.refuse(refusal, refusal.errno())
@@ -197,9 +198,9 @@ impl<'a> Connection<'a> {
         };
         let spent = since.elapsed();
         if self.impatient && spent > self.endpoint.reply_deadline {
-            // A header alone is ignored when it comes late, a body never.
+            // The client ignores a header without a body when it arrives late, but would misread a body.
             match command {
-                // It only repeats the question, and this client does not look at it.
+                // The body only repeats the request, and this client does not read it.
                 Command::DMA_UNMAP => self.out.truncate(HEADER_SIZE),
                 _ if self.out.len() > HEADER_SIZE => {
                     return Err(ConnectionError::Late { command, millis: spent.as_millis() });
@@ -215,7 +216,7 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Does what is asked and leaves the reply in `out`, with room for its header.
+    /// Executes a request and leaves the reply in `out`, with room for its header.
     fn execute(&mut self, request: &Request<'_>, fds: Vec<OwnedFd>) -> Result<(), Errno> {
         self.lends = false;
         self.out.clear();
@@ -224,7 +225,7 @@ impl<'a> Connection<'a> {
         if !takes_fds && !fds.is_empty() {
             return Err(Errno::INVAL);
         }
-        // The rest of the process needs some, too: they are given out from the lowest number on.
+        // The kernel allocates the lowest free number, so this reserves the highest ones for the rest of the process.
         if fds.iter().any(|fd| u64::from(fd.as_raw_fd().unsigned_abs()) >= self.descriptors) {
             return Err(Errno::MFILE);
         }
@@ -280,12 +281,12 @@ impl<'a> Connection<'a> {
             return Err(Errno::INVAL);
         }
         let offered = match version.data {
-            // Allowed: everything at its default then.
+            // The protocol allows an absent body: all capabilities have their defaults then.
             [] => Value::Null,
             [json @ .., 0] => serde_json::from_slice(json).map_err(|_| Errno::INVAL)?,
             _ => return Err(Errno::INVAL),
         };
-        // Nobody else asks for this, and only its user gives up on replies.
+        // Only QEMU offers this capability, and of the known clients only QEMU has a reply timeout.
         let qemu = offered.pointer("/capabilities/write_multiple").is_some();
         self.endpoint
             .info(module_path!(), format_args!("client connected, {}", if qemu { "QEMU" } else { "not QEMU" }));
@@ -350,7 +351,7 @@ impl<'a> Connection<'a> {
     }
 }
 
-/// Below which number clients' descriptors are.
+/// Upper bound (exclusive) for the numbers of clients' descriptors.
 fn usable_descriptors() -> u64 {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     limit.saturating_sub(DESCRIPTORS_RESERVED)

@@ -1,4 +1,4 @@
-//! The client's memory: ranges of files that come with DMA_MAP.
+//! Client memory: ranges of files that the client sends with DMA_MAP.
 
 use std::fmt::Display;
 use std::os::fd::OwnedFd;
@@ -17,26 +17,26 @@ use super::files::Files;
 use super::pinner::{Pinner, pin_advice};
 use super::request::{DmaMap, DmaUnmap};
 
-/// Ranges are whole pages.
+/// Mask of the offset in a page: ranges consist of whole pages.
 const PAGE_MASK: u64 = 0xfff;
 
-/// A writable range without a file that is as large as this is guest memory and not a ROM or another device's register.
+/// Size from which a writable range without a file is guest memory and not a ROM or another device's registers.
 const SURELY_MEMORY: u64 = 16 << 20;
 
-/// The memory one client has given us.
+/// Memory of one client.
 #[derive(Debug)]
 pub(crate) struct DmaMaps<'a> {
     endpoint: &'a Endpoint,
     space: &'a Arc<DmaSpace>,
     files: Files<'a>,
-    /// Locks what is mapped, where the policy wants that.
+    /// Locks mapped memory, if the policy requires that.
     pinner: Option<Pinner>,
-    /// Something was unmapped since the last [`Self::settle`].
+    /// A range was unmapped since the last [`Self::settle`].
     unsettled: bool,
 }
 
 impl<'a> DmaMaps<'a> {
-    /// Nothing yet, for the client at the other end of `stream`.
+    /// Creates an empty map for the client at the other end of `stream`.
     pub(crate) fn new(endpoint: &'a Endpoint, stream: &'a UnixStream) -> Self {
         let eviction = Eviction::new(endpoint.memory.revocation(), stream);
         Self {
@@ -48,15 +48,15 @@ impl<'a> DmaMaps<'a> {
         }
     }
 
-    /// The client has taken memory away without telling, and is not served any more.
+    /// Returns `true` if the client has taken memory away without DMA_UNMAP, and must not be served any more.
     pub(crate) fn are_lost(&self) -> bool {
         self.files.are_lost()
     }
 
-    /// Adds a range. Without a file it is only known to be there: a ROM, or the registers of another device.
+    /// Adds a range. A range without a file is recorded but not accessible: a ROM, or the registers of another device.
     ///
     /// # Errors
-    /// The range or its file cannot be used; nothing has changed then.
+    /// The range or its file cannot be used, and nothing has changed.
     pub(crate) fn map(&mut self, request: &DmaMap, fds: Vec<OwnedFd>) -> Result<(), Errno> {
         let DmaMap { flags, offset, address, size } = *request;
         let readable = flags & (VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE) != 0;
@@ -94,8 +94,8 @@ impl<'a> DmaMaps<'a> {
         Ok(())
     }
 
-    /// Has what is mapped locked and populated. Without a thread for it, it is locked when the guest's driver activates
-    /// the device, and populated when it is used.
+    /// Locks and populates mapped memory in the background. If no thread can be started, memory is locked when the
+    /// guest's driver activates the device, and populated when it is used.
     fn pin(&mut self) {
         if let Some(pinner) = &self.pinner {
             return pinner.wake();
@@ -109,10 +109,11 @@ impl<'a> DmaMaps<'a> {
         }
     }
 
-    /// Removes ranges. When this returns, nothing accesses that memory any more. Returns how many bytes that were.
+    /// Removes ranges and returns the number of removed bytes. When this returns, nothing accesses that memory any
+    /// more.
     ///
     /// # Errors
-    /// There is no such range; nothing has changed then.
+    /// The range does not exist, and nothing has changed.
     pub(crate) fn unmap(&mut self, request: &DmaUnmap) -> Result<u64, Errno> {
         let DmaUnmap { flags, address, size } = *request;
         let removed = match flags {
@@ -126,7 +127,7 @@ impl<'a> DmaMaps<'a> {
                 mapped
             }
             VFIO_DMA_UNMAP_FLAG_ALL => return Err(Errno::INVAL),
-            // Dirty pages are not tracked.
+            // Dirty page tracking is not supported.
             _ => return Err(Errno::NOTSUP),
         };
         debug!("unmap {address:#x}+{size:#x} flags {flags:#x}");
@@ -134,9 +135,9 @@ impl<'a> DmaMaps<'a> {
         Ok(removed)
     }
 
-    /// Lets go of files that no range uses any more. Called when something else than a change of the map happens:
-    /// firmware removes and adds the same memory in one go, and mapping it anew each time would fault in all its pages
-    /// again.
+    /// Closes files that no range uses any more. Called at the first request that does not change the map: firmware
+    /// removes and adds the same memory in one series of changes, and a new mapping each time would fault in all its
+    /// pages again.
     pub(crate) fn settle(&mut self) {
         if std::mem::take(&mut self.unsettled) {
             self.files.settle();
@@ -144,25 +145,25 @@ impl<'a> DmaMaps<'a> {
         }
     }
 
-    /// Lets go of everything, as when the client has gone.
+    /// Releases all memory, when the client has disconnected.
     pub(crate) fn clear(&mut self) {
         self.pinner = None;
         self.space.unmap_all();
-        // Of this client, and not of the next.
+        // The flag concerns this client and must not affect the next one.
         self.space.take_stalled();
         self.files.clear();
         self.files.readmit();
         self.endpoint.stats.cost.set((0, 0));
     }
 
-    /// Counts and logs why a file is not taken. Returns the error for the client.
+    /// Counts and logs the reason for refusing a file. Returns the error for the client.
     pub(crate) fn refuse(&self, reason: impl Display, errno: Errno) -> Errno {
         self.endpoint.stats.counters.client_memory_refused.increment();
         self.endpoint.warn(module_path!(), format_args!("{reason}"));
         errno
     }
 
-    /// What a client is told of a refusal, which the log has in words.
+    /// Counts and logs a refusal, and returns its errno for the client.
     fn refused(&self, error: &MapError) -> Errno {
         self.endpoint.stats.counters.client_memory_refused.increment();
         self.endpoint.warn(module_path!(), format_args!("{error}"));

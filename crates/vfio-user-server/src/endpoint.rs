@@ -1,4 +1,4 @@
-//! What a socket leads to.
+//! Endpoint of a socket: the device that clients reach there.
 
 use std::fmt::Arguments;
 use std::sync::Arc;
@@ -14,45 +14,46 @@ use super::stats::ConnectionStats;
 use crate::keeper::client::Seat;
 use crate::mappable::Mappable;
 
-/// For [`Endpoint::reply_deadline`]: QEMU waits for 5 s, and takes what comes later for something else.
+/// Default for [`Endpoint::reply_deadline`]: QEMU waits 5 s, and takes a later reply for one to another request.
 pub const REPLY_DEADLINE: Duration = Duration::from_millis(4500);
 
-/// What a socket leads to.
+/// Device behind a socket, with the parts that the server drives.
 pub struct Endpoint {
     /// Name of the device in the log.
     pub name: String,
     /// The device.
     pub function: Arc<dyn PciFunction>,
-    /// Its view of guest memory.
+    /// The device's view of guest memory.
     pub memory: Arc<DmaSpace>,
-    /// What of guest memory is taken from a client.
+    /// Rules for the files of guest memory that a client sends.
     pub files: FileRules,
-    /// Where its interrupts go.
+    /// Targets of the device's interrupts.
     pub irqs: Arc<IrqTable>,
-    /// What receives the descriptors of clients. None: this process, which a client can make wait for ever then.
+    /// Keeper that receives the descriptors of clients. `None`: this process receives them, and a client can block it
+    /// forever.
     pub keeper: Option<Seat>,
-    /// What happened so far.
+    /// Statistics.
     pub stats: Arc<ConnectionStats>,
-    /// What a client may map.
+    /// Part of a region that a client may map.
     pub mappable: Option<Mappable>,
-    /// The legacy interrupt is offered.
+    /// Whether the legacy interrupt is offered.
     pub intx: bool,
-    /// A reply that comes later than this ends the connection, if its client is one that gives up waiting.
+    /// Time after which a reply ends the connection, if its client gives up on replies.
     pub reply_deadline: Duration,
 }
 
 impl Endpoint {
-    /// Logs what a client caused, if it may.
+    /// Logs a warning about an action of a client, subject to the log limit.
     pub(super) fn warn(&self, target: &'static str, message: Arguments<'_>) {
         self.stats.log.warn(target, &self.name, message);
     }
 
-    /// Logs what is wrong on our side, if it may.
+    /// Logs an error on the server's side, subject to the log limit.
     pub(super) fn error(&self, target: &'static str, message: Arguments<'_>) {
         self.stats.log.error(target, &self.name, message);
     }
 
-    /// Logs what a client does, if it may.
+    /// Logs an action of a client, subject to the log limit.
     pub(super) fn info(&self, target: &'static str, message: Arguments<'_>) {
         self.stats.log.log(target, Level::Info, &self.name, message);
     }

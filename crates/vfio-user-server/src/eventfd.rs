@@ -1,14 +1,14 @@
-//! Adding to an eventfd of a client.
+//! Signalling a client's eventfds.
 //!
 //! A write to an eventfd waits while its counter is full, unless its flags say otherwise, and the client can change
-//! both at any time, also between a look at the counter and the write. The kernel's own additions, from interrupt
-//! handlers, never wait. One of them comes at the end of an asynchronous operation that names an eventfd
-//! (`IOCB_FLAG_RESFD`). So a signal is such an operation that ends at once: to poll an eventfd of this process that is
-//! always writable. This is one system call, where a look and a write are two.
+//! both at any time, also between a check of the counter and the write. The kernel's own additions, from interrupt
+//! handlers, never wait. Such an addition occurs at the end of an asynchronous operation that names an eventfd
+//! (`IOCB_FLAG_RESFD`). So a signal is an asynchronous operation that completes at once: a poll of an eventfd of this
+//! process that is always writable. This takes one system call, where a check and a write take two.
 //!
-//! Without asynchronous operations (`fs.aio-max-nr` is used up) a signal is a write, which can wait, and is left to a
-//! thread of the client's device. That thread could always write; but to wake it costs more than the interrupt, so
-//! interrupts of an idle host need the operations.
+//! If no asynchronous operations are available (`fs.aio-max-nr` is used up), a signal is a write, which can block, and
+//! is left to a thread of the client's device. That thread could always do the writes, but waking it costs more than
+//! the interrupt, so low latency on an idle host needs the asynchronous operations.
 #![expect(unsafe_code, reason = "io_setup, io_submit and io_getevents take addresses")]
 
 use std::io;
@@ -19,16 +19,16 @@ use std::sync::OnceLock;
 use log::warn;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-/// Operations that may have ended and not been collected.
+/// Maximum number of operations that have completed and were not collected.
 const DEPTH: usize = 64;
 
-/// Attempts to find room for an operation. Each takes away what has ended, so that the second finds some unless other
-/// threads were faster.
+/// Maximum number of attempts to submit an operation. A failed attempt collects all completed operations, so the next
+/// one succeeds unless other threads use the room first.
 const ATTEMPTS: usize = 10_000;
 
 const IOCB_CMD_PREAD: u16 = 0;
 const IOCB_CMD_POLL: u16 = 5;
-/// Behind what processes have.
+/// Address above the address space of processes.
 const NO_ADDRESS: u64 = u64::MAX - 0xffff;
 const IOCB_FLAG_RESFD: u32 = 1;
 
@@ -61,17 +61,17 @@ struct Ended {
 
 const _: () = assert!(size_of::<Operation>() == 64 && size_of::<Ended>() == 32);
 
-/// The process's way to asynchronous operations. It lives as long as the process.
+/// Asynchronous I/O context of the process. It lives as long as the process.
 struct Context {
     id: libc::c_ulong,
-    /// Never written to, so always writable.
+    /// Eventfd that is never written to, so always writable.
     writable: OwnedFd,
 }
 
 static CONTEXT: OnceLock<Option<Context>> = OnceLock::new();
 
-/// Sets up the asynchronous operations that signal eventfds. A process that confines itself calls this before; in
-/// others the first signal does it.
+/// Sets up the asynchronous operations that signal eventfds. A process that sandboxes itself calls this before; in
+/// other processes the first signal does it.
 pub fn prepare() {
     context();
 }
@@ -91,22 +91,22 @@ fn context() -> Option<&'static Context> {
     made.as_ref()
 }
 
-/// Eventfds of clients, and those of tests.
+/// System calls on clients' eventfds, replaced in tests.
 pub(super) trait Eventfds: Send + Sync {
-    /// Returns `true` if [`Self::signal`] never blocks. It may take long all the same.
+    /// Returns `true` if [`Self::signal`] never blocks. It may still take long.
     fn never_block(&self) -> bool;
 
     /// Returns `true` if a descriptor is an eventfd. Never blocks.
     fn is_one(&self, fd: BorrowedFd<'_>) -> bool;
 
-    /// Adds 1. Returns `true` if it was added or the counter is full, which is as good.
+    /// Adds 1. Returns `true` if that succeeded or the counter is full, which has the same effect.
     fn signal(&self, fd: BorrowedFd<'_>) -> bool;
 
     /// Closes a descriptor.
     fn close(&self, fd: OwnedFd);
 }
 
-/// Those of the kernel.
+/// Implementation by the kernel.
 pub(super) struct HostEventfds;
 
 impl Eventfds for HostEventfds {
@@ -118,7 +118,7 @@ impl Eventfds for HostEventfds {
         const ANON_INODE_FS_MAGIC: i64 = 0x0904_1934;
         match context() {
             Some(context) => context.is_eventfd(fd),
-            // Other objects of the kernel's are never writable or refuse the write.
+            // Other anonymous inodes are never writable or refuse the write.
             None => rustix::fs::fstatfs(fd).is_ok_and(|stat| stat.f_type == ANON_INODE_FS_MAGIC),
         }
     }
@@ -144,7 +144,7 @@ impl Context {
             return Err(io::Error::last_os_error());
         }
         let context = Self { id, writable };
-        // Kernels before 4.18 cannot poll.
+        // Kernels before 4.18 do not support the poll operation.
         let probe = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         context.signal(probe.as_fd())?;
         let mut count = [0; 8];
@@ -165,12 +165,12 @@ impl Context {
         Err(io::Error::from(io::ErrorKind::WouldBlock))
     }
 
-    /// Signals by an operation that ends at once.
+    /// Signals by an operation that completes at once.
     fn submit(&self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
         self.operate(IOCB_CMD_POLL, u64::from(PollFlags::OUT.bits()), 0, eventfd)
     }
 
-    /// An operation that does not begin: the kernel looks at `fd` before it looks at the address, which is nobody's.
+    /// Submits an operation that cannot start: the kernel checks `fd` before the address, which is invalid.
     fn is_eventfd(&self, fd: BorrowedFd<'_>) -> bool {
         (0..ATTEMPTS).find_map(|_| match self.operate(IOCB_CMD_PREAD, NO_ADDRESS, 8, fd) {
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => self.collect().err().map(|_| false),
@@ -202,7 +202,7 @@ impl Context {
         if taken == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Takes away what has ended.
+    /// Collects completed operations.
     fn collect(&self) -> io::Result<()> {
         let mut ended = [Ended { data: 0, operation: 0, result: 0, result2: 0 }; DEPTH];
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -215,7 +215,7 @@ impl Context {
     }
 }
 
-/// Without asynchronous operations. Waits if the client fills the counter between look and write.
+/// Signals without asynchronous operations. Blocks if the client fills the counter between the check and the write.
 fn write_if_there_is_room(eventfd: BorrowedFd<'_>) -> bool {
     const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut poll = [PollFd::from_borrowed_fd(eventfd, PollFlags::OUT)];
@@ -233,7 +233,7 @@ mod tests {
         u64::from_ne_bytes(count)
     }
 
-    /// More than there is room for, from several threads: none is lost.
+    /// No signal is lost if several threads submit more operations than fit.
     #[test]
     fn every_signal_is_added() {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(take(&event), 20_000);
     }
 
-    /// C5: one that is full and blocks its writers.
+    /// C5: the counter is full, and the eventfd blocks its writers.
     #[test]
     fn sec_c5_a_full_counter_blocks_nobody() {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -267,7 +267,7 @@ mod tests {
         for (fd, expected) in [(writer.as_fd(), false), (memory.as_fd(), false), (event.as_fd(), true)] {
             (0..200).for_each(|_| assert_eq!(HostEventfds.is_one(fd), expected));
         }
-        // To ask is not to signal.
+        // The check does not signal.
         assert_eq!(take(&event), 5);
     }
 }

@@ -1,6 +1,6 @@
-//! Descriptors of a client: which are taken.
+//! Checks whether a client's descriptor is acceptable.
 //!
-//! The process that receives them examines them, and the process that uses them examines them again.
+//! The process that receives a descriptor examines it, and the process that uses it examines it again.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -10,15 +10,15 @@ use thiserror::Error;
 
 use super::eventfd::{Eventfds, HostEventfds};
 
-/// `statfs` of memfd and tmpfs.
+/// `statfs` type of memfd and tmpfs.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
-/// `statfs` of huge pages, memfd with `MFD_HUGETLB` included.
+/// `statfs` type of huge pages, including memfd with `MFD_HUGETLB`.
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
-/// Bytes in a page of files other than huge ones.
+/// Page size of files without huge pages, in bytes.
 pub(super) const PAGE: usize = 4096;
 
-/// Why a descriptor is not taken.
+/// Reason why a descriptor is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub(crate) enum DescriptorError {
     #[error("{0}")]
@@ -32,7 +32,7 @@ pub(crate) enum DescriptorError {
 }
 
 impl DescriptorError {
-    /// The error for the client.
+    /// Returns the errno for the client.
     pub(crate) const fn errno(self) -> Errno {
         match self {
             Self::System(errno) => errno,
@@ -42,23 +42,24 @@ impl DescriptorError {
     }
 }
 
-/// A file by device and inode, and whether it is open for writing. The numbers stay its own while we have it open.
+/// Identity of a file: device, inode, and whether it is open for writing. No other file gets the numbers while it is
+/// open.
 pub(super) type FileId = (u64, u64, bool);
 
-/// A file of guest memory that may be taken.
+/// File of guest memory that passed the checks.
 pub(crate) struct Candidate {
     pub(super) id: FileId,
     pub(super) length: usize,
     pub(super) page: usize,
 }
 
-/// Examines a file of guest memory without touching its contents. `sealed`: it must not be able to shrink.
+/// Examines a file of guest memory without accessing its contents. `sealed`: it must not be able to shrink.
 ///
 /// # Errors
-/// It is not one that is taken.
+/// The file is not acceptable.
 pub(crate) fn memory(fd: BorrowedFd<'_>, sealed: bool) -> Result<Candidate, DescriptorError> {
-    // Asked first, because the kernel answers for itself: only files in memory have seals, or the lack of any. The
-    // server of another file system may be asked for anything else, and not answer.
+    // The seals are checked first, because the kernel answers this itself: only files in memory support seals. Any
+    // other query may go to the server of a file system, which may never answer.
     let seals = rustix::fs::fcntl_get_seals(fd).map_err(|errno| match errno {
         Errno::INVAL => DescriptorError::MayBlock,
         errno => errno.into(),
@@ -73,7 +74,7 @@ pub(crate) fn memory(fd: BorrowedFd<'_>, sealed: bool) -> Result<Candidate, Desc
     Ok(Candidate { id: (stat.st_dev, stat.st_ino, writable), length, page })
 }
 
-/// Examines a descriptor that interrupts are signalled to.
+/// Examines a descriptor for signalling interrupts.
 ///
 /// # Errors
 /// It is not an eventfd.
@@ -81,8 +82,8 @@ pub(crate) fn interrupt(fd: impl AsFd) -> Result<(), DescriptorError> {
     if HostEventfds.is_one(fd.as_fd()) { Ok(()) } else { Err(DescriptorError::NotEventfd) }
 }
 
-/// The unit in which the kernel maps a file of a file system that is nothing but memory. Others suggest block sizes
-/// that are unrelated to it.
+/// Returns the unit in which the kernel maps a file of a memory-only file system. The block sizes of other file systems
+/// are unrelated to it.
 fn memory_page(file_system: i64, block: impl TryInto<usize>) -> Result<usize, DescriptorError> {
     match file_system {
         TMPFS_MAGIC => Ok(PAGE),
@@ -98,7 +99,7 @@ fn memory_page(file_system: i64, block: impl TryInto<usize>) -> Result<usize, De
 mod tests {
     use super::*;
 
-    /// C4: what is behind these is somebody else's answer, or a disk's.
+    /// C4: accesses to files of these file systems wait for another machine or process, or for a disk.
     #[test]
     fn sec_c4_file_systems_that_may_block_are_refused() {
         let others: [(&str, i64); 12] = [

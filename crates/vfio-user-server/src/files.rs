@@ -1,8 +1,8 @@
-//! Files of guest memory: which are taken, and what of them is mapped.
+//! Files of guest memory: which ones are accepted, and which parts of them are mapped.
 //!
-//! A thread that touches a page waits until it is there, with the locks that it holds. So only files are taken whose
-//! pages nobody else has to bring: of memfd, tmpfs and hugetlbfs. What is mapped is what ranges need, and how much that
-//! may be is limited for each device.
+//! A thread that accesses a page waits until the page is present, with the locks that it holds. So only files are
+//! accepted whose pages the kernel itself provides: those of memfd, tmpfs and hugetlbfs. Only the parts that DMA ranges
+//! need are mapped, and the amount is limited for each device.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,26 +20,26 @@ use vm_memory::mmap::{MmapRegion, MmapRegionError};
 use super::examine::{self, Candidate, DescriptorError, FileId, PAGE};
 use crate::sigbus::{Eviction, Guard};
 
-/// How long [`Files::clear`] waits for others.
+/// Time that [`Files::clear`] waits for other threads.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Mappings of a file that are no larger than their range. With more of them, as behind a vIOMMU, small ranges get a
-/// [`WINDOW`], so that all ranges have few mappings.
+/// Number of mappings of a file that cover exactly their range. A file with more, as behind a vIOMMU, gets mappings of
+/// a [`WINDOW`] around small ranges, so that few mappings suffice for all ranges.
 const EXACT: usize = 16;
 
-/// Bytes that are mapped for the ranges in them together, from a multiple of as many on.
+/// Size and alignment of a mapping that the ranges within it share, in bytes.
 const WINDOW: usize = 1 << 30;
 
-/// What of guest memory a device takes from its client.
+/// Limits for the guest memory that a device accepts from its client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileRules {
-    /// Only files that cannot shrink any more (`F_SEAL_SHRINK`).
+    /// Accept only files that cannot shrink (`F_SEAL_SHRINK`).
     pub sealed: bool,
-    /// Files at a time. Each is a descriptor of the process.
+    /// Maximum number of files. Each takes a descriptor of the process.
     pub files: usize,
-    /// Mappings at a time. Each is one of those that the kernel gives the process (`vm.max_map_count`).
+    /// Maximum number of mappings. Each counts against the process's limit (`vm.max_map_count`).
     pub mappings: usize,
-    /// Bytes of mappings at a time.
+    /// Maximum total size of the mappings, in bytes.
     pub mapped_bytes: u64,
 }
 
@@ -49,7 +49,7 @@ impl Default for FileRules {
     }
 }
 
-/// Why a file, or a range of it, is not mapped.
+/// Reason why a file, or a range of it, is not mapped.
 #[derive(Debug, Error)]
 pub(super) enum FileRefusal {
     #[error("{0}")]
@@ -71,7 +71,7 @@ pub(super) enum FileRefusal {
 }
 
 impl FileRefusal {
-    /// What a client is told.
+    /// Returns the errno for the client.
     pub(super) const fn errno(&self) -> Errno {
         match self {
             Self::Descriptor(refusal) => refusal.errno(),
@@ -83,17 +83,18 @@ impl FileRefusal {
     }
 }
 
-/// A part of a file. The guard goes first, so that nothing is replaced where something else may be mapped.
+/// Mapped part of a file. The guard is dropped first: afterwards another mapping may get the same addresses, which the
+/// SIGBUS handler must not replace.
 #[derive(Debug)]
 struct Mapped<'a> {
     _guard: Guard<'a>,
     mapping: Arc<MmapRegion>,
-    /// Where in the file it starts, in bytes.
+    /// Offset in the file at which the mapping starts, in bytes.
     start: usize,
 }
 
 impl Mapped<'_> {
-    /// What is behind `start..end` of the file, if it is all here.
+    /// Returns the mapping for `start..end` of the file, if this mapping contains all of it.
     fn backing(&self, start: usize, end: usize, writable: bool) -> Option<Backing> {
         let offset = start.checked_sub(self.start)?;
         let fits = end.checked_sub(self.start)? <= self.mapping.size();
@@ -108,7 +109,7 @@ struct OpenFile<'a> {
     mappings: Vec<Mapped<'a>>,
 }
 
-/// The files of one client.
+/// Files of one client.
 #[derive(Debug)]
 pub(super) struct Files<'a> {
     rules: FileRules,
@@ -121,22 +122,22 @@ impl<'a> Files<'a> {
         Self { rules, eviction, files: HashMap::new() }
     }
 
-    /// Numbers of files and of mappings.
+    /// Returns the numbers of files and of mappings.
     pub(super) fn held(&self) -> (usize, usize) {
         (self.files.len(), self.files.values().map(|file| file.mappings.len()).sum())
     }
 
-    /// Memory was lost.
+    /// Returns `true` if memory was lost.
     pub(super) fn are_lost(&self) -> bool {
         self.eviction.is_due()
     }
 
-    /// Forgets that memory was lost, for the next client.
+    /// Clears the flag that memory was lost, for the next client.
     pub(super) fn readmit(&self) {
         self.eviction.take_back();
     }
 
-    /// Lets go of what no range uses any more.
+    /// Drops mappings, and files, that no range uses any more.
     pub(super) fn settle(&mut self) {
         self.files.retain(|_, file| {
             file.mappings.retain(|mapped| Arc::strong_count(&mapped.mapping) > 1);
@@ -144,8 +145,8 @@ impl<'a> Files<'a> {
         });
     }
 
-    /// Lets go of everything: unmaps it and closes the files, which takes long for large ones and so is done by this
-    /// thread. Another that still uses a mapping, as one that just ends a registration, is waited for.
+    /// Unmaps and closes all files. That takes long for large files, so it is done on this thread: if another thread
+    /// still uses a mapping, for example while it ends a registration, this one waits for it, for a bounded time.
     pub(super) fn clear(&mut self) {
         let start = Instant::now();
         for (_, file) in self.files.drain() {
@@ -157,10 +158,10 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// What is behind `offset..offset+size` of a file; mapped if it is not yet.
+    /// Returns the mapping for `offset..offset+size` of a file, and creates it if necessary.
     ///
     /// # Errors
-    /// The file is not one that is taken, or a limit is reached.
+    /// The file is not acceptable, or a limit is reached.
     pub(super) fn backing(
         &mut self,
         fd: OwnedFd,
@@ -180,7 +181,7 @@ impl<'a> Files<'a> {
             return Ok(backing);
         }
         if self.check(&candidate, end - start).is_err() {
-            // Ranges that come and go leave mappings behind until the map is settled.
+            // Removed ranges leave unused mappings behind until `settle` is called.
             self.settle();
             self.check(&candidate, end - start)?;
         }
@@ -195,7 +196,7 @@ impl<'a> Files<'a> {
         Ok(backing)
     }
 
-    /// Asks the limits for another mapping of `size` bytes.
+    /// Checks the limits for another mapping of `size` bytes.
     fn check(&self, candidate: &Candidate, size: usize) -> Result<(), FileRefusal> {
         let FileRules { files, mappings, mapped_bytes, .. } = self.rules;
         if !self.files.contains_key(&candidate.id) && self.files.len() >= files {
@@ -215,7 +216,7 @@ impl<'a> Files<'a> {
         self.files.values().flat_map(|file| &file.mappings).map(|mapped| mapped.mapping.size() as u64).sum()
     }
 
-    /// Which part of the file is mapped for a range: whole pages, or a window around it.
+    /// Chooses the part of the file to map for a range: whole pages, or a window around it.
     fn choose(&self, candidate: &Candidate, start: usize, end: usize) -> (usize, usize) {
         let around = |unit: usize| (start - start % unit, end.checked_next_multiple_of(unit).unwrap_or(end));
         let exact = around(candidate.page);
@@ -229,7 +230,7 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Maps a part of a file shared, for writing too if the file allows it or the range demands it.
+/// Maps a part of a file shared. The mapping is writable if the file allows it; it must be if `writable`.
 fn map_file(file: &Arc<File>, start: usize, length: usize, writable: bool) -> Result<MmapRegion, Errno> {
     let flags = libc::MAP_NORESERVE | libc::MAP_SHARED;
     let file = FileOffset::from_arc(Arc::clone(file), start as u64);
@@ -254,8 +255,8 @@ mod tests {
 
     use super::*;
 
-    /// Unmapping a large file, and closing the last descriptor of one that was deleted, takes as long as the client
-    /// likes.
+    /// Unmapping a large file, and closing the last descriptor of a deleted one, takes as long as the client
+    /// determines.
     #[test]
     fn mappings_end_on_the_thread_that_clears_them() {
         let (stream, _other) = UnixStream::pair().unwrap();
@@ -266,7 +267,7 @@ mod tests {
         let mapping = files.backing(memory, 0, 1 << 20, true).unwrap().mapping;
         let gone = Arc::downgrade(&mapping);
         let (begin, begun) = channel();
-        // Of another device, in the middle of something.
+        // A thread of another device, which still uses the mapping.
         let other = thread::spawn(move || {
             begun.recv().unwrap();
             thread::yield_now();

@@ -1,28 +1,28 @@
-//! A vfio-user server: gives a [`PciFunction`](pvrdma_pci_function::PciFunction) to a VMM through a Unix socket.
+//! vfio-user server: exports a [`PciFunction`](pvrdma_pci_function::PciFunction) to a VMM through a Unix socket.
 //!
-//! A [`Server`] serves one function at one socket, to one client at a time and any number of clients one after the
-//! other. An [`Endpoint`] holds the parts of the function that the server drives: the function itself, its view of
-//! guest memory and the table of its interrupts. The server takes each client for hostile. It checks every message,
-//! accepts guest memory only from files that cannot block, survives a client that truncates such a file ([`sigbus`]),
-//! and can leave all received descriptors to another process ([`keeper`]).
+//! A [`Server`] serves one function at one socket, to one client at a time and any number of clients in turn. An
+//! [`Endpoint`] holds the parts of the function that the server drives: the function itself, its view of guest memory
+//! and the table of its interrupts. The server treats each client as hostile: it checks every message, accepts guest
+//! memory only from files that cannot block, survives a client that truncates such a file ([`sigbus`]), and can
+//! delegate the receipt of all descriptors to another process ([`keeper`]).
 //!
-//! The server is an implementation of its own rather than the one of the `vfio_user` crate, which a legal message can
-//! panic and which loses errnos. The clients that matter are QEMU's `vfio-user-pci` and Cloud Hypervisor. Both are
-//! unforgiving in different ways:
+//! The `vfio_user` crate is not used, because its server panics on a legal message and loses errnos. The clients that
+//! matter are QEMU's `vfio-user-pci` and Cloud Hypervisor. Both are strict in different ways:
 //!
-//! - A request without NO_REPLY is answered exactly once and in order, one with it never; types ensure both. A client
-//!   would take a reply that comes after its timeout for another message, so the connection ends instead.
-//! - Nothing that works normally is answered with an error: accesses outside a region read zero and ignore writes.
-//! - Clients may disconnect without notice. The server then resets the device, releases its memory, and serves the
-//!   next client at once.
-//! - Writes are never posted: the server sets a flag in the region information that prevents it.
+//! - A request without NO_REPLY is answered exactly once and in order, a request with it is never answered; types
+//!   ensure both. A client would take a reply that arrives after its timeout for another message, so the server closes
+//!   the connection instead.
+//! - Regular operation is never answered with an error: accesses outside a region read zero and ignore writes.
+//! - Clients may disconnect without notice. The server then resets the device, releases the client's memory, and serves
+//!   the next client at once.
+//! - Writes are never posted: a flag in the region information prevents it.
 //!
-//! Not implemented: messages to the client (memory must be shared), migration, dirty pages. Of the BARs a client maps
-//! only the part that [`Mappable`] names.
+//! Not implemented: messages to the client (memory must be shared), migration, dirty page tracking. Of the BARs a
+//! client maps only the part that [`Mappable`] names.
 //!
 //! # Example
 //!
-//! A function with one read-only BAR, its server, and a client that connects. A VMM would be the client.
+//! A function with one read-only BAR, its server, and a client that connects. In practice the client is a VMM.
 //!
 //! ```
 //! # use std::{os::unix::net::UnixStream, sync::Arc};

@@ -1,9 +1,9 @@
-//! Files that a client maps in place of a part of a region.
+//! Part of a region that a client maps from a file.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// A part of a region that a client may map.
+/// Part of a region that a client may map.
 #[derive(Clone, Debug)]
 pub struct Mappable {
     /// Number of the region.
@@ -12,7 +12,7 @@ pub struct Mappable {
     pub offset: u64,
     /// Bytes of the part.
     pub size: u64,
-    /// What is mapped, at the same offset.
+    /// File to map, at the same offset.
     pub file: Arc<OwnedFd>,
 }
 

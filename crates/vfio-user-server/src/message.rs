@@ -1,66 +1,66 @@
-//! Messages of the vfio-user protocol: their header, their commands and how large they may be.
+//! Messages of the vfio-user protocol: header, commands and maximum sizes.
 //!
-//! Everything here comes from another process. Numbers are little-endian, as on every host we run on.
+//! All of this is input from another process. Numbers are little-endian, the byte order of all supported hosts.
 
 use std::fmt;
 
 use rustix::io::Errno;
 
-/// Bytes of a message header.
+/// Size of a message header, in bytes.
 pub const HEADER_SIZE: usize = 16;
 
-/// The same as it is written in headers.
+/// [`HEADER_SIZE`] in the type of the header's size field.
 pub(crate) const HEADER_ONLY: u32 = 16;
 
-/// Largest amount of data in one region access, as we advertise it.
+/// Maximum number of data bytes in one region access, as advertised to the client.
 pub const MAX_DATA_XFER_SIZE: u32 = 1 << 20;
 
-/// Most file descriptors with one message, as we advertise it.
+/// Maximum number of file descriptors with one message, as advertised to the client.
 pub const MAX_MSG_FDS: usize = 16;
 
-/// Largest message other than a region write. The largest one seen in practice has 4,824 bytes.
+/// Maximum size of a message other than a region write. The largest one seen in practice has 4,824 bytes.
 const MAX_MESSAGE_SIZE: u32 = 64 << 10;
 
-/// Fixed part of a region access after the header.
+/// Size of the fixed part of a region access after the header.
 const REGION_ACCESS_SIZE: u32 = 16;
 
-/// What a message asks for. Any number is a command; most are unknown.
+/// Command of a message. Any number is valid here; most are unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Command(pub u16);
 
 impl Command {
-    /// Version and capability negotiation, the first message.
+    /// Negotiate version and capabilities, the first message.
     pub const VERSION: Self = Self(1);
-    /// A range of bus addresses appears.
+    /// Add a range of bus addresses.
     pub const DMA_MAP: Self = Self(2);
-    /// Ranges of bus addresses go away.
+    /// Remove ranges of bus addresses.
     pub const DMA_UNMAP: Self = Self(3);
-    /// Number of regions and interrupt types.
+    /// Get the number of regions and interrupt types.
     pub const DEVICE_GET_INFO: Self = Self(4);
-    /// Size and flags of a region.
+    /// Get size and flags of a region.
     pub const DEVICE_GET_REGION_INFO: Self = Self(5);
-    /// Not served: no client asks.
+    /// Not implemented: no client sends it.
     pub const DEVICE_GET_REGION_IO_FDS: Self = Self(6);
-    /// Number and kind of interrupts of a type.
+    /// Get number and kind of interrupts of a type.
     pub const DEVICE_GET_IRQ_INFO: Self = Self(7);
-    /// Where interrupts go.
+    /// Set the targets of interrupts.
     pub const DEVICE_SET_IRQS: Self = Self(8);
-    /// Reads from a region.
+    /// Read from a region.
     pub const REGION_READ: Self = Self(9);
-    /// Writes to a region.
+    /// Write to a region.
     pub const REGION_WRITE: Self = Self(10);
-    /// From us to the client only.
+    /// From the server to the client only.
     pub const DMA_READ: Self = Self(11);
-    /// From us to the client only.
+    /// From the server to the client only.
     pub const DMA_WRITE: Self = Self(12);
-    /// Back to power-on state.
+    /// Reset to the power-on state.
     pub const DEVICE_RESET: Self = Self(13);
-    /// Withdrawn from the protocol.
+    /// Removed from the protocol.
     pub const DIRTY_PAGES: Self = Self(14);
-    /// Several small region writes.
+    /// Do several small region writes.
     pub const REGION_WRITE_MULTI: Self = Self(15);
 
-    /// Largest message with this command that is read at all.
+    /// Returns the maximum size of a message with this command.
     const fn max_size(self) -> u32 {
         match self {
             Self::REGION_WRITE => HEADER_ONLY + REGION_ACCESS_SIZE + MAX_DATA_XFER_SIZE,
@@ -93,27 +93,27 @@ impl fmt::Debug for Command {
     }
 }
 
-/// What kind of message a header announces.
+/// Kind of a message, from the flags of its header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MessageKind {
     /// A request that must be answered exactly once.
     Request,
     /// A request that must not be answered.
     Posted,
-    /// An answer. We ask nothing, so none is expected.
+    /// A reply. The server sends no requests, so none is expected.
     Reply,
-    /// The type bits have no meaning.
+    /// The type bits are invalid.
     Invalid,
 }
 
-/// The header that every message begins with.
+/// Header of every message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     /// Chosen by the requester and repeated in the reply.
     pub id: u16,
-    /// What is asked for.
+    /// Requested command.
     pub command: Command,
-    /// Bytes of the message, this header included.
+    /// Bytes of the message, including this header.
     pub size: u32,
     /// Type, [`Self::NO_REPLY`], [`Self::ERROR`].
     pub flags: u32,
@@ -131,7 +131,7 @@ impl Header {
     /// The request failed.
     pub const ERROR: u32 = 1 << 5;
 
-    /// Reads a header.
+    /// Parses a header.
     pub fn parse(bytes: &[u8; HEADER_SIZE]) -> Self {
         let [i0, i1, c0, c1, s0, s1, s2, s3, f0, f1, f2, f3, e0, e1, e2, e3] = *bytes;
         Self {
@@ -143,7 +143,7 @@ impl Header {
         }
     }
 
-    /// Writes a header.
+    /// Encodes a header.
     pub fn to_bytes(self) -> [u8; HEADER_SIZE] {
         let ([i0, i1], [c0, c1]) = (self.id.to_le_bytes(), self.command.0.to_le_bytes());
         let ([s0, s1, s2, s3], [f0, f1, f2, f3]) = (self.size.to_le_bytes(), self.flags.to_le_bytes());
@@ -151,7 +151,7 @@ impl Header {
         [i0, i1, c0, c1, s0, s1, s2, s3, f0, f1, f2, f3, e0, e1, e2, e3]
     }
 
-    /// What kind of message follows.
+    /// Returns the kind of the message.
     pub const fn kind(&self) -> MessageKind {
         match (self.flags & Self::TYPE_MASK, self.flags & Self::NO_REPLY) {
             (0, 0) => MessageKind::Request,
@@ -161,10 +161,10 @@ impl Header {
         }
     }
 
-    /// Bytes that follow the header.
+    /// Returns the number of bytes that follow the header.
     ///
     /// # Errors
-    /// The size is less than a header or more than we read: where the next message begins is unknown then.
+    /// The size is less than a header or above the maximum: the position of the next message is then unknown.
     pub fn body_size(&self) -> Result<usize, Errno> {
         if self.size > self.command.max_size() {
             return Err(Errno::TOOBIG);

@@ -1,6 +1,6 @@
-//! Locks guest memory while the VMM goes on.
+//! Locks guest memory in the background.
 //!
-//! Populating memory takes seconds for a large guest, and a client may not wait for so long for the answer to a
+//! Populating the memory of a large guest takes seconds, and a client must not wait that long for the answer to a
 //! DMA_MAP.
 
 use std::io;
@@ -13,7 +13,7 @@ use pvrdma_base::threads::{self, ThreadKind};
 use pvrdma_guest_memory::{DmaSpace, PinError, PinRefusal};
 use rustix::process::{Resource, getrlimit};
 
-/// A thread that locks and populates what was mapped, and sleeps when there is nothing to do.
+/// Thread that locks and populates mapped memory, and sleeps when there is nothing to do.
 #[derive(Debug)]
 pub(crate) struct Pinner {
     stop: Arc<AtomicBool>,
@@ -21,16 +21,16 @@ pub(crate) struct Pinner {
 }
 
 impl Pinner {
-    /// Starts with what is mapped already. `failed` hears of memory that could not be locked or populated.
+    /// Starts with the memory that is mapped already. `failed` is called for memory that cannot be locked or populated.
     ///
     /// # Errors
-    /// The system has no room for another thread.
+    /// The system cannot start another thread.
     pub(crate) fn start(space: Arc<DmaSpace>, failed: impl Fn(&PinError) + Send + 'static) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = threads::spawn(ThreadKind::Pin, "pin", move || {
             while !stopped.load(Ordering::Acquire) {
-                // A wake-up in between is not lost: the next `park` returns at once.
+                // A wake-up between `pin_some` and `park` is not lost: `park` then returns at once.
                 if !space.pin_some() {
                     if let Err(error) = space.pin_failure() {
                         failed(&error);
@@ -42,7 +42,7 @@ impl Pinner {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// There is more.
+    /// Wakes the thread after memory was mapped.
     pub(crate) fn wake(&self) {
         if let Some(thread) = &self.thread {
             thread.thread().unpark();
@@ -63,9 +63,9 @@ impl Drop for Pinner {
     }
 }
 
-/// The reason why guest memory could not be locked, with the limit to raise if a limit of the process is the reason.
+/// Describes why guest memory could not be locked. Names the limit to raise if a limit of the process is the reason.
 pub fn pin_advice(error: &PinError) -> String {
-    // Root has no limit, but the threads of a worker may not ask for the user that they run as.
+    // Root has no limit, but the threads of a worker cannot query the user that they run as.
     advice_of(error, getrlimit(Resource::Memlock).maximum)
 }
 

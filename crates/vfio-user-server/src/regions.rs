@@ -1,4 +1,4 @@
-//! What a client learns about the device: regions and interrupt types.
+//! Device description for clients: regions and interrupt types.
 
 use pvrdma_pci_function::PciFunction;
 use rustix::io::Errno;
@@ -12,21 +12,21 @@ use vfio_bindings::bindings::vfio::{
 use super::request::{REGION_INFO_SIZE, RegionAccess, SHORT_INFO_SIZE};
 use crate::mappable::Mappable;
 
-/// `vfio_region_info` with one area that may be mapped: the fixed part, `vfio_region_info_cap_sparse_mmap`, an area.
+/// `vfio_region_info` with one mappable area: the fixed part, `vfio_region_info_cap_sparse_mmap`, an area.
 const SPARSE_INFO_SIZE: u32 = REGION_INFO_SIZE + 16 + 16;
 
-/// What a region number means.
+/// Meaning of a region number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Region {
-    /// A base address register.
+    /// Base address register.
     Bar(usize),
     /// Configuration space.
     Config,
-    /// Known to clients, but we have none: ROM and VGA.
+    /// Defined by VFIO and absent here: ROM and VGA.
     Empty,
 }
 
-/// Sizes of everything a client can see.
+/// Sizes of all parts of the device that a client can see.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     bars: [u64; 6],
@@ -36,7 +36,7 @@ pub(crate) struct Shape {
     mappable: Option<Area>,
 }
 
-/// A part of a region that may be mapped.
+/// Mappable part of a region.
 #[derive(Clone, Copy, Debug)]
 struct Area {
     region: u32,
@@ -55,10 +55,10 @@ impl Shape {
         }
     }
 
-    /// What region number `index` is.
+    /// Returns the region with number `index`.
     ///
     /// # Errors
-    /// There is no such region.
+    /// The region does not exist.
     pub(crate) fn region(&self, index: u32) -> Result<Region, Errno> {
         match index {
             VFIO_PCI_CONFIG_REGION_INDEX => Ok(Region::Config),
@@ -78,43 +78,43 @@ impl Shape {
         }
     }
 
-    /// How many bytes of an access lie inside the region; the rest reads as zero and ignores writes.
+    /// Returns the number of bytes of an access inside the region; the rest reads as zero and ignores writes.
     pub(crate) fn inside(&self, region: Region, access: &RegionAccess) -> usize {
         let room = self.region_size(region).saturating_sub(access.offset);
         usize::try_from(room.min(u64::from(access.count))).unwrap_or(0)
     }
 
-    /// `vfio_device_info`.
+    /// Writes `vfio_device_info`.
     pub(crate) fn device_info(&self, out: &mut Vec<u8>) {
         let flags = VFIO_DEVICE_FLAGS_PCI | VFIO_DEVICE_FLAGS_RESET;
         put(out, &[SHORT_INFO_SIZE, flags, VFIO_PCI_NUM_REGIONS, VFIO_PCI_NUM_IRQS]);
     }
 
-    /// `vfio_region_info` for a client with `room` for so many bytes of it. Returns `true` if the file goes with it
-    /// that is to be mapped.
+    /// Writes `vfio_region_info` for a client that has space for `room` bytes of it. Returns `true` if the reply
+    /// carries the file to be mapped.
     ///
     /// # Errors
-    /// There is no such region.
+    /// The region does not exist.
     pub(crate) fn region_info(&self, index: u32, room: u32, out: &mut Vec<u8>) -> Result<bool, Errno> {
         let region = self.region(index)?;
         let access = VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE;
         let flags = match region {
             Region::Bar(_) => access,
-            // QEMU posts writes to memory BARs, and the driver then reads memory that we have not filled yet. It stops
-            // posting for the whole device when some region can be mapped. It never maps this one, nor does Cloud
-            // Hypervisor, so the promise costs nothing.
+            // QEMU posts writes to memory BARs, and the driver then reads memory that the device has not filled yet.
+            // QEMU stops posting for the whole device when some region is mappable. Neither QEMU nor Cloud Hypervisor
+            // ever maps this region, so the flag costs nothing.
             Region::Config => access | VFIO_REGION_INFO_FLAG_MMAP,
             Region::Empty => 0,
         };
         let area = self.mappable.filter(|area| area.region == index);
-        // Clients ask again with as much room as we say. QEMU takes no reply that is longer than its room.
+        // A client that lacks space repeats the request with `argsz` bytes. QEMU refuses a reply beyond its space.
         let whole = room >= SPARSE_INFO_SIZE;
         // argsz, flags, index, cap_offset, size, offset
         let head = match area {
             None => [REGION_INFO_SIZE, flags, index, 0],
             Some(_) => {
                 let flags = flags | VFIO_REGION_INFO_FLAG_MMAP | VFIO_REGION_INFO_FLAG_CAPS;
-                // QEMU wants to know where capabilities are also when they are not there for lack of room.
+                // QEMU needs the capability offset even if the capabilities themselves do not fit.
                 [SPARSE_INFO_SIZE, flags, index, REGION_INFO_SIZE]
             }
         };
@@ -122,7 +122,7 @@ impl Shape {
         out.extend(self.region_size(region).to_le_bytes());
         out.extend(0u64.to_le_bytes());
         if let Some(Area { offset, size, .. }) = area.filter(|_| whole) {
-            // Of version 1, the last one; one area.
+            // Version 1 of the capability, without a next one; one area.
             put(out, &[VFIO_REGION_INFO_CAP_SPARSE_MMAP | 1 << 16, 0, 1, 0]);
             out.extend(offset.to_le_bytes());
             out.extend(size.to_le_bytes());
@@ -130,31 +130,31 @@ impl Shape {
         Ok(area.is_some())
     }
 
-    /// Interrupts of a type.
+    /// Returns the number of interrupts of a type.
     ///
     /// # Errors
-    /// There is no such type.
+    /// The type does not exist.
     pub(crate) fn irq_count(&self, index: u32) -> Result<u32, Errno> {
         match index {
             VFIO_PCI_INTX_IRQ_INDEX => Ok(u32::from(self.intx)),
             VFIO_PCI_MSIX_IRQ_INDEX => Ok(u32::from(self.msix)),
-            // We never signal it, but QEMU warns when it is missing.
+            // Never signalled, but QEMU warns when it is missing.
             VFIO_PCI_ERR_IRQ_INDEX => Ok(1),
             VFIO_PCI_NUM_IRQS.. => Err(Errno::INVAL),
             _ => Ok(0),
         }
     }
 
-    /// `vfio_irq_info`.
+    /// Writes `vfio_irq_info`.
     ///
     /// # Errors
-    /// There is no such type.
+    /// The type does not exist.
     pub(crate) fn irq_info(&self, index: u32, out: &mut Vec<u8>) -> Result<(), Errno> {
         let count = self.irq_count(index)?;
         let flags = match (index, count) {
             (_, 0) => 0,
             (VFIO_PCI_INTX_IRQ_INDEX, _) => VFIO_IRQ_INFO_EVENTFD | VFIO_IRQ_INFO_MASKABLE | VFIO_IRQ_INFO_AUTOMASKED,
-            // Without NORESIZE vectors can be added one at a time.
+            // Without NORESIZE the client may add vectors one at a time.
             _ => VFIO_IRQ_INFO_EVENTFD,
         };
         put(out, &[SHORT_INFO_SIZE, flags, index, count]);
@@ -183,8 +183,8 @@ mod tests {
         assert_eq!(out[16..], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     }
 
-    /// Conformance 2: BAR 2 is as large as without, and all of it but the first page is lent. QEMU asks with 32 bytes
-    /// first, then with what it was told; Cloud Hypervisor likewise. Neither takes more.
+    /// Conformance 2: BAR 2 keeps its size, and all of it but the first page is mappable. QEMU asks with 32 bytes
+    /// first, then with the size from the reply; Cloud Hypervisor likewise. Neither accepts a longer reply.
     #[test]
     fn the_part_that_may_be_mapped_goes_to_who_has_room() {
         let info = |index, room| {
@@ -195,7 +195,7 @@ mod tests {
         for room in [32, 33, 48, 63] {
             let (file, out) = info(2, room);
             assert!(file && out.len() == 32, "{room}");
-            // It may be mapped (4) and has capabilities (8), which are not here.
+            // The flags say mappable (4) and capabilities (8), although the latter do not fit.
             assert_eq!(out[..16], [64, 0, 0, 0, 15, 0, 0, 0, 2, 0, 0, 0, 32, 0, 0, 0], "{room}");
         }
         for room in [64, 65, 4096, u32::MAX] {

@@ -1,57 +1,57 @@
-//! Requests of a client, parsed from the bodies of messages.
+//! Client requests, parsed from message bodies.
 //!
-//! A request is parsed as a whole or refused with an errno; sizes are compared with what the command needs before
-//! anything is looked at.
+//! A request is either parsed completely or refused with an errno. Sizes are compared with the needs of the command
+//! before any field is used.
 
 use rustix::io::Errno;
 
 use super::message::{Command, MAX_DATA_XFER_SIZE};
 
-/// Fixed part of `vfio_region_info`.
+/// Size of the fixed part of `vfio_region_info`.
 pub(crate) const REGION_INFO_SIZE: u32 = 32;
 
-/// Fixed part of `vfio_device_info` and of `vfio_irq_info`.
+/// Size of the fixed part of `vfio_device_info` and of `vfio_irq_info`.
 pub(crate) const SHORT_INFO_SIZE: u32 = 16;
 
-/// One element of a multiple write.
+/// Size of one element of a multiple write.
 const WRITE_MULTI_ELEMENT: usize = 24;
 
 /// Version negotiation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Version<'a> {
-    /// Major version the client speaks.
+    /// Major version of the client.
     pub major: u16,
-    /// Minor version the client speaks.
+    /// Minor version of the client.
     pub minor: u16,
-    /// JSON with the client's capabilities, possibly absent.
+    /// JSON with the client's capabilities; may be absent.
     pub data: &'a [u8],
 }
 
-/// A range of bus addresses appears.
+/// Addition of a range of bus addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DmaMap {
     /// `VFIO_DMA_MAP_FLAG_*`.
     pub flags: u32,
-    /// Where the range starts in the file that comes with the message.
+    /// Offset of the range in the file that the message carries.
     pub offset: u64,
     /// First bus address.
     pub address: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// Ranges of bus addresses go away.
+/// Removal of ranges of bus addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DmaUnmap {
     /// `VFIO_DMA_UNMAP_FLAG_*`.
     pub flags: u32,
     /// First bus address.
     pub address: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// Where interrupts go.
+/// Targets of interrupts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SetIrqs<'a> {
     /// `VFIO_IRQ_SET_*`.
@@ -60,20 +60,20 @@ pub struct SetIrqs<'a> {
     pub index: u32,
     /// First interrupt of the type.
     pub start: u32,
-    /// How many.
+    /// Number of interrupts.
     pub count: u32,
     /// One byte for each with `VFIO_IRQ_SET_DATA_BOOL`.
     pub data: &'a [u8],
 }
 
-/// Which part of which region.
+/// Location of a region access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionAccess {
-    /// Byte in the region.
+    /// Offset in the region, in bytes.
     pub offset: u64,
-    /// Which region.
+    /// Number of the region.
     pub region: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub count: u32,
 }
 
@@ -84,9 +84,9 @@ pub struct WriteMulti<'a> {
 }
 
 impl<'a> WriteMulti<'a> {
-    /// The writes.
+    /// Returns the writes.
     pub fn writes(&self) -> impl Iterator<Item = (RegionAccess, &'a [u8])> + use<'a> {
-        // Checked when the request was parsed, so nothing is skipped here.
+        // `parse` has checked the elements, so none is skipped here.
         self.elements.chunks_exact(WRITE_MULTI_ELEMENT).filter_map(|element| parse_write(element).ok())
     }
 }
@@ -98,7 +98,7 @@ fn parse_write(element: &[u8]) -> Result<(RegionAccess, &[u8]), Errno> {
     Ok((access, fields.0.get(..count).ok_or(Errno::INVAL)?))
 }
 
-/// A request with all its sizes checked.
+/// Request with all its sizes checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request<'a> {
     /// [`Command::VERSION`]
@@ -111,9 +111,9 @@ pub enum Request<'a> {
     DeviceInfo,
     /// [`Command::DEVICE_GET_REGION_INFO`]
     RegionInfo {
-        /// Which region.
+        /// Number of the region.
         index: u32,
-        /// Bytes that the client has room for, at least those of the fixed part.
+        /// Bytes that the client has space for, at least the fixed part.
         room: u32,
     },
     /// [`Command::DEVICE_GET_IRQ_INFO`] for this index
@@ -134,7 +134,7 @@ impl<'a> Request<'a> {
     /// Parses the body of a request.
     ///
     /// # Errors
-    /// The command is not served (`ENOTSUP`), or the body is not what the command needs (`EINVAL`).
+    /// The command is not supported (`ENOTSUP`), or the body does not fit the command (`EINVAL`).
     // Long: one arm for each command.
     pub fn parse(command: Command, body: &'a [u8]) -> Result<Self, Errno> {
         let mut fields = Fields(body);
@@ -195,7 +195,7 @@ impl<'a> Request<'a> {
                 if u64::try_from(elements.len()).ok() != Some(count) {
                     return Err(Errno::INVAL);
                 }
-                // All or nothing: a bad element must not leave half of the writes done.
+                // All elements are checked first: an invalid one must not leave half of the writes done.
                 elements.iter().try_for_each(|element| parse_write(element).map(|_| ()))?;
                 Ok(Self::RegionWriteMulti(WriteMulti { elements: fields.0 }))
             }
@@ -205,7 +205,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The rest of a body.
+/// Rest of a body.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -227,8 +227,8 @@ impl Fields<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// How much the client says it has room for. Clients count differently (Cloud Hypervisor adds the header), so only
-    /// less than the fixed part is wrong.
+    /// Parses the space that the client announces. Clients count it differently (Cloud Hypervisor adds the header), so
+    /// only a value below the fixed part is refused.
     fn argsz(&mut self, least: u32) -> Result<u32, Errno> {
         self.u32().and_then(|argsz| if argsz < least { Err(Errno::INVAL) } else { Ok(argsz) })
     }
@@ -275,7 +275,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes are parsed or refused; every fixed-size body that is cut short is refused.
+        /// Any bytes are parsed or refused; a truncated fixed-size body is refused.
         #[test]
         fn any_bytes(command in 0u16..20, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(Request::RegionWriteMulti(multi)) = Request::parse(Command(command), &body) {

@@ -1,4 +1,4 @@
-//! The listening side: one client at a time, any number one after the other.
+//! Listening side of the server: one client at a time, any number of clients in turn.
 
 use std::io;
 use std::net::Shutdown;
@@ -19,49 +19,50 @@ use rustix::io::Errno;
 use super::endpoint::Endpoint;
 use crate::socket::{SocketAccess, SocketError, SocketFile, peer};
 
-/// How long to wait after a failed accept, which means that descriptors or memory are short.
+/// Pause after a failed accept, which means that descriptors or memory are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long the thread of a client may take to end once its connection is shut down.
+/// Time that a client's thread has to end after its connection is shut down.
 ///
-/// It ends at once unless it is in a system call that no signal interrupts. A client can cause that: it sends a
+/// The thread ends at once unless it is in a system call that no signal interrupts. A client can cause that: it sends a
 /// descriptor of a file on a FUSE file system that it serves itself, and `close(2)` waits for the answer to FUSE_FLUSH.
 const CLIENT_END: Duration = Duration::from_secs(1);
 
-/// Serves one device. Dropping it disconnects the client and removes the socket.
+/// Server of one device. Dropping it disconnects the client and removes the socket.
 #[derive(Debug)]
 pub struct Server {
     stop: OwnedFd,
     thread: Option<Accepting>,
-    /// The socket's file, if it is ours. Gone once the server has ended.
+    /// File of the socket, if this server created it. `None` once the server has ended.
     file: Option<SocketFile>,
 }
 
-/// The thread that accepts clients.
+/// Handle of the thread that accepts clients.
 #[derive(Debug)]
 struct Accepting {
     thread: JoinHandle<()>,
-    /// Disconnected when the thread ends. A message says that it waits for the thread of a client, perhaps for ever.
+    /// Disconnected when the thread ends. A message on it means that the thread waits for a client's thread, possibly
+    /// forever.
     end: Mutex<Receiver<()>>,
 }
 
-/// The threads of a device that was ended and whose client's thread does not return from a system call. They hold the
-/// device until it does.
+/// Threads of a stopped device whose client thread does not return from a system call. They keep the device alive until
+/// it does.
 #[derive(Debug)]
 pub struct StuckClient(JoinHandle<()>);
 
 impl StuckClient {
-    /// Returns `true` if the system call has returned, and nothing is left of the device.
+    /// Returns `true` if the system call has returned and the device is freed.
     pub fn is_gone(&self) -> bool {
         self.0.is_finished()
     }
 }
 
 impl Server {
-    /// Starts serving at a socket that listens already, and whose file is somebody else's.
+    /// Starts serving at a socket that is already listening and whose file belongs to the caller.
     ///
     /// # Errors
-    /// The system has no room for another thread.
+    /// The system cannot start another thread.
     pub fn start(listener: UnixListener, endpoint: Endpoint) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let evict = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -69,8 +70,9 @@ impl Server {
         endpoint.memory.observe_stalls(move |stall| {
             stats.counters.client_memory_stalls.increment();
             if stall.revoked {
-                // The thread is often one of another device, and to shut a socket down wakes all that wait for it,
-                // which takes as long as the client likes. So the device's own thread does that.
+                // This runs on the thread that stalled, which often belongs to another device. `shutdown` wakes all
+                // waiters of the socket, and the client chooses their number, so the call is left to this device's own
+                // thread.
                 let _ = rustix::io::write(&*stalled, &1u64.to_ne_bytes());
             }
         });
@@ -82,10 +84,10 @@ impl Server {
         Ok(Self { stop, thread: Some(Accepting { thread, end: Mutex::new(end) }), file: None })
     }
 
-    /// Makes a socket and starts serving there.
+    /// Creates a socket and starts serving there.
     ///
     /// # Errors
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     pub fn listen(path: &Path, endpoint: Endpoint) -> Result<Self, SocketError> {
         let file = SocketFile::bind(path, SocketAccess::default())?;
         let listener = file.listener().try_clone();
@@ -97,8 +99,8 @@ impl Server {
 }
 
 impl Server {
-    /// Disconnects the client and removes the socket, within a bounded time. What is given back is of a client's thread
-    /// that does not end.
+    /// Disconnects the client and removes the socket, within a bounded time. Returns a handle if the client's thread
+    /// does not end.
     #[must_use]
     pub fn end(mut self) -> Option<StuckClient> {
         self.end_threads()
@@ -111,7 +113,7 @@ impl Server {
             error!("cannot stop a server: {error}");
             return Some(StuckClient(thread));
         }
-        // The thread waits for one client, and says what comes of that. It may have begun to wait for a former one.
+        // The thread may already be waiting for an earlier client, then waits for this one, and reports the result.
         let stuck = end.into_inner().recv_timeout(CLIENT_END.saturating_mul(3)) != Err(RecvTimeoutError::Disconnected);
         self.file = None;
         if stuck {
@@ -127,12 +129,12 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Its threads go on without a handle.
+        // A stuck client's threads continue without a handle.
         drop(self.end_threads());
     }
 }
 
-/// Ends the stream however its thread ends.
+/// Shuts the stream down when its thread ends, including by a panic.
 struct HangUp(Arc<UnixStream>);
 
 impl Drop for HangUp {
@@ -141,7 +143,7 @@ impl Drop for HangUp {
     }
 }
 
-/// The client of the moment.
+/// Current client.
 struct Client {
     stream: Arc<UnixStream>,
     thread: JoinHandle<()>,
@@ -150,7 +152,7 @@ struct Client {
 }
 
 impl Client {
-    /// Returns `true` if the stream has ended, from either side.
+    /// Returns `true` if either side has ended the stream.
     fn gone(&self) -> bool {
         const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut poll = [PollFd::new(&*self.stream, PollFlags::RDHUP)];
@@ -206,7 +208,7 @@ impl Acceptor {
             }
         }
         if let Some(client) = self.client.take() {
-            // Wakes its thread whatever it waits for.
+            // Wakes the client's thread from any wait on the socket.
             let _ = client.stream.shutdown(Shutdown::Both);
             if !client.ends() {
                 self.abandon(waits);
@@ -215,13 +217,13 @@ impl Acceptor {
         }
     }
 
-    /// The client's thread does not end: the device is taken from it as far as that goes without it. The worker serves
-    /// its other devices meanwhile.
+    /// Takes the device from a client whose thread does not end, as far as that is possible without the thread. The
+    /// worker continues to serve its other devices.
     fn abandon(&self, waits: &SyncSender<()>) {
         // Log: once for a device.
         error!("{}: the thread of its client does not come back from a system call", self.endpoint.name);
         let _ = waits.try_send(());
-        // As the client's thread does at its end. It does both once more if the call returns.
+        // The same steps as at the end of the client's thread, which repeats them if its system call returns.
         self.endpoint.function.reset();
         self.endpoint.memory.unmap_all();
         self.endpoint.irqs.clear();
@@ -229,11 +231,11 @@ impl Acceptor {
 
     /// Ends the connection of a client whose memory was revoked.
     fn evict(&self, event: &OwnedFd) {
-        // Cleared before the look, so that the next revocation is not missed.
+        // Cleared before `is_revoked` is read, so that a revocation in between leaves the event set and is not missed.
         let _ = rustix::io::read(event, &mut [0; 8]);
-        // It may be another client by now, whose memory is not.
+        // The event may be due to an earlier client; the memory of the current one is then not revoked.
         if let Some(client) = self.client.as_ref().filter(|_| self.endpoint.memory.is_revoked()) {
-            // Its thread finds out why.
+            // The client's thread finds the reason itself.
             let _ = client.stream.shutdown(Shutdown::Both);
         }
     }
@@ -241,7 +243,7 @@ impl Acceptor {
     fn admit(&mut self, stream: UnixStream) {
         match self.client.take() {
             Some(client) if !client.gone() => {
-                // Closed at once: the second one fails fast instead of waiting for an answer.
+                // Closed at once, so that the second client fails fast instead of waiting for an answer.
                 let holder = self
                     .endpoint
                     .stats
@@ -252,9 +254,9 @@ impl Acceptor {
                 self.client = Some(client);
                 return;
             }
-            // It is being cleaned up after, which does not take long.
+            // The former client is being cleaned up after, which does not take long.
             Some(client) if client.ends() => self.finish(client),
-            // The former client's thread would clean up after the next one.
+            // The former client's thread would reset the device under the next client.
             Some(client) => {
                 self.endpoint.warn(
                     module_path!(),
@@ -290,12 +292,12 @@ impl Acceptor {
 
     fn finish(&self, client: Client) {
         if client.thread.join().is_err() {
-            // What a panic leaves is cleared by then; see `Endpoint::serve`.
+            // `Endpoint::serve` has already cleared the state that the panic left.
             self.endpoint.error(module_path!(), format_args!("the connection's thread panicked"));
             self.endpoint.stats.set_connected(false);
         }
-        // What the client has sent and nobody has taken goes with the last descriptor of its socket. That may take as
-        // long as the client likes, so it is the keeper's.
+        // Closing the last descriptor of the socket also closes the descriptors that the client has sent and that were
+        // not received. The client decides how long that takes, so the keeper holds the last one.
         drop(client.stream);
         if let Some(keeper) = &self.endpoint.keeper {
             keeper.release();

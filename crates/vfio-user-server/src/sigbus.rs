@@ -1,11 +1,11 @@
-//! Surviving a client that cuts off its memory file under us.
+//! SIGBUS handler for clients that truncate their memory files.
 //!
-//! Guest memory is a file that another process may shorten at any time; the next access to what is gone raises SIGBUS
-//! here. One client must not end the process for all, so the handler puts empty memory where the mapping was, a
-//! gigabyte of it around the page: single pages would make many mappings of the kernel's out of one, and to unmap all
-//! takes as long as the client's memory is large, on a thread that may serve other devices. The client is cut off from
-//! there: nothing reaches its memory any more, and its connection is shut down, whose thread resets the device and
-//! unmaps the rest. Any other SIGBUS keeps its usual effect.
+//! Another process may truncate a file of guest memory at any time; the next access to the lost part raises SIGBUS
+//! here. One client must not end the process for all others, so the handler replaces the mapping with empty memory, one
+//! gigabyte of it around the page. Replacing single pages would split the mapping into many, and replacing all of it
+//! takes time in proportion to the client's memory, on a thread that may serve other devices. The handler also revokes
+//! the client's memory and shuts its connection down; the connection's thread then resets the device and unmaps the
+//! rest. Any other SIGBUS has its usual effect.
 #![expect(unsafe_code, reason = "a signal handler and the mapping it replaces")]
 
 use std::io;
@@ -21,31 +21,32 @@ use parking_lot::Mutex;
 use pvrdma_handover::SeqLock;
 use vm_memory::mmap::MmapRegion;
 
-/// Most guest mappings of a process at one time. What is not used of the table costs no memory.
+/// Maximum number of guest mappings in a process. Unused slots at the end of the table take no memory.
 const SLOTS: usize = 32_768;
 
-/// Bytes of a mapping that are replaced at once.
+/// Bytes of a mapping that are replaced at a time.
 const PART: usize = 1 << 30;
 
-/// `si_code` of an access to a part of a mapping that its file does not have (any more). Memory that failed has others.
+/// `si_code` of an access to a part of a mapping that is beyond the end of its file. Hardware memory errors have other
+/// codes.
 const BUS_ADRERR: i32 = 2;
 
-/// What the handler knows of a guest mapping.
+/// Description of a guest mapping for the handler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Found {
     start: usize,
     len: usize,
-    /// Address of the flag of the owner's [`Eviction`], which its guard keeps alive.
+    /// Address of the flag of the owner's [`Eviction`], which the guard keeps alive.
     lost: usize,
-    /// The socket of the client.
+    /// Socket of the client.
     socket: i32,
 }
 
-/// One guest mapping, as the handler sees it: the fields of a [`Found`]. The handler takes no lock.
+/// Table entry for one guest mapping: the fields of a [`Found`]. The handler reads it without a lock.
 struct Slot(SeqLock<4>);
 
 impl Found {
-    /// The part of the mapping around an address in it: where it starts, and its bytes.
+    /// Returns the part of the mapping around an address in it: start and length in bytes.
     const fn part(&self, addr: usize) -> (usize, usize) {
         let into = addr.saturating_sub(self.start);
         let first = into - into % PART;
@@ -55,17 +56,17 @@ impl Found {
 }
 
 impl Slot {
-    /// The mapping, if `addr` lies in it. All of it is of one mapping: a slot that changes meanwhile is not the one of
-    /// the mapping that is being accessed, because whoever accesses that keeps it.
+    /// Returns the mapping if it contains `addr`. The fields are consistent: the accessing thread keeps its mapping, so
+    /// the slot of that mapping does not change; a slot that changes meanwhile belongs to another one.
     fn around(&self, addr: usize) -> Option<Found> {
         let [start, len, lost, socket] = self.0.read()?;
         let found = Found { start, len, lost, socket: i32::try_from(socket).ok()? };
         addr.checked_sub(found.start).filter(|&into| into < found.len).map(|_| found)
     }
 
-    /// Writes the slot; the writer has its turn.
+    /// Writes the slot. The caller holds [`WRITERS`].
     fn set(&self, found: Option<Found>) {
-        // A descriptor is not negative.
+        // Descriptors are not negative.
         self.0
             .write(found.map(|Found { start, len, lost, socket }| [start, len, lost, socket.unsigned_abs() as usize]));
     }
@@ -73,15 +74,15 @@ impl Slot {
 
 static TABLE: [Slot; SLOTS] = [const { Slot(SeqLock::empty()) }; SLOTS];
 
-/// Slots from here on have never been used, so that a search does not touch them.
+/// Slots from this index on were never used; a search does not touch their pages.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Writers of [`TABLE`] take turns. The handler takes no lock.
+/// Serializes writers of [`TABLE`]. The handler takes no lock.
 static WRITERS: Mutex<()> = Mutex::new(());
 
 static REPLACED: AtomicU64 = AtomicU64::new(0);
 
-/// What becomes of a client whose memory is lost: a flag is set, and its socket is shut down in both directions.
+/// Actions on the client whose memory is lost: a flag is set, and its socket is shut down in both directions.
 #[derive(Clone, Debug)]
 pub struct Eviction<'a> {
     lost: Arc<AtomicBool>,
@@ -89,12 +90,12 @@ pub struct Eviction<'a> {
 }
 
 impl<'a> Eviction<'a> {
-    /// With the flag of a space, [`pvrdma_guest_memory::DmaSpace::revocation`].
+    /// Uses the flag of a space, [`pvrdma_guest_memory::DmaSpace::revocation`].
     pub fn new(lost: Arc<AtomicBool>, socket: &'a UnixStream) -> Self {
         Self { lost, socket: socket.as_fd() }
     }
 
-    /// Unsets the flag. Nothing is mapped any more of which memory may be lost.
+    /// Clears the flag. The caller has unmapped all memory that may be lost.
     pub(crate) fn take_back(&self) {
         self.lost.store(false, Ordering::Relaxed);
     }
@@ -105,7 +106,7 @@ impl<'a> Eviction<'a> {
     }
 }
 
-/// Protects one guest mapping from the loss of its file. Drop it before the mapping.
+/// Protects one guest mapping from the truncation of its file. Must be dropped before the mapping.
 #[derive(Debug)]
 pub struct Guard<'a> {
     slot: usize,
@@ -113,7 +114,7 @@ pub struct Guard<'a> {
 }
 
 impl<'a> Guard<'a> {
-    /// Protects `mapping`. `None` if there are too many mappings.
+    /// Protects `mapping`. Returns `None` if there are too many mappings.
     pub fn new(mapping: &Arc<MmapRegion>, eviction: &Eviction<'a>) -> Option<Self> {
         install();
         let _turn = WRITERS.lock();
@@ -141,7 +142,7 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// How many mappings have been replaced since the start.
+/// Returns the number of replacements since the process started.
 pub fn replaced() -> u64 {
     REPLACED.load(Ordering::Relaxed)
 }
@@ -183,7 +184,7 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _contex
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     let lost = if code == BUS_ADRERR { find(addr) } else { None };
     if lost.is_some_and(|found| {
-        // A huge page may be larger than a part, and cannot be replaced by halves.
+        // A huge page may be larger than a part, and cannot be replaced partially.
         replace(&found, found.part(addr)) || replace(&found, (found.start, found.len))
     }) {
         return;
@@ -197,15 +198,15 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _contex
     }
 }
 
-/// Puts empty memory where a part of a mapping was, and cuts its client off.
+/// Replaces a part of a mapping with empty memory, and cuts its client off. Returns `true` on success.
 fn replace(found: &Found, (start, len): (usize, usize)) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let at = ptr::with_exposed_provenance_mut(start);
     let lost: *const AtomicBool = ptr::with_exposed_provenance(found.lost);
-    // SAFETY: whoever has just accessed the mapping holds a view, which keeps the mapping, and so its guard, in place:
+    // SAFETY: the thread that accessed the mapping holds a view, which keeps the mapping, and so its guard, in place:
     // the addresses are the mapping's own, the flag is alive, and the socket is open. The memory is only ever accessed
-    // with volatile or atomic operations that expect any content, so new content breaks nothing. `errno` is put back
+    // with volatile or atomic operations that expect any content, so new content breaks nothing. `errno` is restored
     // because the interrupted code may be about to read it.
     unsafe {
         let errno = libc::__errno_location();
@@ -232,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// Tests that count what is replaced take turns.
+    /// Serializes tests that count replacements.
     static TURN: Mutex<()> = Mutex::new(());
 
     #[test]
@@ -248,7 +249,7 @@ mod tests {
         memory.write_obj(0x1234_5678_u32, 5 << 12).unwrap();
         memory.write_obj(0x9abc_def0_u32, 0).unwrap();
         file.set_len(1 << 12).unwrap();
-        // What is there still is not touched before it has to be.
+        // The remaining part is not replaced before it has to be.
         assert_eq!(memory.read_obj::<u32>(0).unwrap(), 0x9abc_def0);
         assert!(!eviction.is_due());
         let _turn = TURN.lock();
@@ -256,14 +257,14 @@ mod tests {
         assert_eq!(memory.read_obj::<u32>(5 << 12).unwrap(), 0);
         assert!(eviction.is_due());
         assert_eq!(client.read(&mut [0]).unwrap(), 0);
-        // All of it at once.
+        // The whole mapping is replaced at once.
         memory.write_obj(7_u32, 15 << 12).unwrap();
         assert_eq!(memory.read_obj::<u32>(15 << 12).unwrap(), 7);
         assert_eq!(memory.read_obj::<u32>(0).unwrap(), 0);
         assert_eq!(replaced(), before + 1);
     }
 
-    /// To unmap much memory takes long, and the thread may serve another device.
+    /// Unmapping much memory takes long, and the thread may serve another device.
     #[test]
     fn a_gigabyte_is_replaced_at_a_time() {
         let (len, gib) = (3 << 30, 1 << 30);
@@ -285,7 +286,7 @@ mod tests {
         assert_eq!(memory.read_obj::<u32>(len - 4).unwrap(), 0);
         assert!(eviction.is_due());
         assert_eq!(replaced(), before + 2);
-        // The file's page of the middle part is not seen any more, that of the first is.
+        // The mapping no longer shows the file's page of the middle part, but still that of the first.
         file.write_at(&[1; 4], gib as u64).unwrap();
         file.write_at(&[1; 4], 0).unwrap();
         assert_eq!(memory.read_obj::<u32>(gib).unwrap(), 0);
@@ -300,7 +301,7 @@ mod tests {
         let (ours, _client) = UnixStream::pair().unwrap();
         let guard = Guard::new(&mapping, &Eviction::new(Arc::default(), &ours)).unwrap();
         assert_eq!(find(start + 0x1fff).map(|found| (found.start, found.len)), Some((start, 4 << 12)));
-        // What lies behind it may be another test's, so only the slot of this one is asked.
+        // The addresses behind the mapping may belong to another test, so only the slot of this one is checked.
         assert_eq!(TABLE[guard.slot].around(start + (4 << 12)), None);
         drop(guard);
         assert_eq!(find(start), None);

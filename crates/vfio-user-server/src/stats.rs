@@ -1,4 +1,4 @@
-//! What happened on a device's socket, for the status output.
+//! Statistics of a device's socket, for the status output.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
@@ -36,7 +36,7 @@ counters! {
     }
 }
 
-/// Descriptors and mappings that the memory of the present client takes of the process.
+/// Descriptors and mappings of the process that the current client's memory takes.
 #[derive(Debug, Default)]
 pub struct MemoryCost {
     files: AtomicUsize,
@@ -49,35 +49,35 @@ impl MemoryCost {
         self.mappings.store(mappings, Ordering::Relaxed);
     }
 
-    /// Files, each a descriptor.
+    /// Returns the number of files, each of which takes a descriptor.
     pub fn files(&self) -> usize {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// Mappings of these files.
+    /// Returns the number of mappings of these files.
     pub fn mappings(&self) -> usize {
         self.mappings.load(Ordering::Relaxed)
     }
 }
 
-/// A device's socket.
+/// Statistics of a device's socket.
 #[derive(Default)]
 pub struct ConnectionStats {
-    /// A client is there now.
+    /// A client is connected.
     connected: AtomicBool,
-    /// The process that it is of, as long as it is there. None is 0.
+    /// PID of the connected client; 0 if unknown. Valid while a client is connected.
     process: AtomicI32,
-    /// Files and mappings of the present client.
+    /// Files and mappings of the current client.
     pub cost: MemoryCost,
-    /// For what clients cause, over all of them: who is refused may come again at once.
+    /// Log limit shared by all clients: a refused client may reconnect at once.
     pub(crate) log: LogLimit,
-    /// Is told when that changes.
+    /// Called when a client connects or disconnects.
     observer: Option<Observer>,
-    /// What its clients did.
+    /// Counts of client actions.
     pub counters: ClientCounters,
 }
 
-/// Is told whether there is a client.
+/// Callback for the presence of a client.
 type Observer = Box<dyn Fn(bool) + Send + Sync>;
 
 impl fmt::Debug for ConnectionStats {
@@ -90,23 +90,23 @@ impl fmt::Debug for ConnectionStats {
 }
 
 impl ConnectionStats {
-    /// Nobody was there yet, and `observer` is told on the thread that serves the socket when somebody comes or goes.
+    /// Creates statistics of a new socket. `observer` is called on the thread that serves the socket.
     pub fn with_observer(observer: impl Fn(bool) + Send + Sync + 'static) -> Self {
         Self { observer: Some(Box::new(observer)), ..Self::default() }
     }
 
-    /// Notes which process a client is of that is about to come.
+    /// Sets the PID of a client that is about to be served.
     pub(super) fn set_process(&self, process: Option<Pid>) {
         self.process.store(Pid::as_raw(process), Ordering::Relaxed);
     }
 
-    /// The process of the client that is there, if the system told.
+    /// Returns the PID of the connected client, if it is known.
     pub fn process(&self) -> Option<u32> {
         let process = Some(self.process.load(Ordering::Relaxed)).filter(|_| self.is_connected());
         process.and_then(|process| u32::try_from(process).ok()).filter(|&process| process != 0)
     }
 
-    /// Notes that a client came or went.
+    /// Records that a client connected or disconnected, and calls the observer if that is a change.
     pub(crate) fn set_connected(&self, connected: bool) {
         let before = self.connected.swap(connected, Ordering::Relaxed);
         if let Some(observer) = self.observer.as_ref().filter(|_| before != connected) {
@@ -114,7 +114,7 @@ impl ConnectionStats {
         }
     }
 
-    /// Returns `true` while a client is there.
+    /// Returns `true` while a client is connected.
     pub fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Relaxed)
     }

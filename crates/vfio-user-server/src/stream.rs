@@ -1,4 +1,4 @@
-//! One client's socket: whole messages in, whole replies out.
+//! Message stream of one client: receives whole messages and sends whole replies.
 
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -15,14 +15,14 @@ use super::message::{Command, HEADER_ONLY, HEADER_SIZE, Header, MAX_MSG_FDS, Mes
 use crate::keeper::client::{KeeperError, Seat};
 use crate::keeper::receive::{Taken, Wanted, take};
 
-/// Bytes that are looked at before a message is taken. Most messages fit, a doorbell with its header above all, so
-/// that one look and one read are all there is to them.
+/// Bytes that are peeked before a message is received. Most messages fit, above all a doorbell write with its header,
+/// so that one peek and one read suffice for them.
 const GLANCE: usize = 64;
 
-/// A buffer that grew beyond this for one message is given back after it.
+/// A buffer that grew beyond this for one message is freed after it.
 const KEPT_BUFFER: usize = 64 << 10;
 
-/// Why a connection ends.
+/// Reason why a connection ends.
 #[derive(Debug, Error)]
 pub(crate) enum ConnectionError {
     /// The socket failed.
@@ -31,48 +31,48 @@ pub(crate) enum ConnectionError {
     /// The stream ended inside a message.
     #[error("the client hung up in the middle of a message")]
     Truncated,
-    /// Nobody can tell where the next message begins.
+    /// The position of the next message is unknown.
     #[error("{command:?} with an impossible message size of {size}")]
     Framing {
-        /// What the header asked for.
+        /// Command in the header.
         command: Command,
-        /// The size it gave.
+        /// Size in the header.
         size: u32,
     },
-    /// The header was another one when it was looked at: its bytes are in pages that the client still writes to.
+    /// The header differed when it was peeked: its bytes are in pages that the client still writes to.
     #[error("a message changed while it was read")]
     Changed,
-    /// Its descriptors cannot be received.
+    /// The keeper cannot receive the client's descriptors.
     #[error(transparent)]
     Keeper(#[from] KeeperError),
-    /// The client has given up on this reply and would take it for something else.
+    /// The client has given up on this reply and would take it for the reply to another request.
     #[error("{command:?} took {millis} ms, the client no longer waits for it")]
     Late {
-        /// What took so long.
+        /// Command that took too long.
         command: Command,
-        /// How long.
+        /// Time that it took.
         millis: u128,
     },
 }
 
-/// One message from the client. Its body stays in the receiver's buffer.
+/// Message from the client. Its body stays in the receiver's buffer.
 #[derive(Debug)]
 pub(crate) struct Message {
-    /// What is asked.
+    /// Requested command.
     pub(crate) command: Command,
-    /// The right to answer; absent if there must be no answer.
+    /// Permission to answer; absent if there must be no answer.
     pub(crate) reply: Option<Reply>,
-    /// Descriptors that came along.
+    /// Descriptors received with the message.
     pub(crate) fds: Vec<OwnedFd>,
-    /// More descriptors came than we take.
+    /// The message carried more descriptors than the server accepts.
     pub(crate) too_many_fds: bool,
-    /// Why those that came along are not among [`Self::fds`].
+    /// Reason why the descriptors of the message are not in [`Self::fds`].
     pub(crate) refused: Option<DescriptorError>,
-    /// What kind of message it is.
+    /// Kind of the message.
     pub(crate) kind: MessageKind,
 }
 
-/// The right to answer one request, once.
+/// Permission to answer one request, once.
 #[must_use = "every request without NO_REPLY is answered"]
 #[derive(Debug)]
 pub(crate) struct Reply {
@@ -82,7 +82,7 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// Answers with success. `message` has room for the header in front of the body; `file` goes with it.
+    /// Answers with success. `message` has room for the header in front of the body; `file` is sent along.
     ///
     /// # Errors
     /// The socket failed.
@@ -99,7 +99,7 @@ impl Reply {
         };
         *room = header.to_bytes();
         let sent = file.map_or(Ok(0), |file| send_with(stream, message, file))?;
-        // `write_all` carries on after a short write; one call is the rule.
+        // `write_all` continues after a short write; usually one call suffices.
         (&*stream).write_all(message.get(sent..).unwrap_or_default())?;
         Ok(())
     }
@@ -114,20 +114,20 @@ impl Reply {
             command: self.command,
             size: HEADER_ONLY,
             flags: Header::REPLY | Header::ERROR,
-            // Never 0: clients take that for success.
+            // Never 0, which clients take for success.
             error: u32::try_from(errno.raw_os_error()).unwrap_or(1),
         };
         (&*stream).write_all(&header.to_bytes())?;
         Ok(())
     }
 
-    /// When the request was received.
+    /// Returns the time at which the request was received.
     pub(crate) const fn received(&self) -> Instant {
         self.received
     }
 }
 
-/// Sends what the stream takes of a message, with a descriptor. Returns how many bytes that were.
+/// Sends as much of a message as the stream accepts, with a descriptor. Returns the number of bytes sent.
 fn send_with(stream: &UnixStream, message: &[u8], file: BorrowedFd<'_>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -143,28 +143,28 @@ fn send_with(stream: &UnixStream, message: &[u8], file: BorrowedFd<'_>) -> io::R
     }
 }
 
-/// The receiving end.
+/// Receiving end of the stream.
 ///
-/// Bytes with descriptors are never read here: reading them without room drops the last reference to what the
-/// descriptors refer to, and with room it installs them. Both may wait for somebody. So everything is looked at first,
-/// without room for descriptors, and what has some is left to the keeper. Of one `sendmsg` the first byte has the
-/// descriptors, and a look or a read ends behind the bytes of one that had some.
+/// This type never reads bytes that carry descriptors. Reading them without space for descriptors drops the last
+/// reference to the files, and with space it installs them; both may block on another process. So the receiver peeks at
+/// all bytes first, without space for descriptors, and leaves bytes that carry some to the keeper. The descriptors of
+/// one `sendmsg` belong to its first byte, and a peek or a read ends behind the bytes of a `sendmsg` that carries some.
 #[derive(Debug)]
 pub(crate) struct Receiver<'a> {
     stream: &'a UnixStream,
-    /// What receives descriptors in the place of this process.
+    /// Keeper that receives descriptors in place of this process.
     keeper: Option<&'a Seat>,
-    /// Guest memory has to be in files that cannot shrink.
+    /// Guest memory must be in files that cannot shrink.
     sealed: bool,
-    /// The message received last, with its header.
+    /// Last received message, with its header.
     message: Vec<u8>,
 }
 
-/// What a look at the stream showed.
+/// Result of a peek at the stream.
 struct Glance {
-    /// Bytes; none at the end of the stream.
+    /// Number of bytes; 0 at the end of the stream.
     bytes: usize,
-    /// Descriptors came with some of them, or with bytes that come behind them.
+    /// Some of these bytes, or bytes behind them, carry descriptors.
     marked: bool,
 }
 
@@ -173,13 +173,13 @@ impl<'a> Receiver<'a> {
         Self { stream, keeper, sealed, message: Vec::new() }
     }
 
-    /// The body of the message received last.
+    /// Returns the body of the last received message.
     pub(crate) fn body(&self) -> &[u8] {
         self.message.get(HEADER_SIZE..).unwrap_or_default()
     }
 
-    /// Waits for one message and takes exactly that, so that descriptors never reach the wrong one. `None` at the end
-    /// of the stream.
+    /// Waits for one message and receives exactly that, so that descriptors are never attributed to another message.
+    /// Returns `None` at the end of the stream.
     ///
     /// # Errors
     /// The stream is broken or the message cannot be delimited; the latter has been answered.
@@ -193,7 +193,8 @@ impl<'a> Receiver<'a> {
         let (mut first, mut done) = ([0; HEADER_SIZE], 0);
         match seen.first_chunk().filter(|_| glance.bytes >= HEADER_SIZE) {
             Some(header) => first = *header,
-            // It comes in pieces. Nobody knows yet what its descriptors may be, so they may not be any.
+            // The header arrives in pieces. The kinds of descriptors it allows are unknown until it is whole, so none
+            // are.
             None => {
                 done = self.fill(&mut first, Wanted::Nothing, &mut came)?;
                 if done < HEADER_SIZE {
@@ -232,7 +233,7 @@ impl<'a> Receiver<'a> {
         if done < size {
             return Err(ConnectionError::Truncated);
         }
-        // A look copies what a read copies again. Pages that were given to the socket (vmsplice) may change meanwhile.
+        // The read copies the peeked bytes again. Pages that the client gave to the socket (vmsplice) may have changed.
         if self.message.first_chunk() != Some(&first) {
             return Err(ConnectionError::Changed);
         }
@@ -240,7 +241,7 @@ impl<'a> Receiver<'a> {
         Ok(Some(Message { command: header.command, reply, fds, too_many_fds: lost, refused, kind }))
     }
 
-    /// What descriptors of a message with this command may be.
+    /// Returns the kind of descriptors that a message with this command may carry.
     const fn wanted(&self, command: Command) -> Wanted {
         match command {
             Command::DMA_MAP => Wanted::Memory { sealed: self.sealed },
@@ -249,7 +250,7 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Waits for bytes, and copies some without taking them.
+    /// Waits for bytes, and copies some without receiving them.
     fn look(&self, buf: &mut [u8]) -> Result<Glance, ConnectionError> {
         let mut control = RecvAncillaryBuffer::default();
         let seen = rustix::io::retry_on_intr(|| {
@@ -257,13 +258,13 @@ impl<'a> Receiver<'a> {
         });
         match seen {
             Ok(seen) => Ok(Glance { bytes: seen.bytes, marked: seen.flags.contains(ReturnFlags::CTRUNC) }),
-            // A client that is killed with our replies unread resets the stream. That is an end like any other.
+            // A client that is killed with replies unread resets the stream, which is a normal end.
             Err(Errno::CONNRESET) => Ok(Glance { bytes: 0, marked: false }),
             Err(errno) => Err(io::Error::from(errno).into()),
         }
     }
 
-    /// Takes bytes until `buf` is full or the stream ends. Returns how many that were.
+    /// Receives bytes until `buf` is full or the stream ends. Returns the number of bytes.
     fn fill(&self, buf: &mut [u8], wanted: Wanted, came: &mut Came) -> Result<usize, ConnectionError> {
         let mut done = 0;
         while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
@@ -278,7 +279,7 @@ impl<'a> Receiver<'a> {
         Ok(done)
     }
 
-    /// Takes bytes that have descriptors.
+    /// Receives bytes that carry descriptors.
     fn take(&self, wanted: Wanted, buf: &mut [u8]) -> Result<Taken, ConnectionError> {
         match self.keeper {
             Some(keeper) => Ok(keeper.take(wanted, buf)?),
@@ -287,7 +288,7 @@ impl<'a> Receiver<'a> {
     }
 }
 
-/// Reads bytes that were looked at and have no descriptors. Fewer only if the stream is broken.
+/// Reads bytes that were peeked and carry no descriptors. Returns fewer only if the stream is broken.
 fn read(stream: &UnixStream, buf: &mut [u8]) -> Result<usize, ConnectionError> {
     match rustix::io::retry_on_intr(|| rustix::io::read(stream, &mut *buf)) {
         Ok(count) => Ok(count),
@@ -305,7 +306,7 @@ struct Came {
 }
 
 impl Came {
-    /// Adds what one part of the message brought. Returns how many bytes that part had.
+    /// Adds the descriptors of one part of the message. Returns the number of bytes of that part.
     fn add(&mut self, taken: Taken) -> usize {
         self.lost |= taken.lost || self.fds.len().saturating_add(taken.fds.len()) > MAX_MSG_FDS;
         self.refused = self.refused.or(taken.refused);
@@ -322,7 +323,7 @@ mod tests {
     use super::*;
     use rustix::event::EventfdFlags;
 
-    /// One `sendmsg`, with so many eventfds.
+    /// Sends `bytes` with one `sendmsg` that carries `count` eventfds.
     fn send(stream: &UnixStream, bytes: &[u8], count: usize) {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let fds = vec![event.as_fd(); count];
@@ -338,7 +339,7 @@ mod tests {
         [&Header { id: 1, command, size, flags: 0, error: 0 }.to_bytes()[..], body].concat()
     }
 
-    /// What this file relies on.
+    /// Kernel behaviour that this file relies on.
     #[test]
     fn the_kernel_shows_descriptors_without_taking_them() {
         let (client, server) = UnixStream::pair().unwrap();
@@ -354,22 +355,22 @@ mod tests {
             send(&client, bytes.as_bytes(), count);
         }
         for _ in 0..3 {
-            // It ends behind those that have descriptors.
+            // A peek ends behind the bytes that carry descriptors.
             assert_eq!(look(64), seen("aaaabbbb", true));
             assert_eq!(look(5), seen("aaaab", true));
-            // Kernels go on behind the bytes that they copy. So a mark may be that of bytes to come.
+            // Kernels also examine the bytes behind those that they copy, so the mark may refer to later bytes.
             assert_eq!(look(4).0, "aaaa");
         }
-        // Their descriptors stay with them.
+        // Taking the bytes in front leaves the descriptors with theirs.
         let taken = take(server.as_fd(), Wanted::Interrupts, &mut [0; 4]).unwrap();
         assert_eq!((taken.bytes, taken.fds.len(), taken.lost), (4, 0, false));
         assert_eq!(look(1), seen("b", true));
-        // The first byte has all of them.
+        // The first byte carries all of its descriptors.
         let taken = take(server.as_fd(), Wanted::Interrupts, &mut [0; 1]).unwrap();
         assert_eq!((taken.bytes, taken.fds.len(), taken.lost), (1, 2, false));
         assert_eq!(look(7).0, "bbbcccc");
         assert_eq!(look(64), seen("bbbccccdddd", true));
-        // It takes what is in front of them as well, and nothing behind.
+        // A read takes the bytes in front of a marked part as well, and none behind it.
         send(&client, b"eeee", 0);
         let taken = take(server.as_fd(), Wanted::Interrupts, &mut [0; 64]).unwrap();
         assert_eq!((taken.bytes, taken.fds.len(), taken.lost), (11, 1, false));
@@ -391,7 +392,7 @@ mod tests {
         send(&client, &doorbell, 1);
         send(&client, &long, 0);
         send(&client, &long, 1);
-        // Two in one, of which the first one has them; and one in parts.
+        // Two messages in one `sendmsg`, whose descriptors belong to the first; and messages in several parts.
         send(&client, &[&irqs[..], &irqs].concat(), 2);
         send(&client, &irqs[..HEADER_SIZE], 1);
         send(&client, &irqs[HEADER_SIZE..], 1);
@@ -409,7 +410,7 @@ mod tests {
             (2, false, 20),
             (0, false, 20),
             (2, false, 20),
-            // What they are for was not known yet.
+            // The header was incomplete, so the kind of descriptors was not known yet.
             (0, true, 20),
             (0, true, 20),
         ]

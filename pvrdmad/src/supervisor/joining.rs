@@ -1,4 +1,4 @@
-//! Threads of the supervisor, which are not waited for longer than a given time.
+//! Threads of the supervisor that are joined with a timeout.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -9,7 +9,7 @@ use log::error;
 use parking_lot::Mutex;
 use pvrdma_verbs::threads::{self, ThreadKind};
 
-/// A thread.
+/// Thread with a bounded join.
 #[derive(Debug)]
 pub(super) struct Joinable {
     name: String,
@@ -22,7 +22,7 @@ impl Joinable {
     /// Starts a thread.
     ///
     /// # Errors
-    /// The system has no room for it.
+    /// The system cannot start another thread.
     pub(super) fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let (ended, end) = sync_channel::<()>(0);
         let thread = threads::spawn(ThreadKind::Supervisor, name.clone(), move || {
@@ -32,7 +32,7 @@ impl Joinable {
         Ok(Self { name, thread, end: Mutex::new(end) })
     }
 
-    /// Waits for its end. A thread that does not end by then goes on by itself, and the log says so.
+    /// Waits for the end of the thread. After the timeout the thread continues detached, which is logged.
     pub(super) fn join_within(self, patience: Duration) {
         if self.end.into_inner().recv_timeout(patience) != Err(RecvTimeoutError::Disconnected) {
             // Log: the last of this thread.

@@ -1,4 +1,4 @@
-//! The keepers of a network: a process for each device whose client is there, which receives that client's descriptors.
+//! Keepers of a network: for each device with a client, a process that receives that client's descriptors.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,22 +17,22 @@ use super::wedged::{Wedged, WorkerProcess};
 use crate::config::SandboxMode;
 use crate::events::Events;
 
-/// While so many keepers of a device do not end that were killed, no other is started: when the one that is there is
-/// gone as well, the device takes no client.
+/// Maximum number of wedged keepers of a device. While it is reached, no other keeper starts: once the current one is
+/// gone as well, the device accepts no client.
 const MOST_WEDGED: usize = 3;
 
-/// How often a keeper is started for a device. A client can wedge one every few seconds, and a worker that was taken
-/// over asks as often as it likes.
+/// Maximum rate of keeper starts for a device. A client can wedge a keeper every few seconds, and a compromised worker
+/// may request one at any rate.
 const STARTS: Rate = Rate { burst: 8, each: Duration::from_secs(1) };
 
-/// How long a keeper may take to end that was killed, before it is said not to. The kernel takes a while for the
-/// asynchronous operations by which eventfds are examined.
+/// Time that a killed keeper has to end before it counts as wedged. The kernel needs some time to release the
+/// asynchronous operations that examine eventfds.
 const DEATH: Duration = Duration::from_secs(1);
 
-/// The keepers of a network. They end with its worker.
+/// Keepers of a network. They end with its worker.
 #[derive(Debug)]
 pub(super) struct Keepers {
-    /// What they run. None: the network has no processes.
+    /// Program to run. `None`: networks have no processes of their own.
     program: Option<Program>,
     sandbox: SandboxMode,
     network: String,
@@ -42,14 +42,14 @@ pub(super) struct Keepers {
     events: Arc<Events>,
 }
 
-/// The keepers of a device.
+/// Keepers of a device.
 #[derive(Debug)]
 struct Kept {
     now: Option<WorkerProcess>,
     starts: Budget,
 }
 
-/// One that was killed a moment ago.
+/// Keeper that was killed a moment ago.
 #[derive(Debug)]
 struct Killed {
     keeper: WorkerProcess,
@@ -74,10 +74,10 @@ impl Keepers {
         self.program.is_some()
     }
 
-    /// Starts a keeper for a device, and kills the one that there is. Returns the socket to it.
+    /// Starts a keeper for a device, and kills the current one. Returns the socket to the new one.
     ///
     /// # Errors
-    /// There is no room for another process, or too many keepers of this device do not end.
+    /// The system cannot start another process, or too many keepers of this device are wedged.
     pub(super) fn start(&self, device: &str) -> io::Result<OwnedFd> {
         let program = self.program.as_ref().ok_or_else(|| io::Error::other("networks have no processes"))?;
         let mut devices = self.devices.lock();
@@ -104,14 +104,14 @@ impl Keepers {
             .args([self.sandbox.word(), device])
             .stdin(theirs)
             .stdout(Stdio::null())
-            // Signals of a terminal are for the supervisor.
+            // A process group of its own: signals from a terminal must reach only the supervisor.
             .process_group(0)
             .spawn()?;
         kept.now = Some(WorkerProcess::new(child)?);
         Ok(ours)
     }
 
-    /// Ends the keeper of a device, and waits a moment for that.
+    /// Kills the keeper of a device, and waits a moment for its end.
     pub(super) fn end(&self, device: &str) {
         let kept = self.devices.lock().remove(device);
         if let Some(keeper) = kept.and_then(|kept| kept.now) {
@@ -120,7 +120,7 @@ impl Keepers {
         }
     }
 
-    /// Ends all.
+    /// Kills all keepers.
     pub(super) fn end_all(&self) {
         for (device, kept) in &mut *self.devices.lock() {
             if let Some(keeper) = kept.now.take() {
@@ -129,7 +129,7 @@ impl Keepers {
         }
     }
 
-    /// Looks which have ended of those that were killed. Those that do not end go to the list of such processes.
+    /// Checks which of the killed keepers have ended. Those that miss their deadline are added to the wedged processes.
     pub(super) fn look(&self) {
         self.wait(Duration::ZERO);
     }
@@ -139,10 +139,10 @@ impl Keepers {
         self.killed.lock().push(Killed { keeper, device: device.to_owned(), since: Instant::now() });
     }
 
-    /// Waits for so long for those that were killed.
+    /// Waits up to `patience` for the killed keepers.
     fn wait(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
-        // Not locked meanwhile.
+        // The list is taken out, so that its lock is not held during the wait.
         let killed = std::mem::take(&mut *self.killed.lock());
         for Killed { mut keeper, device, since } in killed {
             match keeper.end_within(deadline.saturating_duration_since(Instant::now())) {

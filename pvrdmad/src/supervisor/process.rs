@@ -1,4 +1,4 @@
-//! A network whose worker has a process of its own: a thread that starts it, watches it, and starts the next one.
+//! Worker of a network in its own process: a thread starts it, watches it, and starts the next one.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +22,7 @@ use crate::config::FaultWord;
 use crate::events::Event;
 use crate::protocol::{Reply, Request};
 
-/// A worker in a process of its own. Dropping it ends it.
+/// Worker of a network in its own process. Dropping it ends the worker.
 #[derive(Debug)]
 pub(super) struct Process {
     plan: Arc<Plan>,
@@ -31,24 +31,24 @@ pub(super) struct Process {
     thread: Option<Joinable>,
 }
 
-/// The workers, for those who ask and for the thread that keeps them running.
+/// State of the workers, shared between callers and the thread that keeps them running.
 #[derive(Debug, Default)]
 struct Lives {
     life: Mutex<Life>,
-    /// A worker serves from now on, or none ever will.
+    /// Notified when a worker begins to serve, or when there will be none any more.
     changed: Condvar,
 }
 
-/// What is known of the workers so far.
+/// State of the workers so far.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Life {
-    /// The one that serves now, with its process.
+    /// PID of the serving worker, and the connection to it.
     pub(super) running: Option<(u32, Arc<Connection>)>,
-    /// Workers that ended and were to be replaced.
+    /// Number of workers that ended and were to be replaced.
     pub(super) restarts: u64,
     /// How the last one of them ended.
     pub(super) last_end: Option<String>,
-    /// There will be no other.
+    /// No other worker will start.
     over: bool,
 }
 
@@ -56,7 +56,7 @@ impl Process {
     /// Starts the worker and waits until it serves.
     ///
     /// # Errors
-    /// It does not come so far.
+    /// The worker cannot start or refuses its configuration.
     pub(super) fn start(plan: Arc<Plan>, program: Program) -> Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let lives = Arc::<Lives>::default();
@@ -65,7 +65,7 @@ impl Process {
         let (stopped, shared) = (stop.try_clone()?, Arc::clone(&lives));
         let keeper = Keeper { plan: Arc::clone(&plan), program, stop: stopped, lives: shared, first: Some(started) };
         let thread = Joinable::spawn(name, move || keeper.run()).context("a thread")?;
-        // From here on dropping it ends the thread.
+        // From here on dropping `process` ends the thread.
         let process = Self { plan, lives, stop, thread: Some(thread) };
         match first.recv() {
             Ok(Ok(())) => Ok(process),
@@ -78,16 +78,16 @@ impl Process {
         self.lives.life.lock().clone()
     }
 
-    /// The worker that serves, if there is one.
+    /// Returns the connection to the serving worker, if there is one.
     pub(super) fn serving(&self) -> Option<Arc<Connection>> {
         self.lives.life.lock().running.as_ref().map(|(_, connection)| Arc::clone(connection))
     }
 
-    /// The worker that serves, or the next one, if that comes in time. The one of `lost` is no more, although that may
-    /// not have been noticed yet.
+    /// Returns the connection to the serving worker, or to the next one if it serves before the deadline. The worker of
+    /// `lost` has ended, although the watching thread may not have noticed it yet.
     ///
     /// # Errors
-    /// None serves until then.
+    /// No worker serves before the deadline.
     pub(super) fn wait_serving(
         &self,
         lost: Option<&Arc<Connection>>,
@@ -105,8 +105,8 @@ impl Process {
         }
     }
 
-    /// Does what holds for every worker to come. Returns `false`, and does nothing, if `connection` is not to the one
-    /// that serves any more: then the next one may be on its way without it.
+    /// Applies a change that holds for all later workers. Returns `false`, without applying it, if `connection` does
+    /// not lead to the serving worker any more: the next worker may then start without the change.
     pub(super) fn while_serving(&self, connection: &Arc<Connection>, change: impl FnOnce()) -> bool {
         let life = self.lives.life.lock();
         let serves = life.running.as_ref().is_some_and(|(_, serving)| Arc::ptr_eq(serving, connection));
@@ -116,19 +116,19 @@ impl Process {
         serves
     }
 
-    /// Asks the worker.
+    /// Sends a request to the serving worker.
     ///
     /// # Errors
-    /// There is none, or it takes no request.
+    /// There is no worker, or it takes no more requests.
     pub(super) fn ask(&self, request: Request, fds: &[OwnedFd]) -> Result<Receiver<Reply>, CallError> {
         let connection = self.serving().ok_or(CallError::Gone)?;
         self.ask_one(&connection, request, fds)
     }
 
-    /// Asks this worker.
+    /// Sends a request to this worker.
     ///
     /// # Errors
-    /// It takes no request.
+    /// The worker takes no more requests.
     pub(super) fn ask_one(
         &self,
         connection: &Connection,
@@ -136,11 +136,11 @@ impl Process {
         fds: &[OwnedFd],
     ) -> Result<Receiver<Reply>, CallError> {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        // One that it has taken may not be planned yet.
+        // One more than planned: the worker may have a device that is not yet in the plan.
         connection.ask(request, &fds, self.plan.count().saturating_add(1))
     }
 
-    /// Has it end, without waiting for that.
+    /// Requests the worker's end, without waiting for it.
     pub(super) fn begin_stop(&self) {
         if let Err(error) = rustix::io::write(&self.stop, &1u64.to_ne_bytes()) {
             // Log: once for a network.
@@ -153,20 +153,20 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.begin_stop();
         if let Some(thread) = self.thread.take() {
-            // What ending a worker takes, and a second for all else.
+            // The time for ending a worker, and a second for everything else.
             let Timing { stop, kill, .. } = self.plan.timing;
             thread.join_within(stop + kill + Duration::from_secs(1));
         }
     }
 }
 
-/// The thread that keeps a worker running. The kernel ends the process with this thread, however that happens.
+/// Thread that keeps a worker running. The kernel ends the process when this thread ends for any reason.
 struct Keeper {
     plan: Arc<Plan>,
     program: Program,
     stop: OwnedFd,
     lives: Arc<Lives>,
-    /// Is told of the first start.
+    /// Receives the result of the first start.
     first: Option<SyncSender<Result<(), String>>>,
 }
 
@@ -203,7 +203,7 @@ impl Keeper {
         }
     }
 
-    /// One worker, from its start to its end.
+    /// Runs one worker, from its start to its end.
     fn live(&mut self) -> (Option<u32>, End) {
         let mut arguments = self.program.arguments.clone();
         arguments.extend(self.plan.confinement().map(str::to_owned));
@@ -238,16 +238,17 @@ impl Keeper {
         (Some(pid), end)
     }
 
-    /// Tells a new worker what it is for. When this succeeds, it has exactly what is planned and can be asked.
+    /// Configures a new worker. On success, its state equals the plan and it accepts requests.
     fn set_up(&self, session: &mut Session, upcalls: OwnedFd) -> Result<(), End> {
         let fds: Vec<_> = [upcalls].into_iter().chain(self.plan.uplink()?).collect();
         self.call(session, self.plan.hello(), &fds)?;
         let (mut given, mut set) = (Vec::new(), self.plan.first_settings());
         loop {
-            // First: devices begin with the carrier that there is.
+            // Settings come first, because devices begin with the current carrier.
             self.give_settings(session, &mut set)?;
             self.give(session, &mut given)?;
-            // The plan may have changed meanwhile. From here on whoever changes it tells the worker.
+            // The plan may have changed meanwhile. It is compared under the lock: a later change finds the worker in
+            // `running` and is sent to it.
             let mut life = self.lives.life.lock();
             if self.plan.is(&given) && self.plan.settings() == set {
                 life.running = Some((session.pid(), Arc::clone(session.connection())));
@@ -257,7 +258,7 @@ impl Keeper {
         }
     }
 
-    /// Tells a worker that has the devices `given` what is planned now.
+    /// Updates the devices of a worker from `given` to the current plan.
     fn give(&self, session: &mut Session, given: &mut Vec<Arc<Planned>>) -> Result<(), End> {
         let planned = self.plan.devices();
         let lacks = |list: &[Arc<Planned>], one: &Arc<Planned>| !list.iter().any(|other| Arc::ptr_eq(other, one));
@@ -269,7 +270,7 @@ impl Keeper {
             if !lacks(given, &new) {
                 continue;
             }
-            // Removed since: the plan will say so.
+            // Removed meanwhile: the next look at the plan shows it.
             let Some((request, fds)) = new.request(&self.plan.stand_ins)? else { continue };
             self.call(session, request, &fds).map_err(|end| match end {
                 End::Refused(problem) => End::Refused(format!("device {}: {problem}", new.name())),
@@ -280,7 +281,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Tells a worker for which `set` holds what does now.
+    /// Updates the settings of a worker from `set` to the current ones.
     fn give_settings(&self, session: &mut Session, set: &mut Settings) -> Result<(), End> {
         let now = self.plan.settings();
         if now.carrier() != set.carrier() {
@@ -302,7 +303,7 @@ impl Keeper {
         session.call(request, &fds, &self.stop, self.plan.timing.start)
     }
 
-    /// Says that a worker has ended, and what that means for whom.
+    /// Logs that a worker has ended, and lists the VMs that lost their device.
     fn report(&self, pid: Option<u32>, end: &End, lost: &[String], pause: Duration) {
         let network = self.plan.name();
         let process = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
@@ -320,7 +321,7 @@ impl Keeper {
         self.plan.services.events.tell(&Event::NetworkEnded { network, how, lost_vms });
     }
 
-    /// Waits while as many processes of the network were left behind as may be. `false`: it is time to stop.
+    /// Waits while the network has its maximum number of wedged processes. Returns `false` if it is time to stop.
     fn wait_for_room(&self) -> bool {
         if self.plan.services.has_left_most() {
             // Log: once for each process that is left behind.
@@ -335,7 +336,7 @@ impl Keeper {
         true
     }
 
-    /// Lets a time pass. `false`: it is time to stop.
+    /// Waits for a time. Returns `false` if it is time to stop.
     fn wait(&self, pause: Duration) -> bool {
         let deadline = Instant::now() + pause;
         loop {

@@ -1,4 +1,4 @@
-//! One life of a worker's process, from its start to the cause of its end.
+//! Lifetime of one worker process, from its start to the cause of its end.
 
 use std::env;
 use std::fs::File;
@@ -25,73 +25,73 @@ use super::worker_log::{self, WorkerLog};
 use crate::logging;
 use crate::protocol::{FrameError, FrameReader, Received, Reply, Request};
 
-/// Why a worker is no more.
+/// Reason why a worker has ended.
 #[derive(Debug, Error)]
 pub(super) enum End {
-    /// It ended by itself, or somebody ended it.
+    /// The process exited or was killed.
     #[error("ended: {0}")]
     Exited(ExitStatus),
-    /// It closed its socket and stayed.
+    /// The process closed its socket but did not exit.
     #[error("closed its socket")]
     HungUp,
-    /// It did what no worker does.
+    /// The worker violated the protocol.
     #[error("is not to be trusted: {0}")]
     Violation(#[from] Violation),
-    /// It sent what is no frame of replies.
+    /// The worker sent data that is no frame of replies.
     #[error("is not to be trusted: a reply: {0}")]
     Frame(#[from] FrameError),
-    /// It asked for what no worker asks for.
+    /// The worker sent an invalid request.
     #[error("is not to be trusted: a request: {0}")]
     Upcall(#[from] UpcallError),
-    /// It owes a reply for too long.
+    /// The worker has not replied for too long.
     #[error("has not replied for {} s", .0.as_secs())]
     Hung(Duration),
-    /// It was ended, and one of its threads does not return from a system call.
+    /// The process was killed, and one of its threads does not return from a system call.
     #[error("was killed, and a thread of it does not end")]
     Wedged,
-    /// It does not do what it is for.
+    /// The worker refused its configuration.
     #[error("cannot serve: {0}")]
     Refused(String),
-    /// It is told to end.
+    /// The supervisor stopped the worker.
     #[error("was stopped")]
     Stopped,
-    /// The system does not let it be watched.
+    /// A system call needed to watch the worker failed.
     #[error("cannot be watched: {0}")]
     System(#[from] io::Error),
 }
 
-/// Arenas that glibc's allocator has in a worker, unless the operator says otherwise. By default it makes eight for
-/// each processor, and each keeps holes that no other uses: over a long life they add up (docs/dev/proof.md).
+/// Number of malloc arenas of a worker, unless the operator sets it. By default glibc creates up to eight for each
+/// processor, and the free memory in one is not used by the others: over a long life that adds up (docs/dev/proof.md).
 const ARENAS: (&str, &str) = ("MALLOC_ARENA_MAX", "2");
 
-/// Between two looks whether a process is over that does not say so: it is killed, and one of its threads stays in the
-/// kernel with all of its descriptors.
+/// Interval of checks for processes that have ended without a sign of it: killed, with one thread stuck in the kernel
+/// that keeps all descriptors open.
 pub(super) const LOOK: Duration = Duration::from_millis(500);
-/// For a process whose socket has ended: most likely it is about to end.
+/// Time for a process to exit after its socket has ended, as it most likely does.
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// A running worker, as the thread that watches it sees it. Dropping it kills the process.
+/// Running worker, owned by the thread that watches it. Dropping it kills the process.
 #[derive(Debug)]
 pub(super) struct Session {
-    /// None once its end was seen.
+    /// `None` once its end was seen.
     process: Option<WorkerProcess>,
     pid: u32,
     services: Arc<Services>,
-    /// For the process to end once it was killed.
+    /// Time for the process to end after it was killed.
     kill: Duration,
     next_look: Instant,
     connection: Arc<Connection>,
     replies: FrameReader,
     upcalls: Upcalls,
-    /// Its standard error, until it closes that.
+    /// Standard error of the process; `None` once it is closed.
     log: Option<WorkerLog<File, Stderr>>,
 }
 
 impl Session {
-    /// Starts a process. Gives the worker's end of the socket of upcalls as well, for the first request.
+    /// Starts a process. Also returns the worker's end of the upcall socket, to be sent with the first request.
     ///
     /// # Errors
-    /// The system has no room for it.
+    /// The system cannot start another process.
     pub(super) fn start(
         program: &Path,
         arguments: &[String],
@@ -109,7 +109,7 @@ impl Session {
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
             .stderr(their_log)
-            // Signals of a terminal are for the supervisor.
+            // A process group of its own: signals from a terminal must reach only the supervisor.
             .process_group(0)
             .spawn()?;
         let mut process = WorkerProcess::new(child)?;
@@ -131,7 +131,7 @@ impl Session {
                 Ok((session, their_upcalls.into()))
             }
             Err(error) => {
-                // It was asked nothing yet, so nothing holds it.
+                // The worker has received no request yet, so nothing can block its end.
                 process.kill();
                 let _ = process.end_within(timing.kill);
                 Err(error)
@@ -147,7 +147,7 @@ impl Session {
         &self.connection
     }
 
-    /// Asks on the thread that watches, before anybody else can.
+    /// Sends a request from the watching thread, before other threads can, and waits for the reply.
     ///
     /// # Errors
     /// The worker ended, refused, or took too long.
@@ -178,7 +178,7 @@ impl Session {
         }
     }
 
-    /// Serves the worker's sockets until a reply is there, or without end. `None`: it is time to stop.
+    /// Serves the worker's sockets until a reply arrives, or forever. Returns `None` if it is time to stop.
     fn pump_until(
         &mut self,
         reply: Option<&Receiver<Reply>>,
@@ -197,18 +197,18 @@ impl Session {
         }
     }
 
-    /// Waits for one thing to happen and takes it. `false`: it is time to stop.
+    /// Waits for events once and handles them. Returns `false` if it is time to stop.
     fn pump(&mut self, stop: &OwnedFd, patience: Duration) -> Result<bool, End> {
         let now = Instant::now();
         self.look(now)?;
-        // Not what was asked since: whoever asks does not wake us, and waits for less than this by itself.
+        // Requests that are sent during this wait do not wake the thread; their callers time out earlier themselves.
         let hung =
             self.connection.oldest().map_or(patience, |oldest| (oldest + patience).saturating_duration_since(now));
         let (upcalls_wanted, refilled) = self.upcalls.interest(now);
         let timeout = refilled.map_or(hung, |refilled| refilled.min(hung));
         let timeout = timeout.min(self.next_look.saturating_duration_since(now));
         let Some(process) = &self.process else { return Err(End::HungUp) };
-        // Not even its end is to wake us when it has asked enough for now, or has closed it.
+        // A worker over its request limit, or with a closed upcall socket, must not wake the thread by it.
         let upcalls = upcalls_wanted.then(|| self.upcalls.stream().as_fd());
         let log = self.log.as_ref().map(AsFd::as_fd);
         let always = [stop.as_fd(), process.as_fd(), self.connection.stream().as_fd()];
@@ -249,26 +249,25 @@ impl Session {
             match self.replies.receive(self.connection.stream(), self.connection.longest())? {
                 Received::Frame(frame) => self.connection.settle(&frame.body)?,
                 Received::Pending => return Ok(()),
-                // A process that has ended says more by how it did.
+                // The exit status of a process that has ended tells more than its closed socket.
                 Received::Closed if ended => return Ok(()),
                 Received::Closed => return Err(self.gone()),
             }
         }
     }
 
-    /// Looks now and then for the end of processes that do not say that they end: this one, and those that were left
-    /// behind.
+    /// Checks periodically for the end of processes that give no sign of it: this one, and the wedged ones.
     fn look(&mut self, now: Instant) -> Result<(), End> {
         if now < self.next_look {
             return Ok(());
         }
         self.next_look = now + LOOK;
         self.services.look_for_wedged();
-        // Its pidfd says how an ordinary process ended, in a moment.
+        // The pidfd of a process that ends regularly provides its exit status shortly.
         if self.process.as_ref().is_some_and(WorkerProcess::is_over) { Err(self.gone()) } else { Ok(()) }
     }
 
-    /// Why the socket has ended: because the process has, most likely.
+    /// Returns the reason for a closed socket, most likely the end of the process.
     fn gone(&mut self) -> End {
         let Some(process) = &mut self.process else { return End::HungUp };
         match process.end_within(MOMENT) {
@@ -282,8 +281,8 @@ impl Session {
         }
     }
 
-    /// Ends the process: closes its socket, gives it `stop` to leave, and kills it then, with `kill` for that. What it
-    /// had said before is taken.
+    /// Ends the process: closes its socket, gives it `stop` to exit, and then kills it, with `kill` for that. Upcalls
+    /// that it sent before are still processed.
     pub(super) fn end(mut self, stop: Duration, kill: Duration) {
         self.kill = kill;
         self.connection.end();
@@ -300,7 +299,7 @@ impl Session {
                 self.process = None;
             }
         }
-        // Dropping it does the rest.
+        // Dropping the session kills the process and drains the upcalls.
     }
 }
 

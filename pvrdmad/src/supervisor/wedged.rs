@@ -1,10 +1,9 @@
-//! Processes of workers, and those that stay although they were killed.
+//! Worker processes, and processes that do not end although they were killed.
 //!
-//! SIGKILL ends no thread that is in a system call which nothing interrupts. `close(2)` of a file on a FUSE file
-//! system is one: it waits for the answer to FUSE_FLUSH, and a client can send a worker such a file. The process then
-//! keeps its memory and descriptors; its leader is a zombie, and neither a pidfd nor `wait(2)` tells of its end. So
-//! nothing here waits for an end without a deadline. A process that misses it goes to a list, and the next worker
-//! starts.
+//! SIGKILL does not end a thread in an uninterruptible system call. `close(2)` of a file on a FUSE file system is one:
+//! it waits for the answer to FUSE_FLUSH, and a client can send a worker such a file. The process then keeps its memory
+//! and descriptors; its leader is a zombie, and neither a pidfd nor `wait(2)` reports its end. So every wait for an end
+//! here has a deadline. A process that misses it is moved to a list, and the next worker starts.
 
 use std::fs;
 use std::io;
@@ -21,16 +20,16 @@ use crate::events::{Event, Events};
 use crate::protocol::printable_text;
 use crate::status::WedgedProcess;
 
-/// Most processes of a network that may stay. While there are so many, no other is started.
+/// Maximum number of wedged processes of a network. While it is reached, no other process of the network starts.
 pub(super) const MAX_OF_NETWORK: usize = 4;
-/// Most threads of a process that are named.
+/// Maximum number of threads of a process that a report names.
 const MAX_THREADS: usize = 8;
 
-/// A process that this one has started: a worker or a keeper.
+/// Child process of the supervisor: a worker or a keeper.
 #[derive(Debug)]
 pub(super) struct WorkerProcess {
     child: Child,
-    /// Readable when all of its threads have ended.
+    /// Readable when all threads of the process have ended.
     pidfd: OwnedFd,
 }
 
@@ -42,7 +41,7 @@ impl AsFd for WorkerProcess {
 
 impl WorkerProcess {
     /// # Errors
-    /// It cannot be watched. It is killed then.
+    /// The process cannot be watched. It is then killed.
     pub(super) fn new(mut child: Child) -> io::Result<Self> {
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(pidfd) => Ok(Self { child, pidfd }),
@@ -57,15 +56,15 @@ impl WorkerProcess {
         self.child.id()
     }
 
-    /// Has it end, stopped or stuck.
+    /// Kills the process, in any state.
     pub(super) fn kill(&mut self) {
         let _ = self.child.kill();
     }
 
-    /// How it ended. `None`: it has not, within `patience`.
+    /// Waits for the end of the process. Returns `None` if it does not end within `patience`.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not return the exit status.
     pub(super) fn end_within(&mut self, patience: Duration) -> io::Result<Option<ExitStatus>> {
         let deadline = Instant::now() + patience;
         loop {
@@ -79,17 +78,17 @@ impl WorkerProcess {
         }
     }
 
-    /// Returns `true` if the process is over, whether or not a thread of it stays in the kernel. Its descriptors may
-    /// still be open then, so that the other ends of its sockets do not tell.
+    /// Returns `true` if the process has ended, even if a thread of it is stuck in the kernel. Its descriptors may
+    /// still be open then, so that the other ends of its sockets show no end.
     pub(super) fn is_over(&self) -> bool {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.id()));
-        // The name of the program, in front of the state, may contain anything.
+        // The program name in front of the state may contain any characters.
         stat.is_ok_and(|stat| {
             stat.rsplit_once(") ").is_some_and(|(_, rest)| matches!(rest.chars().next(), Some('Z' | 'X')))
         })
     }
 
-    /// Names of the threads that are left beside the leader: a client's connection has the name of its device.
+    /// Returns the names of the remaining threads besides the leader: a client's connection has the name of its device.
     fn threads(&self) -> Vec<String> {
         let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.id())) else { return Vec::new() };
         let leader = self.id().to_string();
@@ -103,12 +102,12 @@ impl WorkerProcess {
 #[derive(Debug, Default)]
 pub(super) struct Wedged(Mutex<Vec<Left>>);
 
-/// One of them.
+/// Entry of [`Wedged`].
 #[derive(Debug)]
 struct Left {
     process: WorkerProcess,
     network: String,
-    /// Whose keeper it is; none: a worker.
+    /// Device of a keeper; `None` for a worker.
     device: Option<String>,
     since: Instant,
 }
@@ -126,18 +125,18 @@ impl Left {
 }
 
 impl Wedged {
-    /// Keeps a process that was killed until it ends.
+    /// Adds a killed process to the list until it ends.
     pub(super) fn keep(&self, process: WorkerProcess, network: &str, device: Option<&str>, events: &Events) {
         let (network, device) = (network.to_owned(), device.map(str::to_owned));
         let left = Left { process, network, device, since: Instant::now() };
         let report = left.report();
-        // Log: once for a process, and a network leaves only so many.
+        // Log: once for a process, and the number of wedged processes of a network is limited.
         log::error!("{}", report.render());
         events.tell(&Event::ProcessWedged { network: report.network, pid: report.pid });
         self.0.lock().push(left);
     }
 
-    /// Looks which have ended. Waits for none.
+    /// Removes and reports the processes that have ended. Does not block.
     pub(super) fn look(&self, events: &Events) {
         let has_ended = |left: &mut Left| !matches!(left.process.child.try_wait(), Ok(None));
         for Left { process, network, .. } in self.0.lock().extract_if(.., has_ended) {
@@ -148,19 +147,19 @@ impl Wedged {
         }
     }
 
-    /// Returns `true` if no other process of this network may be left behind.
+    /// Returns `true` if the network has reached its maximum number of wedged workers.
     pub(super) fn is_full(&self, network: &str) -> bool {
         self.0.lock().iter().filter(|left| left.network == network && left.device.is_none()).count() >= MAX_OF_NETWORK
     }
 
-    /// Keepers of a device.
+    /// Returns the PIDs of the wedged keepers of a device.
     pub(super) fn keepers_of(&self, network: &str, device: &str) -> Vec<u32> {
         let left = self.0.lock();
         let its = left.iter().filter(|left| left.network == network && left.device.as_deref() == Some(device));
         its.map(|left| left.process.id()).collect()
     }
 
-    /// All of them.
+    /// Returns reports of all wedged processes.
     pub(super) fn report(&self) -> Vec<WedgedProcess> {
         self.0.lock().iter().map(Left::report).collect()
     }
@@ -172,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// Longer than anything takes; a test that waits for this has failed.
+    /// Timeout of the tests, longer than any step takes.
     const PATIENCE: Duration = Duration::from_secs(20);
 
     fn process() -> WorkerProcess {
@@ -201,7 +200,7 @@ mod tests {
     #[test]
     fn a_network_leaves_so_many_and_each_is_gone_once_it_ended() {
         let (wedged, events) = (Wedged::default(), Events::default());
-        // A keeper counts for its device.
+        // A keeper does not count against the network's limit, but against its device's.
         wedged.keep(process(), "red", Some("vm1"), &events);
         assert_eq!(["vm1", "vm2"].map(|device| wedged.keepers_of("red", device).len()), [1, 0]);
         for count in 0..MAX_OF_NETWORK {

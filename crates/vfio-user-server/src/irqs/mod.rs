@@ -1,10 +1,10 @@
 //! Interrupts: eventfds from the client, signalled by the device.
 //!
-//! How long a signal takes is the client's choice: the kernel calls every waiter of the eventfd, of which the client
-//! may have as many as it likes, and without asynchronous operations a write can wait for ever. The thread that raises
-//! an interrupt often works for other devices, too. So it signals by itself only as long as that is short
+//! The client determines how long a signal takes: the kernel calls every waiter of the eventfd, of which the client may
+//! register any number, and without asynchronous operations a write can block forever. The thread that raises an
+//! interrupt often works for other devices, too. So it signals directly only as long as signals are short
 //! ([`Table::may_call_here`]); otherwise a thread of this device does ([`CallThread`]). Descriptors are closed by the
-//! connection's thread or by that one, and never with a lock held.
+//! connection's thread or by the device's, and never with a lock held.
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,33 +28,33 @@ use super::eventfd::{Eventfds, HostEventfds};
 use super::regions::Shape;
 use super::request::SetIrqs;
 
-/// A signal that takes longer than this is not made by threads of other devices for some time.
+/// Limit of a short signal. After a longer one, other devices' threads do not signal for some time.
 const SHORT: Duration = Duration::from_micros(20);
 
-/// For how long, in units of the time that the signal took: a client gets at most one part in so many of the time of
-/// another device's thread. A signal of 20 ms, by 30,000 waiters, costs it a minute; a thread that the scheduler took
-/// the processor from in the middle of a signal costs little.
+/// Length of that time, in units of the duration of the signal: a client gets at most one part in 3000 of the time of
+/// another device's thread. A signal of 20 ms, caused by 30,000 waiters, keeps other threads away for a minute; a
+/// thread that is preempted in the middle of a signal costs the device little.
 const ABSENCE: u32 = 3000;
 
-/// But for no longer than this, in case the whole process was stopped during a signal.
+/// Upper limit of that time, in case the whole process was stopped during a signal.
 const LONGEST_ABSENCE: Duration = Duration::from_secs(3600);
 
-/// An eventfd of the client.
+/// Eventfd of the client.
 struct Notifier {
-    /// Taken when this is dropped.
+    /// Taken by `drop`.
     fd: Option<OwnedFd>,
     eventfds: Arc<dyn Eventfds>,
 }
 
 impl Notifier {
-    /// Takes a descriptor if it is an eventfd.
+    /// Wraps a descriptor if it is an eventfd.
     fn new(fd: OwnedFd, eventfds: &Arc<dyn Eventfds>) -> Result<Arc<Self>, Errno> {
         let taken = eventfds.is_one(fd.as_fd());
         let notifier = Self { fd: Some(fd), eventfds: Arc::clone(eventfds) };
         if taken { Ok(Arc::new(notifier)) } else { Err(Errno::INVAL) }
     }
 
-    /// Adds 1. Returns `true` if it is there.
+    /// Adds 1 to the eventfd. Returns `true` on success.
     fn signal(&self) -> bool {
         self.fd.as_ref().is_some_and(|fd| self.eventfds.signal(fd.as_fd()))
     }
@@ -68,7 +68,7 @@ impl Drop for Notifier {
     }
 }
 
-/// The legacy line. Signalling it masks it until the client has seen to it.
+/// Legacy interrupt line. Signalling it masks it until the client unmasks it.
 #[derive(Default)]
 struct Line {
     notifier: Option<Arc<Notifier>>,
@@ -99,30 +99,31 @@ counters! {
     }
 }
 
-/// The client's descriptors, and who may signal them.
+/// Descriptors of the client, and the threads that may signal them.
 struct Table {
     msix: RwLock<Vec<Option<Arc<Notifier>>>>,
     line: Mutex<Line>,
-    /// Kept so that the client finds it accepted. We never signal it: that would stop the VM.
+    /// Kept so that the client's request succeeds. It is never signalled: that would stop the VM.
     error: Mutex<Option<Arc<Notifier>>>,
     eventfds: Arc<dyn Eventfds>,
     clock: Arc<dyn Clock>,
-    /// Until when only the device's own thread signals, in nanoseconds of the clock.
+    /// Time until which only the device's own thread signals, in nanoseconds of the clock.
     aside: AtomicU64,
     counters: Arc<IrqCounters>,
 }
 
 impl Table {
-    /// Returns `true` if a thread that may work for another device may signal: that does not block, and signals of
-    /// this device were short.
+    /// Returns `true` if a thread that may work for another device may signal: a signal does not block, and recent
+    /// signals of this device were short.
     fn may_call_here(&self) -> bool {
         self.eventfds.never_block() && nanos(self.clock.now()) >= self.aside.load(Ordering::Relaxed)
     }
 
-    /// Signals on any thread.
+    /// Signals on the calling thread.
     fn call_here(&self, cause: Cause) -> bool {
-        // With the lock, so that the descriptor is not closed here, should the connection's thread replace it now. That
-        // thread waits then, and others do not wait for it.
+        // The lock is held during the signal. Otherwise the connection's thread could replace the descriptor now, and
+        // this thread would close it. That thread waits for the lock; threads that raise interrupts do not wait for it
+        // (recursive read).
         match cause {
             Cause::Vector(vector) => {
                 let table = self.msix.read_recursive();
@@ -132,7 +133,7 @@ impl Table {
         }
     }
 
-    /// Signals on the device's own thread, which holds no lock then: others raise interrupts meanwhile.
+    /// Signals on the device's own thread, without a lock, so that other threads can raise interrupts meanwhile.
     fn call_on_own_thread(&self, cause: Cause) -> bool {
         let notifier = match cause {
             Cause::Vector(vector) => self.msix.read().get(usize::from(vector)).cloned().flatten(),
@@ -141,7 +142,7 @@ impl Table {
         notifier.is_some_and(|notifier| self.signal(&notifier))
     }
 
-    /// Signals, and notes how long that took.
+    /// Signals, and records how long that took.
     fn signal(&self, notifier: &Notifier) -> bool {
         let before = self.clock.now();
         let added = notifier.signal();
@@ -160,11 +161,11 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Where the interrupts of one device go. Lives as long as the device; clients fill and empty it.
+/// Interrupt targets of one device. Lives as long as the device; clients set and clear the descriptors.
 pub struct IrqTable {
     table: Arc<Table>,
     thread: CallThread,
-    /// What became of them.
+    /// Counts of delivered and dropped interrupts.
     pub counters: Arc<IrqCounters>,
 }
 
@@ -181,7 +182,7 @@ impl fmt::Debug for IrqTable {
 }
 
 impl IrqTable {
-    /// An empty table that measures signals by `clock`. With one that stands still all of them are short.
+    /// Creates an empty table that measures signals by `clock`. If the clock stands still, all signals are short.
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
         Self::with(Arc::new(HostEventfds), clock)
     }
@@ -206,12 +207,12 @@ impl IrqTable {
         Self { table, thread, counters }
     }
 
-    /// Delivers an interrupt, here or on the device's own thread.
+    /// Delivers an interrupt, on the calling thread or on the device's own.
     fn deliver(&self, cause: Cause) -> bool {
         if self.table.may_call_here() { self.table.call_here(cause) } else { self.thread.request(cause) }
     }
 
-    /// Changes the line, and signals it if it fires then. Returns the descriptor that `change` took out of it.
+    /// Changes the line, and signals it if the change makes it fire. Returns the result of `change`.
     fn change_line<R>(&self, change: impl FnOnce(&mut Line) -> R) -> R {
         let mut line = self.table.line.lock();
         let result = change(&mut line);
@@ -223,7 +224,7 @@ impl IrqTable {
         result
     }
 
-    /// Forgets the client's descriptors. Nothing is signalled after this returns, unless the client keeps the device's
+    /// Drops the client's descriptors. Nothing is signalled after this returns, unless the client keeps the device's
     /// own thread in a call.
     pub(crate) fn clear(&self) {
         let msix = std::mem::take(&mut *self.table.msix.write());
@@ -233,14 +234,14 @@ impl IrqTable {
             line.notifier.take()
         });
         self.thread.cancel();
-        // Closed without a lock held.
+        // Closes the descriptors, with no lock held.
         drop((msix, error, line));
     }
 
-    /// Carries out SET_IRQS.
+    /// Executes SET_IRQS.
     ///
     /// # Errors
-    /// The request makes no sense for this device; nothing has changed then.
+    /// The request is invalid for this device, and nothing has changed.
     pub(crate) fn set(&self, shape: &Shape, request: &SetIrqs<'_>, fds: Vec<OwnedFd>) -> Result<(), Errno> {
         let total = shape.irq_count(request.index)?;
         let end = request.start.checked_add(request.count).filter(|&end| end <= total).ok_or(Errno::INVAL)?;
@@ -276,13 +277,13 @@ impl IrqTable {
                 self.change_line(|line| line.masked = action == VFIO_IRQ_SET_ACTION_MASK);
                 Ok(())
             }
-            // Masking of single vectors is done by the VMM, and unmasking by eventfd has a message as its equal.
+            // The VMM masks single vectors itself, and unmasking by eventfd can be done by a message instead.
             (VFIO_IRQ_SET_ACTION_MASK | VFIO_IRQ_SET_ACTION_UNMASK, _) => Err(Errno::NOTSUP),
             _ => Err(Errno::INVAL),
         }
     }
 
-    /// Installs eventfds for `start..end`, or takes them away when there are none.
+    /// Installs eventfds for `start..end`, or removes them if `fds` is empty.
     fn assign(&self, index: u32, start: usize, end: usize, total: usize, fds: Vec<OwnedFd>) -> Result<(), Errno> {
         if !fds.is_empty() && fds.len() != end - start {
             return Err(Errno::INVAL);
@@ -311,13 +312,13 @@ impl IrqTable {
             }
             _ => {}
         }
-        // Closes the descriptors that were there before: no lock is held any more.
+        // Closes the previous descriptors, with no lock held.
         drop(fresh);
         Ok(())
     }
 
     fn disable(&self, index: u32) {
-        // Each is taken with a lock that is free again when the descriptors are closed, at the end.
+        // Each lock is released before the descriptors are closed at the end.
         let before = match index {
             VFIO_PCI_MSIX_IRQ_INDEX => std::mem::take(&mut *self.table.msix.write()),
             VFIO_PCI_ERR_IRQ_INDEX => vec![self.table.error.lock().take()],
@@ -330,7 +331,7 @@ impl IrqTable {
         drop(before);
     }
 
-    /// The client wants to see interrupts without a cause, as a test.
+    /// Raises interrupts without a cause, which the client requests as a test.
     fn trigger(&self, index: u32, vectors: impl Iterator<Item = usize>) {
         if index == VFIO_PCI_MSIX_IRQ_INDEX {
             vectors.filter_map(|vector| u16::try_from(vector).ok()).filter(|&vector| self.is_set(vector)).for_each(
@@ -341,7 +342,7 @@ impl IrqTable {
         }
     }
 
-    /// Returns `true` if the client has set a descriptor for a vector.
+    /// Returns `true` if the client has set a descriptor for the vector.
     fn is_set(&self, vector: u16) -> bool {
         self.table.msix.read_recursive().get(usize::from(vector)).is_some_and(Option::is_some)
     }

@@ -1,4 +1,4 @@
-//! Which thread signals and closes a client's eventfds, with calls that last as long as a test wants.
+//! Tests of which thread signals and closes a client's eventfds, with calls of any duration.
 
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,7 +9,7 @@ use rustix::event::EventfdFlags;
 
 use super::*;
 
-/// Longer than anything takes.
+/// Timeout of the tests, longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,13 +18,13 @@ enum Call {
     Close,
 }
 
-/// Eventfds whose calls take `duration` on the test's clock, and are reported with their thread.
+/// Eventfds whose calls take `duration` on the test's clock and are reported with their thread.
 struct Slow {
     may_block: bool,
     clock: Arc<ManualClock>,
     duration: Mutex<Duration>,
     calls: Sender<(Call, ThreadId)>,
-    /// A signal that begins with it held waits for it, as one that blocks.
+    /// A signal waits while the test holds this lock, like a signal that blocks.
     gate: Mutex<()>,
 }
 
@@ -45,7 +45,7 @@ impl Eventfds for Slow {
     }
 
     fn close(&self, _: OwnedFd) {
-        // The device's thread may close the last one after its test has ended.
+        // The device's thread may close the last descriptor after the test has ended.
         let _ = self.calls.send((Call::Close, thread::current().id()));
     }
 }
@@ -68,7 +68,7 @@ impl Bench {
         Self { clock, slow, irqs, calls: received }
     }
 
-    /// Sets eventfds for the first vectors of three.
+    /// Sets eventfds for the first `count` of three vectors.
     fn assign(&self, count: usize) {
         let eventfd = |_| rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         self.irqs.assign(VFIO_PCI_MSIX_IRQ_INDEX, 0, count, 3, (0..count).map(eventfd).collect()).unwrap();
@@ -78,7 +78,7 @@ impl Bench {
         *self.slow.duration.lock() = duration;
     }
 
-    /// The thread of the next call.
+    /// Returns the thread of the next call.
     fn next(&self, call: Call) -> ThreadId {
         let (called, thread) = self.calls.recv_timeout(PATIENCE).unwrap();
         assert_eq!(called, call);
@@ -97,7 +97,7 @@ fn here() -> ThreadId {
     thread::current().id()
 }
 
-/// The client chooses the time by the number of waiters of its eventfd.
+/// The client determines the duration of a signal by the number of waiters of its eventfd.
 #[test]
 fn after_a_slow_signal_only_the_devices_own_thread_signals() {
     let bench = Bench::new(false);
@@ -107,7 +107,7 @@ fn after_a_slow_signal_only_the_devices_own_thread_signals() {
 
     bench.signals_take(Duration::from_millis(20));
     bench.irqs.msix(0);
-    // Nothing was known of it.
+    // The first slow signal is not foreseen.
     assert_eq!(bench.next(Call::Signal), here());
     assert_eq!(bench.irqs.counters.interrupts_slow.get(), 1);
     for vector in [0, 1, 2, 0] {
@@ -115,7 +115,7 @@ fn after_a_slow_signal_only_the_devices_own_thread_signals() {
         assert_ne!(bench.next(Call::Signal), here());
     }
 
-    // Short again: that is not believed for a minute.
+    // Signals are short again, but other threads stay away for a minute.
     bench.signals_take(Duration::ZERO);
     let slow = bench.irqs.counters.interrupts_slow.get();
     bench.clock.advance(Duration::from_secs(59));
@@ -128,7 +128,7 @@ fn after_a_slow_signal_only_the_devices_own_thread_signals() {
     assert_eq!(bench.irqs.counters.interrupts_dropped.get(), 0);
 }
 
-/// A scheduler that takes the processor away in the middle of a signal costs the device little.
+/// A thread that is preempted in the middle of a signal costs the device little.
 #[test]
 fn the_absence_is_in_proportion_to_the_signal() {
     let bench = Bench::new(false);
@@ -160,7 +160,7 @@ fn without_asynchronous_operations_only_the_devices_own_thread_signals() {
     }
 }
 
-/// A write that waits for the client.
+/// A write to an eventfd can wait for the client.
 #[test]
 fn a_signal_that_blocks_keeps_nobody_but_the_devices_own_thread() {
     let bench = Bench::new(true);
@@ -172,7 +172,7 @@ fn a_signal_that_blocks_keeps_nobody_but_the_devices_own_thread() {
     for vector in [1, 2, 1, 2, 1, 2] {
         bench.irqs.msix(vector);
     }
-    // The descriptors are replaced meanwhile: nobody waits for that either. The one in use is closed where it is used.
+    // Replacing the descriptors does not wait for the signal; the one in use is closed on the thread that uses it.
     bench.assign(3);
     assert_eq!([bench.next(Call::Close), bench.next(Call::Close)], [here(); 2]);
     bench.nothing();
@@ -182,7 +182,7 @@ fn a_signal_that_blocks_keeps_nobody_but_the_devices_own_thread() {
     assert_eq!(bench.irqs.counters.interrupts_dropped.get(), 0);
 }
 
-/// Threads of other devices raise interrupts while the client replaces and takes away its descriptors.
+/// Threads of other devices raise interrupts while the client replaces and removes its descriptors.
 #[test]
 fn descriptors_are_closed_on_the_devices_own_threads() {
     for may_block in [false, true] {
@@ -214,7 +214,7 @@ fn descriptors_are_closed_on_the_devices_own_threads() {
     }
 }
 
-/// The close of a descriptor may last, so it is done with no lock that a thread that raises an interrupt wants.
+/// Closing a descriptor may block, so no lock is held that a thread needs to raise an interrupt.
 #[test]
 fn interrupts_are_raised_while_a_descriptor_is_closed() {
     struct Closing(Mutex<Option<Arc<IrqTable>>>);
@@ -250,7 +250,7 @@ fn interrupts_are_raised_while_a_descriptor_is_closed() {
     let eventfd = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     for index in [VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_INTX_IRQ_INDEX] {
         let assign = || irqs.assign(index, 0, 1, 1, vec![eventfd()]).unwrap();
-        // Replaced, taken away, forgotten.
+        // Replace, remove and clear.
         assign();
         assign();
         irqs.disable(index);

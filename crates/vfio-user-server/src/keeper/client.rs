@@ -1,4 +1,4 @@
-//! The worker's end: asks a keeper, and replaces one that does not answer.
+//! Worker's end: sends requests to a keeper, and replaces a keeper that does not answer.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -20,37 +20,37 @@ use super::receive::{Taken, Wanted};
 use super::wire::{ANSWER, Answer, CHUNK, Operation, Request, SEATS};
 use crate::message::MAX_MSG_FDS;
 
-/// How long a keeper may take. It takes microseconds; less than this ends the connection of a client on a host that is
-/// short of processors, and with more a client's own timeout (5 s for QEMU) comes first.
+/// Timeout for an answer of a keeper, which normally takes microseconds. A shorter one would end connections on a host
+/// that is short of CPU time; with a longer one a client's own timeout (5 s for QEMU) expires first.
 pub const PATIENCE: Duration = Duration::from_secs(4);
 
-/// The same for a client that is gone: the next one waits for the end of its connection.
+/// Timeout once the client is gone: the next client waits for the end of its connection.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// Why a client is not served any more.
+/// Reason why a client is no longer served.
 #[derive(Debug, Error)]
 pub(crate) enum KeeperError {
-    /// The supervisor starts none.
+    /// The supervisor cannot start a keeper.
     #[error("no process for its descriptors: {0}")]
     None(io::Error),
-    /// It has been asked, and says nothing.
+    /// The keeper does not answer.
     #[error("the process that receives its descriptors does not answer: to close one of them may take for ever")]
     Silent,
-    /// It ended with a message of the client's.
+    /// The keeper ended while it processed a message of the client.
     #[error("the process that receives its descriptors ended")]
     Gone,
-    /// It does what no keeper does.
+    /// The keeper violates the protocol.
     #[error("the process that receives its descriptors is not to be trusted")]
     Nonsense,
-    /// There was an error on this side.
+    /// A system call failed on the worker's side.
     #[error("the process that receives its descriptors cannot be asked: {0}")]
     System(#[from] Errno),
 }
 
-/// Gives a keeper in the place of the last one, which is killed.
+/// Starts a keeper in place of the previous one, which is killed.
 type Renew = Box<dyn Fn() -> io::Result<OwnedFd> + Send + Sync>;
 
-/// The keeper of a device, and those that come after it.
+/// Keeper of a device, replaced when it fails.
 pub struct Keeper {
     renew: Renew,
     patience: Duration,
@@ -59,9 +59,9 @@ pub struct Keeper {
 
 #[derive(Default)]
 struct Current {
-    /// To the keeper of the moment; none before the first client, and if it was abandoned.
+    /// Socket to the current keeper; `None` before the first client and after a keeper was abandoned.
     socket: Option<OwnedFd>,
-    /// Sockets of the clients that are there. The next keeper gets them as well.
+    /// Sockets of the connected clients, kept to pass them to the next keeper.
     seats: [Option<OwnedFd>; SEATS],
     id: u32,
 }
@@ -73,24 +73,24 @@ impl fmt::Debug for Keeper {
 }
 
 impl Keeper {
-    /// A keeper that is started when the first client comes. `renew` starts it, and each one after it.
+    /// Creates a handle whose keeper starts with the first client. `renew` starts it, and each later one.
     pub fn new(renew: impl Fn() -> io::Result<OwnedFd> + Send + Sync + 'static, patience: Duration) -> Arc<Self> {
         Arc::new(Self { renew: Box::new(renew), patience, current: Mutex::default() })
     }
 
-    /// For the clients of the device's own socket.
+    /// Returns the seat for clients of the device's own socket.
     #[must_use]
     pub fn device(self: &Arc<Self>) -> Seat {
         Seat { keeper: Arc::clone(self), number: 0 }
     }
 
-    /// For the clients of its network function.
+    /// Returns the seat for clients of its network function.
     #[must_use]
     pub fn network_function(self: &Arc<Self>) -> Seat {
         Seat { keeper: Arc::clone(self), number: 1 }
     }
 
-    /// Starts a keeper, and gives it the clients that are there.
+    /// Starts a keeper and passes it the connected clients.
     fn start(&self, current: &mut Current) -> Result<(), KeeperError> {
         current.socket = None;
         current.socket = Some((self.renew)().map_err(KeeperError::None)?);
@@ -107,8 +107,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Has the next keeper take the place of one that failed its client, and serve the others. Whether that works is
-    /// of no interest to the one.
+    /// Replaces a keeper that failed its client, so that the other clients are served. The failed client is dropped and
+    /// does not learn whether that works.
     fn replace(&self, current: &mut Current, seat: usize) {
         if let Some(seat) = current.seats.get_mut(seat) {
             *seat = None;
@@ -116,7 +116,7 @@ impl Keeper {
         let _ = self.start(current);
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for the answer.
     fn exchange(
         &self,
         current: &mut Current,
@@ -138,7 +138,7 @@ impl Keeper {
     }
 }
 
-/// The place of one client at a time with its keeper.
+/// Slot for one client at a time at its keeper.
 #[derive(Clone, Debug)]
 pub struct Seat {
     keeper: Arc<Keeper>,
@@ -146,10 +146,10 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// Has the keeper receive the descriptors of a client from now on.
+    /// Passes a client's socket to the keeper, which receives the client's descriptors from now on.
     ///
     /// # Errors
-    /// There is no keeper, nor another one in its place.
+    /// No keeper can be started.
     pub(crate) fn admit(&self, stream: BorrowedFd<'_>) -> Result<(), KeeperError> {
         let keeper = &self.keeper;
         let stream = stream.try_clone_to_owned().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
@@ -159,11 +159,11 @@ impl Seat {
         if current.socket.is_some() && keeper.admit(&mut current, self.number).is_ok() {
             return Ok(());
         }
-        // The client is not to blame for what the last one left.
+        // The previous client may have left the keeper stuck, so this client gets a new one.
         keeper.start(&mut current)
     }
 
-    /// Has the keeper close the socket of a client that is gone, of which there is no other descriptor.
+    /// Makes the keeper close the socket of a disconnected client, of which it holds the last descriptor.
     pub(crate) fn release(&self) {
         let keeper = &self.keeper;
         let mut current = keeper.current.lock();
@@ -173,16 +173,16 @@ impl Seat {
         }
         match keeper.exchange(&mut current, self.number, Operation::Release, &mut []) {
             Ok(_) => {}
-            // It is replaced when there is work for one.
+            // The next keeper starts when a client needs one.
             Err(KeeperError::Gone) => current.socket = None,
             Err(_) => keeper.replace(&mut current, self.number),
         }
     }
 
-    /// Takes bytes of the client that have descriptors, and no bytes beyond `buffer`.
+    /// Receives bytes of the client that carry descriptors, and no bytes beyond `buffer`.
     ///
     /// # Errors
-    /// The keeper does not answer as it should. What it has taken is lost, so the connection is over.
+    /// The keeper does not answer correctly. The bytes it has received are lost, so the connection must end.
     pub(crate) fn take(&self, wanted: Wanted, buffer: &mut [u8]) -> Result<Taken, KeeperError> {
         let keeper = &self.keeper;
         let mut current = keeper.current.lock();
@@ -190,7 +190,7 @@ impl Seat {
             keeper.start(&mut current)?;
         }
         let taken = match keeper.exchange(&mut current, self.number, Operation::Take(wanted), buffer) {
-            // It had ended before, and has taken nothing.
+            // The keeper had ended before the request, and has received nothing.
             Err(KeeperError::System(Errno::PIPE | Errno::CONNRESET)) => {
                 keeper.start(&mut current)?;
                 keeper.exchange(&mut current, self.number, Operation::Take(wanted), buffer)
@@ -201,7 +201,7 @@ impl Seat {
     }
 }
 
-/// Sends a request without waiting: the socket has room for one.
+/// Sends a request without blocking: the socket has room for one.
 fn send(socket: &OwnedFd, request: &Request, client: Option<BorrowedFd<'_>>) -> Result<(), KeeperError> {
     let (bytes, flags) = (request.to_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     let Some(client) = client else {
@@ -218,7 +218,7 @@ fn send(socket: &OwnedFd, request: &Request, client: Option<BorrowedFd<'_>>) -> 
     Ok(())
 }
 
-/// Waits for an answer, and not for long once the client is gone that it is for.
+/// Waits for an answer, with the shorter timeout once the client of the request has disconnected.
 fn await_answer(socket: &OwnedFd, mut client: Option<&OwnedFd>, patience: Duration) -> Result<(), KeeperError> {
     let start = Instant::now();
     loop {
@@ -237,7 +237,7 @@ fn await_answer(socket: &OwnedFd, mut client: Option<&OwnedFd>, patience: Durati
     }
 }
 
-/// The answer to a request for at most `most` descriptors, and at most as many bytes as `buffer` has.
+/// Receives the answer to a request for at most `most` descriptors and at most `buffer.len()` bytes.
 fn receive(socket: &OwnedFd, id: u32, most: usize, buffer: &mut [u8]) -> Result<Taken, KeeperError> {
     let mut head = [0; ANSWER];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
@@ -260,7 +260,7 @@ fn receive(socket: &OwnedFd, id: u32, most: usize, buffer: &mut [u8]) -> Result<
     let bytes = received.bytes.saturating_sub(ANSWER);
     let cut = received.flags.contains(ReturnFlags::CTRUNC);
     let [told, came] = [usize::from(answer.fds), fds.len()];
-    // Fewer descriptors than the answer has: this process may have no more of them.
+    // Fewer descriptors than the answer announces: this process may have reached its descriptor limit.
     let whole = usize::try_from(answer.bytes) == Ok(bytes) && (came == told || cut && came < told) && told <= most;
     if answer.id != id || !whole || received.flags.contains(ReturnFlags::TRUNC) {
         return Err(KeeperError::Nonsense);
@@ -288,7 +288,7 @@ mod tests {
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
     }
 
-    /// A keeper whose first process is `first`, which gets its end of the socket; the others are as they should be.
+    /// Creates a keeper whose first process runs `first` with its end of the socket; later ones behave correctly.
     fn keeper(first: impl Fn(OwnedFd) + Send + Sync + Clone + 'static, patience: Duration) -> Arc<Keeper> {
         let started = AtomicUsize::new(0);
         let renew = move || {
@@ -304,7 +304,7 @@ mod tests {
         let _ = process::serve(socket.as_fd());
     }
 
-    /// The other end may be gone.
+    /// Writes to a socket; the other end may be closed.
     fn write(socket: &OwnedFd, bytes: &[u8]) {
         let _ = rustix::io::write(socket, bytes);
     }
@@ -321,7 +321,7 @@ mod tests {
     }
 
     const LONG: Duration = Duration::from_secs(20);
-    /// The patience with a keeper that never answers. The next keeper has to answer in this time on a busy host.
+    /// Timeout for a keeper that never answers. The next keeper has to answer in this time on a busy host.
     const SHORT: Duration = Duration::from_secs(2);
     const MEMORY: Wanted = Wanted::Memory { sealed: false };
 
@@ -352,10 +352,10 @@ mod tests {
         assert_eq!(take(Wanted::Interrupts, &[event, other]), (0, false, no_eventfd));
         let unsealed = Some(crate::examine::DescriptorError::NotSealed);
         assert_eq!(take(Wanted::Memory { sealed: true }, &[memory]), (0, false, unsealed));
-        // What is refused is closed before the answer.
+        // Refused descriptors are closed before the answer.
         drop(writer);
         assert_eq!(pipe.read(&mut [0]).unwrap(), 0);
-        // And a socket that is released when it is the last one.
+        // A release closes the socket if the keeper has the last descriptor.
         drop(server);
         seat.release();
         assert_eq!((&client).read(&mut [0]).unwrap(), 0);
@@ -389,8 +389,8 @@ mod tests {
         rustix::net::sendmsg(socket, &packet, &mut control, SendFlags::NOSIGNAL).unwrap();
     }
 
-    /// Whatever it does costs the client that needed it. The other client of the device, and the next one in the same
-    /// place, have another keeper.
+    /// A misbehaving keeper costs only the client that needed it. The device's other client, and the next client in the
+    /// same seat, get another keeper.
     #[test]
     fn keepers_that_are_not_to_be_trusted_are_replaced() {
         let lies: [fn(&OwnedFd, u32); 11] = [
@@ -399,8 +399,8 @@ mod tests {
             |socket, id| say(socket, answer(id.wrapping_sub(1), 4, 0), b"abcd", &[]),
             |socket, id| say(socket, answer(id, 4, 0), b"abc", &[]),
             |socket, id| say(socket, answer(id, 3, 0), b"abcd", &[]),
-            // More bytes than were asked for, descriptors that it does not name, or that it names and does not have, or
-            // too many.
+            // More bytes than requested; unannounced descriptors; announced descriptors that are absent; or too many
+            // descriptors.
             |socket, id| say(socket, answer(id, 5, 0), b"abcde", &[]),
             |socket, id| say(socket, answer(id, 4, 0), b"abcd", &[socket.as_fd()]),
             |socket, id| say(socket, answer(id, 4, 1), b"abcd", &[]),
@@ -440,15 +440,15 @@ mod tests {
         serves(&seat, &client);
     }
 
-    /// The last client may have left its keeper like this.
+    /// The previous client may have left its keeper in either state.
     #[test]
     fn a_client_does_not_pay_for_the_one_before() {
-        // It ends at once; or it never says anything, and its end of the socket stays open.
+        // The keeper ends at once; or it never answers, and its end of the socket stays open.
         let firsts: [fn(OwnedFd); 2] = [drop, std::mem::forget];
         for first in firsts {
             let keeper = keeper(first, SHORT);
             let (client, server) = UnixStream::pair().unwrap();
-            // What has been started before anybody came.
+            // A keeper that was started before the client connected.
             keeper.current.lock().socket = Some((keeper.renew)().unwrap());
             let seat = keeper.device();
             seat.admit(server.as_fd()).unwrap();

@@ -1,4 +1,4 @@
-//! The keeper's process: no thread but one, no log, and little memory, since there is one for each device.
+//! Keeper process: a single thread, no log, and little memory, because each device has one.
 
 use std::convert::Infallible;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -14,11 +14,11 @@ use super::receive::{Taken, take};
 use super::wire::{ANSWER, Answer, CHUNK, Operation, REQUEST, Request, SEATS};
 use crate::message::MAX_MSG_FDS;
 
-/// Serves the worker at the other end of a `SOCK_SEQPACKET` socket until the worker is gone. The caller confines the
-/// process before; [`crate::eventfd::prepare`] is to be called before that.
+/// Serves the worker at the other end of a `SOCK_SEQPACKET` socket until the worker closes it. The caller sandboxes the
+/// process before, and calls [`crate::eventfd::prepare`] before the sandbox is active.
 ///
 /// # Errors
-/// The other end sends what no worker sends, or the socket failed.
+/// The peer violates the protocol, or the socket failed.
 pub fn serve(worker: BorrowedFd<'_>) -> io::Result<()> {
     match answer_requests(worker) {
         Err(Some(errno)) => Err(errno.into()),
@@ -26,7 +26,7 @@ pub fn serve(worker: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Serves a worker until it is gone, which is no error.
+/// Serves a worker. `Err(None)` means that the worker has closed the socket, which is the normal end.
 fn answer_requests(worker: BorrowedFd<'_>) -> Result<Infallible, Option<Errno>> {
     let mut seats: [Option<OwnedFd>; SEATS] = Default::default();
     let mut buffer = [0; CHUNK];
@@ -39,8 +39,8 @@ fn answer_requests(worker: BorrowedFd<'_>) -> Result<Infallible, Option<Errno>> 
                 Taken::default()
             }
             (Operation::Release, None) => {
-                // Descriptors that the client has sent and that were not taken are closed with its last descriptor,
-                // which this is.
+                // This is the last descriptor of the client's socket. Closing it also closes the descriptors that the
+                // client has sent and that were not received.
                 *seat = None;
                 Taken::default()
             }
@@ -48,7 +48,8 @@ fn answer_requests(worker: BorrowedFd<'_>) -> Result<Infallible, Option<Errno>> 
                 let bytes = usize::try_from(request.bytes).unwrap_or(usize::MAX).min(CHUNK);
                 let room = buffer.get_mut(..bytes).unwrap_or_default();
                 let stream = seat.as_ref().ok_or(Errno::NOTCONN)?;
-                // Without bytes, as at the end of the stream: the worker sees that itself.
+                // On failure the answer has no bytes, as at the end of the stream: the worker sees the state of the
+                // stream itself.
                 take(stream.as_fd(), wanted, room).unwrap_or_default()
             }
             _ => return Err(Some(Errno::PROTO)),
@@ -57,7 +58,7 @@ fn answer_requests(worker: BorrowedFd<'_>) -> Result<Infallible, Option<Errno>> 
     }
 }
 
-/// The next request, and what came with it.
+/// Receives the next request and the descriptor that it carries.
 fn next(worker: BorrowedFd<'_>) -> Result<(Request, Option<OwnedFd>), Option<Errno>> {
     let mut bytes = [0; REQUEST + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -79,10 +80,10 @@ fn next(worker: BorrowedFd<'_>) -> Result<(Request, Option<OwnedFd>), Option<Err
     Ok((request, fd))
 }
 
-/// Says what was taken, and hands it over.
+/// Sends the answer to a request, with the received bytes and descriptors.
 fn answer(worker: BorrowedFd<'_>, id: u32, taken: Taken, buffer: &[u8]) -> Result<(), Option<Errno>> {
     match send(worker, &Answer::new(id, &taken), &taken.fds, buffer.get(..taken.bytes).unwrap_or_default()) {
-        // Too many descriptors of this user are in flight: the client has to do without.
+        // Too many descriptors of this user are in flight: the client's descriptors are refused.
         Err(errno @ (Errno::TOOMANYREFS | Errno::NOMEM | Errno::NOBUFS)) if !taken.fds.is_empty() => {
             let bytes = taken.bytes;
             let taken = Taken { bytes, refused: Some(errno.into()), ..Taken::default() };

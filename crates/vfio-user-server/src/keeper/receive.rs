@@ -1,4 +1,4 @@
-//! Takes bytes with descriptors from a client's socket, and examines the descriptors.
+//! Receives bytes with descriptors from a client's socket, and examines the descriptors.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -10,19 +10,19 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 use crate::examine::{self, DescriptorError};
 use crate::message::MAX_MSG_FDS;
 
-/// What the descriptors of a message may be.
+/// Kind of descriptors that a message may carry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wanted {
-    /// The message takes none.
+    /// The message carries none.
     Nothing,
-    /// One file of guest memory; `sealed`: it must not be able to shrink.
+    /// One file of guest memory. `sealed`: it must not be able to shrink.
     Memory { sealed: bool },
     /// Eventfds.
     Interrupts,
 }
 
 impl Wanted {
-    /// Most descriptors.
+    /// Returns the maximum number of descriptors.
     pub(crate) const fn most(self) -> usize {
         match self {
             Self::Nothing => 0,
@@ -40,27 +40,27 @@ impl Wanted {
     }
 }
 
-/// What was taken from the socket.
+/// Result of a receive from the socket.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
-    /// Bytes.
+    /// Number of bytes.
     pub(crate) bytes: usize,
-    /// Descriptors, all of the kind that is wanted, or none.
+    /// Descriptors: all of the wanted kind, or none.
     pub(crate) fds: Vec<OwnedFd>,
-    /// There were more descriptors than the message takes.
+    /// The message carried more descriptors than allowed.
     pub(crate) lost: bool,
-    /// Why there are no descriptors although some came.
+    /// Reason why received descriptors were refused.
     pub(crate) refused: Option<DescriptorError>,
 }
 
-/// Takes what is there of a message, and no bytes beyond `buffer`. Closes all descriptors that are refused, and with
-/// them those that came along: `close` may not return.
+/// Receives the available bytes of a message, and none beyond `buffer`. If one descriptor is refused, all descriptors
+/// of the message are closed. `close` may block forever.
 ///
 /// # Errors
-/// Nothing is there (`EAGAIN`), or the socket failed.
+/// Nothing is available (`EAGAIN`), or the socket failed.
 pub(crate) fn take(stream: BorrowedFd<'_>, wanted: Wanted, buffer: &mut [u8]) -> Result<Taken, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
-    // What finds no room is not installed, and the kernel lets go of it without FUSE's FLUSH.
+    // Descriptors without space are not installed, and the kernel drops them without FUSE's FLUSH.
     let room = match wanted {
         Wanted::Nothing => 0,
         Wanted::Memory { .. } => rustix::cmsg_space!(ScmRights(1)),
@@ -77,7 +77,7 @@ pub(crate) fn take(stream: BorrowedFd<'_>, wanted: Wanted, buffer: &mut [u8]) ->
             taken.fds.extend(fds);
         }
     }
-    // The room is rounded up.
+    // The kernel rounds the space up, so more descriptors may have been installed than wanted.
     taken.lost = received.flags.contains(ReturnFlags::CTRUNC) || taken.fds.len() > wanted.most();
     taken.refused = taken.fds.iter().find_map(|fd| wanted.examine(fd).err());
     if taken.lost || taken.refused.is_some() {

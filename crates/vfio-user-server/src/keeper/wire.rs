@@ -1,4 +1,4 @@
-//! What a worker and its keeper say to each other, in packets of a `SOCK_SEQPACKET` socket pair.
+//! Messages between a worker and its keeper: packets of a `SOCK_SEQPACKET` socket pair.
 //!
 //! | request, 12 bytes | answer, 16 bytes |
 //! | --- | --- |
@@ -7,41 +7,41 @@
 //! | its number: 4 | descriptors, 1 if some were lost, code of a refusal, 0: a byte each |
 //! | | errno of that refusal: 4 |
 //!
-//! Numbers are in the order of the processor. A request is answered before the next one is sent. Descriptors: with
-//! [`Operation::Admit`] the client's socket; with an answer those that were taken.
+//! Numbers are in native byte order. The keeper answers a request before the worker sends the next one.
+//! [`Operation::Admit`] carries the client's socket as a descriptor; an answer carries the received descriptors.
 
 use rustix::io::Errno;
 
 use super::receive::{Taken, Wanted};
 use crate::examine::DescriptorError;
 
-/// Clients of a keeper at a time: that of the device and that of its network function.
+/// Maximum number of clients of a keeper: one of the device and one of its network function.
 pub(super) const SEATS: usize = 2;
 
-/// Most bytes of a message in an answer.
+/// Maximum number of message bytes in an answer.
 pub(super) const CHUNK: usize = 4096;
 
 pub(super) const REQUEST: usize = 12;
 pub(super) const ANSWER: usize = 16;
 
-/// What a worker asks for.
+/// Operation that a worker requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Operation {
-    /// Keep the socket that comes along.
+    /// Keep the socket that the request carries.
     Admit,
-    /// Close it.
+    /// Close the socket.
     Release,
-    /// Take bytes from it.
+    /// Receive bytes from the socket.
     Take(Wanted),
 }
 
-/// A request.
+/// Request of a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Request {
     pub(super) operation: Operation,
-    /// Which client, less than [`SEATS`].
+    /// Number of the client, less than [`SEATS`].
     pub(super) seat: u8,
-    /// Most bytes to take.
+    /// Maximum number of bytes to receive.
     pub(super) bytes: u32,
     pub(super) id: u32,
 }
@@ -60,7 +60,7 @@ impl Request {
         [operation, self.seat, wanted, 0, a, b, c, d, e, f, g, h]
     }
 
-    /// `None`: it is no request.
+    /// Parses a request. Returns `None` if it is malformed.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let &[operation, seat, wanted, 0, a, b, c, d, e, f, g, h] = bytes else { return None };
         let operation = match (operation, wanted) {
@@ -77,7 +77,7 @@ impl Request {
     }
 }
 
-/// The head of an answer.
+/// Header of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Answer {
     pub(super) id: u32,
@@ -111,13 +111,13 @@ impl Answer {
         [a, b, c, d, e, f, g, h, self.fds, self.lost.into(), code, 0, i, j, k, l]
     }
 
-    /// `None`: it is no answer.
+    /// Parses the header of an answer. Returns `None` if it is malformed.
     pub(super) fn parse(bytes: &[u8; ANSWER]) -> Option<Self> {
         let [a, b, c, d, e, f, g, h, fds, lost @ (0 | 1), code, 0, i, j, k, l] = *bytes else { return None };
         let (id, bytes) = (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]));
         let refused = match (code, i32::from_ne_bytes([i, j, k, l])) {
             (0, 0) => None,
-            // What a system call can return: others are no error for the client.
+            // Errnos that a system call can return; no other value is passed on to the client.
             (1, errno @ 1..4096) => Some(DescriptorError::System(Errno::from_raw_os_error(errno))),
             (2, 0) => Some(DescriptorError::MayBlock),
             (3, 0) => Some(DescriptorError::NotSealed),
@@ -160,7 +160,7 @@ mod tests {
             prop_assert_eq!(Answer::parse(&answer.to_bytes()), Some(answer));
         }
 
-        /// Whatever comes is understood exactly or not at all.
+        /// A message is either parsed without loss or refused.
         #[test]
         fn any_bytes(bytes in prop::array::uniform16(prop_oneof![3 => 0u8..5, 1 => any::<u8>()]), cut in 0usize..16) {
             if let Some(answer) = Answer::parse(&bytes) {

@@ -1,35 +1,35 @@
-//! Who may use a socket.
+//! Access rights of a socket.
 
 use serde::{Deserialize, Serialize};
 
 use super::names::{group_id, user_id};
 
-/// Who may connect to a socket, or send to it: owner, group and mode of its file. What is absent is the process's own
-/// user and group, and mode 600, or 660 if there is a group.
+/// Users that may connect to a socket, or send to it: owner, group and mode of its file. Absent fields default to the
+/// process's own user and group, and to mode 600, or 660 if there is a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SocketAccess {
-    /// Number of the user that owns it.
+    /// ID of the user that owns the file.
     pub owner: Option<u32>,
-    /// Number of its group.
+    /// ID of its group.
     pub group: Option<u32>,
-    /// Its permission bits, at most 0o777. Only those for writing matter to who connects.
+    /// Permission bits, at most 0o777. Only the write bits matter for connecting.
     pub mode: Option<u32>,
 }
 
 impl SocketAccess {
-    /// Parses an owner: a user's name or number.
+    /// Parses an owner: a user's name or ID.
     ///
     /// # Errors
-    /// There is no such user.
+    /// The user does not exist.
     pub fn parse_owner(text: &str) -> Result<u32, String> {
         user_id(text)
     }
 
-    /// Parses a group: its name or number.
+    /// Parses a group: its name or ID.
     ///
     /// # Errors
-    /// There is no such group.
+    /// The group does not exist.
     pub fn parse_group(text: &str) -> Result<u32, String> {
         group_id(text)
     }
@@ -37,21 +37,21 @@ impl SocketAccess {
     /// Parses permission bits: up to four octal digits, at most 777.
     ///
     /// # Errors
-    /// It is something else.
+    /// The text is not such a number.
     pub fn parse_mode(text: &str) -> Result<u32, String> {
         let octal = (1..=4).contains(&text.len()) && text.bytes().all(|byte| matches!(byte, b'0'..=b'7'));
         let mode = octal.then(|| u32::from_str_radix(text, 8).ok()).flatten();
         mode.filter(|&mode| mode <= 0o777).ok_or_else(|| format!("mode '{text}' is not octal, at most 777"))
     }
 
-    /// The permission bits that the file gets.
+    /// Returns the permission bits of the file.
     pub fn permissions(&self) -> u32 {
         let default = if self.group.is_some() { 0o660 } else { 0o600 };
-        // Set-user-ID and its like mean nothing for a socket.
+        // Set-user-ID and similar bits have no effect on a socket.
         self.mode.unwrap_or(default) & 0o777
     }
 
-    /// Returns `true` if somebody else than the process's own user may use the socket.
+    /// Returns `true` if users other than the process's own may use the socket.
     pub(super) fn is_shared(&self) -> bool {
         self.owner.is_some() || self.group.is_some() || self.permissions() & 0o077 != 0
     }

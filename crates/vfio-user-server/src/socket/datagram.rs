@@ -12,21 +12,21 @@ use super::error::SocketError;
 use super::file::{BoundFile, is_socket};
 use super::stream::peer;
 
-/// The file of a datagram socket, which goes away with us.
+/// File of a datagram socket, removed when this is dropped.
 #[derive(Debug)]
 pub struct DatagramFile(BoundFile);
 
 impl DatagramFile {
-    /// Its path, if the file is not there any more.
+    /// Returns the path if the file does not exist any more.
     pub fn lost(&self) -> Option<&Path> {
         self.0.lost()
     }
 }
 
-/// Binds a datagram socket for whom `access` names. The socket of a process that is gone is replaced.
+/// Binds a datagram socket for the users that `access` names. The socket of a process that has ended is replaced.
 ///
 /// # Errors
-/// Something is there already, or the system refused.
+/// The path is in use, or a system call failed.
 pub fn bind_datagram(path: &Path, access: SocketAccess) -> Result<(UnixDatagram, DatagramFile), SocketError> {
     remove_stale(path)?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
@@ -46,7 +46,7 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
     match probe.connect(path) {
         Ok(()) => Err(SocketError::InUse { path: path.to_owned(), pid: peer(&probe) }),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(SocketError::Foreign(path.to_owned())),
-        // Refused is also what a plain file says.
+        // A plain file refuses the connection as well.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => {
             fs::remove_file(path).map_err(failed)
         }

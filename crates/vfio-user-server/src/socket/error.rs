@@ -1,4 +1,4 @@
-//! Why a socket cannot be made.
+//! Errors of creating sockets.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,74 +8,74 @@ use thiserror::Error;
 
 use super::names::user;
 
-/// Longest path of a socket, in bytes: `sun_path` with its NUL has 108.
+/// Maximum length of a socket's path, in bytes: `sun_path` has 108 with its NUL.
 const MAX_PATH: usize = 107;
 
-/// Why a socket cannot be made. What the system said is the source, and not repeated here.
+/// Reason why a socket cannot be created. An error of the system is the source, and not repeated in the text.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SocketError {
     /// The path is longer than a socket address.
     #[error("{}: the path is too long for a socket: {} bytes, at most {MAX_PATH}", .0.display(), .0.as_os_str().len())]
     TooLong(PathBuf),
-    /// Something else is there, which we will not remove.
+    /// Another kind of file exists at the path and is not removed.
     #[error("{}: exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
-    /// Somebody listens there.
+    /// A process is listening at the path.
     #[error("{}: {} is listening there", path.display(), who(*pid))]
     InUse {
-        /// Which socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// The process, if the system tells.
+        /// PID of the process, if known.
         pid: Option<Pid>,
     },
-    /// The folder is missing.
+    /// The directory does not exist.
     #[error("{}: the directory {} does not exist", path.display(), directory.display())]
     NoDirectory {
-        /// Which socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Its folder.
+        /// Its directory.
         directory: PathBuf,
     },
-    /// The folder is not ours.
+    /// The process may not write to the directory.
     #[error("{}: no permission to create a socket in {} (user {user})", path.display(), directory.display())]
     NoPermission {
-        /// Which socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Its folder.
+        /// Its directory.
         directory: PathBuf,
-        /// Who we are.
+        /// User of this process.
         user: String,
     },
-    /// Somebody else's socket, of which we cannot know whether it is in use.
+    /// A socket of another user, which may be in use: this process cannot tell.
     #[error("{}: a socket of another user is there", .0.display())]
     Foreign(PathBuf),
-    /// Others can exchange files in the folder, so that they could choose which file is given away.
+    /// Other users can exchange files in the directory, and so choose the file that gets the socket's owner and mode.
     #[error(
         "{}: no socket for others in {}: others can rename files there (it must be ours or root's, and sticky if others write to it)",
         path.display(), directory.display()
     )]
     OpenDirectory {
-        /// Which socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Its folder.
+        /// Its directory.
         directory: PathBuf,
     },
-    /// What is at the path is not the socket that was bound there a moment ago.
+    /// The file at the path is not the socket that was bound there a moment ago.
     #[error("{}: somebody has put something else in the place of the socket", .0.display())]
     Exchanged(PathBuf),
-    /// The system refused.
+    /// Any other error of the system.
     #[error("{}", path.display())]
     Io {
-        /// Which socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
 impl SocketError {
-    /// What making a socket at `path` failed with.
+    /// Converts an error of creating a socket at `path`.
     pub(crate) fn making(path: &Path, source: io::Error) -> Self {
         let (path, directory) = (path.to_owned(), Self::directory(path));
         match source.kind() {
@@ -85,7 +85,7 @@ impl SocketError {
         }
     }
 
-    /// The folder that a path is in.
+    /// Returns the directory of a path.
     pub(super) fn directory(path: &Path) -> PathBuf {
         match path.parent() {
             Some(directory) if !directory.as_os_str().is_empty() => directory.to_owned(),

@@ -1,4 +1,4 @@
-//! The file of a socket, from its birth to its removal.
+//! File of a socket, from its creation to its removal.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,10 +15,10 @@ use rustix::process::geteuid;
 use super::access::SocketAccess;
 use super::error::SocketError;
 
-/// Permissions with which a socket is born: nobody else can reach it before it has its own.
+/// Permissions of a socket at its creation: only its owner can use it until its final mode is set.
 const BORN: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// The file of a bound socket. It goes away with this, unless somebody has put something else in its place.
+/// File of a bound socket. Dropping it removes the file, unless another file has taken its place.
 #[derive(Debug)]
 pub(super) struct BoundFile {
     path: PathBuf,
@@ -27,11 +27,11 @@ pub(super) struct BoundFile {
 }
 
 impl BoundFile {
-    /// Binds `socket` at `path`, where nothing is, and then gives the file to whom `access` names. Before that nobody
-    /// but our own user can send to the socket or connect to it, whatever the umask is.
+    /// Binds `socket` at `path`, where no file exists, and then gives the file to the users that `access` names. Until
+    /// then only the process's own user can send to the socket or connect to it, regardless of the umask.
     ///
     /// # Errors
-    /// The system refused, or the folder is one in which others can exchange the file; nothing is left behind.
+    /// A system call failed, or other users can exchange files in the directory; no file is left behind.
     pub(super) fn bind(socket: impl AsFd, path: &Path, access: SocketAccess) -> Result<Self, SocketError> {
         let folder = Folder::open(path)?;
         folder.check(access)?;
@@ -40,7 +40,7 @@ impl BoundFile {
         Ok(file)
     }
 
-    /// Its path, if the file is not there any more: nobody finds the socket.
+    /// Returns the path if the file does not exist any more, so that no client can find the socket.
     pub(super) fn lost(&self) -> Option<&Path> {
         (!self.is_there()).then_some(&self.path)
     }
@@ -63,7 +63,7 @@ pub(super) fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// Where a socket is to be. Held open, so that what was checked is what is used.
+/// Directory of a future socket. Held open, so that the directory that was checked is the one that is used.
 pub(super) struct Folder<'a> {
     path: &'a Path,
     name: OsString,
@@ -81,9 +81,9 @@ impl<'a> Folder<'a> {
         Ok(Self { path, name, directory, handle })
     }
 
-    /// A socket that others may use is not made where others can put another file in its place before it has its
-    /// owner and mode, which that file would get then. For our own socket such a folder is worth a warning: whoever is
-    /// there first is whom the other side connects to.
+    /// Checks the directory. A socket for other users is refused where they can put another file in its place before it
+    /// has its owner and mode, because that file would get them. For a socket of the own user such a directory causes
+    /// only a warning: another user may bind the path first, and the peer then connects to that socket.
     fn check(&self, access: SocketAccess) -> Result<(), SocketError> {
         let stat = rustix::fs::fstat(&self.handle).map_err(|errno| SocketError::making(self.path, errno.into()))?;
         if access.is_shared() && others_can_rename(&stat) {
@@ -100,10 +100,10 @@ impl<'a> Folder<'a> {
         Ok(())
     }
 
-    /// Checks that a socket for whom `access` names could be made here.
+    /// Checks whether a socket for the users that `access` names could be created here.
     ///
     /// # Errors
-    /// The path is too long, or the folder is not ours to write to, or one in which others can exchange the file.
+    /// The path is too long, the directory is not writable, or other users can exchange files in it.
     pub(super) fn check_access(&self, access: SocketAccess) -> Result<(), SocketError> {
         SocketAddrUnix::new(self.path).map_err(|_| SocketError::TooLong(self.path.to_owned()))?;
         let wanted = Access::WRITE_OK | Access::EXEC_OK;
@@ -117,7 +117,7 @@ impl<'a> Folder<'a> {
         self.born_with(socket, || ())
     }
 
-    /// The same, with what somebody does between the two.
+    /// The same, with a hook between the two steps for tests.
     pub(super) fn born_with(
         &self,
         socket: impl AsFd,
@@ -125,14 +125,14 @@ impl<'a> Folder<'a> {
     ) -> Result<(BoundFile, OwnedFd), SocketError> {
         let failed = |errno: rustix::io::Errno| SocketError::making(self.path, errno.into());
         let address = SocketAddrUnix::new(self.path).map_err(|_| SocketError::TooLong(self.path.to_owned()))?;
-        // The file's permissions are those of the unbound socket, less the umask.
+        // The file gets the permissions of the unbound socket, less the umask.
         rustix::fs::fchmod(&socket, BORN).map_err(failed)?;
         rustix::net::bind(&socket, &address).map_err(failed)?;
         meanwhile();
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.handle, &self.name, flags, Mode::empty()).map_err(failed)?;
         let stat = rustix::fs::fstat(&file).map_err(failed)?;
-        // A second link would be a file that was here before.
+        // A second link means that the file existed before.
         let ours = FileType::from_raw_mode(stat.st_mode) == FileType::Socket
             && stat.st_uid == geteuid().as_raw()
             && stat.st_nlink == 1
@@ -144,27 +144,27 @@ impl<'a> Folder<'a> {
     }
 }
 
-/// Returns `true` if somebody else than we and root can make files in this folder.
+/// Returns `true` if users other than the process's own and root can create files in this directory.
 fn others_can_write(folder: &Stat) -> bool {
     let owned = folder.st_uid == 0 || folder.st_uid == geteuid().as_raw();
     !owned || Mode::from_raw_mode(folder.st_mode).intersects(Mode::WGRP | Mode::WOTH)
 }
 
-/// Returns `true` if somebody else than we and root can rename files of ours in this folder. In a sticky one only the
-/// owner of a file, or of the folder, does.
+/// Returns `true` if users other than the process's own and root can rename the process's files in this directory. In a
+/// sticky directory only the owner of a file, or of the directory, can.
 fn others_can_rename(folder: &Stat) -> bool {
     let owned = folder.st_uid == 0 || folder.st_uid == geteuid().as_raw();
     others_can_write(folder) && !(owned && Mode::from_raw_mode(folder.st_mode).contains(Mode::SVTX))
 }
 
-/// Gives the file its group, mode and owner, in this order: nobody is let in by permissions that were for another
-/// group, and the owner is changed when nothing more is to be changed.
+/// Sets the group, mode and owner of the file, in this order: the mode is never in effect for another group than the
+/// intended one, and the owner changes last because the process cannot change the file afterwards.
 fn apply(file: &OwnedFd, access: SocketAccess) -> io::Result<()> {
     let own = |owner, group| rustix::fs::chownat(file, "", owner, group, AtFlags::EMPTY_PATH);
     if let Some(group) = access.group {
         own(None, Some(Gid::from_raw(group)))?;
     }
-    // A handle of this kind cannot be given a mode itself, but leads to the file whatever has become of its name.
+    // `fchmod` refuses O_PATH handles, but their path in /proc leads to the file even if it was renamed.
     let handle = format!("/proc/self/fd/{}", file.as_raw_fd());
     fs::set_permissions(&handle, fs::Permissions::from_mode(access.permissions()))?;
     if let Some(owner) = access.owner {

@@ -1,7 +1,7 @@
 //! Unix sockets in the file system.
 //!
-//! A socket can be used by its owner alone from its creation until it has the owner, group and mode of its
-//! [`SocketAccess`]. Its file is removed with it, unless another file has taken its place.
+//! From its creation until it has the owner, group and mode of its [`SocketAccess`], only the socket's owner can use
+//! it. Its file is removed when the socket is dropped, unless another file has taken its place.
 
 mod access;
 mod datagram;

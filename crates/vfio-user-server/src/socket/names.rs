@@ -1,31 +1,31 @@
-//! Users and groups by their names, as the system's databases have them.
+//! Names and IDs of users and groups, from the system's databases.
 
 use nix::unistd::{Group, Uid, User};
 
-/// The number of a user that is given by name or by number.
+/// Returns the ID of a user that is given by name or by ID.
 ///
 /// # Errors
-/// There is no such user, or the databases cannot be read.
+/// The user does not exist, or the databases cannot be read.
 pub(super) fn user_id(text: &str) -> Result<u32, String> {
     id(text, "user", || Ok(User::from_name(text)?.map(|user| user.uid.as_raw())))
 }
 
-/// The number of a group that is given by name or by number.
+/// Returns the ID of a group that is given by name or by ID.
 ///
 /// # Errors
-/// There is no such group, or the databases cannot be read.
+/// The group does not exist, or the databases cannot be read.
 pub(super) fn group_id(text: &str) -> Result<u32, String> {
     id(text, "group", || Ok(Group::from_name(text)?.map(|group| group.gid.as_raw())))
 }
 
-/// A user's name, or the number if it has none.
+/// Returns a user's name, or the ID if it has none.
 pub fn user(uid: u32) -> String {
     User::from_uid(Uid::from_raw(uid)).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name)
 }
 
 fn id(text: &str, what: &str, by_name: impl FnOnce() -> nix::Result<Option<u32>>) -> Result<u32, String> {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        // The largest number means "unchanged" to the system.
+        // The largest ID means "unchanged" in system calls.
         return text
             .parse()
             .ok()

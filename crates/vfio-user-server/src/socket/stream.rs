@@ -14,42 +14,42 @@ use super::access::SocketAccess;
 use super::error::SocketError;
 use super::file::{BoundFile, Folder, is_socket};
 
-/// Connections that wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 16;
 
-/// A listening socket whose file goes away with it.
+/// Listening socket whose file is removed when this is dropped.
 #[derive(Debug)]
 pub struct SocketFile {
     listener: UnixListener,
-    /// None if whoever started us has made it.
+    /// `None` if the parent process has created the socket.
     file: Option<BoundFile>,
 }
 
 impl SocketFile {
-    /// Listens at `path`, for whom `access` names. The socket of a process that is gone is replaced.
+    /// Listens at `path`, for the users that `access` names. The socket of a process that has ended is replaced.
     ///
     /// # Errors
-    /// Something is there already, or the system refused.
+    /// The path is in use, or a system call failed.
     pub fn bind(path: &Path, access: SocketAccess) -> Result<Self, SocketError> {
         let failed = |errno: Errno| SocketError::making(path, errno.into());
         remove_stale(path)?;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
         let file = BoundFile::bind(&socket, path, access)?;
-        // Before it listens nobody can connect.
+        // Clients cannot connect before this call, so all of them see the final owner and mode.
         rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
         Ok(Self { listener: UnixListener::from(socket), file: Some(file) })
     }
 
-    /// Listens where whoever started us has begun to.
+    /// Wraps a socket that listens already and was inherited from the parent process.
     pub const fn inherited(listener: UnixListener) -> Self {
         Self { listener, file: None }
     }
 
-    /// Checks whether [`Self::bind`] could do what it does, and does nothing.
+    /// Checks whether [`Self::bind`] would succeed, without changing anything.
     ///
     /// # Errors
-    /// What it would fail with.
+    /// The error of [`Self::bind`].
     pub fn check(path: &Path, access: SocketAccess) -> Result<(), SocketError> {
         match look(path)? {
             Found::Nothing | Found::Stale => Folder::open(path)?.check_access(access),
@@ -57,12 +57,12 @@ impl SocketFile {
         }
     }
 
-    /// Its path, if the file is not there any more. None if it is not ours.
+    /// Returns the path if the file does not exist any more. `None` for an inherited socket.
     pub fn lost(&self) -> Option<&Path> {
         self.file.as_ref()?.lost()
     }
 
-    /// What to accept from.
+    /// Returns the listener.
     pub const fn listener(&self) -> &UnixListener {
         &self.listener
     }
@@ -73,17 +73,18 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
     if is_stale(path)? { fs::remove_file(path).map_err(failed) } else { Ok(()) }
 }
 
-/// What is at the path of a socket.
+/// State of the path of a socket.
 enum Found {
     Nothing,
-    /// The socket of a process that is gone.
+    /// The socket of a process that has ended.
     Stale,
-    /// The socket of a process.
+    /// The socket of a running process.
     Taken,
 }
 
-/// Finds out what is at a path without connecting: the server at a device's socket would take that for a client. The
-/// kernel looks for the socket behind the file before it compares the types of both ends, and servers have streams.
+/// Examines a path without connecting, because the server of a device's socket would take a connection for a client.
+/// The kernel looks the socket of the file up before it compares the types of both ends, and servers use stream
+/// sockets, so a datagram probe fails with EPROTOTYPE if a server is listening.
 fn look(path: &Path) -> Result<Found, SocketError> {
     let failed = |source: io::Error| SocketError::making(path, source);
     match fs::symlink_metadata(path) {
@@ -103,17 +104,17 @@ fn look(path: &Path) -> Result<Found, SocketError> {
     }
 }
 
-/// Returns `true` if there is the socket of a process that is gone, and `false` if there is nothing.
+/// Returns `true` if the path has the socket of a process that has ended, and `false` if there is no file.
 fn is_stale(path: &Path) -> Result<bool, SocketError> {
     match look(path)? {
         Found::Nothing => return Ok(false),
         Found::Stale => return Ok(true),
         Found::Taken => {}
     }
-    // Only a connection tells whose it is.
+    // Only a connection shows the PID of the listening process.
     match UnixStream::connect(path) {
         Ok(stream) => match peer(&stream) {
-            // Workers that have it from there end with it, which takes a moment.
+            // Workers that inherited the socket from that process end shortly after it.
             Some(pid) if has_ended(pid) => Ok(true),
             pid => Err(SocketError::InUse { path: path.to_owned(), pid }),
         },
@@ -126,12 +127,12 @@ fn is_stale(path: &Path) -> Result<bool, SocketError> {
     }
 }
 
-/// Returns `true` if there is no such process any more.
+/// Returns `true` if the process does not exist.
 fn has_ended(pid: Pid) -> bool {
     rustix::process::test_kill_process(pid) == Err(Errno::SRCH)
 }
 
-/// The process at the other end: who listens there, or has connected.
+/// Returns the process at the other end: the one that listens, or the one that has connected.
 pub fn peer(socket: impl AsFd) -> Option<Pid> {
     rustix::net::sockopt::socket_peercred(socket).ok().map(|credentials| credentials.pid)
 }

@@ -18,12 +18,12 @@ fn own() -> SocketAccess {
     SocketAccess::default()
 }
 
-/// A group that we may give a file to: our own is one for everybody, root may take any.
+/// Returns a group that the test may give a file to: its own, which any user may, or another one if it runs as root.
 fn group_of_ours() -> u32 {
     if rustix::process::geteuid().is_root() { 4242 } else { rustix::process::getegid().as_raw() }
 }
 
-/// A folder that is ours alone, whatever mask another test of the process has set meanwhile.
+/// Returns a directory for the own user only, independent of the umask that another test may have set.
 fn folder() -> tempfile::TempDir {
     tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o700)).tempdir().unwrap()
 }
@@ -45,7 +45,7 @@ fn the_life_of_a_socket_file() {
     assert!(path.exists());
     let socket = SocketFile::bind(&path, own()).unwrap();
 
-    // What replaced ours stays.
+    // A file that has replaced the socket is not removed.
     fs::remove_file(&path).unwrap();
     fs::write(&path, "precious").unwrap();
     drop(socket);
@@ -58,7 +58,7 @@ fn the_life_of_a_socket_file() {
     assert!(matches!(SocketFile::bind(&nowhere, own()), Err(SocketError::NoDirectory { .. })));
 }
 
-/// A check beside a running daemon: its server would count a connection as a client, and log its end.
+/// A check next to a running daemon must not connect: the server would count a client and log its end.
 #[test]
 fn to_look_at_a_socket_is_not_to_connect() {
     let folder = folder();
@@ -69,7 +69,7 @@ fn to_look_at_a_socket_is_not_to_connect() {
     assert!(matches!(SocketFile::check(&path, own()), Err(SocketError::InUse { .. })));
     assert_eq!(socket.listener().accept().unwrap_err().kind(), io::ErrorKind::WouldBlock, "a client came");
     drop(socket);
-    // The file of a process that is gone is none of anybody's.
+    // The file of a process that has ended does not count as in use.
     drop(UnixListener::bind(&path).unwrap());
     SocketFile::check(&path, own()).unwrap();
     fs::remove_file(&path).unwrap();
@@ -90,7 +90,7 @@ fn datagram_sockets_are_ours_or_refused() {
     fs::write(&path, "precious").unwrap();
     assert!(matches!(bind_datagram(&path, own()), Err(SocketError::NotASocket(_))));
 
-    // What replaced ours stays.
+    // A file that has replaced the socket is not removed.
     fs::remove_file(&path).unwrap();
     let (socket, file) = bind_datagram(&path, own()).unwrap();
     fs::remove_file(&path).unwrap();
@@ -99,8 +99,8 @@ fn datagram_sockets_are_ours_or_refused() {
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
 }
 
-/// The attack is one on the moment after `bind`: whoever then may write to the file can send to a datagram socket, or
-/// be in the queue of a listening one. So this looks at the file in that moment, with the umask that hides nothing.
+/// The attack uses the moment after `bind`: a user that may write to the file then can send to a datagram socket, or
+/// enter the queue of a listening one. So the test examines the file at that moment, with a umask that masks nothing.
 #[test]
 fn nobody_else_reaches_a_socket_when_it_is_born() {
     let folder = folder();
@@ -112,7 +112,7 @@ fn nobody_else_reaches_a_socket_when_it_is_born() {
     let born = Folder::open(&path).unwrap().born(&socket);
     rustix::process::umask(umask);
     let _born = born.unwrap();
-    // What this test would see if `bind` alone decided.
+    // The permissions if only `bind` decided.
     assert_eq!(plain, 0o777);
     assert_eq!(mode(&path), 0o600);
 }
@@ -152,13 +152,13 @@ fn another_owner_takes_root() {
         let found = fs::symlink_metadata(&path).unwrap();
         assert_eq!((found.uid(), found.gid(), mode(&path)), (4243, 4242, 0o660));
     } else {
-        // Refused, and nothing is left for somebody to connect to.
+        // Refused, and no file is left to connect to.
         assert!(matches!(bound, Err(SocketError::Io { .. } | SocketError::NoPermission { .. })));
         assert!(!path.exists());
     }
 }
 
-/// What is put in the place of the socket is not what gets its owner and mode: neither what a symbolic link leads to
+/// A file in the place of the socket does not get the socket's owner and mode: neither the target of a symbolic link
 /// nor another file.
 #[test]
 fn a_file_that_was_exchanged_is_left_alone() {
@@ -186,7 +186,7 @@ fn a_file_that_was_exchanged_is_left_alone() {
     }
 }
 
-/// In such a folder somebody could put another socket of ours in the place of this one.
+/// In such a directory another user could put another socket of this process in the place of this one.
 #[test]
 fn no_socket_for_others_where_others_rename_files() {
     let folder = folder();
@@ -198,7 +198,7 @@ fn no_socket_for_others_where_others_rename_files() {
         assert_eq!(refused(SocketFile::bind(&path, shared).map(|_| ())), !allowed, "{permissions:o}");
         assert_eq!(refused(bind_datagram(&path, shared).map(|_| ())), !allowed, "{permissions:o}");
         assert!(!path.exists());
-        // Our own socket is nobody's business there either way.
+        // A socket for the own user is allowed in all of them.
         SocketFile::bind(&path, own()).unwrap();
     }
 }
