@@ -1,8 +1,7 @@
 //! Work on a frame that its sender did not do: a checksum, or TCP segmentation.
 //!
-//! Between guests of one process the receiver does it: a long frame is delivered whole, as
-//! between two interfaces of one kernel. A [`GsoLink`](crate::GsoLink) does the work in front of links that carry
-//! frames to a wire.
+//! Between guests of one process the receiver does it: a long frame is delivered whole, as between two interfaces of
+//! one kernel. A [`GsoLink`](crate::GsoLink) does it in front of links that carry frames to a wire.
 
 pub mod headers;
 #[cfg(any(test, feature = "testing"))]
