@@ -170,7 +170,7 @@ fn frames_cross_a_veth_pair_as_they_are() {
             assert_eq!(a.send(&batch(&sent), 0), sent.len());
             assert!(collect(&b, sent.len()) == sent);
         }
-        // A frame that is not RoCE, one to another host, and one with a tag, which the kernel removes on the way.
+        // A frame to another host, and one with a tag, which the kernel removes on the way.
         let mut other = packet(1, 0xc001, 64);
         other[..6].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
         let mut tagged = packet(2, 0xc001, 64);
