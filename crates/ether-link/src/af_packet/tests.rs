@@ -130,7 +130,7 @@ impl Namespace {
     }
 }
 
-/// Waits for RoCE frames to B. Other frames, which the host sends by itself, are ignored.
+/// Waits for frames to B. Other frames, which the host sends by itself, are ignored.
 fn collect(link: &AfPacketLink, count: usize) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
     while got.len() < count {
