@@ -1,15 +1,15 @@
-//! Frames in a stream of bytes: in front of each its length, four bytes in network order.
+//! Framing in a byte stream: each frame is preceded by its length, four bytes in network order.
 
 use crate::MAX_LINK_FRAME;
 
 /// Bytes of the length.
 pub(crate) const PREFIX: usize = 4;
 
-/// The length is that of no frame: the other side does not speak this protocol.
+/// Error: the length is not that of a frame, so the other end does not use this protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoFrame;
 
-/// Takes frames out of a stream.
+/// Extracts frames from a stream.
 #[derive(Debug)]
 pub(crate) struct Deframer {
     buffer: Vec<u8>,
@@ -18,15 +18,15 @@ pub(crate) struct Deframer {
 }
 
 impl Deframer {
-    /// One that has room for `chunk` bytes whenever it holds no whole frame.
+    /// Creates a deframer that has room for `chunk` bytes whenever it contains no whole frame.
     pub(crate) fn new(chunk: usize) -> Self {
         Self { buffer: vec![0; chunk.saturating_add(PREFIX + MAX_LINK_FRAME)], start: 0, end: 0 }
     }
 
-    /// The next frame, if it is here.
+    /// Returns the next frame, if it is complete.
     ///
     /// # Errors
-    /// What is here is none.
+    /// The buffered data are not a frame.
     pub(crate) fn frame(&mut self) -> Result<Option<&[u8]>, NoFrame> {
         let held = self.buffer.get(self.start..self.end).ok_or(NoFrame)?;
         let Some((prefix, rest)) = held.split_first_chunk::<PREFIX>() else { return Ok(None) };
@@ -39,7 +39,7 @@ impl Deframer {
         Ok(Some(frame))
     }
 
-    /// Returns `true` if [`Self::frame`] has something to say.
+    /// Returns `true` if [`Self::frame`] would return a frame or an error.
     pub(crate) fn has_frame(&mut self) -> bool {
         let start = self.start;
         let said = !matches!(self.frame(), Ok(None));
@@ -47,7 +47,7 @@ impl Deframer {
         said
     }
 
-    /// Where bytes that come go: the rest of the buffer.
+    /// Returns the free part of the buffer, in which received bytes are stored.
     pub(crate) fn room(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -56,7 +56,7 @@ impl Deframer {
         self.buffer.get_mut(self.end..).unwrap_or_default()
     }
 
-    /// So many bytes were put there.
+    /// Records that `count` bytes were stored there.
     pub(crate) fn filled(&mut self, count: usize) {
         self.end = self.end.saturating_add(count).min(self.buffer.len());
     }
@@ -65,7 +65,7 @@ impl Deframer {
 /// Appends a frame with its length.
 ///
 /// # Errors
-/// It is too long.
+/// The frame is too long.
 pub(crate) fn put(frame: &[u8], to: &mut Vec<u8>) -> Result<(), NoFrame> {
     let length = u32::try_from(frame.len()).ok().filter(|_| frame.len() <= MAX_LINK_FRAME).ok_or(NoFrame)?;
     to.extend_from_slice(&length.to_be_bytes());
@@ -81,7 +81,7 @@ mod tests {
 
     const CHUNK: usize = 4096;
 
-    /// Gives a deframer what it has room for, in pieces of these lengths again and again, and takes all frames out.
+    /// Passes the data to a deframer as far as it has room, repeating pieces of these lengths, and returns all frames.
     fn split(bytes: &[u8], pieces: &[usize]) -> Result<Vec<Vec<u8>>, NoFrame> {
         let (mut deframer, mut frames, mut left) = (Deframer::new(CHUNK), Vec::new(), bytes);
         for piece in pieces.iter().cycle() {

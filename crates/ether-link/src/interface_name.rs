@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 pub struct InterfaceName(String);
 
 impl InterfaceName {
-    /// Most bytes of a name: IFNAMSIZ with its end.
+    /// Highest number of bytes in a name: IFNAMSIZ without the terminating zero.
     const MAX: usize = 15;
 
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -23,7 +23,7 @@ impl InterfaceName {
 impl FromStr for InterfaceName {
     type Err = String;
 
-    /// What Linux takes as a name, without the `%` that would have it choose one.
+    /// Accepts the names that Linux accepts, except those with a `%`, for which Linux would choose a name.
     fn from_str(text: &str) -> Result<Self, String> {
         let plain = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | '%');
         if text.is_empty() || text.len() > Self::MAX || matches!(text, "." | "..") || !text.chars().all(plain) {

@@ -1,21 +1,22 @@
-//! Ethernet links with sockets: the places where frames leave the process and enter it.
+//! Ethernet links with sockets: the places where frames leave and enter the process.
 //!
-//! The trait [`Link`], batches of [`Frames`], the [`switch`] and the links inside a process are those of `pvrdma-link`,
+//! The trait [`Link`], batches of [`Frames`], the [`switch`] and the links inside a process come from `pvrdma-link`,
 //! which this crate re-exports.
 //!
-//! Each kind of link is a Cargo feature, on by default. It has two halves. One needs privileges or paths: it opens,
-//! binds and sets options. The other is the link, made `from_` the descriptors that the first half gave; from then on
-//! it only reads, writes and waits. A [`Connector`] gives it a new descriptor for a connection that ended or an
-//! interface that was deleted. `open`, `bind`, `listen` and `connect` do both at once, for a process that is allowed
-//! to; [`link_spec`] names any kind in words.
+//! Each kind of link is a Cargo feature, enabled by default, and has two halves. The first half needs privileges or
+//! paths: it opens and binds sockets and sets options. The second half is the link, created by a `from_` function from
+//! the descriptors of the first half; after that it only reads, writes and waits. A [`Connector`] provides a new
+//! descriptor for a connection that ended or an interface that was deleted. `open`, `bind`, `listen` and `connect` do
+//! both halves at once, for a process with the necessary rights. [`link_spec`] parses the textual description of any
+//! kind of link.
 //!
 //! * [`af_packet`]: an interface of this host;
-//! * [`unix`]: the socket back ends of QEMU, `stream` and `dgram`;
-//! * [`vxlan`]: a tunnel through UDP;
-//! * [`tls`]: a connection to another host, encrypted;
+//! * [`unix`]: QEMU's socket back ends `stream` and `dgram`;
+//! * [`vxlan`]: a tunnel over UDP;
+//! * [`tls`]: an encrypted connection to another host;
 //! * [`tap`]: a virtual network interface of the host.
 //!
-//! [`InterfaceWatch`] tells whether an interface of this host carries anything.
+//! [`InterfaceWatch`] reports whether an interface of this host has a carrier.
 
 #[cfg(feature = "af-packet")]
 pub mod af_packet;
@@ -50,7 +51,7 @@ pub use pvrdma_link::{
     MonotonicClock, NoConnector, Offload, Readiness, fault, memory, switch,
 };
 
-/// Everything that the links of this crate count, at zero. A switch counts on its own
+/// Returns all counters of the links of this crate, at zero. A switch has its own counters
 /// ([`pvrdma_link::all_counters`]).
 pub fn all_counters() -> Vec<Counter> {
     let lists: &[fn() -> Vec<Counter>] = &[

@@ -1,4 +1,4 @@
-//! A link in the words of a command line.
+//! Textual description of a link, as on a command line.
 
 use std::fmt;
 use std::io;
@@ -27,40 +27,40 @@ use crate::unix::{DatagramLink, StreamLink};
 #[cfg(feature = "vxlan")]
 use crate::vxlan::{TunnelAddress, VXLAN_PORT, Vni, VxlanConfig, VxlanError, VxlanLink};
 
-/// One end of a link. Each variant is there with the feature of its kind.
+/// One end of a link. Each variant exists with the feature of its kind.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LinkSpec {
-    /// `unix:PATH`: takes one connection after the other, as QEMU's `-netdev stream,server=off` makes them.
+    /// `unix:PATH`: accepts one connection after the other, from QEMU's `-netdev stream,server=off`.
     #[cfg(feature = "unix")]
     Listen(PathBuf),
-    /// `unix-connect:PATH`: connects, and again when the connection ended. QEMU: `-netdev stream,server=on`.
+    /// `unix-connect:PATH`: connects, and connects again when the connection ended. QEMU: `-netdev stream,server=on`.
     #[cfg(feature = "unix")]
     Connect(PathBuf),
     /// `unix-dgram:LOCAL:REMOTE`: receives at one socket and sends to the other. QEMU: `-netdev dgram`.
     #[cfg(feature = "unix")]
     Datagrams {
-        /// Our socket.
+        /// Path of the local socket.
         local: PathBuf,
-        /// The other side's.
+        /// Path of the other end's socket.
         remote: PathBuf,
     },
-    /// `vxlan:ADDRESS[:PORT]`: a tunnel from our address. Its other ends are keys of their own.
+    /// `vxlan:ADDRESS[:PORT]`: a tunnel from this local address. Its other ends are configured by separate keys.
     #[cfg(feature = "vxlan")]
     Vxlan(VxlanConfig),
-    /// `tls:ADDRESS:PORT` listens, `tls-connect:ADDRESS:PORT` connects. Its keys are keys of their own.
+    /// `tls:ADDRESS:PORT` listens, `tls-connect:ADDRESS:PORT` connects. Its key files are configured by separate keys.
     #[cfg(feature = "tls")]
     Tls(TlsConfig),
-    /// `af_packet:NAME`: an interface of the host, which the host goes on using.
+    /// `af_packet:NAME`: an interface of the host, which the host can still use.
     #[cfg(feature = "af-packet")]
     AfPacket(InterfaceName),
-    /// `tap:NAME`: an interface of the host that ends here; made unless it is there.
+    /// `tap:NAME`: an interface of the host whose other end is this process; created unless it exists.
     #[cfg(feature = "tap")]
     Tap(InterfaceName),
 }
 
 impl LinkSpec {
-    /// The socket that is made for it, if one is.
+    /// Returns the path of the socket that is created for the link, if there is one.
     pub fn socket(&self) -> Option<&Path> {
         match self {
             #[cfg(feature = "unix")]
@@ -78,7 +78,7 @@ impl LinkSpec {
         }
     }
 
-    /// All paths in it.
+    /// Iterates over all paths of the link.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         let paths: [Option<&PathBuf>; 3] = match self {
             #[cfg(feature = "unix")]
@@ -97,11 +97,11 @@ impl LinkSpec {
         paths.into_iter().flatten().map(PathBuf::as_path)
     }
 
-    /// Opens the link, for a process that may and needs nobody else to. Of an interface of the host it takes frames
-    /// without a VLAN tag, to the addresses that it is told later ([`Link::set_addresses`]).
+    /// Opens the link, for a process with the necessary rights. On an interface of the host it receives frames without
+    /// a VLAN tag, to the addresses that are set later ([`Link::set_addresses`]).
     ///
     /// # Errors
-    /// The system refuses: no right to, no such interface, a socket's path that is taken.
+    /// The system refuses: missing privileges, no such interface, a socket's path that is in use.
     pub fn open(&self) -> Result<Arc<dyn Link>, LinkError> {
         Ok(match self {
             #[cfg(feature = "unix")]
@@ -132,43 +132,43 @@ impl LinkSpec {
     }
 }
 
-/// Adds the place to an error of the system.
+/// Adds the path to an error of the system.
 #[cfg(any(feature = "af-packet", feature = "unix"))]
 fn at(path: &Path) -> impl FnOnce(io::Error) -> LinkError + use<> {
     let path = path.to_owned();
     move |source| LinkError::Socket { path, source }
 }
 
-/// Why a link cannot be opened.
+/// Error of opening a link.
 #[derive(Debug, Error)]
 pub enum LinkError {
-    /// An interface of the host.
+    /// Error of an interface of the host.
     #[cfg(feature = "af-packet")]
     #[error(transparent)]
     AfPacket(#[from] AfPacketError),
-    /// A virtual interface.
+    /// Error of a tap device.
     #[cfg(feature = "tap")]
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// A tunnel.
+    /// Error of a tunnel.
     #[cfg(feature = "vxlan")]
     #[error(transparent)]
     Vxlan(#[from] VxlanError),
-    /// A TLS link.
+    /// Error of a TLS link.
     #[cfg(feature = "tls")]
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Another socket.
+    /// Error of another socket.
     #[error("{}: {source}", path.display())]
     Socket {
-        /// Where it was to be.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
-/// Kinds of links with what they are, for help texts.
+/// Kinds of links with their descriptions, for help texts.
 pub const LINKS: &[(&str, &str)] = &[
     #[cfg(feature = "af-packet")]
     ("af_packet:INTERFACE", "an interface of this host; needs CAP_NET_RAW"),
@@ -188,7 +188,7 @@ pub const LINKS: &[(&str, &str)] = &[
     ("unix-dgram:LOCAL:REMOTE", "sockets of -netdev dgram"),
 ];
 
-/// The refusal of a text, with the kinds of links that there are.
+/// Returns the error message for an invalid text, with the kinds of links that exist.
 fn wrong(text: &str) -> String {
     let kinds: Vec<_> = LINKS.iter().map(|(kind, _)| *kind).collect();
     match kinds.split_last() {
@@ -235,7 +235,7 @@ impl FromStr for LinkSpec {
 }
 
 impl fmt::Display for LinkSpec {
-    /// As it is written, a tunnel with its VNI.
+    /// Formats the link as it is specified; a tunnel with its VNI.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             #[cfg(feature = "unix")]
@@ -291,7 +291,7 @@ mod tests {
         }
     }
 
-    /// Opened by their words; what is taken is named.
+    /// Links are opened from their description, and an error names the path in use.
     #[test]
     fn links_are_opened() {
         let folder = tempfile::tempdir().unwrap();

@@ -6,11 +6,11 @@ use std::process::Command;
 use pvrdma_verbs::testing::skipped;
 use rustix::thread::LinkNameSpaceType;
 
-/// A host in which everything a test makes disappears with it.
+/// A network namespace: interfaces that a test creates are deleted with it.
 pub(crate) struct Namespace(pub(crate) String);
 
 impl Namespace {
-    /// `None` with a message on a machine where it cannot be made.
+    /// Creates a namespace. Prints a message and returns `None` on a machine where this is not possible.
     pub(crate) fn new(name: &str) -> Option<Self> {
         let name = format!("pvrdma-{name}-{}", std::process::id());
         let made = Command::new("ip").args(["netns", "add", &name]).output();
@@ -26,7 +26,7 @@ impl Namespace {
         assert!(status.success(), "ip {arguments}");
     }
 
-    /// Runs in there.
+    /// Runs a closure in the namespace.
     pub(crate) fn enter<R: Send>(&self, act: impl FnOnce() -> R + Send) -> R {
         let namespace = std::fs::File::open(format!("/run/netns/{}", self.0)).unwrap();
         std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Descriptors that say that something changed inside the process.
+//! Descriptors that signal a change inside the process.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -7,42 +7,43 @@ use pvrdma_handover::Event;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-/// The most that an eventfd counts to: it is not writable any more.
+/// Highest value of an eventfd's counter, at which it is no longer writable.
 const FULL: u64 = u64::MAX - 1;
 
-/// An eventfd for [`crate::Readiness`]: who waits polls it, who knows of a change sets it. Neither can fail, or wait: a
-/// counter that is full is only written, which changes nothing, and one that is zero only read.
+/// Eventfd for [`crate::Readiness`]: the waiter polls it, and the thread that makes a change sets it. Neither can fail
+/// or block: writing to a full counter and reading a zero counter return `EAGAIN`, which leaves the descriptor in the
+/// wanted state.
 #[derive(Clone, Debug)]
 pub struct Bell(Arc<OwnedFd>);
 
 impl Bell {
-    /// One that is not readable and is writable.
+    /// Creates a bell that is not readable and is writable.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// The process has no descriptors left.
     pub fn new() -> Result<Self, Errno> {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// What to poll.
+    /// Returns the descriptor to poll.
     #[inline]
     pub fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.0)
     }
 
-    /// Makes it readable.
+    /// Makes the descriptor readable.
     #[inline]
     pub fn ring(&self) {
         self.add(1);
     }
 
-    /// Makes it not writable.
+    /// Makes the descriptor not writable.
     #[inline]
     pub fn block(&self) {
         self.add(FULL);
     }
 
-    /// Makes it not readable, and writable.
+    /// Makes the descriptor not readable, and writable.
     #[inline]
     pub fn clear(&self) {
         let _ = rustix::io::read(&*self.0, &mut [0_u8; 8]);

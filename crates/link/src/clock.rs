@@ -1,4 +1,4 @@
-//! Time as links and their users see it: a duration since some origin, so that tests can set it.
+//! Time as links and their users see it: a duration since an origin, so that tests can set it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// A source of monotonic time.
 pub trait Clock: Send + Sync + fmt::Debug {
-    /// Time since the origin of this clock.
+    /// Returns the time since the origin of this clock.
     fn now(&self) -> Duration;
 }
 
@@ -27,12 +27,12 @@ impl Clock for MonotonicClock {
     }
 }
 
-/// A clock that stands still until it is moved.
+/// A clock that tests advance by hand.
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicU64);
 
 impl ManualClock {
-    /// Moves time forward.
+    /// Advances the time.
     pub fn advance(&self, by: Duration) {
         self.0.fetch_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX), Ordering::SeqCst);
     }

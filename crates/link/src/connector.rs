@@ -1,4 +1,4 @@
-//! Who gives a link its descriptor anew, so that a link itself opens, binds and connects nothing.
+//! Replacement of lost descriptors, so that a link itself never opens, binds or connects a socket.
 
 use std::fmt;
 use std::io;
@@ -9,25 +9,25 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use pvrdma_packet::MacAddr;
 
-/// Time between two attempts that fail.
+/// Time between two attempts after a failure.
 pub const RETRY: Duration = Duration::from_millis(500);
-/// Time until a connector is asked for what it said to be in progress.
+/// Time between two attempts while the connector reports that one is in progress.
 const IN_PROGRESS: Duration = Duration::from_millis(10);
 
-/// Gives a link the descriptor that takes the place of one that was lost: a connection to the other end, a socket on an
-/// interface that was made again. A process without privileges asks another one.
+/// Provides the descriptor that replaces a lost one: a connection to the other end, or a socket on an interface that
+/// was created again. A process without privileges requests it from a privileged process.
 ///
-/// It is called on the threads that use the link, and should not wait.
+/// The threads that use the link call the connector, so it should not block.
 pub trait Connector: Send + Sync + fmt::Debug {
-    /// Gives a descriptor of the kind that the link began with.
+    /// Returns a descriptor of the same kind as the link's first one.
     ///
     /// # Errors
-    /// There is none now; the link asks again after half a second. [`io::ErrorKind::WouldBlock`]: one is being made;
-    /// the link asks again after 10 ms.
+    /// No descriptor is available now; the link retries after half a second. [`io::ErrorKind::WouldBlock`]: an attempt
+    /// is in progress; the link retries after 10 ms.
     fn connect(&self) -> io::Result<OwnedFd>;
 
-    /// The link is wanted for frames to these addresses and to groups. Nothing to do where that makes no difference, or
-    /// where somebody else sees to it.
+    /// Requests frames to these addresses and to groups. Does nothing where this makes no difference, or where another
+    /// component requests them.
     ///
     /// # Errors
     /// The system refuses.
@@ -36,7 +36,7 @@ pub trait Connector: Send + Sync + fmt::Debug {
     }
 }
 
-/// For a link whose descriptor has no successor.
+/// Connector of a link whose descriptor cannot be replaced.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoConnector;
 
@@ -46,26 +46,26 @@ impl Connector for NoConnector {
     }
 }
 
-/// A connector that is not asked too often.
+/// Rate limiter in front of a connector.
 #[derive(Debug)]
 pub struct Reconnect {
     connector: Arc<dyn Connector>,
-    /// When the next attempt may be, after one that failed, and how long that is.
+    /// Earliest time of the next attempt after a failure, and the interval between attempts.
     next: Mutex<(Option<Instant>, Duration)>,
 }
 
 impl Reconnect {
-    /// Asks this connector, first at once.
+    /// Wraps a connector. The first attempt is not delayed.
     pub fn new(connector: Arc<dyn Connector>) -> Self {
         Self { connector, next: Mutex::new((None, RETRY)) }
     }
 
-    /// The connector.
+    /// Returns the connector.
     pub fn connector(&self) -> &dyn Connector {
         &*self.connector
     }
 
-    /// A descriptor, if it is time to ask and there is one.
+    /// Calls the connector if an attempt is due. Returns the descriptor if it provides one.
     pub fn attempt(&self) -> Option<OwnedFd> {
         let (due, interval) = &mut *self.next.lock();
         let now = Instant::now();
@@ -85,12 +85,12 @@ impl Reconnect {
         }
     }
 
-    /// The other end was heard: the next attempt need not wait.
+    /// Permits the next attempt at once, because the other end has shown that it is alive.
     pub fn expedite(&self) {
         self.next.lock().0 = None;
     }
 
-    /// Time to wait between attempts.
+    /// Returns the interval between attempts.
     pub fn interval(&self) -> Duration {
         self.next.lock().1
     }

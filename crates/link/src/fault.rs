@@ -1,4 +1,4 @@
-//! Fault injection: a link that loses, duplicates, reorders, corrupts and delays frames, the same ones for the same
+//! Fault injection: a link that loses, duplicates, reorders, corrupts and delays frames, reproducibly for the same
 //! seed.
 
 use std::collections::VecDeque;
@@ -15,55 +15,55 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Frames, Link, LinkInspect, LinkReader, Offload, Readiness};
 
-/// When a link that holds frames wants to be called again.
+/// Time until the next call while a link holds frames.
 const SOON: Duration = Duration::from_millis(1);
-/// When a link that may hold frames the next moment does. More than [`SOON`], which says that there are some.
+/// Time until the next call while a link may hold frames soon. Longer than [`SOON`], which means that it already does.
 const LATER: Duration = Duration::from_millis(2);
-/// Frames that are delayed at a time, in one direction.
+/// Highest number of delayed frames in one direction.
 const MAX_HELD: usize = 4096;
 
-/// How often each fault happens to a frame, in hundredths of a percent.
+/// Probability of each fault per frame, in hundredths of a percent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Faults {
     /// The frame is lost.
     pub loss: u16,
-    /// The frame comes twice.
+    /// The frame arrives twice.
     pub duplicate: u16,
     /// Up to [`Faults::MAX_PLACES`] later frames overtake the frame.
     pub reorder: u16,
     /// One bit of the frame is inverted.
     pub corrupt: u16,
-    /// The frame comes up to [`Faults::MAX_DELAY`] calls of [`Link::receive`] later.
+    /// The frame arrives up to [`Faults::MAX_DELAY`] calls of [`Link::receive`] later.
     pub delay: u16,
 }
 
 impl Faults {
     /// Longest delay, in calls.
     pub const MAX_DELAY: u64 = 16;
-    /// Most frames that overtake another.
+    /// Highest number of frames that overtake a frame.
     pub const MAX_PLACES: u64 = 16;
 
-    /// All of one in a hundred frames each.
+    /// Each fault with a probability of one percent.
     pub const ONE_PERCENT: Self = Self { loss: 100, duplicate: 100, reorder: 100, corrupt: 100, delay: 100 };
 
-    /// Returns `true` if frames that are neither lost nor overtaken stay as they are and where they are.
+    /// Returns `true` if frames that are neither lost nor overtaken keep their bytes and their place.
     const fn leave_most(&self) -> bool {
         self.duplicate == 0 && self.corrupt == 0 && self.delay == 0
     }
 }
 
-/// What happens to the frames of one direction.
+/// State of the faults of one direction.
 #[derive(Debug)]
 struct State {
     faults: Faults,
     random: u64,
-    /// Calls of [`Link::receive`], which are the clock of delays.
+    /// Number of calls of [`Link::receive`], which is the clock of delays.
     calls: u64,
-    /// Frames with the call that they wait for.
+    /// Delayed frames, each with the call in which it is released.
     held: VecDeque<(u64, Vec<u8>)>,
-    /// Frames that are being overtaken, with how many more will do so.
+    /// Frames that are being overtaken, each with the number of frames that still have to overtake it.
     late: Vec<(u64, Vec<u8>)>,
-    /// A frame was taken since the last release.
+    /// A frame was added since the last release.
     taken: bool,
 }
 
@@ -72,19 +72,19 @@ impl State {
         Self { faults, random: first_random(seed), calls: 0, held: VecDeque::new(), late: Vec::new(), taken: false }
     }
 
-    /// Other faults from now on. What is held comes when it was to come.
+    /// Replaces the faults. Frames that are held keep their time.
     fn set(&mut self, faults: Faults, seed: u64) {
         self.faults = faults;
         self.random = first_random(seed);
     }
 
-    /// Returns `true` if there are frames that come later.
+    /// Returns `true` if frames are held for later.
     fn is_holding(&self) -> bool {
         !self.held.is_empty() || !self.late.is_empty()
     }
 
     fn next(&mut self) -> u64 {
-        // xorshift64*: good enough to spread faults, and the same everywhere.
+        // xorshift64*: good enough to spread faults, and deterministic on every machine.
         self.random ^= self.random >> 12;
         self.random ^= self.random << 25;
         self.random ^= self.random >> 27;
@@ -95,7 +95,7 @@ impl State {
         self.next() % 10_000 < u64::from(rate)
     }
 
-    /// Decides about a frame. Returns `false` if it is lost.
+    /// Applies the faults to a frame. Returns `false` if the frame is lost.
     fn take(&mut self, frame: &[u8]) -> bool {
         let faults = self.faults;
         self.taken = true;
@@ -130,12 +130,12 @@ impl State {
         true
     }
 
-    /// How many frames overtake one that they overtake.
+    /// Returns the number of frames that overtake a frame.
     fn places(&mut self) -> u64 {
         1 + self.next() % Faults::MAX_PLACES
     }
 
-    /// So many frames have passed those that are late. Who was overtaken often enough comes now.
+    /// Records that `count` frames have passed the held ones, and releases those that were overtaken often enough.
     fn let_pass(&mut self, count: u64) {
         let (now, held) = (self.calls, &mut self.held);
         self.late.retain_mut(|(places, frame)| {
@@ -147,7 +147,7 @@ impl State {
         });
     }
 
-    /// Lets frames from index `from` on be overtaken, and copies only those that frames of another call overtake.
+    /// Reorders the frames from index `from` on. Copies only those that frames of a later call overtake.
     fn reorder(&mut self, frames: &mut Frames, from: usize) {
         let rate = self.faults.reorder;
         if rate == 0 && self.late.is_empty() {
@@ -167,7 +167,8 @@ impl State {
                 self.late.push(((to - frames.len()) as u64 + 1, frame));
             }
         }
-        // Those of earlier calls. When nothing comes nobody overtakes any more.
+        // Frames held since earlier calls. If no frame arrives, they are released, because nothing else can overtake
+        // them.
         for (places, frame) in late {
             let left = if came == 0 { 0 } else { places.saturating_sub(came as u64) };
             if left > 0 {
@@ -180,7 +181,7 @@ impl State {
         }
     }
 
-    /// Appends the frames whose time has come. Nobody overtakes any more if nothing comes.
+    /// Appends the frames that are due. If no frame arrives, all overtaken ones are due, too.
     fn release(&mut self, frames: &mut Frames) {
         if !std::mem::take(&mut self.taken) {
             self.let_pass(u64::MAX);
@@ -195,22 +196,22 @@ impl State {
     }
 }
 
-/// The state of the generator for a seed. Zero is the one that it never leaves.
+/// Returns the initial state of the generator for a seed. Never zero, because the generator would remain there.
 const fn first_random(seed: u64) -> u64 {
     seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
-/// The direction away from us.
+/// Outbound direction.
 #[derive(Debug)]
 struct Outbound {
     state: State,
-    /// What became of the frames that were taken last, and how many of these have left.
+    /// Frames that remain after the faults, and the number of them that have been sent.
     pending: Frames,
     left: usize,
 }
 
 impl Outbound {
-    /// Sends what is pending. Returns `true` if all has left.
+    /// Sends the pending frames. Returns `true` if none is left.
     fn flush(&mut self, link: &impl Link) -> bool {
         if self.left < self.pending.len() || link.unsent() {
             self.left = self.left.saturating_add(link.send(&self.pending, self.left));
@@ -223,19 +224,21 @@ impl Outbound {
         !link.unsent()
     }
 
-    /// Something is to leave later. That may be what the link has left of a frame that was late: whoever had that leave
-    /// had nothing to send, and nobody knows that he would have to wait for room.
+    /// Returns `true` if something is to be sent later. This includes the rest of a late frame that the inner link
+    /// holds: the thread that released the late frame sent no frame of its own, so no caller knows that it has to wait
+    /// for room.
     fn is_waiting(&self, link: &impl Link) -> bool {
         self.state.is_holding() || !self.pending.is_empty() || link.unsent()
     }
 }
 
-/// A link with faults in the direction towards us ([`FaultLink::new`]; wrap both ends for both directions) or in both
-/// ([`FaultLink::both_ways`], for a link whose other end is not ours). Without any it is the link inside.
+/// A link with faults in the inbound direction ([`FaultLink::new`]; wrap both ends for both directions) or in both
+/// ([`FaultLink::both_ways`], for a link whose other end cannot be wrapped). Without faults it behaves like the inner
+/// link.
 pub struct FaultLink<L> {
     inner: L,
-    /// There are no faults, and nothing is held because of earlier ones. Becomes true under the locks of both
-    /// directions, and false under the inbound one.
+    /// There are no faults, and no frame is held because of earlier ones. Set to `true` under the locks of both
+    /// directions, and to `false` under the inbound one.
     transparent: AtomicBool,
     inbound: Mutex<(State, Frames)>,
     outbound: Option<Mutex<Outbound>>,
@@ -249,28 +252,28 @@ impl<L: fmt::Debug> fmt::Debug for FaultLink<L> {
 }
 
 impl<L: Link> FaultLink<L> {
-    /// Wraps a link whose frames towards us suffer.
+    /// Wraps a link and applies faults to inbound frames.
     pub fn new(inner: L, faults: Faults, seed: u64) -> Self {
         let inbound = Mutex::new((State::new(faults, seed), Frames::default()));
         let transparent = AtomicBool::new(faults == Faults::default());
         Self { inner, transparent, inbound, outbound: None, lost: AtomicU64::new(0) }
     }
 
-    /// Wraps a link whose frames suffer in both directions, independently.
+    /// Wraps a link and applies faults to frames in both directions, independently.
     pub fn both_ways(inner: L, faults: Faults, seed: u64) -> Self {
         let state = State::new(faults, !seed);
         let outbound = Outbound { state, pending: Frames::default(), left: 0 };
         Self { outbound: Some(Mutex::new(outbound)), ..Self::new(inner, faults, seed) }
     }
 
-    /// Other faults from now on, in the same directions. Who waits for the link has to look at its readiness again.
+    /// Replaces the faults, in the same directions. Threads that wait for the link must query its readiness again.
     pub fn set_faults(&self, faults: Faults, seed: u64) {
         let mut inbound = self.inbound.lock();
         inbound.0.set(faults, seed);
         if let Some(outbound) = &self.outbound {
             outbound.lock().state.set(faults, !seed);
         }
-        // What was held because of the old ones is released first.
+        // Frames held because of the previous faults are released first.
         self.transparent.store(false, Ordering::Release);
         drop(inbound);
         self.settle();
@@ -280,7 +283,7 @@ impl<L: Link> FaultLink<L> {
         self.transparent.load(Ordering::Acquire)
     }
 
-    /// Steps out of the way if there is nothing to do any more.
+    /// Makes the wrapper transparent if there is nothing left to do.
     fn settle(&self) {
         let (inbound, outbound) = (self.inbound.lock(), self.outbound.as_ref().map(Mutex::lock));
         let outbound_idle = outbound
@@ -297,7 +300,7 @@ impl<L: Link> FaultLink<L> {
         }
     }
 
-    /// Receives what the faults leave.
+    /// Receives frames with faults applied.
     fn receive_suffering(&self, frames: &mut Frames, most: usize) {
         let (state, incoming) = &mut *self.inbound.lock();
         state.calls = state.calls.wrapping_add(1);
@@ -316,12 +319,12 @@ impl<L: Link> FaultLink<L> {
         state.release(frames);
     }
 
-    /// Sends frames whose delay is over.
+    /// Sends outbound frames whose delay is over.
     fn release_outbound(&self) {
         let Some(outbound) = &self.outbound else { return };
         let outbound = &mut *outbound.lock();
         outbound.state.calls = outbound.state.calls.wrapping_add(1);
-        // In order: what is pending was to leave before.
+        // Keeps the order: pending frames were to be sent before the delayed ones.
         if outbound.flush(&self.inner) {
             outbound.state.release(&mut outbound.pending);
             outbound.flush(&self.inner);
@@ -346,11 +349,12 @@ impl<L: Link> Link for FaultLink<L> {
             return self.inner.send(frames, from);
         };
         let outbound = &mut *outbound.lock();
-        // Looked at again with the lock: behind a link that has stepped aside nothing would be released.
+        // Checked again under the lock: a wrapper that has become transparent in between would never release a frame
+        // that is added now.
         if self.is_transparent() {
             return self.inner.send(frames, from);
         }
-        // What did not leave last time comes first.
+        // Frames that could not be sent in the last call come first.
         if !outbound.flush(&self.inner) {
             return 0;
         }
@@ -358,7 +362,8 @@ impl<L: Link> Link for FaultLink<L> {
             if offload.is_none() {
                 self.suffer(&mut outbound.state, frame);
             } else {
-                // Faults came between the question whether the link takes it and now: it is one of them.
+                // The faults were set after the caller asked whether the link accepts this frame. The frame is lost as
+                // if by a fault.
                 self.lost.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -396,7 +401,8 @@ impl<L: Link> Link for FaultLink<L> {
             _ if self.inbound.lock().0.is_holding() => Some(SOON),
             Some(outbound) => {
                 let outbound = outbound.lock();
-                // Whoever sends does not wake who would look after what is delayed.
+                // The sending thread does not wake the thread that releases delayed frames, so that one has to check by
+                // itself.
                 let faults = outbound.state.faults;
                 if outbound.is_waiting(&self.inner) {
                     Some(SOON)
@@ -430,7 +436,7 @@ mod tests {
     use super::*;
     use crate::memory;
 
-    /// What comes of a thousand numbered frames.
+    /// Returns the frames that arrive out of a thousand numbered ones, and the number lost.
     fn run(faults: Faults, seed: u64) -> (Vec<Vec<u8>>, u64) {
         let (a, b) = memory::pair(2000).unwrap();
         let b = FaultLink::new(b, faults, seed);
@@ -477,7 +483,7 @@ mod tests {
         assert_ne!(run(Faults::ONE_PERCENT, 6), run(Faults::ONE_PERCENT, 7));
     }
 
-    /// A frame is overtaken by 16 others at most, within a call and across calls, and comes when no more do.
+    /// A frame is overtaken by at most 16 others, within a call and across calls, and arrives once no more frames do.
     #[test]
     fn late_frames_are_overtaken_by_few() {
         let (a, b) = memory::pair(2000).unwrap();
@@ -500,7 +506,7 @@ mod tests {
         assert!((10..=18).contains(&most), "{most}: 16, and others that were late");
     }
 
-    /// The same with faults on the way out, through a link that takes few frames at a time.
+    /// Does the same with faults in the outbound direction, through a link that takes few frames at a time.
     fn run_outbound(faults: Faults, seed: u64, capacity: usize) -> (Vec<Vec<u8>>, u64) {
         let (a, b) = memory::pair(capacity).unwrap();
         let a = FaultLink::both_ways(a, faults, seed);
@@ -555,7 +561,8 @@ mod tests {
         }
     }
 
-    /// Without faults it is the link inside, and with other ones nothing that was held is lost or stuck.
+    /// Without faults the wrapper behaves like the inner link, and when the faults change, no held frame is lost or
+    /// stuck.
     #[test]
     fn faults_come_and_go_while_frames_pass() {
         let (a, b) = memory::pair(5000).unwrap();
@@ -574,7 +581,7 @@ mod tests {
         send(100);
         b.receive(&mut got, 5000);
         assert!(got.len() < 200 && a.readiness().wait == Some(SOON));
-        // In front of frames that are held, others neither pass nor wait for ever.
+        // Other frames neither pass the held frames nor wait for ever behind them.
         a.set_faults(Faults::default(), 1);
         assert!(!a.is_transparent());
         send(100);
@@ -592,7 +599,7 @@ mod tests {
         assert_eq!((got.len(), a.lost()), (300, 100));
     }
 
-    /// Takes everything, and keeps the end of it while there is no room.
+    /// A link that takes all frames, and keeps the rest of the last one while it has no room.
     #[derive(Debug, Default)]
     struct Narrow {
         room: AtomicBool,
@@ -626,7 +633,7 @@ mod tests {
         }
     }
 
-    /// Who reads has frames leave that were late, and the link keeps the end of them: nobody else knows.
+    /// The reading thread releases late frames, and the inner link keeps the rest of one: no other caller knows of it.
     #[test]
     fn what_a_late_frame_leaves_behind_is_looked_after() {
         let link = FaultLink::both_ways(Narrow::default(), Faults { delay: 10_000, ..Faults::default() }, 1);
@@ -644,7 +651,7 @@ mod tests {
         assert_eq!((link.inner.unsent(), link.readiness().wait, link.is_transparent()), (false, None, true));
     }
 
-    /// The same towards us: what was late comes by itself when the faults are over.
+    /// The same in the inbound direction: late frames arrive without further frames once the faults are over.
     #[test]
     fn faults_towards_us_end() {
         let (a, b) = memory::pair(5000).unwrap();

@@ -4,22 +4,23 @@ use std::ops::Range;
 
 use crate::Offload;
 
-/// Frames in a buffer that is used again.
+/// Batch of frames in a reusable buffer.
 #[derive(Clone, Debug, Default)]
 pub struct Frames {
-    /// Longer than what is in use: growing it writes zeros, which would cost more than the frames.
+    /// Buffer, longer than the part in use: it is not shrunk, because growing it again would write zeros, which costs
+    /// more than the frames themselves.
     bytes: Vec<u8>,
-    /// Bytes that are given out.
+    /// Bytes at the beginning of the buffer that are allocated to frames or reservations.
     used: usize,
-    /// Where the frames are, in their order.
+    /// Positions of the frames, in their order.
     spans: Vec<Span>,
     /// Bytes in all frames.
     total: usize,
-    /// Frames to which something is still to be done.
+    /// Number of frames with an unfinished offload.
     open: usize,
 }
 
-/// Where a frame is.
+/// Position of a frame in the buffer, and its offload.
 #[derive(Clone, Debug)]
 struct Span {
     bytes: Range<usize>,
@@ -45,49 +46,49 @@ impl Frames {
         self.total
     }
 
-    /// Bytes that the buffer holds.
+    /// Size of the buffer, in bytes.
     #[inline]
     pub const fn capacity(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Bytes of it that were set aside, for frames or in vain.
+    /// Bytes of the buffer that have been reserved, whether they contain frames or not.
     #[inline]
     pub const fn reserved(&self) -> usize {
         self.used
     }
 
-    /// One frame.
+    /// Returns the frame at an index.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         self.bytes.get(self.spans.get(index)?.bytes.clone())
     }
 
-    /// What is still to be done to a frame.
+    /// Returns the unfinished offload of a frame.
     #[inline]
     pub fn offload(&self, index: usize) -> Offload {
         self.spans.get(index).map_or(Offload::NONE, |span| span.offload)
     }
 
-    /// Returns `true` if something is still to be done to a frame.
+    /// Returns `true` if a frame has an unfinished offload.
     #[inline]
     pub const fn has_offloads(&self) -> bool {
         self.open > 0
     }
 
-    /// All frames from `from` on, with what is still to be done to them.
+    /// Iterates over the frames from `from` on, with their offloads.
     #[inline]
     pub fn iter_with_offloads(&self, from: usize) -> impl Iterator<Item = (&[u8], Offload)> {
         (from..self.len()).map_while(|index| Some((self.get(index)?, self.offload(index))))
     }
 
-    /// All frames from `from` on.
+    /// Iterates over the frames from `from` on.
     #[inline]
     pub fn iter_from(&self, from: usize) -> impl Iterator<Item = &[u8]> {
         (from..self.len()).map_while(|index| self.get(index))
     }
 
-    /// All frames.
+    /// Iterates over all frames.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         self.iter_from(0)
@@ -102,14 +103,14 @@ impl Frames {
         });
     }
 
-    /// Appends a frame to which something is still to be done.
+    /// Appends a frame with an unfinished offload.
     #[inline]
     pub fn push_with_offload(&mut self, frame: &[u8], offload: Offload) {
         self.push(frame);
         self.leave(offload);
     }
 
-    /// Says what is still to be done to the last frame.
+    /// Sets the unfinished offload of the last frame.
     #[inline]
     pub fn leave(&mut self, offload: Offload) {
         if let Some(last) = self.spans.last_mut().filter(|last| last.offload != offload) {
@@ -120,23 +121,24 @@ impl Frames {
     }
 
     /// Appends the frame that `fill` writes into a buffer of `room` bytes; `fill` returns its length, or `None` for no
-    /// frame. Returns `true` if there was one.
+    /// frame. Returns `true` if a frame was appended.
     #[inline]
     pub fn push_with(&mut self, room: usize, fill: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
         let span = self.reserve(room);
         let start = span.start;
         let length = fill(self.room(span)).filter(|&length| length <= room);
-        // What the frame does not need is for the next.
+        // Room that the frame does not need is available to the next frame.
         self.used = start.saturating_add(length.unwrap_or(0));
         length.is_some_and(|length| self.mark(start..start.saturating_add(length)))
     }
 
-    /// Sets `length` bytes aside, in which frames can be put together.
+    /// Reserves `length` bytes, in which the caller can assemble frames.
     #[inline]
     pub fn reserve(&mut self, length: usize) -> Range<usize> {
         let (start, end) = (self.used, self.used.saturating_add(length));
         if self.bytes.len() < end {
-            // Zeros that were never written cost nothing until they are.
+            // A new zeroed allocation is cheaper than growing in place: the allocator maps zero pages, which cost
+            // nothing until they are written.
             let mut bytes = vec![0; end.max(self.bytes.len().saturating_mul(2))];
             if let (Some(to), Some(from)) = (bytes.get_mut(..start), self.bytes.get(..start)) {
                 to.copy_from_slice(from);
@@ -147,13 +149,13 @@ impl Frames {
         start..end
     }
 
-    /// Bytes that were set aside.
+    /// Returns the bytes of a reservation.
     #[inline]
     pub fn room(&mut self, span: Range<usize>) -> &mut [u8] {
         self.bytes.get_mut(span).unwrap_or_default()
     }
 
-    /// Gives bytes back that were set aside last, and are no frame.
+    /// Releases the last reservation, if it contains no frame.
     #[inline]
     pub fn release(&mut self, span: Range<usize>) {
         if span.end == self.used && self.spans.last().is_none_or(|last| last.bytes.end <= span.start) {
@@ -161,7 +163,7 @@ impl Frames {
         }
     }
 
-    /// Appends a frame that lies in bytes that were set aside. Returns `true` if it does.
+    /// Appends a frame that lies in reserved bytes. Returns `false`, and appends nothing, if it does not lie there.
     #[inline]
     pub fn mark(&mut self, span: Range<usize>) -> bool {
         let inside = span.start <= span.end && span.end <= self.used;
@@ -172,7 +174,7 @@ impl Frames {
         inside
     }
 
-    /// Drops frames from index `from` on that `keep` does not want. Returns how many.
+    /// Drops the frames from index `from` on that `keep` rejects. Returns the number dropped.
     #[inline]
     pub fn retain_from(&mut self, from: usize, mut keep: impl FnMut(&[u8]) -> bool) -> usize {
         let (before, bytes, total, open) = (self.spans.len(), &self.bytes, &mut self.total, &mut self.open);
@@ -189,7 +191,7 @@ impl Frames {
         before.saturating_sub(self.spans.len())
     }
 
-    /// Takes a frame out, as a copy.
+    /// Removes a frame and returns a copy of it.
     #[cfg(any(test, feature = "fault"))]
     pub(crate) fn take_out(&mut self, index: usize) -> Option<Vec<u8>> {
         let frame = self.get(index)?.to_vec();
@@ -199,7 +201,7 @@ impl Frames {
         Some(frame)
     }
 
-    /// Moves a frame behind the later one at `to`.
+    /// Moves a frame behind the later frame at `to`.
     #[cfg(any(test, feature = "fault"))]
     pub(crate) fn put_behind(&mut self, index: usize, to: usize) {
         if let Some(spans) = self.spans.get_mut(index..=to) {
@@ -207,7 +209,7 @@ impl Frames {
         }
     }
 
-    /// Moves a frame before the earlier one at `to`.
+    /// Moves a frame in front of the earlier frame at `to`.
     #[cfg(any(test, feature = "fault"))]
     pub(crate) fn put_before(&mut self, index: usize, to: usize) {
         if let Some(spans) = self.spans.get_mut(to..=index) {
@@ -215,7 +217,7 @@ impl Frames {
         }
     }
 
-    /// Forgets all frames and keeps the buffer.
+    /// Removes all frames and keeps the buffer.
     #[inline]
     pub fn clear(&mut self) {
         self.spans.clear();

@@ -1,15 +1,15 @@
 //! Ethernet links without sockets: the trait that moves frames, and the parts that need no privileges.
 //!
-//! A [`Link`] moves batches of whole frames (without FCS) and never blocks. [`Readiness`] has the descriptors and the
-//! time to wait for, so that one thread can sleep until any of its links has something. Links hold almost no frames: a
-//! frame that cannot be sent now stays with the caller, a frame that cannot be sent at all is lost and counted, as on a
+//! A [`Link`] moves batches of whole frames (without FCS) and never blocks. [`Readiness`] lists the descriptors and the
+//! timeout to wait for, so that one thread can sleep until any of its links has work. Links buffer almost no frames: a
+//! frame that cannot be sent now stays with the caller; a frame that cannot be sent at all is lost and counted, as on a
 //! cable. Time comes from a [`Clock`], so that tests can set it.
 //!
 //! * [`Frames`] is a batch of frames in one buffer, each with an [`Offload`]: the checksum or segmentation that its
-//!   sender left to others. A [`GsoLink`] does that work in front of a link that takes no such frames.
+//!   sender did not do. A [`GsoLink`] does this work in front of a link that does not accept such frames.
 //! * [`memory`] is a cable between two ends in one process.
-//! * [`switch`] lets several stations share one link.
-//! * A [`Connector`] replaces the descriptor of a link that lost it; [`Reconnect`] limits how often it is asked.
+//! * [`switch`] shares one link among several hosts.
+//! * A [`Connector`] replaces the descriptor of a link that lost it; [`Reconnect`] limits the rate of its calls.
 //! * With the feature `fault`, `fault` wraps any link with loss, duplicates, reordering, corruption and delay.
 //! * With the feature `testing`, `testing` checks that a frame keeps the rules of its network.
 //! * With the feature `serde`, descriptions can be serialized.
@@ -18,7 +18,7 @@
 //!
 //! # Example
 //!
-//! Two stations at a switch whose uplink is one end of a cable:
+//! Two hosts at a switch whose uplink is one end of a cable:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -83,83 +83,85 @@ pub use switch::all_counters;
 /// Longest frame that a link carries, in bytes: 64 KiB, Ethernet header and tag.
 pub const MAX_LINK_FRAME: usize = 65_536 + 18;
 
-/// What to wait for before a link is worth another call.
+/// Descriptors and timeout to wait for before the next call of a link can make progress.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
-    /// Frames or connections come when this is readable.
+    /// Readable when frames or connections have arrived.
     pub readable: Option<Arc<OwnedFd>>,
-    /// There is room again when this is writable.
+    /// Writable when there is room again.
     pub writable: Option<Arc<OwnedFd>>,
-    /// Call again after this time, whatever the descriptors say.
+    /// Longest time to wait, whatever the state of the descriptors.
     pub wait: Option<Duration>,
-    /// Call again when this is readable: what to wait for may be something else now.
+    /// Readable when the caller must query the readiness again, because it may have changed.
     pub changed: Option<Arc<OwnedFd>>,
 }
 
-/// A link at one moment.
+/// State of a link at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(Serialize))]
 pub struct LinkInspect {
-    /// What it is: the name of its module.
+    /// Kind of link: the name of its module.
     pub kind: &'static str,
-    /// Its interface, address or path. Empty if it has none.
+    /// Interface, address or path of the link. Empty if it has none.
     pub name: String,
-    /// Where the other ends are, as far as they are configured.
+    /// Addresses of the other ends, as far as they are configured.
     pub peers: Vec<String>,
-    /// Frames can pass: the interface is there, or somebody is connected.
+    /// `true` if frames can pass: the interface exists, or a peer is connected.
     pub up: Snapshot<bool>,
 }
 
-/// Who reads the frames of a link: its thread, when the link is readable.
+/// Reader of a link: the code that its thread runs when the link is readable.
 pub trait LinkReader: Send + Sync {
-    /// Reads what there is on the calling thread, which saves waking the other, and without waiting: if somebody is
-    /// reading, nothing happens.
+    /// Reads the pending frames on the calling thread, which saves waking the link's thread. Does not wait: if another
+    /// thread is reading, it returns at once.
     fn read(&self);
 }
 
-/// Who gets the frames that come on a link. Whoever has read them for it may have it take them on his own thread, which
-/// saves a copy and waking the other; it [receives](Link::receive) all others.
+/// Receiver of the frames that arrive on a link. The thread that reads the frames may call [`take`](Self::take)
+/// directly, which saves a copy and a wake-up; all other frames must be fetched with [`receive`](Link::receive).
 pub trait LinkReceiver: Send + Sync {
-    /// Takes the frames of `list`, which have come behind all that it received, as far as that can be done on the
-    /// calling thread without waiting for another one. Returns how many it took. The rest comes in the ordinary way.
+    /// Takes the frames of `list`, which arrived after all frames received so far, as far as this is possible on the
+    /// calling thread without waiting for another thread. Returns the number taken. The rest is delivered through
+    /// [`Link::receive`].
     fn take(&self, frames: &Frames, list: &[usize]) -> usize;
 }
 
 /// An end of an Ethernet link. All methods may be called from several threads.
 pub trait Link: Send + Sync + fmt::Debug {
-    /// Appends frames that have come, at most `most`.
+    /// Appends arrived frames, at most `most`.
     fn receive(&self, frames: &mut Frames, most: usize);
 
-    /// Sends the frames from index `from` on, in order, and returns how many the link took. Fewer than all: there is no
-    /// room now. The rest is untouched and may be presented again, or others in its place.
+    /// Sends the frames from index `from` on, in order, and returns the number that the link took. If it took fewer
+    /// than all, it has no room now. The remaining frames are unchanged; the caller may offer them again, or other
+    /// frames in their place.
     ///
-    /// Something may be left to be done to a frame only if the link [takes](Self::takes) it so; a [`GsoLink`] in front
-    /// takes everything.
+    /// A frame may have an unfinished offload only if the link [accepts](Self::takes) it in this form; a [`GsoLink`] in
+    /// front accepts every frame.
     fn send(&self, frames: &Frames, from: usize) -> usize;
 
-    /// Returns `true` if the link takes a frame to which this is left to be done.
+    /// Returns `true` if the link accepts a frame with this unfinished offload.
     fn takes(&self, _frame: &[u8], _offload: Offload) -> bool {
         false
     }
 
-    /// Returns `true` if something that was taken is still in here for want of room. It leaves with the next call of
-    /// [`Self::send`], if only of no frames, when the link is writable.
+    /// Returns `true` if the link still holds part of the frames it took, because it has no room for them. The next
+    /// call of [`Self::send`] after the link became writable sends this part; an empty batch is sufficient.
     fn unsent(&self) -> bool {
         false
     }
 
-    /// What to wait for.
+    /// Returns the descriptors and the timeout to wait for.
     fn readiness(&self) -> Readiness;
 
-    /// Names who reads. A link may have him read on a thread that makes frames for it; it is made readable all the same
-    /// if something is left.
+    /// Sets the reader of this link. A link may call it on a thread that produces frames for the link; if frames are
+    /// left, the link becomes readable all the same.
     fn set_reader(&self, _reader: Weak<dyn LinkReader>) {}
 
-    /// Names who gets the frames that come, if he takes them from other threads, too. When this returns nobody has the
-    /// one before take any more.
+    /// Sets the receiver of incoming frames; it must be callable from any thread. After this returns, the previous
+    /// receiver is no longer called.
     fn set_receiver(&self, _receiver: Weak<dyn LinkReceiver>) {}
 
-    /// Frames to these addresses and to groups are wanted. A link may bring others, too.
+    /// Requests frames to these addresses and to groups. A link may deliver other frames, too.
     ///
     /// # Errors
     /// The system refuses.
@@ -167,13 +169,13 @@ pub trait Link: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Frames that were taken and got lost in here, in either direction.
+    /// Returns the number of frames that the link took and then lost, in either direction.
     fn lost(&self) -> u64;
 
-    /// Describes itself. Waits for nobody.
+    /// Describes the link. Never blocks.
     fn inspect(&self) -> LinkInspect;
 
-    /// What else this kind of link counts.
+    /// Returns the additional counters of this kind of link.
     fn counters(&self) -> Vec<Counter> {
         Vec::new()
     }

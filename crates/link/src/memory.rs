@@ -10,13 +10,14 @@ use pvrdma_base::Snapshot;
 
 use crate::{Bell, Frames, Link, LinkInspect, Readiness};
 
-/// One direction. The descriptors change with the queue, under its lock.
+/// One direction of the cable. The descriptors change together with the queue, under its lock, so that they always
+/// match it.
 #[derive(Debug)]
 struct OneWay {
     frames: Mutex<VecDeque<Vec<u8>>>,
-    /// Readable while there are frames.
+    /// Readable while the queue contains frames.
     filled: Bell,
-    /// Writable while there is room.
+    /// Writable while the queue has room.
     room: Bell,
     capacity: usize,
 }
@@ -27,7 +28,7 @@ impl OneWay {
     }
 }
 
-/// One end.
+/// One end of the cable.
 #[derive(Debug)]
 pub struct MemoryLink {
     input: Arc<OneWay>,
@@ -35,10 +36,10 @@ pub struct MemoryLink {
     sent: AtomicU64,
 }
 
-/// Two ends of a cable that holds `capacity` frames in each direction, at least one.
+/// Creates the two ends of a cable that holds `capacity` frames in each direction, at least one.
 ///
 /// # Errors
-/// There are no descriptors left.
+/// The process has no descriptors left.
 pub fn pair(capacity: usize) -> io::Result<(MemoryLink, MemoryLink)> {
     let (one, other) = (OneWay::new(capacity)?, OneWay::new(capacity)?);
     let end = |input: &Arc<OneWay>, output: &Arc<OneWay>| MemoryLink {
@@ -50,7 +51,7 @@ pub fn pair(capacity: usize) -> io::Result<(MemoryLink, MemoryLink)> {
 }
 
 impl MemoryLink {
-    /// Frames that were sent from this end.
+    /// Returns the number of frames sent from this end.
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }

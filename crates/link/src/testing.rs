@@ -1,50 +1,50 @@
-//! An oracle for tests: whether a frame, as it finally leaves, keeps the rules of its network.
+//! Test oracle: whether a frame, in the form in which it finally leaves, obeys the rules of its network.
 //!
-//! It shares no code with the data path. It parses as the most liberal receiver does, and stores checksums as the most
-//! obedient sender would: at any byte.
+//! It shares no code with the data path. It parses like the most liberal receiver, and stores checksums like the most
+//! obedient sender: at any byte.
 
 #![expect(clippy::indexing_slicing, reason = "for tests only")]
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Tags that a network lets its stations send.
+/// Tags that the hosts of a network may send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tags {
-    /// None, or one of 802.1Q for the priority alone.
+    /// No tag, or one 802.1Q tag with a priority alone.
     Untagged,
-    /// Exactly one, of this VLAN.
+    /// Exactly one tag, of this VLAN.
     Access(u16),
-    /// Any.
+    /// Any tags.
     Trunk,
 }
 
 /// Rules for the frames of one device.
 pub struct Rules<'a> {
-    /// Source addresses that it may have. Empty: any.
+    /// Source addresses that the device may use. Empty: any.
     pub sources: &'a [[u8; 6]],
-    /// Tags.
+    /// Tags that the device may send.
     pub tags: Tags,
-    /// It may send RoCE.
+    /// Whether the device may send RoCE.
     pub roce: bool,
-    /// Whether it may say that it has an address in a VLAN.
+    /// Returns `true` if the device may announce this address in this VLAN.
     pub may_have: &'a dyn Fn(IpAddr, Option<u16>) -> bool,
 }
 
-/// The rule that a frame breaks.
+/// Rule that a frame breaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Broken {
-    /// It has no Ethernet header.
+    /// The frame has no Ethernet header.
     Short,
-    /// It is from another station.
+    /// The frame has the source address of another host.
     Source,
-    /// It is in another VLAN.
+    /// The frame is in another VLAN.
     Vlan,
-    /// It is RoCE, or may be.
+    /// The frame is RoCE, or may be.
     Roce,
-    /// It says that its sender has this address.
+    /// The frame announces this address for its sender.
     Address(IpAddr),
-    /// It says that another station has an address.
+    /// The frame announces an address for another host.
     Station,
 }
 
@@ -60,10 +60,10 @@ impl fmt::Debug for Rules<'_> {
 }
 
 impl Rules<'_> {
-    /// Looks at a frame as it is on a wire.
+    /// Checks a frame in its form on the wire.
     ///
     /// # Errors
-    /// The first rule that it breaks.
+    /// The first rule that the frame breaks.
     pub fn check(&self, frame: &[u8]) -> Result<(), Broken> {
         if frame.len() < 14 {
             return Err(Broken::Short);
@@ -99,7 +99,7 @@ impl Rules<'_> {
         if is_good { Ok(()) } else { Err(Broken::Vlan) }
     }
 
-    /// ARP and RARP for IPv4, whatever the hardware type: receivers differ in those that they take for Ethernet.
+    /// Checks ARP and RARP for IPv4, for any hardware type: receivers differ in the types that they treat as Ethernet.
     fn check_arp(&self, source: &[u8], body: &[u8], vlan: Option<u16>) -> Result<(), Broken> {
         if body.len() < 28 || body[2..6] != [8, 0, 6, 4] {
             return Ok(());
@@ -111,8 +111,8 @@ impl Rules<'_> {
         self.check_address(IpAddr::V4(sender), vlan)
     }
 
-    /// Messages of neighbour discovery (RFC 4861), which receivers take behind any extension headers but that of a
-    /// fragment (RFC 6980).
+    /// Checks messages of Neighbor Discovery (RFC 4861), which receivers accept behind any extension headers except a
+    /// fragment header (RFC 6980).
     fn check_discovery(&self, body: &[u8], vlan: Option<u16>) -> Result<(), Broken> {
         let Some(Upper { protocol: 58, fragment: false, at, .. }) = upper(body) else { return Ok(()) };
         let message = body.get(at..).unwrap_or_default();
@@ -131,7 +131,7 @@ impl Rules<'_> {
     }
 }
 
-/// Kind and VLAN of each tag, the ethertype behind them, and the rest.
+/// Returns type and VLAN of each tag, the ethertype behind them, and the rest of the frame.
 fn behind_tags(frame: &[u8]) -> (Vec<(u16, u16)>, u16, &[u8]) {
     let word = |at: usize| frame.get(at..at + 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
     let (mut tags, mut at) = (Vec::new(), 12);
@@ -141,7 +141,7 @@ fn behind_tags(frame: &[u8]) -> (Vec<(u16, u16)>, u16, &[u8]) {
         at += 4;
     }
     let (kind, body) = (word(at).unwrap_or(0), frame.get(at + 2..).unwrap_or_default());
-    // A length, and SNAP (RFC 1042), behind which some receivers take any ethertype.
+    // The ethertype field may be a length, followed by SNAP (RFC 1042). Some receivers accept any ethertype behind it.
     match body {
         [0xaa, 0xaa, 3, _, _, _, high, low, body @ ..] if kind <= 1500 => {
             (tags, u16::from_be_bytes([*high, *low]), body)
@@ -169,7 +169,7 @@ fn is_ipv6_roce(body: &[u8]) -> bool {
     }
 }
 
-/// Behind the extension headers of an IPv6 packet, or of the first of its fragments.
+/// Upper-layer header behind the extension headers of an IPv6 packet, or of its first fragment.
 struct Upper {
     protocol: u8,
     at: usize,
@@ -197,19 +197,20 @@ fn upper(body: &[u8]) -> Option<Upper> {
     }
 }
 
-/// The Internet checksum, one word after the other.
+/// Computes the Internet checksum, word by word.
 fn internet_checksum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|pair| u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
     !words.fold(0, add)
 }
 
-/// Adds as ones' complement does.
+/// Adds in ones' complement.
 fn add(a: u16, b: u16) -> u16 {
     let (sum, carry) = a.overflowing_add(b);
     sum + u16::from(carry)
 }
 
-/// Stores the sum of the bytes from `start` on at `at`, wherever that is: a device that does as it is told.
+/// Stores the sum of the bytes from `start` on at `at`, wherever that is, as a device does that follows the offsets
+/// without a check.
 pub fn store_anywhere(frame: &[u8], start: usize, at: usize) -> Vec<u8> {
     let mut frame = frame.to_vec();
     let sum = internet_checksum(&frame[start..]);
@@ -217,34 +218,34 @@ pub fn store_anywhere(frame: &[u8], start: usize, at: usize) -> Vec<u8> {
     frame
 }
 
-/// Chooses the last two bytes of a frame so that [`store_anywhere`] stores `value`. Leaves frames alone that are too
-/// short.
+/// Chooses the last two bytes of a frame so that [`store_anywhere`] stores `value`. Leaves frames that are too short
+/// unchanged.
 pub fn forge(frame: &mut [u8], start: usize, at: usize, value: u16) {
     let Some(last) = frame.len().checked_sub(2).filter(|&last| start < last && at + 2 <= last) else { return };
     frame[last..].fill(0);
     let word = add(!value, internet_checksum(&frame[start..])).to_be_bytes();
-    // The word may lie across two words of the sum.
+    // The word may be split between two words of the sum.
     let [first, second] = if (last - start).is_multiple_of(2) { word } else { [word[1], word[0]] };
     frame[last..].copy_from_slice(&[first, second]);
 }
 
-/// A frame that keeps the rules until its checksum is stored where its sender wants it.
+/// A frame that obeys the rules until its checksum is stored where its sender requests it.
 #[derive(Clone, Debug)]
 pub struct Attack {
-    /// What it becomes.
+    /// Description of the resulting frame.
     pub name: &'static str,
-    /// The rule that it breaks then.
+    /// Rule that the resulting frame breaks.
     pub breaks: Broken,
-    /// Its bytes.
+    /// Bytes of the frame.
     pub frame: Vec<u8>,
-    /// The first byte that is summed.
+    /// Offset of the first byte that is summed.
     pub start: u16,
-    /// Where the sum goes.
+    /// Offset at which the sum is stored.
     pub at: u16,
 }
 
-/// Such frames between these stations, with `mark` in each. The sender may say that it has `own`, and not that it has
-/// `other`, from which that differs in the last two octets at most.
+/// Returns attack frames between these hosts, with `mark` in each. The sender may announce `own` but not `other`, which
+/// differ in their last two bytes at most.
 pub fn attacks(to: [u8; 6], from: [u8; 6], mark: &[u8], [own, other]: [Ipv4Addr; 2]) -> Vec<Attack> {
     assert!(mark.len().is_multiple_of(2));
     let ethernet =
@@ -272,7 +273,7 @@ pub fn attacks(to: [u8; 6], from: [u8; 6], mark: &[u8], [own, other]: [Ipv4Addr;
         ("RoCE v2", Broken::Roce, ethernet(&[], 0x0800, &udp(53)), 34, 36, 4791),
         ("RoCE v2 behind a priority", Broken::Roce, ethernet(&priority, 0x0800, &udp(53)), 38, 40, 4791),
         ("RoCE v1", Broken::Roce, ethernet(&priority, 0x88b5, &[]), 14, 16, 0x8915),
-        // The first fragment, which was a later one.
+        // The first fragment, made of one that was a later fragment.
         ("RoCE v2 in a fragment", Broken::Roce, ethernet(&[], 0x86dd, &port_in_fragment), 54, 56, 1),
         ("ARP", Broken::Address(unlisted), ethernet(&priority, 0x88b5, &arp(other)), 14, 16, 0x0806),
         (
@@ -303,7 +304,8 @@ mod tests {
         Rules { sources: &[FROM], tags, roce: false, may_have: &|address, _| address == OWN }
     }
 
-    /// The oracle sees each attack when a checksum goes where the guest says, and nothing before.
+    /// The oracle detects each attack when a checksum is stored where the guest requests it, and detects nothing
+    /// before.
     #[test]
     fn frames_that_were_changed_after_they_were_inspected_are_seen() {
         let attacks = attacks([2, 0, 0, 0, 0, 2], FROM, b"a mark", [OWN, OTHER]);

@@ -1,9 +1,9 @@
-//! Which frames the kernel gives to a packet socket: a classic BPF program that looks at the tag and the destination.
+//! Socket filter of packet sockets: a classic BPF program that checks the tag and the destination.
 
 use libc::sock_filter;
 use pvrdma_packet::MacAddr;
 
-/// Addresses that a socket takes frames to. The program stays shorter than what any kernel takes (4096 instructions).
+/// Highest number of addresses of a socket. The program remains shorter than any kernel's limit (4096 instructions).
 pub const MAX_ADDRESSES: usize = 256;
 
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
@@ -14,16 +14,16 @@ const LOAD_BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
 const LOAD_HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
 const LOAD_WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 
-/// Bits of a tag that are the VLAN identifier.
+/// VLAN identifier in a tag.
 const VID: u32 = 0xfff;
 
-/// Frames of which VLANs of an interface are wanted.
+/// VLANs of an interface whose frames are received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum VlanFilter {
-    /// All, and frames without a tag.
+    /// All VLANs, and frames without a tag.
     #[default]
     All,
-    /// Only frames of no VLAN: without a tag, or with one for the priority alone.
+    /// Only frames outside any VLAN: without a tag, or with one for the priority alone.
     Untagged,
     /// Only frames with the tag of this VLAN, 1 to 4094.
     Tagged(u16),
@@ -35,13 +35,14 @@ fn step(code: u32, (jt, jf): (u8, u8), k: u32) -> sock_filter {
 
 const NEXT: (u8, u8) = (0, 0);
 
-/// The program: group addresses and `addresses` pass, in the VLANs of `vlan`. Without addresses nothing does.
+/// Returns the program: frames to groups and to `addresses` pass, in the VLANs of `vlan`. Without addresses no frame
+/// passes.
 pub(super) fn program(addresses: &[MacAddr], vlan: VlanFilter) -> Vec<sock_filter> {
     let (pass, drop) = (step(RETURN, NEXT, u32::MAX), step(RETURN, NEXT, 0));
     if addresses.is_empty() {
         return vec![drop];
     }
-    // The kernel takes the tag out before we see the frame.
+    // The kernel removes the tag before the filter sees the frame, and provides it as ancillary data.
     let auxiliary = |what: i32| step(LOAD_WORD, NEXT, (libc::SKF_AD_OFF + what).cast_unsigned());
     let (tagged, tag) = (auxiliary(libc::SKF_AD_VLAN_TAG_PRESENT), auxiliary(libc::SKF_AD_VLAN_TAG));
     let mut program = match vlan {
@@ -67,7 +68,7 @@ pub(super) fn program(addresses: &[MacAddr], vlan: VlanFilter) -> Vec<sock_filte
     program
 }
 
-/// The program: frames from `mac` to itself pass.
+/// Returns the program that passes only frames from `mac` to itself.
 pub(super) fn to_itself(MacAddr([a, b, c, d, e, f]): MacAddr) -> Vec<sock_filter> {
     let (high, low) = (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([0, 0, e, f]));
     vec![

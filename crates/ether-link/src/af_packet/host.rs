@@ -1,4 +1,4 @@
-//! The half of a link that needs privileges: it opens the socket and says which frames come to it.
+//! The privileged half of a link: opens the socket and selects the frames that it receives.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,8 +12,8 @@ use super::segmentation::{self, Segmentation, SegmentationSample};
 use super::{AfPacketError, socket};
 use crate::Connector;
 
-/// A packet socket on an interface of this host, with the addresses that it takes frames to. Duplicates of its
-/// descriptor ([`Self::descriptor`]) are for links, of another process as well: what is set here holds for them.
+/// A packet socket on an interface of this host, with its receive addresses. Duplicates of its descriptor
+/// ([`Self::descriptor`]) are for links, also in other processes: the settings made here apply to them, too.
 #[derive(Debug)]
 pub struct AfPacketSocket {
     interface: String,
@@ -25,39 +25,40 @@ pub struct AfPacketSocket {
 struct State {
     socket: OwnedFd,
     index: i32,
-    /// With the membership that each has.
+    /// Receive addresses, each with its kind of membership.
     addresses: Vec<(MacAddr, i32)>,
 }
 
 impl AfPacketSocket {
-    /// Opens a socket on `interface`, which may be down yet. Nothing comes before it has [addresses](Connector).
+    /// Opens a socket on `interface`, which may still be down. It receives nothing until it has [addresses](Connector).
     ///
     /// # Errors
-    /// No right to, no such interface, or not an Ethernet.
+    /// Missing privileges, no such interface, or not an Ethernet interface.
     pub fn open(interface: &str, vlan: VlanFilter) -> Result<Self, AfPacketError> {
         let (socket, index) = open(interface).map_err(|errno| AfPacketError::new(interface, errno))?;
         let state = State { socket, index, addresses: Vec::new() };
         Ok(Self { interface: interface.to_owned(), vlan, state: Mutex::new(state) })
     }
 
-    /// A duplicate for [`AfPacketLink::from_socket`](super::AfPacketLink::from_socket).
+    /// Returns a duplicate of the descriptor for [`AfPacketLink::from_socket`](super::AfPacketLink::from_socket).
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// The process has no descriptors left.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
         self.state.lock().socket.try_clone()
     }
 
-    /// Name of the interface.
+    /// Returns the name of the interface.
     pub fn interface(&self) -> &str {
         &self.interface
     }
 
-    /// Finds out whether the kernel cuts TCP, and where super-frames are cut: sends a TCP frame and a super-frame of
-    /// `sample` from `mac` to itself, which the next bridge drops, and looks at what leaves the interface. Takes a
-    /// tenth of a second if nothing does.
+    /// Tests whether the kernel segments TCP, and where super-frames are segmented: sends a TCP frame and a super-frame
+    /// of `sample` from `mac` to itself, which the next bridge drops, and inspects the frames that leave the interface.
+    /// Takes a tenth of a second if none does.
     ///
     /// # Errors
+    /// The system refuses.
     /// The system refuses.
     pub fn segmentation(&self, mac: MacAddr, sample: SegmentationSample) -> Result<Segmentation, AfPacketError> {
         segmentation::test(&self.interface, mac, sample).map_err(|errno| AfPacketError::new(&self.interface, errno))
@@ -65,12 +66,13 @@ impl AfPacketSocket {
 }
 
 fn open(interface: &str) -> Result<(OwnedFd, i32), Errno> {
-    // Nothing comes before it is known for whom.
+    // Receives nothing until its addresses are known.
     socket::open(interface, &program(&[], VlanFilter::All))
 }
 
 impl State {
-    /// Changes who gets frames. On an error the filter is as it was, and memberships may be left over, which only cost.
+    /// Changes the receive addresses. On an error the filter is unchanged, and some memberships may remain, which only
+    /// costs time.
     fn set_addresses(&mut self, addresses: &[MacAddr], vlan: VlanFilter) -> Result<(), Errno> {
         if addresses.len() > MAX_ADDRESSES {
             return Err(Errno::NOBUFS);
@@ -93,7 +95,7 @@ impl State {
     }
 }
 
-/// Opens the socket anew on an interface that was deleted and made again.
+/// Opens a new socket on an interface that was deleted and created again.
 impl Connector for AfPacketSocket {
     fn connect(&self) -> io::Result<OwnedFd> {
         let state = &mut *self.state.lock();

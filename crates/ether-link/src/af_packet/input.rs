@@ -1,4 +1,4 @@
-//! Receiving: super-frames are taken apart where they land.
+//! Receiving: super-frames are segmented in place.
 
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -12,50 +12,51 @@ use super::offload::{
 use super::socket::{self, Arrival, MAX_MESSAGES};
 use crate::Frames;
 
-/// Bytes in front of a frame, for the tag that the kernel took out.
+/// Room in front of a frame for the tag that the kernel removed.
 const TAG_LEN: usize = 4;
-/// Bytes of a super-frame for whose like the next are laid out.
+/// Shortest super-frame that changes the buffer layout for the following messages, in bytes.
 const MIN_APART: usize = 16 << 10;
-/// Calls without one after which nothing is laid out for them.
+/// Number of calls without a super-frame after which the layout returns to one piece.
 const MAX_CALLS: usize = 64;
-/// Bytes in front of the tag.
+/// Length of the MAC addresses in front of the tag.
 const ADDRESSES: usize = 12;
 
-/// How the bytes of a message are laid out, in the hope that it is a super-frame like the last one: its packets lie
-/// apart by the length of their headers, which then only need to be filled in.
+/// Layout of a message's buffer, chosen in the expectation that the message is a super-frame like the last one: the
+/// payloads of its packets are placed at distances that leave room for headers, so that only the headers need to be
+/// filled in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Layout {
     headers: usize,
     segment: usize,
-    /// Packets that lie apart. What comes after lies behind the last.
+    /// Number of packets with room for headers. Further bytes follow the last one.
     count: usize,
 }
 
 impl Layout {
-    /// One piece.
+    /// Layout in one piece.
     const WHOLE: Self = Self { headers: 0, segment: MAX_SUPER, count: 1 };
 
     fn of(headers: usize, segment: usize) -> Self {
         Self { headers, segment, count: (MAX_SUPER / segment.max(1)).clamp(1, MAX_SEGMENTS) }
     }
 
-    /// Bytes from one packet to the next: room for a tag, headers and payload.
+    /// Returns the distance of two packets: room for a tag, headers and payload.
     const fn stride(self) -> usize {
         TAG_LEN + self.headers + self.segment
     }
 
-    /// Bytes for a message.
+    /// Returns the bytes needed for a message.
     const fn room(self) -> usize {
         self.count * self.stride() + MAX_SUPER.saturating_sub(self.count * self.segment)
     }
 
-    /// Messages in a call. Of super-frames few are as good as many, and a batch of them that is kept is not much longer
-    /// than its packets.
+    /// Returns the number of messages per call. For super-frames a few are as efficient as many, and a batch of them
+    /// that is kept does not occupy much more than its packets.
     const fn most_messages(self) -> usize {
         if self.count > 1 { 4 } else { MAX_MESSAGES }
     }
 
-    /// Where the pieces lie in that room.
+    /// Iterates over the ranges of the pieces in the message's buffer.
     fn pieces(self) -> impl Iterator<Item = Range<usize>> {
         let stride = self.stride();
         let apart = (0..self.count).map(move |index| {
@@ -67,15 +68,15 @@ impl Layout {
     }
 }
 
-/// The receiving side.
+/// Receiving half of the link.
 #[derive(Debug)]
 pub(super) struct Input {
     layout: Layout,
-    /// Packets in the last messages, on average.
+    /// Average number of packets per message in the last call.
     pub(super) burst: usize,
-    /// Calls since a super-frame came.
+    /// Number of calls since the last super-frame.
     calls: usize,
-    /// A super-frame that did not come as expected.
+    /// Buffer for a super-frame that did not match the layout.
     scratch: Vec<u8>,
 }
 
@@ -86,7 +87,7 @@ impl Default for Input {
 }
 
 impl Input {
-    /// Appends what has come, about `most` frames. Gives how many were lost.
+    /// Appends received frames, about `most`. Returns the number of lost ones.
     pub(super) fn receive(&mut self, socket: &OwnedFd, frames: &mut Frames, most: usize) -> Result<usize, Errno> {
         self.calls += 1;
         if self.calls > MAX_CALLS {
@@ -116,7 +117,7 @@ impl Input {
         Ok(lost)
     }
 
-    /// Appends the frames of one message, whose room begins at `start`. `None`: it is useless.
+    /// Appends the frames of one message, whose buffer begins at `start`. `None` if the message is unusable.
     fn take(
         &mut self,
         frames: &mut Frames,
@@ -164,7 +165,7 @@ impl Input {
         self.scratch.clear();
         self.scratch.extend_from_slice(bytes.get(begin..TAG_LEN + length)?);
         let headers = Headers::of(&self.scratch)?;
-        // A small one is copied faster than many pieces are lent for it time and again.
+        // For a small one, copying is faster than passing many pieces to the kernel in each call.
         if length >= MIN_APART {
             self.layout = Layout::of(headers.len - (TAG_LEN - begin), segment);
         }
@@ -172,7 +173,7 @@ impl Input {
     }
 }
 
-/// Lends the pieces of a message's room.
+/// Appends the pieces of a message's buffer to the vector for the kernel.
 fn scatter<'r>(room: &'r mut [u8], layout: Layout, parts: &mut Vec<IoSliceMut<'r>>) {
     let (mut rest, mut at) = (room, 0);
     for piece in layout.pieces() {
@@ -183,7 +184,7 @@ fn scatter<'r>(room: &'r mut [u8], layout: Layout, parts: &mut Vec<IoSliceMut<'r
     }
 }
 
-/// Moves the pieces together.
+/// Moves the pieces together into one contiguous frame.
 fn gather(room: &mut [u8], layout: Layout) {
     let mut end = TAG_LEN;
     for piece in layout.pieces() {
@@ -195,7 +196,7 @@ fn gather(room: &mut [u8], layout: Layout) {
     }
 }
 
-/// Fills in the headers of packets that lie where they should, behind the tag that the kernel took out.
+/// Fills in the headers of packets that are in their place, including the tag that the kernel removed.
 fn in_place(
     frames: &mut Frames,
     start: usize,
@@ -220,7 +221,7 @@ fn in_place(
     Some(())
 }
 
-/// Copies the packets of a super-frame apart.
+/// Copies the packets of a super-frame to separate frames.
 fn split(frames: &mut Frames, whole: &[u8], headers: &Headers, segment: usize) -> Option<()> {
     let payload = whole.get(headers.len..)?;
     let count = payload.len().div_ceil(segment);

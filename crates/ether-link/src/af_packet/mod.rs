@@ -1,9 +1,9 @@
 //! An interface of this host: whole frames through a packet socket.
 //!
-//! The host's own network stack sees the same frames and shares nothing else with us. What the host itself sends
-//! through the interface we do not see. Runs of packets cross the kernel as super-frames ([`offload`]), and what the
-//! host's other senders left to the hardware (checksums, segmentation) is done here, because a guest has no such
-//! agreement with them.
+//! The host's own network stack receives the same frames, and is otherwise independent of the link. Frames that the
+//! host itself sends through the interface are not received. Runs of packets cross the kernel as super-frames
+//! ([`offload`]). Checksums and segmentation that other senders of the host left to the hardware are completed here,
+//! because a guest has not negotiated such offloads with them.
 
 mod filter;
 mod host;
@@ -37,27 +37,27 @@ pub use filter::{MAX_ADDRESSES, VlanFilter};
 pub use host::AfPacketSocket;
 pub use segmentation::{Segmentation, SegmentationSample};
 
-/// Time between two looks at an interface that is down.
+/// Interval of checks of an interface that is down.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The interface cannot be used at all.
+/// Error of opening the interface.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum AfPacketError {
-    /// No right to.
+    /// The process lacks the privilege.
     #[error("{0}: raw frames need CAP_NET_RAW (and CAP_NET_ADMIN for large buffers)")]
     Privilege(String),
-    /// It does not exist.
+    /// The interface does not exist.
     #[error("{0}: no such interface")]
     NoInterface(String),
-    /// Its frames do not begin with an Ethernet header.
+    /// The frames of the interface do not begin with an Ethernet header.
     #[error("{0}: not an Ethernet interface")]
     NotEthernet(String),
     /// The system refused.
     #[error("{interface}: cannot open a packet socket: {errno}")]
     System {
-        /// Name.
+        /// Name of the interface.
         interface: String,
-        /// What it said.
+        /// Error of the system.
         errno: Errno,
     },
 }
@@ -74,13 +74,13 @@ impl AfPacketError {
     }
 }
 
-/// What the link has.
+/// State of the link's socket.
 #[derive(Debug)]
 enum State {
     Up(Arc<OwnedFd>),
-    /// The interface is down; when to look again.
+    /// The interface is down, with the time of the next check.
     Down(Arc<OwnedFd>, Instant),
-    /// The interface is gone.
+    /// The interface has been deleted.
     Gone,
 }
 
@@ -101,7 +101,8 @@ impl State {
     }
 }
 
-/// A link over an interface of the host. While the interface is down or gone, what is sent is lost, as without a cable.
+/// A link over an interface of the host. While the interface is down or deleted, sent frames are lost, as without a
+/// cable.
 #[derive(Debug)]
 pub struct AfPacketLink {
     interface: String,
@@ -113,11 +114,11 @@ pub struct AfPacketLink {
 }
 
 impl AfPacketLink {
-    /// Uses `interface` for a device with the address `mac`: takes the frames to that address and to groups. The
-    /// interface may be down yet.
+    /// Uses `interface` for a device with the address `mac`: receives the frames to that address and to groups. The
+    /// interface may still be down.
     ///
     /// # Errors
-    /// No right to, no such interface, or not an Ethernet.
+    /// Missing privileges, no such interface, or not an Ethernet interface.
     pub fn open(interface: &str, mac: MacAddr) -> Result<Self, AfPacketError> {
         let failed =
             |error: io::Error| AfPacketError::new(interface, Errno::from_io_error(&error).unwrap_or(Errno::IO));
@@ -127,8 +128,8 @@ impl AfPacketLink {
         Ok(Self::from_socket(interface, socket, Arc::new(host)))
     }
 
-    /// Uses a socket on `interface` that an [`AfPacketSocket`] gave. If the interface is deleted, `connector` opens
-    /// another one when it is back.
+    /// Uses a socket on `interface` that came from an [`AfPacketSocket`]. If the interface is deleted, `connector`
+    /// opens another socket once it exists again.
     pub fn from_socket(interface: &str, socket: OwnedFd, connector: Arc<dyn Connector>) -> Self {
         let state = State::of(Arc::new(socket));
         if state.socket().is_none() {
@@ -145,7 +146,7 @@ impl AfPacketLink {
         }
     }
 
-    /// The same without super-frames: each packet leaves by itself, and nothing is left to the kernel or the interface.
+    /// Disables super-frames: each packet is sent separately, and no work is left to the kernel or the interface.
     #[must_use]
     pub fn without_offload(mut self) -> Self {
         self.output = Output::without_offload();
@@ -156,7 +157,7 @@ impl AfPacketLink {
         self.state.lock().socket().cloned()
     }
 
-    /// The socket, looking for the interface if it is time to.
+    /// Returns the socket. Checks the interface first if a check is due.
     fn socket_now(&self) -> Option<Arc<OwnedFd>> {
         let state = &mut *self.state.lock();
         if let State::Down(socket, due) = state
@@ -182,7 +183,7 @@ impl AfPacketLink {
         }
     }
 
-    /// The interface is down or gone.
+    /// Handles an error of the socket, after which the interface may be down or deleted.
     fn close(&self, old: &Arc<OwnedFd>, errno: Errno) {
         let state = &mut *self.state.lock();
         if state.socket().is_some_and(|now| Arc::ptr_eq(now, old)) {
@@ -205,7 +206,7 @@ impl Link for AfPacketLink {
         match self.input.lock().receive(&socket, frames, most) {
             Ok(lost) => self.lose(lost),
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => {}
-            // A super-frame of a kind that this kernel cannot describe.
+            // The kernel cannot describe the received super-frame in a `virtio_net_hdr`.
             Err(Errno::INVAL) => self.lose(1),
             Err(errno) => self.close(&socket, errno),
         }

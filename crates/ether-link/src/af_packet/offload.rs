@@ -1,8 +1,8 @@
 //! Super-frames: many packets of one flow that cross the kernel as one, with one set of headers in front.
 //!
-//! The kernel cuts them where they leave for a real wire, with consecutive IPv4 identifications; between local
-//! interfaces they are handed over whole. So we make them out of our own runs of packets, and take apart what comes
-//! (`virtio_net_hdr`, Linux `include/uapi/linux/virtio_net.h`).
+//! The kernel segments them where they leave through a physical interface, with consecutive IPv4 identifications;
+//! between local interfaces they are delivered whole. This module therefore builds them from runs of packets, and
+//! segments received ones (`virtio_net_hdr`, Linux `include/uapi/linux/virtio_net.h`).
 
 pub(super) use pvrdma_link::offload::headers::{Headers, MAX_HEADERS, finish_checksum};
 use pvrdma_link::offload::headers::{checksum_of_ipv4, put};
@@ -11,11 +11,11 @@ use pvrdma_packet::Ethernet;
 
 use crate::Offload;
 
-/// Bytes of a `virtio_net_hdr`.
+/// Length of a `virtio_net_hdr`, in bytes.
 pub(super) const OFFLOAD_LEN: usize = 10;
-/// Longest super-frame: an IP packet of the greatest length.
+/// Longest super-frame: an IP packet of the maximum length, with a tagged Ethernet header.
 pub(super) const MAX_SUPER: usize = 65_535 + Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN;
-/// Packets in a super-frame that we make.
+/// Highest number of packets in a super-frame that this module builds.
 pub(super) const MAX_SEGMENTS: usize = 64;
 
 const NEEDS_CHECKSUM: u8 = 1;
@@ -23,16 +23,16 @@ const KIND_NONE: u8 = 0;
 const KIND_TCP4: u8 = 1;
 const KIND_TCP6: u8 = 4;
 const KIND_UDP: u8 = 5;
-/// Or'ed to a kind of TCP: only the first segment carries CWR, which we see to anyway.
+/// Flag in addition to a TCP kind: only the first segment carries CWR, which [`Headers::write`] ensures anyway.
 const KIND_ECN: u8 = 0x80;
 
-/// What the kernel is to do, or has left undone.
+/// Work that is left to the kernel, or that the kernel has left undone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct VirtioNetHeader {
-    /// Where the bytes begin whose checksum is missing, and where in them it belongs.
+    /// Offset of the first byte that the missing checksum covers, and the offset of the checksum relative to it.
     pub(super) checksum: Option<(usize, usize)>,
     kind: u8,
-    /// Payload bytes of each packet but the last, in a super-frame.
+    /// Payload bytes of each packet except the last, in a super-frame.
     segment: usize,
 }
 
@@ -44,29 +44,29 @@ impl VirtioNetHeader {
         Self { checksum, kind: kind & !KIND_ECN, segment: word(s0, s1) }
     }
 
-    /// Payload bytes of each packet, if this is a super-frame.
+    /// Returns the payload bytes of each packet, if this is a super-frame.
     pub(super) const fn segment(self) -> Option<usize> {
         if self.kind == KIND_NONE || self.segment == 0 { None } else { Some(self.segment) }
     }
 }
 
-/// What the headers of a packet and those of a super-frame have to do with each other.
+/// Conversion between the headers of a packet and those of a super-frame.
 pub(super) trait SuperFrameHeaders: Sized {
     /// Turns the headers of the first packet into those of a super-frame with `payload` bytes, whose packets carry
-    /// `segment`, and says so to the kernel.
+    /// `segment` bytes each. Returns the offload header for the kernel.
     fn widen(&mut self, payload: usize, segment: usize) -> Option<[u8; OFFLOAD_LEN]>;
 
-    /// The same behind a tag that the kernel took out. `None`: there is no room for it.
+    /// Returns the headers with the tag that the kernel removed. `None` if there is no room for it.
     fn tagged(&self, tag: [u8; Ethernet::TAG_LEN]) -> Option<Self>;
 
-    /// Returns `true` if there is a tag.
+    /// Returns `true` if the headers contain a tag.
     fn are_tagged(&self) -> bool;
 
-    /// Returns `true` if `frame` is the packet `index` of a run that these headers begin.
+    /// Returns `true` if `frame` is packet `index` of a run that begins with these headers.
     fn go_on(&self, index: usize, frame: &[u8]) -> bool;
 
-    /// The `virtio_net_hdr` of a frame whose checksum or segmentation is left to the kernel. Its offsets are those of
-    /// the frame's headers. `None`: the kernel does not take such a frame.
+    /// Returns the `virtio_net_hdr` of a frame whose checksum or segmentation is left to the kernel. Its offsets are
+    /// derived from the frame's headers. `None` if the kernel does not accept such a frame.
     fn left_open(frame: &[u8], offload: Offload) -> Option<[u8; OFFLOAD_LEN]>;
 }
 
@@ -134,7 +134,7 @@ impl SuperFrameHeaders for Headers {
         say(6, start)?;
         say(8, at.checked_sub(start)?)?;
         if let Some(mss) = offload.mss() {
-            // It looks for TCP right behind an Ethernet header without tags.
+            // The kernel expects TCP directly behind an Ethernet header without tags.
             let headers = Self::of(frame).filter(|it| it.is_tcp() && it.network == Ethernet::UNTAGGED_LEN)?;
             say(2, u16::try_from(headers.len).ok()?)?;
             say(4, mss.get())?;
@@ -144,15 +144,16 @@ impl SuperFrameHeaders for Headers {
     }
 }
 
-/// The RoCE v2 packets at the start of `frames` that can leave as one super-frame, if it is more than one: how many,
-/// and the headers of the first.
+/// Finds the RoCE v2 packets at the start of `frames` that can leave as one super-frame. Returns their number, if it is
+/// more than one, and the headers of the first.
 ///
-/// They must not differ in anything in front of the BTH but the IPv4 identification, which must count up, and what
-/// follows from the length; only the last may be shorter.
+/// Everything in front of the BTH must be equal, except the IPv4 identification, which must count up, and the fields
+/// that depend on the length; only the last packet may be shorter.
 pub(super) fn run<'f>(frames: impl Iterator<Item = &'f [u8]>) -> Option<(usize, Headers)> {
     let mut frames = frames.take(MAX_SEGMENTS);
     let first = frames.next()?;
-    // The kernel refuses a super-frame whose headers contradict each other, and that must not look as if it took none.
+    // The kernel rejects a super-frame with inconsistent headers. The caller would conclude that it rejects all
+    // super-frames, so such a packet must not begin one.
     let headers = Headers::of(first).filter(Headers::are_roce).filter(|_| is_whole(first))?;
     let udp_checksum = headers.transport + 6;
     if first.get(udp_checksum..udp_checksum + 2) != Some(&[0, 0]) {

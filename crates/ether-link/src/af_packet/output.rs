@@ -1,4 +1,4 @@
-//! Sending: runs of packets leave as super-frames, in few calls.
+//! Sending: runs of packets leave as super-frames, with few system calls.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,29 +12,31 @@ use super::priority::priority;
 use super::socket::{self, MAX_MESSAGES};
 use crate::{Frames, Offload};
 
-/// What became of frames.
+/// Result of sending frames.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
-    /// Frames that need not be presented again.
+    /// Number of frames that need not be offered again.
     pub(super) taken: usize,
-    /// Of these, the ones that did not leave.
+    /// How many of these were not sent.
     pub(super) lost: usize,
-    /// Of these, the ones that the kernel does not take as they are (`EINVAL`).
+    /// How many of these the kernel rejects in this form (`EINVAL`).
     pub(super) refused: usize,
-    /// Why it ended before all were taken.
+    /// Error that ended the call before all frames were taken.
     pub(super) error: Option<Errno>,
 }
 
-/// The sending side.
+/// Sending half of the link.
 #[derive(Debug)]
 pub(super) struct Output {
-    /// The kernel takes super-frames of UDP.
+    /// The kernel accepts UDP super-frames.
     super_frames: AtomicBool,
-    /// It takes tagged ones, too.
+    /// The kernel accepts tagged super-frames, too.
     tagged: AtomicBool,
-    /// Frames with an offload are left to it. Does not change: a refusal may be the fault of one frame.
+    /// Frames with an offload are given to the kernel unfinished. Never changed by a refusal, because that may be the
+    /// fault of a single frame.
     open_frames: bool,
-    /// The priority of what the socket sends. Whoever sends holds it.
+    /// Priority of the frames that the socket sends. Senders hold the read lock, so that it cannot change during a
+    /// call.
     priority: RwLock<u8>,
 }
 
@@ -49,14 +51,14 @@ impl Default for Output {
     }
 }
 
-/// One message: the frames in it and what stands in front of their bytes.
+/// One message: its frames, and the bytes in front of them.
 struct Message {
     first: usize,
     count: usize,
-    /// Offload header, then the headers of a super-frame.
+    /// Offload header, followed by the headers of a super-frame.
     head: [u8; OFFLOAD_LEN + MAX_HEADERS],
     head_len: usize,
-    /// Bytes of each frame that are left out, because the head has them.
+    /// Number of bytes at the beginning of each frame that are left out, because the head contains them.
     skip: usize,
     is_tagged: bool,
     priority: u8,
@@ -69,7 +71,7 @@ impl Message {
         Self { first, count: 1, head, head_len, skip: 0, is_tagged: false, priority }
     }
 
-    /// A frame that is left to the kernel.
+    /// Creates a message for a frame whose offload is left to the kernel.
     fn open(frames: &Frames, index: usize) -> Option<Self> {
         let mut message = Self::plain(frames, index);
         let open = Headers::left_open(frames.get(index)?, frames.offload(index))?;
@@ -77,7 +79,7 @@ impl Message {
         Some(message)
     }
 
-    /// A super-frame from the run that starts at `first`, if there is one.
+    /// Creates a super-frame from the run that starts at `first`, if there is one.
     fn super_frame(frames: &Frames, first: usize) -> Option<Self> {
         let (count, mut headers) = offload::run(frames.iter_from(first))?;
         let skip = headers.len;
@@ -94,7 +96,7 @@ impl Message {
 }
 
 impl Output {
-    /// Leaves nothing to the kernel.
+    /// Creates the half that leaves no work to the kernel.
     pub(super) fn without_offload() -> Self {
         Self { super_frames: AtomicBool::new(false), open_frames: false, ..Self::default() }
     }
@@ -118,7 +120,7 @@ impl Output {
                     log::info!("this kernel takes no {}super-frames of UDP", if is_tagged { "tagged " } else { "" });
                     if is_tagged { &self.tagged } else { &self.super_frames }.store(false, Ordering::Relaxed);
                 }
-                // The interface's queue is full, or the frame is longer than the interface allows.
+                // The queue of the interface is full, or the frame is longer than the interface permits.
                 Err(errno @ (Errno::NOBUFS | Errno::MSGSIZE | Errno::INVAL)) => {
                     let count = messages.first().map_or(1, |first| first.count);
                     sent.taken += count;
@@ -134,8 +136,8 @@ impl Output {
         sent
     }
 
-    /// What the socket sends has this priority while the result is held. Without the right to it frames leave with that
-    /// of before.
+    /// Sets the priority of the socket, which cannot change while the result is held. Without the privilege for it, the
+    /// frames are sent with the previous priority.
     fn take_priority(&self, socket: &OwnedFd, priority: u8) -> RwLockReadGuard<'_, u8> {
         let current = self.priority.read();
         if *current == priority {
@@ -150,12 +152,12 @@ impl Output {
         RwLockWriteGuard::downgrade(current)
     }
 
-    /// The next socket is another one.
+    /// Resets the state for a new socket, whose priority is 0.
     pub(super) fn forget_socket(&self) {
         *self.priority.write() = 0;
     }
 
-    /// Returns `true` if a frame can be left to the kernel.
+    /// Returns `true` if the offload of a frame can be left to the kernel.
     pub(super) fn takes(&self, frame: &[u8], offload: Offload) -> bool {
         self.open_frames && Headers::left_open(frame, offload).is_some()
     }

@@ -1,21 +1,21 @@
-//! Which class of traffic a frame belongs to.
+//! Traffic class of a frame.
 //!
-//! Linux chooses the queue and the traffic class of an adapter by the priority of a packet (`skb->priority`), and not
-//! by what its headers say. Without one RDMA would leave in the class of everything else: not paused by the PFC of its
-//! own class, and without its share. So packets of RoCE get the priority that a switch would give them: that of their
-//! IEEE 802.1Q tag or, without a tag, the upper half of their DSCP. An interface that is a VLAN makes the tag of it
-//! (`egress-qos-map`).
+//! Linux selects the queue and the traffic class of an adapter by the priority of a packet (`skb->priority`), and not
+//! by its headers. Without a priority, RDMA would leave in the default class: not paused by the PFC of its own class,
+//! and without its share of the bandwidth. Packets of RoCE therefore get the priority that a switch would assign: that
+//! of their IEEE 802.1Q tag or, without a tag, the upper three bits of their DSCP. A VLAN interface derives the tag
+//! from it (`egress-qos-map`).
 
 use pvrdma_packet::{EtherType, PROTOCOL_UDP, ROCE_PORT};
 
-/// Where the ethertype is, in a frame without a tag.
+/// Offset of the ethertype in a frame without a tag.
 const TYPE_AT: usize = 12;
-/// Bytes of a tag.
+/// Length of a tag.
 const TAG: usize = 4;
-/// The highest priority that needs no privilege (`SO_PRIORITY`, socket(7)).
+/// Highest priority that needs no privilege (`SO_PRIORITY`, socket(7)).
 const HIGHEST: u8 = 6;
 
-/// The priority of a frame, 0 to 6. Of all that is not RoCE it is 0.
+/// Returns the priority of a frame, 0 to 6. Frames other than RoCE have priority 0.
 pub(super) fn priority(frame: &[u8]) -> u8 {
     marked(frame).unwrap_or(0).min(HIGHEST)
 }
@@ -70,7 +70,7 @@ mod tests {
             (frame(&[], 0x86dd, &v6), 3),
             (frame(&[], 0x8915, &grh), 5),
             (frame(&tag, 0x8915, &grh), 3),
-            // TCP, and what is too short.
+            // TCP, and frames that are too short.
             (frame(&[], 0x0800, &v4(0xc0, 6)), 0),
             (frame(&tag, 0x0806, &grh), 0),
             (frame(&[], 0x0800, &v4(0xc0, 17)[..20]), 0),

@@ -1,12 +1,12 @@
-//! Who cuts super-frames, and whether the packets are right then.
+//! Test of where super-frames are segmented, and whether the resulting packets are correct.
 //!
-//! The ICRC of RoCE covers the identification of IPv4, which counts up from packet to packet. The kernel counts it up
-//! when it cuts; whether an adapter that cuts does so as well, nobody promises, and one that does not damages all
-//! packets but the first. So one super-frame leaves an interface before anything else does, and a second socket looks
-//! at it behind the place where the kernel cuts.
+//! The ICRC of RoCE covers the IPv4 identification, which counts up from packet to packet. The kernel increments it
+//! when it segments; an adapter that segments is not guaranteed to do so, and one that does not corrupts all packets
+//! except the first. Therefore one super-frame is sent before any other traffic, and a second socket inspects it behind
+//! the place where the kernel segments.
 //!
-//! Whether the kernel cuts TCP is asked before that, with a frame made here: when it refuses a guest's frame later on,
-//! that may be the fault of the frame, and must not change what other devices get from the kernel.
+//! Whether the kernel segments TCP is tested before that, with a frame built here: when it later rejects a guest's
+//! frame, this may be the fault of the frame, and must not change the offloads of other devices.
 
 use std::io::IoSliceMut;
 use std::num::NonZeroU16;
@@ -22,46 +22,47 @@ use super::output::Output;
 use super::{filter, socket};
 use crate::{Frames, Offload};
 
-/// Nobody's (RFC 5737).
+/// Address reserved for documentation (RFC 5737), which no host has.
 const NOWHERE: [u8; 4] = [192, 0, 2, 1];
 const PACKETS: u16 = 3;
-/// Segments of the TCP frame, and data in each.
+/// Number of segments of the TCP frame, and data bytes in each.
 const SEGMENTS: usize = 2;
 const SEGMENT: usize = 64;
-/// What leaves is seen at once, unless the interface has a queue that waits.
+/// Longest wait. Frames are seen immediately unless the interface delays them in a queue.
 const PATIENCE: Duration = Duration::from_millis(100);
 const ROOM: usize = 2048;
 
-/// What became of a super-frame.
+/// Result of sending a super-frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Segmentation {
-    /// The kernel has cut it, and the packets were right; or it takes none, which is noticed anyway.
+    /// The kernel segmented it, and the packets were correct; or it accepts no super-frames, which the link notices
+    /// itself.
     Kernel,
-    /// It went to the interface whole. Between virtual ones it stays so; an adapter cuts it.
+    /// It reached the interface whole. Virtual interfaces pass it on whole; an adapter segments it.
     Interface,
     /// The packets were wrong.
     Wrong,
-    /// The kernel takes no frames of TCP to cut.
+    /// The kernel does not segment TCP frames.
     Refused,
-    /// The interface is down, or nothing was seen.
+    /// The interface is down, or no frame was seen.
     Unknown,
 }
 
-/// The packets of the super-frame that is tried, which the caller makes and knows again.
+/// Packets of the test super-frame, which the caller builds and recognizes.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentationSample {
-    /// Makes the packet with this number from and to an address: RoCE v2 over IPv4, of one flow and one length, with an
-    /// identification that counts up with the number.
+    /// Builds the packet with this number from and to an address: RoCE v2 over IPv4, all of one flow and one length,
+    /// with an identification that counts up with the number.
     pub packet: fn(MacAddr, u16) -> Vec<u8>,
-    /// Returns `true` if a frame is the packet with this number, intact in all that its receiver checks.
+    /// Returns `true` if a frame is the packet with this number, and everything that its receiver checks is intact.
     pub is_intact: fn(&[u8], u16) -> bool,
 }
 
-/// Sends a frame of TCP to be cut, and a super-frame of three packets, from `mac` to itself, which the next bridge
+/// Sends a TCP frame to be segmented, and a super-frame of three packets, from `mac` to itself, which the next bridge
 /// drops.
 ///
 /// # Errors
-/// No right to, no such interface, or not an Ethernet.
+/// Missing privileges, no such interface, or not an Ethernet interface.
 pub(super) fn test(interface: &str, mac: MacAddr, sample: SegmentationSample) -> Result<Segmentation, Errno> {
     let (sender, _) = socket::open(interface, &filter::program(&[], filter::VlanFilter::All))?;
     if Output::default().send(&sender, &long_tcp(mac), 0).refused > 0 {
@@ -77,7 +78,7 @@ pub(super) fn test(interface: &str, mac: MacAddr, sample: SegmentationSample) ->
     if sent.error.is_some() || sent.lost > 0 {
         return Ok(Segmentation::Unknown);
     }
-    // Segments of TCP that waited in a queue of the interface.
+    // Number of TCP segments that were delayed in a queue of the interface.
     let mut late = 0;
     let mut seen = 0;
     while seen < PACKETS {
@@ -90,7 +91,7 @@ pub(super) fn test(interface: &str, mac: MacAddr, sample: SegmentationSample) ->
             return Ok(Segmentation::Interface);
         }
         if let Some(place) = offload.checksum {
-            // The interface would.
+            // The interface would complete it.
             finish_checksum(&mut frame, place);
         }
         if !(sample.is_intact)(&frame, seen) {
@@ -101,7 +102,7 @@ pub(super) fn test(interface: &str, mac: MacAddr, sample: SegmentationSample) ->
     Ok(Segmentation::Kernel)
 }
 
-/// A TCP frame to be cut, with its offload.
+/// Returns a TCP frame to be segmented, with its offload.
 pub(super) fn long_tcp(mac: MacAddr) -> Frames {
     const TCP: [u8; 20] = [0xc0, 1, 0, 9, 0xff, 0xff, 0xfc, 0x18, 0, 0, 0, 0, 0x50, 0x10, 0, 0, 0, 0, 0, 0];
     let data = SEGMENTS * SEGMENT;
@@ -130,7 +131,7 @@ fn is_tcp(frame: &[u8]) -> bool {
     frame.get(23) == Some(&PROTOCOL_TCP)
 }
 
-/// The next frame that leaves.
+/// Returns the next frame that leaves. `None` if none is seen in time.
 fn next(watcher: &OwnedFd) -> Result<Option<(VirtioNetHeader, Vec<u8>)>, Errno> {
     let mut fds = [PollFd::new(watcher, PollFlags::IN)];
     let patience = Timespec::try_from(PATIENCE).map_err(|_| Errno::INVAL)?;

@@ -1,4 +1,4 @@
-//! Packet sockets: the addresses, options and batched calls that no safe crate offers.
+//! Packet sockets: addresses, options and batched calls that no safe crate provides.
 #![expect(unsafe_code, reason = "sockaddr_ll, packet socket options, recvmmsg and sendmmsg")]
 
 use std::ffi::c_int;
@@ -11,42 +11,42 @@ use pvrdma_packet::MacAddr;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 
-/// Bytes that a socket should hold. Without CAP_NET_ADMIN the system caps it.
+/// Requested size of socket buffers, in bytes. Without CAP_NET_ADMIN the system limits it.
 const BUFFER: usize = 8 << 20;
-/// Messages in one call.
+/// Highest number of messages in one call.
 pub(super) const MAX_MESSAGES: usize = 32;
-/// `ETH_P_ALL` in network byte order, as `sll_protocol` wants it.
+/// `ETH_P_ALL` in network byte order, as required for `sll_protocol`.
 const ALL_PROTOCOLS: u16 = 3_u16.to_be();
 const ETHERNET: u16 = 1;
 const LOOPBACK: u16 = 772;
 
-/// What is known of a received message beside its bytes.
+/// Metadata of a received message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     /// Bytes received.
     pub(super) length: usize,
-    /// The VLAN tag that the kernel took out.
+    /// VLAN tag that the kernel removed.
     pub(super) tag: Option<[u8; 4]>,
-    /// It was longer than its room.
+    /// Whether the message was longer than its buffer.
     pub(super) truncated: bool,
 }
 
-/// What a socket says about its interface.
+/// State of the interface as the socket reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Presence {
     /// Frames can pass.
     Up,
-    /// It is down. The socket goes on when it is up again.
+    /// The interface is down. The socket works again when it is up.
     Down,
-    /// It was deleted. The socket is no use any more.
+    /// The interface was deleted. The socket cannot be used any more.
     Gone,
 }
 
-/// Opens a socket on an interface that gets frames to groups and what else is [joined](join), as far as they pass
-/// `filter`, and is ready for offloads (`PACKET_VNET_HDR`). Gives the index of the interface, too.
+/// Opens a socket on an interface that receives frames to groups and to [joined](join) addresses, as far as they pass
+/// `filter`, and is prepared for offloads (`PACKET_VNET_HDR`). Returns the index of the interface, too.
 pub(super) fn open(interface: &str, filter: &[libc::sock_filter]) -> Result<(OwnedFd, c_int), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // Protocol 0: nothing comes before the socket is bound to its interface.
+    // Protocol 0: the socket receives nothing before it is bound to its interface.
     let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
     let index = rustix::net::netdevice::name_to_index(&socket, interface)?;
     let index = c_int::try_from(index).map_err(|_| Errno::NODEV)?;
@@ -62,7 +62,7 @@ pub(super) fn open(interface: &str, filter: &[libc::sock_filter]) -> Result<(Own
     }
     bind(socket.as_fd(), index)?;
     match sockopt::socket_error(&socket)? {
-        // The socket waits for the interface.
+        // The interface is down; the socket works once it is up.
         Ok(()) | Err(Errno::NETDOWN) => {}
         Err(errno) => return Err(errno),
     }
@@ -70,19 +70,20 @@ pub(super) fn open(interface: &str, filter: &[libc::sock_filter]) -> Result<(Own
     Ok((socket, index))
 }
 
-/// Has the interface take frames to `mac`, or all if it cannot choose. Gives the kind of membership.
+/// Makes the interface receive frames to `mac`, or all frames if it has no address filter. Returns the kind of
+/// membership.
 pub(super) fn join(socket: BorrowedFd<'_>, index: c_int, mac: MacAddr) -> Result<c_int, Errno> {
     let add = |kind| member(socket, libc::PACKET_ADD_MEMBERSHIP, index, kind, Some(mac)).map(|()| kind);
     add(libc::PACKET_MR_UNICAST).or_else(|_| add(libc::PACKET_MR_PROMISC))
 }
 
-/// Ends what [`join`] began.
+/// Ends the membership of a [`join`].
 pub(super) fn leave(socket: BorrowedFd<'_>, index: c_int, mac: MacAddr, kind: c_int) {
-    // It fails when the interface is gone, and the membership with it.
+    // Fails if the interface has been deleted, and the membership with it.
     let _ = member(socket, libc::PACKET_DROP_MEMBERSHIP, index, kind, Some(mac));
 }
 
-/// Asks for the state of the interface, by a message that is too short to be sent.
+/// Queries the state of the interface by a message that is too short to be sent.
 pub(super) fn presence(socket: BorrowedFd<'_>) -> Presence {
     match rustix::net::send(socket, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
         Err(Errno::NETDOWN) => Presence::Down,
@@ -91,12 +92,12 @@ pub(super) fn presence(socket: BorrowedFd<'_>) -> Presence {
     }
 }
 
-/// The socket gets what leaves the interface as well.
+/// Makes the socket receive frames that leave the interface, too.
 pub(super) fn hear_outgoing(socket: BorrowedFd<'_>) -> Result<(), Errno> {
     set(socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &0_i32)
 }
 
-/// Frames that the kernel had no room for since the last call.
+/// Returns the number of frames that the kernel dropped for lack of room since the last call.
 pub(super) fn drops(socket: BorrowedFd<'_>) -> u32 {
     let mut stats = [0_u32; 2];
     let mut length = libc::socklen_t::try_from(size_of_val(&stats)).unwrap_or(0);
@@ -113,12 +114,12 @@ pub(super) fn drops(socket: BorrowedFd<'_>) -> u32 {
     if result == 0 { stats[1] } else { 0 }
 }
 
-/// What is sent from now on has this priority (`SO_PRIORITY`).
+/// Sets the priority of frames sent from now on (`SO_PRIORITY`).
 pub(super) fn set_priority(socket: BorrowedFd<'_>, priority: u8) -> Result<(), Errno> {
     set(socket, libc::SOL_SOCKET, libc::SO_PRIORITY, &c_int::from(priority))
 }
 
-/// Lets only frames through that a program wants.
+/// Sets the socket filter.
 pub(super) fn attach_filter(socket: BorrowedFd<'_>, program: &[libc::sock_filter]) -> Result<(), Errno> {
     let length = u16::try_from(program.len()).map_err(|_| Errno::INVAL)?;
     // The kernel copies the program before `set` returns, and does not write to it.
@@ -161,15 +162,15 @@ fn bind(socket: BorrowedFd<'_>, index: c_int) -> Result<(), Errno> {
     // SAFETY: the kernel writes at most `length` bytes, which is the size of `address`; any bytes are valid.
     let named = unsafe { libc::getsockname(socket.as_raw_fd(), ptr::from_mut(&mut address).cast(), &raw mut length) };
     check(named.into())?;
-    // Frames of other kinds of interfaces do not begin with an Ethernet header.
+    // Frames of other interface types do not begin with an Ethernet header.
     if matches!(address.sll_hatype, ETHERNET | LOOPBACK) { Ok(()) } else { Err(Errno::PROTONOSUPPORT) }
 }
 
-/// Room for one control message with `tpacket_auxdata`, aligned as `cmsghdr` wants it.
+/// Buffer for one control message with `tpacket_auxdata`, aligned as `cmsghdr` requires.
 type Control = [u64; 8];
 
-/// Receives up to `arrivals.len()` messages without waiting; message `i` goes to the `i`th run of `parts_each` parts.
-/// Gives how many came.
+/// Receives up to `arrivals.len()` messages without waiting; message `i` is stored in the `i`th run of `parts_each`
+/// parts. Returns the number received.
 pub(super) fn receive(
     socket: BorrowedFd<'_>,
     parts: &mut [IoSliceMut<'_>],
@@ -209,7 +210,7 @@ pub(super) fn receive(
     Ok(received)
 }
 
-/// The VLAN tag in a message's control data.
+/// Returns the VLAN tag in a message's control data.
 fn tag(message: &libc::msghdr) -> Option<[u8; 4]> {
     // SAFETY: the kernel has filled in the control buffer, which is still borrowed, and its length.
     let control = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
@@ -228,8 +229,8 @@ fn tag(message: &libc::msghdr) -> Option<[u8; 4]> {
     Some([a, b, c, d])
 }
 
-/// Sends messages without waiting; each consists of the parts up to its end. Gives how many were sent; an error is that
-/// of the first.
+/// Sends messages without waiting; each consists of the parts up to its end. Returns the number sent; an error refers
+/// to the first message.
 pub(super) fn send(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], ends: &[usize]) -> Result<usize, Errno> {
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::zeroed() }; MAX_MESSAGES];
     let (mut start, mut count) = (0, 0);
@@ -248,7 +249,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], ends: &[usize]
     usize::try_from(check(result.into())?).map_err(|_| Errno::INVAL)
 }
 
-/// A number as the C library wants it: the types of its structures are not those of every other.
+/// Converts a number to the type that the C library uses, which differs between C libraries.
 fn number<T, U: TryFrom<T>>(value: T) -> Result<U, Errno> {
     U::try_from(value).map_err(|_| Errno::INVAL)
 }

@@ -19,7 +19,7 @@ use pvrdma_roce::wire::{
 const A: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const B: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 
-/// A packet from A to B.
+/// Returns a packet from A to B.
 fn packet(ident: u16, port: u16, payload: usize) -> Vec<u8> {
     let ip = Ipv4 {
         traffic_class: 0,
@@ -36,7 +36,7 @@ fn packet(ident: u16, port: u16, payload: usize) -> Vec<u8> {
     build(&Header { ethernet, network, bth, extension: Extension::None }, &payload).unwrap()
 }
 
-/// A mixture: what can leave together and what cannot.
+/// Returns a mixture of packets that can leave together and packets that cannot.
 fn mixture() -> Vec<Vec<u8>> {
     let mut frames: Vec<_> = (10..40).map(|ident| packet(ident, 0xc001, 1024)).collect();
     frames.extend((40..45).map(|ident| packet(ident, 0xc001, 100)));
@@ -61,9 +61,10 @@ fn runs_end_where_packets_differ() {
         counts.push(count);
         next += count;
     }
-    // 30 long and the first short one, the other four short ones; identification; then port, and the greatest number.
+    // 30 long packets and the first short one, then the other four short ones; the identification; then the port, and
+    // the highest number of packets.
     assert_eq!(counts, [31, 4, 1, 64, 64, 64, 47]);
-    // No run has headers that contradict each other, which the kernel would refuse: version, UDP length.
+    // Packets with inconsistent headers, which the kernel would reject, begin no run: version, UDP length.
     for (at, value) in [(14, 0x65), (39, 9)] {
         let spoiled = (10..40).map(|ident| packet(ident, 0xc001, 1024));
         let spoiled = spoiled.map(|mut frame| {
@@ -74,7 +75,7 @@ fn runs_end_where_packets_differ() {
     }
 }
 
-/// What another sender of the host left to the hardware: a TCP super-frame, for IPv4 and for IPv6.
+/// Work that another sender of the host left to the hardware: a TCP super-frame, for IPv4 and for IPv6.
 #[test]
 fn tcp_is_cut_and_summed() {
     for v6 in [false, true] {
@@ -129,7 +130,7 @@ impl Namespace {
     }
 }
 
-/// Waits for frames whose first bytes are those of RoCE to B, leaving out what the host says on its own.
+/// Waits for frames to B. Other frames, which the host sends by itself, are ignored.
 fn collect(link: &AfPacketLink, count: usize) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
     while got.len() < count {
@@ -145,8 +146,7 @@ fn collect(link: &AfPacketLink, count: usize) -> Vec<Vec<u8>> {
     got
 }
 
-/// Waits until frames cross: the kernel drops what is sent before it has seen that the cable is plugged in at both
-/// ends.
+/// Waits until frames pass: the kernel drops frames until it has seen a carrier at both ends.
 fn plug(a: &AfPacketLink, b: &AfPacketLink) {
     let mut probe = packet(1, 0xc001, 64);
     probe[..6].fill(0xff);
@@ -165,12 +165,12 @@ fn frames_cross_a_veth_pair_as_they_are() {
         let (a, b) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
         plug(&a, &b);
         let sent = mixture();
-        // Three times: the second time the receiver knows what to expect.
+        // Three times, because from the second time on the receiver uses the layout of the first.
         for _ in 0..3 {
             assert_eq!(a.send(&batch(&sent), 0), sent.len());
             assert!(collect(&b, sent.len()) == sent);
         }
-        // Not ours, not for us, and with a tag, which the kernel takes out on the way.
+        // A frame to another host, and one with a tag, which the kernel removes on the way.
         let mut other = packet(1, 0xc001, 64);
         other[..6].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
         let mut tagged = packet(2, 0xc001, 64);
@@ -183,8 +183,7 @@ fn frames_cross_a_veth_pair_as_they_are() {
     });
 }
 
-/// The kernel is given a long frame whole, and a checksum to calculate; between local interfaces it hands both over as
-/// they are.
+/// The kernel gets a long frame whole, and a checksum to compute; between local interfaces it delivers both unchanged.
 #[test]
 fn what_is_left_to_the_kernel_arrives_right() {
     let Some(host) = Namespace::new("open") else { return };
@@ -202,7 +201,7 @@ fn what_is_left_to_the_kernel_arrives_right() {
         assert_eq!(link.send(&frames, 0), 2);
         let got = collect(&b, 36);
         assert_eq!((carried(&got[..35]), carried(&got[35..])), (bytes, data(700)));
-        // With a tag it is cut here.
+        // A tagged frame is segmented by the link.
         let mut tagged = long;
         tagged.splice(12..12, [0x81, 0, 0, 7]);
         frames.clear();
@@ -211,8 +210,8 @@ fn what_is_left_to_the_kernel_arrives_right() {
     });
 }
 
-/// A frame that the kernel does not take says nothing about others: it is lost, and TCP of other devices that share the
-/// uplink is cut by the kernel as before.
+/// A rejected frame does not affect others: it is lost, and the kernel still segments the TCP of other devices that
+/// share the uplink.
 #[test]
 fn a_frame_that_is_refused_is_the_only_one_that_suffers() {
     let Some(host) = Namespace::new("refused") else { return };
@@ -231,7 +230,7 @@ fn a_frame_that_is_refused_is_the_only_one_that_suffers() {
     });
 }
 
-/// With a tag runs leave and come as super-frames, too.
+/// Tagged runs are sent and received as super-frames, too.
 #[test]
 fn wire_c9_tagged_runs_are_super_frames() {
     let tag = [0x81, 0, 0x60, 0x2a];
@@ -249,7 +248,7 @@ fn wire_c9_tagged_runs_are_super_frames() {
             assert!(collect(&b, sent.len()) == sent);
         }
         assert_eq!((a.lost(), b.lost()), (0, 0));
-        // A batch came in few messages, each with many packets.
+        // A batch arrived in few messages, each with many packets.
         assert!(b.input.lock().burst > 8, "{}", b.input.lock().burst);
         // The next super-frame may have no tag.
         let plain = mixture();
@@ -258,7 +257,7 @@ fn wire_c9_tagged_runs_are_super_frames() {
     });
 }
 
-/// Packets from a station to itself.
+/// Packets from a host to itself.
 const SAMPLE: SegmentationSample = SegmentationSample {
     packet: |mac, number| {
         let bytes = packet(number, 0xc001, 64);
@@ -272,7 +271,7 @@ const SAMPLE: SegmentationSample = SegmentationSample {
     },
 };
 
-/// Who cuts super-frames is seen before anything else leaves; without offloads there are none.
+/// The place of segmentation is known before any other frame leaves; without offloads there are no super-frames.
 #[test]
 fn wire_s3_a_super_frame_is_looked_at_before_others_leave() {
     let Some(host) = Namespace::new("cutter") else { return };
@@ -282,7 +281,7 @@ fn wire_s3_a_super_frame_is_looked_at_before_others_leave() {
         plug(&own, &peer);
         let socket = AfPacketSocket::open("va", VlanFilter::All).unwrap();
         assert_eq!(socket.segmentation(A, SAMPLE).unwrap(), Segmentation::Interface, "as virtual ones are");
-        // The kernel was asked about TCP with a frame that it takes.
+        // The kernel was tested for TCP with a frame that it accepts.
         let (asked, mut segments) = (segmentation::long_tcp(A), Vec::new());
         let cut = asked.offload(0).finish(asked.get(0).unwrap(), &mut Vec::new(), |part| segments.push(part.to_vec()));
         assert!(cut && carried(&segments) == [0; 128]);
@@ -295,7 +294,7 @@ fn wire_s3_a_super_frame_is_looked_at_before_others_leave() {
         plug(&link, &peer);
         let sent = mixture();
         assert_eq!(link.send(&batch(&sent), 0), sent.len());
-        // The test's own packets went to nobody.
+        // The packets of the segmentation test reached no host.
         assert!(collect(&peer, sent.len()) == sent);
         assert_eq!((link.lost(), peer.input.lock().burst), (0, 1));
         let (long, segmentation) = long_tcp(B.0, A.0, &data(5000), 1448);
@@ -303,7 +302,7 @@ fn wire_s3_a_super_frame_is_looked_at_before_others_leave() {
     });
 }
 
-/// A packet whose traffic class is `class`.
+/// Returns a packet with the traffic class `class`.
 fn of_class(ident: u16, class: u8) -> Vec<u8> {
     let mut header = Packet::parse(&packet(ident, 0xc001, 64)).unwrap().header;
     if let Network::V2Ipv4(ip, _) = &mut header.network {
@@ -312,7 +311,7 @@ fn of_class(ident: u16, class: u8) -> Vec<u8> {
     build(&header, &[0; 64]).unwrap()
 }
 
-/// What leaves has the priority of its class, whatever left before.
+/// Frames are sent with the priority of their class, whatever was sent before.
 #[test]
 fn wire_c8_packets_have_the_priority_of_their_class() {
     let Some(host) = Namespace::new("classes") else { return };
@@ -329,7 +328,7 @@ fn wire_c8_packets_have_the_priority_of_their_class() {
     });
 }
 
-/// An interface that is a VLAN makes a priority of the packet one of the tag, so that it can be seen on the wire.
+/// A VLAN interface maps the priority of a packet to the tag, so that it is visible on the wire.
 #[test]
 fn wire_c8_a_vlan_interface_sees_the_priority() {
     let Some(host) = Namespace::new("egress") else { return };
@@ -353,7 +352,7 @@ fn wire_c8_a_vlan_interface_sees_the_priority() {
     });
 }
 
-/// The filter alone, in front of a socket that needs no privileges.
+/// Tests the filter alone, in front of a socket that needs no privileges.
 #[test]
 fn a_filter_passes_its_addresses_and_groups() {
     let mac = |number: u16| MacAddr([2, 0, 0, 0, number.to_be_bytes()[0], number.to_be_bytes()[1]]);
@@ -380,7 +379,7 @@ fn a_filter_passes_its_addresses_and_groups() {
     assert!(!passes(&[], VlanFilter::All, group) && !passes(&[], VlanFilter::All, mac(0)), "there is nobody");
 }
 
-/// The last byte of the destination and the VLAN of each frame, until as many marks have come.
+/// Returns the last byte of the destination and the VLAN of each frame, until this number of marks has arrived.
 fn tags(link: &AfPacketLink, marks: usize) -> Vec<(u8, Option<u16>)> {
     let (mut got, mut seen) = (Vec::new(), 0);
     loop {
@@ -403,7 +402,7 @@ fn tags(link: &AfPacketLink, marks: usize) -> Vec<(u8, Option<u16>)> {
     }
 }
 
-/// The link is used outside of the namespace: with nothing but the socket.
+/// The link is used outside of the namespace: only with the socket.
 #[test]
 fn a_socket_that_was_handed_over_gets_what_its_opener_says() {
     let Some(host) = Namespace::new("given") else { return };
@@ -442,7 +441,7 @@ fn a_socket_that_was_handed_over_gets_what_its_opener_says() {
     let every = |to| [None, None, Some(5), Some(6)].map(|vid| (to, vid)).into_iter();
     let marks = || [None, Some(5)].map(|vid| (0xff, vid)).into_iter();
     assert!(tags(&links[2], 2).into_iter().eq(every(3).chain(marks())));
-    // An address comes, another one goes.
+    // One address is added, another one removed.
     plain.set_addresses(&[B]).unwrap();
     five.set_addresses(&[]).unwrap();
     all.set_addresses(&[c, B]).unwrap();
@@ -486,7 +485,7 @@ fn an_interface_goes_and_comes_back() {
         let frame = batch(&[packet(1, 0xc001, 64)]);
         for act in ["link set vb down", "link delete va"] {
             host.ip(act);
-            // The receiver notices by itself; what is sent meanwhile is lost.
+            // The receiver notices the change by itself; frames sent meanwhile are lost.
             let mut frames = Frames::default();
             while b.readiness().readable.is_some() {
                 let fd = b.readiness().readable.unwrap();

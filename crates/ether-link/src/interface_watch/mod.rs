@@ -1,8 +1,8 @@
-//! How an interface of this host is, and when that may have changed: the kernel's netlink (`rtnetlink(7)`).
+//! State of an interface of this host, and notification of changes, by the kernel's netlink (`rtnetlink(7)`).
 //!
-//! What the kernel tells everybody about its links is a hint, and never read: only how the interface is *now* counts,
-//! and that is asked for by name. So nothing is missed when hints are lost, when the interface is deleted, made again
-//! or renamed, or when it changes between two looks, and nobody but the kernel is listened to.
+//! The kernel's notifications about links are only hints, and their content is never read: the state of the interface
+//! is always queried by name. So no change is missed when hints are lost, when the interface is deleted, created again
+//! or renamed, or when it changes between two queries, and no process but the kernel can influence the result.
 
 use std::fmt;
 use std::io;
@@ -18,18 +18,18 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::InterfaceName;
 
-/// The group of those whom the kernel tells about links (`RTMGRP_LINK` of linux/rtnetlink.h).
+/// Multicast group of link notifications (`RTMGRP_LINK` of linux/rtnetlink.h).
 const LINKS: u32 = 1;
-/// Bytes of hints that may wait: more of them say nothing more.
+/// Receive buffer for hints, in bytes. It may overflow, because further hints carry no further information.
 const HINTS: usize = 4096;
-/// Hints that a look takes away at most. If there are more, the next one does.
+/// Highest number of hints that one query discards. Further ones are left to the next query.
 const MAX_HINTS: usize = 64;
-/// Bytes of the longest response: the kernel fills at most this much at once.
+/// Length of the longest response, in bytes: the kernel fills at most this much at once.
 const RESPONSE: usize = 32 << 10;
-/// Bytes of `struct ifinfomsg` of linux/rtnetlink.h, and where its flags are.
+/// Length of `struct ifinfomsg` of linux/rtnetlink.h in bytes, and the range of its flags.
 const HEADER: usize = 16;
 const FLAGS: std::ops::Range<usize> = 8..12;
-/// Types of messages, of linux/netlink.h and linux/rtnetlink.h.
+/// Message types of linux/netlink.h and linux/rtnetlink.h.
 const ERROR: u16 = 2;
 const NEW_LINK: u16 = 16;
 /// `IFF_UP` and `IFF_LOWER_UP` of linux/if.h.
@@ -38,30 +38,30 @@ const LOWER_UP: u32 = 1 << 16;
 /// `IFLA_MTU` of linux/if_link.h.
 const MTU: u16 = 4;
 
-/// An interface at one moment.
+/// State of an interface at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InterfaceState {
-    /// There is none of this name.
+    /// There is no interface of this name.
     Absent,
-    /// The administrator has it down.
+    /// The administrator has set the interface down.
     Down {
-        /// Bytes of an IP packet.
+        /// MTU: longest IP packet, in bytes.
         mtu: u32,
     },
-    /// Its cable, or what it is made of, carries nothing.
+    /// The interface has no carrier, or its lower device has none.
     NoCarrier {
-        /// Bytes of an IP packet.
+        /// MTU: longest IP packet, in bytes.
         mtu: u32,
     },
     /// Frames can pass.
     Up {
-        /// Bytes of an IP packet.
+        /// MTU: longest IP packet, in bytes.
         mtu: u32,
     },
 }
 
 impl InterfaceState {
-    /// Bytes of an IP packet. None: there is no interface.
+    /// Returns the MTU: the longest IP packet, in bytes. `None` if there is no interface.
     pub const fn mtu(self) -> Option<u32> {
         match self {
             Self::Absent => None,
@@ -86,22 +86,22 @@ impl fmt::Display for InterfaceState {
     }
 }
 
-/// Looks at an interface, which need not be there.
+/// Watches an interface, which need not exist.
 #[derive(Debug)]
 pub struct InterfaceWatch {
     name: InterfaceName,
     hints: OwnedFd,
-    /// To the kernel alone, which nobody else can send to.
+    /// Connected to the kernel, so that no other process can send to it.
     queries: OwnedFd,
-    /// Number of the last query. Its response carries it.
+    /// Sequence number of the last query, which its response repeats.
     sequence: u32,
 }
 
 impl InterfaceWatch {
-    /// From now on no change is missed.
+    /// Starts to watch an interface. No later change is missed.
     ///
     /// # Errors
-    /// The system has no netlink for us, or no descriptors.
+    /// The system provides no netlink socket, or has no descriptors left.
     pub fn open(name: InterfaceName) -> io::Result<Self> {
         let (hints, queries) = (socket()?, socket()?);
         set_socket_recv_buffer_size(&hints, HINTS)?;
@@ -110,28 +110,28 @@ impl InterfaceWatch {
         Ok(Self { name, hints, queries, sequence: 0 })
     }
 
-    /// Name of the interface.
+    /// Returns the name of the interface.
     pub const fn name(&self) -> &InterfaceName {
         &self.name
     }
 
-    /// Readable, or in error, when the interface may be another than at the last look.
+    /// Returns a descriptor that is readable, or in error, when the interface may have changed since the last query.
     pub fn hints(&self) -> BorrowedFd<'_> {
         self.hints.as_fd()
     }
 
-    /// How the interface is now.
+    /// Queries the present state of the interface.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not answer the query.
     pub fn look(&mut self) -> io::Result<InterfaceState> {
-        // Before: what changes from here on is another hint.
+        // Discards the hints before the query, because a change after it must cause another hint.
         self.forget_hints()?;
         self.sequence = self.sequence.wrapping_add(1);
         rustix::net::send(&self.queries, &query(&self.name, self.sequence), SendFlags::empty())?;
         let mut buffer = vec![0; RESPONSE];
         loop {
-            // The kernel has answered by the time that it has taken the query.
+            // The kernel has answered when the send call returns, so there is nothing to wait for.
             let (bytes, _) = rustix::net::recv(&self.queries, &mut buffer[..], RecvFlags::DONTWAIT)?;
             if let Some(state) = parse(buffer.get(..bytes).unwrap_or_default(), self.sequence)? {
                 return Ok(state);
@@ -142,7 +142,7 @@ impl InterfaceWatch {
     fn forget_hints(&self) -> io::Result<()> {
         for _ in 0..MAX_HINTS {
             match rustix::net::recv(&self.hints, &mut [0_u8; 1], RecvFlags::DONTWAIT) {
-                // Too many for the buffer: a hint as any other.
+                // The buffer has overflowed, which is a hint like any other.
                 Ok(_) | Err(Errno::NOBUFS | Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(errno) => return Err(errno.into()),
@@ -153,11 +153,11 @@ impl InterfaceWatch {
 }
 
 fn socket() -> io::Result<OwnedFd> {
-    // Routes and links are the protocol of number 0.
+    // Protocol 0 is `NETLINK_ROUTE`.
     Ok(rustix::net::socket_with(AddressFamily::NETLINK, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Asks for one link, without its statistics.
+/// Returns a query for one link, without its statistics.
 fn query(name: &InterfaceName, sequence: u32) -> Vec<u8> {
     let mut message = LinkMessage::default();
     message.attributes =
@@ -171,11 +171,12 @@ fn query(name: &InterfaceName, sequence: u32) -> Vec<u8> {
     bytes
 }
 
-/// Takes a datagram of the kernel apart, as far as its flags and its MTU: what kinds of interfaces say besides is of no
-/// interest, however new the kernel is. None: it is no response to the query of number `sequence`.
+/// Parses a datagram from the kernel, only as far as the flags and the MTU: attributes that are specific to kinds of
+/// interfaces, or new in later kernels, are ignored. Returns `None` if it does not respond to the query with number
+/// `sequence`.
 ///
 /// # Errors
-/// The kernel refuses the query, or the datagram is not netlink's.
+/// The kernel refuses the query, or the datagram is not a netlink message.
 fn parse(datagram: &[u8], sequence: u32) -> io::Result<Option<InterfaceState>> {
     let message = NetlinkBuffer::new_checked(datagram).map_err(io::Error::other)?;
     if message.sequence_number() != sequence {
@@ -200,7 +201,7 @@ fn not_understood() -> io::Error {
     io::Error::other("the kernel's response is not understood")
 }
 
-/// How the link of an `RTM_NEWLINK` is.
+/// Returns the state of the link in an `RTM_NEWLINK` message.
 fn link(body: &[u8]) -> Option<InterfaceState> {
     let flags = u32::from_ne_bytes(body.get(FLAGS)?.try_into().ok()?);
     let mut attributes = NlasIterator::new(body.get(HEADER..)?);

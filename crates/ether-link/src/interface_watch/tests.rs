@@ -1,4 +1,4 @@
-//! Responses of the kernel and what is none; interfaces of a namespace (as root).
+//! Valid and invalid responses of the kernel; interfaces of a namespace (as root).
 
 use netlink_packet_core::{DoneMessage, ErrorMessage};
 use netlink_packet_route::link::{LinkFlags, LinkHeader};
@@ -39,7 +39,7 @@ fn flags_and_mtu_are_understood() {
     let (up, lower) = (LinkFlags::Up, LinkFlags::LowerUp);
     for (flags, state) in [
         (LinkFlags::empty(), InterfaceState::Down { mtu: 1500 }),
-        // An interface that was taken down may keep its carrier.
+        // An interface that was set down may keep its carrier.
         (lower, InterfaceState::Down { mtu: 1500 }),
         (up | LinkFlags::Running, InterfaceState::NoCarrier { mtu: 1500 }),
         (up | lower, InterfaceState::Up { mtu: 1500 }),
@@ -50,7 +50,7 @@ fn flags_and_mtu_are_understood() {
     assert_eq!(parse(&error(libc::EPERM), 5).unwrap_err().raw_os_error(), Some(libc::EPERM));
 }
 
-/// What a later kernel says besides, in ways that nobody here knows.
+/// Attributes that a later kernel may add, in unknown formats.
 #[test]
 fn what_is_not_needed_is_not_looked_at() {
     let strange =
@@ -66,7 +66,7 @@ fn responses_to_others_are_none() {
     assert_eq!(parse(&error(libc::ENODEV), 6).unwrap(), None);
 }
 
-/// The attack: datagrams that are cut off, altered, or of another kind. Each is refused or understood.
+/// Attack: datagrams that are truncated, altered, or of another kind. Each is either rejected or parsed.
 #[test]
 fn whatever_arrives_is_parsed_or_refused() {
     let whole = new_link(LinkFlags::Up, named(1500));
@@ -80,7 +80,7 @@ fn whatever_arrives_is_parsed_or_refused() {
             let _ = parse(&bytes, 5);
         }
     }
-    // Its length says less than there is.
+    // The length field is shorter than the message.
     for length in 0..whole.len() {
         let mut bytes = whole.clone();
         bytes[..4].copy_from_slice(&u32::try_from(length).unwrap().to_ne_bytes());
@@ -94,13 +94,13 @@ fn whatever_arrives_is_parsed_or_refused() {
 }
 
 impl Namespace {
-    /// Sockets stay in the namespace that they were made in.
+    /// Sockets stay in the namespace in which they were created.
     fn watch(&self, name: &str) -> InterfaceWatch {
         self.enter(|| InterfaceWatch::open(name.parse().unwrap()).unwrap())
     }
 }
 
-/// Waits for a hint, and looks.
+/// Waits for a hint, and queries the state.
 fn next(watch: &mut InterfaceWatch) -> InterfaceState {
     let mut poll = [PollFd::new(&watch.hints, PollFlags::IN)];
     let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
@@ -108,7 +108,7 @@ fn next(watch: &mut InterfaceWatch) -> InterfaceState {
     watch.look().unwrap()
 }
 
-/// Looks until it is so: the kernel may have hinted at something else before.
+/// Queries until the interface has the expected state: earlier hints may refer to other changes.
 #[track_caller]
 fn expect(watch: &mut InterfaceWatch, state: InterfaceState) {
     while next(watch) != state {}
@@ -133,14 +133,14 @@ fn an_interface_and_what_becomes_of_it() {
     expect(&mut watch, InterfaceState::Absent);
     host.ip("link add wire mtu 9000 type veth peer name far");
     expect(&mut watch, InterfaceState::Down { mtu: 9000 });
-    // Somebody else has the name, or another name leads there: the kernel knows.
+    // The name belongs to another interface, or is an alternative name: the kernel resolves it.
     host.ip("link set wire name first");
     expect(&mut watch, InterfaceState::Absent);
     host.ip("link property add dev first altname second");
     expect(&mut other, InterfaceState::Down { mtu: 9000 });
 }
 
-/// The attack: more changes than the kernel keeps for us, of this interface and of others. The last state is seen.
+/// Attack: more changes than the hint buffer can hold, of this interface and of others. The last state is seen.
 #[test]
 fn hints_that_are_lost_are_not_missed() {
     let Some(host) = Namespace::new("hints") else { return };

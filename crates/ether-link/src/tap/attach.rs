@@ -1,4 +1,4 @@
-//! The one request that makes a file a tap device.
+//! The `TUNSETIFF` request, which attaches a file to a tap device.
 #![expect(unsafe_code, reason = "TUNSETIFF is a request that no safe library has")]
 
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use crate::InterfaceName;
 const TUNSETIFF: Opcode = opcode::write::<libc::c_int>(b'T', 202);
 const _: () = assert!(TUNSETIFF as libc::Ioctl == libc::TUNSETIFF);
 
-/// `struct ifreq` of linux/if.h, as far as TUNSETIFF looks at it.
+/// `struct ifreq` of linux/if.h, as far as TUNSETIFF uses it.
 #[repr(C)]
 struct Request {
     name: [u8; libc::IFNAMSIZ],
@@ -24,13 +24,13 @@ struct Request {
 
 const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
 
-/// Attaches to an interface, which is made if there is none.
+/// Attaches to an interface, which is created if it does not exist.
 pub(super) fn attach(name: &InterfaceName) -> Result<OwnedFd, TapError> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let device =
         rustix::fs::open("/dev/net/tun", flags, Mode::empty()).map_err(|errno| TapError::NoTun(errno.into()))?;
     let mut request = Request { name: [0; libc::IFNAMSIZ], flags: 0, rest: [0; 22] };
-    // The last byte stays zero.
+    // The last byte remains zero and terminates the name.
     for (byte, &letter) in request.name.iter_mut().zip(name.as_str().as_bytes()) {
         *byte = letter;
     }

@@ -1,5 +1,5 @@
-//! A tap device: a network interface of the host whose other side is this process. With a bridge or routes the host
-//! connects it to a network.
+//! A tap device: a network interface of the host whose other end is this process. The host connects it to a network by
+//! a bridge or by routes.
 
 mod attach;
 #[cfg(test)]
@@ -17,31 +17,31 @@ use thiserror::Error;
 use super::{Connector, Frames, InterfaceName, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
 use pvrdma_link::Reconnect;
 
-/// Why there is no tap device.
+/// Error of opening a tap device.
 #[derive(Debug, Error)]
 pub enum TapError {
-    /// There is no such thing on this host, or this process may not use it.
+    /// The host has no tun/tap driver, or this process may not use it.
     #[error("/dev/net/tun: {0}")]
     NoTun(io::Error),
-    /// This user may neither make the interface nor attach to it.
+    /// This user may neither create the interface nor attach to it.
     #[error(
         "tap {0}: not permitted; make it for this user with 'ip tuntap add dev {0} mode tap user NAME', or give CAP_NET_ADMIN"
     )]
     NotPermitted(InterfaceName),
-    /// Another program has it.
+    /// Another process is attached to the interface.
     #[error("tap {0}: another program is attached to it")]
     Busy(InterfaceName),
-    /// There is an interface of that name which is something else.
+    /// The interface of this name is not a suitable tap device.
     #[error("tap {name}: {source}; is there an interface of that name which is no tap without queues?")]
     Other {
-        /// The interface.
+        /// Name of the interface.
         name: InterfaceName,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
-/// Makes the interface or attaches to it.
+/// Creates the interface, or attaches to it if it exists.
 ///
 /// # Errors
 /// Neither is possible.
@@ -59,8 +59,8 @@ impl Connector for TapConnector {
     }
 }
 
-/// A link to a tap device. It is made unless it is there, in which case its owner needs no privileges. While the
-/// interface is down, or gone, what is sent is lost.
+/// A link to a tap device. The interface is created unless it exists; an existing one can be used without privileges by
+/// its owner. While the interface is down or deleted, sent frames are lost.
 #[derive(Debug)]
 pub struct TapLink {
     name: InterfaceName,
@@ -70,7 +70,7 @@ pub struct TapLink {
 }
 
 impl TapLink {
-    /// Makes the interface or attaches to it.
+    /// Creates the interface, or attaches to it if it exists.
     ///
     /// # Errors
     /// Neither is possible.
@@ -80,7 +80,7 @@ impl TapLink {
         Ok(Self::from_device(name, device, connector))
     }
 
-    /// Uses a device that is [attached](attach) to `name`. If the interface goes away, `connector` attaches to it
+    /// Uses a device that is [attached](attach) to `name`. If the interface is deleted, `connector` attaches to it
     /// again.
     pub fn from_device(name: InterfaceName, device: OwnedFd, connector: Arc<dyn Connector>) -> Self {
         let device = Mutex::new(Some(Arc::new(device)));
@@ -91,7 +91,7 @@ impl TapLink {
         self.device.lock().clone()
     }
 
-    /// The device, attaching to it again if it went away.
+    /// Returns the device. Attaches to the interface again if it was deleted.
     fn attached(&self) -> Option<Arc<OwnedFd>> {
         let mut device = self.device.lock();
         if device.is_none() {
@@ -138,7 +138,7 @@ impl Link for TapLink {
             match device.as_ref().map_or(Err(Errno::BADFD), |device| rustix::io::write(device, frame)) {
                 Ok(_) => {}
                 Err(Errno::AGAIN) => return taken,
-                // Down, gone, or not a frame.
+                // The interface is down or deleted, or the data are not a frame.
                 Err(_) => _ = self.lost.fetch_add(1, Ordering::Relaxed),
             }
             taken += 1;

@@ -1,4 +1,4 @@
-//! With a real interface; needs root.
+//! Tests with a real interface, as root.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
-/// An interface that nobody else has, gone with the process.
+/// Opens an interface with a unique name, which is deleted with the process.
 fn open(purpose: &str) -> Option<(InterfaceName, TapLink)> {
     let name: InterfaceName = format!("t{purpose}{}", std::process::id()).parse().unwrap();
     match TapLink::open(name.clone()) {
@@ -26,7 +26,7 @@ fn open(purpose: &str) -> Option<(InterfaceName, TapLink)> {
     }
 }
 
-/// Waits for a frame that `wanted` accepts; the host itself sends some, too.
+/// Waits for a frame that `wanted` accepts; the host also sends frames by itself.
 fn receive(link: &TapLink, wanted: impl Fn(&[u8]) -> bool) -> Vec<u8> {
     loop {
         let mut frames = Frames::default();
@@ -49,7 +49,7 @@ fn the_host_talks_through_the_interface() {
     frames.push(&[0; 60]);
     assert_eq!((link.send(&frames, 0), link.lost()), (1, 1), "the interface is down");
     ip(&format!("link set {name} up"));
-    // A question of the host comes, and the answer to ours.
+    // A request from the host arrives, and the reply to the test's own request.
     let question = |asked: u8| {
         let arp = [0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 9, 192, 168, 231, asked];
         [&[0xff; 6][..], &[2, 0, 0, 0, 0, 9, 8, 6], &arp[..14], &[192, 168, 231, 2], &[0; 6], &[192, 168, 231, asked]]

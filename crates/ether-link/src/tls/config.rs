@@ -1,4 +1,4 @@
-//! What an end of a TLS link is to be.
+//! Configuration of an end of a TLS link.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -6,49 +6,49 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Which end opens the connection.
+/// The end that opens the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TlsRole {
-    /// The other one.
+    /// The other end opens it; this end listens.
     Listen,
-    /// This one.
+    /// This end opens it.
     Connect,
 }
 
-/// An end of a TLS link.
+/// Configuration of an end of a TLS link.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TlsConfig {
-    /// Who opens the connection.
+    /// The end that opens the connection.
     pub role: TlsRole,
-    /// Where this end listens, or connects to.
+    /// Address that this end listens on, or connects to.
     pub address: SocketAddr,
-    /// Name or IP address that the certificate of the other end has to have. Without: who connects wants the address,
-    /// who listens takes every certificate of the authority.
+    /// Name or IP address that the other end's certificate must contain. If absent, the connecting end requires the
+    /// address, and the listening end accepts every certificate of the authority.
     pub peer: Option<String>,
-    /// Where its keys are.
+    /// Files with the keys.
     pub files: TlsFiles,
 }
 
 /// Files in PEM format.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct TlsFiles {
-    /// The certificate of this end, with those between it and the authority behind it.
+    /// Certificate of this end, followed by the intermediate certificates.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// Private key of this end.
     pub key: PathBuf,
-    /// Certificates of the authorities whose word this end takes.
+    /// Certificates of the authorities that this end trusts.
     pub authority: PathBuf,
 }
 
 impl TlsFiles {
-    /// All of them, each with what it is.
+    /// Returns all paths, each with its option name.
     pub fn each(&self) -> [(&'static str, &Path); 3] {
         [("tls-certificate", &self.certificate), ("tls-key", &self.key), ("tls-authority", &self.authority)]
     }
 }
 
-/// `ADDRESS:PORT`, an IPv6 address in brackets.
+/// `ADDRESS:PORT`, with an IPv6 address in brackets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TlsAddress(pub(crate) SocketAddr);
 
@@ -63,12 +63,12 @@ impl FromStr for TlsAddress {
 }
 
 impl TlsConfig {
-    /// An end without its keys.
+    /// Creates the configuration without keys.
     pub(crate) fn new(role: TlsRole, TlsAddress(address): TlsAddress) -> Self {
         Self { role, address, peer: None, files: TlsFiles::default() }
     }
 
-    /// The word in front of its address.
+    /// Returns the keyword in front of the address.
     pub const fn word(&self) -> &'static str {
         match self.role {
             TlsRole::Listen => "tls",

@@ -1,22 +1,22 @@
-//! What a TLS link counts.
+//! Counters of a TLS link.
 
 use pvrdma_base::{Counter, counters};
 
 counters! {
-    /// Counts of a TLS link, except what every link counts.
+    /// Counters of a TLS link, in addition to those that every link has.
     pub(super) struct TlsCounters {
-        /// Connections of other ends that proved who they are.
+        /// Connections whose other end proved its identity.
         tls_connected,
-        /// Connections of somebody else: no TLS 1.3, no certificate, another authority or name, or not in time.
+        /// Connections that were refused: no TLS 1.3, no certificate, another authority or name, or not in time.
         tls_refused,
-        /// Connections that were given up before they had proved anything, for others.
+        /// Connections that were closed in favour of others before they had proved anything.
         tls_given_up,
-        /// Connections of the other end that ended because what came on them is damaged, or no frame.
+        /// Connections of the other end that ended because the received data were damaged, or were not a frame.
         tls_malformed,
     }
 }
 
-/// Everything that a TLS link counts, at zero.
+/// Returns all counters of a TLS link, at zero.
 pub(crate) fn all_counters() -> Vec<Counter> {
     TlsCounters::default().list()
 }

@@ -1,5 +1,6 @@
-//! Who is at the other end: a thread of its own takes or makes connections, and gives one to the link when both ends
-//! have proved who they are. Whatever strangers do costs this thread, and not the one that moves frames.
+//! Authentication of the other end: a separate thread accepts or opens connections, and hands one to the link once both
+//! ends have proved their identity. Strangers therefore cost time of this thread, and not of the thread that moves
+//! frames.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -22,26 +23,26 @@ use super::keys::{Identity, PROTOCOL};
 use super::session::{End, Session, Stream};
 use crate::Connector;
 
-/// Time between two batches of connections that are accepted, and connections in one. To accept and close one is
-/// cheap, and a queue that strangers fill faster than it is emptied keeps the peer out before any rule is asked.
+/// Time between two batches of accepted connections, and connections per batch. Accepting and closing a connection is
+/// cheap, and if strangers fill the queue faster than it is emptied, the peer is kept out before any rule applies.
 pub(super) const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
 pub(super) const ACCEPT_BATCH: usize = 64;
-/// Within this a connection has to be made and to have proved who it is.
+/// Time within which a connection must be established and its other end must have proved its identity.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// Time until the next attempt to connect: doubled with each that fails.
+/// Time until the next attempt to connect: doubled with each failure, up to the longest one.
 pub(super) const FIRST_RETRY: Duration = Duration::from_millis(500);
 pub(super) const LAST_RETRY: Duration = Duration::from_secs(30);
-/// Pause when waiting fails.
+/// Pause after polling failed.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Where connections come from.
+/// Source of connections.
 #[derive(Debug)]
 pub(super) enum Origin {
     Listener(Arc<OwnedFd>),
     Connector(Arc<dyn Connector>, SocketAddr),
 }
 
-/// When to try again. A value, on any clock.
+/// Time of the next attempt, independent of any clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Backoff {
     next: Instant,
@@ -53,37 +54,37 @@ impl Backoff {
         Self { next: now, interval: FIRST_RETRY }
     }
 
-    /// Time until the next attempt may be.
+    /// Returns the time until the next attempt is permitted.
     pub(super) fn wait(&self, now: Instant) -> Duration {
         self.next.saturating_duration_since(now)
     }
 
-    /// An attempt failed.
+    /// Records that an attempt failed.
     pub(super) fn failed(&mut self, now: Instant) {
         self.next = now + self.interval;
         self.interval = self.interval.saturating_mul(2).min(LAST_RETRY);
     }
 
-    /// An attempt succeeded. The next one is not at once all the same.
+    /// Records that an attempt succeeded. The next one is delayed nevertheless.
     pub(super) fn succeeded(&mut self, now: Instant) {
         *self = Self { next: now + FIRST_RETRY, interval: FIRST_RETRY };
     }
 }
 
-/// A connection whose other end has not proved who it is.
+/// A connection whose other end has not proved its identity.
 #[derive(Debug)]
 struct Pending {
     socket: OwnedFd,
     peer: SocketAddr,
-    /// None until the first bytes are read: a silent connection costs no more than its socket.
+    /// `None` until the first bytes are read, so that a silent connection costs no more than its socket.
     stream: Option<Stream>,
     greeted: bool,
     until: Instant,
 }
 
-/// How far it is.
+/// Progress of a pending connection.
 enum Progress {
-    /// Nothing, or part of a ClientHello, has come.
+    /// Nothing, or only part of a ClientHello, has been received.
     Unanswered,
     Waiting,
     Known,
@@ -94,14 +95,14 @@ impl Pending {
         Self { socket, peer, stream: None, greeted: false, until: now + PATIENCE }
     }
 
-    /// Goes on as far as that goes without waiting.
+    /// Continues as far as possible without waiting.
     fn step(&mut self, identity: &Identity) -> Result<Progress, End> {
         let mut stream = match self.stream.take() {
             Some(stream) => stream,
             None => Stream::new(identity.connection()?),
         };
         let stepped = self.advance(&mut stream, identity.client_name());
-        // TLS tells the other side what is wrong, if it can.
+        // TLS tells the other end the reason for a failure, if it can.
         let _ = stream.flush(&self.socket);
         self.stream = Some(stream);
         stepped
@@ -118,20 +119,20 @@ impl Pending {
         match frame {
             Some(true) if self.greeted => Ok(Progress::Known),
             Some(_) => Err(End::NoFrame),
-            // The version is agreed by the answer to a ClientHello.
+            // The protocol version is agreed once a ClientHello has been answered.
             None if stream.tls().protocol_version().is_none() => Ok(Progress::Unanswered),
             None => Ok(Progress::Waiting),
         }
     }
 
-    /// What to wait for.
+    /// Returns the events to wait for.
     fn flags(&self) -> PollFlags {
         let writes = self.stream.as_ref().is_some_and(|stream| stream.tls().wants_write());
         if writes { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 }
 
-/// Checks what TLS does not check by itself: what is spoken inside, and the name of who connected.
+/// Checks what TLS does not check by itself: the application protocol, and the name of the connecting end.
 fn check(tls: &Connection, name: Option<&ServerName<'_>>) -> Result<(), End> {
     if tls.alpn_protocol() != Some(PROTOCOL) {
         return Err(rustls::Error::NoApplicationProtocol.into());
@@ -141,14 +142,14 @@ fn check(tls: &Connection, name: Option<&ServerName<'_>>) -> Result<(), End> {
     Ok(verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?)
 }
 
-/// The thread's own.
+/// State of the handshake thread.
 #[derive(Debug)]
 pub(super) struct Handshaker {
     shared: Arc<Shared>,
     origin: Origin,
     identity: Identity,
     pending: Admission<Pending>,
-    /// When the next connection is made, or the next ones are accepted.
+    /// Time of the next connection attempt, or of the next batch to accept.
     next: Backoff,
 }
 
@@ -173,14 +174,14 @@ impl Handshaker {
         }
     }
 
-    /// Waits until a connection comes or goes on, or it is time for something.
+    /// Waits until a connection arrives or can proceed, or a deadline is reached.
     fn wait(&mut self) {
         let now = Instant::now();
         let until = self.pending.iter().map(|(pending, _)| pending.until.saturating_duration_since(now)).min();
         let mut wait = until.into_iter().chain(self.pending.wait(now)).min();
         let wake = self.shared.wake.descriptor();
         let mut fds = vec![PollFd::new(&*wake, PollFlags::IN)];
-        // What is ready waits for its turn, not for its socket.
+        // A connection that is ready waits for its turn, not for its socket.
         let (indices, sockets): (Vec<usize>, Vec<PollFd<'_>>) = (self.pending.iter().enumerate())
             .filter(|(_, (_, ready))| !ready)
             .map(|(index, (pending, _))| (index, PollFd::new(&pending.socket, pending.flags())))
@@ -192,7 +193,7 @@ impl Handshaker {
             Origin::Connector(..) if self.is_busy() => {}
             Origin::Listener(_) | Origin::Connector(..) => wait = Some(wait.map_or(due, |wait| wait.min(due))),
         }
-        // Rounded up: nothing is due a moment early.
+        // Rounded up, so that the deadline has passed when the poll times out.
         let timeout = wait.and_then(|wait| Timespec::try_from(wait + Duration::from_millis(1)).ok());
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -209,12 +210,12 @@ impl Handshaker {
         self.give_way();
     }
 
-    /// Returns `true` if who connects has a connection, or makes one.
+    /// Returns `true` if a connecting end has a connection, or is opening one.
     fn is_busy(&self) -> bool {
         !self.pending.is_empty() || self.shared.session().is_some()
     }
 
-    /// Accepts or makes connections, if that is due.
+    /// Accepts or opens connections, if this is due.
     pub(super) fn begin(&mut self) {
         let now = Instant::now();
         match &self.origin {
@@ -227,7 +228,7 @@ impl Handshaker {
                             let peeked = rustix::net::recv(&socket, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
                             self.pending.admit(peer.into(), Pending::new(socket, peer, now), peeked.is_ok());
                         }
-                        // One that was gone before it was accepted.
+                        // The connection was closed before it was accepted.
                         Ok(None) => {}
                         Err(_) => break,
                     }
@@ -248,20 +249,20 @@ impl Handshaker {
     /// Closes connections while there are too many.
     fn give_way(&mut self) {
         while let Some(victim) = self.pending.one_too_many() {
-            // Counted before it is closed.
+            // Incremented before the connection is closed, so that an observer of the close sees the count.
             self.shared.counters.tls_given_up.increment();
             self.shared.note(log::Level::Warn, format_args!("{} gave way to other connections", victim.peer));
         }
     }
 
-    /// Connections that took too long end.
+    /// Closes connections that took too long.
     pub(super) fn expire(&mut self, now: Instant) {
         while let Some(late) = self.pending.remove_if(|pending| pending.until <= now) {
             self.refused(late.peer, &End::System(std::io::ErrorKind::TimedOut.into()));
         }
     }
 
-    /// Answers ClientHellos, as their rate allows.
+    /// Answers ClientHellos, as their rate permits.
     fn answer(&mut self) {
         while let Some(index) = self.pending.next_speaking(Instant::now()) {
             let Some(pending) = self.pending.get_mut(index) else { return };
@@ -277,7 +278,7 @@ impl Handshaker {
         }
     }
 
-    /// Goes on with the connections that were answered.
+    /// Continues the connections that were answered.
     fn step(&mut self) {
         while let Some(index) = self.pending.next_answered() {
             let Some(pending) = self.pending.get_mut(index) else { return };
@@ -286,7 +287,7 @@ impl Handshaker {
         }
     }
 
-    /// A connection went on, perhaps to its end.
+    /// Handles the result of a step, which may have completed or ended the connection.
     fn ended(&mut self, index: usize, stepped: Result<Progress, End>) {
         match stepped {
             Ok(Progress::Unanswered | Progress::Waiting) => {}
@@ -317,7 +318,7 @@ impl Handshaker {
     }
 }
 
-/// The next connection, if there is one. `None`: it ended before.
+/// Accepts the next connection. `None` if it has ended before.
 fn accept(listener: &OwnedFd) -> Result<Option<(OwnedFd, SocketAddr)>, Errno> {
     match rustix::net::acceptfrom_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
         Ok((socket, peer)) => Ok(peer.and_then(|peer| Some((socket, SocketAddr::try_from(peer).ok()?)))),
@@ -327,7 +328,7 @@ fn accept(listener: &OwnedFd) -> Result<Option<(OwnedFd, SocketAddr)>, Errno> {
 }
 
 impl Identity {
-    /// A connection at its beginning.
+    /// Creates the TLS state of a new connection.
     fn connection(&self) -> Result<Connection, rustls::Error> {
         Ok(match self {
             Self::Server(config, _) => ServerConnection::new(Arc::clone(config))?.into(),
@@ -335,7 +336,8 @@ impl Identity {
         })
     }
 
-    /// The name that who connects has to have, if any has to. Of who is connected to TLS checks it.
+    /// Returns the name that the connecting end's certificate must contain, if one is configured. TLS itself checks the
+    /// name of the listening end.
     const fn client_name(&self) -> Option<&ServerName<'static>> {
         match self {
             Self::Server(_, name) => name.as_ref(),

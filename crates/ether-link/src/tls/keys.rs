@@ -1,4 +1,4 @@
-//! Keys of an end: read from files by who may open them, given on as descriptors, and made what TLS wants.
+//! Keys of an end: read from files by a process that may open them, passed on as descriptors, and converted for TLS.
 
 use std::fmt;
 use std::fs::File;
@@ -20,54 +20,54 @@ use thiserror::Error;
 
 use super::config::{TlsConfig, TlsFiles, TlsRole};
 
-/// Longest file.
+/// Longest file, in bytes.
 const MAX_FILE: u64 = 256 << 10;
-/// What is spoken inside, so that nobody takes another protocol's connection for one of ours.
+/// Application protocol (ALPN), so that a connection of another protocol is not mistaken for one of a TLS link.
 pub(super) const PROTOCOL: &[u8] = b"pvrdma-ethernet/1";
 
-/// Why there are no keys.
+/// Error of loading keys.
 #[derive(Debug, Error)]
 pub enum TlsKeyError {
-    /// A file cannot be read. What the system said is the source.
+    /// A file cannot be read. The system's error is the source.
     #[error("{}", path.display())]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         source: io::Error,
     },
-    /// Something in a file is not what it should be.
+    /// A file has wrong content.
     #[error("{}: line {line}: {problem}", path.display())]
     Content {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// The first line of what is wrong.
+        /// First line of the wrong part.
         line: usize,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
-    /// A file lacks what it is for.
+    /// A file lacks the required content.
     #[error("{}: {problem}", path.display())]
     Missing {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: &'static str,
     },
-    /// The files do not go together.
+    /// The files do not match each other.
     #[error("{}: {problem}", path.display())]
     Together {
-        /// The certificate.
+        /// Path of the certificate.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
-    /// No certificate can have this name.
+    /// A certificate cannot contain this name.
     #[error("'{0}' is neither a name nor an IP address")]
     Name(String),
 }
 
-/// What the three files hold.
+/// Content of the three files.
 pub struct TlsKeys {
     files: TlsFiles,
     certificate: Vec<u8>,
@@ -76,17 +76,17 @@ pub struct TlsKeys {
 }
 
 impl fmt::Debug for TlsKeys {
-    /// Without what nobody may see.
+    /// Prints the paths only, because the content includes the private key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TlsKeys").field("files", &self.files).finish_non_exhaustive()
     }
 }
 
 impl TlsKeys {
-    /// Reads the files of an end, and checks that they are what it needs.
+    /// Reads the files of an end, and checks that they are usable for it.
     ///
     /// # Errors
-    /// They are not. Nothing of a key is in the words for that.
+    /// A file cannot be read or is not usable. The error contains no part of a key.
     pub fn read(config: &TlsConfig) -> Result<Self, TlsKeyError> {
         let files = config.files.clone();
         let read = |path: &Path| {
@@ -99,10 +99,11 @@ impl TlsKeys {
         Ok(keys)
     }
 
-    /// Descriptors for whoever is to be that end: files without a name, at their beginning.
+    /// Returns descriptors for the process that is to run this end: files without a name, positioned at their
+    /// beginning.
     ///
     /// # Errors
-    /// There are none left.
+    /// The process has no descriptors left.
     pub fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
         let file = |content: &[u8]| {
             let mut file = File::from(memfd_create("tls", MemfdFlags::CLOEXEC)?);
@@ -113,7 +114,7 @@ impl TlsKeys {
         [&self.certificate, &self.key, &self.authority].into_iter().map(|content| file(content)).collect()
     }
 
-    /// The same keys from these.
+    /// Reads the keys from such descriptors.
     ///
     /// # Errors
     /// They cannot be read.
@@ -123,10 +124,10 @@ impl TlsKeys {
         Ok(Self { files, certificate: read(certificate)?, key: read(key)?, authority: read(authority)? })
     }
 
-    /// What they make of an end.
+    /// Returns the TLS configuration of an end with these keys.
     ///
     /// # Errors
-    /// They are not what it needs.
+    /// The keys are not usable for it.
     pub(super) fn identity(&self, config: &TlsConfig) -> Result<Identity, TlsKeyError> {
         let peer = config.peer.as_deref().map(name).transpose()?;
         let provider = Arc::new(ring::default_provider());
@@ -145,7 +146,7 @@ impl TlsKeys {
                 let builder = builder.map_err(|error| together(&error))?.with_client_cert_verifier(verifier);
                 let mut server = builder.with_single_cert(chain, key).map_err(|error| together(&error))?;
                 server.alpn_protocols = vec![PROTOCOL.to_vec()];
-                // Each connection proves anew who it is.
+                // No resumption: each connection must prove its identity anew.
                 (server.session_storage, server.send_tls13_tickets) = (Arc::new(NoServerSessionStorage {}), 0);
                 Identity::Server(Arc::new(server), peer)
             }
@@ -201,24 +202,24 @@ impl TlsKeys {
     }
 }
 
-/// Who an end is, and whom it talks to.
+/// Identity of an end, and of the peer that it accepts.
 #[derive(Clone, Debug)]
 pub(super) enum Identity {
-    /// It listens. With a name: the other end has to have it.
+    /// The end listens. With a name, the other end's certificate must contain it.
     Server(Arc<ServerConfig>, Option<ServerName<'static>>),
-    /// It connects to who has the name.
+    /// The end connects to the peer with this name.
     Client(Arc<ClientConfig>, ServerName<'static>),
 }
 
-/// A name that a certificate can have.
+/// Parses a name that a certificate can contain.
 fn name(text: &str) -> Result<ServerName<'static>, TlsKeyError> {
     ServerName::try_from(text.to_owned()).map_err(|_| TlsKeyError::Name(text.to_owned()))
 }
 
-/// What is in a file, from where it stands.
+/// Reads a file from its current position.
 fn content(file: File) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
-    // Not `read_to_end`: that asks for the length first, which a confined thread may not.
+    // Not `read_to_end`: that queries the length first, which a sandboxed thread may not.
     let (mut chunk, mut left) = ([0; 4096], file.take(MAX_FILE + 1));
     loop {
         match left.read(&mut chunk) {
@@ -231,7 +232,7 @@ fn content(file: File) -> io::Result<Vec<u8>> {
     if content.len() as u64 > MAX_FILE { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(content) }
 }
 
-/// The sections of a file, each with the line that it begins in.
+/// Returns the sections of a file, each with its first line number.
 fn sections(path: &Path, content: &[u8]) -> Result<Vec<(usize, SectionKind, Vec<u8>)>, TlsKeyError> {
     let (mut found, mut left, mut line) = (Vec::new(), content, 1_usize);
     loop {
@@ -249,7 +250,7 @@ fn sections(path: &Path, content: &[u8]) -> Result<Vec<(usize, SectionKind, Vec<
     }
 }
 
-/// The certificates of a file, at least one, each with the line that it begins in.
+/// Returns the certificates of a file, at least one, each with its first line number.
 fn certificates(path: &Path, content: &[u8]) -> Result<Vec<(usize, CertificateDer<'static>)>, TlsKeyError> {
     let sections = sections(path, content)?.into_iter();
     let list = sections.filter(|(_, kind, _)| *kind == SectionKind::Certificate);
@@ -257,7 +258,7 @@ fn certificates(path: &Path, content: &[u8]) -> Result<Vec<(usize, CertificateDe
     if list.is_empty() { Err(missing(path, "no certificate is in it")) } else { Ok(list) }
 }
 
-/// A mistake in a section, without what is in it: that may be a key.
+/// A parse error of a section. Its text omits the content, which may be a key.
 struct Problem<'a>(&'a pem::Error);
 
 impl fmt::Display for Problem<'_> {

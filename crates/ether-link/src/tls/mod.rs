@@ -1,16 +1,17 @@
-//! A link over TCP with TLS 1.3, between two ends that prove by certificates who they are: where UDP does not pass, or
-//! where the network in between is not trusted.
+//! A link over TCP with TLS 1.3, between two ends that authenticate each other by certificates. For networks that block
+//! UDP or are not trusted.
 //!
-//! Each frame has its length in front, four bytes. Both ends begin with an empty frame, by which each knows that the
-//! other one has taken its certificate; later ones mean nothing. TCP keeps the order and loses nothing while it lasts.
-//! What it has no room for stays with the caller. What is sent while there is no connection is lost, as without a
-//! cable, and so is what was in progress when one ended.
+//! Each frame is preceded by its length in four bytes. Both ends first send an empty frame, by which each knows that
+//! the other one has accepted its certificate; later empty frames have no meaning. TCP keeps the order and loses
+//! nothing while the connection lasts. Frames that it has no room for stay with the caller. Frames sent without a
+//! connection are lost, as without a cable, and so are those in flight when a connection ends.
 //!
-//! One end listens, the other one connects, and again when the connection ended. An end has one connection: a newer one
-//! of somebody who has proved who he is takes the place of the one that is there, so that a peer that lost power is
-//! back at once. Who proves nothing in time, or is one too many, goes without anything but the certificate of this end.
+//! One end listens; the other one connects, and connects again when the connection ended. An end has one connection: a
+//! newer authenticated one replaces the present one, so that a peer that lost power can return at once. A connection
+//! that is not authenticated in time, or exceeds the limits, is closed; it learns nothing but the certificate of this
+//! end.
 //!
-//! Keys: [`TlsKeys`] reads the files; who is confined gets them as descriptors.
+//! Keys: [`TlsKeys`] reads the files; a confined process gets them as descriptors.
 
 mod admission;
 mod config;
@@ -47,34 +48,34 @@ pub(crate) use self::counters::all_counters;
 pub use self::keys::{TlsKeyError, TlsKeys};
 pub use self::open::{TlsConnector, listener};
 
-/// Why there is no TLS link.
+/// Error of creating a TLS link.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// Its keys.
+    /// The keys are not usable.
     #[error(transparent)]
     Keys(#[from] TlsKeyError),
-    /// These are not the descriptors of such a link.
+    /// The number of descriptors is not that of such a link.
     #[error("{0} descriptors came for a TLS link")]
     Descriptors(usize),
-    /// No socket, or no thread. What the system said is the source.
+    /// The socket or the thread cannot be created. The system's error is the source.
     #[error("tls at {address}")]
     Io {
-        /// Where it listens or connects to.
+        /// Address that the link listens on or connects to.
         address: SocketAddr,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
-/// What the link and the thread beside it share.
+/// State that the link and its thread share.
 #[derive(Debug)]
 struct Shared {
-    /// The link as its user wrote it, for the log.
+    /// Link as its user specified it, for the log.
     name: String,
     session: Mutex<Option<Arc<Session>>>,
-    /// Readable when there is a connection after there was none.
+    /// Readable when a connection was established after there was none.
     arrived: Bell,
-    /// Has the thread look at what there is.
+    /// Makes the thread check its state.
     wake: Bell,
     stopping: AtomicBool,
     lost: AtomicU64,
@@ -108,7 +109,7 @@ impl Shared {
         self.lost.fetch_add(frames, Ordering::Relaxed);
     }
 
-    /// This is the connection from now on.
+    /// Makes a connection the present one.
     fn install(&self, new: Session) {
         let peer = new.peer;
         self.counters.tls_connected.increment();
@@ -124,7 +125,7 @@ impl Shared {
         self.arrived.ring();
     }
 
-    /// A connection has ended.
+    /// Ends a connection, unless it has been replaced.
     fn hang_up(&self, old: &Arc<Session>, end: &End) {
         let mut session = self.session.lock();
         if !session.as_ref().is_some_and(|now| Arc::ptr_eq(now, old)) {
@@ -143,17 +144,17 @@ impl Shared {
 #[derive(Debug)]
 pub struct TlsLink {
     shared: Arc<Shared>,
-    /// Where it listens, if it does, and where the other end is, if that is configured.
+    /// Address that the link listens on, if it does, and configured address of the other end, if there is one.
     listens: Option<SocketAddr>,
     connects: Option<SocketAddr>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TlsLink {
-    /// Opens what an end needs, for a process that may.
+    /// Opens the files and sockets of an end, for a process that may.
     ///
     /// # Errors
-    /// Its keys are wrong, or its address is not ours or taken.
+    /// The keys are not usable, or the address is not local or in use.
     pub fn open(config: &TlsConfig) -> Result<Self, TlsError> {
         let keys = TlsKeys::read(config)?;
         let failed = |source| TlsError::Io { address: config.address, source };
@@ -162,11 +163,11 @@ impl TlsLink {
         Self::new(config, &keys, listener, Arc::new(TlsConnector(config.address)))
     }
 
-    /// An end made of descriptors: its [listener](listener), if it listens, and its [keys](TlsKeys::descriptors).
-    /// Otherwise `connector` gives it connections, which may still be in progress.
+    /// Creates an end from descriptors: its [listener](listener), if it listens, and its [keys](TlsKeys::descriptors).
+    /// An end that connects gets its connections from `connector`; they may still be in progress.
     ///
     /// # Errors
-    /// They are not that.
+    /// The descriptors are not usable.
     pub fn from_descriptors(
         config: &TlsConfig,
         mut fds: Vec<OwnedFd>,
@@ -224,7 +225,8 @@ impl Drop for TlsLink {
 impl Link for TlsLink {
     fn receive(&self, frames: &mut Frames, most: usize) {
         let session = self.shared.session().or_else(|| {
-            // The bell follows the connection: either that is seen now, or the bell is to come.
+            // The connection is stored before the bell rings. So either the second look finds it, or the bell is still
+            // to ring.
             self.shared.arrived.clear();
             self.shared.session()
         });

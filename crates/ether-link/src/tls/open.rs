@@ -1,4 +1,4 @@
-//! What needs addresses: a listener, and connections that are begun.
+//! Operations that need addresses: listening, and opening connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,20 +14,20 @@ use std::time::Duration;
 
 use crate::Connector;
 
-/// Connections that the kernel keeps until they are accepted: several batches of them. `TCP_DEFER_ACCEPT` would keep
-/// silent ones in the kernel's queue of half-open connections, where the link cannot choose which of them to close.
+/// Length of the kernel's accept queue: several batches. `TCP_DEFER_ACCEPT` would keep silent connections in the
+/// kernel's queue of half-open connections, where the link cannot choose which of them to close.
 const BACKLOG: i32 = 512;
-/// An idle connection is looked at after this time, and again, so many times.
+/// TCP keepalive: idle time before the first probe, interval of the probes, and their number.
 const IDLE: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(5);
 const TIMES: u32 = 3;
-/// A connection ends when the other side has taken nothing for so long.
+/// A connection ends when the other end has acknowledged no data for this time (`TCP_USER_TIMEOUT`).
 const UNTAKEN_MS: u32 = 15_000;
 
-/// A socket that listens at `address`. Connections have its options.
+/// Creates a socket that listens on `address`. Accepted connections inherit its options.
 ///
 /// # Errors
-/// The address is taken or not ours.
+/// The address is in use or not local.
 pub fn listener(address: SocketAddr) -> io::Result<OwnedFd> {
     let socket = socket(address)?;
     set_socket_reuseaddr(&socket, true)?;
@@ -49,12 +49,12 @@ fn socket(address: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Begins connections to an address, for a process that may.
+/// Opens connections to an address, for a process that may.
 #[derive(Clone, Copy, Debug)]
 pub struct TlsConnector(pub SocketAddr);
 
 impl Connector for TlsConnector {
-    /// The connection may still be in progress.
+    /// Starts a connection, which may still be in progress on return.
     fn connect(&self) -> io::Result<OwnedFd> {
         let socket = socket(self.0)?;
         match rustix::net::connect(&socket, &self.0) {

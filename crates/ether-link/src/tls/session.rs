@@ -1,4 +1,4 @@
-//! A connection: TLS over a socket that never waits, and the frames in it.
+//! A connection: TLS over a non-blocking socket, and the frames in it.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -20,21 +20,21 @@ const CHUNK: usize = 64 << 10;
 /// Longest plaintext of a TLS record.
 const RECORD: usize = 16 << 10;
 
-/// Why a connection ended.
+/// Reason for the end of a connection.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The other side closed it.
+    /// The other end closed it.
     Closed,
-    /// The system said so.
+    /// The system reported an error.
     System(io::Error),
-    /// What came is no TLS, or not for us, or damaged.
+    /// The received data are not TLS, not for this end, or damaged.
     Tls(rustls::Error),
-    /// What came is no frame.
+    /// The received data are not a frame.
     NoFrame,
 }
 
 impl End {
-    /// Returns `true` if what came is not what an end of ours sends.
+    /// Returns `true` if an end of a TLS link would never send what was received.
     pub(super) const fn is_malformed(&self) -> bool {
         match self {
             Self::NoFrame => true,
@@ -73,7 +73,7 @@ impl From<NoFrame> for End {
     }
 }
 
-/// A socket, as TLS writes to it.
+/// The socket, as the output of TLS.
 struct Wire<'a>(&'a OwnedFd);
 
 impl Write for Wire<'_> {
@@ -86,13 +86,13 @@ impl Write for Wire<'_> {
     }
 }
 
-/// TLS and what it holds, over a socket. Its memory is bounded: a chunk that is encrypted and a longest frame in one
-/// direction, a chunk, a record and a longest frame in the other.
+/// TLS state and buffers over a socket. Its memory is bounded: one encrypted chunk and a longest frame in one
+/// direction; a chunk, a record and a longest frame in the other.
 pub(super) struct Stream {
     tls: Connection,
-    /// What was read from the socket.
+    /// Bytes that were read from the socket.
     arrived: Vec<u8>,
-    /// What is to be encrypted.
+    /// Bytes to be encrypted.
     plain: Vec<u8>,
     deframer: Deframer,
 }
@@ -105,7 +105,7 @@ impl fmt::Debug for Stream {
 
 impl Stream {
     pub(super) fn new(mut tls: Connection) -> Self {
-        // What goes in is bounded here.
+        // This code bounds the data given to TLS, so the limit of TLS is not needed.
         tls.set_buffer_limit(None);
         Self { tls, arrived: vec![0; CHUNK], plain: Vec::new(), deframer: Deframer::new(CHUNK + RECORD) }
     }
@@ -114,7 +114,7 @@ impl Stream {
         &self.tls
     }
 
-    /// Writes what is encrypted. Returns `true` if nothing of it is left.
+    /// Writes encrypted data to the socket. Returns `true` if none is left.
     pub(super) fn flush(&mut self, socket: &OwnedFd) -> Result<bool, End> {
         while self.tls.wants_write() {
             match self.tls.write_tls(&mut Wire(socket)) {
@@ -127,7 +127,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// The next frame. While the ends do not know each other yet, this is what goes on with that.
+    /// Returns the next frame. Before authentication is complete, this advances the handshake.
     pub(super) fn next(&mut self, socket: &OwnedFd) -> Result<Option<&[u8]>, End> {
         while !self.deframer.has_frame() {
             if !self.fill(socket)? {
@@ -137,7 +137,7 @@ impl Stream {
         Ok(self.deframer.frame()?)
     }
 
-    /// Reads more. `false`: nothing has come. All frames have been taken.
+    /// Reads more data. Returns `false` if none has arrived. The caller has taken all frames before.
     fn fill(&mut self, socket: &OwnedFd) -> Result<bool, End> {
         let mut left = match rustix::net::recv(socket, &mut *self.arrived, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Err(End::Closed),
@@ -150,7 +150,7 @@ impl Stream {
                 return Err(End::Closed);
             }
             let state = self.tls.process_new_packets();
-            // What was intact counts, even if something behind it is not.
+            // Frames that arrived intact count, even if the data behind them are damaged.
             let open = drain(&mut self.tls, &mut self.deframer)?;
             state?;
             if !open {
@@ -160,7 +160,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// Encrypts frames from index `from` on, a chunk of them. Returns how many, and how many of these cannot be sent.
+    /// Encrypts a chunk of frames from index `from` on. Returns the number taken, and how many of these cannot be sent.
     fn encrypt(&mut self, frames: &Frames, from: usize) -> Result<(usize, u64), End> {
         self.plain.clear();
         let (mut taken, mut lost) = (0_usize, 0);
@@ -175,7 +175,7 @@ impl Stream {
         Ok((taken, lost))
     }
 
-    /// Says that this end takes frames from now on, by one that is empty.
+    /// Sends an empty frame, which tells the peer that this end accepts frames from now on.
     pub(super) fn greet(&mut self) -> Result<(), End> {
         let mut empty = Vec::new();
         put(&[], &mut empty)?;
@@ -183,7 +183,7 @@ impl Stream {
     }
 }
 
-/// Moves what is decrypted to where frames are taken out. Returns `false` if the other side has ended the session.
+/// Moves decrypted data to the deframer. Returns `false` if the other end has closed the session.
 fn drain(tls: &mut Connection, deframer: &mut Deframer) -> Result<bool, End> {
     loop {
         let room = deframer.room();
@@ -199,15 +199,15 @@ fn drain(tls: &mut Connection, deframer: &mut Deframer) -> Result<bool, End> {
     }
 }
 
-/// A connection to the other end, which has proved who it is.
+/// A connection to the authenticated peer.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) socket: Arc<OwnedFd>,
-    /// Where it is.
+    /// Address of the peer.
     pub(super) peer: SocketAddr,
     stream: Mutex<Stream>,
-    /// Something that was taken is left to be written. Changes with `stream` locked: of several who send, the last one
-    /// knows.
+    /// Part of the taken frames is still to be written. Changed only while `stream` is locked, so that the last of
+    /// several senders leaves the correct value.
     unsent: AtomicBool,
 }
 
@@ -216,24 +216,24 @@ impl Session {
         Self { socket: Arc::new(socket), peer, stream: Mutex::new(stream), unsent: AtomicBool::new(false) }
     }
 
-    /// Appends frames that have come, at most `most`.
+    /// Appends received frames, at most `most`.
     pub(super) fn receive(&self, frames: &mut Frames, most: usize) -> Result<(), End> {
         let stream = &mut *self.stream.lock();
         for _ in 0..most {
             let Some(frame) = stream.next(&self.socket)? else { break };
-            // An empty one is a sign of life and nothing more.
+            // An empty frame only shows that the peer is alive.
             if !frame.is_empty() {
                 frames.push(frame);
             }
         }
-        // TLS may have something to say by itself.
+        // TLS may have records of its own to send.
         if stream.flush(&self.socket)? {
             self.unsent.store(false, Ordering::Release);
         }
         Ok(())
     }
 
-    /// Sends frames from index `from` on. Returns how many were taken, and how many of these are lost.
+    /// Sends frames from index `from` on. Returns the number taken, and how many of these are lost.
     pub(super) fn send(&self, frames: &Frames, from: usize) -> Result<(usize, u64), End> {
         let stream = &mut *self.stream.lock();
         let (mut next, mut all_lost) = (from, 0_u64);
@@ -249,21 +249,23 @@ impl Session {
         }
     }
 
-    /// Returns `true` if something that was taken has not left for want of room.
+    /// Returns `true` if part of the taken frames has not been written because the socket had no room.
     pub(super) fn is_unsent(&self) -> bool {
         self.unsent.load(Ordering::Acquire)
     }
 
-    /// Returns `true` if a frame is here that was read already, or somebody looks.
+    /// Returns `true` if a frame has already been read, or another thread is using the stream.
     pub(super) fn holds(&self) -> bool {
         self.stream.try_lock().is_none_or(|mut stream| stream.deframer.has_frame())
     }
 
-    /// Ends the connection, for whoever waits for it, too. Returns how much was in progress, which is lost.
+    /// Ends the connection, also for threads that wait for it. Returns the number of frames in progress, which are
+    /// lost.
     pub(super) fn end(&self) -> u64 {
-        // It fails when the other side was faster.
+        // Fails if the other end has closed the connection already.
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
-        // Behind whoever is still sending. Who sends from here on is told that the connection has ended.
+        // Waits for a thread that is still sending. Threads that send after this get an error, because the socket is
+        // shut down.
         let _stream = self.stream.lock();
         u64::from(self.unsent.swap(false, Ordering::AcqRel))
     }

@@ -16,13 +16,13 @@ use super::keys::{Identity, PROTOCOL};
 use super::*;
 use crate::MAX_LINK_FRAME;
 
-/// Within this everything has happened, on any machine.
+/// Upper bound for any wait, on any machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Who signs certificates.
+/// Certificate authority.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
-/// One that the ends trust, and one that they do not.
+/// An authority that the ends trust, and one that they do not.
 static OURS: LazyLock<Authority> = LazyLock::new(Authority::new);
 static OTHER: LazyLock<Authority> = LazyLock::new(Authority::new);
 
@@ -33,7 +33,7 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// Writes a certificate for these names with its key, and the certificate of whom its owner trusts.
+    /// Writes a certificate for these names with its key, and the certificate of the authority that its owner trusts.
     fn issue(&self, names: &[&str], trusts: &Self, change: impl FnOnce(&mut CertificateParams)) -> Keys {
         let folder = tempfile::tempdir().unwrap();
         let key = KeyPair::generate().unwrap();
@@ -54,7 +54,7 @@ impl Authority {
     }
 }
 
-/// Keys of an end, gone with the test.
+/// Keys of an end, deleted with the test.
 struct Keys {
     files: TlsFiles,
     _folder: tempfile::TempDir,
@@ -69,7 +69,7 @@ impl Keys {
         TlsConfig { role, address, peer: None, files: self.files.clone() }
     }
 
-    /// What it connects with.
+    /// Returns the client configuration for these keys.
     fn client(&self, at: SocketAddr) -> Arc<rustls::ClientConfig> {
         let config = self.config(TlsRole::Connect, at);
         let Identity::Client(client, _) = TlsKeys::read(&config).unwrap().identity(&config).unwrap() else { panic!() };
@@ -101,7 +101,7 @@ fn is_up(link: &TlsLink) -> bool {
     link.inspect().up.taken().unwrap_or_default()
 }
 
-/// Waits for a descriptor of a link, or until what it is waited for may be another one.
+/// Waits for a descriptor of a link, or until its readiness may have changed.
 fn wait(link: &TlsLink, flags: PollFlags) {
     let readiness = link.readiness();
     if readiness.wait.is_none() {
@@ -115,7 +115,7 @@ fn wait_until_up(link: &TlsLink) {
     wait_for_arrivals(link, || is_up(link));
 }
 
-/// Waits for connections until it is `done`.
+/// Waits for connections until `done`.
 fn wait_for_arrivals(link: &TlsLink, done: impl Fn() -> bool) {
     let (arrived, patience) = (link.shared.arrived.descriptor(), Timespec::try_from(LONG).unwrap());
     while !done() {
@@ -128,7 +128,7 @@ fn wait_until_both_are_up(one: &TlsLink, other: &TlsLink) {
     wait_until_up(other);
 }
 
-/// Receives until there are so many frames.
+/// Receives until this number of frames has arrived.
 fn receive(link: &TlsLink, many: usize) -> Vec<Vec<u8>> {
     let mut got = Frames::default();
     while got.len() < many {
@@ -154,7 +154,7 @@ fn batch<'a>(list: impl IntoIterator<Item = &'a [u8]>) -> Frames {
     frames
 }
 
-/// Somebody with TLS and no link around it.
+/// A TLS client without a link around it.
 struct Stranger {
     tls: ClientConnection,
     tcp: TcpStream,
@@ -174,7 +174,7 @@ impl Stranger {
         stream.flush().unwrap();
     }
 
-    /// Greets, and waits for the greeting of the other end.
+    /// Sends the greeting, and waits for the greeting of the other end.
     fn greet(&mut self) {
         self.write(&[0; 4]);
         let mut greeting = [1; 4];
@@ -182,7 +182,7 @@ impl Stranger {
         assert_eq!(greeting, [0; 4]);
     }
 
-    /// What it gets until the connection ends.
+    /// Returns all data that arrive until the connection ends.
     fn all(&mut self) -> (Vec<u8>, Option<ErrorKind>) {
         let mut got = Vec::new();
         let end = rustls::Stream::new(&mut self.tls, &mut self.tcp).read_to_end(&mut got);
@@ -190,7 +190,7 @@ impl Stranger {
     }
 }
 
-/// What comes until the other side closes.
+/// Reads until the other end closes.
 fn until_closed(mut tcp: &TcpStream) {
     tcp.set_read_timeout(Some(LONG)).unwrap();
     let mut rest = Vec::new();
@@ -234,7 +234,7 @@ fn what_no_frame_is_as_long_as_is_lost_alone() {
     assert_eq!((receive(&b, 1), a.lost()), (vec![b"a frame".to_vec()], 1));
 }
 
-/// Nothing is kept for later while nobody is there.
+/// Frames are not kept for later while no peer is connected.
 #[test]
 fn without_a_connection_frames_are_lost() {
     let link = listen();
@@ -245,7 +245,7 @@ fn without_a_connection_frames_are_lost() {
     assert_eq!(receive(&peer, 1), [b"3"]);
 }
 
-/// Who has no right key gets nothing, not one frame, and is counted; who has one goes on.
+/// A client without the right key gets no frame and is counted; a client with it can go on.
 #[test]
 fn a_peer_without_the_key_gets_nothing() {
     let link = listen();
@@ -297,7 +297,7 @@ fn who_connects_is_who_is_expected() {
     wait_until_up(&link);
 }
 
-/// Who connects tells nobody anything who is not who he should be, and tries again.
+/// The connecting end tells nothing to a server that is not its peer, and tries again.
 #[test]
 fn who_is_connected_to_is_who_is_expected() {
     for (names, peer, right) in [
@@ -316,7 +316,7 @@ fn who_is_connected_to_is_who_is_expected() {
             wait_until_both_are_up(&link, &peer);
             continue;
         }
-        // The listener has counted one before it takes the next.
+        // The listener has counted one before it accepts the next.
         while count(&link, "tls_refused") == 0 {
             std::thread::yield_now();
         }
@@ -327,15 +327,15 @@ fn who_is_connected_to_is_who_is_expected() {
 #[test]
 fn what_is_no_tls_of_this_version() {
     let link = listen();
-    // A hello of TLS 1.2 with one suite and no extensions.
+    // A TLS 1.2 hello with one suite and no extensions.
     let hello = [&[0x16, 3, 1, 0, 45, 1, 0, 0, 41, 3, 3][..], &[7; 32], &[0, 0, 2, 0xc0, 0x2f, 1, 0]].concat();
     let garbage: Vec<u8> = (0..100_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    // As long as a handshake message may be, or longer, and never whole.
+    // Data as long as a handshake message may be, or longer, and never complete.
     let endless = [&[0x16, 3, 1, 0x40, 0, 1, 0, 0xff, 0xff][..], &[0; 16_380], &[0x16, 3, 1, 0x40, 0]].concat();
     let bytes = [&hello[..], b"GET / HTTP/1.1\r\n\r\n", &garbage, &endless.repeat(8)];
     for (number, bytes) in (1..).zip(bytes) {
         let mut tcp = TcpStream::connect(address(&link)).unwrap();
-        // It may be refused before all is written.
+        // The connection may be refused before all data are written.
         let _ = tcp.write_all(bytes);
         until_closed(&tcp);
         assert_eq!((count(&link, "tls_refused"), is_up(&link)), (number, false));
@@ -344,14 +344,14 @@ fn what_is_no_tls_of_this_version() {
     wait_until_both_are_up(&link, &peer);
 }
 
-/// Connections that say nothing, or half of something, keep no peer out, and there is a bound to them.
+/// Connections that send nothing, or an incomplete message, do not keep the peer out, and their number is bounded.
 #[test]
 fn connections_that_stay_open() {
     let link = listen();
     let mut silent = Vec::new();
     let mut open = |number: usize| {
         let mut tcp = TcpStream::connect(address(&link)).unwrap();
-        // It may be closed before.
+        // The connection may be closed before.
         let _ = tcp.write_all(&[0x16, 3, 1, 2, 0, 1][..number % 7]);
         silent.push(tcp);
     };
@@ -359,7 +359,7 @@ fn connections_that_stay_open() {
     let peer = connect(&link);
     wait_until_both_are_up(&link, &peer);
     (0..MAX_SILENT).for_each(&mut open);
-    // Those that were accepted and stay are at most so many, and each of the others is counted before it is closed.
+    // A bounded number of accepted connections remains, and each of the others is counted before it is closed.
     let surplus = silent.len() - MAX_SILENT;
     while count(&link, "tls_given_up") < surplus as u64 {
         std::thread::yield_now();
@@ -389,7 +389,7 @@ fn a_connection_that_takes_too_long_ends() {
     let mut handshaker = Handshaker::new(Arc::clone(&shared), Origin::Listener(Arc::new(listener)), identity);
     let tcp = TcpStream::connect(at).unwrap();
     let before = Instant::now();
-    // The kernel has the connection in its queue by then.
+    // At this time the kernel has the connection in its queue.
     handshaker.begin();
     handshaker.expire(before + PATIENCE - Duration::from_nanos(1));
     assert_eq!(shared.counters.tls_refused.get(), 0);
@@ -398,7 +398,7 @@ fn a_connection_that_takes_too_long_ends() {
     until_closed(&tcp);
 }
 
-/// With the right key, and yet not what an end of ours sends.
+/// A client with the right key that sends data a TLS link would never send.
 #[test]
 fn a_length_that_no_frame_has_ends_the_connection() {
     let link = listen();
@@ -412,7 +412,7 @@ fn a_length_that_no_frame_has_ends_the_connection() {
         assert_eq!(count(&link, "tls_malformed"), number);
         until_closed(&peer.tcp);
     }
-    // The first thing is a greeting and no frame.
+    // The first data must be a greeting, not a frame.
     let mut peer = Stranger::new(address(&link), keys.client(address(&link)));
     peer.write(&[&7_u32.to_be_bytes()[..], b"a frame"].concat());
     until_closed(&peer.tcp);
@@ -421,7 +421,7 @@ fn a_length_that_no_frame_has_ends_the_connection() {
     wait_until_both_are_up(&link, &peer);
 }
 
-/// What it does not read is not taken from who sends either, and a newer connection takes its place.
+/// If the peer does not read, the link takes no more frames from its senders, and a newer connection replaces this one.
 #[test]
 fn a_peer_that_stops_reading() {
     let link = listen();
@@ -431,16 +431,16 @@ fn a_peer_that_stops_reading() {
     wait_until_up(&link);
     let frame = vec![7; 9000];
     let frames = batch(std::iter::repeat_n(&frame[..], 64));
-    // What the kernel keeps for both of them has a bound from here on.
+    // Bounds the data that the kernel buffers for both ends.
     set_socket_recv_buffer_size(&peer.tcp, 64 << 10).unwrap();
     set_socket_send_buffer_size(&*link.shared.session().unwrap().socket, 64 << 10).unwrap();
     let taken: usize = (0..10_000).map(|_| link.send(&frames, 0)).sum();
     assert!(taken * frame.len() < 64 << 20, "{taken} frames");
     assert_eq!((link.unsent(), link.lost()), (true, 0));
-    // What comes goes on.
+    // Inbound frames still arrive.
     peer.write(&[&7_u32.to_be_bytes()[..], b"a frame"].concat());
     assert_eq!(receive(&link, 1), [b"a frame"]);
-    // Whoever received has written what there was room for by then.
+    // At this time the receiving side has written as much as there was room for.
     while !link.unsent() {
         link.send(&frames, 0);
     }
@@ -451,12 +451,12 @@ fn a_peer_that_stops_reading() {
     wait_for_arrivals(&link, || link.shared.session().is_none_or(|session| !Arc::ptr_eq(&session, &old)));
     link.send(&batch([&b"now"[..]]), 0);
     assert_eq!(receive(&newer, 1), [b"now"]);
-    // Who was still sending on the old one says nothing about the newer one.
+    // A sender that still uses the old connection does not affect the newer one.
     assert!(old.send(&Frames::default(), 0).is_err() && !old.is_unsent());
     assert_eq!((link.lost(), link.unsent(), count(&link, "tls_connected")), (1, false, 2));
 }
 
-/// Whoever reads a link writes what is left, and nobody has to send for that.
+/// The thread that reads a link writes the remaining data, and no send is needed for it.
 #[test]
 fn what_is_left_leaves_when_frames_are_received() {
     let link = listen();
@@ -471,7 +471,7 @@ fn what_is_left_leaves_when_frames_are_received() {
         link.send(&frames, 0);
     }
     let reader = std::thread::spawn(move || io::copy(&mut peer.tcp, &mut io::sink()));
-    // Each time there is room for a byte at least.
+    // Each time there is room for at least one byte.
     for _ in 0..1 << 20 {
         if !link.unsent() {
             break;
@@ -481,7 +481,7 @@ fn what_is_left_leaves_when_frames_are_received() {
     }
     assert_eq!((link.unsent(), link.lost()), (false, 0));
     drop(link);
-    // It ends with the link.
+    // The thread ends with the link.
     drop(reader.join().unwrap());
 }
 
@@ -499,7 +499,7 @@ fn a_connection_that_ended_is_made_again() {
     }
 }
 
-/// Whoever listens and is no end of ours is asked again, later each time.
+/// A listener that is not a peer is contacted again, after a longer time with each failure.
 #[test]
 fn who_connects_tries_again() {
     let listener = TcpListener::bind(any_port()).unwrap();
@@ -543,7 +543,7 @@ fn ends_are_made_of_descriptors() {
         let fds = our_keys.descriptors().unwrap().into_iter().take(count).collect();
         assert!(make(&listens, fds).is_err(), "{count}");
     }
-    // Keys can be had again: the next process needs them, too.
+    // The keys can be provided again, which the next process needs.
     assert!(make(&connects, their_keys.descriptors().unwrap()).is_ok());
 }
 

@@ -15,15 +15,15 @@ use super::open::{PathConnector, ready_datagram};
 use crate::{Connector, Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
 use pvrdma_link::Reconnect;
 
-/// A link over datagram sockets. Both sides may start, end and come back in any order.
+/// A link over datagram sockets. Both ends may start, end and restart in any order.
 ///
-/// What comes is taken at a bound socket, from anybody who may write to it. What goes leaves through a second socket
-/// that is connected: only a connected one can be waited for, and it must not be the bound one, which would then refuse
-/// frames of a peer that was restarted.
+/// Frames are received at a bound socket, from any process that may write to it. Frames are sent through a second,
+/// connected socket: only a connected one can be polled for room, and it must not be the bound one, which would then
+/// reject the frames of a restarted peer.
 #[derive(Debug)]
 pub struct DatagramLink {
     input: Arc<OwnedFd>,
-    /// The path of `input`, empty if it has none.
+    /// Path of `input`, empty if it has none.
     local: PathBuf,
     remote: PathBuf,
     output: Mutex<Option<Arc<OwnedFd>>>,
@@ -43,8 +43,8 @@ impl DatagramLink {
         Ok(Self::from_socket(ready_datagram(local)?, path, remote, connector))
     }
 
-    /// Receives at a [ready](ready_datagram) socket, which is bound to `local`, and sends through what `connector`
-    /// gives, which is connected to `remote` ([`connect_datagram`](super::connect_datagram)). The paths are for
+    /// Receives at a [prepared](ready_datagram) socket, which is bound to `local`, and sends through the sockets from
+    /// `connector`, which are connected to `remote` ([`connect_datagram`](super::connect_datagram)). The paths are for
     /// descriptions only.
     pub fn from_socket(input: OwnedFd, local: PathBuf, remote: PathBuf, connector: Arc<dyn Connector>) -> Self {
         Self {
@@ -75,7 +75,7 @@ impl Link for DatagramLink {
         let mut output = self.output.lock();
         let mut taken = 0;
         for frame in frames.iter_from(from) {
-            // Once with the connection that there is, once with a new one.
+            // The first attempt uses the present connection, the second one a new one.
             let mut result = Err(Errno::NOTCONN);
             for _ in 0..2 {
                 if output.is_none() {

@@ -1,9 +1,9 @@
 //! Unix sockets in the formats of QEMU's socket back ends: `-netdev stream` puts four bytes of length, big-endian, in
-//! front of each frame; `-netdev dgram` sends each as a datagram.
+//! front of each frame; `-netdev dgram` sends each frame as a datagram.
 //!
-//! A process without privileges gets a listening socket ready to accept from ([`ready_listener`]), a bound datagram
-//! socket ready to receive from ([`ready_datagram`]), and connections from a [`Connector`](crate::Connector) that does
-//! what [`PathConnector`] does.
+//! A process without privileges gets a prepared listening socket ([`ready_listener`]), a prepared bound datagram socket
+//! ([`ready_datagram`]), and connections from a [`Connector`](crate::Connector) that does the same as
+//! [`PathConnector`].
 
 mod buffer;
 mod datagram;

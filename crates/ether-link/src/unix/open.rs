@@ -1,4 +1,4 @@
-//! What needs paths: sockets made ready for a link, and connections.
+//! Operations that need paths: preparing sockets for a link, and connecting.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketTy
 use super::buffer::enlarge;
 use crate::Connector;
 
-/// Makes a listening socket ready for [`StreamLink::from_listener`](super::StreamLink::from_listener).
+/// Prepares a listening socket for [`StreamLink::from_listener`](super::StreamLink::from_listener).
 ///
 /// # Errors
 /// The system refuses.
@@ -19,8 +19,8 @@ pub fn ready_listener(listener: UnixListener) -> io::Result<OwnedFd> {
     Ok(listener.into())
 }
 
-/// Makes a bound datagram socket ready for [`DatagramLink::from_socket`](super::DatagramLink::from_socket). Nothing can
-/// be sent from it any more: otherwise whoever holds it could send to any path.
+/// Prepares a bound datagram socket for [`DatagramLink::from_socket`](super::DatagramLink::from_socket). The socket can
+/// no longer send: otherwise a process that holds it could send to any path.
 ///
 /// # Errors
 /// The system refuses.
@@ -30,10 +30,10 @@ pub fn ready_datagram(socket: UnixDatagram) -> io::Result<OwnedFd> {
     Ok(socket.into())
 }
 
-/// Connects to the stream socket at `path`, without waiting for whoever listens there.
+/// Connects to the stream socket at `path`, without waiting for the listener to accept.
 ///
 /// # Errors
-/// Nobody does, or does not keep up.
+/// No socket listens there, or its queue is full.
 pub fn connect_stream(path: &Path) -> io::Result<OwnedFd> {
     connect(path, SocketType::STREAM)
 }
@@ -41,7 +41,7 @@ pub fn connect_stream(path: &Path) -> io::Result<OwnedFd> {
 /// Connects to the datagram socket at `path`.
 ///
 /// # Errors
-/// There is none.
+/// There is no such socket.
 pub fn connect_datagram(path: &Path) -> io::Result<OwnedFd> {
     connect(path, SocketType::DGRAM)
 }
@@ -52,7 +52,7 @@ fn connect(path: &Path, kind: SocketType) -> io::Result<OwnedFd> {
     enlarge(&socket);
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
         Ok(()) => Ok(socket),
-        // Its queue is full; this is no connection in progress.
+        // The listener's queue is full. On a Unix socket this does not mean that a connection is in progress.
         Err(rustix::io::Errno::AGAIN) => Err(io::ErrorKind::ConnectionRefused.into()),
         Err(errno) => Err(errno.into()),
     }
@@ -66,12 +66,12 @@ pub struct PathConnector {
 }
 
 impl PathConnector {
-    /// To a listening stream socket.
+    /// Connects to a listening stream socket.
     pub const fn stream(path: PathBuf) -> Self {
         Self { path, connect: connect_stream }
     }
 
-    /// To a bound datagram socket.
+    /// Connects to a bound datagram socket.
     pub const fn datagram(path: PathBuf) -> Self {
         Self { path, connect: connect_datagram }
     }

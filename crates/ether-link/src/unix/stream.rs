@@ -23,16 +23,16 @@ use pvrdma_link::Reconnect;
 /// Bytes that are read or written at a time.
 const CHUNK: usize = 256 << 10;
 
-/// Which side of the connection we are.
+/// Role of this end in the connection.
 #[derive(Debug)]
 enum Role {
     Listen(Arc<OwnedFd>, PathBuf),
     Connect(Reconnect, PathBuf),
-    /// A connection that was made by somebody else and has no successor.
+    /// Uses a given connection, which is not replaced when it ends.
     Given,
 }
 
-/// Reads more behind what is here. `false`: nothing has come.
+/// Reads more data into the deframer. Returns `false` if none has arrived.
 fn fill(input: &mut Deframer, socket: &OwnedFd) -> Result<bool, Errno> {
     match rustix::net::recv(socket, input.room(), RecvFlags::DONTWAIT) {
         Ok((0, _)) => Err(Errno::PIPE),
@@ -45,17 +45,17 @@ fn fill(input: &mut Deframer, socket: &OwnedFd) -> Result<bool, Errno> {
     }
 }
 
-/// What is being written.
+/// Data that are being written.
 #[derive(Debug, Default)]
 struct Output {
-    /// Frames with their lengths, one behind the other.
+    /// Frames with their lengths, one after the other.
     chunk: Vec<u8>,
-    /// What is left of the last frame that was taken.
+    /// Range of the part of the last taken frame that is still to be written.
     rest: Range<usize>,
 }
 
 impl Output {
-    /// Writes the rest of a frame. Returns `true` if nothing of it is left.
+    /// Writes the rest of a frame. Returns `true` if none is left.
     fn flush(&mut self, socket: &OwnedFd) -> Result<bool, Errno> {
         while !self.rest.is_empty() {
             let Some(written) = write(socket, self.chunk.get(self.rest.clone()).ok_or(Errno::PROTO)?)? else {
@@ -66,8 +66,8 @@ impl Output {
         Ok(true)
     }
 
-    /// Writes as many frames from index `from` on as there is room for in one call, and keeps the rest of the last.
-    /// Gives how many were taken.
+    /// Writes as many frames from index `from` on as there is room for in one call, and keeps the rest of the last one.
+    /// Returns the number of frames taken.
     fn write(&mut self, socket: &OwnedFd, frames: &Frames, from: usize) -> Result<usize, Errno> {
         self.chunk.clear();
         for frame in frames.iter_from(from) {
@@ -90,7 +90,7 @@ impl Output {
     }
 }
 
-/// Writes without waiting. `None`: there is no room.
+/// Writes without waiting. `None` if there is no room.
 fn write(socket: &OwnedFd, bytes: &[u8]) -> Result<Option<usize>, Errno> {
     loop {
         match rustix::net::send(socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -107,7 +107,7 @@ pub(super) struct Connection {
     socket: Arc<OwnedFd>,
     input: Mutex<Deframer>,
     output: Mutex<Output>,
-    /// The rest of a frame is left to be written. Changes with `output` locked.
+    /// The rest of a frame is still to be written. Changed only while `output` is locked.
     unsent: AtomicBool,
 }
 
@@ -117,7 +117,7 @@ impl Connection {
         Arc::new(Self { socket: Arc::new(socket), input, output, unsent: AtomicBool::new(false) })
     }
 
-    /// Appends frames that have come, at most `most`.
+    /// Appends received frames, at most `most`.
     fn receive(&self, frames: &mut Frames, most: usize) -> Result<(), Errno> {
         let mut input = self.input.lock();
         for _ in 0..most {
@@ -134,7 +134,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes frames from index `from` on. Returns how many were taken.
+    /// Writes frames from index `from` on. Returns the number taken.
     pub(super) fn send(&self, frames: &Frames, from: usize) -> Result<usize, Errno> {
         let output = &mut *self.output.lock();
         let mut next = from;
@@ -149,17 +149,19 @@ impl Connection {
         Ok(next.saturating_sub(from))
     }
 
-    /// Ends the connection, for whoever waits for it, too. Returns how much was in progress, which is lost.
+    /// Ends the connection, also for threads that wait for it. Returns the number of frames in progress, which are
+    /// lost.
     pub(super) fn end(&self) -> u64 {
-        // It fails when the other side was faster.
+        // Fails if the other end has closed the connection already.
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
-        // Behind whoever is still sending. Who sends from here on is told that the connection has ended.
+        // Waits for a thread that is still sending. Threads that send after this get an error, because the socket is
+        // shut down.
         let _output = self.output.lock();
         u64::from(self.unsent.swap(false, Ordering::AcqRel))
     }
 }
 
-/// A link over a stream socket. While nobody is connected, what is sent is lost, as without a cable.
+/// A link over a stream socket. Frames sent while there is no connection are lost, as without a cable.
 #[derive(Debug)]
 pub struct StreamLink {
     role: Role,
@@ -169,7 +171,7 @@ pub struct StreamLink {
 }
 
 impl StreamLink {
-    /// Takes one connection at a time from `listener`; the next one when it ends. QEMU: `server=off`.
+    /// Accepts one connection at a time from `listener`, and the next one when it ends. QEMU: `server=off`.
     ///
     /// # Errors
     /// The listener cannot be used.
@@ -179,19 +181,20 @@ impl StreamLink {
         Ok(Self::from_listener(ready_listener(listener)?, path))
     }
 
-    /// As [`Self::listen`], with a [ready](ready_listener) listener that is bound to `path`, which is for descriptions
-    /// only.
+    /// Does the same as [`Self::listen`] with a [prepared](ready_listener) listener that is bound to `path`, which is
+    /// for descriptions only.
     pub fn from_listener(listener: OwnedFd, path: PathBuf) -> Self {
         Self::new(Role::Listen(Arc::new(listener), path), None)
     }
 
-    /// Connects to `path`, as soon as somebody listens there and whenever the connection ended. QEMU: `server=on`.
+    /// Connects to `path` as soon as a process listens there, and again whenever the connection has ended. QEMU:
+    /// `server=on`.
     pub fn connect(path: PathBuf) -> Self {
         let connector = Arc::new(PathConnector::stream(path.clone()));
         Self::with_connector(connector, path)
     }
 
-    /// As [`Self::connect`], with connections to `path` that `connector` gives
+    /// Does the same as [`Self::connect`] with connections to `path` from `connector`
     /// ([`connect_stream`](super::connect_stream)). The path is for descriptions only.
     pub fn with_connector(connector: Arc<dyn Connector>, path: PathBuf) -> Self {
         Self::new(Role::Connect(Reconnect::new(connector), path), None)
@@ -207,7 +210,7 @@ impl StreamLink {
         Self { role, connection: Mutex::new(connection), lost: AtomicU64::new(0), log: LogLimit::new() }
     }
 
-    /// The link as its user wrote it, for the log.
+    /// Returns the link as its user specified it, for the log.
     fn name(&self) -> String {
         match &self.role {
             Role::Listen(_, path) => format!("link unix:{}", path.display()),
@@ -220,7 +223,7 @@ impl StreamLink {
         self.connection.lock().clone()
     }
 
-    /// The connection, making one if there is none.
+    /// Returns the connection. Establishes one if there is none and it is possible now.
     fn connect_now(&self) -> Option<Arc<Connection>> {
         let mut connection = self.connection.lock();
         if connection.is_none() {
@@ -245,7 +248,7 @@ impl StreamLink {
     }
 }
 
-/// Takes a connection, if there is one.
+/// Accepts a connection, if there is one.
 fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
     let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
     enlarge(&socket);
@@ -281,7 +284,7 @@ impl Link for StreamLink {
     fn readiness(&self) -> Readiness {
         match (self.connection(), &self.role) {
             (Some(connection), _) => {
-                // A whole frame that was read beyond `most` makes no noise any more.
+                // The socket is not readable because of a whole frame that was read beyond `most`.
                 let held = connection.input.try_lock().is_none_or(|mut input| input.has_frame());
                 Readiness {
                     readable: Some(Arc::clone(&connection.socket)),

@@ -24,7 +24,7 @@ fn received(link: &impl Link) -> Vec<Vec<u8>> {
     got.iter().map(<[u8]>::to_vec).collect()
 }
 
-/// A directory that goes away with the test.
+/// A directory that is deleted with the test.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -49,7 +49,7 @@ fn the_format_of_a_stream() {
     let mut bytes = [0; 17];
     theirs.read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"\0\0\0\x03abc\0\0\0\0\0\0\0\x02de");
-    // In pieces, which need not be those of the frames.
+    // Written in pieces that do not match the frames.
     theirs.write_all(b"\0\0").unwrap();
     assert!(received(&link).is_empty());
     theirs.write_all(b"\0\x02xy\0\0\0\x01").unwrap();
@@ -61,7 +61,7 @@ fn the_format_of_a_stream() {
     assert_eq!(link.readiness().wait, Some(std::time::Duration::ZERO), "a frame waits in the buffer");
     assert_eq!(received(&link), [b"w"]);
     assert_eq!(link.readiness().wait, None);
-    // No frame is that long: this is somebody else.
+    // No frame has this length, so the peer does not use the protocol.
     theirs.write_all(&[0xff; 8]).unwrap();
     assert!(received(&link).is_empty());
     assert_eq!(link.send(&frames(&[b"lost"]), 0), 1);
@@ -106,24 +106,24 @@ fn connections_come_and_go() {
         assert_eq!(received(&server), [b"up"]);
         server.send(&frames(&[b"down"]), 0);
         assert_eq!(received(&client), [b"down"]);
-        // The other side ends; both notice and the next round connects again.
+        // The other end closes; both links notice, and the next iteration connects again.
         client.connection().unwrap().end();
         assert!(received(&client).is_empty() && received(&server).is_empty());
     }
 }
 
-/// Sends until the link has the rest of a frame that found no room.
+/// Sends until the link keeps the rest of a frame that found no room.
 fn fill(link: &StreamLink, mut peer: &UnixStream) {
     let long = frames(&[&[7; 50_000]]);
     while !link.unsent() {
         if link.send(&long, 0) == 0 {
-            // Full between two frames.
+            // The socket is full between two frames.
             peer.read_exact(&mut [0; 1000]).unwrap();
         }
     }
 }
 
-/// Who was still sending on a connection that has ended says nothing about the next one, and who waits for it wakes up.
+/// A sender that still uses an ended connection does not affect the next one, and a thread that waits for it wakes up.
 #[test]
 fn what_is_left_is_that_of_a_connection() {
     let directory = Directory::new("left");
@@ -135,7 +135,7 @@ fn what_is_left_is_that_of_a_connection() {
     let (old, writable) = (link.connection().unwrap(), link.readiness().writable.unwrap());
     let wakes_up = || poll(&mut [PollFd::new(&*writable, PollFlags::OUT)], Some(&Timespec::default())).unwrap() > 0;
     assert!(!wakes_up(), "there is no room");
-    // No frame is that long.
+    // No frame has this length.
     first.write_all(&[0xff; 8]).unwrap();
     assert!(received(&link).is_empty());
     assert_eq!((link.lost(), link.unsent(), wakes_up()), (1, false, true));
@@ -143,7 +143,7 @@ fn what_is_left_is_that_of_a_connection() {
     let second = UnixStream::connect(&path).unwrap();
     assert!(received(&link).is_empty());
     fill(&link, &second);
-    // There would be room by now.
+    // At this time there would be room.
     first.read_to_end(&mut Vec::new()).unwrap();
     assert!(old.send(&Frames::default(), 0).is_err(), "it has ended");
     assert!(link.unsent());
@@ -168,7 +168,7 @@ fn datagrams_in_any_order_of_starting() {
         assert_eq!(received(&b), [b"one", b"two"]);
     }
     assert_eq!(a.lost(), 1);
-    // A reader that does not read: the rest stays with the sender.
+    // The reader does not read, so the rest stays with the sender.
     let b = open("b", "a");
     let many = frames(&[&[1_u8; 4096][..]; 4096]);
     let taken = a.send(&many, 0);
@@ -177,7 +177,7 @@ fn datagrams_in_any_order_of_starting() {
     assert!(a.send(&many, taken) > 0);
 }
 
-/// Gives what somebody else opened, once.
+/// Connector that provides one descriptor, once.
 #[derive(Debug)]
 struct Shelf(Mutex<Option<OwnedFd>>);
 
@@ -203,7 +203,7 @@ fn a_frame_that_was_written_in_part_is_not_mixed_with_others() {
         frame
     };
     let (mut number, mut unsent, mut got, mut expected) = (0_u32, 0, Vec::new(), Vec::new());
-    // Each batch is presented once. What the link does not take never comes again.
+    // Each batch is offered once. Frames that the link does not take are never offered again.
     while number < 3000 {
         let batch: Vec<_> = (number..number + 5).map(numbered).collect();
         let taken = link.send(&frames(&batch.iter().map(Vec::as_slice).collect::<Vec<_>>()), 0);
@@ -252,7 +252,7 @@ fn descriptors_are_enough_without_paths() {
     let b = DatagramLink::from_socket(b, path("b"), path("a"), Arc::new(NoConnector));
     assert_eq!((a.send(&frames(&[b"one"]), 0), b.send(&frames(&[b"no way back"]), 0)), (1, 1));
     assert_eq!((received(&b), a.lost(), b.lost()), (vec![b"one".to_vec()], 0, 1));
-    // Whoever has the socket that receives sends nothing from it, to whatever path.
+    // The holder of the receiving socket cannot send from it, to any path.
     let somewhere = Directory::new("elsewhere");
     let target = UnixDatagram::bind(somewhere.0.join("target")).unwrap();
     let error = UnixDatagram::from(other).send_to(b"x", somewhere.0.join("target")).unwrap_err();

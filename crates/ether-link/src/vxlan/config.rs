@@ -1,4 +1,4 @@
-//! What a tunnel's end is to be, and why it cannot be.
+//! Configuration of a tunnel's end, and its errors.
 
 use std::collections::HashSet;
 use std::io;
@@ -13,10 +13,11 @@ use super::table::MAX_REMOTES;
 
 /// The UDP port of VXLAN (RFC 7348, section 5).
 pub const VXLAN_PORT: u16 = 4789;
-/// Networks at one address and port. The program that tells them apart is half as long as the kernel allows.
+/// Highest number of networks at one address and port. The program that distinguishes them is half as long as the
+/// kernel permits.
 pub const MAX_NETWORKS: usize = 1024;
 
-/// `ADDRESS` or `ADDRESS:PORT`, where the port of VXLAN is the default; an IPv6 address with a port stands in brackets.
+/// `ADDRESS` or `ADDRESS:PORT`, with the port of VXLAN as default; an IPv6 address with a port is in brackets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(try_from = "String")]
 pub struct TunnelAddress(pub SocketAddr);
@@ -40,71 +41,71 @@ impl TryFrom<String> for TunnelAddress {
     }
 }
 
-/// One end of a tunnel.
+/// Configuration of one end of a tunnel.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VxlanConfig {
-    /// Where datagrams come, and from which address they are sent.
+    /// Address at which datagrams are received, and from which they are sent.
     pub local: SocketAddr,
-    /// Other ends. No two have the same IP address, because the sender of a datagram is told by it.
+    /// Other ends. Their IP addresses must be distinct, because the sender of a datagram is identified by it.
     pub remotes: Vec<SocketAddr>,
-    /// The network.
+    /// Network identifier.
     pub vni: Vni,
-    /// Datagrams of others are taken, too. See the module for what that means.
+    /// Whether datagrams of other senders are accepted, too. See the module for the consequences.
     pub open: bool,
 }
 
-/// Why a tunnel cannot be set up.
+/// Error of setting up a tunnel.
 #[derive(Debug, Error)]
 pub enum VxlanError {
-    /// Nobody could ever be spoken to.
+    /// There is no remote, and none can be learned.
     #[error("a vxlan link needs a remote, or must learn remotes")]
     NoRemote,
-    /// There are too many.
+    /// There are too many remotes.
     #[error("{0} remotes are more than {MAX_REMOTES}")]
     TooManyRemotes(usize),
-    /// Two remotes cannot be told apart.
+    /// Two remotes have the same address and cannot be distinguished.
     #[error("two remotes have the address {0}")]
     SameAddress(IpAddr),
-    /// It cannot be reached from there.
+    /// The remote cannot be reached from the local address.
     #[error("the remote {remote} cannot be reached from {local}: one is IPv4 and the other IPv6")]
     Family {
-        /// The remote.
+        /// Address of the remote.
         remote: SocketAddr,
-        /// Our end.
+        /// Local address.
         local: SocketAddr,
     },
-    /// An address that nothing can be sent to.
+    /// The address cannot be a destination.
     #[error("{0} is not the address of one host")]
     NoHost(SocketAddr),
-    /// The address is somebody else's.
+    /// The address is not one of this host.
     #[error("{0} is not an address of this host")]
     NotOurs(IpAddr),
-    /// Datagrams could not be told apart.
+    /// The network is already in use at this address and port.
     #[error("VNI {vni} is in use at {local}")]
     SameVni {
-        /// The network.
+        /// Network identifier.
         vni: Vni,
-        /// Our end.
+        /// Local address.
         local: SocketAddr,
     },
-    /// There are too many.
+    /// There are too many networks.
     #[error("more than {MAX_NETWORKS} networks at {0}")]
     TooManyNetworks(SocketAddr),
-    /// No socket. What the system said is the source.
+    /// The socket cannot be created. The system's error is the source.
     #[error("vxlan at {local}")]
     Io {
-        /// Our end.
+        /// Local address.
         local: SocketAddr,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
 impl VxlanConfig {
-    /// Checks that the values go together.
+    /// Checks that the configuration is consistent.
     ///
     /// # Errors
-    /// They do not.
+    /// It is not.
     pub fn check(&self) -> Result<(), VxlanError> {
         let mut seen = HashSet::new();
         for &remote in &self.remotes {

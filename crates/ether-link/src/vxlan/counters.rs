@@ -1,13 +1,13 @@
-//! What a tunnel counts.
+//! Counters of a tunnel.
 
 use pvrdma_base::{Counter, Unit, counters};
 
 counters! {
-    /// Counts of a tunnel, except what every link counts.
+    /// Counters of a tunnel, in addition to those that every link has.
     pub(super) struct VxlanCounters {
-        /// Datagrams of somebody who is not a remote.
+        /// Datagrams of a sender that is not a remote.
         vxlan_dropped_sender,
-        /// Datagrams that hold no VXLAN header, no VNI or no frame.
+        /// Datagrams that contain no VXLAN header, no VNI or no frame.
         vxlan_dropped_malformed,
         /// Datagrams of another network.
         vxlan_dropped_vni,
@@ -20,17 +20,17 @@ counters! {
     }
 }
 
-/// Stations that are known, all remotes together.
+/// Returns the gauge of known addresses, for all remotes together.
 pub(super) fn vxlan_stations(stations: usize) -> Counter {
     Counter::gauge("vxlan_stations", Unit::None, "Stations that are known to be behind a remote.", stations as u64)
 }
 
-/// Trains that left.
+/// Returns the counter of trains that were sent.
 pub(super) fn vxlan_trains_sent(trains: u64) -> Counter {
     Counter::total("vxlan_trains_sent", Unit::None, "Runs of datagrams that the kernel took as one.", trains)
 }
 
-/// Everything that a tunnel counts, at zero.
+/// Returns all counters of a tunnel, at zero.
 pub(crate) fn all_counters() -> Vec<Counter> {
     let mut list = VxlanCounters::default().list();
     list.extend([vxlan_stations(0), vxlan_trains_sent(0)]);

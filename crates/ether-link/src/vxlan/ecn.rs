@@ -1,5 +1,5 @@
-//! Congestion marks across a tunnel (RFC 6040): the outer header starts with the inner traffic class, and what routers
-//! do to it on the way is carried into the inner header. DCQCN needs this, as switches see only the outer header.
+//! Congestion marks across a tunnel (RFC 6040): the outer header starts with the inner traffic class, and changes that
+//! routers make to it are copied to the inner header. DCQCN needs this, as switches see only the outer header.
 
 /// The ECN field of a traffic class.
 const ECN: u8 = 0b11;
@@ -7,7 +7,7 @@ const NOT_ECT: u8 = 0b00;
 const ECT_1: u8 = 0b01;
 const CE: u8 = 0b11;
 
-/// Takes what happened to the outer traffic class into the frame. `false`: the frame must be dropped, because a
+/// Applies the mark of the outer traffic class to the frame. Returns `false` if the frame must be dropped, because a
 /// congested router marked a packet whose sender would not understand the mark (RFC 6040, figure 4).
 pub(super) fn decapsulate(outer: u8, frame: &mut [u8]) -> bool {
     let outer = outer & ECN;
@@ -42,11 +42,11 @@ pub(super) fn decapsulate(outer: u8, frame: &mut [u8]) -> bool {
 #[derive(Clone, Copy)]
 enum Kind {
     Ipv4,
-    /// Also the GRH of RoCE v1.
+    /// IPv6, or the GRH of RoCE v1.
     Ipv6,
 }
 
-/// Where the network header is.
+/// Returns offset and kind of the network header.
 fn network_header(frame: &[u8]) -> Option<(usize, Kind)> {
     let tagged = frame.get(12..14)? == [0x81, 0];
     let at = if tagged { 16 } else { 12 };
@@ -58,7 +58,7 @@ fn network_header(frame: &[u8]) -> Option<(usize, Kind)> {
     Some((at + 2, kind))
 }
 
-/// Sets the ECN field and corrects the checksum (RFC 1624, equation 3).
+/// Sets the ECN field and updates the checksum (RFC 1624, equation 3).
 fn set_ipv4(header: &mut [u8], ecn: u8) {
     let Some([version, class, _, _, _, _, _, _, _, _, high, low, ..]) = header.first_chunk_mut::<20>() else { return };
     let before = u16::from_be_bytes([*version, *class]);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Bytes of the header.
 pub(super) const HEADER_LEN: usize = 8;
-/// The flag that says that there is a VNI.
+/// Flag that marks the VNI as valid.
 const FLAG_VNI: u8 = 0x08;
 
 /// A VXLAN network identifier: 24 bits.
@@ -16,20 +16,20 @@ const FLAG_VNI: u8 = 0x08;
 pub struct Vni(u32);
 
 impl Vni {
-    /// The largest.
+    /// Highest VNI.
     pub const MAX: u32 = 0xff_ffff;
 
-    /// Only 24 bits are a VNI.
+    /// Creates a VNI. `None` if the number has more than 24 bits.
     pub const fn new(number: u32) -> Option<Self> {
         if number <= Self::MAX { Some(Self(number)) } else { None }
     }
 
-    /// As a number.
+    /// Returns the VNI as a number.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// What stands in front of the frames of this network.
+    /// Returns the header in front of the frames of this network.
     pub(super) const fn header(self) -> [u8; HEADER_LEN] {
         let [_, high, middle, low] = self.0.to_be_bytes();
         [FLAG_VNI, 0, 0, 0, high, middle, low, 0]
@@ -65,19 +65,19 @@ impl fmt::Display for Vni {
     }
 }
 
-/// Why a datagram holds no frame for us.
+/// Reason why a datagram contains no frame for this link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NoFrame {
     /// There is no VXLAN header, or it has no VNI.
     Malformed,
-    /// It is of another network.
+    /// The frame belongs to another network.
     OtherNetwork(Vni),
 }
 
-/// The frame in a datagram of network `vni`. Reserved fields are ignored, as the RFC wants it.
+/// Returns the frame in a datagram of network `vni`. Reserved fields are ignored, as the RFC requires.
 ///
 /// # Errors
-/// There is none, or it is of another network.
+/// There is no frame, or it belongs to another network.
 pub(super) fn decapsulate(datagram: &mut [u8], vni: Vni) -> Result<&mut [u8], NoFrame> {
     let (&mut [flags, _, _, _, high, middle, low, _], frame) =
         datagram.split_first_chunk_mut::<HEADER_LEN>().ok_or(NoFrame::Malformed)?;

@@ -1,34 +1,34 @@
-//! What a tunnel looks at in the frames that it carries.
+//! The fields of a carried frame that a tunnel uses.
 
 use pvrdma_packet::MacAddr;
 use pvrdma_packet::{EtherType, Ethernet, IPV6_LEN, PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT};
 
-/// Who can be behind a remote: an Ethernet address, or the GID of an RDMA port.
+/// An address behind a remote: a MAC address, or the GID of an RDMA port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Station {
-    /// An Ethernet address.
+    /// A MAC address.
     Mac(MacAddr),
     /// A GID, or an IPv4 address mapped into one.
     Gid([u8; 16]),
 }
 
-/// What there is to see in a frame.
+/// Fields of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Inner {
-    /// To whom.
+    /// Destination MAC address.
     pub(super) destination: MacAddr,
-    /// From whom.
+    /// Source MAC address.
     pub(super) source: MacAddr,
     /// Source and destination GID of a RoCE packet.
     pub(super) gids: Option<([u8; 16], [u8; 16])>,
-    /// Traffic class: DSCP and ECN. 0 if this is no IP.
+    /// Traffic class: DSCP and ECN. 0 for frames other than IP.
     pub(super) class: u8,
-    /// The same for all frames whose order matters.
+    /// Flow hash: equal for all frames whose order matters.
     pub(super) flow: u32,
 }
 
 impl Inner {
-    /// Looks at a frame. `None`: this is no Ethernet.
+    /// Parses a frame. `None` if it has no Ethernet header.
     pub(super) fn of(frame: &[u8]) -> Option<Self> {
         let (ethernet, kind, body) = Ethernet::parse(frame).ok()?;
         let mut hash = crc32fast::Hasher::new();
@@ -53,7 +53,8 @@ impl Inner {
         let [s0, s1, s2, s3, d0, d1, d2, d3] = *addresses;
         self.class = *class;
         hash.update(addresses);
-        // A fragment behind the first has no ports, and must not overtake the first.
+        // A later fragment has no ports, and must not overtake the first one, so all fragments get a flow without
+        // ports.
         let whole = flags & 0x3f == 0 && *offset == 0;
         let transport = body.get(usize::from(version & 0xf) * 4..).unwrap_or_default();
         if whole && take_ports(*protocol, transport, hash) {
@@ -73,7 +74,7 @@ impl Inner {
         self.class = class;
         hash.update(addresses);
         if roce {
-            // The QP of the receiver stands in for ports.
+            // RoCE v1 has no ports; the destination QP distinguishes flows instead.
             hash.update(rest.get(5..8).unwrap_or_default());
         }
         if roce || take_ports(*protocol, rest, hash) {
@@ -82,7 +83,7 @@ impl Inner {
     }
 }
 
-/// Adds the ports to the flow. Whether this is RoCE.
+/// Adds the ports to the flow hash. Returns `true` if this is RoCE.
 fn take_ports(protocol: u8, transport: &[u8], hash: &mut crc32fast::Hasher) -> bool {
     let Some(ports) = transport.first_chunk::<4>() else { return false };
     if !matches!(protocol, PROTOCOL_TCP | PROTOCOL_UDP) {
@@ -102,7 +103,7 @@ pub(super) mod tests {
     const A: [u8; 6] = [2, 0, 0, 0, 0, 1];
     const B: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
-    /// A frame of an IPv4 UDP packet.
+    /// Returns a frame with an IPv4 UDP packet.
     pub(in super::super) fn ipv4(to: [u8; 6], from: [u8; 6], class: u8, ports: [u16; 2], payload: &[u8]) -> Vec<u8> {
         let mut ip = [0_u8; 20];
         (ip[0], ip[1], ip[9]) = (0x45, class, 17);

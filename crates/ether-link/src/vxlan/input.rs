@@ -1,5 +1,4 @@
-//! Datagrams that come: several to a call (recvmmsg), and each possibly a train that the kernel has put together
-//! (UDP_GRO).
+//! Incoming datagrams: several per call (recvmmsg), each possibly a train that the kernel has coalesced (UDP_GRO).
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
@@ -9,28 +8,28 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, MultiHeaders, RecvMsg, SockaddrStorage, recvmmsg};
 
-/// Messages that are taken with one call.
+/// Highest number of messages per call.
 const MAX_MESSAGES: usize = 16;
-/// Bytes for a message: the longest train.
+/// Buffer for a message, in bytes: the longest train.
 const MESSAGE_LEN: usize = 1 << 16;
 
-/// A message of the kernel: a datagram or a train of them, from `start` to `end` in the buffer. What was taken out is
-/// before `start`.
+/// A message from the kernel: a datagram or a train of them, from `start` to `end` in the buffer. The part before
+/// `start` has been taken.
 #[derive(Debug)]
 struct Message {
     from: SocketAddr,
     class: u8,
-    /// Bytes of each datagram but the last.
+    /// Length of each datagram except the last.
     segment: usize,
     start: usize,
     end: usize,
 }
 
-/// A datagram.
+/// A received datagram.
 #[derive(Debug)]
 pub(super) struct Arrived<'a> {
     pub(super) from: SocketAddr,
-    /// Outer traffic class.
+    /// Traffic class of the outer header.
     pub(super) class: u8,
     pub(super) payload: &'a mut [u8],
 }
@@ -49,12 +48,13 @@ impl Default for Input {
 }
 
 impl Input {
-    /// Returns `true` if nothing was received that is still to be taken. The socket is not readable for what is.
+    /// Returns `true` if no received message is left. The socket is not readable because of messages that are left
+    /// here.
     pub(super) fn is_empty(&self) -> bool {
         self.received.is_empty()
     }
 
-    /// The next datagram. `None`: there is none now.
+    /// Returns the next datagram. `None` if there is none now.
     pub(super) fn next(&mut self, socket: &OwnedFd) -> Option<Arrived<'_>> {
         if self.received.is_empty() {
             self.fill(socket);
@@ -70,7 +70,8 @@ impl Input {
     }
 
     fn fill(&mut self, socket: &OwnedFd) {
-        // Made anew each time, because the library does not give a header its room for control messages back.
+        // Allocated for each call, because the library does not restore the length of a header's control buffer after
+        // use.
         let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(MAX_MESSAGES, Some(nix::cmsg_space!(i32, i32)));
         let mut slices: Vec<_> =
             self.buffer.chunks_exact_mut(MESSAGE_LEN).map(|slot| [IoSliceMut::new(slot)]).collect();
@@ -84,7 +85,7 @@ impl Input {
     }
 }
 
-/// What the kernel says about the message in a slot of the buffer.
+/// Parses the metadata of the message in a slot of the buffer.
 fn parse(slot: usize, message: &RecvMsg<'_, '_, SockaddrStorage>) -> Option<Message> {
     let from = socket_address(message.address.as_ref()?)?;
     let (mut class, mut segment) = (0, message.bytes);
@@ -97,7 +98,7 @@ fn parse(slot: usize, message: &RecvMsg<'_, '_, SockaddrStorage>) -> Option<Mess
         }
     }
     let start = slot.checked_mul(MESSAGE_LEN)?;
-    // An empty message is one datagram, too: it is counted as any other that holds nothing.
+    // An empty message is one datagram, too: it is counted like any other datagram without a frame.
     Some(Message { from, class, segment: segment.max(1), start, end: start.checked_add(message.bytes)? })
 }
 

@@ -1,20 +1,20 @@
-//! VXLAN (RFC 7348) over plain UDP sockets, so without privileges. The other end may be one of us, a Linux vxlan
-//! device, or Open vSwitch.
+//! VXLAN (RFC 7348) over plain UDP sockets, which need no privileges. The other end may be another link of this kind, a
+//! Linux vxlan device, or Open vSwitch.
 //!
-//! A datagram holds a frame. It is sent to the remote that its receiver was last seen behind, and to all configured
-//! remotes if that is not known or the receiver is a group. Source ports differ by flow, so that networks can spread
-//! the load.
+//! A datagram contains one frame. It is sent to the remote behind which the destination was last seen, or to all
+//! configured remotes if that is not known or the destination is a group. Source ports differ by flow, so that networks
+//! can spread the load.
 //!
-//! # Whom to trust
+//! # Trust
 //!
-//! VXLAN has no authentication. Datagrams are taken from the addresses of configured remotes only, and stations are
-//! learned only from them; but whoever can forge the source address of a packet on the network between the remotes can
-//! put frames into the tunnel. Use it where that is not possible, or inside IPsec or WireGuard. Each remote has a share
-//! of the table, so that none can push out the stations of another.
+//! VXLAN has no authentication. Datagrams are accepted only from the addresses of configured remotes, and addresses are
+//! learned only from those; but an attacker that can forge the source address of a packet on the network between the
+//! remotes can inject frames into the tunnel. Use it where that is not possible, or inside IPsec or WireGuard. Each
+//! remote has a share of the table, so that none can displace the addresses of another.
 //!
-//! [`VxlanConfig::open`] takes datagrams from everybody: whoever speaks becomes a remote for the stations that are seen
-//! behind it, as with a Linux vxlan device that learns. Up to [`MAX_REMOTES`] are known, they age, and they are never
-//! flooded to: otherwise a forged address would turn us into an amplifier.
+//! [`VxlanConfig::open`] accepts datagrams from any sender: the sender becomes a remote for the addresses that are seen
+//! behind it, as with a Linux vxlan device that learns. Up to [`MAX_REMOTES`] are known, they age, and frames are never
+//! flooded to them: otherwise a forged address would turn this link into an amplifier.
 
 mod config;
 mod counters;
@@ -55,16 +55,16 @@ pub use shared_port::{VxlanPort, VxlanPorts, VxlanSockets};
 pub use sockets::sockets;
 pub use table::{AGE, MAX_REMOTES, MAX_STATIONS};
 
-/// Bytes that a tunnel adds to an IP packet, over IPv4: the inner Ethernet header, VXLAN, UDP and IP.
+/// Bytes that a tunnel over IPv4 adds to an IP packet: the inner Ethernet header, VXLAN, UDP and IP.
 pub const IPV4_OVERHEAD: u32 = 14 + 8 + 8 + 20;
-/// The same over IPv6.
+/// Bytes that a tunnel over IPv6 adds.
 pub const IPV6_OVERHEAD: u32 = 14 + 8 + 8 + 40;
 
 /// One end of a tunnel, with its sockets.
 #[derive(Debug)]
 pub struct VxlanLink {
     local: SocketAddr,
-    /// As configured, for descriptions.
+    /// Remotes as configured, for descriptions.
     remotes: Vec<SocketAddr>,
     vni: Vni,
     socket: Arc<OwnedFd>,
@@ -73,24 +73,24 @@ pub struct VxlanLink {
     table: Mutex<Remotes>,
     clock: Arc<dyn Clock>,
     counters: VxlanCounters,
-    /// Frames that could not be sent.
+    /// Number of frames that could not be sent.
     lost: Count,
     log: LogLimit,
 }
 
 impl VxlanLink {
-    /// Makes the sockets. Stations age by `clock`.
+    /// Creates the sockets and the link. Learned addresses age by `clock`.
     ///
     /// # Errors
-    /// The values do not go together, or the address is taken or not ours.
+    /// The configuration is inconsistent, or the address is in use or not local.
     pub fn bind(config: &VxlanConfig, clock: Arc<dyn Clock>) -> Result<Self, VxlanError> {
         Self::from_sockets(config, sockets(config)?, clock)
     }
 
-    /// Uses [`sockets`] that were made for the same values.
+    /// Uses [`sockets`] that were created for the same configuration.
     ///
     /// # Errors
-    /// The values do not go together, or these are other sockets.
+    /// The configuration is inconsistent, or the sockets do not match it.
     pub fn from_sockets(
         config: &VxlanConfig,
         sockets: Vec<OwnedFd>,
@@ -127,13 +127,13 @@ impl VxlanLink {
         self.log.log(module_path!(), log::Level::Info, "vxlan", what);
     }
 
-    /// Counts and logs why there is no frame.
+    /// Counts and logs the reason for dropping a datagram.
     fn refuse<T>(&self, counter: &Count, why: std::fmt::Arguments<'_>) -> Option<T> {
         self.note(counter, why);
         None
     }
 
-    /// Takes the frame out of a datagram, if it is for us, and notes who sent it.
+    /// Returns the frame of a datagram if it is for this link, and learns the addresses of its sender.
     fn accept<'a>(&self, arrived: Arrived<'a>) -> Option<&'a [u8]> {
         let Arrived { from, class, payload } = arrived;
         let counters = &self.counters;
@@ -170,7 +170,7 @@ impl VxlanLink {
         Some(frame)
     }
 
-    /// Which datagrams carry the frames from index `from` on.
+    /// Returns the datagrams that carry the frames from index `from` on.
     fn datagrams<'a>(&self, frames: &'a Frames, from: usize) -> Vec<Datagram<'a>> {
         let now = self.clock.now();
         let table = self.table.lock();
@@ -218,7 +218,8 @@ impl Link for VxlanLink {
                     if !begun {
                         return index.saturating_sub(from);
                     }
-                    // Some remotes have this frame already. It must not come to them again.
+                    // Some remotes have received this frame already. It must not be sent to them again, so the other
+                    // copies are lost.
                     let copies = rest.iter().take_while(|datagram| datagram.index == index).count();
                     self.lost.add(copies as u64);
                     next = next.saturating_add(copies);

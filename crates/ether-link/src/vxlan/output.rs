@@ -1,5 +1,5 @@
-//! Datagrams on their way out: trains of equal ones as one call that the kernel or the adapter takes apart
-//! (UDP_SEGMENT), the others several to a call (sendmmsg).
+//! Outgoing datagrams: a train of datagrams of equal length leaves with one call, and is segmented by the kernel or the
+//! adapter (UDP_SEGMENT); others leave several per call (sendmmsg).
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -15,55 +15,55 @@ use pvrdma_base::Count;
 
 use super::header::HEADER_LEN;
 
-/// Sockets, and with them source ports, among which flows are spread.
+/// Number of sockets, and therefore source ports, among which flows are spread.
 pub(super) const SOCKETS: usize = 16;
-/// What older kernels take as one train.
+/// Highest number of datagrams in a train that older kernels accept.
 const MAX_SEGMENTS: usize = 64;
-/// Bytes of a train: those of the longest UDP payload, over IPv4 or IPv6.
+/// Longest train in bytes: the longest UDP payload, over IPv4 or IPv6.
 const MAX_TRAIN: usize = 65_535 - 40 - 8;
-/// Datagrams for one sendmmsg.
+/// Highest number of datagrams per sendmmsg.
 const MAX_SINGLES: usize = 64;
 
-/// A frame with the place where it goes.
+/// A frame with its destination.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Datagram<'a> {
     pub(super) frame: &'a [u8],
-    /// Index of the frame among those that were presented. Copies for several remotes share it.
+    /// Index of the frame in the batch. Copies for several remotes share it.
     pub(super) index: usize,
     pub(super) to: SocketAddr,
-    /// Selects the source port.
+    /// Flow, which selects the source port.
     pub(super) flow: u32,
-    /// Outer traffic class.
+    /// Traffic class of the outer header.
     pub(super) class: u8,
 }
 
-/// What came of some datagrams.
+/// Result of sending datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
-    /// So many left.
+    /// This number of datagrams was sent.
     Sent(usize),
-    /// There is no room now.
+    /// The socket has no room now.
     Full,
-    /// So many cannot be sent.
+    /// This number of datagrams cannot be sent.
     Lost(usize),
 }
 
-/// Sockets with a source port each. Nobody sends to these.
+/// Sockets with one source port each. Remotes do not send to these ports.
 #[derive(Debug)]
 pub(super) struct Output {
     sockets: Vec<Arc<OwnedFd>>,
     header: [u8; HEADER_LEN],
     ipv6: bool,
-    /// Longest datagram that may be a part of a train. It shrinks to what the networks on the way carry; 0: no trains.
+    /// Longest datagram that may be part of a train. It is reduced to what the path supports; 0: no trains.
     longest_segment: AtomicUsize,
-    /// The socket that had no room last.
+    /// Index of the socket that had no room last.
     full: AtomicUsize,
-    /// Trains that left.
+    /// Number of trains sent.
     pub(super) trains: Count,
 }
 
 impl Output {
-    /// Sends through these sockets, as many as [`SOCKETS`].
+    /// Sends through these sockets, whose number must be [`SOCKETS`].
     pub(super) fn new(sockets: Vec<Arc<OwnedFd>>, ipv6: bool, header: [u8; HEADER_LEN]) -> io::Result<Self> {
         if sockets.len() != SOCKETS {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -79,18 +79,18 @@ impl Output {
         })
     }
 
-    /// The socket to wait for.
+    /// Returns the socket to wait for.
     pub(super) fn writable(&self) -> Option<Arc<OwnedFd>> {
         self.sockets.get(self.full.load(Ordering::Relaxed)).cloned()
     }
 
-    /// Does as if the kernel had no segmentation offload.
+    /// Behaves as if the kernel had no segmentation offload.
     #[cfg(test)]
     pub(super) fn no_trains(&self) {
         self.longest_segment.store(0, Ordering::Relaxed);
     }
 
-    /// Sends the first datagrams of a list, as many as one call takes.
+    /// Sends the first datagrams of a list, as many as one call accepts.
     pub(super) fn send(&self, datagrams: &[Datagram<'_>]) -> Outcome {
         let Some(first) = datagrams.first() else { return Outcome::Sent(0) };
         let number = socket_of(first.flow);
@@ -115,7 +115,7 @@ impl Output {
         }
     }
 
-    /// How many datagrams go as one train: all of one size, except that the last may be shorter.
+    /// Returns the number of datagrams that form one train: all of one length, except that the last may be shorter.
     fn train(&self, datagrams: &[Datagram<'_>]) -> usize {
         let Some(first) = datagrams.first() else { return 0 };
         let segment = bytes(first);
@@ -138,7 +138,7 @@ impl Output {
         count
     }
 
-    /// How many datagrams go to one sendmmsg: those of one socket until a train begins.
+    /// Returns the number of datagrams for one sendmmsg: those of one socket, up to the beginning of a train.
     fn singles(&self, datagrams: &[Datagram<'_>]) -> usize {
         let mut count = 1;
         while let (Some(first), Some(next)) = (datagrams.first(), datagrams.get(count)) {
@@ -192,12 +192,12 @@ impl Output {
         if self.ipv6 { ControlMessage::Ipv6TClass(class) } else { ControlMessage::Ipv4Tos(tos) }
     }
 
-    /// Makes later trains shorter if that is what an error means. Returns `true` if it is worth another attempt.
+    /// Reduces the length of later trains if the error calls for it. Returns `true` if another attempt is useful.
     fn shorten(&self, errno: Errno, first: &Datagram<'_>) -> bool {
         let longest = match errno {
-            // A segment is longer than a packet on the way may be.
+            // The segment is longer than the path MTU.
             Errno::EINVAL | Errno::EMSGSIZE => bytes(first).saturating_sub(1),
-            // The way has no checksum offload, or something else that trains need.
+            // The output device has no checksum offload, or lacks something else that trains need.
             Errno::EIO | Errno::EOPNOTSUPP | Errno::ENOPROTOOPT => 0,
             _ => return false,
         };

@@ -1,4 +1,4 @@
-//! Where a frame goes, and whose datagrams are taken.
+//! Selection of the destinations of frames, and of the senders that are accepted.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -13,20 +13,20 @@ use super::table::{AGE, Learned, MAX_REMOTES, Table};
 #[derive(Clone, Copy, Debug)]
 struct Remote {
     address: SocketAddr,
-    /// When a learned one was heard last. Configured ones stay whether they speak or not.
+    /// Time at which a learned remote was last heard. `None` for configured ones, which do not age.
     heard: Option<Duration>,
 }
 
-/// Where a frame goes.
+/// Destination of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Target {
-    /// To one remote.
+    /// One remote.
     One(SocketAddr),
-    /// To every configured remote.
+    /// Every configured remote.
     All,
 }
 
-/// Remotes, and the stations behind them.
+/// Remotes, and the addresses learned behind them.
 #[derive(Debug)]
 pub(super) struct Remotes {
     remotes: Vec<Remote>,
@@ -35,36 +35,36 @@ pub(super) struct Remotes {
     table: Table,
     /// `true` if senders that are not configured may become remotes.
     open: bool,
-    /// Where learned remotes are reached.
+    /// UDP port of learned remotes.
     port: u16,
 }
 
 impl Remotes {
-    /// Knows only what is configured: at most [`MAX_REMOTES`], each with an address of its own.
+    /// Creates the table of configured remotes: at most [`MAX_REMOTES`], each with a distinct IP address.
     pub(super) fn new(remotes: &[SocketAddr], open: bool, port: u16) -> Self {
         let by_address = remotes.iter().enumerate().map(|(index, remote)| (remote.ip(), index)).collect();
         let remotes: Vec<_> = remotes.iter().map(|&address| Remote { address, heard: None }).collect();
         Self { configured: remotes.len(), remotes, by_address, table: Table::default(), open, port }
     }
 
-    /// Configured remotes.
+    /// Iterates over the configured remotes.
     pub(super) fn configured(&self) -> impl Iterator<Item = SocketAddr> {
         self.remotes.iter().take(self.configured).map(|remote| remote.address)
     }
 
-    /// Stations that are known.
+    /// Returns the number of known addresses.
     pub(super) fn stations(&self) -> usize {
         self.table.len()
     }
 
-    /// Nothing to choose between.
+    /// Returns `true` if there is only one possible destination.
     fn is_cable(&self) -> bool {
         self.configured == 1 && !self.open
     }
 
-    /// The remote that sends from `from`. `None`: it is nobody we listen to.
+    /// Returns the index of the remote that sends from `from`. `None` if its datagrams are not accepted.
     pub(super) fn sender(&mut self, from: SocketAddr, now: Duration) -> Option<usize> {
-        // Not the port: a tunnel's end chooses it for each flow.
+        // The port is not compared, because a tunnel's end chooses it for each flow.
         if let Some(&index) = self.by_address.get(&from.ip()) {
             if let Some(heard) = self.remotes.get_mut(index).and_then(|remote| remote.heard.as_mut()) {
                 *heard = now;
@@ -92,13 +92,13 @@ impl Remotes {
         Some(index)
     }
 
-    /// A learned remote that has been silent for long.
+    /// Returns a learned remote that has been silent for at least [`AGE`].
     fn silent(&self, now: Duration) -> Option<usize> {
         let silent = |remote: &Remote| remote.heard.is_some_and(|heard| now.saturating_sub(heard) >= AGE);
         self.remotes.iter().position(silent)
     }
 
-    /// Notes who spoke from behind a remote.
+    /// Learns the source addresses of a frame behind a remote.
     pub(super) fn learn(&mut self, inner: &Inner, remote: usize, now: Duration) -> Learned {
         if self.is_cable() {
             return Learned::Known;
@@ -111,7 +111,8 @@ impl Remotes {
         }
     }
 
-    /// Where a frame goes: to who has its address, else to who has its GID, else to all.
+    /// Returns the destination of a frame: the remote with its MAC address, otherwise the one with its GID, otherwise
+    /// all.
     pub(super) fn target(&self, inner: &Inner, now: Duration) -> Target {
         if self.is_cable() || is_group(inner.destination) {
             return Target::All;
@@ -152,7 +153,7 @@ mod tests {
         let remote = remotes.sender(address(2, 50_000), NOW).unwrap();
         assert_eq!(remotes.learn(&inner(1, 7, Some((77, 1))), remote, NOW), Learned::New);
         assert_eq!(remotes.target(&inner(7, 1, None), NOW), Target::One(address(2, 9999)));
-        // Also by GID, if nobody has the address.
+        // Also by GID, if no remote has the MAC address.
         assert_eq!(remotes.target(&inner(8, 1, Some((1, 77))), NOW), Target::One(address(2, 9999)));
         assert_eq!(remotes.target(&inner(8, 1, Some((1, 78))), NOW), Target::All);
         let mut everybody = inner(7, 1, Some((1, 77)));
@@ -181,7 +182,7 @@ mod tests {
         }
         assert_eq!(remotes.target(&inner(9, 1, None), NOW), Target::One(address(9, 4790)));
         assert_eq!(remotes.configured().collect::<Vec<_>>(), [address(0, 4789)], "learned ones get no floods");
-        // Later, 9 still speaks and 1 is silent.
+        // Later, 9 still sends and 1 is silent.
         let later = NOW + AGE;
         assert_eq!(remotes.sender(address(9, 60_001), later), Some(9));
         assert_eq!(remotes.sender(address(200, 1), later), Some(1));

@@ -1,8 +1,9 @@
-//! Several networks at one local address and UDP port, each with sockets of its own, possibly in a process of its own.
+//! Several networks at one local address and UDP port, each with its own sockets, possibly in different processes.
 //!
-//! The sockets that datagrams come to form a group (SO_REUSEPORT), and a classic BPF program picks the one of the VNI
-//! (SO_ATTACH_REUSEPORT_CBPF). It sees a datagram from the VXLAN header on. What has an unknown VNI or no header goes
-//! to the first socket, whose owner drops and counts it, as everybody does with datagrams of other networks.
+//! The receiving sockets form a group (SO_REUSEPORT), and a classic BPF program selects the socket by the VNI
+//! (SO_ATTACH_REUSEPORT_CBPF). The program sees a datagram from the VXLAN header on. Datagrams with an unknown VNI or
+//! without a header go to the first socket, whose owner drops and counts them, as every owner does with datagrams of
+//! other networks.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,35 +20,35 @@ use super::config::{MAX_NETWORKS, VxlanConfig, VxlanError};
 use super::header::Vni;
 use super::sockets::{bind_shared, failed, sockets_with};
 
-/// The networks at one local address and UDP port. Whoever opens sockets for others keeps one for each address and
-/// port.
+/// The networks at one local address and UDP port. A process that opens sockets for others keeps one for each address
+/// and port.
 #[derive(Debug)]
 pub struct VxlanPort {
     local: SocketAddr,
-    /// In the order that they have in the kernel's group.
+    /// Networks in the order of their sockets in the kernel's group.
     networks: Mutex<Vec<Network>>,
 }
 
 #[derive(Debug)]
 struct Network {
     vni: Vni,
-    /// A duplicate of the socket that its datagrams come to.
+    /// Duplicate of the receiving socket.
     socket: OwnedFd,
 }
 
 impl VxlanPort {
-    /// An address and port without networks. The port must not be 0.
+    /// Creates the state of an address and port without networks. The port must not be 0.
     pub const fn new(local: SocketAddr) -> Self {
         Self { local, networks: Mutex::new(Vec::new()) }
     }
 
-    /// Makes the sockets of a network, as [`sockets`](super::sockets) does, beside those that are there.
+    /// Creates the sockets of a network, like [`sockets`](super::sockets), in addition to those of other networks.
     ///
-    /// One network alone has the port for itself. From the second on another process of this user could join the group,
-    /// too: the kernel has no other rule.
+    /// A single network has the port to itself. With several networks, another process of this user could join the
+    /// group, too: the kernel has no other rule.
     ///
     /// # Errors
-    /// The values do not go together, the network is there already, or the address is taken or not ours.
+    /// The configuration is inconsistent, the network already exists, or the address is in use or not local.
     pub fn open(&self, config: &VxlanConfig) -> Result<Vec<OwnedFd>, VxlanError> {
         let networks = &mut *self.networks.lock();
         if config.local != self.local || self.local.port() == 0 {
@@ -70,7 +71,7 @@ impl VxlanPort {
         let socket = first.try_clone().map_err(failed(config))?;
         networks.push(Network { vni: config.vni, socket });
         if let Err(errno) = arrange(networks) {
-            // The sockets go away with this error, and with them their place in the group.
+            // The sockets are closed when this error is returned, and thereby leave the group.
             networks.pop();
             return Err(failed(config)(errno.into()));
         }
@@ -80,11 +81,12 @@ impl VxlanPort {
         Ok(sockets)
     }
 
-    /// Forgets a network, when all duplicates of its sockets are closed: only then it leaves the kernel's group.
+    /// Removes a network. To be called after all duplicates of its sockets were closed: only then it leaves the
+    /// kernel's group.
     pub fn close(&self, vni: Vni) {
         let networks = &mut *self.networks.lock();
         let Some(index) = networks.iter().position(|network| network.vni == vni) else { return };
-        // The kernel, too, puts the last one in the place of the one that is closed.
+        // Same order as in the kernel, which also moves the last socket to the place of the closed one.
         networks.swap_remove(index);
         if let Err(errno) = arrange(networks) {
             // Log: an administrator takes networks away.
@@ -93,15 +95,15 @@ impl VxlanPort {
     }
 }
 
-/// The addresses and ports at which a process makes sockets.
+/// The addresses and ports at which a process creates sockets.
 #[derive(Debug, Default)]
 pub struct VxlanPorts(Mutex<HashMap<SocketAddr, Weak<VxlanPort>>>);
 
 impl VxlanPorts {
-    /// Makes the sockets of a network, beside those that are there.
+    /// Creates the sockets of a network, in addition to those of other networks.
     ///
     /// # Errors
-    /// As those of [`VxlanPort::open`].
+    /// Those of [`VxlanPort::open`].
     pub fn open(&self, config: &VxlanConfig) -> Result<VxlanSockets, VxlanError> {
         let mut ports = self.0.lock();
         ports.retain(|_, port| port.strong_count() > 0);
@@ -113,7 +115,7 @@ impl VxlanPorts {
     }
 }
 
-/// The sockets of a network. They are to be dropped when all duplicates are closed ([`VxlanPort::close`]).
+/// The sockets of a network. To be dropped after all duplicates were closed ([`VxlanPort::close`]).
 #[derive(Debug)]
 pub struct VxlanSockets {
     sockets: Vec<OwnedFd>,
@@ -122,10 +124,10 @@ pub struct VxlanSockets {
 }
 
 impl VxlanSockets {
-    /// Duplicates for [`VxlanLink::from_sockets`](super::VxlanLink::from_sockets).
+    /// Returns duplicates for [`VxlanLink::from_sockets`](super::VxlanLink::from_sockets).
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// The process has no descriptors left.
     pub fn duplicates(&self) -> io::Result<Vec<OwnedFd>> {
         self.sockets.iter().map(OwnedFd::try_clone).collect()
     }
@@ -138,9 +140,9 @@ impl Drop for VxlanSockets {
     }
 }
 
-/// Tells the kernel which socket is whose.
+/// Configures the assignment of networks to sockets in the kernel.
 fn arrange(networks: &[Network]) -> nix::Result<()> {
-    // Put together on the way (GRO), datagrams of several networks would come to the first one's socket.
+    // GRO could coalesce datagrams of several networks, which would all be delivered to the socket of the first one.
     for network in networks {
         if let Err(errno) = setsockopt(&network.socket, UdpGroSegment, &(networks.len() == 1)) {
             log::debug!("the kernel puts no trains together: {errno}");
@@ -152,7 +154,7 @@ fn arrange(networks: &[Network]) -> nix::Result<()> {
     setsockopt(&first.socket, AttachReusePortCbpf, &libc::sock_fprog { len, filter: program.as_mut_ptr() })
 }
 
-/// The program that gives the index of a datagram's VNI in a list.
+/// Returns the program that maps a datagram's VNI to its index in a list.
 fn program(vnis: impl Iterator<Item = Vni>) -> Vec<sock_filter> {
     let step = |code: u32, jf, k| sock_filter { code: u16::try_from(code).unwrap_or(0), jt: 0, jf, k };
     let give = |index| step(libc::BPF_RET | libc::BPF_K, 0, index);
@@ -165,7 +167,7 @@ fn program(vnis: impl Iterator<Item = Vni>) -> Vec<sock_filter> {
     program
 }
 
-/// Drops what came before the socket was told apart from the others: it may be of any network.
+/// Drops datagrams that arrived before the program was attached: they may belong to any network.
 fn discard(socket: &OwnedFd) {
     use rustix::net::{RecvFlags, recv};
     while recv(socket, &mut [0_u8; 1], RecvFlags::DONTWAIT).is_ok() {}

@@ -1,4 +1,4 @@
-//! The sockets of a tunnel's end, made by whoever may.
+//! Creation of the sockets of a tunnel's end.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -14,20 +14,20 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use super::config::{VxlanConfig, VxlanError};
 use super::output::SOCKETS;
 
-/// Bytes that the socket should hold for us. The system caps it.
+/// Requested receive buffer of the receiving socket, in bytes. The system limits it.
 const RECEIVE_BUFFER: usize = 8 << 20;
-/// Bytes that a socket should hold for the network. The system caps it.
+/// Requested send buffer of each sending socket, in bytes. The system limits it.
 const SEND_BUFFER: usize = 4 << 20;
 
-/// Makes the sockets of a tunnel's end: first the one that datagrams come to, then those that they leave from.
+/// Creates the sockets of a tunnel's end: first the receiving one, then the sending ones.
 ///
 /// # Errors
-/// The values do not go together, or the address is taken or not ours.
+/// The configuration is inconsistent, or the address is in use or not local.
 pub fn sockets(config: &VxlanConfig) -> Result<Vec<OwnedFd>, VxlanError> {
     sockets_with(config, UdpSocket::bind)
 }
 
-/// What the system said about the sockets of `config`.
+/// Returns a function that converts a system error about the sockets of `config`.
 pub(super) fn failed(config: &VxlanConfig) -> impl Fn(io::Error) -> VxlanError + use<> {
     let local = config.local;
     move |source| match source.kind() {
@@ -36,7 +36,7 @@ pub(super) fn failed(config: &VxlanConfig) -> impl Fn(io::Error) -> VxlanError +
     }
 }
 
-/// The same, where `bind` binds the one that datagrams come to.
+/// Creates the sockets, with `bind` to bind the receiving one.
 pub(super) fn sockets_with(
     config: &VxlanConfig,
     bind: impl FnOnce(SocketAddr) -> io::Result<UdpSocket>,
@@ -51,7 +51,7 @@ pub(super) fn sockets_with(
     Ok(sockets)
 }
 
-/// Binds a socket to an address that others have, too, if they allow it.
+/// Binds a socket to an address that may be shared with other sockets, if those permit it.
 pub(super) fn bind_shared(local: SocketAddr) -> io::Result<UdpSocket> {
     let family = if local.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
     let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
@@ -60,10 +60,11 @@ pub(super) fn bind_shared(local: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// The socket that datagrams come to. The kernel puts trains together and says what routers did to the traffic class.
+/// Prepares the receiving socket. The kernel coalesces trains and reports the outer traffic class, which routers may
+/// have marked.
 fn input(socket: UdpSocket) -> io::Result<OwnedFd> {
     let local = socket.local_addr()?;
-    // All of these are improvements.
+    // The link works without each of these options.
     let buffer = set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER)
         .or_else(|_| set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER));
     if let Err(error) = buffer {
@@ -83,11 +84,11 @@ fn input(socket: UdpSocket) -> io::Result<OwnedFd> {
     Ok(socket.into())
 }
 
-/// A socket that sends from a port that the system chooses. Nobody sends to it.
+/// Creates a sending socket with a port that the system chooses. No peer sends to it.
 fn output(local: SocketAddr) -> io::Result<OwnedFd> {
     let socket = UdpSocket::bind(local)?;
     let enlarged = set_socket_send_buffer_size(&socket, SEND_BUFFER);
-    // What somebody sends here is never read: as little as possible.
+    // Datagrams that arrive here are never read, so the buffer is as small as possible.
     let closed = set_socket_recv_buffer_size(&socket, 0);
     if let Err(error) = enlarged.and(closed) {
         log::debug!("the buffers of a socket keep their size: {error}");
@@ -95,7 +96,7 @@ fn output(local: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket.into())
 }
 
-/// The port that a socket is bound to.
+/// Returns the port that a socket is bound to.
 pub(super) fn port(socket: &impl AsFd) -> io::Result<u16> {
     let address = rustix::net::getsockname(socket)?;
     SocketAddr::try_from(address).map(|address| address.port()).map_err(io::Error::from)

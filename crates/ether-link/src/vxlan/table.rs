@@ -1,30 +1,30 @@
-//! Which station is behind which remote.
+//! Table of the addresses seen behind each remote.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use super::inner::Station;
 
-/// Remotes that a link knows at most, configured and learned ones together.
+/// Highest number of remotes of a link, configured and learned ones together.
 pub const MAX_REMOTES: usize = 64;
-/// Stations that are known behind one remote at most. A remote that shows more than these gets its surplus flooded to
-/// it, and takes nothing from the others.
+/// Highest number of known addresses behind one remote. If a remote uses more, frames to the surplus are flooded, and
+/// the other remotes keep their share.
 pub const MAX_STATIONS: usize = 256;
-/// How long a station that says nothing is known. Linux has the same.
+/// Time after which a silent address is forgotten. The same as in Linux.
 pub const AGE: Duration = Duration::from_secs(300);
-/// Stations that speak all the time are noted this often.
+/// Interval at which the time of an active address is updated.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// What came of learning.
+/// Result of learning an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Learned {
-    /// It was known there.
+    /// The address was known behind this remote.
     Known,
-    /// It is new.
+    /// The address is new.
     New,
-    /// It was behind another remote.
+    /// The address was behind another remote.
     Moved,
-    /// The remote has its share of stations already.
+    /// The remote already has its share of addresses.
     Refused,
 }
 
@@ -34,13 +34,13 @@ struct Entry {
     seen: Duration,
 }
 
-/// Stations, with the index of the remote that each was last seen behind.
+/// Addresses, each with the index of the remote behind which it was last seen.
 #[derive(Debug)]
 pub(super) struct Table {
     stations: HashMap<Station, Entry>,
-    /// Stations behind each remote.
+    /// Number of addresses behind each remote.
     counts: [usize; MAX_REMOTES],
-    /// The last Ethernet address and the last GID that were noted: frames come in trains.
+    /// The last MAC address and the last GID that were learned. Frames arrive in trains, so this saves most lookups.
     recent: [Option<(Station, Entry)>; 2],
     swept: Duration,
 }
@@ -52,12 +52,12 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Stations that are known, or were until lately.
+    /// Returns the number of addresses in the table, some of which may have expired.
     pub(super) fn len(&self) -> usize {
         self.stations.len()
     }
 
-    /// Notes that `station` spoke from behind `remote`.
+    /// Learns that `station` is behind `remote`.
     pub(super) fn learn(&mut self, station: Station, remote: usize, now: Duration) -> Learned {
         let kind = usize::from(matches!(station, Station::Gid(_)));
         if let Some(Some((known, entry))) = self.recent.get(kind)
@@ -88,7 +88,7 @@ impl Table {
                 return Learned::Refused;
             }
         }
-        // Sweeping may have taken it.
+        // The sweep may have removed the address, so the entry from before it must not be used.
         let before = self.stations.insert(station, entry);
         if let Some(count) = self.counts.get_mut(entry.remote) {
             *count += 1;
@@ -98,13 +98,13 @@ impl Table {
         Learned::Moved
     }
 
-    /// The remote that `station` is behind, if it spoke lately.
+    /// Returns the remote that `station` is behind, if it was seen recently.
     pub(super) fn find(&self, station: &Station, now: Duration) -> Option<usize> {
         let entry = self.stations.get(station)?;
         (now.saturating_sub(entry.seen) < AGE).then_some(entry.remote)
     }
 
-    /// Forgets everything behind a remote.
+    /// Forgets all addresses behind a remote.
     pub(super) fn forget(&mut self, remote: usize) {
         self.recent = [None; 2];
         self.stations.retain(|_, entry| entry.remote != remote);
@@ -113,7 +113,7 @@ impl Table {
         }
     }
 
-    /// Forgets who is silent. Looking through all takes a while, so not too often.
+    /// Forgets silent addresses. A sweep visits the whole table, so its rate is limited.
     fn sweep(&mut self, now: Duration) {
         if now.saturating_sub(self.swept) < REFRESH {
             return;
@@ -130,7 +130,7 @@ impl Table {
         });
     }
 
-    /// A remote that there cannot be has no room.
+    /// Returns the number of addresses behind a remote. An invalid index has no room.
     fn count(&self, remote: usize) -> usize {
         self.counts.get(remote).copied().unwrap_or(usize::MAX)
     }
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(table.learn(Station::Gid([9; 16]), 3, START), Learned::New);
         assert_eq!(table.find(&mac(1), START + AGE - REFRESH), Some(3));
         assert_eq!(table.find(&mac(1), START + AGE), None);
-        // Who speaks stays known, although not every word is noted.
+        // An active address stays known, although not every frame updates its time.
         for second in 0..=AGE.as_secs() {
             table.learn(mac(1), 3, START + Duration::from_secs(second));
         }
@@ -187,16 +187,16 @@ mod tests {
         let refused = (0..10 * share).filter(|&number| table.learn(mac(number), 0, START) == Learned::Refused).count();
         assert_eq!((refused, table.len()), (9 * MAX_STATIONS, MAX_STATIONS + 1));
         assert_eq!(table.find(&mac(u32::MAX), START), Some(1));
-        // Nor can it take over the stations of another one.
+        // Nor can it take over the addresses of another remote.
         assert_eq!(table.learn(mac(u32::MAX), 0, START), Learned::Refused);
         assert_eq!(table.find(&mac(u32::MAX), START), Some(1));
-        // With time there is room again.
+        // After the addresses have aged, there is room again.
         assert_eq!(table.learn(mac(share), 0, START + AGE), Learned::New);
         assert_eq!(table.len(), 1);
     }
 
     proptest! {
-        /// Compared with a map that keeps everything, as long as no remote exceeds its share.
+        /// Compared with a map that keeps all entries, as long as no remote exceeds its share.
         #[test]
         fn it_is_a_map_with_ageing(
             steps in prop::collection::vec((0..20_u32, 0..MAX_REMOTES, 0..200_u64), 1..200),

@@ -27,7 +27,7 @@ fn config(local: &str, remotes: &[SocketAddr]) -> VxlanConfig {
     VxlanConfig { local: SocketAddr::new(local.parse().unwrap(), 0), remotes: remotes.to_vec(), vni, open: false }
 }
 
-/// A socket in place of a remote.
+/// A socket that acts as a remote.
 fn plain(local: &str) -> (UdpSocket, SocketAddr) {
     let socket = UdpSocket::bind((local, 0)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -35,7 +35,7 @@ fn plain(local: &str) -> (UdpSocket, SocketAddr) {
     (socket, address)
 }
 
-/// Two links that are each other's only remote. Their addresses differ, their ports are free ones.
+/// Returns two links that are each other's only remote. Their addresses differ, their ports are free ones.
 fn pair(one: &str, other: &str) -> (VxlanLink, VxlanLink) {
     let (a, b) = (plain(one).1, plain(other).1);
     let end = |local, remote| link(&VxlanConfig { local, ..config(one, &[remote]) });
@@ -46,7 +46,7 @@ fn local_address(link: &VxlanLink) -> SocketAddr {
     UdpSocket::from(link.socket.try_clone().unwrap()).local_addr().unwrap()
 }
 
-/// Waits until `count` frames are there.
+/// Waits until `count` frames have been received.
 fn receive(link: &VxlanLink, count: usize) -> Vec<Vec<u8>> {
     let mut got = Frames::default();
     while got.len() < count {
@@ -73,7 +73,7 @@ fn the_bytes_on_the_wire() {
     let (length, from) = socket.recv_from(&mut datagram).unwrap();
     assert_eq!(datagram[..length], [&[8, 0, 0, 0, 0, 0, 7, 0][..], &frame].concat());
     assert_ne!(from.port(), local_address(&link).port(), "the source port says which flow it is");
-    // The same flow has the same port, and not all others do.
+    // The same flow has the same port, and not all other flows do.
     let mut ports = HashSet::new();
     for flow in 0..64 {
         link.send(&frames(&[ipv4(A, B, 0, [flow, 4791], b"")]), 0);
@@ -82,7 +82,7 @@ fn the_bytes_on_the_wire() {
     assert!(ports.len() > 4, "{ports:?}");
     link.send(&frames(&[frame]), 0);
     assert_eq!(socket.recv_from(&mut datagram).unwrap().1, from);
-    // The other way, from any port of the remote's address.
+    // In the other direction, from any port of the remote's address.
     let (other_port, _) = plain("127.0.0.2");
     other_port.send_to(&[&[8, 1, 1, 1, 0, 0, 7, 1][..], &[0; 20]].concat(), local_address(&link)).unwrap();
     assert_eq!(receive(&link, 1), [[0; 20]]);
@@ -92,14 +92,14 @@ fn the_bytes_on_the_wire() {
 fn trains_arrive_as_the_frames_that_they_were() {
     for (one, other) in [("127.0.0.1", "127.0.0.2"), ("::1", "::1")] {
         let trains = |trains: bool| {
-            // With one address the ports alone tell the two sockets apart, which is enough for two.
+            // With one address, only the ports distinguish the two sockets, which is sufficient for two.
             let (a, b) = pair(one, other);
             if !trains {
                 a.output.no_trains();
             }
             let mut sent = Vec::new();
-            // Longer than one train, a shorter one at its end, other flows and classes between, one longer than the
-            // next.
+            // Runs longer than one train, a shorter datagram at the end, other flows and classes in between, one longer
+            // than the next.
             for round in 0..4_u8 {
                 sent.extend((0..40).map(|n| ipv4(A, B, 0, [5, 4791], &[n; 1000])));
                 sent.push(ipv4(A, B, 0, [5, 4791], &[round; 10]));
@@ -109,7 +109,7 @@ fn trains_arrive_as_the_frames_that_they_were() {
                 assert_eq!(a.send(&frames(&sent), sent.len() - 46), 46);
             }
             let mut got = receive(&b, sent.len());
-            // Flows may overtake each other.
+            // The order of different flows is not defined.
             sent.sort();
             got.sort();
             assert!(got == sent);
@@ -125,7 +125,7 @@ fn trains_arrive_as_the_frames_that_they_were() {
 #[test]
 fn a_train_that_is_too_long_for_the_way_goes_in_single_datagrams() {
     let (a, b) = pair("127.0.0.1", "127.0.0.2");
-    // Two of these are longer than a UDP payload, and one is longer than the loopback's MTU allows for a segment.
+    // Two of these are longer than a UDP payload, and one is longer than the loopback's MTU permits for a segment.
     let sent: Vec<_> = (0..3).map(|n| ipv4(A, B, 0, [5, 4791], &vec![n; 65_400])).collect();
     let too_long = ipv4(A, B, 0, [5, 4791], &[0; 65_500]);
     assert_eq!(a.send(&frames(&[&sent[..], &[too_long]].concat()), 0), 4);
@@ -195,7 +195,7 @@ fn an_open_end_answers_whom_it_heard() {
     let from_a = ipv4(B, A, 0, [1, 2], b"y");
     spoke.send_to(&[&[8, 0, 0, 0, 0, 0, 7, 0][..], &from_a].concat(), local_address(&hub)).unwrap();
     assert_eq!(receive(&hub, 1), [from_a]);
-    // Learned remotes are at our own port.
+    // Learned remotes are reached at the local port number.
     let mut expected = spoke_address;
     expected.set_port(local_address(&hub).port());
     let inner = Inner::of(to_a.get(0).unwrap()).unwrap();
@@ -257,7 +257,7 @@ fn sockets_that_were_handed_over_are_those_of_a_tunnel() {
     }
 }
 
-/// A port with networks, each with a link, of which `remote` is the only remote.
+/// A port with networks, each with a link whose only remote is `remote`.
 struct Networks {
     port: VxlanPort,
     local: SocketAddr,
@@ -288,7 +288,7 @@ impl Networks {
         self.port.close(Vni::new(number).unwrap());
     }
 
-    /// The kernel puts datagrams together for a link.
+    /// Returns whether the kernel coalesces datagrams for each link.
     fn trains(&self) -> Vec<bool> {
         use nix::sys::socket::getsockopt;
         use nix::sys::socket::sockopt::UdpGroSegment;
@@ -300,7 +300,7 @@ impl Networks {
         (sum("vxlan_dropped_vni"), sum("vxlan_dropped_malformed"))
     }
 
-    /// Each network gets its own frames, and no other datagrams but those that are nobody's.
+    /// Each network gets its own frames, and of other datagrams only those that belong to no network.
     fn check(&self, sender: &UdpSocket, round: u8) {
         let before = self.dropped();
         let frame =
@@ -320,7 +320,7 @@ impl Networks {
             let got = receive(link, 20);
             assert!(got == (0..20).map(|n| frame(*number, n)).collect::<Vec<_>>(), "VNI {number}");
         }
-        // On the loopback everything that was sent is there by now.
+        // On the loopback, all datagrams that were sent have arrived at this time.
         self.links.iter().for_each(|(_, link)| link.receive(&mut Frames::default(), 1000));
         let after = self.dropped();
         assert_eq!((after.0 - before.0, after.1 - before.1), (20 * self.links.len() as u64, 20));
@@ -345,7 +345,7 @@ fn networks_at_one_port_are_told_apart_by_vni() {
         assert_eq!(networks.trains(), [false; 5], "they would hold datagrams of several networks");
         let error = networks.port.open(&networks.config(8)).unwrap_err();
         assert!(error.to_string().contains("VNI 8"), "{error}");
-        // The first, the last and one between go; the others stay who they are.
+        // The first, the last and one in between are removed; the others keep their assignment.
         for (round, number) in (10..).zip([8, 7, 7 << 8]) {
             networks.close(number);
             networks.check(&sender, round);

@@ -1,4 +1,4 @@
-//! Generic segmentation offload: what senders left to be done to their frames and a link does not do.
+//! Generic segmentation offload: does the work that senders left to the link and that the link does not do itself.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,33 +10,34 @@ use pvrdma_packet::MacAddr;
 
 use crate::{Frames, Link, LinkInspect, LinkReader, LinkReceiver, Readiness};
 
-/// Bytes that are put together for a link at a time, but for the rest of a long frame.
+/// Bytes that are prepared for a link at a time. The last frame's segments may exceed it.
 const BATCH: usize = 256 << 10;
 
-/// A link that takes every [`Offload`](crate::Offload), in front of one that takes what it likes.
+/// A link that accepts every [`Offload`](crate::Offload), in front of a link that accepts some or none.
 ///
-/// Frames that need nothing, and those that the link takes as they are, pass untouched. Of a frame that was cut the
-/// rest may find no room: it waits here, and goes first.
+/// Frames without an offload, and frames that the inner link accepts as they are, pass unchanged. If the inner link has
+/// no room for all segments of a frame, the remaining segments are kept here, and are sent before any other frame.
 #[derive(Debug)]
 pub struct GsoLink {
     inner: Arc<dyn Link>,
     rest: Mutex<Rest>,
-    /// Something waits in `rest`. Changes with it.
+    /// `true` while `rest` contains frames. Written under its lock; read without it, so that plain batches need no
+    /// lock.
     holding: AtomicBool,
 }
 
-/// Frames as the link gets them.
+/// Prepared frames, in the form in which the inner link gets them.
 #[derive(Debug, Default)]
 struct Rest {
     frames: Frames,
-    /// Frames before this have left.
+    /// Number of frames that the inner link has taken.
     from: usize,
-    /// Room for one that is cut.
+    /// Buffer for one segment.
     segment: Vec<u8>,
 }
 
 impl Rest {
-    /// Returns `true` if nothing waits any more.
+    /// Sends the prepared frames. Returns `true` if none is left.
     fn flush(&mut self, link: &dyn Link) -> bool {
         if self.from < self.frames.len() {
             self.from = self.from.saturating_add(link.send(&self.frames, self.from));
@@ -49,7 +50,7 @@ impl Rest {
         left
     }
 
-    /// Appends frames from index `from` on, as the link gets them, until there are enough. Returns how many.
+    /// Prepares frames from index `from` on until the batch is full. Returns the number of frames consumed.
     fn fill(&mut self, link: &dyn Link, frames: &Frames, from: usize) -> usize {
         let Self { frames: ready, segment, .. } = self;
         let mut count = 0;
@@ -61,7 +62,7 @@ impl Rest {
             if offload.is_none() || link.takes(frame, offload) {
                 ready.push_with_offload(frame, offload);
             } else {
-                // What is no such frame is lost, as on a cable.
+                // A frame whose headers do not fit its offload is lost, as on a cable.
                 offload.finish(frame, segment, |part| ready.push(part));
             }
         }
@@ -70,7 +71,7 @@ impl Rest {
 }
 
 impl GsoLink {
-    /// Stands in front of a link.
+    /// Wraps a link.
     pub fn new(inner: Arc<dyn Link>) -> Self {
         Self { inner, rest: Mutex::default(), holding: AtomicBool::new(false) }
     }

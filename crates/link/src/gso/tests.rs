@@ -34,7 +34,7 @@ fn what_a_link_does_not_do_is_done() {
     assert_eq!(carried(&got[..4]), bytes);
     assert_eq!(carried(&got[4..5]), data(900));
     assert_eq!(got[5], plain(2));
-    // An offload of another frame finds no headers in this one, which is lost.
+    // An offload of another frame does not find its headers in this one, so the frame is lost.
     frames.clear();
     frames.push_with_offload(&plain(3), segmentation);
     frames.push_with_offload(&plain(4), open_checksum(&left));
@@ -42,7 +42,7 @@ fn what_a_link_does_not_do_is_done() {
     assert_eq!((link.send(&frames, 0), receive(&theirs, 100)), (3, vec![plain(5)]));
 }
 
-/// What finds no room after its frame was cut leaves before anything else, once.
+/// Segments that find no room are sent before any other frame, and exactly once.
 #[test]
 fn the_rest_waits_and_goes_first() {
     let (ours, theirs) = memory::pair(2).unwrap();
@@ -64,7 +64,7 @@ fn the_rest_waits_and_goes_first() {
     assert_eq!((link.send(&later, 0), receive(&theirs, 9)), (1, vec![plain(7)]));
 }
 
-/// However long the batch is, no more of it is put together than the link takes at a time.
+/// Even for a long batch, no more is prepared than the link takes at a time.
 #[test]
 fn a_full_link_is_given_no_more() {
     let (ours, theirs) = memory::pair(1).unwrap();
@@ -83,7 +83,7 @@ fn a_full_link_is_given_no_more() {
     assert_eq!(got, 20 * 42);
 }
 
-/// A link that takes long frames.
+/// A link that accepts long frames.
 #[derive(Debug)]
 struct Takes(MemoryLink);
 

@@ -1,19 +1,20 @@
-//! The headers of TCP and UDP frames: of one that stands for many, and of each of the many.
+//! Headers of TCP and UDP frames: those of a frame to be segmented, and those of each segment.
 
 use pvrdma_packet::{Checksum, EtherType, Ethernet, PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT, UDP_LEN};
 
-/// Longest headers that are taken apart: IPv6 and TCP with all its options, tagged.
+/// Length of the longest supported headers, in bytes: IPv6 and TCP with all options, tagged.
 pub const MAX_HEADERS: usize = Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN + 40 + 60;
 
 const TCP_FIN_PSH: u8 = 0x09;
 const TCP_CWR: u8 = 0x80;
 
-/// Stores the checksum that the kernel left out of a frame it delivers, where the kernel says. Only for frames that no
-/// port has inspected yet. Returns `false` if that is outside of the frame.
+/// Completes the checksum that the kernel left out of a frame it delivers, at the offsets that the kernel gives. Must
+/// be used only for frames that no port has inspected yet, because these offsets are not compared with the headers.
+/// Returns `false` if they lie outside the frame.
 #[inline]
 pub fn finish_checksum(frame: &mut [u8], (start, offset): (usize, usize)) -> bool {
     let Some(covered) = frame.get_mut(start..) else { return false };
-    // The field holds the sum of the pseudo header.
+    // The field contains the sum of the pseudo header, which thus becomes part of the sum.
     let mut sum = Checksum::default();
     sum.add(covered);
     let Some(field) = covered.get_mut(offset..).and_then(<[u8]>::first_chunk_mut) else { return false };
@@ -21,30 +22,30 @@ pub fn finish_checksum(frame: &mut [u8], (start, offset): (usize, usize)) -> boo
     true
 }
 
-/// Zero would mean "no checksum" in UDP.
+/// Replaces a checksum of zero, which means "no checksum" in UDP.
 #[inline]
 pub(super) const fn not_zero(sum: u16) -> u16 {
     if sum == 0 { u16::MAX } else { sum }
 }
 
-/// The headers of a frame and where in them what is.
+/// Headers of a frame and the positions of their parts.
 #[derive(Clone, Debug)]
 pub struct Headers {
-    /// The bytes, of which the first [`Self::len`] are in use.
+    /// Buffer, of which the first [`Self::len`] bytes are in use.
     pub bytes: [u8; MAX_HEADERS],
-    /// Bytes in use.
+    /// Length of the headers, in bytes.
     pub len: usize,
     /// Offset of the IP header.
     pub network: usize,
     /// Offset of the TCP or UDP header.
     pub transport: usize,
-    /// IPv6, and not IPv4.
+    /// `true` for IPv6, `false` for IPv4.
     pub v6: bool,
     tcp: bool,
 }
 
 impl Headers {
-    /// Finds the headers of a TCP or UDP frame. Not with extension headers of IPv6.
+    /// Parses the headers of a TCP or UDP frame. IPv6 extension headers are not supported.
     #[inline]
     pub fn of(frame: &[u8]) -> Option<Self> {
         let (_, kind, body) = Ethernet::parse(frame).ok()?;
@@ -72,7 +73,7 @@ impl Headers {
         Some(Self { bytes, len, network, transport, v6, tcp })
     }
 
-    /// The bytes.
+    /// Returns the headers' bytes.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
@@ -84,14 +85,13 @@ impl Headers {
         self.tcp
     }
 
-    /// Returns `true` for RoCE v2 packets, whose UDP checksum says nothing that the ICRC does
-    /// not.
+    /// Returns `true` for RoCE v2 packets, which need no UDP checksum: the ICRC covers the same bytes.
     #[inline]
     pub fn are_roce(&self) -> bool {
         !self.tcp && self.bytes().get(self.transport + 2..self.transport + 4) == Some(&ROCE_PORT.to_be_bytes()[..])
     }
 
-    /// Writes the headers of the packet `index` in front of its payload, which is in `frame` behind room for them.
+    /// Writes the headers of segment `index` into `frame`, which has room for them in front of the segment's payload.
     #[inline]
     pub fn write(&self, index: usize, segment: usize, last: bool, frame: &mut [u8]) -> Option<()> {
         frame.get_mut(..self.len)?.copy_from_slice(self.bytes());
@@ -127,7 +127,7 @@ impl Headers {
         Some(())
     }
 
-    /// The sum of the pseudo header of `length` bytes, with the addresses in `frame`.
+    /// Returns the sum of the pseudo header for `length` bytes, with the addresses in `frame`.
     #[inline]
     pub fn pseudo(&self, frame: &[u8], length: usize) -> Option<Checksum> {
         let addresses = if self.v6 { 8..40 } else { 12..20 };
@@ -139,14 +139,14 @@ impl Headers {
     }
 }
 
-/// Stores a big-endian number at an offset. `None`: the bytes end before it does.
+/// Stores a big-endian number at an offset. `None` if the bytes end before it does.
 #[inline]
 pub fn put(bytes: &mut [u8], place: usize, value: u16) -> Option<()> {
     *bytes.get_mut(place..)?.first_chunk_mut()? = value.to_be_bytes();
     Some(())
 }
 
-/// Stores the checksum of an IPv4 header in it. `None`: the bytes are too few.
+/// Stores the checksum of an IPv4 header in it. `None` if there are too few bytes.
 #[inline]
 pub fn checksum_of_ipv4(ip: &mut [u8]) -> Option<()> {
     put(ip, 10, 0)?;

@@ -1,4 +1,4 @@
-//! TCP frames, for tests.
+//! TCP frames for tests.
 
 #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "for tests only")]
 
@@ -8,7 +8,8 @@ use pvrdma_packet::Checksum;
 
 use crate::Offload;
 
-/// A TCP frame over IPv4 with `data`, as its sender leaves it to be cut into segments of `mss` bytes.
+/// Returns a TCP frame over IPv4 with `data`, in the form in which a sender leaves it to be cut into segments of `mss`
+/// bytes.
 pub fn long_tcp(to: [u8; 6], from: [u8; 6], data: &[u8], mss: u16) -> (Vec<u8>, Offload) {
     let total = u16::try_from(40 + data.len()).unwrap();
     let mut frame = [&to[..], &from, &[8, 0, 0x45, 0], &total.to_be_bytes()].concat();
@@ -29,17 +30,17 @@ pub fn long_tcp(to: [u8; 6], from: [u8; 6], data: &[u8], mss: u16) -> (Vec<u8>, 
     (frame, offload)
 }
 
-/// The missing checksum of such a frame.
+/// Returns the checksum offload of such a frame.
 pub fn open_checksum(frame: &[u8]) -> Offload {
     Offload::checksum(frame, 34, 50).unwrap()
 }
 
-/// Bytes that differ from place to place.
+/// Returns test data whose bytes depend on their position.
 pub fn data(length: usize) -> Vec<u8> {
     (0..length).map(|at| at.to_le_bytes()[0] ^ at.to_le_bytes()[1].wrapping_mul(31)).collect()
 }
 
-/// What segments on a wire carry, whose headers and checksums are looked at.
+/// Returns the data that segments on a wire carry, after checking their headers and checksums.
 pub fn carried(segments: &[Vec<u8>]) -> Vec<u8> {
     let mut all = Vec::new();
     for segment in segments {

@@ -6,7 +6,7 @@ use super::*;
 
 const ADDRESSES: [u8; 12] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
 
-/// A TCP or UDP header with data, whose checksum is `open`.
+/// Returns a TCP or UDP header with data, whose checksum field contains `open`.
 fn transport(protocol: u8, open: u16) -> Vec<u8> {
     let [high, low] = open.to_be_bytes();
     if protocol == 6 {
@@ -24,7 +24,7 @@ fn v4(protocol: u8, options: usize, payload: &[u8]) -> Vec<u8> {
     [&[8, 0][..], &header, &vec![1; options], payload].concat()
 }
 
-/// IPv6 with a chain of extension headers.
+/// Returns an IPv6 packet with a chain of extension headers.
 fn v6(protocol: u8, extensions: &[(u8, usize)], payload: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     for (index, &(_, units)) in extensions.iter().enumerate() {
@@ -43,7 +43,7 @@ fn frame(tags: &[u8], rest: &[u8]) -> Vec<u8> {
     [&ADDRESSES[..], tags, rest].concat()
 }
 
-/// All pairs of offsets for which a checksum is accepted.
+/// Returns all pairs of offsets at which a checksum is accepted.
 fn accepted(frame: &[u8]) -> Vec<(u16, u16)> {
     let end = u16::try_from(frame.len()).unwrap() + 2;
     let all = (0..end).flat_map(|start| (0..end).map(move |at| (start, at)));
@@ -65,7 +65,7 @@ fn the_only_place_of_a_checksum_is_that_of_tcp_or_udp() {
                 let start = u16::try_from(14 + tag.len() + header).unwrap();
                 let frame = frame(tag, &rest);
                 assert_eq!(accepted(&frame), [(start, start + field)], "{frame:x?}");
-                // Padding behind the packet is not summed.
+                // Padding behind the packet must not be part of the sum.
                 let padded = [&frame[..], &[0xff; 9]].concat();
                 let offload = Offload::checksum(&padded, start, start + field).unwrap();
                 let (mut room, mut sums) = (Vec::new(), Vec::new());
@@ -119,7 +119,7 @@ fn what_is_no_whole_segment_or_datagram_has_no_checksum_to_calculate() {
     for whole in [&tcp, &udp] {
         assert!((0..whole.len()).all(|length| accepted(&whole[..length]).is_empty()), "cut off");
     }
-    // Work that was found on another frame fits none of these either.
+    // An offload that was created for another frame does not fit any of these either.
     assert!(!open_checksum(&long_tcp([2; 6], [4; 6], b"data", 2).0).fits(&spoiled(&tcp, 23, 1)));
     assert!(Offload::NONE.fits(&[]));
 }
@@ -130,7 +130,7 @@ fn a_sum_of_zero_is_sent_as_its_other_form() {
     let mut udp = frame(&[], &v4(17, 0, &transport(17, 0)));
     let mut sum = Checksum::default();
     sum.add(&udp[34..]);
-    // With this pseudo header the checksum is 0.
+    // With this pseudo header the computed checksum is 0.
     udp[40..42].copy_from_slice(&sum.finish().to_be_bytes());
     let mut field = [0; 2];
     let offload = Offload::checksum(&udp, 34, 40).unwrap();
@@ -151,7 +151,8 @@ fn only_tcp_that_fills_its_frame_can_be_cut() {
 }
 
 proptest! {
-    /// Whoever has inspected a frame knows every byte of those that leave but the fields that TCP, UDP and IP define.
+    /// A port that has inspected a frame knows every byte of the frames that leave, except the fields that TCP, UDP and
+    /// IP define.
     #[test]
     fn work_changes_no_byte_that_a_rule_is_about(
         bytes in prop::collection::vec(any::<u8>(), 0..120), tag in 0_usize..4, kind in 0_usize..5,
@@ -167,7 +168,7 @@ proptest! {
         };
         let frame = frame(tags[tag], &rest);
         let (sample, segmentation) = long_tcp([2; 6], [4; 6], b"data", mss);
-        // Any offload may come with any frame.
+        // Any offload may be combined with any frame.
         let offload = if cuts { segmentation } else { open_checksum(&sample) };
         let (mut room, mut all) = (Vec::new(), Vec::new());
         let done = offload.finish(&frame, &mut room, |part| all.push(part.to_vec()));

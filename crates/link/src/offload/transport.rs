@@ -1,4 +1,4 @@
-//! The TCP or UDP header of a frame, where its sender may have left the checksum open.
+//! The TCP or UDP header of a frame whose sender may not have computed the checksum.
 
 use pvrdma_packet::{Checksum, EtherType, IPV6_LEN, PROTOCOL_TCP, PROTOCOL_UDP, UDP_LEN};
 
@@ -7,15 +7,15 @@ use super::headers::not_zero;
 /// Offset of the ethertype, or of the first tag.
 const TYPE_AT: usize = 12;
 const TAG_LEN: usize = 4;
-/// Tags in front of the IP header.
+/// Highest number of tags in front of the IP header.
 const MAX_TAGS: usize = 2;
-/// A service tag of IEEE 802.1ad.
+/// Service tag of IEEE 802.1ad.
 const SERVICE_TAG: EtherType = EtherType(0x88a8);
 
 /// IPv4 flag "more fragments" and the fragment offset.
 const FRAGMENT_BITS: u16 = 0x3fff;
-/// IPv6 extension headers that may stand between the IPv6 header and TCP or UDP (RFC 8200, 4). A fragment header may
-/// not: no sender leaves the checksum of a fragment open.
+/// IPv6 extension headers that may stand between the IPv6 header and TCP or UDP (RFC 8200, section 4). A fragment
+/// header is not accepted: no sender leaves the checksum of a fragment unfinished.
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const DESTINATION_OPTIONS: u8 = 60;
@@ -25,21 +25,21 @@ const TCP_LEN: usize = 20;
 const TCP_CHECKSUM: usize = 16;
 const UDP_CHECKSUM: usize = 6;
 
-/// A whole TCP segment or UDP datagram in a frame. Its offsets follow from the headers of the frame alone, and lie in
-/// the frame.
+/// Whole TCP segment or UDP datagram in a frame. Its offsets follow from the headers of the frame alone, and lie in the
+/// frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Transport {
-    /// Offset of its header in the frame.
+    /// Offset of the TCP or UDP header in the frame.
     pub(crate) start: usize,
-    /// End of the IP packet. Padding may follow.
+    /// End of the IP packet in the frame. Padding may follow.
     pub(crate) end: usize,
-    /// Offset of its checksum in the frame.
+    /// Offset of the checksum in the frame.
     pub(crate) checksum: usize,
 }
 
 impl Transport {
-    /// Parses a frame with up to two tags, IPv4 with options or IPv6 with extension headers, and TCP or UDP, all of
-    /// whose lengths agree. `None`: it is anything else, or a fragment.
+    /// Parses a frame with up to two tags, IPv4 with options or IPv6 with extension headers, and TCP or UDP. `None` if
+    /// it is anything else or a fragment, or if its lengths do not agree.
     #[inline]
     pub(crate) fn of(frame: &[u8]) -> Option<Self> {
         let mut at = TYPE_AT;
@@ -69,12 +69,12 @@ impl Transport {
             }
             _ => None,
         }?;
-        // Offsets of the virtio_net_hdr, and of descriptors, have 16 bits.
+        // The offsets must fit into 16 bits, as in `virtio_net_hdr` and in descriptors.
         u16::try_from(start + checksum).ok()?;
         Some(Self { start, end, checksum: start + checksum })
     }
 
-    /// Replaces the sum of the pseudo header by the checksum, which it is the rest of. Changes nothing else.
+    /// Completes the checksum: replaces the sum of the pseudo header in its field. Changes nothing else.
     #[inline]
     pub(crate) fn complete(self, frame: &mut [u8]) -> Option<()> {
         let mut sum = Checksum::default();
@@ -84,14 +84,14 @@ impl Transport {
         Some(())
     }
 
-    /// Offsets of the header and of the checksum in the frame.
+    /// Returns the offsets of the header and of the checksum in the frame.
     #[inline]
     pub(crate) fn offsets(self) -> Option<(u16, u16)> {
         Some((u16::try_from(self.start).ok()?, u16::try_from(self.checksum).ok()?))
     }
 }
 
-/// Protocol, offset and end of the payload.
+/// Returns protocol, offset and end of the payload of an IPv4 packet.
 #[inline]
 fn ipv4(frame: &[u8], at: usize) -> Option<(u8, usize, usize)> {
     let header: &[u8; 20] = frame.get(at..)?.first_chunk()?;
@@ -102,7 +102,7 @@ fn ipv4(frame: &[u8], at: usize) -> Option<(u8, usize, usize)> {
     is_valid.then_some((header[9], at + length, at + total))
 }
 
-/// The same behind extension headers.
+/// Returns the same for an IPv6 packet, behind its extension headers.
 #[inline]
 fn ipv6(frame: &[u8], at: usize) -> Option<(u8, usize, usize)> {
     let header: &[u8; IPV6_LEN] = frame.get(at..)?.first_chunk()?;

@@ -1,4 +1,4 @@
-//! Where frames go.
+//! Forwarding: the destinations of frames.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,29 +10,29 @@ use super::direct::Round;
 use super::mailbox::{Delivery, Mailbox, Source, UPLINK, UnknownUnicast};
 use crate::{Clock, Frames, Offload};
 
-/// Returns `true` if a frame, or an address, is for a group.
+/// Returns `true` if the destination of a frame, or an address, is a group.
 pub(super) const fn is_group(frame: &[u8]) -> bool {
     matches!(frame, [first, ..] if *first & 1 != 0)
 }
 
-/// The ports that there are.
+/// The ports of a switch.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     by_mac: HashMap<MacAddr, Arc<Mailbox>>,
-    /// The port that has the uplink for itself.
+    /// The only port, which uses the uplink alone.
     sole: Option<Source>,
 }
 
 /// Ports that a frame goes to.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Local<'p> {
-    /// None: it is to who sent it, or no frame at all.
+    /// None: the destination is the sender itself, or this is not a frame.
     None,
-    /// The one that has the address.
+    /// The port with the destination address.
     One(&'p Arc<Mailbox>),
-    /// All: it is to a group.
+    /// All ports: the destination is a group.
     All,
-    /// Nobody is known to have the address: those who get such frames.
+    /// No port has the address: all ports with [`UnknownUnicast::Flood`].
     Unknown,
 }
 
@@ -53,7 +53,7 @@ impl Ports {
         self.by_mac.len() > 1
     }
 
-    /// Returns `true` if there is no port but this one.
+    /// Returns `true` if this is the only port.
     pub(super) fn is_sole(&self, port: &Mailbox) -> bool {
         self.sole == Some(port.id)
     }
@@ -67,7 +67,7 @@ impl Ports {
         self.changed();
     }
 
-    /// Removes a port. Returns `true` if it was there.
+    /// Removes a port. Returns `true` if it was present.
     pub(super) fn remove(&mut self, port: &Mailbox) -> bool {
         let found = self.contains(port);
         if found {
@@ -77,7 +77,7 @@ impl Ports {
         found
     }
 
-    /// Removes all.
+    /// Removes all ports and returns them.
     pub(super) fn clear(&mut self) -> Vec<Arc<Mailbox>> {
         self.sole = None;
         self.by_mac.drain().map(|(_, port)| port).collect()
@@ -87,7 +87,7 @@ impl Ports {
         self.sole = if self.are_several() { None } else { self.all().next().map(|port| port.id) };
     }
 
-    /// Which ports a frame of `source` is for.
+    /// Returns the ports that a frame of `source` goes to.
     pub(super) fn local(&self, frame: &[u8], source: Source) -> Local<'_> {
         let Some(&destination) = frame.first_chunk() else { return Local::None };
         if is_group(frame) {
@@ -100,7 +100,8 @@ impl Ports {
         }
     }
 
-    /// All ports but `source` that get frames to everybody, or to nobody that is known.
+    /// Returns all ports except `source` that get frames to groups, or with `unknown`, frames to addresses that no port
+    /// has.
     fn others(&self, source: Source, unknown: bool) -> impl Iterator<Item = &Arc<Mailbox>> {
         let takes = move |port: &&Arc<Mailbox>| port.id != source && !(unknown && port.unknown == UnknownUnicast::Drop);
         self.by_mac.values().filter(takes)
@@ -108,19 +109,19 @@ impl Ports {
 }
 
 impl Local<'_> {
-    /// Returns `true` if the uplink gets such a frame as well.
+    /// Returns `true` if the uplink gets such a frame, too.
     pub(super) const fn goes_up(&self) -> bool {
         matches!(self, Self::All | Self::Unknown)
     }
 }
 
-/// Puts frames of one source into mailboxes. Runs of frames to one port take its lock once.
+/// Appends frames of one source to mailboxes. Locks a mailbox once for a run of frames to it.
 #[derive(Debug)]
 pub(super) struct Postman<'p> {
     ports: &'p Ports,
     source: Source,
     open: Option<(Source, Delivery<'p>)>,
-    /// The other end of the uplink brings back what a port has sent to a group.
+    /// The other end of the uplink sends back the frames that a port has sent to a group.
     hairpin: bool,
 }
 
@@ -131,7 +132,7 @@ impl<'p> Postman<'p> {
 
     fn put(&mut self, mailbox: &'p Mailbox, frame: &[u8], offload: Offload) {
         if self.open.as_ref().is_none_or(|(id, _)| *id != mailbox.id) {
-            // Before the next one is opened: a thread has one at a time.
+            // Release the previous queue first: a thread must never hold the locks of two queues.
             self.open = None;
             self.open = Some((mailbox.id, mailbox.open(self.source)));
         }
@@ -140,7 +141,7 @@ impl<'p> Postman<'p> {
         }
     }
 
-    /// Delivers a frame. Returns `true` if there was somebody to get it.
+    /// Delivers a frame. Returns `true` if a port was found for it.
     pub(super) fn deliver(&mut self, frame: &[u8], offload: Offload, local: Local<'p>) -> bool {
         let unknown = match local {
             Local::None => return false,
@@ -163,18 +164,18 @@ impl<'p> Postman<'p> {
     }
 }
 
-/// Returns `true` if a frame is from this address.
+/// Returns `true` if a frame has this source address.
 pub(super) fn is_from(frame: &[u8], mac: MacAddr) -> bool {
     frame.get(6..12) == Some(&mac.0)
 }
 
-/// Frames of the uplink that are for one port each, in order, until they are brought there.
+/// Frames from the uplink that go to a single port each, in order, until they are delivered.
 #[derive(Debug, Default)]
 pub(super) struct Sorted {
     ports: Vec<Arc<Mailbox>>,
-    /// Which of the ports gets which frame.
+    /// Pairs of an index into `ports` and the index of a frame.
     order: Vec<(usize, usize)>,
-    /// The frames of one port.
+    /// Indices of the frames of one port.
     list: Vec<usize>,
 }
 
@@ -188,14 +189,14 @@ impl Sorted {
         self.order.push((place, index));
     }
 
-    /// For the port that got the one before.
+    /// Adds a frame for the same port as the previous one.
     fn add_again(&mut self, index: usize) {
         if let Some(&(place, _)) = self.order.last() {
             self.order.push((place, index));
         }
     }
 
-    /// Brings each port its frames, and begins anew.
+    /// Delivers its frames to each port, and removes them from here.
     pub(super) fn bring(&mut self, frames: &Frames, round: &mut Round, clock: &dyn Clock) {
         let Self { ports, order, list } = self;
         order.sort_by_key(|&(place, _)| place);
@@ -211,10 +212,10 @@ impl Sorted {
     }
 }
 
-/// Sorts frames of the uplink from index `from` on until there is one that is not for a single port. Returns where that
-/// is.
+/// Sorts frames from the uplink from index `from` on, until it finds one that does not go to a single port. Returns the
+/// index of that one.
 pub(super) fn sort(ports: &Ports, frames: &Frames, from: usize, sorted: &mut Sorted) -> usize {
-    // Frames to one port often come one behind the other.
+    // Consecutive frames often go to the same port, which saves the lookup.
     let mut last: Option<&[u8; 6]> = None;
     for (frame, index) in frames.iter_from(from).zip(from..) {
         let destination = frame.first_chunk();
@@ -231,7 +232,7 @@ pub(super) fn sort(ports: &Ports, frames: &Frames, from: usize, sorted: &mut Sor
     frames.len()
 }
 
-/// Delivers one frame of the uplink to whom it is for.
+/// Delivers one frame from the uplink to all its ports.
 pub(super) fn deliver(ports: &Ports, frames: &Frames, index: usize, counters: &SwitchCounters, hairpin: bool) {
     let (frame, offload) = (frames.get(index).unwrap_or_default(), frames.offload(index));
     let mut postman = Postman { hairpin, ..Postman::new(ports, UPLINK) };

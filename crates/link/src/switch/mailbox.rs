@@ -1,4 +1,4 @@
-//! Frames that wait for a port.
+//! Queue of frames that wait for a port.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,48 +15,48 @@ use super::counters::SwitchCounters;
 use super::direct::{Direct, Round};
 use crate::{Bell, Clock, Frames, Offload};
 
-/// Whether a port gets frames to addresses that no port has (the kernel's bridge calls that flooding).
+/// Whether a port gets frames to addresses that no port has (the kernel's bridge calls this flooding).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum UnknownUnicast {
-    /// No: what is behind the port has one address.
+    /// No: the host behind the port has one address.
     #[default]
     Drop,
-    /// Yes: there is a bridge behind it.
+    /// Yes: there is a bridge behind the port.
     Flood,
 }
 
-/// Bytes that wait for a port at most. Who sends alone has half of them.
+/// Highest cost in bytes of the frames in a queue. A single sender can use half of it.
 pub(super) const CAPACITY: usize = 8 << 20;
-/// What a frame costs beside its bytes.
+/// Bytes that a frame costs in addition to its length.
 pub(super) const FRAME_COST: usize = 64;
-/// Frames, and about the bytes, that are handed over at a time.
+/// Limits of frames and, approximately, of bytes in one chunk. The receiver takes whole chunks.
 const CHUNK_FRAMES: usize = 64;
 const CHUNK_BYTES: usize = 256 << 10;
-/// Buffers that are kept for the next frames.
+/// Number of buffers that are kept for reuse.
 const SPARE: usize = 4;
 
-/// Who sent a frame: the number of a port. No two ports of a switch ever had the same one.
+/// Sender of a frame: the number of a port. Numbers are not reused in the lifetime of a switch.
 pub(super) type Source = u64;
-/// The uplink.
+/// Source number of the uplink.
 pub(super) const UPLINK: Source = 0;
 
-/// Frames that are handed over together.
+/// Frames that the receiver takes together.
 #[derive(Debug, Default)]
 struct Chunk {
     frames: Frames,
-    /// Frames before this are gone.
+    /// Number of frames that have been taken.
     from: usize,
-    /// Who sent each.
+    /// Sender of each frame.
     sources: Vec<Source>,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// None of them is empty.
+    /// Chunks in order; none of them is empty.
     chunks: VecDeque<Chunk>,
     spare: Vec<Frames>,
     frames: usize,
-    /// What everything here costs, and the share of each source.
+    /// Cost of all frames in the queue, and the share of each source in it.
     cost: usize,
     shares: HashMap<Source, usize>,
 }
@@ -66,8 +66,8 @@ const fn cost_of(frame: &[u8]) -> usize {
 }
 
 impl Queue {
-    /// Appends a frame if there is room for its source. A source may have as much as is free: however much one sends,
-    /// there is room for those who send little.
+    /// Appends a frame if there is room for its source. The cost of a source must not exceed the free room, so that
+    /// room remains for sources that send little, however much one source sends.
     fn push(&mut self, source: Source, frame: &[u8], offload: Offload) -> bool {
         let cost = cost_of(frame);
         let share = self.shares.get(&source).map_or(cost, |share| share.saturating_add(cost));
@@ -89,7 +89,7 @@ impl Queue {
         true
     }
 
-    /// Gives back what a frame cost.
+    /// Releases the cost of a frame.
     fn settle(&mut self, source: Source, cost: usize) {
         self.cost = self.cost.saturating_sub(cost);
         self.frames = self.frames.saturating_sub(1);
@@ -101,7 +101,7 @@ impl Queue {
         }
     }
 
-    /// Appends the first frames to `out`, at most `most`. Returns how many.
+    /// Appends the first frames to `out`, at most `most`. Returns the number taken.
     fn take(&mut self, out: &mut Frames, most: usize) -> usize {
         let Some(mut chunk) = self.chunks.pop_front() else { return 0 };
         let whole = chunk.from == 0 && chunk.frames.len() <= most && out.is_empty();
@@ -127,18 +127,18 @@ impl Queue {
     }
 }
 
-/// What waits for a port, and the descriptor that says so.
+/// Queue of a port, and the descriptor that signals its state.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     pub(super) id: Source,
     pub(super) mac: MacAddr,
     pub(super) unknown: UnknownUnicast,
     queue: Mutex<Queue>,
-    /// There is something to look at. Changes under the lock of the queue.
+    /// Raised when the port has to look at its queue or its readiness. Changes under the lock of the queue.
     notice: Notice<Bell>,
-    /// Who takes frames of the uplink at once.
+    /// Inline delivery of frames from the uplink.
     pub(super) direct: Direct,
-    /// The port was refused room in the uplink, and has not had any since.
+    /// The uplink has refused frames of this port, and has not accepted all of them since.
     pub(super) refused: AtomicBool,
     pub(super) counters: SwitchCounters,
 }
@@ -150,19 +150,21 @@ impl Mailbox {
         Ok(Self { id, mac, unknown, queue, notice, direct, refused, counters })
     }
 
-    /// Readable when there is something to look at.
+    /// Returns the descriptor that is readable while the notice is raised.
     pub(super) fn event(&self) -> Arc<OwnedFd> {
         self.notice.event().descriptor()
     }
 
-    /// Begins to put frames of a source in.
+    /// Locks the queue to append frames of a source.
     pub(super) fn open(&self, source: Source) -> Delivery<'_> {
         Delivery { mailbox: self, queue: self.queue.lock(), source, delivered: 0, dropped: 0 }
     }
 
-    /// Brings frames of the uplink: the port takes them at once, if nothing waits in front of them, or they wait.
+    /// Delivers frames from the uplink: inline if the queue is empty, otherwise and for the frames that the receiver
+    /// leaves, by way of the queue.
     pub(super) fn bring(&self, frames: &Frames, list: &[usize], round: &mut Round, clock: &dyn Clock) {
-        // Whoever is just taking the last ones out has what the receiver asks for before it takes any.
+        // The order is kept: a thread that is just taking the last frames out holds the lock that the receiver acquires
+        // before it takes any frame.
         let waiting = self.notice.is_raised();
         let taken = if waiting { 0 } else { self.direct.take(frames, list, round, clock) };
         let rest = list.get(taken..).unwrap_or_default();
@@ -174,13 +176,13 @@ impl Mailbox {
         }
     }
 
-    /// Has the port look again, at its frames and at what to wait for.
+    /// Makes the port look again, at its frames and at its readiness.
     pub(super) fn signal(&self) {
         let _queue = self.queue.lock();
         self.notice.raise();
     }
 
-    /// Appends frames, at most `most`. Returns `true` if there were some.
+    /// Appends frames, at most `most`. Returns `true` if it appended any.
     pub(super) fn take(&self, frames: &mut Frames, most: usize) -> bool {
         if !self.notice.is_raised() {
             return false;
@@ -193,13 +195,13 @@ impl Mailbox {
         count > 0
     }
 
-    /// Frames that wait, and what they cost in bytes.
+    /// Returns the number of queued frames, and their cost in bytes.
     pub(super) fn load(&self) -> Snapshot<(usize, usize)> {
         self.queue.try_lock().map(|queue| (queue.frames, queue.cost)).into()
     }
 }
 
-/// Frames of one source on their way into a mailbox.
+/// Frames of one source that are being appended to a mailbox.
 #[derive(Debug)]
 pub(super) struct Delivery<'m> {
     mailbox: &'m Mailbox,

@@ -1,17 +1,19 @@
-//! The switch of a network: one link to the outside, and ports that are told apart by Ethernet address.
+//! Ethernet switch of a network: one uplink, and ports with fixed MAC addresses.
 //!
-//! A frame to the address of a port goes to that port, one to a group goes to all others and to the uplink, and one to
-//! an address that no port has goes to the uplink. Addresses are given, not learned: no port gets what is for another,
-//! whatever it sends.
+//! A frame to the address of a port goes to that port, a frame to a group goes to all other ports and to the uplink,
+//! and a frame to an address that no port has goes to the uplink. Addresses are configured, not learned: no port can
+//! get the frames of another one, whatever it sends.
 //!
-//! A switch with a *hairpin* sends all that its ports send to the uplink, and brings back what comes from there.
+//! A switch with a *hairpin* sends all frames of its ports to the uplink, and delivers the frames that come back from
+//! there.
 //!
-//! A port that is alone reads the uplink itself: nothing stands between them but a look at the destination. From the
-//! second on a thread reads it, and has each port take its frames there and then, if that can ([`LinkReceiver`]) and
-//! has not had more than its share of that thread's time. Otherwise, and for what ports send each other, each has a
-//! queue. All queues are bounded, and of each the senders have shares: who sends more than a port takes loses its own
-//! frames. What a port has for the uplink waits there for room, and what is behind it as well, unless the uplink takes
-//! nothing for a second: then its frames are lost. Ports come and go at any time ([`Readiness::changed`]).
+//! With one port, the port reads the uplink itself; the switch only checks the destination. With several ports, a
+//! thread reads the uplink. It delivers frames inline if the port has a receiver ([`LinkReceiver`]) that has not used
+//! up its share of that thread's time. Otherwise, and for frames between ports, each port has a queue. All queues are
+//! bounded, and each sender has a share of the queue: a sender that exceeds what a port can take loses its own frames.
+//! Frames for the uplink wait in the sender's own queue until there is room, together with the frames behind them. If
+//! the uplink takes no frame for a second, they are dropped instead. Ports can be added and removed at any time
+//! ([`Readiness::changed`]).
 //!
 //! [`LinkReceiver`]: crate::LinkReceiver
 //! [`Readiness::changed`]: crate::Readiness::changed
@@ -44,73 +46,75 @@ pub use mailbox::UnknownUnicast;
 pub use port::SwitchPort;
 pub use shared::SwitchError;
 
-/// The switch of a network.
+/// Ethernet switch of a network.
 #[derive(Debug)]
 pub struct Switch(Arc<Shared>);
 
-/// A port at one moment.
+/// State of a port at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(Serialize))]
 pub struct SwitchPortInspect {
-    /// Its address.
+    /// Address of the port.
     pub mac: MacAddr,
-    /// It gets frames to addresses that no port has.
+    /// Whether the port gets frames to addresses that no port has.
     pub flood: bool,
-    /// Frames that wait for it.
+    /// Number of frames in the queue of the port.
     pub queued_frames: Snapshot<usize>,
-    /// What these cost, in bytes, of the capacity of the queue.
+    /// Their cost in bytes, out of the capacity of the queue.
     pub queued_bytes: Snapshot<usize>,
-    /// Frames that were dropped because the queue was full.
+    /// Number of frames that were dropped because the queue was full.
     pub dropped_full: u64,
 }
 
-/// A switch at one moment.
+/// State of a switch at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(Serialize))]
 pub struct SwitchInspect {
-    /// The way to the outside.
+    /// State of the uplink.
     pub uplink: Option<LinkInspect>,
-    /// Its ports, by address.
+    /// The ports, sorted by address.
     pub ports: Snapshot<Vec<SwitchPortInspect>>,
-    /// Ports that wait for room in the uplink.
+    /// Number of ports that wait for room in the uplink.
     pub waiting_for_uplink: usize,
 }
 
 impl Switch {
-    /// A switch with an uplink, or without one for a network that ends here, whose packets have at most `mtu` bytes.
+    /// Creates a switch with an uplink, or without one for a network that is confined to this process. IP packets
+    /// between ports have at most `mtu` bytes.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// The process has no descriptors left.
     pub fn new(uplink: Option<Arc<dyn Link>>, mtu: u32) -> io::Result<Self> {
         Ok(Self(Arc::new(Shared::new(uplink, mtu, None, false)?)))
     }
 
-    /// A switch whose uplink is read by [`Self::service`] when it has several ports, in the time of `clock`.
+    /// Creates a switch without a thread: with several ports, [`Self::service`] reads the uplink. Time comes from
+    /// `clock`.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// The process has no descriptors left.
     pub fn without_thread(uplink: Option<Arc<dyn Link>>, mtu: u32, clock: Arc<dyn Clock>) -> io::Result<Self> {
         Ok(Self(Arc::new(Shared::new(uplink, mtu, Some(clock), false)?)))
     }
 
-    /// A switch whose ports reach each other only through the uplink, whose other end sends frames back (the reflective
-    /// relay of IEEE 802.1Qbg, VEPA).
+    /// Creates a switch whose ports reach each other only through the uplink, whose other end sends frames back (the
+    /// reflective relay of IEEE 802.1Qbg, VEPA).
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// The process has no descriptors left.
     pub fn hairpin(uplink: Arc<dyn Link>, mtu: u32) -> io::Result<Self> {
         Ok(Self(Arc::new(Shared::new(Some(uplink), mtu, None, true)?)))
     }
 
-    /// The same as [`Self::without_thread`] is to [`Self::new`].
+    /// Creates a switch like [`Self::hairpin`] without a thread; see [`Self::without_thread`].
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// The process has no descriptors left.
     pub fn hairpin_without_thread(uplink: Arc<dyn Link>, mtu: u32, clock: Arc<dyn Clock>) -> io::Result<Self> {
         Ok(Self(Arc::new(Shared::new(Some(uplink), mtu, Some(clock), true)?)))
     }
 
-    /// Adds a port for the station with the address `mac`. It is there until it is [unplugged](SwitchPort::unplug) or
+    /// Adds a port for the host with the address `mac`. The port exists until it is [unplugged](SwitchPort::unplug) or
     /// dropped.
     ///
     /// # Errors
@@ -119,7 +123,7 @@ impl Switch {
         Ok(Arc::new(SwitchPort::new(Arc::clone(&self.0), self.0.plug(mac, unknown)?)))
     }
 
-    /// Takes the port with this address away, if there is one, although somebody may still hold it.
+    /// Removes the port with this address, if there is one, even if its owner still holds it.
     pub fn unplug(&self, mac: MacAddr) {
         let port = self.0.ports.read().get(mac);
         if let Some(port) = port {
@@ -127,18 +131,18 @@ impl Switch {
         }
     }
 
-    /// The uplink wants to be waited for in another way than it said last.
+    /// Makes all waiters query the readiness of the uplink again, because it has changed.
     pub fn uplink_changed(&self) {
         self.0.topology_changed();
     }
 
-    /// Moves what has come from the uplink to the ports, without waiting. Returns `true` if there may be more. Does
-    /// nothing while a single port does it itself.
+    /// Moves pending frames from the uplink to the ports, without waiting. Returns `true` if there may be more. Does
+    /// nothing while a single port reads the uplink itself.
     pub fn service(&self) -> bool {
         self.0.service()
     }
 
-    /// Describes itself. Waits for nobody.
+    /// Describes the switch. Never blocks.
     pub fn inspect(&self) -> SwitchInspect {
         let ports = self.0.ports.try_read().map(|ports| {
             let mut list: Vec<_> = ports.all().map(|mailbox| inspect(mailbox)).collect();
@@ -152,7 +156,7 @@ impl Switch {
         }
     }
 
-    /// What the uplink counts, and what came from it for nobody.
+    /// Returns the counters of the uplink, and of frames from it that no port got.
     pub fn counters(&self) -> Vec<Counter> {
         let mut list = self.0.counters.list();
         list.extend(self.0.uplink.iter().flat_map(|uplink| uplink.counters()));
@@ -173,7 +177,7 @@ fn inspect(mailbox: &Mailbox) -> SwitchPortInspect {
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        // Ports that are left have no switch any more.
+        // Ports that still exist are detached: they receive nothing, and their frames are lost.
         self.0.close();
     }
 }

@@ -1,4 +1,4 @@
-//! A port: the link of one station.
+//! A port: the link of one host.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use super::shared::Shared;
 use super::stall;
 use crate::{Frames, Link, LinkInspect, LinkReceiver, Offload, Readiness};
 
-/// Bytes that a port sends to the uplink at a time while another one waits for room there.
+/// Bytes that a port sends to the uplink in one call while another port waits for room there.
 pub(super) const QUANTUM: usize = 256 << 10;
 
 /// A port of a switch.
@@ -22,7 +22,7 @@ pub(super) const QUANTUM: usize = 256 << 10;
 pub struct SwitchPort {
     shared: Arc<Shared>,
     mailbox: Arc<Mailbox>,
-    /// Frames for the uplink, out of those that were presented.
+    /// Buffer for those of the offered frames that go to the uplink.
     scratch: Mutex<Frames>,
 }
 
@@ -31,18 +31,19 @@ impl SwitchPort {
         Self { shared, mailbox, scratch: Mutex::default() }
     }
 
-    /// The address of the station behind the port.
+    /// Returns the address of the host behind the port.
     pub fn address(&self) -> MacAddr {
         self.mailbox.mac
     }
 
-    /// Takes the port away. It gets nothing any more, and what it sends is lost.
+    /// Removes the port from the switch. It gets no more frames, and frames sent through it are lost.
     pub fn unplug(&self) {
         self.shared.unplug(&self.mailbox);
         self.mailbox.direct.set(None);
     }
 
-    /// Notes whether the port waits for room in the uplink. Called with the ports held, and this one among them.
+    /// Records whether the port waits for room in the uplink. The caller holds the lock of the ports, and this port is
+    /// one of them.
     fn set_refused(&self, refused: bool) {
         self.shared.set_refused(&self.mailbox, refused);
     }
@@ -52,12 +53,12 @@ impl SwitchPort {
         self.shared.refused.load(Ordering::Relaxed) > usize::from(self.mailbox.refused.load(Ordering::Relaxed))
     }
 
-    /// The uplink took so many of these frames. Returns `false` if the others are lost, because it takes nothing any
-    /// more.
+    /// Records that the uplink took `taken` of the offered frames. Returns `false` if the others are lost, because the
+    /// uplink has been stalled for too long.
     fn may_wait(&self, taken: usize, offered: usize) -> bool {
         let stall = &self.shared.stall;
         if taken >= offered {
-            // Nothing, of nothing, says nothing about it.
+            // An empty batch tells nothing about the uplink.
             if offered > 0 {
                 stall.took_all();
             }
@@ -91,8 +92,8 @@ impl SwitchPort {
         taken
     }
 
-    /// Sends to the uplink what goes there. Returns how many frames need not be presented again as far as the uplink
-    /// is concerned.
+    /// Sends the frames that go to the uplink. Returns the number of frames that need not be offered again as far as
+    /// the uplink is concerned.
     fn send_up(&self, uplink: &dyn Link, list: &[Local<'_>], frames: &Frames, from: usize) -> usize {
         let limit = if self.others_wait() { QUANTUM } else { usize::MAX };
         let taken = if limit == usize::MAX && list.iter().all(Local::goes_up) {
@@ -101,7 +102,7 @@ impl SwitchPort {
         } else {
             let scratch = &mut *self.scratch.lock();
             scratch.clear();
-            // Where the first frame is that the uplink does not get now.
+            // Index of the first frame that is not offered to the uplink in this call.
             let mut end = list.len();
             for (index, ((frame, offload), local)) in frames.iter_with_offloads(from).zip(list).enumerate() {
                 if scratch.bytes() >= limit {
@@ -131,7 +132,7 @@ impl Drop for SwitchPort {
 impl Link for SwitchPort {
     fn receive(&self, frames: &mut Frames, most: usize) {
         let ports = self.shared.ports.read();
-        // What came through the switch came before what the uplink has now.
+        // Frames in the queue came before the frames that the uplink has now, so they are taken first.
         if self.mailbox.take(frames, most) || !ports.is_sole(&self.mailbox) {
             return;
         }
@@ -167,13 +168,13 @@ impl Link for SwitchPort {
         }
     }
 
-    /// Another port gets a frame as it is, and in front of the uplink everything is done.
+    /// Ports accept frames with any offload, and `GsoLink` does the work in front of the uplink.
     fn takes(&self, _frame: &[u8], _offload: Offload) -> bool {
         true
     }
 
     fn unsent(&self) -> bool {
-        // What others have left there is not for a port to wait for that has been taken away.
+        // Frames that other ports have left in the uplink are no reason to wait for a port that was removed.
         self.shared.ports.read().contains(&self.mailbox)
             && self.shared.uplink.as_ref().is_some_and(|uplink| uplink.unsent())
     }
@@ -186,7 +187,8 @@ impl Link for SwitchPort {
             return Readiness { changed: event, ..uplink() };
         }
         let writable: Option<Arc<OwnedFd>> = if ports.contains(&self.mailbox) { uplink().writable } else { None };
-        // Then what waits is looked at again, whether there is room or not.
+        // A port that waits for room has to retry after this time even if the uplink has no room, because the frames
+        // are then dropped.
         let wait = self.mailbox.refused.load(Ordering::Relaxed).then_some(stall::LIMIT);
         Readiness { readable: event, writable, wait, ..Readiness::default() }
     }

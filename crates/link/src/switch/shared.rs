@@ -1,4 +1,4 @@
-//! What the ports of a switch share: who is there, and the thread that reads the uplink.
+//! State that the ports of a switch share: the list of ports, and the thread that reads the uplink.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -21,22 +21,22 @@ use super::mailbox::{Mailbox, Source, UnknownUnicast};
 use super::stall::Stall;
 use crate::{Bell, Clock, Frames, GsoLink, Link, MonotonicClock, Readiness};
 
-/// Bytes before the network header that count towards a frame but not towards the MTU.
+/// Bytes in front of the network header, which count towards the frame but not towards the MTU.
 const ETHERNET_LEN: usize = 18;
-/// Frames that are taken from the uplink at a time.
+/// Number of frames that are received from the uplink in one call.
 const RECEIVE: usize = 64;
-/// How often the uplink is emptied at most before the first port gets anything.
+/// Highest number of batches that are discarded before the first port gets frames.
 const STALE_BATCHES: usize = 64;
-/// Pause when waiting fails.
+/// Pause after polling failed.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Why there is no port.
+/// Error of adding a port.
 #[derive(Debug, Error)]
 pub enum SwitchError {
-    /// There is one with this address.
+    /// Another port has this address.
     #[error("{0} is the address of another port")]
     InUse(MacAddr),
-    /// It is not the address of one station.
+    /// The address is that of a group.
     #[error("{0} is the address of a group")]
     Group(MacAddr),
     /// The system refused.
@@ -44,14 +44,14 @@ pub enum SwitchError {
     Io(#[from] io::Error),
 }
 
-/// Who adds and removes ports.
+/// State of adding and removing ports.
 #[derive(Debug, Default)]
 struct Plug {
     last: Source,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What was read from the uplink, and the time of whoever reads it.
+/// Frames that were read from the uplink, and the accounting round of the reading thread.
 #[derive(Debug, Default)]
 struct Input {
     frames: Frames,
@@ -59,39 +59,39 @@ struct Input {
     round: Round,
 }
 
-/// What the ports of a switch share.
+/// State that the ports of a switch share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) uplink: Option<Arc<dyn Link>>,
     /// Longest frame between ports, in bytes.
     pub(super) longest: usize,
-    /// Held for reading while frames are moved.
+    /// Locked for reading while frames are moved.
     pub(super) ports: RwLock<Ports>,
     plug: Mutex<Plug>,
     /// A thread reads the uplink when there are several ports.
     threaded: bool,
-    /// Ports reach each other through the uplink only.
+    /// Ports reach each other only through the uplink.
     pub(super) hairpin: bool,
     input: Mutex<Input>,
     pub(super) clock: Arc<dyn Clock>,
     waker: Waker<Bell>,
     stopping: AtomicBool,
-    /// Ports that wait for room in the uplink.
+    /// Number of ports that wait for room in the uplink.
     pub(super) refused: AtomicUsize,
     pub(super) stall: Stall,
-    /// What came from the uplink for nobody.
+    /// Counters of frames from the uplink that no port got.
     pub(super) counters: SwitchCounters,
 }
 
 impl Shared {
-    /// With a clock, nothing runs by itself.
+    /// Creates the state. With a clock, no thread is started.
     pub(super) fn new(
         uplink: Option<Arc<dyn Link>>,
         mtu: u32,
         clock: Option<Arc<dyn Clock>>,
         hairpin: bool,
     ) -> io::Result<Self> {
-        // What ports leave to be done is done for links that do not.
+        // Does the offloads that ports leave to the uplink and that the inner link does not accept.
         let uplink = uplink.map(|link| Arc::new(GsoLink::new(link)) as Arc<dyn Link>);
         Ok(Self {
             uplink,
@@ -116,7 +116,7 @@ impl Shared {
         self.plug.lock().thread.is_none()
     }
 
-    /// Takes all ports away.
+    /// Removes all ports.
     pub(super) fn close(&self) {
         let plug = &mut *self.plug.lock();
         let ports = self.ports.write().clear();
@@ -156,7 +156,8 @@ impl Shared {
 
     pub(super) fn unplug(&self, mailbox: &Arc<Mailbox>) {
         let plug = &mut *self.plug.lock();
-        // A port that is alone from here on reads the uplink itself: all that was read before is where it belongs.
+        // A port that becomes the only one reads the uplink itself. Holding this lock makes sure that all frames read
+        // before have been delivered, so that they cannot be reordered.
         let input = self.input.lock();
         let mut ports = self.ports.write();
         if !ports.remove(mailbox) {
@@ -164,7 +165,8 @@ impl Shared {
         }
         let addresses = ports.addresses();
         drop((ports, input));
-        // Somebody may hold the port for a long time. It sends nothing any more, so this stays as it is.
+        // The owner may hold the port for a long time after this. It sends nothing any more, so the state cannot change
+        // again.
         self.set_refused(mailbox, false);
         self.stop_if_idle(plug);
         if let Err(error) = self.set_addresses(&addresses) {
@@ -172,11 +174,11 @@ impl Shared {
             log::warn!("the network still brings frames to {}: {error}", mailbox.mac);
         }
         self.topology_changed();
-        // Whoever waits for this port finds that there is nothing to wait for.
+        // A thread that waits for this port then finds that there is nothing to wait for.
         mailbox.signal();
     }
 
-    /// Notes whether a port waits for room in the uplink.
+    /// Records whether a port waits for room in the uplink.
     pub(super) fn set_refused(&self, mailbox: &Mailbox, refused: bool) {
         if mailbox.refused.swap(refused, Ordering::Relaxed) != refused {
             if refused {
@@ -191,7 +193,7 @@ impl Shared {
         self.uplink.as_ref().map_or(Ok(()), |uplink| uplink.set_addresses(addresses))
     }
 
-    /// Drops what came while there was nobody to take it.
+    /// Drops the frames that arrived while there was no port.
     fn discard_stale(&self) {
         let Some(uplink) = &self.uplink else { return };
         let mut stale = Frames::default();
@@ -205,7 +207,7 @@ impl Shared {
         }
     }
 
-    /// Has everybody look at what to wait for.
+    /// Makes all waiters query their readiness again.
     pub(super) fn topology_changed(&self) {
         for mailbox in self.ports.read().all() {
             mailbox.signal();
@@ -213,7 +215,7 @@ impl Shared {
         self.waker.wake();
     }
 
-    /// Starts the thread that reads the uplink.
+    /// Starts the thread that reads the uplink, if it is needed.
     fn start(self: &Arc<Self>, plug: &mut Plug) -> io::Result<()> {
         if self.threaded && self.uplink.is_some() && plug.thread.is_none() {
             self.stopping.store(false, Ordering::Release);
@@ -223,7 +225,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends the thread if there are not several ports.
+    /// Stops the thread unless there are several ports.
     fn stop_if_idle(&self, plug: &mut Plug) {
         if !self.ports.read().are_several() {
             self.stop(plug);
@@ -255,7 +257,7 @@ impl Shared {
             }
             let end = sort(&ports, frames, next, sorted);
             drop(ports);
-            // Not with the ports held: those that take their frames send.
+            // The lock of the ports must not be held here, because receivers send frames, which locks it again.
             sorted.bring(frames, round, &*self.clock);
             if end >= frames.len() {
                 return !frames.is_empty();
@@ -273,7 +275,7 @@ impl Shared {
         }
     }
 
-    /// Blocks until the uplink has something, or somebody wakes us.
+    /// Blocks until the uplink has frames, or another thread wakes this one.
     fn wait(&self, bell: &Bell) {
         let readiness = match &self.uplink {
             Some(uplink) if self.ports.read().are_several() => uplink.readiness(),

@@ -1,4 +1,4 @@
-//! Switches without threads, moved by hand; then with them, under ports that come and go.
+//! Switches without threads, driven by hand; then with threads, while ports are added and removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,7 +27,7 @@ fn mac(number: u8) -> MacAddr {
 
 const ALL: MacAddr = MacAddr([0xff; 6]);
 
-/// A frame that is `length` bytes long and says a number.
+/// Returns a frame of `length` bytes that contains a number.
 fn frame(to: MacAddr, from: MacAddr, number: u32, length: usize) -> Vec<u8> {
     let mut frame = [&to.0[..], &from.0, &[0x88, 0xb5], &number.to_be_bytes()].concat();
     frame.resize(length.max(18), 0);
@@ -67,7 +67,7 @@ fn figure(link: &dyn Link, name: &str) -> u64 {
     link.counters().iter().find(|counter| counter.name == name).unwrap().value
 }
 
-/// A switch that is moved by hand, and the other end of its uplink.
+/// Returns a switch that is driven by hand, and the other end of its uplink.
 fn switch(capacity: usize) -> (Switch, MemoryLink, Arc<MemoryLink>) {
     let (ours, theirs) = memory::pair(capacity).unwrap();
     let ours = Arc::new(ours);
@@ -95,18 +95,18 @@ fn a_sole_port_is_the_uplink() {
     assert!(!switch.service(), "the port does it");
     assert_eq!(numbers(&receive(&*one)), [1, 255], "neither another one's frames nor halves of frames");
     assert_eq!(figure(&*one, "switch_dropped_unknown"), 3);
-    // Whatever it sends leaves.
+    // All its frames leave, whatever their destination.
     let sent = [mac(9), mac(1), ALL].map(|to| frame(to, mac(1), 5, 60));
     assert_eq!(one.send(&frames(&sent), 1), 2);
     assert_eq!(receive(&outside), sent[1..]);
     drop(one);
-    // A bridge behind the port has stations of its own.
+    // A bridge behind the port has hosts of its own.
     let bridge = switch.port(mac(1), UnknownUnicast::Flood).unwrap();
     outside.send(&frames(&came), 0);
     assert_eq!(numbers(&receive(&*bridge)), [1, 2, 255]);
 }
 
-/// Before, who did not read the uplink stopped what ports send each other.
+/// Regression: an uplink peer that did not read stopped the frames between ports.
 #[test]
 fn an_uplink_that_takes_nothing_holds_nobody_up_for_long() {
     let (clock, (ours, outside)) = (Arc::new(ManualClock::default()), memory::pair(2).unwrap());
@@ -120,14 +120,14 @@ fn an_uplink_that_takes_nothing_holds_nobody_up_for_long() {
     assert_eq!(one.send(&frames(&sent), 2), 0);
     clock.advance(almost);
     assert_eq!((one.send(&frames(&sent), 2), numbers(&receive(&*two))), (0, vec![]));
-    // What is not for it says nothing about it, nor does who looks whether something of his is left in it.
+    // Frames for other ports tell nothing about the uplink, nor does an empty send that checks for unsent frames.
     assert_eq!(two.send(&frames(&[frame(mac(1), mac(2), 7, 60)]), 0), 1);
     assert_eq!(two.send(&frames(&[]), 0), 0);
     clock.advance(Duration::from_millis(1));
     assert_eq!((one.send(&frames(&sent), 2), numbers(&receive(&*two))), (2, vec![2, 3]));
     assert_eq!(one.send(&frames(&sent), 0), 4, "nothing waits for what takes nothing");
     assert_eq!((figure(&*one, "switch_dropped_uplink"), one.readiness().wait), (4, None));
-    // Somebody reads again.
+    // The other end reads again.
     assert_eq!(numbers(&receive(&outside)), [0, 1]);
     let up = |count| one.send(&frames(&vec![sent[0].clone(); count]), 0);
     assert_eq!(up(3), 2);
@@ -138,7 +138,7 @@ fn an_uplink_that_takes_nothing_holds_nobody_up_for_long() {
     assert_eq!(up(1), 0, "it took something meanwhile");
 }
 
-/// The other end of the uplink sends back what it gets, the sender's own groups among it.
+/// The other end of the uplink sends back all frames that it gets, including the sender's own group frames.
 #[test]
 fn a_hairpin_delivers_what_comes_back() {
     let (ours, outside) = memory::pair(100).unwrap();
@@ -157,12 +157,12 @@ fn a_hairpin_delivers_what_comes_back() {
     exchange(&one, &[frame(mac(2), mac(1), 1, 60), to_all, frame(mac(9), mac(1), 3, 60)]);
     let got = [&one, &two, &three].map(|port| numbers(&receive(&**port)));
     assert_eq!(got, [vec![], vec![1, 2], vec![2]]);
-    // Nothing comes by another way.
+    // Frames come by no other path.
     assert_eq!(two.send(&frames(&[frame(mac(1), mac(2), 4, 60)]), 0), 1);
     assert!(receive(&*one).is_empty());
 }
 
-/// Between ports a long frame stays whole; to the uplink, which takes none, it goes in segments.
+/// Between ports a long frame stays whole; to an uplink that does not accept long frames it goes in segments.
 #[test]
 fn long_frames_are_cut_for_the_uplink_alone() {
     let (switch, outside, _) = switch(100);
@@ -186,7 +186,7 @@ fn long_frames_are_cut_for_the_uplink_alone() {
     assert_eq!(figure(&*one, "switch_dropped_too_long"), 1, "its segments are longer than the network's MTU");
     let left = receive(&outside);
     assert_eq!((left.len(), carried(&left[..14]), carried(&left[14..])), (17, data(20_000), data(3000)));
-    // Alone with the uplink, it is the same.
+    // The same holds for a port that has the uplink to itself.
     drop(two);
     let mut sent = Frames::default();
     sent.push_with_offload(&remote, segmentation);
@@ -209,12 +209,12 @@ fn frames_go_by_address() {
     assert_eq!(unknown.value, 1, "half a frame");
     let sent = [mac(1), mac(2), mac(3), mac(4), ALL].map(|to| frame(to, mac(1), to.0[5].into(), 60));
     assert_eq!(one.send(&frames(&sent), 0), 5);
-    // Nothing comes back to the sender, also if it is sent there.
+    // No frame comes back to its sender, even if it is sent to the sender's own address.
     assert_eq!(ports.map(|port| numbers(&receive(&**port))), [vec![], vec![2, 255], vec![3, 4, 255]]);
     assert_eq!(numbers(&receive(&outside)), [4, 255]);
     assert_eq!(figure(&*one, "switch_dropped_unknown"), 1);
     assert_eq!(ports.map(|port| figure(&**port, "switch_frames_received")), [0, 2, 3]);
-    // What stays inside is no longer than what goes outside.
+    // Frames between ports have the same length limit as frames to the uplink.
     let long = [1518, 1519].map(|length| frame(mac(2), mac(1), 7, length));
     assert_eq!(one.send(&frames(&long), 0), 2);
     assert_eq!(receive(&*two), long[..1]);
@@ -246,10 +246,10 @@ fn addresses_are_unique_and_of_one_station() {
     assert!(matches!(switch.port(ALL, UnknownUnicast::Drop), Err(SwitchError::Group(_))));
     one.unplug();
     let again = plug(&switch, [1])[0].clone();
-    // The old one is gone, and its end does not take the new one away.
+    // The old port is removed, and dropping it does not remove the new one.
     drop(one);
     assert!(matches!(switch.port(mac(1), UnknownUnicast::Drop), Err(SwitchError::InUse(_))));
-    // Nor does it matter who still holds the new one.
+    // A port can be removed although its owner still holds it.
     switch.unplug(mac(1));
     switch.unplug(mac(5));
     let [_third] = plug(&switch, [1]);
@@ -267,7 +267,7 @@ fn a_port_that_was_unplugged_hears_and_says_nothing() {
     outside.send(&frames(&[frame(mac(1), mac(9), 1, 60), frame(mac(2), mac(9), 2, 60)]), 0);
     assert_eq!(one.send(&frames(&[frame(mac(2), mac(1), 3, 60)]), 0), 1);
     assert_eq!((numbers(&receive(&*two)), receive(&*one).len(), receive(&outside).len()), (vec![2], 0, 0));
-    // The same when the network is gone.
+    // The same holds when the switch has been dropped.
     let [three] = plug(&switch, [3]);
     two.send(&frames(&[frame(mac(3), mac(2), 1, 60)]), 0);
     drop(switch);
@@ -277,12 +277,12 @@ fn a_port_that_was_unplugged_hears_and_says_nothing() {
     assert!(receive(&*three).is_empty() && !readable(&*three));
 }
 
-/// Who still holds a port that was taken away waits for nothing in the uplink, and nobody makes room for it.
+/// The owner of a removed port does not wait for the uplink, and other ports are not told to make room for it.
 #[test]
 fn a_port_that_was_unplugged_waits_for_no_room() {
     let (switch, outside, _) = switch(4);
     let [one, two] = plug(&switch, [1, 2]);
-    // Of this one the uplink gets four segments, and the others are left in front of it.
+    // The uplink takes four segments of this frame, and the others wait in front of it.
     let (long, segmentation) = long_tcp(mac(9).0, mac(2).0, &data(20_000), 1448);
     let mut sent = Frames::default();
     sent.push_with_offload(&long, segmentation);
@@ -313,7 +313,7 @@ fn who_floods_a_port_takes_no_room_from_others() {
         let load = |switch: &Switch| switch.inspect().ports.taken().unwrap()[0].queued_bytes.taken().unwrap();
         let half = load(&switch);
         assert!(half.abs_diff(CAPACITY / 2) < 2000, "{half}");
-        // Others are heard, from inside and from outside, and a second one that floods changes nothing in that.
+        // Frames of others arrive, from inside and from outside, and a second flooding sender changes nothing.
         flooding(&other, length);
         assert!(load(&switch) <= CAPACITY);
         let before = figure(&*victim, "switch_dropped_full");
@@ -338,7 +338,7 @@ fn who_floods_the_uplink_leaves_room_for_others() {
     assert_eq!(greedy.send(&many, 0), 4, "as much as there is room for");
     assert_eq!(modest.send(&few, 0), 0);
     assert_eq!((switch.inspect().waiting_for_uplink, receive(&outside).len()), (2, 4));
-    // There is room for many, and one of them may have it first. It does not get all.
+    // There is room for many frames, and the greedy port can send first. It does not get all of the room.
     let (switch, outside, _) = self::switch(1000);
     let [greedy, modest] = plug(&switch, [1, 2]);
     let filler = frames(&vec![frame(mac(9), mac(1), 0, 60); 1000]);
@@ -348,10 +348,10 @@ fn who_floods_the_uplink_leaves_room_for_others() {
     assert!(sent * 60_000 < QUANTUM + 60_000 && sent > 1, "{sent}");
     assert_eq!(modest.send(&few, 0), 3);
     assert_eq!(numbers(&receive(&outside)).iter().filter(|&&number| number == 2).count(), 3);
-    // Nobody else waits.
+    // No other port waits.
     assert_eq!(greedy.send(&many, 500), 500);
     assert_eq!(switch.inspect().waiting_for_uplink, 0);
-    // Who is gone waits no more.
+    // A removed port no longer waits.
     assert_eq!((greedy.send(&many, 0), modest.send(&few, 0)), (500, 0));
     drop(modest);
     receive(&outside);
@@ -421,7 +421,7 @@ fn a_switch_describes_itself() {
     drop(one);
 }
 
-/// Which frames a link was asked for.
+/// Link that records the addresses it was asked for.
 #[derive(Debug)]
 struct Asked(MemoryLink, Mutex<Vec<BTreeSet<u8>>>);
 
@@ -469,7 +469,7 @@ fn the_uplink_is_told_whose_frames_are_wanted() {
 }
 
 proptest! {
-    /// Every frame comes to exactly those that it is for, in the order in which its sender sent it.
+    /// Every frame arrives exactly at its destinations, in the order in which its sender sent it.
     #[test]
     fn nobody_gets_what_is_for_another(
         flood in prop::collection::vec(any::<bool>(), 0..5),
@@ -495,14 +495,14 @@ proptest! {
             match sender {
                 Some((_, port)) => {
                     prop_assert_eq!(port.send(&batch, 0), 1);
-                    // A port that is alone sends everything to the uplink.
+                    // A port that is alone sends all frames to the uplink.
                     if !has(to) || ports.len() == 1 {
                         expected.entry(0).or_default().push(number);
                     }
                 }
                 None => {
                     outside.send(&batch, 0);
-                    // So that the order of two senders is known.
+                    // Makes the order of two senders deterministic.
                     switch.service();
                     if ports.len() == 1 {
                         continue;
@@ -517,7 +517,7 @@ proptest! {
     }
 }
 
-/// Somebody who waits for a port as a device does, and counts what comes.
+/// Waits for a port as a device does, and counts the frames that arrive.
 struct Station {
     port: Arc<SwitchPort>,
     got: Mutex<Vec<u32>>,
@@ -539,7 +539,7 @@ impl Station {
         })
     }
 
-    /// Without a timeout: a wake-up that is lost is a test that does not end.
+    /// Has no timeout: if a wake-up is lost, the test does not end.
     fn work(&self) {
         let mut frames = Frames::default();
         while !self.stopping.load(Ordering::Acquire) {
@@ -559,7 +559,7 @@ impl Station {
         }
     }
 
-    /// Waits until it has got so many.
+    /// Waits until it has received this number of frames.
     fn expect(&self, count: u64) {
         while self.count.load(Ordering::Acquire) < count {
             thread::yield_now();
@@ -581,13 +581,13 @@ fn no_wake_up_is_lost_while_ports_come_and_go() {
     thread::scope(|scope| {
         scope.spawn(|| first.work());
         for round in 0..ROUNDS {
-            // Alone, from outside, to somebody who sleeps.
+            // One frame from outside, to a sleeping host.
             outside.send(&frames(&[frame(mac(1), mac(9), round * 4, 60)]), 0);
             first.expect(u64::from(round) * 4 + 1);
             let second = Station::new(&switch, 2);
             thread::scope(|scope| {
                 scope.spawn(|| second.work());
-                // From the other port and from outside, while everybody finds out about each other.
+                // Frames from the other port and from outside, while the topology is still changing.
                 let both = [1, 2].map(|to| frame(mac(to), mac(9), round * 4 + 1, 60));
                 outside.send(&frames(&both), 0);
                 first.expect(u64::from(round) * 4 + 2);
@@ -636,7 +636,7 @@ fn a_stream_of_frames_keeps_its_order_through_changes() {
                 thread::yield_now();
             }
             number += 32;
-            // Its queue holds more than this: nothing may be lost.
+            // The queue holds more than this, so no frame may be lost.
             first.expect(u64::from(number).saturating_sub(10_000));
         }
         first.expect(FRAMES.into());

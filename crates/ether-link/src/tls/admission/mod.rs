@@ -1,19 +1,20 @@
-//! Admission of connections whose other end has not proved who it is: which one is served next, and which one is
-//! closed when there are too many.
+//! Admission of connections whose other end has not yet proved its identity: the order in which they are served, and
+//! the choice of the one to close when there are too many.
 //!
-//! Strangers can open any number of connections, so the rules decide between connections of one flood and the one of
-//! the peer, without knowing which is which:
+//! Strangers can open any number of connections, so the rules decide between the connections of a flood and the
+//! connection of the peer, without knowing which is which:
 //!
-//! - A connection is *silent*, *speaks* once something can be read from it, and is *answered* once the link has
-//!   answered its ClientHello. Each of these has a table of its own: a flood without TLS takes nothing from connections
-//!   that speak, and a flood that speaks takes nothing from those that were answered.
-//! - Answering costs a key exchange and a signature, so answers have a rate. The source with the fewest connections is
-//!   answered first.
-//! - In a full table a connection of the source with the most connections gives way. Among equals one is drawn: the
-//!   order of arrival would let a fast enough flood close each connection before a round trip is over.
-//! - A source that had a session before comes before all others, with its first [`SHARE`] connections.
+//! - A connection is *silent* at first, *speaks* once something can be read from it, and is *answered* once the link
+//!   has answered its ClientHello. Each of these states has its own table: a flood without TLS takes nothing from
+//!   connections that speak, and a flood that speaks takes nothing from connections that were answered.
+//! - Answering costs a key exchange and a signature, so the rate of answers is limited. The source with the fewest
+//!   connections is answered first.
+//! - When a table is full, a connection of the source with the most connections is closed. Among equal ones it is
+//!   chosen at random: with the order of arrival, a flood that is fast enough could close each connection within a
+//!   round trip.
+//! - A source that had a session before is preferred to all others, with its first [`SHARE`] connections.
 //!
-//! All of it is a value; the clock, the random numbers and the sockets are the caller's.
+//! This module only decides. The caller provides the clock, the random numbers and the sockets.
 
 use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
@@ -21,20 +22,20 @@ use std::time::{Duration, Instant};
 
 use pvrdma_base::Random;
 
-/// Connections that have said nothing, or not enough. Each costs a descriptor.
+/// Highest number of connections that have sent nothing, or not enough. Each costs a descriptor.
 pub(super) const MAX_SILENT: usize = 64;
-/// Connections whose ClientHello was not read yet.
+/// Highest number of connections whose ClientHello has not been read yet.
 pub(super) const MAX_SPEAKING: usize = 64;
-/// Connections that were answered and have not proved anything.
+/// Highest number of connections that were answered and have not proved anything.
 pub(super) const MAX_ANSWERED: usize = 128;
-/// Time between two ClientHellos that are answered: a processor computes some 0.15 ms for one.
+/// Time between two ClientHellos that are answered: answering one takes about 0.15 ms of processor time.
 const ANSWER_INTERVAL: Duration = Duration::from_millis(2);
-/// Connections for which a known source is preferred.
+/// Number of connections for which a known source is preferred.
 const SHARE: usize = 2;
-/// Sources that are known: the last ones that had a session.
+/// Highest number of known sources: the last ones that had a session.
 const MAX_KNOWN: usize = 16;
 
-/// Where a connection comes from: an IPv4 address, or an IPv6 prefix of 64 bits, as a host has all addresses of one.
+/// Source of a connection: an IPv4 address, or an IPv6 prefix of 64 bits, because one host can use all addresses in it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Source(u128);
 
@@ -47,7 +48,7 @@ impl From<SocketAddr> for Source {
     }
 }
 
-/// How far a connection is, which is the table that it is in.
+/// Progress of a connection, which determines its table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
     Silent,
@@ -55,7 +56,7 @@ enum Stage {
     Answered,
 }
 
-/// The tables, each with the number of connections that it has at most.
+/// The tables, each with the highest number of its connections.
 const TABLES: [(Stage, usize); 3] =
     [(Stage::Silent, MAX_SILENT), (Stage::Speaks, MAX_SPEAKING), (Stage::Answered, MAX_ANSWERED)];
 
@@ -65,21 +66,21 @@ struct Entry<T> {
     item: T,
     source: Source,
     stage: Stage,
-    /// There is something to read, or to write.
+    /// The connection has something to read, or room to write.
     ready: bool,
 }
 
-/// The connections that have proved nothing yet, with what the caller keeps for each.
+/// Connections that have proved nothing yet, each with an item of the caller.
 #[derive(Debug)]
 pub(super) struct Admission<T> {
     entries: Vec<Entry<T>>,
-    /// The newest one last.
+    /// Sources that had a session, the most recent one last.
     known: Vec<Source>,
     next_answer: Instant,
     random: Random,
 }
 
-/// Which of two connections is worth more. The order of the fields is that of the rules.
+/// Value of a connection, for comparing two. The order of the fields is the order of the rules.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Worth {
     preferred: bool,
@@ -95,7 +96,7 @@ impl<T> Admission<T> {
         self.entries.is_empty()
     }
 
-    /// All connections: what the caller keeps, and whether it is ready.
+    /// Iterates over all connections: the caller's item, and whether the connection is ready.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&T, bool)> {
         self.entries.iter().map(|entry| (&entry.item, entry.ready))
     }
@@ -104,18 +105,18 @@ impl<T> Admission<T> {
         self.entries.get_mut(index).map(|entry| &mut entry.item)
     }
 
-    /// Takes a connection in, of which the first bytes may be there.
+    /// Adds an accepted connection, whose first bytes may have arrived.
     pub(super) fn admit(&mut self, source: Source, item: T, speaks: bool) {
         let stage = if speaks { Stage::Speaks } else { Stage::Silent };
         self.entries.push(Entry { item, source, stage, ready: speaks });
     }
 
-    /// Takes in a connection that this end has made: no stranger can have it closed.
+    /// Adds a connection that this end has opened. A stranger cannot cause it to be closed.
     pub(super) fn admit_own(&mut self, source: Source, item: T) {
         self.entries.push(Entry { item, source, stage: Stage::Answered, ready: true });
     }
 
-    /// Something can be read from a connection, or written to it.
+    /// Records that a connection can be read or written.
     pub(super) fn is_ready(&mut self, index: usize) {
         if let Some(entry) = self.entries.get_mut(index) {
             entry.ready = true;
@@ -125,12 +126,12 @@ impl<T> Admission<T> {
         }
     }
 
-    /// A connection that spoke has not said enough.
+    /// Moves a connection that spoke back to the silent ones, because it has not sent enough.
     pub(super) fn is_silent(&mut self, index: usize) {
         self.set_stage(index, Stage::Silent);
     }
 
-    /// The ClientHello of a connection was answered.
+    /// Records that the ClientHello of a connection was answered.
     pub(super) fn is_answered(&mut self, index: usize) {
         self.set_stage(index, Stage::Answered);
     }
@@ -141,13 +142,13 @@ impl<T> Admission<T> {
         }
     }
 
-    /// Time until a connection that speaks may be answered. `None`: none speaks.
+    /// Returns the time until a connection that speaks may be answered. `None` if there is none.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         let any = self.entries.iter().any(|entry| entry.stage == Stage::Speaks);
         any.then(|| self.next_answer.saturating_duration_since(now))
     }
 
-    /// The connection whose ClientHello is read next, if that is due. It is not ready any more.
+    /// Returns the connection whose ClientHello is to be read next, if one is due. It is no longer ready.
     pub(super) fn next_speaking(&mut self, now: Instant) -> Option<usize> {
         if !self.wait(now)?.is_zero() {
             return None;
@@ -157,19 +158,19 @@ impl<T> Admission<T> {
         Some(index)
     }
 
-    /// A connection that was answered and on which something happened. It is not ready any more.
+    /// Returns an answered connection that is ready. It is no longer ready.
     pub(super) fn next_answered(&mut self) -> Option<usize> {
         let index = self.entries.iter().position(|entry| entry.ready && entry.stage == Stage::Answered)?;
         self.entries.get_mut(index)?.ready = false;
         Some(index)
     }
 
-    /// A ClientHello has cost what it costs, whatever came of it.
+    /// Accounts for the cost of a ClientHello, whatever its result.
     pub(super) fn charge(&mut self, now: Instant) {
         self.next_answer = now + ANSWER_INTERVAL;
     }
 
-    /// A connection that gives way, taken out, if a table has too many.
+    /// Removes and returns a connection if a table has too many.
     pub(super) fn one_too_many(&mut self) -> Option<T> {
         let (stage, _) = TABLES.into_iter().find(|(stage, most)| self.count(*stage) > *most)?;
         let index = self.pick(stage, |worth| worth)?;
@@ -184,13 +185,13 @@ impl<T> Admission<T> {
         (index < self.entries.len()).then(|| self.entries.swap_remove(index).item)
     }
 
-    /// Takes out the first connection of which this is true.
+    /// Removes and returns the first connection that matches.
     pub(super) fn remove_if(&mut self, is: impl Fn(&T) -> bool) -> Option<T> {
         let index = self.entries.iter().position(|entry| is(&entry.item))?;
         self.remove(index)
     }
 
-    /// A source proved who it is.
+    /// Records that a source has proved its identity.
     pub(super) fn proved(&mut self, source: Source) {
         self.known.retain(|known| *known != source);
         if self.known.len() >= MAX_KNOWN {
@@ -199,7 +200,7 @@ impl<T> Admission<T> {
         self.known.push(source);
     }
 
-    /// The connection in a table with the least `order`; one is drawn if there are several.
+    /// Returns the connection in a table with the least `order`; one chosen at random if there are several.
     fn pick<O: Ord>(&mut self, stage: Stage, order: impl Fn(Worth) -> O) -> Option<usize> {
         let mut sources: Vec<Source> = self.entries.iter().map(|entry| entry.source).collect();
         sources.sort_unstable();
@@ -208,12 +209,12 @@ impl<T> Admission<T> {
         let ordered: Vec<(usize, O)> = table.map(|(index, entry)| (index, ordered(entry))).collect();
         let least = ordered.iter().map(|(_, order)| order).min()?;
         let equals: Vec<usize> = ordered.iter().filter(|(_, order)| order == least).map(|(index, _)| *index).collect();
-        // Without the kernel's generator there is no TLS either.
+        // If the kernel's generator fails, TLS does not work either.
         let drawn = usize::try_from(self.random.draw().unwrap_or_default()).unwrap_or_default();
         equals.get(drawn.checked_rem(equals.len())?).copied()
     }
 
-    /// The worth of a connection from here. The `sources` of all connections are sorted.
+    /// Returns the value of a connection from this source. The `sources` of all connections are sorted.
     fn worth(&self, source: Source, sources: &[Source]) -> Worth {
         let below = sources.partition_point(|other| *other < source);
         let others = sources.partition_point(|other| *other <= source).saturating_sub(below);

@@ -1,24 +1,24 @@
-//! A flood of strangers and a peer on virtual time: no socket, no thread, no clock.
+//! A flood of strangers and a peer in virtual time: no socket, no thread, no clock.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::*;
 use crate::tls::handshake::{ACCEPT_BATCH, ACCEPT_INTERVAL};
 
-/// From the ClientHello to the certificate of who sent it.
+/// Time from the ClientHello to the certificate of its sender.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
 const STEP: Duration = Duration::from_millis(1);
 
-/// What strangers do.
+/// Behaviour of the strangers.
 #[derive(Clone, Copy, Debug)]
 struct Flood {
-    /// Connections a second.
+    /// Connections per second.
     rate: u64,
-    /// Addresses that they come from in turn.
+    /// Number of source addresses, used in turn.
     sources: u64,
-    /// Whether they send a ClientHello, which is all that needs no key.
+    /// Whether they send a ClientHello, the only step that needs no key.
     hello: bool,
-    /// Whether they come from the peer's address, too.
+    /// Whether they use the peer's address, too.
     beside: bool,
 }
 
@@ -28,7 +28,7 @@ enum Id {
     Peer,
 }
 
-/// The address of the peer.
+/// Address of the peer.
 const PEER: Source = Source(0);
 
 struct World {
@@ -36,10 +36,10 @@ struct World {
     flood: Flood,
     start: Instant,
     now: Instant,
-    /// What the kernel keeps until it is accepted.
+    /// Connections in the kernel's queue, not accepted yet.
     queue: Vec<(Source, Id)>,
     strangers: u64,
-    /// When the peer's certificate comes, once it was answered.
+    /// Time at which the peer's certificate arrives, once the peer was answered.
     proof: Option<Instant>,
     connected: bool,
 }
@@ -47,7 +47,7 @@ struct World {
 impl World {
     fn new(flood: Flood, seed: u64) -> Self {
         let start = Instant::now();
-        // Seeds next to each other begin alike otherwise.
+        // Seeds that are close to each other would otherwise begin with similar numbers.
         let random = Random::Seed((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let admission = Admission::new(start, random);
         Self { admission, flood, start, now: start, queue: Vec::new(), strangers: 0, proof: None, connected: false }
@@ -58,7 +58,7 @@ impl World {
         if self.flood.beside { Source(number) } else { Source(number + 1) }
     }
 
-    /// A millisecond, as the thread of the link spends it.
+    /// Runs one millisecond of the link's thread.
     fn step(&mut self) {
         self.now += STEP;
         let due = u64::try_from((self.now - self.start).as_millis()).unwrap() * self.flood.rate / 1000;
@@ -69,7 +69,7 @@ impl World {
         let millis = u128::from(u64::try_from((self.now - self.start).as_millis()).unwrap());
         if millis.is_multiple_of(ACCEPT_INTERVAL.as_millis()) {
             for (source, id) in self.queue.drain(..self.queue.len().min(ACCEPT_BATCH)).collect::<Vec<_>>() {
-                // A ClientHello follows the last packet of TCP's handshake at once.
+                // A ClientHello follows the last packet of the TCP handshake at once.
                 self.admission.admit(source, id, id != (Id::Stranger { hello: false }));
             }
             self.give_way();
@@ -104,9 +104,9 @@ impl World {
         self.queue.iter().any(|(_, id)| *id == Id::Peer) || self.admission.iter().any(|(id, _)| *id == Id::Peer)
     }
 
-    /// The peer connects, again and again, until it is in. Returns the attempts that took.
+    /// Connects the peer, repeatedly, until it is authenticated. Returns the number of attempts.
     fn connect(&mut self) -> u32 {
-        // The flood fills the tables before.
+        // The flood fills the tables first.
         (0..300).for_each(|_| self.step());
         (self.connected, self.proof) = (false, None);
         let mut attempts = 0;
@@ -114,7 +114,7 @@ impl World {
             if !self.is_trying() {
                 attempts += 1;
                 assert!(attempts < 100, "{:?}: the peer is kept out", self.flood);
-                // Nothing of the last attempt is left by the time of the next one, however long it waits for that.
+                // All state of the previous attempt is gone before the next one, however long the peer waits.
                 self.queue.push((PEER, Id::Peer));
             }
             self.step();
@@ -123,7 +123,7 @@ impl World {
     }
 }
 
-/// The most attempts of a peer among so many seeds.
+/// Returns the highest number of attempts of the peer for this many seeds.
 fn most_attempts(flood: Flood, seeds: u64) -> u32 {
     (0..seeds).map(|seed| World::new(flood, seed).connect()).max().unwrap()
 }
@@ -148,7 +148,8 @@ fn a_peer_gets_in_at_once_beside_strangers_of_few_addresses_who_speak_tls() {
     }
 }
 
-/// As many addresses as connections, or those of the peer itself: nothing tells them apart, so chance decides.
+/// With as many addresses as connections, or with the peer's own address, nothing distinguishes the strangers, so
+/// chance decides.
 #[test]
 fn a_peer_gets_in_by_and_by_beside_strangers_who_look_as_it_does() {
     for (rate, most) in [(400, 8), (2000, 40)] {
@@ -172,7 +173,7 @@ fn a_source_that_had_a_session_gets_in_at_once() {
     }
 }
 
-/// A source is a host, whichever of its addresses it takes.
+/// A source is a host, whichever of its addresses it uses.
 #[test]
 fn sources_are_hosts() {
     let v4 = |last| SocketAddr::from((Ipv4Addr::new(10, 0, 0, last), 1));
@@ -183,7 +184,7 @@ fn sources_are_hosts() {
     assert_ne!(Source::from(v6(1, 1)), Source::from(v6(2, 1)));
 }
 
-/// However many there are that say nothing, none that speaks gives way to them.
+/// However many silent connections there are, no speaking one is closed for them.
 #[test]
 fn who_says_nothing_gives_way_first() {
     for seed in 1..20 {
@@ -194,7 +195,7 @@ fn who_says_nothing_gives_way_first() {
             assert!(admission.one_too_many().is_none_or(|victim| victim >= 1000));
         }
         assert_eq!((admission.count(Stage::Speaks), admission.count(Stage::Silent)), (MAX_SPEAKING, MAX_SILENT));
-        // A few bytes that are no ClientHello make it silent again.
+        // A few bytes that are not a ClientHello make the connection silent again.
         let index = admission.next_speaking(Instant::now()).unwrap();
         admission.is_silent(index);
         let victim = admission.one_too_many().unwrap();

@@ -1,8 +1,9 @@
-//! Frames that a port takes on the thread that reads the uplink: nothing is copied, and nobody is woken.
+//! Inline delivery: the thread that reads the uplink calls a port's receiver directly, which saves a copy and a
+//! wake-up.
 //!
-//! That thread works for all ports, so each has a share of its time: as much as is free, as in a queue of frames, so
-//! that there is some left for who had little, however many take as much as they get. Beyond it, and for a while after
-//! it was slow once, a port gets its frames on its own thread.
+//! That thread works for all ports, so each port has a share of its time. As in the queues, the share is at most the
+//! time that is still free, so that time remains for ports that used little, even if many ports use as much as they
+//! can. A port that has used up its share, or was slow recently, gets its frames on its own thread instead.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -11,19 +12,19 @@ use parking_lot::Mutex;
 
 use crate::{Clock, Frames, LinkReceiver};
 
-/// The time of which ports have shares. Then it begins anew.
+/// Length of an accounting round. The shares of the ports apply to one round.
 pub(super) const ROUND: Duration = Duration::from_millis(2);
-/// Longer than this no port has to take for the frames of a batch.
+/// Longest time that a port may use for the frames of one batch without being considered slow.
 pub(super) const SLOW: Duration = Duration::from_millis(2);
-/// As many times longer than it was slow a port gets its frames on its own thread.
+/// Factor between the time that a slow port used and the time for which it then gets no inline delivery.
 pub(super) const REST: u32 = 64;
 
-/// The time of the thread that reads the uplink.
+/// Accounting round of the thread that reads the uplink.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     number: u64,
     ends: Duration,
-    /// That ports have used of it.
+    /// Time of this round that all ports have used.
     used: Duration,
 }
 
@@ -38,15 +39,15 @@ impl Round {
 #[derive(Default)]
 struct State {
     receiver: Option<Weak<dyn LinkReceiver>>,
-    /// The round in which it last took something, and the time that it used there.
+    /// Round of the last inline delivery, and the time that this port used in it.
     round: u64,
     used: Duration,
-    /// Until then it takes nothing.
+    /// No inline delivery before this time.
     rests_until: Duration,
 }
 
 impl State {
-    /// Returns `true` if it may take something now.
+    /// Returns `true` if inline delivery is permitted now.
     fn may_take(&mut self, round: &Round, now: Duration) -> bool {
         if self.round != round.number {
             (self.round, self.used) = (round.number, Duration::ZERO);
@@ -63,17 +64,17 @@ impl State {
     }
 }
 
-/// Who is behind a port, and what it has used.
+/// Receiver behind a port, and the time that it has used.
 #[derive(Default)]
 pub(super) struct Direct(Mutex<State>);
 
 impl Direct {
-    /// When this returns the one before takes nothing any more.
+    /// Sets the receiver. After this returns, the previous receiver is no longer called, because calls hold the lock.
     pub(super) fn set(&self, receiver: Option<Weak<dyn LinkReceiver>>) {
         self.0.lock().receiver = receiver;
     }
 
-    /// Has it take frames. Returns how many it took.
+    /// Offers frames to the receiver. Returns the number that it took.
     pub(super) fn take(&self, frames: &Frames, list: &[usize], round: &mut Round, clock: &dyn Clock) -> usize {
         let state = &mut *self.0.lock();
         let Some(receiver) = &state.receiver else { return 0 };

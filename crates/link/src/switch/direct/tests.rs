@@ -1,4 +1,4 @@
-//! Ports that take frames on the thread that reads the uplink, which is that of the test unless it says otherwise.
+//! Inline delivery on the thread that reads the uplink, which is the test's own thread unless stated otherwise.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ fn mac(number: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, number])
 }
 
-/// A frame to somebody, which says a number.
+/// Returns a frame that contains a number.
 fn frame(to: MacAddr, number: u32) -> Vec<u8> {
     let mut frame = [&to.0[..], &mac(9).0, &[0x88, 0xb5], &number.to_be_bytes()].concat();
     frame.resize(60, 0);
@@ -36,7 +36,7 @@ fn number(frame: &[u8]) -> u32 {
     u32::from_be_bytes(*frame[14..].first_chunk().unwrap())
 }
 
-/// What came by a port in the ordinary way.
+/// Returns the numbers of the frames that came through the queue of a port.
 fn received(port: &SwitchPort) -> Vec<u32> {
     let mut frames = Frames::default();
     port.receive(&mut frames, usize::MAX);
@@ -49,15 +49,15 @@ fn readable(port: &SwitchPort) -> bool {
     rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())).unwrap() > 0
 }
 
-/// Who is behind a port.
+/// Receiver behind a port.
 struct Taker {
     got: Mutex<Vec<u32>>,
-    /// Frames that it takes at a time.
+    /// Highest number of frames that it takes in one call.
     most: AtomicUsize,
-    /// How long it takes for that.
+    /// Time that one call takes.
     time: Mutex<Duration>,
     clock: Arc<ManualClock>,
-    /// It sends an answer by this port.
+    /// Port through which it answers each frame, if any.
     answers: Option<Arc<SwitchPort>>,
 }
 
@@ -81,7 +81,7 @@ impl Taker {
     }
 }
 
-/// A switch that the test moves by hand, and its clock.
+/// A switch that the test drives by hand, and its clock.
 struct Bench {
     switch: Switch,
     outside: MemoryLink,
@@ -96,7 +96,7 @@ impl Bench {
         Self { switch, outside, clock }
     }
 
-    /// Ports of these numbers, which have looked whom there is.
+    /// Adds ports with these numbers, which have already noticed each other.
     fn ports<const N: usize>(&self, numbers: [u8; N]) -> [(Arc<SwitchPort>, Arc<Taker>); N] {
         let ports = numbers.map(|number| self.port(number));
         ports.iter().for_each(|(port, _)| assert!(received(port).is_empty()));
@@ -117,7 +117,7 @@ impl Bench {
         (port, taker)
     }
 
-    /// These come from the uplink.
+    /// Delivers these frames from the uplink.
     fn bring(&self, list: &[(MacAddr, u32)]) {
         assert_eq!(self.outside.send(&frames(list), 0), list.len());
         while self.switch.service() {}
@@ -133,7 +133,7 @@ fn frames_are_taken_where_they_are_read() {
     assert_eq!((first.taken(), second.taken()), (vec![1, 3], vec![2, 5]));
     assert!(!readable(&one) && !readable(&two), "nobody is woken");
     assert_eq!(received(&flood), [4], "who takes none gets them as ever");
-    // What is for all comes in the ordinary way, and what is behind it does, too.
+    // A frame to all ports comes through the queue, and so does the frame behind it.
     bench.bring(&[(mac(1), 1), (ALL, 2), (mac(1), 3), (mac(2), 4)]);
     assert_eq!((first.taken(), received(&one)), (vec![1], vec![2, 3]));
     assert_eq!((second.taken(), received(&two)), (vec![], vec![2, 4]));
@@ -145,7 +145,7 @@ fn frames_are_taken_where_they_are_read() {
 fn nothing_overtakes_what_waits() {
     let bench = Bench::new();
     let [(one, first), (two, _)] = bench.ports([1, 2]);
-    // What it does not take waits, and so does all that comes then.
+    // The frames that it does not take wait in the queue, and so do all that arrive until then.
     first.most.store(2, Ordering::SeqCst);
     bench.bring(&[(mac(1), 1), (mac(1), 2), (mac(1), 3), (mac(1), 4)]);
     assert_eq!(first.taken(), [1, 2]);
@@ -154,7 +154,7 @@ fn nothing_overtakes_what_waits() {
     assert_eq!((first.taken(), received(&one)), (vec![], vec![3, 4, 5]));
     bench.bring(&[(mac(1), 6)]);
     assert_eq!(first.taken(), [6]);
-    // The same behind what another port has sent.
+    // The same holds behind frames that another port has sent.
     assert_eq!(two.send(&frames(&[(mac(1), 7)]), 0), 1);
     bench.bring(&[(mac(1), 8)]);
     assert_eq!((first.taken(), received(&one)), (vec![], vec![7, 8]));
@@ -179,7 +179,7 @@ fn who_takes_may_send() {
     assert_eq!((answering.taken(), answers.len()), (vec![1, 2], 1));
 }
 
-/// The attack: devices to which more comes than they can take, so that nothing is left of the thread for others.
+/// Attack: devices get more frames than they can take, so that the thread has no time left for other devices.
 #[test]
 fn sec_q1_who_takes_long_leaves_time_for_others() {
     let bench = Bench::new();
@@ -191,7 +191,7 @@ fn sec_q1_who_takes_long_leaves_time_for_others() {
     let mut direct = BTreeMap::new();
     for _ in 0..10 {
         let began = bench.clock.now();
-        // A round: ten times as much as fits into it.
+        // Frames of one round: ten times as many as fit into it.
         for _ in 0..200 {
             for (index, (port, taker)) in greedy.iter().enumerate() {
                 bench.bring(&[(mac(u8::try_from(index).unwrap() + 1), 1)]);
@@ -207,11 +207,11 @@ fn sec_q1_who_takes_long_leaves_time_for_others() {
     }
     assert!(received(&modest).is_empty());
     let each: Vec<_> = direct.values().copied().collect();
-    // A quarter of ten rounds each, of a tenth of a millisecond each.
+    // Each gets a quarter of ten rounds, and a frame takes a tenth of a millisecond.
     assert!(each.iter().all(|count| (50..=60).contains(count)), "{each:?}");
 }
 
-/// The attack: a device that has others wait for its memory, again and again.
+/// Attack: a device whose memory makes the thread wait, again and again.
 #[test]
 fn sec_q1_who_was_slow_has_others_wait_no_more() {
     let bench = Bench::new();
@@ -228,14 +228,14 @@ fn sec_q1_who_was_slow_has_others_wait_no_more() {
     }
     assert!(!first.taken().is_empty());
     assert!(waited <= 400 * MS, "others waited for {waited:?} of 20 s");
-    // Who is slow no longer takes frames again.
+    // A receiver that is no longer slow gets inline delivery again.
     *first.time.lock() = Duration::ZERO;
     bench.clock.advance(100 * MS * REST);
     bench.bring(&[(mac(1), 3)]);
     assert_eq!(first.taken(), [3]);
 }
 
-/// Who is in `take` until he is let go.
+/// A receiver that stays in `take` until the test releases it.
 struct Held {
     reached: mpsc::Sender<()>,
     leave: Mutex<mpsc::Receiver<()>>,
@@ -275,7 +275,7 @@ fn who_leaves_is_not_asked_any_more() {
     assert_eq!((received(&one), Arc::strong_count(&held)), (vec![2], 1));
 }
 
-/// A device: one thread that waits for its port, and whoever has frames for it.
+/// A device: one thread that waits for its port, and a receiver for inline delivery.
 struct Station {
     port: Arc<SwitchPort>,
     reading: Mutex<()>,
@@ -310,7 +310,7 @@ impl Station {
         !frames.is_empty()
     }
 
-    /// Without a timeout: a wake-up that is lost is a test that does not end.
+    /// Has no timeout: if a wake-up is lost, the test does not end.
     fn work(&self) {
         while !self.stopping.load(Ordering::Acquire) {
             if !self.read() {
@@ -331,7 +331,8 @@ impl Station {
     }
 }
 
-/// Frames come to a device on both ways, while another port comes and goes, so that it has the uplink alone at times.
+/// Frames reach a device on both paths, while another port is added and removed, so that the device has the uplink to
+/// itself at times.
 #[test]
 fn order_is_kept_whichever_way_frames_take() {
     const FRAMES: u32 = 100_000;
@@ -357,7 +358,7 @@ fn order_is_kept_whichever_way_frames_take() {
             while !done.load(Ordering::Acquire) {
                 let port = switch.port(mac(2), UnknownUnicast::Drop).unwrap();
                 let there = station.direct.load(Ordering::SeqCst);
-                // For as long as it takes to see frames go that way, or until all have come.
+                // Runs until enough frames were delivered inline, or until all have arrived.
                 while !done.load(Ordering::Acquire) && station.direct.load(Ordering::SeqCst) < there + 100 {
                     thread::yield_now();
                 }
