@@ -137,7 +137,7 @@ pub(super) struct ReceiveQueue<R: ?Sized> {
     receiver: FairMutex<Option<Box<R>>>,
     /// Replaces `receiver` before the next packet.
     next_receiver: Mutex<Option<Box<R>>>,
-    /// Responders that can send again, after their rate made them wait.
+    /// Responders that can continue to send, after their rate made them wait.
     resumed: Mutex<Vec<Qpn>>,
     /// A thread that finds the queue busy leaves its work to the thread that holds it.
     combiner: Combiner,
