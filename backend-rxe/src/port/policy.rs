@@ -327,13 +327,13 @@ mod tests {
         }
     }
 
-    /// A UDP datagram whose checksum is to be calculated.
+    /// Builds a UDP datagram without its checksum.
     fn open_udp(tag: &[u8]) -> Vec<u8> {
         let ip = [0x45, 0, 0, 32, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
         [&[0xff; 6], &MAC.0[..], tag, &[8, 0], &ip, &[0xc0, 0, 0, 53, 0, 12, 0, 0], b"data"].concat()
     }
 
-    /// The port finds out by itself whether a frame has the headers that its offload needs.
+    /// The port itself checks that a frame has the headers that its offload needs.
     #[test]
     fn work_that_does_not_fit_its_frame_goes_nowhere() {
         let udp = open_udp(&[]);
@@ -346,7 +346,7 @@ mod tests {
             assert_eq!(policy.outgoing((&udp, offload), &mut frames, |_, _, _| true), Ok(()));
             assert_eq!((frames.get(0), frames.offload(0)), (Some(&open_udp(tag)[..]), offload));
             assert_eq!(policy.passes_as_it_is((&udp, offload)), tag.is_empty());
-            // It goes to the header, wherever that is by now.
+            // The offload refers to the header, at its new offset.
             let shift = u16::try_from(tag.len()).unwrap();
             let place = frames.offload(0).missing_checksum(frames.get(0).unwrap());
             assert_eq!(place, Some((34 + shift, 40 + shift)));
