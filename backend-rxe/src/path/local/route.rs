@@ -41,7 +41,7 @@ struct LocalPeer {
 }
 
 impl LocalRoute {
-    /// Describes itself.
+    /// Returns the state of the route for inspection.
     pub(crate) fn inspect(&self) -> LocalRouteInspect {
         let peer = self.peer.upgrade().filter(|peer| !peer.state.is_dead());
         LocalRouteInspect {
