@@ -55,7 +55,7 @@ pub(crate) enum RouteInspect {
 }
 
 impl Route {
-    /// Describes itself.
+    /// Returns the state of the route for inspection.
     pub(crate) fn inspect(&self, now: Duration) -> RouteInspect {
         match self {
             Self::Unresolved(_) => RouteInspect::Unresolved,
