@@ -56,7 +56,7 @@ pub(crate) struct WireRequesterInspect {
 }
 
 impl WireRequester {
-    /// Describes itself.
+    /// Returns the state of the route for inspection.
     pub(crate) fn inspect(&self, now: Duration) -> WireRequesterInspect {
         WireRequesterInspect {
             address: self.transport.path().inspect(),
