@@ -97,7 +97,7 @@ pub(crate) struct TxQueueInspect {
 }
 
 impl TxQueue {
-    /// Describes itself.
+    /// Returns the state of the queue and its link for inspection.
     pub(crate) fn inspect(&self) -> TxQueueInspect {
         let waiting = self.backlog.try_lock().map(|backlog| backlog.urgent.len() + backlog.bulk.len());
         TxQueueInspect { link: self.link.inspect(), waiting_frames: waiting.into() }
