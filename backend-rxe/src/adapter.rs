@@ -1,4 +1,4 @@
-//! An adapter: what the objects of one device share. It knows neither its queue pairs nor the ways to their peers.
+//! An adapter: the state that the objects of one device share. It depends neither on queue pairs nor on paths to peers.
 
 use std::fmt;
 use std::io;
@@ -19,37 +19,37 @@ use crate::mr::MrTables;
 use crate::port::kept::PacketBudget;
 use crate::share::Share;
 
-/// What the objects of one device share.
+/// State that the objects of one device share.
 pub(crate) struct Adapter {
-    /// Order in which region tables of two adapters are locked.
+    /// Order in which the region tables of two adapters are locked.
     pub(crate) id: u64,
     pub(crate) name: String,
-    /// What the guest or a peer has caused.
+    /// Log for messages that the guest or a peer causes.
     pub(crate) log: Arc<DeviceLog>,
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) engine: Arc<Engine>,
-    /// What the device may use.
+    /// Share of the device in common resources.
     pub(crate) share: Arc<Share>,
     pub(crate) captures: Arc<Captures>,
-    /// Where the device is watched.
+    /// Capture point of the device.
     pub(crate) point: Arc<Point>,
-    /// How its packets are marked.
+    /// Marking of its packets.
     marking: EgressMarking,
-    /// Its addresses and peers.
+    /// Rules for its addresses and peers.
     pub(crate) rules: Rules,
-    /// Its link is up. Changed by the directory alone, with a new generation.
+    /// The link is up. Changed by the directory only, together with its generation.
     pub(crate) link_up: AtomicBool,
     pub(crate) mrs: MrTables,
     pub(crate) gids: GidTable,
-    /// What the guest and its peers may make this process keep.
+    /// Budget for memory that the guest and its peers can make this process allocate.
     pub(crate) budget: Arc<MemoryBudget>,
-    /// The part of it that is for packets of peers.
+    /// The part of the budget for packets of peers.
     pub(crate) packets: Arc<PacketBudget>,
     pub(crate) counters: Counters,
-    /// What it moved, by peer.
+    /// Traffic of the device, by peer.
     pub(crate) flows: Arc<FlowTable>,
-    /// Who is told of queue pairs that fail.
+    /// Observer of failed queue pairs.
     pub(crate) failures: Arc<FailureObserver>,
 }
 
@@ -60,10 +60,10 @@ impl fmt::Debug for Adapter {
 }
 
 impl Adapter {
-    /// The adapter of a device.
+    /// Creates the adapter of a device.
     ///
     /// # Errors
-    /// The kernel has no random numbers.
+    /// The kernel cannot provide random numbers.
     pub(crate) fn new(
         id: u64,
         context: DeviceContext,
@@ -96,25 +96,25 @@ impl Adapter {
         })
     }
 
-    /// Returns `true` if its link is up. To be asked again when the directory has another generation.
+    /// Returns `true` if the link is up. The result is valid until the generation of the directory changes.
     pub(crate) fn is_link_up(&self) -> bool {
         self.link_up.load(Ordering::Acquire)
     }
 
-    /// Returns `true` if the memory of one of two devices is slow, so that it must not be used while that of the other
-    /// is held, which waits as long then.
+    /// Returns `true` if the memory of one of two different devices is slow. It must not be accessed then while the
+    /// memory of the other is held, because the other device would have to wait as long.
     #[inline]
     pub(crate) fn is_apart_from(&self, peer: &Self) -> bool {
         (self.memory.is_slow() || peer.memory.is_slow()) && self.memory.id() != peer.memory.id()
     }
 
-    /// What stands in the frames that the device sends from a GID.
+    /// Returns the source fields of frames that the device sends from a GID.
     pub(crate) fn origin(&self, source: BoundGid) -> Origin {
         let BoundGid { gid, kind, vlan } = source;
         Origin { mac: self.point.mac, gid, kind, vlan, marks: self.marking }
     }
 
-    /// Keeps pages resident as the device's policy says. The refusal is in the log. `view` is of this adapter's memory.
+    /// Pins pages as the policy of the device requires. Logs an error. `view` is a view of this adapter's memory.
     pub(crate) fn pin(&self, view: &DmaView<'_>, pages: &PageList) -> Option<PinGuard> {
         let refused = |error| self.log.warn(module_path!(), format_args!("{error}"));
         self.memory.pin_pages_of(view, &self.budget, pages).map_err(refused).ok()

@@ -1,8 +1,8 @@
-//! GIDs that a guest has bound, and those of them that it may use.
+//! GIDs that a guest has bound, and whether it can use them.
 //!
-//! A guest's driver binds a GID once and never again, so a bind whose address belongs to another device or host is
-//! not refused for that: it waits, and is tried again when that may have changed. `docs/dev/addresses.md` has the
-//! rules. Until then nothing is sent from the GID or received for it.
+//! A guest's driver binds a GID once and does not retry. A bind of an address that belongs to another device or host is
+//! therefore not refused: it waits, and is tried again when the owner may have changed. `docs/dev/addresses.md` lists
+//! the rules. Until the device owns the address, no packets are sent from the GID or received for it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -22,48 +22,49 @@ use crate::path::directory::{Directory, Node, address};
 use crate::task::{Runnable, Task};
 use crate::timer::TimerKey;
 
-/// When a claim is made again that may not have been judged rightly: another device was about to let go.
+/// Delay before a claim that lost a race is repeated: the former owner has not yet removed the address from its table.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// What a guest has bound at an index.
+/// A GID that a guest has bound at an index.
 #[derive(Clone, Copy, Debug)]
 struct Binding {
     bound: BoundGid,
-    /// Why it cannot be used, if that is so.
+    /// Reason why it cannot be used, if it cannot.
     wait: Option<Wait>,
-    /// It was said that the guest has to wait for another device or host.
+    /// The log says that the guest has to wait for another device or host.
     told: bool,
 }
 
 #[derive(Debug)]
 struct State {
-    /// The device, until it goes. Nobody else keeps it alive, and be it for a moment: what comes for it then is lost.
+    /// The device, until it ends. No other long-lived owner keeps it alive: a second reference, even for a moment,
+    /// would lose packets that arrive for the device then.
     node: Option<Arc<Node<Endpoint>>>,
     bindings: BTreeMap<u8, Binding>,
-    /// Since when the link is down, if it is.
+    /// Time since which the link is down, if it is.
     down: Option<Duration>,
     timer: Option<TimerKey>,
 }
 
-/// A GID that waits.
+/// A GID that is bound and cannot be used yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct WaitingGid {
     /// Index in the table.
     index: u8,
     #[serde(flatten)]
     bound: BoundGid,
-    /// Why.
+    /// Reason why it waits.
     why: Why,
 }
 
-/// The GIDs of a device.
+/// The GIDs that the guest of a device has bound.
 #[derive(Debug)]
 pub(crate) struct Bindings {
     adapter: Arc<Adapter>,
     directory: Arc<Directory<Endpoint>>,
     addresses: Arc<Addresses>,
     state: Mutex<State>,
-    /// Looks at all of them again.
+    /// Reviews all bindings.
     task: Arc<Task>,
 }
 
@@ -85,10 +86,10 @@ impl Bindings {
         bindings
     }
 
-    /// Binds a GID at an index, in place of what is there.
+    /// Binds a GID at an index and replaces the one that is bound there.
     ///
     /// # Errors
-    /// The device never gets the address.
+    /// The rules never give the device this address.
     pub(crate) fn bind(&self, index: u8, new: BoundGid) -> Result<(), VerbsError> {
         let state = &mut *self.state.lock();
         let old = state.bindings.get(&index).copied();
@@ -107,7 +108,7 @@ impl Bindings {
         Ok(())
     }
 
-    /// Unbinds what is at an index.
+    /// Unbinds the GID at an index.
     pub(crate) fn unbind(&self, index: u8) {
         let state = &mut *self.state.lock();
         let Some(old) = state.bindings.remove(&index) else { return };
@@ -120,21 +121,21 @@ impl Bindings {
         self.arm(state);
     }
 
-    /// The device goes: unbinds everything, and lets go of it.
+    /// Ends the bindings of a device: unbinds all GIDs and drops the reference to the device.
     pub(crate) fn end(&self) {
         let indices: Vec<u8> = self.state.lock().bindings.keys().copied().collect();
         indices.into_iter().for_each(|index| self.unbind(index));
         self.state.lock().node = None;
     }
 
-    /// The link goes up or down.
+    /// Records that the link goes up or down.
     pub(crate) fn set_link(&self, up: bool) {
         self.state.lock().down = (!up).then(|| self.addresses.now());
         self.addresses.set_link(self.adapter.point.mac, up);
         self.task.schedule();
     }
 
-    /// GIDs that wait.
+    /// Returns the GIDs that wait.
     pub(crate) fn inspect(&self) -> Snapshot<Vec<WaitingGid>> {
         let waiting = |(index, binding): (&u8, &Binding)| {
             let Wait { why, .. } = binding.wait?;
@@ -150,10 +151,10 @@ impl Bindings {
         }
     }
 
-    /// Makes a GID usable, or keeps it from being used. Returns why it is not.
+    /// Makes a GID usable, or suspends it if its claim waits. Returns the reason why it cannot be used.
     fn place(&self, node: &Arc<Node<Endpoint>>, index: u8, bound: BoundGid, wait: Option<Wait>) -> Option<Wait> {
         let wait = wait.or_else(|| {
-            // Another device has lost the address a moment ago, and has not looked yet.
+            // Another device has just lost the address, and its task has not removed the GID from the directory yet.
             self.directory.set_gid(node, index, Some(bound)).err()?;
             self.addresses.unbind(self.adapter.point.mac, address(bound));
             Some(Wait { why: Why::Taken, until: Some(self.addresses.now().saturating_add(AGAIN)) })
@@ -165,11 +166,11 @@ impl Bindings {
         wait
     }
 
-    /// Nothing is sent from a GID any more, or received for it, but it stays bound. `holds`: what is sent waits.
+    /// Stops sending from a GID and receiving for it, but keeps it bound. `holds`: packets sent from it wait.
     fn suspend(&self, node: &Arc<Node<Endpoint>>, index: u8, bound: BoundGid, holds: bool) {
-        // Before it is taken away, so that no sender finds nothing bound there.
+        // The GID is marked as waiting before it is removed, so that a sender never finds the index unbound.
         self.adapter.gids.wait(index, bound, holds);
-        // The index of every u8 is in the table, and nothing is bound: this cannot fail.
+        // This cannot fail: each u8 is a valid index, and removing a GID conflicts with no other binding.
         let _ = self.directory.set_gid(node, index, None);
     }
 
@@ -185,7 +186,7 @@ impl Bindings {
         adapter.log.warn(module_path!(), format_args!("the guest may not bind {}: {error}", bound.gid));
     }
 
-    /// Says that the guest has to wait, unless this is how each claim begins. Returns `true` if it did.
+    /// Logs that the guest has to wait, unless each claim begins with this wait. Returns `true` if it did.
     fn waits(&self, bound: BoundGid, wait: Wait) -> bool {
         let adapter = &self.adapter;
         let reason = match wait.why {
@@ -201,7 +202,7 @@ impl Bindings {
         true
     }
 
-    /// Looks at all bindings again: takes away what belongs to others by now, and claims again what waits.
+    /// Reviews all bindings: suspends GIDs whose address now belongs to others, and repeats claims that wait.
     fn review(&self, state: &mut State) {
         let (mac, now) = (self.adapter.point.mac, self.addresses.now());
         let is_given_up = state.down.is_some_and(|since| now.saturating_sub(since) >= HOLD);
@@ -216,12 +217,12 @@ impl Bindings {
                     binding.wait = Some(Wait { why: Why::LinkDown, until: None });
                 }
                 None if self.addresses.has_bound(mac, at) => {}
-                // The claim has ended.
+                // Another device or host has ended the claim.
                 None => {
                     self.suspend(node, index, binding.bound, false);
                     self.again(node, index, binding);
                 }
-                // It would be given up again.
+                // While the link is down, the address would be given up again.
                 Some(_) if state.down.is_some() => {}
                 Some(before) => {
                     self.again(node, index, binding);
@@ -230,12 +231,12 @@ impl Bindings {
             }
         }
         if any {
-            // What waited for the address leaves, or is lost.
+            // Queue pairs that held packets for the address send them now, or drop them.
             node.qps().iter().for_each(|endpoint| endpoint.qp().task().schedule());
         }
     }
 
-    /// Claims an address again.
+    /// Repeats the claim of an address.
     fn again(&self, node: &Arc<Node<Endpoint>>, index: u8, binding: &mut Binding) {
         let (bound, before) = (binding.bound, binding.wait);
         let later = Some(Wait { why: Why::Taken, until: Some(self.addresses.now().saturating_add(HOLD)) });
@@ -254,14 +255,14 @@ impl Bindings {
         }
     }
 
-    /// Has the task run when the next claim may be judged anew.
+    /// Arms the timer for the next time at which a claim may have another result.
     fn arm(&self, state: &mut State) {
         let held = || state.bindings.values().any(|binding| binding.wait.is_none());
         let given_up = state.down.filter(|_| held()).map(|since| since.saturating_add(HOLD));
         let waits = state.bindings.values().filter_map(|binding| binding.wait?.until);
         let waits = waits.filter(|_| state.down.is_none()).chain(given_up).min();
         if self.addresses.set_waits(self.adapter.point.mac, state.bindings.values().any(|it| it.wait.is_some())) {
-            // What it waits for may have ended before this was known.
+            // An address may have become free before this device was recorded as waiting, without waking its task.
             self.task.schedule();
         }
         let engine = &self.adapter.engine;

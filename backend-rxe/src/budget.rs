@@ -1,16 +1,16 @@
-//! How much one run may do, and what it has cost.
+//! Budget of a run, and the cost of its work.
 
-/// What a request costs beside its bytes, in bytes.
+/// Cost of a request beyond its bytes, in bytes.
 const REQUEST_COST: u64 = 512;
-/// What a run costs beside its requests, in bytes.
+/// Cost of a run beyond its requests, in bytes.
 pub(crate) const RUN_COST: u64 = 64;
 
-/// How much one run may do.
+/// Limits on the work of one run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     bytes: u64,
     requests: u32,
-    /// Bytes that were moved, which may be a packet more than there were.
+    /// Bytes that were moved, which can exceed the limit by a packet.
     used: u64,
 }
 
@@ -19,34 +19,34 @@ impl Budget {
         Self { bytes, requests, used: 0 }
     }
 
-    /// The same with no more bytes than these.
+    /// Returns the same budget with a limit of at most `bytes`.
     pub(crate) fn at_most(self, bytes: u64) -> Self {
         Self { bytes: self.bytes.min(bytes), ..self }
     }
 
-    /// Bytes that were moved.
+    /// Returns the number of bytes that were moved.
     pub(crate) const fn used(&self) -> u64 {
         self.used
     }
 
-    /// What a run cost that began with `given` and left this, in bytes.
+    /// Returns the cost, in bytes, of a run that began with `given` and left this budget.
     pub(crate) fn cost(&self, given: &Self) -> u64 {
         let requests = u64::from(given.requests.saturating_sub(self.requests)).saturating_mul(REQUEST_COST);
         self.used.saturating_add(requests).saturating_add(RUN_COST)
     }
 
-    /// What a run with this budget costs at most.
+    /// Returns the maximum cost of a run with this budget.
     pub(crate) fn most(&self) -> u64 {
         self.bytes.saturating_add(u64::from(self.requests).saturating_mul(REQUEST_COST)).saturating_add(RUN_COST)
     }
 
-    /// Returns `true` if nothing more may be started.
+    /// Returns `true` if no more work can be started.
     #[inline]
     pub(crate) const fn spent(&self) -> bool {
         self.bytes == 0 || self.requests == 0
     }
 
-    /// Bytes that may be copied in one go.
+    /// Returns the number of bytes that can be copied in one step.
     #[inline]
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes

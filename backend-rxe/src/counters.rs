@@ -1,4 +1,4 @@
-//! What an adapter counts. Hot paths count in a plain [`Tally`] that is folded into the shared [`Counters`] once a
+//! Counters of an adapter. Hot paths count in a plain [`Tally`] that is added to the shared [`Counters`] once per
 //! batch.
 
 use pvrdma_verbs::{Count, SendOp, counters};
@@ -72,7 +72,7 @@ counters! {
 }
 
 impl Tally {
-    /// Counts a request of a connected QP that has ended with success, and the `length` bytes of its message.
+    /// Counts a successful request of a connected QP, and the `length` bytes of its message.
     #[inline]
     pub(crate) fn count_request(&mut self, op: &SendOp, length: u64) {
         let (requests, bytes) = match op {
@@ -89,7 +89,7 @@ impl Tally {
         *bytes += length;
     }
 
-    /// Requests that ended with success and datagrams, bytes that left in them, and bytes that were read.
+    /// Returns the number of successful requests and datagrams, the bytes that were sent, and the bytes that were read.
     #[inline]
     pub(crate) fn moved(&self) -> [u64; 3] {
         let requests = self.rc_sends + self.rc_writes + self.rc_reads + self.rc_atomics + self.ud_sends;

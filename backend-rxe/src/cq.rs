@@ -16,13 +16,13 @@ use crate::counters::Counters;
 use crate::qp::state::{ErrorCause, StateCell};
 use crate::quota::Permit;
 
-/// A completion queue of the engine: the device's sink, and who publishes to it.
+/// A completion queue of the engine: the device's sink, and the QPs that publish to it.
 pub(crate) struct Cq {
     adapter: Arc<Adapter>,
     sink: Arc<dyn CompletionSink>,
-    /// By QPN.
+    /// Publishing QPs, by QPN.
     attached: Mutex<HashMap<u32, Weak<StateCell>>>,
-    /// It was full once. It takes nothing any more.
+    /// An overrun has happened. The queue no longer accepts entries.
     dead: AtomicBool,
     _permit: Permit,
 }
@@ -33,17 +33,17 @@ impl fmt::Debug for Cq {
     }
 }
 
-/// A completion queue at one moment.
+/// State of a completion queue at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct CqInspect {
-    /// Numbers of the QPs that publish to it, in order.
+    /// Numbers of the QPs that publish to it, in ascending order.
     qps: Snapshot<Vec<Qpn>>,
-    /// It was full once and takes nothing any more.
+    /// An overrun has happened, and the queue no longer accepts entries.
     dead: bool,
 }
 
 impl Cq {
-    /// Describes itself.
+    /// Returns the state of the queue for inspection.
     pub(crate) fn inspect(&self) -> CqInspect {
         let qps = self.attached.try_lock().map(|attached| {
             let mut qps: Vec<_> = attached.keys().map(|&qpn| Qpn::new(qpn)).collect();
@@ -65,8 +65,8 @@ impl Cq {
         self.attached.lock().remove(&qpn);
     }
 
-    /// Publishes an entry of `qp`. When there is no room, every QP of this queue goes to its error state; one that
-    /// comes to the dead queue later follows with its first entry.
+    /// Publishes an entry of `qp`. If there is no room, every QP of this queue enters its error state; a QP that is
+    /// attached to the dead queue later does so with its first entry.
     #[inline]
     pub(crate) fn push(&self, qp: &StateCell, view: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun> {
         if self.dead.load(Ordering::Relaxed) {
@@ -76,7 +76,8 @@ impl Cq {
         self.sink.complete(view, completion).inspect_err(|_| self.overrun())
     }
 
-    /// Publishes entries of `qp` in order, as [`Self::push`] does one, and returns how many there was room for.
+    /// Publishes entries of `qp` in order, as [`Self::push`] does for one. Returns the number of entries that there was
+    /// room for.
     #[inline]
     pub(crate) fn push_all(&self, qp: &StateCell, view: &DmaView<'_>, completions: &[Completion]) -> usize {
         if self.dead.load(Ordering::Relaxed) {
@@ -106,7 +107,7 @@ impl Cq {
 #[derive(Debug)]
 pub struct RxeCq(pub(crate) Arc<Cq>);
 
-/// Completions are published as they come about.
+/// Completions are published as soon as they occur.
 impl CompletionQueue for RxeCq {
     fn inspect(&self) -> Value {
         serde_json::to_value(self.0.inspect()).unwrap_or_default()

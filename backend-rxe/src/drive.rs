@@ -1,5 +1,5 @@
 // Long: one file chooses what a queue pair does next, and no other.
-//! Running queue pairs: the only place that chooses what a QP does next, and by which path.
+//! Running queue pairs: the only module that chooses the next action of a QP, and its path.
 //!
 //! | state | what runs |
 //! | --- | --- |
@@ -7,7 +7,8 @@
 //! | SQE, error | the flush ([`crate::qp`]) |
 //! | others | nothing |
 //!
-//! An [`Endpoint`] is a QP with its requester half, its route and the device's ways to others. Paths get these lent.
+//! An [`Endpoint`] is a QP with its requester half, its route and the means to reach peers of its device. Paths borrow
+//! these.
 
 use std::fmt;
 use std::sync::Arc;
@@ -45,40 +46,40 @@ use crate::sg::MemoryGuard;
 use crate::share::token_bucket::TokenBucket;
 use crate::task::{Run, Runnable, Task};
 
-/// Bytes of responses that leave before a QP ends: many acknowledgements, some data.
+/// Maximum number of bytes of responses that are sent before a QP ends: many acknowledgements, some data.
 const LAST_RESPONSES: u64 = 64 << 10;
 
-/// The requester half of a QP, and where its requests go.
+/// The requester half of a QP, with the route of its requests.
 struct SendHalf {
     requester: Requester,
     route: Route,
-    /// The cap of the queue pair, if it has one.
+    /// The rate limit of the queue pair, if it has one.
     limit: Option<Box<TokenBucket>>,
-    /// [`Share::qp_rates`](crate::share::Share::qp_rates) when the limit was made.
+    /// Value of [`Share::qp_rates`](crate::share::Share::qp_rates) when the limit was created.
     limit_made: u32,
-    /// READs and atomics beyond those that every queue pair may have outstanding, until RESET.
+    /// Memory for READs and atomics beyond those that every queue pair can have outstanding, until RESET.
     more_reads: Option<Charge>,
 }
 
-/// What a run on a thread of the device did.
+/// Result of a run on a thread of the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunElsewhere {
     /// There is more to do than the budget allows.
     pub(crate) more: bool,
-    /// What it cost, in bytes.
+    /// Cost of the run, in bytes.
     pub(crate) cost: u64,
 }
 
-/// A queue pair that runs.
+/// A queue pair that can run.
 pub(crate) struct Endpoint {
     qp: Arc<Qp>,
     fabric: Arc<Fabric>,
-    // Fair: a command must not starve behind the batches of a busy QP.
+    // The mutex is fair, so that a command does not starve behind the batches of a busy QP.
     send: FairMutex<SendHalf>,
     wire: WireSide,
 }
 
-/// A queue pair at one moment, half by half.
+/// State of a queue pair at one moment, half by half.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct EndpointInspect {
     #[serde(flatten)]
@@ -87,13 +88,13 @@ pub(crate) struct EndpointInspect {
     requester: Snapshot<SendHalfInspect>,
     /// The responder half.
     responder: Snapshot<ResponderInspect>,
-    /// What the responder half holds for the wire: `null` before the first packet of the peer.
+    /// State of the responder half for the wire: `null` before the first packet of the peer.
     wire_responder: Snapshot<Option<WireResponderInspect>>,
     /// Bytes per second that both halves may send to the wire: `null` if congestion control does not limit them.
     rate_bytes_per_s: Snapshot<Option<u64>>,
 }
 
-/// The requester half at one moment.
+/// State of the requester half at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 struct SendHalfInspect {
     #[serde(flatten)]
@@ -114,7 +115,7 @@ impl Endpoint {
         send_queue: Box<dyn SendSource>,
         recv_queue: Option<Box<dyn RecvSource>>,
     ) -> Arc<Self> {
-        // In this order: what changes meanwhile is seen by the first run.
+        // The generation is read before the limit: a change in between is noticed by the first run.
         let limit_made = parts.adapter.share.qp_rates();
         let limit = parts.adapter.share.qp_limit().map(Box::new);
         let send = SendHalf {
@@ -135,7 +136,7 @@ impl Endpoint {
         &self.qp
     }
 
-    /// Describes itself. Waits for nobody.
+    /// Returns the state of the queue pair for inspection. Does not block.
     pub(crate) fn inspect(&self) -> EndpointInspect {
         let now = self.qp.adapter.engine.now();
         let half = self.qp.task().look(&self.send, |SendHalf { requester, route, .. }| SendHalfInspect {
@@ -151,30 +152,31 @@ impl Endpoint {
         }
     }
 
-    /// How far its requests have come. `None` while a thread works on them.
+    /// Returns the progress of the requests. `None` while a thread runs them.
     pub(crate) fn progress(&self) -> Option<SendProgress> {
         self.qp.task().look(&self.send, |SendHalf { requester, route, .. }| requester.progress(route.word()))
     }
 
-    /// The rate of the QP on the wire.
+    /// Returns the rate limiter of the QP on the wire.
     pub(crate) const fn rate(&self) -> &RateLimiter {
         &self.wire.rate
     }
 
-    /// Runs the requester on a thread that has something else to do afterwards; workers do the rest.
+    /// Runs the requester on the calling thread, within a small budget; workers do the rest.
     pub(crate) fn run_inline(&self) {
         if self.run_elsewhere(self.qp.adapter.engine.inline_budget).is_none_or(|run| run.more) {
             self.qp.task().schedule();
         }
     }
 
-    /// Runs the requester on a thread of the device. `None`: the device has had its share, and workers are to do it.
+    /// Runs the requester on a thread of the device. Returns `None` if the device has used up its share, so that
+    /// workers have to run it.
     #[inline]
     fn run_elsewhere(&self, budget: Budget) -> Option<RunElsewhere> {
         let Adapter { engine, share, .. } = &*self.qp.adapter;
         let contention = &engine.ready_queue().contention;
         let may = share.may_run_elsewhere(contention) && share.throttled_until(|| engine.now()).is_none();
-        // A flush moves nothing, and who ends a queue pair wants to see it.
+        // A flush moves no data, and the guest that ends a queue pair waits for it.
         if !may && !matches!(self.qp.state(), QpState::Sqe | QpState::Error) {
             return None;
         }
@@ -187,7 +189,7 @@ impl Endpoint {
         Some(RunElsewhere { more, cost })
     }
 
-    /// Runs the requester on the thread of the port, or leaves it to workers.
+    /// Runs the requester on the port's thread, or schedules it for workers.
     pub(crate) fn run_on_port(&self, budget: Budget) -> RunElsewhere {
         self.run_elsewhere(budget).unwrap_or_else(|| {
             self.qp.task().schedule();
@@ -195,12 +197,12 @@ impl Endpoint {
         })
     }
 
-    /// Where the QP stands with the thread of the port.
+    /// Returns the state of the QP's turns on the port's thread.
     pub(crate) const fn turns(&self) -> &PortTurns {
         &self.wire.turns
     }
 
-    /// A receive was posted.
+    /// Handles a posted receive.
     pub(crate) fn receive_posted(&self) {
         self.qp.receive_posted();
         if self.qp.state() == QpState::Error {
@@ -208,7 +210,7 @@ impl Endpoint {
         }
     }
 
-    /// Runs the requester until it is dry, waits, or has used the budget up. Returns `true` if it was the budget.
+    /// Runs the requester until it is idle, blocked, or out of budget. Returns `true` if the budget ran out.
     fn run_half(&self, half: &mut SendHalf, budget: &mut Budget) -> bool {
         if self.wire.turns.release_responder()
             && let Some(port) = &self.fabric.port
@@ -253,7 +255,7 @@ impl Endpoint {
         more
     }
 
-    /// Makes the budget fit the cap of the queue pair. Returns `false` if that has it wait.
+    /// Reduces the budget to the rate limit of the queue pair. Returns `false` if the QP has to wait for the limit.
     #[cold]
     fn limit(&self, half: &mut SendHalf, budget: &mut Budget) -> bool {
         let SendHalf { requester, limit: Some(limit), .. } = half else { return true };
@@ -269,7 +271,7 @@ impl Endpoint {
         true
     }
 
-    /// Runs requests by the path that they take.
+    /// Runs requests by the path of the route.
     #[inline]
     fn run_requests(&self, half: &mut SendHalf, budget: &mut Budget, tally: &mut Tally) -> Run {
         let (qp, port) = (&*self.qp, self.fabric.port.as_deref());
@@ -288,7 +290,7 @@ impl Endpoint {
         }
     }
 
-    /// Runs requests of a connected QP whose peer is in this process, or is not known yet.
+    /// Runs requests of a connected QP whose peer is in this process, or not known yet.
     fn run_local(&self, half: &mut SendHalf, budget: &mut Budget, tally: &mut Tally) -> Run {
         let (qp, directory) = (&*self.qp, &self.fabric.directory);
         let peer = self.resolve(half);
@@ -299,7 +301,7 @@ impl Endpoint {
             return ApartStep { qp, requester, route: local, peer, generation: &generation, budget, tally }.run();
         }
         let guard = MemoryGuard::open(&qp.adapter, peer.as_ref().map(|peer| &*peer.adapter));
-        // From here on an unbind waits for us; one that came before the views has changed the generation.
+        // From here on an unbind waits until this guard is released; an unbind before that has changed the generation.
         if local.generation != directory.generation() {
             return Run::Again;
         }
@@ -310,7 +312,8 @@ impl Endpoint {
         self.leave_local(half, &guard)
     }
 
-    /// The request in flight needs a peer, and nobody here has the address: but there may be somebody elsewhere.
+    /// Handles a request in flight without a local peer: no local device owns the destination GID. Falls back to the
+    /// wire if the device has an uplink.
     #[cold]
     fn leave_local(&self, half: &mut SendHalf, guard: &MemoryGuard<'_>) -> Run {
         let SendHalf { requester, route, .. } = half;
@@ -337,14 +340,14 @@ impl Endpoint {
         Run::Idle
     }
 
-    /// Returns `true` if hosts are being asked for the address that requests are sent from: they wait without a timer
-    /// until that is known, and are run then.
+    /// Returns `true` if hosts are being probed for the source address of the requests. The requests wait without a
+    /// timer until the result is known, and are run then.
     #[cold]
     fn is_held(&self, attrs: &QpAttrs) -> bool {
         self.qp.source(attrs.av.sgid_index).is_some_and(|source| self.qp.adapter.gids.holds(source))
     }
 
-    /// The peer of a connected QP in this process. The route remembers it.
+    /// Returns the peer of a connected QP in this process, and stores it in the route.
     #[inline]
     fn resolve(&self, half: &mut SendHalf) -> Option<Arc<Qp>> {
         let generation = self.fabric.directory.generation();
@@ -375,12 +378,12 @@ impl Endpoint {
         peer
     }
 
-    /// The device of this process that has an address, if the two may talk to each other.
+    /// Returns the device of this process that owns an address, if the rules allow the two to communicate.
     fn meet(&self, from: BoundGid, to: BoundGid) -> Option<Arc<Node<Self>>> {
         self.fabric.neighbour(to).filter(|node| self.fabric.may_meet(from, node, to))
     }
 
-    /// Returns `true` if one of the two devices may not talk to the other.
+    /// Returns `true` if the rules of one of the two devices do not allow them to communicate.
     fn is_refused(&self, attrs: &QpAttrs) -> bool {
         let Some(from) = self.qp.usable_source(attrs.av.sgid_index) else { return false };
         let to = from.beside(attrs.av.dgid);
@@ -390,12 +393,12 @@ impl Endpoint {
         }
     }
 
-    /// The path of a connected QP over the wire, and the GID that it starts from, which is found by its index. `None`:
-    /// there is no way to that address, or the device may not talk to it.
+    /// Returns the path of a connected QP over the wire, and its source GID, which `source` finds by its index. `None`:
+    /// there is no route to that address, or the rules do not allow it.
     fn wire_path(&self, attrs: &QpAttrs, source: impl FnOnce(&Qp, u8) -> Option<BoundGid>) -> Option<(Path, BoundGid)> {
         self.fabric.port.as_ref()?;
         let source = source(&self.qp, attrs.av.sgid_index)?;
-        // A GID of this process is reached directly, or not at all.
+        // A GID of this process is reached by local delivery, or not at all.
         if self.fabric.neighbour(source.beside(attrs.av.dgid)).is_some() {
             return None;
         }
@@ -406,12 +409,12 @@ impl Endpoint {
         Some((Path::connected(&origin, &attrs.av, self.qp.qpn, attrs.dest_qpn)?, source))
     }
 
-    /// Flushes what the state says: in SQE the send queue, in the error state both.
+    /// Flushes the queues that the state requires: in SQE the send queue, in the error state both.
     #[cold]
     fn flush(&self, half: &mut SendHalf, budget: &mut Budget, tally: &mut Tally) -> Run {
         let qp = &*self.qp;
         if qp.state() == QpState::Error {
-            // Without guest memory: who is told may take a moment.
+            // No guest memory is held here, because the observer of failures may take a while.
             qp.tell_failure(&half.requester.attrs);
         }
         let guard = MemoryGuard::open(&qp.adapter, None);
@@ -428,11 +431,11 @@ impl Endpoint {
         if state == QpState::Error && !qp.responder.lock().flush(qp, view, budget, tally) {
             return Run::More;
         }
-        // Between two steps an SQE QP may have got an error of its responder.
+        // An SQE QP may have entered the error state between two steps, because of its responder.
         if state == qp.state() { Run::Idle } else { Run::Again }
     }
 
-    /// The largest path MTU that the port has.
+    /// Returns the largest path MTU of the port.
     fn port_mtu(&self) -> Mtu {
         self.fabric.port.as_ref().map_or(PORT_MTU, |port| port.path_mtu())
     }
@@ -440,7 +443,7 @@ impl Endpoint {
     /// Executes a modify command.
     pub(crate) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
         let result = self.modify_locked(new, mask);
-        // Doorbells that found the requester busy, requests that may start in the new state, and the flush.
+        // Handles doorbells that found the requester busy, requests that can start in the new state, and the flush.
         self.run_inline();
         result
     }
@@ -466,12 +469,13 @@ impl Endpoint {
             }
             Modified::Error => {}
             Modified::Attributes(attrs) => {
-                // Nothing leaves from an address that may not be used, but it may be used later.
+                // Packets cannot be sent from an address that is waiting, but the path is set up for the time when the
+                // address can be used.
                 let path = NewPath::of(self.wire_path(&attrs, Qp::source), mask);
                 match route {
                     Route::Unresolved(local) | Route::Local(local) => local.forget(),
                     Route::Wire(wire) => wire.set_attrs(&self.qp, &attrs, path),
-                    // Both senders have the key.
+                    // Both datagram senders keep a copy of the Q_Key.
                     Route::Datagram(_) => *route = Route::new(self.qp.qp_type),
                 }
                 self.wire.set_attrs(&attrs, path);
@@ -480,8 +484,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Pays for what is remembered of READs and atomics on the wire. Queues that have grown stay, so nothing is given
-    /// back before RESET.
+    /// Charges the memory for READs and atomics on the wire. Queues that have grown do not shrink, so the charge is not
+    /// released before RESET.
     fn pay_for_reads(
         &self,
         paid: &mut Option<Charge>,
@@ -501,15 +505,15 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Sends what the responder owes, before the QP ends. A guest sees a message before the port's thread has
-    /// acknowledged it, and a program that ends with the last one would leave its peer to retry for ever.
+    /// Sends the responses that the responder owes, before the QP ends. A guest sees a message before the port's thread
+    /// has acknowledged it: if a program ended immediately after the last message, its peer would retry forever.
     fn send_owed(&self) {
         if let Some(port) = &self.fabric.port {
             self.respond(port, LAST_RESPONSES, &mut 0);
         }
     }
 
-    /// Ends the QP. When this returns nothing uses its rings, its requests' memory or its CQs on its behalf.
+    /// Ends the QP. After this returns, no thread uses its rings, the memory of its requests or its CQs on its behalf.
     pub(crate) fn destroy(&self, node: &Node<Self>) {
         let _guard = EndOnPanic::new("the end of a queue pair");
         self.send_owed();
@@ -528,22 +532,22 @@ impl Endpoint {
         self.qp.detach();
     }
 
-    /// Gives a response of the peer to the requester, if that is on the wire. It goes on when it is run next, which the
-    /// caller sees to.
+    /// Passes a response of the peer to the requester, if that is on the wire. The caller schedules the next run of the
+    /// requester.
     pub(crate) fn take_response(&self, port: &Port, packet: &Packet<'_>) -> Result<(), DropReason> {
         let (taken, left) = self.qp.task().hold(&self.send, |SendHalf { requester, route, .. }| match route {
             Route::Wire(wire) => wire.take_response(port, &self.qp, requester, packet),
             _ if self.qp.state.sends() => Err(DropReason::Address),
             _ => Err(DropReason::State),
         });
-        // For a response that is dropped nobody runs the QP.
+        // The caller does not run the QP for a response that was dropped.
         if left && taken.is_err() {
             self.qp.task().schedule();
         }
         taken
     }
 
-    /// Gives requests of the peer to the responder, and says of each whether it was taken.
+    /// Passes requests of the peer to the responder, and reports for each whether it was accepted.
     pub(crate) fn take_requests<'p>(
         &self,
         port: &Port,
@@ -553,13 +557,13 @@ impl Endpoint {
         self.wire.take_requests(port, &self.qp, packets, |attrs| self.wire_path(attrs, Qp::usable_source), taken);
     }
 
-    /// Sends what the responder owes to the wire, at least a packet and about `most` bytes, and adds to `sent`. Returns
-    /// `false` if it wants another turn.
+    /// Sends responses that the responder owes to the wire, at least one packet and about `most` bytes, and adds their
+    /// bytes to `sent`. Returns `false` if there are more.
     pub(crate) fn respond(&self, port: &Port, most: u64, sent: &mut u64) -> bool {
         self.wire.respond(port, &self.qp, most, sent)
     }
 
-    /// Where requests go, and to which QP, if that is the wire.
+    /// Returns the path of requests and the peer's QPN, if the peer is on the wire.
     pub(crate) fn request_path(&self) -> Option<(Path, Qpn)> {
         let (path, left) = self.qp.task().hold(&self.send, |half| match &half.route {
             Route::Wire(wire) => Some(wire.path()),
@@ -571,18 +575,18 @@ impl Endpoint {
         path
     }
 
-    /// Where responses go, and to which QP, if there were requests from the wire.
+    /// Returns the path of responses and the peer's QPN, if there were requests from the wire.
     pub(crate) fn response_path(&self) -> Option<(Path, Qpn)> {
         self.wire.path()
     }
 
-    /// Holds the requester half, as a thread that runs it does.
+    /// Locks the requester half, as a thread that runs it does.
     #[cfg(test)]
     pub(crate) fn hold_requester(&self) -> impl Drop + '_ {
         self.send.lock()
     }
 
-    /// Packets from the wire that wait and responses that are owed, if there were requests from there.
+    /// Returns the numbers of deferred packets and of owed responses, if there were requests from the wire.
     #[cfg(test)]
     pub(crate) fn wire_load(&self) -> Option<(usize, usize)> {
         self.wire.load()

@@ -14,14 +14,14 @@ use crate::ready_queue::ReadyQueue;
 use crate::task::Task;
 use crate::timer::TimerKey;
 
-/// What workers and adapters share.
+/// State that workers and adapters share.
 #[derive(Debug)]
 pub(crate) struct Engine {
     ready: Arc<ReadyQueue>,
     clock: Arc<dyn Clock>,
-    /// For a run on a worker.
+    /// Budget of a run on a worker.
     worker_budget: Budget,
-    /// For a run on a thread that has something else to do afterwards.
+    /// Budget of a run on a thread that has other work to do afterwards.
     pub(crate) inline_budget: Budget,
 }
 
@@ -30,7 +30,7 @@ impl Engine {
         Self { ready: Arc::default(), clock, worker_budget, inline_budget }
     }
 
-    /// Where tasks of this engine are scheduled.
+    /// Returns the ready queue of this engine.
     pub(crate) const fn ready_queue(&self) -> &Arc<ReadyQueue> {
         &self.ready
     }
@@ -39,17 +39,17 @@ impl Engine {
         self.clock.now()
     }
 
-    /// Schedules a task for `deadline`, in place of an older timer of it.
+    /// Schedules a task for `deadline`, in place of an older timer of the task.
     pub(crate) fn arm(&self, task: &Arc<Task>, deadline: Duration, old: Option<TimerKey>) -> TimerKey {
         self.ready.arm(task, deadline, old)
     }
 
-    /// Takes a timer back: those of dead tasks would keep their memory until they fire, which may be hours.
+    /// Removes a timer. Timers of dead tasks would keep their memory until they fire, which may take hours.
     pub(crate) fn disarm(&self, key: TimerKey) {
         self.ready.queue.lock().timers.remove(key);
     }
 
-    /// The earliest deadline.
+    /// Returns the earliest deadline.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         self.ready.queue.lock().next_deadline()
     }
@@ -63,7 +63,7 @@ impl Engine {
         true
     }
 
-    /// Runs a task. Returns what that cost, and whether it belongs back on the queue.
+    /// Runs a task. Returns its cost, and whether it has to go back to the queue.
     fn run(&self, task: &Arc<Task>) -> (u64, bool) {
         let (share, began) = (task.share(), self.clock.now());
         let given = share.limit(self.worker_budget, || began);
@@ -80,10 +80,11 @@ impl Engine {
         while !queue.stopping {
             let next = if queue.is_empty() { None } else { queue.take(self.clock.now(), self.worker_budget.most()) };
             if let Some(taken) = next {
-                // What a task runs may end with it, and that must not happen under the queue's lock.
+                // The run may drop the last reference to the task's object, which must not be dropped under the lock of
+                // the queue.
                 let (cost, more) = MutexGuard::unlocked(&mut queue, || self.run(&taken.task));
-                // What is left waits for its turn behind the others. Nobody is woken for it: this thread looks at the
-                // queue next, and a long transfer stays on one processor while there is nothing else to do.
+                // Work that is left waits behind the other tasks. No other worker is woken for it: this thread checks
+                // the queue next, and a long transfer stays on one processor while there is no other work.
                 queue.finish(taken, cost, more);
                 continue;
             }
@@ -101,7 +102,7 @@ impl Engine {
     }
 }
 
-/// The worker threads. Dropping them ends them.
+/// The worker threads. Dropping them ends the threads.
 #[derive(Debug)]
 pub(crate) struct Workers {
     engine: Arc<Engine>,
@@ -125,7 +126,7 @@ impl Drop for Workers {
         self.engine.ready.queue.lock().stopping = true;
         self.engine.ready.work.notify_all();
         for thread in self.threads.drain(..) {
-            // A worker may hold the last reference to everything; it cannot wait for itself and ends on its own.
+            // A worker may drop the last reference to the backend. It cannot join itself, and ends after this.
             if thread.thread().id() != thread::current().id() && thread.join().is_err() {
                 // Log: the last of this thread.
                 log::error!("a worker thread of the adapter panicked");

@@ -1,4 +1,4 @@
-//! What the queue pairs of a device can reach, and who may talk to whom.
+//! Reachability of peers for the queue pairs of a device, and the rules for it.
 
 use std::sync::Arc;
 
@@ -13,28 +13,28 @@ use crate::path::directory::{Directory, Node};
 use crate::path::wire::peer_window::PeerWindows;
 use crate::port::Port;
 
-/// What the queue pairs of a device can reach, and how.
+/// Peers that the queue pairs of a device can reach, and the means to reach them.
 #[derive(Debug)]
 pub(crate) struct Fabric {
-    /// The device.
+    /// The device itself.
     pub(crate) own: Arc<Adapter>,
-    /// Everybody in this process.
+    /// All devices in this process.
     pub(crate) directory: Arc<Directory<Endpoint>>,
-    /// Others in this process are reached directly. Otherwise only the device itself is.
+    /// Other devices in this process are reached by local delivery. Otherwise only the device itself is.
     pub(crate) local: bool,
-    /// The way to other hosts, if the device is plugged in.
+    /// The port to other hosts, if the device is plugged in.
     pub(crate) port: Option<Arc<Port>>,
-    /// What is in flight on it, by peer.
+    /// Congestion windows on the port, by peer.
     pub(crate) windows: PeerWindows,
 }
 
 impl Fabric {
-    /// The device that has a GID, if it is reached directly.
+    /// Returns the device that owns a GID, if it is reached by local delivery.
     pub(crate) fn neighbour(&self, gid: BoundGid) -> Option<Arc<Node<Endpoint>>> {
         self.directory.find(gid).filter(|node| self.local || node.adapter.id == self.own.id)
     }
 
-    /// Returns `true` if neither device minds the other. One may always talk to itself.
+    /// Returns `true` if both devices' peer rules allow the connection. Loopback is always allowed.
     pub(crate) fn may_meet(&self, from: BoundGid, node: &Node<Endpoint>, to: BoundGid) -> bool {
         let theirs = &node.adapter;
         theirs.id == self.own.id || self.own.rules.allow_peer(to.gid) && theirs.rules.allow_peer(from.gid)

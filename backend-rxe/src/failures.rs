@@ -1,4 +1,4 @@
-//! Who is told of queue pairs that fail.
+//! Observers of failed queue pairs.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,20 +7,20 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, RwLock};
 use pvrdma_verbs::{Gid, MacAddr, Qpn};
 
-/// A queue pair that has gone to its error state, not by its guest.
+/// A queue pair that has entered its error state, for a reason other than a command of its guest.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct QpFailure {
-    /// Which.
+    /// Number of the queue pair.
     pub qpn: Qpn,
-    /// Its peer, if it is connected.
+    /// Address of its peer, if it is connected.
     pub peer: Gid,
-    /// Who ended it and what happened before, in words.
+    /// Cause and preceding events, as text.
     pub history: String,
 }
 
 type Observer = Box<dyn Fn(&QpFailure) + Send + Sync>;
 
-/// Who is told, if anybody.
+/// Observer of a device, if there is one.
 #[derive(Default)]
 pub(crate) struct FailureObserver(RwLock<Option<Observer>>);
 
@@ -38,12 +38,12 @@ impl FailureObserver {
     }
 }
 
-/// Those of devices, by address.
+/// Observers of devices, by MAC address.
 #[derive(Debug, Default)]
 pub(crate) struct FailureObservers(Mutex<HashMap<MacAddr, Weak<FailureObserver>>>);
 
 impl FailureObservers {
-    /// That of a device.
+    /// Returns the observer of a device.
     pub(crate) fn of(&self, mac: MacAddr) -> Arc<FailureObserver> {
         let mut observers = self.0.lock();
         if let Some(observer) = observers.get(&mac).and_then(Weak::upgrade) {
@@ -56,7 +56,7 @@ impl FailureObservers {
     }
 }
 
-/// Somebody who is told, until this is dropped.
+/// Handle for an observer, which is removed on drop.
 #[derive(Debug)]
 pub struct ObservedFailures(Arc<FailureObserver>);
 

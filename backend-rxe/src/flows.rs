@@ -1,8 +1,8 @@
-//! What a device's queue pairs moved, by peer and by the road to it.
+//! Traffic of a device's queue pairs, by peer and path.
 //!
-//! Requests of the device count, not those of its peers: each flow is in the books of who asks. There are so many flows
-//! for a device; when another one comes the smallest that no queue pair uses is added to the rest, so that the sum over
-//! all flows is never less than it was.
+//! Only requests of the device count, not those of its peers: each flow belongs to the requester. The number of flows
+//! of a device is limited. When a new one is needed, the smallest flow that no queue pair uses is added to the rest, so
+//! that the sum over all flows never decreases.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -11,23 +11,23 @@ use parking_lot::Mutex;
 use pvrdma_verbs::{Count, Gid, MacAddr};
 use serde::{Deserialize, Serialize};
 
-/// Flows of a device that are told apart.
+/// Maximum number of separate flows of a device.
 const MOST: usize = 32;
 
-/// How requests get to a peer.
+/// Path of requests to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Road {
-    /// By a copy, to a device of the same process.
+    /// Local delivery: a copy to a device in the same process.
     Local,
-    /// In packets.
+    /// Packets on the wire.
     Wire,
 }
 
 impl Road {
     const ALL: [Self; 2] = [Self::Local, Self::Wire];
 
-    /// One word.
+    /// Returns the name of the path.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Local => "local",
@@ -36,22 +36,22 @@ impl Road {
     }
 }
 
-/// What was moved to a peer and from it, at a moment.
+/// Traffic to and from a peer, at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlowCount {
-    /// Its address. `None`: all those that are not told apart.
+    /// Address of the peer. `None`: all flows that are not counted separately.
     pub peer: Option<Gid>,
-    /// How requests get there.
+    /// Path of the requests.
     pub road: Road,
-    /// Requests that ended with success, and datagrams.
+    /// Number of requests that succeeded, and of datagrams.
     pub requests: u64,
-    /// Bytes in sends, writes and datagrams.
+    /// Bytes of sends, writes and datagrams.
     pub bytes_out: u64,
     /// Bytes that were read.
     pub bytes_in: u64,
 }
 
-/// A flow.
+/// Counters of a flow.
 #[derive(Debug, Default)]
 pub(crate) struct Flow {
     requests: Count,
@@ -81,19 +81,20 @@ impl Flow {
 #[derive(Debug, Default)]
 pub(crate) struct FlowTable {
     flows: Mutex<Vec<(Gid, Road, Arc<Flow>)>>,
-    /// The rest, by road.
+    /// All other flows, by path.
     others: [Arc<Flow>; 2],
 }
 
 impl FlowTable {
-    /// The flow to a peer, for as long as somebody counts in it.
+    /// Returns the flow to a peer. It stays in the table as long as the result is in use.
     pub(crate) fn flow(&self, peer: Gid, road: Road) -> Arc<Flow> {
         let mut flows = self.flows.lock();
         if let Some((.., flow)) = flows.iter().find(|(known, by, _)| (*known, *by) == (peer, road)) {
             return Arc::clone(flow);
         }
         if flows.len() >= MOST {
-            // Nobody else has it, and nobody can get it while we look.
+            // A flow with one reference is used by the table only, and no thread can get another reference while the
+            // table is locked.
             let unused = flows.iter().enumerate().filter(|(_, (.., flow))| Arc::strong_count(flow) == 1);
             let Some((at, _)) = unused.min_by_key(|(_, (.., flow))| flow.bytes()) else { return self.rest(road) };
             let (_, by, gone) = flows.swap_remove(at);
@@ -113,9 +114,9 @@ impl FlowTable {
         })
     }
 
-    /// All that moved something, those first that moved most, and the rest behind them.
+    /// Returns all flows with traffic, in descending order of bytes, with the rest at the end.
     fn counts(&self) -> Vec<FlowCount> {
-        // The rest with the same lock: a flow is in one place or the other.
+        // The rest is read under the same lock, so that each flow is counted in exactly one of the two.
         let flows = self.flows.lock();
         let mut counts: Vec<_> = flows.iter().map(|(peer, road, flow)| flow.count(Some(*peer), *road)).collect();
         counts.sort_by_key(|count| std::cmp::Reverse(count.bytes_out.saturating_add(count.bytes_in)));
@@ -125,29 +126,30 @@ impl FlowTable {
     }
 }
 
-/// Where a queue pair counts: the flow that it counted in last. Those that move nothing do not pay for it.
+/// The last flow of a queue pair, which is usually that of the next request, too. A queue pair without requests does
+/// not allocate it.
 #[derive(Debug, Default)]
 pub(crate) struct LastFlow(Option<Box<(Gid, Road, Arc<Flow>)>>);
 
 impl LastFlow {
-    /// The flow to this peer.
+    /// Returns the flow to this peer.
     #[inline]
     pub(crate) fn to(&mut self, table: &FlowTable, peer: Gid, road: Road) -> &Flow {
         let known = self.0.as_ref().is_some_and(|last| (last.0, last.1) == (peer, road));
         if !known {
-            // First, so that the old one can make room.
+            // The old flow is released first, so that it can make room for the new one.
             self.0 = None;
         }
         &self.0.get_or_insert_with(|| Box::new((peer, road, table.flow(peer, road)))).2
     }
 }
 
-/// The flows of devices, by address.
+/// The flows of devices, by MAC address.
 #[derive(Debug, Default)]
 pub(crate) struct FlowTables(Mutex<HashMap<MacAddr, Weak<FlowTable>>>);
 
 impl FlowTables {
-    /// The flows of a device.
+    /// Returns the flows of a device.
     pub(crate) fn of(&self, mac: MacAddr) -> Arc<FlowTable> {
         let mut tables = self.0.lock();
         if let Some(table) = tables.get(&mac).and_then(Weak::upgrade) {
@@ -160,12 +162,12 @@ impl FlowTables {
     }
 }
 
-/// What a device moved, over all its drivers.
+/// Handle for the traffic of a device, which survives restarts of its driver.
 #[derive(Clone, Debug)]
 pub struct DeviceFlows(pub(crate) Arc<FlowTable>);
 
 impl DeviceFlows {
-    /// All flows that moved something: those first that moved most.
+    /// Returns all flows with traffic, in descending order of bytes.
     pub fn counts(&self) -> Vec<FlowCount> {
         self.0.counts()
     }

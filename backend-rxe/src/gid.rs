@@ -1,4 +1,4 @@
-//! GIDs as they are bound, and the table of those of one adapter.
+//! Bound GIDs, and the GID table of an adapter.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,18 @@ use serde::Serialize;
 
 use crate::limits::GID_INDICES;
 
-/// A GID as it is bound. All of it is part of the address: RoCE v1 does not reach v2, nor one VLAN another.
+/// A bound GID. All fields are part of the address: RoCE v1 does not reach RoCE v2, nor one VLAN another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct BoundGid {
     pub(crate) gid: Gid,
     #[serde(rename = "type")]
     pub(crate) kind: GidType,
-    /// Its VLAN. Packets of no VLAN have no tag, or one for their priority.
+    /// VLAN of the GID. Packets without a VLAN are untagged, or have a priority tag.
     pub(crate) vlan: Option<u16>,
 }
 
 impl BoundGid {
-    /// A GID as packets of this kind carry it.
+    /// Returns the GID that packets of this kind carry.
     pub(crate) const fn on_network(network: NetworkType, gid: Gid, vlan: Option<u16>) -> Self {
         let kind = match network {
             NetworkType::RoceV1 => GidType::RoceV1,
@@ -28,7 +28,7 @@ impl BoundGid {
         Self { gid, kind, vlan }
     }
 
-    /// Another GID on the same network.
+    /// Returns another GID on the same network.
     pub(crate) const fn beside(self, gid: Gid) -> Self {
         Self { gid, ..self }
     }
@@ -43,18 +43,18 @@ pub(crate) struct GidInspect {
     bound: BoundGid,
 }
 
-/// A GID that the guest has bound and may not use yet.
+/// A GID that the guest has bound and cannot use yet.
 #[derive(Clone, Copy, Debug)]
 struct WaitingGid {
     gid: BoundGid,
-    /// What is sent from it waits as well, because it will be known in a moment whether the guest gets it.
+    /// Packets sent from it wait as well, because a probe will soon show whether the guest gets it.
     holds: bool,
 }
 
 /// The GID table of an adapter (IBA 14.2.5.7).
 #[derive(Debug)]
 pub(crate) struct GidTable {
-    /// Those that may be used.
+    /// GIDs that can be used.
     bound: RwLock<Box<[Option<BoundGid>]>>,
     waiting: RwLock<BTreeMap<u8, WaitingGid>>,
 }
@@ -67,7 +67,7 @@ impl Default for GidTable {
 }
 
 impl GidTable {
-    /// What is bound, in the order of the table.
+    /// Returns the bound GIDs, in the order of the table.
     pub(crate) fn inspect(&self) -> Snapshot<Vec<GidInspect>> {
         let entries = self.bound.try_read().map(|table| {
             let bound = table.iter().enumerate();
@@ -76,34 +76,34 @@ impl GidTable {
         entries.into()
     }
 
-    /// What is bound at an index and may be used.
+    /// Returns the GID at an index, if it is bound and can be used.
     pub(crate) fn get(&self, index: u8) -> Option<BoundGid> {
         self.bound.read().get(usize::from(index)).copied().flatten()
     }
 
-    /// What is bound at an index, whether it may be used or not.
+    /// Returns the GID that is bound at an index, whether it can be used or not.
     pub(crate) fn source(&self, index: u8) -> Option<BoundGid> {
         self.get(index).or_else(|| self.waiting.read().get(&index).map(|waiting| waiting.gid))
     }
 
-    /// Returns `true` if what is sent from a GID waits until it is known whether the guest gets it.
+    /// Returns `true` if packets sent from a GID wait until it is known whether the guest gets it.
     #[cold]
     pub(crate) fn holds(&self, gid: BoundGid) -> bool {
         self.waiting.read().values().any(|waiting| waiting.holds && waiting.gid == gid)
     }
 
-    /// What is bound at an index may not be used yet.
+    /// Marks the GID that is bound at an index as waiting.
     pub(crate) fn wait(&self, index: u8, gid: BoundGid, holds: bool) {
         self.waiting.write().insert(index, WaitingGid { gid, holds });
     }
 
-    /// Nothing that is bound at an index waits.
+    /// Removes the mark that the GID at an index waits.
     pub(crate) fn stop_waiting(&self, index: u8) {
         self.waiting.write().remove(&index);
     }
 
-    /// Returns `true` if the GID is bound with this encapsulation and VLAN at an index, where it is most often, or at
-    /// another one: an address that was removed and added again may have moved.
+    /// Returns `true` if the GID is bound with this encapsulation and VLAN. Looks at `index` first, where it usually
+    /// is, then at the others: an address that was removed and added again may have moved.
     #[inline]
     pub(crate) fn contains_at(&self, index: u8, gid: BoundGid) -> bool {
         let bound = self.bound.read();
@@ -121,7 +121,7 @@ impl GidTable {
         self.bound.read().iter().flatten().any(|bound| bound.gid == gid.gid && bound.kind == gid.kind && *bound != gid)
     }
 
-    /// The table, for changing it.
+    /// Returns the table for modification.
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, Box<[Option<BoundGid>]>> {
         self.bound.write()
     }

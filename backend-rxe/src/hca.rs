@@ -1,4 +1,4 @@
-//! Adapters and their objects, as devices see them.
+//! Adapters and their objects, as devices use them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,7 +32,7 @@ use crate::quota::{Permit, Quota};
 use crate::shared::Shared;
 use crate::srq::{RxeSrq, Srq};
 
-/// One adapter. Dropping it takes its GIDs out of the directory; its QPs are inert from then on.
+/// An adapter. Dropping it removes its GIDs from the directory, and makes its QPs inert.
 #[derive(Debug)]
 pub struct RxeHca {
     node: Arc<Node<Endpoint>>,
@@ -41,33 +41,33 @@ pub struct RxeHca {
     pds: Quota,
     cqs: Quota,
     srqs: Quota,
-    /// Domains are told apart by their numbers alone, so that none may come twice.
+    /// Number of the next protection domain. Only numbers distinguish domains, so they are never reused.
     next_pd: AtomicU64,
-    /// Keeps the workers.
+    /// Keeps the workers alive.
     shared: Arc<Shared>,
-    /// What its port may come to hold.
+    /// Charge for the queues of its port.
     _queues: Option<Charge>,
 }
 
-/// Bytes of a queue pair in tables, timers, queues of those who wait, and lists of SGEs; what the heap needs.
+/// Bytes of a queue pair in tables, timers, wait queues and SGE lists, and overhead of the heap.
 const QP_BESIDE: usize = 1024;
 
-/// An adapter at one moment.
+/// State of an adapter at one moment.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 struct HcaInspect {
-    /// The GID table as it is bound, with the VLAN of the port.
+    /// The bound entries of the GID table, with the VLAN of the port.
     gids: Snapshot<Vec<GidInspect>>,
-    /// GIDs that the guest has bound and may not use yet.
+    /// GIDs that the guest has bound and cannot use yet.
     waiting_gids: Snapshot<Vec<WaitingGid>>,
     /// Bytes of packets that are kept for later.
     kept_packet_bytes: u64,
-    /// The way to other hosts, if the device is plugged in.
+    /// Port to other hosts, if the device is plugged in.
     port: Option<PortInspect>,
 }
 
 impl RxeHca {
     /// # Errors
-    /// The device may not make this process keep what its port needs.
+    /// The budget of the device does not cover the queues of its port.
     pub(crate) fn new(context: DeviceContext, shared: Arc<Shared>) -> Result<Self, VerbsError> {
         let id = shared.next_adapter.fetch_add(1, Ordering::Relaxed);
         let port = shared.ports.get(context.mac);
@@ -199,7 +199,7 @@ impl Hca for RxeHca {
             }
             QpType::Rc | QpType::Ud => init.qpn,
         };
-        // A QP with an SRQ has no receives of its own, even if the caller brought a ring.
+        // A QP with an SRQ has no receive ring, even if the caller passed one.
         let srq = init.srq.map(|srq| Arc::clone(&srq.0));
         let recv_queue = init.recv_queue.filter(|_| srq.is_none());
         let parts = QpParts {
@@ -222,10 +222,10 @@ impl Hca for RxeHca {
     fn bytes_of(&self, object: Object) -> u64 {
         let bytes = match object {
             Object::Pd => 0,
-            // Its slot, of a table that may have doubled.
+            // Includes its slot in a table that may have doubled.
             Object::Mr => size_of::<Mr>() + 64,
             Object::Cq => size_of::<Cq>(),
-            // Whom it may have to wake.
+            // Its list of waiters is charged with the QPs.
             Object::Srq(_) => size_of::<Srq>(),
             Object::Qp(caps) => {
                 let wire = self.fabric.port.is_some().then(|| wire::first_bytes(caps.max_send_sge));
@@ -275,7 +275,7 @@ pub struct RxePd {
 
 #[cfg(test)]
 impl RxeHca {
-    /// As if so many domains had been made.
+    /// Sets the number of domains that were created so far.
     pub(crate) fn count_domains(&self, count: u64) {
         self.next_pd.store(count, Ordering::Relaxed);
     }
@@ -303,7 +303,7 @@ impl MemoryRegion for RxeMr {
     }
 
     fn inspect(&self) -> Value {
-        // `null` once it is destroyed.
+        // `null` once the region is destroyed.
         let shown: Snapshot<_> = self.adapter.mrs.try_read().map(|mrs| mrs.inspect(self.key)).into();
         serde_json::to_value(shown).unwrap_or_default()
     }
@@ -312,7 +312,7 @@ impl MemoryRegion for RxeMr {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
-        // It waits for every copy in flight, and unpins when nothing is locked.
+        // Removal waits for every copy in flight, and the pages are unpinned after all locks are released.
         drop(self.adapter.mrs.remove(self.key));
     }
 }
@@ -323,7 +323,7 @@ impl Drop for RxeMr {
     }
 }
 
-/// A queue pair. Dropping it ends it.
+/// A queue pair. Dropping it destroys the QP.
 #[derive(Debug)]
 pub struct RxeQp {
     pub(crate) endpoint: Arc<Endpoint>,

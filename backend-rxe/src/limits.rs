@@ -6,24 +6,24 @@ use pvrdma_verbs::{HcaLimits, Mtu};
 
 /// Path MTU of local delivery, the largest there is.
 pub(crate) const PORT_MTU: Mtu = Mtu::M4096;
-/// RDMA reads and atomics outstanding per QP that may be asked for.
+/// Maximum number of outstanding RDMA reads and atomics of a QP.
 pub(crate) const MAX_RD_ATOMIC: u8 = 128;
-/// Queue pairs of an adapter.
+/// Maximum number of queue pairs of an adapter.
 pub(crate) const MAX_QP: u32 = 65_535;
-/// Completion queues of an adapter.
+/// Maximum number of completion queues of an adapter.
 pub(crate) const MAX_CQ: u32 = 65_535;
-/// Shared receive queues of an adapter.
+/// Maximum number of shared receive queues of an adapter.
 pub(crate) const MAX_SRQ: u32 = 65_535;
-/// Protection domains of an adapter.
+/// Maximum number of protection domains of an adapter.
 pub(crate) const MAX_PD: u32 = 65_535;
-/// Memory regions of an adapter.
+/// Maximum number of memory regions of an adapter.
 pub(crate) const MAX_MR: u32 = 1 << 17;
-/// Entries of the GID table: as many as an index of eight bits names.
+/// Number of entries of the GID table: all values of an eight-bit index.
 pub(crate) const GID_INDICES: usize = 256;
-/// Numbers of VLANs (IEEE 802.1Q table 9-2).
+/// Valid VLAN identifiers (IEEE 802.1Q table 9-2).
 pub(crate) const VLANS: RangeInclusive<u16> = 1..=4094;
 
-/// What a guest may ask for.
+/// Returns the limits that the guest sees.
 pub(crate) const fn hca_limits() -> HcaLimits {
     HcaLimits {
         max_qp: MAX_QP,

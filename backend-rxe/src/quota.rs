@@ -1,11 +1,11 @@
-//! A limited number of objects.
+//! Limits on the number of objects.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use pvrdma_verbs::VerbsError;
 
-/// How many objects of a kind there may be.
+/// Limit on the number of objects of a kind.
 #[derive(Debug)]
 pub(crate) struct Quota {
     used: Arc<AtomicU32>,
@@ -14,7 +14,7 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
-    /// `what` names the objects in the error.
+    /// Creates a quota. `what` is the name of the objects in the error.
     pub(crate) fn new(limit: u32, what: &'static str) -> Self {
         Self { used: Arc::default(), limit, what }
     }
@@ -22,7 +22,7 @@ impl Quota {
     /// Counts one more object, until the permit is dropped.
     ///
     /// # Errors
-    /// There are as many as there may be.
+    /// The limit is reached.
     pub(crate) fn take(&self) -> Result<Permit, VerbsError> {
         self.used
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
@@ -33,7 +33,7 @@ impl Quota {
     }
 }
 
-/// One object's place in a [`Quota`].
+/// The place of an object in a [`Quota`], released on drop.
 #[derive(Debug)]
 pub(crate) struct Permit(Arc<AtomicU32>);
 

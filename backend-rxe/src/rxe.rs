@@ -1,4 +1,4 @@
-//! The backend: what all adapters of a process share.
+//! The backend: creates adapters, and holds the state that they share.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,30 +21,30 @@ use crate::share::{DeviceShare, ShareConfig, Shares};
 use crate::shared::Shared;
 use pvrdma_link::{Clock, MonotonicClock};
 
-/// How the engine runs.
+/// Configuration of the engine.
 #[derive(Clone, Debug)]
 pub struct RxeConfig {
-    /// Worker threads. With 0 nothing runs by itself: call [`Rxe::run_ready`].
+    /// Number of worker threads. With 0, nothing runs by itself: call [`Rxe::run_ready`].
     pub workers: usize,
     /// Bytes that a doorbell moves on the calling thread before it leaves the rest to a worker.
     pub inline_bytes: u64,
     /// Requests that a doorbell runs on the calling thread.
     pub inline_requests: u32,
-    /// Bytes that a worker moves for one QP before it turns to the next one. Also the longest time, in bytes, that an
-    /// unmap or a destroy command has to wait.
+    /// Bytes that a worker moves for one QP before it continues with the next one. This also bounds the time that an
+    /// unmap or destroy command has to wait.
     pub worker_bytes: u64,
-    /// Requests that a worker runs for one QP before it turns to the next one.
+    /// Requests that a worker runs for one QP before it continues with the next one.
     pub worker_requests: u32,
-    /// Where time comes from.
+    /// Source of time.
     pub clock: Arc<dyn Clock>,
-    /// What ports do with VLAN tags.
+    /// Treatment of VLAN tags by ports.
     pub vlan: VlanMode,
-    /// Devices reach each other directly. Otherwise all that one sends to another goes through their uplinks.
+    /// Devices reach each other by local delivery. Otherwise all packets between devices take their uplinks.
     pub local: bool,
-    /// Threads of each port that take frames from its links, at least one. The packets of a queue pair are for one of
-    /// them at a time. Without workers ports have no threads, but as many receive queues.
+    /// Number of threads of each port that read frames from its links, at least one. Only one of them at a time handles
+    /// the packets of a queue pair. Without workers, ports have no threads, but this number of receive queues.
     pub port_threads: usize,
-    /// All ports are at one link, and have its room together: when one finds none, the others do not try.
+    /// All ports share one link and its room: when one port finds none, the others do not try.
     pub one_uplink: bool,
 }
 
@@ -52,7 +52,8 @@ impl Default for RxeConfig {
     fn default() -> Self {
         Self {
             workers: std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4)),
-            // A tenth to a quarter of a millisecond: less than a hand-over to a worker that has to wake up would win.
+            // These take 100 to 250 microseconds: less would cost more for handing over to a sleeping worker than it
+            // gains.
             inline_bytes: 1 << 20,
             inline_requests: 256,
             worker_bytes: 1 << 20,
@@ -66,18 +67,18 @@ impl Default for RxeConfig {
     }
 }
 
-/// A host beyond the uplink uses an address that a device holds.
+/// Conflict: a host beyond the uplink uses an address that a device holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AddressConflict {
     /// The address.
     pub address: Gid,
     /// Its VLAN.
     pub vlan: Option<u16>,
-    /// The device keeps the address: it is listed, or its rule is `any`. Otherwise its claim has ended.
+    /// The device keeps the address, because it is listed or its rule is `any`. Otherwise its claim has ended.
     pub kept: bool,
 }
 
-/// Tells of conflicts of a device, until this is dropped.
+/// Handle for an observer of a device's conflicts, which is removed on drop.
 #[derive(Debug)]
 pub struct ObservedConflicts {
     addresses: Arc<Addresses>,
@@ -90,7 +91,7 @@ impl Drop for ObservedConflicts {
     }
 }
 
-/// The software adapter backend. Clones are the same backend.
+/// The software adapter backend. Clones share the same state.
 #[derive(Clone)]
 pub struct Rxe(Arc<Shared>);
 
@@ -130,7 +131,7 @@ impl Rxe {
         })))
     }
 
-    /// Runs everything that is ready or due on the calling thread and returns how many runs that took.
+    /// Runs all tasks that are ready or due on the calling thread. Returns the number of runs.
     pub fn run_ready(&self) -> usize {
         let mut runs = 0;
         loop {
@@ -141,22 +142,22 @@ impl Rxe {
         }
     }
 
-    /// Runs tasks that are ready or due on the calling thread, so many at most, and then lets each port do what there
-    /// is to do. Returns how many runs that took: 0 if nothing was to be done. Guests can keep an adapter busy for
-    /// ever.
+    /// Runs up to `most` tasks that are ready or due on the calling thread, then services each port. Returns the number
+    /// of runs: 0 if there was nothing to do. Unlike [`Self::run_ready`], this ends even if guests keep an adapter
+    /// busy.
     pub fn run_some(&self, most: usize) -> usize {
         let mut runs = 0;
         while runs < most && self.0.engine.run_one() {
             runs += 1;
         }
-        // With workers, ports have threads of their own.
+        // With workers, ports have their own threads.
         let ports = if self.0.threaded { Vec::new() } else { self.0.ports.all() };
         runs += ports.iter().filter(|port| port.service()).count();
         runs.max(usize::from(ports.iter().any(|port| port.is_holding())))
     }
 
-    /// Runs one task that is ready or due on the calling thread or, if there is none, lets each port do what there is
-    /// to do. Returns `false` if nothing was to be done.
+    /// Runs one task that is ready or due on the calling thread. If there is none, services each port. Returns `false`
+    /// if there was nothing to do.
     pub fn run_one(&self) -> bool {
         if self.0.engine.run_one() {
             return true;
@@ -166,27 +167,27 @@ impl Rxe {
         busy > 0 || self.0.engine.run_one()
     }
 
-    /// Says what the device with this address may use, until what is returned is dropped. Do so before the device is
-    /// plugged in and attaches.
+    /// Sets the share of the device with this MAC address, until the result is dropped. Must be called before the
+    /// device is plugged in and attaches.
     pub fn share(&self, mac: MacAddr, config: ShareConfig) -> DeviceShare {
         self.0.shares.set(mac, config)
     }
 
-    /// Changes what a device may use. What waits for a rate of the device goes on by the new one; a queue pair that
-    /// waits for its own does so to the end.
+    /// Changes the share of a device. Work that waits for a rate limit of the device continues with the new limit; a
+    /// queue pair that waits for its own limit waits until the end.
     pub fn set_share(&self, share: &DeviceShare, config: ShareConfig) {
         share.set(config);
         self.0.engine.ready_queue().look_again();
     }
 
-    /// What the device with this address moves, from now on and until what is returned is dropped, over all drivers
-    /// of it.
+    /// Returns the traffic of the device with this MAC address, counted from now on until the result is dropped, across
+    /// restarts of its driver.
     pub fn flows(&self, mac: MacAddr) -> DeviceFlows {
         DeviceFlows(self.0.flows.of(mac))
     }
 
-    /// Tells `observer` of queue pairs of the device with this address that fail, at most as often as the log of the
-    /// device does, until what is returned is dropped.
+    /// Calls `observer` for failed queue pairs of the device with this MAC address, until the result is dropped. The
+    /// rate of calls is limited like that of the device's log.
     pub fn observe_failures(
         &self,
         mac: MacAddr,
@@ -195,8 +196,8 @@ impl Rxe {
         ObservedFailures::new(self.0.failures.of(mac), Box::new(observer))
     }
 
-    /// Tells `observer` when a host beyond the uplink uses an address of the device with this MAC address, at most once
-    /// a minute for each address that the device keeps, until what is returned is dropped.
+    /// Calls `observer` when a host beyond the uplink uses an address of the device with this MAC address, until the
+    /// result is dropped. For an address that the device keeps, this happens at most once a minute.
     pub fn observe_conflicts(
         &self,
         mac: MacAddr,
@@ -210,31 +211,32 @@ impl Rxe {
         ObservedConflicts { addresses, mac }
     }
 
-    /// Connects the device with this address to a network, until what is returned is dropped. Do so before the device
-    /// attaches.
+    /// Connects the device with this MAC address to a network, until the result is dropped. Must be called before the
+    /// device attaches.
     ///
     /// # Errors
-    /// It is connected already, or the port's thread could not be started.
+    /// The device is connected already, or the thread of the port could not be started.
     pub fn plug(&self, mac: MacAddr, config: PortConfig) -> Result<Uplink, VerbsError> {
         let port = Port::new(mac, config, self.0.place(mac))?;
         self.0.ports.insert(&port)?;
         Ok(Uplink::start(port, Arc::clone(&self.0.ports), self.0.threaded)?)
     }
 
-    /// Begins to watch the device with this address, until what is returned is dropped. It need not be attached.
+    /// Starts a capture of the device with this MAC address, until the result is dropped. The device need not be
+    /// attached.
     ///
     /// # Errors
-    /// Too many watch it already, or a descriptor could not be had.
+    /// The device has too many captures already, or a descriptor could not be created.
     pub fn capture(&self, mac: MacAddr, config: CaptureConfig) -> Result<Capture, VerbsError> {
         self.0.captures.start(mac, config)
     }
 
-    /// How the captures of a device did.
+    /// Returns the statistics of a device's captures.
     pub fn capture_counts(&self, mac: MacAddr) -> CaptureCounts {
         self.0.captures.point(mac).counts()
     }
 
-    /// When the next timer fires, on the clock of the configuration.
+    /// Returns the time at which the next timer fires, on the clock of the configuration.
     pub fn next_deadline(&self) -> Option<Duration> {
         self.0.engine.next_deadline()
     }

@@ -1,4 +1,4 @@
-//! Guest memory that is held, and scatter/gather lists in it: checking them and copying between two of them.
+//! Locked guest memory, and scatter/gather lists in it: checks them and copies between two of them.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -10,32 +10,32 @@ use vm_memory::{Bytes, VolatileSlice};
 use crate::adapter::Adapter;
 use crate::mr::{MrTable, MrTableGuard, RegionRef};
 
-/// Held guest memory of one adapter: its map and its keys.
+/// Locked guest memory of one adapter: its map and its keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory<'h> {
     pub(crate) view: &'h DmaView<'h>,
     pub(crate) mrs: &'h MrTable,
 }
 
-/// Which list of a copy could not be accessed.
+/// The list of a copy that could not be accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FaultyList {
     Source,
     Target,
 }
 
-/// A list of memory, with what is needed to reach it.
+/// A scatter/gather list, with the context that is needed to access it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SgList<'a> {
     pub(crate) memory: Memory<'a>,
     pub(crate) sges: &'a [Sge],
     pub(crate) pd: u64,
-    /// Right needed in each region. Nothing is needed to read one's own memory.
+    /// Right that is needed in each region. Reading local memory needs none.
     pub(crate) need: Access,
 }
 
 impl<'a> SgList<'a> {
-    /// Returns `true` if every non-empty element may be accessed.
+    /// Returns `true` if every non-empty element can be accessed.
     #[inline]
     pub(crate) fn allowed(&self) -> bool {
         self.sges.iter().all(|sge| {
@@ -44,7 +44,7 @@ impl<'a> SgList<'a> {
         })
     }
 
-    /// A position `offset` bytes into the list.
+    /// Returns a cursor that is `offset` bytes into the list.
     #[inline]
     fn cursor(self, offset: u64) -> Cursor<'a> {
         Cursor { list: self, next: 0, skip: offset, addr: 0, left: 0, region: None }
@@ -80,19 +80,19 @@ impl<'a> SgList<'a> {
 /// A position in a list.
 struct Cursor<'a> {
     list: SgList<'a>,
-    /// The element after the current one.
+    /// Index of the element after the current one.
     next: usize,
-    /// Bytes to leave out before the next piece.
+    /// Bytes to skip before the next piece.
     skip: u64,
-    /// Where we are in the current element, and what is left of it.
+    /// Position in the current element, and the bytes left of it.
     addr: u64,
     left: u64,
     region: Option<RegionRef<'a>>,
 }
 
 impl Cursor<'_> {
-    /// Bus address and length of the next piece, at most `max` bytes. `None`: the list is at its end or may not be
-    /// used.
+    /// Returns bus address and length of the next piece, at most `max` bytes. `None`: the list has ended or cannot be
+    /// accessed.
     // Always inline: otherwise both cursors of a copy live in memory.
     #[inline(always)]
     fn piece(&mut self, max: u64) -> Option<(u64, u64)> {
@@ -104,7 +104,7 @@ impl Cursor<'_> {
                 self.skip -= length;
                 continue;
             }
-            // The last element's lock, if it has one, goes before the next is taken.
+            // The lock of the last element's region, if it has one, is released before the next one is taken.
             self.region = None;
             let memory = self.list.memory;
             self.region = Some(memory.mrs.lookup(sge.lkey, self.list.pd, sge.addr, length, self.list.need)?);
@@ -118,16 +118,16 @@ impl Cursor<'_> {
 
     #[inline]
     fn advance(&mut self, by: u64) {
-        // `piece` gave at most `left`, and the region does not wrap.
+        // `piece` returned at most `left` bytes, and the region does not wrap.
         self.addr = self.addr.wrapping_add(by);
         self.left = self.left.saturating_sub(by);
     }
 }
 
 /// Copies `len` bytes from one list to another, each from its offset on. With `ordered`, the last bytes become visible
-/// after all others, as pollers of a written buffer expect.
+/// after all others, as programs that poll a written buffer expect.
 ///
-/// The caller has checked both lists; a fault here means that memory or a fast registration went away since then.
+/// The caller has checked both lists; a fault here means that memory or a fast registration was removed since then.
 #[inline]
 pub(crate) fn transfer(
     (from, from_offset): (SgList<'_>, u64),
@@ -156,8 +156,8 @@ pub(crate) fn transfer(
     Ok(())
 }
 
-/// Copies, the last word in one access after everything else. A program that polls the end of a buffer then sees the
-/// rest. `from` is at least as long as `to`.
+/// Copies with the last word in one access after all other bytes, so that a program that polls the end of a buffer then
+/// sees the rest. `from` is at least as long as `to`.
 #[inline]
 fn copy_ordered(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>) {
     let len = to.len();
@@ -166,7 +166,7 @@ fn copy_ordered(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>) {
     }
 }
 
-/// Copies with an ordered tail of `N` bytes if the end of the target is aligned to that.
+/// Copies with an ordered tail of `N` bytes, if the end of the target is aligned to `N`. Returns `false` otherwise.
 #[inline]
 fn tail<const N: usize>(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>, len: usize) -> bool {
     let Some(body) = len.checked_sub(N) else { return false };
@@ -176,7 +176,7 @@ fn tail<const N: usize>(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>, len: u
     }
     let mut word = [0; 8];
     let Some(bytes) = word.get_mut(..N) else { return false };
-    // The tail is read first: source and target may overlap.
+    // The tail is read first, because source and target may overlap.
     let Ok(last) = from.subslice(body, N) else { return false };
     last.copy_to(bytes);
     if body > 0 {
@@ -192,15 +192,15 @@ fn tail<const N: usize>(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>, len: u
     .is_ok()
 }
 
-/// Guest memory of one or two adapters, held: maps in the order of their spaces, then region tables in the order of
-/// their adapters (see the crate documentation). Adapters on the same space share one view.
+/// Guard for the guest memory of one or two adapters. Locks maps in the order of their spaces, then region tables in
+/// the order of their adapters (see the crate documentation). Adapters on the same space share one view.
 #[derive(Debug)]
 pub(crate) struct MemoryGuard<'a> {
     own_view: DmaView<'a>,
     own_mrs: MrTableGuard<'a>,
-    /// `None` when the space is ours.
+    /// `None` if the peer uses the same space.
     peer_view: Option<DmaView<'a>>,
-    /// `None` when the adapter is ours, or there is no peer.
+    /// `None` if the peer is the same adapter, or there is no peer.
     peer_mrs: Option<MrTableGuard<'a>>,
 }
 
@@ -232,13 +232,13 @@ impl<'a> MemoryGuard<'a> {
         Self { own_view, own_mrs, peer_view, peer_mrs }
     }
 
-    /// The adapter's own memory.
+    /// Returns the adapter's own memory.
     #[inline]
     pub(crate) fn own(&self) -> Memory<'_> {
         Memory { view: &self.own_view, mrs: &self.own_mrs }
     }
 
-    /// The peer's memory, which may be our own.
+    /// Returns the peer's memory, which may be the same.
     #[inline]
     pub(crate) fn peer(&self) -> Memory<'_> {
         Memory {

@@ -1,4 +1,4 @@
-//! What all adapters of a process share.
+//! State that all adapters of a process share.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -17,38 +17,38 @@ use crate::port::registry::Ports;
 use crate::port::{PortPlace, Room};
 use crate::share::Shares;
 
-/// State of the backend that adapters keep alive.
+/// State of the backend, which adapters keep alive.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) directory: Arc<Directory<Endpoint>>,
     pub(crate) engine: Arc<Engine>,
     pub(crate) ports: Arc<Ports>,
-    /// What ports do with tags.
+    /// Treatment of VLAN tags by ports.
     pub(crate) vlan: VlanMode,
-    /// Who may have which address.
+    /// Ownership of addresses.
     pub(crate) addresses: Arc<Addresses>,
-    /// Devices reach each other directly.
+    /// Devices reach each other by local delivery.
     pub(crate) local: bool,
-    /// On the link that all ports are at, if they are at one.
+    /// Room on the link that all ports share, if they share one.
     pub(crate) room: Option<Arc<Room>>,
-    /// What devices may use.
+    /// Shares of devices in common resources.
     pub(crate) shares: Shares,
-    /// What devices moved.
+    /// Traffic of devices, by peer.
     pub(crate) flows: FlowTables,
-    /// Who is told of queue pairs that fail.
+    /// Observers of failed queue pairs.
     pub(crate) failures: FailureObservers,
     pub(crate) captures: Arc<Captures>,
     /// Number of the next adapter.
     pub(crate) next_adapter: AtomicU64,
-    /// There are workers, and each port has threads.
+    /// The engine has workers, and each port has threads.
     pub(crate) threaded: bool,
-    /// How many.
+    /// Number of threads of each port.
     pub(crate) port_threads: usize,
     pub(crate) _workers: Workers,
 }
 
 impl Shared {
-    /// Where the port of a device is.
+    /// Returns the environment of a device's port.
     pub(crate) fn place(&self, mac: MacAddr) -> PortPlace {
         PortPlace {
             vlan: self.vlan,

@@ -19,10 +19,10 @@ use crate::quota::Permit;
 pub(crate) struct Srq {
     adapter: Arc<Adapter>,
     cookie: u32,
-    /// Protection domain in which the receives' keys are looked up.
+    /// Protection domain in which the keys of receives are looked up.
     pub(crate) pd: u64,
     ring: Mutex<Ring>,
-    /// Whether `waiters` may hold somebody: lets a post go by without a lock.
+    /// Set while `waiters` may have entries, so that a post without waiters takes no lock.
     waiting: WaitFlag,
     _permit: Permit,
 }
@@ -32,12 +32,12 @@ struct Ring {
     source: Option<Box<dyn RecvSource>>,
     broken: bool,
     limit: u32,
-    /// QPs that found nothing.
+    /// QPs that found no receive.
     waiters: VecDeque<Weak<StateCell>>,
 }
 
 impl Ring {
-    /// QPs that end or wait elsewhere stay in the list until it grows.
+    /// Adds a waiter. QPs that have ended or wait elsewhere are removed only when the list would have to grow.
     fn add_waiter(&mut self, waiter: Weak<StateCell>, srq: usize) {
         if self.waiters.len() == self.waiters.capacity() {
             let mut kept = HashSet::new();
@@ -55,19 +55,19 @@ impl fmt::Debug for Srq {
     }
 }
 
-/// A shared receive queue at one moment.
+/// State of a shared receive queue at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct SrqInspect {
-    /// The ring cannot be read any more.
+    /// The ring can no longer be read.
     broken: bool,
-    /// Receives below which the guest is told, 0 if it is not.
+    /// Number of receives below which the guest gets an event; 0 for no event.
     limit: u32,
-    /// Requesters of this process that found no receive. Some may have ended.
+    /// Number of requesters in this process that found no receive. Some may have ended.
     waiters: usize,
 }
 
 impl Srq {
-    /// Describes itself.
+    /// Returns the state of the queue for inspection.
     pub(crate) fn inspect(&self) -> Snapshot<SrqInspect> {
         let ring = self.ring.try_lock();
         ring.map(|ring| SrqInspect { broken: ring.broken, limit: ring.limit, waiters: ring.waiters.len() }).into()
@@ -85,12 +85,12 @@ impl Srq {
         Self { adapter, cookie, pd, ring: Mutex::new(ring), waiting: WaitFlag::new(), _permit: permit }
     }
 
-    /// Its name among others.
+    /// Returns a value that identifies the queue.
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Takes the next receive. When there is none, `waiter` is woken by the next post.
+    /// Takes the next receive. If there is none, the next post wakes `waiter`.
     pub(crate) fn pop(
         &self,
         view: &DmaView<'_>,
@@ -106,12 +106,12 @@ impl Srq {
         if waiter.queue_at_srq(self.address()) {
             ring.add_waiter(Arc::downgrade(waiter), self.address());
         }
-        // A receive posted before the flag was set rang its doorbell for nobody: look again.
+        // A receive that was posted before the flag was set woke no waiter, so the ring is checked again.
         self.waiting.set();
         self.pop_ring(&mut ring, view, work)
     }
 
-    /// `Err(None)`: the queue was broken before.
+    /// Takes a receive from the ring. `Err(None)`: the queue was broken before.
     fn pop_ring(&self, ring: &mut Ring, view: &DmaView<'_>, work: &mut RecvWr) -> Result<bool, Option<QueueError>> {
         let Some(source) = ring.source.as_mut().filter(|_| !ring.broken) else { return Err(None) };
         let result = source.pop(view, work).and_then(|popped| {
@@ -134,7 +134,7 @@ impl Srq {
         }
     }
 
-    /// Entries in the list of waiters.
+    /// Returns the number of entries in the list of waiters.
     #[cfg(test)]
     pub(crate) fn waiters(&self) -> usize {
         self.ring.lock().waiters.len()
@@ -148,7 +148,7 @@ impl Srq {
         let mut ring = self.ring.lock();
         let posted = match ring.source.as_mut().map(|source| source.posted(&view)) {
             Some(Ok(posted)) => posted as usize,
-            // Whoever pops next reports it.
+            // The next caller of `pop` reports the error.
             Some(Err(_)) => usize::MAX,
             None => 0,
         };
@@ -157,7 +157,7 @@ impl Srq {
             && let Some(waiter) = ring.waiters.pop_front()
         {
             let Some(qp) = waiter.upgrade() else { continue };
-            // One that waits elsewhere, or was reset meanwhile, must not use up somebody else's turn.
+            // A QP that waits elsewhere, or was reset meanwhile, must not consume the wake-up of another one.
             if qp.unqueue_at_srq(self.address()) && qp.receives() {
                 qp.task().wake();
                 woken += 1;
@@ -169,7 +169,7 @@ impl Srq {
     }
 }
 
-/// A shared receive queue. Dropping it ends it.
+/// A shared receive queue. Dropping it destroys the queue.
 #[derive(Debug)]
 pub struct RxeSrq(pub(crate) Arc<Srq>);
 

@@ -1,7 +1,7 @@
-//! Tasks: what the engine schedules, and everybody else wakes.
+//! Tasks: the units that the engine schedules, and that other parts of the backend wake.
 //!
-//! A task is on the ready queue at most once, not counting timers. Those are hints too: one that fires puts its task on
-//! the ready queue, and the requester compares its own deadline with the clock.
+//! A task is on the ready queue at most once, not counting timers. Timers are hints, too: a timer that fires puts its
+//! task on the ready queue, and the requester compares its own deadline with the clock.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,48 +15,48 @@ use crate::budget::Budget;
 use crate::ready_queue::ReadyQueue;
 use crate::share::Share;
 
-/// The bit of a task that is to be run.
+/// Bit of a task that is scheduled.
 const RUN: u8 = 1;
 
-/// Why a run ended.
+/// Reason why a run ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Run {
-    /// Nothing to do, or waiting for a timer or a peer.
+    /// There is nothing to do, or the task waits for a timer or a peer.
     Idle,
     /// The budget is used up.
     More,
-    /// The state or the route changed: decide anew what to do.
+    /// The state or the route changed: decide again what to do.
     Again,
 }
 
-/// What a task runs.
+/// Work of a task.
 pub(crate) trait Runnable: Send + Sync {
-    /// Does what there is to do. Returns `true` if the budget ended first.
+    /// Does all work that is pending. Returns `true` if the budget ended first.
     fn run(&self, budget: &mut Budget) -> bool;
 }
 
-/// Something that runs when there is work for it, on whatever thread learns of that.
+/// A unit of work that runs when there is something to do, on the thread that notices it.
 pub(crate) struct Task {
     runnable: Weak<dyn Runnable>,
     queue: Weak<ReadyQueue>,
-    /// Of the device that it belongs to.
+    /// Share of the device that the task belongs to.
     share: Arc<Share>,
     /// [`RUN`] while it is on the ready queue.
     scheduled: Pending,
-    /// Whoever finds the lock of [`Self::run_exclusive`] taken leaves the work to who has it.
+    /// A thread that finds the lock of [`Self::run_exclusive`] taken leaves its work to the holder.
     combiner: Combiner,
-    /// What it waits for may have come, since it was last asked.
+    /// The event that the task waits for may have happened since the last check.
     woken: AtomicBool,
 }
 
-/// A task at one moment.
+/// State of a task at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct TaskInspect {
-    /// It is on the ready queue.
+    /// The task is on the ready queue.
     pub(crate) scheduled: bool,
-    /// There may be work that the thread that runs it has not seen.
+    /// There may be work that the thread that runs the task has not seen.
     pub(crate) pending: bool,
-    /// What it waits for may have come.
+    /// The event that the task waits for may have happened.
     pub(crate) woken: bool,
 }
 
@@ -78,7 +78,7 @@ impl Task {
         })
     }
 
-    /// Puts the task on the ready queue unless it is there.
+    /// Puts the task on the ready queue, unless it is there already.
     pub(crate) fn schedule(self: &Arc<Self>) {
         if self.scheduled.add(RUN)
             && let Some(queue) = self.queue.upgrade()
@@ -87,33 +87,33 @@ impl Task {
         }
     }
 
-    /// What the task waits for may have come.
+    /// Signals that the event that the task waits for may have happened.
     pub(crate) fn wake(self: &Arc<Self>) {
         self.woken.store(true, Ordering::SeqCst);
         self.schedule();
     }
 
-    /// Returns `true` if [`Self::wake`] was called since the last time.
+    /// Returns `true` if [`Self::wake`] was called since the last call.
     pub(crate) fn take_wake(&self) -> bool {
         self.woken.swap(false, Ordering::SeqCst)
     }
 
-    /// Runs the task from the ready queue. Returns `true` if it belongs back there, and is marked so.
+    /// Runs the task from the ready queue. Returns `true` if it belongs back there; it is marked as scheduled then.
     pub(crate) fn run_scheduled(&self, budget: &mut Budget) -> bool {
-        // Before the run: whoever schedules it from now on has to be seen again.
+        // The bit is cleared before the run, so that the task is queued again if a thread schedules it from now on.
         self.scheduled.take();
         self.runnable.upgrade().is_some_and(|runnable| runnable.run(budget)) && self.scheduled.add(RUN)
     }
 
-    /// Runs `run` with what `lock` guards, or leaves that to the thread that has it. Returns `true` if `run` did: the
-    /// budget ended first.
+    /// Runs `run` with exclusive access to the value in `lock`, or leaves that to the thread that holds the lock.
+    /// Returns `true` if `run` did, because the budget ended first.
     #[inline]
     pub(crate) fn run_exclusive<T>(&self, lock: &FairMutex<T>, run: impl FnMut(&mut T) -> bool) -> bool {
         self.combiner.run(lock, run)
     }
 
-    /// Looks at what `lock` guards, unless somebody has it. Whoever came meanwhile to run the task left that to us:
-    /// it is scheduled then.
+    /// Reads the value in `lock`, unless another thread holds it. A thread that wanted to run the task meanwhile has
+    /// left that to this one, which schedules the task then.
     pub(crate) fn look<T, R>(self: &Arc<Self>, lock: &FairMutex<T>, look: impl FnOnce(&T) -> R) -> Option<R> {
         let (seen, left) = self.combiner.once(lock, |guarded| look(guarded))?;
         if left {
@@ -122,13 +122,13 @@ impl Task {
         Some(seen)
     }
 
-    /// Does something with what `lock` guards, and waits for who has it. The second is `true` if whoever came meanwhile
-    /// to run the task left that to us.
+    /// Calls `run` with the value in `lock`, and waits for its holder. The second result is `true` if another thread
+    /// wanted to run the task meanwhile and has left that to the caller.
     pub(crate) fn hold<T, R>(&self, lock: &FairMutex<T>, run: impl FnOnce(&mut T) -> R) -> (R, bool) {
         self.combiner.hold(lock, run)
     }
 
-    /// Describes itself.
+    /// Returns the state of the task for inspection.
     pub(crate) fn inspect(&self) -> TaskInspect {
         TaskInspect {
             scheduled: !self.scheduled.is_empty(),
@@ -137,12 +137,12 @@ impl Task {
         }
     }
 
-    /// The share of the device that it belongs to.
+    /// Returns the share of the device that the task belongs to.
     pub(crate) const fn share(&self) -> &Arc<Share> {
         &self.share
     }
 
-    /// Returns `true` if there is still something to run.
+    /// Returns `true` if the task still has something to run.
     pub(crate) fn is_alive(&self) -> bool {
         self.runnable.strong_count() > 0
     }
@@ -152,7 +152,7 @@ impl Task {
 mod tests {
     use super::*;
 
-    /// Runs whatever comes under a lock.
+    /// Counts runs under a lock.
     struct Exclusive {
         task: Arc<Task>,
         lock: FairMutex<u32>,
@@ -178,7 +178,7 @@ mod tests {
         let take = || queue.queue.lock().take(std::time::Duration::ZERO, 0).map(|taken| taken.task);
         assert_eq!(task.look(&exclusive.lock, |runs| *runs), Some(0));
         assert!(take().is_none());
-        // It finds the lock taken, and leaves the work to who has it.
+        // The run finds the lock taken, and leaves its work to the holder.
         let seen = task.look(&exclusive.lock, |runs| {
             assert!(!exclusive.run(budget) && task.inspect().pending);
             *runs

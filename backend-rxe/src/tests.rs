@@ -1,4 +1,4 @@
-//! What is kept for peers: it has bounds, which only the inside shows.
+//! Tests of memory that is kept for peers, whose bounds are visible only inside the crate.
 
 use std::fmt;
 use std::sync::{Arc, mpsc};
@@ -19,12 +19,12 @@ use serde_json::{Value, json};
 use crate::port::Arrival;
 use crate::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeSrq, Uplink};
 
-/// Packets that wait behind a READ, and responses owed, of a QP that has heard of its peer.
+/// Returns the numbers of packets that wait behind a READ and of owed responses, of a QP that has received packets.
 fn kept_for_peer(end: &End<RxeHca>) -> Option<(usize, usize)> {
     end.qp.endpoint.wire_load()
 }
 
-/// Senders that an SRQ remembers.
+/// Returns the number of senders in the list of waiters of an SRQ.
 fn waiters(srq: &RxeSrq) -> usize {
     srq.0.waiters()
 }
@@ -33,7 +33,7 @@ fn engine() -> Rxe {
     Rxe::new(RxeConfig { workers: 0, clock: Arc::new(ManualClock::default()), ..RxeConfig::default() }).unwrap()
 }
 
-/// A device on a cable, and its QP that is connected to the other end, which the test plays.
+/// Creates a device on a cable, and its QP that is connected to the other end, where the test acts as the peer.
 fn exposed(capacity: usize) -> (Rxe, Node<RxeHca>, End<RxeHca>, MemoryLink, Uplink) {
     let rxe = engine();
     let (ours, theirs) = memory::pair(capacity).unwrap();
@@ -45,7 +45,7 @@ fn exposed(capacity: usize) -> (Rxe, Node<RxeHca>, End<RxeHca>, MemoryLink, Upli
     (rxe, node, end, theirs, uplink)
 }
 
-/// A request, from an address, with a PSN so far behind the first.
+/// Builds a request from an address, with a PSN relative to the first.
 fn request(source: [u8; 4], end: &End<RxeHca>, opcode: Opcode, psn: u32, reth: Reth) -> Header {
     let ip = Ipv4 {
         traffic_class: 0,
@@ -71,10 +71,10 @@ fn give(link: &MemoryLink, header: &Header, payload: &[u8]) {
     assert_eq!(link.send(&frames, 0), 1);
 }
 
-/// What happens while a link is read.
+/// Action that happens while a link is read.
 type Meanwhile = Box<dyn FnOnce(&mut Frames) + Send>;
 
-/// A link on which frames come while something else happens.
+/// A link on which frames arrive while something else happens.
 struct SlowRead(Mutex<Option<Meanwhile>>);
 
 impl fmt::Debug for SlowRead {
@@ -107,7 +107,7 @@ impl Link for SlowRead {
     }
 }
 
-/// The device attaches after the port has begun to read, and before a peer's first frame is there.
+/// The device attaches after the port has begun to read, and before the first frame of a peer arrives.
 #[test]
 fn a_frame_behind_the_attachment_of_its_device_reaches_it() {
     let rxe = engine();
@@ -145,7 +145,7 @@ fn strangers_cost_no_memory() {
     assert_eq!(answers.len(), 0, "nobody is answered");
 }
 
-/// A peer that asks for much and takes nothing: what is kept for it has a bound, the rest is lost and counted.
+/// A peer requests many responses and accepts none: the memory kept for it is bounded, the rest is dropped and counted.
 #[test]
 fn a_peer_that_does_not_listen_costs_little_memory() {
     const PEER: [u8; 4] = [10, 0, 0, 2];
@@ -157,7 +157,7 @@ fn a_peer_that_does_not_listen_costs_little_memory() {
     rxe.run_ready();
     let (mut kept, mut owed) = (0, 0);
     for number in 0..1000 {
-        // The READ takes 1,024 PSNs. Each of these comes twice, and the READ again and again.
+        // The READ takes 1,024 PSNs. Each of these is repeated once, and the READ many times.
         let write = Reth { length: 4, ..reth };
         give(&cable, &request(PEER, &end, Opcode::write(Position::Only), 1024 + number / 2, write), &[1; 4]);
         let again = Reth { length: 1024, ..reth };
@@ -172,8 +172,8 @@ fn a_peer_that_does_not_listen_costs_little_memory() {
     assert_eq!(node.counter("wire_dropped_no_room"), 0);
 }
 
-/// While a response is looked at, a doorbell leaves its request to who does that, who drops the response: it is none of
-/// the peer's.
+/// While a thread handles a response, a doorbell leaves its request to that thread, which then drops the response
+/// because it is not from the peer.
 #[test]
 fn a_doorbell_beside_a_response_that_is_dropped_is_heard() {
     let (rxe, _node, end, cable, _uplink) = exposed(10);
@@ -192,7 +192,7 @@ fn a_doorbell_beside_a_response_that_is_dropped_is_heard() {
     assert_eq!(sent.len(), 1);
 }
 
-/// The guest sees a message before the port's thread has acknowledged it. Whoever ends then has the peer know of it.
+/// The guest sees a message before the port's thread has acknowledged it. A QP that ends then still acknowledges it.
 #[test]
 fn what_has_come_is_acknowledged_before_a_qp_ends() {
     let endings: [fn(&End<RxeHca>); 3] =
@@ -219,7 +219,7 @@ fn what_has_come_is_acknowledged_before_a_qp_ends() {
     }
 }
 
-/// Neither by local delivery nor over a cable.
+/// Covers local delivery and a cable.
 #[test]
 fn endings_leave_no_memory_behind() {
     for cable in [false, true] {
@@ -280,7 +280,7 @@ impl Connected {
     }
 }
 
-/// No number in a description gives access to memory or to a QP.
+/// Asserts that no number in an inspection gives access to memory or to a QP.
 fn assert_no_keys(shown: &Value) {
     let text = shown.to_string();
     assert!(!text.contains("key"), "{text}");
@@ -292,7 +292,7 @@ fn a_qp_shows_its_way_to_a_local_peer() {
     let Connected { nodes: [_, b], ends: [left, right], .. } = &connected;
     let memory = b.buffer(64);
     left.post(1, SendOp::Write { remote: memory.remote(0), immediate: None }, &[]);
-    // Nobody posted a receive.
+    // No receive was posted.
     left.send(2, &[]);
     let shown = left.qp.inspect();
     assert_no_keys(&shown);
@@ -305,7 +305,7 @@ fn a_qp_shows_its_way_to_a_local_peer() {
     assert_eq!(requester["wait"]["for"], "receive", "{shown}");
     assert_eq!(requester["wait"]["due_in_us"], requester["timer_due_in_us"], "{shown}");
     assert!(requester["timer_due_in_us"].as_u64().is_some_and(|due| due > 0), "{shown}");
-    // The write ended, the send did not.
+    // The write has ended, the send has not.
     assert_eq!((&requester["requests"], &requester["bytes"]), (&json!(1), &json!(0)), "{shown}");
     let peer = right.qp.inspect();
     assert_eq!((&peer["responder"]["established"], &peer["awaited"]), (&json!(true), &json!(true)), "{peer}");
@@ -382,8 +382,8 @@ fn other_objects_describe_themselves() {
     assert_eq!(node.hca.inspect()["port"], Value::Null);
 }
 
-/// A process that makes domains for days must not get the number of another's: the number is all that keeps the regions
-/// of processes apart.
+/// A process that creates domains for days must not get the number of another process's domain, because only the number
+/// separates the regions of processes.
 #[test]
 fn numbers_of_domains_do_not_come_round() {
     let rxe = engine();
@@ -401,7 +401,7 @@ fn numbers_of_domains_do_not_come_round() {
     }
 }
 
-/// As for domains, with the time of a responder: a requester in the middle of a message goes on only where it began.
+/// The same holds for the epochs of responders: a requester in the middle of a message only continues where it began.
 #[test]
 fn no_responder_is_taken_for_another_in_the_middle_of_a_message() {
     let node = Node::new(&engine(), 1);
@@ -417,7 +417,7 @@ fn no_responder_is_taken_for_another_in_the_middle_of_a_message() {
     }
 }
 
-/// One guest that registers memory must not stop another that delivers to it.
+/// A guest that registers memory must not block another one that delivers to it.
 #[test]
 fn wire_c12_delivery_goes_on_beside_a_registration() {
     let rxe = engine();
@@ -427,7 +427,7 @@ fn wire_c12_delivery_goes_on_beside_a_registration() {
     right.connect(&left, |_| ());
     let (from, to, gone) = (a.buffer(4096), b.buffer(4096), b.buffer(4096));
     let key = gone.mr.rkey();
-    // A copy that takes long.
+    // Represents a long copy.
     let under_way = b.hca.adapter().mrs.read();
     std::thread::scope(|scope| {
         scope.spawn(|| gone.mr.destroy());

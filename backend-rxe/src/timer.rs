@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Names a timer, so that it can be taken back.
+/// Identifies a timer, so that it can be removed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct TimerKey {
-    /// When it fires.
+    /// Time at which the timer fires.
     pub(crate) deadline: Duration,
-    /// Tells timers of one moment apart.
+    /// Distinguishes timers with the same deadline.
     number: u64,
 }
 
-/// Timers, each with what it is for.
+/// Timers, each with a value.
 #[derive(Debug)]
 pub(crate) struct Timers<T> {
     by_time: BTreeMap<TimerKey, T>,
@@ -26,7 +26,7 @@ impl<T> Default for Timers<T> {
 }
 
 impl<T> Timers<T> {
-    /// The earliest deadline.
+    /// Returns the earliest deadline.
     pub(crate) fn first(&self) -> Option<Duration> {
         self.by_time.first_key_value().map(|(key, _)| key.deadline)
     }
@@ -39,12 +39,12 @@ impl<T> Timers<T> {
         key
     }
 
-    /// Takes a timer back, if it has not fired.
+    /// Removes a timer, if it has not fired.
     pub(crate) fn remove(&mut self, key: TimerKey) -> Option<T> {
         self.by_time.remove(&key)
     }
 
-    /// Takes a timer that is due.
+    /// Removes and returns a timer that is due.
     pub(crate) fn pop_due(&mut self, now: Duration) -> Option<T> {
         let due = self.by_time.first_entry().filter(|first| first.key().deadline <= now)?;
         Some(due.remove())

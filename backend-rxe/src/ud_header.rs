@@ -4,17 +4,17 @@
 use pvrdma_roce::wire::{Grh, Ipv4, Ipv6};
 use pvrdma_verbs::{Gid, GidType, NetworkType};
 
-/// Bytes of the header area.
+/// Number of bytes of the header area.
 pub(crate) const HEADER_LEN: usize = Grh::LEN;
 
-/// Bytes of BTH, DETH and ICRC.
+/// Number of bytes of BTH, DETH and ICRC.
 const TRANSPORT_LEN: u16 = 12 + 8 + 4;
-/// Bytes of a UDP header.
+/// Number of bytes of a UDP header.
 const UDP_LEN: u16 = 8;
-/// Bytes of an IPv4 header without options.
+/// Number of bytes of an IPv4 header without options.
 const IPV4_LEN: u16 = 20;
 
-/// What the header says.
+/// Fields of the header.
 pub(crate) struct Header {
     pub(crate) kind: GidType,
     pub(crate) source: Gid,
@@ -22,7 +22,7 @@ pub(crate) struct Header {
     pub(crate) traffic_class: u8,
     pub(crate) flow_label: u32,
     pub(crate) hop_limit: u8,
-    /// Bytes of payload, at most a path MTU.
+    /// Number of bytes of payload, at most a path MTU.
     pub(crate) payload: u16,
     pub(crate) immediate: bool,
 }
@@ -32,7 +32,7 @@ impl Header {
         (self.kind == GidType::RoceV2).then(|| Some((self.source.ipv4()?, self.destination.ipv4()?)))?
     }
 
-    /// What kind of header it is.
+    /// Returns the type of the network header.
     pub(crate) fn network(&self) -> NetworkType {
         match self.kind {
             GidType::RoceV1 => NetworkType::RoceV1,
@@ -41,7 +41,7 @@ impl Header {
         }
     }
 
-    /// The header area.
+    /// Returns the header area.
     pub(crate) fn bytes(&self) -> [u8; HEADER_LEN] {
         let &Self { source, destination, traffic_class, flow_label, hop_limit, .. } = self;
         let immediate = if self.immediate { 4 } else { 0 };
@@ -49,7 +49,7 @@ impl Header {
         let transport = TRANSPORT_LEN.saturating_add(immediate).saturating_add(padded);
         if let Some((source, destination)) = self.ipv4() {
             let ip = Ipv4 { traffic_class, identification: 0, dont_fragment: true, hop_limit, source, destination };
-            // The first 20 bytes stay zero, so that nobody takes them for an IPv6 header.
+            // The first 20 bytes stay zero, so that receivers do not mistake them for an IPv6 header.
             let mut bytes = [0; HEADER_LEN];
             bytes[HEADER_LEN - Ipv4::LEN..].copy_from_slice(&ip.to_bytes(transport.saturating_add(UDP_LEN + IPV4_LEN)));
             return bytes;
@@ -89,11 +89,12 @@ mod tests {
         let bytes = header.bytes();
         assert_eq!(bytes[..20], [0; 20]);
         let ip: [u8; 20] = bytes[20..].try_into().unwrap();
-        // As captured from the kernel's implementation for a datagram of five bytes, identification excepted.
+        // Expected values as captured from the kernel's implementation for a datagram of five bytes, except for the
+        // identification.
         assert_eq!(ip[..4], [0x45, 0, 0, 0x40 - 4]);
         assert_eq!(ip[6..10], [0x40, 0, 0x40, 0x11]);
         assert_eq!(ip[12..], [192, 168, 77, 12, 192, 168, 77, 11]);
-        // The Internet checksum's sum over a good header (RFC 1071).
+        // Checksum over a valid header (RFC 1071).
         let sum: u32 = ip.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
         assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
     }

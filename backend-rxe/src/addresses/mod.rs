@@ -1,10 +1,11 @@
-//! Who may have which address in a network.
+//! Ownership of addresses in a network.
 //!
-//! [`table`] has the rules, as a value on virtual time; this gives them a lock and a clock, and wakes the tasks that
-//! have to act: a device whose claim has ended, devices that wait for an address, and ports that have to ask for one.
+//! [`table`] holds the rules as a value on virtual time. This module adds a lock and a clock, and schedules the tasks
+//! that have to act: that of a device whose claim has ended, those of devices that wait for an address, and those of
+//! ports that have to send a probe.
 //!
-//! All of it is bounded: a device holds at most 256 addresses that it has bound and as many that it has not, asks for
-//! 32 at a time, and 4096 addresses of other hosts are remembered.
+//! All state is bounded: a device holds at most 256 unbound addresses besides those it has bound, probes for 32 at a
+//! time, and at most 4096 addresses of remote hosts are remembered.
 
 pub(crate) mod probe;
 mod remote;
@@ -30,11 +31,11 @@ type Observer = Box<dyn Fn(&Conflict) + Send + Sync>;
 /// The tasks of a device.
 #[derive(Debug, Default)]
 struct Tasks {
-    /// Binds GIDs that wait.
+    /// Binds GIDs that are waiting.
     bindings: Weak<Task>,
-    /// There are such.
+    /// Set while some GIDs are waiting.
     waits: bool,
-    /// Asks hosts beyond the uplink.
+    /// Sends probes to hosts beyond the uplink.
     prober: Weak<Task>,
 }
 
@@ -57,68 +58,69 @@ impl Addresses {
         Self { clock, table: Mutex::default(), tasks: Mutex::default(), observers: RwLock::default() }
     }
 
-    /// The time, on the clock of the network.
+    /// Returns the time on the clock of the network.
     pub(crate) fn now(&self) -> Duration {
         self.clock.now()
     }
 
-    /// Tells `observer` of conflicts of a device from now on.
+    /// Registers `observer` for conflicts of a device.
     pub(crate) fn observe(&self, mac: MacAddr, observer: impl Fn(&Conflict) + Send + Sync + 'static) {
         self.observers.write().insert(mac, Box::new(observer));
     }
 
-    /// Tells nobody any more.
+    /// Removes the observer of a device.
     pub(crate) fn stop_observing(&self, mac: MacAddr) {
         self.observers.write().remove(&mac);
     }
 
-    /// A port or an adapter of a device joins the network.
+    /// Records that a port or an adapter of a device joins the network.
     pub(crate) fn join(&self, mac: MacAddr, rule: &AddressRule) {
         self.table.lock().join(mac, rule);
     }
 
-    /// A port or an adapter of a device leaves the network. What the device had stays its own for a while.
+    /// Records that a port or an adapter of a device leaves the network. The device keeps its addresses for a while.
     pub(crate) fn leave(&self, mac: MacAddr) {
         self.table.lock().leave(mac);
         self.wake(None);
     }
 
-    /// `task` binds GIDs of the device that wait.
+    /// Sets the task that binds waiting GIDs of a device.
     pub(crate) fn set_bindings(&self, mac: MacAddr, task: &Arc<Task>) {
         self.tasks.lock().entry(mac).or_default().bindings = Arc::downgrade(task);
     }
 
-    /// The device waits for addresses of others, or does not. Returns `true` if it did not before.
+    /// Records whether a device waits for addresses of others. Returns `true` if it waits now and did not before.
     pub(crate) fn set_waits(&self, mac: MacAddr, waits: bool) -> bool {
         let mut tasks = self.tasks.lock();
         let before = std::mem::replace(&mut tasks.entry(mac).or_default().waits, waits);
         waits && !before
     }
 
-    /// `task` asks for addresses that the device claims. Without one the device needs nobody's answer.
+    /// Sets the task that probes for addresses that a device claims. Without a task the device claims addresses
+    /// unprobed.
     pub(crate) fn set_prober(&self, mac: MacAddr, task: Option<&Arc<Task>>) {
         self.tasks.lock().entry(mac).or_default().prober = task.map(Arc::downgrade).unwrap_or_default();
         self.table.lock().set_probes(mac, task.is_some());
     }
 
-    /// The link of a device goes up or down.
+    /// Records that the link of a device goes up or down.
     pub(crate) fn set_link(&self, mac: MacAddr, up: bool) {
         self.table.lock().set_link(mac, up);
         self.wake(Some(mac));
     }
 
-    /// A device binds an address.
+    /// Claims an address that a device binds.
     ///
     /// # Errors
-    /// It never gets it.
+    /// The rules never give the device this address.
     pub(crate) fn bind(&self, mac: MacAddr, address: Address) -> Result<Claimed, Refused> {
         self.claim(mac, address, Claim::Bind)
     }
 
-    /// The network function of a device says that it has an address, from this Ethernet address.
+    /// Claims an address that the network function of a device announces from the Ethernet address `station`.
     ///
     /// # Errors
-    /// It never gets it.
+    /// The rules never give the device this address.
     pub(crate) fn announce(&self, mac: MacAddr, address: Address, station: MacAddr) -> Result<Claimed, Refused> {
         self.claim(mac, address, Claim::Announce(station))
     }
@@ -135,7 +137,7 @@ impl Addresses {
         Ok(claimed)
     }
 
-    /// A device no longer binds an address.
+    /// Records that a device no longer binds an address.
     pub(crate) fn unbind(&self, mac: MacAddr, address: Address) {
         let now = self.clock.now();
         let is_free = self.table.lock().unbind(mac, address, now);
@@ -144,13 +146,13 @@ impl Addresses {
         }
     }
 
-    /// A device gives an address back, and others may have it at once.
+    /// Releases an address of a device, so that others can have it immediately.
     pub(crate) fn give_back(&self, mac: MacAddr, address: Address) {
         self.table.lock().give_back(mac, address);
         self.wake(None);
     }
 
-    /// A packet from an Ethernet address came from an address over the uplink.
+    /// Records that a packet from IP address `address` and Ethernet address `source` arrived over the uplink.
     pub(crate) fn seen(&self, address: Address, source: MacAddr) {
         let now = self.clock.now();
         let (affected, conflict) = self.table.lock().seen(address, source, now);
@@ -164,23 +166,23 @@ impl Addresses {
         }
     }
 
-    /// Addresses that a device is to ask for now, and when it is to look again.
+    /// Returns the addresses that a device has to probe for now, and the time of the next call.
     pub(crate) fn due_probes(&self, mac: MacAddr) -> (Vec<Address>, Option<Duration>) {
         let now = self.clock.now();
         self.table.lock().due_probes(mac, now)
     }
 
-    /// Returns `true` if a device has bound an address, and still has it.
+    /// Returns `true` if a device has bound an address and still owns it.
     pub(crate) fn has_bound(&self, mac: MacAddr, address: Address) -> bool {
         self.table.lock().has_bound(mac, address)
     }
 
-    /// Conflicts of a device with hosts beyond the uplink.
+    /// Returns the number of conflicts of a device with hosts beyond the uplink.
     pub(crate) fn conflicts(&self, mac: MacAddr) -> u64 {
         self.table.lock().conflicts(mac)
     }
 
-    /// Devices that wait look at their claims again, and the one whose claims have changed.
+    /// Schedules the tasks of all devices that wait, and of the device whose claims have changed.
     fn wake(&self, changed: Option<MacAddr>) {
         let tasks = self.tasks.lock();
         let concerned = tasks.iter().filter(|(mac, tasks)| tasks.waits || changed == Some(**mac));

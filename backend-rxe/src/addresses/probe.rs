@@ -1,5 +1,5 @@
-//! Frames that ask whether a host has an address. They say nothing about the address that the device claims, so that a
-//! host that does have it is not disturbed.
+//! Frames that probe whether a host has an address. They do not claim the address for the device, so that the caches of
+//! other hosts do not change if one of them does have it.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use pvrdma_verbs::{MacAddr, link_local};
 
 use super::table::Address;
 
-/// Shortest frame, without its check sequence.
+/// Minimum length of a frame, without its check sequence.
 const MIN_FRAME: usize = 60;
 
 /// Builds a probe for an address: an ARP probe (RFC 5227, 2.1) or a neighbour solicitation from the link-local address
@@ -35,7 +35,7 @@ fn arp(mac: MacAddr, target: impl Into<IpAddr>) -> Vec<u8> {
     [&[0, 1, 8, 0, 6, 4, 0, 1][..], &mac.0, &[0; 4], &[0; 6], &target].concat()
 }
 
-/// An IPv6 packet to the solicited-node group of the target.
+/// Builds an IPv6 packet to the solicited-node group of the target.
 fn solicitation(mac: MacAddr, target: [u8; 16]) -> Vec<u8> {
     let [.., a, b, c] = target;
     let group = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c]).octets();
@@ -51,12 +51,12 @@ fn solicitation(mac: MacAddr, target: [u8; 16]) -> Vec<u8> {
     [&[0x60, 0, 0, 0, high, low, ICMPV6, 255][..], &source, &group, &message].concat()
 }
 
-/// Length of a solicitation with the option that gives the Ethernet address of its source.
+/// Length of a solicitation with the source link-layer address option.
 const LENGTH: u16 = 32;
 const SOURCE_OPTION: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// The sum of 16-bit words (RFC 1071). None of what is summed here is long enough to overflow.
+/// Sums 16-bit words (RFC 1071). The inputs here are too short to overflow the sum.
 fn sum(bytes: &[u8]) -> u32 {
     let (words, _) = bytes.as_chunks::<2>();
     words.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum()
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!((&header[4..8], &header[8..24]), (&[0, 32, 58, 255][..], &link_local(mac(1)).0[..]));
         assert_eq!(message[24..], [1, 1, 2, 0, 0, 0, 0, 1]);
         assert_eq!(header[24..40], "ff02::1:ff12:3456".parse::<Ipv6Addr>().unwrap().octets());
-        // Over everything that the checksum covers the sum is all ones.
+        // The sum over all that the checksum covers is all ones.
         let all = sum(&header[8..40]) + 32 + 58 + sum(message);
         assert_eq!(fold(all), 0);
     }

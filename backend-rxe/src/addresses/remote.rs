@@ -5,29 +5,29 @@ use std::time::Duration;
 
 use super::table::Address;
 
-/// How long an address is remembered after the last packet from it.
+/// Time that an address is remembered after the last packet from it.
 pub(super) const REMEMBERED: Duration = Duration::from_secs(4 * 60 * 60);
-/// Addresses that are remembered.
+/// Maximum number of addresses that are remembered.
 pub(super) const MAX_REMOTE: usize = 4096;
-/// How often a table that is full is searched for addresses to forget.
+/// Minimum time between two searches of a full table for addresses to forget.
 const PURGE: Duration = Duration::from_secs(1);
 
-/// Addresses of hosts beyond the uplink, with the time of the last packet.
+/// Addresses of hosts beyond the uplink, with the time of the last packet from each.
 #[derive(Debug, Default)]
 pub(super) struct RemoteHosts {
     last: HashMap<Address, Duration>,
-    /// When it was searched last.
+    /// Time of the last search for addresses to forget.
     purged: Option<Duration>,
 }
 
 impl RemoteHosts {
-    /// When a packet came from an address last, if that is remembered.
+    /// Returns the time of the last packet from an address, if it is remembered.
     pub(super) fn last(&self, address: Address, now: Duration) -> Option<Duration> {
         self.last.get(&address).copied().filter(|last| now.saturating_sub(*last) < REMEMBERED)
     }
 
-    /// A packet came from an address. When the table is full, known addresses stay and new ones are not remembered: a
-    /// flood of forged senders must not make the table forget the hosts that matter.
+    /// Records a packet from an address. When the table is full, known addresses stay and new ones are not remembered:
+    /// a flood of forged senders must not make the table forget the hosts that matter.
     pub(super) fn seen(&mut self, address: Address, now: Duration) {
         if self.last.len() >= MAX_REMOTE && !self.last.contains_key(&address) {
             if self.purged.is_some_and(|purged| now.saturating_sub(purged) < PURGE) {

@@ -1,5 +1,5 @@
-//! The rules for who owns an address, as a value on virtual time: every call is told the time, and what it returns
-//! says what the caller has to do. `docs/dev/addresses.md` has the rules in a table.
+//! Rules of address ownership, as a value on virtual time: each call is given the time, and its result says what the
+//! caller has to do. `docs/dev/addresses.md` lists the rules in a table.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -8,30 +8,30 @@ use pvrdma_verbs::{AddressRule, Gid, MacAddr, OtherAddresses, VerbsError};
 
 use super::remote::RemoteHosts;
 
-/// How long an address stays with the device that had it last, and how long a host beyond the uplink must have been
-/// silent before it is asked whether it is still there.
+/// Time that an address stays with the device that had it last, and time that a remote host must have been silent
+/// before the device probes whether the host still has it.
 pub(crate) const HOLD: Duration = Duration::from_secs(60);
-/// How long a probe for an address waits that no host was seen with, and how often it asks meanwhile.
+/// Duration and interval of a probe for an address that no remote host was seen with.
 pub(super) const PROBE: Schedule = (Duration::from_secs(1), Duration::from_millis(300));
-/// The same for an address that a host beyond the uplink has used.
+/// Duration and interval of a probe for an address that a remote host has used.
 pub(super) const LONG_PROBE: Schedule = (HOLD, Duration::from_secs(5));
-/// Addresses that a device holds and has not bound.
+/// Maximum number of addresses that a device holds without having bound them.
 pub(super) const MAX_UNBOUND: usize = 256;
-/// Addresses that a device probes for at a time.
+/// Maximum number of addresses that a device probes for at a time.
 pub(super) const MAX_PROBING: usize = 32;
 
-/// How long, and how often.
+/// Duration and interval.
 type Schedule = (Duration, Duration);
 
 /// A GID and its VLAN.
 pub(crate) type Address = (Gid, Option<u16>);
 
-/// Why a device never gets an address, unless the configuration changes.
+/// Reason why a device never gets an address, unless the configuration changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refused {
-    /// It is none of those that are listed for the device.
+    /// The device has a list of addresses, and this one is not in it.
     NotListed,
-    /// It is reserved for another device.
+    /// The address is reserved for another device.
     Reserved,
 }
 
@@ -44,83 +44,85 @@ impl From<Refused> for VerbsError {
     }
 }
 
-/// What became of a claim.
+/// Result of a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Claimed {
-    /// The device has the address.
+    /// The device owns the address.
     Granted,
-    /// It does not have it yet.
+    /// The device does not own it yet.
     Waiting(Wait),
 }
 
-/// Why a claim waits, and until when it does at least. Without a time the caller is told when to claim again.
+/// Reason why a claim waits, and the earliest time at which to claim again. Without a time, the caller is notified when
+/// to claim again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Wait {
     pub(crate) why: Why,
     pub(crate) until: Option<Duration>,
 }
 
-/// Why a claim waits.
+/// Reason why a claim waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Why {
-    /// Another device has the address, or had it less than a minute ago.
+    /// Another device owns the address, or owned it less than a minute ago.
     Taken,
     /// A host beyond the uplink used it less than a minute ago.
     Remote,
-    /// Hosts beyond the uplink are being asked for it.
+    /// Hosts beyond the uplink are being probed for it.
     Probing,
-    /// As many probes of the device as it may have are in progress.
+    /// The device already has the maximum number of probes in progress.
     Busy,
     /// The link of the device is down.
     LinkDown,
 }
 
-/// A host beyond the uplink uses an address that a device holds.
+/// Conflict: a host beyond the uplink uses an address that a device holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Conflict {
     /// The device.
     pub(crate) mac: MacAddr,
     pub(crate) address: Address,
-    /// The device keeps it: it is listed, or the rule of the device is `any`.
+    /// The device keeps the address, because it is listed or the rule of the device is `any`.
     pub(crate) kept: bool,
 }
 
-/// How a device says that it has an address.
+/// Kind of a claim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Claim {
-    /// Its RDMA function binds it.
+    /// The RDMA function binds the address.
     Bind,
-    /// Its network function says so by ARP or neighbour discovery, from this Ethernet address.
+    /// The network function announces it by ARP or neighbour discovery, from this Ethernet address.
     Announce(MacAddr),
 }
 
 /// A probe in progress.
 #[derive(Clone, Copy, Debug)]
 struct Probe {
-    /// When it is over.
+    /// End of the probe.
     until: Duration,
-    /// When to ask next, and how often.
+    /// Time of the next probe frame, and the interval after that.
     next: Duration,
     every: Duration,
-    /// The device that had the address before. It need not have bound it, and gets it back if it speaks now.
+    /// The device that had the address before. It need not have bound it, and gets it back if it announces it during
+    /// the probe.
     former: Option<MacAddr>,
 }
 
-/// The device that has an address, or had it last.
+/// Owner of an address, or its last one.
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     mac: MacAddr,
-    /// The Ethernet address that the network function announced it from, which is another one behind a bridge.
+    /// The Ethernet address that the network function announced it from. Behind a bridge it differs from `mac`.
     station: MacAddr,
-    /// Times that it is bound now.
+    /// Number of current bindings.
     bound: u32,
-    /// When it was bound or announced last.
+    /// Time of the last binding or announcement.
     last: Duration,
-    /// The device has taken it back, and nothing has spoken for it since.
+    /// The device has unbound the address, and has neither bound nor announced it since.
     released: bool,
     probe: Option<Probe>,
-    /// When a conflict that changed nothing was reported last.
+    /// Time of the last report of a conflict in which the device kept the address.
     told: Option<Duration>,
 }
 
@@ -133,7 +135,7 @@ impl Holder {
         self.bound > 0 || self.is_probing(now) || is_recent(self.last, now)
     }
 
-    /// When another device may have the address. `None`: not before this one gives it back.
+    /// Returns the time from which another device can have the address. `None`: only after this one releases it.
     fn until(&self) -> Option<Duration> {
         let held = self.last.saturating_add(HOLD);
         (self.bound == 0).then(|| self.probe.map_or(held, |probe| probe.until.max(held)))
@@ -144,18 +146,18 @@ fn is_recent(last: Duration, now: Duration) -> bool {
     now.saturating_sub(last) < HOLD
 }
 
-/// A device of the network, or one that was.
+/// A current or former device of the network.
 #[derive(Debug, Default)]
 struct Member {
     rule: AddressRule,
-    /// Ports and adapters with this MAC address: none while the device is away.
+    /// Number of ports and adapters with this MAC address: zero while the device is away.
     present: u32,
     link_down: bool,
-    /// It can ask hosts beyond the uplink.
+    /// The device can probe hosts beyond the uplink.
     probes: bool,
-    /// Addresses that it holds and may not have bound, the oldest first.
+    /// Addresses that the device holds, possibly without having bound them, the oldest first.
     unbound: VecDeque<Address>,
-    /// Addresses that it probes for.
+    /// Addresses that the device probes for.
     probing: Vec<Address>,
     conflicts: u64,
 }
@@ -164,14 +166,14 @@ struct Member {
 #[derive(Debug, Default)]
 pub(super) struct Table {
     members: HashMap<MacAddr, Member>,
-    /// Devices that an address is reserved for.
+    /// Devices that each address is reserved for.
     reserved: HashMap<Gid, Vec<MacAddr>>,
     holders: HashMap<Address, Holder>,
     remote: RemoteHosts,
 }
 
 impl Table {
-    /// A port or an adapter of a device joins the network.
+    /// Records that a port or an adapter of a device joins the network.
     pub(super) fn join(&mut self, mac: MacAddr, rule: &AddressRule) {
         let member = self.members.entry(mac).or_default();
         member.present = member.present.saturating_add(1);
@@ -185,7 +187,7 @@ impl Table {
         }
     }
 
-    /// A port or an adapter of a device leaves the network. What the device had stays its own for a while.
+    /// Records that a port or an adapter of a device leaves the network. The device keeps its addresses for a while.
     pub(super) fn leave(&mut self, mac: MacAddr) {
         let Some(member) = self.members.get_mut(&mac) else { return };
         member.present = member.present.saturating_sub(1);
@@ -201,12 +203,13 @@ impl Table {
         });
     }
 
-    /// The device can ask hosts beyond the uplink from now on, or no more.
+    /// Sets whether the device can probe hosts beyond the uplink.
     pub(super) fn set_probes(&mut self, mac: MacAddr, probes: bool) {
         self.members.entry(mac).or_default().probes = probes;
     }
 
-    /// The link of a device goes up or down. Nobody can answer probes of a device whose link is down, so they end.
+    /// Records that the link of a device goes up or down. Probes cannot be answered while the link is down, so they
+    /// end.
     pub(super) fn set_link(&mut self, mac: MacAddr, up: bool) {
         let Self { members, holders, .. } = self;
         let Some(member) = members.get_mut(&mac) else { return };
@@ -223,7 +226,7 @@ impl Table {
         self.members.get(&mac).is_some_and(|member| member.present > 0)
     }
 
-    /// Conflicts of a device.
+    /// Returns the number of conflicts of a device.
     pub(super) fn conflicts(&self, mac: MacAddr) -> u64 {
         self.members.get(&mac).map_or(0, |member| member.conflicts)
     }
@@ -233,10 +236,10 @@ impl Table {
         self.holders.get(&address).is_some_and(|holder| holder.mac == mac && holder.bound > 0)
     }
 
-    /// A device says that it has an address.
+    /// Claims an address for a device.
     ///
     /// # Errors
-    /// It never gets it.
+    /// The rules never give the device this address.
     pub(super) fn claim(
         &mut self,
         mac: MacAddr,
@@ -257,7 +260,8 @@ impl Table {
         let holder = self.holders.get(&address).copied();
         let other = holder.filter(|holder| holder.mac != mac && holder.is_valid(now));
         match self.reserved.get(&address.0) {
-            // What another device has bound stays there until it is unbound, whoever else lists it.
+            // An address that another device has bound stays there until it is unbound, even if it is reserved for this
+            // device, too: connections of the other device use it.
             Some(macs) if macs.contains(&mac) => {
                 return match other.filter(|other| other.bound > 0) {
                     Some(_) => waiting(Why::Taken, None),
@@ -281,7 +285,8 @@ impl Table {
         if others == OtherAddresses::Any {
             return Ok(Claimed::Granted);
         }
-        // The device that had it last has it still, if no host beyond the uplink has used it meanwhile.
+        // The last owner still owns the address, unless a host beyond the uplink has used it since: that removes the
+        // holder.
         if let Some(own) = holder.filter(|holder| holder.mac == mac) {
             return match own.probe.filter(|_| own.is_probing(now)) {
                 Some(probe) => waiting(Why::Probing, Some(probe.until)),
@@ -291,7 +296,7 @@ impl Table {
         self.probe(mac, address, claim, now)
     }
 
-    /// Asks hosts beyond the uplink for an address that no device has.
+    /// Starts to probe hosts beyond the uplink for an address that no device owns.
     fn probe(&mut self, mac: MacAddr, address: Address, claim: Claim, now: Duration) -> Result<Claimed, Refused> {
         let waiting = |why, until| Ok(Claimed::Waiting(Wait { why, until }));
         let member = self.members.entry(mac).or_default();
@@ -317,7 +322,7 @@ impl Table {
         let former = self.holders.get(&address).map(|holder| holder.mac);
         self.hold(mac, address, claim, now);
         if let Some(holder) = self.holders.get_mut(&address) {
-            // It is bound when the probe is over.
+            // The address counts as bound only when the device claims it again, after the probe.
             holder.bound = 0;
             holder.probe = Some(Probe { until, next: now, every, former });
         }
@@ -344,7 +349,7 @@ impl Table {
         }
     }
 
-    /// A device no longer binds an address. Returns `true` if others may wait for that.
+    /// Records that a device no longer binds an address. Returns `true` if that may concern waiting devices.
     pub(super) fn unbind(&mut self, mac: MacAddr, address: Address, now: Duration) -> bool {
         let Some(holder) = self.holders.get_mut(&address).filter(|holder| holder.mac == mac) else { return false };
         holder.bound = holder.bound.saturating_sub(1);
@@ -357,15 +362,15 @@ impl Table {
         true
     }
 
-    /// A device gives an address back, and others may have it at once.
+    /// Releases an address of a device, so that others can have it immediately.
     pub(super) fn give_back(&mut self, mac: MacAddr, address: Address) {
         if self.holders.get(&address).is_some_and(|holder| holder.mac == mac) {
             self.holders.remove(&address);
         }
     }
 
-    /// A packet from `source` came from an address over the uplink. Returns the device whose claim that ends, and
-    /// the conflict if there is one to report.
+    /// Records that a packet from IP address `address` and Ethernet address `source` arrived over the uplink. Returns
+    /// the device whose claim that ends, and the conflict to report, if any.
     pub(super) fn seen(
         &mut self,
         address: Address,
@@ -405,7 +410,7 @@ impl Table {
         ((!keeps).then_some(holder.mac), reported)
     }
 
-    /// Addresses that a device is to ask for now, and when it is to look again.
+    /// Returns the addresses that a device has to probe for now, and the time of the next call.
     pub(super) fn due_probes(&mut self, mac: MacAddr, now: Duration) -> (Vec<Address>, Option<Duration>) {
         let Self { members, holders, .. } = self;
         let Some(member) = members.get_mut(&mac) else { return (Vec::new(), None) };
@@ -413,7 +418,7 @@ impl Table {
         member.probing.retain(|address| {
             let holder = holders.get_mut(address).filter(|holder| holder.mac == mac && holder.is_probing(now));
             let Some(probe) = holder.and_then(|holder| holder.probe.as_mut()) else { return false };
-            // The last question has to leave time for the answer.
+            // The last probe frame has to leave time for the answer.
             let asks = |at: Duration| at.saturating_add(probe.every) <= probe.until;
             if probe.next <= now && asks(now) {
                 due.push(*address);
@@ -427,7 +432,7 @@ impl Table {
         (due, next)
     }
 
-    /// Notes that a device holds an address without having it bound, and forgets the oldest of too many.
+    /// Records that a device holds an address without having bound it, and forgets the oldest ones above the limit.
     fn remember_unbound(&mut self, mac: MacAddr, address: Address) {
         let Self { members, holders, .. } = self;
         let member = members.entry(mac).or_default();

@@ -1,4 +1,4 @@
-//! The rules for addresses, named after the rows of `docs/dev/addresses.md`.
+//! Tests of the address rules, named after the rows of `docs/dev/addresses.md`.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ struct World {
 }
 
 impl World {
-    /// Devices with these rules, which can ask hosts beyond an uplink, or not.
+    /// Creates devices with these rules. `probes`: they can probe hosts beyond an uplink.
     fn new(probes: bool, rules: &[(u8, AddressRule)]) -> Self {
         let mut table = Table::default();
         for (number, rule) in rules {
@@ -49,7 +49,7 @@ impl World {
         self.table.unbind(mac(number), (gid(last), None), self.now);
     }
 
-    /// A host beyond the uplink speaks.
+    /// Handles a packet of a host beyond the uplink.
     fn seen(&mut self, last: u8) -> (Option<MacAddr>, Option<Conflict>) {
         self.table.seen((gid(last), None), HOST, self.now)
     }
@@ -58,12 +58,12 @@ impl World {
         self.now += time;
     }
 
-    /// What a device would be told, without a claim.
+    /// Returns the result that a waiting claim has.
     fn waits(&self, why: Why, until: Option<Duration>) -> Result<Claimed, Refused> {
         Ok(Claimed::Waiting(Wait { why, until: until.map(|until| self.now + until) }))
     }
 
-    /// When a device asks, from now on.
+    /// Returns the times at which a device sends probes, from now on.
     fn probes(&mut self, number: u8) -> Vec<Duration> {
         let (start, mut at) = (self.now, Vec::new());
         loop {
@@ -84,7 +84,7 @@ fn listed_addresses_go_to_nobody_else() {
     let mut world = World::new(true, &[(1, OWN), (3, listed(7)), (4, AddressRule::ANY), (5, listed(7))]);
     assert_eq!((world.bind(1, 7), world.announce(4, 7)), (Err(Refused::Reserved), Err(Refused::Reserved)));
     assert_eq!(world.bind(3, 8), Err(Refused::NotListed));
-    // Whatever was seen beyond the uplink, and without a probe.
+    // The result does not depend on remote hosts that were seen, and there is no probe.
     world.seen(7);
     assert_eq!((world.bind(3, 7), world.bind(5, 7)), (HELD, world.waits(Why::Taken, None)));
     world.unbind(3, 7);
@@ -117,7 +117,7 @@ fn an_unbound_address_stays_for_a_minute() {
     world.bind(1, 9).unwrap();
     world.unbind(1, 9);
     assert_eq!(world.bind(2, 9), world.waits(Why::Taken, Some(HOLD)));
-    // The device has gone meanwhile.
+    // The device has left meanwhile.
     world.table.leave(mac(1));
     world.advance(HOLD - NANOSECOND);
     assert_eq!(world.bind(2, 9), world.waits(Why::Taken, Some(NANOSECOND)));
@@ -154,7 +154,7 @@ fn an_address_that_is_not_listed_is_asked_for_first() {
         assert_eq!(claim(&mut world), world.waits(Why::Probing, Some(NANOSECOND)), "claiming again changes nothing");
         world.advance(NANOSECOND);
         assert_eq!((claim(&mut world), claim(&mut world)), (HELD, HELD));
-        // From now on the device has it, and asks no more.
+        // From now on the device owns the address, and sends no more probes.
         world.advance(REMEMBERED * 2);
         assert_eq!((claim(&mut world), world.probes(1).len()), (HELD, 0));
     }
@@ -177,7 +177,7 @@ fn a_remote_host_that_was_seen_is_remembered_for_hours() {
     let mut world = World::new(true, &[(1, OWN)]);
     world.seen(9);
     assert_eq!(world.bind(1, 9), world.waits(Why::Remote, Some(HOLD)));
-    // It says nothing for long: it is asked for long, and an answer counts until the last moment.
+    // The host was silent for a long time: the probe takes longer, and an answer counts until its end.
     world.advance(REMEMBERED - NANOSECOND);
     assert_eq!(world.bind(1, 9), world.waits(Why::Probing, Some(LONG_PROBE.0)));
     assert_eq!(world.probes(1).len(), 12);
@@ -188,7 +188,7 @@ fn a_remote_host_that_was_seen_is_remembered_for_hours() {
     assert_eq!(world.bind(1, 9), world.waits(Why::Probing, Some(LONG_PROBE.0)));
     world.advance(LONG_PROBE.0);
     assert_eq!(world.bind(1, 9), HELD, "it has been silent for two minutes, and was asked in the second");
-    // Once it is forgotten the address is like any other.
+    // Once the host is forgotten, the address is like any other.
     let mut world = World::new(true, &[(1, OWN)]);
     world.seen(9);
     world.advance(REMEMBERED);
@@ -255,11 +255,11 @@ fn a_device_that_speaks_while_another_asks_keeps_its_address() {
     world.advance(PROBE.0);
     assert_eq!(world.announce(1, 9), HELD);
     world.advance(HOLD);
-    // The quiet one is asked as well, and answers.
+    // The silent former owner gets a chance to announce the address, and does.
     assert_eq!(world.announce(2, 9), world.waits(Why::Probing, Some(PROBE.0)));
     assert_eq!(world.announce(1, 9), HELD);
     assert_eq!(world.announce(2, 9), world.waits(Why::Taken, Some(HOLD)));
-    // It does not, and its address is gone.
+    // This time it does not, and loses the address.
     world.advance(HOLD);
     world.announce(2, 9).unwrap();
     world.advance(PROBE.0);
@@ -349,7 +349,7 @@ fn what_was_bound_is_remembered_as_long_as_there_is_room() {
     let mut bind = |device, last| world.table.claim(mac(device), number(last), Claim::Bind, world.now);
     assert_eq!(bind(2, 0), HELD, "the oldest is forgotten");
     assert!(matches!(bind(2, 1), Ok(Claimed::Waiting(_))));
-    // One that is bound again stays, however many come after it.
+    // An address that is bound again stays, no matter how many others follow.
     bind(1, 1).unwrap();
     for last in 0..=MAX_UNBOUND {
         world.table.claim(mac(1), number(1000 + last), Claim::Announce(mac(1)), world.now).unwrap();
@@ -357,12 +357,12 @@ fn what_was_bound_is_remembered_as_long_as_there_is_room() {
     assert!(world.table.has_bound(mac(1), number(1)) && world.table.has_bound(mac(2), number(0)));
 }
 
-/// Every sequence of four steps of three devices (one with a list, one with addresses of its own, one with any), a
-/// host beyond the uplink and the clock, about one address that is not listed.
+/// Checks every sequence of four steps of three devices (one with a list, one with addresses of its own, one with any),
+/// a host beyond the uplink and the clock, for one address that is not listed.
 #[test]
 fn every_short_story() {
     const STEPS: u32 = 4;
-    // Binding, announcing and unbinding by each device; the host; a probe and a hold.
+    // Binding, announcing and unbinding by each device; the host; the duration of a probe and of a hold.
     const KINDS: usize = 9 + 3;
     for story in 0..KINDS.pow(STEPS) {
         let mut world = World::new(true, &[(1, listed(7)), (2, OWN), (3, AddressRule::ANY)]);

@@ -1,4 +1,4 @@
-//! What was seen and waits for its reader.
+//! Captured frames that wait for their reader.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,20 +11,20 @@ use rustix::event::EventfdFlags;
 use super::seen::{CaptureConfig, Direction, Interface};
 use pvrdma_link::Frames;
 
-/// A frame that was seen; its bytes are beside it.
+/// Metadata of a captured frame; its bytes are stored separately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Captured {
-    /// When, since 1970.
+    /// Time of capture since 1970.
     pub time: Duration,
-    /// Where.
+    /// Place of capture.
     pub interface: Interface,
-    /// Which way it went.
+    /// Direction of the frame.
     pub direction: Direction,
-    /// Bytes of the whole frame.
+    /// Length of the whole frame in bytes.
     pub length: usize,
 }
 
-/// Frames in the order in which they were seen.
+/// Captured frames in the order of capture.
 #[derive(Debug, Default)]
 pub struct Batch {
     seen: Vec<Captured>,
@@ -32,17 +32,17 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// How many there are.
+    /// Returns the number of frames.
     pub const fn len(&self) -> usize {
         self.seen.len()
     }
 
-    /// Returns `true` if there is none.
+    /// Returns `true` if there are no frames.
     pub const fn is_empty(&self) -> bool {
         self.seen.is_empty()
     }
 
-    /// All of them, with as many bytes as the capture keeps.
+    /// Iterates over all frames, with as many bytes as the capture keeps.
     pub fn iter(&self) -> impl Iterator<Item = (&Captured, &[u8])> {
         self.seen.iter().zip(self.frames.iter())
     }
@@ -52,13 +52,13 @@ impl Batch {
         self.frames.clear();
     }
 
-    /// Bytes that it takes.
+    /// Returns the memory in use, in bytes.
     fn size(&self) -> usize {
         self.frames.bytes().saturating_add(self.seen.len().saturating_mul(size_of::<Captured>()))
     }
 }
 
-/// Counts of one interface.
+/// Counters of one interface.
 #[derive(Debug, Default)]
 struct Counts {
     seen: AtomicU64,
@@ -88,7 +88,7 @@ impl Buffer {
         }
     }
 
-    /// Keeps a frame. `false`: there is no room.
+    /// Stores a frame. Returns `false` if there is no room.
     pub(super) fn put(&self, interface: Interface, direction: Direction, frame: &[u8]) -> bool {
         let counts = self.of(interface);
         counts.seen.fetch_add(1, Ordering::Relaxed);
@@ -99,14 +99,14 @@ impl Buffer {
             counts.dropped.fetch_add(1, Ordering::Relaxed);
             return false;
         }
-        // Under the lock, so that time does not run backwards.
+        // The clock is read under the lock, so that times are in ascending order.
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let first = batch.is_empty();
         batch.seen.push(Captured { time, interface, direction, length: frame.len() });
         batch.frames.push(kept);
         drop(batch);
         if first {
-            // It fails when the counter is full, and then the reader wakes up anyway.
+            // The write fails only when the counter is full, and the reader is woken in that case already.
             let _ = rustix::io::write(&self.readable, &1_u64.to_ne_bytes());
         }
         true
@@ -114,7 +114,7 @@ impl Buffer {
 
     pub(super) fn take(&self, batch: &mut Batch) {
         batch.clear();
-        // First the mark, then the frames: what comes in between marks again.
+        // The event counter is reset before the frames are taken: a frame that arrives in between sets it again.
         let _ = rustix::io::read(&self.readable, &mut [0_u8; 8]);
         std::mem::swap(&mut *self.batch.lock(), batch);
     }
@@ -151,7 +151,7 @@ mod tests {
         assert!(!is_readable());
         let lengths: Vec<_> = batch.iter().map(|(seen, frame)| (seen.length, frame.len())).collect();
         assert_eq!((lengths, batch.len()), (vec![(100, 40), (40, 40), (20, 20)], 3));
-        // The reader's memory comes back empty.
+        // The memory of the reader's batch is reused, and is empty.
         assert!(put(40) && is_readable());
         buffer.take(&mut batch);
         assert_eq!(batch.len(), 1);

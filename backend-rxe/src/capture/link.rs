@@ -1,4 +1,4 @@
-//! A link that can be watched.
+//! A link whose frames can be captured.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -9,7 +9,7 @@ use super::point::Point;
 use super::seen::Direction;
 use pvrdma_link::{Frames, Link, LinkInspect, LinkReceiver, Offload, Readiness};
 
-/// Shows what goes over a link to those who watch a device.
+/// Link wrapper that shows frames to the captures of a device.
 #[derive(Debug)]
 pub(crate) struct CaptureLink {
     inner: Arc<dyn Link>,
@@ -51,7 +51,7 @@ impl Link for CaptureLink {
         self.inner.readiness()
     }
 
-    /// It sees to it that what it takes is seen here.
+    /// Forwards the receiver, which shows the frames that it handles to captures itself.
     fn set_receiver(&self, receiver: Weak<dyn LinkReceiver>) {
         self.inner.set_receiver(receiver);
     }

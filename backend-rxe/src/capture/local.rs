@@ -1,4 +1,4 @@
-//! Local deliveries as packets.
+//! Local deliveries shown as packets.
 
 use pvrdma_roce::wire::{MAX_FRAME, NakCode, Syndrome};
 use pvrdma_roce::{DatagramSender, NakReason, Path};
@@ -21,11 +21,11 @@ pub(crate) struct ConnectionTrace<'a> {
     pub(crate) own: Memory<'a>,
     pub(crate) attrs: &'a QpAttrs,
     pub(crate) source: BoundGid,
-    /// Made when somebody begins to watch.
+    /// Created when a capture begins.
     pub(crate) trace: &'a mut Option<Box<SyntheticTrace>>,
 }
 
-/// What a refusal looks like on the wire.
+/// Returns the response that a refusal would cause on the wire.
 pub(crate) const fn refusal(nak: NakReason) -> StepOutcome {
     StepOutcome::Refused(match nak {
         NakReason::Silence => return StepOutcome::NoResponse,
@@ -36,7 +36,7 @@ pub(crate) const fn refusal(nak: NakReason) -> StepOutcome {
     })
 }
 
-/// Shows a frame to those who watch either device. Between two QPs of one device it is shown once.
+/// Shows a frame to the captures of both devices. Between two QPs of one device it is shown once.
 fn show(own: &Point, peer: Option<&Point>, toward: Toward, frame: &[u8]) {
     let (from_own, from_peer) = match toward {
         Toward::Responder => (Direction::Outbound, Direction::Inbound),
@@ -73,7 +73,7 @@ impl ConnectionTrace<'_> {
             let from = peer.adapter.origin(responder.own_address()?);
             Path::connected(&from, &responder.attrs.av, peer.qpn, qp.qpn)
         });
-        // Nobody answers on a path that is not there.
+        // Without a path to the peer there are no packets to show.
         let Some(there) = there else { return };
         let back = back.unwrap_or(there);
         let paths = PathPair {
@@ -95,7 +95,7 @@ impl ConnectionTrace<'_> {
     }
 }
 
-/// Traces a datagram that has left, for `peer` if there is one.
+/// Traces a datagram that was sent, to `peer` if it was delivered.
 #[cold]
 #[inline(never)]
 pub(crate) fn datagram(

@@ -1,8 +1,9 @@
-//! Watching a device: copies of all frames on its uplink, and of what local delivery would have been on the wire.
+//! Captures of a device: copies of all frames on its uplink, and of the packets that local delivery would have produced
+//! on the wire.
 //!
-//! A [`Point`] belongs to a device, whoever serves it: its adapter and its port hold it. A [`Capture`] is somebody who
-//! watches a point; frames come to it through a bounded [`buffer`], and are dropped and counted when it does not keep
-//! up. While nobody watches, a batch of requests or frames costs one relaxed load.
+//! A [`Point`] belongs to a device, whichever process serves it: its adapter and its port hold it. A [`Capture`] reads
+//! from a point; frames are passed to it through a bounded [`buffer`], and are dropped and counted when the reader does
+//! not keep up. Without captures, a batch of requests or frames costs one relaxed load.
 
 mod buffer;
 mod link;

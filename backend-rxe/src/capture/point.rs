@@ -1,4 +1,4 @@
-//! Where a device is watched, and by whom.
+//! Capture points of devices, and the captures that read from them.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -12,36 +12,36 @@ use super::buffer::{Batch, Buffer};
 use super::seen::{CaptureConfig, Direction, Interface};
 use pvrdma_link::Frames;
 
-/// Captures of one device at a time.
+/// Maximum number of captures of one device at a time.
 const MAX_CAPTURES: usize = 4;
 
-/// How the captures of a device did, over its life.
+/// Statistics of a device's captures, over its lifetime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CaptureCounts {
-    /// Captures in progress.
+    /// Number of captures in progress.
     pub active: usize,
-    /// Frames kept for a reader.
+    /// Number of frames kept for a reader.
     pub captured: u64,
-    /// Frames for which a reader that did not keep up had no room.
+    /// Number of frames dropped because a reader did not keep up.
     pub dropped: u64,
 }
 
-/// All points of a backend.
+/// All capture points of a backend.
 #[derive(Debug, Default)]
 pub(crate) struct Captures {
-    /// How many captures there are.
+    /// Number of captures in progress.
     active: AtomicUsize,
     points: Mutex<HashMap<MacAddr, Weak<Point>>>,
 }
 
 impl Captures {
-    /// Returns `true` if anybody watches anything.
+    /// Returns `true` if there is a capture of any device.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.active.load(Ordering::Relaxed) != 0
     }
 
-    /// The point of a device.
+    /// Returns the capture point of a device.
     pub(crate) fn point(&self, mac: MacAddr) -> Arc<Point> {
         let mut points = self.points.lock();
         if let Some(point) = points.get(&mac).and_then(Weak::upgrade) {
@@ -53,7 +53,7 @@ impl Captures {
         point
     }
 
-    /// Begins to watch a device.
+    /// Starts a capture of a device.
     pub(crate) fn start(self: &Arc<Self>, mac: MacAddr, config: CaptureConfig) -> Result<Capture, VerbsError> {
         let (point, buffer) = (self.point(mac), Arc::new(Buffer::new(config)?));
         {
@@ -69,7 +69,7 @@ impl Captures {
     }
 }
 
-/// Where a device is watched.
+/// Capture point of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Point {
     pub(crate) mac: MacAddr,
@@ -80,13 +80,13 @@ pub(crate) struct Point {
 }
 
 impl Point {
-    /// Returns `true` if anybody watches.
+    /// Returns `true` if there is a capture of this device.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Shows one frame to all who watch.
+    /// Shows a frame to all captures.
     pub(crate) fn record(&self, interface: Interface, direction: Direction, frame: &[u8]) {
         for buffer in self.buffers.read().iter() {
             let counter = if buffer.put(interface, direction, frame) { &self.captured } else { &self.dropped };
@@ -100,7 +100,7 @@ impl Point {
         }
     }
 
-    /// What was seen here.
+    /// Returns the statistics of this point.
     pub(crate) fn counts(&self) -> CaptureCounts {
         CaptureCounts {
             active: self.buffers.read().len(),
@@ -110,7 +110,7 @@ impl Point {
     }
 }
 
-/// Somebody who watches a device, until dropped. See [`crate::Rxe::capture`].
+/// A capture of a device, which ends on drop. See [`crate::Rxe::capture`].
 #[derive(Debug)]
 pub struct Capture {
     captures: Arc<Captures>,
@@ -119,17 +119,18 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Exchanges what was seen since the last call for `batch`, whose memory is used again.
+    /// Exchanges the frames since the last call for `batch`, whose memory is reused.
     pub fn take(&self, batch: &mut Batch) {
         self.buffer.take(batch);
     }
 
-    /// Readable when something was seen that was not taken.
+    /// Returns a descriptor that is readable while there are frames that were not taken.
     pub fn readable(&self) -> &OwnedFd {
         self.buffer.readable()
     }
 
-    /// Frames that were seen on an interface, and of these, frames that were dropped because nobody took them in time.
+    /// Returns the number of frames that were seen on an interface, and the number of those that were dropped because
+    /// they were not taken in time.
     pub fn counts(&self, interface: Interface) -> (u64, u64) {
         self.buffer.counts(interface)
     }

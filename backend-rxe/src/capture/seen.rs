@@ -1,28 +1,28 @@
-//! What is kept of a frame that was seen.
+//! Parameters of captures.
 
-/// Where a frame was seen.
+/// Place where a frame was captured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interface {
     /// On the device's uplink.
     Uplink,
-    /// Between devices of this process; the frame is what would have been on the wire.
+    /// Between devices of this process; the frame is the packet that would have been on the wire.
     Local,
 }
 
-/// Which way a frame went, seen from the device.
+/// Direction of a frame, relative to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// Towards the device.
+    /// To the device.
     Inbound,
-    /// Away from it.
+    /// From the device.
     Outbound,
 }
 
-/// How much is kept of what is seen.
+/// Limits of a capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CaptureConfig {
-    /// Bytes of a frame that are kept.
+    /// Maximum number of bytes that are kept of a frame.
     pub snaplen: usize,
-    /// Bytes that wait for the reader at most.
+    /// Maximum number of bytes that wait for the reader.
     pub buffer: usize,
 }

@@ -1,9 +1,9 @@
 //! Packets of a local delivery, for captures.
 //!
-//! A delivery between two QPs of this process moves data without packets. A [`SyntheticTrace`] invents those that the
-//! wire would have shown: one packet after the other as data is moved, an ACK for each message, a NAK for each refusal.
-//! PSNs begin where the connection does, but count only what was traced. What is left out: READs are not split, ACKs
-//! are not coalesced, and a refused message stops at the packet that was refused.
+//! A delivery between two QPs of this process moves data without packets. A [`SyntheticTrace`] generates those that
+//! would have been on the wire: one packet after the other as data is moved, an ACK for each message, a NAK for each
+//! refusal. PSNs begin with those of the connection, but count only traced packets. Simplifications: READs are not
+//! split, ACKs are not coalesced, and a refused message stops at the packet that was refused.
 
 use pvrdma_roce::wire::{Aeth, AtomicAckEth, Bth, Extension, MAX_FRAME, Opcode, Position, Syndrome};
 use pvrdma_roce::{PacketPlan, Path, SizedWr};
@@ -24,14 +24,14 @@ pub(crate) struct PathPair {
     pub(crate) mtu: Mtu,
 }
 
-/// What became of a request in a step.
+/// Outcome of a step of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StepOutcome {
     /// A part was moved.
     Moved,
     /// The request completed with success.
     Completed,
-    /// The responder refused it with this syndrome: a NAK or RNR NAK.
+    /// The responder refused the request with this syndrome: a NAK or RNR NAK.
     Refused(Syndrome),
     /// There is no responder.
     NoResponse,
@@ -42,13 +42,13 @@ pub(crate) enum StepOutcome {
 pub(crate) struct TraceStep<'a> {
     /// The request.
     pub(crate) wr: &'a SendWr,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub(crate) length: u32,
-    /// Bytes that were moved before the step.
+    /// Number of bytes that were moved before the step.
     pub(crate) before: u64,
-    /// Bytes that were moved after it.
+    /// Number of bytes that were moved after it.
     pub(crate) done: u64,
-    /// What became of it.
+    /// Outcome of the step.
     pub(crate) outcome: StepOutcome,
 }
 
@@ -66,22 +66,22 @@ pub(crate) enum Toward {
 pub(crate) struct SyntheticTrace {
     /// First PSN of the current request.
     psn: Psn,
-    /// Messages completed, 24 bits.
+    /// Number of completed messages, 24 bits.
     msn: u32,
-    /// Packets of the current request that carry data and were traced.
+    /// Number of packets of the current request that carry data and were traced.
     traced: u32,
     /// Last IPv4 identification of requests and of responses.
     idents: [u16; 2],
 }
 
 impl SyntheticTrace {
-    /// A trace that begins with the first PSN of a connection.
+    /// Creates a trace that begins with the first PSN of a connection.
     pub(crate) const fn new(psn: Psn) -> Self {
         Self { psn, msn: 0, traced: 0, idents: [0; 2] }
     }
 
     /// Traces a step. `gather` copies from the requester's own memory, from an offset in the message on, and returns
-    /// `true` if it could; `emit` takes the frames.
+    /// `true` on success; `emit` receives the frames.
     pub(crate) fn record(
         &mut self,
         paths: &PathPair,
@@ -92,14 +92,15 @@ impl SyntheticTrace {
         let sized = SizedWr::new(step.wr, step.length, paths.mtu);
         let count = sized.count;
         let whole = |bytes: u64| u32::try_from(bytes / u64::from(paths.mtu.bytes())).unwrap_or(u32::MAX);
-        // At its beginning a request may have been tried before; in its middle we may not have seen the beginning.
+        // At its beginning, the request may be a retry. In its middle, the capture may have started after the
+        // beginning.
         self.traced = if step.before == 0 { 0 } else { self.traced.max(whole(step.before).min(count - 1)) };
         let wants_data =
             matches!(step.wr.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
         if wants_data && step.before == 0 {
             self.request(paths, &sized, 0, &mut gather, &mut emit);
         }
-        // The last packet says that the message is whole.
+        // The last packet is emitted only when the message is complete.
         let reached = if step.outcome == StepOutcome::Completed { count } else { whole(step.done).min(count - 1) };
         while self.traced < reached {
             if wants_data {
@@ -131,19 +132,19 @@ impl SyntheticTrace {
         }
     }
 
-    /// The count with the current message, which responses to READs and atomics carry already.
+    /// Returns the MSN including the current message, which responses to READs and atomics already carry.
     const fn next_msn(&self) -> u32 {
         self.msn.wrapping_add(1) & 0x00ff_ffff
     }
 
-    /// An ACK or NAK.
+    /// Emits an ACK or NAK.
     fn acknowledge(&mut self, paths: &PathPair, psn: Psn, syndrome: Syndrome, emit: &mut impl FnMut(Toward, &[u8])) {
         let bth = Bth::new(Opcode::ACKNOWLEDGE, paths.requester, psn);
         let extension = Extension::Aeth(Aeth { syndrome, msn: self.msn });
         self.frame(paths, Toward::Requester, bth, extension, 0, |_| true, emit);
     }
 
-    /// A packet of the request.
+    /// Emits a packet of the request.
     fn request(
         &mut self,
         paths: &PathPair,
@@ -160,7 +161,7 @@ impl SyntheticTrace {
         self.frame(paths, Toward::Responder, bth, plan.extension, plan.len as usize, fill, emit);
     }
 
-    /// The next packet of the response to a READ or atomic, whose data has arrived in the requester's memory.
+    /// Emits the next packet of the response to a READ or atomic, whose data has arrived in the requester's memory.
     fn response(
         &mut self,
         paths: &PathPair,
@@ -191,7 +192,7 @@ impl SyntheticTrace {
         self.frame(paths, Toward::Requester, bth, extension, left.min(paths.mtu.bytes() as usize), fill, emit);
     }
 
-    /// One frame, unless its data cannot be read any more.
+    /// Emits a frame, unless its data can no longer be read.
     #[expect(clippy::too_many_arguments, reason = "the parts of a frame")]
     fn frame(
         &mut self,

@@ -1,10 +1,10 @@
 //! Memory regions and the table of keys.
 //!
-//! A key is an index in bits 31:8, counted from a random number on, and a byte that begins at one and changes with each
-//! use of the slot in bits 7:0, so a stale key does not name the region that came next. Everyone who uses a region
-//! holds the table for the whole copy ([`crate::sg::MemoryGuard`]); removing one waits for them, and lets others go on
-//! meanwhile ([`MrTables`]). Fast-registered regions change while the table is held; each has a lock of its own that is
-//! held during a copy.
+//! A key consists of an index in bits 31:8, which starts at a random number, and of a byte in bits 7:0 that starts at
+//! one and changes with each use of the slot, so that a stale key does not refer to the next region of its slot. Every
+//! user of a region holds the table for the whole copy ([`crate::sg::MemoryGuard`]); the removal of a region waits for
+//! them, without blocking others meanwhile ([`MrTables`]). Fast-registered regions change while the table is held; each
+//! has its own lock, which is held during a copy.
 
 mod tables;
 
@@ -19,7 +19,7 @@ use serde::Serialize;
 
 pub(crate) use tables::{MrTableGuard, MrTables};
 
-/// A range of addresses with rights and memory behind it.
+/// A range of addresses with access rights and the memory that it maps to.
 #[derive(Debug)]
 pub(crate) struct Region {
     start: u64,
@@ -42,7 +42,7 @@ impl Region {
         Self { start: 0, length: u64::MAX, access: access & Access::LOCAL_WRITE, mapping: Mapping::Identity }
     }
 
-    /// `None` when the pages do not cover the range.
+    /// Creates a region of pages. Returns `None` when the pages do not cover the range.
     pub(crate) fn paged(start: u64, length: u64, access: Access, pages: PageList) -> Option<Self> {
         start.checked_add(length)?;
         let needed = length.checked_add(start % PAGE_SIZE)?;
@@ -56,7 +56,8 @@ impl Region {
             .is_some_and(|available| len <= available)
     }
 
-    /// Bus address behind `addr` and how many bytes from there on are contiguous. `addr` is inside the region.
+    /// Returns the bus address of `addr`, and the number of contiguous bytes from there on. `addr` is inside the
+    /// region.
     #[inline]
     pub(crate) fn locate(&self, addr: u64) -> Option<(u64, u64)> {
         match &self.mapping {
@@ -69,7 +70,7 @@ impl Region {
 #[derive(Debug)]
 enum Body {
     Fixed(Region, #[expect(dead_code, reason = "keeps the pages resident")] PinGuard),
-    /// In a box: it is larger, and rarer.
+    /// Boxed, because it is larger and less frequent.
     Fast(Box<Fast>),
 }
 
@@ -77,16 +78,16 @@ enum Body {
 #[derive(Debug)]
 struct Fast {
     max_pages: u32,
-    /// The key that is valid, or [`INVALID`]. Cleared before the lock is taken for invalidation, so that new users
-    /// cannot hold it off.
+    /// The valid key, or [`INVALID`]. Invalidation clears it before it takes the lock, so that new users cannot delay
+    /// the invalidation.
     valid: AtomicU32,
     region: RwLock<Option<Filled>>,
 }
 
-/// No key is valid. It is nobody's: the first index is not 0.
+/// Value of `valid` without a valid key. It is never a key, because the first index is not 0.
 const INVALID: u32 = 0;
 
-/// What a fast registration has put into a region.
+/// Content of a region after a fast registration.
 #[derive(Debug)]
 struct Filled {
     region: Region,
@@ -94,7 +95,7 @@ struct Filled {
     pin: PinGuard,
 }
 
-/// One registered region.
+/// A registered region.
 #[derive(Debug)]
 pub(crate) struct Mr {
     key: AtomicU32,
@@ -103,26 +104,26 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
-    /// A region that is valid until it is destroyed.
+    /// Creates a region that is valid until it is destroyed.
     pub(crate) const fn fixed(pd: u64, region: Region, pin: PinGuard) -> Self {
         Self { key: AtomicU32::new(0), pd, body: Body::Fixed(region, pin) }
     }
 
-    /// A region that work requests fill.
+    /// Creates a region that work requests fill.
     pub(crate) fn fast(pd: u64, max_pages: u32) -> Self {
         let fast = Fast { max_pages, valid: AtomicU32::new(INVALID), region: RwLock::new(None) };
         Self { key: AtomicU32::new(0), pd, body: Body::Fast(Box::new(fast)) }
     }
 }
 
-/// A region at one moment. Its key is not shown.
+/// State of a region at one moment. Does not contain the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct MrInspect {
-    /// Number of its protection domain.
+    /// Number of the protection domain.
     pd: u64,
-    /// What it covers now: `null` for a fast-registered region that no request has filled.
+    /// The current range: `null` for a fast-registered region that no request has filled.
     range: Snapshot<Option<RangeInspect>>,
-    /// Pages that a fast registration may bring, 0 if it takes none.
+    /// Maximum number of pages of a fast registration, 0 if the region accepts none.
     max_pages: u32,
 }
 
@@ -131,10 +132,10 @@ pub(crate) struct MrInspect {
 struct RangeInspect {
     /// The first address.
     start: u64,
-    /// Bytes.
+    /// Length in bytes.
     length: u64,
     access: Access,
-    /// Pages behind it. `null`: its addresses are bus addresses.
+    /// Number of pages. `null`: the addresses are bus addresses.
     pages: Option<u32>,
 }
 
@@ -149,7 +150,7 @@ impl Region {
     }
 }
 
-/// A region lent for the length of a copy.
+/// Reference to a region for the duration of a copy.
 #[derive(Debug)]
 pub(crate) enum RegionRef<'a> {
     Fixed(&'a Region),
@@ -168,16 +169,16 @@ impl Deref for RegionRef<'_> {
     }
 }
 
-/// The regions of one adapter by key: one of the two copies that [`MrTables`] has.
+/// The regions of one adapter by key: one of the two copies in [`MrTables`].
 #[derive(Clone, Debug)]
 pub(crate) struct MrTable {
-    /// The index of the first slot. It is not 0: a key of zero is what forgotten fields hold.
+    /// Index of the first slot. It is not 0, because fields that a program has not set often contain a zero key.
     base: u32,
     slots: Vec<Option<Arc<Mr>>>,
 }
 
 impl MrTable {
-    /// Describes a region. Only the index of the key counts.
+    /// Returns the state of a region for inspection. Only the index of the key is used.
     pub(crate) fn inspect(&self, key: u32) -> Option<MrInspect> {
         let mr = self.get(key)?;
         let (range, max_pages) = match &mr.body {
@@ -190,7 +191,7 @@ impl MrTable {
         Some(MrInspect { pd: mr.pd, range, max_pages })
     }
 
-    /// What a region was made for. Only the index of the key counts.
+    /// Returns the shape that a region was created for. Only the index of the key is used.
     pub(crate) fn shape(&self, key: u32) -> Option<MrShape> {
         Some(match &self.get(key)?.body {
             Body::Fast(fast) => MrShape::fast_register(fast.max_pages),
@@ -201,7 +202,7 @@ impl MrTable {
         })
     }
 
-    /// Puts a region into a slot, or takes it out. Gives what was there.
+    /// Puts a region into a slot, or removes it. Returns the previous region.
     fn replace(&mut self, slot: usize, mr: Option<Arc<Mr>>) -> Option<Arc<Mr>> {
         if slot >= self.slots.len() {
             self.slots.resize(slot + 1, None);
@@ -214,13 +215,13 @@ impl MrTable {
         self.slots.get(self.index(key) as usize)?.as_deref()
     }
 
-    /// The slot that a key names. A key of somebody else's may name none.
+    /// Returns the slot of a key. The slot does not exist for keys that this table has not issued.
     #[inline]
     const fn index(&self, key: u32) -> u32 {
         (key >> 8).wrapping_sub(self.base)
     }
 
-    /// Lends the region that `key` names if `pd` may do `need` with all of `addr..addr+len`.
+    /// Returns the region of `key` if `pd` has the right `need` for all of `addr..addr+len`.
     #[inline]
     pub(crate) fn lookup(&self, key: u32, pd: u64, addr: u64, len: u64, need: Access) -> Option<RegionRef<'_>> {
         let mr = self.get(key)?;
@@ -240,13 +241,14 @@ impl MrTable {
         if fast.valid.load(Ordering::Acquire) == INVALID {
             return None;
         }
-        // Reader-biased: one message may use the region twice, and must not wait for an invalidation in between.
+        // The lock is reader-biased: one message may use the region twice, and must not wait for an invalidation in
+        // between.
         let filled = RwLockReadGuard::try_map(fast.region.read_recursive(), Option::as_ref).ok()?;
         Some(RegionRef::Fast(MappedRwLockReadGuard::map(filled, |filled| &filled.region)))
     }
 
-    /// Fills a fast-register region that is not valid now, with pages that `pin` keeps resident. `false` when the
-    /// request is not allowed or the pages cannot be kept.
+    /// Fills a fast-register region that is not valid now with pages that `pin` pins. Returns `false` when the request
+    /// is not allowed or the pages cannot be pinned.
     pub(crate) fn fast_register(
         &self,
         request: &mut FastRegister,
@@ -269,11 +271,11 @@ impl MrTable {
         true
     }
 
-    /// Makes a fast-registered region invalid. When this returns `true` nobody uses it any more.
+    /// Invalidates a fast-registered region. When this returns `true`, the region is no longer in use.
     pub(crate) fn invalidate(&self, key: u32, pd: u64) -> bool {
         let Some(mr) = self.get(key).filter(|mr| mr.pd == pd) else { return false };
         let Body::Fast(fast) = &mr.body else { return false };
-        // One step: a registration with another key may come between a look and a change.
+        // This is one atomic step, because a registration with another key may happen between a check and a change.
         if fast.valid.compare_exchange(key, INVALID, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return false;
         }

@@ -1,9 +1,10 @@
-//! A table of regions in two copies, so that a change waits for whoever copies data, and nobody waits for a change.
+//! A table of regions in two copies, so that a change waits for the threads that copy data, and no thread waits for a
+//! change.
 //!
-//! Whoever moves data holds one copy of the table for a whole batch, up to a megabyte. With one table under a
-//! reader-writer lock each registration would stop everybody who begins a batch until the last one has ended: all queue
-//! pairs of the device, and those of other guests that deliver to it. With [two copies](TwoCopies) readers take the one
-//! that is active, and a change is made where nobody reads first.
+//! A thread that moves data holds one copy of the table for a whole batch, up to a megabyte. With one table under a
+//! reader-writer lock, each registration would block all threads that begin a batch until the last running batch has
+//! ended: those of all queue pairs of the device, and those of other guests that deliver to it. With [two
+//! copies](TwoCopies), readers use the active one, and a change is first made to the other one.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,12 +18,12 @@ use pvrdma_verbs::{Random, VerbsError};
 use super::{Mr, MrTable};
 use crate::limits::MAX_MR;
 
-/// Slots that stay free before the oldest of them is used again.
+/// Number of slots that stay free before the oldest of them is reused.
 const KEEP_FREE: usize = 256;
-/// Indices that a key can hold.
+/// Number of indices that a key can hold.
 const INDICES: u32 = 1 << 24;
 
-/// A table that is held: no region that it has goes away.
+/// Guard of a table: no region in it is removed.
 pub(crate) type MrTableGuard<'a> = RwLockReadGuard<'a, MrTable>;
 
 /// The regions of one adapter.
@@ -33,20 +34,20 @@ pub(crate) struct MrTables {
     keys: Mutex<Keys>,
 }
 
-/// Which keys are used, and which come next.
+/// Keys that are in use, and the state for new ones.
 #[derive(Debug)]
 struct Keys {
     base: u32,
     random: Random,
     /// The last key byte of each slot.
     bytes: Vec<u8>,
-    /// Oldest first: a slot is used again as late as possible.
+    /// Free slots, the oldest first: a slot is reused as late as possible.
     free: VecDeque<u32>,
     count: u32,
 }
 
 impl Keys {
-    /// A key that names no region.
+    /// Returns a key that is not in use.
     fn draw(&mut self) -> Result<u32, VerbsError> {
         if self.count >= MAX_MR {
             return Err(VerbsError::Exhausted("memory region"));
@@ -69,10 +70,10 @@ impl Keys {
 }
 
 impl MrTables {
-    /// No regions.
+    /// Creates tables without regions.
     ///
     /// # Errors
-    /// The kernel has no random numbers.
+    /// The kernel cannot provide random numbers.
     pub(crate) fn new(mut random: Random) -> io::Result<Self> {
         let base = 1 + random.draw()? % (INDICES - 1 - MAX_MR);
         let table = MrTable { base, slots: Vec::new() };
@@ -82,26 +83,27 @@ impl MrTables {
         })
     }
 
-    /// Holds the table. It waits for a change only if that began since the look at which copy is active.
+    /// Locks the active table. Waits for a change only if it began after the check for the active copy.
     #[inline]
     pub(crate) fn read(&self) -> MrTableGuard<'_> {
         self.copies.read()
     }
 
-    /// As [`Self::read`], unless that would wait.
+    /// Returns the same as [`Self::read`], unless that would wait.
     pub(crate) fn try_read(&self) -> Option<MrTableGuard<'_>> {
         self.copies.active().try_read()
     }
 
-    /// Changes a slot. When this returns nobody holds a table without the change. The keys are locked.
+    /// Changes a slot. After this returns, no thread holds a table without the change. The caller holds the lock of the
+    /// keys.
     fn replace(&self, slot: usize, mr: Option<Arc<Mr>>) -> Option<Arc<Mr>> {
         self.copies.change(|table| table.replace(slot, mr.clone()))
     }
 
-    /// Adds a region and gives its key.
+    /// Adds a region and returns its key.
     ///
     /// # Errors
-    /// There are too many, or no random numbers.
+    /// There are too many regions, or no random numbers are available.
     pub(crate) fn insert(&self, mr: Mr) -> Result<u32, VerbsError> {
         let keys = &mut *self.keys.lock();
         let key = keys.draw()?;
@@ -111,27 +113,27 @@ impl MrTables {
         Ok(key)
     }
 
-    /// Takes a region out and waits until nobody uses it any more. Only the index of the key counts: fast registration
+    /// Removes a region and waits until it is no longer in use. Only the index of the key is used: fast registration
     /// changes the byte.
     pub(crate) fn remove(&self, key: u32) -> Option<Arc<Mr>> {
         let keys = &mut *self.keys.lock();
         let slot = (key >> 8).wrapping_sub(keys.base);
         let byte = keys.bytes.get_mut(slot as usize)?;
         let mr = self.replace(slot as usize, None)?;
-        // The byte that a fast registration chose last must not come next.
+        // The byte of the last fast registration must not be that of the next region.
         *byte = mr.key.load(Ordering::Relaxed).to_le_bytes()[0];
         keys.free.push_back(slot);
         keys.count -= 1;
         Some(mr)
     }
 
-    /// Slots in use and free.
+    /// Returns the number of slots, in use and free.
     #[cfg(test)]
     pub(crate) fn slots(&self) -> usize {
         self.keys.lock().bytes.len()
     }
 
-    /// As if a change waited for the copy that is active.
+    /// Blocks the active copy, as a change that waits for it does.
     #[cfg(test)]
     pub(crate) fn block(&self) -> parking_lot::RwLockWriteGuard<'_, MrTable> {
         self.copies.active().write()

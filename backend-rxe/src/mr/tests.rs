@@ -36,8 +36,8 @@ fn checks_of_a_key() {
     assert_eq!(region.locate(0x7_1000), Some((0x9000, 0x1000)));
 }
 
-/// Every key around those of a small table, with every right and every range at its ends: what is lent is what a list
-/// of the regions allows.
+/// Checks every key around those of a small table, with every right and ranges at all boundaries: lookups succeed
+/// exactly when a list of the regions allows it.
 #[test]
 fn every_key_of_a_small_table() {
     const START: u64 = 0x7_0100;
@@ -69,7 +69,7 @@ fn every_key_of_a_small_table() {
     }
 }
 
-/// Before, the first key of each device was 0x101.
+/// Regression: the first key of each device was 0x101.
 #[test]
 fn sec_c3_keys_begin_anywhere() {
     let keys = |random| {
@@ -98,11 +98,11 @@ fn stale_keys_stay_stale() {
         table.remove(key).unwrap();
         assert!(table.read().lookup(key, 0, 0x1000, 1, Access::empty()).is_none());
     }
-    // 256 stay free, and one is in use at a time.
+    // 256 slots stay free, and one is in use at a time.
     assert_eq!(table.slots(), 257);
 }
 
-/// What goes is no more among those that a device may have.
+/// Regions that were removed no longer count against the limit of the device.
 #[test]
 fn as_many_regions_come_and_go_as_somebody_likes() {
     let table = MrTables::new(Random::Seed(0)).unwrap();
@@ -137,7 +137,7 @@ fn who_looks_does_not_wait_for_a_change() {
     assert!(table.try_read().is_none());
 }
 
-/// A key is 32 bits, so that its numbers come back; the domain's number does not, and both are asked for.
+/// Keys have 32 bits, so that they are reused. The number of the domain is not, and lookups check both.
 #[test]
 fn a_key_that_came_back_is_not_the_right_of_its_first_owner() {
     let table = MrTables::new(Random::Seed(0)).unwrap();
@@ -207,7 +207,7 @@ fn fast_registration() {
     assert!(table.remove(key).is_some());
 }
 
-/// Before, who began to copy waited behind a registration that waited for the copies under way.
+/// Regression: a new copy waited behind a registration that waited for the copies in progress.
 #[test]
 fn wire_c12_a_change_waits_for_copies_and_nobody_waits_for_it() {
     let tables = MrTables::new(Random::Seed(0)).unwrap();
@@ -220,7 +220,7 @@ fn wire_c12_a_change_waits_for_copies_and_nobody_waits_for_it() {
             while has(keys[gone]) {
                 std::thread::yield_now();
             }
-            // It is on its way, and everybody else goes on.
+            // The removal is in progress, and all other lookups continue.
             assert_eq!(has(keys[stays]), gone == 0);
             assert!(under_way.lookup(keys[gone], 0, 0x1000, 1, Access::empty()).is_some(), "a copy goes on");
             assert!(!removed.is_finished());

@@ -1,4 +1,4 @@
-//! Datagram QPs: each request has a path of its own. A send completes when it has left, whether anybody took it or not.
+//! Datagram QPs: each request has its own path. A send completes when it has been sent, whether it was received or not.
 
 use std::sync::{Arc, Weak};
 
@@ -21,40 +21,40 @@ use crate::qp::requester::{Progress, Requester, check_request};
 use crate::sg::{Memory, MemoryGuard};
 use crate::task::Run;
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 pub(crate) enum Destination {
-    /// To a QP of this process.
+    /// A QP in this process.
     Peer(Arc<Qp>),
-    /// To the network: nobody here has the address.
+    /// A host on the network: no device in this process owns the address.
     Wire,
-    /// To nobody.
+    /// Unknown: the datagram is dropped.
     Nowhere,
 }
 
-/// What a datagram QP remembers from request to request.
+/// State of a datagram QP that is kept from request to request.
 #[derive(Debug, Default)]
 pub(crate) struct DatagramRoute {
-    /// The receiver of the last datagram that went to one of this process.
+    /// Receiver of the last datagram to a QP in this process.
     last: Option<LastPeer>,
     /// Builds packets for the wire.
     sender: Option<Box<DatagramSender>>,
-    /// Builds packets of local delivery, for captures.
+    /// Builds packets of local delivery for captures.
     trace: Option<Box<DatagramSender>>,
 }
 
 #[derive(Debug)]
 struct LastPeer {
-    /// The directory's generation when it was looked up.
+    /// Generation of the directory at the lookup.
     generation: u64,
     source: BoundGid,
     qpn: Qpn,
-    /// Address of the receiver, beside `source`.
+    /// Address of the receiver. It is on the same network as `source`.
     to: BoundGid,
     peer: Weak<Qp>,
 }
 
 impl DatagramRoute {
-    /// The receiver, if the last datagram went to the same.
+    /// Returns the cached receiver, if the last datagram had the same destination.
     fn last(&self, generation: u64, source: BoundGid, to: BoundGid, qpn: Qpn) -> Option<Arc<Qp>> {
         let last = self.last.as_ref()?;
         if last.generation != generation || last.source != source || last.to != to || last.qpn != qpn {
@@ -64,12 +64,12 @@ impl DatagramRoute {
     }
 }
 
-/// Looks up where datagrams go.
+/// Lookup of the destinations of datagrams.
 pub(crate) trait Resolver {
-    /// Changes whenever what [`Self::find`] says may change.
+    /// Changes whenever results of [`Self::find`] may change.
     fn generation(&self) -> u64;
 
-    /// Where the QP of this number at this address is, for a datagram from `source`. Drops are counted.
+    /// Finds the destination of a datagram from `source` to the QP of this number at this address. Counts drops.
     fn find(&self, source: BoundGid, to: BoundGid, qpn: Qpn, tally: &mut Tally) -> Destination;
 }
 
@@ -84,45 +84,46 @@ pub(crate) struct DatagramBatch<'a, R> {
     pub(crate) tally: &'a mut Tally,
 }
 
-/// Why a batch ended.
+/// Reason why a batch ended.
 enum BatchEnd {
     Run(Run),
-    /// The request in flight goes to an adapter whose memory is not held.
+    /// The request in flight is for an adapter whose memory is not held.
     Other(Arc<Qp>),
     /// Enough frames were built.
     Built,
 }
 
-/// What became of a datagram.
+/// Result of sending a datagram.
 enum Sent {
-    /// It has left, whether anybody took it or not.
+    /// It has been sent, whether it was received or not.
     Gone,
-    /// It goes to another adapter first.
+    /// The memory of another adapter has to be held first.
     Elsewhere(Arc<Qp>),
-    /// The link is full, or the source address is not known to be the guest's. The queue pair is woken when that has
-    /// changed.
+    /// The link is full, or it is not known yet whether the guest owns the source address. The queue pair is woken when
+    /// that has changed.
     NoRoom,
 }
 
-/// Why a datagram is not sent.
+/// Reason why a datagram is not sent.
 enum Unsent {
     /// The request fails.
     Failed(WcStatus),
-    /// Its source address may not be used: it waits, or is lost.
+    /// The source address cannot be used yet: the datagram waits, or is lost.
     Early(Sent),
 }
 
 /// Runs requests of a datagram QP.
 #[inline(never)]
 pub(crate) fn run<R: Resolver>(mut batch: DatagramBatch<'_, R>) -> Run {
-    // The receiver is known only when the request was taken from the ring, so memory is held for the receiver of the
-    // last datagram and opened again when another adapter's turn comes.
+    // The receiver is known only after the request was taken from the ring. The memory of the last datagram's receiver
+    // is therefore held, and the guard is opened again for another adapter.
     let mut receiver: Option<Arc<Qp>> = None;
     let mut frames = Frames::default();
     loop {
         let end = batch.run(receiver.as_deref().map(|peer| &*peer.adapter), &mut frames);
         if let Some(port) = batch.port.filter(|_| !frames.is_empty()) {
-            // Memory is given back, and the requester is still ours: nobody overtakes these.
+            // Guest memory has been released, but the requester is still locked, so that no other packets of the QP can
+            // overtake these.
             port.send(std::mem::take(&mut frames));
         }
         match end {
@@ -134,7 +135,7 @@ pub(crate) fn run<R: Resolver>(mut batch: DatagramBatch<'_, R>) -> Run {
 }
 
 impl<R: Resolver> DatagramBatch<'_, R> {
-    /// Runs requests to our own adapter and one other.
+    /// Runs requests to the QP's own adapter and to one other.
     fn run(&mut self, other: Option<&Adapter>, frames: &mut Frames) -> BatchEnd {
         let qp = self.qp;
         let guard = MemoryGuard::open(&qp.adapter, other);
@@ -175,7 +176,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         }
     }
 
-    /// Ends the request in flight, which has left.
+    /// Completes the request in flight, which has been sent.
     fn succeed(&mut self, own: Memory<'_>) {
         let length = self.requester.current.map_or(0, |progress| progress.length);
         self.budget.take_bytes(length);
@@ -201,8 +202,8 @@ impl<R: Resolver> DatagramBatch<'_, R> {
             Err(Unsent::Failed(status)) => return Err(status),
         };
         let peer = match self.find(&to, source) {
-            // Datagrams may be lost, and these would have the memory of one device held while that of another, which
-            // is slow, is used.
+            // Datagrams may be lost. Delivering these would keep the memory of one device held while that of another,
+            // slow device is accessed.
             Destination::Peer(peer) if qp.adapter.is_apart_from(&peer.adapter) => return Ok(Sent::Gone),
             Destination::Peer(peer) => peer,
             Destination::Wire => return self.send_on_wire(&to, source, own, frames),
@@ -225,9 +226,9 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         Ok(Sent::Gone)
     }
 
-    /// What becomes of a datagram from an index at which nothing is bound that may be used. If the guest has bound an
-    /// address there, the datagram waits while hosts are being asked for it, and otherwise it goes where datagrams of a
-    /// guest go that may not have its address.
+    /// Decides about a datagram whose source index has no usable GID. If the guest has bound an address there, the
+    /// datagram waits while hosts are probed for the address; otherwise it is dropped, as all datagrams from addresses
+    /// that the guest does not own.
     #[cold]
     fn without_source(&self, index: u8) -> Unsent {
         let gids = &self.qp.adapter.gids;
@@ -238,7 +239,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         }
     }
 
-    /// Local checks. Returns the destination and the address that we send from.
+    /// Performs local checks. Returns the destination and the source GID.
     fn check(&mut self, own: Memory<'_>) -> Result<(UdDestination, BoundGid), Unsent> {
         let SendOp::Send { data, to: Some(to) } = self.requester.work.op else {
             return Err(Unsent::Failed(WcStatus::LocalQpOperation));
@@ -250,14 +251,14 @@ impl<R: Resolver> DatagramBatch<'_, R> {
             return Err(self.without_source(to.sgid_index));
         };
         let Requester { work, attrs, current, .. } = &mut *self.requester;
-        // Whether the receiver is here or on the wire.
+        // The limit is the same for receivers in this process and on the wire.
         let most = self.port.map_or(PORT_MTU, Port::path_mtu).bytes();
         let length = check_request(work, own, self.qp.pd, attrs, most).map_err(Unsent::Failed)?;
         *current = Some(Progress { checked: true, length, ..Progress::default() });
         Ok((to, source))
     }
 
-    /// Finds the receiver, which is most often that of the last datagram.
+    /// Finds the receiver, which is usually that of the last datagram.
     fn find(&mut self, to: &UdDestination, source: BoundGid) -> Destination {
         let (generation, address) = (self.resolver.generation(), source.beside(to.dgid));
         if let Some(peer) = self.route.last(generation, source, address, to.qpn) {
@@ -297,7 +298,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         Ok(Sent::Gone)
     }
 
-    /// Shows a datagram to those who watch, as it would have been on the wire.
+    /// Shows a datagram to captures, as it would have been on the wire.
     #[inline]
     fn capture(&mut self, to: &UdDestination, source: BoundGid, own: Memory<'_>, peer: Option<&Qp>) {
         if self.qp.adapter.captures.is_active() {

@@ -1,4 +1,4 @@
-//! Who is where in this process: which device has which GID, and which QP has which number.
+//! Directory of this process: the owner of each GID, and the QP of each number.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,12 +15,12 @@ use crate::addresses::Address;
 use crate::gid::BoundGid;
 use crate::limits::MAX_QP;
 
-/// The encapsulation does not tell owners apart.
+/// Returns the address that has a single owner: the encapsulation does not distinguish owners.
 pub(crate) const fn address(bound: BoundGid) -> Address {
     (bound.gid, bound.vlan)
 }
 
-/// A device and its queue pairs, which are `Q`s.
+/// A device and its queue pairs of type `Q`.
 pub(crate) struct Node<Q> {
     pub(crate) adapter: Arc<Adapter>,
     qps: RwLock<HashMap<u32, Weak<Q>>>,
@@ -37,20 +37,20 @@ impl<Q> Node<Q> {
         Arc::new(Self { adapter: Arc::new(adapter), qps: RwLock::default() })
     }
 
-    /// The QP of this number.
+    /// Returns the QP with this number.
     pub(crate) fn qp(&self, qpn: Qpn) -> Option<Arc<Q>> {
         self.qps.read().get(&qpn.get())?.upgrade()
     }
 
-    /// All QPs.
+    /// Returns all QPs.
     pub(crate) fn qps(&self) -> Vec<Arc<Q>> {
         self.qps.read().values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Makes a QP and gives it this number.
+    /// Creates a QP and assigns this number to it.
     ///
     /// # Errors
-    /// The number is taken, or there are as many QPs as there may be.
+    /// The number is in use, or the maximum number of QPs is reached.
     pub(crate) fn insert(&self, qpn: Qpn, make: impl FnOnce() -> Arc<Q>) -> Result<Arc<Q>, VerbsError> {
         let mut qps = self.qps.write();
         let count = qps.len();
@@ -65,7 +65,7 @@ impl<Q> Node<Q> {
         }
     }
 
-    /// Takes the number of a QP back, unless another one has it by now.
+    /// Releases the number of a QP, unless another QP has got it by now.
     pub(crate) fn forget(&self, qpn: Qpn, qp: &Q) {
         if let Entry::Occupied(entry) = self.qps.write().entry(qpn.get())
             && std::ptr::eq(entry.get().as_ptr(), qp)
@@ -78,11 +78,11 @@ impl<Q> Node<Q> {
 #[derive(Debug)]
 struct Owner<Q> {
     node: Weak<Node<Q>>,
-    /// Table indices of that device that hold the GID.
+    /// Number of table indices of that device that hold the GID.
     indices: u32,
 }
 
-/// All GIDs that are bound.
+/// Owners of all bound GIDs.
 pub(crate) struct Directory<Q> {
     owners: RwLock<HashMap<Address, Owner<Q>>>,
     generation: Generation,
@@ -101,13 +101,14 @@ impl<Q> fmt::Debug for Directory<Q> {
 }
 
 impl<Q> Directory<Q> {
-    /// Changes with every binding. A route that was found under an older generation must be looked up again.
+    /// Returns the generation, which changes with every binding. A route of an older generation must be looked up
+    /// again.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.generation.get()
     }
 
-    /// The device that has this GID in this VLAN.
+    /// Returns the device that has bound this GID in this VLAN.
     pub(crate) fn find(&self, gid: BoundGid) -> Option<Arc<Node<Q>>> {
         self.owners.read().get(&address(gid))?.node.upgrade()
     }
@@ -115,7 +116,7 @@ impl<Q> Directory<Q> {
     /// Binds or unbinds a GID at a table index of a device.
     ///
     /// # Errors
-    /// There is no such index, or another device has the GID.
+    /// The index does not exist, or another device has bound the GID.
     pub(crate) fn set_gid(&self, node: &Arc<Node<Q>>, index: u8, new: Option<BoundGid>) -> Result<(), VerbsError> {
         let _guard = EndOnPanic::new("the directory of GIDs");
         let adapter = &node.adapter;
@@ -134,21 +135,22 @@ impl<Q> Directory<Q> {
             }
             old
         };
-        // Batches that looked the old binding up hold a view of this adapter's memory; later ones see the generation.
+        // Batches that looked up the old binding hold a view of this adapter's memory, which the barrier waits for.
+        // Later batches see the new generation.
         if old.is_some() {
             adapter.memory.barrier();
         }
         Ok(())
     }
 
-    /// Takes the link of a device up or down. Its addresses stay its own. When this returns nothing is delivered from a
-    /// device whose link is down, or to it. Returns `true` if that changed anything.
+    /// Sets the link state of a device, which keeps its addresses. After this returns from setting it down, nothing is
+    /// delivered from the device or to it. Returns `true` if the state has changed.
     pub(crate) fn set_link(&self, node: &Node<Q>, up: bool) -> bool {
         let adapter = &node.adapter;
         if adapter.link_up.swap(up, Ordering::AcqRel) == up {
             return false;
         }
-        // Routes are looked up again, as when a binding changes.
+        // Routes have to be looked up again, as after a change of a binding.
         self.generation.end();
         if !up {
             adapter.memory.barrier();

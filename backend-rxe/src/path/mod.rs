@@ -1,16 +1,16 @@
-//! The paths from a requester to a responder: local delivery to a peer of this process, the wire to one of another.
+//! The paths from a requester to a responder: local delivery to a peer in the same process, the wire to any other peer.
 //!
-//! # Which path a request takes
+//! # Path of a request
 //!
-//! A destination GID that is bound in this process is reached by local delivery, any other through the port if there is
-//! one. A connected QP decides with its first request and stays with it until RESET: PSNs on the wire and positions in
-//! local delivery cannot be told from each other. State for the wire is made when it is needed, so that other QPs do
-//! not pay for it. So when a GID moves, from the network to a device of this process or back, its connections do not
-//! move along: existing connections fail with "retry exceeded", as if the peer's host had died. A datagram QP decides
-//! with each request.
+//! A destination GID that is bound in this process is reached by local delivery, any other through the port, if there
+//! is one. A connected QP decides with its first request and keeps the path until RESET, because PSNs on the wire and
+//! positions in local delivery cannot be converted into each other. State for the wire is allocated when it is needed,
+//! so that other QPs do not pay for it. As a consequence, connections do not follow a GID that moves from the network
+//! to a device of this process, or back: they fail with "retry exceeded", as if the peer's host had died. A datagram QP
+//! decides with each request.
 //!
-//! [`crate::drive`] is the only place that chooses. A path gets what it needs lent: the QP, its requester half, the
-//! route's own state, guest memory.
+//! Only [`crate::drive`] chooses a path. A path borrows the state that it needs: the QP, its requester half, the state
+//! of the route, guest memory.
 
 pub(crate) mod datagram;
 pub(crate) mod directory;
@@ -27,20 +27,20 @@ use datagram::DatagramRoute;
 use local::{LocalRoute, LocalRouteInspect};
 use wire::rc::{WireRequester, WireRequesterInspect};
 
-/// How the requests of a QP get to their peer, with what the path remembers between them.
+/// Path of a QP's requests to their peer, with the state of that path.
 #[derive(Debug)]
 pub(crate) enum Route {
-    /// A connected QP that has not found its peer yet. What local delivery has seen so far is kept.
+    /// A connected QP that has not found its peer yet, with the state of local delivery so far.
     Unresolved(LocalRoute),
     /// The peer is in this process.
     Local(LocalRoute),
     /// The peer is on the network.
     Wire(Box<WireRequester>),
-    /// A datagram QP: each request has a path of its own.
+    /// A datagram QP: each request has its own path.
     Datagram(Box<DatagramRoute>),
 }
 
-/// A route at one moment.
+/// State of a route at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(tag = "path", rename_all = "snake_case")]
 pub(crate) enum RouteInspect {
@@ -50,12 +50,12 @@ pub(crate) enum RouteInspect {
     Local(LocalRouteInspect),
     /// The peer is on the network.
     Wire(Box<WireRequesterInspect>),
-    /// Each request has a path of its own.
+    /// Each request has its own path.
     Datagram,
 }
 
 impl Route {
-    /// Describes itself.
+    /// Returns the state of the route for inspection.
     pub(crate) fn inspect(&self, now: Duration) -> RouteInspect {
         match self {
             Self::Unresolved(_) => RouteInspect::Unresolved,
@@ -65,7 +65,7 @@ impl Route {
         }
     }
 
-    /// What it is, as [`Self::inspect`] says.
+    /// Returns the name of the variant, as [`Self::inspect`] reports it.
     pub(crate) const fn word(&self) -> &'static str {
         match self {
             Self::Unresolved(_) => "unresolved",
@@ -75,7 +75,7 @@ impl Route {
         }
     }
 
-    /// How all requests of a QP get to its peer. `None`: each has a way of its own, or none was found yet.
+    /// Returns the path of all requests of a QP. `None`: each request has its own path, or none was found yet.
     #[inline]
     pub(crate) const fn road(&self) -> Option<Road> {
         match self {
@@ -85,7 +85,7 @@ impl Route {
         }
     }
 
-    /// The route of a QP that has sent nothing.
+    /// Returns the route of a QP that has not sent anything.
     pub(crate) fn new(qp_type: QpType) -> Self {
         if qp_type.is_datagram() { Self::Datagram(Box::default()) } else { Self::Unresolved(LocalRoute::default()) }
     }

@@ -1,5 +1,5 @@
-//! What came from a link, batch by batch. A packet that has to wait keeps its batch instead of being copied: when
-//! packets are lost, most of what comes has to wait for a while.
+//! Batches of received frames. A packet that has to wait keeps its batch instead of being copied: after a loss, most
+//! received packets have to wait for a while.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -9,26 +9,27 @@ use pvrdma_link::Frames;
 
 use super::kept::{CopiedPacket, PacketBudget};
 
-/// Batches of a port, free and kept. When all are kept, packets that have to wait are copied.
+/// Maximum number of batches of a port, free and kept. When all are kept, packets that have to wait are copied.
 const MAX_BATCHES: usize = 24;
-/// Bytes of the buffer of a batch that may be kept: what links hand over at a time, and one frame more.
+/// Maximum buffer size, in bytes, of a batch that can be kept: the most that a link delivers at a time, and one more
+/// frame.
 pub(super) const MAX_BYTES: usize = 320 << 10;
-/// Shortest frame for which its batch is kept. A shorter one is copied as fast.
+/// Minimum length of a frame that keeps its batch. Copying a shorter frame is as fast.
 const MIN_SHARED: usize = 512;
 
-/// Bytes that kept batches take at most, with what the places of their packets in queues need.
+/// Maximum number of bytes of kept batches, including the queue entries of their packets.
 pub(super) const MOST: usize = MAX_BATCHES * (MAX_BYTES + MAX_BYTES / 4);
 
-/// A batch.
+/// A batch of received frames.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub(super) frames: Frames,
-    /// It is one of those that count.
+    /// The batch is one of the `MAX_BATCHES`, so that its packets can keep it.
     counts: bool,
 }
 
 impl Batch {
-    /// A frame. Empty if there is none.
+    /// Returns a frame, or an empty slice if there is none at this index.
     #[inline]
     fn frame(&self, index: usize) -> &[u8] {
         self.frames.get(index).unwrap_or_default()
@@ -38,9 +39,9 @@ impl Batch {
 /// A frame that is kept.
 #[derive(Debug)]
 pub(crate) enum KeptPacket {
-    /// In the batch in which it came.
+    /// A reference to the batch in which it arrived.
     Shared(Arc<Batch>, usize),
-    /// On its own.
+    /// A copy.
     Copied(CopiedPacket),
 }
 
@@ -55,7 +56,7 @@ impl Deref for KeptPacket {
     }
 }
 
-/// A frame that came.
+/// A received frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival<'a> {
     pub(crate) frame: &'a [u8],
@@ -63,18 +64,18 @@ pub(crate) struct Arrival<'a> {
 }
 
 impl<'a> Arrival<'a> {
-    /// A frame of a batch.
+    /// Creates an arrival for a frame of a batch.
     #[inline]
     pub(super) fn new(batch: &'a Arc<Batch>, index: usize) -> Self {
         Self { frame: batch.frame(index), batch: Some((batch, index)) }
     }
 
-    /// A frame that somebody else has: it is copied if it is kept.
+    /// Creates an arrival for a frame that the port does not own: it is copied if it is kept.
     pub(crate) const fn alone(frame: &'a [u8]) -> Self {
         Self { frame, batch: None }
     }
 
-    /// Keeps the frame for later. `None` if there is no room for it.
+    /// Keeps the frame for later. Returns `None` if there is no room for it.
     pub(crate) fn keep(self, budget: &Arc<PacketBudget>) -> Option<KeptPacket> {
         match self.batch {
             Some((batch, index)) if batch.counts && self.frame.len() >= MIN_SHARED => {
@@ -85,13 +86,13 @@ impl<'a> Arrival<'a> {
     }
 }
 
-/// The batches of a port. The one that was used last is first.
+/// The batches of a port, the one that was used last first.
 #[derive(Debug, Default)]
 pub(super) struct Batches(Mutex<Vec<Arc<Batch>>>);
 
 impl Batches {
-    /// A batch to which nobody else refers, with what `receive` puts into it. Only the thread that services the port
-    /// has one at a time.
+    /// Returns a batch without other references, filled by `receive`. Only the thread that reads for the port has such
+    /// a batch, one at a time.
     pub(super) fn fill(&self, receive: impl FnOnce(&mut Frames)) -> Arc<Batch> {
         let mut batches = self.0.lock();
         let free = batches.iter_mut().position(|batch| Arc::get_mut(batch).is_some());
@@ -100,10 +101,11 @@ impl Batches {
         drop(batches);
         if let Some(batch) = Arc::get_mut(&mut batch) {
             if batch.frames.capacity() < MAX_BYTES {
-                // So that it never grows by half: zeros that were never written cost nothing.
+                // The buffer gets its full size now, so that it never grows by half. Zero pages that are never written
+                // take no memory.
                 batch.frames.reserve(MAX_BYTES);
             }
-            // Some of it may have been kept when it was put back.
+            // Some frames may have been kept when the batch was put back, so that it was not cleared then.
             batch.frames.clear();
             receive(&mut batch.frames);
             batch.counts = (free.is_some() || room) && batch.frames.capacity() <= MAX_BYTES;
@@ -111,10 +113,10 @@ impl Batches {
         batch
     }
 
-    /// Takes a batch back, whether some of it is kept or not.
+    /// Takes a batch back, whether some of its frames are kept or not.
     pub(super) fn put_back(&self, mut batch: Arc<Batch>) {
         if let Some(batch) = Arc::get_mut(&mut batch) {
-            // A buffer that was made for more than comes now would never be kept.
+            // A buffer that was allocated for more than arrives now could never be kept.
             let large = batch.frames.capacity() > MAX_BYTES && batch.frames.reserved() <= MAX_BYTES;
             if large {
                 batch.frames = Frames::default();
@@ -150,7 +152,7 @@ mod tests {
         assert_eq!(kept.iter().filter(|packet| shared(packet)).count(), MAX_BATCHES);
         assert!(kept.iter().zip(0..).all(|(packet, number)| **packet == [number; 4096]));
         assert_eq!(batches.0.lock().len(), MAX_BATCHES);
-        // What was kept is free again, and used again.
+        // Batches are free and reused once their packets have been dropped.
         kept.clear();
         let batch = fill(&batches, 99, 4096);
         assert!(batch.frames.iter().eq([[99; 4096]; 2]), "nothing comes twice");
@@ -159,7 +161,7 @@ mod tests {
         assert_eq!((batches.0.lock().len(), budget.used()), (MAX_BATCHES, 0));
     }
 
-    /// A peer that sends little cannot have a large buffer kept for it.
+    /// A peer that sends little cannot make the port keep a large buffer.
     #[test]
     fn small_frames_and_large_buffers_are_not_kept() {
         let (batches, budget) = (Batches::default(), PacketBudget::new(&MemoryBudget::new(8 << 20)));

@@ -1,4 +1,4 @@
-//! Frames that whoever has read them for the port has it take on his own thread.
+//! Direct delivery: the thread that read the frames also runs the port's receive path for them.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -10,26 +10,27 @@ use super::Port;
 use super::arrivals::Arrival;
 use super::classify::rdma_destination;
 
-/// Bytes that queue pairs send on a thread that has others to work for. The port's own goes on with the rest.
+/// Bytes that queue pairs send on a thread that serves others, too. The port's own thread sends the rest.
 const SEND_BYTES: u64 = 64 << 10;
 
 impl Port {
-    /// From now on, whoever has frames for the port may have it take them.
+    /// Lets a thread that has frames for the port deliver them itself.
     pub(super) fn take_at_once(self: &Arc<Self>) {
-        // With several queues packets wait in their batches, which are the port's.
+        // With several queues, packets wait in batches that the port owns, which these frames are not part of.
         if !self.queues.are_many() {
             let me = Arc::downgrade(self);
             self.uplink.link.set_receiver(me);
         }
     }
 
-    /// When this returns nobody else's thread is in here any more.
+    /// Ends direct delivery. After this returns, no foreign thread is in the receive path any more.
     pub(super) fn take_no_more(&self) {
         self.uplink.link.set_receiver(Weak::<Self>::new());
     }
 
     fn take_frames(&self, frames: &Frames, list: &[usize]) -> usize {
-        // Whoever reads has frames that came before these, until they are in the queue.
+        // The thread that reads holds frames that arrived before these, until they are in the queue. Delivering these
+        // now would reorder them.
         let Some(_order) = self.reading.try_lock() else { return 0 };
         if self.is_link_down() || self.point.is_on() || !self.is_attached() {
             return 0;
@@ -53,7 +54,7 @@ impl Port {
     }
 }
 
-/// A network's thread that reads the uplink has packets taken, if it can: they are in its cache, and nobody is woken.
+/// Direct delivery on the network's thread that reads the uplink: the packets are in its cache, and no thread is woken.
 impl LinkReceiver for Port {
     fn take(&self, frames: &Frames, list: &[usize]) -> usize {
         let _guard = EndOnPanic::new("a port");

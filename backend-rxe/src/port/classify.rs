@@ -1,4 +1,4 @@
-//! Telling the frames of the RDMA function from those of the network function, which share an Ethernet address.
+//! Separation of frames for the RDMA function from frames for the network function, which share a MAC address.
 
 use std::net::IpAddr;
 
@@ -7,23 +7,24 @@ use pvrdma_verbs::{Gid, MacAddr, Qpn};
 
 use crate::addresses::Address;
 
-/// Position of the destination port in a UDP header.
+/// Offset of the destination port in a UDP header.
 const UDP_DESTINATION: usize = 2;
 const UDP_LEN: usize = 8;
 const IPV6_LEN: usize = 40;
 const GRH_LEN: usize = 40;
-/// Position of the destination QP in a BTH.
+/// Offset of the destination QP in a BTH.
 const BTH_DESTINATION: usize = 5;
 
-/// The queue pair that a frame is for, if it is RoCE and addressed to `mac`. It need not be correct: a malformed RoCE
-/// frame is no use to anybody else, and one that ends too soon is for queue pair 0.
+/// Returns the queue pair that a frame is for, if it is RoCE and addressed to `mac`. The frame need not be valid: the
+/// network function has no use for a malformed RoCE frame either. A frame that is too short is for queue pair 0.
 #[inline]
 pub(super) fn rdma_destination(frame: &[u8], mac: MacAddr) -> Option<Qpn> {
     let (ethernet, kind, body) = Ethernet::parse(frame).ok()?;
     if ethernet.destination != mac { None } else { queue_pair(kind, body) }
 }
 
-/// The queue pair that a frame is for, with the address, if it is RoCE and goes to one station that is not `mac`.
+/// Returns the queue pair and the address that a frame is for, if it is RoCE and its destination is a unicast MAC
+/// address other than `mac`.
 pub(super) fn foreign_destination(frame: &[u8], mac: MacAddr) -> Option<(Qpn, Address)> {
     let (ethernet, kind, body) = Ethernet::parse(frame).ok()?;
     if ethernet.destination == mac || ethernet.destination.0[0] & 1 != 0 {
@@ -32,13 +33,13 @@ pub(super) fn foreign_destination(frame: &[u8], mac: MacAddr) -> Option<(Qpn, Ad
     let qpn = queue_pair(kind, body)?;
     let gid = match kind {
         EtherType::IPV4 => IpAddr::from(*body.get(16..)?.first_chunk::<4>()?).into(),
-        // GRH and IPv6 have the destination at the same place.
+        // GRH and IPv6 have the destination at the same offset.
         _ => Gid(*body.get(24..)?.first_chunk()?),
     };
     Some((qpn, (gid, ethernet.vlan_id())))
 }
 
-/// The queue pair that a RoCE frame with this ethertype and body is for.
+/// Returns the queue pair that a RoCE frame with this ethertype and body is for.
 fn queue_pair(kind: EtherType, body: &[u8]) -> Option<Qpn> {
     let before = match kind {
         EtherType::ROCE => GRH_LEN,
@@ -50,7 +51,7 @@ fn queue_pair(kind: EtherType, body: &[u8]) -> Option<Qpn> {
     Some(Qpn::new(destination.map_or(0, |&[a, b, c]| u32::from_be_bytes([0, a, b, c]))))
 }
 
-/// Returns `true` if a frame goes on with a tag: of IEEE 802.1Q, of 802.1ad, or of bridges that were there before that.
+/// Returns `true` if the ethertype is that of a VLAN tag: of IEEE 802.1Q, of 802.1ad, or of older bridges.
 pub(super) const fn is_tag(kind: EtherType) -> bool {
     matches!(kind.0, 0x8100 | 0x88a8 | 0x9100)
 }
@@ -58,17 +59,17 @@ pub(super) const fn is_tag(kind: EtherType) -> bool {
 /// Returns `true` if an IPv4 packet, or the first fragment of one, is RoCE.
 pub(super) fn is_ipv4_roce(body: &[u8]) -> bool {
     let Some(&[version, .., flags, offset, _, protocol]) = body.first_chunk::<10>() else { return false };
-    // Behind the first fragment there are no ports to see.
+    // Only the first fragment contains the ports.
     let first = flags & 0x1f == 0 && offset == 0;
     protocol == PROTOCOL_UDP && first && is_roce_port(body, ipv4_len(version))
 }
 
-/// Length of an IPv4 header that begins with this byte.
+/// Returns the length of an IPv4 header that begins with this byte.
 const fn ipv4_len(first: u8) -> usize {
     (first & 0xf) as usize * 4
 }
 
-/// Returns `true` if the UDP header behind so many bytes is that of RoCE.
+/// Returns `true` if the UDP header at offset `header` is that of RoCE.
 pub(super) fn is_roce_port(body: &[u8], header: usize) -> bool {
     let port = body.get(header.saturating_add(UDP_DESTINATION)..).and_then(<[u8]>::first_chunk);
     port.is_some_and(|&port| u16::from_be_bytes(port) == ROCE_PORT)

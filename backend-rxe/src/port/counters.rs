@@ -1,4 +1,4 @@
-//! What a port counts.
+//! Counters of a port.
 
 use pvrdma_verbs::{Count, Counter, Unit, counters};
 
@@ -105,24 +105,24 @@ counters! {
     }
 }
 
-/// Conflicts about addresses.
+/// Returns the counter of address conflicts.
 pub(super) fn address_conflicts(conflicts: u64) -> Counter {
     let help = "Times that a host beyond the uplink used an address that the device holds.";
     Counter::total("address_conflicts", Unit::None, help, conflicts)
 }
 
-/// Frames that the uplink's link lost.
+/// Returns the counter of frames that the uplink's link lost.
 pub(super) fn wire_lost_in_link(frames: u64) -> Counter {
     Counter::total("wire_lost_in_link", Unit::None, "Frames that the link took and did not carry.", frames)
 }
 
-/// Frames that the network function's link lost.
+/// Returns the counter of frames that the network function's link lost.
 pub(super) fn passed_lost_in_link(frames: u64) -> Counter {
     let help = "Frames that the link to the network function took and did not carry.";
     Counter::total("passed_lost_in_link", Unit::None, help, frames)
 }
 
-/// Everything that a port counts, at zero.
+/// Returns all counters of a port with the value zero.
 pub(crate) fn all_counters() -> Vec<Counter> {
     let mut list = PortCounters::default().list();
     list.extend([address_conflicts(0), wire_lost_in_link(0), passed_lost_in_link(0)]);
@@ -135,12 +135,12 @@ impl PortCounters {
         counter.increment();
     }
 
-    /// Counts several.
+    /// Counts several events.
     pub(crate) fn add(counter: &Count, count: u64) {
         counter.add(count);
     }
 
-    /// What a requester did between two looks at its figures.
+    /// Adds the events between two snapshots of a requester's statistics.
     pub(crate) fn requester(&self, before: &RequesterStats, after: &RequesterStats) {
         let add = |counter, after: u64, before: u64| Self::add(counter, after.saturating_sub(before));
         add(&self.wire_rehashed, after.rehashed, before.rehashed);
@@ -152,7 +152,7 @@ impl PortCounters {
         add(&self.wire_lost_answers, after.lost_responses, before.lost_responses);
     }
 
-    /// What a responder did between two looks at its figures.
+    /// Adds the events between two snapshots of a responder's statistics.
     pub(crate) fn responder(&self, before: &ResponderStats, after: &ResponderStats) {
         let add = |counter, after: u64, before: u64| Self::add(counter, after.saturating_sub(before));
         add(&self.wire_duplicates, after.duplicates, before.duplicates);

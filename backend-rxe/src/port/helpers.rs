@@ -1,15 +1,16 @@
-//! Threads of a port that sleep until there is too much for one.
+//! Additional threads of a port, which sleep until the load is too high for one thread.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
-/// The threads that sleep.
+/// The sleeping threads.
 #[derive(Debug, Default)]
 pub(super) struct Helpers {
     state: Mutex<State>,
     called: Condvar,
-    /// That wait now. A call that misses one is made again with the next batch.
+    /// Number of threads that wait now. A call that misses one is repeated with the next batch, so relaxed accesses
+    /// suffice.
     idle: AtomicUsize,
 }
 
@@ -20,7 +21,7 @@ struct State {
 }
 
 impl Helpers {
-    /// Has one come, if one waits.
+    /// Wakes a thread, if one waits.
     pub(super) fn call(&self) {
         if self.idle.load(Ordering::Relaxed) > 0 {
             self.state.lock().calls += 1;
@@ -28,18 +29,18 @@ impl Helpers {
         }
     }
 
-    /// How often one was called.
+    /// Returns the number of calls.
     pub(super) fn calls(&self) -> u64 {
         self.state.lock().calls
     }
 
-    /// None is needed any more.
+    /// Makes all threads end.
     pub(super) fn end(&self) {
         self.state.lock().over = true;
         self.called.notify_all();
     }
 
-    /// Waits for a call. `false`: there will be none.
+    /// Waits for a call. Returns `false` when the threads have to end.
     pub(super) fn wait(&self) -> bool {
         let mut state = self.state.lock();
         let calls = state.calls;

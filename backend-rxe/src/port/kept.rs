@@ -1,5 +1,5 @@
-//! Packets of peers that are kept for later: those that came ahead of a lost one, and those that must not overtake
-//! responses. They keep the batch in which they came, or are copies that are paid for in bytes.
+//! Packets of peers that are kept for later: those ahead of a lost one, and those that must not overtake responses.
+//! They keep the batch in which they arrived, or are copies that are charged by size.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pvrdma_guest_memory::{Charge, Kept, MemoryBudget};
 
-/// Bytes of packets that a device keeps at most.
+/// Maximum number of bytes of packets that a device keeps.
 const MOST: u64 = 16 << 20;
-/// What a packet takes beside its frame: two places in a queue, which may have doubled, and what the heap needs.
+/// Bytes charged for a packet beyond its frame: two queue entries, because the queue may have doubled, and the overhead
+/// of the heap.
 const BESIDE: u64 = 144;
 
-/// The bytes that the copied packets of a device's peers may take together.
+/// Budget in bytes for the copied packets of all of a device's peers.
 ///
-/// They are a part of what the device may make this process keep: however much peers send, the guest has the rest.
+/// It is a part of the device's memory budget, so that the guest always has the rest, no matter how much peers send.
 #[derive(Debug)]
 pub(crate) struct PacketBudget {
     memory: Arc<MemoryBudget>,
@@ -23,18 +24,18 @@ pub(crate) struct PacketBudget {
 }
 
 impl PacketBudget {
-    /// A quarter of `memory`, and not more than 16 MiB.
+    /// Creates a budget of a quarter of `memory`, at most 16 MiB.
     pub(crate) fn new(memory: &Arc<MemoryBudget>) -> Arc<Self> {
         let limit = (memory.limit() / 4).min(MOST);
         Arc::new(Self { memory: Arc::clone(memory), used: AtomicU64::new(0), limit })
     }
 
-    /// Bytes in use.
+    /// Returns the number of bytes in use.
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Copies a frame. `None` if there is no room for it.
+    /// Copies a frame. Returns `None` if there is no room for it.
     pub(crate) fn keep(self: &Arc<Self>, frame: &[u8]) -> Option<CopiedPacket> {
         let bytes = (frame.len() as u64).saturating_add(BESIDE);
         let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
@@ -47,7 +48,7 @@ impl PacketBudget {
     }
 }
 
-/// The copy of a frame, paid for until it is dropped.
+/// Copy of a frame, charged until it is dropped.
 #[derive(Debug)]
 pub(crate) struct CopiedPacket {
     frame: Box<[u8]>,
@@ -83,7 +84,7 @@ mod tests {
         assert_eq!((memory.used_for(Kept::Packets), memory.used()), (budget.used(), budget.used()));
         drop(kept);
         assert_eq!((memory.used(), budget.used()), (0, 0));
-        // The guest may have taken it all.
+        // The guest may have used the whole budget.
         let _objects = memory.charge(Kept::Objects, 4 << 20).unwrap();
         assert!(budget.keep(&[7; 4000]).is_none());
         assert_eq!((budget.used(), memory.refused(Kept::Packets)), (0, 1));

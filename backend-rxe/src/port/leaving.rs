@@ -1,4 +1,4 @@
-//! Frames of the network function as they leave the uplink, with all offloads applied, against the oracle.
+//! Tests of frames of the network function as they leave the uplink, with all offloads applied. The oracle checks them.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU16;
@@ -16,12 +16,12 @@ const PEER: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
 const OTHER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 
-/// What ports of a network do with tags, and what the network must see.
+/// VLAN modes of ports, and the tags that the network must see.
 const MODES: [(VlanMode, Tags); 3] =
     [(VlanMode::Untagged, Tags::Untagged), (VlanMode::Access(42), Tags::Access(42)), (VlanMode::Trunk, Tags::Trunk)];
 
-/// Asserts that a frame with this work left to be done keeps the rules of each network as it leaves. Returns how many
-/// of them it leaves for.
+/// Asserts that a frame with this offload obeys the rules of each network when it leaves. Returns the number of
+/// networks in which it leaves.
 fn leaves_well(frame: &[u8], offload: Offload) -> usize {
     let may_have = |gid: Gid, _: Option<u16>, _: MacAddr| gid == IpAddr::V4(OWN).into();
     let mut count = 0;
@@ -35,7 +35,7 @@ fn leaves_well(frame: &[u8], offload: Offload) -> usize {
         let (near, far) = memory::pair(100).unwrap();
         assert_eq!(GsoLink::new(Arc::new(near)).send(&passed, 0), passed.len());
         far.receive(&mut left, 100);
-        // Nothing that the port passed is lost by a link.
+        // A link loses no frame that the port passed.
         assert_eq!(passed.is_empty(), left.is_empty(), "{vlan:?}");
         let rules = Rules { sources: &[MAC.0], tags, roce: false, may_have: &|address, _| address == OWN };
         for part in left.iter() {
@@ -46,7 +46,7 @@ fn leaves_well(frame: &[u8], offload: Offload) -> usize {
     count
 }
 
-/// A guest cannot say where a checksum goes, so that it leaves as it was inspected.
+/// A guest cannot choose the place of a checksum, so that frames leave as they were inspected.
 #[test]
 fn no_attack_leaves() {
     for Attack { name, frame, start, at, .. } in attacks(PEER, MAC.0, b"mark", [OWN, OTHER]) {
@@ -57,12 +57,12 @@ fn no_attack_leaves() {
     }
 }
 
-/// The oracle and the port agree about frames without offloads, so that neither is silent about a whole rule.
+/// The oracle and the port agree about frames without offloads, so that neither misses a whole rule.
 #[test]
 fn what_the_oracle_refuses_does_not_leave() {
     for Attack { name, breaks, frame, start, at } in attacks(PEER, MAC.0, b"mark", [OWN, OTHER]) {
         let changed = store_anywhere(&frame, start.into(), at.into());
-        // A trunk has all VLANs.
+        // A trunk carries all VLANs.
         assert_eq!(leaves_well(&changed, Offload::NONE), usize::from(breaks == Broken::Vlan), "{name}");
     }
     assert_eq!(
@@ -93,7 +93,7 @@ fn tcp_leaves_in_segments() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
-    /// Whatever a guest sends, and whatever it leaves to be done.
+    /// Sends arbitrary frames with arbitrary offloads.
     #[test]
     fn every_frame_leaves_as_the_rules_say(
         kind in 0_usize..12, changes in prop::collection::vec((12_usize..80, any::<u8>()), 0..4), rule in 0_usize..8,

@@ -1,4 +1,4 @@
-//! A port: the links of one device and the threads that serve them.
+//! A port: the links of a device and the threads that serve them.
 
 mod arrivals;
 mod at_once;
@@ -54,48 +54,49 @@ pub(crate) use arrivals::{Arrival, KeptPacket};
 pub(crate) use inspect::PortInspect;
 pub(crate) use tx_queue::Room;
 
-/// Frames that a path builds while guest memory is held.
+/// Maximum number of frames that a path builds while it holds guest memory.
 pub(crate) const BATCH: usize = 32;
-/// Bytes before the network header that count towards a frame but not towards the MTU.
+/// Bytes before the network header that are part of a frame but not of the MTU.
 const ETHERNET_LEN: usize = 18;
-/// Bytes that queue pairs send between two looks at what came: what waits in the socket meanwhile must fit into it.
+/// Bytes that queue pairs send between two reads of the link: frames that arrive meanwhile must fit into the socket's
+/// buffer.
 pub(crate) const PASS_BYTES: u64 = 256 << 10;
-/// Room for RoCE headers beside the payload: GRH or IP with UDP, BTH and the longest extension headers, ICRC.
+/// Bytes for RoCE headers beside the payload: GRH or IP with UDP, BTH and the longest extension headers, ICRC.
 const OVERHEAD: u32 = 96;
-/// Frames that are taken from a link at a time.
+/// Maximum number of frames read from a link at a time.
 const RECEIVE: usize = 64;
-/// Buffers that are kept for the next sender.
+/// Number of buffers that are kept for reuse.
 const SPARE: usize = 8;
-/// A link that wants to be called again this soon is worth it in a loop that does not wait.
+/// Time below which a link's timeout counts as busy: a loop that does not sleep should call it again.
 const SOON: Duration = Duration::from_millis(1);
 
-/// How a device is connected to the network.
+/// Connection of a device to the network.
 #[derive(Clone, Debug)]
 pub struct PortConfig {
-    /// The way to other hosts.
+    /// Link to other hosts.
     pub uplink: Arc<dyn Link>,
-    /// The device's network function, whose frames are passed on.
+    /// Link of the device's network function, whose frames are forwarded.
     pub nic: Option<Arc<dyn Link>>,
-    /// Bytes of an IP packet that the network carries. The path MTU of the port follows from it.
+    /// MTU of the network: bytes of an IP packet. The path MTU of the port follows from it.
     pub mtu: u32,
-    /// What the device may do there.
+    /// Rules that the device has to obey.
     pub rules: PortRules,
 }
 
-/// Who takes the RoCE frames of a receive queue.
+/// Receiver of the RoCE frames of a receive queue.
 pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
-    /// Takes frames, in this order.
+    /// Handles frames, in this order.
     fn receive<'p>(&mut self, port: &Port, arrivals: &mut dyn Iterator<Item = Arrival<'p>>);
 
-    /// Sends READ data that is owed. Returns `true` if there is more than the budget allows, or than there is room for.
+    /// Sends READ data that is owed. Returns `true` if some is left for lack of budget or room.
     fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool;
 
-    /// The batch is through: sends what is owed for it, and what the `resumed` QPs owe, about `most` bytes. Returns
+    /// Sends responses after a batch: those owed for it, and those of the `resumed` QPs, about `most` bytes. Returns
     /// `true` if there is more to do at once.
     fn respond(&mut self, port: &Port, resumed: Vec<Qpn>, most: u64) -> bool;
 }
 
-/// Where a port is.
+/// Environment of a port.
 #[derive(Debug)]
 pub(crate) struct PortPlace {
     pub(crate) vlan: VlanMode,
@@ -103,9 +104,9 @@ pub(crate) struct PortPlace {
     pub(crate) addresses: Arc<Addresses>,
     pub(crate) engine: Arc<Engine>,
     pub(crate) share: Arc<Share>,
-    /// On its link.
+    /// Room on its link.
     pub(crate) room: Arc<Room>,
-    /// That serve it, at least one.
+    /// Number of threads that serve it, at least one.
     pub(crate) threads: usize,
 }
 
@@ -113,37 +114,37 @@ pub(crate) struct PortPlace {
 #[derive(Debug)]
 pub(crate) struct Port {
     mac: MacAddr,
-    /// What it was made for.
+    /// The configured MTU.
     mtu: u32,
-    /// What its uplink carries now, if that is less.
+    /// The current MTU of the uplink, if it is less.
     carried: AtomicU32,
     policy: Policy,
-    /// Who may have which address.
+    /// Ownership of addresses.
     addresses: Arc<Addresses>,
     pub(crate) uplink: TxQueue,
     nic: Option<TxQueue>,
-    /// Shows what goes over the uplink to those who watch.
+    /// Shows the frames of the uplink to captures.
     point: Arc<Point>,
     pub(crate) counters: PortCounters,
-    /// The RDMA function behind the port, which is made anew whenever the guest's driver starts.
+    /// The RDMA function behind the port, which is recreated whenever the guest's driver starts.
     function: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
-    /// Held by the thread that reads what came, so that it stays in order.
+    /// Held by the thread that reads received frames, so that they stay in order.
     reading: Mutex<()>,
-    /// What came for queue pairs.
+    /// Received frames for queue pairs.
     queues: ReceiveQueues<dyn RoceReceiver>,
     helpers: Helpers,
-    /// Held by the thread that reads what the network function sends, so that it stays in order.
+    /// Held by the thread that reads frames of the network function, so that they stay in order.
     reading_nic: Mutex<()>,
     spare: Mutex<Vec<Frames>>,
-    /// What came.
+    /// Received frames.
     arrivals: Batches,
-    /// Times that what came was read.
+    /// Number of batches that were read.
     batches: AtomicU64,
     waker: Waker<Bell>,
-    /// Has the port's thread send READ data when it is the device's turn.
+    /// Makes the port's thread send READ data when it is the device's turn.
     task: Arc<Task>,
     may_send_data: AtomicBool,
-    /// Asks hosts beyond the uplink for addresses that the device claims.
+    /// Probes hosts beyond the uplink for addresses that the device claims.
     prober: Arc<Prober>,
     engine: Arc<Engine>,
     pub(crate) share: Arc<Share>,
@@ -152,13 +153,13 @@ pub(crate) struct Port {
     log: LogLimit,
 }
 
-/// A link that takes what it is given, and whose frames are shown at `point`.
+/// Wraps a link: applies offloads that it cannot do, and shows its frames at `point`.
 fn capturing(link: Arc<dyn Link>, point: &Arc<Point>) -> Arc<dyn Link> {
     Arc::new(GsoLink::new(Arc::new(CaptureLink::new(link, Arc::clone(point)))))
 }
 
 impl Port {
-    /// Describes itself.
+    /// Returns the state of the port for inspection.
     pub(crate) fn inspect(&self) -> PortInspect {
         PortInspect {
             mtu: self.carried(),
@@ -210,11 +211,11 @@ impl Port {
         Ok(port)
     }
 
-    /// Bytes that batches and queues of the port take at most.
+    /// Returns the maximum number of bytes in batches and queues of the port.
     pub(crate) fn most_bytes(&self) -> u64 {
         let frame = (self.mtu as usize).saturating_add(ETHERNET_LEN);
         let batch = frame.saturating_mul(RECEIVE).max(arrivals::MAX_BYTES);
-        // A single queue is empty before more is read.
+        // A single queue is empty before the next batch is read.
         let queues = if self.queues.are_many() { self.queues.len() } else { 0 };
         let waiting = queues.saturating_mul(receive_queue::MAX_WAITING);
         let batches = batch.saturating_mul(SPARE.saturating_add(waiting));
@@ -222,38 +223,38 @@ impl Port {
         batches.saturating_add(transmit).saturating_add(arrivals::MOST) as u64
     }
 
-    /// The VLAN that everything behind the port is in.
+    /// Returns the VLAN of all traffic of the port, if it is an access port.
     const fn vlan(&self) -> Option<u16> {
         self.policy.vlan.access()
     }
 
-    /// How the packets of queue pairs are marked.
+    /// Returns the marking of packets of queue pairs.
     pub(crate) fn marks(&self) -> EgressMarking {
         self.policy.marks()
     }
 
-    /// Parameters of congestion control, if it is on.
+    /// Returns the parameters of congestion control, if it is on.
     pub(crate) const fn congestion(&self) -> Option<&Congestion> {
         self.policy.rules.congestion.as_ref()
     }
 
-    /// Returns `true` if connections agree with other ends of this engine on selective acknowledgements.
+    /// Returns `true` if connections negotiate selective acknowledgements with peers that also use this engine.
     pub(crate) const fn negotiates(&self) -> bool {
         self.policy.rules.negotiate
     }
 
-    /// Returns `true` if connections that agreed may take several paths.
+    /// Returns `true` if connections that negotiated it can use several paths.
     pub(crate) const fn takes_paths(&self) -> bool {
         self.policy.rules.multipath
     }
 
-    /// A responder that waited may send its responses.
+    /// Lets a responder that waited send its responses.
     pub(crate) fn resume(&self, qpn: Qpn) {
         self.queues.of(qpn).resume(qpn);
         self.wake();
     }
 
-    /// The RDMA function behind the port, with a receiver for each queue.
+    /// Attaches the RDMA function, with a receiver for each queue.
     pub(crate) fn attach(
         &self,
         function: Weak<dyn Any + Send + Sync>,
@@ -261,24 +262,23 @@ impl Port {
     ) {
         self.queues.iter().for_each(|queue| queue.attach(receiver()));
         *self.function.lock() = Some(function);
-        // The port's thread gives queues their new receivers, and may have looked at them before.
+        // The port's thread installs new receivers in the queues, and may have looked at a queue before it had one.
         self.wake();
     }
 
-    /// Bytes of an IP packet that the network carries now.
+    /// Returns the current MTU of the network: bytes of an IP packet.
     fn carried(&self) -> u32 {
         self.mtu.min(self.carried.load(Ordering::Relaxed))
     }
 
-    /// The uplink carries so many bytes from now on, or what the port was made for. Returns `true` if the path MTU is
-    /// another one.
+    /// Sets the MTU of the uplink. `None` restores the configured MTU. Returns `true` if the path MTU changes.
     pub(crate) fn set_carried(&self, bytes: Option<u32>) -> bool {
         let before = self.path_mtu();
         self.carried.store(bytes.unwrap_or(u32::MAX), Ordering::Relaxed);
         self.path_mtu() != before
     }
 
-    /// Largest path MTU whose packets the network carries.
+    /// Returns the largest path MTU whose packets the network carries.
     pub(crate) fn path_mtu(&self) -> Mtu {
         let carried = self.carried();
         [Mtu::M4096, Mtu::M2048, Mtu::M1024, Mtu::M512]
@@ -287,12 +287,12 @@ impl Port {
             .unwrap_or(Mtu::M256)
     }
 
-    /// An empty batch.
+    /// Returns an empty batch.
     pub(crate) fn buffer(&self) -> Frames {
         self.spare.lock().pop().unwrap_or_default()
     }
 
-    /// Sends the frames of queue pairs and takes the batch back.
+    /// Sends frames of queue pairs and takes the batch back.
     pub(crate) fn send(&self, mut frames: Frames) {
         if !frames.is_empty() {
             self.send_batch(&frames);
@@ -304,12 +304,13 @@ impl Port {
         }
     }
 
-    /// Takes the link up or down. When this returns from down, nothing leaves any more and nothing comes in.
+    /// Sets the link state. After this returns from setting it down, no frame leaves or arrives any more.
     pub(crate) fn set_link(&self, up: bool) {
         self.link_down.store(!up, Ordering::Release);
         let dropped = self.ends().map(|end| end.set_closed(!up)).sum();
         self.counters.frames_dropped_link_down.add(dropped);
-        // Whoever services the port may have read frames before.
+        // Threads that service the port may have read frames before the state changed: wait until they have finished
+        // with them.
         drop(self.reading.lock());
         self.queues.iter().for_each(ReceiveQueue::wait);
         drop(self.reading_nic.lock());
@@ -320,7 +321,7 @@ impl Port {
         self.link_down.load(Ordering::Acquire)
     }
 
-    /// What was read while the link is down goes nowhere.
+    /// Drops frames that were read while the link is down.
     fn drop_if_down(&self, frames: &mut Frames) {
         if self.is_link_down() {
             self.counters.frames_dropped_link_down.add(frames.len() as u64);
@@ -328,7 +329,7 @@ impl Port {
         }
     }
 
-    /// Sends frames that belong to no flow of what waits for the uplink, in front of it.
+    /// Sends frames that belong to no flow of those that wait for the uplink, in front of these.
     pub(crate) fn send_urgent(&self, frames: &Frames) {
         self.send_with(frames, TxQueue::send_urgent);
     }
@@ -344,7 +345,7 @@ impl Port {
         let limit = (self.carried() as usize).saturating_add(ETHERNET_LEN);
         let (mut fitting, mut batch) = (Frames::default(), frames);
         if frames.iter().any(|frame| frame.len() > limit) {
-            // A path MTU that the port has not, or has no more.
+            // The frame was built for a path MTU that the port does not have, or no longer has.
             for frame in frames.iter().filter(|frame| frame.len() <= limit) {
                 fitting.push(frame);
             }
@@ -360,7 +361,7 @@ impl Port {
         }
     }
 
-    /// Wakes the thread, which then looks at everything again.
+    /// Wakes the thread, which then checks all its work again.
     fn wake(&self) {
         self.waker.wake();
     }
@@ -369,10 +370,10 @@ impl Port {
         self.engine.now()
     }
 
-    /// Returns `true` if the port may send READ data now. Otherwise its thread is woken when it may.
+    /// Returns `true` if the port can send READ data now. Otherwise its thread is woken when it can.
     pub(crate) fn may_send_data(&self) -> bool {
         if self.uplink.is_full() {
-            // If frames wait in here, the thread sees by itself that there is room.
+            // If frames wait in this queue, the thread itself notices when there is room.
             return self.uplink.is_blocked() || !self.wait_for_room();
         }
         let its_turn = self.may_send_data.load(Ordering::Acquire) && self.may_send_data.swap(false, Ordering::AcqRel);
@@ -385,30 +386,31 @@ impl Port {
         may
     }
 
-    /// Returns `false` if there is room in the uplink. Otherwise the thread is woken when there is.
+    /// Returns `false` if the uplink has room. Otherwise the thread is woken when it has.
     pub(crate) fn wait_for_room(&self) -> bool {
         self.uplink.wait_for_room(&self.task)
     }
 
-    /// The port has sent bytes of READ data.
+    /// Accounts for bytes of READ data that the port has sent.
     pub(crate) fn has_sent_data(&self, bytes: u64) {
         self.share.spend(bytes, bytes);
         self.share.ran_elsewhere(&self.engine.ready_queue().contention, bytes, true);
     }
 
-    /// How many batches were read.
+    /// Returns the number of batches that were read.
     fn batches(&self) -> u64 {
         self.batches.load(Ordering::Relaxed)
     }
 
-    /// How often a queue pair got what had come for it.
+    /// Returns how often a queue pair was given its received frames.
     pub(crate) fn passes(&self, qpn: Qpn) -> u64 {
         self.queues.of(qpn).passes()
     }
 
-    /// Returns `true` if frames have come that a queue pair has not got yet, if they are for it.
+    /// Returns `true` if frames have arrived that a queue pair may not have got yet.
     pub(crate) fn has_unread(&self, qpn: Qpn) -> bool {
-        // In the order in which frames move on, so that none is missed between two looks.
+        // The checks follow the order in which frames move on (link, batch, queue), so that a frame that moves between
+        // two checks is not missed.
         let readable = self.uplink.link.readiness().readable.is_some_and(|readable| {
             let mut fds = [PollFd::from_borrowed_fd(readable.as_fd(), PollFlags::IN)];
             rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
@@ -440,7 +442,7 @@ impl Port {
         }
     }
 
-    /// Counters of the port and of its links.
+    /// Returns the counters of the port and of its links.
     pub(crate) fn counts(&self) -> Vec<Counter> {
         let mut counts = self.counters.list();
         counts.push(address_conflicts(self.addresses.conflicts(self.mac)));
@@ -452,12 +454,12 @@ impl Port {
         counts
     }
 
-    /// What it sends through.
+    /// Iterates over the queues that the port sends through.
     fn ends(&self) -> impl Iterator<Item = &TxQueue> {
         [Some(&self.uplink), self.nic.as_ref()].into_iter().flatten()
     }
 
-    /// Returns `true` if the uplink holds frames that come without anything else happening.
+    /// Returns `true` if the uplink holds frames that will arrive without another event.
     pub(crate) fn is_holding(&self) -> bool {
         self.uplink.link.readiness().wait.is_some_and(|wait| wait <= SOON)
     }
@@ -468,13 +470,13 @@ impl Runnable for Port {
         let mut more = false;
         for queue in self.queues.in_turns() {
             let Some(mut receiver) = queue.try_receiver() else {
-                // Whoever has it is about to look.
+                // The thread that holds the receiver is about to check this flag.
                 self.may_send_data.store(true, Ordering::Release);
                 continue;
             };
             more |= receiver.as_mut().is_some_and(|receiver| receiver.send_data(self, budget));
         }
-        // A thread may have found a queue taken.
+        // The port's thread may have found a queue locked by this one.
         self.wake();
         more && !self.wait_for_room()
     }

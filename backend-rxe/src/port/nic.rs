@@ -1,4 +1,4 @@
-//! From the network function to the uplink.
+//! Forwarding from the network function to the uplink.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{Port, RECEIVE};
 use crate::addresses::Claimed;
 
 impl Port {
-    /// From now on, whoever has frames of the network function to send may do so himself.
+    /// Lets a thread that has frames of the network function forward them itself.
     pub(super) fn read_nic_at_once(self: &Arc<Self>) {
         if let Some(nic) = &self.nic {
             let me = Arc::downgrade(self);
@@ -20,7 +20,7 @@ impl Port {
         }
     }
 
-    /// Passes on what the network function sends, unless another thread is at it. Returns `true` if there may be more.
+    /// Forwards frames of the network function, unless another thread does so now. Returns `true` if there may be more.
     pub(super) fn read_nic(&self, nic: &TxQueue) -> bool {
         let Some(_order) = self.reading_nic.try_lock() else { return false };
         let mut frames = self.buffer();
@@ -49,7 +49,7 @@ impl Port {
         found
     }
 
-    /// Says that the network function has another Ethernet address than the device, in the log.
+    /// Logs that the network function sends from an Ethernet address other than the device's.
     #[cold]
     fn tell_forged(&self, frame: &[u8]) {
         let Ok((ethernet, ..)) = Ethernet::parse(frame) else { return };
@@ -62,7 +62,8 @@ impl Port {
     }
 }
 
-/// The thread of the guest's doorbell reads, if it can: its frames leave before another thread would be awake.
+/// Direct forwarding on the thread that serves the guest's doorbell: the frames leave before another thread would wake
+/// up.
 impl LinkReader for Port {
     fn read(&self) {
         let _guard = EndOnPanic::new("a port");

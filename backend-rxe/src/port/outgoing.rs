@@ -1,8 +1,8 @@
-//! What a frame of the network function claims to be: RoCE, or a message of a station about its addresses.
+//! Classification of frames of the network function: RoCE, or a message about the addresses of a host.
 //!
-//! Such a frame would speak for the RDMA function, or for another station. A receiver reads it as freely as the
-//! standards allow, so this looks behind VLAN tags and IPv6 extension headers. What it cannot look into although a
-//! receiver may goes nowhere.
+//! Such a frame would speak for the RDMA function, or for another host. Receivers parse as liberally as the standards
+//! allow, so this parser looks behind VLAN tags and IPv6 extension headers. A frame that it cannot parse, but a
+//! receiver may, is dropped.
 
 use pvrdma_roce::wire::{EtherType, Ethernet, PROTOCOL_UDP};
 
@@ -11,16 +11,16 @@ use super::stations::{self, Station};
 
 /// Length of the two Ethernet addresses.
 const ADDRESSES: usize = 12;
-/// Tags, and IPv6 extension headers, that are looked behind.
+/// Maximum number of tags, or of IPv6 extension headers, that the parser looks behind.
 const MOST_HEADERS: usize = 8;
 /// Length of an IPv6 header.
 const IPV6_LEN: usize = 40;
 /// ARP (RFC 826) and RARP (RFC 903).
 const ARP: EtherType = EtherType(0x0806);
 const RARP: EtherType = EtherType(0x8035);
-/// The largest length of a frame of IEEE 802.3, which stands where Ethernet has the type.
+/// Maximum value of the IEEE 802.3 length field, which is at the place of the ethertype.
 const MAX_LENGTH: u16 = 1500;
-/// IPv6 (RFC 8200, 4): headers that another one follows, and that of a fragment.
+/// IPv6 extension headers (RFC 8200, 4): those in front of another header, and the fragment header.
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
@@ -28,22 +28,22 @@ const AUTHENTICATION: u8 = 51;
 const DESTINATION_OPTIONS: u8 = 60;
 const ICMPV6: u8 = 58;
 
-/// What a frame claims.
+/// Claim that a frame makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Claim {
-    /// Nothing that concerns the RDMA function or the addresses of stations.
+    /// Nothing that concerns the RDMA function or the addresses of hosts.
     None,
-    /// To be a packet of a queue pair.
+    /// The frame is a packet of a queue pair.
     Roce,
-    /// It may be anything: a receiver may find more headers than this looks behind, or find them in another fragment.
+    /// Unknown: a receiver may find more headers than this parser looks behind, or find them in another fragment.
     Hidden,
-    /// To be ARP, RARP or neighbour discovery, but not one that is understood.
+    /// The frame is ARP, RARP or neighbour discovery, but cannot be parsed.
     Unclear,
-    /// What a station says about itself.
+    /// Statement of a host about itself.
     Station(Station),
 }
 
-/// Returns what a frame claims.
+/// Returns the claim that a frame makes.
 pub(super) fn claim(frame: &[u8]) -> Claim {
     let Some((kind, body)) = behind_tags(frame) else { return Claim::Hidden };
     match kind {
@@ -57,7 +57,8 @@ pub(super) fn claim(frame: &[u8]) -> Claim {
     }
 }
 
-/// The ethertype behind all tags, and what follows it. `None`: there are more tags than a network has.
+/// Returns the ethertype behind all tags, and the bytes that follow it. `None`: the frame has more tags than networks
+/// use.
 pub(super) fn behind_tags(frame: &[u8]) -> Option<(Option<EtherType>, &[u8])> {
     let mut at = ADDRESSES;
     for _ in 0..MOST_HEADERS {
@@ -80,8 +81,8 @@ fn station(parsed: Option<Station>) -> Claim {
     parsed.map_or(Claim::Unclear, Claim::Station)
 }
 
-/// A frame of IEEE 802.3 with a SNAP header (RFC 1042) can carry each ethertype once more. No host needs that for IP,
-/// but some take it.
+/// Classifies an IEEE 802.3 frame. With a SNAP header (RFC 1042) it can carry any ethertype, too. Hosts do not need
+/// that for IP, but some accept it.
 fn snap(body: &[u8]) -> Claim {
     let Some([0xaa, 0xaa, 3, _, _, _, high, low]) = body.first_chunk() else { return Claim::None };
     match EtherType(u16::from_be_bytes([*high, *low])) {
@@ -101,17 +102,17 @@ fn ipv6(body: &[u8]) -> Claim {
     }
 }
 
-/// What the extension headers of an IPv6 packet lead to, and where it begins.
+/// Protocol behind the extension headers of an IPv6 packet, with its offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Transport {
     Udp(usize),
     /// A message of neighbour discovery.
     Discovery(usize),
-    /// One in a fragment, which receivers ignore (RFC 6980), or should.
+    /// A message of neighbour discovery in a fragment, which receivers should ignore (RFC 6980).
     FragmentOfDiscovery,
-    /// It cannot be seen from here, and a receiver may see it.
+    /// Not visible to this parser, although a receiver may find it.
     Hidden,
-    /// Anything else, or nothing.
+    /// Any other protocol, or none.
     Other,
 }
 
@@ -135,7 +136,8 @@ pub(super) fn transport(body: &[u8]) -> Transport {
                 fragment = true;
                 (*next, 8)
             }
-            // It is cut off: in a fragment the rest may follow (RFC 7112 forbids that).
+            // The header is cut off. In a fragment, the rest may follow in the next one, although RFC 7112 forbids
+            // that.
             (HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | AUTHENTICATION | FRAGMENT, _) => {
                 return if fragment { Transport::Hidden } else { Transport::Other };
             }
@@ -170,7 +172,7 @@ mod tests {
         body
     }
 
-    /// An IPv6 packet with these headers, each given with its own number.
+    /// Builds an IPv6 packet with these headers, each given with its own protocol number.
     fn v6(headers: &[(u8, &[u8])]) -> Vec<u8> {
         let mut body = vec![0; IPV6_LEN];
         (body[0], body[6], body[7]) = (0x60, headers[0].0, 255);

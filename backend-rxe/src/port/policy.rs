@@ -1,8 +1,9 @@
-//! What a device may do on its network: its VLAN, its address, and the marks on its packets.
+//! Rules of a device on its network: its VLAN, its addresses, and the marks on its packets.
 //!
-//! The rules are those of a virtual switch's port. Without a VLAN both functions send and get untagged frames only. A
-//! port with a VLAN is an access port: its two functions send without tags and never see one, the network sees all
-//! their frames in that VLAN and gives them no others. Tags are the functions' affair on a trunk alone.
+//! The rules are those of a port of a virtual switch. Without a VLAN, both functions send and receive untagged frames
+//! only. A port with a VLAN is an access port: both functions send untagged frames and never see a tag, and the network
+//! carries all their frames in that VLAN and delivers no others to them. Only on a trunk do the functions choose tags
+//! themselves.
 
 use pvrdma_verbs::{AddressRule, Gid, MacAddr, VerbsError};
 use serde::{Deserialize, Serialize};
@@ -14,100 +15,102 @@ use pvrdma_link::{Frames, Offload};
 use pvrdma_roce::wire::{EtherType, Ethernet, Vlan};
 use pvrdma_roce::{Congestion, EgressMarking};
 
-/// Where the tag begins, or the ethertype of a frame without one.
+/// Offset of the tag, or of the ethertype in an untagged frame.
 const TAG_AT: usize = 12;
 
-/// What the ports of a network do with IEEE 802.1Q tags.
+/// Treatment of IEEE 802.1Q tags by the ports of a network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VlanMode {
-    /// Frames have no tag, or one for their priority alone.
+    /// Frames are untagged, or have a priority tag (VLAN 0).
     #[default]
     Untagged,
-    /// Access ports of this VLAN, 1 to 4094: their functions send without tags and never see one, the network sees all
-    /// their frames in that VLAN and gives them no others.
+    /// Access ports of this VLAN, 1 to 4094: the functions send untagged frames and never see a tag. The network
+    /// carries all their frames in that VLAN and delivers no others to them.
     Access(u16),
-    /// Tags are the functions' affair: each GID has the VLAN that it was bound with, and frames of the network function
-    /// pass as they are.
+    /// The functions choose tags themselves: each GID has the VLAN that it was bound with, and frames of the network
+    /// function pass unchanged.
     Trunk,
 }
 
-/// Rules of a port. By default it sends from its own address only.
+/// Rules of a port. By default it sends from its own MAC address only.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct PortRules {
-    /// RDMA packets of no VLAN carry their priority in a tag with VLAN 0.
+    /// RDMA packets without a VLAN carry their priority in a tag with VLAN 0.
     pub priority_tags: bool,
-    /// What the network function may send that is not its own.
+    /// Frames that the network function can send although they are not its own.
     pub forged: ForgedTransmits,
-    /// Addresses of the device, whether its driver runs or not. Without a rule only that of the RDMA function counts.
+    /// Addresses of the device, whether its driver runs or not. Without a rule, only the rule of the RDMA function
+    /// applies.
     pub addresses: Option<AddressRule>,
-    /// IP packets of the network function come from the addresses listed in `addresses`, from the link-local one of the
-    /// MAC address, or from none.
+    /// IP packets of the network function must come from the addresses listed in `addresses`, from the link-local
+    /// address of the MAC address, or from the unspecified address.
     pub source_guard: bool,
-    /// The network function is no router: it sends no router advertisements.
+    /// The network function is not a router: it cannot send router advertisements.
     pub ra_guard: bool,
-    /// The network function is no DHCP server or relay.
+    /// The network function is not a DHCP server or relay.
     pub dhcp_guard: bool,
-    /// No host is beyond the link, so the device need not ask there whether an address is in use.
+    /// The link has no other hosts, so that the device need not probe whether an address is in use there.
     pub alone: bool,
     /// Congestion control with these parameters.
     pub congestion: Option<Congestion>,
-    /// Connections agree with other ends of this engine on selective acknowledgements ([`pvrdma_roce::wire::OFFER`]).
+    /// Connections to peers that also use this engine negotiate selective acknowledgements
+    /// ([`pvrdma_roce::wire::OFFER`]).
     pub negotiate: bool,
-    /// Connections that agreed on these take another path, by another UDP source port, when theirs is congested or
-    /// nothing is heard ([`pvrdma_roce::Tuning::multipath`]).
+    /// Connections that negotiated these change their path, by another UDP source port, when it is congested or the
+    /// peer stops responding ([`pvrdma_roce::Tuning::multipath`]).
     pub multipath: bool,
 }
 
-/// What a network function may send although it is not its own.
+/// Frames that a network function can send although they are not its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ForgedTransmits {
-    /// Nothing.
+    /// None.
     #[default]
     Off,
-    /// Frames from other Ethernet addresses than the device's: a bridge inside the guest.
+    /// Frames from Ethernet addresses other than the device's, as a bridge inside the guest sends them.
     Mac,
-    /// RoCE, which receivers take for packets of the device's queue pairs.
+    /// RoCE packets, which receivers cannot tell from those of the device's queue pairs.
     Roce,
     /// Both.
     All,
 }
 
 impl ForgedTransmits {
-    /// Returns `true` if other Ethernet addresses may send.
+    /// Returns `true` if frames from other Ethernet addresses pass.
     pub const fn allow_mac(self) -> bool {
         matches!(self, Self::Mac | Self::All)
     }
 
-    /// Returns `true` if RoCE passes.
+    /// Returns `true` if RoCE packets pass.
     pub const fn allow_roce(self) -> bool {
         matches!(self, Self::Roce | Self::All)
     }
 }
 
-/// Why a frame of the network function goes nowhere.
+/// Reason why a frame of the network function is dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Violation {
-    /// It is not from the device's address.
+    /// Its source is not the device's MAC address.
     Forged,
-    /// Its tag, or the lack of one, puts it into another VLAN.
+    /// Its tag, or the lack of one, would put it into another VLAN.
     Vlan,
     /// It is RoCE, or may be.
     Roce,
-    /// It is ARP, RARP or neighbour discovery that is not understood, or gives the device an address that it may not
-    /// have, or another Ethernet address than its own.
+    /// It is ARP, RARP or neighbour discovery that cannot be parsed, or that claims an address that the device cannot
+    /// have, or an Ethernet address other than its own.
     Address,
-    /// It is an IP packet from an address that is not listed for the device.
+    /// It is an IP packet whose source address is not listed for the device.
     Source,
     /// It is from a router or a DHCP server, which the device is not.
     Server,
-    /// Its checksum is to be calculated, or it is to be cut, and it is no whole TCP segment or UDP datagram.
+    /// It has a checksum or segmentation offload, but is not a complete TCP segment or UDP datagram.
     Offload,
 }
 
 impl VlanMode {
-    /// The VLAN that everything behind the port is in, if it is in one.
+    /// Returns the VLAN of all traffic of the port, if it is an access port.
     pub(crate) const fn access(self) -> Option<u16> {
         match self {
             Self::Access(vlan) => Some(vlan),
@@ -115,10 +118,10 @@ impl VlanMode {
         }
     }
 
-    /// The VLAN of a GID that the guest binds in `asked`.
+    /// Returns the VLAN of a GID that the guest binds in `asked`.
     ///
     /// # Errors
-    /// The network is no trunk, so that VLANs are not the guest's to choose.
+    /// The guest asks for a VLAN on a network without VLANs.
     pub(crate) const fn of_gid(self, asked: Option<u16>) -> Result<Option<u16>, VerbsError> {
         match (self, asked) {
             (Self::Access(vlan), _) => Ok(Some(vlan)),
@@ -129,13 +132,13 @@ impl VlanMode {
     }
 }
 
-/// Returns `true` if a frame begins with a tag. One that is too short for it has none.
+/// Returns `true` if a frame begins with a tag. A frame that is too short for a tag has none.
 fn has_tag(frame: &[u8]) -> bool {
     let kind = frame.get(TAG_AT..).and_then(<[u8]>::first_chunk);
     kind.is_some_and(|&kind| is_tag(EtherType(u16::from_be_bytes(kind))))
 }
 
-/// What a port lets through: the rules of its device on its network.
+/// Filter of a port: the rules of its device on its network.
 #[derive(Clone, Debug)]
 pub(super) struct Policy {
     pub(super) mac: MacAddr,
@@ -144,12 +147,12 @@ pub(super) struct Policy {
 }
 
 impl Policy {
-    /// How RDMA packets are marked.
+    /// Returns the marking of RDMA packets.
     pub(super) fn marks(&self) -> EgressMarking {
         EgressMarking { priority_tags: self.rules.priority_tags, ecn: self.rules.congestion.is_some() }
     }
 
-    /// Returns `true` if a frame goes from the network function to the network as it is.
+    /// Returns `true` if a frame passes from the network function to the network unchanged.
     pub(super) fn passes_as_it_is(&self, (frame, offload): (&[u8], Offload)) -> bool {
         let own = self.rules.forged.allow_mac() || frame.get(6..TAG_AT) == Some(&self.mac.0);
         let plain = match self.vlan {
@@ -165,10 +168,10 @@ impl Policy {
         claim == Claim::None || claim == Claim::Roce && self.rules.forged.allow_roce()
     }
 
-    /// Appends a frame of the network function as the network gets it. `may_have` says whether the device may have an
-    /// address in a VLAN, which a station with this Ethernet address announces.
+    /// Checks a frame of the network function and appends it in the form that the network gets. `may_have` decides
+    /// whether the device can have an address in a VLAN, which a frame from this Ethernet address announces.
     ///
-    /// The bytes that are inspected here are those that leave: an [`Offload`] changes no field that the rules are
+    /// The bytes that are inspected here are the bytes that leave: an [`Offload`] changes no field that the rules are
     /// about.
     pub(super) fn outgoing(
         &self,
@@ -176,12 +179,12 @@ impl Policy {
         out: &mut Frames,
         may_have: impl Fn(Gid, Option<u16>, MacAddr) -> bool,
     ) -> Result<(), Violation> {
-        // A frame without a header has no source either.
+        // A frame without a complete header has no source address either.
         let (ethernet, kind, _) = Ethernet::parse(frame).map_err(|_| Violation::Forged)?;
         if !self.rules.forged.allow_mac() && ethernet.source != self.mac {
             return Err(Violation::Forged);
         }
-        // A tag behind that of a priority puts a frame into its VLAN as well.
+        // A tag behind a priority tag puts a frame into its VLAN as well.
         if self.vlan != VlanMode::Trunk && (ethernet.vlan_id().is_some() || is_tag(kind)) {
             return Err(Violation::Vlan);
         }
@@ -199,14 +202,14 @@ impl Policy {
                 }
             }
             Claim::Unclear => return Err(Violation::Address),
-            // It may be neighbour discovery, or from a server, whatever RoCE is allowed.
+            // Such a frame may be neighbour discovery, or from a server, so that it is dropped even if RoCE is allowed.
             Claim::Hidden => return Err(Violation::Roce),
             claim if self.claims_nothing(claim) => {}
             _ => return Err(Violation::Roce),
         }
         source_guard::check(&self.rules, self.mac, frame)?;
-        // Links take offsets from the headers that they find. This keeps frames without such headers from being lost
-        // where no counter of the device shows it.
+        // Links compute offsets from the headers that they find. Frames without such headers are refused here, because
+        // a link would drop them without a counter of the device.
         if !offload.fits(frame) {
             return Err(Violation::Offload);
         }
@@ -223,12 +226,12 @@ impl Policy {
         Ok(())
     }
 
-    /// Returns `true` if a frame goes from the network to the network function as it is.
+    /// Returns `true` if a frame passes from the network to the network function unchanged.
     pub(super) fn enters_as_it_is(&self, frame: &[u8]) -> bool {
         self.vlan == VlanMode::Trunk || self.vlan == VlanMode::Untagged && !has_tag(frame)
     }
 
-    /// Appends a frame of the network as the network function gets it.
+    /// Checks a frame of the network and appends it in the form that the network function gets.
     pub(super) fn incoming(&self, (frame, offload): (&[u8], Offload), out: &mut Frames) -> Result<(), Violation> {
         if self.enters_as_it_is(frame) {
             out.push_with_offload(frame, offload);
@@ -249,7 +252,7 @@ impl Policy {
     }
 }
 
-/// Appends a frame in pieces.
+/// Appends a frame that consists of several parts.
 fn push_parts(out: &mut Frames, parts: [Option<&[u8]>; 3]) {
     let parts = parts.map(Option::unwrap_or_default);
     let length = parts.iter().map(|part| part.len()).sum();
@@ -324,13 +327,13 @@ mod tests {
         }
     }
 
-    /// A UDP datagram whose checksum is to be calculated.
+    /// Builds a UDP datagram without its checksum.
     fn open_udp(tag: &[u8]) -> Vec<u8> {
         let ip = [0x45, 0, 0, 32, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2];
         [&[0xff; 6], &MAC.0[..], tag, &[8, 0], &ip, &[0xc0, 0, 0, 53, 0, 12, 0, 0], b"data"].concat()
     }
 
-    /// The port finds out by itself whether a frame has the headers that its offload needs.
+    /// The port itself checks that a frame has the headers that its offload needs.
     #[test]
     fn work_that_does_not_fit_its_frame_goes_nowhere() {
         let udp = open_udp(&[]);
@@ -343,7 +346,7 @@ mod tests {
             assert_eq!(policy.outgoing((&udp, offload), &mut frames, |_, _, _| true), Ok(()));
             assert_eq!((frames.get(0), frames.offload(0)), (Some(&open_udp(tag)[..]), offload));
             assert_eq!(policy.passes_as_it_is((&udp, offload)), tag.is_empty());
-            // It goes to the header, wherever that is by now.
+            // The offload refers to the header, at its new offset.
             let shift = u16::try_from(tag.len()).unwrap();
             let place = frames.offload(0).missing_checksum(frames.get(0).unwrap());
             assert_eq!(place, Some((34 + shift, 40 + shift)));

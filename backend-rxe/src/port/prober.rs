@@ -1,4 +1,4 @@
-//! Asks hosts beyond the uplink for addresses that the device claims, before it has them.
+//! Probes that ask hosts beyond the uplink for addresses that the device claims, before it gets them.
 
 use std::sync::{Arc, Weak};
 
@@ -13,7 +13,7 @@ use crate::share::Share;
 use crate::task::{Runnable, Task};
 use crate::timer::TimerKey;
 
-/// Sends probes when they are due.
+/// Task that sends probes when they are due.
 #[derive(Debug)]
 pub(super) struct Prober {
     port: Weak<Port>,
@@ -53,7 +53,7 @@ impl Runnable for Prober {
 }
 
 impl Port {
-    /// The device is plugged in no more: it asks for no addresses.
+    /// Ends the address claims of a device that is unplugged: it sends no more probes.
     pub(super) fn leave_addresses(&self) {
         self.addresses.set_prober(self.mac, None);
         if self.policy.rules.addresses.is_some() {

@@ -1,4 +1,4 @@
-//! From the link to the two functions of the device.
+//! Receive path from the link to the two functions of the device.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,11 +14,11 @@ use super::outgoing::{Claim, claim};
 use super::receive_queue::{Distribution, Part, ReceiveQueue};
 use super::{PASS_BYTES, Port, RECEIVE, RoceReceiver};
 
-/// Bytes of a batch behind which more wait in the link: links hand over few super-frames at a time.
+/// Size of a batch from which on more frames are expected in the link: links deliver few super-frames at a time.
 const FULL_BYTES: usize = 128 << 10;
 
 impl Port {
-    /// Does what there is to do without waiting. Returns `true` if there may be more.
+    /// Does all work that needs no waiting. Returns `true` if there may be more.
     pub(crate) fn service(&self) -> bool {
         let _guard = EndOnPanic::new("a port");
         let came = self.read();
@@ -35,8 +35,8 @@ impl Port {
         busy | self.nic.as_ref().is_some_and(|nic| self.read_nic(nic))
     }
 
-    /// Reads a batch, unless another thread is at it or there is no room, and gives each frame to the function that it
-    /// is for.
+    /// Reads a batch and passes each frame to its function. Reads nothing if another thread reads now, or if there is
+    /// no room.
     fn read(&self) -> Option<Arc<Batch>> {
         let _order = self.reading.try_lock()?;
         self.uplink.flush();
@@ -67,8 +67,8 @@ impl Port {
         Some(came)
     }
 
-    /// Puts the frames for the RDMA function into its receive queues. Returns `true` if all are for the network
-    /// function and go on as they are; otherwise those that are for it are in `passed`.
+    /// Puts the frames for the RDMA function into its receive queues. Returns `true` if all frames are for the network
+    /// function and pass unchanged; otherwise `passed` gets those that are for it.
     fn sort(&self, came: &Arc<Batch>, passed: &mut Frames) -> bool {
         if came.frames.is_empty() {
             return true;
@@ -106,8 +106,9 @@ impl Port {
         self.foreign(frame)
     }
 
-    /// The guest may have its address at another Ethernet address than the device's: it has changed that of its network
-    /// function, or has a macvlan or a bond. Then its peers send RoCE there.
+    /// Returns the queue pair of a RoCE frame to an Ethernet address other than the device's. Peers send such frames if
+    /// the guest's IP address is at another Ethernet address, because the guest changed that of its network function,
+    /// or uses a macvlan or a bond.
     fn foreign(&self, frame: &[u8]) -> Option<Qpn> {
         let (qpn, address) = foreign_destination(frame, self.mac)?;
         if !self.addresses.has_bound(self.mac, address) {
@@ -126,7 +127,7 @@ impl Port {
         None
     }
 
-    /// There is an RDMA function behind the port.
+    /// Returns `true` if an RDMA function is attached to the port.
     pub(super) fn is_attached(&self) -> bool {
         self.function.lock().as_ref().is_some_and(|function| function.strong_count() > 0)
     }
@@ -138,7 +139,7 @@ impl Port {
         receiver.receive(self, &mut part.arrivals());
     }
 
-    /// Remembers which addresses stations beyond the uplink say that they have.
+    /// Records the addresses that hosts beyond the uplink announce.
     fn note_stations(&self, frame: &[u8]) {
         let Claim::Station(station) = claim(frame) else { return };
         let Ok((ethernet, ..)) = Ethernet::parse(frame) else { return };

@@ -1,5 +1,6 @@
-//! Packets of some of a device's queue pairs, in the order in which they came. A queue pair's packets are all in one
-//! queue, which one thread empties at a time; with several queues, several threads do.
+//! Receive queues: packets of a subset of a device's queue pairs, in the order of arrival. All packets of a queue pair
+//! are in the same queue, which only one thread at a time empties. With several queues, several threads work in
+//! parallel.
 
 use std::iter;
 use std::ops::Range;
@@ -13,7 +14,7 @@ use pvrdma_verbs::Qpn;
 
 use super::arrivals::{Arrival, Batch};
 
-/// Batches that wait in a queue at most. What comes then waits in the link.
+/// Maximum number of batches that wait in a queue. Later frames wait in the link.
 pub(super) const MAX_WAITING: usize = 4;
 
 /// The receive queues of a port, at least one.
@@ -21,7 +22,7 @@ pub(super) const MAX_WAITING: usize = 4;
 pub(super) struct ReceiveQueues<R: ?Sized> {
     first: ReceiveQueue<R>,
     more: Box<[ReceiveQueue<R>]>,
-    /// Turns that were taken.
+    /// Number of turns so far.
     turns: AtomicUsize,
 }
 
@@ -31,7 +32,7 @@ impl<R: ?Sized> ReceiveQueues<R> {
         Self { first: ReceiveQueue::default(), more, turns: AtomicUsize::new(0) }
     }
 
-    /// The queue of a queue pair's packets.
+    /// Returns the queue for packets of a queue pair.
     pub(super) fn of(&self, qpn: Qpn) -> &ReceiveQueue<R> {
         let index = qpn.get() as usize % self.len();
         index.checked_sub(1).and_then(|index| self.more.get(index)).unwrap_or(&self.first)
@@ -41,13 +42,13 @@ impl<R: ?Sized> ReceiveQueues<R> {
         iter::once(&self.first).chain(&self.more)
     }
 
-    /// All of them, each time with another one first: for what is not enough for all.
+    /// Iterates over all queues, beginning with another one each time, for work whose budget is not enough for all.
     pub(super) fn in_turns(&self) -> impl Iterator<Item = &ReceiveQueue<R>> {
         let first = self.turns.fetch_add(1, Ordering::Relaxed) % self.len();
         self.iter().skip(first).chain(self.iter().take(first))
     }
 
-    /// The first, which is that of all queue pairs if there are not several.
+    /// Returns the first queue, which is that of all queue pairs if there is only one.
     pub(super) const fn only(&self) -> &ReceiveQueue<R> {
         &self.first
     }
@@ -56,13 +57,13 @@ impl<R: ?Sized> ReceiveQueues<R> {
         self.more.len().saturating_add(1)
     }
 
-    /// There is more than one.
+    /// Returns `true` if there is more than one queue.
     pub(super) fn are_many(&self) -> bool {
         !self.more.is_empty()
     }
 }
 
-/// Packets of one batch that lie side by side and are for one queue.
+/// Consecutive packets of a batch that are for the same queue.
 #[derive(Debug)]
 pub(super) struct Part {
     batch: Arc<Batch>,
@@ -79,11 +80,11 @@ impl Part {
     }
 }
 
-/// What waits in a queue.
+/// Packets that wait in a queue.
 #[derive(Debug, Default)]
 struct Waiting {
     parts: Vec<Part>,
-    /// That the parts are of.
+    /// Number of batches that the parts belong to.
     batches: usize,
 }
 
@@ -96,7 +97,7 @@ impl Waiting {
     }
 }
 
-/// Puts the packets of a batch into their queues, as many at a time as lie side by side.
+/// Distributes the packets of a batch to their queues, one run of consecutive packets at a time.
 #[derive(Debug)]
 pub(super) struct Distribution<'a, R: ?Sized> {
     batch: &'a Arc<Batch>,
@@ -108,7 +109,7 @@ impl<'a, R: ?Sized> Distribution<'a, R> {
         Self { batch, run: None }
     }
 
-    /// The packet at this place of the batch is for this queue.
+    /// Adds the packet at this index of the batch to a queue.
     pub(super) fn add(&mut self, queue: &'a ReceiveQueue<R>, index: usize) {
         match &mut self.run {
             Some((last, frames)) if ptr::eq(*last, queue) && frames.end == index => frames.end = index + 1,
@@ -120,7 +121,7 @@ impl<'a, R: ?Sized> Distribution<'a, R> {
         }
     }
 
-    /// All are in their queues when this returns. Whoever calls it [empties](ReceiveQueue::empty) them after that.
+    /// Puts the last run into its queue. The caller [empties](ReceiveQueue::empty) the queues afterwards.
     pub(super) fn finish(self) {
         if let Some((queue, frames)) = self.run {
             queue.waiting.lock().push(self.batch, frames);
@@ -128,19 +129,19 @@ impl<'a, R: ?Sized> Distribution<'a, R> {
     }
 }
 
-/// A receive queue, with who takes what is in it.
+/// A receive queue with its receiver.
 #[derive(Debug)]
 pub(super) struct ReceiveQueue<R: ?Sized> {
     waiting: Mutex<Waiting>,
     /// Held by the thread that empties the queue.
     receiver: FairMutex<Option<Box<R>>>,
-    /// Takes the place of `receiver` before the next packet.
+    /// Replaces `receiver` before the next packet.
     next_receiver: Mutex<Option<Box<R>>>,
-    /// Responders whose turn has come: their rate had them wait.
+    /// Responders that can continue to send, after their rate made them wait.
     resumed: Mutex<Vec<Qpn>>,
-    /// Who finds the queue taken leaves what he brought to the thread that has it.
+    /// A thread that finds the queue busy leaves its work to the thread that holds it.
     combiner: Combiner,
-    /// Times that the queue was emptied.
+    /// Number of times that the queue was emptied.
     passes: AtomicU64,
 }
 
@@ -166,12 +167,13 @@ impl<R: ?Sized> ReceiveQueue<R> {
         self.resumed.lock().push(qpn);
     }
 
-    /// Has the receiver take what waits, and do what is due. If another thread is at it, that one goes on. Returns
-    /// `true` if there is more to do at once, as `run` says.
+    /// Passes the waiting packets to the receiver and does the work that is due. If another thread does so now, that
+    /// thread continues with the new work. Returns `true` if there is more to do at once, as `run` reports.
     pub(super) fn empty(&self, mut run: impl FnMut(&mut R, &[Part], Vec<Qpn>) -> bool) -> bool {
         self.combiner.run(&self.receiver, |receiver| {
             let waiting = std::mem::take(&mut *self.waiting.lock());
-            // Behind the packets: a peer may send as soon as the device is attached.
+            // The new receiver is installed after the packets were taken, so that it gets only later ones: a peer may
+            // send as soon as the device is attached.
             if let Some(next) = self.next_receiver.lock().take() {
                 *receiver = Some(next);
             }
@@ -182,9 +184,9 @@ impl<R: ?Sized> ReceiveQueue<R> {
         })
     }
 
-    /// Has the receiver take what has just come, unless a thread has it or something waits in front of that. Returns
-    /// `true` if there is more to do, as `run` says or others have left it: the caller sees to it that the queue is
-    /// [emptied](Self::empty).
+    /// Passes packets that have just arrived to the receiver, unless another thread holds it or older packets wait.
+    /// Returns `true` if there is more to do, which `run` reports or other threads have left. The caller ensures that
+    /// the queue is [emptied](Self::empty) then.
     pub(super) fn take_at_once(&self, run: impl FnOnce(&mut R, Vec<Qpn>) -> bool) -> Option<bool> {
         let once = self.combiner.once(&self.receiver, |receiver| {
             if !self.waiting.lock().parts.is_empty() || self.next_receiver.lock().is_some() {
@@ -198,17 +200,17 @@ impl<R: ?Sized> ReceiveQueue<R> {
         once.and_then(|(more, left)| more.map(|more| more | left))
     }
 
-    /// The receiver, unless a thread has it.
+    /// Returns the receiver, unless another thread holds it.
     pub(super) fn try_receiver(&self) -> Option<FairMutexGuard<'_, Option<Box<R>>>> {
         self.receiver.try_lock()
     }
 
-    /// Waits until whoever empties the queue has done so.
+    /// Waits until the thread that empties the queue has finished.
     pub(super) fn wait(&self) {
         drop(self.receiver.lock());
     }
 
-    /// How often the queue was emptied.
+    /// Returns how often the queue was emptied.
     pub(super) fn passes(&self) -> u64 {
         self.passes.load(Ordering::Relaxed)
     }
@@ -217,9 +219,10 @@ impl<R: ?Sized> ReceiveQueue<R> {
         self.waiting.lock().batches >= MAX_WAITING
     }
 
-    /// Returns `true` if packets are in here that no queue pair has got yet.
+    /// Returns `true` if the queue has packets that no queue pair has got yet.
     pub(super) fn is_in_use(&self) -> bool {
-        // In this order: who takes them out has the receiver.
+        // The order matters: a thread that takes packets out holds the receiver, so that they are seen in one of the
+        // two places.
         !self.waiting.lock().parts.is_empty() || self.receiver.is_locked()
     }
 }
@@ -228,7 +231,7 @@ impl<R: ?Sized> ReceiveQueue<R> {
 mod tests {
     use super::*;
 
-    /// What waits in each queue: which batch, and which packets of it.
+    /// Returns the contents of each queue: numbers of batches, with the packets of each.
     fn waiting(queues: &ReceiveQueues<()>, batches: &[Arc<Batch>]) -> Vec<Vec<(usize, Range<usize>)>> {
         let number = |of: &Arc<Batch>| batches.iter().position(|batch| Arc::ptr_eq(batch, of)).unwrap();
         let parts = |queue: &ReceiveQueue<()>| {
@@ -249,7 +252,7 @@ mod tests {
             }
             distribution.finish();
         }
-        // 6 and 9 are in one queue. Packet 3 of the first batch is for nobody here.
+        // 6 and 9 are in the same queue. Packet 3 of the first batch is not for this device.
         assert_eq!(waiting(&queues, &batches), [vec![(0, 0..3), (0, 5..6)], vec![(0, 4..5), (1, 0..2)], vec![]]);
     }
 

@@ -9,22 +9,22 @@ use pvrdma_verbs::{MacAddr, VerbsError};
 
 use super::Port;
 
-/// Devices that are connected to a network, by address.
+/// Ports of the devices that are connected to a network, by MAC address.
 #[derive(Debug, Default)]
 pub(crate) struct Ports(Mutex<HashMap<MacAddr, Arc<Port>>>);
 
 impl Ports {
-    /// The port of a device, if it has one.
+    /// Returns the port of a device, if it has one.
     pub(crate) fn get(&self, mac: MacAddr) -> Option<Arc<Port>> {
         self.0.lock().get(&mac).cloned()
     }
 
-    /// Takes a port out.
+    /// Removes a port.
     pub(super) fn remove(&self, mac: MacAddr) {
         self.0.lock().remove(&mac);
     }
 
-    /// All ports.
+    /// Returns all ports.
     pub(crate) fn all(&self) -> Vec<Arc<Port>> {
         self.0.lock().values().cloned().collect()
     }
@@ -32,7 +32,7 @@ impl Ports {
     /// Adds a port.
     ///
     /// # Errors
-    /// The device has one.
+    /// The device has a port already.
     pub(crate) fn insert(&self, port: &Arc<Port>) -> Result<(), VerbsError> {
         match self.0.lock().entry(port.mac) {
             Entry::Occupied(_) => Err(VerbsError::InUse("MAC address")),

@@ -1,4 +1,4 @@
-//! Source addresses and servers of the network function, where the addresses of the device are listed.
+//! Guards for source addresses and DHCP servers of the network function, for devices with a list of addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,16 +8,16 @@ use pvrdma_verbs::{MacAddr, link_local};
 use super::outgoing::{Transport, behind_tags, transport};
 use super::policy::{PortRules, Violation};
 
-/// UDP ports that DHCP servers and relays send from (RFC 2131, 4.1; RFC 8415, 7.2).
+/// UDP source ports of DHCP servers and relays (RFC 2131, 4.1; RFC 8415, 7.2).
 const DHCP_SERVER: u16 = 67;
 const DHCPV6_SERVER: u16 = 547;
 /// Length of an IPv4 header without options.
 const IPV4_LEN: usize = 20;
 
-/// Checks a frame of the device with this MAC address. It costs nothing where nothing is guarded.
+/// Checks a frame of the device with this MAC address. Returns immediately if no guard is on.
 ///
 /// # Errors
-/// Its source is not the device's, or it is from a DHCP server.
+/// The source address is not listed for the device, or the frame is from a DHCP server.
 #[inline]
 pub(super) fn check(rules: &PortRules, mac: MacAddr, frame: &[u8]) -> Result<(), Violation> {
     if !rules.source_guard && !rules.dhcp_guard {
@@ -35,7 +35,7 @@ fn is_listed(rules: &PortRules, address: IpAddr) -> bool {
 }
 
 fn ipv4(rules: &PortRules, body: &[u8]) -> Result<(), Violation> {
-    // A receiver drops what is shorter than its header.
+    // Receivers drop a packet that is shorter than its header.
     let Some(header) = body.first_chunk::<IPV4_LEN>() else { return Err(Violation::Source) };
     let [version, _, _, _, _, _, flags, offset, _, protocol, _, _, a, b, c, d, ..] = *header;
     let source = Ipv4Addr::new(a, b, c, d);
@@ -53,7 +53,8 @@ fn ipv4(rules: &PortRules, body: &[u8]) -> Result<(), Violation> {
 fn ipv6(rules: &PortRules, mac: MacAddr, body: &[u8]) -> Result<(), Violation> {
     let source = body.get(8..).and_then(<[u8]>::first_chunk::<16>);
     let Some(source) = source.map(|source| Ipv6Addr::from(*source)) else { return Err(Violation::Source) };
-    // Duplicate address detection has no source, and what is sent from the link-local address is the device's.
+    // Duplicate address detection uses the unspecified address, and the link-local address always belongs to the
+    // device.
     let own = source.is_unspecified() || source.octets() == link_local(mac).0;
     if rules.source_guard && !own && !is_listed(rules, source.into()) {
         return Err(Violation::Source);
@@ -64,12 +65,12 @@ fn ipv6(rules: &PortRules, mac: MacAddr, body: &[u8]) -> Result<(), Violation> {
     }
 }
 
-/// The source port of a UDP header that begins at a position.
+/// Returns the source port of a UDP header at an offset.
 fn source_port(body: &[u8], at: usize) -> Option<u16> {
     body.get(at..).and_then(<[u8]>::first_chunk).map(|port| u16::from_be_bytes(*port))
 }
 
-/// Passes what is not from a server. A header that is cut off may be one's.
+/// Accepts packets that are not from a server. A header that is cut off may be a server's.
 fn dhcp(port: Option<u16>, server: u16) -> Result<(), Violation> {
     match port {
         Some(port) if port != server => Ok(()),

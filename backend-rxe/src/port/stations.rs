@@ -1,40 +1,40 @@
-//! ARP, RARP and neighbour discovery of the network function.
+//! Parsers for ARP, RARP and neighbour discovery messages of the network function.
 //!
-//! A receiver remembers which Ethernet address is behind the IP address in such a message, so a message is taken apart
-//! completely or goes nowhere: a host that is more lenient than this parser would remember something that no rule saw.
+//! A receiver caches the Ethernet address of the IP address in such a message, so a message is either parsed completely
+//! or dropped: a receiver that is more lenient than this parser would cache an address that no rule has checked.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use pvrdma_verbs::{Gid, MacAddr};
 
-/// Hop limit that a message of neighbour discovery has to arrive with (RFC 4861, 6.1 and 7.1).
+/// Hop limit that a neighbour discovery message must arrive with (RFC 4861, 6.1 and 7.1).
 const HOP_LIMIT: u8 = 255;
-/// Types of ICMPv6 (RFC 4861, 4).
+/// ICMPv6 types (RFC 4861, 4).
 const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 const REDIRECT: u8 = 137;
-/// Options with a link-layer address, of the source and of the target (RFC 4861, 4.6.1).
+/// Source and target link-layer address options (RFC 4861, 4.6.1).
 const LAYER2_OPTIONS: std::ops::RangeInclusive<u8> = 1..=2;
 /// Operations of ARP (RFC 826) and of RARP (RFC 903).
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
 const REVERSE_REQUEST: u8 = 3;
 
-/// What a message says about the station that sends it.
+/// Statement of a host about itself, as a message contains it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Station {
-    /// IP addresses that it says it has.
+    /// IP addresses that the host claims.
     pub(super) addresses: [Option<Gid>; 2],
-    /// The Ethernet address that it says they are at.
+    /// Ethernet address that it claims for them.
     pub(super) hardware: Option<MacAddr>,
-    /// It says that it is a router.
+    /// The host claims to be a router.
     pub(super) is_router: bool,
 }
 
-/// Parses an ARP packet for IPv4 on Ethernet. `None`: it is something else, or incomplete. A probe has no sender
-/// address (RFC 5227).
+/// Parses an ARP packet for IPv4 over Ethernet. Returns `None` if it is something else, or incomplete. A probe has no
+/// sender address (RFC 5227).
 pub(super) fn arp(body: &[u8]) -> Option<Station> {
     let packet = body.first_chunk::<28>()?;
     let [0, 1, 8, 0, 6, 4, 0, REQUEST | REPLY, a, b, c, d, e, f, i, j, k, l, ..] = *packet else { return None };
@@ -43,8 +43,8 @@ pub(super) fn arp(body: &[u8]) -> Option<Station> {
     Some(Station { addresses: [address, None], hardware: Some(MacAddr([a, b, c, d, e, f])), is_router: false })
 }
 
-/// Parses a RARP request of a station for its own address, which VMMs send to teach switches where a machine is.
-/// `None`: it is something else.
+/// Parses a RARP request of a host for its own address, which VMMs send to teach switches the new place of a machine.
+/// Returns `None` if it is something else.
 pub(super) fn rarp(body: &[u8]) -> Option<Station> {
     let packet = body.first_chunk::<28>()?;
     let [0, 1, 8, 0, 6, 4, 0, REVERSE_REQUEST, rest @ ..] = packet else { return None };
@@ -55,17 +55,17 @@ pub(super) fn rarp(body: &[u8]) -> Option<Station> {
     own.then(|| Station { hardware: Some(MacAddr(*sender)), ..Station::default() })
 }
 
-/// Returns `true` for types of ICMPv6 that are neighbour discovery.
+/// Returns `true` if an ICMPv6 type is one of neighbour discovery.
 pub(super) const fn is_discovery(kind: u8) -> bool {
     matches!(kind, ROUTER_SOLICITATION..=REDIRECT)
 }
 
-/// Parses a message of neighbour discovery, which begins `at` bytes into an IPv6 packet. `None`: it is incomplete, or
-/// not as RFC 4861 says.
+/// Parses a message of neighbour discovery, which begins `at` bytes into an IPv6 packet. Returns `None` if it is
+/// incomplete, or violates RFC 4861.
 pub(super) fn discovery(packet: &[u8], at: usize) -> Option<Station> {
     let header = packet.first_chunk::<40>()?;
     let [_, _, _, _, high, low, _, HOP_LIMIT, ..] = *header else { return None };
-    // A receiver takes what is behind the end of the packet for padding.
+    // Receivers treat bytes behind the end of the packet as padding.
     let length = usize::from(u16::from_be_bytes([high, low]));
     let message = packet.get(at..length.checked_add(header.len())?)?;
     let [kind, 0, ..] = *message else { return None };
@@ -77,14 +77,14 @@ pub(super) fn discovery(packet: &[u8], at: usize) -> Option<Station> {
         _ => return None,
     };
     let hardware = hardware_address(message.get(fixed..)?)?;
-    // Who hears a redirect remembers where its target is, if the message says so.
+    // The receiver of a redirect caches the Ethernet address of its target, if the message contains that.
     let has_target = kind == NEIGHBOUR_ADVERTISEMENT || kind == REDIRECT && hardware.is_some();
     let target = if has_target { address(message, 8) } else { None };
     let is_router = kind == ROUTER_ADVERTISEMENT;
     Some(Station { addresses: [address(header, 8), target], hardware, is_router })
 }
 
-/// The Ethernet address that options give. `None`: they are malformed, or contradict each other.
+/// Returns the Ethernet address in the options. `None`: they are malformed, or contradict each other.
 fn hardware_address(mut options: &[u8]) -> Option<Option<MacAddr>> {
     let mut found = None;
     while let [kind, eights, ..] = *options {
@@ -103,7 +103,7 @@ fn hardware_address(mut options: &[u8]) -> Option<Option<MacAddr>> {
     options.is_empty().then_some(found)
 }
 
-/// The address at a position, if it is one of a station.
+/// Returns the address at an offset, unless it is unspecified.
 fn address(bytes: &[u8], at: usize) -> Option<Gid> {
     let address = Ipv6Addr::from(*bytes.get(at..)?.first_chunk::<16>()?);
     (!address.is_unspecified()).then(|| IpAddr::V6(address).into())

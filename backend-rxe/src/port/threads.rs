@@ -1,5 +1,6 @@
-//! The threads of a port. The first waits for the links. With more, the others help it when frames come faster than it
-//! takes them: whoever is free reads the next batch, and empties receive queues that nobody is at.
+//! Threads of a port. The first one waits for the links. With more than one, the others help it when frames arrive
+//! faster than it handles them: a thread that is free reads the next batch, and empties receive queues that no other
+//! thread is emptying.
 
 use std::hint;
 use std::io;
@@ -15,11 +16,11 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::{Port, SOON};
 
-/// How long a thread looks for more to do before it sleeps: about what it takes to wake it.
+/// Time that a thread polls for more work before it sleeps: about the time that it takes to wake it.
 const LINGER: Duration = Duration::from_micros(50);
 
 impl Port {
-    /// Starts the threads of a port, as many as it has receive queues.
+    /// Starts the threads of a port, one for each receive queue.
     pub(super) fn start_threads(self: &Arc<Self>, threads: &mut Vec<JoinHandle<()>>) -> io::Result<()> {
         let me = Arc::clone(self);
         threads.push(threads::spawn(ThreadKind::Port, format!("port-{}", self.mac), move || me.work())?);
@@ -31,7 +32,7 @@ impl Port {
         Ok(())
     }
 
-    /// Has the threads end.
+    /// Makes the threads end. Does not wait for them.
     pub(super) fn end_threads(&self) {
         self.stopping.store(true, Ordering::Release);
         self.helpers.end();
@@ -58,7 +59,7 @@ impl Port {
                     rest();
                 }
             }
-            // The first thread may wait for what is there no more: what it was to be told of was told to this one.
+            // The first thread may wait for an event that this thread has consumed.
             self.wake();
         }
     }
@@ -70,7 +71,7 @@ impl Port {
         busy
     }
 
-    /// Blocks until a link has something, or somebody wakes us.
+    /// Blocks until a link has an event, or another thread wakes this one.
     fn wait(&self) {
         if !(self.queues.are_many() && self.wait_for_helper()) {
             self.waker.sleep(|bell| self.wait_for_links(bell));
@@ -88,7 +89,7 @@ impl Port {
                 fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT));
             }
         }
-        // What waits for a link that is gone has nothing to wait for, and is lost there.
+        // A link that is gone never becomes writable. The frames that wait for it are flushed into it, and lost there.
         let stuck = ends.iter().any(|(readiness, full)| *full && readiness.writable.is_none());
         let wait = ends.iter().filter_map(|(readiness, _)| readiness.wait).chain(stuck.then_some(SOON)).min();
         let timeout = wait.and_then(|wait| Timespec::try_from(wait).ok());
@@ -101,8 +102,8 @@ impl Port {
         }
     }
 
-    /// Waits for a helper that reads, or has a queue that is full. `false`: there is none. The link is readable
-    /// meanwhile, so that waiting for it would not.
+    /// Waits for a helper that reads, or that works on a full queue. Returns `false` if there is none. The link stays
+    /// readable meanwhile, so that a wait for the link would return immediately.
     fn wait_for_helper(&self) -> bool {
         let full = || self.queues.iter().find(|queue| queue.is_full());
         let since = self.now();
@@ -118,7 +119,7 @@ impl Port {
     }
 }
 
-/// Lets a fraction of a microsecond pass.
+/// Spins for a fraction of a microsecond.
 fn rest() {
     (0..32).for_each(|_| hint::spin_loop());
 }

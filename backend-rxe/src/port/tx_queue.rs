@@ -12,25 +12,25 @@ use serde::Serialize;
 
 use crate::task::Task;
 
-/// Bytes that wait for a link at most. Who builds packets stops when anything waits, so this holds the last batches of
-/// those that were in flight.
+/// Maximum number of bytes that wait for a link. Threads that build packets stop when anything waits, so this has room
+/// for the last batches of those that were building one.
 pub(super) const MAX_WAITING: usize = 4 << 20;
-/// The same of frames that go first.
+/// Maximum number of urgent bytes that wait for a link.
 const MAX_URGENT: usize = 64 << 10;
 
 #[derive(Debug, Default)]
 struct Backlog {
-    /// What goes first, and the rest.
+    /// Frames that go first, and all others.
     urgent: Waiting,
     bulk: Waiting,
-    /// Nothing is taken.
+    /// Frames are refused.
     closed: bool,
 }
 
 #[derive(Debug, Default)]
 struct Waiting {
     frames: Frames,
-    /// Frames before this have left.
+    /// Index of the first frame that has not left.
     from: usize,
 }
 
@@ -44,7 +44,7 @@ impl Waiting {
         self.from = 0;
     }
 
-    /// Keeps frames, but not more bytes than `most`. Returns how many were dropped.
+    /// Keeps frames up to `most` bytes. Returns the number of frames that were dropped.
     fn push<'f>(&mut self, frames: impl Iterator<Item = (&'f [u8], Offload)>, most: usize) -> u64 {
         let mut dropped = 0;
         for (frame, offload) in frames {
@@ -57,7 +57,7 @@ impl Waiting {
         dropped
     }
 
-    /// Sends as much as there is room for. Returns `true` if nothing is left.
+    /// Sends as many frames as the link has room for. Returns `true` if none is left.
     fn flush(&mut self, link: &dyn Link) -> bool {
         if self.len() > 0 {
             self.from = self.from.saturating_add(link.send(&self.frames, self.from));
@@ -70,34 +70,34 @@ impl Waiting {
     }
 }
 
-/// Whether there is room, for all queues in front of one link: when there is none, nobody builds packets, and when
-/// there is, all that wait are scheduled at once, so that the ready queue decides whose turn it is.
+/// Backpressure shared by all queues in front of a link. When there is no room, no packets are built. When there is
+/// room again, all waiting tasks are scheduled at once, so that the ready queue decides the order.
 pub(crate) type Room = handover::Room<Waiters>;
 
-/// Who wants to know when there is room, each once: by address.
+/// Tasks to schedule when there is room, each once, by address.
 type Waiters = HashMap<usize, Arc<Task>>;
 
-/// One direction of one link.
+/// Transmit direction of a link.
 #[derive(Debug)]
 pub(crate) struct TxQueue {
     pub(crate) link: Arc<dyn Link>,
     backlog: Mutex<Backlog>,
-    /// Something waits in this queue. Changes with `backlog` locked.
+    /// Set while something waits in this queue. Only changes with `backlog` locked.
     blocked: AtomicBool,
     room: Arc<Room>,
 }
 
-/// A link and its queue at one moment.
+/// State of a link and its queue at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct TxQueueInspect {
     #[serde(flatten)]
     link: LinkInspect,
-    /// Frames that wait for the link.
+    /// Number of frames that wait for the link.
     waiting_frames: Snapshot<usize>,
 }
 
 impl TxQueue {
-    /// Describes itself.
+    /// Returns the state of the queue and its link for inspection.
     pub(crate) fn inspect(&self) -> TxQueueInspect {
         let waiting = self.backlog.try_lock().map(|backlog| backlog.urgent.len() + backlog.bulk.len());
         TxQueueInspect { link: self.link.inspect(), waiting_frames: waiting.into() }
@@ -113,18 +113,19 @@ impl TxQueue {
         self.room.is_full()
     }
 
-    /// Returns `true` if something waits in this queue, and not only in others in front of the same link.
+    /// Returns `true` if something waits in this queue, not only in other queues in front of the same link.
     #[inline]
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked.load(Ordering::Acquire)
     }
 
-    /// Sends frames, or keeps them until there is room. Returns how many were dropped.
+    /// Sends frames, or keeps them until there is room. Returns the number of frames that were dropped.
     pub(crate) fn send(&self, frames: &Frames) -> u64 {
         self.send_or_keep(frames, |backlog| (&mut backlog.bulk, MAX_WAITING))
     }
 
-    /// The same, in front of all that waits. The frames must belong to no flow of those.
+    /// Sends frames in front of all that wait. They must not belong to a flow of the waiting frames, which this would
+    /// reorder. Returns the number of frames that were dropped.
     pub(crate) fn send_urgent(&self, frames: &Frames) -> u64 {
         self.send_or_keep(frames, |backlog| (&mut backlog.urgent, MAX_URGENT))
     }
@@ -144,7 +145,8 @@ impl TxQueue {
         dropped
     }
 
-    /// With `backlog` locked. Returns who is to be scheduled when it is not any more.
+    /// Updates `blocked`; the caller holds `backlog`. Returns the tasks that the caller has to schedule after it has
+    /// released the lock.
     fn set_blocked(&self, blocked: bool) -> Option<Waiters> {
         if blocked == self.is_blocked() {
             return None;
@@ -157,8 +159,8 @@ impl TxQueue {
         None
     }
 
-    /// Takes nothing any more, or again. When this returns nothing leaves that came before. Returns how many frames of
-    /// it were dropped.
+    /// Closes or opens the queue. After this returns from closing it, no frame that was waiting leaves any more.
+    /// Returns the number of waiting frames that were dropped.
     pub(crate) fn set_closed(&self, closed: bool) -> u64 {
         let mut backlog = self.backlog.lock();
         backlog.closed = closed;
@@ -176,7 +178,7 @@ impl TxQueue {
         self.room.wait(|waiters| _ = waiters.insert(Arc::as_ptr(task).addr(), Arc::clone(task)))
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends waiting frames as far as there is room.
     pub(crate) fn flush(&self) {
         if !self.is_blocked() {
             return;
@@ -184,7 +186,7 @@ impl TxQueue {
         let mut backlog = self.backlog.lock();
         let Backlog { urgent, bulk, closed: _ } = &mut *backlog;
         if urgent.len() + bulk.len() == 0 {
-            // The link itself may have something left.
+            // The link itself may have buffered frames.
             self.link.send(&bulk.frames, 0);
         }
         if !urgent.flush(&*self.link) || !bulk.flush(&*self.link) {
@@ -206,7 +208,7 @@ fn schedule(waiters: Option<Waiters>) {
 
 impl Drop for TxQueue {
     fn drop(&mut self) {
-        // What waits in here is lost; nobody else waits for it.
+        // Frames that wait in this queue are lost, so that tasks must not wait for them any longer.
         schedule(self.set_blocked(false));
     }
 }
@@ -256,7 +258,7 @@ mod tests {
         frames
     }
 
-    /// A notification of congestion must not wait behind what congests.
+    /// A congestion notification must not wait behind the frames that cause the congestion.
     #[test]
     fn wire_s7_what_is_urgent_does_not_wait_behind_bulk() {
         let link = Arc::new(Slow::default());
@@ -268,7 +270,7 @@ mod tests {
             queue.flush();
         }
         assert_eq!(*link.sent.lock(), [100, 101, 1, 2, 3, 4, 5]);
-        // It is bounded apart.
+        // Urgent frames have a limit of their own.
         link.open.store(false, Ordering::Relaxed);
         assert_eq!(queue.send_urgent(&frames([1; 100], 1000)), 100 - 65);
         assert_eq!(queue.send(&frames([2], 100)), 0);

@@ -1,4 +1,4 @@
-//! What keeps a device connected.
+//! RAII handle for a device's network attachment.
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use pvrdma_verbs::Counter;
 use super::Port;
 use super::registry::Ports;
 
-/// Keeps a device connected. Dropping it takes the cable out.
+/// Network attachment of a device. Dropping it detaches the device.
 #[derive(Debug)]
 pub struct Uplink {
     pub(crate) port: Arc<Port>,
@@ -28,7 +28,7 @@ impl Uplink {
         Ok(uplink)
     }
 
-    /// Counters of the port.
+    /// Returns the counters of the port.
     pub fn counters(&self) -> Vec<Counter> {
         self.port.counts()
     }

@@ -1,30 +1,31 @@
-//! Which two halves are a connection.
+//! Connection identity for local delivery, which has no PSNs to tell connections apart.
 //!
-//! Addresses and numbers come round: the next owner of a GID makes a QP of the same number sooner or later. PSNs tell
-//! connections apart on the wire. Local delivery has none, so there the first request gives a name to the connection,
-//! which both halves keep until RESET.
+//! Addresses and QPNs are reused: the next owner of a GID creates a QP of the same number sooner or later. On the wire,
+//! PSNs tell the old connection from the new one. In local delivery, the first request assigns an identifier to the
+//! connection, which both halves keep until RESET.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pvrdma_verbs::Psn;
 
-/// The connection that a half of a QP belongs to.
+/// Identifier of the connection that a half of a QP belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Connection(u64);
 
 impl Connection {
-    /// No request has come, or was answered, yet.
+    /// No request has arrived at the responder, or was accepted from the requester, yet.
     const NONE: Self = Self(0);
     /// The other half is on the wire.
     const WIRE: Self = Self(1);
 
-    /// One that there was not before.
+    /// Returns a new identifier.
     fn begin() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(2);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A request of the wire met this responder. Returns `true` if its requests come from there.
+    /// Handles a request from the wire at this responder. Returns `true` if the responder's requests come from the
+    /// wire.
     pub(crate) fn meet_wire(&mut self) -> bool {
         if *self == Self::NONE {
             *self = Self::WIRE;
@@ -32,8 +33,8 @@ impl Connection {
         *self == Self::WIRE
     }
 
-    /// A request of a requester of this process meets this responder, which takes requests. Returns `true` if the two
-    /// are one connection. For the first request they are if its PSN is the one that was agreed on.
+    /// Handles a request from a requester of this process at this responder, which accepts requests. Returns `true` if
+    /// the two belong to the same connection. The first request connects them if its PSN is the agreed one.
     pub(crate) fn meet(&mut self, requester: &mut Self, (sq_psn, rq_psn): (Psn, Psn)) -> bool {
         if *self == Self::NONE && *requester == Self::NONE && sq_psn == rq_psn {
             *self = Self::begin();
@@ -82,7 +83,7 @@ mod tests {
             (wire, first_requester),
         ];
         for before in halves {
-            // Even with the right PSN: it came round, as the number and the address did.
+            // Even the right PSN does not connect them: it may be reused, as the QPN and the address may be.
             let (mut responder, mut requester) = before;
             assert!(!responder.meet(&mut requester, psns(5, 5)), "{before:?}");
             assert_eq!((responder, requester), before, "nobody joins");

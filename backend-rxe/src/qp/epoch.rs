@@ -1,16 +1,16 @@
-//! Which beginning of a responder it is.
+//! Responder epoch: distinguishes lifetimes of a responder across RESET.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The time of a responder until it forgets what it has of a message. None comes twice, not in another responder
-/// either: a requester that is in the middle of a message never takes one for the other.
+/// Period in which a responder keeps the state of a message. Epochs are unique across all responders, so that a
+/// requester in the middle of a message never confuses two of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Epoch(u64);
 
 impl Epoch {
-    /// A new one.
+    /// Returns a new epoch.
     pub(crate) fn begin() -> Self {
-        // The default is nobody's.
+        // The default epoch, 0, belongs to no responder.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }

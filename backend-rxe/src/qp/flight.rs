@@ -1,8 +1,8 @@
-//! The flight recorder of a queue pair: what happened on its way into the error state.
+//! Flight recorder of a queue pair: the events before it entered the error state.
 //!
-//! Only what is rare is recorded, so a queue pair to which nothing happens pays for an empty pointer. What comes again
-//! is counted, not repeated. The thread that flushes a queue pair that has failed takes the recording and says it; who
-//! is moved to the error state by its guest has not failed.
+//! Only rare events are recorded, so a queue pair without any pays for an empty pointer. Repeated events are counted,
+//! not stored again. The thread that flushes a failed queue pair takes the recording and logs it. A queue pair that its
+//! guest moves to the error state has not failed.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,38 +14,38 @@ use pvrdma_verbs::{QpState, WcStatus};
 
 use super::state::ErrorCause;
 
-/// Events that are kept of a queue pair: the last ones.
+/// Maximum number of events that are kept of a queue pair: the last ones.
 const EVENTS: usize = 16;
 
-/// Bytes of a recording, at most.
+/// Maximum size of a recording, in bytes.
 pub(crate) const RECORDING: usize = size_of::<Recording>() + EVENTS * size_of::<Entry>();
 
-/// Something rare that happened to a queue pair.
+/// A rare event of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FlightEvent {
-    /// A modify command changed its state.
+    /// A modify command changed the state.
     State(QpState),
-    /// A modify command changed its path.
+    /// A modify command changed the path.
     Path,
-    /// It took another of several equal paths.
+    /// The connection changed to another of several equal paths.
     Rehashed,
     /// Packets were retransmitted.
     Resent,
-    /// The oldest packet was retransmitted, to see whether anybody answers.
+    /// The oldest packet was retransmitted, to test whether the peer responds.
     Probe,
-    /// Nothing was acknowledged in time.
+    /// No acknowledgement arrived in time.
     Timeout,
-    /// The peer has a gap.
+    /// The peer reported a gap.
     SequenceNak,
     /// The peer had no receive.
     RnrNak,
     /// Responses were missing.
     LostResponses,
-    /// A peer of this process is not there.
+    /// A peer in this process does not exist.
     Unanswered,
     /// A request of the peer was refused.
     Refused(NakReason),
-    /// A request ended with this.
+    /// A request ended with this status.
     Request(WcStatus),
 }
 
@@ -68,7 +68,7 @@ impl fmt::Display for FlightEvent {
     }
 }
 
-/// The same event, as often as it came without another one between.
+/// An event, with the number of its repetitions in a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Entry {
     event: FlightEvent,
@@ -77,16 +77,16 @@ struct Entry {
     last: Duration,
 }
 
-/// What is kept.
+/// The events of a queue pair.
 #[derive(Debug, Default)]
 struct Recording {
     entries: VecDeque<Entry>,
-    /// Entries that made room.
+    /// Number of entries that were dropped to make room.
     dropped: u64,
     failed: Option<ErrorCause>,
 }
 
-/// A queue pair that has failed, with its last events, in words.
+/// A failed queue pair with its last events, for display.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) cause: ErrorCause,
@@ -117,18 +117,18 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Records what happens to a queue pair.
+/// Recorder of events of a queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct FlightRecorder(Mutex<Option<Box<Recording>>>);
 
 impl FlightRecorder {
-    /// Something happened.
+    /// Records an event.
     #[cold]
     pub(crate) fn record(&self, now: Duration, event: FlightEvent) {
         self.add(now, event, 1);
     }
 
-    /// Something happened that says nothing without anything else.
+    /// Records an event that matters only in addition to others: it is dropped if nothing was recorded before.
     #[cold]
     pub(crate) fn note(&self, now: Duration, event: FlightEvent) {
         if let Some(recording) = &mut *self.0.lock() {
@@ -140,7 +140,7 @@ impl FlightRecorder {
         self.0.lock().get_or_insert_default().add(now, event, count);
     }
 
-    /// What a requester did between two looks at its figures.
+    /// Records the events between two snapshots of a requester's statistics.
     #[inline]
     pub(crate) fn requester(&self, now: impl FnOnce() -> Duration, before: &RequesterStats, after: &RequesterStats) {
         let rare = |stats: &RequesterStats| {
@@ -169,18 +169,18 @@ impl FlightRecorder {
         }
     }
 
-    /// The queue pair has gone to its error state.
+    /// Records that the queue pair has entered its error state.
     #[cold]
     pub(super) fn fail(&self, cause: ErrorCause) {
         self.0.lock().get_or_insert_default().failed.get_or_insert(cause);
     }
 
-    /// Forgets everything: the queue pair begins anew, or its guest ends it.
+    /// Discards the recording, because the queue pair starts again or its guest ends it.
     pub(super) fn clear(&self) {
         self.0.lock().take();
     }
 
-    /// The recording of a queue pair that has failed, once.
+    /// Takes the recording of a failed queue pair. Returns it only once.
     #[cold]
     pub(crate) fn take_failure(&self, now: Duration) -> Option<Failure> {
         let mut held = self.0.lock();
@@ -216,7 +216,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// The attack: a peer that causes events without end. There are so many, and what repeats is one of them.
+    /// Attack: a peer causes events without end. The number of entries is limited, and repeated events are one entry.
     #[test]
     fn sec_r1_a_recording_is_bounded() {
         let recorder = FlightRecorder::default();
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn a_failure_is_told_once_and_in_words() {
         let recorder = FlightRecorder::default();
-        // Without anything else a change of state costs nothing.
+        // A change of state costs nothing as long as nothing else was recorded.
         recorder.note(MS, FlightEvent::State(QpState::Rts));
         assert!(recorder.0.lock().is_none());
         let before = RequesterStats::default();

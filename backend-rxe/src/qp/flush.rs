@@ -1,5 +1,4 @@
-//! What follows when a QP, or its send half, ends: the request in flight fails, and the queues are flushed (IBA
-//! 10.3.1.7).
+//! End of a QP, or of its send half: the request in flight fails, and the queues are flushed (IBA 10.3.1.7).
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{QpAttrs, QpEvent, QpState, QueueError, WcStatus};
@@ -14,21 +13,21 @@ use crate::counters::{Counters, Tally};
 use crate::failures::QpFailure;
 
 impl Qp {
-    /// Lets go of the queues for good. Both halves are held.
+    /// Releases the queues for good. The caller holds both halves.
     pub(crate) fn end(&self, requester: &mut Requester, responder: &mut Responder) {
         self.state.reset();
         requester.end(self);
         responder.end();
     }
 
-    /// Ends the request in flight with an error and the QP, or the send half of a datagram QP, with it. The state does
-    /// the rest: the next turn of the caller's loop flushes.
+    /// Ends the request in flight with an error, and with it the QP, or the send half of a datagram QP. The state
+    /// triggers the rest: the next iteration of the caller's loop flushes.
     pub(crate) fn fail_request(&self, requester: &mut Requester, view: &DmaView<'_>, status: WcStatus) {
         Counters::bump(&self.adapter.counters.request_errors);
         self.record(FlightEvent::Request(status));
         requester.end_request(self, view, status);
         if self.qp_type.is_datagram() {
-            // Datagram QPs keep receiving; the consumer moves them back to RTS.
+            // Datagram QPs continue to receive; the consumer moves them back to RTS.
             if self.state.change(QpState::Rts, QpState::Sqe) || self.state.change(QpState::Sqd, QpState::Sqe) {
                 return;
             }
@@ -36,13 +35,13 @@ impl Qp {
         self.state.enter_error(ErrorCause::Requester);
     }
 
-    /// Something rare happened.
+    /// Records a rare event.
     #[cold]
     pub(crate) fn record(&self, event: FlightEvent) {
         self.state.flight.record(self.adapter.engine.now(), event);
     }
 
-    /// Says what happened to a queue pair that has failed, the first time that it is flushed.
+    /// Logs the history of a failed queue pair, when it is flushed for the first time.
     #[cold]
     pub(crate) fn tell_failure(&self, attrs: &QpAttrs) {
         let Some(failure) = self.state.flight.take_failure(self.adapter.engine.now()) else { return };
@@ -53,7 +52,7 @@ impl Qp {
         }
     }
 
-    /// The send ring cannot be read any more.
+    /// Handles a send ring that can no longer be read.
     pub(crate) fn fail_ring(&self, view: &DmaView<'_>, error: QueueError) {
         self.adapter.log.warn(module_path!(), format_args!("send queue of QP {}: {error}", self.qpn));
         Counters::bump(&self.adapter.counters.request_errors);
@@ -76,7 +75,7 @@ impl Requester {
                 return false;
             }
             budget.take_request();
-            // A broken ring has nothing that could be flushed.
+            // A broken ring has no requests that could be flushed.
             if !matches!(self.next(view), Ok(true)) {
                 return true;
             }

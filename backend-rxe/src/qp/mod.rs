@@ -1,6 +1,8 @@
-//! Queue pairs: what both halves share, and the responder half, which peers of this process use directly.
+//! Queue pairs: the state that both halves share, and the responder half, which peers in the same process access
+//! directly.
 //!
-//! Nothing in here knows by which path requests travel, nor who runs the QP: see [`crate::path`] and [`crate::drive`].
+//! This module depends neither on the path of requests nor on the thread that runs the QP: see [`crate::path`] and
+//! [`crate::drive`].
 
 pub(crate) mod contact;
 mod epoch;
@@ -31,24 +33,24 @@ use crate::task::{Task, TaskInspect};
 use responder::Responder;
 use state::StateCell;
 
-/// What a queue pair is made of, beside its queues.
+/// Parameters of a queue pair, except for its queues.
 pub(crate) struct QpParts {
     pub(crate) adapter: Arc<Adapter>,
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
     /// Number of the protection domain.
     pub(crate) pd: u64,
-    /// What the device calls it.
+    /// Identifier that the device uses in completions and events.
     pub(crate) cookie: u32,
     pub(crate) signal_all: bool,
-    /// SGEs of a send request.
+    /// Maximum number of SGEs of a send request.
     pub(crate) max_send_sge: u8,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) srq: Option<Arc<Srq>>,
 }
 
-/// A queue pair, without its requester half: whoever drives the QP has that.
+/// A queue pair without its requester half, which is in [`crate::drive`].
 pub(crate) struct Qp {
     pub(crate) adapter: Arc<Adapter>,
     pub(crate) qpn: Qpn,
@@ -61,25 +63,25 @@ pub(crate) struct Qp {
     recv_cq: Arc<Cq>,
     pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) state: Arc<StateCell>,
-    /// A requester waits for a receive of this QP: `waiter`.
+    /// A requester waits for a receive of this QP; it is in `waiter`.
     awaited: WaitFlag,
     waiter: Mutex<Weak<StateCell>>,
-    /// The GID that its connection starts from. The address vector names it by an index, but an address that is removed
-    /// and added again may have another one.
+    /// Source GID of the connection. The address vector has only its index, but an address that is removed and added
+    /// again may get another index.
     source: Mutex<Option<BoundGid>>,
-    // Fair: a command must not starve behind the batches of a busy QP.
+    // The mutex is fair, so that a command does not starve behind the batches of a busy QP.
     pub(crate) responder: FairMutex<Responder>,
 }
 
-/// What both halves share, at one moment.
+/// State that both halves share, at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct QpInspect {
     state: QpState,
     #[serde(rename = "type")]
     qp_type: QpType,
-    /// In SQD with a request still in flight.
+    /// The QP is in SQD with a request still in flight.
     draining: bool,
-    /// A requester of this process waits for a receive.
+    /// A requester in this process waits for a receive.
     awaited: bool,
     task: TaskInspect,
 }
@@ -120,7 +122,7 @@ impl Qp {
         self.state.get()
     }
 
-    /// Describes itself.
+    /// Returns the state of the QP for inspection.
     pub(crate) fn inspect(&self) -> QpInspect {
         QpInspect {
             state: self.state(),
@@ -131,30 +133,30 @@ impl Qp {
         }
     }
 
-    /// What runs the QP.
+    /// Returns the task that runs the QP.
     pub(crate) fn task(&self) -> &Arc<Task> {
         self.state.task()
     }
 
-    /// The GID that the connection starts from: what was bound at the index of the address vector when that was set, or
-    /// the first that has been since.
+    /// Returns the source GID of the connection: the GID that was bound at the index of the address vector when that
+    /// was set, or the first one that was bound there since.
     pub(crate) fn source(&self, index: u8) -> Option<BoundGid> {
         let source = &mut *self.source.lock();
         *source = source.or_else(|| self.adapter.gids.source(index));
         *source
     }
 
-    /// The same, if it may be used now.
+    /// Returns the source GID of the connection, if it can be used now.
     pub(crate) fn usable_source(&self, index: u8) -> Option<BoundGid> {
         self.source(index).filter(|source| self.adapter.gids.contains_at(index, *source))
     }
 
-    /// There is a new address vector, or none any more.
+    /// Forgets the source GID, because the address vector has changed or was reset.
     fn forget_source(&self) {
         *self.source.lock() = None;
     }
 
-    /// Publishes an entry in the send CQ. `byte_len` is the length of what was read, in bytes.
+    /// Publishes an entry in the send CQ. `byte_len` is the length of the data that was read, in bytes.
     #[inline]
     pub(crate) fn complete_send(
         &self,
@@ -172,14 +174,15 @@ impl Qp {
         self.adapter.events.event(view, AsyncEvent::Qp(event, self.cookie));
     }
 
-    /// Leaves word that `waiter` wants a receive of this QP.
+    /// Registers `waiter` to be woken by the next receive of this QP.
     pub(crate) fn await_receive(&self, waiter: &Arc<StateCell>) {
         *self.waiter.lock() = Arc::downgrade(waiter);
-        // The caller looks at the ring again; a post before that saw no mark, a later one sees it.
+        // The flag is set after the waiter, and the caller checks the ring again afterwards: that finds a receive whose
+        // post did not see the flag, and any later post sees it.
         self.awaited.set();
     }
 
-    /// A receive was posted: wakes who waits for it.
+    /// Wakes the waiter, if there is one, after a receive was posted.
     pub(crate) fn receive_posted(&self) {
         if self.awaited.take() {
             let waiter = self.waiter.lock().upgrade();
@@ -189,12 +192,12 @@ impl Qp {
         }
     }
 
-    /// Marks the QP as destroyed. Returns `false` if it was before.
+    /// Marks the QP as destroyed. Returns `false` if it was destroyed before.
     pub(crate) fn kill(&self) -> bool {
         self.state.kill()
     }
 
-    /// Completion queues forget the QP.
+    /// Removes the QP from its completion queues.
     pub(crate) fn detach(&self) {
         self.send_cq.detach(self.qpn.get());
         self.recv_cq.detach(self.qpn.get());

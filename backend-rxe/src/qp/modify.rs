@@ -1,4 +1,4 @@
-//! Changing and querying a QP.
+//! Modify and query commands of a QP.
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
@@ -10,18 +10,18 @@ use super::responder::Responder;
 use super::state::ErrorCause;
 use crate::limits::MAX_RD_ATOMIC;
 
-/// What a modify command did.
+/// Effect of a modify command.
 pub(crate) enum Modified {
-    /// Everything that the QP knew is forgotten.
+    /// The QP was reset.
     Reset,
-    /// It is in its error state and is yet to be flushed.
+    /// The QP is in its error state and has to be flushed.
     Error,
-    /// Attributes changed.
+    /// Attributes have changed.
     Attributes(QpAttrs),
 }
 
 impl Qp {
-    /// Executes a modify command with both halves held. `idle`: nothing is in flight.
+    /// Executes a modify command with both halves locked. `idle`: no request is in flight.
     pub(crate) fn modify(
         &self,
         (requester, responder): (&mut Requester, &mut Responder),
@@ -56,7 +56,7 @@ impl Qp {
         new.check(mask, MAX_RD_ATOMIC)?;
         let mut attrs = responder.attrs;
         attrs.merge(new, mask);
-        // An overrun may have put the QP into the error state behind our back; that stands.
+        // An overrun may have moved the QP to the error state since it was read. The error state has precedence.
         if !self.state.change(from, to) {
             return Err(VerbsError::Invalid("current state"));
         }
@@ -80,7 +80,7 @@ impl Qp {
         Ok(Modified::Attributes(attrs))
     }
 
-    /// Enters SQD. `idle`: nothing is in flight, so that the send queue has drained already.
+    /// Enters SQD. `idle`: no request is in flight, so that the send queue has drained already.
     fn begin_draining(&self, requester: &mut Requester, view: &DmaView<'_>, idle: bool, notify: bool) {
         requester.notify_drained = notify;
         if idle {
@@ -95,7 +95,7 @@ impl Qp {
         self.with_state(attrs)
     }
 
-    /// As [`Self::query`], unless somebody holds the responder.
+    /// Returns the same as [`Self::query`], unless another thread holds the responder.
     pub(crate) fn try_query(&self) -> Option<QpAttrs> {
         let attrs = self.responder.try_lock()?.attrs;
         Some(self.with_state(attrs))

@@ -1,9 +1,9 @@
-//! The end of a QP's rings.
+//! Null queue, used once a QP has been destroyed.
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{QueueError, SendSource, SendWr};
 
-/// What a QP holds in place of a ring after its end.
+/// Queue of a destroyed QP, which takes the place of its ring.
 #[derive(Debug)]
 pub(super) struct NoQueue;
 

@@ -1,4 +1,4 @@
-//! The payload of a request, for building its packets.
+//! Access to the payload of a request while its packets are built.
 
 use pvrdma_roce::{AccessError, RequesterOps};
 use pvrdma_verbs::{Access, SendWr, Sge, WcStatus};
@@ -6,7 +6,7 @@ use pvrdma_verbs::{Access, SendWr, Sge, WcStatus};
 use super::Qp;
 use crate::sg::{Memory, SgList};
 
-/// The payload of a request that has been checked and is ended by somebody else: all that a datagram needs.
+/// Payload of a request that has been checked and is completed elsewhere, which is all that a datagram needs.
 pub(crate) struct CheckedPayload<'a> {
     pub(crate) qp: &'a Qp,
     /// The sender's memory.

@@ -1,26 +1,27 @@
-//! Requests of a batch that have ended without their completions being out yet.
+//! Requests of a batch that have ended, with completions that are not yet published.
 //!
-//! A completion costs a lock and an index in guest memory. Those of small messages wait for each other and share both.
-//! They never wait for anything else: whoever leaves a batch, for whatever reason, publishes first.
+//! Publishing takes a lock and updates an index in guest memory. Completions of small messages are collected and share
+//! both. They wait for nothing else: the end of a batch, for whatever reason, publishes them.
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{Completion, WcOpcode, WcStatus};
 
 use super::Qp;
 
-/// Requests whose completions wait at most.
+/// Maximum number of completions that wait.
 const MOST: usize = 8;
 
-/// Bytes of a message whose completion may wait for the next: what is copied in less time than a completion takes.
+/// Maximum size of a message, in bytes, whose completion can wait for the next one: copying it takes less time than
+/// publishing a completion.
 const SMALL: u64 = 1024;
 
-/// A request that has ended with success.
+/// A request that has succeeded.
 #[derive(Clone, Copy, Debug)]
 struct Ended {
     completion: Completion,
-    /// Its own side wants the completion.
+    /// The sender wants the completion.
     wanted: bool,
-    /// It used up a receive of the peer.
+    /// The request has consumed a receive of the peer.
     received: bool,
 }
 
@@ -31,7 +32,7 @@ pub(crate) struct PendingCompletions {
 }
 
 impl PendingCompletions {
-    /// Adds a request that has ended with success.
+    /// Adds a request that has succeeded.
     #[inline]
     pub(super) fn push(&mut self, completion: Completion, wanted: bool, received: bool) {
         if wanted || received {
@@ -39,15 +40,15 @@ impl PendingCompletions {
         }
     }
 
-    /// Returns `true` if they must be published now that a message of `length` bytes has ended.
+    /// Returns `true` if completions must be published now, after a message of `length` bytes.
     #[inline]
     pub(crate) fn is_due(&self, length: u64) -> bool {
         self.ended.len() >= MOST || length > SMALL
     }
 
-    /// Publishes the completions of this side. `receives_published` is how many receives of the batch the peer's queue
-    /// had room for, if not all: the request behind the first that got lost fails, and those behind it are flushed.
-    /// Returns `false` if there is one.
+    /// Publishes the completions of this side. `receives_published` is the number of receives of the batch that the
+    /// peer's queue had room for, if not all: the request of the first lost receive fails, and the following requests
+    /// are flushed. Returns `false` if a receive was lost.
     #[inline]
     pub(super) fn publish(&mut self, qp: &Qp, view: &DmaView<'_>, receives_published: Option<usize>) -> bool {
         if let Some(published) = receives_published {
@@ -61,14 +62,14 @@ impl PendingCompletions {
             count += 1;
         }
         if let Some(out) = out.get(..count).filter(|out| !out.is_empty()) {
-            // An overrun has put the QP into the error state, which the caller's loop sees.
+            // After an overrun the QP is in its error state, which the caller's loop notices.
             let _ = qp.send_cq.push_all(&qp.state, view, out);
         }
         self.ended.clear();
         receives_published.is_none()
     }
 
-    /// The peer's queue had room for `published` receives only.
+    /// Fails the requests whose receives were lost, because the peer's queue only had room for `published` ones.
     #[cold]
     fn lose(&mut self, published: usize) {
         let mut status = WcStatus::RemoteOperation;

@@ -1,4 +1,4 @@
-//! The requester half: the request in flight, and when it may be tried again.
+//! The requester half: the request in flight, and the time of its next attempt.
 
 use std::time::Duration;
 
@@ -26,57 +26,57 @@ const NO_TIMEOUT: Duration = Duration::from_millis(500);
 /// Bytes of the result of an atomic operation.
 const ATOMIC: u64 = 8;
 
-/// How far the request in flight has come.
+/// Progress of the request in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Progress {
-    /// Whether the local checks have passed.
+    /// The local checks have passed.
     pub(crate) checked: bool,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub(crate) length: u64,
-    /// Bytes moved.
+    /// Number of bytes moved.
     pub(crate) done: u64,
-    /// [`super::responder::Responder::epoch`] when the first byte moved. The peer forgets half a message when it
-    /// changes.
+    /// Value of [`super::responder::Responder::epoch`] when the first byte moved. When it changes, the peer has lost
+    /// its part of the message.
     pub(crate) epoch: Epoch,
 }
 
-/// What the requester waits for.
+/// Reason to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wait {
     Nothing,
-    /// The peer had no receive; ends at the deadline or when it posts one.
+    /// The peer had no receive. Ends at the deadline, or when the peer posts one.
     Receive(Duration),
-    /// There was no response.
+    /// There was no response. Ends at the deadline.
     Response(Duration),
 }
 
-/// Whether the requester may run.
+/// State of the requester before a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Readiness {
     Ready,
     Waiting,
-    /// The request in flight has been tried often enough.
+    /// The request in flight has used up its retries.
     Failed(WcStatus),
 }
 
-/// A requester at one moment, without its route.
+/// State of a requester at one moment, without its route.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct RequesterInspect {
-    /// The send ring cannot be read any more.
+    /// The send ring can no longer be read.
     broken: bool,
-    /// The request in flight by local delivery. Those on the wire are in the route.
+    /// The request in flight in local delivery. Requests on the wire are in the route.
     current: Option<RequestInspect>,
-    /// What it waits for.
+    /// Reason to wait, if it waits.
     wait: Option<WaitInspect>,
-    /// Retransmissions that are left.
+    /// Number of retransmissions left.
     retries_left: u8,
-    /// Retransmissions that are left while the peer has no receive.
+    /// Number of retransmissions left while the peer has no receive.
     rnr_retries_left: u8,
-    /// Microseconds until its timer fires, 0 if it has. `null`: there is none.
+    /// Microseconds until its timer fires, 0 if it has. `null`: it has no timer.
     timer_due_in_us: Option<u64>,
-    /// The guest wants to hear when the send queue is drained.
+    /// The guest wants an event when the send queue is drained.
     notify_drained: bool,
-    /// Requests that ended with success and datagrams, since RESET.
+    /// Number of requests that succeeded, and of datagrams, since RESET.
     requests: u64,
     /// Bytes in them.
     bytes: u64,
@@ -85,45 +85,45 @@ pub(crate) struct RequesterInspect {
 /// The request in flight.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 struct RequestInspect {
-    /// What it is, as its completion says.
+    /// Opcode of its completion.
     opcode: String,
-    /// Bytes of the message, once the request was checked.
+    /// Length of the message in bytes, once the request was checked.
     length: Option<u64>,
-    /// Bytes moved.
+    /// Number of bytes moved.
     done: u64,
 }
 
-/// What is waited for.
+/// Reason to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 struct WaitInspect {
-    /// `receive`: the peer had none; `response`: there was none.
+    /// `receive`: the peer had no receive; `response`: there was no response.
     #[serde(rename = "for")]
     what: &'static str,
-    /// Microseconds until it ends, 0 if that has passed.
+    /// Microseconds until the wait ends, 0 if that time has passed.
     due_in_us: u64,
 }
 
-/// The requester half of a QP. What it knows about the path to its peer is kept beside it ([`crate::path::Route`]).
+/// The requester half of a QP. Its knowledge about the path to the peer is kept separately ([`crate::path::Route`]).
 pub(crate) struct Requester {
     source: Box<dyn SendSource>,
-    /// The ring cannot be read any more.
+    /// The ring can no longer be read.
     broken: bool,
-    /// The request in flight, if `current` says that there is one.
+    /// The request in flight, if `current` is set.
     pub(crate) work: SendWr,
     pub(crate) current: Option<Progress>,
     wait: Wait,
     retries: u8,
     rnr_retries: u8,
-    /// How long it waits next time that the peer has no receive.
+    /// Time to wait the next time that the peer has no receive.
     rnr_backoff: RnrBackoff,
-    /// Our timer, which may have fired since.
+    /// The timer of this requester, which may have fired since.
     armed: Option<TimerKey>,
     pub(crate) attrs: QpAttrs,
-    /// Raise an event when SQD is reached.
+    /// Raise an event when the send queue is drained in SQD.
     pub(super) notify_drained: bool,
-    /// Requests that have ended and were not reported yet. Empty while nobody holds the requester.
+    /// Requests that have ended and whose completions are not published yet. Empty while the requester is not locked.
     pub(crate) pending: PendingCompletions,
-    /// Requests that ended with success and datagrams, since RESET, and the bytes in them.
+    /// Number of requests that succeeded, and of datagrams, since RESET, and the bytes in them.
     moved: [u64; 2],
     flow: LastFlow,
 }
@@ -148,7 +148,7 @@ impl Requester {
         }
     }
 
-    /// Describes itself.
+    /// Returns the state of the requester for inspection.
     pub(crate) fn inspect(&self, now: Duration) -> RequesterInspect {
         let due_in_us = |deadline: Duration| micros(deadline.saturating_sub(now));
         RequesterInspect {
@@ -172,13 +172,13 @@ impl Requester {
         }
     }
 
-    /// How far its requests have come on this path.
+    /// Returns the progress of its requests on this path.
     pub(crate) const fn progress(&self, path: &'static str) -> SendProgress {
         let [requests, bytes] = self.moved;
         SendProgress { requests, bytes, retries_left: self.retries, path }
     }
 
-    /// Remembers what a batch moved, and counts it as moved on this road to the peer of a connection.
+    /// Accounts for the requests of a batch, by peer and path if the QP is connected.
     #[inline]
     pub(crate) fn count(&mut self, qp: &Qp, batch: &Tally, road: Option<Road>) {
         let [requests, bytes_out, bytes_in] = batch.moved();
@@ -193,14 +193,14 @@ impl Requester {
         }
     }
 
-    /// Counts a datagram that has left.
+    /// Accounts for a datagram that was sent.
     #[inline]
     pub(crate) fn count_datagram(&mut self, qp: &Qp, to: Gid, road: Road) {
         let length = self.current.map_or(0, |progress| progress.length);
         self.flow.to(&qp.adapter.flows, to, road).add(1, length, 0);
     }
 
-    /// Forgets everything, as the guest does with a QP in RESET.
+    /// Resets the requester and its ring, as the guest does with a QP in RESET.
     pub(super) fn reset(&mut self, qp: &Qp) {
         let source = std::mem::replace(&mut self.source, Box::new(NoQueue));
         self.end(qp);
@@ -208,7 +208,7 @@ impl Requester {
         self.source.reset();
     }
 
-    /// Lets go of the ring for good.
+    /// Releases the ring for good.
     pub(super) fn end(&mut self, qp: &Qp) {
         if let Some(armed) = self.armed {
             qp.adapter.engine.disarm(armed);
@@ -216,7 +216,7 @@ impl Requester {
         *self = Self::new(Box::new(NoQueue));
     }
 
-    /// Takes over new attributes: the number of retries may have changed.
+    /// Applies new attributes, and restarts the retry counters, whose limits may have changed.
     pub(super) const fn set_attrs(&mut self, attrs: QpAttrs) {
         self.attrs = attrs;
         self.retries = attrs.retry_cnt;
@@ -229,7 +229,7 @@ impl Requester {
         if self.broken {
             return Ok(false);
         }
-        // An empty ring is looked at once more: a post that just came in saves a doorbell's way.
+        // An empty ring is checked twice: a request that was just posted is found without the delay of its doorbell.
         for _ in 0..2 {
             if self.source.pop(view, &mut self.work).inspect_err(|_| self.broken = true)? {
                 self.current = Some(Progress::default());
@@ -240,10 +240,10 @@ impl Requester {
         Ok(false)
     }
 
-    /// Copies the next request into `work`. Returns `false` if there is none.
+    /// Moves the next request into `work`. Returns `false` if there is none.
     pub(crate) fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError> {
         if self.current.take().is_some() {
-            // Local delivery took it from the ring before the peer turned out to be on the wire.
+            // Local delivery had taken the request from the ring before the peer turned out to be on the wire.
             std::mem::swap(work, &mut self.work);
             return Ok(true);
         }
@@ -255,19 +255,20 @@ impl Requester {
 
     /// Ends a request that was popped, in the order of the ring.
     pub(crate) fn finish(&mut self, qp: &Qp, view: &DmaView<'_>, work: &SendWr, status: WcStatus, byte_len: u32) {
-        // First the slot, then the completion, as in `end_with_success`.
+        // The slot is released before the completion is published, as in `end_with_success`.
         self.source.retire(view);
         if status != WcStatus::Success || qp.signal_all || work.flags.contains(SendFlags::SIGNALED) {
             let _ = qp.complete_send(view, work.wr_id, work.op.completion_opcode(), status, byte_len);
         }
     }
 
-    /// Whether the request in flight may be run now.
+    /// Checks whether the request in flight can run now.
     pub(crate) fn readiness(&mut self, qp: &Qp) -> Readiness {
         let (Wait::Receive(deadline) | Wait::Response(deadline)) = self.wait else { return Readiness::Ready };
         let woken = qp.task().take_wake() && matches!(self.wait, Wait::Receive(_));
         if woken {
-            // The wait stays: if another took the receive, it goes on with the same deadline and costs nothing.
+            // The wait is kept: if another QP took the receive, this one continues with the same deadline, and no retry
+            // is counted.
             return Readiness::Ready;
         }
         let counters = &qp.adapter.counters;
@@ -297,15 +298,15 @@ impl Requester {
         Readiness::Ready
     }
 
-    /// Nothing is waited for any more: the path has changed, or the request ends.
+    /// Ends the wait, because the path has changed or the request ends.
     pub(crate) const fn stop_waiting(&mut self) {
         self.wait = Wait::Nothing;
     }
 
-    /// The peer had no receive and asks to wait for `delay`. A posted receive ends the wait.
+    /// Waits for a receive of the peer, which asks to wait for `delay`. A posted receive ends the wait.
     ///
     /// # Errors
-    /// The request was tried often enough.
+    /// The request has used up its retries.
     pub(crate) fn wait_for_receive(&mut self, qp: &Qp, delay: Duration) -> Result<(), WcStatus> {
         if let Wait::Receive(deadline) = self.wait {
             self.arm(qp, deadline);
@@ -323,7 +324,7 @@ impl Requester {
         Ok(())
     }
 
-    /// There was no response: start over after a while.
+    /// Waits for the timeout because there was no response; the request then starts again from its beginning.
     pub(crate) fn wait_for_response(&mut self, qp: &Qp) {
         Counters::bump(&qp.adapter.counters.unanswered);
         qp.record(FlightEvent::Unanswered);
@@ -339,7 +340,7 @@ impl Requester {
         self.arm(qp, deadline);
     }
 
-    /// Sees to it that we run at `deadline`. An earlier timer serves as well, because it leads here again.
+    /// Ensures that the QP runs at `deadline`. An earlier timer suffices, because its run calls this again.
     pub(crate) fn arm(&mut self, qp: &Qp, deadline: Duration) {
         let engine = &qp.adapter.engine;
         let serves = |armed: TimerKey| armed.deadline <= deadline && armed.deadline > engine.now();
@@ -348,7 +349,7 @@ impl Requester {
         }
     }
 
-    /// Ends the request in flight with success. Its completion comes with [`Self::publish`].
+    /// Ends the request in flight with success. [`Self::publish`] publishes its completion.
     #[inline]
     pub(crate) fn end_with_success(&mut self, qp: &Qp, view: &DmaView<'_>, byte_len: u32) {
         self.current = None;
@@ -356,7 +357,8 @@ impl Requester {
         self.retries = self.attrs.retry_cnt;
         self.rnr_retries = self.attrs.rnr_retry;
         self.rnr_backoff.reset();
-        // First the slot, then the completion: who polls it may post at once.
+        // The slot is released before the completion is published: a consumer that polls the completion may post
+        // immediately.
         self.source.retire(view);
         let opcode = self.work.op.completion_opcode();
         let completion =
@@ -365,14 +367,14 @@ impl Requester {
         self.pending.push(completion, wanted, self.work.op.takes_receive());
     }
 
-    /// Publishes the completions of requests that have ended. `receives_published` is how many receives of them the
-    /// peer's queue had room for, if not all. Returns `false` if one of the requests failed after all for that reason.
+    /// Publishes the completions of requests that have ended. `receives_published` is the number of their receives that
+    /// the peer's queue had room for, if not all. Returns `false` if a request failed for lack of that room.
     #[inline]
     pub(crate) fn publish(&mut self, qp: &Qp, view: &DmaView<'_>, receives_published: Option<usize>) -> bool {
         self.pending.publish(qp, view, receives_published)
     }
 
-    /// Ends the request in flight with a status that always gets an entry.
+    /// Ends the request in flight with a status that always produces a completion.
     pub(super) fn end_request(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus) {
         if self.current.take().is_none() {
             return;
@@ -383,7 +385,7 @@ impl Requester {
         let _ = qp.complete_send(view, self.work.wr_id, self.work.op.completion_opcode(), status, 0);
     }
 
-    /// The send queue stands still.
+    /// Handles a drained send queue.
     pub(crate) fn drained(&mut self, qp: &Qp, view: &DmaView<'_>) {
         qp.state.set_draining(false);
         if std::mem::take(&mut self.notify_drained) {
@@ -392,16 +394,16 @@ impl Requester {
     }
 }
 
-/// A request that passed its local checks.
+/// Result of the local checks of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun {
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub(crate) length: u64,
-    /// It never leaves this side, and is done.
+    /// The request was local, and is done.
     pub(crate) done: bool,
 }
 
-/// Checks a request and its local memory, and executes those that stay local: fast registration and local invalidation.
+/// Checks a request and its local memory, and executes local requests: fast registration and local invalidation.
 ///
 /// # Errors
 /// The status that the request ends with.
@@ -433,7 +435,8 @@ fn change_key(qp: &Qp, op: &mut SendOp, own: Memory<'_>) -> bool {
     }
 }
 
-/// Checks of a request that need nobody else. Returns the bytes of the message, which are at most `max_message`.
+/// Checks the parts of a request that do not depend on the peer. Returns the length of the message in bytes, at most
+/// `max_message`.
 ///
 /// # Errors
 /// The status that the request ends with.
@@ -453,15 +456,15 @@ pub(crate) fn check_request(
         _ => {}
     }
     if work.op.has_result() && attrs.max_rd_atomic == 0 {
-        // With no initiator resources the request could never be sent.
+        // Without initiator resources the request could never be sent.
         return Err(WcStatus::LocalQpOperation);
     }
     if length > u64::from(max_message) {
         return Err(WcStatus::LocalLength);
     }
     if work.op.has_result() {
-        // The keys of a result are checked when it is written. The peer's checks come first, as with adapters, and it
-        // has executed the request by then.
+        // The keys of a result are checked when it is written. As in hardware adapters, the peer's checks come first,
+        // and it has executed the request by then.
         return Ok(length);
     }
     let list = SgList { memory: own, sges: &work.sges, pd, need: Access::empty() };

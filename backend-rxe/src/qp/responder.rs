@@ -1,9 +1,9 @@
-//! The responder half: taking receives, executing what a peer asks for, and how a refusal ends the QP.
+//! The responder half: takes receives, executes requests of the peer, and ends the QP after a refusal.
 //!
-//! Nothing in here knows how a request came: local delivery copies between two regions, the transport of the wire
-//! scatters packets. Both ask the same questions, in the order of IBA 9.7.4.1, through the same methods, and get a
-//! [`NakReason`] when the answer is no. By then the consumer has got what it deserves: the receive has ended, or the
-//! event was raised, and the QP is in its error state.
+//! This module does not depend on the path of a request: local delivery copies between two regions, the transport of
+//! the wire scatters packets. Both perform the same checks, in the order of IBA 9.7.4.1, through the same methods, and
+//! get a [`NakReason`] on failure. By then the consumer has been notified: the receive has ended, or the event was
+//! raised, and the QP is in its error state.
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received};
@@ -25,15 +25,15 @@ use crate::gid::BoundGid;
 use crate::sg::{FaultyList, Memory, SgList};
 use crate::ud_header::HEADER_LEN;
 
-/// Receives that a refusal flushes at once; the ready queue does the rest.
+/// Number of receives that a refusal flushes directly; the ready queue flushes the rest.
 const FLUSH_AT_ONCE: u32 = 64;
 
-/// A datagram that has come, without its payload.
+/// A received datagram, without its payload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceivedDatagram {
-    /// Sender.
+    /// QPN of the sender.
     pub(crate) source: Qpn,
-    /// Must be the receiver's.
+    /// Must be equal to the receiver's Q_Key.
     pub(crate) qkey: u32,
     pub(crate) immediate: Option<[u8; 4]>,
     /// The sender asked for a solicited event.
@@ -42,20 +42,20 @@ pub(crate) struct ReceivedDatagram {
     pub(crate) service_level: u8,
     /// The first bytes of the receive.
     pub(crate) header: [u8; HEADER_LEN],
-    /// Bytes behind them.
+    /// Number of bytes behind the header.
     pub(crate) payload_len: u64,
 }
 
-/// A responder at one moment, without what it holds for the wire.
+/// State of a responder at one moment, without its part for the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct ResponderInspect {
-    /// The receive ring cannot be read any more.
+    /// The receive ring can no longer be read.
     broken: bool,
     /// A receive was taken and has not ended.
     receive_in_use: bool,
-    /// The first request has come.
+    /// The first request has arrived.
     established: bool,
-    /// The guest was told that no receive of an SRQ is left.
+    /// The guest was notified that no receive of an SRQ is left.
     last_wqe_raised: bool,
 }
 
@@ -64,25 +64,25 @@ pub(crate) struct Responder {
     /// `None` with an SRQ.
     pub(super) source: Option<Box<dyn RecvSource>>,
     pub(super) broken: bool,
-    /// The receive in use, if `in_use` says that there is one.
+    /// The receive in use, if `in_use` is set.
     pub(super) recv: RecvWr,
     pub(super) in_use: bool,
-    /// Receives that have ended and were not published yet. Empty while nobody holds the responder.
+    /// Receives that have ended and whose completions are not published yet. Empty while the responder is not locked.
     pending: Vec<Completion>,
-    /// Receives of the batch that were published.
+    /// Number of receives of the batch that were published.
     receives_published: usize,
     /// A receive of the batch could not be published.
     lost: bool,
-    /// Changes when half a message is forgotten.
+    /// Changes when a partial message is discarded.
     pub(crate) epoch: Epoch,
     pub(crate) attrs: QpAttrs,
-    /// The first request in RTR was seen.
+    /// The first request in RTR has arrived.
     established: bool,
-    /// Whose requests it takes.
+    /// Identity of the connection whose requests it accepts.
     pub(crate) connection: Connection,
     /// The last-WQE event was raised.
     pub(super) last_wqe_raised: bool,
-    /// The GID of our own address vector, with the directory's generation when it was looked up.
+    /// The GID of this QP's address vector, with the directory's generation at the lookup.
     own_gid: Option<(u64, Option<BoundGid>)>,
 }
 
@@ -105,13 +105,13 @@ impl Responder {
         }
     }
 
-    /// Describes itself.
+    /// Returns the state of the responder for inspection.
     pub(crate) const fn inspect(&self) -> ResponderInspect {
         let Self { broken, in_use, established, last_wqe_raised, .. } = *self;
         ResponderInspect { broken, receive_in_use: in_use, established, last_wqe_raised }
     }
 
-    /// Forgets everything, as the guest does with a QP in RESET.
+    /// Resets the responder and its ring, as the guest does with a QP in RESET.
     pub(super) fn reset(&mut self) {
         *self = Self::new(self.source.take());
         if let Some(source) = &mut self.source {
@@ -119,7 +119,7 @@ impl Responder {
         }
     }
 
-    /// Lets go of the ring for good.
+    /// Releases the ring for good.
     pub(super) fn end(&mut self) {
         *self = Self::new(None);
     }
@@ -129,12 +129,12 @@ impl Responder {
         self.own_gid = None;
     }
 
-    /// Forgets the message whose first part has come.
+    /// Discards the message that has arrived in part.
     pub(super) fn forget_message(&mut self) {
         self.epoch = Epoch::begin();
     }
 
-    /// Returns `true` if a connected peer that sends from `from` is the one this QP is connected to. `generation` is
+    /// Returns `true` if `sender`, which sends from `from`, is the peer that this QP is connected to. `generation` is
     /// the directory's.
     pub(crate) fn is_connected_to(&mut self, qp: &Qp, sender: &Qp, from: BoundGid, generation: u64) -> bool {
         let own = match self.own_gid {
@@ -149,12 +149,12 @@ impl Responder {
         self.attrs.dest_qpn == sender.qpn && own.is_some_and(|own| own.beside(self.attrs.av.dgid) == from)
     }
 
-    /// The address that requests must be sent to, if the source index is bound.
+    /// Returns the address that requests must be sent to, if the source index is bound.
     pub(crate) fn own_address(&self) -> Option<BoundGid> {
         self.own_gid.and_then(|(_, own)| own)
     }
 
-    /// A request came in: the communication is established if that was the first one.
+    /// Handles the arrival of a request: the first one establishes the communication.
     #[inline]
     pub(crate) fn first_request(&mut self, qp: &Qp, view: &DmaView<'_>) {
         if !self.established {
@@ -165,8 +165,7 @@ impl Responder {
         }
     }
 
-    /// Takes a receive from the queue, unless one is in use. When the queue is empty, `waiter` is woken by the next
-    /// post.
+    /// Takes a receive from the queue, unless one is in use. If the queue is empty, the next post wakes `waiter`.
     #[inline]
     pub(crate) fn take_receive(
         &mut self,
@@ -222,7 +221,7 @@ impl Responder {
         NakReason::RemoteOperation
     }
 
-    /// Where the receive in use puts bytes.
+    /// Returns the SGE list of the receive in use.
     #[inline]
     pub(crate) fn receive_list<'a>(&'a self, qp: &Qp, memory: Memory<'a>) -> SgList<'a> {
         // Keys of an SRQ's receives belong to the SRQ's protection domain.
@@ -230,7 +229,7 @@ impl Responder {
         SgList { memory, sges: &self.recv.sges, pd, need: Access::LOCAL_WRITE }
     }
 
-    /// Checks that the receive in use takes `length` bytes.
+    /// Checks that the receive in use has room for `length` bytes.
     #[inline]
     pub(crate) fn check_receive(&mut self, qp: &Qp, memory: Memory<'_>, length: u64) -> Result<(), NakReason> {
         if length > Sge::total_length(&self.recv.sges) {
@@ -242,12 +241,12 @@ impl Responder {
         Ok(())
     }
 
-    /// The memory of the receive in use cannot be written.
+    /// Fails the receive in use, because its memory cannot be written.
     pub(crate) fn receive_fault(&mut self, qp: &Qp, view: &DmaView<'_>) -> NakReason {
         self.fail_receive(qp, view, WcStatus::LocalProtection, NakReason::RemoteOperation)
     }
 
-    /// Checks that the QP lets its peer do this at all.
+    /// Checks that the QP allows its peer this kind of access.
     #[inline]
     pub(crate) fn check_enabled(&mut self, qp: &Qp, view: &DmaView<'_>, need: Access) -> Result<(), NakReason> {
         let reads = need.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
@@ -262,11 +261,11 @@ impl Responder {
         if memory.mrs.invalidate(key, qp.pd) {
             return Ok(());
         }
-        // The message arrived but is not what it says: both ends learn of it (interface specification 8.7).
+        // The message arrived but its key is invalid: both sides get an error (interface specification 8.7).
         Err(self.fail_receive(qp, memory.view, WcStatus::RemoteInvalidRequest, NakReason::RemoteOperation))
     }
 
-    /// Publishes the receive in use with what came for it.
+    /// Completes the receive in use and publishes the completion.
     #[inline]
     pub(crate) fn complete_receive(
         &mut self,
@@ -278,7 +277,7 @@ impl Responder {
         qp.recv_cq.push(&qp.state, view, &completion)
     }
 
-    /// Ends the receive in use with what came for it. [`Self::publish`] reports it.
+    /// Completes the receive in use. [`Self::publish`] publishes the completion.
     #[inline]
     pub(crate) fn push_receive(&mut self, qp: &Qp, received: &Received) {
         let completion = self.end_with_message(qp, received);
@@ -304,10 +303,10 @@ impl Responder {
         completion
     }
 
-    /// Puts a datagram into a receive, or drops it. `copy` moves the payload behind the header.
+    /// Copies a datagram into a receive, or drops it. `copy` copies the payload behind the header.
     ///
     /// # Errors
-    /// The sender's own memory cannot be read.
+    /// The memory of the sender cannot be read.
     pub(crate) fn receive_datagram(
         &mut self,
         qp: &Qp,
@@ -346,13 +345,13 @@ impl Responder {
         completion.src_qpn = datagram.source;
         completion.network = Some(datagram.network);
         completion.service_level = datagram.service_level;
-        // An overrun has put the QP into its error state.
+        // After an overrun the QP is in its error state, so the error can be ignored here.
         let _ = qp.recv_cq.push(&qp.state, memory.view, &completion);
         tally.ud_delivered += 1;
         Ok(())
     }
 
-    /// Takes a receive for a datagram of `length` bytes with its header area. Returns `false` if the datagram is
+    /// Takes a receive for a datagram of `length` bytes, including its header. Returns `false` if the datagram is
     /// dropped.
     fn take_datagram(&mut self, qp: &Qp, view: &DmaView<'_>, qkey: u32, length: u64, tally: &mut Tally) -> bool {
         if !qp.state.receives() {
@@ -368,9 +367,10 @@ impl Responder {
             return false;
         }
         if length > Sge::total_length(&self.recv.sges) {
-            // The responder faults of IBA 9.9.3. Class D: the datagram is dropped, and the receive stays in use for the
-            // next one. Class E: a receive that has left an SRQ cannot go back, so it completes with the error. The QP
-            // goes on in both classes: otherwise one long datagram from any sender with the Q_Key would end it.
+            // Responder faults of IBA 9.9.3. Class D: the datagram is dropped, and the receive stays in use for the
+            // next one. Class E: a receive that was taken from an SRQ cannot go back, so it completes with the error.
+            // The QP continues in both classes: otherwise one long datagram from any sender with the Q_Key would end
+            // it.
             tally.ud_too_long += 1;
             if qp.srq.is_some() {
                 self.end_receive(qp, view, WcStatus::LocalLength);
@@ -380,7 +380,7 @@ impl Responder {
         true
     }
 
-    /// Publishes the receives that have ended.
+    /// Publishes the completions of receives that have ended.
     #[inline]
     fn publish(&mut self, qp: &Qp, view: &DmaView<'_>) {
         if !self.pending.is_empty() {
@@ -391,8 +391,8 @@ impl Responder {
         }
     }
 
-    /// Publishes the receives that have ended. When the queue had no room for all, returns how many were published
-    /// since the last call.
+    /// Publishes the completions of receives that have ended. If the queue had no room for all, returns the number that
+    /// were published since the last call.
     #[inline]
     pub(crate) fn end_batch(&mut self, qp: &Qp, view: &DmaView<'_>) -> Option<usize> {
         self.publish(qp, view);
@@ -418,7 +418,7 @@ impl Responder {
         }
     }
 
-    /// Refuses a request that has no receive to fail: the consumer hears of it by an event.
+    /// Refuses a request without a receive that could report the error: the consumer gets an event.
     pub(crate) fn refuse(&mut self, qp: &Qp, view: &DmaView<'_>, nak: NakReason) -> NakReason {
         Counters::bump(&qp.adapter.counters.refused_requests);
         self.publish(qp, view);
@@ -432,13 +432,13 @@ impl Responder {
         nak
     }
 
-    /// Refuses an RDMA WRITE with immediate data to memory that cannot be accessed. The receive that it has taken says
-    /// so (IBA C9-222.1), and there is no event.
+    /// Refuses an RDMA WRITE with immediate data to memory that cannot be accessed. The receive that it has taken
+    /// reports the error (IBA C9-222.1), and there is no event.
     pub(crate) fn refuse_immediate(&mut self, qp: &Qp, view: &DmaView<'_>) -> NakReason {
         self.fail_receive(qp, view, WcStatus::LocalAccess, NakReason::RemoteAccess)
     }
 
-    /// Ends the QP from this side. Its requester may belong to another thread: the ready queue flushes the rest.
+    /// Ends the QP from the responder. Another thread may hold the requester, so the ready queue flushes the rest.
     fn enter_error(&mut self, qp: &Qp, view: &DmaView<'_>) {
         if qp.state.enter_error(ErrorCause::Responder) {
             self.flush(qp, view, &mut Budget::new(u64::MAX, FLUSH_AT_ONCE), &mut Tally::default());
@@ -446,10 +446,10 @@ impl Responder {
     }
 }
 
-/// Checks a key of this side for a range that a peer names. An empty range needs no key.
+/// Checks a key of this side for a range that a peer specifies. An empty range needs no key.
 ///
 /// # Errors
-/// The key, the range or a right is wrong.
+/// The key, the range or an access right is invalid.
 #[inline]
 pub(crate) fn check_remote(
     qp: &Qp,
@@ -462,23 +462,23 @@ pub(crate) fn check_remote(
     if allowed { Ok(()) } else { Err(AccessError) }
 }
 
-/// A range of this side's memory that a peer names, as a list of one element.
+/// Returns a range that a peer specifies as an SGE.
 #[inline]
 pub(crate) fn remote_sge(remote: RemoteAddress, length: u64) -> Sge {
     // Messages are at most 2^31 bytes long.
     Sge { addr: remote.addr, length: u32::try_from(length).unwrap_or(u32::MAX), lkey: remote.rkey }
 }
 
-/// Such a list, with the right that the peer's operation needs.
+/// Returns such a range as an SGE list, with the right that the peer's operation needs.
 #[inline]
 pub(crate) fn remote_list<'a>(qp: &Qp, memory: Memory<'a>, sges: &'a [Sge; 1], need: Access) -> SgList<'a> {
     SgList { memory, sges, pd: qp.pd, need }
 }
 
-/// Changes eight aligned bytes of this side for a peer in one step, and returns the value before.
+/// Changes eight aligned bytes of this side atomically for a peer, and returns the previous value.
 ///
 /// # Errors
-/// They cannot be accessed.
+/// The bytes cannot be accessed.
 pub(crate) fn execute_atomic(
     qp: &Qp,
     memory: Memory<'_>,

@@ -1,7 +1,7 @@
-//! The state of a queue pair, and the one way into its error state.
+//! State of a queue pair, and the single function that moves it to its error state.
 //!
-//! Whoever ends a QP calls [`StateCell::enter_error`] and says why. What follows is the same for all: the thread that
-//! runs the QP next flushes it ([`super::flush`]). States and their transitions are those of IBA 10.3.1.
+//! A thread that ends a QP calls [`StateCell::enter_error`] with the cause. The rest is the same for all causes: the
+//! thread that runs the QP next flushes it ([`super::flush`]). States and their transitions are those of IBA 10.3.1.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,31 +12,32 @@ use pvrdma_verbs::QpState;
 use super::flight::FlightRecorder;
 use crate::task::Task;
 
-/// Who ends a queue pair.
+/// Cause of the error state of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ErrorCause {
-    /// A modify command, which holds both halves. It may do so even in RESET.
+    /// A modify command, which holds both halves. It can enter the error state even from RESET.
     Command,
-    /// The requester: a request failed, or the send queue cannot be read. Its thread flushes next.
+    /// The requester: a request failed, or the send queue cannot be read. The thread of the requester flushes next.
     Requester,
-    /// The responder: it refused a request, or failed a receive. The requester may belong to another thread.
+    /// The responder: it refused a request, or failed a receive. Another thread may hold the requester.
     Responder,
-    /// A completion queue without room. Both halves may be held, even by the caller.
+    /// Overrun of a completion queue. Both halves may be held, even by the caller.
     CqOverrun,
 }
 
-/// The part of a queue pair that others may touch without its halves.
+/// The part of a queue pair that can be accessed without its halves.
 #[derive(Debug)]
 pub(crate) struct StateCell {
-    /// [`QpState`]. Read anywhere; set with a half held, except for the step into the error state.
+    /// [`QpState`]. Can be read at any time. Set with a half held, except for the transition to the error state.
     state: State,
     dead: AtomicBool,
-    /// In SQD with a request still in flight.
+    /// The QP is in SQD with a request still in flight.
     draining: AtomicBool,
-    /// The SRQ in whose list of waiters it is, by address; 0 for none. It may still be in the list of an earlier one.
+    /// Address of the SRQ that has the QP in its list of waiters; 0 for none. The QP may still be in the list of an
+    /// earlier SRQ.
     queued_at_srq: AtomicUsize,
     task: Arc<Task>,
-    /// What happened on the way here.
+    /// Events that led to the current state.
     pub(crate) flight: FlightRecorder,
 }
 
@@ -52,7 +53,7 @@ impl StateCell {
         })
     }
 
-    /// What runs the QP.
+    /// Returns the task that runs the QP.
     pub(crate) const fn task(&self) -> &Arc<Task> {
         &self.task
     }
@@ -63,20 +64,21 @@ impl StateCell {
         QpState::try_from(u32::from(self.state.get())).unwrap_or(QpState::Error)
     }
 
-    /// Returns `true` if requests of this QP are sent, and responses to them taken.
+    /// Returns `true` if the QP sends requests and accepts responses.
     #[inline]
     pub(crate) fn sends(&self) -> bool {
         matches!(self.get(), QpState::Rts | QpState::Sqd)
     }
 
-    /// Returns `true` if the responder takes requests.
+    /// Returns `true` if the responder accepts requests.
     #[inline]
     pub(crate) fn receives(&self) -> bool {
         matches!(self.get(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
 
-    /// Goes to the error state and has the QP flushed. Returns `false` if it did not go there: in RESET there is
-    /// nothing to flush, and a QP that already is in the error state is no news to an overrun.
+    /// Enters the error state and schedules the flush if the caller does not flush. Returns `false` if the state does
+    /// not change: in RESET there is nothing to flush, and an overrun changes nothing for a QP that is in the error
+    /// state already.
     pub(crate) fn enter_error(&self, cause: ErrorCause) -> bool {
         let before = self.get();
         let entered = match cause {
@@ -90,7 +92,7 @@ impl StateCell {
             }
         };
         match cause {
-            // Nothing failed: the guest ends it.
+            // Nothing failed: the guest ends the QP.
             ErrorCause::Command => self.flight.clear(),
             _ if entered && before != QpState::Error => self.flight.fail(cause),
             _ => {}
@@ -101,14 +103,15 @@ impl StateCell {
         entered
     }
 
-    /// Goes to RESET, with both halves held: others only ever step to the error state.
+    /// Enters RESET; the caller holds both halves. Other threads can only move the QP to the error state.
     pub(super) fn reset(&self) {
         self.state.set(QpState::Reset as u8);
         self.set_draining(false);
         self.flight.clear();
     }
 
-    /// Changes state unless somebody else did meanwhile, and returns `true` if nobody did.
+    /// Changes the state from `from` to `to`. Returns `false` if the state is not `from`, because another thread has
+    /// changed it.
     pub(super) fn change(&self, from: QpState, to: QpState) -> bool {
         self.state.step(|state| (state == from as u8).then_some(to as u8))
     }
@@ -118,7 +121,7 @@ impl StateCell {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Marks the QP as destroyed. Returns `false` if it was before.
+    /// Marks the QP as destroyed. Returns `false` if it was destroyed before.
     pub(super) fn kill(&self) -> bool {
         !self.dead.swap(true, Ordering::AcqRel)
     }
@@ -131,17 +134,17 @@ impl StateCell {
         self.draining.store(draining, Ordering::Release);
     }
 
-    /// Notes that the QP is in the list of waiters of this SRQ. Returns `false` if it was before.
+    /// Records that the QP is in the list of waiters of this SRQ. Returns `false` if that was recorded before.
     pub(crate) fn queue_at_srq(&self, srq: usize) -> bool {
         self.queued_at_srq.swap(srq, Ordering::AcqRel) != srq
     }
 
-    /// Returns `true` if the QP waits at this SRQ, and not at another one since.
+    /// Returns `true` if the QP waits at this SRQ, and has not moved to another one since.
     pub(crate) fn is_queued_at_srq(&self, srq: usize) -> bool {
         self.queued_at_srq.load(Ordering::Acquire) == srq
     }
 
-    /// Notes that the QP is in the list of this SRQ no more. Returns `false` if it does not wait there.
+    /// Records that the QP has left the list of this SRQ. Returns `false` if it does not wait there.
     pub(crate) fn unqueue_at_srq(&self, srq: usize) -> bool {
         self.queued_at_srq.compare_exchange(srq, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -168,7 +171,7 @@ mod tests {
     fn every_cause_leads_into_the_error_state_and_to_a_flush() {
         use ErrorCause::{Command, CqOverrun, Requester, Responder};
         let live: Arc<dyn Runnable> = Arc::new(Nothing);
-        // Cause, state before, entered, and whether the task is scheduled.
+        // Cause, state before, whether the error state is entered, and whether the task is scheduled.
         for (cause, from, entered, scheduled) in [
             (Command, QpState::Reset, true, false),
             (Requester, QpState::Reset, false, false),

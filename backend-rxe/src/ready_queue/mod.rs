@@ -1,4 +1,4 @@
-//! The ready queue: tasks that are ready, fairly by device and then by task, and timers of those that wait.
+//! The ready queue: tasks that are ready, fairly by device and then by task, and timers of waiting tasks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::share::{Contention, MAX_DEBT, Share};
 use crate::task::Task;
 use crate::timer::{TimerKey, Timers};
 
-/// Tags are moved back when they are larger than this: a year of bytes at the least weight.
+/// Tags above this value are reduced: it is a year of bytes at the minimum weight.
 const REBASE: u64 = 1 << 62;
 
 /// The tasks of a device.
@@ -20,9 +20,9 @@ const REBASE: u64 = 1 << 62;
 struct Flow {
     share: Arc<Share>,
     ready: VecDeque<Arc<Task>>,
-    /// Tasks of it that run.
+    /// Number of its tasks that run.
     running: usize,
-    /// The device's rate has it wait until then.
+    /// Time until which the rate limit of the device delays it.
     throttled: Option<Duration>,
 }
 
@@ -32,23 +32,23 @@ impl Flow {
     }
 }
 
-/// A task that was taken, and what was charged for it.
+/// A task that was taken from the queue, and the cost that was charged for it.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) task: Arc<Task>,
     charged: u64,
-    /// The tag that its device had, or the smallest one if it came first for another reason.
+    /// Tag of its device, or the smallest tag if the device was chosen for another reason.
     start: u64,
 }
 
-/// What is inside a [`ReadyQueue`].
+/// The part of a [`ReadyQueue`] under its lock.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     flows: Vec<Flow>,
-    /// Tasks of all flows.
+    /// Number of ready tasks of all flows.
     ready: usize,
     pub(crate) timers: Timers<Arc<Task>>,
-    /// Workers that wait.
+    /// Number of waiting workers.
     pub(crate) idle: usize,
     pub(crate) stopping: bool,
     contention: Arc<Contention>,
@@ -60,8 +60,8 @@ impl Queue {
         self.ready == 0 && self.timers.first().is_none()
     }
 
-    /// When [`Self::take`] is worth another call, if nothing is pushed: the next timer, and the end of what rates of
-    /// devices have wait.
+    /// Returns the next time at which [`Self::take`] may return a task, if nothing is pushed: the next timer, or the
+    /// end of a delay by a rate limit.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         let throttled = self.flows.iter().filter(|flow| !flow.ready.is_empty()).filter_map(|flow| flow.throttled);
         self.timers.first().into_iter().chain(throttled).min()
@@ -71,13 +71,13 @@ impl Queue {
         self.contention.virtual_time.load(Ordering::Relaxed)
     }
 
-    /// Where the tasks of a device are.
+    /// Returns the slot of a device.
     fn slot(&mut self, share: &Arc<Share>) -> usize {
         let slot = share.slot.load(Ordering::Relaxed);
         if self.flows.get(slot).is_some_and(|flow| Arc::ptr_eq(&flow.share, share)) {
             return slot;
         }
-        // Devices that are gone make room for new ones.
+        // Slots of devices that no longer exist are reused.
         let dead = |flow: &Flow| !flow.is_busy() && Arc::strong_count(&flow.share) == 1;
         let flow = Flow { share: Arc::clone(share), ready: VecDeque::new(), running: 0, throttled: None };
         let slot = self.flows.iter().position(dead).unwrap_or(self.flows.len());
@@ -94,7 +94,7 @@ impl Queue {
         let slot = self.slot(task.share());
         let Some(flow) = self.flows.get_mut(slot) else { return };
         if !flow.is_busy() {
-            // Nothing is saved up while a device is idle.
+            // Idle time of a device is not credited.
             let share = &flow.share;
             let most = now.saturating_add(share.scaled(MAX_DEBT));
             share.set_finish(share.finish().saturating_add(share.take_elsewhere()).clamp(now, most));
@@ -105,8 +105,8 @@ impl Queue {
         self.ready += 1;
     }
 
-    /// Moves due timers to the ready queue, and takes the next task of the device whose turn it is. `charge` is what
-    /// the run costs at most.
+    /// Moves due timers to the ready queue, and takes the next task of the next device. `charge` is the maximum cost of
+    /// the run.
     pub(crate) fn take(&mut self, now: Duration, charge: u64) -> Option<Taken> {
         while let Some(task) = self.timers.pop_due(now) {
             self.push(task);
@@ -127,7 +127,7 @@ impl Queue {
         None
     }
 
-    /// The device whose turn it is, and the smallest tag of those that are ready.
+    /// Returns the next device, and the smallest tag of those that are ready.
     fn next(&mut self, now: Duration) -> Option<(usize, u64)> {
         let (mut best, mut least) = (None, None);
         for (slot, flow) in self.flows.iter_mut().enumerate().filter(|(_, flow)| !flow.ready.is_empty()) {
@@ -149,7 +149,7 @@ impl Queue {
         best.map(|(_, slot)| slot).zip(least)
     }
 
-    /// The virtual time is the tag with which work was last begun.
+    /// Advances the virtual time, which is the tag of the work that was begun last.
     fn advance(&mut self, start: u64) {
         let time = self.virtual_time().max(start);
         if time < REBASE {
@@ -162,10 +162,11 @@ impl Queue {
         self.contention.virtual_time.store(0, Ordering::Relaxed);
     }
 
-    /// A task was run, for so much. `more`: it is marked as scheduled, and comes back.
+    /// Records the end of a run with its cost. `more`: the task is marked as scheduled, and is queued again.
     pub(crate) fn finish(&mut self, taken: Taken, cost: u64, more: bool) {
         let Taken { task, charged, start } = taken;
-        // Who found nothing to do, as when a link is full, does not take the others' turns away by that.
+        // A task that found nothing to do, for example because a link is full, must not take turns away from the
+        // others.
         self.advance(if cost > RUN_COST { start } else { start.saturating_sub(MAX_DEBT) });
         let slot = self.slot(task.share());
         let Some(flow) = self.flows.get_mut(slot) else { return };
@@ -183,13 +184,13 @@ impl Queue {
     }
 }
 
-/// Tasks that are ready, and timers of those that wait.
+/// Tasks that are ready, and timers of waiting tasks.
 #[derive(Debug)]
 pub(crate) struct ReadyQueue {
     pub(crate) queue: Mutex<Queue>,
     /// Notified when an idle worker has something to do.
     pub(crate) work: Condvar,
-    /// Who is busy, for those that do not have the queue.
+    /// Load state, for threads that do not hold the queue.
     pub(crate) contention: Arc<Contention>,
 }
 
@@ -210,14 +211,15 @@ impl ReadyQueue {
         }
     }
 
-    /// What has devices wait has changed.
+    /// Wakes a worker after a limit that delays devices has changed.
     pub(crate) fn look_again(&self) {
-        // With the lock: a worker that is about to sleep has looked before, or does so afterwards.
+        // The lock is taken so that the wake-up is not lost: a worker that is about to sleep already waits, or checks
+        // the queue afterwards.
         let _queue = self.queue.lock();
         self.work.notify_one();
     }
 
-    /// Schedules a task for `deadline`, in place of an older timer of it.
+    /// Schedules a task for `deadline`, in place of an older timer of the task.
     pub(crate) fn arm(&self, task: &Arc<Task>, deadline: Duration, old: Option<TimerKey>) -> TimerKey {
         let mut queue = self.queue.lock();
         if let Some(old) = old {

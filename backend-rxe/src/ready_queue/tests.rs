@@ -9,7 +9,7 @@ use crate::share::ShareConfig;
 use crate::task::Runnable;
 
 const MS: Duration = Duration::from_millis(1);
-/// What a run costs that does something.
+/// Cost of a run that does something.
 const COST: u64 = 10_000;
 
 struct Nothing;
@@ -43,12 +43,12 @@ impl World {
         self.queue.queue.lock().take(now, COST)
     }
 
-    /// Which device's task it is.
+    /// Returns the device of a task.
     fn of(&self, taken: &Taken) -> usize {
         self.tasks.iter().position(|task| Arc::ptr_eq(task, &taken.task)).unwrap()
     }
 
-    /// Runs what is next, which goes on. Returns whose it was.
+    /// Runs the next task, which stays ready. Returns its device.
     fn run(&self, now: Duration, cost: u64) -> Option<usize> {
         let taken = self.take(now)?;
         let which = self.of(&taken);
@@ -81,7 +81,7 @@ fn devices_have_turns_by_weight() {
     assert_eq!((world.busy(), world.queue.queue.lock().is_empty()), (2, false));
 }
 
-/// What a run cost counts, not what it might have.
+/// The actual cost of a run counts, not the maximum.
 #[test]
 fn a_run_that_did_little_is_charged_little() {
     let world = World::new(&[weight(100), weight(100)]);
@@ -105,7 +105,7 @@ fn nothing_is_saved_up_while_a_device_is_idle() {
     assert_eq!(world.runs(100, 1), 50);
 }
 
-/// A device that did much on threads of its own waits for the others, but not for more than so much.
+/// A device that did much on its own threads waits for the others, but only up to a bound.
 #[test]
 fn what_was_done_elsewhere_counts_up_to_a_bound() {
     let world = World::new(&[weight(100), weight(100)]);
@@ -121,7 +121,7 @@ fn what_was_done_elsewhere_counts_up_to_a_bound() {
 fn a_task_that_is_done_leaves_nothing() {
     let world = World::new(&[weight(100)]);
     world.tasks[0].schedule();
-    // It is there once.
+    // The task is on the queue only once.
     world.tasks[0].schedule();
     assert_eq!((world.busy(), world.queue.queue.lock().is_empty()), (1, false));
     let taken = world.take(Duration::ZERO).unwrap();
@@ -149,7 +149,7 @@ fn a_device_with_two_tasks_is_busy_until_both_are_done() {
         assert_eq!((world.busy(), world.tasks[0].share().busy.load(Ordering::Relaxed)), (1, true));
         done(second.unwrap_or_else(take));
         assert_eq!((world.busy(), world.tasks[0].share().busy.load(Ordering::Relaxed)), (0, false));
-        // Both are marked as being there.
+        // Both are marked as scheduled.
         for task in [&world.tasks[0], &other] {
             assert!(!task.run_scheduled(&mut Budget::new(1, 1)));
         }
@@ -236,7 +236,7 @@ fn devices_that_are_gone_make_room() {
     assert_eq!((world.queue.queue.lock().flows.len(), world.busy()), (2, 1));
 }
 
-/// Who finds nothing to do does not move the time on for who comes then.
+/// A task that finds nothing to do does not advance the virtual time for later tasks.
 #[test]
 fn runs_that_do_nothing_take_no_turns_away() {
     let world = World::new(&[weight(100)]);
@@ -262,7 +262,7 @@ fn tags_that_are_too_large_begin_anew() {
     assert_eq!(shares.map(|share| share.finish()), [97, 100]);
 }
 
-/// At the largest tag, too, which is one too many.
+/// The same holds at the largest tag, which is above the limit.
 #[test]
 fn the_largest_tag_begins_anew() {
     let world = World::new(&[weight(100)]);
@@ -271,7 +271,7 @@ fn the_largest_tag_begins_anew() {
     assert_eq!((world.run(Duration::ZERO, 100), world.virtual_time()), (Some(0), 0));
 }
 
-/// Has a worker sleep until it is woken by what is done meanwhile. Returns `false` if it is not.
+/// Makes a worker sleep, and returns `true` if `act` wakes it.
 fn wakes(world: &World, act: impl FnOnce()) -> bool {
     let (asleep, is_asleep) = mpsc::channel();
     let ready = &world.queue;
@@ -279,7 +279,7 @@ fn wakes(world: &World, act: impl FnOnce()) -> bool {
         let worker = scope.spawn(move || {
             let mut queue = ready.queue.lock();
             queue.idle += 1;
-            // Whoever wakes it takes the lock first, which it has until it sleeps.
+            // The waking thread takes the lock first, which this one holds until it sleeps.
             asleep.send(()).unwrap();
             let woken = !ready.work.wait_for(&mut queue, DEADLINE).timed_out();
             queue.idle -= 1;

@@ -1,13 +1,14 @@
-//! What a device may use of what all devices share: time of the workers and of its port, and bandwidth.
+//! Shares of devices in common resources: time of the workers and of the ports, and bandwidth.
 //!
-//! The ready queue serves devices by start-time fair queueing (Goyal, Vin, Cheng 1996): each has a *finish tag*, the
-//! cost of what was done for it divided by its weight, and the device with the smallest tag is next. Who was idle
-//! begins at the *virtual time*, the tag with which work was last begun: nothing is saved up. In a device queue pairs
-//! take turns, each with the same budget. The cost is in bytes; a request costs some more, whatever its length, and so
-//! does a run that finds nothing to do.
+//! The ready queue serves devices by start-time fair queueing (Goyal, Vin, Cheng 1996): each device has a *finish tag*,
+//! the cost of its work so far divided by its weight, and the device with the smallest tag is next. A device that was
+//! idle begins at the *virtual time*, the tag of the work that was begun last, so that idle time is not credited. The
+//! queue pairs of a device take turns, each with the same budget. The cost is in bytes; each request has an additional
+//! cost, whatever its length, and so does a run that finds nothing to do.
 //!
-//! What a device does on threads of its own, the one that rings its doorbells and that of its port, is counted while
-//! another device is busy. One that is ahead of the others by it goes to the ready queue with what it has to do.
+//! Work of a device on its own threads (the one that handles its doorbells, and that of its port) is accounted for
+//! while another device is busy. A device that is ahead of the others because of it has to pass its work to the ready
+//! queue.
 
 pub(crate) mod token_bucket;
 
@@ -23,25 +24,25 @@ use serde::{Deserialize, Serialize};
 use crate::budget::Budget;
 use token_bucket::TokenBucket;
 
-/// The weight of a device for which nothing is said.
+/// Default weight of a device.
 pub const DEFAULT_WEIGHT: u32 = 100;
-/// Bytes by which a device may be ahead of the others on its own threads.
+/// Number of bytes by which a device can be ahead of the others on its own threads.
 const SLACK: u64 = 64 << 10;
-/// Bytes of what it did there that count against it at most, at a time.
+/// Maximum number of bytes of work on its own threads that are charged to a device at a time.
 pub(crate) const MAX_DEBT: u64 = 4 << 20;
 
-/// What a device may use.
+/// Share of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ShareConfig {
-    /// Its share, against those of the other devices: 1 to 1000, and 100 for who does not choose.
+    /// Weight against the other devices: 1 to 1000, 100 by default.
     pub weight: u32,
-    /// Bytes per second that it moves at most: payload of local delivery, frames on the wire.
+    /// Maximum bytes per second that the device moves: payload of local delivery, frames on the wire.
     pub max_rate: Option<u64>,
-    /// Bytes that it moves at once, after a pause, with `max_rate`. Without: what comes in 10 ms, at least 64 KiB.
+    /// Maximum burst in bytes after a pause, with `max_rate`. By default the bytes of 10 ms, at least 64 KiB.
     pub burst: Option<u64>,
-    /// Bytes per second that the requests of one of its queue pairs move at most.
+    /// Maximum bytes per second that the requests of each queue pair move.
     pub qp_max_rate: Option<u64>,
-    /// Bytes per second with which it comes before devices that have that much already.
+    /// Bytes per second up to which the device has priority over devices that have reached theirs.
     pub min_rate: Option<u64>,
 }
 
@@ -51,30 +52,30 @@ impl Default for ShareConfig {
     }
 }
 
-/// What a device has used.
+/// Usage of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ShareUsage {
-    /// Nanoseconds of the workers that all devices share.
+    /// Nanoseconds on the workers that all devices share.
     pub worker_ns: u64,
-    /// Nanoseconds of the thread of its port.
+    /// Nanoseconds on the thread of its port.
     pub port_ns: u64,
-    /// Times that `max_rate` had it wait.
+    /// Number of times that `max_rate` delayed the device.
     pub throttled: u64,
 }
 
-/// What is looked at without the lock of the ready queue.
+/// State that is read without the lock of the ready queue.
 #[derive(Debug, Default)]
 pub(crate) struct Contention {
-    /// Devices that have tasks on the ready queue or on a worker.
+    /// Number of devices that have tasks on the ready queue or on a worker.
     pub(crate) busy: AtomicUsize,
-    /// The tag with which one of those last began.
+    /// The tag of the work that was begun last.
     pub(crate) virtual_time: AtomicU64,
 }
 
-/// A rate that can be given, changed and taken away while the device moves bytes.
+/// A rate limit that can be set, changed and removed while the device moves bytes.
 #[derive(Debug)]
 struct Rate {
-    /// There is one now.
+    /// A limit is set.
     given: AtomicBool,
     bucket: Mutex<TokenBucket>,
 }
@@ -85,7 +86,7 @@ impl Rate {
         Self { given: AtomicBool::new(rate.is_some()), bucket }
     }
 
-    /// From now on, and with nothing owed.
+    /// Sets the limit and starts with a full bucket.
     fn set(&self, rate: Option<u64>, burst: Option<u64>) {
         *self.bucket.lock() = TokenBucket::new(rate.unwrap_or(0), burst);
         self.given.store(rate.is_some(), Ordering::Relaxed);
@@ -97,23 +98,24 @@ impl Rate {
     }
 }
 
-/// A device's share.
+/// Share of a device, with its usage.
 #[derive(Debug)]
 pub(crate) struct Share {
-    /// What it is made of now.
+    /// The current configuration.
     config: Mutex<ShareConfig>,
     weight: AtomicU64,
     max: Rate,
     min: Rate,
-    /// Changes of `qp_max_rate`, by which queue pairs learn of them.
+    /// Number of changes of `qp_max_rate`, by which queue pairs notice them.
     qp_rates: AtomicU32,
-    /// Its place in the ready queue, which looks whether it is there.
+    /// Slot of the device in the ready queue, which verifies it.
     pub(crate) slot: AtomicUsize,
-    /// It has tasks on the ready queue or on a worker.
+    /// The device has tasks on the ready queue or on a worker.
     pub(crate) busy: AtomicBool,
-    /// Its finish tag. Whoever has the ready queue writes it, and its own threads while it is not busy.
+    /// Finish tag. Written by the thread that holds the ready queue, and by the device's own threads while it is not
+    /// busy.
     finish: AtomicU64,
-    /// Cost of what was done on its own threads and is not in the tag yet.
+    /// Cost of work on the device's own threads that is not in the tag yet.
     elsewhere: AtomicU64,
     worker_ns: Count,
     port_ns: Count,
@@ -153,7 +155,7 @@ impl Share {
         *self.config.lock()
     }
 
-    /// From now on. What has not changed goes on as it was.
+    /// Changes the configuration. Limits that have not changed keep their state.
     fn set(&self, new: ShareConfig) {
         let mut config = self.config.lock();
         let old = std::mem::replace(&mut *config, new);
@@ -169,13 +171,13 @@ impl Share {
         }
     }
 
-    /// Differs from what it was if limits of queue pairs have changed since.
+    /// Returns a number that changes with the limits of queue pairs.
     #[inline]
     pub(crate) fn qp_rates(&self) -> u32 {
         self.qp_rates.load(Ordering::Relaxed)
     }
 
-    /// The limit of a queue pair.
+    /// Returns a new limit for a queue pair.
     pub(crate) fn qp_limit(&self) -> Option<TokenBucket> {
         self.config.lock().qp_max_rate.map(|rate| TokenBucket::new(rate, None))
     }
@@ -188,12 +190,12 @@ impl Share {
         self.finish.store(finish, Ordering::Relaxed);
     }
 
-    /// What a cost does to the finish tag.
+    /// Returns the increase of the finish tag for a cost.
     pub(crate) fn scaled(&self, cost: u64) -> u64 {
         cost.saturating_mul(u64::from(DEFAULT_WEIGHT)) / self.weight.load(Ordering::Relaxed).max(1)
     }
 
-    /// What was done on threads of the device since this was asked last, as far as it counts.
+    /// Takes the cost of work on threads of the device since the last call, limited and scaled.
     pub(crate) fn take_elsewhere(&self) -> u64 {
         if self.elsewhere.load(Ordering::Relaxed) == 0 {
             return 0;
@@ -201,7 +203,8 @@ impl Share {
         self.scaled(self.elsewhere.swap(0, Ordering::Relaxed).min(MAX_DEBT))
     }
 
-    /// Returns `true` if the device may go on on a thread of its own: nobody else is busy, or it is not ahead.
+    /// Returns `true` if the device can use its own threads, because no other device is busy or the device is not
+    /// ahead.
     #[inline]
     pub(crate) fn may_run_elsewhere(&self, contention: &Contention) -> bool {
         contention.busy.load(Ordering::Relaxed) == 0 || self.is_behind(contention)
@@ -211,21 +214,21 @@ impl Share {
     fn is_behind(&self, contention: &Contention) -> bool {
         let busy = self.busy.load(Ordering::Relaxed);
         if contention.busy.load(Ordering::Relaxed) <= usize::from(busy) {
-            // Only this device is.
+            // Only this device is busy.
             return true;
         }
         let now = contention.virtual_time.load(Ordering::Relaxed);
         let tag = self.finish().saturating_add(self.scaled(self.elsewhere.load(Ordering::Relaxed)));
         if tag < now && !busy {
-            // Nothing is saved up.
+            // Idle time is not credited: the device continues at the virtual time.
             self.elsewhere.store(0, Ordering::Relaxed);
             self.set_finish(now);
         }
         tag <= now.saturating_add(self.scaled(SLACK))
     }
 
-    /// Something was done on a thread of the device. `wire`: others may wait for room on the same link, and are not
-    /// busy meanwhile.
+    /// Accounts for work on a thread of the device. `wire`: other devices may wait for room on the same link, and do
+    /// not count as busy meanwhile.
     #[inline]
     pub(crate) fn ran_elsewhere(&self, contention: &Contention, cost: u64, wire: bool) {
         let busy = contention.busy.load(Ordering::Relaxed);
@@ -234,23 +237,23 @@ impl Share {
         }
     }
 
-    /// When the device may move bytes again, if its rate has it wait.
+    /// Returns the time at which the device can move bytes again, if its rate limit delays it.
     #[inline]
     pub(crate) fn throttled_until(&self, now: impl FnOnce() -> Duration) -> Option<Duration> {
         self.max.bucket()?.blocked_until(now())
     }
 
-    /// Counts that the device has to wait.
+    /// Counts a delay by the rate limit.
     pub(crate) fn count_throttled(&self) {
         self.throttled.increment();
     }
 
-    /// Returns `true` if the device has less than it is promised.
+    /// Returns `true` if the device has not reached its minimum rate.
     pub(crate) fn is_owed(&self, now: Duration) -> bool {
         self.min.bucket().is_some_and(|mut min| min.blocked_until(now).is_none())
     }
 
-    /// Makes a budget fit the device's rate.
+    /// Reduces a budget to the rate limit of the device.
     #[inline]
     pub(crate) fn limit(&self, budget: Budget, now: impl FnOnce() -> Duration) -> Budget {
         match self.max.bucket() {
@@ -259,8 +262,8 @@ impl Share {
         }
     }
 
-    /// The device has moved bytes, with what cost so much. That is what a promise is kept by: with requests that move
-    /// nothing a device would be owed something for ever.
+    /// Accounts for moved bytes and their cost. The minimum rate is compared with the cost: a device whose requests
+    /// move no bytes would otherwise stay below it forever.
     #[inline]
     pub(crate) fn spend(&self, bytes: u64, cost: u64) {
         for (rate, used) in [(&self.max, bytes), (&self.min, cost)] {
@@ -279,17 +282,17 @@ impl Share {
     }
 }
 
-/// A weight as it is used.
+/// Clamps a weight to the allowed range.
 fn effective(weight: u32) -> u64 {
     weight.clamp(1, 1000).into()
 }
 
-/// The shares of devices, by address.
+/// The shares of devices, by MAC address.
 #[derive(Debug, Default)]
 pub(crate) struct Shares(Mutex<HashMap<MacAddr, Weak<Share>>>);
 
 impl Shares {
-    /// The share of a device: what was given to it, or that of who has nothing to say.
+    /// Returns the share of a device, or a default one if none was set.
     pub(crate) fn of(&self, mac: MacAddr) -> Arc<Share> {
         let mut shares = self.0.lock();
         if let Some(share) = shares.get(&mac).and_then(Weak::upgrade) {
@@ -301,7 +304,7 @@ impl Shares {
         share
     }
 
-    /// Gives a device a share.
+    /// Sets the share of a device.
     pub(crate) fn set(&self, mac: MacAddr, config: ShareConfig) -> DeviceShare {
         let share = Arc::new(Share::new(config));
         self.0.lock().insert(mac, Arc::downgrade(&share));
@@ -309,22 +312,22 @@ impl Shares {
     }
 }
 
-/// What a device may use, for as long as this is there and the device is.
+/// Handle for the share of a device. The share is in effect as long as the handle or the device exists.
 #[derive(Clone, Debug)]
 pub struct DeviceShare(Arc<Share>);
 
 impl DeviceShare {
-    /// What the device has used.
+    /// Returns the usage of the device.
     pub fn usage(&self) -> ShareUsage {
         self.0.usage()
     }
 
-    /// What it may use.
+    /// Returns the current configuration.
     pub fn config(&self) -> ShareConfig {
         self.0.config()
     }
 
-    /// Changes what it may use.
+    /// Changes the configuration.
     pub(crate) fn set(&self, config: ShareConfig) {
         self.0.set(config);
     }

@@ -15,7 +15,7 @@ fn a_cost_is_scaled_by_the_weight() {
     assert_eq!(share(1).scaled(u64::MAX), u64::MAX);
 }
 
-/// What is done on a device's own threads counts while others are busy, or may wait for the same link.
+/// Work on a device's own threads counts while other devices are busy, or may wait for the same link.
 #[test]
 fn what_is_done_elsewhere_counts_beside_others() {
     for (busy, own, wire, counts) in [
@@ -55,7 +55,7 @@ fn a_device_goes_on_elsewhere_unless_it_is_ahead() {
     assert!(share.may_run_elsewhere(&contention), "it is ahead by no more than that");
     contention.virtual_time.store(now - 1, Relaxed);
     assert!(!share.may_run_elsewhere(&contention));
-    // What is not in the tag yet counts as well.
+    // Cost that is not in the tag yet counts as well.
     contention.virtual_time.store(now, Relaxed);
     share.ran_elsewhere(&contention, 1, false);
     assert!(!share.may_run_elsewhere(&contention));
@@ -70,16 +70,16 @@ fn who_was_idle_begins_at_the_virtual_time() {
     share.ran_elsewhere(&contention, 99, false);
     assert!(share.may_run_elsewhere(&contention));
     assert_eq!((share.finish(), share.take_elsewhere()), (1000, 0));
-    // At that time it keeps what it owes.
+    // At that virtual time the device keeps its debt.
     share.ran_elsewhere(&contention, 99, false);
     assert!(share.may_run_elsewhere(&contention));
     assert_eq!((share.finish(), share.take_elsewhere()), (1000, 99));
-    // Also if that is what makes up the difference.
+    // The same holds if the debt is exactly the difference.
     share.set_finish(901);
     share.ran_elsewhere(&contention, 99, false);
     assert!(share.may_run_elsewhere(&contention));
     assert_eq!((share.finish(), share.take_elsewhere()), (901, 99));
-    // And while it has tasks, the ready queue writes the tag.
+    // While the device has tasks, only the ready queue writes the tag.
     share.set_finish(900);
     share.busy.store(true, Relaxed);
     contention.busy.store(2, Relaxed);
@@ -96,7 +96,7 @@ fn rates_hold_back_and_change() {
     share.spend(2000, 0);
     assert!(share.throttled_until(|| MS).is_some());
     assert_eq!(share.limit(Budget::new(5000, 9), || MS).bytes(), 1, "who runs at all gets on");
-    // What has not changed goes on as it was.
+    // Limits that have not changed keep their state.
     share.set(ShareConfig { weight: 7, min_rate: Some(5), ..limited });
     assert!(share.throttled_until(|| MS).is_some() && share.scaled(7) == 100);
     share.set(ShareConfig { burst: Some(3000), ..limited });
@@ -113,7 +113,7 @@ fn a_promise_is_owed_until_it_is_used() {
     assert!(!share.is_owed(MS));
     share.set(ShareConfig { min_rate: Some(1000), ..ShareConfig::default() });
     assert!(share.is_owed(MS));
-    // Requests that move nothing cost something.
+    // Requests that move no bytes have a cost.
     share.spend(0, 1 << 30);
     assert!(!share.is_owed(MS));
     share.set(ShareConfig { min_rate: Some(1000), max_rate: Some(1), ..ShareConfig::default() });

@@ -1,22 +1,21 @@
-//! A token bucket: so many bytes a second, and so many at once.
+//! A token bucket: limits the rate in bytes per second, and the size of a burst.
 
 use std::time::Duration;
 
-/// Bytes that may be used at once where nothing else is said: as many as come in this time, and at least
-/// [`LEAST_BURST`].
+/// Time that determines the default burst: the bytes of this time at the rate, at least [`LEAST_BURST`].
 const BURST_TIME: Duration = Duration::from_millis(10);
 const LEAST_BURST: u64 = 64 << 10;
-/// Who has to wait does so for as many bytes as come in this time: a thousand times a second is often enough.
+/// Minimum wait, so that a throttled sender wakes at most 1000 times per second.
 const PATIENCE: Duration = Duration::from_millis(1);
 
-/// A token bucket. What is used beyond it has to be waited for afterwards.
+/// A token bucket. Bytes that are used in excess have to be waited for afterwards.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenBucket {
     /// Bytes per second.
     rate: u64,
-    /// Bytes at most.
+    /// Maximum number of bytes in the bucket.
     burst: u64,
-    /// Bytes that may be used, in units of 1/10^9 byte. Below 0: so many were used too early.
+    /// Available bytes, in units of 1/10^9 byte. Negative: the excess that was used.
     tokens: i128,
     at: Duration,
 }
@@ -25,13 +24,13 @@ pub(crate) struct TokenBucket {
 const SCALE: i128 = 1_000_000_000;
 
 impl TokenBucket {
-    /// A full bucket. Nothing is as fast as 0 bytes a second, so that counts as 1.
+    /// Creates a full bucket. A rate of 0 would block forever, so it counts as 1.
     pub(crate) fn new(rate: u64, burst: Option<u64>) -> Self {
         let burst = burst.unwrap_or_else(|| bytes_in(rate, BURST_TIME).max(LEAST_BURST)).max(1);
         Self { rate: rate.max(1), burst, tokens: i128::from(burst) * SCALE, at: Duration::ZERO }
     }
 
-    /// When there is something to use again, if that is not now.
+    /// Returns the time at which bytes are available again, if none are now.
     pub(crate) fn blocked_until(&mut self, now: Duration) -> Option<Duration> {
         self.refill(now);
         if self.tokens > 0 {
@@ -39,18 +38,18 @@ impl TokenBucket {
         }
         let wanted = i128::from(bytes_in(self.rate, PATIENCE).clamp(1, self.burst)) * SCALE;
         let missing = wanted.saturating_sub(self.tokens);
-        // Rounded up: otherwise it would be asked again at once.
+        // The time is rounded up: otherwise the caller would have to ask again immediately.
         let nanos = (missing / i128::from(self.rate)).saturating_add(1);
         Some(now.saturating_add(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))))
     }
 
-    /// Bytes that may be used now.
+    /// Returns the number of bytes that are available now.
     pub(crate) fn available(&mut self, now: Duration) -> u64 {
         self.refill(now);
         u64::try_from(self.tokens / SCALE).unwrap_or(0)
     }
 
-    /// So many bytes were used.
+    /// Accounts for bytes that were used.
     pub(crate) fn spend(&mut self, bytes: u64) {
         self.tokens = self.tokens.saturating_sub(i128::from(bytes).saturating_mul(SCALE));
     }
@@ -63,7 +62,7 @@ impl TokenBucket {
     }
 }
 
-/// Bytes of a time at a rate.
+/// Returns the bytes of a time at a rate.
 fn bytes_in(rate: u64, time: Duration) -> u64 {
     let bytes = u128::from(rate).saturating_mul(time.as_nanos()) / 1_000_000_000;
     u64::try_from(bytes).unwrap_or(u64::MAX)
@@ -81,12 +80,12 @@ mod tests {
         assert_eq!((bucket.available(Duration::ZERO), bucket.blocked_until(Duration::ZERO)), (1000, None));
         bucket.spend(5000);
         assert_eq!(bucket.available(Duration::ZERO), 0);
-        // 4000 are owed, and 1000 are what a millisecond brings.
+        // 4000 bytes are owed, and a millisecond brings 1000.
         let until = bucket.blocked_until(Duration::ZERO).unwrap();
         assert_eq!(until.as_millis(), 5);
         assert_eq!(bucket.blocked_until(until), None);
         assert_eq!(bucket.available(until), 1000);
-        // No more than a burst is saved up, and a clock that seems to go back brings nothing.
+        // No more than a burst accumulates, and a clock that seems to go back adds nothing.
         assert_eq!(bucket.available(until + 1000 * MS), 1000);
         bucket.spend(1000);
         assert_eq!(bucket.available(MS), 0);

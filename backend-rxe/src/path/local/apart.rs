@@ -1,8 +1,8 @@
 //! Reliable connections between two devices of which one has slow memory.
 //!
-//! An access to slow memory may wait for as long as its owner likes ([`pvrdma_guest_memory::Stall`]). So the memory of
-//! only one of the two devices is held at a time, and each step of a request goes by way of a buffer: first what it
-//! takes from the requester's memory, then all that concerns the responder, then what the requester gets.
+//! An access to slow memory can block for as long as its owner likes ([`pvrdma_guest_memory::Stall`]). The memory of
+//! only one of the two devices is therefore held at a time, and each step of a request copies by way of a buffer: first
+//! it reads from the requester's memory, then it does the responder's part, then it writes to the requester's memory.
 
 use std::sync::Arc;
 
@@ -19,27 +19,27 @@ use crate::qp::state::ErrorCause;
 use crate::sg::{Memory, MemoryGuard};
 use crate::task::Run;
 
-/// Bytes that a step moves at most.
+/// Maximum number of bytes that a step moves.
 const CHUNK: u64 = 64 << 10;
 
-/// A step of the request in flight of a connected QP, or of the next one.
+/// A step of the request in flight of a connected QP, or of its next request.
 pub(crate) struct ApartStep<'a> {
     pub(crate) qp: &'a Qp,
     pub(crate) requester: &'a mut Requester,
     pub(crate) route: &'a mut LocalRoute,
     pub(crate) peer: &'a Arc<Qp>,
-    /// The directory's generation of now.
+    /// Returns the current generation of the directory.
     pub(crate) generation: &'a dyn Fn() -> u64,
     pub(crate) budget: &'a mut Budget,
     pub(crate) tally: &'a mut Tally,
 }
 
-/// What the responder made of a step.
+/// Result of the responder's part of a step.
 struct Met {
     step: Step,
-    /// What its queue took, if not all.
+    /// Number of completions that the responder's queue took, if not all.
     published: Option<usize>,
-    /// Bytes of the message that had been moved before.
+    /// Bytes of the message that were moved before this step.
     before: u64,
 }
 
@@ -51,13 +51,13 @@ impl ApartStep<'_> {
         };
         match self.meet(&mut bytes) {
             Some(met) => self.end(&met, &bytes),
-            // Somebody came or went: the peer is looked up again.
+            // The directory has changed: the peer is looked up again.
             None => Run::Again,
         }
     }
 
-    /// With the memory of the requester: takes a request, checks it, and copies what this step moves. `Err`: there is
-    /// nothing for the responder.
+    /// First part, with the requester's memory held: takes a request, checks it, and copies the bytes of this step.
+    /// `Err`: the responder has nothing to do.
     fn begin(&mut self) -> Result<Vec<u8>, Run> {
         let qp = self.qp;
         let guard = MemoryGuard::open(&qp.adapter, None);
@@ -92,7 +92,7 @@ impl ApartStep<'_> {
         }
     }
 
-    /// Checks the request in flight and copies what this step moves. `None`: it stays local, and is done.
+    /// Checks the request in flight and copies the bytes of this step. `None`: the request is local, and done.
     fn take(&mut self, own: Memory<'_>) -> Result<Option<Vec<u8>>, WcStatus> {
         let qp = self.qp;
         let Requester { work, current, attrs, .. } = &mut *self.requester;
@@ -117,13 +117,14 @@ impl ApartStep<'_> {
         Ok(Some(bytes))
     }
 
-    /// With the memory of the responder: does there what the step is about.
+    /// Second part, with the responder's memory held: executes the step there.
     fn meet(&mut self, bytes: &mut [u8]) -> Option<Met> {
         let (qp, peer) = (self.qp, self.peer);
         let guard = MemoryGuard::open(&peer.adapter, None);
         let memory = guard.own();
         let LocalRoute { source, generation, connection, .. } = &mut *self.route;
-        // From here on an unbind waits for us, as everywhere.
+        // From here on an unbind waits until this guard is released, so that the addresses of this generation stay
+        // valid.
         if *generation != (self.generation)() {
             return None;
         }
@@ -145,7 +146,8 @@ impl ApartStep<'_> {
         Some(Met { step, published, before })
     }
 
-    /// With the memory of the requester again: puts there what it gets, and ends the request if this was its last step.
+    /// Third part, with the requester's memory held again: writes the result there, and ends the request if this was
+    /// its last step.
     fn end(&mut self, met: &Met, bytes: &[u8]) -> Run {
         let qp = self.qp;
         let guard = MemoryGuard::open(&qp.adapter, None);
@@ -184,7 +186,7 @@ impl ApartStep<'_> {
         run
     }
 
-    /// Reports what has ended, as [`super::rc::run`] does.
+    /// Reports requests that have ended, as [`super::rc::run`] does.
     fn publish(&mut self, own: Memory<'_>, published: Option<usize>) -> Run {
         if !self.requester.publish(self.qp, own.view, published) {
             Counters::bump(&self.qp.adapter.counters.request_errors);

@@ -1,9 +1,9 @@
 //! Reliable connections, delivered locally.
 //!
 //! A batch holds the guest memory of both sides and the responder of the peer for as many requests as the budget
-//! allows. Each request is checked in the order of the transport (local memory first, then what the responder checks),
-//! moved in chunks, and completed first at the responder, then at the requester; small ones several at a time. Requests
-//! run strictly one after another, so FENCE needs no extra work.
+//! allows. Each request is checked in the order of the transport (local memory first, then the responder's checks),
+//! moved in chunks, and completed first at the responder, then at the requester; completions of small requests are
+//! published several at a time. Requests run strictly one after another, so FENCE needs no extra work.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -29,15 +29,15 @@ use crate::qp::state::ErrorCause;
 use crate::sg::{FaultyList, Memory, MemoryGuard, SgList, transfer};
 use crate::task::Run;
 
-/// The responder of the peer, held.
+/// The locked responder of the peer.
 pub(super) struct Target<'a> {
     pub(super) responder: FairMutexGuard<'a, Responder>,
-    /// Whether it is connected to us.
+    /// The responder is connected to the QP of the batch.
     pub(super) connected: bool,
 }
 
 impl<'a> Target<'a> {
-    /// Takes the responder of a peer. The addresses are those of the directory's `generation`.
+    /// Locks the responder of a peer. The addresses are those of the directory's `generation`.
     pub(super) fn lock(
         peer: &'a Qp,
         (qp, attrs): (&Qp, &QpAttrs),
@@ -59,29 +59,29 @@ impl<'a> Target<'a> {
 
 /// One step of a request.
 pub(super) enum Step {
-    /// It ended with success; bytes for its completion.
+    /// The request succeeded; bytes for its completion.
     Done(u32),
-    /// A part was moved.
+    /// A part of the message was moved.
     Moved,
-    /// Our side of it is wrong.
+    /// The requester's side of the request is invalid.
     Failed(WcStatus),
-    /// The responder did not execute it.
+    /// The responder did not execute the request.
     Refused(NakReason),
 }
 
-/// Why a batch ended.
+/// Reason why a batch ended.
 enum BatchEnd {
-    /// As it should.
+    /// Without an error.
     Run(Run),
-    /// The request in flight needs a peer, and there is none.
+    /// The request in flight needs a peer, and none was found.
     NoPeer,
     /// The request in flight failed.
     Failed(WcStatus),
-    /// The ring cannot be read any more.
+    /// The ring can no longer be read.
     Broken(QueueError),
 }
 
-/// Requests of a connected QP, their peer, and the memory of both.
+/// Requests of a connected QP, with their peer and the memory of both.
 pub(crate) struct LocalBatch<'a> {
     pub(crate) qp: &'a Qp,
     pub(crate) requester: &'a mut Requester,
@@ -93,12 +93,13 @@ pub(crate) struct LocalBatch<'a> {
     pub(crate) tally: &'a mut Tally,
 }
 
-/// Runs requests of a connected QP. Returns `None` if the one in flight needs a peer, and there is none.
+/// Runs requests of a connected QP. Returns `None` if the request in flight needs a peer, and none was found.
 pub(crate) fn run(mut batch: LocalBatch<'_>) -> Option<Run> {
     let (mut target, view) = (None, batch.guard.own().view);
     let end = batch.run(&mut target);
     let published = batch.publish(target.as_mut());
-    // Our own responder may be flushed next, and a thread holds one responder at most.
+    // The peer's responder is released first, because this QP's own responder may be flushed next and a thread never
+    // holds two responders: two threads that lock them in opposite order would deadlock.
     drop(target);
     let LocalBatch { qp, requester, .. } = batch;
     if !published {
@@ -116,7 +117,8 @@ pub(crate) fn run(mut batch: LocalBatch<'_>) -> Option<Run> {
 }
 
 impl<'a> LocalBatch<'a> {
-    /// Reports what has ended, at the responder first. Returns `false` if the responder's queue had no room for all.
+    /// Publishes completions, at the responder first. Returns `false` if the responder's queue had no room for all of
+    /// them.
     #[inline]
     fn publish(&mut self, target: Option<&mut Target<'a>>) -> bool {
         let peer = self.peer.zip(target);
@@ -124,8 +126,8 @@ impl<'a> LocalBatch<'a> {
         self.requester.publish(self.qp, self.guard.own().view, published)
     }
 
-    /// Runs requests until one of them, the budget or something else ends the batch. What ended last is not published
-    /// yet.
+    /// Runs requests until a request, the budget or a state change ends the batch. The last completions are not yet
+    /// published when this returns.
     fn run(&mut self, target: &mut Option<Target<'a>>) -> BatchEnd {
         let (qp, own) = (self.qp, self.guard.own());
         let capturing = qp.adapter.captures.is_active();
@@ -144,7 +146,8 @@ impl<'a> LocalBatch<'a> {
                     Err(error) => return BatchEnd::Broken(error),
                 }
             }
-            // Only now: a budget that ends with the last request leaves nothing to wake a worker for.
+            // The budget is checked only when there is a request: if it ends with the last request, no worker needs to
+            // be woken.
             if self.budget.spent() {
                 return BatchEnd::Run(Run::More);
             }
@@ -169,7 +172,7 @@ impl<'a> LocalBatch<'a> {
         }
     }
 
-    /// The responder did not execute the request in flight.
+    /// Handles a request in flight that the responder did not execute.
     fn refused(&mut self, nak: NakReason, capturing: bool) -> BatchEnd {
         if capturing && nak == NakReason::Silence {
             trace_loss(self.qp, self.requester, self.route, self.guard.own());
@@ -180,7 +183,7 @@ impl<'a> LocalBatch<'a> {
         }
     }
 
-    /// Takes the request in flight one step further.
+    /// Advances the request in flight by one step.
     #[inline]
     fn step(&mut self, target: &mut Option<Target<'a>>, capturing: bool) -> Step {
         let (qp, own, memory) = (self.qp, self.guard.own(), self.guard.peer());
@@ -208,7 +211,7 @@ impl<'a> LocalBatch<'a> {
     }
 }
 
-/// Shows those who watch that nobody answered the request in flight.
+/// Records in active captures that the request in flight got no response.
 #[cold]
 pub(crate) fn trace_loss(qp: &Qp, requester: &mut Requester, route: &mut LocalRoute, own: Memory<'_>) {
     let Requester { work, current: Some(progress), attrs, .. } = requester else { return };
@@ -217,7 +220,8 @@ pub(crate) fn trace_loss(qp: &Qp, requester: &mut Requester, route: &mut LocalRo
     trace.step(work, progress, progress.done, StepOutcome::NoResponse, None);
 }
 
-/// What becomes of a request that the responder did not execute: what the run does next, or how the request ends.
+/// Decides how a request continues that the responder did not execute: returns the next action of the run, or the
+/// status that the request ends with.
 pub(super) fn refused(qp: &Qp, requester: &mut Requester, nak: NakReason) -> Result<Run, WcStatus> {
     match nak {
         NakReason::Silence => {
@@ -233,13 +237,13 @@ pub(super) fn refused(qp: &Qp, requester: &mut Requester, nak: NakReason) -> Res
 
 /// The requester's memory.
 pub(super) enum OwnSide<'a> {
-    /// It is held together with the responder's.
+    /// Held together with the responder's memory.
     Joint(Memory<'a>),
-    /// It is not held now: what the request moves is here, for one step.
+    /// Not held now: the buffer has the bytes that the request moves in this step.
     Apart(&'a mut [u8]),
 }
 
-/// A request meets the responder.
+/// Execution of a request at the responder.
 pub(super) struct Exchange<'a> {
     pub(super) qp: &'a Qp,
     pub(super) own: OwnSide<'a>,
@@ -249,7 +253,7 @@ pub(super) struct Exchange<'a> {
     pub(super) work: &'a SendWr,
     pub(super) progress: &'a mut Progress,
     pub(super) budget: &'a mut Budget,
-    /// Somebody may be watching.
+    /// Present while captures are active.
     pub(super) trace: Option<ConnectionTrace<'a>>,
 }
 
@@ -259,7 +263,7 @@ impl<'a> Exchange<'a> {
         if self.progress.done == 0 {
             self.progress.epoch = self.responder.epoch;
         } else if self.progress.epoch != self.responder.epoch {
-            // The responder was reset in the middle: what it had is lost.
+            // The responder was reset in the middle of the message, and has lost its part of it.
             return Err(NakReason::Silence);
         }
         let before = self.progress.done;
@@ -284,10 +288,11 @@ impl<'a> Exchange<'a> {
         Ok(step)
     }
 
-    /// Shows a step to those who watch.
+    /// Records a step in active captures.
     #[inline]
     fn record(&mut self, result: &Result<Step, NakReason>, before: u64) {
-        // Taken out: what is lent to a call that is not inlined keeps the whole exchange in memory.
+        // The trace is moved out of `self`: a reference to a field, passed to a call that is not inlined, would keep
+        // the whole exchange in memory instead of registers.
         let Some(mut trace) = self.trace.take() else { return };
         let outcome = match result {
             Ok(Step::Done(_)) => StepOutcome::Completed,
@@ -322,7 +327,7 @@ impl<'a> Exchange<'a> {
     fn write(&mut self, remote: RemoteAddress, immediate: Option<[u8; 4]>) -> Result<Step, NakReason> {
         let (peer, view) = (self.peer, self.memory.view);
         let length = self.progress.length;
-        // A message of one packet needs its receive at once; a longer one with its last packet.
+        // A message of one packet needs its receive immediately, a longer one only with its last packet.
         let takes_first = immediate.is_some() && length <= u64::from(self.responder.attrs.path_mtu.bytes());
         if self.progress.done == 0 {
             self.responder.check_enabled(peer, view, Access::REMOTE_WRITE)?;
@@ -377,7 +382,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Changes eight bytes of the peer and puts the value before into the request's own list.
+    /// Changes eight bytes of the peer and writes the previous value to the request's SGE list.
     fn atomic(&mut self, remote: RemoteAddress, change: AtomicChange) -> Result<Step, NakReason> {
         let (peer, memory) = (self.peer, self.memory);
         self.responder.check_enabled(peer, memory.view, Access::REMOTE_ATOMIC)?;
@@ -402,7 +407,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Ends the receive in use.
+    /// Completes the receive in use.
     fn receive(&mut self, opcode: WcOpcode, data: SendData) {
         let (immediate, invalidated) = match data {
             SendData::None => (None, None),
@@ -415,12 +420,12 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// The request's own list.
+/// Returns the SGE list of the request.
 pub(super) fn own_list<'a>(memory: Memory<'a>, qp: &'a Qp, work: &'a SendWr, need: Access) -> SgList<'a> {
     SgList { memory, sges: &work.sges, pd: qp.pd, need }
 }
 
-/// Moves a part of a message to the responder. Returns `true` if all of it has been moved.
+/// Moves a part of a message to the responder. Returns `true` if the message is complete.
 #[inline]
 fn put(
     own: &mut OwnSide<'_>,
@@ -433,7 +438,7 @@ fn put(
     match own {
         OwnSide::Joint(own) => move_chunk(own_list(*own, qp, work, Access::empty()), to, progress, budget, ordered),
         OwnSide::Apart(bytes) => {
-            // Pollers of a written buffer expect its end last.
+            // Programs that poll a written buffer expect its last bytes to arrive last.
             let (body, tail) = bytes.split_at(bytes.len().saturating_sub(8));
             let tail_at = progress.done.saturating_add(body.len() as u64);
             let written = to.write(progress.done, body).and_then(|()| {
@@ -446,7 +451,7 @@ fn put(
     }
 }
 
-/// Moves a part of a message from the responder. Returns `true` if all of it has been moved.
+/// Moves a part of a message from the responder. Returns `true` if the message is complete.
 #[inline]
 fn get(
     own: &mut OwnSide<'_>,
@@ -464,14 +469,14 @@ fn get(
     }
 }
 
-/// Notes what was moved. Returns `true` if that is all.
+/// Accounts for moved bytes. Returns `true` if the message is complete.
 const fn moved(count: u64, progress: &mut Progress, budget: &mut Budget) -> bool {
     budget.take_bytes(count);
     progress.done = progress.done.saturating_add(count);
     progress.done >= progress.length
 }
 
-/// Moves as much of a message as the budget allows. Returns `true` if all of it has been moved.
+/// Moves as much of a message as the budget allows. Returns `true` if the message is complete.
 #[inline]
 fn move_chunk(
     from: SgList<'_>,

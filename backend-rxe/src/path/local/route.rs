@@ -1,4 +1,4 @@
-//! What local delivery remembers of a connection.
+//! State of a connection in local delivery.
 
 use std::sync::{Arc, Weak};
 
@@ -10,30 +10,30 @@ use crate::gid::BoundGid;
 use crate::qp::Qp;
 use crate::qp::contact::Connection;
 
-/// The way to a peer of this process, remembered from request to request.
+/// Route to a peer in the same process, kept from request to request.
 #[derive(Debug, Default)]
 pub(crate) struct LocalRoute {
-    /// The directory's generation when it was looked up.
+    /// Generation of the directory at the last lookup.
     pub(crate) generation: u64,
-    /// The GID we send from.
+    /// The GID that requests are sent from.
     pub(crate) source: Option<BoundGid>,
     peer: Weak<Qp>,
-    /// Whose requests these are, and for whom.
+    /// Identity of the connection: ties requester and responder together.
     pub(crate) connection: Connection,
-    /// What a capture has seen of the connection, until its QP is reset.
+    /// State of captures for the connection, until its QP is reset.
     pub(crate) trace: Option<Box<SyntheticTrace>>,
 }
 
-/// The way to a peer of this process, at one moment.
+/// State of a local route at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct LocalRouteInspect {
-    /// The GID we send from, if it was bound.
+    /// The GID that requests are sent from, if it was bound.
     source: Option<Gid>,
-    /// The peer, if it is there.
+    /// The peer, if it exists.
     peer: Option<LocalPeer>,
 }
 
-/// A QP of this process.
+/// A QP in the same process.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 struct LocalPeer {
     device: String,
@@ -41,7 +41,7 @@ struct LocalPeer {
 }
 
 impl LocalRoute {
-    /// Describes itself.
+    /// Returns the state of the route for inspection.
     pub(crate) fn inspect(&self) -> LocalRouteInspect {
         let peer = self.peer.upgrade().filter(|peer| !peer.state.is_dead());
         LocalRouteInspect {
@@ -50,7 +50,7 @@ impl LocalRoute {
         }
     }
 
-    /// The peer, unless it must be looked up again.
+    /// Returns the peer, unless it must be looked up again.
     #[inline]
     pub(crate) fn peer(&self, generation: u64) -> Option<Arc<Qp>> {
         if self.generation != generation {
@@ -59,14 +59,14 @@ impl LocalRoute {
         self.peer.upgrade().filter(|peer| !peer.state.is_dead())
     }
 
-    /// Takes over what the directory says.
+    /// Stores the result of a lookup in the directory.
     pub(crate) fn set_peer(&mut self, generation: u64, source: Option<BoundGid>, peer: Option<&Arc<Qp>>) {
         self.generation = generation;
         self.source = source;
         self.peer = peer.map_or_else(Weak::new, Arc::downgrade);
     }
 
-    /// Forgets the way: the addresses may have changed.
+    /// Forgets the route, because the addresses may have changed.
     pub(crate) fn forget(&mut self) {
         self.set_peer(0, None, None);
     }

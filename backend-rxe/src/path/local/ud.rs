@@ -26,7 +26,7 @@ impl LocalDatagram<'_> {
     /// Copies the datagram into a receive of `peer`, or drops it.
     ///
     /// # Errors
-    /// What is wrong with the sender's side.
+    /// The SGEs of the sender cannot be read.
     pub(crate) fn deliver(&self, peer: &Qp, memory: Memory<'_>, tally: &mut Tally) -> Result<(), WcStatus> {
         let SendOp::Send { data, .. } = self.work.op else { return Err(WcStatus::LocalQpOperation) };
         let payload_len = Sge::total_length(&self.work.sges);
@@ -43,7 +43,7 @@ impl LocalDatagram<'_> {
         };
         let datagram = ReceivedDatagram {
             source: self.qp.qpn,
-            // A privileged key in the request stands for the QP's own (IBA 10.2.5).
+            // A Q_Key with the high bit set stands for the QP's own Q_Key (IBA 10.2.5).
             qkey: if self.to.qkey & 1 << 31 == 0 { self.to.qkey } else { self.qkey },
             immediate,
             solicited: self.work.flags.contains(SendFlags::SOLICITED),

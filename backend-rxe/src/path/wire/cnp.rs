@@ -1,5 +1,5 @@
-//! Congestion notification packets (IBA annex A17.9): sending them for marked packets, and obeying those that come for
-//! our queue pairs.
+//! Congestion notification packets (IBA annex A17.9): sends them for marked packets, and handles those that arrive for
+//! queue pairs of this device.
 
 use pvrdma_link::Frames;
 use pvrdma_roce::wire::{Ecn, MAX_FRAME, Network, Operation, Packet};
@@ -12,7 +12,7 @@ use crate::path::directory::Node;
 use crate::port::Port;
 use crate::port::counters::PortCounters;
 
-/// A packet that a QP took was marked on its way: notifies its sender, which then slows down.
+/// Notifies the sender of a packet that was marked on its way and that a QP has accepted. The sender slows down.
 pub(super) fn marked(port: &Port, endpoint: &Endpoint, packet: &Packet<'_>, out: &mut Frames) {
     let header = &packet.header;
     if header.network.ecn() != Ecn::Congested || matches!(header.network, Network::V1(_)) {
@@ -21,7 +21,8 @@ pub(super) fn marked(port: &Port, endpoint: &Endpoint, packet: &Packet<'_>, out:
     PortCounters::bump(&port.counters.wire_marked);
     let Some(config) = port.congestion() else { return };
     let operation = header.bth.opcode.info().map(|info| info.operation);
-    // What these acknowledge was sent long ago: they say nothing about the way that our packets take.
+    // The packets that these acknowledge were sent long ago, so that the mark says nothing about the path that this
+    // QP's packets take.
     let old_news = matches!(operation, Some(Operation::Acknowledge | Operation::AtomicAcknowledge));
     let now = endpoint.qp().adapter.engine.now();
     if old_news || !endpoint.rate().may_notify(config.cnp_interval, now) {
@@ -39,7 +40,7 @@ pub(super) fn marked(port: &Port, endpoint: &Endpoint, packet: &Packet<'_>, out:
     }
 }
 
-/// The way back to the sender of a datagram.
+/// Returns the path back to the sender of a datagram.
 fn datagram_path(endpoint: &Endpoint, packet: &Packet<'_>, source: Qpn) -> Option<Path> {
     let (qp, header) = (endpoint.qp(), &packet.header);
     let network = &header.network;
@@ -49,13 +50,13 @@ fn datagram_path(endpoint: &Endpoint, packet: &Packet<'_>, source: Qpn) -> Optio
     Path::datagram(&qp.adapter.origin(bound), &to, qp.qpn)
 }
 
-/// A notification came for one of our queue pairs.
+/// Handles a notification for a queue pair of this device.
 pub(super) fn notified(port: &Port, node: &Node<Endpoint>, packet: &Packet<'_>) {
     let counters = &port.counters;
     PortCounters::bump(&counters.wire_cnps_received);
     let config = port.congestion().filter(|_| admit_notification(packet).is_ok());
     let endpoint = node.qp(packet.header.bth.destination);
-    // Only the peer of a connection may slow it down. A datagram QP has many peers and no rate.
+    // Only the peer of a connection can slow it down. A datagram QP has many peers and no rate.
     match (config, endpoint) {
         (Some(config), Some(endpoint)) if is_from_peer(&endpoint, packet) => {
             let [a, b, c, d, e, f] = packet.header.ethernet.destination.0;

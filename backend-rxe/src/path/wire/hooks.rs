@@ -1,4 +1,4 @@
-//! What the transport wants from a queue pair, answered with the checks and completions that local delivery uses.
+//! Callbacks of the transport for a queue pair. They use the same checks and completions as local delivery.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -14,7 +14,7 @@ use crate::qp::responder::{Responder, check_remote, execute_atomic, remote_list,
 use crate::qp::state::ErrorCause;
 use crate::sg::{Memory, SgList};
 
-/// The requester's side.
+/// Callbacks of the requester.
 pub(super) struct RequesterHooks<'a> {
     pub(super) qp: &'a Qp,
     pub(super) requester: &'a mut Requester,
@@ -58,14 +58,14 @@ impl RequesterOps for RequesterHooks<'_> {
     }
 }
 
-/// The responder's side.
+/// Callbacks of the responder.
 pub(super) struct ResponderHooks<'a> {
     pub(super) qp: &'a Qp,
     pub(super) responder: &'a mut Responder,
     pub(super) memory: Memory<'a>,
-    /// Who is told when a receive is posted. `None`: without one the peer gets an RNR NAK at once.
+    /// Notified when a receive is posted. `None`: the peer gets an RNR NAK immediately.
     pub(super) wait: Option<&'a PortTurns>,
-    /// The request waits for a receive. It was not executed, and is to be handed in again.
+    /// The request waits for a receive. It was not executed, and must be passed in again.
     pub(super) waits: bool,
 }
 
@@ -77,7 +77,8 @@ impl ResponderOps for ResponderHooks<'_> {
     fn take_receive(&mut self) -> Result<(), NakReason> {
         let taken = self.responder.take_receive(self.qp, self.memory.view, None);
         let (Err(NakReason::NotReady(_)), Some(turns)) = (taken, self.wait) else { return taken };
-        // Before the second look: a receive that is posted behind it wakes the queue pair, which then finds this.
+        // The flag is set before the second check: a receive that is posted after the check wakes the queue pair, which
+        // then finds the flag set. In the other order the wake-up could be lost.
         turns.hold_responder();
         let taken = self.responder.take_receive(self.qp, self.memory.view, Some(&self.qp.state));
         self.waits = matches!(taken, Err(NakReason::NotReady(_)));
@@ -110,8 +111,8 @@ impl ResponderOps for ResponderHooks<'_> {
     }
 
     fn write(&mut self, remote: RemoteAddress, data: &[u8]) -> Result<(), AccessError> {
-        // Who polls the end of a buffer must find the rest there: the last word, or byte where it is not aligned, comes
-        // after all others.
+        // A program that polls the end of a buffer must find the rest of the data there. The last word, or the last
+        // byte if it is not aligned, is therefore written after all others.
         let end = remote.addr.wrapping_add(data.len() as u64);
         let tail = if end.is_multiple_of(8) { 8 } else { 1 };
         let (body, tail) = data.split_at(data.len().saturating_sub(tail));

@@ -1,18 +1,18 @@
-//! The wire: the path to peers of other hosts, through the device's port.
+//! The wire: the path to peers on other hosts, through the device's port.
 //!
-//! # Who sends
+//! # Senders
 //!
-//! The requester of a QP sends with its half held, so that its packets leave in order, but after it has given guest
-//! memory back. Responses leave from the port's thread only. When the link is full both stop: requesters are woken, and
-//! responses are still owed.
+//! The requester of a QP sends while its half is locked, so that its packets leave in order, but after it has released
+//! guest memory. Responses are sent by the port's thread only. When the link is full, both stop: requesters are woken
+//! when there is room, and responses remain owed.
 //!
-//! # Guard
+//! # Checks
 //!
-//! Frames are built by us, from a GID that is bound and the device's own address. What comes is dropped and counted
-//! unless it is for us, intact, in the VLAN of the address, from an address that the device may talk to, and from the
-//! peer of the QP; a GID of our own process is nobody's peer on the wire, unless local delivery is off. Only such a
-//! packet may make state, and that is bounded. Frames of the network function are held to the device's address and VLAN
-//! ([`crate::port::policy`]).
+//! This engine builds the frames, with a source GID that is bound and the device's own MAC address. A received packet
+//! is dropped and counted unless it is intact, for this device, in the VLAN of the address, from an address that the
+//! rules allow, and from the peer of the QP. A GID of this process is never accepted as a source on the wire, unless
+//! local delivery is off. Only a packet that passes these checks can allocate state, which is bounded. Frames of the
+//! network function are checked against the device's address and VLAN ([`crate::port::policy`]).
 
 mod cnp;
 mod hooks;
@@ -30,23 +30,23 @@ pub(crate) mod ud;
 pub(crate) use new_path::NewPath;
 use pvrdma_verbs::QpAttrs;
 
-/// READs and atomics of either direction that a QP has paid for when it was made.
+/// Number of READs and atomics in each direction that a QP is charged for when it is created.
 const READS: usize = 16;
-/// Bytes that one of these takes: what is remembered of it, and what is owed for it.
+/// Memory, in bytes, of each of these: the state of the request, and the response that is owed.
 const READ_BYTES: usize = 192;
 
-/// Bytes that one more takes for which the guest asks: the requester's, and a peer's, of which the queues may have
-/// doubled and have acknowledgements in between.
+/// Memory, in bytes, of each further one that the guest asks for, as requester and as responder. The responder's queues
+/// may have doubled, and have acknowledgements in between.
 const MORE_READS_BYTES: [u64; 2] = [64, 256];
 
-/// Bytes that a QP on the wire pays for with these attributes, beyond what it paid when it was made.
+/// Returns the bytes that a QP on the wire is charged for these attributes, beyond the charge at its creation.
 pub(crate) fn more_reads_bytes(attrs: &QpAttrs) -> u64 {
     let more = |reads: u8, bytes: u64| bytes.saturating_mul(usize::from(reads).saturating_sub(READS) as u64);
     let [own, peers] = MORE_READS_BYTES;
     more(attrs.max_rd_atomic, own).saturating_add(more(attrs.max_dest_rd_atomic, peers))
 }
 
-/// Bytes that a QP may need on the wire at least, for requests of so many SGEs.
+/// Returns the minimum number of bytes that a QP may need on the wire, if its requests have up to `max_sge` SGEs.
 pub(crate) fn first_bytes(max_sge: u32) -> usize {
     let halves = size_of::<rc::WireRequester>() + size_of::<responder::WireResponder>() + 2 * READS * READ_BYTES;
     halves.saturating_add(room::first_bytes(max_sge))

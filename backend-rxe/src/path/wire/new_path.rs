@@ -1,24 +1,24 @@
-//! What a modify request does to the path of a connection.
+//! Effect of a modify request on the path of a connection.
 
 use pvrdma_roce::Path;
 use pvrdma_verbs::QpAttrMask;
 
 use crate::gid::BoundGid;
 
-/// What a modify request means for the path of a connection that is on the wire.
+/// Effect of a modify request on the path of a connection that is on the wire.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NewPath {
-    /// The address is the old one.
+    /// The address has not changed.
     Same,
     /// There is a path to the address, from this GID.
     To(Path, BoundGid),
-    /// There is none, because a device of this process has the address or its source is not bound: nothing may leave
-    /// any more, least of all to the old one.
+    /// There is no path, because a device of this process owns the address or the source GID is not bound. No packet
+    /// can be sent any more, in particular not to the old address.
     Gone,
 }
 
 impl NewPath {
-    /// The path that was found after a request that changed these attributes.
+    /// Combines the path that was found with the attributes that the request changed.
     pub(crate) fn of(found: Option<(Path, BoundGid)>, mask: QpAttrMask) -> Self {
         match found {
             Some((path, source)) => Self::To(path, source),
@@ -27,7 +27,7 @@ impl NewPath {
         }
     }
 
-    /// Takes the place of a path and its source.
+    /// Updates a path and its source.
     pub(super) fn replace(self, path: &mut Path, source: &mut Option<BoundGid>) {
         match self {
             Self::Same => {}

@@ -1,6 +1,6 @@
-//! The rate of a QP that its peer has complained about (IBA annex A17.9): DCQCN's reaction point.
+//! Rate of a QP that its peer has sent congestion notifications to (IBA annex A17.9): DCQCN's reaction point.
 //!
-//! A QP that nobody complained about pays one load of a flag for each packet.
+//! A QP without notifications pays one load of a flag for each packet.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,32 +12,32 @@ use pvrdma_verbs::Snapshot;
 use crate::port::Port;
 use crate::port::counters::PortCounters;
 
-/// What a QP remembers about congestion.
+/// Congestion state of a QP.
 #[derive(Debug, Default)]
 pub(crate) struct RateLimiter {
-    /// `reaction` holds something. Changes with it locked.
+    /// Set while `reaction` holds a value. Only changes with `reaction` locked.
     on: AtomicBool,
-    /// Both halves send at this rate.
+    /// The rate that both halves share.
     reaction: Mutex<Option<Box<ReactionPoint>>>,
-    /// A notification came, and the requester does not know of it.
+    /// A notification has arrived that the requester has not handled yet.
     news: AtomicBool,
-    /// When the last notification was sent for this QP, in nanoseconds. 0: never.
+    /// Time of the last notification sent for this QP, in nanoseconds. 0: never.
     notified: AtomicU64,
 }
 
 impl RateLimiter {
-    /// Returns `true` if the peer has complained.
+    /// Returns `true` if the rate is limited because of notifications.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// Bytes per second at which both halves send. `null`: nobody complained.
+    /// Returns the rate of both halves in bytes per second. `null`: not limited.
     pub(crate) fn inspect(&self) -> Snapshot<Option<u64>> {
         self.reaction.try_lock().map(|reaction| reaction.as_ref().map(|point| point.rate())).into()
     }
 
-    /// When the next packet may leave, if that is not now.
+    /// Returns the time at which the next packet can be sent, if that is not now.
     #[inline]
     pub(crate) fn blocked_until(&self, port: &Port, now: Duration) -> Option<Duration> {
         if self.is_on() { self.ask(port, now) } else { None }
@@ -56,7 +56,7 @@ impl RateLimiter {
         blocked
     }
 
-    /// Packets have left.
+    /// Accounts for packets that have been sent.
     #[inline]
     pub(crate) fn sent(&self, now: Duration, bytes: u64) {
         if self.is_on()
@@ -66,7 +66,7 @@ impl RateLimiter {
         }
     }
 
-    /// Slows down. `seed`: other queue pairs have another one. Returns `true` if the rate was cut.
+    /// Reduces the rate. `seed` differs between queue pairs. Returns `true` if the rate was cut.
     pub(super) fn notify(&self, config: &Congestion, now: Duration, seed: u64) -> bool {
         let mut reaction = self.reaction.lock();
         let cut = reaction.get_or_insert_with(|| Box::new(ReactionPoint::new(config, now, seed))).notify(now);
@@ -75,12 +75,13 @@ impl RateLimiter {
         cut
     }
 
-    /// Returns `true` if a notification came since the last call.
+    /// Returns `true` if a notification has arrived since the last call.
     pub(super) fn take_notified(&self) -> bool {
         self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Relaxed)
     }
 
-    /// Returns `true` if a notification may be sent, and remembers it. Only the port's thread asks.
+    /// Returns `true` if a notification can be sent now, and records its time. Called by the port's thread only, so
+    /// that the load and the store need not be one atomic operation.
     pub(super) fn may_notify(&self, interval: Duration, now: Duration) -> bool {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).max(1);
         let interval = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
@@ -92,7 +93,7 @@ impl RateLimiter {
         may
     }
 
-    /// Forgets everything, with the QP's state.
+    /// Resets the congestion state, together with the QP's state.
     pub(crate) fn reset(&self) {
         let mut reaction = self.reaction.lock();
         *reaction = None;

@@ -1,4 +1,4 @@
-//! Reliable connections over the wire: the requester of the transport, beside that of a queue pair.
+//! Reliable connections over the wire: combines the requester of the transport with that of a queue pair.
 
 use std::time::Duration;
 
@@ -25,38 +25,38 @@ use crate::qp::requester::Requester;
 use crate::sg::{Memory, MemoryGuard};
 use crate::task::Run;
 
-/// What a route to the wire holds.
+/// Requester state of a QP whose peer is on the wire.
 #[derive(Debug)]
 pub(crate) struct WireRequester {
     transport: pvrdma_roce::Requester,
     path: Path,
-    /// The GID that the path begins at. `None`: nothing may leave on it.
+    /// Source GID of the path. `None`: no packet can be sent on it.
     source: Option<BoundGid>,
     remote: Qpn,
     share: WindowShare,
-    /// The rate of the QP, or quiet for another one, has it wait until then.
+    /// Time until which the rate of the QP, or a quiet period for another one, delays it.
     paced: Option<Duration>,
     grace: TimeoutGrace,
     room: Room,
 }
 
-/// A route to the wire at one moment.
+/// State of a route to the wire at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct WireRequesterInspect {
-    /// Where packets go.
+    /// Destination of the packets.
     address: PathInspect,
-    /// The peer's QPN.
+    /// QPN of the peer.
     peer_qpn: Qpn,
     /// PSNs that count against the window of the peer, which all connections to it share.
     counted_in_peer_window: u64,
-    /// Microseconds that the rate of the QP, or quiet for another one to that peer, has it wait.
+    /// Microseconds for which the rate of the QP, or a quiet period for another one to that peer, delays it.
     paced_us: Option<u64>,
     #[serde(flatten)]
     transport: RequesterInspect,
 }
 
 impl WireRequester {
-    /// Describes itself.
+    /// Returns the state of the route for inspection.
     pub(crate) fn inspect(&self, now: Duration) -> WireRequesterInspect {
         WireRequesterInspect {
             address: self.transport.path().inspect(),
@@ -67,7 +67,7 @@ impl WireRequester {
         }
     }
 
-    /// State of a QP whose peer is on the wire.
+    /// Creates the state of a QP whose peer is on the wire.
     pub(crate) fn new(
         port: &Port,
         qp: &Qp,
@@ -84,7 +84,7 @@ impl WireRequester {
         Box::new(Self { transport, path, source, remote, share, paced: None, grace, room })
     }
 
-    /// Takes over attributes that a modify request changed.
+    /// Applies attributes that a modify request changed.
     pub(crate) fn set_attrs(&mut self, qp: &Qp, attrs: &QpAttrs, path: NewPath) {
         path.replace(&mut self.path, &mut self.source);
         self.remote = attrs.dest_qpn;
@@ -97,18 +97,18 @@ impl WireRequester {
         self.transport.is_idle()
     }
 
-    /// Where requests go, and to which QP.
+    /// Returns the path of requests and the peer's QPN.
     pub(crate) const fn path(&self) -> (Path, Qpn) {
         (self.transport.path(), self.remote)
     }
 
-    /// The QP is in its error state: ends everything that was taken from the ring.
+    /// Ends all requests that were taken from the ring, because the QP is in its error state.
     pub(crate) fn flush(&mut self, qp: &Qp, requester: &mut Requester, memory: Memory<'_>, tally: &mut Tally) {
         self.transport.flush(&mut RequesterHooks { qp, requester, memory, tally });
         self.share.pause(0);
     }
 
-    /// Gives a response to the requester. It goes on when it is driven next.
+    /// Passes a response to the requester, which continues when it is run next.
     pub(crate) fn take_response(
         &mut self,
         port: &Port,
@@ -138,7 +138,7 @@ impl WireRequester {
 }
 
 impl WireRequester {
-    /// A deadline of the transport has passed.
+    /// Handles a passed deadline of the transport.
     fn handle_timeout(&mut self, port: &Port, now: Duration, hooks: &mut RequesterHooks<'_>) {
         let transport = &mut self.transport;
         let before = transport.stats().timeouts;
@@ -149,7 +149,7 @@ impl WireRequester {
         }
     }
 
-    /// Until when others to that peer have it wait, if it has anything to send.
+    /// Returns the time until which other connections to that peer make this one pause, if it has packets to send.
     #[inline]
     fn quiet_until(&self, now: Duration) -> Option<Duration> {
         self.share.quiet_until(now, self.transport.is_starved()).filter(|_| !self.transport.is_empty())
@@ -181,7 +181,8 @@ pub(crate) fn run(mut batch: WireBatch<'_>) -> Run {
         }
         let mut frames = port.buffer();
         let progress = batch.turn(&mut frames);
-        // Guest memory is given back; the requester is still ours, so nobody overtakes these.
+        // Guest memory has been released, but the requester is still locked, so that no other packets of the QP can
+        // overtake these.
         port.send(frames);
         if !progress {
             break if qp.state.sends() { Run::Idle } else { Run::Again };
@@ -211,12 +212,12 @@ impl WireBatch<'_> {
         let (port, qp) = (self.port, self.qp);
         let guard = MemoryGuard::open(&qp.adapter, None);
         let memory = guard.own();
-        // An unbind waits for our view from here on.
+        // From here on an unbind waits until this view is released.
         let index = self.requester.attrs.av.sgid_index;
         let bound = self.wire.source.is_some_and(|source| qp.adapter.gids.contains_at(index, source));
         self.wire.paced = None;
         let now = qp.adapter.engine.now();
-        // Also when nothing can be sent: otherwise the deadline would come again and again.
+        // Timeouts are handled even if no packet can be sent: otherwise the timer would fire again immediately.
         let WireRequester { transport, grace, .. } = &mut *self.wire;
         if grace.is_over(transport.poll_timeout(), now, (port, qp.qpn)) {
             let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally };
@@ -236,7 +237,7 @@ impl WireBatch<'_> {
         self.wire.paced = self.wire.quiet_until(now);
         let built = self.wire.paced.is_none() && self.build(memory, now, frames);
         if !bound {
-            // As with local delivery: what is sent from a GID that is gone is lost, and tried again in time.
+            // As in local delivery, packets from a GID that is no longer bound are lost, and retransmitted later.
             frames.clear();
         }
         if qp.state() == QpState::Sqd && self.wire.transport.is_idle() {
@@ -272,7 +273,7 @@ impl WireBatch<'_> {
         Some(posted)
     }
 
-    /// Builds a batch of packets. Returns `true` if there was one to build.
+    /// Builds a batch of packets. Returns `true` if it has any.
     fn build(&mut self, memory: Memory<'_>, now: Duration, frames: &mut Frames) -> bool {
         let (port, qp, rate) = (self.port, self.qp, self.rate);
         let WireRequester { transport, share, paced, .. } = &mut *self.wire;

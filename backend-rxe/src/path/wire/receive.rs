@@ -1,4 +1,4 @@
-//! Frames that came for a device: which queue pair, which half, or why not.
+//! Received frames of a device: selects the queue pair and the half for each, or the reason to drop it.
 
 use std::collections::VecDeque;
 use std::iter;
@@ -18,39 +18,39 @@ use crate::path::directory::Node;
 use crate::port::counters::PortCounters;
 use crate::port::{Arrival, PASS_BYTES, Port, RoceReceiver};
 
-/// Bytes of one queue pair at a time: a batch of packets of the largest path MTU.
+/// Maximum number of bytes in a turn of one queue pair: a batch of packets of the largest path MTU.
 const TURN_BYTES: u64 = 128 << 10;
-/// Requests that one queue pair takes from its ring at a time.
+/// Maximum number of requests that one queue pair takes from its ring in a turn.
 const TURN_REQUESTS: u32 = 128;
-/// What a turn counts for at least, in bytes.
+/// Minimum cost of a turn, in bytes.
 const TURN_COST: u64 = 256;
 
-/// What the frames of a receive queue leave to do. Responses are sent when the batch is through, so that one
-/// acknowledgement covers many packets.
+/// Work that the frames of a receive queue cause. Responses are sent after the batch, so that one acknowledgement
+/// covers many packets.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    /// The device behind the port, which is made anew whenever the guest's driver starts.
+    /// The device behind the port, which is recreated whenever the guest's driver starts.
     node: Weak<Node<Endpoint>>,
     sources: Sources,
     /// Responders that owe responses since the last pass.
     newly_owing: Vec<Weak<Endpoint>>,
     /// Responders that owe more, and take turns.
     owing: VecDeque<Weak<Endpoint>>,
-    /// Requesters that got responses and may have something to send. They take turns, too.
+    /// Requesters that got responses and may have packets to send. They take turns, too.
     answered: VecDeque<Weak<Endpoint>>,
-    /// Congestion notifications, which go first.
+    /// Congestion notifications, which are sent first.
     notifications: Frames,
 }
 
-/// A packet that came.
+/// A received packet.
 type Received<'p> = (Packet<'p>, Arrival<'p>);
 
-/// What packets have in common that take the same way to the same queue pair.
+/// Identity of packets that take the same path to the same queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Flow {
     to: BoundGid,
     from: Gid,
-    /// The Ethernet address that it came from.
+    /// Source Ethernet address.
     station: MacAddr,
     qpn: Qpn,
 }
@@ -93,7 +93,7 @@ impl Inbox {
         Self { node, sources, newly_owing, owing, answered, notifications: Frames::default() }
     }
 
-    /// Returns `true` if the device takes packets of this flow, and counts why it does not.
+    /// Returns `true` if the device accepts packets of this flow. Counts the reason if it does not.
     fn admits(&mut self, port: &Port, node: &Node<Endpoint>, flow: Flow) -> bool {
         let (counters, gids) = (&port.counters, &node.adapter.gids);
         let dropped = if gids.contains(flow.to) {
@@ -111,7 +111,7 @@ impl Inbox {
         false
     }
 
-    /// Takes a packet, and those behind it that are requests to the same queue pair.
+    /// Handles a packet, and the packets behind it that are requests to the same queue pair.
     fn take<'p>(
         &mut self,
         port: &Port,
@@ -146,21 +146,22 @@ impl Inbox {
         }
     }
 
-    /// A responder sends what it owes when the batch is through.
+    /// Records that a responder has to send responses after the batch.
     fn owe(&mut self, endpoint: &Arc<Endpoint>) {
         if endpoint.turns().begin_responses() {
             self.newly_owing.push(Arc::downgrade(endpoint));
         }
     }
 
-    /// Drives requesters in turns, until none has anything to send or so many bytes have left.
+    /// Runs requesters in turns, until none has packets to send or about `most` bytes have been sent.
     fn drive_answered(&mut self, most: u64) {
         let mut left = most;
         while left > 0
             && let Some(endpoint) = self.answered.pop_front()
         {
             let Some(alive) = endpoint.upgrade() else { continue };
-            // Before the run: an answer that comes from now on has to be seen again.
+            // The flag is cleared before the run, so that a response that arrives from now on queues the requester
+            // again.
             alive.turns().end_requests();
             let run = alive.run_on_port(Budget::new(TURN_BYTES.min(left), TURN_REQUESTS));
             left = left.saturating_sub(run.cost);
@@ -170,10 +171,11 @@ impl Inbox {
         }
     }
 
-    /// Has responders send in turns, until none owes anything or so many bytes have left. Returns `true` if there is
-    /// more to send at once.
+    /// Makes responders send in turns, until none owes responses or about `most` bytes have been sent. Returns `true`
+    /// if there is more to send at once.
     fn drive_owing(&mut self, port: &Port, most: u64) -> bool {
-        // A packet each: most owe an acknowledgement, which must not wait behind the data of others.
+        // Each new responder sends one packet first: most owe an acknowledgement, which must not wait behind the data
+        // of others.
         let mut sent = 0_u64;
         for endpoint in std::mem::take(&mut self.newly_owing) {
             sent = sent.saturating_add(self.respond_once(port, endpoint, 1));
@@ -184,11 +186,12 @@ impl Inbox {
             sent = sent.saturating_add(self.send_to_readers(port, most));
         }
         port.has_sent_data(sent);
-        // Others may have filled the uplink since the look.
+        // Others may have filled the uplink since the last check.
         may && !self.owing.is_empty() && !port.wait_for_room()
     }
 
-    /// Has responders that owe more than a packet send so many bytes in turns. Returns how many it were.
+    /// Makes responders that owe more than one packet send up to `most` bytes in turns. Returns the number of bytes
+    /// sent.
     fn send_to_readers(&mut self, port: &Port, most: u64) -> u64 {
         let mut sent = 0_u64;
         while sent < most
@@ -201,7 +204,7 @@ impl Inbox {
         sent
     }
 
-    /// Has a responder send about so many bytes. Returns how many it were.
+    /// Makes a responder send up to about `most` bytes. Returns the number of bytes sent, at least the cost of a turn.
     fn respond_once(&mut self, port: &Port, endpoint: Weak<Endpoint>, most: u64) -> u64 {
         let Some(alive) = endpoint.upgrade() else { return 0 };
         let mut sent = 0;
@@ -225,8 +228,8 @@ impl RoceReceiver for Inbox {
             packet.inspect_err(|_| PortCounters::bump(&counters.wire_dropped_malformed)).ok().map(|it| (it, arrival))
         };
         let mut packets = arrivals.filter_map(parse).peekable();
-        // Packets of a flow often come one behind the other, and what was found for the first holds for the others,
-        // until an address changes.
+        // Packets of a flow often arrive in a row. The lookups for the first one are valid for the others, until an
+        // address changes.
         let mut last: Option<(Flow, u64, Arc<Endpoint>)> = None;
         while let Some((packet, arrival)) = packets.next() {
             let (flow, generation) = (Flow::of(&packet), self.sources.generation());
@@ -242,7 +245,7 @@ impl RoceReceiver for Inbox {
                 PortCounters::bump(&counters.wire_dropped_no_qp);
                 continue;
             };
-            // A marked packet is by itself: its sender is told of it.
+            // A marked packet is handled alone, because its sender must be notified.
             let marked = is_marked(&packet);
             let alike =
                 |(next, _): &Received<'_>| !marked && is_request(next) && !is_marked(next) && Flow::of(next) == flow;

@@ -1,4 +1,4 @@
-//! Reliable connections over the wire: the responder of the transport, beside that of a queue pair.
+//! Reliable connections over the wire: combines the responder of the transport with that of a queue pair.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,46 +23,47 @@ use crate::qp::responder::Responder;
 use crate::sg::MemoryGuard;
 use crate::timer::TimerKey;
 
-/// Packets that wait for responses to leave before them. More are lost and come again.
+/// Maximum number of packets that wait until responses have left. Further packets are dropped, and retransmitted by the
+/// peer.
 const MAX_DEFERRED: usize = 128;
-/// How long a request waits for a receive at most, before the peer is told that there is none: less than any ACK
-/// timeout, and than our own requester takes to ask again.
+/// Maximum time that a request waits for a receive before the peer gets an RNR NAK. It is less than any ACK timeout,
+/// and less than this engine's requester takes to retry.
 const RECEIVE_WAIT: Duration = Duration::from_micros(400);
 
-/// What a responder holds for the wire.
+/// Responder state of a QP whose peer is on the wire.
 #[derive(Debug)]
 pub(crate) struct WireResponder {
     transport: pvrdma_roce::Responder,
     path: Path,
-    /// The GID that the path begins at. `None`: nothing may leave on it.
+    /// Source GID of the path. `None`: no packet can be sent on it.
     source: Option<BoundGid>,
     remote: Qpn,
     /// Packets that must not overtake responses, or wait for a receive.
     deferred: VecDeque<KeptPacket>,
-    /// Until when the first of them waits for a receive.
+    /// Time until which the first of them waits for a receive.
     receive_wait: Option<Duration>,
-    /// Packets behind one that was lost.
+    /// Packets behind a lost one.
     reorder: ReorderBuffer<KeptPacket>,
-    /// The QP ended while a request of the peer was looked at: what is owed says so, and is still to be sent.
+    /// The QP ended while a request of the peer was handled. The response that says so is owed and must still be sent.
     refused: bool,
-    /// The timer that ends a wait: for the QP's rate, or for a receive.
+    /// Timer that ends a wait for the QP's rate, or for a receive.
     timer: Option<TimerKey>,
 }
 
-/// What a responder holds for the wire, at one moment.
+/// Responder state for the wire at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct WireResponderInspect {
-    /// Where responses go.
+    /// Destination of the responses.
     address: PathInspect,
-    /// The peer's QPN.
+    /// QPN of the peer.
     peer_qpn: Qpn,
     /// Packets that must not overtake responses, or wait for a receive.
     deferred_packets: usize,
     /// The first of them waits for a receive.
     awaits_receive: bool,
-    /// Packets behind one that was lost.
+    /// Packets behind a lost one.
     reorder_packets: usize,
-    /// What is owed tells the peer that the QP has ended.
+    /// The owed response tells the peer that the QP has ended.
     refused: bool,
     #[serde(flatten)]
     transport: ResponderInspect,
@@ -97,7 +98,7 @@ impl WireResponder {
         })
     }
 
-    /// The address that responses leave from is gone: what is owed is lost, and asked for again if the address comes
+    /// Discards owed responses, because their source address is gone. The peer asks for them again if the address comes
     /// back.
     fn withdraw(&mut self) {
         self.transport.forget_responses();
@@ -109,7 +110,7 @@ impl WireResponder {
         }
     }
 
-    /// Packets that wait, and responses that are owed.
+    /// Returns the numbers of deferred packets and of owed responses.
     #[cfg(test)]
     pub(crate) fn load(&self) -> (usize, usize) {
         (self.deferred.len(), self.transport.pending_responses())
@@ -119,7 +120,8 @@ impl WireResponder {
     fn take(&mut self, port: &Port, packet: &Packet<'_>, arrival: Arrival<'_>, hooks: &mut ResponderHooks<'_>) {
         let psn = packet.header.bth.psn;
         let fits = packet.payload.len() <= hooks.responder.attrs.path_mtu.bytes() as usize;
-        // What is too long is refused at its turn. Until then nobody pays for it.
+        // A packet that is too long is refused when it is executed. It is not kept until then, so that it takes no
+        // memory.
         let keep = |qp: &Qp| arrival.keep(&qp.adapter.packets).filter(|_| fits);
         if self.deferred.is_empty() {
             match self.handle(packet, hooks) {
@@ -137,7 +139,7 @@ impl WireResponder {
         match kept {
             Some(kept) => self.deferred.push_back(kept),
             None if self.deferred.is_empty() && self.receive_wait.is_some() => {
-                // It cannot wait here: the peer is told at once that there is no receive.
+                // There is no memory to keep the packet: the peer gets an RNR NAK immediately.
                 hooks.wait = None;
                 self.handle(packet, hooks);
             }
@@ -145,7 +147,7 @@ impl WireResponder {
         }
     }
 
-    /// Executes packets that came before their time and are expected now.
+    /// Executes packets that arrived early and are expected now.
     fn catch_up(&mut self, hooks: &mut ResponderHooks<'_>) {
         if self.reorder.is_empty() {
             return;
@@ -153,7 +155,7 @@ impl WireResponder {
         while hooks.qp.state.receives()
             && let Some(frame) = self.reorder.pop_expected(self.transport.expected_psn())
         {
-            // It was parsed when it came.
+            // The packet was parsed successfully when it arrived.
             let Ok(packet) = Packet::parse(&frame) else { continue };
             if self.handle(&packet, hooks) == Handled::Deferred {
                 self.deferred.push_back(frame);
@@ -187,9 +189,9 @@ impl WireResponder {
         }
     }
 
-    /// A peer that was told that there is no receive would come back after a while. The request is here: it waits for
-    /// that long, which spares both sides the NAK and all that was sent behind it if the consumer is just a little
-    /// late.
+    /// Starts to wait for a receive. A peer that gets an RNR NAK retries after a while, so the request waits here for
+    /// that time. If the consumer is only a little late, this saves both sides the NAK and the retransmission of all
+    /// packets behind it.
     #[cold]
     fn wait_for_receive(&mut self, hooks: &ResponderHooks<'_>) {
         if self.receive_wait.is_none() {
@@ -200,12 +202,12 @@ impl WireResponder {
         }
     }
 
-    /// Executes kept packets until one must wait again.
+    /// Executes deferred packets until one must wait again.
     fn resume(&mut self, hooks: &mut ResponderHooks<'_>) {
         while hooks.qp.state.receives()
             && let Some(frame) = self.deferred.pop_front()
         {
-            // It was parsed when it came.
+            // The packet was parsed successfully when it arrived.
             let Ok(packet) = Packet::parse(&frame) else { continue };
             match self.handle(&packet, hooks) {
                 Handled::Deferred => return self.deferred.push_front(frame),
@@ -222,7 +224,8 @@ impl WireResponder {
     }
 }
 
-/// Whether a QP waits for a turn with who empties its receive queue, who alone changes this.
+/// Turns of a QP on the thread that empties its receive queue. Only that thread changes the flags for turns, so that
+/// relaxed loads and stores suffice.
 #[derive(Debug, Default)]
 pub(crate) struct PortTurns {
     requests: AtomicBool,
@@ -232,22 +235,22 @@ pub(crate) struct PortTurns {
 }
 
 impl PortTurns {
-    /// Its requester waits. Returns `false` if it did before.
+    /// Records that the requester waits for a turn. Returns `false` if it was waiting before.
     pub(crate) fn begin_requests(&self) -> bool {
         begin(&self.requests)
     }
 
-    /// It is the requester's turn.
+    /// Records that the requester's turn has begun.
     pub(crate) fn end_requests(&self) {
         self.requests.store(false, Ordering::Relaxed);
     }
 
-    /// Its responder waits. Returns `false` if it did before.
+    /// Records that the responder waits for a turn. Returns `false` if it was waiting before.
     pub(crate) fn begin_responses(&self) -> bool {
         begin(&self.responses)
     }
 
-    /// The responder waits, for its rate or for a receive: the next run of the queue pair brings it back.
+    /// Records that the responder waits for its rate or for a receive: the next run of the queue pair resumes it.
     pub(crate) fn hold_responder(&self) {
         self.held.store(true, Ordering::SeqCst);
     }
@@ -258,7 +261,7 @@ impl PortTurns {
         self.held.load(Ordering::Relaxed) && self.held.swap(false, Ordering::SeqCst)
     }
 
-    /// The responder is through.
+    /// Records that the responder has sent all that it owed.
     pub(crate) fn end_responses(&self) {
         self.responses.store(false, Ordering::Relaxed);
     }
@@ -272,18 +275,19 @@ fn begin(flag: &AtomicBool) -> bool {
     new
 }
 
-/// What a QP holds for the wire beside its route.
+/// State of a QP for the wire, except for its route.
 #[derive(Debug, Default)]
 pub(crate) struct WireSide {
-    /// What slows both halves down.
+    /// Rate limit of both halves.
     pub(crate) rate: RateLimiter,
-    /// Where both halves stand with the thread of the port.
+    /// Turns of both halves on the port's thread.
     pub(crate) turns: PortTurns,
-    /// Made by the first packet of the peer. Locked with the QP's responder held, or alone.
+    /// Created by the first packet of the peer. The QP's responder is locked before this, if both are.
     responder: Mutex<Option<Box<WireResponder>>>,
 }
 
-/// The state for the wire of a responder that takes this packet, which the first of its peer makes.
+/// Returns the state for the wire of the responder that accepts this packet. The first packet of its peer creates that
+/// state.
 fn admit_request<'w>(
     port: &Port,
     qp: &Qp,
@@ -305,7 +309,7 @@ fn admit_request<'w>(
         }
         None => {
             let path = path(&responder.attrs).ok_or(DropReason::Address)?;
-            // Only the peer is worth memory.
+            // Memory is allocated only for the peer.
             admit_connected(packet, qp.qpn, &path.0)?;
             if !responder.connection.meet_wire() {
                 return Err(DropReason::Address);
@@ -316,7 +320,7 @@ fn admit_request<'w>(
 }
 
 impl WireSide {
-    /// Forgets everything, with the QP's state.
+    /// Discards the state, together with the QP's state.
     pub(crate) fn reset(&self, engine: &Engine) {
         if let Some(mut responder) = self.responder.lock().take() {
             responder.disarm(engine);
@@ -324,7 +328,7 @@ impl WireSide {
         self.rate.reset();
     }
 
-    /// Takes over attributes that a modify request changed.
+    /// Applies attributes that a modify request changed.
     pub(crate) fn set_attrs(&self, attrs: &QpAttrs, path: NewPath) {
         if let Some(responder) = &mut *self.responder.lock() {
             path.replace(&mut responder.path, &mut responder.source);
@@ -333,24 +337,24 @@ impl WireSide {
         }
     }
 
-    /// Where responses go, and to which QP.
+    /// Returns the path of responses and the peer's QPN.
     pub(crate) fn path(&self) -> Option<(Path, Qpn)> {
         self.responder.lock().as_ref().map(|responder| (responder.transport.path(), responder.remote))
     }
 
-    /// Describes what the first packet of the peer has made: `null` if there was none.
+    /// Returns the responder state for inspection: `null` before the first packet of the peer.
     pub(crate) fn inspect(&self) -> Snapshot<Option<WireResponderInspect>> {
         self.responder.try_lock().map(|responder| responder.as_ref().map(|responder| responder.inspect())).into()
     }
 
-    /// What the first packet of the peer has made.
+    /// Returns the load of the responder, if the peer has sent a packet.
     #[cfg(test)]
     pub(crate) fn load(&self) -> Option<(usize, usize)> {
         self.responder.lock().as_ref().map(|responder| responder.load())
     }
 
-    /// Gives requests to the responder, and says of each whether it was taken. `path` leads back to the peer, if there
-    /// is a way.
+    /// Passes requests to the responder, and reports for each whether it was accepted. `path` returns the path back to
+    /// the peer, if there is one.
     pub(crate) fn take_requests<'p>(
         &self,
         port: &Port,
@@ -377,8 +381,8 @@ impl WireSide {
         }
     }
 
-    /// Sends what the responder owes, at least a packet and about `most` bytes, and adds to `sent`. Returns `false` if
-    /// it wants another turn.
+    /// Sends responses that the responder owes, at least one packet and about `most` bytes, and adds their bytes to
+    /// `sent`. Returns `false` if there are more.
     pub(crate) fn respond(&self, port: &Port, qp: &Qp, most: u64, sent: &mut u64) -> bool {
         loop {
             if port.uplink.is_full() {
@@ -394,20 +398,21 @@ impl WireSide {
         }
     }
 
-    /// Builds a batch of responses of at least one and about `most` bytes. Returns `true` if that was all.
+    /// Builds a batch of responses, at least one and about `most` bytes. Returns `true` if none is left.
     fn build_responses(&self, port: &Port, qp: &Qp, most: u64, frames: &mut Frames) -> bool {
         let guard = MemoryGuard::open(&qp.adapter, None);
         let responder = &mut *qp.responder.lock();
         let wire = &mut *self.responder.lock();
         let Some(wire) = wire else { return true };
-        // An unbind waits for our view.
+        // An unbind waits until this view is released.
         let index = responder.attrs.av.sgid_index;
         if wire.source.is_none_or(|source| !qp.adapter.gids.contains_at(index, source)) {
             wire.withdraw();
             return true;
         }
         if !qp.state.receives() {
-            // What is owed for the packet that ended the QP is still sent. Nobody executes what waits behind it.
+            // The response to the packet that ended the QP is still sent. Packets that wait behind it are never
+            // executed.
             if !wire.refused {
                 wire.transport.end();
             }
@@ -434,7 +439,7 @@ impl WireSide {
                 rate.sent(engine.now(), frames.bytes().saturating_sub(before) as u64);
             }
         }
-        // The memory of a READ may have been taken away, which ends the QP with one last response.
+        // The memory of a READ may have been invalidated, which ends the QP with one last response.
         wire.refused |= !qp.state.receives();
         if let Some(until) = paced {
             self.turns.hold_responder();

@@ -1,48 +1,48 @@
-//! How many requests a QP may take from its ring before it is their turn.
+//! Number of requests that a QP can take from its ring in advance.
 //!
-//! Requests that were taken are memory of ours, and what each of them takes is the guest's choice. A QP that was made
-//! has paid for a few. More are paid for when they are wanted, many at a time, and given back by a QP that has none in
-//! flight while the device has little left. Without them requests wait in the guest's ring.
+//! Requests that were taken occupy host memory, and the guest chooses how much each of them takes. A QP is charged for
+//! a few when it is created. More are charged when they are needed, many at a time, and a QP without requests in flight
+//! releases them while the device's budget is low. Without a charge, requests wait in the guest's ring.
 
 use std::sync::Arc;
 
 use pvrdma_guest_memory::{Charge, Kept, MemoryBudget};
 use pvrdma_roce::{Requester, Tuning};
 
-/// Requests that a QP may take: first, and with each step.
+/// Number of requests that a QP can take: initially, and with each step.
 const REQUESTS: [usize; 3] = [8, 32, 128];
-/// Fast registrations that wait with their lists of pages: first, and with each step.
+/// Number of fast registrations that wait with their page lists: initially, and with each step.
 const PAGE_LISTS: [usize; 3] = [1, 4, 8];
-/// Bytes of a fast registration that waits: an entry for each page, in 16 bytes, and what is beside it.
+/// Bytes of a waiting fast registration: 16 for each page, and the fixed part.
 const PAGE_LIST_BYTES: usize = 128 * 16 + 160;
 
-/// Bytes that a QP whose requests have so many SGEs pays for when it is made.
+/// Returns the bytes that a QP is charged when it is created, if its requests have up to `max_sge` SGEs.
 pub(crate) fn first_bytes(max_sge: u32) -> usize {
     requests_bytes(REQUESTS[0], max_sge).saturating_add(PAGE_LISTS[0] * PAGE_LIST_BYTES)
 }
 
-/// So many requests with all the SGEs that they may have. Each list of SGEs is an allocation.
+/// Returns the bytes of `count` requests with `max_sge` SGEs each. Each SGE list is an allocation.
 fn requests_bytes(count: usize, max_sge: u32) -> usize {
-    // The heap's smallest list has four.
+    // The smallest allocation of a list has room for four entries.
     count.saturating_mul(Requester::bytes_of_request(max_sge.max(4) as usize).saturating_add(16))
 }
 
-/// The requester's tuning at first. `negotiate`: it offers to take selective acknowledgements. `multipath`: it may take
-/// several paths then.
+/// Returns the initial tuning of the requester. `negotiate`: it offers to use selective acknowledgements. `multipath`:
+/// it can use several paths then.
 pub(super) fn tuning(negotiate: bool, multipath: bool) -> Tuning {
     Tuning { requests: REQUESTS[0], page_lists: PAGE_LISTS[0], negotiate, multipath, ..Tuning::default() }
 }
 
-/// What a QP has beyond its first room.
+/// Room of a QP, with the charges beyond the initial room.
 #[derive(Debug)]
 pub(super) struct Room {
-    /// SGEs of a request.
+    /// Maximum number of SGEs of a request.
     max_sge: u32,
     requests: Step,
     page_lists: Step,
 }
 
-/// How far one of the two has grown.
+/// Current step of one of the two limits.
 #[derive(Debug, Default)]
 struct Step {
     at: u8,
@@ -54,10 +54,10 @@ impl Step {
         steps.get(usize::from(self.at)).copied().unwrap_or(steps[0])
     }
 
-    /// Takes the next step, if there is one and it can be paid for.
+    /// Takes the next step, if there is one and the budget allows it.
     fn grow(&mut self, budget: &Arc<MemoryBudget>, steps: [usize; 3], bytes: impl Fn(usize) -> usize) {
         let Some(next) = steps.get(usize::from(self.at) + 1) else { return };
-        // The old charge stays until the new one is there; it pays for the copy that growing makes.
+        // The old charge is kept until the new one is made: it covers the copy that growing makes.
         if let Ok(charge) = budget.charge(Kept::Requests, bytes(next - steps[0]) as u64) {
             self.charge = Some(charge);
             self.at += 1;
@@ -66,13 +66,13 @@ impl Step {
 }
 
 impl Room {
-    /// That of a QP whose requests have so many SGEs.
+    /// Creates the initial room of a QP whose requests have up to `max_sge` SGEs.
     pub(super) fn new(max_sge: u8) -> Self {
         Self { max_sge: max_sge.into(), requests: Step::default(), page_lists: Step::default() }
     }
 
-    /// Makes room for more, if that is what keeps the next request out and the device has half of its memory left,
-    /// which is for the guest's objects. Returns `true` if there is room now.
+    /// Extends the limit that blocks the next request, as long as the device has half of its budget left: the rest is
+    /// for the guest's objects. Returns `true` if there is room now.
     #[cold]
     pub(super) fn grow(&mut self, budget: &Arc<MemoryBudget>, transport: &mut Requester) -> bool {
         if budget.is_scarce() {
@@ -88,7 +88,7 @@ impl Room {
         transport.has_room()
     }
 
-    /// Gives back what a QP with nothing in flight does not need, if the device has little left.
+    /// Releases the additional room of a QP without requests in flight, if the device's budget is low.
     #[inline]
     pub(super) fn rest(&mut self, budget: &MemoryBudget, transport: &mut Requester) {
         let grown = self.requests.charge.is_some() || self.page_lists.charge.is_some();

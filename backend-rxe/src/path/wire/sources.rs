@@ -1,5 +1,5 @@
-//! Where packets come from. What was found out about a source counts until the directory changes, so that a packet
-//! costs a comparison.
+//! Sources of received packets. The verdict on a source is cached until the directory changes, so that a packet costs
+//! only a comparison.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,40 +11,40 @@ use crate::drive::Endpoint;
 use crate::gid::BoundGid;
 use crate::path::directory::{Directory, Node};
 
-/// Sources that are known at a time.
+/// Number of cached sources.
 const SLOTS: usize = 64;
-/// How often it is noted that a source is still there.
+/// Minimum time between two reports that a source is still in use.
 const NOTE: Duration = Duration::from_secs(1);
 
-/// Whether packets of a source are taken.
+/// Verdict on the packets of a source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     Taken,
-    /// A device of this process has the address, and does not send on the wire.
+    /// A device of this process owns the address, and does not send on the wire.
     Spoofed,
-    /// The device may not talk to it.
+    /// The rules do not allow the source.
     Refused,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
     from: BoundGid,
-    /// The directory's generation when it was looked up.
+    /// Generation of the directory at the lookup.
     generation: u64,
     verdict: Verdict,
-    /// When it was noted last that a packet came from it.
+    /// Time of the last report that a packet came from the source.
     noted: Option<Duration>,
 }
 
-/// Sources that packets of one device came from.
+/// Sources of the packets of one device.
 #[derive(Debug)]
 pub(crate) struct Sources {
     directory: Arc<Directory<Endpoint>>,
     addresses: Arc<Addresses>,
-    /// Devices of this process reach each other without the wire.
+    /// Devices of this process reach each other by local delivery.
     local: bool,
     slots: Box<[Option<Known>]>,
-    /// The time of the batch, if anybody needed it.
+    /// Time of the current batch, if it was needed.
     now: Option<Duration>,
 }
 
@@ -53,17 +53,17 @@ impl Sources {
         Self { directory, addresses, local, slots: vec![None; SLOTS].into(), now: None }
     }
 
-    /// Another one than before: what was found out about addresses may hold no more.
+    /// Returns the generation of the directory. After a change, cached results of lookups may be out of date.
     pub(super) fn generation(&self) -> u64 {
         self.directory.generation()
     }
 
-    /// The batch is through.
+    /// Ends a batch.
     pub(super) const fn end_batch(&mut self) {
         self.now = None;
     }
 
-    /// Judges the source of a packet for `node`, which came from an Ethernet address.
+    /// Judges the source of a packet for `node` that came from the Ethernet address `station`.
     pub(super) fn judge(&mut self, node: &Node<Endpoint>, from: BoundGid, station: MacAddr) -> Verdict {
         let generation = self.directory.generation();
         let [.., a, _, _, _, b, _, _, _, c] = from.gid.0;

@@ -1,7 +1,7 @@
 //! Suppresses ACK timeouts while received packets still wait in the socket.
 //!
-//! On a busy machine the port's thread gets the processor later than the one that looks after deadlines, and then what
-//! seems lost lies in the socket.
+//! On a busy machine the port's thread may be scheduled later than the thread that handles deadlines. A packet that
+//! seems lost is then still in the socket.
 
 use std::time::Duration;
 
@@ -10,21 +10,22 @@ use pvrdma_verbs::Qpn;
 use crate::port::Port;
 use crate::port::counters::PortCounters;
 
-/// When to look again.
+/// Time until the next check.
 const AGAIN: Duration = Duration::from_micros(200);
-/// After this many batches the queue pair got everything that had come by the deadline. More may have come behind it.
+/// Number of batches after which the queue pair has got all packets that had arrived by the deadline. Later packets may
+/// still wait.
 const PASSES: u64 = 16;
 
-/// Patience of a requester whose deadline has passed.
+/// Grace period of a requester whose deadline has passed.
 #[derive(Debug, Default)]
 pub(super) struct TimeoutGrace {
-    /// Batches that the queue pair's receive queue had got when the deadline had passed.
+    /// Number of batches that the queue pair's receive queue had handled when the deadline had passed.
     since: Option<u64>,
     until: Option<Duration>,
 }
 
 impl TimeoutGrace {
-    /// Returns `true` if the deadline has passed and counts.
+    /// Returns `true` if the deadline has passed and no grace period is left.
     pub(super) fn is_over(&mut self, deadline: Option<Duration>, now: Duration, (port, qpn): (&Port, Qpn)) -> bool {
         self.until = None;
         if deadline.is_none_or(|deadline| deadline > now) {
@@ -43,7 +44,7 @@ impl TimeoutGrace {
         over
     }
 
-    /// The deadline in place of `deadline`.
+    /// Returns the deadline to use in place of `deadline`.
     pub(super) fn deadline(&self, deadline: Option<Duration>) -> Option<Duration> {
         self.until.or(deadline)
     }

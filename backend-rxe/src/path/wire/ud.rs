@@ -40,7 +40,7 @@ impl OutgoingDatagram<'_> {
     ) -> Result<(), WcStatus> {
         let &Self { qp, port, to, source, memory } = self;
         let Some(path) = Path::datagram(&qp.adapter.origin(source), to, qp.qpn) else {
-            // One address is IPv4 and the other is not: nothing is there.
+            // One address is IPv4 and the other is not, so that no host can be reached.
             if to.dgid.is_multicast() {
                 let from = source.gid;
                 qp.adapter
@@ -61,7 +61,7 @@ impl OutgoingDatagram<'_> {
     }
 }
 
-/// Puts a datagram that was let through into a receive, or drops it.
+/// Copies an accepted datagram into a receive, or drops it.
 pub(crate) fn deliver(port: &Port, qp: &Qp, packet: &Packet<'_>) {
     let Some(datagram) = Datagram::new(packet) else {
         return PortCounters::bump(&port.counters.wire_dropped_malformed);
@@ -79,7 +79,7 @@ pub(crate) fn deliver(port: &Port, qp: &Qp, packet: &Packet<'_>) {
     let copy = |list: SgList<'_>| list.write(HEADER_LEN as u64, datagram.payload).map_err(|_| FaultyList::Target);
     let mut tally = Tally::default();
     let guard = MemoryGuard::open(&qp.adapter, None);
-    // The source is the packet, which can always be read.
+    // The error is ignored because it only concerns the source, which is the packet here and can always be read.
     let _ = qp.responder.lock().receive_datagram(qp, guard.own(), &received, &mut tally, copy);
     qp.adapter.counters.fold(&mut tally);
 }

@@ -1,14 +1,15 @@
 //! Congestion window shared by all connections of a device to one peer.
 //!
-//! Each requester has its window, but a thousand of them would send a gigabyte before the first learns that most of it
-//! was lost. So the connections to one peer share a second window. While there is room in it nobody notices; when there
-//! is none they take turns of a few packets: protection domains in the order in which they asked, and in each of them
-//! its connections. A domain of which nothing is in flight has a turn at once: one is in reserve for each.
+//! Each requester has its own window, but a thousand of them would send a gigabyte before the first learns that most of
+//! it was lost. All connections to a peer therefore share a second window. As long as it has room, it has no effect.
+//! When it is full, connections take turns of a few packets: protection domains in the order of their first waiter, and
+//! the connections of each domain in turn. A domain without packets in flight gets a turn immediately: one turn per
+//! domain is held in reserve.
 //!
-//! All of them also look at whether it is [quiet](pvrdma_roce::Quiet), for the sake of one that is starved.
+//! All connections also check for a [quiet](pvrdma_roce::Quiet) period, in which they pause for a starved one.
 //!
-//! A connection that nobody answers gives nothing back. So while somebody waits, what was in flight a few round trips
-//! ago and still is counts no more: it is lost, or its peer is.
+//! A connection to a peer that does not respond never releases its part of the window. While connections wait, PSNs
+//! that were in flight a few round trips ago and still are no longer count: either they are lost, or the peer is.
 
 mod quiet;
 
@@ -24,27 +25,27 @@ use quiet::SharedQuiet;
 
 use crate::task::Task;
 
-/// PSNs in flight to a peer, about: at the largest path MTU 4 MiB.
+/// Maximum number of PSNs in flight to a peer, approximately: 4 MiB at the largest path MTU.
 const MOST: i64 = 1024;
-/// PSNs in a turn. The last one asks for an ACK, so that what a turn takes comes back.
+/// PSNs in a turn. The last packet requests an ACK, so that the turn's part of the window is released.
 const QUANTUM: u64 = 64;
-/// Domains that use the turn in reserve at a time.
+/// Maximum number of domains that use their reserved turn at the same time.
 const RESERVED: usize = 16;
-/// PSNs of a connection that count although they are not answered: its probe.
+/// PSNs of a connection that count although they were not acknowledged in time: its probe.
 const PROBE: u64 = 1;
-/// After how many times its RTO a PSN counts no more.
+/// Multiple of the RTO after which a PSN no longer counts.
 const STALE_RTOS: u32 = 2;
-/// The same as a time: at least, at most, and while no round trip was measured.
+/// Bounds of that time, and its value while no round trip was measured.
 const STALE_MIN: Duration = Duration::from_millis(1);
 const STALE_MAX: Duration = Duration::from_millis(100);
 const STALE_UNKNOWN: Duration = Duration::from_millis(2);
 
-/// The windows of a device, by peer.
+/// Windows of a device, by peer.
 #[derive(Debug, Default)]
 pub(crate) struct PeerWindows(Mutex<HashMap<Gid, Weak<PeerWindow>>>);
 
 impl PeerWindows {
-    /// The window to a peer.
+    /// Returns the window to a peer.
     fn window(&self, peer: Gid) -> Arc<PeerWindow> {
         let mut windows = self.0.lock();
         if let Some(window) = windows.get(&peer).and_then(Weak::upgrade) {
@@ -60,29 +61,29 @@ impl PeerWindows {
 /// The window to one peer.
 #[derive(Debug, Default)]
 struct PeerWindow {
-    /// PSNs that count. May be off by some while a connection and [`Queue::forgive`] look at the same PSNs.
+    /// PSNs that count. May be slightly wrong while a connection and [`Queue::forgive`] handle the same PSNs.
     in_flight: Level,
     queue: Mutex<Queue>,
     quiet: SharedQuiet,
 }
 
-/// What is looked at when the window is full.
+/// State that is needed when the window is full.
 #[derive(Debug, Default)]
 struct Queue {
-    /// Protection domains with connections that wait, in the order of their turns.
+    /// Protection domains with waiting connections, in the order of their turns.
     turns: VecDeque<u64>,
-    /// Those connections.
+    /// Waiting connections, by domain.
     waiters: HashMap<u64, VecDeque<Arc<Member>>>,
-    /// Who has the turn in reserve of a domain.
+    /// Connection that has the reserved turn of each domain.
     reserved: HashMap<u64, Weak<Member>>,
-    /// All connections, as they were at `looked`.
+    /// State of all connections at the time `looked`.
     members: Vec<Snapshot>,
     looked: Duration,
-    /// One of them looks again then.
+    /// Time at which one of the waiting connections checks again.
     watched_until: Duration,
 }
 
-/// A connection at one moment.
+/// State of a connection at one moment.
 #[derive(Debug)]
 struct Snapshot {
     member: Weak<Member>,
@@ -95,17 +96,17 @@ struct Snapshot {
 struct Member {
     task: Arc<Task>,
     domain: u64,
-    /// [`QUANTUM`] is counted for a turn until it begins.
+    /// [`QUANTUM`] PSNs are counted for a granted turn until it begins.
     turn: Turn,
-    /// PSNs in flight, and those that were acknowledged so far. Only the connection writes them.
+    /// Numbers of PSNs in flight, and acknowledged so far. Only the connection writes them.
     in_flight: AtomicU64,
     acked: AtomicU64,
-    /// PSNs in flight that do not count any more.
+    /// PSNs in flight that no longer count.
     forgiven: AtomicU64,
 }
 
 impl Member {
-    /// Returns `true` if it has sent what counts, or is about to.
+    /// Returns `true` if the connection has PSNs in flight that count, or is about to send.
     fn is_sending(&self) -> bool {
         let in_flight = self.in_flight.load(Ordering::Relaxed);
         in_flight > self.forgiven.load(Ordering::Relaxed).saturating_add(PROBE) || self.turn.is_granted()
@@ -113,7 +114,7 @@ impl Member {
 }
 
 impl Queue {
-    /// Gives a connection the turn in reserve of its domain. Returns `false` if another one has that.
+    /// Gives a connection the reserved turn of its domain. Returns `false` if another one has it.
     fn reserve(&mut self, member: &Arc<Member>) -> bool {
         let is_taken = |holder: &Weak<Member>| holder.upgrade().is_some_and(|holder| holder.is_sending());
         if self.reserved.get(&member.domain).is_some_and(is_taken) {
@@ -137,7 +138,7 @@ impl Queue {
         waiters.push_back(Arc::clone(member));
     }
 
-    /// Takes a connection out of the queue before its turn.
+    /// Removes a connection from the queue before its turn.
     fn withdraw(&mut self, member: &Arc<Member>) {
         let Some(waiters) = self.waiters.get_mut(&member.domain) else { return };
         waiters.retain(|waiter| !Arc::ptr_eq(waiter, member));
@@ -159,7 +160,7 @@ impl Queue {
         member
     }
 
-    /// Takes what was in flight when this was called last, and still is, out of the window.
+    /// Removes PSNs from the window that were already in flight at the last call, and still are.
     fn forgive(&mut self, now: Duration, in_flight: &Level) {
         self.looked = now;
         self.members.retain_mut(|seen| {
@@ -183,7 +184,7 @@ impl PeerWindow {
         self.in_flight.get() >= MOST
     }
 
-    /// Wakes those at the front of the queue, as far as there is room.
+    /// Wakes connections at the front of the queue, as far as there is room.
     fn admit(&self) {
         if !self.in_flight.is_awaited() {
             return;
@@ -194,7 +195,8 @@ impl PeerWindow {
         }
     }
 
-    /// Who is to be woken once the queue is not locked any more.
+    /// Grants turns, as far as there is room. Returns the connections that the caller wakes after it has unlocked the
+    /// queue.
     fn admit_from(&self, queue: &mut Queue) -> Vec<Arc<Member>> {
         let mut admitted = Vec::new();
         let mut room = MOST.saturating_sub(self.in_flight.get());
@@ -209,23 +211,23 @@ impl PeerWindow {
         admitted
     }
 
-    /// It is the turn of a connection that was taken out of the queue.
+    /// Grants a turn to a connection that was removed from the queue.
     fn grant(&self, member: &Member) {
         self.in_flight.change(signed(QUANTUM));
         member.turn.grant();
     }
 
-    /// Somebody may have left the queue.
+    /// Updates the flag for waiters after connections may have left the queue.
     fn left(&self, queue: &Queue) {
         if queue.turns.is_empty() {
             self.in_flight.nobody_waits();
         }
     }
 
-    /// A connection waits, unless it can have the turn in reserve.
+    /// Queues a connection, unless it can have the reserved turn.
     fn wait(&self, member: &Arc<Member>, now: Duration, stale: Duration) -> Waited {
         let mut queue = self.queue.lock();
-        // Given between the caller's look and this.
+        // The turn was granted between the caller's check and the lock.
         if member.turn.is_granted() {
             return Waited::Granted;
         }
@@ -240,7 +242,7 @@ impl PeerWindow {
         Waited::Queued(self.look(queue, now, stale))
     }
 
-    /// Nothing of a connection that waits is in flight any more: it goes on if it can have the turn in reserve.
+    /// Lets a waiting connection without packets in flight continue, if it can have the reserved turn.
     fn reserve(&self, member: &Arc<Member>) {
         let mut queue = self.queue.lock();
         if !member.turn.is_queued() || !queue.reserve(member) {
@@ -253,7 +255,7 @@ impl PeerWindow {
         member.task.schedule();
     }
 
-    /// A connection waits no more: nobody gives it a turn after this.
+    /// Removes a connection that no longer waits. It is not granted a turn after this.
     fn withdraw(&self, member: &Arc<Member>) {
         let mut queue = self.queue.lock();
         if member.turn.is_queued() {
@@ -263,12 +265,13 @@ impl PeerWindow {
         }
     }
 
-    /// Looks for what is stale, and at who may send then. Returns when to look again, if the caller is who does.
+    /// Forgives stale PSNs and admits connections. Returns the time of the next check, if the caller has to do it.
     fn look(&self, mut queue: MutexGuard<'_, Queue>, now: Duration, stale: Duration) -> Option<Duration> {
         if now.saturating_sub(queue.looked) >= stale {
             queue.forgive(now, &self.in_flight);
         }
-        // What made room just now may not have seen that we wait; then we see that room.
+        // A thread that made room just now may not have seen that this connection waits. In that case this sees the
+        // room.
         let admitted = self.admit_from(&mut queue);
         let watch = !queue.turns.is_empty() && queue.watched_until <= now;
         let until = now.saturating_add(stale);
@@ -283,17 +286,17 @@ impl PeerWindow {
     }
 }
 
-/// What became of a connection that wants to send while the window is full.
+/// Result of waiting while the window is full.
 enum Waited {
-    /// It has the turn in reserve.
+    /// The connection has the reserved turn.
     Reserved,
-    /// It has been given a turn, and waits no more.
+    /// The connection was granted a turn, and no longer waits.
     Granted,
-    /// It waits, and looks again then, if nobody else does.
+    /// The connection waits. With a time, it has to check the window again then, on behalf of all that wait.
     Queued(Option<Duration>),
 }
 
-/// One connection's part of a window.
+/// Share of one connection in a window.
 #[derive(Debug)]
 pub(crate) struct WindowShare {
     window: Arc<PeerWindow>,
@@ -302,12 +305,12 @@ pub(crate) struct WindowShare {
     in_flight: u64,
     /// PSNs of the turn that are used.
     used: u64,
-    /// When it looks after the window for all who wait.
+    /// Time at which this connection checks the window on behalf of all that wait.
     watch: Option<Duration>,
 }
 
 impl WindowShare {
-    /// A part of the window to `peer` for the connection that `task` runs, in a protection domain.
+    /// Creates a share in the window to `peer` for the connection that `task` runs, in a protection domain.
     pub(crate) fn new(windows: &PeerWindows, peer: Gid, task: &Arc<Task>, domain: u64) -> Self {
         let window = windows.window(peer);
         let member = Arc::new(Member {
@@ -327,29 +330,29 @@ impl WindowShare {
         Self { window: Arc::clone(&window), member, in_flight: 0, used: 0, watch: None }
     }
 
-    /// PSNs that are counted as ours.
+    /// Returns the PSNs of this connection that count.
     pub(crate) fn counted(&self) -> u64 {
         self.in_flight.saturating_sub(self.member.forgiven.load(Ordering::Relaxed))
     }
 
-    /// A starved connection had one more ACK timeout. Returns `true` if it is quiet from now on.
+    /// Handles one more ACK timeout of a starved connection. Returns `true` if a quiet period begins.
     pub(crate) fn ask_for_quiet(&self, now: Duration, rtt: Option<Duration>) -> bool {
         self.window.quiet.ask(now, rtt)
     }
 
-    /// Until when the connection sends nothing, for the sake of one that is starved.
+    /// Returns the time until which the connection pauses for a starved one.
     #[inline]
     pub(crate) fn quiet_until(&self, now: Duration, starved: bool) -> Option<Duration> {
         self.window.quiet.wait(now, starved)
     }
 
-    /// When the connection is to be run again, whether it waits itself or not.
+    /// Returns the time at which the connection has to run again, whether it waits itself or not.
     pub(crate) const fn deadline(&self) -> Option<Duration> {
         self.watch
     }
 
-    /// Returns `true` if another packet may be sent. Otherwise the task runs again when it is its turn. `rto` is the
-    /// time after which an ACK of the peer is late, if that is known.
+    /// Returns `true` if another packet can be sent. Otherwise the task runs again when it is its turn. `rto` returns
+    /// the time after which an ACK of the peer is late, if that is known.
     #[inline]
     pub(crate) fn may_send(&mut self, now: Duration, rto: impl FnOnce() -> Option<Duration>) -> bool {
         if self.used > 0 {
@@ -373,7 +376,7 @@ impl WindowShare {
         false
     }
 
-    /// Looks after the window, if it is this connection that does.
+    /// Checks the window, if this connection has to.
     #[inline]
     pub(crate) fn watch(&mut self, now: Duration, rto: impl FnOnce() -> Option<Duration>) {
         if self.watch.is_some_and(|watch| watch <= now) {
@@ -386,14 +389,14 @@ impl WindowShare {
         self.used + 1 >= QUANTUM
     }
 
-    /// A turn goes on with a packet that was sent, after which `in_flight` PSNs are unacked.
+    /// Accounts for a packet of a turn that was sent, after which `in_flight` PSNs are unacked.
     pub(crate) fn sent(&mut self, in_flight: u64) {
         let new = in_flight.saturating_sub(self.in_flight);
         self.used = if self.used + new >= QUANTUM { 0 } else { self.used + new };
         self.count(in_flight);
     }
 
-    /// Something was acknowledged, and `in_flight` PSNs are left.
+    /// Accounts for an acknowledgement, after which `in_flight` PSNs are left.
     pub(crate) fn acked(&mut self, in_flight: u64) {
         self.count(in_flight);
         self.window.admit();
@@ -402,7 +405,7 @@ impl WindowShare {
         }
     }
 
-    /// There is nothing more to send for now.
+    /// Ends the turn, because there is nothing more to send for now.
     pub(crate) fn pause(&mut self, in_flight: u64) {
         self.used = 0;
         self.begin_turn();
@@ -433,7 +436,8 @@ impl WindowShare {
         }
     }
 
-    /// What is acknowledged first was forgiven before. Returns how much of it is in the window no more already.
+    /// Settles forgiven PSNs that were acknowledged: the oldest are both forgiven and acknowledged first. Returns the
+    /// number of PSNs that were removed from the window before.
     #[cold]
     fn settle(&self, acked: u64) -> i64 {
         let _queue = self.window.queue.lock();
@@ -448,13 +452,13 @@ impl Drop for WindowShare {
     fn drop(&mut self) {
         self.window.withdraw(&self.member);
         self.pause(0);
-        // Whoever looked meanwhile at what was in flight may have forgiven some of it after that.
+        // Another thread may have forgiven PSNs between the pause and the lock in `settle`.
         let forgiven = self.settle(0);
         if forgiven > 0 {
             self.window.in_flight.change(forgiven);
         }
         if self.watch.is_some() {
-            // Somebody else looks after those who wait.
+            // Another waiting connection has to check the window from now on.
             let mut queue = self.window.queue.lock();
             queue.watched_until = Duration::ZERO;
             let next = queue.turns.front().and_then(|domain| queue.waiters.get(domain)?.front()).map(Arc::clone);
@@ -466,12 +470,12 @@ impl Drop for WindowShare {
     }
 }
 
-/// After what time without an ACK a PSN counts no more.
+/// Returns the time without an ACK after which a PSN no longer counts.
 fn stale_after(rto: Option<Duration>) -> Duration {
     rto.map_or(STALE_UNKNOWN, |rto| rto.saturating_mul(STALE_RTOS).clamp(STALE_MIN, STALE_MAX))
 }
 
-/// Numbers of PSNs are small.
+/// Converts a number of PSNs, which is always small.
 fn signed(psns: u64) -> i64 {
     i64::try_from(psns).unwrap_or(i64::MAX)
 }

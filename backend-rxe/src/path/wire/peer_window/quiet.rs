@@ -1,4 +1,4 @@
-//! Whether it is quiet on the way to a peer, which all its connections ask before they send.
+//! Backoff shared by all connections to a peer: while one of them is starved, the others pause.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use pvrdma_roce::Quiet;
 
-/// [`Quiet`] of several threads.
+/// [`Quiet`] shared by several threads.
 #[derive(Debug, Default)]
 pub(super) struct SharedQuiet {
-    /// When it is over, in nanoseconds: it hardly ever is quiet, and whoever does not see at once that it is sends one
-    /// batch more.
+    /// End of the quiet period, in nanoseconds, so that the common case, in which there is none, takes no lock. A
+    /// thread that does not see the store immediately only sends one more batch.
     ends: AtomicU64,
     quiet: Mutex<Quiet>,
 }

@@ -14,7 +14,7 @@ impl Runnable for Nothing {
     }
 }
 
-/// A connection to the one peer there is.
+/// Creates a connection to the only peer.
 fn share(windows: &PeerWindows, domain: u64) -> WindowShare {
     let gone = Arc::downgrade(&Arc::new(Nothing));
     let task = Task::new(&Arc::new(ReadyQueue::default()), &Arc::default(), gone as _);
@@ -23,7 +23,7 @@ fn share(windows: &PeerWindows, domain: u64) -> WindowShare {
 
 const SOON: Option<Duration> = Some(Duration::from_secs(1));
 
-/// Who leaves while it waits takes no turn along.
+/// A connection that is dropped while it waits does not keep a turn.
 #[test]
 fn a_connection_that_leaves_while_it_waits_gives_everything_back() {
     let windows = PeerWindows::default();
@@ -33,7 +33,7 @@ fn a_connection_that_leaves_while_it_waits_gives_everything_back() {
     for in_flight in [0, 1] {
         let mut other = share(&windows, 2);
         let mut short = share(&windows, 2);
-        // The turn in reserve of the domain is taken.
+        // The reserved turn of the domain is in use.
         assert!(other.may_send(Duration::ZERO, || SOON));
         other.sent(5);
         short.sent(in_flight);
@@ -45,7 +45,7 @@ fn a_connection_that_leaves_while_it_waits_gives_everything_back() {
     }
 }
 
-/// Whatever connections do while others are given their turns, nothing of the window is lost for good.
+/// No part of the window is lost, whatever connections do while others are granted their turns.
 #[test]
 fn a_turn_that_comes_while_somebody_asks_or_leaves_is_given_back() {
     let windows = PeerWindows::default();
@@ -61,7 +61,7 @@ fn a_turn_that_comes_while_somebody_asks_or_leaves_is_given_back() {
         });
         for _ in 0..20_000 {
             let mut short = share(&windows, 2);
-            // With something in flight there is no turn in reserve.
+            // A connection with packets in flight does not get the reserved turn.
             short.sent(1);
             for _ in 0..10 {
                 if short.may_send(Duration::ZERO, || SOON) {
