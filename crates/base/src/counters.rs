@@ -98,7 +98,7 @@ impl Count {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds `number`.
+    /// Adds `count`.
     #[inline]
     pub fn add(&self, count: u64) {
         if count != 0 {
