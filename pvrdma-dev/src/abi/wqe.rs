@@ -212,7 +212,7 @@ impl From<Datagram> for UdDestination {
 }
 
 guest_struct! {
-    /// A completion (spec §9.1). What is not named is zero.
+    /// Completion queue entry (spec §9.1). Bytes without a field are zero.
     Cqe, "cqe", 64 {
         0 wr_id: u64,
         8 qp: u64,
