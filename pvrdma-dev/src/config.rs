@@ -1,4 +1,4 @@
-//! How a device is set up, and what it advertises.
+//! Configuration of a device, and the capabilities that it advertises.
 
 use pvrdma_verbs::{GidType, HcaLimits, MacAddr, Random, Rules, VerbsError};
 use serde::{Deserialize, Serialize};
@@ -7,13 +7,13 @@ use crate::abi::dsr::{ATOMIC_OPS, BMME_FLAGS, Caps, gid_type};
 use crate::abi::regs::{DEVICE_ID, VENDOR_ID, VERSION_MIN, VERSION_QP_HANDLE, VERSION_ROCE_V2};
 use crate::limits::Limits;
 
-/// Most pages a fast registration may name: the driver refuses more.
+/// Maximum number of pages of a fast registration: the driver refuses more.
 pub(crate) const MAX_FAST_REGISTER_PAGES: u32 = 128;
 
 /// Number of entries in the P_Key table.
 pub(crate) const PKEYS: u16 = 1;
 
-/// How a device is set up.
+/// Configuration of a device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeviceConfig {
     /// Name in logs and status.
@@ -22,26 +22,26 @@ pub struct DeviceConfig {
     pub mac: MacAddr,
     /// Interface version, 17 to 20 (section 2.3).
     pub version: u32,
-    /// Encapsulation of all GIDs. Version 17 knows RoCE v1 only.
+    /// Encapsulation of all GIDs. Version 17 supports only RoCE v1.
     pub roce: GidType,
-    /// Upper limits; the adapter's own may be lower.
+    /// Upper limits; those of the adapter may be lower.
     #[serde(with = "crate::limits::AllLimits")]
     pub limits: Limits,
-    /// Whether the function has a legacy interrupt pin. Leave it off for vfio-user clients.
+    /// `true` if the function has a legacy interrupt pin. Leave it off for vfio-user clients.
     pub intx: bool,
-    /// Whether writes to BAR 2 reach the device after the guest's store has retired. Arming a CQ then looks for
-    /// completions that came in between (section 9.5).
+    /// `true` if writes to BAR 2 reach the device after the guest's store has retired. Arming a CQ then also checks for
+    /// completions that arrived in between (section 9.5).
     pub posted_doorbells: bool,
-    /// Where QPNs and keys begin.
+    /// Source of QPNs and keys.
     #[serde(default)]
     pub random: Random,
-    /// Which addresses its guest may bind, and with whom it may talk.
+    /// Addresses that its guest may bind, and peers with which it may communicate.
     #[serde(default)]
     pub rules: Rules,
 }
 
 impl DeviceConfig {
-    /// Version 20, RoCE v2, default limits, no interrupt pin.
+    /// Creates a configuration with version 20, RoCE v2, default limits and no interrupt pin.
     pub fn new(name: impl Into<String>, mac: MacAddr) -> Self {
         Self {
             name: name.into(),
@@ -56,12 +56,12 @@ impl DeviceConfig {
         }
     }
 
-    /// The same with other limits.
+    /// Returns the same configuration with other limits.
     pub(crate) fn with_limits(&self, limits: Limits) -> Self {
         Self { limits, ..self.clone() }
     }
 
-    /// What the device will advertise with this configuration and an adapter of these limits.
+    /// Returns the limits and capabilities of a device with this configuration and an adapter with these limits.
     pub(crate) fn effective(&self, hca: &HcaLimits) -> Result<(Limits, Caps), VerbsError> {
         if !(VERSION_MIN..=VERSION_QP_HANDLE).contains(&self.version) {
             return Err(VerbsError::Invalid("device version"));
@@ -76,7 +76,7 @@ impl DeviceConfig {
 }
 
 impl Limits {
-    /// The capabilities that say so (section 2.4).
+    /// Returns the capabilities that advertise these limits (section 2.4).
     fn caps(&self, config: &DeviceConfig) -> Caps {
         let verbs = &self.verbs;
         let guid = config.mac.eui64();

@@ -1,4 +1,4 @@
-//! The state behind the PCI function: what registers, commands and doorbells act on.
+//! Core of the device: the state that registers, commands and doorbells operate on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use crate::stats::Stats;
 use crate::uar::UarPages;
 use crate::watched::Watch;
 
-/// Decides whether commands and doorbells are served: only while the device is active and may master the bus.
+/// Determines whether commands and doorbells are served: only while the device is active and bus mastering is enabled.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     active: AtomicBool,
@@ -43,23 +43,23 @@ impl Gate {
     }
 }
 
-/// What the guest is offered, from one start of its driver to the next.
+/// Limits and capabilities offered to the guest. They are constant while its driver runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Offer {
     /// Limits in force.
     pub(crate) limits: Limits,
-    /// The same as the guest sees them.
+    /// The same limits, in the form that the guest reads.
     pub(crate) caps: Caps,
 }
 
-/// Everything that one device shares between its threads. What acts on it is in `cmd/`, `doorbell.rs` and `reclaim.rs`.
+/// State shared by all threads of one device. The operations on it are in `cmd/`, `doorbell.rs` and `reclaim.rs`.
 ///
-/// Locks, outermost first: the control lock of the device, the tables and the GID set (never while the backend is
-/// called), a view of guest memory, a CQ, the event hub, an event ring, the interrupts.
+/// Lock order, outermost first: the control lock of the device, the tables and the GID set (never held while the
+/// backend is called), a view of guest memory, a CQ, the event hub, an event ring, the interrupts.
 pub(crate) struct Core<H: Hca> {
     pub(crate) config: DeviceConfig,
     offer: RwLock<Offer>,
-    /// Limits as they were set, for the next driver.
+    /// Configured limits, which take effect when the next driver starts.
     wanted: Mutex<Limits>,
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) interrupts: Arc<Interrupts>,
@@ -68,20 +68,20 @@ pub(crate) struct Core<H: Hca> {
     pub(crate) objects: Objects<H>,
     pub(crate) uar: UarPages,
     pub(crate) pending_doorbells: PendingDoorbells<H>,
-    /// What stands in for doorbells that are not heard.
+    /// Watches rings whose doorbells are not trapped.
     pub(crate) watch: Watch<H>,
     pub(crate) gate: Gate,
     pub(crate) stats: Stats,
-    /// What the guest and its peers may make this process keep.
+    /// Budget of the memory that the guest and its peers may make this process allocate.
     pub(crate) budget: Arc<MemoryBudget>,
     pub(crate) log: Arc<DeviceLog>,
 }
 
 impl<H: Hca> Core<H> {
-    /// Asks the backend for an adapter and makes empty tables for it.
+    /// Gets an adapter from the backend and creates empty tables for it.
     ///
     /// # Errors
-    /// The configuration makes no sense, or the backend cannot serve another device.
+    /// The configuration is invalid, or the backend cannot serve another device.
     pub(crate) fn new<B: Backend<Hca = H>>(
         config: DeviceConfig,
         memory: Arc<DmaSpace>,
@@ -122,22 +122,22 @@ impl<H: Hca> Core<H> {
         })
     }
 
-    /// Limits in force.
+    /// Returns the limits in force.
     pub(crate) fn limits(&self) -> Limits {
         self.offer.read().limits
     }
 
-    /// What the guest is offered.
+    /// Returns the offer to the current driver.
     pub(crate) fn offer(&self) -> Offer {
         self.offer.read().clone()
     }
 
-    /// What a driver that starts now is offered.
+    /// Returns the offer to a driver that starts now.
     fn next_offer(&self) -> Result<Offer, VerbsError> {
         offer(&self.config.with_limits(*self.wanted.lock()), &self.hca, &self.budget)
     }
 
-    /// A driver starts: there are no objects, and limits that were set are in force from now on.
+    /// Renews the offer when a driver starts: there are no objects, and the configured limits take effect.
     pub(crate) fn renew_offer(&self) {
         match self.next_offer() {
             Ok(offer) => {
@@ -149,26 +149,27 @@ impl<H: Hca> Core<H> {
         }
     }
 
-    /// Sets limits: those that the guest was not told of at once, others for the next driver.
+    /// Sets limits. Those that are not visible to the guest take effect immediately, others when the next driver
+    /// starts.
     pub(crate) fn set_limits(&self, new: Limits) {
         *self.wanted.lock() = Limits { max_uar: self.config.limits.max_uar, ..new };
         self.offer.write().limits.max_memory = new.max_memory;
         self.budget.set_limit(new.max_memory);
     }
 
-    /// Limits as they were set.
+    /// Returns the configured limits.
     pub(crate) fn wanted_limits(&self) -> Limits {
         *self.wanted.lock()
     }
 
-    /// Limits in force, and those of the next driver.
+    /// Returns the limits in force and those of the next driver.
     pub(crate) fn limit_status(&self) -> Vec<LimitStatus> {
         let now = self.limits();
         now.beside(self.next_offer().map_or(now, |offer| offer.limits))
     }
 
-    /// Posts the events that found no room, if there are any. Any activity of the guest may have freed entries of an
-    /// event ring.
+    /// Posts the events that are still queued because an event ring was full. Any activity of the guest may have freed
+    /// entries of an event ring.
     pub(crate) fn retry_events(&self) {
         if self.hub.has_pending() {
             self.hub.retry_pending(&self.memory.view());
@@ -176,11 +177,11 @@ impl<H: Hca> Core<H> {
     }
 }
 
-/// What a device with this configuration offers: no more than its adapter has, and no more objects than `max_memory`
-/// pays for beside the queues of its links.
+/// Returns the offer of a device with this configuration: no more than its adapter supports, and no more objects than
+/// `max_memory` can hold beside the queues of its links.
 ///
 /// # Errors
-/// A limit is out of range, or the adapter has less of something than drivers need.
+/// A limit is out of range, or the adapter supports less of a resource than drivers need.
 fn offer<H: Hca>(config: &DeviceConfig, hca: &H, budget: &MemoryBudget) -> Result<Offer, VerbsError> {
     let (limits, _) = config.effective(&hca.limits())?;
     let bytes = limits.max_memory.saturating_sub(budget.used_for(Kept::Queues));

@@ -1,4 +1,4 @@
-//! The device: its parts, the routing of accesses, and its life cycle (section 3).
+//! Device: its parts, the dispatch of accesses, and its life cycle (section 3).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use pvrdma_pci_function::{
     Bar, CONFIG_SIZE, ConfigSpace, DoorbellPages, InterruptSink, MsixPlace, PciFunction, Switches,
 };
 
-/// A PVRDMA function with its core.
+/// PVRDMA function with its core.
 ///
 /// Registers and commands run on the calling thread, one at a time. Doorbells run concurrently with them and with each
 /// other. The owner must call [`PciFunction::run_deferred`] after each write to BAR 2, and must not call back into the
@@ -33,12 +33,13 @@ use pvrdma_pci_function::{
 pub struct PvrdmaDevice<B: Backend> {
     core: Core<B::Hca>,
     control: Mutex<Control>,
-    /// Where the last register write that is through has led. A leaf: who looks does not wait for a command.
+    /// Phase after the last completed register write. No other lock is taken while this one is held, so a reader does
+    /// not wait for a command.
     phase: Mutex<Phase>,
     pci: Mutex<ConfigSpace>,
 }
 
-/// The registers that have a memory, and the state they lead to.
+/// State behind the registers.
 #[derive(Debug)]
 struct Control {
     state: State,
@@ -49,9 +50,9 @@ struct Control {
 
 #[derive(Debug)]
 enum State {
-    /// No shared region.
+    /// No shared region is installed.
     Reset,
-    /// The shared region was accepted. The rings wait here, so that nothing can write to them before ACTIVATE.
+    /// The shared region was accepted. The rings are kept here, so that nothing can write to them before ACTIVATE.
     Ready(Session, Box<EventRings>),
     /// Commands are served.
     Active(Session),
@@ -80,10 +81,10 @@ impl<B: Backend> std::fmt::Debug for PvrdmaDevice<B> {
 }
 
 impl<B: Backend> PvrdmaDevice<B> {
-    /// Makes a device in power-on state. Its access to `memory` is switched off until the guest enables bus mastering.
+    /// Creates a device in power-on state. Its access to `memory` is disabled until the guest enables bus mastering.
     ///
     /// # Errors
-    /// The configuration makes no sense, or the backend cannot serve another device.
+    /// The configuration is invalid, or the backend cannot serve another device.
     pub fn new(
         config: DeviceConfig,
         memory: Arc<DmaSpace>,
@@ -99,12 +100,12 @@ impl<B: Backend> PvrdmaDevice<B> {
         Ok(Arc::new(Self { core, control: Mutex::new(control), phase, pci: Mutex::new(pci) }))
     }
 
-    /// What commands and doorbells act on.
+    /// Returns the core, on which commands and doorbells operate.
     pub(crate) const fn core(&self) -> &Core<B::Hca> {
         &self.core
     }
 
-    /// The device as it is now. Its phase is that after the last register write that is through: this does not wait for
+    /// Returns the current status. Its phase is the one after the last completed register write: this does not wait for
     /// a command.
     pub fn status(&self) -> DeviceStatus {
         let core = &self.core;
@@ -133,15 +134,15 @@ impl<B: Backend> PvrdmaDevice<B> {
         }
     }
 
-    /// Takes the link of the device up or down, and tells the driver with a port event. While it is down, the port is,
-    /// and nothing leaves the device or enters it. Returns `true` if that changed anything.
+    /// Sets the link of the device up or down, and informs the driver by a port event. While the link is down, the port
+    /// is down, and no packet leaves or enters the device. Returns `true` if the state changed.
     ///
     /// # Errors
-    /// The link of the adapter is not this device's alone ([`VerbsError::Unsupported`]).
+    /// Other devices share the link of the adapter ([`VerbsError::Unsupported`]).
     pub fn set_link(&self, up: bool) -> Result<bool, VerbsError> {
         let core = &self.core;
         let changed = core.hca.set_link(up)?;
-        // A driver that starts later asks for the state.
+        // A driver that starts later queries the state.
         if changed && core.gate.is_open() {
             let event = AsyncEvent::Port(if up { PortEvent::Active } else { PortEvent::Error });
             core.hub.event(&core.memory.view(), event);
@@ -149,9 +150,9 @@ impl<B: Backend> PvrdmaDevice<B> {
         Ok(changed)
     }
 
-    /// Says how long IP packets are that the way to other hosts carries from now on: `None` is what the device was made
-    /// for. If the path MTU of the port follows, the driver gets a port event, after which programs ask for it again.
-    /// Returns `true` if it does.
+    /// Sets the MTU of the uplink: the largest IP packet, in bytes, that reaches other hosts. `None` restores the
+    /// configured MTU. If the path MTU of the port changes, the driver gets a port event, after which programs query it
+    /// again. Returns `true` if it changes.
     pub fn set_carried(&self, bytes: Option<u32>) -> bool {
         let core = &self.core;
         let changed = core.hca.set_carried(bytes);
@@ -161,10 +162,11 @@ impl<B: Backend> PvrdmaDevice<B> {
         changed
     }
 
-    /// Sets limits by their names. What the guest has stays, and what it was told as well: see [`LimitChange`].
+    /// Sets limits by their names. Existing objects and limits that the guest has already read stay: see
+    /// [`LimitChange`].
     ///
     /// # Errors
-    /// There is no such limit, it cannot be changed now, or the value is out of range; nothing has changed then.
+    /// A limit is unknown or cannot be changed now, or the value is out of range; nothing has changed then.
     ///
     /// [`LimitChange`]: crate::LimitChange
     pub fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), String> {
@@ -174,19 +176,21 @@ impl<B: Backend> PvrdmaDevice<B> {
         Ok(())
     }
 
-    /// Its limits, in force and to come.
+    /// Returns the limits: those in force and those of the next driver.
     pub fn limits(&self) -> Vec<LimitStatus> {
         self.core.limit_status()
     }
 
-    /// CTL=RESET, and the first half of a handshake: everything ends before this returns (section 3.4 S3).
+    /// Handles CTL=RESET and the first half of a handshake: everything is destroyed before this returns (section 3.4
+    /// S3).
     fn teardown(&self, control: &mut Control) {
         self.core.gate.set_active(false);
         control.state = State::Reset;
         self.core.end_all();
     }
 
-    /// A write to DSRHIGH. There is no response but the capabilities; a refusal shows when the driver tries to go on.
+    /// Handles a write to DSRHIGH. The only response are the capabilities; the driver notices a refusal at its next
+    /// step.
     fn load_dsr(&self, control: &mut Control, high: u32) {
         let core = &self.core;
         self.teardown(control);
@@ -212,7 +216,8 @@ impl<B: Backend> PvrdmaDevice<B> {
     fn control(&self, control: &mut Control, value: u32) -> Result<(), RegisterError> {
         match value {
             ctl::ACTIVATE => self.activate(control),
-            // The driver announces PORT_ACTIVE to its consumers itself; QUERY_PORT asks the adapter each time.
+            // Nothing else to do: the driver itself announces PORT_ACTIVE to its consumers, and QUERY_PORT asks the
+            // adapter each time.
             ctl::UNQUIESCE => match control.state {
                 State::Active(_) => Ok(()),
                 _ => Err(RegisterError::NotReady("active")),
@@ -246,7 +251,7 @@ impl<B: Backend> PvrdmaDevice<B> {
                 control.state = State::Active(session);
                 core.gate.set_active(true);
                 core.stats.counts.activations.increment();
-                // A guest can do this in a loop.
+                // A guest can do this in a loop, so the line is rate limited.
                 core.log.info(module_path!(), format_args!("active, interface version {}", session.version));
                 Ok(())
             }
@@ -261,7 +266,7 @@ impl<B: Backend> PvrdmaDevice<B> {
         cmd::execute(&self.core, &session)
     }
 
-    /// Stores the result of a CTL or REQUEST write where the driver looks for it.
+    /// Stores the result of a CTL or REQUEST write in the ERR register, which the driver reads.
     fn set_err(&self, control: &mut Control, result: Result<(), RegisterError>) {
         control.err = match result {
             Ok(()) => 0,
@@ -293,7 +298,7 @@ impl<B: Backend> PvrdmaDevice<B> {
         *self.phase.lock() = control.phase();
     }
 
-    /// Reads go through the control lock too: what ERR says follows every write before it.
+    /// Reads a register. Reads take the control lock, too: the value of ERR must reflect every earlier write.
     fn register_read(&self, register: RegRead) -> u32 {
         let control = self.control.lock();
         match register {
@@ -306,9 +311,9 @@ impl<B: Backend> PvrdmaDevice<B> {
         }
     }
 
-    /// Lets what the guest switched take effect, except that its objects end with bus mastering. Memory is cut off
-    /// first: [`DmaSpace::set_enabled`] waits for whoever is using it, and after that nothing can produce an interrupt
-    /// either.
+    /// Applies changes of the command register, except that the caller destroys the objects when bus mastering ends.
+    /// Memory access is disabled before interrupts: [`DmaSpace::set_enabled`] waits for all views, and after that
+    /// nothing can produce an interrupt either.
     fn apply_command_register(&self, before: Switches, after: Switches) {
         let core = &self.core;
         if after.msix != before.msix {
@@ -347,7 +352,7 @@ where
     }
 
     fn config_write(&self, offset: usize, data: &[u8]) {
-        // Held until the switches have taken effect, so that two writers cannot overtake each other.
+        // The lock is held until the changes are applied, so that two writers cannot overtake each other.
         let control = &mut *self.control.lock();
         let [before, after] = {
             let mut pci = self.pci.lock();
@@ -357,8 +362,9 @@ where
         };
         self.apply_command_register(before, after);
         if before.bus_master && !after.bus_master {
-            // Linux ends bus mastering before it starts another kernel (kexec), and that one's driver switches it on
-            // before its handshake (section 3.2). In between the memory of what the first one made is the second one's.
+            // Linux disables bus mastering before it starts another kernel (kexec), whose driver enables it before its
+            // handshake (section 3.2). In between, the memory of the first kernel's objects already belongs to the
+            // second kernel, so the objects must be destroyed now.
             self.teardown(control);
             *self.phase.lock() = control.phase();
         }
@@ -381,7 +387,7 @@ where
                 }
             }
             2 => self.core.doorbell(offset, data),
-            // BAR 0 holds the MSI-X table, which the VMM keeps.
+            // BAR 0 holds the MSI-X table, which the VMM emulates.
             _ => {}
         }
     }
@@ -434,7 +440,7 @@ mod tests {
         drop(command);
     }
 
-    /// C4, S11: whatever of a device is held, its status is there, and says of what it cannot see that it is busy.
+    /// C4, S11: the status is available whatever locks are held, and marks the parts that it cannot read as busy.
     #[test]
     fn sec_c4_the_status_waits_for_no_lock() {
         let guest = TypedDriver::up();
@@ -442,7 +448,7 @@ mod tests {
         let command = (guest.device.control.lock(), guest.device.pci.lock(), core.objects.gids.lock());
         let view = core.memory.view();
         std::thread::scope(|scope| {
-            // Somebody waits for the view, so that readers wait for him.
+            // A waiting writer blocks new readers.
             let writer = scope.spawn(|| core.memory.barrier());
             while core.memory.try_view().is_some() {
                 std::thread::yield_now();
@@ -458,7 +464,7 @@ mod tests {
         assert_eq!(guest.device.status().objects.gids, Some(0));
     }
 
-    /// Before, it waited for the GID table, and for the map of guest memory with each ring.
+    /// In an earlier version this waited for the GID table, and for the map of guest memory with each ring.
     #[test]
     fn sec_c4_what_is_shown_of_objects_waits_for_no_lock() {
         let guest = TypedDriver::up();

@@ -1,7 +1,7 @@
-//! What doorbells do (section 7).
+//! Doorbells (section 7).
 //!
-//! Arming a CQ acts at once. Posting only leaves a pending doorbell, one for each queue however often it rings, and
-//! [`Core::run_deferred`] passes them on after the guest's write has completed.
+//! Arming a CQ takes effect immediately. Posting only marks a doorbell as pending, once per queue no matter how often
+//! it is written, and [`Core::run_deferred`] forwards it to the backend after the guest's write has completed.
 
 use pvrdma_guest_memory::PAGE_SIZE;
 use pvrdma_verbs::{CompletionQueue, Hca, QueuePair, SharedReceiveQueue};
@@ -11,7 +11,7 @@ use crate::pending_doorbells::{PendingDoorbell, RECV, SEND};
 use crate::uar::{Arm, Doorbell};
 
 impl<H: Hca> Core<H> {
-    /// A write to BAR 2. What names nothing, or nothing of this page's context, is ignored.
+    /// Handles a write to BAR 2. A write that names no object, or none of this page's context, is ignored.
     pub(crate) fn doorbell(&self, offset: u64, data: &[u8]) {
         if offset >= PAGE_SIZE {
             self.stats.counts.doorbells_of_processes.increment();
@@ -49,7 +49,8 @@ impl<H: Hca> Core<H> {
                 }
                 if let Some(arm) = arm {
                     self.stats.counts.doorbells_arm.increment();
-                    // The ring asks for event rings under this view, so a reset waits for what happens here.
+                    // The ring accesses event rings under this view, so a reset, which waits for all views, waits for
+                    // the notification, too.
                     cq.ring.arm(&self.memory.view(), arm == Arm::Solicited, self.config.posted_doorbells);
                     cq.verbs.notify_arm();
                 }
@@ -59,12 +60,13 @@ impl<H: Hca> Core<H> {
         Some(())
     }
 
-    /// Passes on the doorbells that are pending when this begins. Each costs a bounded amount of work.
+    /// Forwards the doorbells that are pending when the call begins. Each does a bounded amount of work.
     pub(crate) fn run_deferred(&self) {
         for _ in 0..self.pending_doorbells.len() {
             let Some(pending) = self.pending_doorbells.pop() else { return };
             match pending {
-                // The bits are cleared first: a doorbell from now on is pending anew.
+                // The bits are cleared before the notification: a doorbell that arrives during it becomes pending again
+                // and is not lost.
                 PendingDoorbell::Qp(qp) => {
                     let bits = qp.pending_doorbells.take();
                     if bits & RECV != 0 {

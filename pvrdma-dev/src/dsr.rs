@@ -1,4 +1,4 @@
-//! The handshake: reading and checking the device shared region, writing the capabilities (section 2.2).
+//! Handshake: reads and checks the device shared region, and writes the capabilities (section 2.2).
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use crate::events::EventRings;
 use crate::intr::Interrupts;
 use crate::page_dir::{check_mapped, read_page_directory};
 
-/// Most pages an event ring may have: one table.
+/// Maximum number of pages of an event ring: one table.
 const MAX_RING_PAGES: u32 = 512;
 
-/// Alignment of the region and the slots; in practice they are pages.
+/// Required alignment of the region and the slots; in practice they are page aligned.
 const ALIGNMENT: u64 = 8;
 
-/// What the device keeps of a handshake.
+/// Result of a handshake that the device keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Session {
     /// Bus address of the command slot.
@@ -27,12 +27,12 @@ pub(crate) struct Session {
     pub(crate) response_slot: u64,
     /// Guest page number of BAR 2.
     pub(crate) uar_pfn: u64,
-    /// The version both sides speak (section 2.3).
+    /// Version used by both sides (section 2.3).
     pub(crate) version: u32,
 }
 
-/// Reads the region at `address`, checks everything in it and, if all is well, writes the capabilities: nothing else in
-/// the region is ever written. Nothing is left behind on failure.
+/// Reads the region at `address`, checks all its fields and, if they are valid, writes the capabilities; nothing else
+/// in the region is ever written. A failure changes nothing.
 pub(crate) fn handshake(
     view: &DmaView<'_>,
     address: u64,
@@ -57,7 +57,8 @@ pub(crate) fn handshake(
     let rings = EventRings::new(events, notifications, Arc::clone(interrupts))?;
     let mut response = [0; Caps::SIZE];
     caps.encode(&mut response);
-    // `address` was readable to its end, so this does not overflow. In one piece, or a failure could leave half of it.
+    // The sum cannot overflow, because the region was readable to its end. The capabilities are written in one piece,
+    // or a failure could leave half of them.
     let at = address.wrapping_add(CAPS_OFFSET);
     view.slice(at, Caps::SIZE, Direction::Write).map_err(memory("capabilities"))?.copy_from(&response);
     let session = Session {

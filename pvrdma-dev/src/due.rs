@@ -1,4 +1,4 @@
-//! Completion queues that are to be looked at, by time.
+//! List of the completion queues to be looked at, ordered by time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,27 +23,27 @@ counters! {
     }
 }
 
-/// The watcher does not rest: it looks soon, or a store to a page wakes it.
+/// The watcher is not resting: it looks soon, or a store to a page wakes it.
 const AWAKE: u8 = 0;
-/// The watcher rests after a pass of [`Depth::Rest`], and a completion is to wake it.
+/// The watcher rests after a pass of [`Depth::Rest`], and a completion must wake it.
 const RESTS: u8 = 1;
-/// A completion has woken it.
+/// A completion has woken the watcher.
 const WOKEN: u8 = 2;
 
-/// The list. A leaf among the locks.
+/// List of looks. No other lock is taken while its lock is held.
 pub(crate) struct DueLooks {
     watcher: Arc<dyn DoorbellWatcher>,
     state: Mutex<State>,
-    /// One of the three above: what the watcher does, for who completes something.
+    /// State of the watcher, one of the three above. Threads that publish completions read it.
     rest: AtomicU8,
-    /// What the looks led to.
+    /// Counters of inferred notifications.
     pub(crate) counts: InferCounters,
 }
 
 #[derive(Debug, Default)]
 struct State {
     looks: BinaryHeap<Reverse<(u64, u32)>>,
-    /// The watcher sleeps until then. 0 while it does not.
+    /// Time until which the watcher sleeps. 0 while it does not.
     sleeps_until: u64,
 }
 
@@ -58,12 +58,12 @@ impl DueLooks {
         Self { watcher, state: Mutex::default(), rest: AtomicU8::new(AWAKE), counts: InferCounters::default() }
     }
 
-    /// Who looks.
+    /// Returns the watcher.
     pub(crate) fn watcher(&self) -> &dyn DoorbellWatcher {
         &*self.watcher
     }
 
-    /// Has the queue with this handle looked at, and wakes the watcher if it would sleep too long.
+    /// Adds a look at a queue, and wakes the watcher if it would sleep beyond its time.
     pub(crate) fn add(&self, at: u64, cq_handle: u32) {
         let wake = {
             let mut state = self.state.lock();
@@ -79,7 +79,7 @@ impl DueLooks {
         }
     }
 
-    /// Takes a queue that is to be looked at now.
+    /// Removes and returns a queue whose look is due.
     pub(crate) fn take(&self, now: u64) -> Option<u32> {
         let mut state = self.state.lock();
         match state.looks.peek() {
@@ -91,19 +91,20 @@ impl DueLooks {
         }
     }
 
-    /// How many looks are on the list.
+    /// Returns the number of looks on the list.
     pub(crate) fn len(&self) -> usize {
         self.state.lock().looks.len()
     }
 
-    /// Begins a pass: what completes from now on wakes a watcher that rests after it. Returns `true` if a completion
-    /// has ended the rest after the pass before.
+    /// Begins a pass: after one of [`Depth::Rest`], completions from now on wake the watcher. Returns `true` if a
+    /// completion has ended the rest after the previous pass.
     pub(crate) fn begin(&self, depth: Depth) -> bool {
         let rest = if depth == Depth::Rest { RESTS } else { AWAKE };
         self.rest.swap(rest, Ordering::SeqCst) == WOKEN
     }
 
-    /// When the next look is due. The watcher sleeps until then if it `sleeps`: what comes in earlier wakes it.
+    /// Returns the time of the next look. If `sleeps`, the watcher sleeps until then, and a look added with an earlier
+    /// time wakes it.
     pub(crate) fn plan(&self, sleeps: bool) -> Option<u64> {
         let mut state = self.state.lock();
         let due = state.looks.peek().map(|&Reverse((at, _))| at);
@@ -111,21 +112,21 @@ impl DueLooks {
         due
     }
 
-    /// Something was published. Wakes a watcher that rests, once.
+    /// Records that completions were published. Wakes a resting watcher, once.
     pub(crate) fn completed(&self) {
-        // The watcher is awake at nearly all times at which much completes: then this is a load.
+        // The watcher is awake nearly always when the rate of completions is high: then this costs one load.
         let rests = self.rest.load(Ordering::SeqCst) == RESTS;
         if rests && self.rest.compare_exchange(RESTS, WOKEN, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             self.watcher.wake();
         }
     }
 
-    /// A queue has ended.
+    /// Removes a queue that was destroyed.
     pub(crate) fn remove(&self, cq_handle: u32) {
         self.state.lock().looks.retain(|&Reverse((_, handle))| handle != cq_handle);
     }
 
-    /// What the looks led to.
+    /// Returns the counters of inferred notifications.
     pub(crate) fn counters(&self) -> Vec<Counter> {
         self.counts.list()
     }

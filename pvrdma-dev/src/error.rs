@@ -1,4 +1,4 @@
-//! Why the guest's requests are refused, and the one place where that becomes a number for the guest.
+//! Reasons why requests of the guest are refused, and the only place that maps them to error numbers.
 
 use pvrdma_guest_memory::{DmaError, OverBudget, PinError};
 use pvrdma_verbs::VerbsError;
@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::abi::cmd::Opcode;
 use crate::ring::RingShapeError;
 
-/// Numbers for the ERR register: any value but 0 is a failure to the driver, which logs it (section 4.2).
+/// Numbers for the ERR register. The driver treats every value but 0 as a failure, and logs it (section 4.2).
 mod errno {
     pub(super) const ENOENT: u8 = 2;
     pub(super) const EIO: u8 = 5;
@@ -21,43 +21,43 @@ mod errno {
     pub(super) const ENOSYS: u8 = 38;
 }
 
-/// Why a command is refused.
+/// Reason why a command is refused.
 #[derive(Debug, Error)]
 pub(crate) enum CmdError {
-    /// There is no such command.
+    /// The command does not exist.
     #[error("unknown {0}")]
     Unknown(Opcode),
-    /// A handle names nothing.
+    /// A handle names no object.
     #[error("no {0} {1}")]
     NoSuch(&'static str, u32),
-    /// A parameter is out of its range.
+    /// A parameter is out of range.
     #[error("invalid {0}: {1:#x}")]
     Invalid(&'static str, u64),
-    /// A parameter does not fit another object's owner.
+    /// A parameter names an object of another owner.
     #[error("{0} belongs to another context")]
     Foreign(&'static str),
-    /// Something exists already.
+    /// An object exists already.
     #[error("{0} is taken")]
     Taken(&'static str),
     /// A table is full or a budget used up.
     #[error("no room for another {0}")]
     NoRoom(&'static str),
-    /// The device may not make this process keep more.
+    /// The device would exceed its memory budget.
     #[error(transparent)]
     Budget(#[from] OverBudget),
-    /// Guest memory could not be reached.
+    /// Guest memory could not be accessed.
     #[error(transparent)]
     Memory(#[from] DmaError),
     /// A ring does not fit its pages.
     #[error(transparent)]
     Shape(#[from] RingShapeError),
-    /// The adapter refused.
+    /// The adapter refused the operation.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
 }
 
 impl CmdError {
-    /// The number for ERR, or for `err` of a MODIFY_QP response. Never 0.
+    /// Returns the number for ERR, or for `err` of a MODIFY_QP response. Never 0.
     pub(crate) const fn code(&self) -> u8 {
         match self {
             Self::Unknown(_) => errno::ENOSYS,
@@ -82,39 +82,39 @@ impl CmdError {
     }
 }
 
-/// Why a DSR is not accepted (section 2.2).
+/// Reason why a DSR is not accepted (section 2.2).
 #[derive(Debug, Error)]
 pub(crate) enum HandshakeError {
-    /// It or a slot is not aligned.
+    /// The region or a slot is not aligned.
     #[error("{0} at {1:#x} is not aligned")]
     Misaligned(&'static str, u64),
-    /// Guest memory could not be reached.
+    /// Guest memory could not be accessed.
     #[error("{0}: {1}")]
     Memory(&'static str, DmaError),
-    /// We see zeros where the driver wrote.
+    /// The device reads zeros where the driver has written.
     #[error("the shared region is empty: the guest's memory is private to the VMM (it needs share=on)")]
     PrivateMemory,
     /// A ring has too few or too many pages.
     #[error("{0} of {1} pages")]
     RingPages(&'static str, u32),
-    /// A ring cannot be made.
+    /// A ring cannot be created.
     #[error(transparent)]
     Shape(#[from] RingShapeError),
 }
 
-/// Why a write to CTL or REQUEST fails.
+/// Reason why a write to CTL or REQUEST fails.
 #[derive(Debug, Error)]
 pub(crate) enum RegisterError {
     /// There is no accepted DSR, or the device is not active.
     #[error("the device is not {0}")]
     NotReady(&'static str),
-    /// Bus mastering is off.
+    /// Bus mastering is disabled.
     #[error("bus mastering is off")]
     Masked,
-    /// No such function.
+    /// The control function does not exist.
     #[error("unknown control {0:#x}")]
     Control(u32),
-    /// Guest memory is not resident as promised.
+    /// Guest memory could not be locked as configured.
     #[error(transparent)]
     Pin(#[from] PinError),
     /// The command was refused.
@@ -126,7 +126,7 @@ pub(crate) enum RegisterError {
 }
 
 impl RegisterError {
-    /// The number for ERR. Never 0.
+    /// Returns the number for ERR. Never 0.
     pub(crate) const fn code(&self) -> u8 {
         match self {
             Self::NotReady(_) => errno::ENODEV,

@@ -1,12 +1,12 @@
-//! A device and its objects, described as data for people and for tools.
+//! Inspection: descriptions of a device and its objects as data, for people and for tools.
 //!
-//! Each object describes itself in a type of its own that becomes one serde value; what the adapter adds stands under
-//! `adapter` ([`QueuePair::inspect`] and its siblings). A description shows no payload and no keys. It is no saved
-//! state: the private parts of the adapter are missing. But what a saved state would have to name is what is named
-//! here, object by object, so this is where saving and restoring begin if they come.
+//! Each kind of object has its own type, which is serialized with serde; the adapter's part is under `adapter`
+//! ([`QueuePair::inspect`] and its siblings). A description contains no payload and no keys. It is not a saved state,
+//! because the private state of the adapter is missing; but it names, object by object, what a saved state would need,
+//! so it would be the starting point of an implementation of saving and restoring.
 //!
-//! Looking at a device stops nobody: an object is looked at after the other, with no lock held between them, so a
-//! description is exact for each object and not for all of them at the same moment.
+//! Inspection blocks no other thread: the objects are described one after the other, without a lock held between them,
+//! so a description is exact for each object, but the objects are not described at the same moment.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,11 +27,11 @@ use crate::objects::{Context, Cq, Mr, Qp, Srq};
 use crate::ring::RingInspect;
 use crate::stats::DeviceStatus;
 
-/// A kind of thing that can be looked at.
+/// Kind of object that can be inspected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ObjectKind {
-    /// The device itself: [`DeviceInspect`].
+    /// The device: [`DeviceInspect`].
     Device,
     /// Processes that opened the device, with their doorbell pages.
     Context,
@@ -45,7 +45,7 @@ pub enum ObjectKind {
     Srq,
     /// Queue pairs.
     Qp,
-    /// What queue pairs move: [`QpTraffic`].
+    /// Traffic of queue pairs: [`QpTraffic`].
     Traffic,
     /// The GID table.
     Gid,
@@ -68,7 +68,7 @@ impl ObjectKind {
         Self::Ring,
     ];
 
-    /// Its name.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
@@ -105,12 +105,12 @@ impl FromStr for ObjectKind {
 /// A device.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct DeviceInspect {
-    /// What its status says.
+    /// Status.
     #[serde(flatten)]
     pub status: DeviceStatus,
-    /// Limits in force: the smaller of those in the configuration and the adapter's.
+    /// Limits in force: the minimum of the configuration's and the adapter's.
     pub limits: Limits,
-    /// What the adapter shows of itself.
+    /// Description by the adapter.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub backend: Value,
 }
@@ -142,10 +142,10 @@ pub struct MrInspect {
     pub handle: u32,
     /// Handle of its protection domain.
     pub pd: u32,
-    /// What it covers. `None` while the adapter changes its regions.
+    /// Memory that it covers. `None` while the adapter changes its regions.
     #[serde(flatten)]
     pub shape: Option<MrShape>,
-    /// What the adapter shows of it.
+    /// Description by the adapter.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub adapter: Value,
 }
@@ -157,12 +157,12 @@ pub struct CqInspect {
     pub handle: u32,
     /// Handle of the context that owns it, 0 for the guest's kernel.
     pub context: u32,
-    /// `armed`, `armed for solicited`, `not armed`, `inferred` if it cannot be armed and what is not consumed is
-    /// announced, `dead` after an overrun or an invalid index, or `busy`.
+    /// `armed`, `armed for solicited`, `not armed`, `inferred` if it cannot be armed and notifications are inferred
+    /// from consumption, `dead` after an overrun or an invalid index, or `busy`.
     pub state: &'static str,
-    /// Its ring. The device produces, the guest consumes.
+    /// Ring. The device produces, the guest consumes.
     pub ring: RingInspect,
-    /// What the adapter shows of it.
+    /// Description by the adapter.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub adapter: Value,
 }
@@ -176,11 +176,11 @@ pub struct SrqInspect {
     pub pd: u32,
     /// SGEs per request.
     pub max_sge: u32,
-    /// Number of requests below which the guest is told, 0 if it is not.
+    /// Number of requests below which the guest gets an event, 0 if disarmed.
     pub limit: u32,
-    /// Its ring. The guest produces, the device consumes.
+    /// Ring. The guest produces, the device consumes.
     pub ring: RingInspect,
-    /// What the adapter shows of it.
+    /// Description by the adapter.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub adapter: Value,
 }
@@ -190,7 +190,7 @@ pub struct SrqInspect {
 pub struct QpInspect {
     /// Handle.
     pub handle: u32,
-    /// Its number on the wire.
+    /// QPN on the wire.
     pub qpn: Qpn,
     /// Transport service.
     #[serde(rename = "type")]
@@ -203,45 +203,45 @@ pub struct QpInspect {
     pub recv_cq: u32,
     /// Handle of its shared receive queue.
     pub srq: Option<u32>,
-    /// Sizes as created.
+    /// Sizes at creation.
     pub caps: QpCaps,
-    /// State, attributes and the path to the peer.
+    /// State, attributes and path to the peer.
     pub attrs: Snapshot<QpAttrs>,
-    /// Its send ring. The guest produces, the device consumes.
+    /// Send ring. The guest produces, the device consumes.
     pub send_ring: RingInspect,
-    /// Its receive ring, unless it has a shared receive queue.
+    /// Receive ring, unless it has a shared receive queue.
     pub recv_ring: Option<RingInspect>,
-    /// What the adapter shows of both halves.
+    /// Description of both halves by the adapter.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub adapter: Value,
 }
 
-/// What a queue pair moves: [`QpInspect`] in short, for those who look at all of them again and again.
+/// Traffic of a queue pair: a short form of [`QpInspect`] for tools that read all queue pairs repeatedly.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct QpTraffic {
-    /// Its number on the wire.
+    /// QPN on the wire.
     pub qpn: Qpn,
     /// Transport service.
     #[serde(rename = "type")]
     pub qp_type: QpType,
-    /// Its state. `None` while its attributes change.
+    /// State. `None` while its attributes change.
     pub state: Option<QpState>,
-    /// The other end of a connection.
+    /// Peer of a connection.
     pub peer: Option<QpPeer>,
-    /// Send requests in its ring that have not ended. `None`: see [`RingInspect::used`].
+    /// Number of send requests in its ring that are not complete. `None`: see [`RingInspect::used`].
     pub send_ring_used: Option<u32>,
-    /// Elements of its send ring.
+    /// Number of elements of its send ring.
     pub send_ring_size: u32,
-    /// What it has moved. `None`: it is busy, or the adapter does not count.
+    /// Progress. `None` if the QP is busy, or the adapter does not count.
     pub progress: Option<SendProgress>,
 }
 
-/// The other end of a connection.
+/// Peer of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct QpPeer {
-    /// Its number.
+    /// QPN of the peer.
     pub qpn: Qpn,
-    /// Where it is.
+    /// GID of the peer.
     pub gid: Gid,
 }
 
@@ -350,16 +350,16 @@ impl<H: Hca> Core<H> {
 }
 
 impl<B: Backend> PvrdmaDevice<B> {
-    /// The device itself.
+    /// Describes the device.
     pub fn inspect(&self) -> DeviceInspect {
         let core = self.core();
         DeviceInspect { status: self.status(), limits: core.limits(), backend: core.hca.inspect() }
     }
 
-    /// Its objects of a kind as one value: a list, or a [`DeviceInspect`].
+    /// Describes its objects of a kind as one value: a list, or a [`DeviceInspect`].
     ///
-    /// Waits for no lock that is held while requests are processed or guest memory is waited for: what cannot be had at
-    /// once is the string `"busy"`.
+    /// Does not wait for a lock that is held while requests are processed or guest memory is accessed: parts that are
+    /// not available immediately are the string `"busy"`.
     pub fn inspect_objects(&self, kind: ObjectKind) -> Value {
         let core = self.core();
         let value = match kind {
@@ -377,7 +377,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             }
             ObjectKind::Ring => serde_json::to_value(core.hub.inspect(&core.memory)),
         };
-        // There is no map with keys that are not strings, which is all that can go wrong.
+        // Serialization can fail only for maps whose keys are not strings, and there are none.
         value.unwrap_or_default()
     }
 }

@@ -9,7 +9,7 @@ use pvrdma_verbs::{Counter, counters};
 /// Number of vectors.
 pub(crate) const VECTORS: u16 = 3;
 
-/// What an interrupt says.
+/// Cause of an interrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Vector {
     /// The response to a command is in its slot.
@@ -38,11 +38,11 @@ impl Vector {
 
 #[derive(Debug)]
 struct State {
-    /// IMR: a set bit holds its cause back.
+    /// IMR: a set bit masks its cause.
     mask: u32,
-    /// ICR: only ever bit 0, because the driver's legacy handler takes nothing but the exact value 1.
+    /// ICR: only bit 0 is ever set, because the driver's legacy handler accepts only the exact value 1.
     cause: u32,
-    /// Causes that arrived while IMR or the lack of bus mastering held them back.
+    /// Causes that arrived while IMR or disabled bus mastering blocked them.
     held: u32,
     bus_master: bool,
     pin: InterruptPin,
@@ -60,8 +60,8 @@ counters! {
     }
 }
 
-/// The interrupt side of the function. Its lock is held while the sink is called, so that no interrupt leaves after the
-/// call that forbids it has returned; the sink must not call back into the device.
+/// Interrupt logic of the function. Its lock is held while the sink is called, so that no interrupt is sent after the
+/// call that disables it has returned; therefore the sink must not call back into the device.
 pub(crate) struct Interrupts {
     sink: Arc<dyn InterruptSink>,
     state: Mutex<State>,
@@ -75,18 +75,19 @@ impl std::fmt::Debug for Interrupts {
 }
 
 impl Interrupts {
-    /// As after power-on: everything masked, bus mastering off. `pin` tells whether the function has an interrupt pin.
+    /// Creates the power-on state: all causes masked, bus mastering disabled. `pin` is `true` if the function has an
+    /// interrupt pin.
     pub(crate) fn new(sink: Arc<dyn InterruptSink>, pin: bool) -> Arc<Self> {
         let state = State { mask: u32::MAX, cause: 0, held: 0, bus_master: false, pin: InterruptPin::new(pin) };
         Arc::new(Self { sink, state: Mutex::new(state), counters: InterruptCounters::default() })
     }
 
-    /// Signals a vector, if the guest lets it through.
+    /// Raises a vector, unless the guest blocks it.
     pub(crate) fn raise(&self, vector: Vector) {
         let mut state = self.state.lock();
         if !state.bus_master || state.mask & vector.cause() != 0 {
-            // A response that nobody waited for must not complete the next command (section 4.5); the rings' causes
-            // are kept, or a masked moment would lose a wake-up.
+            // A late response must not complete the next command (section 4.5), so it is dropped. The causes of the
+            // rings are kept: otherwise masking for a moment would lose a wake-up.
             if vector != Vector::Response {
                 state.held |= vector.cause();
             }
@@ -114,12 +115,12 @@ impl Interrupts {
         state.pin.update(state.cause != 0, &*self.sink);
     }
 
-    /// IMR.
+    /// Returns IMR.
     pub(crate) fn mask(&self) -> u32 {
         self.state.lock().mask
     }
 
-    /// Sets IMR and delivers what it no longer holds back.
+    /// Sets IMR and delivers the causes that it no longer masks.
     pub(crate) fn set_mask(&self, mask: u32) {
         let mut state = self.state.lock();
         state.mask = mask;
@@ -135,7 +136,7 @@ impl Interrupts {
         }
     }
 
-    /// Reads ICR, which clears it and takes the line back.
+    /// Reads ICR, which clears it and deasserts the line.
     pub(crate) fn take_cause(&self) -> u32 {
         let mut state = self.state.lock();
         let cause = std::mem::take(&mut state.cause);
@@ -149,7 +150,7 @@ impl Interrupts {
         state.pin.is_pending(state.cause != 0)
     }
 
-    /// Bus Master Enable.
+    /// Sets Bus Master Enable.
     pub(crate) fn set_bus_master(&self, enabled: bool) {
         let mut state = self.state.lock();
         state.bus_master = enabled;
@@ -161,21 +162,21 @@ impl Interrupts {
         }
     }
 
-    /// MSI-X Enable.
+    /// Sets MSI-X Enable.
     pub(crate) fn set_msix(&self, enabled: bool) {
         let mut state = self.state.lock();
         state.pin.set_msix(enabled);
         self.update_line(&mut state);
     }
 
-    /// Interrupt Disable.
+    /// Sets Interrupt Disable.
     pub(crate) fn set_line_disabled(&self, disabled: bool) {
         let mut state = self.state.lock();
         state.pin.set_disabled(disabled);
         self.update_line(&mut state);
     }
 
-    /// What CTL=RESET does: everything masked, nothing pending. The configuration stays.
+    /// Handles CTL=RESET: all causes masked, none pending. The configuration stays.
     pub(crate) fn reset(&self) {
         let mut state = self.state.lock();
         state.mask = u32::MAX;
@@ -184,7 +185,7 @@ impl Interrupts {
         self.update_line(&mut state);
     }
 
-    /// How often each vector was raised.
+    /// Returns how often each vector was raised.
     pub(crate) fn counters(&self) -> Vec<Counter> {
         self.counters.list()
     }
@@ -194,12 +195,12 @@ impl Interrupts {
 mod tests {
     use super::*;
 
-    /// Writes down what it is told.
+    /// Records the calls.
     #[derive(Debug, Default)]
     struct RecordingSink(Mutex<Vec<String>>);
 
     impl RecordingSink {
-        /// What it was told since the last call.
+        /// Returns the calls since the last time.
         fn take(&self) -> Vec<String> {
             std::mem::take(&mut self.0.lock())
         }
@@ -268,7 +269,7 @@ mod tests {
         assert!(sink.take().is_empty());
     }
 
-    /// Conformance 14: only the response is reported, as exactly 1, and reading takes the line back.
+    /// Conformance 14: only the response is reported, as exactly 1, and reading deasserts the line.
     #[test]
     fn the_legacy_line() {
         let (sink, interrupts) = interrupts(true);

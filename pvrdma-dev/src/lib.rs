@@ -1,8 +1,8 @@
-//! The PVRDMA PCI function as a device model: what the Linux driver `vmw_pvrdma` talks to.
+//! The PVRDMA PCI function as a device model, compatible with the Linux driver `vmw_pvrdma`.
 //!
-//! A VMM makes a [`PvrdmaDevice`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an [`InterruptSink`] and
-//! a backend, and drives it through [`PciFunction`]: configuration space, three BARs, reset. The crate knows no
-//! sockets, no vfio-user and no KVM.
+//! A VMM creates a [`PvrdmaDevice`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an [`InterruptSink`]
+//! and a backend, and drives it through [`PciFunction`]: configuration space, three BARs, reset. The crate contains
+//! nothing about sockets, vfio-user or KVM.
 //!
 //! ```
 //! # use std::error::Error;
@@ -25,24 +25,24 @@
 //!
 //! # Parts
 //!
-//! * Control plane: configuration space, registers, the device shared region, the command channel and the tables of
-//!   objects. All of it runs inside register writes, under one lock.
+//! * Control plane: configuration space, registers, the device shared region, the command channel and the object
+//!   tables. All of it runs inside register writes, under one lock.
 //! * Data plane: doorbells, work queues, completion queues and event rings in guest memory. Doorbells take no lock of
-//!   the control plane; what they leave behind is done by [`PciFunction::run_deferred`], *which the VMM must call*
-//!   after each write to a BAR: nothing is sent otherwise.
+//!   the control plane. They only leave pending work for [`PciFunction::run_deferred`], *which the VMM must call* after
+//!   each write to a BAR: nothing is sent otherwise.
 //!
-//! # Rules that hold everywhere
+//! # Invariants
 //!
-//! * What the guest wrote is copied once and then judged; a response is either complete or an error that the ERR
-//!   register, the log and a counter show.
-//! * After a destroy command, a reset or the end of bus mastering (which ends everything, as a reset does) nothing
-//!   touches the memory concerned.
-//! * Code that asks the backend for something that waits (modify, destroy) holds no view of guest memory.
+//! * Data written by the guest is copied once and then validated; a response is either complete or an error that the
+//!   ERR register, the log and a counter report.
+//! * After a destroy command, a reset or the disabling of bus mastering (which destroys everything, as a reset does) no
+//!   thread accesses the memory concerned.
+//! * Code that calls a backend operation that may wait (modify, destroy) holds no view of guest memory.
 //!
 //! # Not implemented
 //!
-//! Resizing of CQs (the driver never asks), multicast, power management. [`saved_state`] refuses to save a device, and
-//! says what it would take.
+//! Resizing of CQs (the driver never requests it), multicast, power management. [`saved_state`] refuses to save a
+//! device, and documents the requirements for doing so.
 //!
 //! Section and conformance numbers in comments are those of `docs/interface.md`.
 

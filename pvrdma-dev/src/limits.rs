@@ -1,4 +1,4 @@
-//! How much a device offers its guest.
+//! Limits of a device: the amount of each resource that it offers its guest.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,25 +9,26 @@ use pvrdma_verbs::{HcaLimits, VerbsError};
 use serde::de::{DeserializeSeed, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Upper limits of a device (section 2.4). Where a power of two is demanded, the next lower one is advertised.
+/// Upper limits of a device (section 2.4). Where a power of two is required, the next lower one is advertised.
 ///
-/// It is read from a map of limits, each under its own name; those that are not given keep their default. A new limit
-/// has a field here (or in [`HcaLimits`] if adapters have it too), a default and a row in the table below; its place in
-/// what the guest sees is in `abi/dsr.rs`.
+/// Deserialized from a map of limits by name; missing ones keep their default. A new limit needs a field here (or in
+/// [`HcaLimits`] if adapters have it, too), a default and a row in the table below; its place in the guest's structure
+/// is in `abi/dsr.rs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Limits {
-    /// What an adapter limits as well: the smaller of both is in force.
+    /// Limits that an adapter has as well: the smaller of both is in force.
     #[serde(flatten)]
     pub verbs: HcaLimits,
     /// Requests per shared receive queue.
     pub max_srq_wr: u32,
-    /// Doorbell pages, the driver's own included. BAR 2 has as many.
+    /// Doorbell pages, including the driver's own. Their number is the size of BAR 2 in pages.
     pub max_uar: u32,
     /// Address handles of the guest's kernel.
     pub max_ah: u32,
     /// GID table entries.
     pub gid_table: u32,
-    /// Bytes that the guest and its peers may make this process keep, beside the guest's own memory.
+    /// Maximum memory in bytes that the guest and its peers may make this process allocate, beside the guest's own
+    /// memory.
     pub max_memory: u64,
 }
 
@@ -57,7 +58,7 @@ impl Default for Limits {
     }
 }
 
-/// [`Limits`] as they travel between processes: all of them, where a table of limits holds those that can be set.
+/// [`Limits`] as sent between processes: all of them, whereas a table of limits holds only those that can be set.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Limits")]
 pub(crate) struct AllLimits {
@@ -69,13 +70,13 @@ pub(crate) struct AllLimits {
     max_memory: u64,
 }
 
-/// A limit that can be set: where it is, and what the interface can express.
+/// A limit that can be set: its value, and the range that the interface supports.
 struct Entry<'a> {
     value: Value<'a>,
     least: u64,
     most: u64,
     is_power_of_two: bool,
-    /// What to say about a value that is out of range.
+    /// Error message for a value that is out of range.
     error: &'static str,
 }
 
@@ -96,41 +97,41 @@ impl<'a> From<&'a mut u64> for Value<'a> {
     }
 }
 
-/// When a device that runs follows a change of a limit. What the guest has keeps what it has.
+/// Time at which a running device applies a change of a limit. Existing objects are never affected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LimitChange {
-    /// With the next thing that the guest makes: it was not told of the limit.
+    /// With the next object that the guest creates: the guest has not been told this limit.
     Now,
-    /// When the guest's driver starts, which is told then.
+    /// When the guest's driver starts and reads the limits.
     DriverStart,
-    /// Not at all: it is the size of a BAR.
+    /// Never: the limit is the size of a BAR.
     NewDevice,
 }
 
-/// A limit of a device that runs.
+/// State of a limit of a running device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LimitStatus {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// What is in force.
+    /// Value in force.
     pub value: u64,
-    /// What a driver that starts now gets: what was set, bounded by the adapter.
+    /// Value for a driver that starts now: the configured one, bounded by the adapter.
     pub next: u64,
-    /// When a change takes effect.
+    /// Time at which a change takes effect.
     pub change: LimitChange,
 }
 
-/// A limit that can be set, as people see it.
+/// Description of a limit that can be set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LimitKey {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// What the interface can express.
+    /// Range that the interface supports.
     pub range: RangeInclusive<u64>,
-    /// Its default.
+    /// Default.
     pub default: u64,
-    /// What it means, in a sentence.
+    /// Meaning, as a sentence.
     pub help: &'static str,
 }
 
@@ -222,17 +223,17 @@ impl Limits {
     /// Sets a limit by its name.
     ///
     /// # Errors
-    /// There is no such limit, or the value is out of its range; nothing has changed then.
+    /// The limit is unknown, or the value is out of range; nothing has changed then.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), String> {
         let entry = NAMES.iter().zip(self.entries()).find_map(|(known, entry)| (*known == name).then_some(entry));
         let mut entry = entry.ok_or_else(|| format!("there is no limit '{name}' (they are {})", NAMES.join(", ")))?;
         entry.set(value).map_err(|error| error.to_string())
     }
 
-    /// Sets limits of a device that runs, by their names.
+    /// Sets limits of a running device, by their names.
     ///
     /// # Errors
-    /// There is no such limit, it is one that a device keeps, or the value is out of range; nothing has changed then.
+    /// A limit is unknown, or a running device cannot change it, or a value is out of range; nothing has changed then.
     pub fn set_all(&mut self, values: &BTreeMap<String, u64>) -> Result<(), String> {
         let mut changed = *self;
         for (name, &value) in values {
@@ -245,7 +246,7 @@ impl Limits {
         Ok(())
     }
 
-    /// When a device that runs follows a change of a limit.
+    /// Returns when a running device applies a change of a limit.
     pub fn change(name: &str) -> LimitChange {
         match name {
             "max_memory" => LimitChange::Now,
@@ -254,7 +255,7 @@ impl Limits {
         }
     }
 
-    /// These limits, in force, beside those that come next.
+    /// Combines these limits, which are in force, with those of the next driver.
     pub(crate) fn beside(mut self, mut next: Self) -> Vec<LimitStatus> {
         let entries = NAMES.iter().zip(self.entries()).zip(next.entries());
         let status = |((&name, value), next): ((&&str, Entry<'_>), Entry<'_>)| LimitStatus {
@@ -266,7 +267,7 @@ impl Limits {
         entries.map(status).collect()
     }
 
-    /// Checks each limit against what the interface can express.
+    /// Checks each limit against the range that the interface supports.
     ///
     /// # Errors
     /// A limit is out of range; the error names it and its range.
@@ -274,10 +275,10 @@ impl Limits {
         self.entries().into_iter().try_for_each(|mut entry| entry.set(entry.get()))
     }
 
-    /// The smaller of these and the adapter's, in the shape that drivers need.
+    /// Returns the minimum of these limits and the adapter's, rounded as drivers require.
     ///
     /// # Errors
-    /// A limit is out of range, or the adapter has less of something than drivers need.
+    /// A limit is out of range, or the adapter supports less of a resource than drivers need.
     pub(crate) fn bounded_by(&self, hca: &HcaLimits) -> Result<Self, VerbsError> {
         self.check()?;
         let max_srq_wr = self.max_srq_wr.min(hca.max_qp_wr);
@@ -316,7 +317,7 @@ impl<'de> Visitor<'de> for LimitsVisitor {
     }
 }
 
-/// Checked where it is read, so that the error points at the place.
+/// Limits are checked while they are deserialized, so that an error points to their place in the input.
 impl<'de> DeserializeSeed<'de> for Entry<'_> {
     type Value = ();
 

@@ -1,4 +1,4 @@
-//! The device for whoever maps its doorbell pages.
+//! Interface of the device for the owner of its doorbell pages.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use crate::device::PvrdmaDevice;
 use crate::watcher::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
 
 impl<B: Backend> PvrdmaDevice<B> {
-    /// Has `watcher` watch the rings of processes whose doorbell page is memory. Before the guest runs, once.
+    /// Sets the watcher of the rings of processes whose doorbell page is memory. Call it once, before the guest runs.
     ///
-    /// Returns `true` if there was none yet.
+    /// Returns `true` if there was none before.
     pub fn set_doorbell_watcher(&self, watcher: Arc<dyn DoorbellWatcher>) -> bool {
         self.core().set_watcher(watcher)
     }

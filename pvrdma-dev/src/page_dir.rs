@@ -1,23 +1,24 @@
-//! Page directories: how the driver names the pages of an object (spec §5).
+//! Page directories: the driver's description of the pages of an object (spec §5).
 //!
-//! Three levels of untrusted little-endian bus addresses. Each page of the directory and its tables is copied once and
-//! only as far as the stated page count needs, so the work is bounded by 513 page copies whatever the guest wrote.
+//! They consist of three levels of untrusted little-endian bus addresses. Each page of the directory and its tables is
+//! copied once, and only as far as the stated page count requires, so the work is bounded by 513 page copies whatever
+//! the guest wrote.
 
 use pvrdma_guest_memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList, PageListBuilder};
 
 use crate::abi::ring::{MAX_PAGES, TABLE_ENTRIES};
 
-/// Bytes of one entry.
+/// Size of an entry in bytes.
 const ENTRY: usize = 8;
 
-/// Bytes of a directory or table page.
+/// Size of a directory or table page in bytes.
 const LEVEL: usize = TABLE_ENTRIES as usize * ENTRY;
 
 /// Reads the page addresses of an object of `pages` pages.
 ///
 /// # Errors
-/// The page count is not in `1..=262144`, the directory or a table cannot be read, or an entry that is needed is zero
-/// or not page aligned. The data pages themselves are not looked at, see [`check_mapped`].
+/// The page count is not in `1..=262144`, the directory or a table cannot be read, or a required entry is zero or not
+/// page aligned. The data pages themselves are not checked, see [`check_mapped`].
 pub(crate) fn read_page_directory(view: &DmaView<'_>, pdir_dma: u64, pages: u32) -> Result<PageList, DmaError> {
     if pages == 0 || pages > MAX_PAGES {
         return Err(DmaError::Unmapped { addr: pdir_dma, len: u64::from(pages).saturating_mul(PAGE_SIZE) });
@@ -36,8 +37,8 @@ pub(crate) fn read_page_directory(view: &DmaView<'_>, pdir_dma: u64, pages: u32)
     Ok(builder.finish())
 }
 
-/// Checks that the device can access every page of a list. Rings are checked when they are made, so that the guest
-/// learns of a bad address from the command and not from a dead queue. Takes one look-up per contiguous piece.
+/// Checks that the device can access every page of a list. Rings are checked when they are created, so that a bad
+/// address fails the command instead of killing the queue later. Takes one look-up per contiguous piece.
 ///
 /// # Errors
 /// The first address that cannot be accessed.
@@ -53,7 +54,7 @@ pub(crate) fn check_mapped(view: &DmaView<'_>, pages: &PageList, direction: Dire
     Ok(())
 }
 
-/// The used entries of a directory or table page, copied out.
+/// Copy of the used entries of a directory or table page.
 struct Level {
     bytes: [u8; LEVEL],
     used: usize,
@@ -133,7 +134,7 @@ mod tests {
         assert!(check_mapped(&view, &list, Direction::Read).is_err());
     }
 
-    /// The largest object: a directory may name a table, and a table a page, as often as it likes.
+    /// The largest object: a directory may name the same table, and a table the same page, any number of times.
     #[test]
     fn the_most_pages() {
         let space = space();
@@ -144,7 +145,7 @@ mod tests {
         assert!(read_page_directory(&view, BASE, MAX_PAGES + 1).is_err());
     }
 
-    /// An address that is no page's is none, whatever lies there.
+    /// An address that is not page aligned is refused, whatever is stored there.
     #[test]
     fn a_directory_is_a_page_and_not_the_first() {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), SIZE)]).unwrap();
@@ -159,7 +160,7 @@ mod tests {
             let refused = read_page_directory(&view, dir, 1).unwrap_err();
             assert!(matches!(refused, DmaError::Misaligned { addr } if addr == dir), "{refused:?}");
         }
-        // Nor is a table.
+        // The same holds for a table.
         for table in [0, 0x1008] {
             put(&view, 0x1000, &[table]);
             put(&view, 0, &[0x3000]);
@@ -168,8 +169,8 @@ mod tests {
         }
     }
 
-    /// Around the end of each table, every single entry that is no page address: the object is refused exactly when it
-    /// needs that entry.
+    /// For every single invalid entry around the end of each table, the object is refused exactly if it needs that
+    /// entry.
     #[test]
     fn every_entry_that_is_needed_is_checked() {
         let space = space();
@@ -195,7 +196,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any content, including directories that name themselves, ends in a list of the right length or an error.
+        /// Any content, including directories that name themselves, yields a list of the right length or an error.
         #[test]
         fn random_directories(
             entries in proptest::collection::vec(

@@ -7,12 +7,13 @@ use crate::abi::regs::{CLASS, DEVICE_ID, VENDOR_ID};
 use crate::intr::VECTORS;
 use crate::regs;
 
-/// Bytes of BAR 0: MSI-X table and pending bits, which the VMM keeps.
+/// Size of BAR 0 in bytes: MSI-X table and pending bits, which the VMM emulates.
 const MSIX_BAR_SIZE: u64 = 0x4000;
-/// Where the pending bits are.
+/// Offset of the pending bits.
 const MSIX_PENDING: u32 = 0x2000;
 
-/// As after power-on. `intx` tells whether the function has an interrupt pin. Bit 7 of the header type is the VMM's.
+/// Returns the power-on state. `intx` is `true` if the function has an interrupt pin. The VMM sets bit 7 of the header
+/// type.
 pub(crate) fn config_space(max_uar: u32, intx: bool) -> ConfigSpace {
     let bars = [
         Some(Bar { size: MSIX_BAR_SIZE, is_64bit: false }),
@@ -49,7 +50,7 @@ mod tests {
         u32::from_le_bytes(data)
     }
 
-    /// Conformance 1, 2: the part that this function can answer for.
+    /// Conformance 1, 2: the part that this function controls.
     #[test]
     fn identity_and_capabilities() {
         let config = config_space(1024, false);

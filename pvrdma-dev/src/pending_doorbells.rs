@@ -1,4 +1,4 @@
-//! Doorbells of the guest that were not passed on to the adapter yet.
+//! Doorbells of the guest that are not yet forwarded to the adapter.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,18 +9,19 @@ use pvrdma_verbs::Hca;
 
 use crate::objects::{Qp, Srq};
 
-/// Bit of a queue's pending doorbells: sends were posted.
+/// Bit of a queue's pending doorbells: send requests were posted.
 pub(crate) const SEND: u8 = 1;
-/// Bit of a queue's pending doorbells: receives were posted.
+/// Bit of a queue's pending doorbells: receive requests were posted.
 pub(crate) const RECV: u8 = 2;
 
-/// A queue with a doorbell to pass on.
+/// Queue with a pending doorbell.
 pub(crate) enum PendingDoorbell<H: Hca> {
     Qp(Arc<Qp<H>>),
     Srq(Arc<Srq<H>>),
 }
 
-/// Queues with a pending doorbell, in order. Each is in here at most once, because it enters when its bits leave 0.
+/// Queues with a pending doorbell, in order. Each queue is listed at most once, because it is added only when its bits
+/// were 0 before.
 pub(crate) struct PendingDoorbells<H: Hca>(Mutex<VecDeque<PendingDoorbell<H>>>);
 
 impl<H: Hca> PendingDoorbells<H> {
@@ -44,14 +45,14 @@ impl<H: Hca> PendingDoorbells<H> {
         }
     }
 
-    /// Removes the doorbells of a QP that was destroyed.
+    /// Removes the doorbells of a destroyed QP.
     pub(crate) fn remove_qp(&self, qp: &Arc<Qp<H>>) {
         if !qp.pending_doorbells.is_empty() {
             self.0.lock().retain(|entry| !matches!(entry, PendingDoorbell::Qp(other) if Arc::ptr_eq(other, qp)));
         }
     }
 
-    /// Removes the doorbell of an SRQ that was destroyed.
+    /// Removes the doorbell of a destroyed SRQ.
     pub(crate) fn remove_srq(&self, srq: &Arc<Srq<H>>) {
         if !srq.pending_doorbells.is_empty() {
             self.0.lock().retain(|entry| !matches!(entry, PendingDoorbell::Srq(other) if Arc::ptr_eq(other, srq)));
@@ -63,12 +64,13 @@ impl<H: Hca> PendingDoorbells<H> {
         *self.0.lock() = VecDeque::new();
     }
 
-    /// How many queues have a pending doorbell.
+    /// Returns the number of queues with a pending doorbell.
     pub(crate) fn len(&self) -> usize {
         self.0.lock().len()
     }
 
-    /// Takes the queue whose doorbell has been pending longest. Its bits stay set until the caller clears them.
+    /// Removes and returns the queue whose doorbell has been pending longest. Its bits stay set until the caller clears
+    /// them.
     pub(crate) fn pop(&self) -> Option<PendingDoorbell<H>> {
         self.0.lock().pop_front()
     }

@@ -1,7 +1,8 @@
-//! Ending objects. A destroy command never fails because something still uses the object: the driver frees its memory
-//! whatever ERR says (sections 3.5 and 4.4), so what depends on an object ends with it or is cut off from it.
+//! Destruction of objects. A destroy command never fails because the object is still in use: the driver frees its
+//! memory whatever ERR contains (sections 3.5 and 4.4), so dependent objects are destroyed with it or disconnected from
+//! it.
 //!
-//! Everything here waits for users of guest memory: the caller holds no view.
+//! Everything here waits for users of guest memory: the caller must hold no view.
 
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use crate::error::CmdError;
 use crate::objects::{Cq, Qp};
 
 impl<H: Hca> Core<H> {
-    /// Ends a QP. Its rings and the memory of its requests are not touched any more and no completion of it appears.
+    /// Destroys a QP. Afterwards its rings and the memory of its requests are not accessed, and it generates no
+    /// completion.
     pub(crate) fn end_qp(&self, handle: u32) -> Result<(), CmdError> {
         let qp = self.objects.qps.take(handle)?;
         self.watch.rings.remove_qp(&qp);
@@ -21,7 +23,7 @@ impl<H: Hca> Core<H> {
         Ok(())
     }
 
-    /// Ends an SRQ. QPs that still use it go to their error state.
+    /// Destroys an SRQ. QPs that still use it go to their error state.
     pub(crate) fn end_srq(&self, handle: u32) -> Result<(), CmdError> {
         let srq = self.objects.srqs.take(handle)?;
         self.watch.rings.remove_srq(&srq);
@@ -32,18 +34,20 @@ impl<H: Hca> Core<H> {
         Ok(())
     }
 
-    /// Ends a CQ. QPs that still complete to it go to their error state, silently: the ring is dead before they flush.
+    /// Destroys a CQ. QPs that still complete to it go to their error state without completions: the ring is shut
+    /// before they flush.
     pub(crate) fn end_cq(&self, handle: u32) -> Result<(), CmdError> {
         let cq = self.objects.cqs.take(handle)?;
         cq.ring.shut();
         let is = |other: &Arc<Cq<H>>| Arc::ptr_eq(other, &cq);
         self.fail_qps(Arc::strong_count(&cq), |qp| is(&qp.send_cq) || is(&qp.recv_cq));
-        // A thread that found the ring open may still be writing its entry.
+        // A thread that found the ring open may still be writing its entry, so wait for all views.
         self.memory.barrier();
         Ok(())
     }
 
-    /// Moves QPs to their error state. `owners` counts who holds what they use: one is the caller, more are QPs.
+    /// Moves QPs to their error state. `owners` is the reference count of the object they use: one reference is the
+    /// caller's, others belong to QPs.
     fn fail_qps(&self, owners: usize, uses: impl Fn(&Qp<H>) -> bool) {
         if owners <= 1 {
             return;
@@ -58,18 +62,19 @@ impl<H: Hca> Core<H> {
         }
     }
 
-    /// Ends a registration.
+    /// Destroys a memory region.
     pub(crate) fn end_mr(&self, handle: u32) -> Result<(), CmdError> {
         let mr = self.objects.mrs.take(handle)?;
         mr.verbs.destroy();
         Ok(())
     }
 
-    /// Ends a protection domain and everything in it.
+    /// Destroys a protection domain and everything in it.
     pub(crate) fn end_pd(&self, handle: u32) -> Result<(), CmdError> {
         let pd = self.objects.pds.take(handle)?;
         if Arc::strong_count(&pd) > 1 {
-            // Only removed handles fail, and these were just listed; the order is users before used.
+            // Errors can be ignored: only unknown handles fail, and these were just listed. Users are destroyed before
+            // used objects.
             for qp in self.objects.qps.handles(|qp| Arc::ptr_eq(&qp.pd, &pd)) {
                 let _ = self.end_qp(qp);
             }
@@ -83,7 +88,7 @@ impl<H: Hca> Core<H> {
         Ok(())
     }
 
-    /// Ends a context and everything it owns. Its doorbell page is dead until it is bound again.
+    /// Destroys a context and everything it owns. Its doorbell page is ignored until it is bound again.
     pub(crate) fn end_context(&self, handle: u32) -> Result<(), CmdError> {
         let context = self.objects.contexts.take(handle)?;
         self.uar.unbind(context.uar_page);
@@ -96,7 +101,7 @@ impl<H: Hca> Core<H> {
         Ok(())
     }
 
-    /// Ends everything. When this returns nothing touches guest memory and no interrupt is raised (section 3.1).
+    /// Destroys everything. When this returns, nothing accesses guest memory and no interrupt is raised (section 3.1).
     pub(crate) fn end_all(&self) {
         self.watch.rings.clear();
         self.pending_doorbells.clear();
@@ -120,8 +125,9 @@ impl<H: Hca> Core<H> {
         for index in bound {
             self.hca.unbind_gid(index);
         }
-        // A watcher that found something in a table may have listed it since, and who was decoding a doorbell may have
-        // left that behind. In this order: rings that are watched leave doorbells.
+        // Clear again: a watcher that found an object in a table may have listed it meanwhile, and a thread that was
+        // decoding a doorbell may have left it pending. The list must be cleared first, because watched rings create
+        // pending doorbells.
         self.watch.rings.clear();
         self.pending_doorbells.clear();
         self.hub.remove();

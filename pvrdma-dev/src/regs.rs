@@ -1,11 +1,11 @@
-//! BAR 1: which register an access means (section 2.1). What it does is the device's business.
+//! BAR 1: decoding of accesses to registers (section 2.1). The device implements their effect.
 
 use crate::abi::regs::offset;
 
-/// Bytes of BAR 1: a page of its own.
+/// Size of BAR 1 in bytes: a page of its own.
 pub(crate) const BAR_SIZE: u64 = 0x1000;
 
-/// A register that can be read.
+/// Readable register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RegRead {
     Version,
@@ -16,7 +16,7 @@ pub(crate) enum RegRead {
     MacHigh,
 }
 
-/// A write that has an effect.
+/// Write with an effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RegWrite {
     DsrLow(u32),
@@ -29,7 +29,7 @@ pub(crate) enum RegWrite {
 }
 
 impl RegRead {
-    /// The register a read of `len` bytes means, if any: registers are 32 bits wide and nothing else.
+    /// Decodes a read of `len` bytes. Returns `None` unless it is a 32-bit read of a register.
     pub(crate) const fn decode(at: u64, len: usize) -> Option<Self> {
         if len != 4 {
             return None;
@@ -47,7 +47,7 @@ impl RegRead {
 }
 
 impl RegWrite {
-    /// The effect a write has, if any.
+    /// Decodes a write. Returns `None` if it has no effect.
     pub(crate) fn decode(at: u64, data: &[u8]) -> Option<Self> {
         let value = u32::from_le_bytes(data.try_into().ok()?);
         Some(match at {
@@ -67,7 +67,7 @@ impl RegWrite {
 mod tests {
     use super::*;
 
-    /// Conformance 4: any other offset, size or direction means nothing.
+    /// Conformance 4: an access with any other offset, size or direction has no effect.
     #[test]
     fn only_words_at_known_offsets_mean_something() {
         for at in 0..0x40 {

@@ -1,10 +1,10 @@
-//! Saving and restoring a device, for snapshots and live migration: not supported, and said so to whoever asks.
+//! Saving and restoring a device, for snapshots and live migration. Not supported, and reported as such to the VMM.
 //!
-//! A VMM that can migrate its guest must call [`PvrdmaDevice::save`] before it does, and leave the guest where it is if
-//! that fails. A device that is left out of a migration would be in power-on state at the destination while the guest's
-//! driver takes it for active: every connection would be lost without an error, and a command would time out.
+//! A VMM that can migrate its guest must call [`PvrdmaDevice::save`] first, and must not migrate the guest if that
+//! fails. A device that is left out of a migration would be in power-on state at the destination while the guest's
+//! driver assumes that it is active: every connection would be lost without an error, and a command would time out.
 //!
-//! # What would have to be saved
+//! # State that would have to be saved
 //!
 //! | State | Where it is | What makes it hard |
 //! | --- | --- | --- |
@@ -19,20 +19,20 @@
 //! | QPs: state, attributes, PSNs, requests in flight, reorder buffer | backend | `inspect` shows it; nothing sets it |
 //! | peers | other hosts | they must find the GID at its new place before their retries end |
 //!
-//! The last three need verbs that backends do not have: to stop a QP between two packets, to set its PSNs, to read and
-//! to set the unacknowledged requests, and to register memory under a given key.
+//! The last three need verbs that backends do not have: stop a QP between two packets, set its PSNs, read and set the
+//! unacknowledged requests, and register memory under a given key.
 
 use pvrdma_verbs::Backend;
 use thiserror::Error;
 
 use crate::device::PvrdmaDevice;
 
-/// The state of a device. There is no value of this type yet, so nothing can be restored from one by mistake.
+/// Saved state of a device. No value of this type can exist yet, so nothing can be restored from one by mistake.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SavedState {}
 
-/// Why a device was not saved.
+/// Reason why a device was not saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SaveError {
@@ -45,8 +45,8 @@ impl<B: Backend> PvrdmaDevice<B> {
     /// Saves the device's state, to be restored at another place or time.
     ///
     /// # Errors
-    /// Always [`SaveError::SavedStateNotSupported`]; see [the module](self) for what is missing. The device goes on as
-    /// if nothing had been asked.
+    /// Always [`SaveError::SavedStateNotSupported`]; see [the module](self) for the requirements. The device continues
+    /// unchanged.
     pub const fn save(&self) -> Result<SavedState, SaveError> {
         Err(SaveError::SavedStateNotSupported)
     }

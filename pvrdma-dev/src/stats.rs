@@ -1,4 +1,4 @@
-//! Counters and what a status display shows.
+//! Counters and status of a device.
 
 use pvrdma_guest_memory::{Kept, MemoryBudget};
 use pvrdma_verbs::{Count, Counter, GidType, MacAddr, PortAttributes, Unit, counters};
@@ -57,12 +57,12 @@ counters! {
     }
 }
 
-/// What a device counts. The adapter and the interrupts count for themselves.
+/// Counters of a device. The adapter and the interrupts have their own.
 #[derive(Debug, Default)]
 pub(crate) struct Stats {
     commands: [Count; COMMANDS],
     refused: [Count; COMMANDS],
-    /// Everything else.
+    /// All counters except those of commands.
     pub(crate) counts: DeviceCounters,
 }
 
@@ -81,7 +81,7 @@ impl Stats {
         }
     }
 
-    /// Every command with its number of executions and refusals.
+    /// Returns every command with its number of executions and refusals.
     pub(crate) fn commands(&self) -> Vec<CommandCount> {
         Opcode::names()
             .zip(self.commands.iter().zip(&self.refused))
@@ -91,13 +91,13 @@ impl Stats {
     }
 }
 
-/// Where a device is in its life (section 3.1).
+/// Phase of a device's life cycle (section 3.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// No driver.
+    /// No driver is active.
     Reset,
-    /// A driver has shown its shared region.
+    /// A driver has passed its shared region.
     Handshake,
     /// Commands are served.
     Active,
@@ -113,13 +113,13 @@ pub struct ObjectCounts {
     pub cqs: u32,
     pub srqs: u32,
     pub qps: u32,
-    /// `None` while a command changes the table.
+    /// Number of GID table entries. `None` while a command changes the table.
     #[serde(serialize_with = "count_or_busy")]
     pub gids: Option<u32>,
 }
 
 impl Default for ObjectCounts {
-    /// Nothing.
+    /// Returns zero for every kind.
     fn default() -> Self {
         Self { contexts: 0, pds: 0, mrs: 0, cqs: 0, srqs: 0, qps: 0, gids: Some(0) }
     }
@@ -136,30 +136,30 @@ fn count_or_busy<S: Serializer>(count: &Option<u32>, serializer: S) -> Result<S:
 /// Guest memory of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MemoryStatus {
-    /// Bytes mapped.
+    /// Mapped bytes.
     pub mapped_bytes: u64,
-    /// Bytes kept resident.
+    /// Bytes locked in memory.
     pub pinned_bytes: u64,
 }
 
-/// What a guest and its peers make this process keep, in bytes.
+/// Memory that a guest and its peers make this process allocate, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct KeptStatus {
-    /// In use.
+    /// Bytes in use.
     pub used_bytes: u64,
-    /// What may be in use.
+    /// Limit.
     pub limit_bytes: u64,
-    /// Objects, with their page lists and what each of them may need at least.
+    /// Objects, with their page lists and the minimum that each of them needs to make progress.
     pub objects_bytes: u64,
-    /// Requests that were taken from their rings ahead of their turn.
+    /// Requests taken from their rings ahead of their turn.
     pub requests_bytes: u64,
-    /// Packets of peers that wait for others.
+    /// Packets of peers that wait for other packets.
     pub packets_bytes: u64,
-    /// Batches of packets on their way, and queues in front of links.
+    /// Batches of packets in transit, and transmit queues of links.
     pub queues_bytes: u64,
-    /// Which guest pages are locked, and for whom.
+    /// Bookkeeping of locked guest pages and their users.
     pub pins_bytes: u64,
-    /// Times that there was no room.
+    /// Number of refused allocations.
     pub refused: u64,
 }
 
@@ -179,7 +179,7 @@ impl From<&MemoryBudget> for KeptStatus {
 }
 
 impl KeptStatus {
-    /// The same as numbers that can be exported.
+    /// Returns the same values as metrics for export.
     pub(crate) fn counters(&self) -> Vec<Counter> {
         let Self { used_bytes, limit_bytes, objects_bytes, requests_bytes, packets_bytes, queues_bytes, .. } = *self;
         let bytes = |name, help, value| Counter::gauge(name, Unit::Bytes, help, value);
@@ -196,15 +196,15 @@ impl KeptStatus {
     }
 }
 
-/// How often a command came.
+/// Number of executions of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct CommandCount {
-    /// Its name.
+    /// Name.
     #[serde(skip)]
     pub name: &'static str,
-    /// All of them.
+    /// All executions.
     pub executed: u64,
-    /// Those of them that were refused.
+    /// Executions that were refused.
     pub refused: u64,
 }
 
@@ -212,7 +212,7 @@ fn commands_by_name<S: Serializer>(commands: &[CommandCount], serializer: S) -> 
     serializer.collect_map(commands.iter().map(|count| (count.name, count)))
 }
 
-/// A device at one moment.
+/// Status of a device at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct DeviceStatus {
     /// Name.
@@ -223,19 +223,19 @@ pub struct DeviceStatus {
     pub version: u32,
     /// Encapsulation.
     pub roce: GidType,
-    /// Life cycle.
+    /// Phase of the life cycle.
     pub phase: Phase,
-    /// Whether the guest lets the function reach memory.
+    /// `true` if the guest has enabled bus mastering.
     pub bus_master: bool,
-    /// The port.
+    /// Port attributes.
     pub port: PortAttributes,
-    /// Live objects.
+    /// Numbers of existing objects.
     pub objects: ObjectCounts,
-    /// What the guest and its peers make this process keep, beside the guest's own memory.
+    /// Memory that the guest and its peers make this process allocate, beside the guest's own memory.
     pub kept: KeptStatus,
     /// Guest memory.
     pub memory: MemoryStatus,
-    /// Commands that came at all.
+    /// Commands that were executed at least once.
     #[serde(serialize_with = "commands_by_name")]
     pub commands: Vec<CommandCount>,
     /// The device's counters.
@@ -246,7 +246,7 @@ pub struct DeviceStatus {
     pub adapter: Vec<Counter>,
 }
 
-/// Everything that a device counts, at zero, except commands. Its adapter counts for itself.
+/// Returns all counters of a device at zero, except for commands. Its adapter has its own.
 pub fn all_counters() -> Vec<Counter> {
     [
         DeviceCounters::default().list(),

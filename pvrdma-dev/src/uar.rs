@@ -1,4 +1,4 @@
-//! BAR 2: pages of doorbells, one for the driver and one for each context (section 7).
+//! BAR 2: doorbell pages, one for the driver and one for each context (section 7).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -7,21 +7,21 @@ use pvrdma_guest_memory::PAGE_SIZE;
 use crate::abi::regs::uar;
 use crate::objects::KERNEL;
 
-/// The kernel's page, which always traps.
+/// Page of the kernel, which always traps.
 pub(crate) const KERNEL_PAGE: u32 = 0;
 
-/// What a write to a page says.
+/// Decoded write to a doorbell page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Doorbell {
     /// Requests were posted to a QP.
     Qp { handle: u32, send: bool, recv: bool },
-    /// A CQ is to be watched, or was polled.
+    /// A CQ is to be armed, or was polled.
     Cq { handle: u32, arm: Option<Arm>, poll: bool },
     /// Receives were posted to an SRQ.
     Srq { handle: u32 },
 }
 
-/// What a CQ is watched for.
+/// Completions for which a CQ is armed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Arm {
     Any,
@@ -29,7 +29,8 @@ pub(crate) enum Arm {
 }
 
 impl Doorbell {
-    /// The page and meaning of a write, if it has one. Only the low 12 bits of the offset select the register.
+    /// Decodes a write into its page and doorbell, if it is valid. Only the low 12 bits of the offset select the
+    /// register.
     pub(crate) fn decode(offset: u64, data: &[u8]) -> Option<(u32, Self)> {
         let value = u32::from_le_bytes(data.try_into().ok()?);
         let page = u32::try_from(offset / PAGE_SIZE).ok()?;
@@ -51,15 +52,15 @@ impl Doorbell {
     }
 }
 
-/// Which context each page belongs to.
+/// Owners of the doorbell pages.
 #[derive(Debug)]
 pub(crate) struct UarPages {
-    /// Context handle by page; [`KERNEL`] where no context is. Page 0 is the kernel's for ever.
+    /// Context handle by page; [`KERNEL`] if the page has no context. Page 0 always belongs to the kernel.
     owners: Box<[AtomicU32]>,
 }
 
 impl UarPages {
-    /// `count` pages, none of them bound.
+    /// Creates `count` pages, none of them bound.
     pub(crate) fn new(count: u32) -> Self {
         Self { owners: (0..count).map(|_| AtomicU32::new(KERNEL)).collect() }
     }
@@ -68,7 +69,8 @@ impl UarPages {
         self.owners.get(usize::try_from(page).ok()?)
     }
 
-    /// Gives a page to a context. Returns `false` for the kernel's page, beyond the end and for a page that is taken.
+    /// Binds a page to a context. Returns `false` for the kernel's page, a page that does not exist or one that is
+    /// bound already.
     pub(crate) fn bind(&self, page: u32, context: u32) -> bool {
         page != 0
             && self.owner(page).is_some_and(|owner| {
@@ -76,20 +78,20 @@ impl UarPages {
             })
     }
 
-    /// Takes a page back.
+    /// Unbinds a page.
     pub(crate) fn unbind(&self, page: u32) {
         if let Some(owner) = self.owner(page) {
             owner.store(KERNEL, Ordering::Relaxed);
         }
     }
 
-    /// The context that a page is bound to.
+    /// Returns the context to which a page is bound.
     pub(crate) fn context(&self, page: u32) -> Option<u32> {
         self.owner(page).map(|owner| owner.load(Ordering::Relaxed)).filter(|&owner| owner != KERNEL)
     }
 
-    /// Returns `true` if doorbells on `page` may act on objects of `owner`: the kernel's page on all, a context's on
-    /// its own.
+    /// Returns `true` if doorbells on `page` may act on objects of `owner`: the kernel's page on all objects, a
+    /// context's page on the context's own.
     pub(crate) fn may_ring(&self, page: u32, owner: u32) -> bool {
         page == 0 || owner != KERNEL && self.owner(page).is_some_and(|o| o.load(Ordering::Relaxed) == owner)
     }

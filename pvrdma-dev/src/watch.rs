@@ -1,8 +1,8 @@
 //! Rings that are watched because their doorbells do not trap.
 //!
-//! The doorbell says only which queue has something; the producer's index in guest memory says it, too. So a look at
-//! the index stands for the doorbell, and what moved goes on the way of any other doorbell
-//! ([`crate::pending_doorbells`]).
+//! A doorbell tells only which queue has new elements; the producer's index in guest memory tells the same. A look at
+//! the index therefore replaces the doorbell, and a ring whose index moved is processed like one whose doorbell was
+//! written ([`crate::pending_doorbells`]).
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -17,14 +17,14 @@ use crate::pending_doorbells::{PendingDoorbells, RECV, SEND};
 use crate::ring::{Progress, RingWords, Seen};
 use crate::watcher::Depth;
 
-/// How long a ring stays hot after it moved, in nanoseconds.
+/// Time for which a ring stays hot after it moved, in nanoseconds.
 const HOT: u64 = 1_000_000;
-/// Rings that are not hot, looked at in one pass.
+/// Number of rings that are not hot and are looked at in one pass.
 const COLD_LOOKS: usize = 64;
-/// Rings looked at under one view of guest memory.
+/// Number of rings looked at under one view of guest memory.
 pub(crate) const CHUNK: usize = 1024;
 
-/// Which queue a ring is of.
+/// Queue to which a ring belongs.
 enum Queue<H: Hca> {
     Send(Arc<Qp<H>>),
     Recv(Arc<Qp<H>>),
@@ -32,8 +32,9 @@ enum Queue<H: Hca> {
 }
 
 impl<H: Hca> Queue<H> {
-    /// Tells what is on the list apart, by the place of the object. Its handle would not: a watcher that comes late
-    /// lists an object that has ended, beside the next one with that handle. Who is on the list keeps its place.
+    /// Identifies an entry of the list by the address of its object. A handle would not be unique: a late watcher may
+    /// list an object that has been destroyed beside the next one with the same handle. The list keeps its objects
+    /// alive, so addresses are not reused.
     fn key(&self) -> (u8, usize) {
         match self {
             Self::Send(qp) => (0, Arc::as_ptr(qp).addr()),
@@ -42,7 +43,7 @@ impl<H: Hca> Queue<H> {
         }
     }
 
-    /// Handle of the context that owns it.
+    /// Returns the handle of the context that owns the queue.
     fn owner(&self) -> u32 {
         match self {
             Self::Send(qp) | Self::Recv(qp) => qp.pd.owner,
@@ -58,25 +59,25 @@ impl<H: Hca> Queue<H> {
         }
     }
 
-    /// Returns `true` if only the consumer of the ring looks at it. Others count what is posted to a receive queue, so
-    /// that its index was seen does not mean that who waits for it has.
+    /// Returns `true` if only the consumer of the ring loads its index. The index of a receive queue is also loaded to
+    /// count posted requests, so a loaded index does not mean that the waiting QP knows of them.
     const fn is_send(&self) -> bool {
         matches!(self, Self::Send(_))
     }
 }
 
-/// Where a ring was when its doorbell was passed on last.
+/// State of a ring when its doorbell was last forwarded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Passed {
     tail: u32,
     looks: u32,
 }
 
-/// What became of a ring since the last look.
+/// Change of a ring since the last look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Motion {
     None,
-    /// Its consumer looked at it, and might have done so just before something was posted.
+    /// The consumer looked at the ring, possibly just before a request was posted.
     Consumer,
     /// Something was posted.
     Producer,
@@ -133,22 +134,22 @@ impl<H: Hca> Watched<H> {
     }
 }
 
-/// The next `most` of `len` elements at most, below an index. From the end to the front: what is removed between two
-/// chunks moves others down, and none past this.
+/// Returns the next chunk of at most `most` of `len` elements, below an index. Chunks go from the end to the front: the
+/// removal of an element between two chunks moves others down, but none past the index, so none is skipped.
 fn chunk(below: usize, len: usize, most: usize) -> Range<usize> {
     let end = below.min(len);
     end.saturating_sub(most)..end
 }
 
-/// All rings that are watched.
+/// List of all watched rings.
 pub(crate) struct WatchList<H: Hca>(Mutex<Rings<H>>);
 
 struct Rings<H: Hca> {
     all: Vec<Watched<H>>,
     keys: HashSet<(u8, usize)>,
-    /// Indices of those that are hot.
+    /// Indices of the hot rings.
     hot: Vec<usize>,
-    /// Which of the others is next.
+    /// Index of the next ring that is looked at although it is not hot.
     next: usize,
 }
 
@@ -157,7 +158,7 @@ impl<H: Hca> WatchList<H> {
         Self(Mutex::new(Rings { all: Vec::new(), keys: HashSet::new(), hot: Vec::new(), next: 0 }))
     }
 
-    /// Watches the rings of a QP.
+    /// Starts to watch the rings of a QP.
     pub(crate) fn add_qp(&self, qp: &Arc<Qp<H>>) {
         let mut rings = self.0.lock();
         if let Some(progress) = &qp.send_progress {
@@ -168,14 +169,14 @@ impl<H: Hca> WatchList<H> {
         }
     }
 
-    /// Watches the ring of an SRQ.
+    /// Starts to watch the ring of an SRQ.
     pub(crate) fn add_srq(&self, srq: &Arc<Srq<H>>) {
         if let Some(progress) = &srq.progress {
             self.0.lock().add(Watched::new(Queue::Srq(Arc::clone(srq)), srq.words, progress.clone()));
         }
     }
 
-    /// Watches the rings of a QP no more.
+    /// Stops watching the rings of a QP.
     pub(crate) fn remove_qp(&self, qp: &Arc<Qp<H>>) {
         self.0.lock().retain(|queue| match queue {
             Queue::Send(other) | Queue::Recv(other) => !Arc::ptr_eq(other, qp),
@@ -183,17 +184,17 @@ impl<H: Hca> WatchList<H> {
         });
     }
 
-    /// Watches the ring of an SRQ no more.
+    /// Stops watching the ring of an SRQ.
     pub(crate) fn remove_srq(&self, srq: &Arc<Srq<H>>) {
         self.0.lock().retain(|queue| !matches!(queue, Queue::Srq(other) if Arc::ptr_eq(other, srq)));
     }
 
-    /// Watches the rings of a context no more.
+    /// Stops watching the rings of a context.
     pub(crate) fn remove_owner(&self, owner: u32) {
         self.0.lock().retain(|queue| queue.owner() != owner);
     }
 
-    /// Watches nothing any more.
+    /// Stops watching all rings.
     pub(crate) fn clear(&self) {
         self.0.lock().retain(|_| false);
     }
@@ -203,8 +204,9 @@ impl<H: Hca> WatchList<H> {
         self.0.lock().all.is_empty()
     }
 
-    /// Looks at rings and rings the doorbells that are due; for [`Depth::All`], at those below an index. Returns how
-    /// many rings somebody posted to, and below which to go on: a pass over all rings takes several views of memory.
+    /// Looks at rings and marks the doorbells that are due as pending; for [`Depth::All`], at rings below an index.
+    /// Returns the number of rings to which requests were posted, and the index below which to continue: a pass over
+    /// all rings takes several views of memory.
     pub(crate) fn look(
         &self,
         view: &DmaView<'_>,
@@ -244,7 +246,7 @@ impl<H: Hca> Rings<H> {
             }
             keep
         });
-        // Indices have changed. What is still hot is found again by its time.
+        // Removals have changed the indices. Rings that are still hot are recognized by their time.
         self.hot = (0..).zip(&self.all).filter(|(_, watched)| watched.hot_until > 0).map(|(index, _)| index).collect();
     }
 
@@ -297,7 +299,7 @@ mod tests {
         assert_eq!(motion(3, Seen { tail: 1, looks: 1 }, passed, false), Motion::Producer);
     }
 
-    /// Whichever is removed between two chunks, all that stay are looked at.
+    /// If any ring is removed between two chunks, all others are looked at nevertheless.
     #[test]
     fn a_pass_in_chunks_leaves_none_out() {
         for len in 1..7_usize {
@@ -321,8 +323,8 @@ mod tests {
         }
     }
 
-    /// A queue pair's half on a ring of `size` elements, a guest that posts, and somebody who looks: in every order of
-    /// up to `steps` steps, whatever is posted is taken after one more look.
+    /// Explores a ring of `size` elements with a consumer, a guest that posts, and a watcher: in every order of up to
+    /// `steps` steps, all posted requests are taken after one more look.
     fn explore(size: u32, steps: u32, is_send: bool) {
         #[derive(Clone, Copy)]
         struct World {
@@ -332,7 +334,7 @@ mod tests {
             passed: Passed,
         }
         impl World {
-            /// The consumer takes what it has seen, and looks again when that is all.
+            /// The consumer takes the elements it knows of, and loads the index again if those were all.
             fn consume(&mut self, again: bool) {
                 self.head = self.seen.tail;
                 if again {

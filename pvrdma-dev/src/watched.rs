@@ -1,4 +1,4 @@
-//! Processes whose doorbell page is memory: who is watched, from when on, and what a pass does.
+//! Watching of processes whose doorbell page is memory: when it starts and ends, and the work of a pass.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,12 +13,12 @@ use crate::uar::{Doorbell, KERNEL_PAGE};
 use crate::watch::WatchList;
 use crate::watcher::{Depth, DoorbellWatcher, Outcome};
 
-/// What stands in for doorbells that are not heard.
+/// Replacement for doorbells that do not trap.
 pub(crate) struct Watch<H: Hca> {
     pub(crate) rings: WatchList<H>,
-    /// There if somebody watches.
+    /// Set once there is a watcher.
     looks: OnceLock<Arc<DueLooks>>,
-    /// Of a watcher in the VMM's process.
+    /// Counters of a watcher in the VMM's process.
     pub(crate) window: Arc<WindowCounters>,
 }
 
@@ -27,7 +27,7 @@ impl<H: Hca> Watch<H> {
         Self { rings: WatchList::new(), looks: OnceLock::new(), window: Arc::default() }
     }
 
-    /// What was notified without having been asked for, and what the system refused.
+    /// Returns the counters of inferred notifications and of refusals by the system.
     pub(crate) fn counters(&self) -> Vec<Counter> {
         let looks = self.looks.get().map_or_else(|| InferCounters::default().list(), |looks| looks.counters());
         [looks, self.window.list()].concat()
@@ -35,24 +35,24 @@ impl<H: Hca> Watch<H> {
 }
 
 impl<H: Hca> Core<H> {
-    /// Has `watcher` watch. Returns `true` if nobody did.
+    /// Sets the watcher. Returns `true` if there was none.
     pub(crate) fn set_watcher(&self, watcher: Arc<dyn DoorbellWatcher>) -> bool {
         self.watch.looks.set(Arc::new(DueLooks::new(watcher))).is_ok()
     }
 
-    /// Takes a doorbell page from whoever had it last.
+    /// Revokes a doorbell page from its previous process.
     pub(crate) fn renew_page(&self, page: u32) {
         if let Some(looks) = self.watch.looks.get() {
             looks.watcher().renew(page);
         }
     }
 
-    /// Returns `true` if rings of this owner may have to be watched one day.
+    /// Returns `true` if rings of this owner may have to be watched at some time.
     pub(crate) fn may_watch(&self, owner: u32) -> bool {
         owner != KERNEL && self.watch.looks.get().is_some()
     }
 
-    /// A doorbell of a process has come as a message, and acted.
+    /// Tells the watcher that a doorbell of a process was trapped and handled.
     pub(crate) fn heard(&self, page: u32, doorbell: Doorbell) {
         if page != KERNEL_PAGE
             && let Some(looks) = self.watch.looks.get()
@@ -61,7 +61,7 @@ impl<H: Hca> Core<H> {
         }
     }
 
-    /// Has `watch` watch something new of a context, if its doorbells are not heard.
+    /// Runs `watch` for a new object of a context if the context's doorbells do not trap.
     fn watch_new(&self, owner: u32, watch: impl FnOnce(&Arc<DueLooks>)) {
         if let Some(looks) = self.watch.looks.get()
             && let Some(context) = self.objects.contexts.get(owner)
@@ -70,33 +70,35 @@ impl<H: Hca> Core<H> {
         }
     }
 
-    /// A queue pair is in its table.
+    /// Watches a queue pair if necessary. It must be in its table already.
     pub(crate) fn watch_new_qp(&self, qp: &Arc<Qp<H>>) {
         self.watch_new(qp.pd.owner, |_| self.watch.rings.add_qp(qp));
     }
 
-    /// An SRQ is in its table.
+    /// Watches an SRQ if necessary. It must be in its table already.
     pub(crate) fn watch_new_srq(&self, srq: &Arc<Srq<H>>) {
         self.watch_new(srq.pd.owner, |_| self.watch.rings.add_srq(srq));
     }
 
-    /// A completion queue is in its table.
+    /// Watches a completion queue if necessary. It must be in its table already.
     pub(crate) fn watch_new_cq(&self, cq: &Arc<Cq<H>>) {
         self.watch_new(cq.owner, |looks| cq.ring.infer(&self.memory.view(), looks, infer::SHORTEST));
     }
 
-    /// The context of a page, with its handle.
+    /// Returns the context of a page, with its handle.
     fn context_of(&self, page: u32) -> Option<(u32, Arc<Context>)> {
         let owner = self.uar.context(page)?;
         Some((owner, self.objects.contexts.get(owner)?))
     }
 
-    /// What its process stores to a page is not heard from now on: its rings are watched, and what lies in its
-    /// completion queues for `delay` nanoseconds is announced. Returns `true` if there is such a process.
+    /// Handles that doorbells on a page do not trap from now on: the rings of its process are watched, and the guest is
+    /// notified of completions that stay in its completion queues for `delay` nanoseconds. Returns `true` if there is
+    /// such a process.
     pub(crate) fn watch_page(&self, page: u32, delay: u64) -> bool {
         let Some(looks) = self.watch.looks.get() else { return false };
         let Some((owner, context)) = self.context_of(page) else { return false };
-        // Whoever makes an object from now on finds this, and adds it; what exists is added here. Some may be twice.
+        // An object created from now on sees that the page is mapped, and adds itself; existing ones are added here. An
+        // object may be added twice, which the list ignores.
         if context.set_mapped(true, || self.watch_all_of(owner, looks, delay)) {
             self.stats.counts.doorbells_mapped.increment();
             self.arm_all_of(owner);
@@ -104,7 +106,7 @@ impl<H: Hca> Core<H> {
         true
     }
 
-    /// Polls of this process are not heard any more: an adapter that waits for them is to publish without.
+    /// Polls of this process do not trap any more: an adapter that waits for them must publish without them.
     fn arm_all_of(&self, owner: u32) {
         for handle in self.objects.cqs.handles(|cq| cq.owner == owner) {
             if let Some(cq) = self.objects.cqs.get(handle) {
@@ -133,23 +135,23 @@ impl<H: Hca> Core<H> {
         }
     }
 
-    /// A queue pair may have ended before it was listed, and nobody would take it off the list. Who ends everything
-    /// empties the tables before the list.
+    /// Removes a queue pair that was destroyed before it was added to the list, because no other code would remove it.
+    /// If everything is destroyed, the tables are emptied before the list, so this also finds such a queue pair.
     fn unwatch_ended_qp(&self, handle: u32, qp: &Arc<Qp<H>>) {
         if self.objects.qps.get(handle).is_none_or(|other| !Arc::ptr_eq(&other, qp)) {
             self.watch.rings.remove_qp(qp);
         }
     }
 
-    /// The same for an SRQ.
+    /// As [`Self::unwatch_ended_qp`], for an SRQ.
     fn unwatch_ended_srq(&self, srq: &Arc<Srq<H>>) {
         if self.objects.srqs.get(srq.handle).is_none_or(|other| !Arc::ptr_eq(&other, srq)) {
             self.watch.rings.remove_srq(srq);
         }
     }
 
-    /// These pages trap again, all of them already. What was posted while nobody heard it is found here, and requests
-    /// to arm that nobody heard are made good: each queue is armed once.
+    /// Handles that these pages, all of them already, trap again. Requests posted while doorbells did not trap are
+    /// found here. Arming that was missed is made up for: each queue is armed once.
     pub(crate) fn unwatch_pages(&self, pages: &[u32], now: u64) {
         self.look_at_rings(now, Depth::All);
         self.run_deferred();
@@ -170,7 +172,7 @@ impl<H: Hca> Core<H> {
         self.retry_events();
     }
 
-    /// Rings the doorbells that are due, and returns how many rings somebody posted to.
+    /// Marks the doorbells that are due as pending, and returns the number of rings to which requests were posted.
     fn look_at_rings(&self, now: u64, depth: Depth) -> u32 {
         let mut moved = 0;
         if self.gate.is_open() && !self.watch.rings.is_empty() {
@@ -186,13 +188,13 @@ impl<H: Hca> Core<H> {
         moved
     }
 
-    /// One pass of the watcher.
+    /// Does one pass of the watcher.
     pub(crate) fn poll_doorbells(&self, now: u64, depth: Depth) -> Outcome {
         let Some(looks) = self.watch.looks.get() else { return Outcome::default() };
         let completed = looks.begin(depth);
         let moved = self.look_at_rings(now, depth);
         self.run_deferred();
-        // No more than there are now: a queue that is looked at may be listed again.
+        // Bounded by the current number, because a queue that is looked at may be listed again.
         for _ in 0..looks.len() {
             let Some(handle) = looks.take(now) else { break };
             if let Some(cq) = self.objects.cqs.get(handle) {
@@ -215,8 +217,8 @@ mod tests {
         SendWr, Srq as DriverSrq, TestDevice,
     };
 
-    /// A device with room for one queue pair and one SRQ, so that the next one has the same handle, and two processes.
-    /// The page of the second is memory.
+    /// A device with room for one queue pair and one SRQ, so that the next one gets the same handle, and two processes.
+    /// The page of the second one is memory.
     struct World {
         device: Arc<PvrdmaDevice<MockBackend>>,
         driver: Driver,
@@ -254,7 +256,8 @@ mod tests {
         }
     }
 
-    /// All orders of three steps of a watcher and of two commands: which it is, and whether it is a command.
+    /// Returns all orders of three steps of a watcher and of two commands: the number of each, and whether it is a
+    /// command.
     fn orders() -> impl Iterator<Item = impl Iterator<Item = (u32, bool)>> {
         (0..1_u32 << 5).filter(|order| order.count_ones() == 2).map(|order| {
             (0..5).map(move |step| {
@@ -265,8 +268,8 @@ mod tests {
         })
     }
 
-    /// A queue pair ends while a watcher lists it, and another process gets its handle. Before, that one was not
-    /// watched.
+    /// A queue pair is destroyed while a watcher lists it, and another process gets its handle. In an earlier version
+    /// the new queue pair was not watched.
     #[test]
     fn a_queue_pair_that_is_listed_late_hides_none() {
         for order in orders() {
@@ -321,8 +324,8 @@ mod tests {
         }
     }
 
-    /// Everything ends while a watcher lists a queue pair and an SRQ that are still in their tables. Before, they
-    /// stayed on the list, with what is kept for them.
+    /// Everything is destroyed while a watcher lists a queue pair and an SRQ that are still in their tables. In an
+    /// earlier version they stayed on the list and kept their memory.
     #[test]
     fn what_is_listed_while_everything_ends_does_not_stay() {
         let world = World::new();
@@ -332,7 +335,7 @@ mod tests {
         let rings = &core.watch.rings;
         assert!(!rings.is_empty());
         std::thread::scope(|scope| {
-            // The table cannot be emptied meanwhile.
+            // The table cannot be emptied while it is locked here.
             core.objects.qps.handles(|_| {
                 scope.spawn(|| core.end_all());
                 while !rings.is_empty() {

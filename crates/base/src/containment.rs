@@ -1,32 +1,32 @@
-//! What a panic ends.
+//! Panic containment: what a panic ends, depending on the thread and on the state it may have left inconsistent.
 //!
-//! A panic is a bug of ours, and what it leaves behind is half done: locks are released, and nothing says that what
-//! they protect is not what it should be. So it ends whatever may be torn, at once and with a line in the log, and
-//! never leaves a thread missing that others rely on:
+//! A panic is a bug in this code. Unwinding releases locks, but nothing marks the data behind them as half changed.
+//! Therefore a panic immediately ends everything whose state may be inconsistent, with a line in the log, and never
+//! leaves the process without a thread that others rely on:
 //!
-//! - On the thread of a connection it ends that connection: its device is reset and its memory unmapped, which needs
-//!   nothing of what was half done.
-//! - On the thread of a capture it ends that capture.
-//! - In what several guests share ([`EndOnPanic`]), and on every other thread, it ends the process, whose supervisor
-//!   starts another one. A process that embeds a device ends, too: the state of its guest's peers is not to be trusted
-//!   any more.
+//! - A panic on a connection's thread ends that connection: its device is reset and its memory unmapped. Neither step
+//!   uses the half-changed state.
+//! - A panic on a capture's thread ends that capture.
+//! - A panic while state shared by several guests is changed ([`EndOnPanic`]), or on any other thread, ends the
+//!   process; its supervisor starts another one. A process that embeds a device ends as well, because the state of its
+//!   guest's peers can no longer be trusted.
 
 use std::process::abort;
 use std::thread::panicking;
 
 use crate::threads::ThreadKind;
 
-/// Ends the process if it is dropped by a panic. It guards what several guests share.
+/// Ends the process if a panic drops it. Guards changes of state that several guests share.
 #[derive(Debug)]
 #[must_use]
 pub struct EndOnPanic {
     what: &'static str,
-    /// It was made while a panic that began elsewhere cleans up.
+    /// `true` if the guard was created during the unwinding of an earlier panic.
     late: bool,
 }
 
 impl EndOnPanic {
-    /// Guards what the log is to call `what`.
+    /// Creates a guard for the state that the log names `what`.
     #[inline]
     pub fn new(what: &'static str) -> Self {
         Self { what, late: panicking() }
@@ -42,10 +42,11 @@ impl Drop for EndOnPanic {
     }
 }
 
-/// What the panic of a thread that started by [`threads::spawn`](crate::threads::spawn) ends, unless there is a hook.
+/// Handles an uncaught panic of a thread started by [`threads::spawn`](crate::threads::spawn) when no panic hook is
+/// set.
 pub(crate) fn thread_panicked(kind: ThreadKind, name: &str) {
     if kind == ThreadKind::Capture {
-        // Log: a bug of ours, once for a thread.
+        // Log: a bug in this code, once for a thread.
         log::error!("a capture ends by a panic: {name}");
     } else {
         end(&format!("thread {name} ({kind})"));

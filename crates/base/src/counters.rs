@@ -1,5 +1,5 @@
-//! What a device, an adapter or a link counts: each number with its name, kind, unit and meaning, so that an exporter
-//! has nothing to look up and nothing to rename.
+//! Counters of devices, adapters and links. Each has its name, kind, unit and meaning, so that an exporter needs
+//! neither a lookup table nor a mapping of names.
 //!
 //! A counter `wire_sent_bytes` becomes the metric `pvrdma_wire_sent_bytes_total`, a gauge `vxlan_stations` becomes
 //! `pvrdma_vxlan_stations`. The [`counters!`](crate::counters!) macro refuses to compile names that do not fit.
@@ -9,65 +9,65 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize, Serializer};
 
-/// How a number behaves.
+/// Kind of a metric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "lowercase"))]
 pub enum Kind {
-    /// It only grows.
+    /// Counter: never decreases.
     Counter,
-    /// It goes up and down.
+    /// Gauge: goes up and down.
     Gauge,
 }
 
-/// What a number measures.
+/// Unit of a metric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Unit {
-    /// Things that are counted.
+    /// A number of things, without a unit.
     None,
     /// Bytes.
     Bytes,
 }
 
-/// A number at one moment.
+/// Value of a metric at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counter {
     /// Name, in lower case with underscores. It is unique in the process and ends with the unit.
     pub name: &'static str,
-    /// How it behaves.
+    /// Kind: counter or gauge.
     pub kind: Kind,
-    /// What it measures.
+    /// Unit.
     pub unit: Unit,
-    /// What it means, in a sentence.
+    /// Meaning, as a sentence.
     pub help: &'static str,
-    /// Its value.
+    /// Value.
     pub value: u64,
 }
 
 impl Counter {
-    /// A number that only grows.
+    /// Creates a counter, whose value never decreases.
     pub const fn total(name: &'static str, unit: Unit, help: &'static str, value: u64) -> Self {
         Self { name, kind: Kind::Counter, unit, help, value }
     }
 
-    /// A number that goes up and down.
+    /// Creates a gauge, whose value goes up and down.
     pub const fn gauge(name: &'static str, unit: Unit, help: &'static str, value: u64) -> Self {
         Self { name, kind: Kind::Gauge, unit, help, value }
     }
 
-    /// Writes values as a map with names as its keys.
+    /// Serializes values as a map with their names as keys.
     ///
     /// # Errors
-    /// The serializer's.
+    /// Errors of the serializer.
     #[cfg(feature = "serde")]
     pub fn by_name<S: Serializer>(counters: &[Self], serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(counters.iter().map(|counter| (counter.name, counter.value)))
     }
 
-    /// Returns `true` if an exporter can take the number as it is: the name holds only `a` to `z`, digits and
-    /// underscores, starts with a letter, says the unit and nothing that exporters add (`_total`), and the help is a
-    /// sentence.
+    /// Returns `true` if an exporter can use the metric unchanged: the name holds only `a` to `z`, digits and
+    /// underscores, starts with a letter, names the unit and has no suffix that exporters add (`_total`), and the help
+    /// is a sentence.
     pub const fn is_exportable(&self) -> bool {
         let (name, help) = (self.name.as_bytes(), self.help.as_bytes());
         let mut rest = name;
@@ -87,7 +87,7 @@ impl Counter {
     }
 }
 
-/// A count that only grows and that any thread may raise.
+/// Atomic counter that any thread may increment.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 
@@ -98,7 +98,7 @@ impl Count {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds a number.
+    /// Adds `count`.
     #[inline]
     pub fn add(&self, count: u64) {
         if count != 0 {
@@ -106,7 +106,7 @@ impl Count {
         }
     }
 
-    /// The count now.
+    /// Returns the current value.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -136,10 +136,10 @@ impl Count {
 /// assert_eq!(values, [("frames_sent", 1), ("sent_bytes", 64)]);
 /// ```
 ///
-/// The fields are [`Count`]s. The second struct is for hot paths and may be left out: the same fields as plain numbers
-/// that `fold` adds to the shared ones once a batch.
+/// The fields are [`Count`]s. The second struct, which is optional, is for hot paths: it has the same fields as plain
+/// numbers, and `fold` adds them to the shared counters once per batch.
 ///
-/// A name or a help text that an exporter could not take is an error of compilation:
+/// A name or a help text that an exporter cannot use is a compile error:
 ///
 /// ```compile_fail
 /// pvrdma_base::counters! {
@@ -168,7 +168,7 @@ macro_rules! counters {
         }
 
         impl $counters {
-            /// All counts, in the order of their declaration.
+            /// Returns all counters in the order of their declaration.
             $visibility fn list(&self) -> Vec<$crate::Counter> {
                 vec![$($crate::Counter::total(
                     stringify!($name),
@@ -209,7 +209,7 @@ macro_rules! counters {
         }
 
         impl $counters {
-            /// Adds a batch and empties it.
+            /// Adds a batch to the counters and resets it to zero.
             $visibility fn fold(&self, tally: &mut $tally) {
                 $(self.$name.add(tally.$name);)*
                 *tally = $tally::default();

@@ -1,14 +1,15 @@
-//! The parts that every device model and every network program here needs, and that belong to none of them.
+//! Basic parts that every device model and network program of this workspace needs, and that are specific to none of
+//! them.
 //!
 //! * [`counters!`] declares counters with their exported names, units and help texts. The compiler refuses a name that
 //!   an exporter could not take.
-//! * [`LogLimit`] and [`DeviceLog`] bound how many log lines a guest, a VMM or a peer can cause.
-//! * [`threads`] starts threads, so that each one is confined before its first step; [`EndOnPanic`] ends the process
+//! * [`LogLimit`] and [`DeviceLog`] limit the number of log lines that a guest, a VMM or a peer can cause.
+//! * [`threads`] starts threads and confines each one before it runs any other code; [`EndOnPanic`] ends the process
 //!   when a panic leaves shared state half changed.
-//! * [`Snapshot`] describes an object without waiting for its lock.
-//! * [`Random`] draws keys and numbers that a peer must not guess.
+//! * [`Snapshot`] holds the description of an object, taken without waiting for the object's lock.
+//! * [`Random`] generates keys and numbers that a peer must not be able to guess.
 //!
-//! The crate depends on no other crate of this workspace. It knows no RDMA, no packets and no guest memory.
+//! The crate depends on no other crate of this workspace, and contains nothing about RDMA, packets or guest memory.
 //! With the feature `serde`, counters and snapshots can be serialized.
 //!
 //! # Example

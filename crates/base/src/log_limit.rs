@@ -1,4 +1,4 @@
-//! Log lines that somebody else can provoke (a guest, a VMM, the network), kept from filling the log.
+//! Rate limit for log lines that a guest, a VMM or the network can provoke.
 
 use std::fmt::Arguments;
 use std::sync::Arc;
@@ -7,50 +7,51 @@ use std::time::{Duration, Instant};
 use log::Level;
 use parking_lot::Mutex;
 
-/// Lines in each [`PERIOD`].
+/// Number of lines per [`PERIOD`].
 const BURST: u32 = 10;
 
-/// Time after which a new burst may be logged.
+/// Time after which another burst may be logged.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// Lets through a number of lines in each period. The next line that is let through tells how many were not.
+/// Rate limiter for log lines: passes a number of lines in each period. The first line of the next burst reports how
+/// many were suppressed.
 #[derive(Debug)]
 pub struct LogLimit(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// Start of the period. `None` until the first line.
+    /// Start of the current period. `None` until the first line.
     since: Option<Instant>,
     lines: u32,
     suppressed: u64,
 }
 
 impl LogLimit {
-    /// A limit that nothing was logged under.
+    /// Creates a limit whose whole burst is available.
     pub const fn new() -> Self {
         Self(Mutex::new(State { since: None, lines: 0, suppressed: 0 }))
     }
 
-    /// Logs an error about `subject`, if it may. The `target`, by which lines are filtered, is the caller's
-    /// `module_path!()`.
+    /// Logs an error about `subject` unless the limit is reached. `target`, by which lines are filtered, is the
+    /// caller's `module_path!()`.
     pub fn error(&self, target: &'static str, subject: &str, message: Arguments<'_>) {
         self.log(target, Level::Error, subject, message);
     }
 
-    /// Logs a warning about `subject`, if it may.
+    /// Logs a warning about `subject` unless the limit is reached.
     pub fn warn(&self, target: &'static str, subject: &str, message: Arguments<'_>) {
         self.log(target, Level::Warn, subject, message);
     }
 
-    /// Logs a message about `subject`, if it may.
+    /// Logs a message about `subject` unless the limit is reached.
     pub fn log(&self, target: &'static str, level: Level, subject: &str, message: Arguments<'_>) {
-        // A line that no filter lets through takes nothing from those of other targets.
+        // A line that the filter suppresses anyway must not use up the limit for lines of other targets.
         if log::log_enabled!(target: target, level) {
             self.log_or_not(target, level, subject, message);
         }
     }
 
-    /// The same. Returns `false` if there were too many.
+    /// As [`Self::log`]. Returns `false` if the limit suppressed the line.
     fn log_or_not(&self, target: &'static str, level: Level, subject: &str, message: Arguments<'_>) -> bool {
         let Some(suppressed) = self.admit(Instant::now()) else { return false };
         match suppressed {
@@ -63,7 +64,7 @@ impl LogLimit {
         true
     }
 
-    /// Counts a line. If it may be logged, returns how many were suppressed since the last one that was.
+    /// Counts a line. If it may be logged, returns the number of lines suppressed since the last one that was logged.
     fn admit(&self, now: Instant) -> Option<u64> {
         let mut state = self.0.lock();
         if state.since.is_none_or(|since| now.saturating_duration_since(since) >= PERIOD) {
@@ -79,8 +80,7 @@ impl LogLimit {
     }
 }
 
-/// The log of one device: lines begin with its name, and all that its guest and its peers can cause are under one
-/// limit.
+/// Log of one device. Lines begin with its name; all lines that its guest and its peers can cause share one limit.
 #[derive(Debug)]
 pub struct DeviceLog {
     name: String,
@@ -88,32 +88,32 @@ pub struct DeviceLog {
 }
 
 impl DeviceLog {
-    /// The log of a device of this name.
+    /// Creates the log of the device named `name`.
     pub fn new(name: impl Into<String>) -> Arc<Self> {
         Arc::new(Self { name: name.into(), limit: LogLimit::new() })
     }
 
-    /// The name of the device.
+    /// Name of the device.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Logs an error, if it may. The `target` is the caller's `module_path!()`.
+    /// Logs an error unless the limit is reached. `target` is the caller's `module_path!()`.
     pub fn error(&self, target: &'static str, message: Arguments<'_>) {
         self.limit.error(target, &self.name, message);
     }
 
-    /// Logs a warning, if it may.
+    /// Logs a warning unless the limit is reached.
     pub fn warn(&self, target: &'static str, message: Arguments<'_>) {
         self.limit.warn(target, &self.name, message);
     }
 
-    /// The same. Returns `false` if there were too many.
+    /// As [`Self::warn`]. Returns `false` if the limit suppressed the line.
     pub fn warn_or_not(&self, target: &'static str, message: Arguments<'_>) -> bool {
         self.limit.log_or_not(target, Level::Warn, &self.name, message)
     }
 
-    /// Logs something of interest, if it may.
+    /// Logs an informational message unless the limit is reached.
     pub fn info(&self, target: &'static str, message: Arguments<'_>) {
         self.limit.log(target, Level::Info, &self.name, message);
     }

@@ -1,4 +1,4 @@
-//! Numbers that nobody can guess.
+//! Unpredictable numbers.
 
 use std::io;
 
@@ -7,22 +7,22 @@ use rustix::rand::{GetRandomFlags, getrandom};
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
-/// Where keys and QPNs begin.
+/// Source of keys and QPNs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
 pub enum Random {
-    /// The kernel's generator, which nobody can predict.
+    /// The kernel's random number generator, whose output is unpredictable.
     #[default]
     System,
-    /// The same numbers each time, for tests: those of a xorshift generator in this state, all zero from 0 on.
+    /// A reproducible sequence for tests: an xorshift generator that starts in this state. State 0 yields only zeros.
     Seed(u64),
 }
 
 impl Random {
-    /// The next number.
+    /// Returns the next number.
     ///
     /// # Errors
-    /// The kernel has none: it refuses the call.
+    /// The system call failed.
     pub fn draw(&mut self) -> io::Result<u32> {
         match self {
             Self::System => system(),
@@ -41,7 +41,7 @@ fn system() -> io::Result<u32> {
     let mut bytes = [0; 4];
     loop {
         match getrandom(&mut bytes, GetRandomFlags::empty()) {
-            // A request of so few bytes is never answered in part.
+            // The kernel never returns only a part of a request this small.
             Ok(_) => return Ok(u32::from_ne_bytes(bytes)),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),

@@ -1,21 +1,21 @@
-//! What an object shows of itself without waiting for anybody.
+//! Descriptions of objects, taken without waiting for a lock.
 
 use std::time::Duration;
 
 #[cfg(feature = "serde")]
 use serde::{Serialize, Serializer};
 
-/// What a lock guards, described at one moment.
+/// Description of the data behind a lock, at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Snapshot<T> {
     /// The description.
     Taken(T),
-    /// Somebody held the lock, so there is none. Serialized as the string `"busy"`.
+    /// The lock was held, so there is no description. Serialized as the string `"busy"`.
     Busy,
 }
 
 impl<T> Snapshot<T> {
-    /// The description, if there is one.
+    /// Returns the description, if there is one.
     pub fn taken(self) -> Option<T> {
         match self {
             Self::Taken(value) => Some(value),
@@ -24,7 +24,7 @@ impl<T> Snapshot<T> {
     }
 }
 
-/// From what an attempt to lock led to.
+/// Converts the result of an attempt to lock.
 impl<T> From<Option<T>> for Snapshot<T> {
     fn from(value: Option<T>) -> Self {
         value.map_or(Self::Busy, Self::Taken)
@@ -41,7 +41,7 @@ impl<T: Serialize> Serialize for Snapshot<T> {
     }
 }
 
-/// Whole microseconds, for descriptions of times.
+/// Returns a duration in whole microseconds, the unit of times in descriptions.
 pub fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -1,13 +1,14 @@
-//! How threads start: the one place that does it, so that each thread is confined and contained before its first step.
+//! Thread creation: the only place that starts threads, so that each one is confined and contained before its first
+//! step.
 //!
-//! Whoever runs the process may set, once each, a [start hook](set_start_hook) that every thread runs first (it
-//! installs the thread's system call filter) and a [panic hook](set_panic_hook) that is told when one ends by a panic.
-//! Without them a thread starts as `std::thread` starts it, and a panic ends the process, see
+//! The program may set each of two hooks once: a [start hook](set_start_hook), which every thread runs first and which
+//! installs the thread's system call filter, and a [panic hook](set_panic_hook), which is called when a thread ends by
+//! a panic. Without hooks a thread starts as `std::thread` starts it, and a panic ends the process, see
 //! [`EndOnPanic`](crate::EndOnPanic).
 //!
-//! A thread has the system call filters of the one that started it, and a filter only ever gets narrower. So that no
-//! thread needs the calls that start another one, nor all that the other may do, [`start_launcher`] has one thread
-//! start all others.
+//! A thread inherits the system call filters of its parent, and filters can only be narrowed. [`start_launcher`]
+//! therefore starts one thread that starts all others: no other thread needs the system calls that create threads, or
+//! those that its children need.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{OnceLock, mpsc};
@@ -18,28 +19,28 @@ use thiserror::Error;
 
 use crate::containment::thread_panicked;
 
-/// What a thread is for. What it may do, and what its panic means, follow from that.
+/// Purpose of a thread. It determines the thread's system call filter and the effect of its panic.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ThreadKind {
-    /// The first thread of a process that serves a network; nobody starts it by [`spawn`].
+    /// Main thread of a process that serves a network; not started by [`spawn`].
     Main,
-    /// Starts the others.
+    /// Starts all other threads.
     Launcher,
-    /// Answers the control socket, restarts networks, waits for signals.
+    /// Answers the control socket, restarts networks and waits for signals.
     Supervisor,
     /// Accepts the clients of a device.
     Accept,
-    /// Serves the client of a device and runs what its guest asks for.
+    /// Serves the client of a device and executes the guest's commands.
     Connection,
-    /// Looks at the rings of a device whose doorbells are not heard.
+    /// Polls the rings of a device whose doorbells are not trapped.
     Doorbells,
-    /// Tells that a doorbell page is touched.
+    /// Reports accesses to doorbell pages.
     DoorbellPages,
-    /// Locks a guest's memory.
+    /// Locks guest memory.
     Pin,
-    /// Delivers a device's interrupts, where that can take long.
+    /// Delivers a device's interrupts where the delivery may block.
     Interrupts,
-    /// Writes a capture.
+    /// Writes a capture file.
     Capture,
     /// Runs tasks of the software adapter.
     Engine,
@@ -47,16 +48,16 @@ pub enum ThreadKind {
     Port,
     /// Distributes the frames of a link that several devices share.
     Switch,
-    /// Finds out who is at the other end of a link.
+    /// Authenticates the other end of a link.
     Handshake,
-    /// Takes completions and events of the host's adapter.
+    /// Receives completions and events of the host's adapter.
     HostEvents,
-    /// Sends or receives management datagrams on the host's adapter, or looks peers up.
+    /// Sends or receives management datagrams on the host's adapter, or resolves peers.
     HostManagement,
 }
 
 impl ThreadKind {
-    /// All kinds.
+    /// All kinds of threads.
     pub const ALL: [Self; 16] = [
         Self::Main,
         Self::Launcher,
@@ -76,7 +77,7 @@ impl ThreadKind {
         Self::HostManagement,
     ];
 
-    /// One word for tables and logs.
+    /// Returns one word for tables and logs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -106,7 +107,7 @@ impl fmt::Display for ThreadKind {
     }
 }
 
-/// A hook is set, or the launcher started, once in the life of a process.
+/// Error of setting a hook or starting the launcher a second time; each is possible once in the life of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("already set")]
 pub struct AlreadySet;
@@ -119,35 +120,35 @@ static PANIC_HOOK: OnceLock<PanicHook> = OnceLock::new();
 
 type Start = Box<dyn FnOnce() + Send>;
 
-/// The way to the launcher.
+/// Channel to the launcher.
 static LAUNCHER: OnceLock<mpsc::Sender<Start>> = OnceLock::new();
 
-/// Has every thread that starts from now on run `hook` first. A hook that cannot do its work ends the process: nothing
-/// of the thread's own has run by then.
+/// Makes every thread that starts from now on run `hook` first. If a hook cannot do its work it must end the process;
+/// no other code of the thread has run by then.
 ///
 /// # Errors
-/// There is one.
+/// A start hook is already set.
 pub fn set_start_hook(hook: impl Fn(ThreadKind) + Send + Sync + 'static) -> Result<(), AlreadySet> {
     START_HOOK.set(Box::new(hook)).map_err(|_| AlreadySet)
 }
 
-/// Has `hook` decide, with the thread's kind and name, what a panic ends that a thread did not contain, when its stack
-/// is unwound. If it returns, the thread ends with the panic as its result. Without a hook only the thread of a capture
-/// ends alone; the panic of any other ends the process.
+/// Sets the hook that decides, by the thread's kind and name, what an uncaught panic ends. It runs after the stack is
+/// unwound. If it returns, the thread ends with the panic as its result. Without a hook, a capture's thread ends alone,
+/// and a panic of any other thread ends the process.
 ///
 /// # Errors
-/// There is one.
+/// A panic hook is already set.
 pub fn set_panic_hook(hook: impl Fn(ThreadKind, &str) + Send + Sync + 'static) -> Result<(), AlreadySet> {
     PANIC_HOOK.set(Box::new(hook)).map_err(|_| AlreadySet)
 }
 
-/// Has one thread start all others from now on: they have its system call filters, not those of whoever asks.
+/// Starts one thread that starts all others from now on: they inherit its system call filters instead of the caller's.
 ///
 /// # Errors
-/// There is one, or the system has no room for another thread.
+/// The launcher runs already, or the system cannot create another thread.
 pub fn start_launcher() -> io::Result<()> {
     let (starts, waiting) = mpsc::channel::<Start>();
-    // Nothing is handed to it if it is one too many, and it ends with the channel.
+    // A surplus launcher gets no work: it ends when `starts` is dropped below.
     start(ThreadKind::Launcher, "launcher".to_owned(), move || waiting.into_iter().for_each(|start| start()))?;
     LAUNCHER.set(starts).map_err(|_| io::Error::new(io::ErrorKind::AlreadyExists, AlreadySet))
 }
@@ -155,20 +156,20 @@ pub fn start_launcher() -> io::Result<()> {
 /// Starts a thread. The kernel shows the first 15 bytes of its name.
 ///
 /// # Errors
-/// The system has no room for another thread.
+/// The system cannot create another thread.
 pub fn spawn<T: Send + 'static>(
     kind: ThreadKind,
     name: impl Into<String>,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
     let mut name = name.into();
-    // The standard library refuses it by a panic.
+    // The standard library panics if a name contains a NUL byte.
     name.retain(|character| character != '\0');
     let Some(launcher) = LAUNCHER.get() else { return start(kind, name, body) };
     let gone = || io::Error::other("the launcher of threads has ended");
     let (answer, started) = mpsc::sync_channel(1);
     let launch = move || {
-        // Fails only if whoever asked has ended.
+        // Sending fails only if the caller has ended; the new thread runs anyway.
         let _ = answer.send(start(kind, name, body));
     };
     launcher.send(Box::new(launch)).map_err(|_| gone())?;
@@ -187,7 +188,8 @@ fn run<T>(kind: ThreadKind, name: &str, body: impl FnOnce() -> T) -> T {
     if let Some(hook) = START_HOOK.get() {
         hook(kind);
     }
-    // Nothing looks at what the panic may have left half done: it goes on at once.
+    // `AssertUnwindSafe` is correct because no code looks at the state that the panic may have left half changed: the
+    // panic goes on at once.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => result,
         Err(panic) => {
@@ -209,7 +211,7 @@ mod tests {
     static STARTED: Mutex<Vec<(ThreadKind, Option<String>)>> = Mutex::new(Vec::new());
     static PANICKED: Mutex<Vec<(ThreadKind, String)>> = Mutex::new(Vec::new());
 
-    // One test, because there is one of each in a process.
+    // A single test, because the hooks and the launcher can be set only once per process.
     #[test]
     fn hooks_see_starts_and_panics_and_the_launcher_starts_all() {
         let current = || std::thread::current().name().map(str::to_owned);
@@ -218,7 +220,7 @@ mod tests {
         assert_eq!(set_start_hook(|_| ()), Err(AlreadySet));
         assert_eq!(set_panic_hook(|_, _| ()), Err(AlreadySet));
 
-        // The body finds the hook's work done.
+        // The hook has run before the body does.
         let started = |kind, name: &str| STARTED.lock().unwrap().contains(&(kind, Some(name.to_owned())));
         assert!(spawn(ThreadKind::Pin, "pin", move || started(ThreadKind::Pin, "pin")).unwrap().join().unwrap());
         assert!(PANICKED.lock().unwrap().is_empty());
@@ -239,7 +241,7 @@ mod tests {
         });
         assert_eq!(outer.unwrap().join().unwrap(), "moved in and out");
         assert!(started(ThreadKind::Accept, "outer") && started(ThreadKind::Connection, "inner"));
-        // Before it started any.
+        // The hook ran in the launcher before it started any thread.
         assert!(started(ThreadKind::Launcher, "launcher"));
     }
 

@@ -1,34 +1,34 @@
-//! What a guest and its peers make this process keep, beside the guest's own memory.
+//! Budget for memory that a guest and its peers make this process allocate, beside the guest's own memory.
 //!
-//! A device has one [`MemoryBudget`]. Whoever keeps bytes because a guest or a peer asked for something charges them
-//! there first, for a batch or when a queue grows and not for each message, and refuses what does not fit.
+//! A device has one [`MemoryBudget`]. Code that allocates memory on behalf of a guest or a peer first charges it to the
+//! budget, per batch or when a queue grows instead of per message, and refuses the request if the budget is exceeded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
 
-/// What bytes are kept for.
+/// Purpose of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Kept {
-    /// Objects, with their page lists and what each of them may need at least.
+    /// Objects, with their page lists and the minimum that each of them needs to make progress.
     Objects,
-    /// Requests that were taken from their rings ahead of their turn.
+    /// Requests taken from their rings ahead of their turn.
     Requests,
-    /// Packets of peers that wait for others.
+    /// Packets of peers that wait for other packets.
     Packets,
-    /// Batches of packets on their way, and queues in front of links.
+    /// Batches of packets in transit, and transmit queues of links.
     Queues,
-    /// Which guest pages are locked, and for whom.
+    /// Bookkeeping of locked guest pages and their users.
     Pins,
 }
 
 impl Kept {
-    /// All of them, in the order of their numbers.
+    /// All purposes, in the order of their numbers.
     pub const ALL: [Self; 5] = [Self::Objects, Self::Requests, Self::Packets, Self::Queues, Self::Pins];
 
-    /// Its name.
+    /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Objects => "objects",
@@ -40,28 +40,28 @@ impl Kept {
     }
 }
 
-/// A device may not make this process keep as much.
+/// Error: an allocation exceeds the device's memory budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the device may keep {limit} bytes (max_memory) and keeps {used}: no room for {bytes} bytes of {}", .kept.name())]
 pub struct OverBudget {
-    /// What the bytes were for.
+    /// Purpose of the allocation.
     pub kept: Kept,
-    /// Bytes that were asked for.
+    /// Bytes requested.
     pub bytes: u64,
     /// Bytes in use.
     pub used: u64,
-    /// Bytes that may be in use.
+    /// Limit of the budget in bytes.
     pub limit: u64,
 }
 
-/// Bytes of one kind.
+/// Counters of one purpose.
 #[derive(Debug, Default)]
 struct Tally {
     used: AtomicU64,
     refused: AtomicU64,
 }
 
-/// Bytes that a device may make this process keep, and those that it does.
+/// Limit and current use of the memory that a device makes this process allocate.
 #[derive(Debug)]
 pub struct MemoryBudget {
     limit: AtomicU64,
@@ -70,51 +70,51 @@ pub struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// Bytes of a device unless somebody says otherwise.
+    /// Default limit of a device in bytes.
     pub const DEFAULT_LIMIT: u64 = 384 << 20;
 
-    /// Room for `limit` bytes.
+    /// Creates a budget of `limit` bytes.
     pub fn new(limit: u64) -> Arc<Self> {
         Arc::new(Self { limit: AtomicU64::new(limit), used: AtomicU64::new(0), kinds: Default::default() })
     }
 
-    /// Bytes that may be in use.
+    /// Returns the limit in bytes.
     #[inline]
     pub fn limit(&self) -> u64 {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Another limit. What is kept beyond it stays, and nothing comes to it.
+    /// Changes the limit. Existing charges above it stay; new ones are refused.
     pub fn set_limit(&self, limit: u64) {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Bytes in use.
+    /// Returns the bytes in use.
     #[inline]
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Bytes in use for one purpose.
+    /// Returns the bytes in use for one purpose.
     pub fn used_for(&self, kept: Kept) -> u64 {
         self.tally(kept).used.load(Ordering::Relaxed)
     }
 
-    /// Times that there was no room for one purpose.
+    /// Returns how many charges for one purpose were refused.
     pub fn refused(&self, kept: Kept) -> u64 {
         self.tally(kept).refused.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if more than half is in use: what can be had again should be given back.
+    /// Returns `true` if more than half is in use: caches should then free memory that can be allocated again.
     #[inline]
     pub fn is_scarce(&self) -> bool {
         self.used() > self.limit() / 2
     }
 
-    /// Takes bytes until the charge is dropped.
+    /// Charges bytes until the returned charge is dropped.
     ///
     /// # Errors
-    /// There is no room for them.
+    /// The budget has no room for them.
     pub fn charge(self: &Arc<Self>, kept: Kept, bytes: u64) -> Result<Charge, OverBudget> {
         let limit = self.limit();
         let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit && bytes <= u32::MAX.into());
@@ -128,22 +128,22 @@ impl MemoryBudget {
     }
 
     const fn tally(&self, kept: Kept) -> &Tally {
-        // One for each kind.
+        // There is one tally per kind, so the index is always valid.
         &self.kinds[kept as usize]
     }
 }
 
-/// Bytes taken from a [`MemoryBudget`].
+/// Bytes charged to a [`MemoryBudget`]; dropping it returns them.
 #[derive(Debug)]
 pub struct Charge {
     budget: Arc<MemoryBudget>,
-    /// Objects have one each, so it is small.
+    /// A u32, because every object holds a charge, which therefore should be small.
     bytes: u32,
     kept: Kept,
 }
 
 impl Charge {
-    /// How many bytes.
+    /// Returns the number of bytes charged.
     pub const fn bytes(&self) -> u64 {
         self.bytes as u64
     }

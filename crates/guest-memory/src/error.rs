@@ -1,9 +1,9 @@
-//! What can be wrong with an access or a map.
+//! Errors of accesses to guest memory and of changes to its map.
 
 use pvrdma_pages::{PAGE_SIZE, PageError};
 use thiserror::Error;
 
-/// Why guest memory cannot be reached.
+/// Reason why an access to guest memory failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum DmaError {
     /// No range covers these bytes.
@@ -14,13 +14,13 @@ pub enum DmaError {
         /// Length in bytes.
         len: u64,
     },
-    /// The range is read-only, has no accessible memory behind it, or the space is switched off.
+    /// The range is read-only, has no accessible memory behind it, or all access is disabled.
     #[error("bus address {addr:#x} does not allow this access")]
     Denied {
         /// First address.
         addr: u64,
     },
-    /// The address is not aligned as the access needs.
+    /// The address does not have the alignment that the access requires.
     #[error("bus address {addr:#x} is not aligned")]
     Misaligned {
         /// The address.
@@ -37,10 +37,10 @@ impl From<PageError> for DmaError {
     }
 }
 
-/// Why a range cannot be added or removed.
+/// Reason why a range cannot be added or removed.
 #[derive(Debug, Error)]
 pub enum MapError {
-    /// Length zero, or past the end of the address space, or beyond its backing.
+    /// The length is zero, or the range extends past the end of the address space or of its backing.
     #[error("invalid range {iova:#x}+{len:#x}")]
     Invalid {
         /// First address.
@@ -48,7 +48,7 @@ pub enum MapError {
         /// Length in bytes.
         len: u64,
     },
-    /// Another range is already there.
+    /// The range overlaps a mapped one.
     #[error("range {iova:#x}+{len:#x} overlaps a mapped one")]
     Overlap {
         /// First address.
@@ -56,7 +56,7 @@ pub enum MapError {
         /// Length in bytes.
         len: u64,
     },
-    /// The range to remove cuts through a mapped one, or nothing is mapped there.
+    /// The range to remove covers a mapped one only in part, or nothing is mapped there.
     #[error("range {iova:#x}+{len:#x} does not match a mapped one")]
     NoMatch {
         /// First address.
@@ -64,7 +64,7 @@ pub enum MapError {
         /// Length in bytes.
         len: u64,
     },
-    /// As many ranges are mapped as [`crate::MemoryLimits`] allow.
+    /// The number of mapped ranges has reached the limit in [`crate::MemoryLimits`].
     #[error("the device's limit of ranges is used up")]
     TooMany,
 }

@@ -1,10 +1,11 @@
-//! Guest memory as a device sees it: bus addresses that resolve to shared mappings.
+//! Guest memory as a device accesses it: bus addresses that resolve to shared mappings.
 //!
-//! A [`DmaSpace`] holds the map of one device. Code that touches guest memory takes a [`DmaView`], does a bounded piece
-//! of work through it and drops it. Taking a memory range away ([`DmaSpace::unmap`]) and [`DmaSpace::barrier`] wait for
-//! every view, so when they return nothing uses the old map or anything that was looked up under it.
+//! A [`DmaSpace`] holds the memory map of one device. Code that accesses guest memory takes a [`DmaView`], does a
+//! bounded amount of work through it and drops it. Removing a memory range ([`DmaSpace::unmap`]) and
+//! [`DmaSpace::barrier`] wait for every view, so when they return nothing uses the old map or anything that was looked
+//! up in it.
 //!
-//! Pointers never leave this module: a view lends [`vm_memory::VolatileSlice`]s that live no longer than the view.
+//! Pointers never leave this module: a view hands out [`vm_memory::VolatileSlice`]s that cannot outlive it.
 
 mod budget;
 mod error;

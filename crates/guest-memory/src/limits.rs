@@ -1,20 +1,20 @@
-//! How much of the process's memory and mappings the guest memory of one device may cost.
+//! Limits on the memory and the mappings of this process that the guest memory of one device may use.
 
-/// Most ranges a space may have. A vIOMMU maps single pages, so there can be many.
+/// Maximum number of ranges of a space. It is large because a vIOMMU maps single pages.
 pub const MAX_RANGES: usize = 65_536;
 
-/// Limits of a [`DmaSpace`](crate::DmaSpace). What exceeds one is refused, and nothing has changed then.
+/// Limits of a [`DmaSpace`](crate::DmaSpace). A request that exceeds one is refused and changes nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryLimits {
-    /// Ranges mapped at a time.
+    /// Maximum number of mapped ranges.
     pub ranges: usize,
-    /// Bytes of mappings that may be locked at a time. Asked before anything is populated.
+    /// Maximum number of bytes of locked mappings. Checked before anything is populated.
     pub locked_bytes: u64,
-    /// Locked pieces with gaps between them, with [`PinPolicy::Registered`](crate::PinPolicy). Each costs the process
-    /// two of the mappings that the kernel gives it (`vm.max_map_count`). What is more scattered is locked with the
-    /// gaps.
+    /// Maximum number of locked runs, separated by gaps, with [`PinPolicy::Registered`](crate::PinPolicy). Each run
+    /// costs the process two of its kernel mappings (`vm.max_map_count`). Above this limit a mapping is locked
+    /// including its gaps.
     pub lock_runs: usize,
-    /// Pieces of registered memory that are remembered. What that takes is charged to the device as well
+    /// Maximum number of registered pieces of memory that are tracked. Their bookkeeping is also charged to the device
     /// ([`Kept::Pins`](crate::Kept)).
     pub pinned_parts: usize,
 }

@@ -1,8 +1,8 @@
-//! Pieces of mappings.
+//! Parts of mappings.
 
 use std::sync::Arc;
 
 use vm_memory::mmap::MmapRegion;
 
-/// A piece of a mapping: offset and bytes.
+/// Part of a mapping: the mapping, the offset and the length in bytes.
 pub(crate) type Part = (Arc<MmapRegion>, usize, usize);

@@ -1,19 +1,20 @@
-//! One range of bus addresses, and what is behind it.
+//! A range of bus addresses and the memory behind it.
 
 use std::sync::Arc;
 
 use vm_memory::mmap::MmapRegion;
 
-/// Names a space for the life of the process. Two spaces are locked in ascending order.
+/// Identifier of a space, unique in the life of the process. Two spaces are locked in ascending order of their
+/// identifiers.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SpaceId(pub(super) u64);
 
 /// Memory behind a range.
 #[derive(Clone, Debug)]
 pub struct Backing {
-    /// The shared mapping.
+    /// Shared mapping.
     pub mapping: Arc<MmapRegion>,
-    /// Where in it the range starts, in bytes.
+    /// Offset in bytes of the range in the mapping.
     pub offset: usize,
 }
 
@@ -26,18 +27,18 @@ pub struct DmaRange {
     pub len: u64,
     /// `true` if the device may write.
     pub writable: bool,
-    /// `None`: known, but not accessible (for example a ROM).
+    /// Memory behind the range. `None`: the range is known, but not accessible (for example a ROM).
     pub backing: Option<Backing>,
 }
 
 impl DmaRange {
     pub(super) const fn end(&self) -> u64 {
-        // Checked when the range was added.
+        // The sum cannot wrap: it was checked when the range was added.
         self.iova.wrapping_add(self.len)
     }
 }
 
-/// Which way the device accesses memory.
+/// Direction of an access by the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
     /// The device reads.

@@ -1,4 +1,4 @@
-//! The map of one device.
+//! DMA address space of one device.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use super::{
     PinPolicy, SpaceId,
 };
 
-/// Bytes that are locked in one go: whoever takes memory away may have to wait for that.
+/// Bytes that are locked in one step, which bounds how long a thread that removes memory may have to wait.
 const PIN_STEP: u64 = 32 << 20;
 
 /// The bus address space of one device.
@@ -24,12 +24,12 @@ pub struct DmaSpace {
     ranges: RwLock<Vec<DmaRange>>,
     /// Changed only with `ranges` locked for writing, so a view sees one value for its whole life.
     enabled: AtomicBool,
-    /// The VMM has taken memory away without telling: nothing is accessed any more.
+    /// `true` if the VMM has removed memory without announcing it: every access is refused.
     revoked: Arc<AtomicBool>,
     policy: PinPolicy,
     limits: MemoryLimits,
     pub(super) pins: Mutex<PinTable>,
-    /// What a status shows, which waits for nobody.
+    /// Bytes of mapped memory. Atomic, so that a status query need not wait for a lock.
     mapped: AtomicU64,
     pinned: AtomicU64,
     pin_failure: Mutex<Option<PinError>>,
@@ -44,17 +44,17 @@ impl fmt::Debug for DmaSpace {
 }
 
 impl DmaSpace {
-    /// An empty space with the default limits.
+    /// Creates an empty space with the default limits.
     pub fn new(policy: PinPolicy) -> Arc<Self> {
         Self::with_limits(policy, MemoryLimits::default())
     }
 
-    /// An empty space.
+    /// Creates an empty space.
     pub fn with_limits(policy: PinPolicy, limits: MemoryLimits) -> Arc<Self> {
         Self::build(policy, limits, None)
     }
 
-    /// An empty space that measures stalls by `meter`, for tests.
+    /// Creates an empty space that measures stalls with `meter`, for tests.
     pub fn with_meter(policy: PinPolicy, limits: MemoryLimits, meter: Box<dyn StallMeter>) -> Arc<Self> {
         Self::build(policy, limits, Some(meter))
     }
@@ -78,21 +78,21 @@ impl DmaSpace {
         })
     }
 
-    /// Tells `watcher` of all memory that is taken away from now on, for as long as it exists.
+    /// Makes the space notify `watcher` of all memory that is removed from now on, for as long as the watcher exists.
     pub fn watch(&self, watcher: Weak<dyn MemoryWatcher>) {
         let mut watchers = self.watchers.lock();
         watchers.retain(|known| known.strong_count() > 0);
         watchers.push(watcher);
     }
 
-    /// Calls every watcher. The caller holds no view and no lock.
+    /// Calls every watcher. The caller must hold neither a view nor a lock.
     fn tell(&self, call: impl Fn(&dyn MemoryWatcher)) {
         let watchers: Vec<_> = self.watchers.lock().iter().filter_map(Weak::upgrade).collect();
         watchers.iter().for_each(|watcher| call(&**watcher));
     }
 
-    /// A space with all regions of a VMM's guest memory, each at its guest-physical address. For VMMs in the same
-    /// process.
+    /// Creates a space with all regions of a VMM's guest memory, each at its guest-physical address. For VMMs in the
+    /// same process.
     ///
     /// # Errors
     /// The regions cannot be mapped one to one.
@@ -109,18 +109,18 @@ impl DmaSpace {
         Ok(space)
     }
 
-    /// Its name.
+    /// Returns the identifier of the space.
     pub const fn id(&self) -> SpaceId {
         self.id
     }
 
-    /// How guest memory is kept resident.
+    /// Returns the pin policy.
     pub const fn policy(&self) -> PinPolicy {
         self.policy
     }
 
-    /// Adds a range. With [`PinPolicy::All`] its memory is to be populated and locked, which takes long for much memory
-    /// (a gigabyte may need a second) and is therefore left to [`Self::pin_some`].
+    /// Adds a range. With [`PinPolicy::All`], its memory must then be populated and locked. As that may take a second
+    /// per gigabyte, it is left to [`Self::pin_some`].
     ///
     /// # Errors
     /// The range is invalid or overlaps another.
@@ -161,7 +161,7 @@ impl DmaSpace {
     /// Removes every range inside `iova..iova+len`. When this returns, nothing accesses that memory any more.
     ///
     /// # Errors
-    /// There is none, or one sticks out; nothing was removed then.
+    /// There is no such range, or one extends beyond the bounds; nothing was removed then.
     pub fn unmap(&self, iova: u64, len: u64) -> Result<(), MapError> {
         let end = iova.checked_add(len).ok_or(MapError::Invalid { iova, len })?;
         let removed: Vec<DmaRange> = {
@@ -180,42 +180,43 @@ impl DmaSpace {
         Ok(())
     }
 
-    /// Removes everything, as when the VMM has gone.
+    /// Removes all ranges, for example after the VMM has disconnected.
     pub fn unmap_all(&self) {
         let removed = std::mem::take(&mut *self.ranges.write());
         self.release(&removed);
     }
 
-    /// Whoever sets it takes all access away, from the next view on. May be set by a signal handler, on a thread that
-    /// holds a view. To be taken back when the VMM has gone.
+    /// Returns the flag that revokes all access, starting with the next view. A signal handler may set it on a thread
+    /// that holds a view. It is to be cleared after the VMM has disconnected.
     pub fn revocation(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.revoked)
     }
 
-    /// Returns `true` if all access was taken away by [`Self::revocation`] or by stalls.
+    /// Returns `true` if all access was revoked, by [`Self::revocation`] or because of stalls.
     pub fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Acquire)
     }
 
-    /// Returns `true` if an access to this memory stalled in the last minutes ([`Stall`]): no memory of others should
-    /// be held while it is used.
+    /// Returns `true` if an access to this memory stalled in the last minutes ([`Stall`]). Callers should then hold no
+    /// memory of other devices while they use it.
     #[inline]
     pub fn is_slow(&self) -> bool {
         self.stalls.is_slow()
     }
 
-    /// Notes a stall as if an access had just found it.
+    /// Records a stall as if an access had just found it.
     pub fn note_stall(&self, duration: Duration) {
         self.stalls.note_now(duration);
     }
 
-    /// Calls `observer` for each stall of this memory (see [`Stall`]), on the thread that waited, which holds views and
-    /// perhaps other locks: it must neither wait nor use guest memory. It takes the place of the one before.
+    /// Sets the function that is called for each stall of this memory (see [`Stall`]), replacing the previous one. It
+    /// runs on the thread that waited, which holds views and perhaps other locks, so it must neither wait nor use guest
+    /// memory.
     pub fn observe_stalls(&self, observer: impl Fn(Stall) + Send + Sync + 'static) {
         self.stalls.observe(Arc::new(observer));
     }
 
-    /// Returns `true` if the memory was revoked because it made others wait too often; once for each time.
+    /// Returns `true` if the memory was revoked because it stalled other users too often. Clears that state.
     pub fn take_stalled(&self) -> bool {
         self.stalls.take_exceeded()
     }
@@ -230,12 +231,13 @@ impl DmaSpace {
         }
     }
 
-    /// Holds the map and lends it. The calling thread must not already hold a view of this space.
+    /// Locks the map for reading and returns a view of it. The calling thread must not already hold a view of this
+    /// space.
     pub fn view(&self) -> DmaView<'_> {
         self.view_of(self.ranges.read())
     }
 
-    /// As [`Self::view`], if nobody takes memory away or waits to.
+    /// As [`Self::view`]. Returns `None` if a thread removes memory or waits to do so.
     pub fn try_view(&self) -> Option<DmaView<'_>> {
         let ranges = self.ranges.try_read()?;
         Some(self.view_of(ranges))
@@ -246,9 +248,9 @@ impl DmaSpace {
         DmaView { id: self.id, enabled, ranges, hold: self.stalls.hold() }
     }
 
-    /// Switches all access off or on: a function whose bus mastering is off reaches no memory, whatever the map says.
-    /// When this returns, every view of the old setting is gone. The caller holds no view and no lock that a holder of
-    /// a view may want.
+    /// Enables or disables all access: a function without bus mastering reaches no memory, even if it is mapped. When
+    /// this returns, every view of the old setting is gone. The caller must hold neither a view nor a lock that a
+    /// holder of a view may wait for.
     pub fn set_enabled(&self, enabled: bool) {
         let ranges = self.ranges.write();
         self.enabled.store(enabled, Ordering::Relaxed);
@@ -258,53 +260,53 @@ impl DmaSpace {
         }
     }
 
-    /// Returns `true` if access is switched on.
+    /// Returns `true` if access is enabled.
     pub fn is_enabled(&self) -> bool {
         self.enabled.load(Ordering::Relaxed)
     }
 
-    /// Waits until every view taken before this call is gone. The caller holds no view and no lock that a holder of a
-    /// view may want.
+    /// Waits until every view taken before this call is gone. The caller must hold neither a view nor a lock that a
+    /// holder of a view may wait for.
     pub fn barrier(&self) {
         drop(self.ranges.write());
     }
 
-    /// Does a bounded part of what [`Self::map`] left. Returns `true` if there is more. Call it from a thread for which
-    /// nobody waits.
+    /// Populates and locks a bounded part of the memory that [`Self::map`] queued. Returns `true` if more is left. Call
+    /// it from a thread for which no other thread waits.
     pub fn pin_some(&self) -> bool {
         self.with_pins(|pins| pins.pin_some(PIN_STEP))
     }
 
-    /// Locks all guest memory, as [`PinPolicy::All`] promises: what is there stays, and what is not there yet stays
-    /// from the moment when it is faulted in, which [`Self::pin_some`] goes on doing. Asks all limits, and takes no
-    /// longer for much memory than for little. Never fails with the other policies.
+    /// Locks all guest memory, as [`PinPolicy::All`] requires: resident pages stay resident, and others stay from the
+    /// moment they are faulted in, which [`Self::pin_some`] continues to do. Checks all limits. The duration does not
+    /// depend on the amount of memory. Never fails with the other policies.
     ///
     /// # Errors
-    /// How much could not be locked or populated and which limit stood in the way.
+    /// The amount that could not be locked or populated, and the limit that was reached.
     pub fn lock_all(&self) -> Result<(), PinError> {
         self.with_pins(PinTable::lock_pending);
         self.pin_failure()
     }
 
-    /// Checks that all guest memory is locked and populated; finishes what is left of that first, which takes long for
-    /// much memory. Never fails with the other policies than [`PinPolicy::All`].
+    /// Checks that all guest memory is locked and populated, and completes that first, which takes long if much memory
+    /// is left. Never fails with policies other than [`PinPolicy::All`].
     ///
     /// # Errors
-    /// How much could not be locked and which limit stood in the way.
+    /// The amount that could not be locked, and the limit that was reached.
     pub fn pin_status(&self) -> Result<(), PinError> {
         while self.pin_some() {}
         self.pin_failure()
     }
 
-    /// What could not be locked or populated of the memory that was dealt with so far. Waits for nobody.
+    /// Returns the failures of the memory processed so far, without waiting.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Self::pin_status`].
     pub fn pin_failure(&self) -> Result<(), PinError> {
         self.pin_failure.lock().clone().map_or(Ok(()), Err)
     }
 
-    /// Changes what is locked, and has it shown.
+    /// Changes the table of locked memory, then publishes its new size and failures.
     pub(super) fn with_pins<R>(&self, change: impl FnOnce(&mut PinTable) -> R) -> R {
         let mut pins = self.pins.lock();
         let result = change(&mut pins);
@@ -315,21 +317,21 @@ impl DmaSpace {
         result
     }
 
-    /// Bytes locked in memory now. Waits for nobody.
+    /// Returns the bytes of locked memory, without waiting.
     pub fn pinned_bytes(&self) -> u64 {
         self.pinned.load(Ordering::Relaxed)
     }
 
-    /// Bytes mapped with accessible memory behind them. Waits for nobody.
+    /// Returns the bytes of mapped, accessible memory, without waiting.
     pub fn mapped_bytes(&self) -> u64 {
         self.mapped.load(Ordering::Relaxed)
     }
 
     /// With [`PinPolicy::Registered`], keeps these pages resident until the guard is dropped; does nothing otherwise.
-    /// What is remembered for that is charged to `budget`.
+    /// The bookkeeping is charged to `budget`.
     ///
     /// # Errors
-    /// How much could not be locked and why.
+    /// The amount that could not be locked, and the reason.
     pub fn pin_pages(self: &Arc<Self>, budget: &Arc<MemoryBudget>, pages: &PageList) -> Result<PinGuard, PinError> {
         if self.policy != PinPolicy::Registered {
             return Ok(PinGuard::none());
@@ -337,7 +339,7 @@ impl DmaSpace {
         self.pin_pages_of(&self.view(), budget, pages)
     }
 
-    /// The same for a thread that holds a view of this space.
+    /// As [`Self::pin_pages`], for a thread that holds a view of this space.
     ///
     /// # Errors
     /// As for [`Self::pin_pages`].

@@ -1,16 +1,17 @@
-//! Memory that makes its users wait.
+//! Detection of guest memory whose page faults stall the threads that access it.
 //!
-//! A page fault in shared memory waits, without a way to end it, while the memory's owner punches a hole around the
-//! page; that takes as long as the owner wants. The thread that waits often works for other devices, and holds views
-//! of their memory. The wait cannot be foreseen, so it is found out afterwards whose memory caused one, in three steps
-//! that cost nothing as long as there is none:
+//! While the owner of shared memory punches a hole around a page, a page fault on that page waits, uninterruptibly, for
+//! as long as the owner wants. The waiting thread often works for other devices as well, and holds views of their
+//! memory. The wait cannot be predicted, so the memory that caused it is identified afterwards, in three steps that
+//! cost nothing while there are no stalls:
 //!
-//! 1. A view that was held for long has all accesses to its memory timed for a minute. A view of a neighbour that was
-//!    held meanwhile is suspected as well.
-//! 2. If the first access to a page takes long then, it is this memory; but the thread may only have lost its
-//!    processor. For some minutes each access also asks whether the thread went to sleep by itself, which copying does
-//!    in a page fault only.
-//! 3. An access that does is a stall, and the third of them within [`REMEMBERED`] revokes the memory.
+//! 1. If a view was held for long, all accesses to its memory are timed for a minute. The memory of another device, of
+//!    which the thread held a view at the same time, becomes suspect as well.
+//! 2. If the first access to a page then takes long, this memory may be the cause; but the thread may also have been
+//!    preempted. For some minutes each access therefore also checks whether the thread slept voluntarily, which a copy
+//!    does only in a page fault.
+//! 3. A long access during which the thread slept is a stall, and the third stall within [`REMEMBERED`] revokes the
+//!    memory.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,31 +25,32 @@ use vm_memory::{Bytes, VolatileSlice};
 use super::PAGE_SIZE;
 use super::pin::lock;
 
-/// Longer than any access to memory that is there, or that the host has swapped to a working disk.
+/// Duration of a view or an access that counts as long: longer than any access to resident memory, or to memory that
+/// the host has swapped to a working disk.
 const LONG: Duration = Duration::from_millis(50);
 
-/// How long accesses are timed after a view was held for long.
+/// Time during which accesses are timed after a view was held for long.
 const TIMED: Duration = Duration::from_secs(60);
 
-/// How long a stall is remembered, also beyond the connection of the VMM that caused it.
+/// Time for which a stall is remembered, even beyond the connection of the VMM that caused it.
 pub const REMEMBERED: Duration = Duration::from_secs(600);
 
-/// Stalls that revoke the memory.
+/// Number of stalls that revoke the memory.
 pub const STALLS: usize = 3;
 
-/// Bytes of a piece that are touched ahead at most.
+/// Maximum number of bytes of a piece that are touched in advance.
 const AHEAD: usize = 1 << 20;
 
-/// Time and sleep of the calling thread, for tests to replace.
+/// Clock and sleep counter of the calling thread. Tests replace it.
 pub trait StallMeter: Send + Sync + fmt::Debug {
-    /// Monotonic time; some milliseconds more or less do not matter.
+    /// Returns the monotonic time; an error of some milliseconds is acceptable.
     fn now(&self) -> Duration;
 
-    /// How often the calling thread gave its processor up by itself.
+    /// Returns the number of voluntary context switches of the calling thread.
     fn sleeps(&self) -> u64;
 }
 
-/// That of the system.
+/// Clock and sleep counter of the system.
 #[derive(Debug)]
 struct SystemMeter;
 
@@ -62,28 +64,28 @@ impl StallMeter for SystemMeter {
     }
 }
 
-/// A stall of a device's memory.
+/// Stall of an access to a device's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stall {
-    /// How long the access took.
+    /// Duration of the access.
     pub duration: Duration,
-    /// It was one too many: the memory is revoked.
+    /// `true` if this stall reached the limit: the memory is revoked.
     pub revoked: bool,
 }
 
 type Observer = Arc<dyn Fn(Stall) + Send + Sync>;
 
-/// What is known of the stalls of one space.
+/// Stall history of one space.
 pub(crate) struct Stalls {
     meter: Box<dyn StallMeter>,
-    /// Until when accesses are timed, and until when they also ask for sleep, in nanoseconds.
+    /// Ends of the periods in which accesses are timed, and in which they also check for sleep, in nanoseconds.
     timed: AtomicU64,
     verified: AtomicU64,
-    /// Until when a stall is remembered, in nanoseconds.
+    /// Time until which the last stall is remembered, in nanoseconds.
     slow: AtomicU64,
-    /// When the last stalls were.
+    /// Times of the last stalls.
     recent: Mutex<VecDeque<Duration>>,
-    /// Set with the space's revocation when stalls were the reason.
+    /// Set together with the space's revocation if stalls were the reason.
     exceeded: AtomicBool,
     revoked: Arc<AtomicBool>,
     observer: Mutex<Option<Observer>>,
@@ -107,19 +109,19 @@ impl Stalls {
         *self.observer.lock() = Some(observer);
     }
 
-    /// Returns `true` if the memory was revoked because of stalls, once.
+    /// Returns `true` if the memory was revoked because of stalls, and clears that state.
     pub(crate) fn take_exceeded(&self) -> bool {
         self.exceeded.swap(false, Ordering::Relaxed)
     }
 
-    /// Returns `true` if a stall is remembered.
+    /// Returns `true` if a stall is still remembered.
     #[inline]
     pub(crate) fn is_slow(&self) -> bool {
         let until = self.slow.load(Ordering::Relaxed);
         until != 0 && nanos(self.meter.now()) < until
     }
 
-    /// A view begins.
+    /// Starts to measure how long a view is held.
     #[inline]
     pub(crate) fn hold(&self) -> Hold<'_> {
         let since = nanos(self.meter.now());
@@ -158,14 +160,15 @@ impl Stalls {
             let mut recent = self.recent.lock();
             recent.retain(|&stall| now.saturating_sub(stall) < REMEMBERED);
             recent.push_back(now);
-            // No more than these matter.
+            // Older stalls do not matter: the limit is reached with the last ones alone.
             while recent.len() > STALLS {
                 recent.pop_front();
             }
             recent.len() >= STALLS
         };
         if revoked {
-            // In this order: the connection looks at the reason once it sees the revocation.
+            // The reason must be stored before the revocation: the connection's thread reads it after it has seen the
+            // revocation.
             self.exceeded.store(true, Ordering::Relaxed);
             self.revoked.store(true, Ordering::Release);
         }
@@ -176,7 +179,7 @@ impl Stalls {
     }
 }
 
-/// How closely accesses are looked at.
+/// How closely the accesses of a view are observed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Watch {
     Off,
@@ -184,7 +187,7 @@ enum Watch {
     Verified,
 }
 
-/// A view as long as it lives.
+/// Measures how long a view is held.
 pub(crate) struct Hold<'a> {
     stalls: &'a Stalls,
     since: u64,
@@ -192,7 +195,7 @@ pub(crate) struct Hold<'a> {
 }
 
 impl Hold<'_> {
-    /// Touches a piece of memory that is about to be used, if this is the memory of a suspect.
+    /// Touches a piece of memory that is about to be used, if the memory is suspect.
     #[inline]
     pub(crate) fn touch(&self, piece: &VolatileSlice<'_>) {
         if self.watch != Watch::Off {
@@ -206,13 +209,13 @@ impl Hold<'_> {
         let verified = self.watch == Watch::Verified;
         let sleeps = if verified { meter.sleeps() } else { 0 };
         let (mut last, mut longest) = (meter.now(), Duration::ZERO);
-        // By address, because a piece may begin anywhere in a page.
+        // Pages are computed from the address, because a piece may begin anywhere in a page.
         #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
         let page = PAGE_SIZE as usize;
         let into = piece.ptr_guard().as_ptr() as usize % page;
         let mut offset = 0;
         while offset < piece.len().min(AHEAD) {
-            // Never fails: the offset is inside.
+            // The load never fails: the offset is inside the piece.
             let _ = piece.load::<u8>(offset, Ordering::Relaxed);
             let now = meter.now();
             longest = longest.max(now.saturating_sub(last));
@@ -254,7 +257,7 @@ mod tests {
     use super::*;
     use crate::{Backing, DmaError, DmaRange, DmaSpace, MemoryLimits, PinPolicy};
 
-    /// Each look at the time moves it, as if what was done since the last had taken that long.
+    /// Each reading of the clock advances it, as if the operation since the last reading had taken that long.
     #[derive(Debug, Default)]
     struct Script {
         time: AtomicU64,
@@ -264,7 +267,7 @@ mod tests {
     }
 
     impl Script {
-        /// What is done from now on takes so many milliseconds.
+        /// Sets the duration in milliseconds of all further operations.
         fn takes(&self, millis: u64, sleepy: bool) {
             self.step.store(millis * 1_000_000, Ordering::Relaxed);
             self.sleepy.store(sleepy, Ordering::Relaxed);
@@ -320,7 +323,8 @@ mod tests {
         }
     }
 
-    /// N6: its owner punches holes while a neighbour's memory is held. Who is suspected is not yet who is guilty.
+    /// N6: the owner punches holes while a view of another device's memory is held. A suspect is not revoked without
+    /// proof.
     #[test]
     fn the_third_stall_revokes_the_memory_of_who_caused_it() {
         let (slow, neighbour) = (Guest::new(), Guest::new());
@@ -330,7 +334,7 @@ mod tests {
             neighbour.script.pass(LONG);
         }
         slow.script.takes(60, true);
-        // Which of both it is.
+        // An access to each memory shows which one is the cause.
         slow.access().unwrap();
         neighbour.access().unwrap();
         assert_eq!(slow.counts(), (0, 0));
@@ -348,7 +352,7 @@ mod tests {
         assert!(!neighbour.space.take_stalled());
     }
 
-    /// A busy host takes the processor from threads, with whatever they hold.
+    /// A busy host preempts threads, whatever they hold.
     #[test]
     fn a_thread_that_waits_for_a_processor_is_no_stall() {
         let guest = Guest::new();
@@ -379,7 +383,7 @@ mod tests {
         assert!(!guest.space.is_slow());
         stall();
         assert_eq!(guest.counts(), (4, 0));
-        // The next client of the device begins with what the last one did.
+        // The next client of the device inherits the record of the previous one.
         guest.space.unmap_all();
         let backing = Some(Backing { mapping: Arc::new(MmapRegion::new(4 << 12).unwrap()), offset: 0 });
         guest.space.map(DmaRange { iova: 0, len: 4 << 12, writable: true, backing }).unwrap();
@@ -388,17 +392,17 @@ mod tests {
         assert_eq!(guest.counts(), (6, 1));
     }
 
-    /// Each page of a piece, from the first byte that is used to the last.
+    /// Every page of a piece is touched, from the first byte that is used to the last.
     #[test]
     fn every_page_of_a_piece_is_touched() {
         let guest = Guest::new();
         guest.script.takes(60, true);
         guest.access().unwrap();
-        // Ten milliseconds for each of three pages: no access was long.
+        // Each of three pages takes ten milliseconds: no single access was long.
         guest.script.takes(10, true);
         let before = guest.script.time.load(Ordering::Relaxed);
         guest.space.view().read(4090, &mut [0; 4110]).unwrap();
-        // Begin and end of the view, and of each page.
+        // The clock is read at the beginning and the end of the view and of each page.
         assert_eq!((guest.script.time.load(Ordering::Relaxed) - before) / 10_000_000, 2 + 1 + 3);
         assert_eq!(guest.counts(), (0, 0));
     }

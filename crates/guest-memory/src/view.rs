@@ -1,4 +1,4 @@
-//! Access to guest memory while its map is held.
+//! Access to guest memory while its map is locked.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use super::part::Part;
 use super::stall::Hold;
 use super::{Direction, DmaError, DmaRange, SpaceId};
 
-/// A held memory map.
+/// View of a space: keeps its map locked for reading.
 pub struct DmaView<'a> {
     pub(super) id: SpaceId,
     pub(super) enabled: bool,
     pub(super) ranges: RwLockReadGuard<'a, Vec<DmaRange>>,
-    /// Measures how long the view is held. Last, so that the map is free when it ends.
+    /// Measures how long the view is held. It must be the last field: it is dropped after the map is unlocked.
     pub(super) hold: Hold<'a>,
 }
 
@@ -27,26 +27,27 @@ impl fmt::Debug for DmaView<'_> {
     }
 }
 
-/// A piece of guest memory as it is mapped here, for adapters that register it with hardware.
+/// A piece of guest memory as mapped in this process, for adapters that register it with hardware.
 #[derive(Clone, Debug)]
 pub struct HostPiece {
-    /// The mapping that it lies in.
+    /// Mapping that contains the piece.
     pub mapping: Arc<MmapRegion>,
-    /// Where in the mapping it starts, in bytes.
+    /// Offset in bytes of the piece in the mapping.
     pub offset: usize,
     /// Length in bytes.
     pub len: usize,
-    /// `true` if the device may write there.
+    /// `true` if the device may write to it.
     pub writable: bool,
 }
 
 impl DmaView<'_> {
-    /// The space this is a view of.
+    /// Returns the identifier of the space.
     pub const fn id(&self) -> SpaceId {
         self.id
     }
 
-    /// Lends the longest piece of `addr..addr+len` that is contiguous in our memory: at least one byte, at most `len`.
+    /// Returns the longest piece of `addr..addr+len` that is contiguous in this process: at least one byte, at most
+    /// `len`.
     ///
     /// # Errors
     /// The first byte cannot be accessed.
@@ -57,7 +58,7 @@ impl DmaView<'_> {
         Ok(piece)
     }
 
-    /// As [`Self::piece`], for memory that is not accessed now.
+    /// As [`Self::piece`], but without accessing the memory now.
     #[inline]
     fn find(&self, addr: u64, len: u64, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
         let after = self.ranges.partition_point(|r| r.iova <= addr);
@@ -75,16 +76,16 @@ impl DmaView<'_> {
         if direction == Direction::Write && !range.writable {
             return Err(denied);
         }
-        // Both fit: `map` checked that the backing, whose size is a usize, covers the range.
+        // Both fit: `map` has checked that the backing, whose size is a usize, covers the range.
         #[expect(clippy::cast_possible_truncation, reason = "bounded by the backing's size")]
         let (offset, count) = (backing.offset + into as usize, len.min(range.len - into) as usize);
         backing.mapping.get_slice(offset, count).map_err(|_| unmapped)
     }
 
-    /// Lends `addr..addr+len` if it lies in one piece.
+    /// Returns `addr..addr+len` if it is contiguous in this process.
     ///
     /// # Errors
-    /// Some of it cannot be accessed, or it crosses from one range to the next.
+    /// Part of the memory cannot be accessed, or it extends over more than one range.
     #[inline]
     pub fn slice(&self, addr: u64, len: usize, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
         let piece = self.piece(addr, len as u64, direction)?;
@@ -97,7 +98,7 @@ impl DmaView<'_> {
     /// Copies from guest memory.
     ///
     /// # Errors
-    /// Some of it cannot be read; `buf` may be partly filled.
+    /// Part of the memory cannot be read; `buf` may be partly filled.
     pub fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaError> {
         let mut done = 0;
         while let Some(rest) = buf.get_mut(done..).filter(|r| !r.is_empty()) {
@@ -111,7 +112,7 @@ impl DmaView<'_> {
     /// Copies to guest memory.
     ///
     /// # Errors
-    /// Some of it cannot be written; part of `buf` may have been.
+    /// Part of the memory cannot be written; part of `buf` may have been written.
     pub fn write(&self, addr: u64, buf: &[u8]) -> Result<(), DmaError> {
         let mut done = 0;
         while let Some(rest) = buf.get(done..).filter(|r| !r.is_empty()) {
@@ -127,7 +128,7 @@ impl DmaView<'_> {
     /// Reads a little-endian word in one access.
     ///
     /// # Errors
-    /// It is misaligned or cannot be read.
+    /// The address is misaligned or cannot be read.
     #[inline]
     pub fn load_u32(&self, addr: u64, order: Ordering) -> Result<u32, DmaError> {
         let slice = self.slice(addr, 4, Direction::Read)?;
@@ -137,18 +138,18 @@ impl DmaView<'_> {
     /// Writes a little-endian word in one access.
     ///
     /// # Errors
-    /// It is misaligned or cannot be written.
+    /// The address is misaligned or cannot be written.
     #[inline]
     pub fn store_u32(&self, addr: u64, value: u32, order: Ordering) -> Result<(), DmaError> {
         let slice = self.slice(addr, 4, Direction::Write)?;
         slice.store(value.to_le(), 0, order).map_err(|_| DmaError::Misaligned { addr })
     }
 
-    /// Exchanges or changes eight aligned bytes atomically, also against the guest's processors. `change` maps the old
-    /// value to the new one and may be called more than once. Returns the old value.
+    /// Updates eight aligned bytes atomically, also with respect to the guest's processors. `change` maps the old value
+    /// to the new one and may be called more than once. Returns the old value.
     ///
     /// # Errors
-    /// They are misaligned or cannot be written.
+    /// The address is misaligned or cannot be written.
     pub fn update_u64(&self, addr: u64, change: impl Fn(u64) -> Option<u64>) -> Result<u64, DmaError> {
         let slice = self.slice(addr, 8, Direction::Write)?;
         let word = slice.get_atomic_ref::<AtomicU64>(0).map_err(|_| DmaError::Misaligned { addr })?;
@@ -157,11 +158,11 @@ impl DmaView<'_> {
         Ok(u64::from_le(result.unwrap_or_else(|unchanged| unchanged)))
     }
 
-    /// Finds what is behind `addr..addr+len` and appends it to `pieces`, merged with the last of them where it follows
-    /// it.
+    /// Looks up the memory of `addr..addr+len` and appends it to `pieces`, merged with the last of them if it is
+    /// adjacent.
     ///
     /// # Errors
-    /// Some of it cannot be accessed, or not be written although `direction` says so.
+    /// Part of the memory cannot be accessed, or cannot be written although `direction` requires it.
     pub fn host_pieces(
         &self,
         addr: u64,
@@ -173,12 +174,12 @@ impl DmaView<'_> {
         let end = addr.checked_add(len).ok_or(unmapped)?;
         let mut at = addr;
         while at < end {
-            // Checks the access, and says how much there is in one piece.
+            // This checks the access and returns the length of the contiguous piece.
             let count = self.find(at, end - at, direction)?.len();
             let after = self.ranges.partition_point(|r| r.iova <= at);
             let range = after.checked_sub(1).and_then(|i| self.ranges.get(i)).ok_or(unmapped)?;
             let backing = range.backing.as_ref().ok_or(DmaError::Denied { addr: at })?;
-            // Inside the backing, whose size is a usize.
+            // This fits: the piece lies inside the backing, whose size is a usize.
             #[expect(clippy::cast_possible_truncation, reason = "bounded by the backing's size")]
             let offset = backing.offset + (at - range.iova) as usize;
             match pieces.last_mut() {
@@ -201,7 +202,7 @@ impl DmaView<'_> {
         Ok(())
     }
 
-    /// All accessible ranges: first address and what is behind it.
+    /// Returns all accessible ranges: first bus address and memory.
     pub fn all_pieces(&self) -> Vec<(u64, HostPiece)> {
         self.ranges
             .iter()
@@ -214,15 +215,15 @@ impl DmaView<'_> {
             .collect()
     }
 
-    /// Collects what is behind `addr..addr+len`, leaving out what is not accessible; merged with the last that is there
-    /// already where it follows it.
+    /// Collects the backing memory of `addr..addr+len`, except what is not accessible. A part that is adjacent to the
+    /// last one in `out` is merged with it.
     pub(super) fn backings(&self, addr: u64, len: u64, out: &mut Vec<Part>) {
         let Some(end) = addr.checked_add(len) else { return };
         let first = self.ranges.partition_point(|r| r.end() <= addr);
         for range in self.ranges.iter().skip(first).take_while(|r| r.iova < end) {
             let Some(backing) = &range.backing else { continue };
             let (from, to) = (addr.max(range.iova), end.min(range.end()));
-            // Inside the backing, whose size is a usize.
+            // This fits: the piece lies inside the backing, whose size is a usize.
             #[expect(clippy::cast_possible_truncation, reason = "bounded by the backing's size")]
             let (offset, count) = (backing.offset + (from - range.iova) as usize, (to - from) as usize);
             match out.last_mut() {

@@ -1,15 +1,15 @@
 //! The Internet checksum (RFC 1071).
 
-/// The checksum of RFC 1071: the complement of the ones' complement sum of 16-bit big-endian words. IPv4 headers, UDP
-/// and TCP have it.
+/// Internet checksum (RFC 1071): the complement of the ones' complement sum of 16-bit big-endian words, used by IPv4
+/// headers, UDP and TCP.
 ///
-/// To compute one, leave the checksum field zero, add all bytes, and store [`Self::finish`] big-endian. To check one,
-/// add all bytes with the field: the result is 0 if they are intact. Bytes are added in pieces of any length, odd ones
-/// included.
+/// To compute one, leave the checksum field zero, add all bytes, and store [`Self::finish`] big-endian. To verify one,
+/// add all bytes with the field: the result is 0 if they are intact. Bytes may be added in pieces of any length,
+/// including odd lengths.
 #[derive(Debug, Default)]
 pub struct Checksum {
     sum: u64,
-    /// An odd number of bytes was added: the next one is the low half of its word.
+    /// `true` if an odd number of bytes was added: the next one is the low half of its word.
     odd: bool,
 }
 
@@ -30,7 +30,7 @@ impl Checksum {
         }
     }
 
-    /// The checksum: 0 if the bytes contained it and are intact.
+    /// Returns the checksum. It is 0 if the bytes included a valid checksum.
     #[inline]
     pub const fn finish(self) -> u16 {
         let mut sum = self.sum;

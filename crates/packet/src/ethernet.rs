@@ -3,7 +3,7 @@
 use crate::field::{field, put};
 use crate::{MacAddr, Truncated};
 
-/// What follows an Ethernet header. Any number is possible.
+/// Ethertype: the protocol of the payload. Any number is possible.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct EtherType(pub u16);
 
@@ -23,21 +23,21 @@ impl EtherType {
 pub struct Vlan {
     /// Priority code point, 3 bits.
     pub pcp: u8,
-    /// Drop eligible.
+    /// Drop eligible indicator.
     pub dei: bool,
-    /// VLAN identifier, 12 bits. 0 is a priority tag: the frame belongs to no VLAN.
+    /// VLAN identifier, 12 bits. 0 means priority-tagged: the frame belongs to no VLAN.
     pub vid: u16,
 }
 
 impl Vlan {
-    /// Takes the field apart.
+    /// Decodes the tag control information.
     #[inline]
     pub const fn from_tci(tci: [u8; 2]) -> Self {
         let [high, low] = tci;
         Self { pcp: high >> 5, dei: high & 0x10 != 0, vid: u16::from_be_bytes([high & 0xf, low]) }
     }
 
-    /// Puts the field together.
+    /// Encodes the tag control information.
     #[inline]
     pub const fn tci(self) -> [u8; 2] {
         let [high, low] = (self.vid & 0xfff).to_be_bytes();
@@ -48,21 +48,21 @@ impl Vlan {
 /// The Ethernet header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Ethernet {
-    /// Receiver.
+    /// Destination MAC address.
     pub destination: MacAddr,
-    /// Sender.
+    /// Source MAC address.
     pub source: MacAddr,
-    /// Tag, if there is one.
+    /// IEEE 802.1Q tag, if there is one.
     pub vlan: Option<Vlan>,
 }
 
 impl Ethernet {
-    /// Length in bytes without a tag.
+    /// Length in bytes of a header without a tag.
     pub const UNTAGGED_LEN: usize = 14;
     /// Length of a tag in bytes.
     pub const TAG_LEN: usize = 4;
 
-    /// Takes the header off a frame.
+    /// Splits a frame into header, ethertype and payload.
     ///
     /// # Errors
     /// The frame is shorter than the header.
@@ -94,14 +94,14 @@ impl Ethernet {
         }
     }
 
-    /// The VLAN this frame belongs to. A priority tag is none.
+    /// Returns the VLAN of this frame. A priority-tagged frame belongs to none.
     #[inline]
     pub fn vlan_id(&self) -> Option<u16> {
         self.vlan.map(|vlan| vlan.vid).filter(|&vid| vid != 0)
     }
 
-    /// The bytes before the optional tag, ending with `ethertype`; with a tag that is 0x8100 and [`Self::tag_bytes`]
-    /// follow.
+    /// Encodes the bytes before the optional tag. They end with `ethertype` or, if there is a tag, with 0x8100;
+    /// [`Self::tag_bytes`] follow then.
     #[inline]
     pub fn to_bytes(self, ethertype: EtherType) -> [u8; Self::UNTAGGED_LEN] {
         let mut header = [0; Self::UNTAGGED_LEN];
@@ -112,7 +112,7 @@ impl Ethernet {
         header
     }
 
-    /// The tag and the ethertype behind it.
+    /// Encodes the tag and the ethertype behind it.
     #[inline]
     pub fn tag_bytes(self, ethertype: EtherType) -> Option<[u8; Self::TAG_LEN]> {
         let [high, low] = self.vlan?.tci();

@@ -1,10 +1,10 @@
-//! Ethernet headers and the checksum of IP, as bytes and as values. No I/O and no operating system (`no_std`). With the
+//! Ethernet headers and the Internet checksum, as bytes and as values. The crate is `no_std` and does no I/O. With the
 //! feature `serde`, addresses are serialized as text.
 //!
-//! [`Ethernet::parse`] takes a header with its optional VLAN tag off a frame; [`Ethernet::to_bytes`] and
-//! [`Ethernet::tag_bytes`] write one. [`Checksum`] computes or checks the Internet checksum over any pieces of a
-//! packet. [`field`] reads and writes fields of fixed-size headers; a field that does not lie inside its header is a
-//! compile error, so that no input can cause a panic.
+//! [`Ethernet::parse`] splits a frame into a header, with its optional VLAN tag, and a payload; [`Ethernet::to_bytes`]
+//! and [`Ethernet::tag_bytes`] encode a header. [`Checksum`] computes or verifies the Internet checksum over the pieces
+//! of a packet. [`field`] reads and writes fields of fixed-size headers; a field outside its header is a compile error,
+//! so that no input can cause a panic.
 //!
 //! Layouts are those of IEEE 802.3 and 802.1Q; the checksum is that of RFC 1071.
 //!
@@ -43,7 +43,7 @@ pub use ethernet::{EtherType, Ethernet, Vlan};
 pub use mac_addr::MacAddr;
 pub use protocol::{IPV6_LEN, PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT, UDP_LEN};
 
-/// The header that a frame is too short for.
+/// A frame is too short for this header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("truncated in the {0}")]
 pub struct Truncated(pub &'static str);

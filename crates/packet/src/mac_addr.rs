@@ -1,4 +1,4 @@
-//! Addresses of Ethernet stations.
+//! MAC addresses.
 
 use alloc::format;
 use alloc::string::String;
@@ -8,13 +8,13 @@ use core::str::FromStr;
 #[cfg(feature = "serde")]
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A MAC address (IEEE 802 EUI-48). Text has six hexadecimal bytes with colons between them; parsing refuses a group
+/// MAC address (IEEE 802 EUI-48). The text form is six hexadecimal bytes separated by colons; parsing refuses a group
 /// address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// The EUI-64 made of this address, used as node GUID.
+    /// Returns the EUI-64 derived from this address, used as node GUID.
     pub const fn eui64(self) -> [u8; 8] {
         let [a, b, c, d, e, f] = self.0;
         [a ^ 2, b, c, 0xff, 0xfe, d, e, f]

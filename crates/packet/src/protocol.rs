@@ -1,9 +1,9 @@
-//! Numbers of protocols and lengths of headers.
+//! Protocol numbers and header lengths.
 
-/// The number of TCP in the protocol field of IPv4 (RFC 791) and the next header field of IPv6 (RFC 8200).
+/// Number of TCP in the protocol field of IPv4 (RFC 791) and the next header field of IPv6 (RFC 8200).
 pub const PROTOCOL_TCP: u8 = 6;
 
-/// The number of UDP in the same fields.
+/// Number of UDP in the same fields.
 pub const PROTOCOL_UDP: u8 = 17;
 
 /// UDP destination port of RoCE v2 packets (IBA annex A17).

@@ -1,11 +1,10 @@
 //! Lists of guest pages, stored as merged extents.
 //!
 //! A guest describes a ring or a memory region as a list of page addresses. [`PageListBuilder`] checks each address and
-//! joins neighbours; [`PageList`] maps an offset in the object to a bus address. The list holds numbers only: what is
-//! behind an address, and whether it may be accessed, is checked with each access.
+//! merges adjacent pages; [`PageList`] maps an offset in the object to a bus address. The list holds numbers only: the
+//! memory at an address, and the permission to access it, are checked with each access.
 //!
-//! The crate uses no operating system (`no_std`), so that protocol code can carry page lists without depending on guest
-//! memory.
+//! The crate is `no_std`, so that protocol code can use page lists without depending on guest memory.
 //!
 //! # Example
 //!
@@ -36,16 +35,16 @@ use thiserror::Error;
 /// Bytes per guest page.
 pub const PAGE_SIZE: u64 = 4096;
 
-/// Why an address cannot be part of a list.
+/// Reason why an address cannot be part of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum PageError {
-    /// It is 0 or not aligned to [`PAGE_SIZE`].
+    /// The address is 0 or not aligned to [`PAGE_SIZE`].
     #[error("page address {addr:#x} is not aligned")]
     Misaligned {
         /// The address.
         addr: u64,
     },
-    /// The page reaches the end of the address space, or the list has as many pages as a list can have.
+    /// The page reaches the end of the address space, or the list has its maximum number of pages.
     #[error("page address {addr:#x} is out of range")]
     OutOfRange {
         /// The address.
@@ -53,12 +52,12 @@ pub enum PageError {
     },
 }
 
-/// Adjacent pages.
+/// A run of adjacent pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
     /// Index of the first page in the list.
     first: u32,
-    /// How many pages.
+    /// Number of pages.
     count: u32,
     /// Bus address of the first page.
     pub iova: u64,
@@ -70,18 +69,19 @@ impl Extent {
         self.count as u64 * PAGE_SIZE
     }
 
-    /// Index in the list of the first page behind it.
+    /// Returns the index in the list of the first page after the extent.
     const fn end(&self) -> u32 {
-        // The builder counts the pages of a list in a u32.
+        // This cannot wrap: the builder counts the pages of a list in a u32.
         self.first.wrapping_add(self.count)
     }
 }
 
-/// The pages of one object in order.
+/// The pages of one object, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PageList(Extents);
 
-/// Most objects are small or lie in one piece, and a guest may have tens of thousands of them.
+/// Storage of the extents. A single extent needs no allocation: most objects are small or contiguous, and a guest may
+/// have tens of thousands of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Extents {
     One(Extent),
@@ -102,17 +102,17 @@ impl PageList {
         }
     }
 
-    /// Number of pages.
+    /// Returns the number of pages.
     pub fn pages(&self) -> u32 {
         self.extents().last().map_or(0, Extent::end)
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> u64 {
         u64::from(self.pages()) * PAGE_SIZE
     }
 
-    /// The merged extents.
+    /// Returns the merged extents.
     pub const fn extents(&self) -> &[Extent] {
         match &self.0 {
             Extents::One(only) => core::slice::from_ref(only),
@@ -120,7 +120,7 @@ impl PageList {
         }
     }
 
-    /// Bytes of this process that the list takes beside itself.
+    /// Returns the size in bytes of the list's heap allocation.
     pub const fn heap_bytes(&self) -> usize {
         match &self.0 {
             Extents::One(_) => 0,
@@ -128,7 +128,7 @@ impl PageList {
         }
     }
 
-    /// A list of `count` of the pages, from `first` on. `None` if there are not as many.
+    /// Returns a list of `count` of the pages, starting at index `first`. `None` if the list has fewer.
     pub fn part(&self, first: u32, count: u32) -> Option<Self> {
         let end = first.checked_add(count).filter(|&end| end <= self.pages())?;
         let inside = self.extents().iter().filter_map(|extent| {
@@ -139,7 +139,7 @@ impl PageList {
         Some(Self::new(inside.collect()))
     }
 
-    /// Bus address of byte `offset` and how many bytes from there on are contiguous in bus space.
+    /// Returns the bus address of byte `offset` and the number of bytes from there on that are contiguous in bus space.
     #[inline]
     pub fn locate(&self, offset: u64) -> Option<(u64, u64)> {
         let extent = match &self.0 {
@@ -154,7 +154,7 @@ impl PageList {
     }
 }
 
-/// Collects page addresses.
+/// Builds a [`PageList`] from page addresses.
 #[derive(Debug, Default)]
 pub struct PageListBuilder {
     extents: Vec<Extent>,
@@ -170,7 +170,7 @@ impl PageListBuilder {
         if iova == 0 || !iova.is_multiple_of(PAGE_SIZE) {
             return Err(PageError::Misaligned { addr: iova });
         }
-        // An extent may not reach past the top of the address space, so sums below cannot overflow.
+        // An extent must not reach past the top of the address space, so that the sums below cannot overflow.
         if iova.checked_add(PAGE_SIZE).is_none() {
             return Err(PageError::OutOfRange { addr: iova });
         }
@@ -183,7 +183,7 @@ impl PageListBuilder {
         Ok(())
     }
 
-    /// Ends the list.
+    /// Finishes the list.
     pub fn finish(self) -> PageList {
         PageList::new(self.extents)
     }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     proptest! {
-        /// A part is what the list of its pages alone would be.
+        /// A part equals the list built from its pages alone.
         #[test]
         fn parts_have_the_pages_of_their_range(
             pages in proptest::collection::vec(1u64..8, 1..40), first in 0u32..44, count in 0u32..44,
@@ -242,7 +242,7 @@ mod tests {
                 prop_assert!(left >= PAGE_SIZE - 7);
             }
             prop_assert_eq!(list.locate(list.bytes()), None);
-            // Piece after piece, the list is as long as it says.
+            // The pieces add up to the length of the list.
             let (mut offset, end) = (5, list.bytes());
             while let Some((_, contiguous)) = list.locate(offset) {
                 offset += contiguous;

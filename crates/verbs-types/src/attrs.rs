@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::types::{Access, Gid, Mtu, Psn, QpState, Qpn};
 
 bitflags! {
-    /// Which attributes a modify request sets (`ibv_qp_attr_mask`).
+    /// Mask of the attributes that a modify request sets (`ibv_qp_attr_mask`).
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct QpAttrMask: u32 {
         /// The attribute of this name.
@@ -55,7 +55,7 @@ bitflags! {
     }
 }
 
-/// Sizes that a QP was created with.
+/// Sizes with which a QP was created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct QpCaps {
     /// Send ring size in requests.
@@ -68,7 +68,7 @@ pub struct QpCaps {
     pub max_recv_sge: u32,
 }
 
-/// The path to the peer of a connected QP.
+/// Path to the peer of a connected QP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct AddressVector {
     /// Destination GID.
@@ -87,7 +87,7 @@ pub struct AddressVector {
     pub dmac: MacAddr,
 }
 
-/// Attributes of a queue pair. In a modify request only the fields named by the mask mean anything.
+/// Attributes of a queue pair. In a modify request, only the fields named by the mask are valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct QpAttrs {
     /// State to reach, or current state in a query.
@@ -96,38 +96,38 @@ pub struct QpAttrs {
     pub cur_state: QpState,
     /// Path MTU.
     pub path_mtu: Mtu,
-    /// Datagram key. It is never shown: who knows it may send.
+    /// Q_Key. It is never displayed, because a sender needs no other secret.
     #[serde(skip)]
     pub qkey: u32,
-    /// First PSN expected.
+    /// Next PSN expected.
     pub rq_psn: Psn,
-    /// First PSN sent.
+    /// Next PSN to send.
     pub sq_psn: Psn,
-    /// The peer's QPN.
+    /// QPN of the peer.
     pub dest_qpn: Qpn,
-    /// What the peer may do.
+    /// Operations that the peer may request.
     pub access: Access,
     /// P_Key table index.
     pub pkey_index: u16,
-    /// Raise an event when SQD is reached.
+    /// Request for an event when SQD is reached.
     pub en_sqd_async_notify: bool,
-    /// Query only: in SQD with requests still outstanding.
+    /// Query only: `true` in SQD while requests are outstanding.
     pub sq_draining: bool,
-    /// RDMA reads and atomics this side may have outstanding.
+    /// Maximum number of RDMA reads and atomics outstanding as requester.
     pub max_rd_atomic: u8,
-    /// RDMA reads and atomics the peer may have outstanding here.
+    /// Maximum number of RDMA reads and atomics outstanding as responder.
     pub max_dest_rd_atomic: u8,
-    /// Code of the wait that an RNR NAK asks for, 0..=31.
+    /// Encoded RNR NAK timer, 0..=31: the time for which a sender must wait.
     pub min_rnr_timer: u8,
     /// Port number, always 1.
     pub port_num: u8,
-    /// Local ACK timeout: 4.096 µs × 2^timeout, 0 for none.
+    /// Local ACK timeout: 4.096 µs × 2^timeout, 0 disables it.
     pub timeout: u8,
-    /// Resends before giving up, 0..=7.
+    /// Retransmissions before the QP gives up, 0..=7.
     pub retry_cnt: u8,
-    /// Resends after an RNR NAK, 0..=6, 7 for ever.
+    /// Retransmissions after an RNR NAK, 0..=6; 7 means no limit.
     pub rnr_retry: u8,
-    /// Path migration state: kept for queries only, there is no alternate path.
+    /// Path migration state: stored for queries only, alternate paths are not supported.
     pub path_mig_state: u32,
     /// Path to the peer.
     pub av: AddressVector,
@@ -161,7 +161,7 @@ impl Default for QpAttrs {
 }
 
 impl QpAttrs {
-    /// Takes over the attributes of `new` that `mask` names, the state excepted.
+    /// Copies the attributes that `mask` names from `new`, except for the state.
     pub fn merge(&mut self, new: &Self, mask: QpAttrMask) {
         let has = |bit| mask.contains(bit);
         if has(QpAttrMask::EN_SQD_ASYNC_NOTIFY) {

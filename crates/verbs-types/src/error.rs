@@ -1,46 +1,46 @@
-//! Why a change of a queue pair is refused.
+//! Reasons why a change of a queue pair is refused.
 
 use thiserror::Error;
 
 use crate::attrs::QpAttrMask;
 use crate::types::{QpState, QpType};
 
-/// An attribute of a modify request that is out of its range.
+/// Error: an attribute of a modify request is out of range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("invalid {0}")]
 pub struct InvalidAttribute(pub &'static str);
 
-/// Why a modify request is refused.
+/// Reason why a modify request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum QpTransitionError {
-    /// No such edge.
+    /// The transition does not exist.
     #[error("a {qp_type:?} QP cannot go from {from:?} to {to:?}")]
     NoEdge {
         /// Transport service.
         qp_type: QpType,
-        /// Present state.
+        /// Current state.
         from: QpState,
-        /// State asked for.
+        /// Requested state.
         to: QpState,
     },
-    /// Required attributes are absent.
+    /// Required attributes are missing.
     #[error("{from:?} to {to:?} lacks {missing:?}")]
     Missing {
-        /// Present state.
+        /// Current state.
         from: QpState,
-        /// State asked for.
+        /// Requested state.
         to: QpState,
-        /// What is absent.
+        /// Missing attributes.
         missing: QpAttrMask,
     },
-    /// Attributes that this edge does not allow.
+    /// The request has attributes that this transition does not allow.
     #[error("{from:?} to {to:?} does not allow {extra:?}")]
     Forbidden {
-        /// Present state.
+        /// Current state.
         from: QpState,
-        /// State asked for.
+        /// Requested state.
         to: QpState,
-        /// What is too much.
+        /// Attributes that are not allowed.
         extra: QpAttrMask,
     },
 }

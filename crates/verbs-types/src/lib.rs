@@ -1,11 +1,11 @@
-//! The values of RDMA verbs: work requests and completions, queue-pair attributes and states, and the numbers in them.
+//! Values of RDMA verbs: work requests and completions, queue-pair attributes and states, and the numbers in them.
 //!
-//! A consumer, an adapter and a transport protocol agree on these types and on the queue-pair transition table
-//! ([`qp_state`]). The types hold no pointer into guest memory and no handle of the operating system; the crate is
-//! `no_std`, so that a protocol that is written with them has no I/O, threads or clocks by way of this crate.
+//! Consumers, adapters and transport protocols share these types and the queue-pair transition table ([`qp_state`]).
+//! The types hold no pointer into guest memory and no handle of the operating system; the crate is `no_std`, so that a
+//! protocol implementation does not get I/O, threads or clocks through it.
 //!
-//! The traits that move these values between a device and an adapter are those of `pvrdma-verbs`, which re-exports
-//! this crate.
+//! The traits that pass these values between a device and an adapter are in `pvrdma-verbs`, which re-exports this
+//! crate.
 //!
 //! # Example
 //!

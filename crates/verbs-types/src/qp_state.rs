@@ -1,4 +1,4 @@
-//! The queue-pair transition table: which state may follow which, and with which attributes.
+//! Queue-pair transition table: the allowed transitions, with their required and optional attributes.
 //!
 //! Source: InfiniBand Architecture 10.3.1 as `ib_modify_qp_is_ok` applies it; interface specification 11.3.
 
@@ -6,7 +6,7 @@ use crate::attrs::{QpAttrMask as M, QpAttrs};
 use crate::error::{InvalidAttribute, QpTransitionError};
 use crate::types::{QpState, QpType};
 
-/// One edge of the table.
+/// One transition of the table.
 struct Edge {
     from: QpState,
     to: QpState,
@@ -69,10 +69,10 @@ const RC: &[Edge] = {
 
 const UD: &[Edge] = &datagram(M::PORT);
 
-/// The connection manager names no port.
+/// Transitions of the GSI QP. The connection manager sets no port.
 const GSI: &[Edge] = &datagram(NONE);
 
-/// The edges of a datagram QP, whose port is set by `port`.
+/// Returns the transitions of a datagram QP. `port` is the attribute that sets its port.
 const fn datagram(port: M) -> [Edge; 9] {
     use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
     let keys_and_port = UD_KEYS.union(port);
@@ -89,14 +89,14 @@ const fn datagram(port: M) -> [Edge; 9] {
     ]
 }
 
-/// Checks a modify request. `to` is the state the request names, or the present state if it names none; the mask's
+/// Checks a modify request. `to` is the requested state, or the current state if the request names none; the mask's
 /// `STATE` bit is ignored.
 ///
-/// A change to RESET or ERROR is always allowed, whatever else the mask says: the guest's driver may already believe in
-/// it.
+/// A change to RESET or ERROR is always allowed, whatever attributes the mask names: the guest's driver may already
+/// assume that the QP is in that state.
 ///
 /// # Errors
-/// What is missing or too much.
+/// The attributes that are missing or not allowed.
 pub fn check(qp_type: QpType, from: QpState, to: QpState, mask: M) -> Result<(), QpTransitionError> {
     if matches!(to, QpState::Reset | QpState::Error) {
         return Ok(());
@@ -124,7 +124,7 @@ impl QpAttrs {
     /// Checks the ranges of the attributes that `mask` names.
     ///
     /// # Errors
-    /// The first attribute that is out of its range.
+    /// The first attribute that is out of range.
     pub fn check(&self, mask: M, max_rd_atomic: u8) -> Result<(), InvalidAttribute> {
         let limits = [
             (M::PKEY_INDEX, self.pkey_index > 0, "P_Key index"),
@@ -151,7 +151,7 @@ mod tests {
     const STATES: [QpState; 7] =
         [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
 
-    /// Edges with the smallest mask that each allows, as one line a state.
+    /// Lists the transitions with the smallest mask that each allows, one line per state.
     fn edges(qp_type: QpType) -> Vec<String> {
         let full = M::all();
         STATES
@@ -191,7 +191,7 @@ mod tests {
         }
     }
 
-    /// The masks the connection manager and ib_mad really send (interface specification 11.5).
+    /// Masks that the connection manager and ib_mad send in practice (interface specification 11.5).
     #[test]
     fn masks_of_the_kernel() {
         use QpState::{Init, Reset, Rtr, Rts};

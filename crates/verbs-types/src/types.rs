@@ -1,4 +1,4 @@
-//! Numbers and names of the verbs world, as types that cannot hold a wrong value.
+//! Numbers and names of RDMA verbs, as types that cannot hold an invalid value.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -8,13 +8,13 @@ use bitflags::bitflags;
 use serde::{Deserialize, Serialize, Serializer};
 use thiserror::Error;
 
-/// A value from outside that names nothing we know.
+/// Error: a value from outside is not a known one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("{value:#x} is not a valid {what}")]
 pub struct InvalidValue {
-    /// What was being parsed.
+    /// Kind of value that was parsed.
     pub what: &'static str,
-    /// The number that was found.
+    /// The number found.
     pub value: u64,
 }
 
@@ -26,12 +26,12 @@ impl Qpn {
     /// The general services QP.
     pub const GSI: Self = Self(1);
 
-    /// Takes the low 24 bits.
+    /// Creates a QPN from the low 24 bits.
     pub const fn new(value: u32) -> Self {
         Self(value & 0x00ff_ffff)
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> u32 {
         self.0
     }
@@ -54,25 +54,25 @@ impl fmt::Display for Qpn {
 pub struct Psn(u32);
 
 impl Psn {
-    /// Takes the low 24 bits.
+    /// Creates a PSN from the low 24 bits.
     pub const fn new(value: u32) -> Self {
         Self(value & 0x00ff_ffff)
     }
 
-    /// The number.
+    /// Returns the number.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The PSN `count` packets later.
+    /// Returns the PSN `count` packets later.
     #[inline]
     #[must_use]
     pub const fn plus(self, count: u32) -> Self {
         Self::new(self.0.wrapping_add(count))
     }
 
-    /// Packets from `earlier` to `self`, negative if `self` comes first. Meaningful while fewer than 2^23 are
-    /// outstanding (IBA 9.7.4.1.1).
+    /// Returns the number of packets from `earlier` to `self`, negative if `self` comes first. Meaningful while fewer
+    /// than 2^23 are outstanding (IBA 9.7.4.1.1).
     #[inline]
     pub const fn since(self, earlier: Self) -> i32 {
         (self.0.wrapping_sub(earlier.0) << 8).cast_signed() >> 8
@@ -90,24 +90,24 @@ impl Psn {
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The IPv4 address when this is an IPv4-mapped GID (`::ffff:a.b.c.d`).
+    /// Returns the IPv4 address of an IPv4-mapped GID (`::ffff:a.b.c.d`).
     pub fn ipv4(&self) -> Option<[u8; 4]> {
         let std_addr = core::net::Ipv6Addr::from(self.0);
         std_addr.to_ipv4_mapped().map(|v4| v4.octets())
     }
 
-    /// Whether all bytes are zero: no address.
+    /// Returns `true` if all bytes are zero, which means that there is no address.
     pub fn is_zero(&self) -> bool {
         self.0 == [0; 16]
     }
 
-    /// Returns `true` for the address of a group: `ff00::/8`, and of IPv4 224.0.0.0/4.
+    /// Returns `true` for a multicast address: `ff00::/8`, or 224.0.0.0/4 for IPv4.
     pub fn is_multicast(&self) -> bool {
         self.0[0] == 0xff || self.ipv4().is_some_and(|[first, ..]| first >> 4 == 0xe)
     }
 }
 
-/// The GID of an IP address (RFC 4291 2.5.5.2 for IPv4: IPv4-mapped), as RoCE v2 has it.
+/// Converts an IP address to a RoCE v2 GID; IPv4 addresses become IPv4-mapped ones (RFC 4291 2.5.5.2).
 impl From<IpAddr> for Gid {
     fn from(address: IpAddr) -> Self {
         let address = match address {
@@ -136,7 +136,7 @@ impl Serialize for Gid {
     }
 }
 
-/// Encapsulation that belongs to a GID.
+/// RoCE encapsulation of a GID.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum GidType {
     /// Ethertype 0x8915 with a global route header.
@@ -147,7 +147,7 @@ pub enum GidType {
     RoceV2,
 }
 
-/// What the network header of a received datagram is.
+/// Type of the network header of a received datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NetworkType {
     /// RoCE v1: a global route header.
@@ -175,7 +175,7 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// Bytes of payload.
+    /// Returns the number of payload bytes per packet.
     pub const fn bytes(self) -> u32 {
         128 << (self as u8)
     }
@@ -215,7 +215,7 @@ pub enum QpType {
 }
 
 impl QpType {
-    /// Whether messages carry their destination themselves.
+    /// Returns `true` if each request carries its own destination.
     pub const fn is_datagram(self) -> bool {
         matches!(self, Self::Gsi | Self::Ud)
     }
@@ -226,7 +226,7 @@ impl QpType {
 #[serde(rename_all = "UPPERCASE")]
 #[repr(u8)]
 pub enum QpState {
-    /// Nothing happens.
+    /// Initial state: nothing is processed.
     Reset = 0,
     /// Receives may be posted.
     Init = 1,
@@ -234,11 +234,11 @@ pub enum QpState {
     Rtr = 2,
     /// Ready to send.
     Rts = 3,
-    /// Send queue drained: what was started ends, nothing new starts.
+    /// Send queue drained: requests that were started are completed, and no others are started.
     Sqd = 4,
     /// Send queue error (datagram QPs only).
     Sqe = 5,
-    /// Everything is flushed.
+    /// All requests are flushed.
     Error = 6,
 }
 
@@ -263,7 +263,7 @@ impl TryFrom<u32> for QpState {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PortState {
-    /// No link.
+    /// No traffic is possible.
     Down,
     /// Traffic flows.
     Active,
@@ -273,7 +273,7 @@ bitflags! {
     /// Access rights of memory regions and queue pairs (`ibv_access_flags`).
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct Access: u32 {
-        /// The owner may have the adapter write here.
+        /// The owner may let the adapter write to this memory.
         const LOCAL_WRITE = 0x1;
         /// A peer may write.
         const REMOTE_WRITE = 0x2;
@@ -284,7 +284,7 @@ bitflags! {
     }
 }
 
-/// The names of the rights, `LOCAL_WRITE | REMOTE_READ`.
+/// Serializes the names of the rights, for example `LOCAL_WRITE | REMOTE_READ`.
 impl Serialize for Access {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let names: Vec<_> = self.iter_names().map(|(name, _)| name).collect();
@@ -316,7 +316,8 @@ mod tests {
         assert_eq!(Psn::new(0x80_0001).since(first), -0x7f_ffff);
     }
 
-    /// Every distance, from PSNs at both ends and in the middle: the nearer way round, and the same number back.
+    /// Tests distances from PSNs at both ends and in the middle: the result is the shorter way around the circle, and
+    /// adding it gives the same PSN again.
     #[test]
     fn every_distance_between_two_psns() {
         const ALL: u32 = 1 << 24;

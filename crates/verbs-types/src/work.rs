@@ -1,4 +1,4 @@
-//! Work requests and completions, as values copied out of the guest's rings.
+//! Work requests and completions, as values copied from the guest's rings.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -9,33 +9,33 @@ use pvrdma_pages::PageList;
 
 use crate::types::{Access, Gid, NetworkType, Qpn};
 
-/// One piece of a scatter/gather list.
+/// One element of a scatter/gather list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sge {
-    /// Address in the memory region that `lkey` names.
+    /// Address in the memory region that `lkey` identifies.
     pub addr: u64,
-    /// Bytes; 0 means nothing.
+    /// Length in bytes. An element of length 0 is empty.
     pub length: u32,
     /// Key of the memory region.
     pub lkey: u32,
 }
 
 impl Sge {
-    /// Bytes that a list names.
+    /// Returns the total length of a list in bytes.
     pub fn total_length(list: &[Self]) -> u64 {
         list.iter().map(|sge| u64::from(sge.length)).sum()
     }
 }
 
-/// Longest message in bytes (IBA 9.7.7.1.1).
+/// Maximum message length in bytes (IBA 9.7.7.1.1).
 pub const MAX_MESSAGE: u32 = 1 << 31;
 
-/// Memory at the peer.
+/// Remote memory, at the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RemoteAddress {
     /// Address in the peer's memory region.
     pub addr: u64,
-    /// The peer's key.
+    /// R_Key of the region.
     pub rkey: u32,
 }
 
@@ -43,24 +43,24 @@ bitflags! {
     /// Flags of a send request.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct SendFlags: u8 {
-        /// Start only after all earlier RDMA reads and atomics of this QP have ended.
+        /// Start only after all earlier RDMA reads and atomics of this QP have completed.
         const FENCE = 0x1;
-        /// Report success with a completion.
+        /// Generate a completion on success as well.
         const SIGNALED = 0x2;
-        /// Ask for a solicited event at the receiver.
+        /// Request a solicited event at the receiver.
         const SOLICITED = 0x4;
     }
 }
 
-/// What a SEND carries beside its payload.
+/// Data that a SEND carries in addition to its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SendData {
     /// Nothing.
     #[default]
     None,
-    /// Four bytes in the order of the consumer's memory.
+    /// Four bytes of immediate data, in the order of the consumer's memory.
     Immediate([u8; 4]),
-    /// A key to invalidate at the receiver.
+    /// R_Key to invalidate at the receiver.
     Invalidate(u32),
 }
 
@@ -69,7 +69,7 @@ pub enum SendData {
 pub struct UdDestination {
     /// Destination QP.
     pub qpn: Qpn,
-    /// Q_Key as the request gives it. With bit 31 set the QP's own key is sent instead.
+    /// Q_Key of the request. If bit 31 is set, the QP's own Q_Key is sent instead.
     pub qkey: u32,
     /// Source GID: index into the port's table.
     pub sgid_index: u8,
@@ -90,15 +90,15 @@ pub struct UdDestination {
 /// Parameters of a fast registration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FastRegister {
-    /// The new key: bits 31:8 name the region, 7:0 are the new key byte.
+    /// New key: bits 31:8 identify the region, bits 7:0 are the new key byte.
     pub key: u32,
     /// Address of the first byte.
     pub iova: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Rights of the region.
+    /// Access rights of the region.
     pub access: Access,
-    /// The pages, copied when the request was taken from the ring; `None` if the list was not valid.
+    /// Pages, copied when the request was taken from the ring; `None` if the list was invalid.
     pub pages: Option<PageList>,
 }
 
@@ -109,31 +109,31 @@ pub struct Invalidate {
     pub key: u32,
 }
 
-/// What a send request asks for.
+/// Operation of a send request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SendOp {
     /// Two-sided message.
     Send {
         /// Immediate data or key to invalidate.
         data: SendData,
-        /// Where to, on datagram QPs only.
+        /// Destination, for datagram QPs only.
         to: Option<UdDestination>,
     },
     /// RDMA write.
     Write {
-        /// Where to.
+        /// Remote memory to write to.
         remote: RemoteAddress,
-        /// Immediate data, which consumes a receive at the peer.
+        /// Immediate data; consumes a receive request at the peer.
         immediate: Option<[u8; 4]>,
     },
     /// RDMA read.
     Read {
-        /// Where from.
+        /// Remote memory to read from.
         remote: RemoteAddress,
     },
     /// Atomic compare and swap of eight bytes.
     CompareSwap {
-        /// Where.
+        /// Remote memory.
         remote: RemoteAddress,
         /// Expected value.
         compare: u64,
@@ -142,36 +142,36 @@ pub enum SendOp {
     },
     /// Atomic fetch and add of eight bytes.
     FetchAdd {
-        /// Where.
+        /// Remote memory.
         remote: RemoteAddress,
         /// Addend.
         add: u64,
     },
-    /// Makes a fast-registered region invalid.
+    /// Invalidates a fast-registered region.
     LocalInvalidate(Invalidate),
-    /// Registers pages under a key.
+    /// Registers pages under a key (fast registration).
     FastRegister(Box<FastRegister>),
-    /// Not an operation of this QP: completes with a local QP operation error.
+    /// Operation that this QP does not support: completes with a local QP operation error.
     Unsupported {
-        /// The number in the request.
+        /// Opcode of the request.
         opcode: u32,
     },
-    /// The request cannot be executed as it stands (for example more SGEs than the QP allows).
+    /// Request that cannot be executed (for example with more SGEs than the QP allows).
     Malformed,
 }
 
 impl SendOp {
-    /// Whether it uses up a receive of the peer.
+    /// Returns `true` if the operation consumes a receive request at the peer.
     pub const fn takes_receive(&self) -> bool {
         matches!(self, Self::Send { .. } | Self::Write { immediate: Some(_), .. })
     }
 
-    /// Whether the peer answers with data for local memory: a READ or an atomic.
+    /// Returns `true` if the response carries data for local memory: a READ or an atomic.
     pub const fn has_result(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
 
-    /// Opcode that the request's own completion carries.
+    /// Returns the opcode of the request's completion.
     pub const fn completion_opcode(&self) -> WcOpcode {
         match self {
             Self::Send { .. } | Self::Unsupported { .. } | Self::Malformed => WcOpcode::Send,
@@ -185,14 +185,14 @@ impl SendOp {
     }
 }
 
-/// A send request. The scatter/gather buffer is meant to be reused from request to request.
+/// Send request. Its scatter/gather list is meant to be reused for the next request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SendWr {
-    /// The consumer's name for it.
+    /// Identifier chosen by the consumer.
     pub wr_id: u64,
-    /// What to do.
+    /// Operation.
     pub op: SendOp,
-    /// How.
+    /// Flags.
     pub flags: SendFlags,
     /// Local memory.
     pub sges: Vec<Sge>,
@@ -204,18 +204,18 @@ impl Default for SendWr {
     }
 }
 
-/// A receive request.
+/// Receive request.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RecvWr {
-    /// The consumer's name for it.
+    /// Identifier chosen by the consumer.
     pub wr_id: u64,
-    /// Where to put the message.
+    /// Local memory for the message.
     pub sges: Vec<Sge>,
-    /// More SGEs than the queue allows: completes with a local QP operation error when it is used.
+    /// `true` if it has more SGEs than the queue allows: it completes with a local QP operation error when it is used.
     pub malformed: bool,
 }
 
-/// Outcome of a request (`ibv_wc_status`).
+/// Completion status of a request (`ibv_wc_status`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "the names are the InfiniBand specification's, section 11.6.2")]
@@ -239,7 +239,7 @@ pub enum WcStatus {
     General = 21,
 }
 
-/// What completed.
+/// Type of a completed operation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(missing_docs, reason = "each is the operation of the same name")]
 pub enum WcOpcode {
@@ -255,49 +255,49 @@ pub enum WcOpcode {
 }
 
 bitflags! {
-    /// Which fields of a completion hold something.
+    /// Flags of a completion: which optional fields are valid.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct WcFlags: u8 {
         /// The first 40 bytes of the buffer are a network header.
         const GRH = 0x1;
-        /// `immediate` holds the peer's four bytes.
+        /// `immediate` holds the peer's immediate data.
         const IMMEDIATE = 0x2;
-        /// `invalidated_key` holds the key that was made invalid.
+        /// `invalidated_key` holds the key that was invalidated.
         const INVALIDATED = 0x4;
     }
 }
 
-/// One entry for a completion queue.
+/// Completion queue entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// From the request.
+    /// Identifier of the request.
     pub wr_id: u64,
-    /// The number that the consumer gave the QP when it made it (its cookie).
+    /// Cookie that the consumer passed when it created the QP.
     pub qp: u32,
-    /// What completed.
+    /// Type of the operation.
     pub opcode: WcOpcode,
-    /// How it went.
+    /// Status.
     pub status: WcStatus,
-    /// Bytes received or read; datagrams count their 40-byte header.
+    /// Bytes received or read, including the 40-byte header of datagrams.
     pub byte_len: u32,
-    /// Which of the following fields are valid.
+    /// Flags: which of the following fields are valid.
     pub flags: WcFlags,
-    /// The peer's immediate data, unchanged.
+    /// Immediate data of the peer, unchanged.
     pub immediate: [u8; 4],
-    /// Key that a send-with-invalidate named.
+    /// Key invalidated by a send-with-invalidate.
     pub invalidated_key: u32,
-    /// Sender of a datagram.
+    /// QPN of a datagram's sender.
     pub src_qpn: Qpn,
-    /// Header of a datagram.
+    /// Type of a datagram's network header.
     pub network: Option<NetworkType>,
     /// Service level of a datagram.
     pub service_level: u8,
-    /// Whether the sender asked for a solicited event.
+    /// `true` if the sender requested a solicited event.
     pub solicited: bool,
 }
 
 impl Completion {
-    /// A completion with every optional field empty.
+    /// Creates a completion with all optional fields empty.
     pub const fn new(qp: u32, wr_id: u64, opcode: WcOpcode, status: WcStatus) -> Self {
         Self {
             wr_id,

@@ -1,4 +1,4 @@
-//! The verbs: what an adapter does for a device.
+//! Verbs: the operations that an adapter offers to a device.
 
 use std::sync::Arc;
 
@@ -13,27 +13,27 @@ use pvrdma_base::{Counter, DeviceLog, Random};
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PAGE_SIZE, PageList};
 use pvrdma_verbs_types::{Access, Gid, GidType, MacAddr, Mtu, PortState, QpAttrMask, QpAttrs, QpCaps, QpType, Qpn};
 
-/// What a device brings when it asks a backend for an adapter.
+/// Context that a device passes to a backend to get an adapter.
 #[derive(Clone)]
 pub struct DeviceContext {
     /// Name of the device in logs and configuration.
     pub name: String,
-    /// Its Ethernet address, shared with the paired network function.
+    /// MAC address of the device, shared with the paired network function.
     pub mac: MacAddr,
-    /// The encapsulation its GIDs use.
+    /// Encapsulation of its GIDs.
     pub roce: GidType,
-    /// Its guest's memory.
+    /// Memory of its guest.
     pub memory: Arc<DmaSpace>,
-    /// Where its asynchronous events go.
+    /// Sink of its asynchronous events.
     pub events: Arc<dyn EventSink>,
-    /// Where an adapter says what its guest or its peers have caused.
+    /// Log for events that its guest or its peers cause.
     pub log: Arc<DeviceLog>,
-    /// Where its keys begin.
+    /// Source of its keys.
     pub random: Random,
-    /// Its addresses and peers.
+    /// Address and peer rules of the device.
     pub rules: Rules,
-    /// What its guest and its peers may make this process keep. Objects are charged by the device
-    /// ([`Hca::bytes_of`]), everything else by the adapter.
+    /// Budget of the memory that its guest and its peers may make this process allocate. The device charges objects
+    /// ([`Hca::bytes_of`]); the adapter charges everything else.
     pub budget: Arc<MemoryBudget>,
 }
 
@@ -43,12 +43,12 @@ impl std::fmt::Debug for DeviceContext {
     }
 }
 
-/// A source of adapters: one for each device.
+/// Factory of adapters, one for each device.
 pub trait Backend: Send + Sync {
-    /// The adapters it makes.
+    /// Type of the adapters.
     type Hca: Hca;
 
-    /// Makes an adapter for one device.
+    /// Creates an adapter for one device.
     ///
     /// # Errors
     /// The backend cannot serve another device.
@@ -78,14 +78,14 @@ pub struct HcaLimits {
     pub max_srq: u32,
     /// RDMA reads and atomics outstanding per QP.
     pub max_rd_atomic: u8,
-    /// Whether atomics work.
+    /// `true` if atomics are supported.
     pub atomics: bool,
-    /// Whether fast registration and invalidation work.
+    /// `true` if fast registration and invalidation are supported.
     pub memory_management: bool,
 }
 
 impl HcaLimits {
-    /// The smaller of each.
+    /// Returns the minimum of each limit.
     #[must_use]
     pub fn bounded_by(&self, other: &Self) -> Self {
         Self {
@@ -105,7 +105,7 @@ impl HcaLimits {
     }
 }
 
-/// The port as it is now.
+/// Current attributes of the port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct PortAttributes {
     /// Logical state.
@@ -118,7 +118,7 @@ pub struct PortAttributes {
     pub max_message: u32,
 }
 
-/// An object that is to be made.
+/// Type and size of an object to be created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Object {
     /// A protection domain.
@@ -127,13 +127,13 @@ pub enum Object {
     Mr,
     /// A completion queue.
     Cq,
-    /// A shared receive queue of so many requests.
+    /// A shared receive queue of this number of requests.
     Srq(u32),
     /// A queue pair of this size.
     Qp(QpCaps),
 }
 
-/// What to register.
+/// Memory to register.
 #[derive(Debug)]
 pub enum MrRequest {
     /// Memory of a guest process.
@@ -142,24 +142,24 @@ pub enum MrRequest {
         start: u64,
         /// Bytes.
         length: u64,
-        /// The pages it spans.
+        /// Pages that contain the memory.
         pages: PageList,
-        /// Rights.
+        /// Access rights.
         access: Access,
     },
     /// The guest kernel's key for bus addresses: all guest memory, local use only.
     Dma {
-        /// Rights.
+        /// Access rights.
         access: Access,
     },
-    /// A region that work requests fill in later.
+    /// A region whose contents are set later by work requests.
     FastRegister {
-        /// Most pages it will ever hold.
+        /// Maximum number of pages.
         max_pages: u32,
     },
 }
 
-/// What a memory region covers. Its keys are not shown.
+/// Memory that a region covers. Its keys are not displayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum MrShape {
@@ -169,38 +169,38 @@ pub enum MrShape {
         start: u64,
         /// Bytes.
         length: u64,
-        /// Rights.
+        /// Access rights.
         access: Access,
     },
     /// All bus addresses, for the guest's kernel.
     Dma {
-        /// Rights.
+        /// Access rights.
         access: Access,
     },
-    /// A region that work requests fill in.
+    /// A region whose contents are set by work requests.
     FastRegister {
-        /// Bytes that it can cover at most.
+        /// Maximum number of bytes.
         max_bytes: u64,
     },
 }
 
 impl MrShape {
-    /// A region that work requests fill in with so many pages at most.
+    /// Returns the shape of a region whose contents are set by work requests, with at most `max_pages` pages.
     pub fn fast_register(max_pages: u32) -> Self {
         Self::FastRegister { max_bytes: u64::from(max_pages).saturating_mul(PAGE_SIZE) }
     }
 }
 
-/// How to make a shared receive queue.
+/// Parameters of a shared receive queue.
 #[expect(missing_debug_implementations, reason = "holds a trait object of the device")]
 pub struct SrqInit<'a, H: Hca + ?Sized> {
-    /// Names the SRQ in events.
+    /// Identifier of the SRQ in events.
     pub cookie: u32,
-    /// Its protection domain.
+    /// Protection domain.
     pub pd: &'a H::Pd,
     /// The ring.
     pub queue: Box<dyn RecvSource>,
-    /// Initial limit; 0 is disarmed.
+    /// Initial limit; 0 means disarmed.
     pub limit: u32,
     /// Size of the ring in requests.
     pub max_wr: u32,
@@ -208,20 +208,20 @@ pub struct SrqInit<'a, H: Hca + ?Sized> {
     pub max_sge: u32,
 }
 
-/// How to make a queue pair.
+/// Parameters of a queue pair.
 #[expect(missing_debug_implementations, reason = "holds trait objects of the device")]
 pub struct QpInit<'a, H: Hca + ?Sized> {
-    /// Names the QP in completions and events.
+    /// Identifier of the QP in completions and events.
     pub cookie: u32,
-    /// The number it should get. Adapters that choose their own numbers ignore it, except [`Qpn::GSI`].
+    /// Requested QPN. Adapters that choose their own numbers ignore it, except for [`Qpn::GSI`].
     pub qpn: Qpn,
     /// Transport service.
     pub qp_type: QpType,
-    /// Its protection domain.
+    /// Protection domain.
     pub pd: &'a H::Pd,
-    /// Where completions of sends go.
+    /// Completion queue of sends.
     pub send_cq: &'a H::Cq,
-    /// Where completions of receives go.
+    /// Completion queue of receives.
     pub recv_cq: &'a H::Cq,
     /// Shared receive queue, instead of `recv_queue`.
     pub srq: Option<&'a H::Srq>,
@@ -231,11 +231,11 @@ pub struct QpInit<'a, H: Hca + ?Sized> {
     pub recv_queue: Option<Box<dyn RecvSource>>,
     /// Sizes of the rings, for queries.
     pub caps: QpCaps,
-    /// Every send completes with an entry, signaled or not.
+    /// `true` if every send generates a completion, signaled or not.
     pub signal_all: bool,
 }
 
-/// One adapter with one port, as one device sees it.
+/// An adapter with one port, as used by one device.
 pub trait Hca: Send + Sync + 'static {
     /// Protection domain.
     type Pd: Send + Sync + 'static;
@@ -248,36 +248,36 @@ pub trait Hca: Send + Sync + 'static {
     /// Queue pair.
     type Qp: QueuePair;
 
-    /// What the adapter can hold.
+    /// Returns the limits of the adapter.
     fn limits(&self) -> HcaLimits;
 
-    /// The port as it is now. Must be cheap.
+    /// Returns the current attributes of the port. Must be cheap.
     fn port(&self) -> PortAttributes;
 
-    /// Takes the device's link up or down. While it is down so is the port, and nothing leaves the device or enters it,
-    /// whichever way; when this returns nothing does any more. Returns `true` if that changed anything.
+    /// Sets the device's link up or down. While it is down, the port is down and no packet leaves or enters the device
+    /// by any route; that is ensured when this returns. Returns `true` if the state changed.
     ///
-    /// # Errors
+    /// Other devices share the link.
     /// The link is not the device's alone.
     fn set_link(&self, _up: bool) -> Result<bool, VerbsError> {
         Err(VerbsError::Unsupported("a link of the device's own"))
     }
 
-    /// From now on the way to other hosts carries IP packets of so many bytes only, or what the port was made for. The
-    /// path MTU of the port follows, for what is asked of it from here on: connections that there are stay as they
-    /// are, and their packets that are too long are lost. Returns `true` if it changed.
+    /// Sets the MTU of the uplink: the largest IP packet, in bytes, that reaches other hosts. `None` restores the
+    /// configured MTU. The path MTU of the port follows, for queries from now on. Existing connections keep their path
+    /// MTU, and those of their packets that exceed the MTU are lost. Returns `true` if the MTU changed.
     fn set_carried(&self, _bytes: Option<u32>) -> bool {
         false
     }
 
-    /// Binds a GID to a table index, replacing what was there. `vlan` is the IEEE 802.1Q VLAN, 1 to 4094, whose tag its
-    /// packets carry and have to carry. The same GID in another VLAN is another address.
+    /// Binds a GID to a table index, replacing the previous one. `vlan` is the IEEE 802.1Q VLAN, 1 to 4094, with which
+    /// its packets are tagged and must be tagged. The same GID in another VLAN is another address.
     ///
     /// # Errors
     /// The GID belongs to another device ([`VerbsError::InUse`]) or the index is out of range.
     fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError>;
 
-    /// Binds a GID whose packets carry no tag.
+    /// Binds a GID whose packets are untagged.
     ///
     /// # Errors
     /// As for [`Self::bind_gid_in_vlan`].
@@ -285,150 +285,155 @@ pub trait Hca: Send + Sync + 'static {
         self.bind_gid_in_vlan(index, gid, kind, None)
     }
 
-    /// Empties a table index. Nothing is sent from or delivered to that GID afterwards.
+    /// Removes the GID at a table index. Afterwards nothing is sent from that GID or delivered to it.
     fn unbind_gid(&self, index: u8);
 
-    /// Makes a protection domain.
+    /// Creates a protection domain.
     ///
     /// # Errors
-    /// There are too many.
+    /// The maximum number is reached.
     fn create_pd(&self) -> Result<Self::Pd, VerbsError>;
 
     /// Registers memory.
     ///
     /// # Errors
-    /// There are too many regions, or the memory cannot be pinned.
+    /// The maximum number of regions is reached, or the memory cannot be pinned.
     fn register_mr(&self, pd: &Self::Pd, request: MrRequest) -> Result<Self::Mr, VerbsError>;
 
-    /// Makes a completion queue that publishes to `sink`.
+    /// Creates a completion queue that publishes to `sink`.
     ///
     /// # Errors
-    /// There are too many.
+    /// The maximum number is reached.
     fn create_cq(&self, sink: Arc<dyn CompletionSink>) -> Result<Self::Cq, VerbsError>;
 
-    /// Makes a shared receive queue.
+    /// Creates a shared receive queue.
     ///
     /// # Errors
-    /// There are too many.
+    /// The maximum number is reached.
     fn create_srq(&self, init: SrqInit<'_, Self>) -> Result<Self::Srq, VerbsError>;
 
-    /// Makes a queue pair in state RESET.
+    /// Creates a queue pair in state RESET.
     ///
     /// # Errors
-    /// There are too many, or the QPN is taken.
+    /// The maximum number is reached, or the QPN is in use.
     fn create_qp(&self, init: QpInit<'_, Self>) -> Result<Self::Qp, VerbsError>;
 
-    /// Bytes of this process that the adapter keeps for such an object until it is destroyed, without page lists and
-    /// queues that the device brings: with all that it needs to go on when nothing more is to be had.
+    /// Returns the memory in bytes that the adapter allocates for such an object until it is destroyed, without page
+    /// lists and queues that the device provides. It includes the minimum that the object needs to make progress when
+    /// no more memory is available.
     fn bytes_of(&self, object: Object) -> u64;
 
-    /// What the adapter counts, in a fixed order. The names are unique in the process.
+    /// Returns the adapter's counters in a fixed order. Their names are unique in the process.
     fn counters(&self) -> Vec<Counter>;
 
-    /// What the adapter shows of itself: its links, its routes, its timers. [`QueuePair::inspect`] has the rules.
+    /// Describes the adapter's state: its links, its routes, its timers. The rules of [`QueuePair::inspect`] apply.
     fn inspect(&self) -> Value {
         Value::Null
     }
 }
 
-/// A completion queue.
+/// Completion queue.
 pub trait CompletionQueue: Send + Sync + 'static {
-    /// The guest looked at its queue and found nothing: a chance to publish what waits in the hardware. Runs a bounded
-    /// amount of work on the calling thread, which holds no view.
+    /// The guest polled its queue and found it empty: a chance to publish completions that wait in the hardware. Does a
+    /// bounded amount of work on the calling thread, which holds no view.
     fn notify_poll(&self) {}
 
-    /// The guest asked to be told of the next completion, and will not look before, or nobody hears from now on when it
-    /// looks: completions are published as they come. Runs a bounded amount of work on the calling thread, which holds
-    /// no view.
+    /// The guest requested notification of the next completion and will not poll before it, or its polls are not
+    /// reported from now on: completions must be published as they arrive. Does a bounded amount of work on the calling
+    /// thread, which holds no view.
     fn notify_arm(&self) {}
 
-    /// What the adapter shows of the queue. [`QueuePair::inspect`] has the rules.
+    /// Describes the state of the queue. The rules of [`QueuePair::inspect`] apply.
     fn inspect(&self) -> Value {
         Value::Null
     }
 }
 
-/// A registered memory region.
+/// Registered memory region.
 pub trait MemoryRegion: Send + Sync + 'static {
-    /// Key for local use.
+    /// Returns the key for local use.
     fn lkey(&self) -> u32;
 
-    /// Key for peers.
+    /// Returns the key for peers.
     fn rkey(&self) -> u32;
 
-    /// What it was made for. `None` once it is destroyed, or if that would have to wait.
+    /// Returns the memory for which the region was created. `None` if it is destroyed, or if the call would have to
+    /// wait.
     fn shape(&self) -> Option<MrShape>;
 
-    /// What the adapter shows of the region. [`QueuePair::inspect`] has the rules.
+    /// Describes the state of the region. The rules of [`QueuePair::inspect`] apply.
     fn inspect(&self) -> Value {
         Value::Null
     }
 
-    /// Ends the registration. When this returns no access through the keys is in progress and none will start.
+    /// Deregisters the region. When this returns, no access through its keys is in progress and none will start.
     fn destroy(&self);
 }
 
-/// A shared receive queue.
+/// Shared receive queue.
 pub trait SharedReceiveQueue: Send + Sync + 'static {
     /// Arms the limit event, or disarms it with 0.
     fn set_limit(&self, limit: u32);
 
-    /// The armed limit, 0 after it fired.
+    /// Returns the armed limit, 0 after it fired.
     fn limit(&self) -> u32;
 
-    /// There may be new receives.
+    /// Notifies the adapter that there may be new receives.
     fn notify_recv(&self);
 
-    /// What the adapter shows of the queue. [`QueuePair::inspect`] has the rules.
+    /// Describes the state of the queue. The rules of [`QueuePair::inspect`] apply.
     fn inspect(&self) -> Value {
         Value::Null
     }
 
-    /// Ends it. When this returns the ring is no longer touched.
+    /// Destroys the queue. When this returns, the adapter no longer accesses the ring.
     fn destroy(&self);
 }
 
-/// A queue pair.
+/// Queue pair.
 pub trait QueuePair: Send + Sync + 'static {
-    /// Its number on the wire.
+    /// Returns its number on the wire.
     fn qpn(&self) -> Qpn;
 
-    /// Changes state and attributes. After a return from a change to RESET no completion of this QP will be published
-    /// and its rings start over at index 0.
+    /// Changes state and attributes. After a change to RESET returns, no more completions of this QP are published and
+    /// its rings start over at index 0.
     ///
     /// # Errors
     /// The transition is not allowed ([`crate::qp_state`]) or an attribute is out of range; nothing has changed then.
     fn modify(&self, attrs: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError>;
 
-    /// True state and attributes.
+    /// Returns the current state and attributes.
     fn query(&self) -> QpAttrs;
 
-    /// As [`Self::query`], but `None` if that would have to wait.
+    /// As [`Self::query`], but returns `None` if it would have to wait.
     fn try_query(&self) -> Option<QpAttrs> {
         Some(self.query())
     }
 
-    /// There may be send requests. Runs a bounded amount of work on the calling thread; more is done elsewhere.
+    /// Notifies the adapter that there may be send requests. Does a bounded amount of work on the calling thread; the
+    /// adapter does the rest on other threads.
     fn notify_send(&self);
 
-    /// There may be receives.
+    /// Notifies the adapter that there may be receives.
     fn notify_recv(&self);
 
-    /// What the adapter shows of the queue pair: both halves, the path to the peer, timers. `null` if there is nothing.
+    /// Describes the state of the queue pair: both halves, the path to the peer, timers. `null` if there is nothing to
+    /// show.
     ///
-    /// It may be called at any time from any thread. It waits for no lock that is held while requests are processed or
-    /// while guest memory is waited for: what cannot be had at once is the string `"busy"`. It shows no payload and no
-    /// keys that give access to memory or queue pairs.
+    /// It may be called at any time from any thread. It must not wait for a lock that is held while requests are
+    /// processed or while guest memory is accessed: parts that are not available immediately are the string `"busy"`.
+    /// It reveals no payload and no keys that give access to memory or queue pairs.
     fn inspect(&self) -> Value {
         Value::Null
     }
 
-    /// How far its send requests have come. The rules of [`Self::inspect`] hold. `None`: it is busy, or nobody counts.
+    /// Returns the progress of its send requests. The rules of [`Self::inspect`] apply. `None` if the QP is busy or the
+    /// adapter does not count.
     fn progress(&self) -> Option<SendProgress> {
         None
     }
 
-    /// Ends it. When this returns its rings and the memory of its requests are no longer touched and no completion of
-    /// it will be published.
+    /// Destroys the queue pair. When this returns, the adapter no longer accesses its rings or the memory of its
+    /// requests, and no more of its completions are published.
     fn destroy(&self);
 }

@@ -1,28 +1,29 @@
-//! The border between the PVRDMA device and what carries its traffic.
+//! Interface between the PVRDMA device and the backends that carry its traffic.
 //!
 //! A *backend* is an RDMA adapter ([`Hca`]) that the device model drives with verbs: protection domains, memory
-//! regions, completion queues, shared receive queues and queue pairs. This crate holds the traits. The values that
-//! cross them and the queue-pair transition table that both sides must agree on ([`qp_state`]) are those of
-//! `pvrdma-verbs-types`, re-exported here. It knows no PCI, no sockets and no FFI; guest memory is
+//! regions, completion queues, shared receive queues and queue pairs. This crate defines the traits. The values that
+//! they pass and the queue-pair transition table that both sides share ([`qp_state`]) are those of
+//! `pvrdma-verbs-types`, re-exported here. The crate contains nothing about PCI, sockets or FFI; guest memory is in
 //! `pvrdma-guest-memory`.
 //!
-//! # Who calls whom
+//! # Direction of calls
 //!
-//! The guest's rings are the queues. The device hands each queue to the backend as a *source* it can pull from
-//! ([`SendSource`], [`RecvSource`]) or a *sink* it can push to ([`CompletionSink`], [`EventSink`]), and afterwards only
-//! tells it that there may be work ([`QueuePair::notify_send`]). The backend pulls when it is ready, so flow control
-//! and bounded memory follow from the rings.
+//! The guest's rings are the queues. The device passes each queue to the backend as a *source* to pull from
+//! ([`SendSource`], [`RecvSource`]) or a *sink* to push to ([`CompletionSink`], [`EventSink`]). Afterwards the device
+//! only notifies the backend that there may be work ([`QueuePair::notify_send`]). The backend pulls when it is ready,
+//! so the rings bound its memory and provide flow control.
 //!
 //! # Guest memory
 //!
-//! Every call of a source or sink takes a [`DmaView`]: the proof that the memory map is held. A thread holds at
-//! most one view of a given [`DmaSpace`]; two spaces are locked in the order of their [`SpaceId`]. Code
-//! that was handed a view never asks for another.
+//! Every call of a source or sink takes a [`DmaView`], which proves that the memory map is locked. A thread holds at
+//! most one view of a given [`DmaSpace`]; two spaces are locked in the order of their [`SpaceId`], so that threads
+//! cannot deadlock. Code that receives a view as an argument never takes another.
 //!
 //! # Destruction
 //!
-//! `destroy` returns only when nothing touches the object's rings or memory any more; the guest frees those pages as
-//! soon as it sees the command's result. It is idempotent, and objects that are still referenced afterwards are inert.
+//! `destroy` returns only when nothing accesses the object's rings or memory any more, because the guest frees those
+//! pages as soon as it sees the command's result. It is idempotent; objects that are still referenced afterwards do
+//! nothing.
 //!
 //! [`DmaView`]: pvrdma_guest_memory::DmaView
 //! [`DmaSpace`]: pvrdma_guest_memory::DmaSpace
@@ -56,7 +57,7 @@ pub use pvrdma_verbs_types::{
     WcStatus, qp_state,
 };
 
-// Not of the verbs: for the crates that still import these from here.
+// Not part of the verbs: re-exported for crates that still import these from here.
 pub use pvrdma_base::{
     Count, Counter, DeviceLog, EndOnPanic, Kind, LogLimit, Random, Snapshot, Unit, counters, micros, threads,
 };

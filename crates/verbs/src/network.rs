@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A network as an administrator writes it: `192.0.2.0/24`.
+/// An IP network in the notation of administrators: `192.0.2.0/24`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Network {
@@ -15,19 +15,19 @@ pub struct Network {
 }
 
 impl Network {
-    /// The network of one address.
+    /// Returns the network that consists of one address.
     pub(crate) const fn of(address: IpAddr) -> Self {
         Self { address, length: if address.is_ipv4() { 32 } else { 128 } }
     }
 
-    /// Whether an address belongs to it.
+    /// Returns `true` if an address belongs to the network.
     pub fn contains(&self, address: IpAddr) -> bool {
         let (ours, theirs, width) = match (self.address, address) {
             (IpAddr::V4(ours), IpAddr::V4(theirs)) => (u128::from(ours.to_bits()), u128::from(theirs.to_bits()), 32),
             (IpAddr::V6(ours), IpAddr::V6(theirs)) => (ours.to_bits(), theirs.to_bits(), 128),
             _ => return false,
         };
-        // A shift by the whole width is none: everything is in a network of length 0.
+        // A shift by the whole width yields `None`: a network of length 0 contains every address.
         (ours ^ theirs).checked_shr(width - u32::from(self.length)).unwrap_or(0) == 0
     }
 }

@@ -1,16 +1,16 @@
-//! How far the send requests of a queue pair have come.
+//! Progress of the send requests of a queue pair.
 
 use serde::Serialize;
 
-/// A queue pair's requests at one moment, in short.
+/// Progress of a queue pair at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct SendProgress {
-    /// Requests that ended with success and datagrams, since RESET.
+    /// Requests completed successfully and datagrams sent, since RESET.
     pub requests: u64,
     /// Bytes in them.
     pub bytes: u64,
-    /// Retransmissions that are left.
+    /// Remaining retransmissions.
     pub retries_left: u8,
-    /// How they get to the peer: `unresolved`, `local`, `wire` or `datagram`.
+    /// Path to the peer: `unresolved`, `local`, `wire` or `datagram`.
     pub path: &'static str,
 }

@@ -1,34 +1,34 @@
-//! Queues and events: how a backend pulls work and pushes results.
+//! Queues and events: the interface through which a backend pulls work and pushes results.
 
 use crate::error::{CqOverrun, QueueError};
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs_types::{Completion, RecvWr, SendWr};
 
-/// The consumer side of a send queue.
+/// Consumer side of a send queue.
 pub trait SendSource: Send {
-    /// Copies the next posted request into `work` (reusing its buffer). `false` when the queue is empty.
+    /// Copies the next posted request into `work` (reusing its buffer). Returns `false` if the queue is empty.
     ///
     /// # Errors
-    /// The ring is broken: the QP must go to its error state.
+    /// The ring is invalid: the QP must go to its error state.
     fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError>;
 
-    /// Gives the slot of the oldest popped request back to the guest. Call it once per request, in order, *before* the
-    /// request's completion is pushed: who polls a completion may post at once.
+    /// Returns the slot of the oldest popped request to the guest. Call it once per request, in order, *before* the
+    /// request's completion is pushed: a guest that polls the completion may post a new request immediately.
     fn retire(&mut self, view: &DmaView<'_>);
 
     /// Starts over at index 0, as the guest does when it moves the QP to RESET.
     fn reset(&mut self);
 }
 
-/// The consumer side of a receive queue. A slot goes back to the guest when its request is popped.
+/// Consumer side of a receive queue. A slot returns to the guest when its request is popped.
 pub trait RecvSource: Send {
-    /// Copies the next posted request into `work` (reusing its buffer). `false` when the queue is empty.
+    /// Copies the next posted request into `work` (reusing its buffer). Returns `false` if the queue is empty.
     ///
     /// # Errors
-    /// The ring is broken: the QP or SRQ must go to its error state.
+    /// The ring is invalid: the QP or SRQ must go to its error state.
     fn pop(&mut self, view: &DmaView<'_>, work: &mut RecvWr) -> Result<bool, QueueError>;
 
-    /// Requests posted and not popped yet.
+    /// Returns the number of requests posted and not popped yet.
     ///
     /// # Errors
     /// As for [`RecvSource::pop`].
@@ -38,7 +38,7 @@ pub trait RecvSource: Send {
     fn reset(&mut self);
 }
 
-/// The producer side of a completion queue.
+/// Producer side of a completion queue.
 pub trait CompletionSink: Send + Sync {
     /// Publishes one entry and notifies the guest if the queue is armed for it.
     ///
@@ -47,40 +47,40 @@ pub trait CompletionSink: Send + Sync {
     /// must go to its error state.
     fn complete(&self, view: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun>;
 
-    /// Publishes entries in order, perhaps all at once, and gives how many there was room for. If that is not all of
-    /// them, the rest is lost and the queue has ended, as with [`Self::complete`].
+    /// Publishes entries in order, perhaps all at once, and returns how many fit. If that is fewer than all, the rest
+    /// is lost and the queue is unusable, as with [`Self::complete`].
     fn complete_all(&self, view: &DmaView<'_>, completions: &[Completion]) -> usize {
         completions.iter().take_while(|completion| self.complete(view, completion).is_ok()).count()
     }
 }
 
-/// Where asynchronous events go.
+/// Sink of asynchronous events.
 pub trait EventSink: Send + Sync {
-    /// Reports one event. Events are never lost; the sink holds them back while the guest's ring is full.
+    /// Reports one event. Events are never lost; the sink queues them while the guest's ring is full.
     fn event(&self, view: &DmaView<'_>, event: AsyncEvent);
 }
 
-/// An asynchronous event.
+/// Asynchronous event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AsyncEvent {
-    /// About the QP with this [`crate::QpInit::cookie`].
+    /// Event of the QP with this [`crate::QpInit::cookie`].
     Qp(QpEvent, u32),
-    /// About the SRQ with this [`crate::SrqInit::cookie`].
+    /// Event of the SRQ with this [`crate::SrqInit::cookie`].
     Srq(SrqEvent, u32),
-    /// About the port.
+    /// Event of the port.
     Port(PortEvent),
 }
 
 /// Events of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QpEvent {
-    /// The adapter cannot go on with this QP.
+    /// The adapter cannot continue to process this QP.
     Fatal,
-    /// As responder, the QP saw an invalid request.
+    /// The QP, as responder, received an invalid request.
     RequestError,
-    /// As responder, the QP saw an access violation.
+    /// The QP, as responder, detected an access violation.
     AccessError,
-    /// First packet while in RTR.
+    /// The first packet arrived while the QP was in RTR.
     CommunicationEstablished,
     /// The send queue reached SQD with nothing outstanding.
     SendQueueDrained,
@@ -91,7 +91,7 @@ pub enum QpEvent {
 /// Events of a shared receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SrqEvent {
-    /// The ring is broken.
+    /// The ring is invalid.
     Error,
     /// Fewer receives than the armed limit are left; the limit is disarmed.
     LimitReached,

@@ -1,4 +1,4 @@
-//! Which addresses a device may have, and with whom it may talk.
+//! Rules for the addresses of a device and for its peers.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,63 +9,64 @@ use serde::{Deserialize, Serialize};
 use crate::network::Network;
 use pvrdma_verbs_types::{Gid, MacAddr};
 
-/// What a device may do among others. By default it has the addresses that nobody else had first, and talks to
-/// everybody.
+/// Rules of a device. By default it may use addresses that no other device or host used first, and may communicate with
+/// every peer.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Rules {
     /// Addresses that its guest may bind.
     pub addresses: AddressRule,
-    /// With whom it may talk, by the device's own rule.
+    /// Peers allowed by the device's own rule.
     pub peers: Peers,
-    /// The same, by that of its network. Both must allow a peer.
+    /// Peers allowed by the rule of its network. Both must allow a peer.
     pub network_peers: Peers,
 }
 
 impl Rules {
-    /// Returns `true` if there is somebody with whom the device may not talk.
+    /// Returns `true` if the device must not communicate with some peers.
     pub const fn limit_peers(&self) -> bool {
         !self.peers.0.is_empty() || !self.network_peers.0.is_empty()
     }
 
-    /// Returns `true` if the device may talk to this peer.
+    /// Returns `true` if the device may communicate with this peer.
     #[inline]
     pub fn allow_peer(&self, peer: Gid) -> bool {
         self.peers.contain(peer) && self.network_peers.contain(peer)
     }
 }
 
-/// Addresses that a guest may bind: those listed, the link-local one of its MAC address, and as `others` says.
+/// Addresses that a guest may bind: the listed ones, the link-local one of its MAC address, and others according to
+/// `others`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct AddressRule {
-    /// Addresses that are not listed.
+    /// Rule for addresses that are not listed.
     pub others: OtherAddresses,
-    /// Addresses that are this device's, and nobody else's who does not list them as well.
+    /// Addresses reserved for this device. Other devices may use them only if they list them as well.
     pub listed: Vec<IpAddr>,
 }
 
-/// Whether a guest may bind addresses that are not listed for its device.
+/// Rule for addresses that are not listed for the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OtherAddresses {
-    /// No.
+    /// The guest may not bind them.
     Refuse,
-    /// Those that no other device of the network had first, and no host beyond the uplink.
+    /// The guest may bind those that no other device of the network, and no host beyond the uplink, used first.
     #[default]
     Own,
-    /// Those that no other device of the network had first.
+    /// The guest may bind those that no other device of the network used first.
     Any,
 }
 
 impl AddressRule {
-    /// A guest that may bind everything that no other one has.
+    /// Rule that allows a guest to bind every address that no other device uses.
     pub const ANY: Self = Self { others: OtherAddresses::Any, listed: Vec::new() };
 
-    /// GIDs that belong to the device with this MAC address whatever others do.
+    /// Returns the GIDs that are reserved for the device with this MAC address.
     pub fn reserved(&self, mac: MacAddr) -> impl Iterator<Item = Gid> {
         [link_local(mac)].into_iter().chain(self.listed.iter().map(|&address| address.into()))
     }
 
-    /// In a word, as users write it.
+    /// Returns the rule in one word, as in the configuration.
     pub const fn word(&self) -> &'static str {
         match self.others {
             OtherAddresses::Refuse => "listed",
@@ -75,13 +76,13 @@ impl AddressRule {
     }
 }
 
-/// The link-local GID of an Ethernet address (RFC 4291, 2.5.6 and appendix A).
+/// Returns the link-local GID of a MAC address (RFC 4291, 2.5.6 and appendix A).
 pub const fn link_local(mac: MacAddr) -> Gid {
     let [a, b, c, d, e, f, g, h] = mac.eui64();
     Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a, b, c, d, e, f, g, h])
 }
 
-/// Peers by address. An empty list is everybody.
+/// Peers allowed by address. An empty list allows all peers.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Peers(pub Vec<Prefix>);
 
@@ -93,13 +94,13 @@ impl Peers {
     }
 }
 
-/// Addresses that begin alike, as `ADDRESS/BITS` or one `ADDRESS`.
+/// Address prefix, as `ADDRESS/BITS` or a single `ADDRESS`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Prefix(Network);
 
 impl Prefix {
-    /// Returns `true` if a GID is that of an address with this prefix. A prefix of IPv6 has no IPv4 address.
+    /// Returns `true` if the GID's address has this prefix. An IPv6 prefix matches no IPv4 address.
     pub fn contains(&self, gid: Gid) -> bool {
         self.0.contains(gid.ipv4().map_or_else(|| gid.0.into(), IpAddr::from))
     }

@@ -1,35 +1,35 @@
 //! Commands and responses (section 4).
 //!
-//! Request structures leave out their header, which is decoded first; their sizes include it. Fields that are always
-//! zero or that mean nothing are left out.
+//! Request structures omit their header, which is decoded first; their sizes include it. Fields that are always zero or
+//! have no meaning are omitted.
 
 use std::fmt;
 
 pub(crate) use super::attr::*;
 use super::layout::guest_struct;
 
-/// Bytes the driver copies to the command slot.
+/// Number of bytes that the driver copies to the command slot.
 pub(crate) const REQUEST_SIZE: usize = 184;
-/// Bytes the driver copies from the response slot.
+/// Number of bytes that the driver copies from the response slot.
 pub(crate) const RESPONSE_SIZE: usize = 176;
 /// Added to a command id to acknowledge it.
 pub(crate) const ACK: u32 = 0x8000_0000;
 
-/// A command id as the guest wrote it (section 4.1).
+/// Command id as written by the guest (section 4.1).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Opcode(pub(crate) u32);
 
-/// What the driver waits for after a command (section 3.5).
+/// Event for which the driver waits after a command (section 3.5).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reply {
     /// A response and vector 0.
     Response,
-    /// Nothing but the ERR register.
+    /// None: the driver only reads the ERR register.
     Nothing,
 }
 
-/// The commands, one row each: id, name, request structure, reply, and the handler in [`crate::cmd`]. Whatever needs to
-/// know all commands is made from these rows by a macro that takes them.
+/// Table of the commands, one row each: id, name, request structure, reply, and the handler in [`crate::cmd`]. Code for
+/// all commands is generated from these rows by macros that take them as arguments.
 macro_rules! with_commands {
     ($make:ident) => {
         $make! {
@@ -89,12 +89,12 @@ impl Opcode {
         TABLE.get(self.index()?)
     }
 
-    /// Position in tables of [`COMMANDS`] entries.
+    /// Returns the position in tables of [`COMMANDS`] entries.
     pub(crate) fn index(self) -> Option<usize> {
         usize::try_from(self.0).ok().filter(|&i| i < COMMANDS)
     }
 
-    /// Its name, if it has one.
+    /// Returns its name, if it has one.
     pub(crate) fn name(self) -> Option<&'static str> {
         self.entry().map(|(name, _)| *name)
     }
@@ -104,7 +104,7 @@ impl Opcode {
         self.entry().is_some_and(|(_, reply)| *reply == Reply::Response)
     }
 
-    /// All names in order of the ids.
+    /// Returns all names in order of the ids.
     pub(crate) fn names() -> impl Iterator<Item = &'static str> {
         TABLE.iter().map(|(name, _)| *name)
     }
@@ -135,7 +135,7 @@ guest_struct! {
 }
 
 impl RequestHeader {
-    /// The command.
+    /// Returns the command id.
     pub(crate) const fn opcode(self) -> Opcode {
         Opcode(self.cmd)
     }

@@ -1,21 +1,21 @@
 //! Structures in guest memory as plain values: fields at fixed offsets, little-endian, copied in and out.
 //!
-//! A structure that is read is a copy and cannot change any more; bytes that no field covers are never looked at. Each
-//! field is declared with its offset, and a test compares names, offsets and sizes with `docs/layout.json`.
+//! A structure that is read is a copy and cannot change afterwards; bytes that no field covers are ignored. Each field
+//! is declared with its offset, and a test compares names, offsets and sizes with `docs/layout.json`.
 
 /// A value with a fixed representation in guest memory.
 pub(crate) trait GuestLayout: Sized {
-    /// Bytes it takes.
+    /// Size in bytes.
     const SIZE: usize;
 
-    /// Decodes the first [`Self::SIZE`] bytes. Bytes that are missing count as zero.
+    /// Decodes the first [`Self::SIZE`] bytes. Missing bytes count as zero.
     fn decode(bytes: &[u8]) -> Self;
 
     /// Encodes into the first [`Self::SIZE`] bytes. Bytes that no field covers keep their value; fields that do not fit
-    /// are left out.
+    /// are omitted.
     fn encode(&self, bytes: &mut [u8]);
 
-    /// Names, offsets and sizes of the parts, for the comparison with the interface's own table.
+    /// Names, offsets and sizes of the fields, for the comparison with the table of the interface.
     #[cfg(test)]
     fn leaves(name: &str, offset: usize, out: &mut Vec<(String, usize, usize)>) {
         out.push((name.to_owned(), offset, Self::SIZE));
@@ -72,8 +72,8 @@ pub(crate) fn write_field<T: GuestLayout>(bytes: &mut [u8], offset: usize, value
     value.encode(bytes.get_mut(offset..).unwrap_or_default());
 }
 
-/// Declares a structure: its name, the interface's name and size for it, and its fields with their offsets. A name with
-/// dots is that of a member of a union inside a structure; offsets and size are those of the whole structure then.
+/// Declares a structure: its name, the interface's name and size, and its fields with their offsets. A name with dots
+/// is that of a member of a union inside a structure; offsets and size are then those of the whole structure.
 macro_rules! guest_struct {
     ($(#[$meta:meta])* $name:ident, $c_name:literal, $size:literal {
         $($(#[$field_meta:meta])* $at:literal $field:ident: $ty:ty,)*
@@ -122,9 +122,9 @@ pub(crate) mod tests {
     use super::*;
     use crate::abi::{cmd, dsr, wqe};
 
-    /// A structure with a name in the interface's table.
+    /// Structure that has a name in the interface's table.
     pub(crate) trait Named: GuestLayout {
-        /// That name.
+        /// Name in that table.
         const C_NAME: &'static str;
     }
 
@@ -155,7 +155,7 @@ pub(crate) mod tests {
         for (name, offset, size) in leaves {
             assert_eq!(table.fields.get(&name), Some(&(offset as u64, size as u64)), "{name}");
         }
-        // What is encoded is decoded again, whatever the bytes are.
+        // Encoding and decoding again yields the same value for all bytes.
         let bytes: Vec<u8> = (0..T::SIZE).map(|i| u8::try_from(i % 251).unwrap().wrapping_add(3)).collect();
         let mut again = vec![0; T::SIZE];
         T::decode(&bytes).encode(&mut again);

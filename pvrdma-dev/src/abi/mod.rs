@@ -1,4 +1,5 @@
-//! The interface: constants and layouts, no behaviour. Section numbers are those of the interface specification.
+//! Interface to the guest: constants and layouts, without behaviour. Section numbers are those of the interface
+//! specification.
 
 mod attr;
 pub(crate) mod cmd;

@@ -11,7 +11,7 @@ pub(crate) const CLASS: [u8; 3] = [0x00, 0x80, 0x02];
 pub(crate) const VERSION_MIN: u32 = 17;
 /// First version with UAR page numbers of 64 bits.
 pub(crate) const VERSION_ROCE_V2: u32 = 18;
-/// First version whose CREATE_QP response tells the QP's handle from its number; also the newest.
+/// First version whose CREATE_QP response has separate fields for the QP's handle and its QPN; also the newest.
 pub(crate) const VERSION_QP_HANDLE: u32 = 20;
 
 /// Offsets of the registers.
@@ -42,9 +42,9 @@ pub(crate) mod offset {
 pub(crate) mod ctl {
     /// Starts the device.
     pub(crate) const ACTIVATE: u32 = 0;
-    /// The paired network function came up.
+    /// The paired network function is up.
     pub(crate) const UNQUIESCE: u32 = 1;
-    /// Stops the device and forgets everything.
+    /// Stops the device and destroys all state.
     pub(crate) const RESET: u32 = 2;
 }
 

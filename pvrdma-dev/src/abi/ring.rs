@@ -3,7 +3,7 @@
 /// Entries per directory or table page (spec §5.1).
 pub(crate) const TABLE_ENTRIES: u32 = 512;
 
-/// Most pages a directory can name (spec §5.1).
+/// Maximum number of pages of a directory (spec §5.1).
 pub(crate) const MAX_PAGES: u32 = 262_144;
 
 /// Bytes of the ring-state page in front of the elements (spec §6.2).
@@ -35,11 +35,11 @@ pub(crate) const CQNE_SIZE: usize = 4;
 pub(crate) mod eqe {
     /// CQ error; info is the CQ handle.
     pub(crate) const CQ_ERR: u32 = 0;
-    /// QP cannot go on; info is the QP handle, as for all of 1..=7 and 16.
+    /// QP cannot continue; info is the QP handle, as for all of 1..=7 and 16.
     pub(crate) const QP_FATAL: u32 = 1;
-    /// Invalid request seen by the responder.
+    /// The responder received an invalid request.
     pub(crate) const QP_REQ_ERR: u32 = 2;
-    /// Access violation seen by the responder.
+    /// The responder detected an access violation.
     pub(crate) const QP_ACCESS_ERR: u32 = 3;
     /// First packet while in RTR.
     pub(crate) const COMM_EST: u32 = 4;
@@ -67,7 +67,7 @@ pub(crate) struct Eqe {
 }
 
 impl Eqe {
-    /// As it lies in the ring.
+    /// Encodes the entry for the ring.
     pub(crate) const fn to_bytes(self) -> [u8; EQE_SIZE] {
         let ([k0, k1, k2, k3], [i0, i1, i2, i3]) = (self.kind.to_le_bytes(), self.info.to_le_bytes());
         [k0, k1, k2, k3, i0, i1, i2, i3]

@@ -1,8 +1,8 @@
 //! Work queue elements and completions (spec §8, §9.1).
 //!
-//! Elements are decoded from byte arrays that were copied out of guest memory once. The members of a union are
-//! structures of their own, and only that of the element's opcode is decoded: the library leaves the fields of other
-//! opcodes as an earlier element had them (spec §13 B21).
+//! Elements are decoded from byte arrays that were copied from guest memory once. The members of a union are separate
+//! structures, and only that of the element's opcode is decoded: the user library does not clear the fields of other
+//! opcodes, which keep their values from an earlier element (spec §13 B21).
 
 use pvrdma_verbs::{Gid, MacAddr, Qpn, RemoteAddress, Sge, UdDestination};
 
@@ -20,7 +20,7 @@ pub(crate) const SQ_HEADER: usize = SendHeader::SIZE;
 /// Bytes of a completion.
 pub(crate) const CQE_SIZE: usize = Cqe::SIZE;
 
-/// Most pages of a fast registration (spec §5.2).
+/// Maximum number of pages of a fast registration (spec §5.2).
 pub(crate) const MAX_FAST_REGISTER_PAGES: u32 = 128;
 
 /// The only page size of a fast registration, as a shift (spec §8.3).
@@ -40,7 +40,7 @@ pub(crate) mod opcode {
     pub(crate) const FAST_REG_MR: u32 = 11;
 }
 
-/// Send flags that mean something (spec §8.5). The bits are those of [`pvrdma_verbs::SendFlags`].
+/// Valid send flags (spec §8.5). The bits are those of [`pvrdma_verbs::SendFlags`].
 pub(crate) const SEND_FLAGS: u32 = 0x7;
 
 /// Completion opcodes (spec §9.2).
@@ -60,7 +60,7 @@ pub(crate) mod wc_opcode {
 pub(crate) mod wc_flag {
     pub(crate) const GRH: u32 = 1 << 0;
     pub(crate) const WITH_IMM: u32 = 1 << 1;
-    /// Kernel queues only: the library takes it for something else.
+    /// Kernel queues only: the user library gives the bit another meaning.
     pub(crate) const WITH_INVALIDATE: u32 = 1 << 2;
     /// Kernel queues only, likewise.
     pub(crate) const WITH_NETWORK_HDR_TYPE: u32 = 1 << 6;
@@ -212,7 +212,7 @@ impl From<Datagram> for UdDestination {
 }
 
 guest_struct! {
-    /// A completion (spec §9.1). What is not named is zero.
+    /// Completion queue entry (spec §9.1). Bytes without a field are zero.
     Cqe, "cqe", 64 {
         0 wr_id: u64,
         8 qp: u64,

@@ -10,10 +10,10 @@ use crate::dsr::Session;
 use crate::error::CmdError;
 use crate::objects::GidInspect;
 
-/// What the driver's `vlan` holds when there is none.
+/// Value of the driver's `vlan` field without a VLAN.
 const NO_VLAN: u16 = 0xfff;
 
-/// Replaces what is at the index, whatever that is.
+/// Binds a GID, replacing the entry at the index if there is one.
 pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &CreateBind) -> Result<Response, CmdError> {
     let index = index(core, request.index)?;
     let kind = match request.gid_type {
@@ -21,7 +21,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
         gid_type::ROCE_V2 => GidType::RoceV2,
         other => return Err(CmdError::Invalid("GID type", other.into())),
     };
-    // Only the advertised encapsulation is ever bound.
+    // Only the advertised encapsulation may be bound.
     if kind != core.config.roce {
         return Err(CmdError::Invalid("GID type", request.gid_type.into()));
     }
@@ -37,7 +37,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     Ok(Response::header())
 }
 
-/// An index that is not bound is no failure: the driver does not look, and the slot is as it wants it.
+/// Unbinds a GID. An index that is not bound is not an error: the driver does not check, and the slot is already empty.
 pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &DestroyBind) -> Result<Response, CmdError> {
     let index = index(core, request.index)?;
     let was_bound = core.objects.gids.lock().remove(index);

@@ -1,4 +1,4 @@
-//! CREATE_CQ, RESIZE_CQ and DESTROY_CQ (section 4.6), and the pages of rings.
+//! CREATE_CQ, RESIZE_CQ and DESTROY_CQ (section 4.6), and the page counts of rings.
 
 use std::sync::Arc;
 
@@ -34,13 +34,13 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     Ok(Response::new(&CreateCqResp { cq_handle: handle, cqe }).created(Created::Cq(handle)))
 }
 
-/// Pages of a ring with its state page.
+/// Returns the number of pages of a ring, including its state page.
 pub(super) const fn ring_pages_of(entries: u32, stride: u64) -> u64 {
-    // Both factors are far below 2^32.
+    // The product cannot saturate: both factors are far below 2^32.
     (entries as u64).saturating_mul(stride).div_ceil(PAGE_SIZE).saturating_add(1)
 }
 
-/// The first `needed` of the `offered` pages of a ring. Libraries may offer more than a ring takes, never less.
+/// Returns the first `needed` of the `offered` pages of a ring. Libraries may offer more than a ring needs, never less.
 pub(super) fn ring_pages<H: Hca>(
     core: &Core<H>,
     pdir_dma: u64,
@@ -55,12 +55,12 @@ pub(super) fn ring_pages<H: Hca>(
     Ok(pages)
 }
 
-/// Never fails because QPs still use the queue: they go to their error state.
+/// Destroys a CQ. This does not fail if QPs still use it: they go to their error state.
 pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &DestroyCq) -> Result<Response, CmdError> {
     core.end_cq(request.cq_handle).map(|()| Response::header())
 }
 
-/// No driver sends it, so it counts as unknown (section 4.1).
+/// Refuses the command as unknown: no driver sends it (section 4.1).
 pub(super) fn resize<H: Hca>(_core: &Core<H>, _session: &Session, _request: &ResizeCq) -> Result<Response, CmdError> {
     Err(CmdError::Unknown(Opcode::RESIZE_CQ))
 }

@@ -1,7 +1,8 @@
 //! The command channel (section 4): one command per REQUEST write, executed inside it.
 //!
-//! The slot is copied once and parsed; a handler responds or refuses. A refusal is seen in ERR (channel E1 of section
-//! 4.2), except that MODIFY_QP responds with an error number (E3), the only command whose driver looks there.
+//! The slot is copied once and decoded; a handler responds or refuses. A refusal is reported in ERR (channel E1 of
+//! section 4.2). The exception is MODIFY_QP, which responds with an error number (E3): it is the only command for which
+//! the driver reads that field.
 //!
 //! To add a command: a row in `abi/cmd.rs`, its request structure there, its handler here.
 
@@ -26,8 +27,8 @@ use crate::error::{CmdError, RegisterError};
 use crate::intr::Vector;
 use response::{Created, Response};
 
-/// Executes what is in the command slot. When this returns, everything about the command is over: the effect, the
-/// response and, for commands that the driver waits for, the interrupt (sections 3.4 S5, S6 and 4.5).
+/// Executes the command in the command slot. When this returns, the command is complete: its effect, the response and,
+/// for commands that the driver waits for, the interrupt (sections 3.4 S5, S6 and 4.5).
 ///
 /// # Errors
 /// The slot cannot be read, or the command is refused. A refused command has no effect.
@@ -50,10 +51,11 @@ fn run<H: Hca>(core: &Core<H>, session: &Session, header: RequestHeader, slot: &
     if !header.opcode().is_waited() {
         return Ok(());
     }
-    // The view ends here: destroying waits for all views.
+    // The view must end here: destroying an object waits for all views.
     let written = core.memory.view().write(session.response_slot, response.acknowledge(header));
     if let Err(error) = written {
-        // The driver takes this for a failure and frees the memory it passed.
+        // The driver treats the missing response as a failure and frees the memory it passed, so the object must not
+        // survive.
         undo(core, response.object());
         return Err(error.into());
     }
@@ -63,8 +65,8 @@ fn run<H: Hca>(core: &Core<H>, session: &Session, header: RequestHeader, slot: &
 
 macro_rules! handlers {
     ($($id:literal $name:ident($request:ident) -> $reply:ident: $module:ident::$handler:ident;)*) => {
-        /// Decodes the request of a command and calls its handler. Bytes behind the request structure are stack garbage
-        /// of the driver and are not looked at.
+        /// Decodes the request of a command and calls its handler. Bytes behind the request structure are garbage from
+        /// the driver's stack and are ignored.
         fn dispatch<H: Hca>(
             core: &Core<H>,
             session: &Session,
@@ -86,9 +88,9 @@ macro_rules! handlers {
 
 with_commands!(handlers);
 
-/// Takes back what a command created.
+/// Destroys the object that a command created.
 fn undo<H: Hca>(core: &Core<H>, created: Option<Created>) {
-    // It was made a moment ago, so it is there.
+    // This cannot fail: the object was created a moment ago by this thread.
     let _ = match created {
         None => Ok(()),
         Some(Created::Context(handle)) => core.end_context(handle),

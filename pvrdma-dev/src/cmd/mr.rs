@@ -30,12 +30,12 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     Ok(Response::new(&response).created(Created::Mr(handle)))
 }
 
-/// The rights we know. The driver passes on whatever the application asked for.
+/// Returns the known access rights. The driver passes on all bits that the application set.
 const fn access(request: &CreateMr) -> Access {
     Access::from_bits_truncate(request.access_flags)
 }
 
-/// Memory of a process. Address, length and number of pages must agree, computed in 64 bits.
+/// Registers memory of a process. Address, length and number of pages must be consistent, computed in 64 bits.
 fn user<H: Hca>(core: &Core<H>, request: &CreateMr) -> Result<(MrRequest, Charge), CmdError> {
     let &CreateMr { start, length, nchunks, pdir_dma, .. } = request;
     if length == 0 || length > core.limits().verbs.max_mr_size || start.checked_add(length).is_none() {
@@ -55,7 +55,7 @@ fn user<H: Hca>(core: &Core<H>, request: &CreateMr) -> Result<(MrRequest, Charge
     Ok((MrRequest::User { start, length, pages, access: access(request) }, charge))
 }
 
-/// The kernel's key for bus addresses. No process may have one: it would reach all of the guest's memory.
+/// Creates the kernel's key for bus addresses. A process must not get one: it would reach all of the guest's memory.
 fn dma<H: Hca>(core: &Core<H>, pd: &Pd<H>, request: &CreateMr) -> Result<(MrRequest, Charge), CmdError> {
     if pd.owner != KERNEL {
         return Err(CmdError::Foreign("a region of bus addresses"));
@@ -64,7 +64,7 @@ fn dma<H: Hca>(core: &Core<H>, pd: &Pd<H>, request: &CreateMr) -> Result<(MrRequ
     Ok((MrRequest::Dma { access }, core.charge(Object::Mr, &[])?))
 }
 
-/// A region that the kernel's work requests fill in. The pages that it may come to hold are paid for now.
+/// Creates a region whose contents the kernel's work requests set. All pages that it may hold later are charged now.
 fn fast_register<H: Hca>(core: &Core<H>, pd: &Pd<H>, request: &CreateMr) -> Result<(MrRequest, Charge), CmdError> {
     if pd.owner != KERNEL {
         return Err(CmdError::Foreign("a fast-registered region"));
@@ -80,7 +80,7 @@ fn fast_register<H: Hca>(core: &Core<H>, pd: &Pd<H>, request: &CreateMr) -> Resu
     Ok((MrRequest::FastRegister { max_pages }, core.charge_bytes(Object::Mr, lists)?))
 }
 
-/// When this returns nothing touches the pages of the region.
+/// Destroys a memory region. When this returns, nothing accesses its pages.
 pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &DestroyMr) -> Result<Response, CmdError> {
     core.end_mr(request.mr_handle).map(|()| Response::header())
 }

@@ -21,7 +21,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     Ok(Response::new(&CreatePdResp { pd_handle: handle }).created(Created::Pd(handle)))
 }
 
-/// The context that a command names: a live one, or the kernel.
+/// Returns the owner that a command names: an existing context, or the kernel.
 pub(super) fn owner<H: Hca>(core: &Core<H>, context: u32) -> Result<u32, CmdError> {
     if context != KERNEL {
         core.objects.contexts.find(context)?;
@@ -29,7 +29,7 @@ pub(super) fn owner<H: Hca>(core: &Core<H>, context: u32) -> Result<u32, CmdErro
     Ok(context)
 }
 
-/// Destroys what is still in the domain first.
+/// Destroys a protection domain, after all objects in it.
 pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &DestroyPd) -> Result<Response, CmdError> {
     core.end_pd(request.pd_handle).map(|()| Response::header())
 }

@@ -1,4 +1,4 @@
-//! Attributes of QPs between the guest's structure and ours (sections 11.1 and 11.2).
+//! Conversion of QP attributes between the guest's structure and [`QpAttrs`] (sections 11.1 and 11.2).
 
 use pvrdma_verbs::{Access, AddressVector, Gid, MacAddr, Mtu, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, Qpn};
 
@@ -7,16 +7,16 @@ use crate::abi::cmd::{AhAttr, Gid as GuestGid, Grh, QpAttr, QpCap};
 use crate::config::PKEYS;
 use crate::error::CmdError;
 
-/// `ah_flags`: there is a global route.
+/// Bit of `ah_flags`: the path has a global route.
 const AH_GRH: u8 = 1;
 
-/// 20 bits.
+/// Mask of the flow label: 20 bits.
 const FLOW_LABEL: u32 = 0x000f_ffff;
 
-/// Takes the attributes that the mask names; the others are garbage of the driver's stack and are not looked at.
+/// Decodes the attributes that the mask names; the others are garbage from the driver's stack and are ignored.
 ///
-/// A change to RESET or ERROR needs nothing else, and nothing else may stand in its way: the driver already believes in
-/// it (section 13 B4).
+/// A change to RESET or ERROR needs no other attribute, and none may make it fail, because the driver already assumes
+/// the new state (section 13 B4).
 pub(super) fn parse(
     guest: &QpAttr,
     mask: u32,
@@ -55,7 +55,7 @@ pub(super) fn parse(
     if has(QpAttrMask::AV) {
         attrs.av = address_vector(&guest.ah_attr, gid_table)?;
     }
-    // These cannot be wrong; where the mask does not name them they stay unused.
+    // Every value of these is valid; they are unused unless the mask names them.
     attrs.qkey = guest.qkey;
     attrs.rq_psn = Psn::new(guest.rq_psn);
     attrs.sq_psn = Psn::new(guest.sq_psn);
@@ -66,7 +66,7 @@ pub(super) fn parse(
     Ok((attrs, known))
 }
 
-/// Takes the attributes of connections that the mask names: depths, timers and retries.
+/// Decodes the attributes of connections that the mask names: depths, timers and retries.
 fn parse_connection(attrs: &mut QpAttrs, guest: &QpAttr, mask: QpAttrMask, max_rd_atomic: u32) -> Result<(), CmdError> {
     let has = |bit| mask.contains(bit);
     if has(QpAttrMask::MAX_QP_RD_ATOMIC) {
@@ -106,7 +106,7 @@ fn depth(value: u8, limit: u32) -> Result<u8, CmdError> {
     }
 }
 
-/// RoCE has no path without a global route. VLAN, LID and static rate mean nothing here.
+/// Decodes a path. RoCE requires a global route; VLAN, LID and static rate are ignored.
 fn address_vector(guest: &AhAttr, gid_table: u32) -> Result<AddressVector, CmdError> {
     if guest.ah_flags & AH_GRH == 0 {
         return Err(CmdError::Invalid("address vector flags", guest.ah_flags.into()));
@@ -125,13 +125,13 @@ fn address_vector(guest: &AhAttr, gid_table: u32) -> Result<AddressVector, CmdEr
     })
 }
 
-/// All attributes as the guest reads them.
+/// Encodes all attributes for the guest.
 pub(super) fn encode(attrs: &QpAttrs, caps: &QpCaps) -> QpAttr {
     let &QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge } = caps;
     let av = &attrs.av;
     QpAttr {
         qp_state: attrs.state as u32,
-        // The driver replaces it by the state anyway.
+        // The driver replaces this field by the state anyway.
         cur_qp_state: attrs.state as u32,
         path_mtu: attrs.path_mtu as u32,
         path_mig_state: attrs.path_mig_state,

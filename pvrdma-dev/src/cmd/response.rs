@@ -1,10 +1,10 @@
-//! What a command gives back: the bytes for the response slot, and what was created.
+//! Result of a command: the bytes for the response slot, and the object created.
 
 use crate::abi::cmd::{ACK, Opcode, RESPONSE_SIZE, RequestHeader, ResponseHeader};
 use crate::abi::layout::GuestLayout;
 use crate::error::CmdError;
 
-/// An object that a command has created, in case its driver never learns of it.
+/// Object that a command has created. It is destroyed if the response does not reach the driver.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Created {
     Context(u32),
@@ -15,7 +15,7 @@ pub(super) enum Created {
     Qp(u32),
 }
 
-/// The response to a command.
+/// Response to a command.
 #[derive(Debug)]
 pub(super) struct Response {
     bytes: [u8; RESPONSE_SIZE],
@@ -25,7 +25,7 @@ pub(super) struct Response {
 }
 
 impl Response {
-    /// A response with a body.
+    /// Creates a response with a body.
     pub(super) fn new<T: GuestLayout>(body: &T) -> Self {
         let mut response = Self::header();
         body.encode(&mut response.bytes);
@@ -33,27 +33,27 @@ impl Response {
         response
     }
 
-    /// A response that is only a header; also for commands without a response.
+    /// Creates a response that is only a header; also used for commands without a response.
     pub(super) const fn header() -> Self {
         Self { bytes: [0; RESPONSE_SIZE], size: ResponseHeader::SIZE, err: 0, created: None }
     }
 
-    /// Says what was created.
+    /// Adds the object that the command created.
     pub(super) const fn created(self, created: Created) -> Self {
         Self { created: Some(created), ..self }
     }
 
-    /// Says what went wrong (MODIFY_QP only).
+    /// Creates a response that reports an error (MODIFY_QP only).
     pub(super) fn failure(error: &CmdError) -> Self {
         Self { err: error.code(), ..Self::header() }
     }
 
-    /// What the command created.
+    /// Returns the object that the command created.
     pub(super) const fn object(&self) -> Option<Created> {
         self.created
     }
 
-    /// The bytes for the response slot, with the header that acknowledges `request`.
+    /// Returns the bytes for the response slot, with the header that acknowledges `request`.
     pub(super) fn acknowledge(&mut self, request: RequestHeader) -> &[u8] {
         let Opcode(id) = request.opcode();
         let header = ResponseHeader { response: request.response, ack: ACK | id, err: self.err };

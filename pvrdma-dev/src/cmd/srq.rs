@@ -15,7 +15,7 @@ use crate::error::CmdError;
 use crate::objects::Srq;
 use crate::ring::recv_stride;
 
-/// `srq_type` of the only kind there is.
+/// Value of `srq_type` of the only supported kind.
 const BASIC: u8 = 0;
 
 pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &CreateSrq) -> Result<Response, CmdError> {
@@ -52,7 +52,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     Ok(Response::new(&CreateSrqResp { srqn: handle }).created(Created::Srq(handle)))
 }
 
-/// Sets the limit. The driver may pass the bit for the size too, with nothing in it.
+/// Sets the limit. The driver may also set the mask bit of the size, without a value.
 pub(super) fn modify<H: Hca>(core: &Core<H>, _session: &Session, request: &ModifySrq) -> Result<Response, CmdError> {
     let srq = core.objects.srqs.find(request.srq_handle)?;
     if request.attr_mask & SRQ_LIMIT == 0 {
@@ -72,7 +72,7 @@ pub(super) fn query<H: Hca>(core: &Core<H>, _session: &Session, request: &QueryS
     Ok(Response::new(&QuerySrqResp { attrs }))
 }
 
-/// Never fails because QPs still use the queue: they go to their error state.
+/// Destroys an SRQ. This does not fail if QPs still use it: they go to their error state.
 pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &DestroySrq) -> Result<Response, CmdError> {
     core.end_srq(request.srq_handle).map(|()| Response::header())
 }

@@ -1,4 +1,4 @@
-//! Commands through the register face.
+//! Commands, through registers.
 
 use crate::abi::cmd::*;
 use crate::abi::layout::GuestLayout;
@@ -48,7 +48,7 @@ fn doorbell_pages_of_contexts() {
     assert!(guest.run(Opcode::CREATE_PD, &CreatePd { ctx_handle: first }).is_err(), "a dead context");
 }
 
-/// Conformance 28: handles that name nothing.
+/// Conformance 28: handles that name no object.
 #[test]
 fn unknown_handles() {
     let guest = TypedDriver::up();
@@ -86,7 +86,7 @@ fn memory_regions() {
         CreateMr { nchunks: 0, ..good },
         CreateMr { nchunks: 1, ..good },
         CreateMr { nchunks: 3, ..good },
-        // Sizes that agree modulo 2^32 bytes only (the check that QEMU computes in 32 bits).
+        // The sizes agree only modulo 2^32 bytes (QEMU computes this check in 32 bits).
         CreateMr { start: 0, length: 0x1000, nchunks: 0x10_0001, ..good },
         CreateMr { length: (1 << 30) + 1, nchunks: 262_145, ..good },
         CreateMr { start: 0, length: (1 << 30) + 1, nchunks: 262_145, ..good },
@@ -128,20 +128,20 @@ fn memory_regions() {
     assert_eq!(guest.hca.take_calls(), ["destroy MR 0x101"]);
 }
 
-/// Conformance 21: the memory that a guest makes us hold is bounded, and given back.
+/// Conformance 21: the memory that a guest makes this process allocate is bounded, and freed.
 #[test]
 fn the_budget_of_page_lists() {
     let limits = Limits { max_memory: 10_000, ..Limits::default() };
     let guest = TypedDriver::on(DeviceConfig { limits, ..TypedDriver::config() });
     let pd = guest.create_pd(0);
     let scattered = |count: usize| {
-        // Each page is a piece of its own.
+        // No two pages are adjacent.
         let dir = guest.directory(count);
         let length = count as u64 * 4096;
         let nchunks = u32::try_from(count).unwrap();
         CreateMr { start: 0, length, pdir_dma: dir, pd_handle: pd, nchunks, ..Default::default() }
     };
-    // 16 bytes a piece, beside the objects.
+    // 16 bytes per page, in addition to the objects.
     guest.run(Opcode::CREATE_MR, &scattered(600)).unwrap_err();
     let mr: CreateMrResp = guest.ok(Opcode::CREATE_MR, &scattered(400));
     guest.run(Opcode::CREATE_MR, &scattered(200)).unwrap_err();
@@ -236,7 +236,7 @@ fn gid_bindings() {
     assert!(unbind(256).is_err());
     assert_eq!(guest.hca.take_calls(), ["unbind 255"]);
     assert_eq!(guest.counts().gids, Some(1));
-    // No driver names a VLAN; 0xFFF is none.
+    // No driver sets a VLAN; 0xFFF means none.
     for vlan in [0, 0xfff, 42, 0xffe] {
         bind_in(3, 2, vlan).unwrap();
     }
@@ -246,7 +246,7 @@ fn gid_bindings() {
     assert_eq!(tails, [None, None, Some(" 42".to_owned()), Some(" 4094".to_owned())]);
 }
 
-/// Conformance 28, 29: users go before what they use, and what has died is cut off.
+/// Conformance 28, 29: users of an object are destroyed before it, and QPs without their objects are disconnected.
 #[test]
 fn destroying_what_is_in_use() {
     let guest = TypedDriver::up();
@@ -279,7 +279,7 @@ fn destroying_what_is_in_use() {
     assert_eq!(guest.device.status().kept.used_bytes, 0);
 }
 
-/// Section 4.4: what the driver never learns of is taken back.
+/// Section 4.4: an object of which the driver never learns is destroyed.
 #[test]
 fn a_response_that_cannot_be_written_undoes_the_command() {
     let guest = TypedDriver::up();
@@ -294,7 +294,7 @@ fn a_response_that_cannot_be_written_undoes_the_command() {
         TypedDriver::request(Opcode::CREATE_SRQ, &guest.srq_request(pd)),
     ];
     let before = guest.counts();
-    // As when a vIOMMU takes the page of the response slot away.
+    // A vIOMMU may unmap the page of the response slot like this.
     let [_, response] = guest.driver.slots();
     guest.memory.remove_page(response);
     for request in requests {

@@ -13,23 +13,23 @@ use crate::objects::Context;
 
 pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &CreateUc) -> Result<Response, CmdError> {
     let invalid = CmdError::Invalid("doorbell page", request.pfn64);
-    // The shared region says where BAR 2 is: nobody else who knows the guest's addresses tells us.
+    // The shared region contains the guest's page number of BAR 2; the device has no other source for it.
     let Some(page) = request.pfn64.checked_sub(session.uar_pfn).and_then(|page| u32::try_from(page).ok()) else {
         return Err(invalid);
     };
     let vacancy = core.objects.contexts.room()?;
-    // Refuses page 0, pages beyond the BAR and pages that are taken.
+    // This refuses page 0, pages beyond the BAR and pages that are already bound.
     if !core.uar.bind(page, vacancy.handle) {
         return Err(invalid);
     }
-    // What the last process left in the page is gone before this one can look at it.
+    // The content that the previous process left in the page must be gone before the new one can read it.
     core.renew_page(page);
     core.objects.contexts.insert(vacancy, Arc::new(Context::new(page)));
     let handle = vacancy.handle;
     Ok(Response::new(&CreateUcResp { ctx_handle: handle }).created(Created::Context(handle)))
 }
 
-/// Destroys what the context still owns.
+/// Destroys a context, with all objects that it still owns.
 pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &DestroyUc) -> Result<Response, CmdError> {
     core.end_context(request.ctx_handle).map(|()| Response::header())
 }

@@ -1,4 +1,4 @@
-//! Scatter/gather lists of elements (spec §8.1).
+//! Reading of scatter/gather lists from ring elements (spec §8.1).
 
 use pvrdma_verbs::Sge;
 use vm_memory::VolatileSlice;
@@ -6,7 +6,7 @@ use vm_memory::VolatileSlice;
 use crate::abi::layout::GuestLayout;
 use crate::abi::wqe::{SGE_SIZE, SgeEntry};
 
-/// Bytes of an element that are copied at once; most elements are no longer.
+/// Bytes of an element that are copied in one step; most elements are not longer.
 pub(super) const HEAD: usize = 128;
 
 /// Bytes of each further copy, for elements with many SGEs.
@@ -17,8 +17,8 @@ fn sge(bytes: &[u8; SGE_SIZE]) -> Sge {
     SgeEntry::decode(bytes).into()
 }
 
-/// Takes `count` SGEs of an element: those at the end of `head`, which was copied already, and the rest from memory
-/// behind it. No byte is read twice.
+/// Reads `count` SGEs of an element: first those at the end of `head`, which was copied already, then the rest from
+/// memory behind it. No byte is read twice, because the guest could change it in between.
 pub(super) fn gather(element: &VolatileSlice<'_>, head: &[u8], head_len: usize, count: u32, sges: &mut Vec<Sge>) {
     let count = count as usize;
     let (copied, _) = head.as_chunks::<SGE_SIZE>();
@@ -28,7 +28,7 @@ pub(super) fn gather(element: &VolatileSlice<'_>, head: &[u8], head_len: usize, 
     }
 }
 
-/// Takes what is missing to `count` SGEs from byte `at` of the element on.
+/// Reads the rest of `count` SGEs, starting at byte `at` of the element.
 #[inline(never)]
 fn gather_rest(element: &VolatileSlice<'_>, mut at: usize, count: usize, sges: &mut Vec<Sge>) {
     let mut chunk = [0; CHUNK];

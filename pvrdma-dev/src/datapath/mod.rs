@@ -1,6 +1,6 @@
-//! The data plane: elements of the guest's rings to work requests, completions to elements (spec §6 to §9).
+//! Data plane: converts elements of the guest's rings to work requests, and completions to elements (spec §6 to §9).
 //!
-//! Nothing here allocates per request except a fast registration, which brings a page list.
+//! No request allocates memory here, except for a fast registration, which carries a page list.
 
 mod complete;
 mod gather;

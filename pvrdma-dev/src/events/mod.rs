@@ -1,13 +1,13 @@
 //! The two event rings: asynchronous events and CQ notifications (spec §6.4, §9.5, §10).
 //!
 //! [`EventRings`] are the rings of one handshake. [`EventHub`] lives as long as the device: completion queues and the
-//! adapter hold on to it while rings come and go.
+//! adapter keep a reference to it while rings are installed and removed.
 //!
-//! No event is lost while the rings are there. The guest has no doorbell to say that it consumed something, so what
-//! does not fit waits here until the next event or [`EventHub::retry_pending`], which the device calls whenever the
-//! guest makes itself heard. A timer would have to look again and again at a guest that may never come back, and a
-//! guest that took hundreds of events out of a full ring has something to say about them: it polls, arms, modifies or
-//! destroys. What waits is bounded: a queue needs at most one notification, an object one event of each kind.
+//! No event is lost while rings are installed. The guest has no doorbell to report that it consumed events, so events
+//! that do not fit wait here until the next event or [`EventHub::retry_pending`], which the device calls at every
+//! access of the guest. A timer would have to poll a guest that may never consume anything, and a guest that took
+//! hundreds of events out of a full ring reacts to them: it polls, arms, modifies or destroys. The number of waiting
+//! events is bounded: a queue has at most one notification, an object one event of each kind.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -25,19 +25,19 @@ use crate::abi::ring::{CQNE_SIZE, EQE_SIZE, Eqe, STATE_PAGE, eqe};
 use crate::intr::{Interrupts, Vector};
 use crate::ring::{ProducerRing, RingInspect, RingShape, RingShapeError, StateWords};
 
-/// The port number of every port event.
+/// Port number of every port event.
 const PORT: u32 = 1;
 
-/// A ring for events.
+/// State of an event ring.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct EventRingInspect {
-    /// What it is for.
+    /// Purpose of the ring.
     pub name: &'static str,
     /// `open`, `shut` after an invalid index or a reset, or `busy`.
     pub state: &'static str,
-    /// Events that wait for room.
+    /// Number of events that wait for room.
     pub waiting: Option<usize>,
-    /// The ring. The device produces, the guest consumes.
+    /// Ring. The device produces, the guest consumes.
     pub ring: Option<RingInspect>,
 }
 
@@ -68,7 +68,7 @@ impl From<AsyncEvent> for Eqe {
     }
 }
 
-/// An entry of an event ring.
+/// Entry of an event ring.
 trait Entry: Copy + Eq + Hash {
     const SIZE: usize;
     fn push(self, ring: &mut ProducerRing, view: &DmaView<'_>) -> Result<bool, QueueError>;
@@ -82,7 +82,7 @@ impl Entry for Eqe {
     }
 }
 
-/// A CQ handle, as `pvrdma_cqne` holds it.
+/// CQ handle, in the format of `pvrdma_cqne`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Cqne(u32);
 
@@ -94,7 +94,7 @@ impl Entry for Cqne {
     }
 }
 
-/// One event ring with what does not fit it.
+/// One event ring, with the events that do not fit it.
 #[derive(Debug)]
 struct EventRing<E> {
     name: &'static str,
@@ -103,7 +103,7 @@ struct EventRing<E> {
     ring: Option<ProducerRing>,
     waiting: VecDeque<E>,
     queued: HashSet<E>,
-    /// The device's, once the ring is its own.
+    /// Log of the device, set when the ring is installed.
     log: Option<Arc<DeviceLog>>,
 }
 
@@ -111,8 +111,8 @@ impl<E: Entry> EventRing<E> {
     fn new(name: &'static str, pages: PageList) -> Result<Self, RingShapeError> {
         let first_page = 1;
         let page_count = pages.pages().saturating_sub(first_page);
-        // The driver divides all the data pages into elements, which are not a power of two, and feeds the number to
-        // helpers that assume one. Their effect is a ring of the largest power of two that divides it (spec §6.4).
+        // The driver divides the data pages into elements, whose number is not a power of two, and passes the number to
+        // helpers that assume one. The effect is a ring of the largest power of two that divides it (spec §6.4).
         let stride = u32::try_from(E::SIZE).map_err(|_| RingShapeError::Elements(0))?;
         let nominal = (u64::from(page_count) * STATE_PAGE / u64::from(stride)) & u64::from(u32::MAX);
         let nominal = u32::try_from(nominal).unwrap_or(0);
@@ -122,7 +122,7 @@ impl<E: Entry> EventRing<E> {
         Ok(Self { name, ring: Some(ring), waiting: VecDeque::new(), queued: HashSet::new(), log: None })
     }
 
-    /// Posts an entry behind those that wait already. Returns whether anything was published.
+    /// Posts an entry after those that wait already. Returns `true` if anything was published.
     fn post(&mut self, view: &DmaView<'_>, entry: E) -> bool {
         if self.waiting.is_empty() {
             match self.push(view, entry) {
@@ -137,7 +137,7 @@ impl<E: Entry> EventRing<E> {
         self.flush(view)
     }
 
-    /// Publishes what waits, as far as there is room. Returns whether anything was published.
+    /// Publishes waiting entries as long as there is room. Returns `true` if anything was published.
     fn flush(&mut self, view: &DmaView<'_>) -> bool {
         let mut any = false;
         while let Some(&entry) = self.waiting.front() {
@@ -152,11 +152,12 @@ impl<E: Entry> EventRing<E> {
         any
     }
 
-    /// `None` when there is no ring (any more).
+    /// Pushes an entry. Returns `false` if there is no room now, and `None` if there is no ring (any more).
     fn push(&mut self, view: &DmaView<'_>, entry: E) -> Option<bool> {
         match entry.push(self.ring.as_mut()?, view) {
             Ok(pushed) => Some(pushed),
-            // Bus mastering is off, or the map is changing: that may pass, and what waits is bounded.
+            // Bus mastering is disabled, or the map is changing. That may be temporary, so the entry waits; their
+            // number is bounded.
             Err(QueueError::Memory(_)) => Some(false),
             Err(error @ QueueError::BadIndex(_)) => {
                 if let Some(log) = &self.log {
@@ -177,9 +178,9 @@ impl<E: Entry> EventRing<E> {
     }
 }
 
-/// An event ring, unless somebody uses it now.
+/// Returns the state of an event ring, without waiting for its lock.
 fn inspect<E>(name: &'static str, ring: &Mutex<EventRing<E>>, memory: &DmaSpace) -> EventRingInspect {
-    // The lock comes after a view of guest memory, so it is given back before the indices are read.
+    // The lock order is a view of guest memory first, so the lock is released before the indices are read.
     let (state, waiting, words) = match ring.try_lock().as_deref() {
         None => ("busy", None, None),
         Some(EventRing { ring: None, waiting, .. }) => ("shut", Some(waiting.len()), None),
@@ -188,18 +189,18 @@ fn inspect<E>(name: &'static str, ring: &Mutex<EventRing<E>>, memory: &DmaSpace)
     EventRingInspect { name, state, waiting, ring: words.map(|words| words.inspect(memory)) }
 }
 
-/// The event rings of one handshake.
+/// Event rings of one handshake.
 #[derive(Debug)]
 pub(crate) struct EventRings {
     asynchronous: Mutex<EventRing<Eqe>>,
     notifications: Mutex<EventRing<Cqne>>,
-    /// Set while something waits, so that looking costs one load.
+    /// Set while an entry waits, so that the check costs one load.
     pending: WaitFlag,
     interrupts: Arc<Interrupts>,
 }
 
 impl EventRings {
-    /// Takes all pages of both rings; page 0 of each holds the ring state.
+    /// Creates the rings from all their pages; page 0 of each holds the ring state.
     pub(crate) fn new(
         async_pages: PageList,
         notification_pages: PageList,
@@ -213,22 +214,22 @@ impl EventRings {
         })
     }
 
-    /// Reports an asynchronous event.
+    /// Posts an asynchronous event of the adapter.
     pub(crate) fn post_async(&self, view: &DmaView<'_>, event: AsyncEvent) {
         self.post(view, event.into());
     }
 
-    /// Reports any asynchronous event.
+    /// Posts an asynchronous event.
     pub(crate) fn post(&self, view: &DmaView<'_>, event: Eqe) {
         self.run(view, &self.asynchronous, Vector::Async, |ring| ring.post(view, event));
     }
 
-    /// Tells the guest that an armed completion queue has something.
+    /// Notifies the guest of new completions in an armed completion queue.
     pub(crate) fn notify_cq(&self, view: &DmaView<'_>, cq_handle: u32) {
         self.run(view, &self.notifications, Vector::Completion, |ring| ring.post(view, Cqne(cq_handle)));
     }
 
-    /// Tries again what did not fit.
+    /// Tries again to publish waiting entries.
     pub(crate) fn retry_pending(&self, view: &DmaView<'_>) {
         if self.has_pending() {
             self.pending.clear();
@@ -237,7 +238,7 @@ impl EventRings {
         }
     }
 
-    /// Returns `true` if an entry waits for room, for who has heard the guest.
+    /// Returns `true` if an entry waits for room. For code that handles an access of the guest.
     pub(crate) fn has_pending(&self) -> bool {
         self.pending.is_set_when_heard()
     }
@@ -249,14 +250,14 @@ impl EventRings {
         ]
     }
 
-    /// Posts nothing more. When this returns neither the rings nor the interrupts are used.
+    /// Shuts the rings. When this returns, neither the rings nor the interrupts are used.
     pub(crate) fn shut(&self) {
         self.asynchronous.lock().shut();
         self.notifications.lock().shut();
     }
 
-    /// The interrupt follows the index that it announces, and the lock covers both: after [`Self::shut`] there is no
-    /// interrupt on its way.
+    /// Runs `work` on a ring and raises the interrupt. The interrupt follows the index that it announces, and the lock
+    /// covers both, so that no interrupt is in progress after [`Self::shut`].
     fn run<E: Entry>(
         &self,
         view: &DmaView<'_>,
@@ -268,7 +269,7 @@ impl EventRings {
         let mut published = work(&mut ring);
         if !ring.waiting.is_empty() {
             self.pending.set();
-            // The guest may have made room, and itself heard, before that.
+            // Check again: the guest may have freed entries, and accessed the device, before `pending` was set.
             published |= ring.flush(view);
         }
         if published {
@@ -285,7 +286,7 @@ counters! {
     }
 }
 
-/// Where the events of a device go for as long as it lives.
+/// Sink of the events of a device, for the whole life of the device.
 #[derive(Debug)]
 pub(crate) struct EventHub {
     log: Arc<DeviceLog>,
@@ -294,18 +295,18 @@ pub(crate) struct EventHub {
 }
 
 impl EventHub {
-    /// A hub without rings.
+    /// Creates a hub without rings.
     pub(crate) fn new(log: &Arc<DeviceLog>) -> Arc<Self> {
         let (log, counters) = (Arc::clone(log), EventCounters::default());
         Arc::new(Self { log, rings: RwLock::new(None), counters })
     }
 
-    /// Logs what a guest can cause as often as it likes.
+    /// Logs a warning that a guest can cause any number of times.
     pub(crate) fn warn(&self, target: &'static str, message: fmt::Arguments<'_>) {
         self.log.warn(target, message);
     }
 
-    /// Takes the rings of a handshake; those of an earlier one are shut.
+    /// Installs the rings of a handshake; the rings of an earlier one are shut.
     pub(crate) fn install(&self, mut rings: EventRings) {
         rings.asynchronous.get_mut().log = Some(Arc::clone(&self.log));
         rings.notifications.get_mut().log = Some(Arc::clone(&self.log));
@@ -314,30 +315,30 @@ impl EventHub {
         }
     }
 
-    /// Ends the use of the rings: when this returns they are not touched and vectors 1 and 2 are not raised.
+    /// Removes the rings: when this returns, they are not accessed and vectors 1 and 2 are not raised.
     pub(crate) fn remove(&self) {
         if let Some(old) = self.rings.write().take() {
             old.shut();
         }
     }
 
-    /// Reports any asynchronous event.
+    /// Posts an asynchronous event.
     pub(crate) fn post(&self, view: &DmaView<'_>, event: Eqe) {
         self.with(|rings| rings.post(view, event));
     }
 
-    /// Tells the guest that an armed completion queue has something.
+    /// Notifies the guest of new completions in an armed completion queue.
     pub(crate) fn notify_cq(&self, view: &DmaView<'_>, cq_handle: u32) {
         self.with(|rings| rings.notify_cq(view, cq_handle));
     }
 
-    /// Its rings, one after the other, without waiting for any. There are none before a handshake.
+    /// Returns the state of its rings, without waiting for their locks. The list is empty before a handshake.
     pub(crate) fn inspect(&self, memory: &DmaSpace) -> Vec<EventRingInspect> {
         let rings = self.rings.read().clone();
         rings.map_or_else(Vec::new, |rings| rings.inspect(memory))
     }
 
-    /// Tries again what did not fit a ring.
+    /// Tries again to publish entries that did not fit a ring.
     pub(crate) fn retry_pending(&self, view: &DmaView<'_>) {
         if let Some(rings) = &*self.rings.read() {
             rings.retry_pending(view);
@@ -349,7 +350,7 @@ impl EventHub {
         self.rings.read().as_ref().is_some_and(|rings| rings.has_pending())
     }
 
-    /// What became of events.
+    /// Returns the event counters.
     pub(crate) fn counters(&self) -> Vec<Counter> {
         self.counters.list()
     }

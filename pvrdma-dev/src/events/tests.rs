@@ -1,4 +1,4 @@
-//! Event rings at the level of the hub. What a driver sees of them is tested in `tests/rings.rs` and
+//! Event rings at the level of the hub. The driver's view of them is tested in `tests/rings.rs` and
 //! `tests/doorbells.rs`.
 
 use super::*;
@@ -7,7 +7,7 @@ use crate::testing::ring_memory::{RingMemory, open_interrupts};
 use crate::testing::{GuestMemory, Irqs};
 use pvrdma_verbs::testing::LogLines;
 
-/// A hub and the memory of the rings that it can be given.
+/// A hub, and memory for its rings.
 struct HubFixture {
     memory: Arc<GuestMemory>,
     asynchronous: RingMemory,
@@ -38,7 +38,7 @@ impl HubFixture {
     }
 }
 
-/// Rings come and go; in between events are counted, and old rings stay silent.
+/// Rings are installed and removed; without rings events are counted, and old rings are not written.
 #[test]
 fn handshakes() {
     let fixture = HubFixture::new();
@@ -58,7 +58,8 @@ fn handshakes() {
     assert_eq!(entry, [10, 0, 0, 0, 1, 0, 0, 0]);
 }
 
-/// A kernel may break its event rings, and shake hands again, as often as it likes: the log stays short.
+/// A kernel may break its event rings, and repeat the handshake, any number of times: the number of log lines stays
+/// bounded.
 #[test]
 fn rings_that_break_over_and_over() {
     let fixture = HubFixture::new();
@@ -67,15 +68,15 @@ fn rings_that_break_over_and_over() {
     for _ in 0..100 {
         fixture.memory.write(fixture.notifications.state() + 12, &u32::MAX.to_le_bytes());
         fixture.install();
-        // The consumer's index is looked at when the ring seems full.
+        // The consumer's index is loaded when the ring seems full.
         (0..10_000).for_each(|handle| fixture.hub.notify_cq(&view, handle));
         assert_eq!(fixture.hub.inspect(fixture.memory.space())[1].state, "shut");
     }
     log.assert_limited("ring stops");
 }
 
-/// Sizes come from the page counts: the largest power of two that divides the driver's nominal count, for every count
-/// the shared region may give.
+/// Sizes follow from the page counts: the largest power of two that divides the driver's nominal count, for every count
+/// that the shared region may contain.
 #[test]
 fn sizes() {
     let memory = GuestMemory::new(8 << 20);

@@ -1,4 +1,5 @@
-//! How many objects a device advertises: as many as its memory limit pays for, each of the size that is written here.
+//! Number of objects that a device advertises: as many as its memory limit allows, for objects of the sizes given
+//! below.
 
 use pvrdma_guest_memory::{Extent, PAGE_SIZE};
 use pvrdma_verbs::{Hca, HcaLimits, Object, QpCaps};
@@ -7,19 +8,19 @@ use super::{Cq, Mr, Pd, Qp, Srq};
 use crate::limits::Limits;
 use crate::ring::{RING_BYTES, recv_stride, send_stride};
 
-/// Requests of each queue of a QP or SRQ, with all the SGEs that the device allows. Deeper rings take more page list
-/// entries, one for each page of guest memory that they occupy.
+/// Requests per queue of a QP or SRQ, each with the maximum number of SGEs of the device. Deeper rings need more page
+/// list entries, one for each page of guest memory that they occupy.
 const REQUESTS: u32 = 256;
-/// Bytes of the ring of a CQ: 1024 entries.
+/// Size in bytes of the ring of a CQ: 1024 entries.
 const CQ_BYTES: u64 = 64 << 10;
-/// Pages of a memory region: as many as a fast registration has at most.
+/// Pages of a memory region: the maximum of a fast registration.
 const MR_PAGES: u64 = 128;
 
-/// The part of the memory limit that is left beside the objects of one kind, as its denominator: for those of other
-/// kinds, requests and packets.
+/// Denominator of the share of the memory limit that one kind of objects leaves for other kinds, requests and packets.
 const LEFT: u64 = 8;
 
-/// Bytes of the page lists of rings with so many bytes, and their state page, if no two pages are adjacent.
+/// Returns the size of the page lists of rings with this many bytes, including their state page, if no two pages are
+/// adjacent.
 fn ring_bytes(bytes: u64) -> u64 {
     list_bytes(bytes.div_ceil(PAGE_SIZE).saturating_add(1))
 }
@@ -28,7 +29,8 @@ fn list_bytes(pages: u64) -> u64 {
     pages.saturating_mul(size_of::<Extent>() as u64)
 }
 
-/// The adapter's limits with no more objects of a kind than `bytes` pay for. `limits` are those in force otherwise.
+/// Returns the adapter's limits, reduced to the number of objects that fit into `bytes` for each kind. `limits` are
+/// those in force otherwise.
 pub(crate) fn affordable<H: Hca>(hca: &H, limits: &Limits, bytes: u64) -> HcaLimits {
     let sges = limits.verbs.max_sge;
     let queue = |stride: Option<u32>| u64::from(REQUESTS).saturating_mul(stride.map_or(PAGE_SIZE, u64::from));
@@ -38,11 +40,11 @@ pub(crate) fn affordable<H: Hca>(hca: &H, limits: &Limits, bytes: u64) -> HcaLim
     let room = bytes.saturating_sub(bytes / LEFT);
     let most = |least: u32, limit: u32, object: Object, lists: u64| {
         let count = room / bytes_of(hca, object, lists).max(1);
-        // Without the fewest that a driver needs there would be no device. Some of them may be refused then.
+        // A driver needs this minimum, so the device always advertises it. The creation of some may be refused then.
         limit.min(u32::try_from(count).unwrap_or(u32::MAX).max(least))
     };
     let hca_limits = hca.limits();
-    // Each ring of a QP is charged with the list of both.
+    // The page list covers both rings of a QP, and each ring is charged with all of it.
     let qp_lists = ring_bytes(sends.saturating_add(receives)).saturating_mul(2);
     HcaLimits {
         max_qp: most(3, hca_limits.max_qp, Object::Qp(caps), qp_lists),
@@ -54,11 +56,10 @@ pub(crate) fn affordable<H: Hca>(hca: &H, limits: &Limits, bytes: u64) -> HcaLim
     }
 }
 
-/// What an object takes beside itself: its places in tables that may have doubled, events that wait, what the heap
-/// needs.
+/// Overhead of an object in bytes: its slots in tables whose size may have doubled, queued events, and the allocator.
 const BESIDE: u64 = 192;
 
-/// Bytes of an object with so many bytes of page lists.
+/// Returns the memory that an object needs, including `lists` bytes of page lists.
 pub(super) fn bytes_of<H: Hca>(hca: &H, object: Object, lists: u64) -> u64 {
     let own = match object {
         Object::Pd => size_of::<Pd<H>>(),

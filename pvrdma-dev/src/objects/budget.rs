@@ -1,4 +1,4 @@
-//! What an object costs, charged before it is made.
+//! Memory cost of objects, charged before they are created.
 
 use pvrdma_guest_memory::{Charge, Kept, PageList};
 use pvrdma_verbs::{Hca, Object};
@@ -8,16 +8,16 @@ use crate::core::Core;
 use crate::error::CmdError;
 
 impl<H: Hca> Core<H> {
-    /// Charges an object with everything that is kept for it, and the page lists that it keeps.
+    /// Charges an object with all its memory and its page lists.
     ///
     /// # Errors
-    /// The device may not make this process keep as much.
+    /// The device would exceed its memory budget.
     pub(crate) fn charge(&self, object: Object, lists: &[&PageList]) -> Result<Charge, CmdError> {
         let lists = lists.iter().map(|list| list.heap_bytes() as u64).sum();
         self.charge_bytes(object, lists)
     }
 
-    /// The same with so many bytes of page lists.
+    /// As [`Self::charge`], with the size of the page lists in bytes.
     ///
     /// # Errors
     /// As for [`Self::charge`].

@@ -1,36 +1,36 @@
-//! A verbs context: one process that opened the device.
+//! Verbs contexts: each belongs to one process that opened the device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// Handle that stands for the guest's kernel.
+/// Handle of the guest's kernel.
 pub(crate) const KERNEL: u32 = 0;
 
-/// A context with its doorbell page.
+/// Context with its doorbell page.
 #[derive(Debug)]
 pub(crate) struct Context {
     /// Index of its page in BAR 2.
     pub(crate) uar_page: u32,
-    /// Its page is memory: its doorbells are not heard.
+    /// `true` if its page is mapped as memory: its doorbells do not trap.
     mapped: AtomicBool,
-    /// Held while that changes, and while what is watched changes with it. Outside of a view, a table's and a queue's
-    /// lock.
+    /// Held while `mapped` changes, and while the set of watched rings changes with it. It is taken before a view, a
+    /// table's lock and a queue's lock.
     changing: Mutex<()>,
 }
 
 impl Context {
-    /// A context whose doorbells trap.
+    /// Creates a context whose doorbells trap.
     pub(crate) const fn new(uar_page: u32) -> Self {
         Self { uar_page, mapped: AtomicBool::new(false), changing: Mutex::new(()) }
     }
 
-    /// Returns `true` if its doorbells are not heard.
+    /// Returns `true` if its doorbells do not trap.
     pub(crate) fn is_mapped(&self) -> bool {
         self.mapped.load(Ordering::SeqCst)
     }
 
-    /// Runs `watch` if its doorbells are not heard, and holds on to that meanwhile.
+    /// Runs `watch` if its doorbells do not trap. The state cannot change meanwhile.
     pub(crate) fn if_mapped(&self, watch: impl FnOnce()) {
         let _changing = self.changing.lock();
         if self.is_mapped() {
@@ -38,8 +38,8 @@ impl Context {
         }
     }
 
-    /// Its doorbells are not heard any more, or are again; `follow` does what goes with it, if that is new. Returns
-    /// `true` if it is.
+    /// Sets whether the doorbell page is mapped, so that its doorbells do not trap. If that is a change, runs `follow`
+    /// under the same lock. Returns `true` if it is.
     pub(crate) fn set_mapped(&self, mapped: bool, follow: impl FnOnce()) -> bool {
         let _changing = self.changing.lock();
         let changes = self.mapped.swap(mapped, Ordering::SeqCst) != mapped;

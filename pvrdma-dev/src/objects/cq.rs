@@ -1,4 +1,4 @@
-//! A completion queue.
+//! Completion queues.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use pvrdma_verbs::Hca;
 
 use crate::datapath::CqRing;
 
-/// A completion queue: the guest's ring and the adapter's producer for it.
+/// Completion queue: the guest's ring and the adapter's object that produces into it.
 pub(crate) struct Cq<H: Hca> {
     /// Handle of its context, or the kernel.
     pub(crate) owner: u32,
     /// The ring.
     pub(crate) ring: Arc<CqRing>,
-    /// The adapter's object.
+    /// Object of the adapter.
     pub(crate) verbs: H::Cq,
-    /// What is kept for it.
+    /// Charge for its memory.
     pub(crate) _charge: Charge,
 }

@@ -1,4 +1,4 @@
-//! The guest's objects: contexts own protection domains and completion queues, domains own the rest.
+//! Objects of the guest: contexts own protection domains and completion queues; domains own the other objects.
 
 mod affordable;
 mod budget;
@@ -31,21 +31,21 @@ pub(crate) use qp::{FIRST_HANDLE, GSI_HANDLE, Qp};
 pub(crate) use srq::Srq;
 pub(crate) use table::{HandleTable, Vacancy};
 
-/// An entry of the GID table.
+/// Entry of the GID table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct GidInspect {
     /// Index in the table.
     pub index: u8,
-    /// The address.
+    /// GID.
     pub gid: Gid,
     /// Encapsulation.
     #[serde(rename = "type")]
     pub kind: GidType,
-    /// The VLAN that the guest chose.
+    /// VLAN chosen by the guest.
     pub vlan: Option<u16>,
 }
 
-/// Everything a guest made.
+/// All objects that the guest created.
 pub(crate) struct Objects<H: Hca> {
     pub(crate) contexts: HandleTable<Context>,
     pub(crate) pds: HandleTable<Pd<H>>,
@@ -53,31 +53,31 @@ pub(crate) struct Objects<H: Hca> {
     pub(crate) cqs: HandleTable<Cq<H>>,
     pub(crate) srqs: HandleTable<Srq<H>>,
     pub(crate) qps: HandleTable<Qp<H>>,
-    /// Which GIDs are bound.
+    /// Bound GIDs.
     pub(crate) gids: Mutex<GidTable>,
 }
 
 impl<H: Hca> Objects<H> {
-    /// Empty tables.
+    /// Creates empty tables.
     ///
     /// # Errors
-    /// The kernel has no random numbers.
+    /// The kernel provides no random numbers.
     pub(crate) fn new(limits: &Limits, mut random: Random) -> io::Result<Self> {
         let begin = (random.draw()?, random.draw()?);
         Ok(Self {
-            // Handle 0 means the kernel.
+            // Handle 0 denotes the kernel.
             contexts: HandleTable::new("context", 1, limits.max_uar),
             pds: HandleTable::new("protection domain", 0, limits.verbs.max_pd),
             mrs: HandleTable::new("memory region", 0, limits.verbs.max_mr),
             cqs: HandleTable::new("completion queue", 0, limits.verbs.max_cq),
             srqs: HandleTable::new("shared receive queue", 0, limits.verbs.max_srq),
-            // Their handles are a part of their numbers.
+            // QP numbers contain the handle.
             qps: HandleTable::beginning("queue pair", FIRST_HANDLE..limits.verbs.max_qp, begin),
             gids: Mutex::default(),
         })
     }
 
-    /// Other limits, while there is nothing.
+    /// Changes the limits. May be called only while there are no objects.
     pub(crate) fn set_limits(&self, limits: &Limits) {
         self.contexts.set_end(limits.max_uar);
         self.pds.set_end(limits.verbs.max_pd);
@@ -87,7 +87,7 @@ impl<H: Hca> Objects<H> {
         self.qps.set_end(limits.verbs.max_qp);
     }
 
-    /// How many of each there are. Waits for no command.
+    /// Returns the number of objects of each kind. Does not wait for a command.
     pub(crate) fn counts(&self) -> ObjectCounts {
         ObjectCounts {
             contexts: self.contexts.len(),
@@ -102,48 +102,48 @@ impl<H: Hca> Objects<H> {
 }
 
 impl<T> HandleTable<T> {
-    /// The object with a handle, or the error that a command with a wrong handle gets.
+    /// Returns the object with a handle, or the error of a command with an invalid handle.
     pub(crate) fn find(&self, handle: u32) -> Result<Arc<T>, CmdError> {
         self.get(handle).ok_or_else(|| CmdError::NoSuch(self.what(), handle))
     }
 
-    /// Takes out the object with a handle, or the error that a command with a wrong handle gets.
+    /// Removes and returns the object with a handle, or returns the error of a command with an invalid handle.
     pub(crate) fn take(&self, handle: u32) -> Result<Arc<T>, CmdError> {
         self.remove(handle).ok_or_else(|| CmdError::NoSuch(self.what(), handle))
     }
 
-    /// A free handle, or the error that a command gets when there is none.
+    /// Returns a free handle, or the error of a command when there is none.
     pub(crate) fn room(&self) -> Result<Vacancy, CmdError> {
         self.vacancy().ok_or_else(|| CmdError::NoRoom(self.what()))
     }
 }
 
-/// The GID table as the guest filled it.
+/// GID table as set by the guest.
 #[derive(Debug, Default)]
 pub(crate) struct GidTable(BTreeMap<u8, GidInspect>);
 
 impl GidTable {
-    /// Fills an index, whatever was there.
+    /// Sets an entry, replacing the previous one.
     pub(crate) fn insert(&mut self, entry: GidInspect) {
         self.0.insert(entry.index, entry);
     }
 
-    /// Empties an index. Returns `true` if it was filled.
+    /// Removes an entry. Returns `true` if there was one.
     pub(crate) fn remove(&mut self, index: u8) -> bool {
         self.0.remove(&index).is_some()
     }
 
-    /// How many indices are filled.
+    /// Returns the number of entries.
     pub(crate) fn len(&self) -> u32 {
         u32::try_from(self.0.len()).unwrap_or(u32::MAX)
     }
 
-    /// All entries.
+    /// Returns all entries.
     pub(crate) fn entries(&self) -> Vec<GidInspect> {
         self.0.values().copied().collect()
     }
 
-    /// Empties all indices, and returns which were filled.
+    /// Removes all entries and returns their indices.
     pub(crate) fn drain(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.0).into_keys().collect()
     }

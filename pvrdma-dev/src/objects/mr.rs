@@ -1,4 +1,4 @@
-//! A memory region.
+//! Memory regions.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use pvrdma_verbs::Hca;
 
 use super::Pd;
 
-/// A memory region; its pages are the adapter's.
+/// Memory region; the adapter holds its pages.
 pub(crate) struct Mr<H: Hca> {
     /// Its protection domain.
     pub(crate) pd: Arc<Pd<H>>,
-    /// The adapter's object.
+    /// Object of the adapter.
     pub(crate) verbs: H::Mr,
-    /// What is kept for it.
+    /// Charge for its memory.
     pub(crate) _charge: Charge,
 }

@@ -1,16 +1,16 @@
-//! A protection domain.
+//! Protection domains.
 
 use pvrdma_guest_memory::Charge;
 use pvrdma_verbs::Hca;
 
-/// A protection domain and whose it is.
+/// Protection domain and its owner.
 pub(crate) struct Pd<H: Hca> {
     /// Its handle.
     pub(crate) handle: u32,
     /// Handle of its context, or the kernel.
     pub(crate) owner: u32,
-    /// The adapter's object.
+    /// Object of the adapter.
     pub(crate) verbs: H::Pd,
-    /// What is kept for it.
+    /// Charge for its memory.
     pub(crate) _charge: Charge,
 }

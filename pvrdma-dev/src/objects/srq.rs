@@ -1,4 +1,4 @@
-//! A shared receive queue.
+//! Shared receive queues.
 
 use std::sync::Arc;
 
@@ -9,24 +9,24 @@ use pvrdma_verbs::Hca;
 use super::Pd;
 use crate::ring::{Progress, RingWords};
 
-/// A shared receive queue; its ring is the adapter's.
+/// Shared receive queue; the adapter holds its ring.
 pub(crate) struct Srq<H: Hca> {
     /// Its handle.
     pub(crate) handle: u32,
     /// Its protection domain.
     pub(crate) pd: Arc<Pd<H>>,
-    /// The adapter's object.
+    /// Object of the adapter.
     pub(crate) verbs: H::Srq,
-    /// Where the indices of its ring are.
+    /// Location of the indices of its ring.
     pub(crate) words: RingWords,
-    /// How far its ring was looked at, if it may be watched.
+    /// Progress of the last look at its ring, if the ring may be watched.
     pub(crate) progress: Option<Progress>,
     /// Size in requests.
     pub(crate) max_wr: u32,
     /// SGEs per request.
     pub(crate) max_sge: u32,
-    /// Doorbells that were not passed on yet: bits of [`crate::pending_doorbells`].
+    /// Doorbells not yet forwarded: bits of [`crate::pending_doorbells`].
     pub(crate) pending_doorbells: Pending,
-    /// What is kept for it.
+    /// Charge for its memory.
     pub(crate) _charge: Charge,
 }

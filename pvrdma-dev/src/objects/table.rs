@@ -1,7 +1,7 @@
 //! Handle tables.
 //!
-//! Handles are given out round-robin through the whole table: the driver clears its own slot of a destroyed object only
-//! after the command, so a handle that came back at once could lose its new object (section 2.5).
+//! Handles are allocated round-robin through the whole table. The driver clears its own slot of a destroyed object only
+//! after the command, so if a handle were reused immediately, its new object could be lost (section 2.5).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,47 +9,48 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::RwLock;
 
-/// Objects by handle. Look-ups come from any thread; changes from the control plane only, which is one at a time.
+/// Objects by handle. Any thread may look up; only the control plane, which runs one command at a time, changes the
+/// table.
 #[derive(Debug)]
 pub(crate) struct HandleTable<T> {
-    /// What it holds, for messages.
+    /// Kind of the objects, for messages.
     what: &'static str,
-    /// First handle given out.
+    /// First handle of the table.
     first: u32,
-    /// First handle that does not exist.
+    /// End of the range of handles.
     end: AtomicU32,
-    /// The handle that is given out first.
+    /// First handle to be allocated.
     begin: u32,
     inner: RwLock<Inner<T>>,
 }
 
 #[derive(Debug)]
 struct Inner<T> {
-    /// Grows as handles are used for the first time.
+    /// Slots, which grow as handles are used for the first time.
     slots: Vec<Option<Arc<T>>>,
     next: u32,
     live: u32,
-    /// How often the table was gone through, counting a [`HandleTable::drain`] as once.
+    /// Number of passes through the table. A [`HandleTable::drain`] counts as one.
     rounds: u32,
 }
 
-/// A free handle.
+/// Free handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Vacancy {
-    /// The handle.
+    /// Handle.
     pub(crate) handle: u32,
-    /// Differs from the last use of the same handle.
+    /// Number of the pass: differs from that of the previous use of the same handle.
     pub(crate) round: u32,
 }
 
 impl<T> HandleTable<T> {
-    /// A table of the handles `first..end`.
+    /// Creates a table of the handles `first..end`.
     pub(crate) const fn new(what: &'static str, first: u32, end: u32) -> Self {
         let inner = RwLock::new(Inner { slots: Vec::new(), next: first, live: 0, rounds: 0 });
         Self { what, first, end: AtomicU32::new(end), begin: first, inner }
     }
 
-    /// A table of handles that begins somewhere in the middle, in some round: where, two random numbers say.
+    /// Creates a table whose first handle and first round are chosen by two random numbers.
     pub(crate) fn beginning(what: &'static str, handles: Range<u32>, (place, round): (u32, u32)) -> Self {
         let Range { start: first, end } = handles;
         let begin = first.saturating_add(place.checked_rem(end.saturating_sub(first)).unwrap_or(0));
@@ -57,17 +58,17 @@ impl<T> HandleTable<T> {
         Self { what, first, end: AtomicU32::new(end), begin, inner }
     }
 
-    /// What it holds.
+    /// Returns the kind of the objects.
     pub(crate) const fn what(&self) -> &'static str {
         self.what
     }
 
-    /// Another end, of a table that is empty.
+    /// Changes the end of the range. The table must be empty.
     pub(crate) fn set_end(&self, end: u32) {
         self.end.store(end, Ordering::Relaxed);
     }
 
-    /// The next handle to use, `None` when all are taken.
+    /// Returns the next handle to use, `None` if all are in use.
     pub(crate) fn vacancy(&self) -> Option<Vacancy> {
         let inner = self.inner.read();
         let free = |handle: &u32| inner.at(*handle).is_none();
@@ -78,7 +79,7 @@ impl<T> HandleTable<T> {
         })
     }
 
-    /// Fills a vacancy.
+    /// Stores an object at a free handle.
     pub(crate) fn insert(&self, vacancy: Vacancy, object: Arc<T>) {
         let mut inner = self.inner.write();
         inner.next = vacancy.handle.saturating_add(1);
@@ -86,17 +87,17 @@ impl<T> HandleTable<T> {
         inner.put(vacancy.handle, object);
     }
 
-    /// Puts an object at a handle that is not given out in turn.
+    /// Stores an object at a handle that is not allocated in turn.
     pub(crate) fn insert_at(&self, handle: u32, object: Arc<T>) {
         self.inner.write().put(handle, object);
     }
 
-    /// The object with a handle.
+    /// Returns the object with a handle.
     pub(crate) fn get(&self, handle: u32) -> Option<Arc<T>> {
         self.inner.read().at(handle).cloned()
     }
 
-    /// Takes an object out.
+    /// Removes an object.
     pub(crate) fn remove(&self, handle: u32) -> Option<Arc<T>> {
         let mut inner = self.inner.write();
         let object = inner.slot(handle)?.take()?;
@@ -104,7 +105,7 @@ impl<T> HandleTable<T> {
         Some(object)
     }
 
-    /// Takes all objects out and gives the table's memory back.
+    /// Removes all objects and frees the table's memory.
     pub(crate) fn drain(&self) -> Vec<Arc<T>> {
         let mut inner = self.inner.write();
         let slots = std::mem::take(&mut inner.slots);
@@ -114,19 +115,19 @@ impl<T> HandleTable<T> {
         slots.into_iter().flatten().collect()
     }
 
-    /// All objects with their handles.
+    /// Returns all objects with their handles.
     pub(crate) fn all(&self) -> Vec<(u32, Arc<T>)> {
         let inner = self.inner.read();
         (0..).zip(&inner.slots).filter_map(|(handle, slot)| Some((handle, Arc::clone(slot.as_ref()?)))).collect()
     }
 
-    /// Handles of the objects that satisfy a condition.
+    /// Returns the handles of the objects that satisfy a condition.
     pub(crate) fn handles(&self, condition: impl Fn(&T) -> bool) -> Vec<u32> {
         let inner = self.inner.read();
         (0..).zip(&inner.slots).filter(|(_, s)| s.as_ref().is_some_and(|o| condition(o))).map(|(h, _)| h).collect()
     }
 
-    /// How many objects there are.
+    /// Returns the number of objects.
     pub(crate) fn len(&self) -> u32 {
         self.inner.read().live
     }
@@ -177,7 +178,7 @@ mod tests {
         assert_eq!(seen, [(2, 0), (3, 0), (4, 0), (5, 0), (2, 1), (3, 1), (4, 1), (5, 1), (2, 2), (3, 2)]);
     }
 
-    /// The lowest eight bits are part of a QP's number. They follow one another where the count itself comes round.
+    /// The lowest eight bits of the round are part of a QPN. They stay consecutive when the round wraps.
     #[test]
     fn rounds_come_round_in_their_order() {
         let table = HandleTable::new("thing", 2, 4);
@@ -208,7 +209,7 @@ mod tests {
         }
     }
 
-    /// Before, the first QP of each guest had the same number.
+    /// In an earlier version the first QP of each guest had the same QPN.
     #[test]
     fn sec_c3_a_table_begins_anywhere() {
         let table = HandleTable::beginning("thing", 2..6, (0xffff_fff2, 7));
@@ -224,7 +225,7 @@ mod tests {
             let table = HandleTable::beginning("thing", 2..6, (place, 0));
             assert!((2..6).contains(&create(&table).unwrap().handle));
         }
-        // There is nothing to give out, wherever it begins.
+        // An empty range has no free handle, whatever the random numbers are.
         assert_eq!(HandleTable::<u32>::beginning("thing", 2..2, (3, 0)).vacancy(), None);
     }
 

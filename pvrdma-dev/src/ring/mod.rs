@@ -1,10 +1,10 @@
-//! The index rules of the guest's rings (spec §6).
+//! Guest rings and the validation of their indices (spec §6).
 //!
 //! A ring has two words in its state page: the producer's index, written by one side, and the consumer's, written by
-//! the other. Guests can write both, so the one that belongs to the device lives here and is only ever *stored* to
-//! memory; the other is loaded once per batch, checked, and then trusted for as long as the batch lasts. Nothing but
-//! the device's own word is written to the state page: a user queue's page may be one that its process must not be able
-//! to change through us (spec §13 B10).
+//! the other. The guest can write both. The device therefore keeps its own index here and only ever *stores* it to
+//! memory; it loads the other one once per batch, checks it, and uses the checked value for the whole batch. It writes
+//! nothing else to the state page: the page of a user queue may be one that its process must not be able to change
+//! through the device (spec §13 B10).
 
 mod progress;
 
@@ -21,13 +21,13 @@ use crate::abi::wqe::{RQ_HEADER, SGE_SIZE, SQ_HEADER};
 
 pub(crate) use progress::{Progress, Seen};
 
-/// Largest ring; twice as much must fit an index.
+/// Maximum number of elements; twice as many must fit an index.
 const MAX_ENTRIES: u32 = 1 << 30;
 
-/// Why a ring cannot be made from what the guest named.
+/// Reason why a ring cannot be created with the guest's parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(crate) enum RingShapeError {
-    /// Not a power of two, or too many.
+    /// The number of elements is not a power of two, or too large.
     #[error("{0} elements are not a power of two in 1..=2^30")]
     Entries(u32),
     /// An element does not fit a page.
@@ -36,9 +36,9 @@ pub(crate) enum RingShapeError {
     /// The elements do not fit the pages.
     #[error("{needed} bytes of elements do not fit {pages} pages")]
     TooFewPages {
-        /// Bytes the elements take.
+        /// Bytes that the elements need.
         needed: u64,
-        /// Pages there are for them.
+        /// Number of pages for them.
         pages: u32,
     },
     /// The element pages are not inside the object, behind its ring-state page.
@@ -46,20 +46,20 @@ pub(crate) enum RingShapeError {
     PageRange {
         /// Index of the first element page.
         first: u32,
-        /// Element pages.
+        /// Number of element pages.
         count: u32,
-        /// Pages of the object.
+        /// Number of pages of the object.
         pages: u32,
     },
 }
 
-/// Bytes from one send element to the next: the power of two that holds the header and the SGEs (spec §6.3). `None` if
-/// that is more than a page.
+/// Returns the distance in bytes between send elements: the power of two that holds the header and the SGEs (spec
+/// §6.3). `None` if that is more than a page.
 pub(crate) fn send_stride(max_sge: u32) -> Option<u32> {
     stride(SQ_HEADER, max_sge)
 }
 
-/// Bytes from one receive element to the next, as [`send_stride`].
+/// Returns the distance in bytes between receive elements, as [`send_stride`].
 pub(crate) fn recv_stride(max_sge: u32) -> Option<u32> {
     stride(RQ_HEADER, max_sge)
 }
@@ -69,17 +69,17 @@ fn stride(header: usize, max_sge: u32) -> Option<u32> {
     bytes.checked_next_power_of_two().filter(|s| u64::from(*s) <= PAGE_SIZE)
 }
 
-/// Which pair of words in the ring-state page (spec §6.2).
+/// Pair of index words in the ring-state page (spec §6.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StateWords {
     /// Bytes 0..8: send queues.
     Tx,
-    /// Bytes 8..16: everything else.
+    /// Bytes 8..16: all other queues.
     Rx,
 }
 
 impl StateWords {
-    /// Offset of the producer's word in the state page.
+    /// Returns the offset of the producer's word in the state page.
     const fn prod_tail(self) -> u64 {
         match self {
             Self::Tx => TX_PROD_TAIL,
@@ -88,44 +88,45 @@ impl StateWords {
     }
 }
 
-/// Where a ring lies, before it is checked.
+/// Location of a ring, before it is checked.
 #[derive(Debug)]
 pub(crate) struct RingShape {
     /// The whole object; page 0 holds the ring state.
     pub(crate) pages: PageList,
-    /// First page of elements.
+    /// Index of the first page of elements.
     pub(crate) first_page: u32,
-    /// Pages of elements.
+    /// Number of pages of elements.
     pub(crate) page_count: u32,
-    /// Elements, a power of two.
+    /// Number of elements, a power of two.
     pub(crate) entries: u32,
     /// Bytes per element, a power of two of at most a page.
     pub(crate) stride: u32,
-    /// Its words.
+    /// Index words.
     pub(crate) words: StateWords,
 }
 
-/// A checked ring: elements and indices, without knowing which side we are.
+/// A checked ring: elements and indices, independent of the side that the device has.
 #[derive(Debug)]
 struct Ring {
-    /// The pages of the elements.
+    /// Pages of the elements.
     pages: PageList,
     stride: u32,
     entries: u32,
-    /// Bus address of the producer's word; the consumer's is [`PROD_TO_CONS`] behind it, in the same page.
+    /// Bus address of the producer's word; the consumer's word is at offset [`PROD_TO_CONS`] from it, in the same page.
     prod_tail: u64,
-    /// Where the last element was found: elements are used in order, so the next is most likely there as well.
+    /// Contiguous run that contains the last element. Elements are used in order, so it most likely contains the next
+    /// one, too.
     near: Run,
 }
 
-/// Adjacent bytes of an object.
+/// Contiguous bytes of an object.
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
-    /// Byte offset of the first in the object.
+    /// Offset of the first byte in the object.
     offset: u64,
-    /// Bus address of the first.
+    /// Bus address of the first byte.
     bus: u64,
-    /// Bytes.
+    /// Length in bytes.
     len: u64,
 }
 
@@ -140,7 +141,7 @@ impl Ring {
         }
         let range = RingShapeError::PageRange { first, count, pages: pages.pages() };
         let (state, _) = pages.locate(0).filter(|_| first >= 1).ok_or(range)?;
-        // The other pages of the object are another ring's, which has a list of its own.
+        // The other pages of the object belong to another ring, which has its own list.
         let pages = pages.part(first, count).ok_or(range)?;
         let needed = u64::from(entries) * u64::from(stride);
         if needed > u64::from(count) * PAGE_SIZE {
@@ -149,7 +150,7 @@ impl Ring {
         Ok(Self {
             stride,
             entries,
-            // Page addresses are page aligned and do not reach the top of the address space.
+            // The sum cannot overflow: page addresses are page aligned and do not reach the top of the address space.
             prod_tail: state | words.prod_tail(),
             near: Run::default(),
             pages,
@@ -164,7 +165,7 @@ impl Ring {
         self.prod_tail + PROD_TO_CONS
     }
 
-    /// Indices run over twice the number of elements (spec §6.1).
+    /// Returns the mask of indices, which count modulo twice the number of elements (spec §6.1).
     const fn mask(&self) -> u32 {
         (self.entries << 1) - 1
     }
@@ -177,8 +178,8 @@ impl Ring {
         tail.wrapping_sub(head) & self.mask()
     }
 
-    /// Checks the index of a producer that may be at most a ring ahead of `head`, and not behind the `taken` elements
-    /// from there on (spec §6.6).
+    /// Checks the producer's index: it may be at most a ring ahead of `head`, and must not be behind the `taken`
+    /// elements that follow `head` (spec §6.6).
     const fn check_producer_index(&self, index: u32, head: u32, taken: u32) -> Result<(), IndexError> {
         let capacity = self.entries;
         let ahead = self.distance(index, head);
@@ -193,7 +194,7 @@ impl Ring {
         }
     }
 
-    /// Checks the index of a consumer, which may be anywhere between `tail` and a ring behind it.
+    /// Checks the consumer's index: it must lie between `tail` and a ring behind it.
     const fn check_consumer_index(&self, index: u32, tail: u32) -> Result<(), IndexError> {
         let capacity = self.entries;
         if index > self.mask() {
@@ -216,7 +217,7 @@ impl Ring {
         let offset = slot * u64::from(self.stride);
         let mut into = offset.wrapping_sub(self.near.offset);
         if into >= self.near.len {
-            // The shape was checked, so the element is there and does not cross a page.
+            // The shape was checked, so the element exists and does not cross a page.
             let (bus, len) = self.pages.locate(offset).ok_or(DmaError::Unmapped { addr: offset, len: 0 })?;
             self.near = Run { offset, bus, len };
             into = 0;
@@ -225,43 +226,43 @@ impl Ring {
     }
 }
 
-/// Where the indices of a ring are: enough to look at a ring that somebody else drives.
+/// Location of a ring's indices: enough to inspect a ring that another object operates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingWords {
     entries: u32,
     prod_tail: u64,
 }
 
-/// A ring at one moment.
+/// State of a ring at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct RingInspect {
-    /// Elements.
+    /// Number of elements.
     pub size: u32,
-    /// Index of the consumer, which runs over twice the size. `None` if the memory is not accessible, or its map is
-    /// being changed.
+    /// Index of the consumer, modulo twice the size. `None` if the memory is not accessible, or its map is being
+    /// changed.
     pub head: Option<u32>,
-    /// Index of the producer, as `head`.
+    /// Index of the producer, likewise.
     pub tail: Option<u32>,
-    /// Elements that were produced and not consumed. `None` if an index is invalid.
+    /// Number of elements produced and not consumed. `None` if an index is invalid.
     pub used: Option<u32>,
 }
 
 impl RingWords {
-    /// Those of a ring of `entries` elements whose state page is at this bus address.
+    /// Returns the location for a ring of `entries` elements whose state page is at this bus address.
     pub(crate) const fn at(state_page: u64, words: StateWords, entries: u32) -> Self {
         Self { entries, prod_tail: state_page | words.prod_tail() }
     }
 
-    /// Loads the producer's index as it is, valid or not.
+    /// Loads the producer's index without checking it.
     ///
     /// # Errors
-    /// The ring's memory has gone.
+    /// The ring's memory is no longer mapped.
     #[inline]
     pub(crate) fn producer_index(self, view: &DmaView<'_>) -> Result<u32, DmaError> {
         view.load_u32(self.prod_tail, Ordering::Acquire)
     }
 
-    /// Bus address of the state page.
+    /// Returns the bus address of the state page.
     pub(crate) const fn state_page(self) -> u64 {
         self.prod_tail & !(PAGE_SIZE - 1)
     }
@@ -280,24 +281,25 @@ impl RingWords {
 
 /// A ring that the guest fills: send, receive and shared receive queues.
 ///
-/// Elements are taken in two steps, so that a send queue can hold its slots until the requests are done: [`Self::take`]
-/// moves on to the next element, [`Self::retire`] gives the oldest taken one back. `head ≤ next ≤ tail` in ring order.
+/// Elements are consumed in two steps, so that a send queue can keep its slots until the requests are complete:
+/// [`Self::take`] moves on to the next element, [`Self::retire`] returns the oldest taken one. `head ≤ next ≤ tail` in
+/// ring order.
 #[derive(Debug)]
 pub(crate) struct ConsumerRing {
     ring: Ring,
-    /// The guest's index as last seen.
+    /// Guest's index as last loaded.
     tail: u32,
-    /// What is taken next.
+    /// Index of the next element to take.
     next: u32,
-    /// The index we publish.
+    /// Index that the device publishes.
     head: u32,
-    /// An invalid index was seen: nothing is taken until [`Self::reset`] (spec §6.6).
+    /// Set when an invalid index was loaded: nothing is taken until [`Self::reset`] (spec §6.6).
     broken: Option<IndexError>,
-    /// What `tail` was when it was loaded, if somebody watches.
+    /// Publishes `tail` whenever it is loaded, if the ring is watched.
     progress: Option<Progress>,
 }
 
-/// Bytes that a ring takes, of either side and with what stands around it.
+/// Memory in bytes that a ring needs, of either side and with its bookkeeping.
 pub(crate) const RING_BYTES: usize = size_of::<ConsumerRing>() + 96;
 
 impl ConsumerRing {
@@ -305,18 +307,18 @@ impl ConsumerRing {
         Ok(Self { ring: Ring::new(shape)?, tail: 0, next: 0, head: 0, broken: None, progress: None })
     }
 
-    /// Where its indices are.
+    /// Returns the location of its indices.
     pub(crate) const fn words(&self) -> RingWords {
         self.ring.words()
     }
 
-    /// How far it has looked, for whoever watches it.
+    /// Returns the progress of this consumer, for the watcher of the ring.
     pub(crate) fn watch(&mut self) -> Progress {
         self.progress.get_or_insert_default().clone()
     }
 
-    /// Lends the next element, if there is one. It stays the next one until [`Self::take`].
-    // Always inline: otherwise the slice goes through memory and is read back before it has been written.
+    /// Returns the next element, if there is one. It stays the next one until [`Self::take`].
+    // Always inlined: otherwise the slice is passed through memory and read back before the store has completed.
     #[inline(always)]
     pub(crate) fn peek<'v>(&mut self, view: &'v DmaView<'_>) -> Result<Option<VolatileSlice<'v>>, QueueError> {
         if self.next == self.tail {
@@ -328,7 +330,7 @@ impl ConsumerRing {
         self.ring.element(view, self.next, Direction::Read).map(Some)
     }
 
-    /// Moves past the element that [`Self::peek`] lent.
+    /// Moves past the element that [`Self::peek`] returned.
     #[inline]
     pub(crate) fn take(&mut self) {
         if self.next != self.tail {
@@ -336,23 +338,23 @@ impl ConsumerRing {
         }
     }
 
-    /// Gives the oldest taken element back to the guest; does nothing when all are.
+    /// Returns the oldest taken element to the guest; does nothing if all have been returned.
     #[inline]
     pub(crate) fn retire(&mut self, view: &DmaView<'_>) {
         if self.head != self.next {
             self.head = self.ring.next(self.head);
-            // A guest that took its ring away does not need to know.
+            // An error can be ignored: a guest that has unmapped its ring does not need the index.
             let _ = view.store_u32(self.ring.cons_head(), self.head, Ordering::Release);
         }
     }
 
-    /// Elements published and not taken.
+    /// Returns the number of elements published and not taken.
     pub(crate) fn posted(&mut self, view: &DmaView<'_>) -> Result<u32, QueueError> {
         self.load_producer_index(view)?;
         Ok(self.ring.distance(self.tail, self.next))
     }
 
-    /// Starts over at index 0. The guest zeroes the words itself.
+    /// Starts over at index 0. The guest itself zeroes the words.
     pub(crate) fn reset(&mut self) {
         let Self { ring: _, tail, next, head, broken, progress } = self;
         (*tail, *next, *head, *broken) = (0, 0, 0, None);
@@ -361,8 +363,8 @@ impl ConsumerRing {
         }
     }
 
-    /// Loads and checks the producer's index. An invalid one breaks the ring: whatever the guest stores later, the same
-    /// error is returned until [`Self::reset`].
+    /// Loads and checks the producer's index. An invalid one breaks the ring: the same error is returned until
+    /// [`Self::reset`], whatever the guest stores later.
     #[inline(never)]
     fn load_producer_index(&mut self, view: &DmaView<'_>) -> Result<(), QueueError> {
         if let Some(error) = self.broken {
@@ -386,9 +388,9 @@ impl ConsumerRing {
 #[derive(Debug)]
 pub(crate) struct ProducerRing {
     ring: Ring,
-    /// The index we publish.
+    /// Index that the device publishes.
     tail: u32,
-    /// The guest's index as last seen. It only moves on, so a stale value errs on the side of "full".
+    /// Guest's index as last loaded. It only advances, so a stale value can only make the ring look fuller than it is.
     head: u32,
 }
 
@@ -397,16 +399,16 @@ impl ProducerRing {
         Ok(Self { ring: Ring::new(shape)?, tail: 0, head: 0 })
     }
 
-    /// Where its indices are.
+    /// Returns the location of its indices.
     pub(crate) const fn words(&self) -> RingWords {
         self.ring.words()
     }
 
-    /// Writes one element, given as words in the guest's byte order, and publishes it. Returns `false` if the ring
-    /// is full: nothing was written then.
+    /// Writes one element, given as words in the guest's byte order, and publishes it. Returns `false` if the ring is
+    /// full; nothing was written then.
     ///
     /// # Errors
-    /// The consumer's index is invalid, or the ring's memory has gone.
+    /// The consumer's index is invalid, or the ring's memory is no longer mapped.
     #[inline]
     pub(crate) fn push<T: ByteValued>(&mut self, view: &DmaView<'_>, element: &[T]) -> Result<bool, QueueError> {
         let written = self.write(view, element)?;
@@ -417,7 +419,7 @@ impl ProducerRing {
         Ok(written)
     }
 
-    /// Writes one element that [`Self::publish`] will show. Returns `false` if the ring is full.
+    /// Writes one element without publishing it, see [`Self::publish`]. Returns `false` if the ring is full.
     ///
     /// # Errors
     /// As for [`Self::push`].
@@ -430,7 +432,7 @@ impl ProducerRing {
             }
         }
         let slot = self.ring.element(view, self.tail, Direction::Write)?;
-        // All of the slot, but of a length that the compiler knows.
+        // This is the whole slot, with a length that the compiler knows.
         let len = size_of_val(element);
         let slot =
             slot.subslice(0, len).map_err(|_| DmaError::Unmapped { addr: self.ring.near.bus, len: len as u64 })?;
@@ -439,17 +441,17 @@ impl ProducerRing {
         Ok(true)
     }
 
-    /// Shows the guest what was written.
+    /// Publishes the elements written so far.
     ///
     /// # Errors
-    /// The ring's memory has gone.
+    /// The ring's memory is no longer mapped.
     #[inline]
     pub(crate) fn publish(&mut self, view: &DmaView<'_>) -> Result<(), QueueError> {
-        // The consumer that sees the index must see the elements (spec §6.5).
+        // Release order: a consumer that sees the index must also see the elements (spec §6.5).
         Ok(view.store_u32(self.ring.prod_tail, self.tail, Ordering::Release)?)
     }
 
-    /// Returns `true` if the guest has consumed everything.
+    /// Returns `true` if the guest has consumed all elements.
     ///
     /// # Errors
     /// As for [`Self::push`].
@@ -458,7 +460,7 @@ impl ProducerRing {
         Ok(self.tail == self.head)
     }
 
-    /// The consumer's index, and entries that it has not consumed.
+    /// Returns the consumer's index and the number of elements that it has not consumed.
     ///
     /// # Errors
     /// As for [`Self::push`].

@@ -1,33 +1,34 @@
-//! How far the consumer of a ring has looked, for whoever watches the ring in place of a doorbell.
+//! Progress of a ring's consumer, for the thread that watches the ring instead of receiving doorbells.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The producer's index as the consumer saw it last, and how often it looked. One thread at a time stores, any may
-/// load.
+/// Producer's index as last loaded by the consumer, and the number of these loads. Only one thread at a time stores,
+/// any thread may load.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress(Arc<AtomicU64>);
 
-/// What [`Progress`] says.
+/// Value of a [`Progress`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Seen {
-    /// The producer's index.
+    /// Producer's index.
     pub(crate) tail: u32,
-    /// Looks so far; starts over after 2^32.
+    /// Number of loads so far, modulo 2^32.
     pub(crate) looks: u32,
 }
 
 impl Progress {
-    /// The consumer has looked and found this index.
+    /// Records that the consumer has loaded this index.
     #[inline]
     pub(super) fn looked(&self, tail: u32) {
-        // Nobody else stores, so this needs no read-modify-write. The consumer's own index, which it stores with
-        // release order after this, carries it to the guest and from there to whoever sees what the guest posts next.
+        // There is only one writer, so this needs no read-modify-write. Relaxed order suffices: the consumer stores its
+        // own index with release order after this, so a watcher that sees what the guest posts after reading that index
+        // sees this, too.
         let looks = Seen::from(self.0.load(Ordering::Relaxed)).looks.wrapping_add(1);
         self.0.store(u64::from(looks) << 32 | u64::from(tail), Ordering::Relaxed);
     }
 
-    /// What the consumer has seen. To be asked for after the producer's index was loaded.
+    /// Returns what the consumer has loaded. Must be called after the producer's index was loaded.
     #[inline]
     pub(crate) fn seen(&self) -> Seen {
         self.0.load(Ordering::Relaxed).into()

@@ -1,4 +1,4 @@
-//! Index rules (conformance 38, 39, 40, 45).
+//! Ring indices (conformance 38, 39, 40, 45).
 
 use proptest::prelude::*;
 use pvrdma_guest_memory::PageListBuilder;
@@ -12,8 +12,8 @@ fn shape(guest: &RingMemory, entries: u32, stride: u32, words: StateWords) -> Ri
     RingShape { first_page: 1, page_count: pages.pages() - 1, pages, entries, stride, words }
 }
 
-/// Conformance 38: indices run to twice the size, then 0, for n = 1, 2 and more; elements lie where they should on
-/// scattered pages; the index we own is published and nothing else.
+/// Conformance 38: indices run to twice the size, then restart at 0, for n = 1, 2 and more; elements are at the right
+/// places of scattered pages; only the device's own index is written.
 #[test]
 fn consumer_wraps() {
     for (entries, stride) in [(1_u32, 128_u32), (2, 64), (64, 256), (8, 4096)] {
@@ -45,8 +45,8 @@ fn consumer_wraps() {
     }
 }
 
-/// Every index that a guest can store, in every state of rings of up to 8 elements (conformance 45): it is taken
-/// exactly when it is some number of steps from where we are, of which none is undone and none runs over the ring.
+/// Every index that a guest can store, in every state of rings of up to 8 elements (conformance 45): it is accepted
+/// exactly if a number of steps leads to it from the current index, none of which undoes one or exceeds the ring.
 #[test]
 fn every_index_of_small_rings() {
     for entries in [1_u32, 2, 4, 8] {
@@ -67,7 +67,7 @@ fn every_index_of_small_rings() {
     }
 }
 
-/// Conformance 38, 41: the producer's side, with a consumer that empties the ring now and then.
+/// Conformance 38, 41: the producer's side, with a consumer that sometimes empties the ring.
 #[test]
 fn producer_wraps_and_fills() {
     for entries in [1_u32, 2, 64] {
@@ -160,8 +160,8 @@ fn bad_shapes() {
     assert!(make(1, u32::MAX, 64, 64).is_err());
 }
 
-/// Conformance 40: a producer index that is not a number of this ring, too far ahead, or behind what was taken already.
-/// The ring stays broken whatever the guest writes then, until it is reset.
+/// Conformance 40: a producer index that is invalid for the ring, too far ahead, or behind elements taken already. The
+/// ring then stays broken until it is reset, whatever the guest writes.
 #[test]
 fn invalid_producer_index() {
     let (out, ahead, behind) = (
@@ -188,7 +188,7 @@ fn invalid_producer_index() {
             assert!(ring.peek(&view).unwrap().is_some());
             ring.take();
         }
-        // What was taken is given back only below, so the index counts from 0.
+        // Taken elements are returned only below, so the index counts from 0.
         guest.memory.store(state, bad);
         let error = QueueError::BadIndex(error);
         assert_eq!(ring.peek(&view).map(|element| element.is_some()), Err(error), "{taken} {bad}");
@@ -205,7 +205,7 @@ fn invalid_producer_index() {
     }
 }
 
-/// Conformance 41: a consumer index that is not a number of this ring, or ahead of what was produced.
+/// Conformance 41: a consumer index that is invalid for the ring, or ahead of the producer.
 #[test]
 fn invalid_consumer_index() {
     let guest = RingMemory::new(2);
@@ -225,8 +225,8 @@ fn invalid_consumer_index() {
     assert_eq!(ring.is_empty(&view), Ok(false), "one element of a whole round is left");
 }
 
-/// Everything that the two words of a small ring can say, to who only looks: a number of elements exactly where some
-/// number of steps, at most a ring, leads from the consumer to the producer.
+/// All values of the two words of a small ring, for an observer: it returns a number of elements exactly if some number
+/// of steps, at most a ring, leads from the consumer to the producer.
 #[test]
 fn every_look_at_a_small_ring() {
     for (words, offset) in [(StateWords::Tx, 0), (StateWords::Rx, 8)] {
@@ -251,7 +251,7 @@ fn every_look_at_a_small_ring() {
     }
 }
 
-/// The device's own look at what the guest has consumed, at every index of it.
+/// The device's own check of how much the guest has consumed, for every index.
 #[test]
 fn every_consumer_index_of_a_small_ring() {
     let (entries, turn) = (4_u32, 8);
@@ -270,12 +270,12 @@ fn every_consumer_index_of_a_small_ring() {
     }
 }
 
-/// What could not be shown has not been written: the next element takes its slot.
+/// An element that could not be published is not written: the next element takes its slot.
 #[test]
 fn an_element_that_cannot_be_published_is_taken_back() {
     let guest = RingMemory::new(2);
     let mut pages = PageListBuilder::default();
-    // The state page is not there.
+    // The state page is not mapped.
     for page in [0xffff_f000, guest.pages[1]] {
         pages.push(page).unwrap();
     }
@@ -292,7 +292,7 @@ fn an_element_that_cannot_be_published_is_taken_back() {
     assert_eq!(ring.tail, 7, "before the wrap");
 }
 
-/// Who watches a ring is told of each look, and of nothing else.
+/// A watcher of a ring is informed of each load of the index, and of nothing else.
 #[test]
 fn a_watched_ring_counts_its_looks() {
     let guest = RingMemory::new(2);
@@ -320,8 +320,8 @@ fn a_watched_ring_counts_its_looks() {
 }
 
 proptest! {
-    /// Conformance 40, 45: whatever the guest stores, at most n elements come out of one look at the index, every
-    /// published index is valid, and a lasting `broken` state follows an invalid index.
+    /// Conformance 40, 45: whatever the guest stores, at most n elements are taken per load of the index, every
+    /// published index is valid, and an invalid index leads to a permanent `broken` state.
     #[test]
     fn consumer_with_a_hostile_guest(
         log in 0u32..5,
@@ -358,7 +358,7 @@ proptest! {
         }
     }
 
-    /// The same for the producer.
+    /// As above, for the producer.
     #[test]
     fn producer_with_a_hostile_guest(
         log in 0u32..5,

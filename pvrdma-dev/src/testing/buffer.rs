@@ -1,4 +1,4 @@
-//! Memory of a process or of the guest's kernel, as tests use it.
+//! Memory of a process or of the guest's kernel.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use pvrdma_verbs::Sge;
 
 use super::{GuestMemory, Mr};
 
-/// A buffer that is contiguous for its owner and need not be in guest memory.
+/// Buffer that is contiguous for its owner, but not necessarily in guest memory.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     memory: Arc<GuestMemory>,
@@ -21,12 +21,12 @@ impl Buffer {
         Self { memory, pages, va, len }
     }
 
-    /// Virtual address of the first byte: what keys of user memory regions go by.
+    /// Returns the virtual address of the first byte, the base of user memory regions.
     pub const fn va(&self) -> u64 {
         self.va
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
@@ -36,23 +36,23 @@ impl Buffer {
         self.len == 0
     }
 
-    /// Its pages.
+    /// Returns its pages.
     pub fn pages(&self) -> &[u64] {
         &self.pages
     }
 
-    /// Bus address of a byte: what the kernel's DMA key goes by.
+    /// Returns the bus address of a byte, for use with the kernel's DMA key.
     pub fn bus(&self, offset: usize) -> u64 {
         let at = (self.va % 4096) as usize + offset;
         self.pages[at / 4096] + (at % 4096) as u64
     }
 
-    /// A scatter/gather entry of a registered piece.
+    /// Returns a scatter/gather entry for a registered piece.
     pub const fn sge(&self, mr: &Mr, offset: usize, len: usize) -> Sge {
         Sge { addr: self.va + offset as u64, length: len as u32, lkey: mr.lkey }
     }
 
-    /// A scatter/gather entry that names the bus address. The piece must not leave its page.
+    /// Returns a scatter/gather entry that names the bus address. The piece must not cross a page boundary.
     pub fn dma_sge(&self, lkey: u32, offset: usize, len: usize) -> Sge {
         let sge = Sge { addr: self.bus(offset), length: len as u32, lkey };
         assert!(sge.addr % 4096 + u64::from(sge.length) <= 4096);
@@ -90,12 +90,12 @@ impl Buffer {
         self.write(0, &vec![value; self.len]);
     }
 
-    /// Fills it with bytes that differ from place to place and from seed to seed.
+    /// Fills it with bytes that depend on offset and seed.
     pub fn fill_pattern(&self, seed: u64) {
         self.write(0, &Self::pattern(seed, self.len));
     }
 
-    /// The bytes of [`Self::fill_pattern`].
+    /// Returns the bytes of [`Self::fill_pattern`].
     pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut out = Vec::with_capacity(len + 8);
@@ -109,7 +109,7 @@ impl Buffer {
         out
     }
 
-    /// Gives the pages back.
+    /// Frees the pages.
     pub fn free(self) {
         self.memory.free(&self.pages);
     }

@@ -1,11 +1,11 @@
-//! The command channel, from the driver's side (spec §4).
+//! Driver's side of the command channel (spec §4).
 
 use thiserror::Error;
 
-/// Bytes the driver copies to the request slot, whatever the command.
+/// Bytes that the driver copies to the request slot for every command.
 pub const REQUEST_SIZE: usize = 184;
 
-/// Bytes the driver copies from the response slot.
+/// Bytes that the driver copies from the response slot.
 pub const RESPONSE_SIZE: usize = 176;
 
 /// Commands (spec §4.1).
@@ -34,7 +34,7 @@ pub mod command_id {
     pub const DESTROY_SRQ: u32 = 20;
 }
 
-/// Bytes of each request structure, and whether the driver waits for a response.
+/// Size in bytes of each request structure, and whether the driver waits for a response.
 const SHAPES: [(usize, bool); 21] = [
     (24, true),
     (24, true),
@@ -59,21 +59,21 @@ const SHAPES: [(usize, bool); 21] = [
     (24, false),
 ];
 
-/// How a command failed (spec §4.2).
+/// Failure of a command (spec §4.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum CommandError {
-    /// E1: the ERR register said so.
+    /// E1: reported by the ERR register.
     #[error("refused, ERR is {0:#x}")]
     Refused(u32),
-    /// E2: the response is for something else.
+    /// E2: the response acknowledges another command.
     #[error("wrong acknowledgement {ack:#x}, err {err}")]
     WrongAck {
-        /// What was found.
+        /// Acknowledgement found.
         ack: u32,
-        /// The error byte.
+        /// Error byte.
         err: u8,
     },
-    /// E3: the error byte, which the driver looks at for MODIFY_QP only.
+    /// E3: reported by the error byte, which the driver reads only for MODIFY_QP.
     #[error("the response has err {0}")]
     Failed(u8),
     /// E4: no interrupt.
@@ -81,7 +81,7 @@ pub enum CommandError {
     Timeout,
 }
 
-/// A request as it goes to the slot.
+/// Request for the slot.
 #[derive(Clone, Debug)]
 pub struct Request {
     bytes: [u8; REQUEST_SIZE],
@@ -89,7 +89,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request with zeroes in the command's structure and what was on the stack behind it.
+    /// Creates a request with zeroes in the command's structure and stack garbage behind it.
     pub fn new(id: u32) -> Self {
         let size = SHAPES.get(id as usize).map_or(16, |(size, _)| *size);
         let mut bytes = std::array::from_fn(|i| (i as u8).wrapping_mul(167) ^ 0x5a);
@@ -98,13 +98,13 @@ impl Request {
         Self { bytes, id }
     }
 
-    /// A request with these bytes.
+    /// Creates a request with these bytes.
     pub fn raw(bytes: [u8; REQUEST_SIZE]) -> Self {
         let id = u32::from_le_bytes(bytes[8..12].try_into().unwrap());
         Self { bytes, id }
     }
 
-    /// The command.
+    /// Returns the command id.
     pub const fn id(&self) -> u32 {
         self.id
     }
@@ -114,7 +114,7 @@ impl Request {
         SHAPES.get(self.id as usize).is_some_and(|(_, waited)| *waited)
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub const fn bytes(&self) -> &[u8; REQUEST_SIZE] {
         &self.bytes
     }
@@ -150,14 +150,14 @@ impl Request {
         self.set(at, &value.to_le_bytes())
     }
 
-    /// The correlation key that the response must echo.
+    /// Sets the correlation key that the response must echo.
     #[must_use]
     pub fn key(self, key: u64) -> Self {
         self.u64(0, key)
     }
 }
 
-/// A response as the driver copied it.
+/// Response as copied by the driver.
 #[derive(Clone, Debug)]
 pub struct Response(pub [u8; RESPONSE_SIZE]);
 
@@ -187,7 +187,8 @@ impl Response {
         u64::from_le_bytes(self.bytes(at))
     }
 
-    /// Judges the header as the driver does, and the error byte too: the driver would take what comes with it for good.
+    /// Checks the header as the driver does, and the error byte as well, because a driver would accept the response
+    /// despite it.
     pub(super) fn check(self, request: &Request) -> Result<Self, CommandError> {
         let (ack, err) = (self.u32(8), self.u8(12));
         if ack != 0x8000_0000 | request.id {

@@ -1,4 +1,4 @@
-//! What a process opens: contexts and protection domains.
+//! Contexts of processes, and protection domains.
 
 use super::Driver;
 use super::command::{CommandError, Request, command_id};
@@ -36,7 +36,7 @@ impl Driver {
     }
 }
 
-/// An open device of a process.
+/// Context of a process.
 #[derive(Clone, Debug)]
 pub struct Context {
     driver: Driver,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::command::{CommandError, Request, command_id};
 use super::{Context, Directory, Driver, DriverRing, Placement, wait_for};
 
-/// Bytes of an entry.
+/// Size of an entry in bytes.
 const CQE: u64 = 64;
 
 const UAR_CQ: u64 = 4;
@@ -53,7 +53,7 @@ pub mod wc_flag {
     pub const WITH_IMM: u32 = 2;
     pub const WITH_INVALIDATE: u32 = 4;
     pub const NETWORK_HDR_TYPE: u32 = 64;
-    /// What must never be set.
+    /// Flags that must never be set.
     pub const FORBIDDEN: u32 = !0x47;
 }
 
@@ -124,7 +124,7 @@ impl Driver {
         self.create_cq_placed(context, entries, Placement::Scattered)
     }
 
-    /// The same with a choice of pages.
+    /// As [`Self::create_cq`], with a choice of pages.
     ///
     /// # Errors
     /// The command failed.
@@ -157,12 +157,12 @@ impl Driver {
 }
 
 impl Cq {
-    /// Its ring.
+    /// Returns its ring.
     pub const fn ring(&self) -> &DriverRing {
         &self.ring
     }
 
-    /// All pages, ring state first.
+    /// Returns all pages, ring state first.
     pub fn pages(&self) -> &[u64] {
         &self.pages
     }
@@ -171,10 +171,10 @@ impl Cq {
         self.driver.pci().doorbell(self.uar, UAR_CQ, self.handle | bits);
     }
 
-    /// Takes one completion. On an empty queue both drivers ring the POLL doorbell and look once more.
+    /// Takes one completion. If the queue is empty, rings the POLL doorbell and looks once more, as both drivers do.
     ///
     /// # Panics
-    /// The completion is not one that its reader can understand (spec §9.2).
+    /// The completion is invalid for its reader (spec §9.2).
     pub fn poll(&mut self) -> Option<Cqe> {
         let slot = self.ring.has_data().or_else(|| {
             self.doorbell(POLL);
@@ -203,8 +203,8 @@ impl Cq {
         (0..count).map(|_| self.wait()).collect()
     }
 
-    /// Takes up to `max` completions with one look at the indices, and returns how many there were and how many of them
-    /// were not successful. For benchmarks.
+    /// Takes up to `max` completions with one load of the indices. Returns their number, and how many of them were not
+    /// successful. For benchmarks.
     pub fn reap(&mut self, max: u32) -> (u32, u32) {
         let head = self.ring.cons_head();
         let mask = (self.ring.entries() << 1) - 1;
@@ -225,18 +225,18 @@ impl Cq {
         self.doorbell(POLL);
     }
 
-    /// Asks for a notification of the next completion.
+    /// Arms the queue for the next completion.
     pub fn arm(&self) {
         self.doorbell(ARM);
     }
 
-    /// Asks for a notification of the next solicited completion.
+    /// Arms the queue for the next solicited completion.
     pub fn arm_solicited(&self) {
         self.doorbell(ARM_SOL);
     }
 
-    /// Removes what is there of a QP, as the drivers do after it is destroyed or reset (spec §9.4): the others are
-    /// moved up.
+    /// Removes the completions of a QP, as the drivers do after the QP is destroyed or reset (spec §9.4): the others
+    /// are moved up.
     pub fn remove_qp(&mut self, qp_handle: u32) {
         let (tail, head) = (self.ring.prod_tail(), self.ring.cons_head());
         let mask = (self.ring.entries() << 1) - 1;
@@ -255,10 +255,10 @@ impl Cq {
         self.ring.set_cons_head(keep);
     }
 
-    /// DESTROY_CQ; its pages are freed at once.
+    /// DESTROY_CQ; its pages are freed immediately.
     ///
     /// # Errors
-    /// The command failed; the memory is freed all the same, as the driver does.
+    /// The command failed; the memory is freed nevertheless, as the driver does.
     pub fn destroy(self) -> Result<(), CommandError> {
         let result = self.driver.execute(&Request::new(command_id::DESTROY_CQ).u32(16, self.handle));
         self.driver.0.memory.free(&self.pages);

@@ -1,4 +1,4 @@
-//! The driver proper: commands, events, removal.
+//! Driver core: commands, events, removal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use super::command::{CommandError, REQUEST_SIZE, RESPONSE_SIZE, Request, Respons
 use super::probe::ProbeOptions;
 use super::{Buffer, Directory, DriverRing, GuestMemory, Irqs, PciAccess, Placement, register, wait_for};
 
-/// Bytes of the device shared region.
+/// Size of the device shared region in bytes.
 const DSR_SIZE: usize = 280;
 
 /// An entry of the asynchronous event ring.
@@ -27,7 +27,7 @@ pub(super) struct EventRing {
     ring: DriverRing,
     pages: Vec<u64>,
     pub(super) directory: Directory,
-    /// Held by who takes what it has: an interrupt has one handler at a time.
+    /// Held while entries are taken: an interrupt has one handler at a time.
     handler: Mutex<()>,
 }
 
@@ -40,7 +40,7 @@ impl EventRing {
         Self { ring, pages, directory, handler: Mutex::default() }
     }
 
-    /// Takes what it has.
+    /// Takes all entries.
     fn take(&self) -> Vec<Vec<u8>> {
         let _handler = self.handler.lock();
         self.ring.drain()
@@ -52,7 +52,7 @@ impl EventRing {
     }
 }
 
-/// What all objects of a driver share.
+/// State shared by all objects of a driver.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) pci: PciAccess,
@@ -65,74 +65,74 @@ pub(super) struct Shared {
     pub(super) slots: [u64; 2],
     pub(super) asynchronous: EventRing,
     pub(super) notifications: EventRing,
-    /// One command at a time.
+    /// Held during a command: only one runs at a time.
     pub(super) command: Mutex<()>,
     /// UAR pages in use.
     pub(super) uars: Mutex<Vec<bool>>,
     pub(super) next_va: AtomicU64,
 }
 
-/// A bound driver. Clones are the same driver.
+/// A bound driver. Clones share its state.
 #[derive(Clone, Debug)]
 pub struct Driver(pub(super) Arc<Shared>);
 
 impl Driver {
-    /// The function.
+    /// Returns the function.
     pub fn pci(&self) -> &PciAccess {
         &self.0.pci
     }
 
-    /// Guest memory.
+    /// Returns the guest memory.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.0.memory
     }
 
-    /// Interrupts.
+    /// Returns the interrupts.
     pub fn irqs(&self) -> &Arc<Irqs> {
         &self.0.irqs
     }
 
-    /// What VERSION said.
+    /// Returns the value of VERSION.
     pub fn version(&self) -> u32 {
         self.0.version
     }
 
-    /// Bus address of the device shared region.
+    /// Returns the bus address of the device shared region.
     pub fn dsr(&self) -> u64 {
         self.0.dsr
     }
 
-    /// The device shared region as it is now.
+    /// Returns the current content of the device shared region.
     pub fn dsr_bytes(&self) -> Vec<u8> {
         self.0.memory.read_vec(self.0.dsr, DSR_SIZE)
     }
 
-    /// Bus addresses of the request and response slots.
+    /// Returns the bus addresses of the request and response slots.
     pub fn slots(&self) -> [u64; 2] {
         self.0.slots
     }
 
-    /// Address of BAR 2.
+    /// Returns the address of BAR 2.
     pub fn uar_base(&self) -> u64 {
         self.0.uar_base
     }
 
-    /// A capability (offset in `pvrdma_device_caps`, spec §2.4).
+    /// Returns a capability (offset in `pvrdma_device_caps`, spec §2.4).
     pub fn cap_u8(&self, at: u64) -> u8 {
         self.0.memory.read_vec(self.0.dsr + 72 + at, 1)[0]
     }
 
-    /// A capability.
+    /// Returns a capability.
     pub fn cap_u32(&self, at: u64) -> u32 {
         self.0.memory.load(self.0.dsr + 72 + at)
     }
 
-    /// The GID type that the capabilities name.
+    /// Returns the GID type in the capabilities.
     pub fn gid_type(&self) -> u8 {
         self.cap_u8(203)
     }
 
-    /// Copies a request to the slot, writes REQUEST and returns ERR, without looking at anything else.
+    /// Copies a request to the slot, writes REQUEST and returns ERR, without any other check.
     pub fn submit(&self, bytes: &[u8; REQUEST_SIZE]) -> u32 {
         self.0.memory.write(self.0.slots[0], bytes);
         self.pci().set_register(register::REQUEST, 0);
@@ -220,17 +220,17 @@ impl Driver {
         Buffer::new(Arc::clone(&self.0.memory), pages, va + (offset % 4096) as u64, len)
     }
 
-    /// The asynchronous event ring.
+    /// Returns the asynchronous event ring.
     pub fn async_ring(&self) -> &DriverRing {
         &self.0.asynchronous.ring
     }
 
-    /// The CQ notification ring.
+    /// Returns the CQ notification ring.
     pub fn notification_ring(&self) -> &DriverRing {
         &self.0.notifications.ring
     }
 
-    /// Takes what the asynchronous event ring has, as vector 1's handler does.
+    /// Takes all entries of the asynchronous event ring, as vector 1's handler does.
     pub fn async_events(&self) -> Vec<AsyncEntry> {
         let word = |entry: &[u8], at: usize| u32::from_le_bytes(entry[at..at + 4].try_into().unwrap());
         let entries = self.0.asynchronous.take();
@@ -243,18 +243,18 @@ impl Driver {
         entries.iter().map(|entry| u32::from_le_bytes(entry[..4].try_into().unwrap())).collect()
     }
 
-    /// Waits for a vector 1 and what it announces.
+    /// Waits for vector 1 and takes the events it announces.
     pub fn wait_async_event(&self) -> Vec<AsyncEntry> {
         wait_for("asynchronous event", || Some(self.async_events()).filter(|events| !events.is_empty()))
     }
 
-    /// Waits for a vector 2 and what it announces.
+    /// Waits for vector 2 and takes the notifications it announces.
     pub fn wait_notification(&self) -> Vec<u32> {
         wait_for("completion notification", || Some(self.notifications()).filter(|handles| !handles.is_empty()))
     }
 
-    /// What module removal does after all objects are gone: mask, MSI-X off, RESET without looking, memory freed at
-    /// once.
+    /// Does what module removal does after all objects are destroyed: masks interrupts, disables MSI-X, writes RESET
+    /// without checking the result, and frees the memory immediately.
     pub fn remove(self) {
         self.pci().set_register(register::IMR, u32::MAX);
         self.pci().set_msix(false);

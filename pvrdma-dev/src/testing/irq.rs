@@ -1,4 +1,4 @@
-//! Where a test guest's interrupts arrive.
+//! Interrupts of a test guest.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,13 +11,13 @@ use pvrdma_pci_function::InterruptSink;
 #[derive(Debug, Default)]
 struct State {
     counts: [u64; 3],
-    /// Vectors that the function does not have.
+    /// Messages for vectors that the function does not have.
     strange: u64,
     line: bool,
     line_raised: u64,
 }
 
-/// Counts interrupts and lets threads wait for them.
+/// Counts interrupts and makes threads wait for them.
 #[derive(Debug, Default)]
 pub struct Irqs {
     state: Mutex<State>,
@@ -43,33 +43,34 @@ impl InterruptSink for Irqs {
 }
 
 impl Irqs {
-    /// Nothing has happened yet.
+    /// Creates counters at zero.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// How often a vector was raised.
+    /// Returns how often a vector was raised.
     pub fn count(&self, vector: usize) -> u64 {
         self.state.lock().counts[vector]
     }
 
-    /// How often each vector was raised.
+    /// Returns how often each vector was raised.
     pub fn counts(&self) -> [u64; 3] {
         self.state.lock().counts
     }
 
-    /// Messages for vectors that do not exist.
+    /// Returns the number of messages for vectors that do not exist.
     pub fn strange(&self) -> u64 {
         self.state.lock().strange
     }
 
-    /// Level of the legacy line, and how often it rose.
+    /// Returns the level of the legacy line, and how often it rose.
     pub fn line(&self) -> (bool, u64) {
         let state = self.state.lock();
         (state.line, state.line_raised)
     }
 
-    /// Waits until a vector was raised more than `seen` times. `false` if it was not in [`DEADLINE`].
+    /// Waits until a vector was raised more than `seen` times. Returns `false` if that did not happen within
+    /// [`DEADLINE`].
     pub fn wait_beyond(&self, vector: usize, seen: u64) -> bool {
         self.wait_until(|state| state.counts[vector] > seen)
     }

@@ -13,16 +13,16 @@ use pvrdma_verbs::Backend;
 use crate::device::PvrdmaDevice;
 use crate::watcher::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
 
-/// A function whose doorbell pages, but the first, are memory: a store is silent where the page is present, and is
-/// noticed once where it is not. Nobody looks at rings but for [`MappedPages::pass`] and [`MappedPages::idle`]. Time
-/// stands still but for [`MappedPages::advance`].
+/// A function whose doorbell pages, except for the first, are memory: a store to a present page is silent, and a store
+/// to another page is noticed once. Rings are looked at only by [`MappedPages::pass`] and [`MappedPages::idle`]. Time
+/// advances only by [`MappedPages::advance`].
 pub struct MappedPages {
     function: Arc<dyn PciFunction>,
     device: Arc<dyn MappedDoorbells>,
     pages: Arc<Pages>,
 }
 
-/// What the watcher of a [`MappedPages`] has.
+/// State of the watcher of a [`MappedPages`].
 #[derive(Debug, Default)]
 struct Pages {
     present: Mutex<BTreeSet<u32>>,
@@ -55,7 +55,7 @@ impl DoorbellWatcher for Pages {
 }
 
 impl MappedPages {
-    /// Puts the doorbell pages of a device into memory.
+    /// Makes the doorbell pages of a device memory.
     pub fn new<B: Backend + 'static>(device: &Arc<PvrdmaDevice<B>>) -> Arc<Self> {
         let pages = Arc::new(Pages::default());
         assert!(device.set_doorbell_watcher(Arc::<Pages>::clone(&pages)), "the pages have a watcher already");
@@ -66,27 +66,27 @@ impl MappedPages {
         })
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub fn advance(&self, nanoseconds: u64) {
         self.pages.now.fetch_add(nanoseconds, Ordering::SeqCst);
     }
 
-    /// The time.
+    /// Returns the time.
     pub fn now(&self) -> u64 {
         self.pages.now()
     }
 
-    /// What a watcher does that is awake.
+    /// Does the pass of a watcher that is awake.
     pub fn pass(&self) -> Outcome {
         self.poll(Depth::Hot)
     }
 
-    /// What a watcher does before it rests because nobody posts anything.
+    /// Does the pass of a watcher before it rests because nothing is posted.
     pub fn rest(&self) -> Outcome {
         self.poll(Depth::Rest)
     }
 
-    /// What a watcher does before it sleeps: the pages are taken away, and all rings looked at once more.
+    /// Does what a watcher does before it sleeps: revokes the pages and looks at all rings once more.
     pub fn idle(&self) -> Outcome {
         let present = std::mem::take(&mut *self.pages.present.lock());
         self.pages.arms.fetch_add(present.len() as u64, Ordering::SeqCst);
@@ -101,22 +101,22 @@ impl MappedPages {
         self.device.poll_doorbells(self.pages.now(), depth)
     }
 
-    /// Stores that were noticed.
+    /// Returns the number of stores that were noticed.
     pub fn faults(&self) -> u64 {
         self.pages.faults.load(Ordering::SeqCst)
     }
 
-    /// Pages that were taken away.
+    /// Returns the number of pages that were revoked.
     pub fn arms(&self) -> u64 {
         self.pages.arms.load(Ordering::SeqCst)
     }
 
-    /// Times that a sleeping watcher was woken for something due.
+    /// Returns how often a sleeping watcher was woken for a look.
     pub fn wakes(&self) -> u64 {
         self.pages.wakes.load(Ordering::SeqCst)
     }
 
-    /// Which pages the device lends.
+    /// Returns the pages that the device allows to be memory.
     pub fn window(&self) -> Range<u32> {
         self.device.doorbell_pages()
     }

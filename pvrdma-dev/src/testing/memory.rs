@@ -1,4 +1,4 @@
-//! The memory of a test guest, with an allocator that can scatter.
+//! Memory of a test guest, with an allocator that can scatter pages.
 
 use std::fmt;
 use std::fs::File;
@@ -10,24 +10,24 @@ use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PAGE_SIZE, PinPolicy};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, FileOffset, VolatileMemory, VolatileSlice};
 
-/// Where guest memory starts. Not 0, so that address 0 is never memory.
+/// First address of guest memory. Not 0, so that address 0 is never memory.
 pub const MEMORY_BASE: u64 = 0x10_0000;
 
-/// How the pages of an object lie.
+/// Placement of the pages of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Placement {
     /// No page follows its predecessor.
     #[default]
     Scattered,
-    /// One piece.
+    /// The pages are contiguous.
     Contiguous,
 }
 
-/// Memory of one guest: what its processors and, through the [`DmaSpace`], its devices see.
+/// Memory of one guest, as accessed by its processors and, through the [`DmaSpace`], by its devices.
 pub struct GuestMemory {
     region: Arc<MmapRegion>,
     space: Arc<DmaSpace>,
-    /// How many ranges of the same size the space shows it in.
+    /// Number of ranges of equal size in which the space maps it.
     parts: usize,
     allocator: Mutex<Allocator>,
 }
@@ -46,7 +46,7 @@ struct Allocator {
 }
 
 impl Allocator {
-    /// A xorshift step; the same sequence in every run.
+    /// Does a xorshift step; the sequence is the same in every run.
     fn random(&mut self) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -60,7 +60,7 @@ impl Allocator {
         MEMORY_BASE + index as u64 * PAGE_SIZE
     }
 
-    /// First index of `count` free pages in a row, searched from where the last search ended.
+    /// Returns the first index of `count` contiguous free pages, searching from the end of the last search.
     fn contiguous(&mut self, count: usize) -> Option<usize> {
         let search = |from: usize| {
             let mut run = 0;
@@ -80,28 +80,29 @@ fn anonymous(bytes: usize) -> MmapRegion {
 }
 
 impl GuestMemory {
-    /// Memory of `bytes` (rounded up to pages) that is not locked.
+    /// Creates memory of `bytes` (rounded up to pages) that is not locked.
     pub fn new(bytes: usize) -> Arc<Self> {
         Self::with_policy(bytes, PinPolicy::Off)
     }
 
-    /// Memory of `bytes`, mapped into its space under `policy`.
+    /// Creates memory of `bytes`, mapped into its space under `policy`.
     pub fn with_policy(bytes: usize, policy: PinPolicy) -> Arc<Self> {
         Self::build(anonymous(bytes), 1, policy)
     }
 
-    /// Memory of `bytes` in `parts` of the same size that can be unplugged, see [`Self::unplug`].
+    /// Creates memory of `bytes` in `parts` of equal size that can be unplugged, see [`Self::unplug`].
     pub fn in_parts(bytes: usize, parts: usize) -> Arc<Self> {
         Self::build(anonymous(bytes.next_multiple_of(parts * PAGE_SIZE as usize)), parts, PinPolicy::Off)
     }
 
-    /// All of a file, which a device in another process maps as well. Its length is in whole pages.
+    /// Creates memory from all of a file, which a device in another process also maps. Its length must be in whole
+    /// pages.
     pub fn in_file(file: File) -> Arc<Self> {
         let bytes = usize::try_from(file.metadata().unwrap().len()).unwrap();
         Self::build(MmapRegion::from_file(FileOffset::new(file, 0), bytes).unwrap(), 1, PinPolicy::Off)
     }
 
-    /// Memory of `bytes` that can be mapped a second time, as that of a VMM can: adapters of the host need that.
+    /// Creates memory of `bytes` that can be mapped a second time, like that of a VMM, as adapters of the host require.
     pub fn shared(bytes: usize) -> Arc<Self> {
         let bytes = bytes.next_multiple_of(PAGE_SIZE as usize);
         Self::with_region(pvrdma_verbs::testing::shared_memory(bytes), 1, PinPolicy::Off)
@@ -121,27 +122,27 @@ impl GuestMemory {
         memory
     }
 
-    /// Bus address and bytes of a part.
+    /// Returns bus address and length in bytes of a part.
     pub fn part(&self, part: usize) -> (u64, u64) {
         assert!(part < self.parts);
         let len = self.region.size() / self.parts;
         (MEMORY_BASE + (part * len) as u64, len as u64)
     }
 
-    /// Takes a part from the devices. The processors keep it.
+    /// Removes a part from the devices' map. The processors keep it.
     pub fn unplug(&self, part: usize) {
         let (iova, len) = self.part(part);
         self.space.unmap(iova, len).unwrap();
     }
 
-    /// Gives a part back to the devices.
+    /// Adds a part to the devices' map again.
     pub fn plug(&self, part: usize) {
         let (iova, len) = self.part(part);
         let backing = Backing { mapping: Arc::clone(&self.region), offset: part * len as usize };
         self.space.map(DmaRange { iova, len, writable: true, backing: Some(backing) }).unwrap();
     }
 
-    /// Takes one page from the devices for good. The processors keep it.
+    /// Removes one page from the devices' map permanently. The processors keep it.
     pub fn remove_page(&self, page: u64) {
         assert_eq!(self.parts, 1, "the memory is one range");
         self.space.unmap_all();
@@ -154,17 +155,17 @@ impl GuestMemory {
         }
     }
 
-    /// What a device is given.
+    /// Returns the space for devices.
     pub const fn space(&self) -> &Arc<DmaSpace> {
         &self.space
     }
 
-    /// Bus address behind the last byte.
+    /// Returns the bus address behind the last byte.
     pub fn end(&self) -> u64 {
         MEMORY_BASE + self.region.size() as u64
     }
 
-    /// Pages that nobody has allocated.
+    /// Returns the number of free pages.
     pub fn free_pages(&self) -> usize {
         self.allocator.lock().free
     }
@@ -204,7 +205,7 @@ impl GuestMemory {
         pages
     }
 
-    /// Allocates pages in one piece without touching them: memory that nobody uses costs nothing.
+    /// Allocates contiguous pages without touching them: memory that is not used costs nothing.
     pub fn reserve(&self, count: usize) -> Vec<u64> {
         let mut allocator = self.allocator.lock();
         let first = allocator.contiguous(count).expect("guest memory is too fragmented");
@@ -216,7 +217,7 @@ impl GuestMemory {
         self.alloc(1, Placement::Scattered)[0]
     }
 
-    /// Takes pages back.
+    /// Frees pages.
     pub fn free(&self, pages: &[u64]) {
         let mut allocator = self.allocator.lock();
         for &page in pages {
@@ -226,33 +227,33 @@ impl GuestMemory {
         }
     }
 
-    /// Takes all pages back, as when the guest begins anew.
+    /// Frees all pages, as when the guest restarts.
     pub fn free_all(&self) {
         let allocator = &mut *self.allocator.lock();
         allocator.used.fill(false);
         allocator.free = allocator.used.len();
     }
 
-    /// Lends memory that lies in one piece.
+    /// Returns contiguous memory.
     #[inline]
     pub fn slice(&self, addr: u64, len: usize) -> VolatileSlice<'_> {
         let offset = usize::try_from(addr.wrapping_sub(MEMORY_BASE)).unwrap();
         self.region.get_slice(offset, len).expect("not guest memory")
     }
 
-    /// Reads as a processor does.
+    /// Reads memory as a processor does.
     pub fn read(&self, addr: u64, data: &mut [u8]) {
         self.slice(addr, data.len()).copy_to(data);
     }
 
-    /// Reads a copy.
+    /// Returns a copy of memory.
     pub fn read_vec(&self, addr: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         self.read(addr, &mut data);
         data
     }
 
-    /// Writes as a processor does.
+    /// Writes memory as a processor does.
     pub fn write(&self, addr: u64, data: &[u8]) {
         self.slice(addr, data.len()).copy_from(data);
     }
@@ -284,7 +285,7 @@ impl GuestMemory {
         Directory { addr: dir, tables }
     }
 
-    /// Takes the pages of a directory back, not those it names.
+    /// Frees the pages of a directory, but not those it names.
     pub fn free_directory(&self, directory: &Directory) {
         self.free(&directory.tables);
         self.free(&[directory.addr]);

@@ -1,6 +1,5 @@
-//! A backend that does nothing by itself: the test takes requests from the rings and puts completions and events where
-//! it wants, so that each step can be looked at. It keeps a log of the verbs that the device calls, and refuses on
-//! demand.
+//! A backend that is passive: the test takes requests from the rings and puts completions and events where it wants, so
+//! that each step can be checked. It records the verbs that the device calls, and refuses on demand.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use pvrdma_verbs::{
     SrqInit, VerbsError, qp_state,
 };
 
-/// Limits of an adapter that can do everything.
+/// Limits of an adapter that supports everything.
 pub const MOCK_LIMITS: HcaLimits = HcaLimits {
     max_qp: 65_536,
     max_qp_wr: 32_768,
@@ -30,19 +29,19 @@ pub const MOCK_LIMITS: HcaLimits = HcaLimits {
     memory_management: true,
 };
 
-/// Makes adapters that the test drives.
+/// Backend whose adapters the test drives.
 #[derive(Debug, Default)]
 pub struct MockBackend {
     devices: Mutex<Vec<Arc<MockDevice>>>,
 }
 
 impl MockBackend {
-    /// No device is attached.
+    /// Creates a backend without devices.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The test's side of the adapter that was attached last.
+    /// Returns the test's side of the adapter that was attached last.
     ///
     /// # Panics
     /// There is none.
@@ -71,7 +70,7 @@ impl Backend for MockBackend {
     }
 }
 
-/// The test's side of an adapter.
+/// Test's side of an adapter.
 #[derive(Debug)]
 pub struct MockDevice {
     context: DeviceContext,
@@ -119,17 +118,17 @@ impl std::fmt::Debug for SrqShared {
 }
 
 impl MockDevice {
-    /// The verbs that were called since the last time, one line each.
+    /// Returns the verbs called since the last time, one line each.
     pub fn take_calls(&self) -> Vec<String> {
         std::mem::take(&mut self.calls.lock())
     }
 
-    /// Refuses whatever is created next.
+    /// Makes the next create verb fail.
     pub fn refuse_next(&self) {
         self.refuse.store(true, Ordering::Relaxed);
     }
 
-    /// Changes what the port says of its state. No event is raised.
+    /// Sets the port state that queries return. No event is raised.
     pub fn set_port_down(&self, down: bool) {
         self.port_down.store(down, Ordering::Relaxed);
     }
@@ -165,7 +164,7 @@ impl MockDevice {
         Ok(source.as_mut().expect("destroyed").pop(&view, &mut work)?.then_some(work))
     }
 
-    /// Gives the slot of the oldest request back.
+    /// Returns the slot of the oldest request to the guest.
     pub fn retire(&self, qp: u32) {
         let view = self.context.memory.view();
         self.qp(qp).send.lock().as_mut().expect("destroyed").retire(&view);
@@ -193,18 +192,18 @@ impl MockDevice {
         Ok(source.lock().as_mut().expect("no ring").pop(&view, &mut work)?.then_some(work))
     }
 
-    /// Publishes on the queue for sends of a QP.
+    /// Publishes a completion to the send CQ of a QP.
     ///
     /// # Errors
-    /// It is full or dead.
+    /// The queue is full or dead.
     pub fn complete_send(&self, qp: u32, completion: &Completion) -> Result<(), CqOverrun> {
         self.qp(qp).send_cq.complete(&self.context.memory.view(), completion)
     }
 
-    /// Publishes on the queue for receives of a QP.
+    /// Publishes a completion to the receive CQ of a QP.
     ///
     /// # Errors
-    /// It is full or dead.
+    /// The queue is full or dead.
     pub fn complete_recv(&self, qp: u32, completion: &Completion) -> Result<(), CqOverrun> {
         self.qp(qp).recv_cq.complete(&self.context.memory.view(), completion)
     }
@@ -214,24 +213,24 @@ impl MockDevice {
         self.context.events.event(&self.context.memory.view(), event);
     }
 
-    /// How often a QP was told of sends and of receives.
+    /// Returns how often a QP was notified of sends and of receives.
     pub fn notified(&self, qp: u32) -> (usize, usize) {
         let qp = self.qp(qp);
         (qp.sends_notified.load(Ordering::Relaxed), qp.recvs_notified.load(Ordering::Relaxed))
     }
 
-    /// How often completion queues were told that their guests do not look before they are told.
+    /// Returns how often completion queues were told that their guest will not poll before it is notified.
     pub fn cqs_armed(&self) -> usize {
         self.cqs_armed.load(Ordering::Relaxed)
     }
 
-    /// How often an SRQ was told of receives.
+    /// Returns how often an SRQ was notified of receives.
     pub fn srq_notified(&self, srq: u32) -> usize {
         self.srq(srq).notified.load(Ordering::Relaxed)
     }
 }
 
-/// The device's side of an adapter.
+/// Device's side of an adapter.
 #[derive(Debug)]
 pub struct MockHca(Arc<MockDevice>);
 

@@ -1,8 +1,9 @@
 //! A guest in the same process: for tests and benchmarks without a virtual machine (feature `testing`).
 //!
-//! [`Driver`] does what the Linux driver `vmw_pvrdma` and the rdma-core provider do, in their order and with their
-//! arithmetic, on [`GuestMemory`] and through the two faces a guest has: configuration space and BARs. It shares no
-//! code with the device, not even constants, so that an error in one does not hide the same error in the other.
+//! [`Driver`] behaves like the Linux driver `vmw_pvrdma` and the rdma-core provider, with their order of operations and
+//! their arithmetic, on [`GuestMemory`] and through the two interfaces of a guest: configuration space and BARs. It
+//! shares no code with the device, not even constants, so that an error in one does not hide the same error in the
+//! other.
 //!
 //! ```text
 //! let memory = GuestMemory::new(64 << 20);
@@ -21,7 +22,7 @@
 //! let cqe = cq.wait();
 //! ```
 //!
-//! What goes wrong with the test itself panics. What the device refuses is a [`CommandError`].
+//! Errors of the test itself panic. A refusal by the device is a [`CommandError`].
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -76,10 +77,10 @@ pub use test_device::TestDevice;
 pub use window::{Moment, WindowPages};
 pub use wr::{AddressHandle, RecvWr, SendWr, Sge, opcode, send_flag};
 
-/// How long anything may take. Nothing does; this is for what hangs.
+/// Deadline of every wait. It is reached only if something hangs.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Tells other threads to stop when it is dropped, also by a panic.
+/// Makes other threads stop when it is dropped, also by a panic.
 #[derive(Debug)]
 pub struct Stop<'a>(pub &'a AtomicBool);
 
@@ -92,7 +93,7 @@ impl Drop for Stop<'_> {
 /// Calls `look` until it returns something, for at most [`DEADLINE`].
 ///
 /// # Panics
-/// It never did; `what` says in the message what was waited for.
+/// It never did; the message contains `what`.
 pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + DEADLINE;
     loop {

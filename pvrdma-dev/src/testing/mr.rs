@@ -27,10 +27,10 @@ pub struct Mr {
 }
 
 impl Mr {
-    /// DESTROY_MR; its directory is freed at once, the buffer is the caller's.
+    /// DESTROY_MR; its directory is freed immediately, the buffer belongs to the caller.
     ///
     /// # Errors
-    /// The command failed; the memory is freed all the same, as the driver does.
+    /// The command failed; the memory is freed nevertheless, as the driver does.
     pub fn destroy(self) -> Result<(), CommandError> {
         let result = self.driver.execute(&Request::new(command_id::DESTROY_MR).u32(16, self.handle));
         if let Some(directory) = &self.directory {
@@ -39,18 +39,18 @@ impl Mr {
         result.map(drop)
     }
 
-    /// Its page directory.
+    /// Returns its page directory.
     pub const fn directory(&self) -> Option<&Directory> {
         self.directory.as_ref()
     }
 }
 
-/// A region for fast registrations, with the page directory that belongs to it.
+/// Region for fast registrations, with its page directory.
 #[derive(Debug)]
 pub struct FastMr {
     /// The region.
     pub mr: Mr,
-    /// Most pages.
+    /// Maximum number of pages.
     pub max_pages: usize,
 }
 
@@ -129,7 +129,7 @@ impl Driver {
         Ok(FastMr { mr: self.create_mr(&request, Some(directory))?, max_pages })
     }
 
-    /// A buffer and a region for all of it.
+    /// Allocates a buffer and registers all of it.
     ///
     /// # Errors
     /// The command failed.

@@ -1,4 +1,4 @@
-//! What the guest's PCI core and the driver do with the function.
+//! Accesses of the guest's PCI core and of the driver to the function.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const BAR_0: usize = 0x10;
 const CAPABILITIES: usize = 0x34;
 const MSIX: u8 = 0x11;
 
-/// Where the BARs are put, as a platform's firmware would.
+/// Addresses of the BARs, as assigned by a platform's firmware.
 const BAR_ADDRESSES: [u64; 3] = [0xfebd_0000, 0xfebe_0000, 0x80_0000_0000];
 
 /// Access to a function.
@@ -61,7 +61,7 @@ impl PciAccess {
         self.0.bar_write(1, offset, &value.to_le_bytes());
     }
 
-    /// Rings a doorbell and lets the device do what it leaves for later.
+    /// Rings a doorbell and then runs the device's deferred work.
     #[inline]
     pub fn doorbell(&self, page: u32, offset: u64, value: u32) {
         self.0.bar_write(2, u64::from(page) * 4096 + offset, &value.to_le_bytes());
@@ -87,7 +87,7 @@ impl PciAccess {
         if low == 0 { 0 } else { (!mask).wrapping_add(1) }
     }
 
-    /// Gives the BARs their addresses, and switches memory decoding and bus mastering on. Returns the address of BAR 2.
+    /// Assigns addresses to the BARs, and enables memory decoding and bus mastering. Returns the address of BAR 2.
     pub fn enable(&self) -> u64 {
         for (bar, address) in BAR_ADDRESSES.into_iter().enumerate() {
             let size = self.bar_size(bar);
@@ -102,13 +102,13 @@ impl PciAccess {
         BAR_ADDRESSES[2]
     }
 
-    /// Bus Master Enable, with memory decoding on.
+    /// Sets Bus Master Enable, with memory decoding enabled.
     pub fn set_bus_master(&self, enabled: bool) {
         let command = self.config(COMMAND) as u16 & !4 | 2 | u16::from(enabled) << 2;
         self.0.config_write(COMMAND, &command.to_le_bytes());
     }
 
-    /// MSI-X Enable.
+    /// Sets MSI-X Enable.
     pub fn set_msix(&self, enabled: bool) {
         let control = self.find_msix() + 2;
         let mut value = [0; 2];

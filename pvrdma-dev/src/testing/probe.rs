@@ -1,4 +1,4 @@
-//! Probe: what the driver does until the device is active.
+//! Probe of the driver, up to the active device.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -10,27 +10,27 @@ use super::driver::{EventRing, Shared};
 use super::{Driver, GuestMemory, Irqs, PciAccess, register};
 use pvrdma_pci_function::PciFunction;
 
-/// Why a probe failed (spec §2.2, in the driver's order).
+/// Reason why a probe failed (spec §2.2, in the driver's order).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ProbeError {
-    /// Not a version that this driver knows.
+    /// The driver does not support this version.
     #[error("device version {0}")]
     Version(u32),
-    /// Not RoCE.
+    /// The mode is not RoCE.
     #[error("device mode {0}")]
     Mode(u8),
-    /// Neither exactly RoCE v1 nor exactly v2.
+    /// The GID types are neither exactly RoCE v1 nor exactly v2.
     #[error("GID types {0:#x}")]
     GidTypes(u8),
-    /// Not a power of two.
+    /// The number is not a power of two.
     #[error("{0} UAR pages")]
     Uars(u32),
-    /// ERR after ACTIVATE.
+    /// ERR is set after ACTIVATE.
     #[error("activation failed, ERR is {0:#x}")]
     Activate(u32),
 }
 
-/// What a probe can do differently.
+/// Options of a probe.
 #[derive(Clone, Copy, Debug)]
 pub struct ProbeOptions {
     /// Version that the driver claims.
@@ -48,10 +48,10 @@ impl Default for ProbeOptions {
 }
 
 impl Driver {
-    /// What the kernel driver's probe does.
+    /// Probes the device as the kernel driver does.
     ///
     /// # Errors
-    /// What its probe would fail for.
+    /// The errors with which the kernel driver's probe fails.
     pub fn probe(
         function: Arc<dyn PciFunction>,
         memory: &Arc<GuestMemory>,
@@ -60,7 +60,7 @@ impl Driver {
         Self::probe_with(function, memory, irqs, ProbeOptions::default())
     }
 
-    /// A probe that does some things differently.
+    /// Probes the device with options.
     ///
     /// # Errors
     /// As for [`Self::probe`].

@@ -17,7 +17,7 @@ pub mod qp_type {
     pub const UD: u8 = 4;
 }
 
-/// How to make a queue pair. The numbers are the consumer's; they are rounded as the driver in question does.
+/// Parameters of a queue pair. The sizes are those of the consumer; they are rounded as the respective driver does.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the names of the specification")]
 pub struct QpInit<'a> {
@@ -35,7 +35,7 @@ pub struct QpInit<'a> {
 }
 
 impl<'a> QpInit<'a> {
-    /// A connection with room for 64 requests of four SGEs each way.
+    /// Returns the parameters of a connection with room for 64 requests of four SGEs in each direction.
     pub const fn rc(pd: &'a Pd, cq: &'a Cq) -> Self {
         Self {
             pd,
@@ -52,12 +52,12 @@ impl<'a> QpInit<'a> {
         }
     }
 
-    /// A datagram QP, likewise.
+    /// Returns the parameters of a datagram QP, likewise.
     pub const fn ud(pd: &'a Pd, cq: &'a Cq) -> Self {
         Self { qp_type: qp_type::UD, ..Self::rc(pd, cq) }
     }
 
-    /// The connection manager's QP, as the kernel makes it.
+    /// Returns the parameters of the connection manager's QP, as the kernel creates it.
     pub const fn gsi(pd: &'a Pd, cq: &'a Cq) -> Self {
         Self {
             qp_type: qp_type::GSI,
@@ -71,16 +71,16 @@ impl<'a> QpInit<'a> {
     }
 }
 
-/// An encoded send element, for [`Qp::post_encoded`].
+/// Encoded send element, for [`Qp::post_encoded`].
 pub type Encoded = Vec<u8>;
 
 /// A queue pair.
 #[derive(Debug)]
 pub struct Qp {
     driver: Driver,
-    /// Its handle: doorbells, completions, events.
+    /// Handle in doorbells, completions and events.
     pub handle: u32,
-    /// Its number in packets.
+    /// QPN.
     pub qpn: u32,
     /// UAR page of its owner.
     pub uar: u32,
@@ -99,7 +99,7 @@ impl Driver {
     /// The command failed.
     pub fn create_qp(&self, init: &QpInit<'_>) -> Result<Qp, CommandError> {
         let user = init.pd.is_user();
-        // The kernel rounds SGEs up, the library does not (spec §6.3).
+        // The kernel rounds the number of SGEs up, the user library does not (spec §6.3).
         let sges = |count: u32| if user { count.max(1) } else { count.max(1).next_power_of_two() };
         let shared = init.srq.is_some();
         let (send_wr, send_sge) = (init.max_send_wr.max(1).next_power_of_two(), sges(init.max_send_sge));
@@ -148,20 +148,20 @@ impl Driver {
 }
 
 impl Qp {
-    /// The send ring.
+    /// Returns the send ring.
     pub const fn send_ring(&self) -> &DriverRing {
         &self.send
     }
 
-    /// The receive ring.
+    /// Returns the receive ring.
     ///
     /// # Panics
-    /// The QP takes its receives from a shared queue.
+    /// The QP uses a shared receive queue.
     pub fn recv_ring(&self) -> &DriverRing {
         self.recv.as_ref().expect("receives come from a shared queue")
     }
 
-    /// All pages, ring state first.
+    /// Returns all pages, ring state first.
     pub fn pages(&self) -> &[u64] {
         &self.pages
     }
@@ -182,7 +182,7 @@ impl Qp {
         Ok(())
     }
 
-    /// To INIT: connections with rights, datagram QPs with a key.
+    /// Moves to INIT: connections with access rights, datagram QPs with a Q_Key.
     ///
     /// # Errors
     /// The command failed.
@@ -196,7 +196,7 @@ impl Qp {
         })
     }
 
-    /// A connection's step to RTR.
+    /// Moves a connection to RTR.
     ///
     /// # Errors
     /// The command failed.
@@ -204,7 +204,7 @@ impl Qp {
         self.modify(&QpAttr::to_state(state::RTR).receive_path(path))
     }
 
-    /// A connection's step to RTS.
+    /// Moves a connection to RTS.
     ///
     /// # Errors
     /// The command failed.
@@ -212,7 +212,7 @@ impl Qp {
         self.modify(&QpAttr::to_state(state::RTS).send_path(path))
     }
 
-    /// A connection from RESET to RTS.
+    /// Moves a connection from RESET to RTS.
     ///
     /// # Errors
     /// A command failed.
@@ -222,7 +222,7 @@ impl Qp {
         self.to_rts(path)
     }
 
-    /// A datagram QP from RESET to RTS.
+    /// Moves a datagram QP from RESET to RTS.
     ///
     /// # Errors
     /// A command failed.
@@ -232,7 +232,7 @@ impl Qp {
         self.modify(&QpAttr::to_state(state::RTS).set(24, &[0; 4], super::mask::SQ_PSN))
     }
 
-    /// To ERR.
+    /// Moves to ERR.
     ///
     /// # Errors
     /// The command failed.
@@ -240,7 +240,7 @@ impl Qp {
         self.modify(&QpAttr::to_state(state::ERR))
     }
 
-    /// To RESET.
+    /// Moves to RESET.
     ///
     /// # Errors
     /// The command failed.
@@ -260,7 +260,7 @@ impl Qp {
     /// Publishes sends without a doorbell.
     ///
     /// # Errors
-    /// There is no room; those before are published.
+    /// There is no room; the requests before it are published.
     pub fn publish_send(&mut self, requests: &[SendWr]) -> Result<(), RingFull> {
         for request in requests {
             let slot = self.send.has_space().ok_or(RingFull)?;
@@ -273,15 +273,15 @@ impl Qp {
     /// Posts sends, one doorbell for all.
     ///
     /// # Errors
-    /// There is no room; those before are published, without doorbell (spec §13 B5).
+    /// There is no room; the requests before it are published, without a doorbell (spec §13 B5).
     pub fn post_send(&mut self, requests: &[SendWr]) -> Result<(), RingFull> {
         self.publish_send(requests)?;
         self.ring_send();
         Ok(())
     }
 
-    /// Posts as many encoded elements as there is room for, with one look at the indices and one doorbell, and returns
-    /// how many. For benchmarks: element `i` is the one at `i` modulo their number.
+    /// Posts as many encoded elements as fit, with one load of the indices and one doorbell. Returns their number. For
+    /// benchmarks: element `i` is the one at `i` modulo the number of `elements`.
     pub fn post_encoded(&mut self, elements: &[Encoded], count: u32) -> u32 {
         let count = self.send.fill(elements, count);
         if count != 0 {
@@ -290,7 +290,7 @@ impl Qp {
         count
     }
 
-    /// The same for receives, whose elements are those of [`RecvWr::encode`].
+    /// As [`Self::post_encoded`], for receives, whose elements are those of [`RecvWr::encode`].
     pub fn post_encoded_recv(&mut self, elements: &[Encoded], count: u32) -> u32 {
         let count = self.recv_ring().fill(elements, count);
         if count != 0 {
@@ -299,7 +299,7 @@ impl Qp {
         count
     }
 
-    /// The element of a request, for [`Self::post_encoded`].
+    /// Encodes the element of a request, for [`Self::post_encoded`].
     pub fn encode(&self, request: &SendWr) -> Encoded {
         request.encode(self.user)
     }
@@ -307,7 +307,7 @@ impl Qp {
     /// Publishes receives without a doorbell.
     ///
     /// # Errors
-    /// There is no room; those before are published.
+    /// There is no room; the requests before it are published.
     pub fn publish_recv(&mut self, requests: &[RecvWr]) -> Result<(), RingFull> {
         let ring = self.recv_ring();
         for request in requests {
@@ -339,10 +339,10 @@ impl Qp {
         self.driver.pci().doorbell(self.uar, UAR_QP, self.handle | QP_RECV);
     }
 
-    /// DESTROY_QP; its pages are freed at once. Completions that are in a queue stay there, see [`Cq::remove_qp`].
+    /// DESTROY_QP; its pages are freed immediately. Its completions stay in their queues, see [`Cq::remove_qp`].
     ///
     /// # Errors
-    /// The command failed; the memory is freed all the same, as the driver does.
+    /// The command failed; the memory is freed nevertheless, as the driver does.
     pub fn destroy(self) -> Result<(), CommandError> {
         let result = self.driver.execute(&Request::new(command_id::DESTROY_QP).u32(16, self.handle));
         self.driver.0.memory.free(&self.pages);

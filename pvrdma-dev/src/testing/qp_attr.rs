@@ -40,12 +40,12 @@ pub mod mask {
     pub const DEST_QPN: u32 = 1 << 20;
 }
 
-/// Attributes with the mask that names those which are set. The others hold garbage, as they do in the driver.
+/// Attributes with a mask of those that are set. The others hold garbage, as they do in the driver.
 #[derive(Clone, Debug)]
 pub struct QpAttr {
     /// `pvrdma_qp_attr`.
     pub bytes: [u8; 160],
-    /// Which of them are set.
+    /// Mask of the attributes that are set.
     pub mask: u32,
 }
 
@@ -56,12 +56,12 @@ impl Default for QpAttr {
 }
 
 impl QpAttr {
-    /// Nothing is set.
+    /// Creates attributes, none of which is set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A change to a state.
+    /// Creates a change to a state.
     pub fn to_state(state: u32) -> Self {
         Self::new().state(state)
     }
@@ -80,7 +80,7 @@ impl QpAttr {
         self.set(0, &state.to_le_bytes(), mask::STATE)
     }
 
-    /// Sets the state that the driver believes in.
+    /// Sets the state in which the driver assumes the QP to be.
     #[must_use]
     pub fn cur_state(self, state: u32) -> Self {
         self.set(4, &state.to_le_bytes(), mask::CUR_STATE)
@@ -92,19 +92,19 @@ impl QpAttr {
         self.set(36, &[0; 2], mask::PKEY_INDEX).set(45, &[1], mask::PORT)
     }
 
-    /// Sets what peers may do.
+    /// Sets the access rights of peers.
     #[must_use]
     pub fn access(self, access: u32) -> Self {
         self.set(32, &access.to_le_bytes(), mask::ACCESS_FLAGS)
     }
 
-    /// Sets the datagram key.
+    /// Sets the Q_Key.
     #[must_use]
     pub fn qkey(self, qkey: u32) -> Self {
         self.set(16, &qkey.to_le_bytes(), mask::QKEY)
     }
 
-    /// Sets what the step to RTR wants of a connection.
+    /// Sets the attributes that a connection needs to move to RTR.
     #[must_use]
     pub fn receive_path(self, path: &Path) -> Self {
         let mut av = [0; 40];
@@ -122,7 +122,7 @@ impl QpAttr {
             .set(44, &[path.min_rnr_timer], mask::MIN_RNR_TIMER)
     }
 
-    /// Sets what the step to RTS wants of a connection.
+    /// Sets the attributes that a connection needs to move to RTS.
     #[must_use]
     pub fn send_path(self, path: &Path) -> Self {
         self.set(46, &[path.timeout], mask::TIMEOUT)
@@ -132,18 +132,18 @@ impl QpAttr {
             .set(42, &[path.max_rd_atomic], mask::MAX_QP_RD_ATOMIC)
     }
 
-    /// Number at an offset.
+    /// Returns the number at an offset.
     pub fn u32(&self, at: usize) -> u32 {
         u32::from_le_bytes(self.bytes[at..at + 4].try_into().unwrap())
     }
 
-    /// The state.
+    /// Returns the state.
     pub fn get_state(&self) -> u32 {
         self.u32(0)
     }
 }
 
-/// A connection's way to its peer.
+/// Path of a connection to its peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the names of the specification")]
 pub struct Path {
@@ -160,12 +160,12 @@ pub struct Path {
     pub timeout: u8,
     pub retry_cnt: u8,
     pub rnr_retry: u8,
-    /// What the peer may do here.
+    /// Access rights of the peer.
     pub access: u32,
 }
 
 impl Path {
-    /// To a QP of a GID, with the values that test programs use.
+    /// Returns a path to a QP at a GID, with the values that test programs use.
     pub const fn to(dgid: Gid, dest_qpn: u32) -> Self {
         Self {
             dgid,

@@ -6,21 +6,21 @@ use thiserror::Error;
 
 use super::GuestMemory;
 
-/// A post found no room.
+/// Error: the ring is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the ring is full")]
 pub struct RingFull;
 
-/// One ring: its state words and its elements.
+/// A ring: its state words and its elements.
 #[derive(Clone, Debug)]
 pub struct DriverRing {
     memory: Arc<GuestMemory>,
-    /// Address of `prod_tail`; `cons_head` is behind it.
+    /// Address of `prod_tail`; `cons_head` follows it.
     words: u64,
     /// Address of each page of elements.
     pages: Vec<u64>,
     stride: u64,
-    /// What the driver takes for the number of elements. For event rings that is not a power of two.
+    /// Number of elements as computed by the driver. For event rings it is not a power of two.
     nominal: u32,
 }
 
@@ -29,7 +29,7 @@ impl DriverRing {
         Self { memory: Arc::clone(memory), words, pages: pages.to_vec(), stride, nominal }
     }
 
-    /// What the driver takes for the number of elements.
+    /// Returns the number of elements as computed by the driver.
     pub const fn entries(&self) -> u32 {
         self.nominal
     }
@@ -93,7 +93,7 @@ impl DriverRing {
     /// Slot to consume (`pvrdma_idx_ring_has_data`).
     ///
     /// # Panics
-    /// An index is invalid. The driver never looks at such a ring again, so a device must never let that happen.
+    /// An index is invalid. The driver never accesses such a ring again, so a device must never cause that.
     #[inline]
     pub fn has_data(&self) -> Option<u32> {
         let (tail, head) = (self.prod_tail(), self.cons_head());
@@ -102,7 +102,7 @@ impl DriverRing {
         (tail != head).then_some(slot)
     }
 
-    /// Slot to fill (`pvrdma_idx_ring_has_space`). The kernel driver takes an invalid index for "has space", slot 0.
+    /// Slot to fill (`pvrdma_idx_ring_has_space`). For an invalid index the kernel driver assumes that slot 0 is free.
     #[inline]
     pub fn has_space(&self) -> Option<u32> {
         let (tail, head) = (self.prod_tail(), self.cons_head());
@@ -112,20 +112,20 @@ impl DriverRing {
         }
     }
 
-    /// Moves `prod_tail` on by one.
+    /// Advances `prod_tail` by one.
     #[inline]
     pub fn produce(&self) {
         self.set_prod_tail(self.next(self.prod_tail()));
     }
 
-    /// Moves `cons_head` on by one.
+    /// Advances `cons_head` by one.
     #[inline]
     pub fn consume(&self) {
         self.set_cons_head(self.next(self.cons_head()));
     }
 
-    /// Fills as many slots as there is room for, up to `count`, with one look at the indices, publishes them and
-    /// returns how many. Element `i` is the one at `i` modulo their number.
+    /// Fills as many slots as are free, up to `count`, with one load of the indices, and publishes them. Returns their
+    /// number. Element `i` is the one at `i` modulo the number of `elements`.
     pub(super) fn fill(&self, elements: &[Vec<u8>], count: u32) -> u32 {
         let tail = self.prod_tail();
         let count = count.min(self.nominal - (tail.wrapping_sub(self.cons_head()) & self.mask()));
@@ -139,12 +139,12 @@ impl DriverRing {
         count
     }
 
-    /// Elements between the indices.
+    /// Returns the number of elements between the indices.
     pub fn len(&self) -> u32 {
         self.prod_tail().wrapping_sub(self.cons_head()) & self.mask()
     }
 
-    /// Returns `true` if there are none.
+    /// Returns `true` if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -153,7 +153,7 @@ impl DriverRing {
         &self.memory
     }
 
-    /// Takes every element as the interrupt handlers do.
+    /// Takes all elements, as the interrupt handlers do.
     pub(super) fn drain(&self) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         while let Some(slot) = self.has_data() {

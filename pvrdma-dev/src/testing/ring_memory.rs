@@ -1,4 +1,4 @@
-//! One ring in guest memory, for unit tests of what works on rings.
+//! One ring in guest memory, for unit tests of code that uses rings.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use super::{GuestMemory, Placement};
 use crate::intr::Interrupts;
 use pvrdma_pci_function::InterruptSink;
 
-/// The pages of one object: ring state and elements.
+/// Pages of one object: ring state and elements.
 pub(crate) struct RingMemory {
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) pages: Vec<u64>,
 }
 
 impl RingMemory {
-    /// Scattered pages, zeroed.
+    /// Allocates scattered, zeroed pages.
     pub(crate) fn new(pages: usize) -> Self {
         Self::in_memory(&GuestMemory::new(4 << 20), pages)
     }
@@ -44,7 +44,7 @@ impl RingMemory {
     }
 }
 
-/// Interrupts that pass everything on to `sink`.
+/// Returns interrupts that pass everything on to `sink`.
 pub(crate) fn open_interrupts(sink: Arc<dyn InterruptSink>) -> Arc<Interrupts> {
     let interrupts = Interrupts::new(sink, false);
     interrupts.set_bus_master(true);

@@ -1,4 +1,4 @@
-//! Shared receive queues, which only processes have.
+//! Shared receive queues, which only processes can have.
 
 use super::command::{CommandError, Request, command_id};
 use super::wr::RecvWr;
@@ -49,12 +49,12 @@ impl Driver {
 }
 
 impl Srq {
-    /// Its ring.
+    /// Returns its ring.
     pub const fn ring(&self) -> &DriverRing {
         &self.ring
     }
 
-    /// All pages, ring state first.
+    /// Returns all pages, ring state first.
     pub fn pages(&self) -> &[u64] {
         &self.pages
     }
@@ -62,7 +62,7 @@ impl Srq {
     /// Posts receives, one doorbell for all.
     ///
     /// # Errors
-    /// There is no room; those before are posted, without doorbell.
+    /// There is no room; the requests before it are posted, without a doorbell.
     pub fn post(&mut self, requests: &[RecvWr]) -> Result<(), RingFull> {
         for request in requests {
             let slot = self.ring.has_space().ok_or(RingFull)?;
@@ -96,10 +96,10 @@ impl Srq {
         Ok([16, 20, 24].map(|at| response.u32(at)))
     }
 
-    /// DESTROY_SRQ; its pages are freed at once.
+    /// DESTROY_SRQ; its pages are freed immediately.
     ///
     /// # Errors
-    /// The command failed; the memory is freed all the same, as the driver does.
+    /// The command failed; the memory is freed nevertheless, as the driver does.
     pub fn destroy(self) -> Result<(), CommandError> {
         let result = self.driver.execute(&Request::new(command_id::DESTROY_SRQ).u32(16, self.handle));
         self.driver.0.memory.free(&self.pages);

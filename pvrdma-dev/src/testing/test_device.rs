@@ -1,4 +1,4 @@
-//! A device with what surrounds it.
+//! A device with its environment.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::config::DeviceConfig;
 use crate::device::PvrdmaDevice;
 use pvrdma_pci_function::PciFunction;
 
-/// A device with its guest's memory and the place where its interrupts arrive. Nothing has touched it yet.
+/// A device with its guest's memory and interrupts, in power-on state.
 #[derive(Debug)]
 pub struct TestDevice<B: Backend> {
     /// The guest's memory.
@@ -21,10 +21,10 @@ pub struct TestDevice<B: Backend> {
 }
 
 impl<B: Backend + 'static> TestDevice<B> {
-    /// A device of this configuration on this memory. Its numbers are the same each time.
+    /// Creates a device with this configuration and this memory. Its random numbers are the same each time.
     ///
     /// # Panics
-    /// The device cannot be made.
+    /// The device cannot be created.
     pub fn new(backend: &B, config: DeviceConfig, memory: Arc<GuestMemory>) -> Self {
         let config = DeviceConfig { random: Random::Seed(0), ..config };
         let irqs = Irqs::new();
@@ -32,18 +32,18 @@ impl<B: Backend + 'static> TestDevice<B> {
         Self { memory, irqs, device }
     }
 
-    /// The configuration of most tests: version 20, RoCE v2, the MAC address 52:54:00:00:00:`host`.
+    /// Returns the configuration of most tests: version 20, RoCE v2, the MAC address 52:54:00:00:00:`host`.
     pub fn config(host: u8) -> DeviceConfig {
         DeviceConfig::new(format!("vm{host}"), MacAddr([0x52, 0x54, 0, 0, 0, host]))
     }
 
-    /// The same for a version of the interface, with an encapsulation that it knows.
+    /// Returns the configuration for a version of the interface, with an encapsulation that the version supports.
     pub fn config_of_version(version: u32) -> DeviceConfig {
         let roce = if version == 17 { GidType::RoceV1 } else { GidType::RoceV2 };
         DeviceConfig { version, roce, ..Self::config(1) }
     }
 
-    /// The device as a VMM sees it.
+    /// Returns the device as used by a VMM.
     pub fn function(&self) -> Arc<dyn PciFunction> {
         Arc::clone(&self.device) as Arc<dyn PciFunction>
     }

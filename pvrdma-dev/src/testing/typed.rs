@@ -1,5 +1,5 @@
-//! Commands as the device's own structures, for unit tests of the command channel. Everywhere else a [`Driver`] writes
-//! bytes and shares nothing with the device.
+//! Commands as the device's own structures, for unit tests of the command channel. All other tests use a [`Driver`],
+//! which writes bytes and shares nothing with the device.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::config::DeviceConfig;
 use crate::device::PvrdmaDevice;
 use crate::stats::ObjectCounts;
 
-/// Bytes of the header that each request begins with.
+/// Size in bytes of the header of each request.
 const HEADER: usize = 16;
 
-/// A device over a mock adapter, with a driver that was probed.
+/// A device with a mock adapter and a probed driver.
 pub(crate) struct TypedDriver {
     pub(crate) device: Arc<PvrdmaDevice<MockBackend>>,
     pub(crate) memory: Arc<GuestMemory>,
@@ -22,27 +22,27 @@ pub(crate) struct TypedDriver {
 }
 
 impl TypedDriver {
-    /// On a device of version 20.
+    /// Creates a device of version 20.
     pub(crate) fn up() -> Self {
         Self::on(Self::config())
     }
 
-    /// The configuration of [`Self::up`].
+    /// Returns the configuration of [`Self::up`].
     pub(crate) fn config() -> DeviceConfig {
         TestDevice::<MockBackend>::config(1)
     }
 
-    /// On a device of any version.
+    /// Creates a device of any version.
     pub(crate) fn version(version: u32) -> Self {
         Self::on(TestDevice::<MockBackend>::config_of_version(version))
     }
 
-    /// On a device of this configuration.
+    /// Creates a device with this configuration.
     pub(crate) fn on(config: DeviceConfig) -> Self {
         Self::probe_with(config, ProbeOptions::default())
     }
 
-    /// On a device of this configuration, with another driver than the newest.
+    /// Creates a device with this configuration, and a driver that may be older than the newest.
     pub(crate) fn probe_with(config: DeviceConfig, options: ProbeOptions) -> Self {
         let backend = MockBackend::new();
         let test = TestDevice::new(&backend, config, GuestMemory::new(16 << 20));
@@ -50,19 +50,19 @@ impl TypedDriver {
         Self { device: test.device, memory: test.memory, hca: backend.device(), driver }
     }
 
-    /// Live objects.
+    /// Returns the numbers of existing objects.
     pub(crate) fn counts(&self) -> ObjectCounts {
         self.device.status().objects
     }
 
-    /// The request that a structure stands for, with garbage behind it.
+    /// Returns the request for a structure, with garbage behind it.
     pub(crate) fn request<T: GuestLayout>(opcode: Opcode, body: &T) -> Request {
         let mut bytes = vec![0; T::SIZE];
         body.encode(&mut bytes);
         Request::new(opcode.0).set(HEADER, &bytes[HEADER..])
     }
 
-    /// Runs a command. [`Driver::execute`] checks what holds for all of them.
+    /// Runs a command. [`Driver::execute`] checks the properties that hold for all commands.
     pub(crate) fn run<T: GuestLayout>(&self, opcode: Opcode, body: &T) -> Result<Vec<u8>, CommandError> {
         self.driver.execute(&Self::request(opcode, body)).map(|response| response.0.to_vec())
     }
@@ -72,12 +72,12 @@ impl TypedDriver {
         R::decode(&self.run(opcode, body).unwrap_or_else(|error| panic!("{opcode}: {error}")))
     }
 
-    /// Guest page number of BAR 2.
+    /// Returns the guest page number of BAR 2.
     pub(crate) fn uar_pfn(&self) -> u64 {
         self.driver.uar_base() >> 12
     }
 
-    /// Address of a new directory of `count` new pages.
+    /// Returns the address of a new directory of `count` new pages.
     pub(crate) fn directory(&self, count: usize) -> u64 {
         self.memory.directory(&self.memory.alloc(count, Placement::Scattered)).addr
     }
@@ -96,12 +96,12 @@ impl TypedDriver {
         self.ok::<_, abi::CreateCqResp>(Opcode::CREATE_CQ, &request).cq_handle
     }
 
-    /// A CQ of 64 entries.
+    /// Returns a request for a CQ of 64 entries.
     pub(crate) fn cq_request(&self, ctx_handle: u32) -> abi::CreateCq {
         abi::CreateCq { pdir_dma: self.directory(2), ctx_handle, cqe: 64, nchunks: 2 }
     }
 
-    /// The library's QP of 100 requests and one SGE each (section 5.3).
+    /// Returns a request for the user library's QP of 100 requests and one SGE each (section 5.3).
     pub(crate) fn qp_request(&self, qp_type: u8, pd_handle: u32, cq: u32) -> abi::CreateQp {
         abi::CreateQp {
             pdir_dma: self.directory(6),
@@ -119,14 +119,14 @@ impl TypedDriver {
         }
     }
 
-    /// An RC QP's handle and number, on a version 20 device.
+    /// Creates an RC QP on a version 20 device. Returns its handle and QPN.
     pub(crate) fn create_qp(&self, pd_handle: u32, cq: u32) -> (u32, u32) {
         let request = self.qp_request(abi::qp_type::RC, pd_handle, cq);
         let response: abi::CreateQpRespV2 = self.ok(Opcode::CREATE_QP, &request);
         (response.qp_handle, response.qpn)
     }
 
-    /// An SRQ of 64 receives of three SGEs.
+    /// Returns a request for an SRQ of 64 receives of three SGEs.
     pub(crate) fn srq_request(&self, pd_handle: u32) -> abi::CreateSrq {
         let attrs = abi::SrqAttr { max_wr: 64, max_sge: 3, srq_limit: 0 };
         abi::CreateSrq { pdir_dma: self.directory(3), pd_handle, nchunks: 3, attrs, srq_type: 0 }
@@ -142,7 +142,7 @@ impl TypedDriver {
         self.ok::<_, abi::CreateMrResp>(Opcode::CREATE_MR, &request).mr_handle
     }
 
-    /// Two pages, starting in the middle of the first.
+    /// Returns a request for two pages, starting in the middle of the first.
     pub(crate) fn mr_request(&self, pd_handle: u32) -> abi::CreateMr {
         abi::CreateMr {
             start: 0x7f00_0000_0800,

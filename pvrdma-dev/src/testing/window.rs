@@ -1,4 +1,4 @@
-//! Doorbell pages that are memory at times, without a kernel that maps them.
+//! Doorbell pages that are memory temporarily, without a kernel that maps them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::window::{Pause, WindowPolicy, WindowWatcher};
 
 const PAGE: usize = 4096;
 
-/// Moments at which a test may do something, see [`WindowPages::at`].
+/// Moment at which a test may run an action, see [`WindowPages::at`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[expect(missing_docs, reason = "each is what its name says")]
 pub enum Moment {
@@ -27,13 +27,13 @@ pub enum Moment {
 }
 
 impl Moment {
-    /// All of them.
+    /// All moments.
     pub const ALL: [Self; 4] = [Self::BeforeMap, Self::AfterMap, Self::BeforeUnmap, Self::AfterUnmap];
 }
 
-/// A function whose doorbell pages, but the first, are memory whenever its watcher wants: a store is silent then, and a
-/// message otherwise. Time stands still but for [`WindowPages::advance`], and nobody watches but [`WindowPages::turn`]
-/// or a thread of the test.
+/// A function whose doorbell pages, except for the first, are memory when its watcher maps them: a store is then
+/// silent, and otherwise a trapped write. Time advances only by [`WindowPages::advance`], and only
+/// [`WindowPages::turn`] or a thread of the test watches.
 pub struct WindowPages {
     function: Arc<dyn PciFunction>,
     device: Arc<dyn MappedDoorbells>,
@@ -42,7 +42,7 @@ pub struct WindowPages {
     now: Arc<AtomicU64>,
 }
 
-/// What the pages are when they are memory.
+/// State of the mapped pages.
 #[derive(Default)]
 struct Memory {
     pages: Mutex<BTreeMap<u32, Box<[u8; PAGE]>>>,
@@ -52,7 +52,7 @@ struct Memory {
     action: Mutex<Option<(Moment, Action)>>,
 }
 
-/// What a test does at a moment.
+/// Action of a test at a moment.
 type Action = Box<dyn FnOnce() + Send>;
 
 impl Memory {
@@ -97,7 +97,7 @@ impl fmt::Debug for WindowPages {
 }
 
 impl WindowPages {
-    /// Gives a device a watcher with this policy.
+    /// Creates a watcher with this policy for a device.
     pub fn new<B: Backend + 'static>(device: &Arc<PvrdmaDevice<B>>, policy: WindowPolicy) -> Arc<Self> {
         let (memory, now) = (Arc::new(Memory::default()), Arc::new(AtomicU64::new(1)));
         let clock = Arc::clone(&now);
@@ -112,30 +112,30 @@ impl WindowPages {
         })
     }
 
-    /// The watcher, for a thread that runs it.
+    /// Returns the watcher, for a thread that runs it.
     pub fn watcher(&self) -> &WindowWatcher {
         &self.watcher
     }
 
-    /// What the watcher looks at.
+    /// Returns the device that the watcher observes.
     pub fn device(&self) -> &dyn MappedDoorbells {
         &*self.device
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub fn advance(&self, nanoseconds: u64) {
         self.now.fetch_add(nanoseconds, Ordering::SeqCst);
     }
 
-    /// The watcher looks once.
+    /// Does one pass of the watcher.
     pub fn turn(&self) -> Pause {
         self.watcher.turn(&*self.device)
     }
 
-    /// The watcher goes on, as time passes, until it sleeps.
+    /// Runs the watcher, and advances the time, until it sleeps.
     ///
     /// # Panics
-    /// It never does.
+    /// It never sleeps.
     pub fn settle(&self) {
         for _ in 0..1_000_000 {
             match self.turn() {
@@ -147,32 +147,32 @@ impl WindowPages {
         panic!("the watcher does not sleep");
     }
 
-    /// Pages that are memory.
+    /// Returns the pages that are memory.
     pub fn mapped(&self) -> Vec<u32> {
         self.memory.pages.lock().keys().copied().collect()
     }
 
-    /// Times that a page became memory.
+    /// Returns how often a page became memory.
     pub fn maps(&self) -> u64 {
         self.memory.maps.load(Ordering::SeqCst)
     }
 
-    /// Stores that nobody heard.
+    /// Returns the number of silent stores.
     pub fn silent(&self) -> u64 {
         self.memory.silent.load(Ordering::SeqCst)
     }
 
-    /// Has `action` done once, at this moment of the next change of a page, in the middle of the watcher's work.
+    /// Runs `action` once, at this moment of the next change of a page, in the middle of the watcher's work.
     pub fn at(&self, moment: Moment, action: impl FnOnce() + Send + 'static) {
         *self.memory.action.lock() = Some((moment, Box::new(action)));
     }
 
-    /// From now on no page changes, or they change again.
+    /// Makes changes of pages fail, or succeed again.
     pub fn refuse(&self, refuse: bool) {
         self.memory.refuses.store(refuse, Ordering::SeqCst);
     }
 
-    /// Page and place in it of an access to doorbells that are memory now.
+    /// Returns page and offset of an access to a doorbell page that is memory now.
     fn silent_place(bar: usize, offset: u64) -> Option<(u32, usize)> {
         (bar == 2).then_some(((offset / PAGE as u64) as u32, (offset % PAGE as u64) as usize))
     }

@@ -1,4 +1,4 @@
-//! Work requests as the drivers write them (spec §8).
+//! Work requests, encoded as the drivers do (spec §8).
 
 use pvrdma_verbs::Gid;
 pub use pvrdma_verbs::Sge;
@@ -27,7 +27,7 @@ pub mod send_flag {
     pub const INLINE: u32 = 8;
 }
 
-/// Where datagrams go.
+/// Destination of datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the names of the specification")]
 pub struct AddressHandle {
@@ -39,7 +39,7 @@ pub struct AddressHandle {
 }
 
 impl AddressHandle {
-    /// To a GID, from GID index 0, with an address vector of this protection domain.
+    /// Returns the destination at a GID, from GID index 0, with an address vector of this protection domain.
     pub const fn new(pd_handle: u32, dgid: Gid) -> Self {
         Self { pd_handle, port: 1, dgid, sgid_index: 0, dmac: [0x52, 0x54, 0, 0, 0, 0xfe] }
     }
@@ -48,13 +48,13 @@ impl AddressHandle {
 /// A send request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SendWr {
-    /// The consumer's name for it.
+    /// Identifier chosen by the consumer.
     pub wr_id: u64,
-    /// The number in the element.
+    /// Opcode in the element.
     pub opcode: u32,
-    /// The flags in the element.
+    /// Flags in the element.
     pub flags: u32,
-    /// `num_sge` when it shall not be the number of SGEs.
+    /// Value of `num_sge` if it differs from the number of SGEs.
     pub num_sge: Option<u32>,
     /// Local memory.
     pub sges: Vec<Sge>,
@@ -103,7 +103,7 @@ impl SendWr {
         let mut request = Self::new(wr_id, opcode, &[sge]);
         request.body.extend(addr.to_le_bytes());
         for operand in operands {
-            // What the operation does not use is stale.
+            // Fields that the operation does not use are stale.
             request.body.extend(operand.unwrap_or(0xeeee_eeee_eeee_eeee).to_le_bytes());
         }
         request.body.extend(rkey.to_le_bytes());
@@ -179,22 +179,22 @@ impl SendWr {
         self
     }
 
-    /// Without completion on success.
+    /// Removes the completion on success.
     #[must_use]
     pub fn unsignaled(mut self) -> Self {
         self.flags &= !send_flag::SIGNALED;
         self
     }
 
-    /// With more flags.
+    /// Adds flags.
     #[must_use]
     pub fn flags(mut self, flags: u32) -> Self {
         self.flags |= flags;
         self
     }
 
-    /// The bytes of the element. The kernel zeroes the header before it fills it, the library leaves what an earlier
-    /// element had there (spec §13 B21).
+    /// Encodes the element. The kernel zeroes the header before it fills it; the user library leaves the values of an
+    /// earlier element (spec §13 B21).
     pub fn encode(&self, user: bool) -> Vec<u8> {
         let mut out = vec![if user { 0xee } else { 0 }; 80];
         out[..8].copy_from_slice(&self.wr_id.to_le_bytes());
@@ -213,21 +213,21 @@ impl SendWr {
 /// A receive request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RecvWr {
-    /// The consumer's name for it.
+    /// Identifier chosen by the consumer.
     pub wr_id: u64,
-    /// `num_sge` when it shall not be the number of SGEs.
+    /// Value of `num_sge` if it differs from the number of SGEs.
     pub num_sge: Option<u32>,
-    /// Where the message goes.
+    /// Local memory for the message.
     pub sges: Vec<Sge>,
 }
 
 impl RecvWr {
-    /// A receive.
+    /// Creates a receive.
     pub fn new(wr_id: u64, sges: &[Sge]) -> Self {
         Self { wr_id, num_sge: None, sges: sges.to_vec() }
     }
 
-    /// The bytes of the element, `total_len` stale.
+    /// Encodes the element, with a stale `total_len`.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = self.wr_id.to_le_bytes().to_vec();
         out.extend(self.num_sge.unwrap_or(self.sges.len() as u32).to_le_bytes());

@@ -1,9 +1,11 @@
-//! Doorbell pages that are memory while their process polls, and trap otherwise: for a VMM with the device in process.
+//! Doorbell pages that are memory while their process polls, and trap otherwise: for a VMM with the device in its
+//! process.
 //!
-//! A page traps at first: its doorbells are messages, arming is exact. One that rings often and arms nothing becomes
-//! memory ([`policy`]); from then on its rings are watched. When nothing has been posted for a while all pages trap
-//! again. Neither way is anything lost: rings are watched before a page becomes memory, and are looked at once more
-//! when it traps again; what was armed meanwhile is made good by arming all once.
+//! At first a page traps: its doorbells are handled as writes, and arming is exact. A page that is written often
+//! without arming becomes memory ([`policy`]); from then on its rings are watched. When nothing has been posted for a
+//! while, all pages trap again. No doorbell is lost in either transition: rings are watched before a page becomes
+//! memory, and are looked at once more when it traps again; arming that was missed is made up for by arming all queues
+//! once.
 
 mod policy;
 
@@ -24,31 +26,31 @@ use crate::watcher::{Depth, DoorbellWatcher, MappedDoorbells};
 pub use policy::{DoorbellMode, Processors, WindowConfigError, WindowPolicy};
 use policy::{Heat, Pacer, Step};
 
-/// Nanoseconds on a clock that never goes back.
+/// Clock: nanoseconds of monotonic time.
 pub type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 
-/// How long the watcher does nothing.
+/// Time for which the watcher has nothing to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pause {
-    /// Not at all.
+    /// No pause.
     None,
-    /// Until this time, or until something wakes it.
+    /// Until this time, or until it is woken.
     Until(u64),
-    /// Until something wakes it.
+    /// Until it is woken.
     Forever,
 }
 
-/// Maps the doorbell pages of a device, and watches in place of doorbells. A thread of the VMM runs it.
+/// Maps the doorbell pages of a device and watches rings in place of doorbells. A thread of the VMM runs it.
 pub struct WindowWatcher {
     window: Arc<dyn DoorbellWindow>,
     policy: WindowPolicy,
     clock: Clock,
     log: Arc<DeviceLog>,
     counts: Arc<WindowCounters>,
-    /// By page.
+    /// Doorbell rates, by page.
     heat: Box<[Heat]>,
-    /// Held while a page becomes memory or ceases to be, so that a page that is given to a process is not mapped for
-    /// its last one. Inside of the device's lock for commands, outside of all its others.
+    /// Held while a page is mapped or unmapped, so that a page that is assigned to a process cannot be mapped on behalf
+    /// of its previous one. It is taken inside the device's lock for commands, and outside all its other locks.
     pages: Mutex<Pages>,
     signal: Mutex<Signal>,
     wakes: Condvar,
@@ -60,7 +62,7 @@ struct Pages {
     pacer: Pacer,
 }
 
-/// What the watcher wakes up for. A leaf among the locks.
+/// Reasons to wake the watcher. No other lock is taken while this one is held.
 #[derive(Debug, Default)]
 struct Signal {
     /// Pages that are to become memory.
@@ -96,7 +98,8 @@ impl DoorbellWatcher for WindowWatcher {
         match self.window.unmap(page) {
             Ok(()) => _ = pages.mapped.remove(&page),
             Err(error) => {
-                // Whoever has it next rings doorbells that nobody hears, so he is watched as soon as he is there.
+                // Doorbells of the page's next process will not trap, so the page stays queued and that process is
+                // watched as soon as it exists.
                 self.stays_memory(page, &error);
                 self.signal(|signal| _ = signal.hot.insert(page));
             }
@@ -112,19 +115,20 @@ impl DoorbellWatcher for WindowWatcher {
 }
 
 impl WindowWatcher {
-    /// The watcher of a device that has none yet. Nothing is mapped before [`Self::run`].
+    /// Creates the watcher of a device that has none yet. Nothing is mapped before [`Self::run`].
     pub fn new<B: Backend>(
         device: &PvrdmaDevice<B>,
         window: Arc<dyn DoorbellWindow>,
         policy: WindowPolicy,
     ) -> Arc<Self> {
         let start = Instant::now();
-        // It takes centuries until this is too long.
+        // An overflow takes centuries.
         let clock = move || u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         Self::with_clock(device, window, policy, Box::new(clock))
     }
 
-    /// The same with another clock. [`Self::run`] waits by that of the system, [`Self::turn`] not at all.
+    /// As [`Self::new`], with another clock. [`Self::run`] waits by the clock of the system, [`Self::turn`] does not
+    /// wait.
     pub fn with_clock<B: Backend>(
         device: &PvrdmaDevice<B>,
         window: Arc<dyn DoorbellWindow>,
@@ -140,7 +144,8 @@ impl WindowWatcher {
         watcher
     }
 
-    /// Watches until [`Self::stop`]. `device` is the one that this was made for; one thread runs this.
+    /// Watches until [`Self::stop`]. `device` must be the one for which the watcher was created; only one thread may
+    /// run this.
     pub fn run(&self, device: &dyn MappedDoorbells) {
         while !self.signal.lock().stopped {
             match self.turn(device) {
@@ -151,17 +156,17 @@ impl WindowWatcher {
         }
     }
 
-    /// Ends [`Self::run`], now or when it begins.
+    /// Ends [`Self::run`], immediately or when it begins.
     pub fn stop(&self) {
         self.signal(|signal| signal.stopped = true);
     }
 
-    /// Pages that are memory.
+    /// Returns the pages that are memory.
     pub fn mapped(&self) -> Vec<u32> {
         self.pages.lock().mapped.iter().copied().collect()
     }
 
-    /// Looks once, does what there is to do, and returns how long there is nothing else.
+    /// Does one pass and its work, and returns the time until there is more to do.
     pub fn turn(&self, device: &dyn MappedDoorbells) -> Pause {
         let hot = std::mem::take(&mut self.signal.lock().hot);
         let depth = if self.map(device, hot) { Depth::All } else { Depth::Hot };
@@ -181,7 +186,7 @@ impl WindowWatcher {
                 Pause::None
             }
             Step::Sleep => {
-                // What is due earlier than this says wakes from here on.
+                // From here on, a look that becomes due earlier than this pass returns wakes the watcher.
                 let outcome = device.poll_doorbells(self.now(), Depth::All);
                 match outcome.due {
                     _ if outcome.moved > 0 => Pause::None,
@@ -196,7 +201,7 @@ impl WindowWatcher {
         self.heat.get(usize::try_from(page).ok()?)
     }
 
-    /// The system does not let a page trap again.
+    /// Reports that the system cannot make a page trap again.
     fn stays_memory(&self, page: u32, error: &io::Error) {
         self.counts.doorbells_unmap_refused.increment();
         self.log.warn(module_path!(), format_args!("doorbell page {page} cannot be made to trap: {error}"));
@@ -220,16 +225,17 @@ impl WindowWatcher {
         signal.woken = false;
     }
 
-    /// Lets pages be memory. Returns `true` if there is a new one: what was posted around that moment is not to wait
-    /// for its turn.
+    /// Makes pages memory. Returns `true` if any page is new: requests posted during the change must then be looked for
+    /// in all rings immediately.
     fn map(&self, device: &dyn MappedDoorbells, hot: BTreeSet<u32>) -> bool {
         let mut new = false;
         for page in hot {
             let mut pages = self.pages.lock();
-            // First the rings are watched, then nothing is heard.
+            // The rings must be watched before the page stops trapping, or else a request posted in between would be
+            // missed.
             if !device.page_mapped(page) {
                 if pages.mapped.contains(&page) {
-                    // It could not be taken away. Its next process is not there yet.
+                    // The page could not be unmapped earlier, and its next process does not exist yet: try again.
                     self.signal.lock().hot.insert(page);
                 }
                 continue;
@@ -255,7 +261,7 @@ impl WindowWatcher {
         new
     }
 
-    /// Lets all pages trap.
+    /// Makes all pages trap.
     fn retire(&self, device: &dyn MappedDoorbells) {
         let mut trapped = Vec::new();
         {
@@ -271,11 +277,12 @@ impl WindowWatcher {
                 }
             });
             if !mapped.is_empty() {
-                // Another attempt after another while.
+                // Try again after another idle period.
                 pacer.mapped(self.now());
             }
         }
-        // A process that got one of them meanwhile has each of its queues armed once.
+        // If a page was assigned to another process meanwhile, each queue of that process is armed once, which does no
+        // harm.
         device.pages_trapped(&trapped, self.now());
     }
 }

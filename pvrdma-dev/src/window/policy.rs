@@ -1,45 +1,45 @@
-//! When a doorbell page becomes memory, and when it traps again: values on virtual time, in nanoseconds.
+//! Policy: when a doorbell page becomes memory, and when it traps again. Pure values on virtual time, in nanoseconds.
 
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use thiserror::Error;
 
-/// A page whose process rings more doorbells than these, none of which arms,
+/// Number of doorbells that a process must exceed, without arming, before its page becomes memory.
 const HOT_DOORBELLS: u32 = 64;
-/// in this time,
+/// Time within which these doorbells must arrive.
 const HOT_TIME: u64 = 1_000_000;
-/// and has armed nothing for this long, becomes memory.
+/// Time for which the process must have armed nothing before its page becomes memory.
 const HOT_QUIET: u64 = 100_000_000;
 
-/// How long a page that the system does not let be memory traps, at least. An attempt has all queues of its process
-/// armed.
+/// Minimum time for which a page keeps trapping after the system refused to map it. The pause limits attempts, because
+/// each one arms all queues of the process.
 const REFUSED: u64 = 1_000_000_000;
 
-/// How long the watcher goes on looking without a pause after there was work.
+/// Time for which the watcher looks without a pause after it found work.
 const SPIN: u64 = 50_000;
-/// Its pauses then, at least and at most.
+/// Minimum and maximum of its pauses after that.
 const NAPS: (u64, u64) = (20_000, 50_000);
-/// How long there is no work until pages trap again: at first, and at most.
+/// Idle time after which pages trap again: initially, and at most.
 const IDLE: (u64, u64) = (2_000_000, 100_000_000);
-/// Pages that become memory again this soon after they trapped belong to a process that polls and finds nothing: they
-/// stay for twice as long.
+/// Pages that become memory again within this time after they trapped belong to a process that polls and finds nothing:
+/// their idle time is doubled.
 const AGAIN: u64 = 10_000_000;
 
-/// A mode of doorbells that there is not.
+/// Error: unknown doorbell mode.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("doorbells are auto, trapped or mapped, not '{0}'")]
 pub struct WindowConfigError(String);
 
-/// What somebody wants of the doorbells of a VM.
+/// Configured handling of a VM's doorbells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DoorbellMode {
-    /// Memory where that is of use and there is a processor for it.
+    /// Memory if that is of use and a processor is available for the watcher.
     #[default]
     Auto,
-    /// Each doorbell stops the guest's processor.
+    /// Each doorbell traps.
     Trapped,
-    /// Memory from a process's first post or poll on, whoever has to wait for a processor.
+    /// Memory from the process's first post or poll on, even if threads then compete for processors.
     Mapped,
 }
 
@@ -56,41 +56,41 @@ impl FromStr for DoorbellMode {
     }
 }
 
-/// How many processors there are, and who wants them.
+/// Number of processors and of the threads that need them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Processors {
-    /// Those that this process may run on.
+    /// Processors on which this process may run.
     pub available: usize,
-    /// Processors of all guests of this process.
+    /// Virtual processors of all guests of this process.
     pub virtual_processors: usize,
-    /// Guests of this process with a watcher.
+    /// Number of guests of this process with a watcher.
     pub watchers: usize,
 }
 
 impl Processors {
-    /// Returns `true` if a watcher that does not pause keeps nobody waiting.
+    /// Returns `true` if a watcher that never pauses takes no processor from other threads.
     const fn suffice(self) -> bool {
         self.available >= self.virtual_processors.saturating_add(self.watchers)
     }
 }
 
-/// When pages are memory.
+/// Conditions under which pages are memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WindowPolicy {
-    /// Doorbells that a page hears in a row before it becomes memory.
+    /// Number of consecutive doorbells after which a page becomes memory.
     doorbells: u32,
-    /// How soon they come, at the latest.
+    /// Maximum time in which they must arrive.
     within: u64,
-    /// How long nothing was armed.
+    /// Minimum time without arming.
     quiet: u64,
-    /// How long there is no work until pages trap again, at first.
+    /// Initial idle time after which pages trap again.
     idle: u64,
-    /// The watcher looks without a pause after work.
+    /// `true` if the watcher looks without a pause after work.
     spins: bool,
 }
 
 impl WindowPolicy {
-    /// What is right for this mode with so many processors; `None` where doorbells are to trap.
+    /// Returns the policy for this mode and number of processors; `None` if doorbells are to trap.
     pub const fn choose(mode: DoorbellMode, processors: Processors) -> Option<Self> {
         let spins = processors.suffice();
         match mode {
@@ -98,25 +98,25 @@ impl WindowPolicy {
                 Some(Self { doorbells: HOT_DOORBELLS + 1, within: HOT_TIME, quiet: HOT_QUIET, idle: IDLE.0, spins })
             }
             DoorbellMode::Auto | DoorbellMode::Trapped => None,
-            // Who has to wait for a processor posts late.
+            // A thread that waits for a processor posts late, so pages stay memory for longer.
             DoorbellMode::Mapped => Some(Self { doorbells: 1, within: 0, quiet: 0, idle: IDLE.1, spins }),
         }
     }
 }
 
-/// How often a page's doorbells ring while it traps.
+/// Doorbell rate of a page while it traps.
 ///
-/// Processors of one guest may ring at the same time. What is lost then is a few counts: nobody waits for another.
+/// Several processors of a guest may update it at the same time. That loses a few counts, which is cheaper than a lock.
 #[derive(Debug, Default)]
 pub(super) struct Heat {
     count: AtomicU32,
     since: AtomicU64,
-    /// Not hot before then.
+    /// The page does not become memory before this time.
     quiet_until: AtomicU64,
 }
 
 impl Heat {
-    /// A doorbell has come. Returns `true` if the page is to become memory.
+    /// Counts a doorbell. Returns `true` if the page is to become memory.
     pub(super) fn heard(&self, policy: &WindowPolicy, arms: bool, now: impl Fn() -> u64) -> bool {
         if arms {
             self.quiet_until.fetch_max(now().saturating_add(policy.quiet), Ordering::Relaxed);
@@ -136,38 +136,38 @@ impl Heat {
         took <= policy.within && now >= self.quiet_until.load(Ordering::Relaxed)
     }
 
-    /// The system does not let the page be memory.
+    /// Records that the system refused to map the page.
     pub(super) fn refused(&self, now: u64) {
         self.quiet_until.fetch_max(now.saturating_add(REFUSED), Ordering::Relaxed);
     }
 
-    /// The page has another process.
+    /// Resets the counts for another process.
     pub(super) fn forget(&self) {
         self.count.store(0, Ordering::Relaxed);
         self.quiet_until.store(0, Ordering::Relaxed);
     }
 }
 
-/// What the watcher does next.
+/// Next action of the watcher.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     /// Look again at once.
     Spin,
     /// Look again after this time.
     Nap(u64),
-    /// Let all pages trap.
+    /// Make all pages trap.
     Retire,
     /// Sleep: no page is memory.
     Sleep,
 }
 
-/// How the watcher spends its time.
+/// Schedules the watcher.
 #[derive(Debug)]
 pub(super) struct Pacer {
     spins: bool,
-    /// When there was work last.
+    /// Time of the last work.
     worked: u64,
-    /// How long pages stay memory without any, now and at first.
+    /// Time for which pages stay memory without work: current and initial.
     idle: u64,
     shortest_idle: u64,
     retired: Option<u64>,
@@ -178,7 +178,7 @@ impl Pacer {
         Self { spins: policy.spins, worked: 0, idle: policy.idle, shortest_idle: policy.idle, retired: None }
     }
 
-    /// A page has become memory.
+    /// Records that a page has become memory.
     pub(super) fn mapped(&mut self, now: u64) {
         self.worked = now;
         if let Some(retired) = self.retired.take() {
@@ -187,7 +187,8 @@ impl Pacer {
         }
     }
 
-    /// Somebody has looked, and found so many rings that had moved. `mapped` tells whether any page is memory.
+    /// Returns the next action after a look that found `moved` rings with new requests. `mapped` is `true` if any page
+    /// is memory.
     pub(super) fn next(&mut self, now: u64, moved: u32, mapped: bool) -> Step {
         if moved > 0 {
             self.worked = now;

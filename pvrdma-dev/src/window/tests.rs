@@ -1,4 +1,4 @@
-//! The policy on virtual time.
+//! Policy on virtual time.
 
 use std::cell::Cell;
 
@@ -18,7 +18,7 @@ fn auto() -> WindowPolicy {
     WindowPolicy::choose(DoorbellMode::Auto, processors(2, 1, 1)).unwrap()
 }
 
-/// Rings `count` doorbells, one each `period`, and returns after how many the page was hot.
+/// Rings `count` doorbells, one each `period`. Returns the number after which the page was hot.
 fn ring(heat: &Heat, policy: &WindowPolicy, clock: &Cell<u64>, period: u64, count: u32) -> Option<u32> {
     (1..=count).find(|_| {
         clock.set(clock.get() + period);
@@ -75,18 +75,18 @@ fn a_process_that_arms_is_left_alone_for_a_tenth_of_a_second() {
     let armed = clock.get();
     while ring(&heat, &policy, &clock, 10 * MICROSECOND, 65).is_none() {}
     assert!((100 * MILLISECOND..101 * MILLISECOND).contains(&(clock.get() - armed)));
-    // Forced is forced, but an arm by itself makes no page hot.
+    // A forced mode maps at the first doorbell, but arming alone makes no page hot.
     let forced = WindowPolicy::choose(DoorbellMode::Mapped, processors(1, 1, 1)).unwrap();
     assert!(!heat.heard(&forced, true, || clock.get()));
     assert!(heat.heard(&forced, false, || clock.get()));
-    // The next process has not armed.
+    // The next process has not armed anything.
     assert!(!heat.heard(&policy, true, || clock.get()));
     heat.forget();
     assert_eq!(ring(&heat, &policy, &clock, 10 * MICROSECOND, 65), Some(65));
 }
 
-/// What a watcher does from a moment of work on, until it lets the pages trap: how long that takes, its looks without
-/// a pause, and its looks after one.
+/// Runs a watcher from a moment of work until it makes the pages trap. Returns the duration, the number of looks
+/// without a pause, and the number of looks after a pause.
 fn until_idle(pacer: &mut Pacer, now: &mut u64) -> (u64, u32, u64) {
     let (begin, mut spins, mut naps) = (*now, 0, 0);
     let mut moved = 1;
@@ -122,7 +122,8 @@ fn the_watcher_spins_naps_and_lets_go() {
     }
 }
 
-/// A process that polls and finds nothing has its page taken ever less often; one that was away is judged anew.
+/// The page of a process that polls and finds nothing is revoked less and less often; after an absence this starts
+/// over.
 #[test]
 fn who_comes_back_at_once_stays_for_longer() {
     let mut pacer = Pacer::new(&auto());
@@ -139,7 +140,7 @@ fn who_comes_back_at_once_stays_for_longer() {
 }
 
 proptest! {
-    /// Whatever it finds, a watcher sleeps only when no page is memory, and pages on which nothing moves trap again in
+    /// Whatever it finds, a watcher sleeps only when no page is memory, and pages without activity trap again in
     /// bounded time.
     #[test]
     fn pages_do_not_stay_for_ever(steps in proptest::collection::vec((0..3u32, 0..200u64, any::<bool>()), 1..200)) {

@@ -1,5 +1,5 @@
-//! The calls that keep memory resident, and those that measure how long it lets its users wait. The only unsafe code
-//! of this crate.
+//! System calls that keep memory resident, and those that measure how long an access waited. This is the only unsafe
+//! code of the crate.
 #![expect(
     unsafe_code,
     reason = "madvise, mlock2 and munlock take addresses, lseek with SEEK_DATA, the coarse clock and getrusage are not in std"
@@ -14,10 +14,10 @@ use std::time::Duration;
 use log::warn;
 use vm_memory::mmap::MmapRegion;
 
-/// Page size of the host, as this file counts it.
+/// Page size of the host that this file assumes.
 pub(super) const HOST_PAGE: usize = 4096;
 
-/// The address of a part of a mapping that begins on a page border.
+/// Returns the address of a part of a mapping that begins on a page boundary.
 fn address(mapping: &MmapRegion, offset: usize, len: usize) -> io::Result<*mut libc::c_void> {
     let inside = offset.checked_add(len).is_some_and(|end| end <= mapping.size().next_multiple_of(HOST_PAGE));
     if !inside || !offset.is_multiple_of(HOST_PAGE) {
@@ -26,23 +26,26 @@ fn address(mapping: &MmapRegion, offset: usize, len: usize) -> io::Result<*mut l
     Ok(mapping.as_ptr().wrapping_add(offset).cast())
 }
 
-/// Locks a part of a mapping. What is not there yet is locked when it is faulted in: this populates nothing, but the
-/// kernel's limit is asked for all of it.
+/// Locks a part of a mapping. Pages that are not resident yet are locked when they are faulted in: this populates
+/// nothing, but counts all of the part against the kernel's limit.
 pub(super) fn lock(mapping: &MmapRegion, offset: usize, len: usize) -> io::Result<()> {
     let start = address(mapping, offset, len)?;
     // SAFETY: start..start+len lies inside a mapping that `mapping` keeps alive; the call changes residency only.
     if unsafe { libc::mlock2(start, len, libc::MLOCK_ONFAULT) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Faults in those pages of a part of a mapping that its file has, and no others: what the owner of the file has not
-/// used yet stays unused, because a page that this process faults in is charged to its control group and not to the
-/// owner's. Memory without a file is this process's own and is faulted in completely.
+/// Faults in those pages of a part of a mapping that its file has allocated, and no others: pages that the file's owner
+/// has not used yet stay unallocated, because a page that this process faults in is charged to its control group and
+/// not to the owner's. Memory without a file belongs to this process and is faulted in completely.
+///
+/// The owner can punch holes between the check and the call. Each part is checked only once, so this process allocates
+/// no more than the owner had allocated before.
 ///
 /// The owner can make holes between the look and the call. A part is looked at once, so what that has the process
 /// allocate is no more than the owner had allocated before.
 ///
 /// # Errors
-/// A page cannot be had, as one behind the end of the file.
+/// A page cannot be faulted in, for example one behind the end of the file.
 pub(super) fn populate(mapping: &MmapRegion, offset: usize, len: usize) -> io::Result<()> {
     let Some(place) = mapping.file_offset() else { return populate_all(mapping, offset, len) };
     let (file, start) = (place.file(), place.start());
@@ -51,10 +54,12 @@ pub(super) fn populate(mapping: &MmapRegion, offset: usize, len: usize) -> io::R
     if at >= end {
         return Ok(());
     }
-    // The end of the file is a hole, and behind it there is not even that.
+    // The end of the file counts as a hole, and a position behind it is an error. Searching for a hole from the last
+    // byte on therefore fails if the part extends past the end of the file.
     match seek(file, libc::SEEK_HOLE, end - 1) {
         Ok(_) => {}
-        // On hugetlbfs: a page that is there cannot be swapped.
+        // Hugetlbfs does not support seeking. Its pages need no populating, because a resident one is never swapped
+        // out.
         Err(error) if error.raw_os_error() == Some(libc::ESPIPE) => return Ok(()),
         Err(error) => return Err(error),
     }
@@ -62,18 +67,19 @@ pub(super) fn populate(mapping: &MmapRegion, offset: usize, len: usize) -> io::R
         && let Some(data) = found(seek(file, libc::SEEK_DATA, at))?.filter(|&data| data < end)
     {
         let hole = found(seek(file, libc::SEEK_HOLE, data))?.unwrap_or(end).clamp(data, end);
-        // Both lie in the mapping, whose size is a usize. Data begins on a page border, or where the part does.
+        // Both lie in the mapping, whose size is a usize. Data begins on a page boundary, or where the part does.
         #[expect(clippy::cast_possible_truncation, reason = "bounded by the size of the mapping")]
         let (first, last) = ((data - start) as usize, ((hole - start) as usize).next_multiple_of(HOST_PAGE));
         populate_all(mapping, first - first % HOST_PAGE, last - (first - first % HOST_PAGE))?;
-        // More than `at`, so the loop ends whatever the file's owner does to it.
+        // The new position is greater than the old one, so the loop ends even if the file's owner changes the file
+        // meanwhile.
         at = start.saturating_add(last as u64);
     }
     Ok(())
 }
 
-/// Where data or a hole begins at or behind `at`. This moves the position that the file's owner may share, which VMMs
-/// do not use for guest memory.
+/// Returns the start of the next data or hole at or after `at`. This moves the file position that the owner may share;
+/// VMMs do not use it for guest memory.
 fn seek(file: &File, whence: libc::c_int, at: u64) -> io::Result<u64> {
     let at = libc::off_t::try_from(at).map_err(io::Error::other)?;
     // SAFETY: lseek takes no address.
@@ -81,7 +87,7 @@ fn seek(file: &File, whence: libc::c_int, at: u64) -> io::Result<u64> {
     u64::try_from(found).map_err(|_| io::Error::last_os_error())
 }
 
-/// `None`: there is none.
+/// Converts `ENXIO`, which means that there is no such data or hole, to `None`.
 fn found(result: io::Result<u64>) -> io::Result<Option<u64>> {
     match result {
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
@@ -89,7 +95,7 @@ fn found(result: io::Result<u64>) -> io::Result<Option<u64>> {
     }
 }
 
-/// Faults in a part of a mapping.
+/// Faults in all pages of a part of a mapping.
 fn populate_all(mapping: &MmapRegion, offset: usize, len: usize) -> io::Result<()> {
     let start = address(mapping, offset, len)?;
     let advise = |advice| {
@@ -98,7 +104,7 @@ fn populate_all(mapping: &MmapRegion, offset: usize, len: usize) -> io::Result<(
     };
     let unknown = |error: &io::Error| error.raw_os_error() == Some(libc::EINVAL);
     match advise(libc::MADV_POPULATE_WRITE) {
-        // A mapping that is for reading only.
+        // A read-only mapping cannot be populated for writing.
         Err(error) if unknown(&error) => match advise(libc::MADV_POPULATE_READ) {
             Err(error) if unknown(&error) => populate_by_lock(mapping, offset, len),
             result => result,
@@ -107,14 +113,16 @@ fn populate_all(mapping: &MmapRegion, offset: usize, len: usize) -> io::Result<(
     }
 }
 
-/// Kernels before 5.14 do not know the advice; a lock without conditions faults the pages in as well.
+/// Populates by `mlock`: kernels before 5.14 do not have the advice, and an unconditional lock faults the pages in,
+/// too.
 fn populate_by_lock(mapping: &MmapRegion, offset: usize, len: usize) -> io::Result<()> {
     let start = address(mapping, offset, len)?;
     // SAFETY: as above.
     if unsafe { libc::mlock(start, len) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // One mapping of the kernel's again with what lies beside it.
+    // Locking again with `MLOCK_ONFAULT` gives the part the same flags as its surroundings, so that the kernel merges
+    // the mappings again.
     lock(mapping, offset, len)
 }
 
@@ -128,23 +136,24 @@ pub(super) fn unlock(mapping: &MmapRegion, offset: usize, len: usize) {
     if let Err(error) = result {
         let count = FAILURES.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         if count.is_power_of_two() {
-            // Log: a guest decides how often it registers memory; the lines of all its life are few.
+            // Log: a guest decides how often it registers memory; the lines in the life of the process are few.
             warn!("munlock of {len} bytes: {error} ({count} times so far)");
         }
     }
 }
 
-/// Monotonic time, some milliseconds late; it costs less than the exact time.
+/// Returns the monotonic time, which may lag by some milliseconds; reading it costs less than the exact time.
 #[inline]
 pub(crate) fn coarse_time() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: clock_gettime writes into the struct it is given.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
-    // Neither is negative.
+    // Neither field is negative.
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// How often the calling thread has slept, as in a page fault that waits, and not only lost its processor to others.
+/// Returns the number of voluntary context switches of the calling thread. A page fault that waits causes one; a
+/// preemption does not.
 pub(crate) fn voluntary_switches() -> u64 {
     // SAFETY: an all-zero rusage is a valid one.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -153,7 +162,7 @@ pub(crate) fn voluntary_switches() -> u64 {
     usage.ru_nvcsw.unsigned_abs()
 }
 
-/// `RLIMIT_MEMLOCK` in words.
+/// Returns `RLIMIT_MEMLOCK` as text.
 pub(super) fn memlock_limit() -> String {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: getrlimit writes into the struct it is given.

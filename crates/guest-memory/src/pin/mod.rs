@@ -1,7 +1,7 @@
-//! Keeping guest memory resident.
+//! Pinning: keeps guest memory resident.
 //!
-//! A limit is asked before memory is populated: a lock that takes effect when a page is faulted in counts against
-//! `RLIMIT_MEMLOCK` and the device's own share for all of its bytes, and costs nothing else.
+//! Limits are checked before memory is populated: a lock that takes effect when a page is faulted in counts with all
+//! its bytes against `RLIMIT_MEMLOCK` and the device's own share, and costs nothing else.
 
 pub(super) mod lock;
 mod runs;
@@ -19,26 +19,26 @@ use self::runs::Runs;
 use super::part::Part;
 use super::{Charge, DmaRange, DmaSpace, Kept, MemoryBudget, MemoryLimits};
 
-/// How guest memory is kept resident.
+/// Policy for keeping guest memory resident.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PinPolicy {
-    /// Everything the VMM maps is locked, and populated from then on; a device whose memory cannot be locked refuses to
-    /// activate.
+    /// All memory that the VMM maps is locked, and populated afterwards; a device whose memory cannot be locked refuses
+    /// to activate.
     #[default]
     All,
-    /// Registered memory only, for as long as it is registered.
+    /// Only registered memory is locked, for as long as it is registered.
     Registered,
     /// Nothing is locked.
     Off,
 }
 
-/// Why guest memory could not be locked.
+/// Reason why guest memory could not be locked.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PinRefusal {
-    /// What the kernel said.
+    /// The kernel refused, with this error.
     #[error("{0}")]
     Kernel(String),
-    /// Which limit of the device is used up.
+    /// This limit of the device is reached.
     #[error("{0}")]
     Device(String),
 }
@@ -49,27 +49,27 @@ impl PinRefusal {
     }
 }
 
-/// Guest memory could not be locked.
+/// Error: guest memory could not be locked.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "cannot keep {needed} bytes of guest memory resident: {reason}; {locked} bytes are locked already, \
      RLIMIT_MEMLOCK is {limit}"
 )]
 pub struct PinError {
-    /// Bytes that should have been locked and are not.
+    /// Bytes that should be locked and are not.
     pub needed: u64,
-    /// Bytes this space has locked.
+    /// Bytes that this space has locked.
     pub locked: u64,
-    /// `RLIMIT_MEMLOCK`, in words.
+    /// `RLIMIT_MEMLOCK` as text.
     pub limit: String,
-    /// Why.
+    /// Reason.
     pub reason: PinRefusal,
 }
 
-/// Bytes that a part takes: its entry, and two ends of segments in the tree of its mapping, whose nodes may be half
-/// empty.
+/// Memory that the bookkeeping of a part takes, in bytes: its entry, and two ends of segments in the tree of its
+/// mapping, whose nodes may be half empty.
 const PART_BYTES: u64 = size_of::<Part>() as u64 + 2 * 64;
-/// Bytes of a registration that is pinned, beside its parts.
+/// Memory in bytes that the bookkeeping of a pinned registration takes, without its parts.
 const GUARD_BYTES: u64 = size_of::<Pinned>() as u64 + 48;
 
 /// Keeps the pages of one registration resident.
@@ -80,12 +80,12 @@ pub struct PinGuard(Option<Box<Pinned>>);
 struct Pinned {
     space: Arc<DmaSpace>,
     parts: Box<[Part]>,
-    /// What is remembered of it.
+    /// Charge for the bookkeeping.
     _charge: Charge,
 }
 
 impl PinGuard {
-    /// Holds nothing.
+    /// Returns a guard that holds nothing.
     pub const fn none() -> Self {
         Self(None)
     }
@@ -110,40 +110,40 @@ impl Drop for PinGuard {
     }
 }
 
-/// With [`PinPolicy::Registered`]: what is locked of a mapping.
+/// With [`PinPolicy::Registered`]: locked memory of one mapping.
 #[derive(Debug, Default)]
 struct Registered {
     runs: Runs,
-    /// Parts of it that are pinned.
+    /// Number of pinned parts of the mapping.
     parts: usize,
 }
 
-/// With [`PinPolicy::All`]: a range that is not populated completely yet.
+/// With [`PinPolicy::All`]: a range that is not completely populated yet.
 #[derive(Debug)]
 struct Pending {
     range: DmaRange,
     done: u64,
 }
 
-/// What is locked.
+/// Table of locked memory.
 #[derive(Debug, Default)]
 pub(super) struct PinTable {
     limits: MemoryLimits,
-    /// By first address.
+    /// With [`PinPolicy::Registered`]: by first address of the mapping.
     registered: BTreeMap<usize, Registered>,
-    /// Parts in all of [`Self::registered`], and their runs, and bytes of these.
+    /// Totals of [`Self::registered`]: parts, runs, and bytes of the runs.
     parts: usize,
     runs: usize,
     run_bytes: u64,
-    /// With [`PinPolicy::All`]: locked mappings by first address. Locked until they are gone: ranges that come and go
-    /// share them.
+    /// With [`PinPolicy::All`]: locked mappings by first address. They stay locked until they are unmapped, because
+    /// several ranges, added and removed at any time, share them.
     whole: BTreeMap<usize, Weak<MmapRegion>>,
-    /// With [`PinPolicy::All`]: ranges by first bus address that could not be locked, and why.
+    /// With [`PinPolicy::All`]: ranges that could not be locked, by first bus address, with length and reason.
     failed: BTreeMap<u64, (u64, PinRefusal)>,
     failed_bytes: u64,
     /// With [`PinPolicy::All`]: bytes of ranges that are populated and locked.
     ranges_locked: u64,
-    /// With [`PinPolicy::All`]: by first bus address.
+    /// With [`PinPolicy::All`]: ranges not completely populated yet, by first bus address.
     pending: BTreeMap<u64, Pending>,
 }
 
@@ -152,14 +152,14 @@ impl PinTable {
         Self { limits, ..Self::default() }
     }
 
-    /// Notes a range that is to be locked.
+    /// Queues a range to be locked.
     pub(super) fn queue_range(&mut self, range: DmaRange) {
         if range.backing.is_some() && range.writable {
             self.pending.insert(range.iova, Pending { range, done: 0 });
         }
     }
 
-    /// Locks some more of what was queued. Returns whether there is still more.
+    /// Locks and populates the next part of the queue, up to `budget` bytes. Returns `true` if more is left.
     pub(super) fn pin_some(&mut self, budget: u64) -> bool {
         let Some((iova, mut next)) = self.pending.pop_first() else { return false };
         match self.pin_step(&mut next, budget) {
@@ -174,7 +174,7 @@ impl PinTable {
         !self.pending.is_empty()
     }
 
-    /// Locks all that was queued, and populates none of it.
+    /// Locks all queued ranges without populating them.
     pub(super) fn lock_pending(&mut self) {
         for (iova, next) in std::mem::take(&mut self.pending) {
             let locked = next.range.backing.as_ref().map_or(Ok(()), |backing| self.lock_mapping(&backing.mapping));
@@ -195,7 +195,7 @@ impl PinTable {
         let Some(backing) = &next.range.backing else { return Ok(0) };
         self.lock_mapping(&backing.mapping)?;
         let step = budget.min(next.range.len.saturating_sub(next.done));
-        // Inside the backing, whose size is a usize.
+        // This fits: the part lies inside the backing, whose size is a usize.
         #[expect(clippy::cast_possible_truncation, reason = "bounded by the backing's size")]
         let (start, end) = pages(backing.offset + next.done as usize, step as usize);
         populate(&backing.mapping, start, end - start).map_err(|error| PinRefusal::kernel(&error))?;
@@ -203,7 +203,7 @@ impl PinTable {
         Ok(step)
     }
 
-    /// Locks all of a mapping, as one: however many ranges share it, it stays one mapping of the kernel's.
+    /// Locks all of a mapping at once: it stays a single mapping in the kernel, no matter how many ranges share it.
     fn lock_mapping(&mut self, mapping: &Arc<MmapRegion>) -> Result<(), PinRefusal> {
         let address = mapping.as_ptr() as usize;
         let known = |known: &Weak<MmapRegion>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(mapping));
@@ -227,7 +227,8 @@ impl PinTable {
         }
     }
 
-    /// The lock itself is left to the unmapping of the file: other ranges may share its pages.
+    /// Removes a range from the bookkeeping. It stays locked until the file is unmapped, because other ranges may share
+    /// its pages.
     pub(super) fn unpin_range(&mut self, range: &DmaRange) {
         if range.backing.is_none() || !range.writable {
             return;
@@ -274,7 +275,7 @@ impl PinTable {
         let others = self.runs.saturating_sub(count);
         let mut gaps = registered.runs.gaps(start, end);
         if others + registered.runs.count_with(&gaps) > self.limits.lock_runs {
-            // Too scattered: locked with all that lies between, as one.
+            // The parts are too scattered: lock the whole mapping, including the gaps, as one run.
             gaps = registered.runs.gaps(0, mapping.size().next_multiple_of(HOST_PAGE));
         }
         let result = self.lock_gaps(mapping, &gaps, others);
@@ -298,7 +299,7 @@ impl PinTable {
         result
     }
 
-    /// Asks the limits and locks what is missing. `others`: runs of other mappings.
+    /// Checks the limits and locks the gaps. `others` is the number of runs of other mappings.
     fn lock_gaps(
         &self,
         mapping: &Arc<MmapRegion>,
@@ -314,7 +315,7 @@ impl PinTable {
         }
         let bytes: usize = gaps.iter().map(std::ops::Range::len).sum();
         self.check_bytes(self.run_bytes.saturating_add(bytes as u64))?;
-        // What lies between two gaps is locked already.
+        // Memory between two gaps is locked already, so one call can cover them all.
         lock(mapping, first.start, last.end - first.start).map_err(|error| {
             gaps.iter().for_each(|gap| unlock(mapping, gap.start, gap.len()));
             PinRefusal::kernel(&error)
@@ -342,7 +343,7 @@ impl PinTable {
             return;
         }
         for gap in idle {
-            // A hole that costs more than it frees stays locked.
+            // Unlock the gap only if the split does not exceed the limit of runs; otherwise it stays locked.
             if others + registered.runs.count_without(&gap) <= self.limits.lock_runs {
                 unlock(mapping, gap.start, gap.len());
                 registered.runs.uncover(gap);
@@ -357,13 +358,13 @@ impl PinTable {
     }
 }
 
-/// Bytes of parts.
+/// Returns the total length of parts in bytes.
 fn bytes_of(parts: &[Part]) -> u64 {
     parts.iter().map(|(_, _, len)| *len as u64).sum()
 }
 
-/// The host pages around a part: offsets of the first and behind the last.
+/// Returns the host pages around a part: offset of the first, and offset behind the last.
 const fn pages(offset: usize, len: usize) -> (usize, usize) {
-    // A mapping begins on a page border and ends on one, so both are inside.
+    // A mapping begins and ends on a page boundary, so both offsets are inside.
     (offset - offset % HOST_PAGE, (offset + len).next_multiple_of(HOST_PAGE))
 }

@@ -1,19 +1,19 @@
-//! Which bytes of a mapping are locked, and for how many users: locks of the kernel do not nest, and registrations
-//! overlap.
+//! Locked bytes of a mapping with a count of their users. The count is needed because `mlock` does not nest, and
+//! registrations may overlap.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Bytes that have the same users.
+/// Locked bytes that have the same users.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Segment {
     end: usize,
-    /// 0: locked for nobody, because the gap would cost more than the lock.
+    /// Number of users. 0: locked without a user, because unlocking would exceed the limit of runs.
     users: u32,
 }
 
-/// What is locked of a mapping, in segments by first offset. A run is a row of segments without a gap: one mapping of
-/// the kernel's.
+/// Locked bytes of a mapping, as segments by first offset. A run is a sequence of segments without a gap, and is a
+/// single mapping in the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     segments: BTreeMap<usize, Segment>,
@@ -26,17 +26,17 @@ const fn len(range: &Range<usize>) -> u64 {
 }
 
 impl Runs {
-    /// How many runs there are.
+    /// Returns the number of runs.
     pub(super) const fn count(&self) -> usize {
         self.count
     }
 
-    /// Bytes in all runs.
+    /// Returns the number of bytes in all runs.
     pub(super) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// What of `start..end` is not locked.
+    /// Returns the parts of `start..end` that are not locked.
     pub(super) fn gaps(&self, start: usize, end: usize) -> Vec<Range<usize>> {
         let mut gaps = Vec::new();
         let mut at = start;
@@ -54,33 +54,33 @@ impl Runs {
         gaps
     }
 
-    /// How many runs border on a gap.
+    /// Returns the number of runs that border on a gap.
     fn neighbours(&self, gap: &Range<usize>) -> usize {
         let before = self.segments.range(..gap.start).next_back().is_some_and(|(_, segment)| segment.end == gap.start);
         usize::from(before) + usize::from(self.segments.contains_key(&gap.end))
     }
 
-    /// How many runs there would be with these gaps locked.
+    /// Returns the number of runs after locking these gaps.
     pub(super) fn count_with(&self, gaps: &[Range<usize>]) -> usize {
         let joined: usize = gaps.iter().map(|gap| self.neighbours(gap)).sum();
         self.count.saturating_add(gaps.len()).saturating_sub(joined)
     }
 
-    /// How many runs there would be without these bytes, of which all are locked for nobody.
+    /// Returns the number of runs after unlocking these bytes, all of which are locked without a user.
     pub(super) fn count_without(&self, idle: &Range<usize>) -> usize {
         let inside = |offset: usize| self.segments.range(..=offset).next_back().is_some_and(|(_, s)| s.end > offset);
         let before = idle.start.checked_sub(1).is_some_and(inside);
         (self.count + usize::from(before) + usize::from(inside(idle.end))).saturating_sub(1)
     }
 
-    /// Notes that a gap is locked, for nobody yet.
+    /// Records that a gap is locked, without a user yet.
     pub(super) fn cover(&mut self, gap: Range<usize>) {
         self.count = (self.count + 1).saturating_sub(self.neighbours(&gap));
         self.bytes = self.bytes.saturating_add(len(&gap));
         self.segments.insert(gap.start, Segment { end: gap.end, users: 0 });
     }
 
-    /// Notes that these bytes, locked for nobody, are not locked any more.
+    /// Records that these bytes, which had no user, are unlocked.
     pub(super) fn uncover(&mut self, idle: Range<usize>) {
         self.count = self.count_without(&idle);
         self.bytes = self.bytes.saturating_sub(len(&idle));
@@ -92,7 +92,7 @@ impl Runs {
         }
     }
 
-    /// One user more for these bytes, of which all are locked.
+    /// Adds a user to these bytes, all of which are locked.
     pub(super) fn acquire(&mut self, start: usize, end: usize) {
         self.split(start);
         self.split(end);
@@ -102,7 +102,7 @@ impl Runs {
         self.merge(start, end);
     }
 
-    /// One user less for these bytes. Returns those that have none any more.
+    /// Removes a user from these bytes. Returns those that have none left.
     pub(super) fn release(&mut self, start: usize, end: usize) -> Vec<Range<usize>> {
         let mut idle: Vec<Range<usize>> = Vec::new();
         self.split(start);
@@ -120,7 +120,7 @@ impl Runs {
         idle
     }
 
-    /// Makes `at` a border of segments, if it lies in one.
+    /// Splits the segment that contains `at`, if there is one, so that a segment begins at `at`.
     fn split(&mut self, at: usize) {
         if let Some((_, segment)) = self.segments.range_mut(..at).next_back()
             && segment.end > at
@@ -131,7 +131,7 @@ impl Runs {
         }
     }
 
-    /// Makes one of neighbours with equal users, from the one before `start` to the one behind `end`.
+    /// Merges adjacent segments with equal users, from the one before `start` to the one after `end`.
     fn merge(&mut self, start: usize, end: usize) {
         let from = self.segments.range(..start).next_back().map_or(start, |(&first, _)| first);
         let mut last: Option<(usize, Segment)> = None;
@@ -162,7 +162,7 @@ mod tests {
 
     use super::*;
 
-    /// Locks what is missing, as the owner of the table does.
+    /// Locks the gaps, as the owner of the table does.
     fn pin(runs: &mut Runs, start: usize, end: usize) {
         let gaps = runs.gaps(start, end);
         let count = runs.count_with(&gaps);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     proptest! {
-        /// As a table with a count for each byte, whatever comes in which order.
+        /// The result equals that of a table with a count for each byte, for any sequence of operations.
         #[test]
         fn behaves_as_a_table_of_bytes(pieces in prop::collection::vec((0usize..40, 1usize..12, any::<bool>()), 1..60)) {
             let mut runs = Runs::default();
@@ -198,7 +198,7 @@ mod tests {
                 if unlock && !held.is_empty() {
                     let (start, end) = held.swap_remove(start % held.len());
                     for idle in runs.release(start, end) {
-                        // Some gaps are kept.
+                        // Keep some gaps locked.
                         if idle.start % 3 != 0 {
                             let count = runs.count_without(&idle);
                             runs.uncover(idle.clone());

@@ -28,32 +28,32 @@ fn limited(policy: PinPolicy, pages: u64, limits: MemoryLimits) -> (Arc<DmaSpace
     (space, addresses)
 }
 
-/// A mapping of a file of its own, which the kernel does not make one with others.
+/// Creates a mapping of its own file, which the kernel does not merge with others.
 fn shared(pages: u64) -> Arc<MmapRegion> {
     let file = File::from(rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
     file.set_len(pages * PAGE_SIZE).unwrap();
     Arc::new(MmapRegion::from_file(FileOffset::new(file, 0), usize::try_from(pages * PAGE_SIZE).unwrap()).unwrap())
 }
 
-/// Has the VMM use pages: they are in the file from then on.
+/// Uses pages as the VMM would, so that the file has them from then on.
 fn fill(mapping: &MmapRegion, pages: Range<u64>) {
     let file = mapping.file_offset().unwrap().file();
     pages.for_each(|page| file.write_all_at(&[1; 4096], page * PAGE_SIZE).unwrap());
 }
 
-/// The same for the mapping that a space has.
+/// As [`fill`], for the mapping of a space.
 fn fill_space(space: &DmaSpace, pages: Range<u64>) {
     let pieces = space.view().all_pieces();
     fill(&pieces[0].1.mapping, pages);
 }
 
-/// Pages that the file of a mapping has.
+/// Returns the number of pages that the file of a mapping has.
 fn pages_of(mapping: &MmapRegion) -> u64 {
     mapping.file_offset().unwrap().file().metadata().unwrap().blocks() * 512 / PAGE_SIZE
 }
 
-/// What the kernel says of a mapping of this process: how many it makes of it, how many bytes are there, and how many
-/// of these are locked.
+/// Returns the kernel's state of a range of this process: the number of its mappings, the resident bytes, and the
+/// locked ones.
 fn kernel_view(addresses: &Range<usize>) -> (usize, u64, u64) {
     let (mut mappings, mut resident, mut locked, mut inside) = (0, 0, 0, false);
     for line in fs::read_to_string("/proc/self/smaps").unwrap().lines() {
@@ -73,12 +73,12 @@ fn kernel_view(addresses: &Range<usize>) -> (usize, u64, u64) {
     (mappings, resident, locked)
 }
 
-/// Room for whatever is remembered.
+/// Returns a budget without a limit.
 fn unlimited() -> Arc<MemoryBudget> {
     MemoryBudget::new(u64::MAX)
 }
 
-/// Pages with a gap behind each.
+/// Returns pages with a gap behind each.
 fn scattered(first: u64, count: u64) -> crate::PageList {
     let mut builder = PageListBuilder::default();
     (first..first + count).for_each(|page| builder.push(0x10_0000 + 2 * page * PAGE_SIZE).unwrap());
@@ -114,7 +114,7 @@ fn locking_goes_on_in_steps_and_ends_with_the_range() {
     space.pin_status().unwrap();
 }
 
-/// A guest's driver waits for the first, and for large memory nobody may wait for the second.
+/// A guest's driver waits for the locking; with large memory no thread may have to wait for the populating.
 #[test]
 fn memory_is_locked_before_it_is_populated() {
     let (space, addresses) = limited(PinPolicy::All, 1 << 20, MemoryLimits::default());
@@ -155,11 +155,11 @@ fn the_error_names_need_and_limit() {
     assert!(text.contains("8192 bytes") && text.contains("RLIMIT_MEMLOCK"), "{text}");
 }
 
-/// C6: a client has the daemon populate memory without limit.
+/// C6: a client makes the daemon populate memory without limit.
 #[test]
 fn sec_c6_nothing_is_populated_before_the_limit_is_asked() {
     let limits = MemoryLimits { locked_bytes: 8 * PAGE_SIZE, ..MemoryLimits::default() };
-    // 16 GiB, of which nothing is there yet.
+    // 16 GiB, none of which is allocated yet.
     let (space, addresses) = limited(PinPolicy::All, 4 << 20, limits);
     let text = space.lock_all().unwrap_err().to_string();
     assert!(text.contains("17179869184 bytes") && text.contains("limit of locked memory is 32768 bytes"), "{text}");
@@ -180,7 +180,7 @@ fn sec_c6_nothing_is_populated_before_the_limit_is_asked() {
     assert_eq!(kernel_view(&addresses).2, 0);
 }
 
-/// Ranges that share a mapping count once against the limit, however many there are.
+/// Any number of ranges that share a mapping count once against the limit.
 #[test]
 fn ranges_that_share_a_mapping_share_its_lock() {
     let limits = MemoryLimits { locked_bytes: 64 * PAGE_SIZE, ..MemoryLimits::default() };
@@ -202,7 +202,7 @@ fn ranges_that_share_a_mapping_share_its_lock() {
     assert_eq!(space.pinned_bytes(), 31 * PAGE_SIZE);
 }
 
-/// How long the start of a large guest takes, for the figures.
+/// Measures the start of a large guest, for the documentation.
 #[test]
 #[ignore = "takes 16 GiB of memory"]
 fn a_guest_of_16_gib_is_locked() {
@@ -218,15 +218,15 @@ fn a_guest_of_16_gib_is_locked() {
 #[test]
 fn sec_c8_scattered_registrations_leave_mappings_to_others() {
     let (space, addresses) = limited(PinPolicy::Registered, 70_000, MemoryLimits::default());
-    // The guest has used what it registers, and nothing that lies between.
+    // The guest has used the registered pages, and none between them.
     let mapping = Arc::clone(&space.view().all_pieces()[0].1.mapping);
     (0..68 * 512).for_each(|page| fill(&mapping, 2 * page..2 * page + 1));
     let guards: Vec<_> = (0..68).map(|i| space.pin_pages(&unlimited(), &scattered(i * 512, 512)).unwrap()).collect();
     let (mappings, _, locked) = kernel_view(&addresses);
     assert!(mappings <= 2 * 1024 + 3, "{mappings}");
-    // What was registered is there and locked; of what lies between nothing was populated.
+    // Registered pages are resident and locked; none of the pages between them was populated.
     assert_eq!(locked, 68 * 512 * PAGE_SIZE);
-    // The other way to scattered locks: giving up parts of a large one.
+    // The other way to get scattered locks is to release parts of a large one.
     let large = space.pin_pages(&unlimited(), &list(0, 70_000)).unwrap();
     assert_eq!(space.pinned_bytes(), 70_000 * PAGE_SIZE);
     drop(large);
@@ -237,7 +237,7 @@ fn sec_c8_scattered_registrations_leave_mappings_to_others() {
     assert!(kernel_view(&addresses).0 <= 2);
 }
 
-/// C8: where the gaps may not be locked, the share of mappings is the limit, and its error says so.
+/// C8: if the gaps must not be locked, the share of mappings is the limit, and the error says so.
 #[test]
 fn sec_c8_the_share_of_mappings_is_refused_by_name() {
     let limits = MemoryLimits { locked_bytes: 32 * PAGE_SIZE, lock_runs: 4, ..MemoryLimits::default() };
@@ -245,7 +245,7 @@ fn sec_c8_the_share_of_mappings_is_refused_by_name() {
     let guards: Vec<_> = (0..4).map(|i| space.pin_pages(&unlimited(), &list(4 * i, 1)).unwrap()).collect();
     let text = space.pin_pages(&unlimited(), &list(60, 1)).unwrap_err().to_string();
     assert!(text.contains("limit of locked memory"), "{text}");
-    // Beside a run there is room.
+    // A page adjacent to a run needs no further run.
     drop(space.pin_pages(&unlimited(), &list(1, 3)).unwrap());
     drop(guards);
     drop(space.pin_pages(&unlimited(), &list(60, 1)).unwrap());
@@ -261,7 +261,7 @@ fn sec_c8_the_share_of_mappings_is_refused_by_name() {
     assert!(text.contains("share of 1 locked pieces"), "{text}");
 }
 
-/// What a registration is remembered by was offered to the device's budget, and nobody paid.
+/// In an earlier version the bookkeeping of registrations was not charged to the device's budget.
 #[test]
 fn sec_s9_what_is_remembered_of_pins_is_paid_for() {
     let (space, _) = limited(PinPolicy::Registered, 4096, MemoryLimits::default());
@@ -273,7 +273,7 @@ fn sec_s9_what_is_remembered_of_pins_is_paid_for() {
     assert_eq!((budget.used_for(Kept::Pins), budget.refused(Kept::Pins)), (budget.used(), 1));
     let text = space.pin_pages(&budget, &pages).unwrap_err().to_string();
     assert!(text.contains("max_memory"), "{text}");
-    // There is room for as many as ended, and what is refused locks nothing.
+    // As many registrations fit as have ended, and a refused one locks nothing.
     guards.pop();
     drop(space.pin_pages(&budget, &pages).unwrap());
     guards.clear();
@@ -281,12 +281,12 @@ fn sec_s9_what_is_remembered_of_pins_is_paid_for() {
     let poor = MemoryBudget::new(10);
     assert!(space.pin_pages(&poor, &list(0, 1)).is_err());
     assert_eq!(space.pinned_bytes(), 0);
-    // Other policies remember nothing of registrations.
+    // Other policies keep no bookkeeping of registrations.
     let (space, _) = limited(PinPolicy::All, 16, MemoryLimits::default());
     drop(space.pin_pages(&poor, &list(0, 1)).unwrap());
 }
 
-/// S9: what is remembered of registered memory grows with its pieces, not with its pages, and has a limit.
+/// S9: the bookkeeping of registered memory grows with the number of its pieces, not of its pages, and has a limit.
 #[test]
 fn sec_s9_the_book_of_registered_memory_is_small() {
     let limits = MemoryLimits { pinned_parts: 100, ..MemoryLimits::default() };
@@ -299,7 +299,7 @@ fn sec_s9_the_book_of_registered_memory_is_small() {
     assert_eq!(space.pinned_bytes(), 0);
 }
 
-/// N11: the pages that a VMM has not used would be charged to this process.
+/// N11: pages that a VMM has not used would be charged to this process.
 #[test]
 fn what_the_vmm_has_not_used_stays_unused() {
     for policy in [PinPolicy::All, PinPolicy::Registered] {
@@ -313,7 +313,8 @@ fn what_the_vmm_has_not_used_stays_unused() {
         fill(&mapping, 19_999..20_000);
         space.pin_status().unwrap();
         let guard = space.pin_pages(&unlimited(), &list(0, 20_000)).unwrap();
-        // Those that are there are locked, the limits were asked for all, and a page that comes later is locked, too.
+        // Resident pages are locked, the limits were checked for all pages, and a page that becomes resident later is
+        // locked, too.
         assert_eq!((pages_of(&mapping), space.pinned_bytes()), (4, 20_000 * PAGE_SIZE), "{policy:?}");
         assert_eq!(kernel_view(&addresses), (1, 4 * PAGE_SIZE, 4 * PAGE_SIZE), "{policy:?}");
         space.view().write(0x10_0000 + 7 * PAGE_SIZE, b"new").unwrap();
@@ -322,7 +323,7 @@ fn what_the_vmm_has_not_used_stays_unused() {
     }
 }
 
-/// A page that cannot be had is an error, and nothing of the registration stays locked.
+/// A page that cannot be faulted in is an error, and nothing of the registration stays locked.
 #[test]
 fn what_cannot_be_populated_is_not_locked() {
     let mapping = shared(8);
@@ -337,14 +338,14 @@ fn what_cannot_be_populated_is_not_locked() {
     drop(space.pin_pages(&unlimited(), &list(0, 4)).unwrap());
 }
 
-/// Huge pages are resident anyway; pieces of them are pinned and given back like others.
+/// Huge pages are resident anyway; pieces of them are pinned and released like others.
 #[test]
 fn pieces_of_huge_pages_are_pinned() {
     let file = rustix::fs::memfd_create("huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB).map(File::from);
     let file = file.and_then(|file| rustix::fs::ftruncate(&file, 4 << 20).map(|()| file));
     let pages = fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
     let Some(file) = file.ok().filter(|_| pages.trim().parse::<u32>().is_ok_and(|pages| pages >= 2)) else {
-        // libtest keeps what tests print that pass, but not this.
+        // Written directly to standard output, because libtest suppresses what passing tests print.
         let _ =
             writeln!(std::io::stdout(), "skipped: no huge pages on this host (vm.nr_hugepages is {})", pages.trim());
         return;

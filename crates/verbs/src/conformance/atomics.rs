@@ -31,7 +31,7 @@ pub(super) fn atomics_add_up<B: Backend>(subject: &Subject<'_, B>) {
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     let sum = pair.a.buffer(64);
     let remote = sum.remote(0);
-    // Both ends add to a word of the left one.
+    // Both ends add to the same word in the memory of the left one.
     for i in 0..50 {
         pair.right.post(i, SendOp::FetchAdd { remote, add: 3 }, &[theirs.sge(0, 8)]);
     }

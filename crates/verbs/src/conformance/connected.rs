@@ -1,4 +1,4 @@
-//! Operations of a connected QP when all is well.
+//! Operations of a connected QP without errors.
 
 use super::Subject;
 use crate::testing::{ALL, SEND, pattern, write};
@@ -29,7 +29,7 @@ pub(super) fn send_and_receive<B: Backend>(subject: &Subject<'_, B>) {
 pub(super) fn only_signaled_requests_complete<B: Backend>(subject: &Subject<'_, B>) {
     let pair = subject.pair();
     let nothing = write(RemoteAddress::default());
-    // More than the ring holds, so that their slots must come back without completions.
+    // More requests than the ring holds, so that their slots must be returned without completions.
     for wr_id in 0..200 {
         pair.left.post_with(wr_id, nothing.clone(), &[], SendFlags::empty());
         pair.left.qp.notify_send();
@@ -142,7 +142,7 @@ pub(super) fn requests_complete_in_order<B: Backend>(subject: &Subject<'_, B>) {
 pub(super) fn more_requests_than_the_ring_holds<B: Backend>(subject: &Subject<'_, B>) {
     let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
-    // The ring of the test has no end; the adapter must take what it has room for and come back for the rest.
+    // The ring of the test is unbounded; the adapter must take as many requests as it has room for, and the rest later.
     for i in 0..500 {
         pair.right.recv(i, &[theirs.sge(0, 64)]);
     }
@@ -181,7 +181,7 @@ pub(super) fn a_receive_that_comes_late<B: Backend>(subject: &Subject<'_, B>) {
     let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     pair.left.send(1, &[mine.sge(0, 8)]);
-    // What goes the other way comes after the refusal of the first attempt, or not: either is right.
+    // The request in the other direction may arrive before or after the refusal of the first attempt: both are correct.
     pair.right.submit(2, write(mine.remote(32)), &[theirs.sge(32, 8)]);
     assert_eq!(pair.right.scq.statuses(1), [(2, OK)]);
     pair.right.recv(3, &[theirs.all()]);

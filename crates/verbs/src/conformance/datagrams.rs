@@ -61,10 +61,10 @@ pub(super) fn what_nobody_takes_is_dropped<B: Backend>(subject: &Subject<'_, B>)
     let d = datagrams(subject);
     let rc = d.b.qp(QpType::Rc);
     let good = to(&d.right);
-    // Nobody has posted a receive yet.
+    // No receive is posted yet.
     d.left.submit(0, send(good), &[d.mine.sge(0, 8)]);
     assert_eq!(d.left.scq.statuses(1), [(0, OK)]);
-    // The answer to another datagram shows that the one above was dealt with.
+    // The completion of another datagram shows that the one above has been processed.
     let other = d.b.qp(QpType::Ud);
     other.start_datagrams(QKEY);
     other.recv(1, &[d.theirs.sge(4096, 100)]);
@@ -87,7 +87,7 @@ pub(super) fn what_nobody_takes_is_dropped<B: Backend>(subject: &Subject<'_, B>)
     assert_eq!(d.theirs.read(40, 10), pattern(1, 8192)[50..60]);
 }
 
-/// The responder faults of IBA 9.9.3, class D: the datagram is dropped, and its receive is there for the next one.
+/// Class D responder faults of IBA 9.9.3: the datagram is dropped, and its receive stays for the next one.
 pub(super) fn a_datagram_that_does_not_fit_takes_no_receive<B: Backend>(subject: &Subject<'_, B>) {
     let d = datagrams(subject);
     d.right.recv(1, &[d.theirs.sge(0, 40 + 7)]);
@@ -101,7 +101,7 @@ pub(super) fn a_datagram_that_does_not_fit_takes_no_receive<B: Backend>(subject:
     assert_eq!((got[1].wr_id, got[1].status, got[1].byte_len), (2, OK, 48));
     assert_eq!(d.theirs.read(47, 53), [0; 53]);
     assert_eq!(d.right.state(), QpState::Rts);
-    // One that is waiting when the queue pair ends is flushed once.
+    // A receive that is still posted when the queue pair ends is flushed once.
     d.right.recv(3, &[d.theirs.sge(0, 40)]);
     d.right.recv(4, &[d.theirs.sge(0, 40)]);
     let other = d.b.qp(QpType::Ud);
@@ -109,13 +109,14 @@ pub(super) fn a_datagram_that_does_not_fit_takes_no_receive<B: Backend>(subject:
     other.recv(9, &[d.theirs.sge(4096, 100)]);
     d.left.submit(6, send(to(&d.right)), &[d.mine.sge(0, 1)]);
     d.left.submit(7, send(to(&other)), &[d.mine.sge(0, 1)]);
-    // The answer to another datagram shows that the one before it was dealt with.
+    // The completion of another datagram shows that the one before it has been processed.
     assert_eq!(other.rcq.statuses(1), [(9, OK)]);
     d.right.to(QpState::Error);
     assert_eq!(d.right.rcq.statuses(2), [(3, WcStatus::Flushed), (4, WcStatus::Flushed)]);
 }
 
-/// Class E: what has left a shared queue cannot go back, so the receive says what is wrong, and the queue pair goes on.
+/// Class E: a receive taken from a shared queue cannot be returned, so it completes in error, and the queue pair
+/// continues.
 pub(super) fn a_datagram_that_does_not_fit_ends_a_shared_receive<B: Backend>(subject: &Subject<'_, B>) {
     let d = datagrams(subject);
     let (srq, ring) = d.b.srq(0);

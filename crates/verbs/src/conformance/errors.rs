@@ -1,4 +1,4 @@
-//! Every status that a request can end with.
+//! Every error status of a request.
 
 use super::{Pair, Subject};
 use crate::testing::{ALL, Buffer, SEND, write};
@@ -7,7 +7,7 @@ use crate::{
     RemoteAddress, SendOp, Sge, WcStatus,
 };
 
-/// Has `left` run a request that fails, with neighbours in its queues, and gives its status.
+/// Lets `left` execute a failing request with others around it in its queues. Returns its status.
 fn fail<B: Backend>(pair: &Pair<B>, op: SendOp, sges: &[Sge]) -> WcStatus {
     pair.left.recv(103, &[]);
     pair.left.post(1, op, sges);
@@ -21,7 +21,7 @@ fn fail<B: Backend>(pair: &Pair<B>, op: SendOp, sges: &[Sge]) -> WcStatus {
     left[0].status
 }
 
-/// Has the peer run a request and checks that it is still well.
+/// Lets the peer execute a request, which checks that its QP still works.
 fn peer_is_well<B: Backend>(pair: &Pair<B>) {
     assert_eq!(pair.right.state(), QpState::Rts);
     assert!(pair.b.events.poll().is_empty());
@@ -66,7 +66,7 @@ pub(super) fn local_errors<B: Backend>(subject: &Subject<'_, B>) {
         peer_is_well(&pair);
         assert_eq!(theirs.read(0, 4096), vec![0; 4096], "{name}");
     }
-    // A key of another protection domain.
+    // The key belongs to another protection domain.
     let pair = subject.pair();
     let pd = pair.a.hca.create_pd().unwrap();
     let foreign = pair.a.register(&pd, &pair.a.pages(1), 0, 64, ALL);
@@ -89,7 +89,7 @@ pub(super) fn an_atomic_has_room_for_eight_bytes_and_no_more<B: Backend>(subject
             assert_eq!(theirs.read(0, 64), [0; 64], "{list:?} {swaps}");
         }
     }
-    // The result may be in pieces.
+    // The result may be scattered over several SGEs.
     let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     theirs.write(0, &[1, 2, 3, 4, 5, 6, 7, 8]);
@@ -99,7 +99,8 @@ pub(super) fn an_atomic_has_room_for_eight_bytes_and_no_more<B: Backend>(subject
     assert_eq!((mine.read(0, 4), mine.read(16, 6)), (vec![1, 2, 3, 0], vec![4, 5, 6, 7, 8, 0]));
 }
 
-/// The peer executes a READ or an atomic before its result meets the local key (IBA 9.7.5.1): its errors come first.
+/// The peer executes a READ or an atomic before the local key of its result is checked (IBA 9.7.5.1), so errors of the
+/// peer are reported first.
 pub(super) fn the_peers_checks_come_before_the_key_of_a_result<B: Backend>(subject: &Subject<'_, B>) {
     for kind in 0..3 {
         for (name, bad_remote, unaligned) in
@@ -132,7 +133,8 @@ pub(super) fn the_peers_checks_come_before_the_key_of_a_result<B: Backend>(subje
     }
 }
 
-/// IBA C9-222.1: the receive that an RDMA WRITE with immediate data has taken says that its memory cannot be accessed.
+/// IBA C9-222.1: the receive that an RDMA WRITE with immediate data consumed completes with the status that its memory
+/// cannot be accessed.
 pub(super) fn a_write_with_immediate_to_a_bad_key_ends_its_receive<B: Backend>(subject: &Subject<'_, B>) {
     for name in ["unknown key", "past the end", "no rights"] {
         let pair = subject.pair();
@@ -155,12 +157,12 @@ pub(super) fn a_write_with_immediate_to_a_bad_key_ends_its_receive<B: Backend>(s
             assert_eq!(got[1], (102, WcStatus::Flushed), "{name}");
         }
         assert_eq!(pair.right.state(), QpState::Error, "{name}");
-        // The completion says it; no event does.
+        // The error is reported by the completion, not by an event.
         assert!(pair.b.events.poll().is_empty(), "{name}");
     }
 }
 
-/// A message of several packets is refused with its first one, which takes no receive.
+/// A message of several packets is refused with its first one, which consumes no receive.
 pub(super) fn a_long_write_with_immediate_to_a_bad_key_takes_no_receive<B: Backend>(subject: &Subject<'_, B>) {
     let pair = subject.pair();
     let mine = pair.a.buffer(4096);
@@ -182,7 +184,7 @@ pub(super) fn remote_access_errors<B: Backend>(subject: &Subject<'_, B>) {
             mine.write(0, &[7; 8]);
             let remote = match name {
                 "unknown key" => RemoteAddress { addr: 0, rkey: 0x1234 },
-                // By one byte; atomics are aligned, and go a word further.
+                // By one byte; atomics must be aligned, so they exceed it by a word.
                 "past the end" => theirs.remote(if kind < 2 { 4089 } else { 4096 }),
                 "before the start" => RemoteAddress { addr: theirs.start - 8, ..theirs.remote(0) },
                 "no rights" => local_only.remote(0),
@@ -237,7 +239,7 @@ pub(super) fn receives_that_do_not_fit<B: Backend>(subject: &Subject<'_, B>) {
     }
     assert_eq!(theirs.read(8, 56), [0; 56]);
     drop((mine, theirs, pair));
-    // The receive names memory that its owner may not use so.
+    // The receive names memory that its owner must not use in this way.
     for bad in 0..3 {
         let pair = subject.pair();
         let mine = pair.a.buffer(64);
@@ -279,13 +281,13 @@ pub(super) fn what_follows_an_error_is_flushed<B: Backend>(subject: &Subject<'_,
     pair.left.recv(104, &[]);
     assert_eq!(pair.left.scq.statuses(1), [(3, WcStatus::Flushed)]);
     assert_eq!(pair.left.rcq.statuses(1), [(104, WcStatus::Flushed)]);
-    // More than any queue holds, unsignaled ones included, in ring order.
+    // More requests than any queue holds, including unsignaled ones, in ring order.
     for i in 0..300 {
         pair.left.post_with(i, SEND, &[], crate::SendFlags::empty());
     }
     pair.left.qp.notify_send();
     assert_eq!(pair.left.scq.statuses(300), (0..300).map(|i| (i, WcStatus::Flushed)).collect::<Vec<_>>());
-    // It works again after a reset.
+    // The QP works again after a reset.
     let other = pair.b.qp(QpType::Rc);
     pair.left.to(QpState::Reset);
     pair.left.connect(&other, |_| {});

@@ -20,7 +20,7 @@ pub(super) fn the_dma_key_names_bus_addresses_and_is_local<B: Backend>(subject: 
     pair.left.submit(1, write(target.remote(0)), &[sge]);
     assert_eq!(pair.left.scq.statuses(1), [(1, OK)]);
     assert_eq!(target.read(0, 13), b"bus addresses");
-    // A receive, too, and it may span what the map has in two ranges.
+    // A receive may use the key as well, and may span two ranges of the map.
     pair.left.recv(9, &[Sge { addr: BORDER - 6, length: 13, lkey: dma.lkey() }]);
     pair.right.send(9, &[target.sge(0, 13)]);
     assert_eq!(pair.left.rcq.statuses(1), [(9, OK)]);
@@ -60,7 +60,7 @@ pub(super) fn fast_registration_and_invalidation<B: Backend>(subject: &Subject<'
     let mut back = [0; 18];
     pair.b.memory.view().read(last_page + 0x10, &mut back).unwrap();
     assert_eq!(&back, b"through a fast key");
-    // The key is good at home as well.
+    // The key is valid for local use as well.
     let target = pair.a.buffer(64);
     let sge = Sge { addr: 0x9010 + PAGE_SIZE, length: 18, lkey: key(1) };
     pair.right.submit(20, write(target.remote(0)), &[sge]);
@@ -73,7 +73,7 @@ pub(super) fn fast_registration_and_invalidation<B: Backend>(subject: &Subject<'
         peer.submit(21, write(remote(1)), &[mine.sge(0, 18)]);
         assert_eq!(peer.scq.statuses(1), [(21, OK)]);
     }
-    // The peer takes the key away with its answer.
+    // The peer invalidates the key with its answer.
     pair.right.recv(3, &[plain.all()]);
     pair.left.submit(3, SendOp::Send { data: SendData::Invalidate(key(1)), to: None }, &[mine.sge(0, 4)]);
     let got = pair.right.rcq.one();
@@ -110,7 +110,7 @@ pub(super) fn unmapped_memory_is_not_reached<B: Backend>(subject: &Subject<'_, B
     let [(1, status)] = pair.left.scq.statuses(1)[..] else { panic!("another request completed") };
     assert!(matches!(status, WcStatus::RemoteAccess | WcStatus::RemoteOperation), "{status:?}");
     drop((mine, theirs, pair));
-    // Its own memory.
+    // The memory is local.
     let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     pair.a.memory.unmap_all();
@@ -144,7 +144,7 @@ pub(super) fn keys_differ_and_can_be_made_again<B: Backend>(subject: &Subject<'_
         }
         seen.push(key);
     }
-    // Rights that make no sense.
+    // These access rights are inconsistent.
     let request =
         MrRequest::User { start: 0x7000, length: 4096, pages: page_list(&pages), access: Access::REMOTE_WRITE };
     assert!(pair.b.hca.register_mr(&pair.b.pd, request).is_err());

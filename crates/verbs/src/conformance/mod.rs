@@ -1,9 +1,9 @@
-//! The verbs conformance suite: same calls, same results, whatever the adapter (feature `testing`).
+//! The verbs conformance suite: the same calls must have the same results with every adapter (feature `testing`).
 //!
-//! Each case makes its own devices, runs on the traits of this crate only and panics when an adapter does something
-//! else than it should. [`cases`] lists them for programs; [`conformance_tests!`](crate::conformance_tests) makes a
-//! test of each. Nothing here knows how long an adapter takes: what must happen is waited for, and that something does
-//! not happen is shown by what happens after it.
+//! Each case creates its own devices, uses only the traits of this crate, and panics when an adapter behaves
+//! incorrectly. [`cases`] lists them for programs; [`conformance_tests!`](crate::conformance_tests) generates a test
+//! for each. No case depends on the speed of an adapter: expected events are awaited, and the absence of an event is
+//! shown by a later event.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "for tests, which end with what goes wrong")]
 
 mod atomics;
@@ -18,35 +18,35 @@ use crate::hca::Backend;
 use crate::testing::{End, Node};
 use pvrdma_verbs_types::QpType;
 
-/// What adapters may do in different ways. The suite checks that they do what they say.
+/// Behaviour in which adapters may differ. The suite checks that an adapter behaves as its profile says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Profile {
-    /// A responder that refuses a request raises an asynchronous event (`C11-40` asks for it; some adapters only
-    /// answer).
+    /// A responder that refuses a request raises an asynchronous event (required by `C11-40`; some adapters only send
+    /// the NAK).
     pub responder_events: bool,
-    /// A local error of a datagram QP stops its send queue only (SQE); otherwise it stops all of it (ERROR).
+    /// A local error of a datagram QP stops only its send queue (SQE); otherwise it stops the whole QP (ERROR).
     pub send_queue_error: bool,
     /// Draining with notification raises the event.
     pub drained_event: bool,
     /// The first request in RTR raises "communication established".
     pub established_event: bool,
-    /// Only solicited messages are reported as such; otherwise all of them.
+    /// Only solicited messages are reported as such; otherwise all messages are.
     pub exact_solicited: bool,
-    /// A receive that cannot take its message completes with the status that says why, and so does the send; otherwise
+    /// If a receive cannot take its message, both the receive and the send complete with the specific status; otherwise
     /// with any error.
     pub receive_errors: bool,
-    /// What the peer checks of a READ or an atomic comes before the local key of its result, as adapters do it;
-    /// otherwise the local key is checked before the request is sent.
+    /// The peer's checks of a READ or an atomic come before the check of the local key of its result, as in hardware
+    /// adapters; otherwise the local key is checked before the request is sent.
     pub peer_first: bool,
-    /// Datagrams bring the network header of the GIDs that the guests know.
+    /// Datagrams carry the network header of the GIDs that the guests know.
     pub guest_addresses: bool,
-    /// A region that a fast registration filled serves every QP of its protection domain, not only the one that filled
-    /// it.
+    /// A region filled by a fast registration is usable by every QP of its protection domain, not only by the one that
+    /// filled it.
     pub fast_keys_for_all: bool,
 }
 
 impl Profile {
-    /// All of it.
+    /// Profile of an adapter without restrictions.
     pub const FULL: Self = Self {
         responder_events: true,
         send_queue_error: true,
@@ -60,27 +60,27 @@ impl Profile {
     };
 }
 
-/// A backend to check.
+/// Backend to check.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a, B: Backend> {
-    /// It.
+    /// The backend.
     pub backend: &'a B,
-    /// What it says of itself.
+    /// Its declared behaviour.
     pub profile: Profile,
 }
 
 impl<B: Backend> Subject<'_, B> {
-    /// A device.
+    /// Creates a device.
     fn node(&self, number: u8) -> Node<B::Hca> {
         Node::new(self.backend, number)
     }
 
-    /// Two devices with a connected QP each.
+    /// Creates two devices with a connected QP each.
     fn pair(&self) -> Pair<B> {
         self.pair_with(|_| {}, |_| {})
     }
 
-    /// The same; `left` and `right` change the attributes of the two QPs.
+    /// As [`Self::pair`]; `left` and `right` change the attributes of the two QPs.
     fn pair_with(&self, left: impl FnOnce(&mut crate::QpAttrs), right: impl FnOnce(&mut crate::QpAttrs)) -> Pair<B> {
         let (a, b) = (self.node(1), self.node(2));
         let pair = Pair { left: a.qp(QpType::Rc), right: b.qp(QpType::Rc), a, b };
@@ -90,7 +90,7 @@ impl<B: Backend> Subject<'_, B> {
     }
 }
 
-/// Two devices with a connected QP each. Ends are declared first: they end before their devices.
+/// Two devices with a connected QP each. The ends are declared first, so that they are dropped before their devices.
 struct Pair<B: Backend> {
     left: End<B::Hca>,
     right: End<B::Hca>,
@@ -190,7 +190,7 @@ cases! {
 /// Runs a case by name.
 ///
 /// # Panics
-/// It fails, or there is none of that name.
+/// The case fails, or there is none of that name.
 pub fn run<B: Backend>(name: &str, subject: &Subject<'_, B>) {
     let (_, case) = cases::<B>().into_iter().find(|(known, _)| *known == name).unwrap();
     case(subject);

@@ -10,7 +10,7 @@ use crate::{
 
 const OK: WcStatus = WcStatus::Success;
 
-/// A sender, and a receiver on the shared queue.
+/// Sender, and receiver on the shared queue.
 type Ends<H> = (End<H>, End<H>);
 
 struct Shared<B: Backend> {
@@ -45,7 +45,7 @@ pub(super) fn several_qps_share_the_receives<B: Backend>(subject: &Subject<'_, B
             assert_eq!(left.scq.statuses(1), [(0, OK)]);
         }
     }
-    // More than any queue holds.
+    // More receives than any queue holds.
     post_shared(&s.srq, &s.ring, 6..306);
     for round in 0..100 {
         for (left, right) in &s.pairs {
@@ -66,7 +66,7 @@ pub(super) fn the_limit_fires_once_for_each_arming<B: Backend>(subject: &Subject
         left.send(i, &[]);
         assert_eq!(right.rcq.statuses(1), [(i, OK)]);
         left.scq.one();
-        // Fewer than three are left after the eighth.
+        // After the eighth, fewer than three receives are left.
         if i == 7 {
             assert_eq!(s.b.events.wait(1), event);
         } else {
@@ -96,7 +96,7 @@ pub(super) fn the_last_receive_is_announced<B: Backend>(subject: &Subject<'_, B>
     }
     assert_eq!(right.state(), QpState::Error);
     assert!(right.rcq.poll().is_empty());
-    // The others still have the receives.
+    // The receives are still available to the others.
     let (left, right) = &s.pairs[1];
     left.send(1, &[]);
     assert_eq!(right.rcq.statuses(1), [(0, OK)]);

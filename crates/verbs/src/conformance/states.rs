@@ -1,4 +1,4 @@
-//! Transitions, attributes and the end of a QP.
+//! Transitions, attributes and destruction of a QP.
 
 use super::Subject;
 use crate::testing::{ALL, End, SEND, gid, write};
@@ -30,7 +30,7 @@ pub(super) fn transitions_follow_the_table<B: Backend>(subject: &Subject<'_, B>)
             end.to(QpState::Reset);
             bring(&end, &peer);
             assert_eq!(end.state(), from);
-            // A bare change of state is allowed exactly where the table says so.
+            // A change of state without attributes is allowed exactly where the table says so.
             let allowed = qp_state::check(QpType::Rc, from, to, M::STATE).is_ok();
             let result = end.qp.modify(&QpAttrs { state: to, ..End::toward(&peer) }, M::STATE);
             assert_eq!(result.is_ok(), allowed, "{from:?} to {to:?}: {result:?}");
@@ -59,7 +59,7 @@ pub(super) fn refused_changes_change_nothing<B: Backend>(subject: &Subject<'_, B
 
 pub(super) fn error_flushes_both_queues<B: Backend>(subject: &Subject<'_, B>) {
     let pair = subject.pair();
-    // No receive: what is sent waits.
+    // No receive is posted, so the message waits.
     pair.right.to(QpState::Reset);
     for i in 0..20 {
         pair.left.post(i, SEND, &[]);
@@ -71,7 +71,7 @@ pub(super) fn error_flushes_both_queues<B: Backend>(subject: &Subject<'_, B>) {
     assert_eq!(pair.left.scq.statuses(20), expected);
     assert_eq!(pair.left.rcq.statuses(20), expected);
     assert_eq!(pair.left.sends.retired(), 20);
-    // Never started: what is posted is flushed, too.
+    // A QP that was never started flushes posted requests, too.
     let fresh = pair.a.qp(QpType::Rc);
     fresh.to(QpState::Error);
     fresh.recv(1, &[]);
@@ -93,7 +93,7 @@ pub(super) fn reset_is_silent_and_starts_over<B: Backend>(subject: &Subject<'_, 
     pair.right.connect(&pair.left, |_| {});
     pair.right.recv(2, &[]);
     pair.left.send(3, &[]);
-    // Whatever was there before has not completed, and does not now.
+    // Earlier requests have not completed, and do not complete now.
     assert_eq!(pair.left.scq.statuses(1), [(3, OK)]);
     assert_eq!(pair.right.rcq.statuses(1), [(2, OK)]);
     pair.left.recv(4, &[]);
@@ -115,7 +115,7 @@ pub(super) fn draining_finishes_what_was_started<B: Backend>(subject: &Subject<'
         assert_eq!(pair.a.events.wait(1), [AsyncEvent::Qp(QpEvent::SendQueueDrained, pair.left.cookie)]);
     }
     assert_eq!(pair.left.state(), QpState::Sqd);
-    // It still takes requests of the peer, and starts none of its own.
+    // It still processes requests of the peer, and starts none of its own.
     pair.left.submit(2, write(theirs.remote(0)), &[mine.sge(0, 8)]);
     pair.right.submit(3, write(mine.remote(0)), &[theirs.sge(0, 10)]);
     assert_eq!(pair.right.scq.statuses(1), [(3, OK)]);
@@ -157,7 +157,7 @@ pub(super) fn a_destroyed_qp_publishes_nothing<B: Backend>(subject: &Subject<'_,
     pair.left.send(2, &[]);
     pair.left.recv(3, &[]);
     assert!(matches!(pair.left.qp.modify(&QpAttrs::default(), M::STATE), Err(VerbsError::Gone)));
-    // Its peer finds nobody.
+    // The request of its peer gets no answer.
     pair.right.submit(4, write(RemoteAddress::default()), &[]);
     assert_eq!(pair.right.scq.statuses(1), [(4, WcStatus::RetryExceeded)]);
     assert!(pair.left.scq.poll().is_empty() && pair.left.rcq.poll().is_empty());

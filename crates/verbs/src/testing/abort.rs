@@ -1,4 +1,4 @@
-//! Tests of what ends the process: each runs in a process of its own.
+//! Tests of code that ends the process: each runs in its own process.
 
 use std::env;
 use std::os::unix::process::ExitStatusExt;
@@ -6,10 +6,10 @@ use std::process::{Command, exit};
 
 use log::{LevelFilter, Log, Metadata, Record};
 
-/// Tells the child which test it is.
+/// Environment variable that tells the child process which test it runs.
 const CHILD: &str = "PVRDMA_TEST_ABORTS";
 
-/// `SIGABRT`.
+/// Signal number of `SIGABRT`.
 const ABORTED: i32 = 6;
 
 struct Stderr;
@@ -26,14 +26,14 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// Runs `body`, which is to abort, in another process, and returns what that has written to its standard error, with
-/// what it logged. `test` is the full name of the test that calls this, whose other process it is.
+/// Runs `body`, which must abort, in another process, and returns its standard error output, including its log. `test`
+/// is the full name of the calling test, which the other process runs.
 ///
 /// # Panics
-/// The process ended otherwise, or there is no test of this name.
+/// The process ended in another way, or there is no test of this name.
 pub fn aborts(test: &str, body: impl FnOnce()) -> String {
     if env::var_os(CHILD).is_some_and(|name| name == test) {
-        // Nobody else has a logger in this process.
+        // This fails only if the process has a logger already, and it has none.
         let _ = log::set_logger(&Stderr);
         log::set_max_level(LevelFilter::Info);
         body();

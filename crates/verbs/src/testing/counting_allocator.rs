@@ -1,28 +1,28 @@
-//! An allocator that knows how much of the heap is in use.
+//! An allocator that counts the bytes of heap in use.
 #![expect(unsafe_code, reason = "`GlobalAlloc` is an unsafe trait")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The allocator of the system, whose bytes are counted. All threads of the process count.
+/// Allocator of the system with a count of bytes in use, shared by all threads of the process.
 #[derive(Debug, Default)]
 pub struct CountingAllocator {
     bytes: AtomicUsize,
 }
 
 impl CountingAllocator {
-    /// Nothing is in use.
+    /// Creates the allocator, with no bytes in use.
     pub const fn new() -> Self {
         Self { bytes: AtomicUsize::new(0) }
     }
 
-    /// Bytes in use, with what the allocator needs beside them.
+    /// Returns the bytes in use, including the overhead of the allocator.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 }
 
-/// What an allocation takes from the heap of glibc: its bytes and a word before them, in steps of 16 bytes.
+/// Returns the heap memory that an allocation takes in glibc: its bytes and a word before them, in steps of 16 bytes.
 const fn taken(layout: Layout) -> usize {
     let with_word = layout.size().saturating_add(8).next_multiple_of(16);
     if with_word < 32 { 32 } else { with_word }

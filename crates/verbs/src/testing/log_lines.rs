@@ -1,11 +1,11 @@
-//! What this process logs, for tests of what may not fill the log.
+//! Log lines of this process, for tests of the log's rate limits.
 
 use std::time::{Duration, Instant};
 
 use log::{LevelFilter, Log, Metadata, Record};
 use parking_lot::Mutex;
 
-/// Lines that a limit lets through at most in a period of [`LIMIT_PERIOD`].
+/// Maximum number of lines that a limit passes in a period of [`LIMIT_PERIOD`].
 const LIMIT_LINES: u128 = 10;
 const LIMIT_PERIOD: Duration = Duration::from_secs(5);
 
@@ -30,7 +30,7 @@ impl Log for Recorder {
     fn flush(&self) {}
 }
 
-/// The lines that this process has logged since, information and what is worse.
+/// Lines that this process has logged since a moment, at level info or more severe.
 #[derive(Debug)]
 pub struct LogLines {
     since: Instant,
@@ -38,28 +38,28 @@ pub struct LogLines {
 }
 
 impl LogLines {
-    /// Begins to look. Nobody else in the process may take the log.
+    /// Starts to record. No other code of the process may set a logger.
     pub fn watch() -> Self {
-        // Another test of the same process may have done so.
+        // Another test of the same process may have set it already.
         let _ = log::set_logger(&RECORDER);
         log::set_max_level(LevelFilter::Info);
         Self { since: Instant::now(), seen: RECORDER.0.lock().len() }
     }
 
-    /// The lines with `text` in them.
+    /// Returns the lines that contain `text`.
     pub fn with(&self, text: &str) -> Vec<String> {
         let lines = RECORDER.0.lock();
         lines.iter().skip(self.seen).map(|line| &line.text).filter(|line| line.contains(text)).cloned().collect()
     }
 
-    /// The targets of the lines with `text` in them: what a filter tells them apart by.
+    /// Returns the targets of the lines that contain `text`. Filters select lines by target.
     pub fn targets(&self, text: &str) -> Vec<String> {
         let lines = RECORDER.0.lock();
         let lines = lines.iter().skip(self.seen).filter(|line| line.text.contains(text));
         lines.map(|line| line.target.clone()).collect()
     }
 
-    /// Fails unless something with `text` was logged, and not more than one limit lets through in the time.
+    /// Fails unless a line with `text` was logged, or if there were more than one limit passes in the time.
     #[track_caller]
     pub fn assert_limited(&self, text: &str) {
         let lines = self.with(text);

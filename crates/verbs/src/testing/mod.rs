@@ -1,6 +1,6 @@
 //! Devices without PCI: guest memory, queues and sinks for tests of adapters (feature `testing`).
 //!
-//! What goes wrong panics. Everything that takes time is waited for with a deadline that is far beyond it.
+//! Errors panic. Every wait has a deadline far beyond the expected time.
 #![expect(clippy::unwrap_used, reason = "for tests, which end with what goes wrong")]
 
 mod abort;
@@ -25,28 +25,28 @@ pub use skipped::skipped;
 
 use pvrdma_verbs_types::{Access, RemoteAddress, SendData, SendOp};
 
-/// How long anything may take. Nothing does; this is for what hangs.
+/// Deadline of every wait. It is reached only if something hangs.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 
-/// All rights.
+/// All access rights.
 pub const ALL: Access = Access::all();
 
-/// A send without anything.
+/// A send without immediate data or key.
 pub const SEND: SendOp = SendOp::Send { data: SendData::None, to: None };
 
-/// An RDMA write.
+/// Returns an RDMA write.
 pub const fn write(remote: RemoteAddress) -> SendOp {
     SendOp::Write { remote, immediate: None }
 }
 
-/// Memory that can be mapped a second time, as that of guests can.
+/// Returns memory that can be mapped a second time, as guest memory can.
 pub fn shared_memory(bytes: usize) -> Arc<MmapRegion> {
     let fd = rustix::fs::memfd_create("guest-memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, bytes as u64).unwrap();
     Arc::new(MmapRegion::from_file(FileOffset::new(fd.into(), 0), bytes).unwrap())
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that differ from offset to offset.
 pub fn pattern(seed: u64, len: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)

@@ -1,4 +1,4 @@
-//! One device on an adapter: its memory, its queue pairs.
+//! A device on an adapter, with its memory and queue pairs.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,32 +21,32 @@ use pvrdma_verbs_types::{
 
 /// First bus address of a node's memory.
 const BASE: u64 = 0x1000_0000;
-/// Bytes of a node's memory.
+/// Size of a node's memory in bytes.
 const MEMORY: u64 = 8 << 20;
-/// Where the two ranges of a node's memory meet.
+/// Border between the two ranges of a node's memory.
 pub const BORDER: u64 = BASE + MEMORY / 2;
-/// First bus address of a node's buffers: before the border, so that they meet it.
+/// First bus address of a node's buffers. It lies before the border, so that buffers cross it.
 const BUFFERS: u64 = BORDER - 64 * PAGE_SIZE;
 /// Requests in each ring.
 const DEPTH: u32 = 64;
 
-/// `::ffff:10.0.0.number`
+/// Returns the GID `::ffff:10.0.0.number`.
 pub const fn gid(number: u8) -> Gid {
     Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, number])
 }
 
-/// The Ethernet address of a node.
+/// Returns the MAC address of a node.
 pub const fn mac(number: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, number])
 }
 
-/// Runs an adapter that does nothing by itself.
+/// Function that runs an adapter which has no threads of its own.
 pub type Drive = Arc<dyn Fn() + Send + Sync>;
 
-/// One device.
+/// A device.
 #[expect(missing_debug_implementations, reason = "adapters' objects need not have it")]
 pub struct Node<H: Hca> {
-    /// Its number: part of its GID.
+    /// Number of the node, which is part of its GID.
     pub number: u8,
     /// A protection domain.
     pub pd: H::Pd,
@@ -56,9 +56,9 @@ pub struct Node<H: Hca> {
     pub memory: Arc<DmaSpace>,
     /// Its asynchronous events.
     pub events: Arc<Events>,
-    /// What it may make this process keep.
+    /// Budget of the memory that it may make this process allocate.
     pub budget: Arc<MemoryBudget>,
-    /// What follows each request that its queue pairs submit.
+    /// Called after each request that its queue pairs submit.
     pub drive: Option<Drive>,
     next_page: AtomicU64,
     buffers_end: u64,
@@ -69,39 +69,39 @@ impl<H: Hca> Node<H> {
     /// Attaches a device with the GID of its number.
     ///
     /// # Panics
-    /// The backend does not want to.
+    /// The backend refuses.
     pub fn new<B: Backend<Hca = H>>(backend: &B, number: u8) -> Self {
         Self::with_memory(backend, number, MEMORY)
     }
 
-    /// The same with so many bytes of memory.
+    /// As [`Self::new`], with a memory of `bytes` bytes.
     ///
     /// # Panics
-    /// The backend does not want to.
+    /// The backend refuses.
     pub fn with_memory<B: Backend<Hca = H>>(backend: &B, number: u8, bytes: u64) -> Self {
         Self::on(backend, number, memory_of(bytes), BUFFERS..BASE + bytes)
     }
 
-    /// The same with these rules, and without a GID.
+    /// As [`Self::with_memory`], with these rules, and without a GID.
     ///
     /// # Panics
-    /// The backend does not want to.
+    /// The backend refuses.
     pub fn with_rules<B: Backend<Hca = H>>(backend: &B, number: u8, bytes: u64, rules: Rules) -> Self {
         Self::attach(backend, number, memory_of(bytes), BUFFERS..BASE + bytes, rules, MemoryBudget::DEFAULT_LIMIT)
     }
 
-    /// Attaches a device on this memory, of which these bus addresses are for its buffers.
+    /// Attaches a device to this memory. The bus addresses `buffers` are for its buffers.
     ///
     /// # Panics
-    /// The backend does not want to.
+    /// The backend refuses.
     pub fn on<B: Backend<Hca = H>>(backend: &B, number: u8, memory: Arc<DmaSpace>, buffers: Range<u64>) -> Self {
         Self::with_budget(backend, number, memory, buffers, MemoryBudget::DEFAULT_LIMIT)
     }
 
-    /// The same with so many bytes that it may make this process keep.
+    /// As [`Self::on`], with a limit of the memory that the device may make this process allocate.
     ///
     /// # Panics
-    /// The backend does not want to.
+    /// The backend refuses.
     pub fn with_budget<B: Backend<Hca = H>>(
         backend: &B,
         number: u8,
@@ -143,23 +143,23 @@ impl<H: Hca> Node<H> {
         Self { number, pd, hca, memory, events, budget, drive: None, next_page, buffers_end: buffers.end, next_qpn }
     }
 
-    /// Pages that nobody else has, in descending order, so that none follows its neighbour.
+    /// Allocates pages, in descending order, so that no two are adjacent in the list.
     ///
     /// # Panics
-    /// There are none left.
+    /// There are not enough pages left.
     pub fn pages(&self, count: u64) -> Vec<u64> {
         let first = self.next_page.fetch_add((count + 1) * PAGE_SIZE, Ordering::SeqCst);
         assert!(first + count * PAGE_SIZE <= self.buffers_end, "the node's memory is used up");
         (0..count).rev().map(|i| first + i * PAGE_SIZE).collect()
     }
 
-    /// Registered memory of `len` bytes that begins `offset` bytes into a page.
+    /// Registers memory of `len` bytes that begins at byte `offset` of a page.
     pub fn buffer_at(&self, offset: u64, len: u64, access: Access) -> Buffer<H> {
         let pages = self.pages((offset + len).div_ceil(PAGE_SIZE).max(1));
         self.register(&self.pd, &pages, offset, len, access)
     }
 
-    /// Registered memory with all rights.
+    /// Registers memory with all rights.
     pub fn buffer(&self, len: u64) -> Buffer<H> {
         self.buffer_at(0, len, ALL)
     }
@@ -167,7 +167,7 @@ impl<H: Hca> Node<H> {
     /// Registers pages in a protection domain.
     ///
     /// # Panics
-    /// The adapter does not want to.
+    /// The adapter refuses.
     pub fn register(&self, pd: &H::Pd, pages: &[u64], offset: u64, len: u64, access: Access) -> Buffer<H> {
         let start = 0x7f00_0000_0000 + pages[0] + offset;
         let request = MrRequest::User { start, length: len, pages: page_list(pages), access };
@@ -175,32 +175,32 @@ impl<H: Hca> Node<H> {
         Buffer { mr, start, len, offset, pages: pages.to_vec(), memory: Arc::clone(&self.memory) }
     }
 
-    /// A completion queue.
+    /// Creates a completion queue.
     ///
     /// # Panics
-    /// The adapter does not want to make one.
+    /// The adapter refuses.
     pub fn cq(&self) -> (H::Cq, Arc<Completions>) {
         let sink = Arc::new(Completions::default());
         (self.hca.create_cq(Arc::clone(&sink) as Arc<dyn CompletionSink>).unwrap(), sink)
     }
 
-    /// A queue pair with completion queues of its own.
+    /// Creates a queue pair with its own completion queues.
     pub fn qp(&self, qp_type: QpType) -> End<H> {
         self.qp_with(qp_type, None, |_| {})
     }
 
-    /// The same with a shared receive queue, and with what `change` does to the request.
+    /// As [`Self::qp`], with a shared receive queue, and with the changes that `change` makes to the request.
     ///
     /// # Panics
-    /// The adapter does not want to make one.
+    /// The adapter refuses.
     pub fn qp_with(&self, qp_type: QpType, srq: Option<&H::Srq>, change: impl FnOnce(&mut QpInit<'_, H>)) -> End<H> {
         self.qp_on(qp_type, srq, [None, None], change).unwrap()
     }
 
-    /// The same with completion queues of the caller, for sends and receives.
+    /// As [`Self::qp_with`], with completion queues of the caller, for sends and receives.
     ///
     /// # Errors
-    /// The adapter does not want to make one.
+    /// The adapter refuses.
     pub fn qp_on(
         &self,
         qp_type: QpType,
@@ -231,10 +231,10 @@ impl<H: Hca> Node<H> {
         Ok(End { node, qp_type, qp, sends, receives, scq, rcq, cookie, drive, cqs: (send_cq, recv_cq) })
     }
 
-    /// A shared receive queue, with cookie 77.
+    /// Creates a shared receive queue, with cookie 77.
     ///
     /// # Panics
-    /// The adapter does not want to make one.
+    /// The adapter refuses.
     pub fn srq(&self, limit: u32) -> (H::Srq, Arc<Ring<RecvWr>>) {
         let ring = Arc::new(Ring::default());
         let queue = Box::new(Consumer(Arc::clone(&ring)));
@@ -242,20 +242,20 @@ impl<H: Hca> Node<H> {
         (self.hca.create_srq(init).unwrap(), ring)
     }
 
-    /// The value of a counter of the adapter.
+    /// Returns the value of a counter of the adapter.
     ///
     /// # Panics
-    /// It has none of this name.
+    /// The adapter has no counter of this name.
     pub fn counter(&self, name: &str) -> u64 {
         self.hca.counters().into_iter().find(|counter| counter.name == name).unwrap().value
     }
 }
 
-/// Memory of so many bytes.
+/// Creates a memory of `bytes` bytes.
 fn memory_of(bytes: u64) -> Arc<DmaSpace> {
     let memory = DmaSpace::new(PinPolicy::Off);
     let mapping = shared_memory(usize::try_from(bytes).unwrap());
-    // Two ranges, so that copies meet a border.
+    // There are two ranges, so that copies cross a border.
     for (iova, end) in [(BASE, BORDER), (BORDER, BASE + bytes)] {
         let offset = usize::try_from(iova - BASE).unwrap();
         let backing = Some(Backing { mapping: Arc::clone(&mapping), offset });
@@ -270,10 +270,10 @@ pub fn post_shared<S: SharedReceiveQueue>(srq: &S, ring: &Ring<RecvWr>, wr_ids: 
     srq.notify_recv();
 }
 
-/// The list of these pages.
+/// Returns the list of these pages.
 ///
 /// # Panics
-/// One of the addresses is not that of a page.
+/// One of the addresses is not a page address.
 pub fn page_list(pages: &[u64]) -> PageList {
     let mut list = PageListBuilder::default();
     for &page in pages {
@@ -285,11 +285,11 @@ pub fn page_list(pages: &[u64]) -> PageList {
 /// Registered memory.
 #[expect(missing_debug_implementations, reason = "adapters' objects need not have it")]
 pub struct Buffer<H: Hca> {
-    /// The registration.
+    /// Memory region.
     pub mr: H::Mr,
-    /// Its first address.
+    /// First address.
     pub start: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     offset: u64,
     pages: Vec<u64>,
@@ -297,25 +297,25 @@ pub struct Buffer<H: Hca> {
 }
 
 impl<H: Hca> Buffer<H> {
-    /// A part of it.
+    /// Returns an SGE for a part of it.
     ///
     /// # Panics
-    /// That is longer than an SGE can be.
+    /// The part is longer than an SGE can be.
     pub fn sge(&self, offset: u64, length: u64) -> Sge {
         Sge { addr: self.start + offset, length: u32::try_from(length).unwrap(), lkey: self.mr.lkey() }
     }
 
-    /// All of it.
+    /// Returns an SGE for all of it.
     pub fn all(&self) -> Sge {
         self.sge(0, self.len)
     }
 
-    /// A place in it, for a peer.
+    /// Returns the address of a place in it, for a peer.
     pub fn remote(&self, offset: u64) -> RemoteAddress {
         RemoteAddress { addr: self.start + offset, rkey: self.mr.rkey() }
     }
 
-    /// Bus addresses of the pieces behind `offset..offset+len`.
+    /// Returns the bus addresses of the pieces of `offset..offset+len`.
     fn pieces(&self, offset: u64, len: u64) -> Vec<(u64, usize)> {
         let mut pieces = Vec::new();
         let (mut at, end) = (self.offset + offset, self.offset + offset + len);
@@ -328,10 +328,10 @@ impl<H: Hca> Buffer<H> {
         pieces
     }
 
-    /// Writes as the guest's processor does.
+    /// Writes to it as the guest's processor does.
     ///
     /// # Panics
-    /// That is not its memory.
+    /// The bytes are outside of its memory.
     pub fn write(&self, offset: u64, data: &[u8]) {
         let view = self.memory.view();
         let mut rest = data;
@@ -341,10 +341,10 @@ impl<H: Hca> Buffer<H> {
         }
     }
 
-    /// Reads as the guest's processor does.
+    /// Reads from it as the guest's processor does.
     ///
     /// # Panics
-    /// That is not its memory.
+    /// The bytes are outside of its memory.
     pub fn read(&self, offset: u64, len: u64) -> Vec<u8> {
         let view = self.memory.view();
         let mut data = vec![0; usize::try_from(len).unwrap()];
@@ -357,28 +357,28 @@ impl<H: Hca> Buffer<H> {
     }
 }
 
-/// A QP with everything that belongs to it.
+/// A QP with its queues.
 #[expect(missing_debug_implementations, reason = "adapters' objects need not have it")]
 pub struct End<H: Hca> {
-    /// The node it is on.
+    /// Number of its node.
     pub node: u8,
-    /// Its transport.
+    /// Transport service.
     pub qp_type: QpType,
     /// The queue pair.
     pub qp: H::Qp,
-    /// Its send ring.
+    /// Send ring.
     pub sends: Arc<Ring<SendWr>>,
-    /// Its receive ring.
+    /// Receive ring.
     pub receives: Arc<Ring<RecvWr>>,
     /// Completions of its sends.
     pub scq: Arc<Completions>,
     /// Completions of its receives.
     pub rcq: Arc<Completions>,
-    /// Its name in completions and events.
+    /// Identifier in completions and events.
     pub cookie: u32,
-    /// What follows each request.
+    /// Called after each request.
     pub drive: Option<Drive>,
-    /// The queues of `scq` and `rcq`.
+    /// Queues of `scq` and `rcq`.
     pub cqs: (H::Cq, H::Cq),
 }
 
@@ -388,7 +388,7 @@ impl<H: Hca> End<H> {
         self.post_with(wr_id, op, sges, SendFlags::SIGNALED);
     }
 
-    /// The same with any flags.
+    /// As [`Self::post`], with any flags.
     pub fn post_with(&self, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFlags) {
         self.sends.posted.lock().push_back(SendWr { wr_id, op, flags, sges: sges.to_vec() });
     }
@@ -413,12 +413,12 @@ impl<H: Hca> End<H> {
         self.qp.notify_recv();
     }
 
-    /// The present state.
+    /// Returns the current state.
     pub fn state(&self) -> QpState {
         self.qp.query().state
     }
 
-    /// Changes the state and nothing else.
+    /// Changes only the state.
     pub fn to(&self, state: QpState) {
         self.change(state, QpAttrs::default(), QpAttrMask::empty());
     }
@@ -431,7 +431,7 @@ impl<H: Hca> End<H> {
         self.qp.modify(&QpAttrs { state, ..attrs }, mask | QpAttrMask::STATE).unwrap();
     }
 
-    /// Attributes for a connection to `peer`.
+    /// Returns attributes for a connection to `peer`.
     pub fn toward(peer: &Self) -> QpAttrs {
         QpAttrs {
             dest_qpn: peer.qp.qpn(),
@@ -451,12 +451,12 @@ impl<H: Hca> End<H> {
         }
     }
 
-    /// Brings a connected QP to RTR, with what `set` does to the attributes for this peer.
+    /// Moves a connected QP to RTR. `set` changes the attributes for this peer.
     pub fn rtr(&self, peer: &Self, set: impl FnOnce(&mut QpAttrs)) {
         self.rtr_with(&Self::attrs(peer, set));
     }
 
-    /// Brings a connected QP to RTS, with what `set` does to the attributes for this peer.
+    /// Moves a connected QP to RTS. `set` changes the attributes for this peer.
     pub fn connect(&self, peer: &Self, set: impl FnOnce(&mut QpAttrs)) {
         use QpAttrMask as M;
         let attrs = Self::attrs(peer, set);
@@ -478,7 +478,7 @@ impl<H: Hca> End<H> {
         self.change(QpState::Rtr, *attrs, mask);
     }
 
-    /// Brings a datagram QP to RTS.
+    /// Moves a datagram QP to RTS.
     pub fn start_datagrams(&self, qkey: u32) {
         use QpAttrMask as M;
         let attrs = QpAttrs { qkey, port_num: 1, ..QpAttrs::default() };

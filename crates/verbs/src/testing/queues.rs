@@ -13,10 +13,10 @@ use crate::queue::{AsyncEvent, CompletionSink, EventSink, RecvSource, SendSource
 use pvrdma_guest_memory::{DmaError, DmaView};
 use pvrdma_verbs_types::{Completion, RecvWr, SendWr, WcStatus};
 
-/// A ring that the "guest" fills.
+/// Ring that the test fills in the role of the guest.
 #[derive(Debug)]
 pub struct Ring<T> {
-    /// What was posted and not taken yet.
+    /// Requests posted and not taken yet.
     pub posted: Mutex<VecDeque<T>>,
     broken: AtomicBool,
     popped: AtomicU64,
@@ -42,12 +42,12 @@ impl<T> Ring<T> {
         self.broken.store(true, Ordering::SeqCst);
     }
 
-    /// Requests that were given back since the ring last started over.
+    /// Returns the number of requests retired since the ring last started over.
     pub fn retired(&self) -> u64 {
         self.retired.load(Ordering::SeqCst)
     }
 
-    /// How often the ring started over.
+    /// Returns how often the ring started over.
     pub fn resets(&self) -> u32 {
         self.resets.load(Ordering::SeqCst)
     }
@@ -71,7 +71,7 @@ impl<T> Ring<T> {
     }
 }
 
-/// The adapter's side of a ring.
+/// Adapter's side of a ring.
 pub(super) struct Consumer<T>(pub(super) Arc<Ring<T>>);
 
 impl SendSource for Consumer<SendWr> {
@@ -103,7 +103,7 @@ impl RecvSource for Consumer<RecvWr> {
     }
 }
 
-/// What came, and whoever waits for it.
+/// Received elements, and a condition to wait for them.
 #[derive(Debug)]
 struct Arrivals<T> {
     list: Mutex<Vec<T>>,
@@ -117,7 +117,7 @@ impl<T> Default for Arrivals<T> {
 }
 
 impl<T: Copy + std::fmt::Debug> Arrivals<T> {
-    /// Waits until there are `count` and takes all.
+    /// Waits until there are `count` elements, and takes all.
     fn wait(&self, what: &str, count: usize) -> Vec<T> {
         let end = Instant::now() + DEADLINE;
         let mut list = self.list.lock();
@@ -129,7 +129,7 @@ impl<T: Copy + std::fmt::Debug> Arrivals<T> {
     }
 }
 
-/// A completion queue that keeps everything that it has room for.
+/// Completion queue that stores all entries up to its limit.
 #[derive(Debug)]
 pub struct Completions {
     entries: Arrivals<Completion>,
@@ -144,22 +144,22 @@ impl Default for Completions {
 }
 
 impl Completions {
-    /// Limits the entries that may wait to be polled; further ones overrun the queue.
+    /// Limits the number of entries that wait to be polled; further ones overrun the queue.
     pub fn limit(&self, entries: usize) {
         self.room.store(entries, Ordering::SeqCst);
     }
 
-    /// Entries that came so far, polled or not.
+    /// Returns the number of entries so far, polled or not.
     pub fn total(&self) -> u64 {
         self.total.load(Ordering::SeqCst)
     }
 
-    /// Takes what is there.
+    /// Takes all entries.
     pub fn poll(&self) -> Vec<Completion> {
         std::mem::take(&mut *self.entries.list.lock())
     }
 
-    /// Takes what is there, as name and status.
+    /// Takes all entries, as identifier and status.
     pub fn poll_statuses(&self) -> Vec<(u64, WcStatus)> {
         names(&self.poll())
     }
@@ -167,25 +167,25 @@ impl Completions {
     /// Waits for exactly `count` entries.
     ///
     /// # Panics
-    /// They did not come, or there are more.
+    /// The entries do not arrive, or there are more.
     pub fn wait(&self, count: usize) -> Vec<Completion> {
         let entries = self.entries.wait("completions", count);
         assert_eq!(entries.len(), count, "{entries:?}");
         entries
     }
 
-    /// Waits for the only entry.
+    /// Waits for exactly one entry.
     ///
     /// # Panics
-    /// It did not come, or there are more.
+    /// The entry does not arrive, or there are more.
     pub fn one(&self) -> Completion {
         self.wait(1)[0]
     }
 
-    /// Waits for `count` entries, as name and status.
+    /// Waits for `count` entries. Returns identifier and status of each.
     ///
     /// # Panics
-    /// They did not come, or there are more.
+    /// The entries do not arrive, or there are more.
     pub fn statuses(&self, count: usize) -> Vec<(u64, WcStatus)> {
         names(&self.wait(count))
     }
@@ -208,12 +208,12 @@ impl CompletionSink for Completions {
     }
 }
 
-/// Events as they came.
+/// Events in the order of their arrival.
 #[derive(Debug, Default)]
 pub struct Events(Arrivals<AsyncEvent>);
 
 impl Events {
-    /// Takes what is there.
+    /// Takes all events.
     pub fn poll(&self) -> Vec<AsyncEvent> {
         std::mem::take(&mut *self.0.list.lock())
     }
@@ -221,7 +221,7 @@ impl Events {
     /// Waits for at least `count` events and takes all.
     ///
     /// # Panics
-    /// They did not come.
+    /// The events do not arrive.
     pub fn wait(&self, count: usize) -> Vec<AsyncEvent> {
         self.0.wait("events", count)
     }

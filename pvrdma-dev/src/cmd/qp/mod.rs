@@ -18,7 +18,7 @@ use crate::error::CmdError;
 use crate::objects::{Cq, GSI_HANDLE, KERNEL, Pd, Qp, Srq, Vacancy};
 use crate::ring::recv_stride;
 
-/// What a QP is made of, found and checked.
+/// Checked parts of a new QP.
 struct Parts<H: Hca> {
     qp_type: QpType,
     pd: Arc<Pd<H>>,
@@ -33,7 +33,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
     let (vacancy, qpn) = number(core, session, parts.qp_type)?;
     let handle = vacancy.handle;
     let pages = pages(core, request, &parts)?;
-    // Each ring keeps the pages of its elements. An extent may hold pages of both.
+    // Each ring keeps the pages of its elements. An extent may hold pages of both rings.
     let lists = if parts.srq.is_some() { &[&pages][..] } else { &[&pages, &pages] };
     let charge = core.charge(Object::Qp(parts.caps), lists)?;
     let (mut send_queue, mut recv_queue) = rings(request, &parts, pages)?;
@@ -85,8 +85,8 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
     Ok(response(session, handle, qpn, &caps).created(Created::Qp(handle)))
 }
 
-/// Finds the objects and checks everything that needs no memory. The kernel checks next to nothing of what a process
-/// asks for (section 13 B14).
+/// Looks up the objects and checks all fields that need no access to memory. The guest's kernel hardly checks the
+/// requests of a process (section 13 B14).
 fn parts<H: Hca>(core: &Core<H>, request: &CreateQp) -> Result<Parts<H>, CmdError> {
     let qp_type = match request.qp_type {
         qp_type::GSI => QpType::Gsi,
@@ -113,14 +113,14 @@ fn parts<H: Hca>(core: &Core<H>, request: &CreateQp) -> Result<Parts<H>, CmdErro
         if fits { Ok(count) } else { Err(CmdError::Invalid("number of requests", count.into())) }
     };
     let sges = |count: u32| {
-        // The limit is a power of two, so rounding up as the kernel's driver does stays inside.
+        // The limit is a power of two, so rounding up, as the kernel's driver does, stays within it.
         if count <= core.limits().verbs.max_sge {
             Ok(count)
         } else {
             Err(CmdError::Invalid("number of SGEs", count.into()))
         }
     };
-    // With an SRQ the receive half of the request means nothing.
+    // With an SRQ, the receive fields of the request are ignored.
     let (max_recv_wr, max_recv_sge) = match srq {
         Some(_) => (0, 0),
         None => (requests(request.max_recv_wr)?, sges(request.max_recv_sge)?),
@@ -134,8 +134,8 @@ fn parts<H: Hca>(core: &Core<H>, request: &CreateQp) -> Result<Parts<H>, CmdErro
     Ok(Parts { qp_type, pd, send_cq, recv_cq, srq, caps })
 }
 
-/// Handle and number. Before version 20 they are the same; from then on a number comes back only after 256 rounds
-/// through the table, so that late packets for an earlier owner of the handle miss (section 2.5).
+/// Allocates handle and QPN. Before version 20 they are equal; from then on a QPN is reused only after 256 rounds
+/// through the table, so that late packets for an earlier owner of the handle are dropped (section 2.5).
 fn number<H: Hca>(core: &Core<H>, session: &Session, qp_type: QpType) -> Result<(Vacancy, Qpn), CmdError> {
     let table = &core.objects.qps;
     if qp_type == QpType::Gsi {
@@ -149,7 +149,7 @@ fn number<H: Hca>(core: &Core<H>, session: &Session, qp_type: QpType) -> Result<
     Ok((vacancy, Qpn::new(generation | vacancy.handle)))
 }
 
-/// The pages of the rings: state, `send_chunks` of send elements, the rest for receive elements (section 5.3).
+/// Reads the pages of the rings: state, `send_chunks` of send elements, the rest for receive elements (section 5.3).
 fn pages<H: Hca>(core: &Core<H>, request: &CreateQp, parts: &Parts<H>) -> Result<PageList, CmdError> {
     let caps = &parts.caps;
     let recv_bytes = if parts.srq.is_some() {
@@ -164,7 +164,7 @@ fn pages<H: Hca>(core: &Core<H>, request: &CreateQp, parts: &Parts<H>) -> Result
     ring_pages(core, request.pdir_dma, request.total_chunks.into(), needed)
 }
 
-/// The rings. That the elements fit their pages is checked where the rings are made.
+/// Creates the rings, which checks that the elements fit their pages.
 fn rings<H: Hca>(
     request: &CreateQp,
     parts: &Parts<H>,
@@ -201,7 +201,8 @@ fn response(session: &Session, handle: u32, qpn: Qpn, caps: &QpCaps) -> Response
     }
 }
 
-/// A refusal is a response here, not an error of the command: the driver passes it on as EINVAL (section 4.2).
+/// Modifies a QP. A refusal is a response here, not an error of the command: the driver returns it as EINVAL (section
+/// 4.2).
 pub(super) fn modify<H: Hca>(core: &Core<H>, _session: &Session, request: &ModifyQp) -> Result<Response, CmdError> {
     let qp = core.objects.qps.find(request.qp_handle)?;
     let result =
@@ -217,13 +218,13 @@ pub(super) fn modify<H: Hca>(core: &Core<H>, _session: &Session, request: &Modif
     })
 }
 
-/// True state, all attributes, sizes as created.
+/// Returns the current state, all attributes, and the sizes at creation.
 pub(super) fn query<H: Hca>(core: &Core<H>, _session: &Session, request: &QueryQp) -> Result<Response, CmdError> {
     let qp = core.objects.qps.find(request.qp_handle)?;
     Ok(Response::new(&QueryQpResp { attrs: qp_attr::encode(&qp.verbs.query(), &qp.caps) }))
 }
 
-/// When this returns nothing touches the pages of the QP, and no completion of it appears.
+/// Destroys a QP. When this returns, nothing accesses its pages and it generates no more completions.
 pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &DestroyQp) -> Result<Response, CmdError> {
     core.end_qp(request.qp_handle).map(|()| Response::header())
 }

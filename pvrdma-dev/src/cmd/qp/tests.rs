@@ -1,4 +1,4 @@
-//! Queue pair commands through the register face.
+//! Queue pair commands, through registers.
 
 use pvrdma_verbs::HcaLimits;
 
@@ -66,7 +66,7 @@ fn queue_pairs() {
     );
 }
 
-/// Conformance 25, 74: one general services QP, the kernel's, with number 1.
+/// Conformance 25, 74: there is one general services QP, which belongs to the kernel and has QPN 1.
 #[test]
 fn the_general_services_queue_pair() {
     for version in 17..=20 {
@@ -87,7 +87,7 @@ fn the_general_services_queue_pair() {
     }
 }
 
-/// Conformance 25, 26: before version 20 the number is the handle; from then on it also tells the rounds apart.
+/// Conformance 25, 26: before version 20 the QPN equals the handle; from then on it also contains the round.
 #[test]
 fn numbers_of_queue_pairs() {
     for version in [19, 20] {
@@ -103,7 +103,7 @@ fn numbers_of_queue_pairs() {
             })
             .collect();
         if version == 20 {
-            // The handshake counts as a round, so that the numbers of the driver before are not used at once.
+            // The handshake counts as a round, so that QPNs of the previous driver are not reused immediately.
             assert_eq!(numbers, [0x1_0002, 0x1_0003, 0x1_0004, 0x2_0002, 0x2_0003, 0x2_0004, 0x3_0002]);
         } else {
             assert_eq!(numbers, [2, 3, 4, 2, 3, 4, 2]);
@@ -115,7 +115,7 @@ fn numbers_of_queue_pairs() {
     }
 }
 
-/// An old driver on a new device: the older of both versions counts.
+/// With an old driver on a new device, the older version applies.
 #[test]
 fn the_response_follows_the_older_version() {
     let options = ProbeOptions { driver_version: 18, ..ProbeOptions::default() };

@@ -1,22 +1,22 @@
-//! A completion queue whose notifications are inferred, and the list of looks that this takes.
+//! Completion queue whose notifications are inferred, and the list of looks due that this requires.
 
 use std::sync::Arc;
 
 use super::infer::{Infer, Use, Verdict};
 use crate::due::DueLooks;
 
-/// What a queue has for it.
+/// State of one queue.
 #[derive(Debug)]
 pub(super) struct Inferred {
     handle: u32,
     infer: Infer,
     looks: Arc<DueLooks>,
-    /// The earliest look that is on the list.
+    /// Time of the earliest look on the list.
     listed: Option<u64>,
 }
 
 impl Inferred {
-    /// Begins with a delay, with the consumer's index and the number of completions in the queue.
+    /// Creates the state with a first delay, the consumer's index and the number of completions in the queue.
     pub(super) fn new(handle: u32, (head, unconsumed): (u32, u32), delay: u64, looks: Arc<DueLooks>) -> Self {
         let now = looks.watcher().now();
         let mut inferred = Self { handle, infer: Infer::new(head, unconsumed, delay, now), looks, listed: None };
@@ -26,7 +26,7 @@ impl Inferred {
         inferred
     }
 
-    /// `count` completions were published. Returns `true` if the guest is to be notified.
+    /// Records that `count` completions were published. Returns `true` if the guest must be notified.
     pub(super) fn published(&mut self, head: u32, count: u32, unconsumed: u32) -> bool {
         let verdict = self.infer.published(head, count, unconsumed, self.looks.watcher().now());
         let notify = self.obey(verdict);
@@ -34,7 +34,7 @@ impl Inferred {
         notify
     }
 
-    /// A look was due. Returns `true` if the guest is to be notified.
+    /// Handles a look that was due. Returns `true` if the guest must be notified.
     pub(super) fn looked(&mut self, head: u32, unconsumed: u32, now: u64) -> bool {
         if self.listed.is_some_and(|at| at <= now) {
             self.listed = None;
@@ -43,7 +43,7 @@ impl Inferred {
         self.obey(verdict)
     }
 
-    /// Returns `true` if the guest was told of all that is in the queue.
+    /// Returns `true` if the guest was notified of all completions in the queue.
     pub(super) const fn is_announced(&self) -> bool {
         self.infer.is_announced()
     }
@@ -64,7 +64,7 @@ impl Inferred {
     }
 
     fn list(&mut self, due: u64) {
-        // One that is listed earlier leads to another.
+        // A look listed earlier determines the next one when it is due.
         if self.listed.is_none_or(|at| due < at) {
             self.listed = Some(due);
             self.looks.add(due, self.handle);

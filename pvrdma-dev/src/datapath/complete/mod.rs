@@ -1,4 +1,4 @@
-//! Completion queues: what happened to the guest's requests (spec §9).
+//! Completion queues (spec §9).
 
 pub(crate) mod infer;
 mod inferred;
@@ -18,7 +18,7 @@ use crate::ring::{ProducerRing, RingShape, RingShapeError, RingWords, StateWords
 
 use inferred::Inferred;
 
-/// For which completions the guest wants to be woken (spec §9.5).
+/// Completions for which the guest requested a notification (spec §9.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Armed {
     Not,
@@ -42,18 +42,18 @@ impl Armed {
 
 #[derive(Debug)]
 struct State {
-    /// `None` once the queue is dead: overrun, broken, or destroyed.
+    /// `None` once the queue is dead: overrun, corrupted, or destroyed.
     ring: Option<ProducerRing>,
     armed: Armed,
-    /// There if the guest's requests to arm the queue may not be heard.
+    /// Set while the doorbells that arm the queue may not trap.
     inferred: Option<Box<Inferred>>,
 }
 
-/// The producer of a completion queue.
+/// Producer of a completion queue.
 #[derive(Debug)]
 pub(crate) struct CqRing {
     handle: u32,
-    /// The queue belongs to a process: some opcodes and flags mean something else there (spec §9.2).
+    /// `true` if the queue belongs to a process, for which some opcodes and flags have another meaning (spec §9.2).
     user: bool,
     words: RingWords,
     state: Mutex<State>,
@@ -61,7 +61,7 @@ pub(crate) struct CqRing {
 }
 
 impl CqRing {
-    /// `pages` is the whole object; page 0 holds the ring state.
+    /// Creates the producer. `pages` is the whole object; page 0 holds the ring state.
     pub(crate) fn new(
         handle: u32,
         entries: u32,
@@ -78,17 +78,17 @@ impl CqRing {
         Ok(Arc::new(Self { handle, user, words, state: Mutex::new(state), hub }))
     }
 
-    /// The queue's handle.
+    /// Returns the queue's handle.
     pub(crate) const fn handle(&self) -> u32 {
         self.handle
     }
 
-    /// Where the indices of its ring are.
+    /// Returns the location of the indices of its ring.
     pub(crate) const fn words(&self) -> RingWords {
         self.words
     }
 
-    /// Its state in a word or two, without waiting for it.
+    /// Describes the state in a word or two, without waiting for the queue's lock.
     pub(crate) fn state_word(&self) -> &'static str {
         match self.state.try_lock().as_deref() {
             None => "busy",
@@ -100,8 +100,9 @@ impl CqRing {
         }
     }
 
-    /// Asks for a notification. `check_not_empty` is for requests that are not processed inside the guest's write: the
-    /// guest may have found the queue empty in between, so completions that wait already are announced at once.
+    /// Arms the queue. `check_not_empty` is for doorbells that are processed after the guest's write has completed: a
+    /// completion may have arrived after the guest found the queue empty, so if there is one, the guest is notified at
+    /// once.
     pub(crate) fn arm(&self, view: &DmaView<'_>, solicited_only: bool, check_not_empty: bool) {
         let mut state = self.state.lock();
         let State { ring, armed, .. } = &mut *state;
@@ -123,8 +124,8 @@ impl CqRing {
         }
     }
 
-    /// The guest's requests to arm the queue may not be heard from now on: what it does not consume for a while, at
-    /// first `delay`, is announced.
+    /// Starts to infer notifications, because the doorbells that arm the queue may not trap from now on: the guest is
+    /// notified of completions that it does not consume within a delay, at first `delay`.
     pub(crate) fn infer(&self, view: &DmaView<'_>, looks: &Arc<DueLooks>, delay: u64) {
         let mut state = self.state.lock();
         let State { ring, inferred, .. } = &mut *state;
@@ -138,9 +139,10 @@ impl CqRing {
         }
     }
 
-    /// The guest's requests to arm the queue are heard from now on. One that was not may wait: for what is there and
-    /// was not announced, which is announced, or for what comes, so the queue is armed. The other case needs no more,
-    /// because who is told arms again.
+    /// Stops inferring notifications: doorbells trap from now on. An earlier one may have been missed. If the queue
+    /// holds completions of which the guest was not notified, it is notified now. If it is empty, the queue is armed.
+    /// If the guest was notified of all of them, nothing more is needed, because it arms the queue again after a
+    /// notification.
     pub(crate) fn listen(&self, view: &DmaView<'_>) {
         let mut state = self.state.lock();
         let State { ring, armed, inferred } = &mut *state;
@@ -155,7 +157,7 @@ impl CqRing {
         }
     }
 
-    /// A look at what is not consumed is due.
+    /// Checks for unconsumed completions when a look is due.
     pub(crate) fn look(&self, view: &DmaView<'_>, now: u64) {
         let mut state = self.state.lock();
         let State { ring, armed, inferred } = &mut *state;
@@ -171,20 +173,20 @@ impl CqRing {
         }
     }
 
-    /// Makes the queue inert: when this returns its pages are not touched and nothing is announced for it.
+    /// Makes the queue inert: when this returns its pages are no longer accessed and no notification is sent for it.
     pub(crate) fn shut(&self) {
         let mut state = self.state.lock();
         (state.ring, state.inferred) = (None, None);
     }
 
-    /// An overrun or a broken index ends the queue (spec §9.6, §6.6).
+    /// Ends the queue after an overrun or an invalid index (spec §9.6, §6.6).
     fn die(&self, view: &DmaView<'_>, ring: &mut Option<ProducerRing>, reason: &dyn std::fmt::Display) {
         self.hub.warn(module_path!(), format_args!("completion queue {:#x} is dead: {reason}", self.handle));
         *ring = None;
         self.hub.post(view, Eqe { kind: eqe::CQ_ERR, info: self.handle });
     }
 
-    /// The entry in words: as such it can stay in registers until it is written.
+    /// Encodes the entry as words, which can stay in registers until they are written.
     #[inline]
     fn entry(&self, completion: &Completion) -> [u64; CQE_SIZE / 8] {
         let Completion { wr_id, qp, opcode, status, byte_len, .. } = *completion;
@@ -230,7 +232,7 @@ impl CqRing {
             WcOpcode::RdmaRead => wc_opcode::RDMA_READ,
             WcOpcode::CompareSwap => wc_opcode::COMP_SWAP,
             WcOpcode::FetchAdd => wc_opcode::FETCH_ADD,
-            // The library knows no such operations and has other names for these numbers.
+            // The user library has no such operations and uses these numbers for others.
             WcOpcode::LocalInvalidate | WcOpcode::FastRegister if self.user => wc_opcode::SEND,
             WcOpcode::LocalInvalidate => wc_opcode::LOCAL_INV,
             WcOpcode::FastRegister => wc_opcode::FAST_REG_MR,
@@ -248,8 +250,8 @@ impl CompletionSink for CqRing {
         }
     }
 
-    /// The entries, then the index, then the notification ring, then the interrupt (spec §6.5). The lock is held over
-    /// all of it, so one arming leads to one notification and [`CqRing::shut`] waits for both.
+    /// Publishes the entries, then the index, then the notification ring, then the interrupt (spec §6.5). The lock is
+    /// held throughout, so that arming once leads to one notification and [`CqRing::shut`] waits for both.
     fn complete_all(&self, view: &DmaView<'_>, completions: &[Completion]) -> usize {
         let mut state = self.state.lock();
         let State { ring, armed, inferred } = &mut *state;
@@ -274,7 +276,8 @@ impl CompletionSink for CqRing {
         if published > 0
             && let Some(inferred) = inferred
         {
-            // A consumer's index that makes no sense ends the queue where it is needed, at the latest when it is full.
+            // An invalid consumer index does not end the queue here, but where the index is needed: at the latest when
+            // it is full.
             if let Ok((head, unconsumed)) = producer.unconsumed(view) {
                 wanted |= inferred.published(head, u32::try_from(published).unwrap_or(u32::MAX), unconsumed);
             }

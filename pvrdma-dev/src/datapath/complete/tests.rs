@@ -46,7 +46,7 @@ impl CqFixture {
         self.cq.arm(&self.memory.space().view(), solicited_only, check_not_empty);
     }
 
-    /// Number of notifications published so far.
+    /// Returns the number of notifications published so far.
     fn notified(&self) -> u32 {
         self.memory.load(self.notifications.state() + 8)
     }
@@ -68,7 +68,7 @@ fn word(entry: &[u8; CQE_SIZE], at: usize) -> u32 {
     u32::from_le_bytes(entry[at..at + 4].try_into().unwrap())
 }
 
-/// Conformance 61, 62: all 64 bytes, over what was there before.
+/// Conformance 61, 62: all 64 bytes are written, over the previous content.
 #[test]
 fn layout() {
     let fixture = CqFixture::new(4, false);
@@ -101,7 +101,7 @@ fn layout() {
     assert_eq!((word(&fixture.entry(1), 28), word(&fixture.entry(1), 36)), (0x0102_0304, 4));
 }
 
-/// Conformance 54, 60: opcodes and flags that a process would misread never reach its queue.
+/// Conformance 54, 60: opcodes and flags that a process would misinterpret never reach its queue.
 #[test]
 fn user_and_kernel_queues() {
     let opcodes = [
@@ -137,7 +137,7 @@ fn user_and_kernel_queues() {
     }
 }
 
-/// Conformance 38, 41, 45: a full queue is not overwritten; it dies, once, with CQ_ERR.
+/// Conformance 38, 41, 45: a full queue is not overwritten; it becomes unusable, with a single CQ_ERR.
 #[test]
 fn overrun() {
     for entries in [1, 2, 128] {
@@ -167,8 +167,8 @@ fn overrun() {
     }
 }
 
-/// Conformance 38, 41, 67, 68: several at once are in order behind one index, lead to one notification if any of them
-/// is wanted, and end where the room does.
+/// Conformance 38, 41, 67, 68: several completions at once are in order behind one index, cause one notification if
+/// requested for any of them, and end where the queue is full.
 #[test]
 fn several_at_once() {
     let fixture = CqFixture::new(8, false);
@@ -191,8 +191,8 @@ fn several_at_once() {
     assert_eq!(complete_all(&all), 0);
 }
 
-/// Conformance 41: a consumer index that is none is found at the latest when the queue seems full, and when arming
-/// looks.
+/// Conformance 41: an invalid consumer index is detected at the latest when the queue seems full, and when arming
+/// checks the queue.
 #[test]
 fn invalid_consumer_index() {
     for bad in [4, 7, 0x10, u32::MAX] {
@@ -213,7 +213,7 @@ fn invalid_consumer_index() {
     assert_eq!(fixture.complete(&success(WcOpcode::Send)), Err(CqOverrun));
 }
 
-/// Conformance 68: solicited receives and errors only; "any" is not taken back by "solicited".
+/// Conformance 68: solicited receives and errors only; "solicited" does not replace an earlier "any".
 #[test]
 fn arm_solicited() {
     let fixture = CqFixture::new(64, true);
@@ -242,7 +242,7 @@ fn arm_solicited() {
     assert_eq!(fixture.notified(), 5);
 }
 
-/// A destroyed queue touches nothing.
+/// A destroyed queue accesses no memory.
 #[test]
 fn shut() {
     let fixture = CqFixture::new(4, true);
@@ -256,7 +256,7 @@ fn shut() {
 }
 
 proptest! {
-    /// Conformance 45: whatever the guest stores, published indices are valid and the queue takes at most its size
+    /// Conformance 45: whatever the guest stores, published indices are valid, and the queue gets at most its size
     /// ahead of a valid consumer.
     #[test]
     fn hostile_guest(

@@ -8,8 +8,8 @@ use crate::abi::layout::GuestLayout;
 use crate::abi::wqe::{RQ_HEADER, RecvHeader};
 use crate::ring::{ConsumerRing, Progress, RingShape, RingShapeError, RingWords, StateWords, recv_stride};
 
-/// The consumer of a receive queue. A slot goes back to the guest with the copy: receives of a shared queue end in any
-/// order (spec §6.5).
+/// Consumer of a receive queue. A slot returns to the guest as soon as it is copied, because receives of a shared queue
+/// complete in any order (spec §6.5).
 #[derive(Debug)]
 pub(crate) struct RecvRing {
     ring: ConsumerRing,
@@ -30,12 +30,12 @@ impl RecvRing {
         Ok(Self { ring: ConsumerRing::new(shape)?, max_sge })
     }
 
-    /// Where the indices of its ring are.
+    /// Returns the location of the indices of its ring.
     pub(crate) const fn words(&self) -> RingWords {
         self.ring.words()
     }
 
-    /// How far its ring was looked at, for whoever watches it.
+    /// Returns the progress of the ring, for the watcher.
     pub(crate) fn watch(&mut self) -> Progress {
         self.ring.watch()
     }

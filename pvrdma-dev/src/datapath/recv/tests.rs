@@ -27,7 +27,7 @@ fn wqe(wr_id: u64, count: u32, sges: &[Sge]) -> Vec<u8> {
     wqe
 }
 
-/// The slot goes back with the copy, lists of every length are complete, too long ones are marked.
+/// The slot is returned with the copy, lists of every length are complete, and lists that are too long are marked.
 #[test]
 fn receives() {
     for max_sge in [0, 1, 2, 3, 16, 128, 255] {
@@ -52,7 +52,7 @@ fn receives() {
     }
 }
 
-/// Conformance 40: an invalid index is an error and the queue stays broken.
+/// Conformance 40: an invalid index is an error, and the queue stays broken.
 #[test]
 fn invalid_index() {
     let (guest, mut ring) = ring(1);
@@ -67,7 +67,7 @@ fn invalid_index() {
 }
 
 proptest! {
-    /// Random bytes decode to something bounded.
+    /// Random bytes decode to a request of bounded size.
     #[test]
     fn random_elements(bytes in proptest::collection::vec(any::<u8>(), 64), count in prop_oneof![0u32..5, any::<u32>()]) {
         let (guest, mut ring) = ring(3);

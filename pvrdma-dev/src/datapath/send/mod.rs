@@ -1,4 +1,4 @@
-//! Send queues: what the guest asks for (spec §8.3 to §8.7).
+//! Send queues (spec §8.3 to §8.7).
 
 use pvrdma_guest_memory::{DmaView, PageList};
 use pvrdma_verbs::{
@@ -14,28 +14,28 @@ use crate::abi::wqe::{
 use crate::page_dir::read_page_directory;
 use crate::ring::{ConsumerRing, Progress, RingShape, RingShapeError, RingWords, StateWords, send_stride};
 
-/// What a send queue is made of.
+/// Layout and properties of a send queue.
 #[derive(Debug)]
 pub(crate) struct SendRingParams {
     /// All pages of the QP; page 0 holds the ring state.
     pub(crate) pages: PageList,
-    /// First page of the send elements.
+    /// Index of the first page of the send elements.
     pub(crate) first_page: u32,
-    /// Pages of send elements.
+    /// Number of pages of the send elements.
     pub(crate) page_count: u32,
-    /// Elements, a power of two.
+    /// Number of elements, a power of two.
     pub(crate) entries: u32,
-    /// SGEs per element, as the create command gives them.
+    /// SGEs per element, as given in the create command.
     pub(crate) max_sge: u32,
-    /// Transport service: it decides which operations exist.
+    /// Transport service: it determines the supported operations.
     pub(crate) qp_type: QpType,
-    /// The QP belongs to a process: only opcodes 0 to 6 mean anything (spec §8.4).
+    /// `true` if the QP belongs to a process: only opcodes 0 to 6 are valid (spec §8.4).
     pub(crate) user: bool,
-    /// The QP's protection domain, which address vectors must name.
+    /// Protection domain of the QP, which address vectors must name.
     pub(crate) pd_handle: u32,
 }
 
-/// The consumer of a send queue.
+/// Consumer of a send queue.
 #[derive(Debug)]
 pub(crate) struct SendRing {
     ring: ConsumerRing,
@@ -51,12 +51,12 @@ impl SendRing {
         Ok(Self { ring: ConsumerRing::new(shape)?, max_sge, decode: Decode { qp_type, user, pd_handle } })
     }
 
-    /// Where the indices of its ring are.
+    /// Returns the location of the indices of its ring.
     pub(crate) const fn words(&self) -> RingWords {
         self.ring.words()
     }
 
-    /// How far its ring was looked at, for whoever watches it.
+    /// Returns the progress of the ring, for the watcher.
     pub(crate) fn watch(&mut self) -> Progress {
         self.ring.watch()
     }
@@ -71,7 +71,7 @@ impl SendSource for SendRing {
         let Some((wqe, sges)) = head.split_first_chunk::<SQ_HEADER>() else { return Ok(false) };
         let SendHeader { wr_id, num_sge: count, opcode, send_flags } = SendHeader::decode(wqe);
         work.wr_id = wr_id;
-        // Bits past the third are the library's business (spec §8.5). There is no inline layout.
+        // Bits above the third are private to the user library (spec §8.5). There is no inline layout.
         work.flags = SendFlags::from_bits_truncate((send_flags & SEND_FLAGS).to_le_bytes()[0]);
         work.sges.clear();
         if count > self.max_sge {
@@ -92,7 +92,7 @@ impl SendSource for SendRing {
     }
 }
 
-/// What decides the meaning of an opcode.
+/// Properties that determine the meaning of an opcode.
 #[derive(Clone, Copy, Debug)]
 struct Decode {
     qp_type: QpType,
@@ -121,8 +121,8 @@ impl Decode {
                     let atomic = Atomic::decode(wqe);
                     SendOp::FetchAdd { remote: atomic.remote(), add: atomic.compare_add }
                 }
-                // The library's numbers collide with the kernel's from 7 on, and the page directory of a registration
-                // would be an address of the process's choice (spec §8.4).
+                // From 7 on, the opcodes of the user library differ from those of the kernel, and the page directory of
+                // a registration would be an address that the process chooses (spec §8.4).
                 _ if self.user => SendOp::Unsupported { opcode: number },
                 opcode::SEND_WITH_INV => SendOp::Send { data: SendData::Invalidate(key()), to: None },
                 opcode::LOCAL_INV => SendOp::LocalInvalidate(Invalidate { key: key() }),
@@ -141,7 +141,8 @@ impl Decode {
         }
     }
 
-    /// A process may only use address vectors of the QP's own protection domain (spec §8.3).
+    /// Decodes a datagram's destination. A process may use only address vectors of the QP's own protection domain (spec
+    /// §8.3).
     fn datagram(self, wqe: &[u8; SQ_HEADER], data: SendData) -> SendOp {
         let datagram = Datagram::decode(wqe);
         if datagram.pd_handle() != self.pd_handle || datagram.port() != 1 {
@@ -151,7 +152,8 @@ impl Decode {
     }
 }
 
-/// Copies the page list now: the driver rewrites it when it posts the next registration of the region (spec §5.4).
+/// Decodes a fast registration. It copies the page list now, because the driver overwrites it when it posts the next
+/// registration of the region (spec §5.4).
 fn fast_register(view: &DmaView<'_>, fields: abi::FastRegister) -> FastRegister {
     let abi::FastRegister { iova_start, pl_pdir_dma, page_shift, page_list_len, length, access_flags, rkey } = fields;
     let length = u64::from(length);

@@ -11,7 +11,7 @@ use crate::testing::ring_memory::RingMemory;
 const ENTRIES: u32 = 16;
 const PD: u32 = 0x12_3456;
 
-/// A send queue with its guest side.
+/// Send queue with the guest's side of it.
 struct SendFixture {
     guest: RingMemory,
     ring: SendRing,
@@ -58,7 +58,7 @@ impl SendFixture {
     }
 }
 
-/// A header full of what an earlier element left there, with the given opcode.
+/// Returns a header full of stale values of an earlier element, with the given opcode.
 fn stale(opcode: u32, flags: u32) -> [u8; SQ_HEADER] {
     let mut wqe = [0xee; SQ_HEADER];
     write_field(&mut wqe, 0, &0x1122_3344_5566_7788_u64);
@@ -86,7 +86,7 @@ fn ud(opcode: u32, port_pd: u32) -> [u8; SQ_HEADER] {
     wqe
 }
 
-/// Conformance 53, 55, 62: the seven operations of a connection, each from its own fields only.
+/// Conformance 53, 55, 62: the seven operations of a connection, each decoded from its own fields only.
 #[test]
 fn connected_operations() {
     let remote = RemoteAddress { addr: 0xa0a1_a2a3_a4a5_a6a7, rkey: 0xb0b1_b2b3 };
@@ -115,7 +115,7 @@ fn connected_operations() {
     }
 }
 
-/// Conformance 54: a process's numbers from 7 on are not operations, and neither are the unused ones of the kernel.
+/// Conformance 54: opcodes of a process from 7 on are no operations, and neither are the unused ones of the kernel.
 #[test]
 fn unsupported_operations() {
     let mut user = SendFixture::new(QpType::Rc, true, 4);
@@ -179,7 +179,7 @@ fn memory_management() {
     assert!(decode(fast_register(12, u32::MAX, 0x800)).pages.is_none());
 }
 
-/// Conformance 53, 58: datagrams, and address vectors of somebody else.
+/// Conformance 53, 58: datagrams, and address vectors of another owner.
 #[test]
 fn datagrams() {
     let to = UdDestination {
@@ -205,7 +205,7 @@ fn datagrams() {
     }
 }
 
-/// Every number of SGEs up to the limit, and more than that. None is taken from a neighbour.
+/// Every number of SGEs up to the limit and beyond. None is read from the next element.
 #[test]
 fn scatter_gather_lists() {
     for max_sge in [1, 3, 4, 16, 128, 251] {
@@ -231,7 +231,7 @@ fn scatter_gather_lists() {
     }
 }
 
-/// Conformance 46: what the guest writes after a request was taken changes nothing, and the buffer of SGEs is reused.
+/// Conformance 46: writes of the guest after a request was taken have no effect, and the buffer of SGEs is reused.
 #[test]
 fn one_copy() {
     let mut fixture = SendFixture::new(QpType::Rc, true, 1);
@@ -258,7 +258,7 @@ fn one_copy() {
 }
 
 proptest! {
-    /// Random bytes decode to something bounded, on every kind of queue.
+    /// Random bytes decode to a request of bounded size, on every kind of queue.
     #[test]
     fn random_elements(
         bytes in proptest::collection::vec(any::<u8>(), 128),

@@ -1,93 +1,94 @@
-//! When to notify of completions whose consumer cannot say that it waits.
+//! Timing of notifications for a completion queue whose arming is not visible.
 //!
-//! The doorbell that arms a queue is a store to memory when the doorbell page is mapped, and leaves no trace there.
-//! What can be seen is whether completions are consumed. So the rule is: *what nobody consumes for a while is
-//! announced*. The while, [`Infer::delay`], is learned: a consumer that takes completions only after it was notified is
-//! a sleeper, and is notified at once; one that takes them without is a poller, and is notified ever later. A sleeper
-//! is always woken; a poller gets events that it did not ask for, a bounded number.
+//! If the doorbell page is mapped, the doorbell that arms a queue is a store to memory and leaves no trace. The device
+//! can see only whether completions are consumed. The rule is therefore: *notify of completions that are not consumed
+//! for a while*. The delay, [`Infer::delay`], is learned: a consumer that takes completions only after a notification
+//! is a sleeper, and is notified at once; one that takes them without is a poller, and is notified later and later. A
+//! sleeper is always woken; a poller gets a bounded number of events that it did not request.
 //!
-//! This is a value: no clock, no memory, no locks. Times are nanoseconds of one clock.
+//! This is a pure state machine: no clock, no memory, no locks. Times are nanoseconds of one clock.
 
-/// Delay of a new queue, and the shortest that is not 0.
+/// Delay of a new queue, and the minimum delay other than 0.
 pub(crate) const SHORTEST: u64 = 20_000;
 /// Delay of a queue whose consumer is known to poll.
 pub(crate) const POLLED: u64 = 1_000_000;
-/// Longest delay. A consumer waits for a notification at most twice as long: the last look may have come just before
-/// its last step.
+/// Maximum delay. A consumer waits for a notification at most twice as long: the last look may have come just before
+/// the consumer's last step.
 pub(crate) const LONGEST: u64 = 50_000_000;
-/// The same once [`HOPELESS`] notifications were of no use.
+/// Maximum delay after [`HOPELESS`] useless notifications.
 pub(crate) const LONGEST_HOPELESS: u64 = 500_000_000;
-/// Notifications of no use, without two useful ones in a row between them, that make a queue hopeless.
+/// Number of useless notifications, without two useful ones in a row between them, after which a queue is hopeless.
 const HOPELESS: u16 = 4096;
-/// A consumer that moves within this time of a notification was woken by it, or so it seems.
+/// A consumer that moves within this time after a notification is assumed to have been woken by it.
 const WINDOW: u64 = 500_000;
-/// Useful notifications in a row that make a sleeper.
+/// Useful notifications in a row that make a consumer a sleeper.
 const NEED: u8 = 2;
-/// The same for a consumer that turned out to be none, again and again.
+/// Maximum of the same, for a consumer that repeatedly turned out not to be a sleeper.
 const MOST_NEED: u8 = 64;
-/// Every this many times that an empty queue of a sleeper gets something, the notification is held back to see whether
-/// it is needed.
+/// Interval of short probes, in episodes: an episode begins when an empty queue of a sleeper gets completions. A probe
+/// holds the notification back to test whether it is needed.
 const PROBE_EVERY: u16 = 16;
-/// Short probes in a row that found a consumer awake which make a poller of a sleeper.
+/// Short probes in a row that find a consumer awake and make a sleeper a poller.
 const PROBES: u8 = 3;
-/// Every this many times the probe lasts for [`CONFIRM`].
+/// Interval, in episodes, of probes that last for [`CONFIRM`].
 const LONG_PROBE_EVERY: u16 = 1024;
-/// A consumer is taken for a sleeper only after it has left something alone for so long and came when it was notified:
-/// one that polls in shorter steps would look like one else. A sleeper waits for that once, and in long probes.
+/// Time for which a consumer must leave completions alone, and then move when it is notified, before it counts as a
+/// sleeper: otherwise a consumer that polls at shorter intervals would look like one. A sleeper waits for this time
+/// once, and in long probes.
 pub(crate) const CONFIRM: u64 = 4_000_000;
-/// Times that a sleeper's queue got something, after which less is needed again to take it for a sleeper: several long
-/// probes later.
+/// Number of episodes after which fewer useful notifications suffice again to make a consumer a sleeper: several long
+/// probes.
 const QUIET: u16 = 8 * LONG_PROBE_EVERY;
 
-/// What is to be done about a queue.
+/// Decision about a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Verdict {
     /// Notify now.
     pub(crate) notify: bool,
-    /// Look again at this time.
+    /// Time of the next look.
     pub(crate) due: Option<u64>,
-    /// What became of an earlier notification.
+    /// Result of an earlier notification.
     pub(crate) judged: Option<Use>,
 }
 
-/// What a notification was good for.
+/// Effect of a notification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Use {
-    /// The consumer moved soon after it.
+    /// The consumer moved soon after the notification.
     Useful,
-    /// It did not.
+    /// The consumer did not move.
     Useless,
 }
 
-/// A notification whose use is not known yet.
+/// Notification whose effect is not known yet.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     until: u64,
     window: u64,
 }
 
-/// What is known about the consumer of a queue.
+/// Knowledge about the consumer of a queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Infer {
     delay: u64,
-    /// How long a notification may take to show.
+    /// Time within which the effect of a notification may show.
     window: u64,
     need: u8,
     /// Useful notifications in a row.
     streak: u8,
     useless: u16,
-    /// Consumer's index as last seen.
+    /// Consumer's index as of the last look.
     head: u32,
-    /// Since when it is there as far as anybody looked, or the guest was notified if that was later.
+    /// Time since which the index has this value, as far as looks can tell, or of the last notification if later.
     since: u64,
-    /// Completions published so far, and how many had been when the guest was notified last. Counts, because indices
-    /// come back to the same value.
+    /// Number of completions published so far, and its value at the last notification. These are counts because indices
+    /// wrap.
     published: u64,
     notified: u64,
     pending: Option<Pending>,
-    /// The guest was notified since its consumer moved last.
+    /// `true` if the guest was notified since its consumer last moved.
     announced: bool,
-    /// Times that a sleeper's queue got something while empty.
+    /// Number of episodes: times that a sleeper's empty queue got completions.
     episodes: u16,
     quiet: u16,
     probe: Option<Probe>,
@@ -95,7 +96,7 @@ pub(crate) struct Infer {
     awake: u8,
 }
 
-/// A notification to a sleeper that is held back.
+/// Probe: a notification to a sleeper is held back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Probe {
     Short,
@@ -103,8 +104,8 @@ enum Probe {
 }
 
 impl Infer {
-    /// Nothing is known but a delay to begin with. `head` is the consumer's index, and `unconsumed` completions wait
-    /// already.
+    /// Creates the state with a first delay and no other knowledge. `head` is the consumer's index, and `unconsumed`
+    /// completions are already in the queue.
     pub(crate) fn new(head: u32, unconsumed: u32, delay: u64, now: u64) -> Self {
         Self {
             delay,
@@ -125,7 +126,7 @@ impl Infer {
         }
     }
 
-    /// How long completions stay unconsumed before the guest is notified.
+    /// Returns the time for which completions stay unconsumed before the guest is notified.
     pub(crate) const fn delay(&self) -> u64 {
         match self.probe {
             Some(Probe::Short) => SHORTEST,
@@ -134,12 +135,12 @@ impl Infer {
         }
     }
 
-    /// Returns `true` if the guest was notified since something was published last.
+    /// Returns `true` if the guest was notified since the last completion was published.
     pub(crate) const fn is_announced(&self) -> bool {
         self.notified == self.published
     }
 
-    /// `count` completions were published, `unconsumed` are there now.
+    /// Records that `count` completions were published and that the queue now holds `unconsumed`.
     pub(crate) fn published(&mut self, head: u32, count: u32, unconsumed: u32, now: u64) -> Verdict {
         let judged = self.saw(head, now);
         self.published = self.published.wrapping_add(count.into());
@@ -150,7 +151,7 @@ impl Infer {
         self.decide(unconsumed, now, judged)
     }
 
-    /// Somebody looked, because it was due.
+    /// Records a look that was due.
     pub(crate) fn looked(&mut self, head: u32, unconsumed: u32, now: u64) -> Verdict {
         let mut judged = self.saw(head, now);
         if self.pending.is_some_and(|pending| now >= pending.until) {
@@ -171,7 +172,8 @@ impl Infer {
             self.was_useful(pending.window);
             return Some(Use::Useful);
         }
-        // One that comes late may have been woken all the same.
+        // A consumer that moves late after a notification may still have been woken by it, so it does not count as
+        // awake.
         if !announced {
             self.was_awake();
         }
@@ -192,9 +194,9 @@ impl Infer {
         }
         self.notified = self.published;
         self.announced = true;
-        // What is published from now on is announced after another delay.
+        // Completions published from now on are announced after another delay.
         self.since = now;
-        // Of a sleeper it is known what notifications are good for.
+        // The effect of notifications to a sleeper (delay 0) is known already and need not be measured.
         if self.delay() != 0 && self.pending.is_none() {
             let window = self.window.max(self.delay / 4);
             self.pending = Some(Pending { until: now.saturating_add(window), window });
@@ -202,7 +204,7 @@ impl Infer {
         Verdict { notify: true, due: self.pending.map(|pending| pending.until), judged }
     }
 
-    /// An empty queue got something.
+    /// Begins an episode: an empty queue got completions.
     fn begin_episode(&mut self) {
         if self.delay != 0 {
             return;
@@ -220,14 +222,14 @@ impl Infer {
         }
     }
 
-    /// The consumer moved soon after a notification, within `window`.
+    /// Records that the consumer moved soon after a notification, within `window`.
     fn was_useful(&mut self, window: u64) {
         if self.delay == 0 {
             self.slept();
             return;
         }
         self.streak = self.streak.saturating_add(1);
-        // What comes back slowly because its machine is busy comes back as slowly next time.
+        // Keep the larger window: a consumer that reacts slowly because its machine is busy will do so next time, too.
         self.window = self.window.max(window);
         if self.streak + 1 == self.need {
             self.delay = CONFIRM;
@@ -241,7 +243,7 @@ impl Infer {
         }
     }
 
-    /// The consumer did not move after a notification.
+    /// Records that the consumer did not move after a notification.
     fn was_useless(&mut self) {
         if self.delay == 0 {
             self.slept();
@@ -252,7 +254,7 @@ impl Infer {
         self.later();
     }
 
-    /// The consumer moved by itself.
+    /// Records that the consumer moved without a notification.
     fn was_awake(&mut self) {
         if self.delay != 0 {
             (self.streak, self.window) = (0, WINDOW);
@@ -267,7 +269,7 @@ impl Infer {
         }
     }
 
-    /// A probe found a sleeper asleep.
+    /// Records that a probe found the sleeper asleep.
     fn slept(&mut self) {
         if self.probe.take().is_some() {
             self.awake = 0;

@@ -1,4 +1,4 @@
-//! Consumers of five kinds on virtual time.
+//! Five kinds of consumers, on virtual time.
 
 use proptest::prelude::*;
 
@@ -7,30 +7,30 @@ use super::*;
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
 
-/// How a consumer behaves.
+/// Behaviour of a consumer.
 #[derive(Clone, Copy, Debug)]
 enum Consumer {
-    /// Arms, sleeps until it is notified, wakes after `latency`, takes everything, and so on.
+    /// Arms, sleeps until it is notified, wakes after `latency`, takes all completions, and repeats that.
     Sleeper { latency: u64 },
-    /// Looks every `period` and takes everything.
+    /// Polls every `period` and takes all completions.
     Poller { period: u64 },
-    /// Looks every `period`, but after `busy` looks that found something computes for `pause`.
+    /// Polls every `period`, but computes for `pause` after `busy` polls that found completions.
     Pausing { period: u64, busy: u32, pause: u64 },
-    /// Looks every `period` and takes what is there if it is `batch` or more; all of it after 20 ms.
+    /// Polls every `period`, takes completions if there are at least `batch`, and takes all of them after 20 ms.
     Batcher { period: u64, batch: u32 },
 }
 
-/// What came of it.
+/// Result of a run.
 #[derive(Debug, Default)]
 struct Outcome {
     /// Notifications.
     events: u64,
-    /// Times that the consumer came because of one, and there was nothing.
+    /// Notifications that made the consumer look although there was nothing.
     extra: u64,
-    /// Longest time from a publication, or the consumer's last step if that was later, to a notification that covers
-    /// it.
+    /// Longest time from a publication, or from the consumer's last step if that was later, to a notification that
+    /// covers it.
     longest_wait: u64,
-    /// Notifications that came later than two of the shortest delays.
+    /// Notifications that took longer than twice the shortest delay.
     long_waits: u64,
     /// Consumptions.
     consumed: u64,
@@ -39,13 +39,13 @@ struct Outcome {
 struct Machine {
     infer: Infer,
     now: u64,
-    /// Publications and consumptions so far; the index is the latter's.
+    /// Publications and consumptions so far; the consumer's index counts the latter.
     published: u32,
     consumed: u32,
     due: Option<u64>,
-    /// When something may be waited for.
+    /// Time since which a completion may be waiting.
     waits_since: u64,
-    /// Publications that a notification was about.
+    /// Publications covered by a notification.
     covered: u32,
     woken: Option<u64>,
     outcome: Outcome,
@@ -89,7 +89,7 @@ impl Machine {
     }
 }
 
-/// Publishes after each of the `gaps`, with a consumer, until everything is consumed.
+/// Publishes after each of the `gaps`, with a consumer, until all completions are consumed.
 fn run(consumer: Consumer, gaps: impl IntoIterator<Item = u64>) -> Outcome {
     let infer = Infer::new(0, 0, SHORTEST, 0);
     let outcome = Outcome::default();
@@ -170,7 +170,8 @@ fn gaps(longest: u64) -> impl Strategy<Value = Vec<u64>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// It is notified of everything it does not consume, from the third time on at once but for the probes.
+    /// A sleeper is notified of every completion it does not consume, from the third time on immediately, except for
+    /// probes.
     #[test]
     fn a_sleeper_is_woken(latency in 1..400 * MICROSECOND, gaps in gaps(5 * MILLISECOND)) {
         let outcome = run(Consumer::Sleeper { latency }, gaps);
@@ -178,8 +179,8 @@ proptest! {
         prop_assert_eq!(outcome.extra, 0);
     }
 
-    /// One that takes longer to come back than a notification usually needs is woken as well, never later than the
-    /// bound, and is found out.
+    /// A sleeper whose reaction takes longer than usual is woken as well, never later than the bound, and is
+    /// recognized.
     #[test]
     fn a_slow_sleeper_is_woken(latency in MILLISECOND..10 * MILLISECOND, gaps in gaps(50 * MILLISECOND)) {
         let outcome = run(Consumer::Sleeper { latency }, gaps.iter().copied());
@@ -188,20 +189,20 @@ proptest! {
         prop_assert!(again.long_waits <= 64, "it is never found out: {again:?}");
     }
 
-    /// Who polls faster than the shortest delay gets no event.
+    /// A consumer that polls faster than the shortest delay gets no event.
     #[test]
     fn a_fast_poller_gets_nothing(period in SHORTEST / 4..SHORTEST, gaps in gaps(5 * MILLISECOND)) {
         prop_assert_eq!(run(Consumer::Poller { period }, gaps).events, 0);
     }
 
-    /// Who polls in longer steps gets a few until that is known.
+    /// A consumer that polls more slowly gets a few events until it is recognized.
     #[test]
     fn a_poller_gets_few_events(period in SHORTEST..CONFIRM, gaps in gaps(5 * MILLISECOND)) {
         let outcome = run(Consumer::Poller { period }, gaps.iter().cycle().take(4_000).copied());
         prop_assert!(outcome.events <= 32, "{outcome:?}");
     }
 
-    /// A few events for a pause, each after a longer delay than the one before.
+    /// A pause causes a few events, each after a longer delay than the one before.
     #[test]
     fn a_poller_with_pauses_gets_one_event_each(
         period in SHORTEST / 4..SHORTEST, busy in 10_u32..100, pause in MILLISECOND..200 * MILLISECOND,
@@ -212,7 +213,7 @@ proptest! {
         prop_assert!(outcome.events <= 12 + 12 * pauses, "{} pauses, {:?}", pauses, outcome);
     }
 
-    /// It lets things lie by intent, and looks all the same: one event for each completion is the most it gets.
+    /// A batcher leaves completions alone on purpose, and keeps polling: it gets at most one event per completion.
     #[test]
     fn a_batcher_gets_few_events(period in SHORTEST / 4..SHORTEST, batch in 2_u32..32, gaps in gaps(MILLISECOND)) {
         let completions = gaps.len() as u64;
@@ -221,12 +222,12 @@ proptest! {
         prop_assert!(outcome.events <= completions, "{outcome:?}");
     }
 
-    /// Whatever a consumer does, and whenever somebody looks: what is unconsumed is announced, or a look is due.
+    /// For any consumer and any times of looks, the guest is notified of unconsumed completions, or a look is due.
     #[test]
     fn nothing_is_forgotten(steps in prop::collection::vec((0_u8..4, 1..2 * MILLISECOND), 1..400)) {
         let mut infer = Infer::new(0, 0, SHORTEST, 0);
         let (mut now, mut published, mut consumed) = (0, 0_u32, 0_u32);
-        // Publications that a notification covers, and the look that is due.
+        // Publications covered by a notification, and the time of the next look.
         let (mut covered, mut due): (u32, Option<u64>) = (0, None);
         for (step, pause) in steps {
             now += pause;
@@ -255,7 +256,7 @@ proptest! {
     }
 }
 
-/// A sleeper that turned into a poller costs three probes, and one that turns back a wait.
+/// A sleeper that becomes a poller costs three probes, and one that becomes a sleeper again waits once.
 #[test]
 fn consumers_change() {
     let mut infer = Infer::new(0, 0, SHORTEST, 0);
