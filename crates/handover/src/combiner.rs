@@ -1,9 +1,9 @@
-//! Work under a lock that nobody waits for: who finds it taken leaves the work to who has it (*flat combining*, Hendler
-//! et al., SPAA 2010, with one bit for all).
+//! Work under a lock that no thread waits for: a thread that finds the lock held leaves its work to the holder (*flat
+//! combining*, Hendler et al., SPAA 2010, with one bit for all threads).
 
 use crate::sync::{AtomicBool, FairMutex, Ordering, fence};
 
-/// Says that there may be work that the thread which has the lock has not seen.
+/// Flag beside a lock: set while there may be work that the holder of the lock has not seen.
 #[derive(Debug)]
 pub struct Combiner {
     pending: AtomicBool,
@@ -16,19 +16,20 @@ impl Default for Combiner {
 }
 
 impl Combiner {
-    /// Nothing is left.
+    /// No work is pending.
     pub fn new() -> Self {
         Self { pending: AtomicBool::new(false) }
     }
 
-    /// Runs `run` with what `lock` guards, or leaves that to the thread that has it: whoever brings work and then calls
-    /// this can be sure that `run` begins once more after that. Returns `true` if `run` did, which ends it early.
+    /// Runs `run` on the data behind `lock`, or leaves that to the current holder of the lock. A caller that has
+    /// published work before this call can rely on `run` starting once more afterwards. Returns `true` if `run`
+    /// returned `true`, which ends the loop early.
     #[inline]
     pub fn run<T>(&self, lock: &FairMutex<T>, mut run: impl FnMut(&mut T) -> bool) -> bool {
         let mut held = lock.try_lock();
         if held.is_none() {
-            // Between our mark and our second attempt, and between the holder's unlock and its look at the mark: one of
-            // us sees the other.
+            // This thread sets the flag and then tries the lock again; the holder unlocks and then reads the flag. With
+            // the fences at least one of the two sees the other, so no work is left behind.
             self.pending.store(true, Ordering::SeqCst);
             fence(Ordering::SeqCst);
             held = lock.try_lock();
@@ -49,8 +50,8 @@ impl Combiner {
         false
     }
 
-    /// Runs `run` once with what `lock` guards, unless somebody has it. The second is `true` if somebody left work
-    /// meanwhile: the caller has it run then.
+    /// Runs `run` once on the data behind `lock`, or returns `None` if the lock is held. The second value is `true` if
+    /// another thread left work meanwhile: the caller must then arrange for it to run.
     pub fn once<T, R>(&self, lock: &FairMutex<T>, run: impl FnOnce(&mut T) -> R) -> Option<(R, bool)> {
         let mut guarded = lock.try_lock()?;
         let result = run(&mut guarded);
@@ -58,7 +59,7 @@ impl Combiner {
         Some((result, self.is_pending_after_unlock()))
     }
 
-    /// The same, by who waits for the lock.
+    /// Does the same as [`Self::once`], but waits for the lock.
     pub fn hold<T, R>(&self, lock: &FairMutex<T>, run: impl FnOnce(&mut T) -> R) -> (R, bool) {
         let mut guarded = lock.lock();
         let result = run(&mut guarded);
@@ -66,13 +67,13 @@ impl Combiner {
         (result, self.is_pending_after_unlock())
     }
 
-    /// Returns `true` if work was left. For whoever has just unlocked.
+    /// Returns `true` if work was left. To be called right after unlocking.
     fn is_pending_after_unlock(&self) -> bool {
         fence(Ordering::SeqCst);
         self.pending.load(Ordering::SeqCst)
     }
 
-    /// Returns `true` if work was left, at some moment; for display.
+    /// Returns `true` if work was pending at some moment; for display only.
     pub fn is_pending(&self) -> bool {
         self.pending.load(Ordering::Relaxed)
     }

@@ -1,36 +1,37 @@
-//! Descriptors on which a thread sleeps, in front of what others bring.
+//! Descriptors on which a thread sleeps until other threads bring work.
 
 use crate::sync::{AtomicBool, Ordering};
 
-/// An eventfd, or that of a model: readable from [`Self::signal`] until [`Self::clear`]. Neither waits.
+/// An eventfd, or its counterpart in a model: readable from [`Self::signal`] until [`Self::clear`]. Neither call
+/// blocks.
 pub trait Event {
-    /// Makes it readable.
+    /// Makes the event readable.
     fn signal(&self);
 
-    /// Makes it not readable.
+    /// Clears the event, so that it is not readable.
     fn clear(&self);
 }
 
-/// A thread sleeps until others have brought something, by whichever way, or the kernel has.
+/// Wakes a thread that sleeps until other threads or the kernel bring work, by any path.
 #[derive(Debug)]
 pub struct Waker<E> {
     event: E,
 }
 
 impl<E: Event> Waker<E> {
-    /// With an event of its own, that nobody has signalled.
+    /// Creates a waker around an event that is not signalled and has no other user.
     pub const fn new(event: E) -> Self {
         Self { event }
     }
 
-    /// Has the thread look again. Called by whoever has brought something, after that.
+    /// Makes the thread look for work again. The caller publishes the work before this call.
     #[inline]
     pub fn wake(&self) {
         self.event.signal();
     }
 
-    /// Sleeps: `wait` returns when the event is readable, or for another reason. The caller looks at everything *after*
-    /// this; what is brought from here on wakes it again.
+    /// Sleeps: `wait` returns when the event is readable, or for another reason. The caller looks at all its sources
+    /// *after* this call. The event is cleared before that look, so work that arrives from here on signals it again.
     pub fn sleep<R>(&self, wait: impl FnOnce(&E) -> R) -> R {
         let woken = wait(&self.event);
         self.event.clear();
@@ -38,8 +39,8 @@ impl<E: Event> Waker<E> {
     }
 }
 
-/// An event that is readable as long as there is something, and a flag that spares who knows that it is the system
-/// call. Both change under the lock of what they stand for.
+/// An event that is readable while there is work, with a flag that saves the system call when the event already has the
+/// right state. Both change only under the lock that protects the work.
 #[derive(Debug)]
 pub struct Notice<E> {
     event: E,
@@ -47,31 +48,31 @@ pub struct Notice<E> {
 }
 
 impl<E: Event> Notice<E> {
-    /// There is nothing.
+    /// Creates a notice that is not raised.
     pub fn new(event: E) -> Self {
         Self { event, raised: AtomicBool::new(false) }
     }
 
-    /// What to wait for.
+    /// Event to wait for.
     pub const fn event(&self) -> &E {
         &self.event
     }
 
-    /// Returns `true` if there is something, for who would take the lock otherwise. Who is told of nothing waits
-    /// for the event, which says it if there is something by then.
+    /// Returns `true` if there is work, so that the caller need not take the lock to find out. A caller that gets
+    /// `false` waits for the event, which is readable if work has arrived by then.
     #[inline]
     pub fn is_raised(&self) -> bool {
         self.raised.load(Ordering::Acquire)
     }
 
-    /// There is something. Called with the lock, and behind what there is.
+    /// Announces work. The caller holds the lock and has added the work already.
     pub fn raise(&self) {
         if !self.raised.swap(true, Ordering::AcqRel) {
             self.event.signal();
         }
     }
 
-    /// There is nothing any more. Called with the lock.
+    /// Withdraws the announcement: there is no work left. The caller holds the lock.
     pub fn lower(&self) {
         if self.raised.swap(false, Ordering::AcqRel) {
             self.event.clear();

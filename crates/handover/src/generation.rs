@@ -1,12 +1,12 @@
-//! What was looked up is used only if nothing has changed since.
+//! Generation counter: the result of a lookup is used only if nothing has changed since.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Changes of something that is looked up now and used later, behind a lock that a change waits for.
+/// Counts changes of data that is looked up first and used later, under a lock that a change waits for.
 ///
-/// Who looks up reads the generation *before*. Who uses it takes the lock, and then sees whether the generation is
-/// still that one. Who changes something makes it a new generation after that, and then waits once for the lock:
-/// nobody who has it after that uses what was there before.
+/// A reader reads the generation *before* it looks up. Before it uses the result, it takes the lock and checks that the
+/// generation is still the same. A writer changes the data, then starts a new generation, and then waits once for the
+/// lock: every later holder of the lock sees the new generation and does not use the old data.
 #[derive(Debug)]
 pub struct Generation {
     count: AtomicU64,
@@ -19,18 +19,18 @@ impl Default for Generation {
 }
 
 impl Generation {
-    /// The first.
+    /// Starts with generation 0.
     pub fn new() -> Self {
         Self { count: AtomicU64::new(0) }
     }
 
-    /// The one that it is now.
+    /// Returns the current generation.
     #[inline]
     pub fn get(&self) -> u64 {
         self.count.load(Ordering::Acquire)
     }
 
-    /// What was looked up before counts no more.
+    /// Ends the current generation: results of earlier lookups are no longer valid.
     pub fn end(&self) {
         self.count.fetch_add(1, Ordering::AcqRel);
     }

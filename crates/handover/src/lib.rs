@@ -1,9 +1,9 @@
-//! How threads leave each other work and news without waiting for a lock.
+//! Lock-free signalling primitives: threads pass work and notifications to each other without waiting for a lock.
 //!
-//! Each type is one protocol of a flag or an index between threads, with nothing of the product around it, so that
-//! [loom](https://docs.rs/loom) can try every order in which its steps may happen, and every value that a load may
-//! return under the memory model of Rust. The models are in `tests/models/`; each is also shown to fail when the
-//! steps it depends on are left out. They need a build of their own:
+//! Each type is one protocol on a flag or an index shared by threads, and contains nothing specific to the product, so
+//! that [loom](https://docs.rs/loom) can try every order in which its steps may happen, and every value that a load may
+//! return under the memory model of Rust. The models are in `tests/models/`; each is also shown to fail when the steps
+//! it depends on are left out. They need a separate build:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p pvrdma-handover --test models

@@ -1,9 +1,10 @@
-//! Things to do, as bits, for something that is on a queue at most once.
+//! Pending work as bits, for an object that is on a queue at most once.
 
 use crate::sync::{AtomicU8, Ordering};
 
-/// What is to be done and nobody has begun with. Whoever adds the first bit puts the thing on a queue; whoever takes it
-/// from there takes the bits *before* it looks at what there is to do.
+/// Kinds of work that are due and not started. The thread that adds the first bit puts the object on a queue. The
+/// thread that takes it from the queue takes the bits *before* it looks for the work, so that work that arrives later
+/// queues the object again.
 #[derive(Debug)]
 pub struct Pending {
     bits: AtomicU8,
@@ -16,27 +17,28 @@ impl Default for Pending {
 }
 
 impl Pending {
-    /// Nothing is to be done.
+    /// No work is due.
     pub fn new() -> Self {
         Self { bits: AtomicU8::new(0) }
     }
 
-    /// Adds bits. Returns `true` if there were none: it is on no queue, and the caller puts it there.
+    /// Adds bits. Returns `true` if there were none before: the object is on no queue, and the caller must put it
+    /// there.
     #[inline]
     pub fn add(&self, bits: u8) -> bool {
         self.bits.fetch_or(bits, Ordering::AcqRel) == 0
     }
 
-    /// Takes all bits. Whatever was written before one of them was added is seen from here on; what is added later
-    /// puts the thing on the queue again.
+    /// Takes all bits. Everything that was written before one of them was added is visible from here on. A bit that is
+    /// added later puts the object on the queue again.
     #[inline]
     pub fn take(&self) -> u8 {
-        // swap, not store: a store would not acquire what was written before a bit that it clears, and the load of a
-        // ring behind it could come first.
+        // swap, not store: a store would not acquire the writes that precede a bit that it clears, so the following
+        // load of a ring could be reordered before it and miss an entry.
         self.bits.swap(0, Ordering::AcqRel)
     }
 
-    /// Returns `true` if there are none, at some moment.
+    /// Returns `true` if there were no bits at some moment.
     pub fn is_empty(&self) -> bool {
         self.bits.load(Ordering::Acquire) == 0
     }

@@ -1,44 +1,46 @@
-//! Pages that others store to: which are present, so that stores are silent, and which were touched.
+//! Pages that other threads or processes store to: tracks which are present, so that stores go unnoticed, and which
+//! were touched.
 
 use std::io;
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, Step, has};
 
-/// Pages that come when they are touched, which is told, and go when they are taken away.
+/// Pages that become present when they are touched, which is reported, and that can be taken away again.
 #[derive(Debug)]
 pub struct PresentPages {
     pages: Box<[Page]>,
-    /// Held while pages are taken away: whoever finds one that is away can rely on it. Never by who tells of touches.
+    /// Held while pages are taken away, so that a thread that finds a page absent can rely on it. The thread that
+    /// reports touches never takes this lock.
     taking: Mutex<()>,
-    /// Touches so far. Counted after the page is marked.
+    /// Number of touches so far. Incremented after the page is marked.
     events: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Page {
-    /// Stores to it are silent, or about to be.
+    /// The page is present or about to be: stores to it go unnoticed.
     present: AtomicBool,
-    /// It became present since somebody asked.
+    /// The page became present since the last [`PresentPages::take_touched`].
     touched: AtomicBool,
 }
 
-/// What became of pages that were to be taken away.
+/// Result of taking pages away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken {
-    /// They are away.
+    /// Pages that are away.
     pub pages: u64,
-    /// They may be there still.
+    /// Pages that may still be present.
     pub failed: u64,
 }
 
 impl PresentPages {
-    /// So many, none of them present.
+    /// Creates `count` pages, none of them present.
     pub fn new(count: u32) -> Self {
         let page = |_| Page { present: AtomicBool::new(false), touched: AtomicBool::new(false) };
         Self { pages: (0..count).map(page).collect(), taking: Mutex::new(()), events: AtomicU64::new(0) }
     }
 
-    /// A page was touched, and becomes present after this.
+    /// Records that a page was touched. The page becomes present after this call.
     pub fn mark(&self, page: u32) {
         if let Some(page) = self.page(page) {
             page.present.store(true, Ordering::SeqCst);
@@ -51,12 +53,12 @@ impl PresentPages {
         self.pages.get(usize::try_from(page).ok()?)
     }
 
-    /// Touches so far.
+    /// Number of touches so far.
     pub fn events(&self) -> u64 {
         self.events.load(Ordering::SeqCst)
     }
 
-    /// Calls `f` with each page that was touched since the last time.
+    /// Calls `f` with each page that was touched since the last call.
     pub fn take_touched(&self, mut f: impl FnMut(u32)) {
         for (number, page) in (0..).zip(&self.pages) {
             if page.touched.load(Ordering::SeqCst) && page.touched.swap(false, Ordering::SeqCst) {
@@ -65,7 +67,7 @@ impl PresentPages {
         }
     }
 
-    /// Calls `f` with each page that is present.
+    /// Calls `f` with each present page.
     pub fn for_present(&self, mut f: impl FnMut(u32)) {
         for (number, page) in (0..).zip(&self.pages) {
             if page.present.load(Ordering::SeqCst) {
@@ -74,19 +76,21 @@ impl PresentPages {
         }
     }
 
-    /// Takes a page away: `remove` does, and waits for who is touching it. The next store to it is a touch.
+    /// Takes a page away. `remove` does the work and waits for a touch in progress. The next store to the page is a
+    /// touch.
     ///
     /// # Errors
-    /// Those of `remove`: the page may be there still, and counts as touched; or there is no such page.
+    /// Returns the error of `remove` (the page may still be present, and counts as touched), or an error if there is no
+    /// such page.
     pub fn take_away(&self, page: u32, remove: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let _taking = has(Step::Lock).then(|| self.taking.lock());
         self.take(page, remove)
     }
 
-    /// [`Self::take_away`], by who holds `taking`.
+    /// Does the work of [`Self::take_away`]; the caller holds `taking`.
     fn take(&self, page: u32, remove: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let state = self.page(page).ok_or(io::ErrorKind::InvalidInput)?;
-        // Cleared first: a touch that races sets it again.
+        // Cleared before `remove`: a touch that races with it sets the flag again.
         if has(Step::Order) {
             state.present.store(false, Ordering::SeqCst);
         }
@@ -94,7 +98,8 @@ impl PresentPages {
         if !has(Step::Order) {
             state.present.store(false, Ordering::SeqCst);
         }
-        // Stores may be silent for good. Whoever asks next is to count on that.
+        // The page may still be present, and stores to it may go unnoticed. It counts as touched, so that the next
+        // reader of touched pages looks at it.
         removed.inspect_err(|_| self.mark(page))
     }
 

@@ -1,42 +1,42 @@
-//! Some wait until there is room in front of something that several fill.
+//! Backpressure gate: threads wait until there is room in queues that several of them fill.
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, Step, has};
 
-/// Whether there is room in all queues in front of one thing, and who waits for it, in a `W`: all of them are told at
-/// once.
+/// Tells whether all queues in front of one consumer have room, and holds the waiters in a `W`: all of them are
+/// notified together.
 #[derive(Debug, Default)]
 pub struct Room<W> {
-    /// Queues that are full.
+    /// Number of full queues.
     full: AtomicUsize,
     waiters: Mutex<W>,
 }
 
 impl<W: Default> Room<W> {
-    /// Returns `true` if one of the queues is full, at some moment.
+    /// Returns `true` if one of the queues was full at some moment.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.full.load(Ordering::Acquire) > 0
     }
 
-    /// One more queue is full.
+    /// Records that one more queue is full.
     pub fn fill(&self) {
         self.full.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// One queue is not full any more. Returns who is to be told, if that was the last one.
+    /// Records that one queue is no longer full. Returns the waiters to notify if that was the last full queue.
     pub fn open(&self) -> Option<W> {
-        // Under the lock: who looks there and finds no room is seen.
+        // Under the lock: a waiter that checks under this lock and finds no room is already in the list.
         let mut waiters = self.waiters.lock();
         (self.full.fetch_sub(1, Ordering::AcqRel) == 1).then(|| std::mem::take(&mut *waiters))
     }
 
-    /// Has `join` add somebody to those who wait. Returns `false`, and adds nobody, if there is room now.
+    /// Lets `join` add a waiter. Returns `false`, without calling `join`, if there is room now.
     pub fn wait(&self, join: impl FnOnce(&mut W)) -> bool {
         if !self.is_full() {
             return false;
         }
         let mut waiters = self.waiters.lock();
-        // Under the lock: who made room between the two looks did not see us.
+        // Second check, under the lock: a thread that made room since the first check has not seen this waiter.
         let full = !has(Step::Look) || self.is_full();
         if full {
             join(&mut waiters);

@@ -1,29 +1,29 @@
-//! Words that are read together by who must not wait, a signal handler for one.
+//! Words that are read together by a reader that must not block, such as a signal handler.
 
 use crate::sync::{AtomicUsize, Ordering, fence};
 
-/// `N` words that one thread at a time writes. A reader never waits: it gets all words of one write, or nothing.
+/// `N` words with one writer at a time. A reader never blocks: it gets all words of one write, or nothing.
 #[derive(Debug)]
 pub struct SeqLock<const N: usize> {
-    /// Odd while nothing is there to be read. Changes with every write.
+    /// Odd while there is nothing to read. Changes with every write.
     version: AtomicUsize,
     words: [AtomicUsize; N],
 }
 
 impl<const N: usize> SeqLock<N> {
-    /// Nothing is there.
+    /// Creates an empty lock.
     #[cfg(not(loom))]
     pub const fn empty() -> Self {
         Self { version: AtomicUsize::new(1), words: [const { AtomicUsize::new(0) }; N] }
     }
 
-    /// Nothing is there.
+    /// Creates an empty lock.
     #[cfg(loom)]
     pub fn empty() -> Self {
         Self { version: AtomicUsize::new(1), words: std::array::from_fn(|_| AtomicUsize::new(0)) }
     }
 
-    /// The words of one write. `None` if there are none, or they are being written.
+    /// Returns the words of one write. `None` if there are none, or while they are being written.
     #[inline]
     pub fn read(&self) -> Option<[usize; N]> {
         let version = self.version.load(Ordering::Acquire);
@@ -32,7 +32,7 @@ impl<const N: usize> SeqLock<N> {
         (version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version).then_some(words)
     }
 
-    /// Writes all words, or takes them away. The caller is the only one who writes.
+    /// Writes all words, or removes them. The caller must be the only writer.
     pub fn write(&self, words: Option<[usize; N]>) {
         let version = self.version.load(Ordering::Relaxed) | 1;
         self.version.store(version, Ordering::Relaxed);

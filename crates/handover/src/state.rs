@@ -1,32 +1,33 @@
-//! A state that one moves on and others end.
+//! A state that its owner advances and that other threads can end.
 
 use crate::sync::{AtomicU8, Ordering};
 
-/// A state, as a number. Its owner moves it from state to state; others may step in at any moment, and no step of the
-/// owner undoes theirs unless it means to.
+/// A state, as a number. Its owner moves it from state to state. Other threads may change it at any moment, and no step
+/// of the owner undoes their change unless the owner means to.
 #[derive(Debug)]
 pub struct State {
     state: AtomicU8,
 }
 
 impl State {
-    /// In this state.
+    /// Starts in this state.
     pub fn new(state: u8) -> Self {
         Self { state: AtomicU8::new(state) }
     }
 
-    /// The state, at some moment.
+    /// Returns the state at some moment.
     #[inline]
     pub fn get(&self) -> u8 {
         self.state.load(Ordering::Acquire)
     }
 
-    /// Sets it, whatever others did. Called by its owner.
+    /// Sets the state, regardless of changes by other threads. Called by the owner.
     pub fn set(&self, state: u8) {
         self.state.store(state, Ordering::Release);
     }
 
-    /// Goes where `next` says of the state in which it is, in one step. Returns `false` if `next` says nowhere.
+    /// Moves to the state that `next` returns for the current one, in one atomic step. Returns `false` if `next`
+    /// returns `None`.
     pub fn step(&self, next: impl Fn(u8) -> Option<u8>) -> bool {
         self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).is_ok()
     }

@@ -1,30 +1,31 @@
-//! Atomics, fences and the lock that the protocols are made of: those of the standard library and `parking_lot`, or
-//! those of a model.
+//! Atomics, fences and locks that the protocols are built from: those of the standard library and `parking_lot`, or
+//! their counterparts in a model.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Between operations that are all sequentially consistent, which loom takes for weaker ones: a fence, in a model.
+/// Stands between operations that are all sequentially consistent. Loom treats those as weaker, so that in a model this
+/// is a fence.
 #[cfg(not(loom))]
 pub(crate) const fn in_order() {}
 
 #[cfg(not(loom))]
 pub use parking_lot::{FairMutex, Mutex, RwLock, RwLockReadGuard};
 
-/// Steps of a protocol that are no operation on a word, and that a model leaves out to see that it notices.
+/// Steps of a protocol that are not an operation on an atomic. A model leaves them out to check that it notices.
 #[cfg(not(loom))]
 pub(crate) enum Step {
-    /// A second look, under the lock.
+    /// A second check, under the lock.
     Look,
-    /// That who has changed something waits for those who hold what it was.
+    /// A writer waits for the threads that still hold the old value.
     Wait,
-    /// That one thread at a time does something.
+    /// One thread at a time does a thing.
     Lock,
-    /// That a word is cleared before what it stands for ends.
+    /// A flag is cleared before the thing that it stands for ends.
     Order,
 }
 
-/// Returns `true`, but for a model without that step.
+/// Returns `true`, except in a model without that step.
 #[cfg(not(loom))]
 #[inline]
 pub(crate) const fn has(step: Step) -> bool {
@@ -42,20 +43,20 @@ mod model {
     pub(crate) use loom::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
     use loom::sync::{MutexGuard, RwLockWriteGuard};
 
-    /// What a model must notice the loss of.
+    /// Steps whose loss a model must notice.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum Step {
         /// A fence.
         Fence,
-        /// That a swap, or an update, is one step, and acquires: it becomes a load and a store.
+        /// The atomicity and the acquire of a swap or an update: without it, they become a load and a store.
         Swap,
-        /// A second look, under the lock.
+        /// A second check, under the lock.
         Look,
-        /// That who has changed something waits for those who hold what it was.
+        /// A writer waits for the threads that still hold the old value.
         Wait,
-        /// That one thread at a time does something.
+        /// One thread at a time does a thing.
         Lock,
-        /// That a word is cleared before what it stands for ends.
+        /// A flag is cleared before the thing that it stands for ends.
         Order,
     }
 
@@ -63,7 +64,7 @@ mod model {
         static LEFT_OUT: Cell<Option<Step>> = const { Cell::new(None) };
     }
 
-    /// Leaves steps out of all protocols in this thread, and so in all threads of a model that runs in it.
+    /// Leaves a step out of all protocols in this thread, and therefore in all threads of a model that runs in it.
     pub fn leave_out(step: Step) {
         LEFT_OUT.set(Some(step));
     }
@@ -72,7 +73,7 @@ mod model {
         LEFT_OUT.get() == Some(step)
     }
 
-    /// The opposite.
+    /// Returns `true` unless the step is left out.
     pub(crate) fn has(step: Step) -> bool {
         !is_left_out(step)
     }
@@ -83,7 +84,7 @@ mod model {
         }
     }
 
-    /// See above.
+    /// Issues the fence that loom needs between sequentially consistent operations.
     pub(crate) fn in_order() {
         fence(Ordering::SeqCst);
     }
@@ -118,8 +119,8 @@ mod model {
     atomic!(AtomicU8, u8);
 
     impl AtomicBool {
-        /// As a read-modify-write that acquires nothing: loom orders those among all that change a value, where it
-        /// takes a store and a swap of two threads for unordered.
+        /// Implemented as a read-modify-write that acquires nothing: loom orders those among all operations that change
+        /// a value, but treats a store and a swap of two threads as unordered.
         pub(crate) fn store(&self, value: bool, _: Ordering) {
             self.0.swap(value, Ordering::Release);
         }
@@ -149,46 +150,46 @@ mod model {
         }
     }
 
-    /// The lock, with the functions that `parking_lot` has.
+    /// Mutex with the functions that `parking_lot` has.
     #[derive(Debug, Default)]
     pub struct FairMutex<T>(loom::sync::Mutex<T>);
 
-    /// Who is next makes no difference to a model.
+    /// The order in which waiters get the lock makes no difference to a model.
     pub type Mutex<T> = FairMutex<T>;
 
     impl<T> FairMutex<T> {
-        /// With this in it.
+        /// Creates a mutex around the value.
         pub fn new(value: T) -> Self {
             Self(loom::sync::Mutex::new(value))
         }
 
-        /// Waits for its turn.
+        /// Waits for the lock.
         pub fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().unwrap_or_else(|_| unreachable!("nobody panics while it is locked"))
         }
 
-        /// `None` if somebody has it.
+        /// Returns `None` if the lock is held.
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().ok()
         }
     }
 
-    /// The same of readers and writers.
+    /// Readers-writer lock with the functions that `parking_lot` has.
     #[derive(Debug)]
     pub struct RwLock<T>(loom::sync::RwLock<T>);
 
     impl<T> RwLock<T> {
-        /// With this in it.
+        /// Creates a lock around the value.
         pub fn new(value: T) -> Self {
             Self(loom::sync::RwLock::new(value))
         }
 
-        /// Waits for who writes.
+        /// Waits for the writer.
         pub fn read(&self) -> RwLockReadGuard<'_, T> {
             self.0.read().unwrap_or_else(|_| unreachable!("nobody panics while it is locked"))
         }
 
-        /// Waits for everybody.
+        /// Waits for the writer and all readers.
         pub fn write(&self) -> RwLockWriteGuard<'_, T> {
             self.0.write().unwrap_or_else(|_| unreachable!("nobody panics while it is locked"))
         }

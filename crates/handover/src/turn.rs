@@ -1,16 +1,16 @@
-//! Somebody waits in a queue for its turn.
+//! Turn of a participant that waits in a queue.
 
 use crate::sync::{AtomicU8, Ordering};
 
-/// Neither waits nor has a turn that it has not begun.
+/// The participant neither waits nor has a turn that it has not begun.
 const IDLE: u8 = 0;
 const QUEUED: u8 = 1;
 const GRANTED: u8 = 2;
 
-/// Where somebody is who takes turns. One word, so that nobody is in the queue and has a turn: it would get another,
-/// and give one back.
+/// State of one participant that takes turns. It is one atomic, so that a participant is never queued while it has a
+/// turn: it would get another turn, and have to give one back.
 ///
-/// Who has the lock of the queue moves it on, but for the last step: the owner begins its turn without.
+/// The holder of the queue's lock changes it, except for the last step: the owner begins its turn without the lock.
 #[derive(Debug)]
 pub struct Turn {
     state: AtomicU8,
@@ -23,39 +23,40 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// It does not wait.
+    /// Starts outside the queue.
     pub fn new() -> Self {
         Self { state: AtomicU8::new(IDLE) }
     }
 
-    /// Returns `true` if it is in the queue, at some moment.
+    /// Returns `true` if the participant was in the queue at some moment.
     #[inline]
     pub fn is_queued(&self) -> bool {
         self.state.load(Ordering::Acquire) == QUEUED
     }
 
-    /// Returns `true` if it has a turn that it has not begun, at some moment.
+    /// Returns `true` if the participant had a turn that it had not begun, at some moment.
     #[inline]
     pub fn is_granted(&self) -> bool {
         self.state.load(Ordering::Acquire) == GRANTED
     }
 
-    /// It is in the queue from here on. Called by its owner, under the lock, who has neither.
+    /// Enters the queue. Called by the owner, under the lock, while it is neither queued nor has a turn.
     pub fn queue(&self) {
         self.state.store(QUEUED, Ordering::Release);
     }
 
-    /// It is in the queue no more, without a turn. Called by its owner, under the lock.
+    /// Leaves the queue without a turn. Called by the owner, under the lock.
     pub fn withdraw(&self) {
         self.state.store(IDLE, Ordering::Release);
     }
 
-    /// It left the queue with a turn. Called under the lock.
+    /// Leaves the queue with a turn. Called under the lock.
     pub fn grant(&self) {
         self.state.store(GRANTED, Ordering::Release);
     }
 
-    /// Begins a turn. Called by its owner, who alone ends what [`Self::grant`] began. Returns `false` if it has none.
+    /// Begins a turn. Called by the owner, which alone ends the state that [`Self::grant`] set. Returns `false` if
+    /// there is no turn.
     #[inline]
     pub fn begin(&self) -> bool {
         let granted = self.is_granted();

@@ -1,10 +1,10 @@
-//! Two copies of something that many read for long and some change, so that nobody waits for a change.
+//! Two copies of a value with many long readers and rare changes, so that no reader waits for a change.
 
 use crate::sync::{AtomicBool, Ordering, RwLock, RwLockReadGuard, Step, has};
 
-/// Readers take the copy that is active. A change is made to the other one, which then becomes the active one, and when
-/// those have left who hold the first, it is made there as well: nobody is left who has seen it without the change. As
-/// long as it is being made a reader may see it, and the next time not.
+/// Readers take the active copy. A change is made to the other copy, which then becomes active. When the readers of the
+/// first copy have left, the change is made there as well: from then on no reader holds a copy without it. While a
+/// change is in progress, a reader may see it once and miss it the next time.
 #[derive(Debug)]
 pub struct TwoCopies<T> {
     first: RwLock<T>,
@@ -13,7 +13,7 @@ pub struct TwoCopies<T> {
 }
 
 impl<T> TwoCopies<T> {
-    /// Two that are equal.
+    /// Creates the pair from two equal values.
     pub fn new(first: T, second: T) -> Self {
         Self { first: RwLock::new(first), second: RwLock::new(second), second_is_active: AtomicBool::new(false) }
     }
@@ -23,23 +23,24 @@ impl<T> TwoCopies<T> {
         if second { &self.second } else { &self.first }
     }
 
-    /// The copy that is active, at some moment.
+    /// Index of the active copy at some moment.
     #[inline]
     pub fn active(&self) -> &RwLock<T> {
         self.copy(self.second_is_active.load(Ordering::Acquire))
     }
 
-    /// Holds a copy. It waits for a change only if that began since the look at which copy is active.
+    /// Locks the active copy for reading. It waits for a change only if that change began after the active copy was
+    /// looked up.
     #[inline]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         self.active().read()
     }
 
-    /// Makes a change, twice, and returns what it gives the first time. When this returns nobody holds a copy without
-    /// it. One caller at a time.
+    /// Makes a change to both copies, and returns the result of the first call. When this returns, no reader holds a
+    /// copy without the change. One caller at a time.
     pub fn change<R>(&self, mut change: impl FnMut(&mut T) -> R) -> R {
         let active = self.second_is_active.load(Ordering::Relaxed);
-        // Only who looked for the active copy before the last change may be in here.
+        // Only readers that looked up the active copy before the previous change can still hold this one.
         let out = change(&mut self.copy(!active).write());
         self.second_is_active.store(!active, Ordering::Release);
         if has(Step::Wait) {

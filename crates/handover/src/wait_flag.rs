@@ -1,9 +1,9 @@
-//! Somebody waits for what others bring.
+//! Flag of a thread that waits for work from other threads.
 
 use crate::sync::{AtomicBool, Ordering, fence, in_order};
 
-/// Set by who found nothing, and looks once more after that; looked at by who has brought something. One of the two
-/// sees the other.
+/// Set by a consumer that found nothing and looks once more afterwards; read by a producer that has published work. At
+/// least one of the two sees the other, so no wake-up is lost.
 #[derive(Debug)]
 pub struct WaitFlag {
     set: AtomicBool,
@@ -16,40 +16,41 @@ impl Default for WaitFlag {
 }
 
 impl WaitFlag {
-    /// Nobody waits.
+    /// No thread waits.
     pub fn new() -> Self {
         Self { set: AtomicBool::new(false) }
     }
 
-    /// Somebody waits. The caller looks once more after this: what came before was brought to nobody.
+    /// Announces that the caller waits. The caller must look once more afterwards: producers that published work before
+    /// this call did not see the flag.
     #[inline]
     pub fn set(&self) {
         self.set.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Returns `true` if somebody waits, for whoever has just brought something.
+    /// Returns `true` if a thread waits. Called by a producer after it has published work.
     #[inline]
     pub fn is_set(&self) -> bool {
         fence(Ordering::SeqCst);
         self.set.load(Ordering::SeqCst)
     }
 
-    /// As [`Self::is_set`], and nobody waits any more: of several who bring something, one is told.
+    /// Does the same as [`Self::is_set`] and clears the flag: of several producers, one notifies the waiter.
     #[inline]
     pub fn take(&self) -> bool {
         self.is_set() && self.set.swap(false, Ordering::SeqCst)
     }
 
-    /// As [`Self::is_set`], for who has heard of what was brought by a way through the kernel, or out of a guest: who
-    /// went that way has let everybody see what it brought, so that there is no fence here.
+    /// Does the same as [`Self::is_set`], for work that was announced through the kernel or by a guest's exit. That
+    /// path already makes the producer's writes visible to all threads, so that no fence is needed here.
     #[inline]
     pub fn is_set_when_heard(&self) -> bool {
         in_order();
         self.set.load(Ordering::SeqCst)
     }
 
-    /// Nobody waits any more.
+    /// Clears the flag: no thread waits.
     #[inline]
     pub fn clear(&self) {
         self.set.store(false, Ordering::SeqCst);
