@@ -20,29 +20,29 @@ const SUBSYSTEM: usize = 0x2c;
 const CAPABILITIES: usize = 0x34;
 const INTERRUPT_LINE: usize = 0x3c;
 const INTERRUPT_PIN: usize = 0x3d;
-/// Where the capabilities begin.
+/// Offset of the first capability.
 pub const FIRST_CAPABILITY: u8 = 0x40;
 
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
 const COMMAND_INTX_DISABLE: u16 = 1 << 10;
-/// Memory, bus master, parity response, SERR, interrupt disable.
+/// Writable bits: memory, bus master, parity response, SERR, interrupt disable.
 const COMMAND_WRITABLE: u16 = 0x0546;
 const STATUS_INTERRUPT: u8 = 1 << 3;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const HEADER_MULTIFUNCTION: u8 = 1 << 7;
 const MSIX_ID: u8 = 0x11;
-/// Bytes of the capability.
+/// Bytes of the MSI-X capability.
 const MSIX_SIZE: u8 = 12;
 const MSIX_ENABLE: u16 = 1 << 15;
 const MSIX_WRITABLE: u16 = MSIX_ENABLE | 1 << 14;
 const BAR_64BIT: u8 = 0x4;
 
-/// What a function says it is.
+/// Identity of a function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// Vendor, also that of the subsystem.
+    /// Vendor ID, also that of the subsystem.
     pub vendor: u16,
-    /// Device, also that of the subsystem.
+    /// Device ID, also that of the subsystem.
     pub device: u16,
     /// Revision ID.
     pub revision: u8,
@@ -50,22 +50,22 @@ pub struct Identity {
     pub class: [u8; 3],
 }
 
-/// What configuration space looks like at power-on.
+/// Contents of configuration space at power-on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConfigLayout {
-    /// What the function is.
+    /// Identity of the function.
     pub identity: Identity,
-    /// The base address registers by index.
+    /// Base address registers by index.
     pub bars: [Option<Bar>; 6],
-    /// MSI-X, if it has that. The list of capabilities begins with it and ends there.
+    /// MSI-X, if the function has it. The list of capabilities at power-on holds this one entry.
     pub msix: Option<MsixPlace>,
     /// The function has an interrupt pin.
     pub interrupt_pin: bool,
-    /// The slot has more functions: bit 7 of the header type, which matters in function 0.
+    /// The slot has more functions: bit 7 of the header type, which only matters in function 0.
     pub multifunction: bool,
 }
 
-/// What the guest has switched on.
+/// Settings that the guest controls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Switches {
     /// Bus Master Enable.
@@ -80,17 +80,17 @@ pub struct Switches {
 #[derive(Debug)]
 pub struct ConfigSpace {
     bytes: [u8; CONFIG_SIZE],
-    /// Bits the guest can change.
+    /// Bits that the guest can change.
     writable: [u8; CONFIG_SIZE],
     power_on: [u8; CONFIG_SIZE],
     bars: [Option<Bar>; 6],
     msix: Option<MsixPlace>,
-    /// The byte that leads to the next capability, and where that would be.
+    /// Offset of the byte that links to the next capability, and offset where that capability would be placed.
     last_link: usize,
     next: u8,
 }
 
-/// Stores bytes that lie inside.
+/// Stores the bytes that lie inside configuration space.
 fn put(space: &mut [u8; CONFIG_SIZE], at: usize, bytes: &[u8]) {
     for (to, from) in space.iter_mut().skip(at).zip(bytes) {
         *to = *from;
@@ -102,7 +102,7 @@ fn word(space: &[u8; CONFIG_SIZE], at: usize) -> u16 {
 }
 
 impl ConfigSpace {
-    /// As after power-on.
+    /// Creates configuration space in its power-on state.
     pub fn new(layout: &ConfigLayout) -> Self {
         let ConfigLayout { identity, bars, msix, .. } = layout;
         let mut bytes = [0; CONFIG_SIZE];
@@ -118,7 +118,7 @@ impl ConfigSpace {
         for (index, bar) in bars.iter().enumerate() {
             let Some(bar) = bar else { continue };
             let at = BAR0 + index * 4;
-            // A 32-bit BAR is smaller than 4 GiB: the low half is its mask.
+            // A 32-bit BAR is smaller than 4 GiB, so the low half of the mask is the whole mask.
             let mask = (!bar.size.saturating_sub(1)).to_le_bytes();
             put(&mut bytes, at, &[if bar.is_64bit { BAR_64BIT } else { 0 }]);
             put(&mut writable, at, if bar.is_64bit { &mask } else { mask.get(..4).unwrap_or_default() });
@@ -131,7 +131,7 @@ impl ConfigSpace {
         if let Some(msix) = msix {
             put(&mut bytes, STATUS, &STATUS_CAPABILITIES.to_le_bytes());
             put(&mut bytes, CAPABILITIES, &[msix.capability]);
-            // The next pointer stays 0: the list ends here.
+            // The next pointer stays 0, which ends the list.
             let at = usize::from(msix.capability);
             (last_link, next) = (at + 1, msix.capability.saturating_add(MSIX_SIZE));
             put(&mut bytes, at, &[MSIX_ID]);
@@ -144,8 +144,8 @@ impl ConfigSpace {
         Self { power_on: bytes, bytes, writable, bars: *bars, msix: *msix, last_link, next }
     }
 
-    /// Adds a capability behind the others, which guests only read: its number, a byte that does not matter, and the
-    /// rest. To be done before a guest sees the function. Returns where it is, if there is room.
+    /// Appends a read-only capability: its ID, a byte that is ignored (the next pointer takes its place), and the rest.
+    /// Must be called before a guest sees the function. Returns its offset, or `None` if there is no room.
     pub fn add_capability(&mut self, capability: &[u8]) -> Option<u8> {
         let at = self.next;
         let end = usize::from(at).checked_add(capability.len())?.next_multiple_of(4);
@@ -159,17 +159,17 @@ impl ConfigSpace {
         Some(at)
     }
 
-    /// MSI-X.
+    /// Location of MSI-X, if the function has it.
     pub const fn msix(&self) -> Option<MsixPlace> {
         self.msix
     }
 
-    /// The base address registers.
+    /// Base address registers by index.
     pub const fn bars(&self) -> [Option<Bar>; 6] {
         self.bars
     }
 
-    /// Reads. Beyond the end there is nothing but zeros. `interrupt_pending` goes into the status register.
+    /// Reads. Bytes beyond the end are zero. `interrupt_pending` sets Interrupt Status in the status register.
     pub fn read(&self, offset: usize, data: &mut [u8], interrupt_pending: bool) {
         for (index, byte) in data.iter_mut().enumerate() {
             let at = offset.saturating_add(index);
@@ -180,7 +180,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Changes the bits that can be changed.
+    /// Writes the bits that the guest can change.
     pub fn write(&mut self, offset: usize, data: &[u8]) {
         for (index, new) in data.iter().enumerate() {
             let at = offset.saturating_add(index);
@@ -190,12 +190,12 @@ impl ConfigSpace {
         }
     }
 
-    /// Back to power-on.
+    /// Returns to the power-on state.
     pub const fn reset(&mut self) {
         self.bytes = self.power_on;
     }
 
-    /// What the guest has switched on.
+    /// Current settings of the guest.
     pub fn switches(&self) -> Switches {
         let command = word(&self.bytes, COMMAND);
         let msix = self.msix.map_or(0, |msix| word(&self.bytes, usize::from(msix.capability) + 2));

@@ -1,4 +1,4 @@
-//! Doorbell pages that a VMM may put memory in the place of.
+//! Doorbell pages that a VMM may replace with memory.
 
 use std::io;
 use std::ops::Range;
@@ -6,27 +6,27 @@ use std::ops::Range;
 /// Bytes of a doorbell page.
 pub const DOORBELL_PAGE_SIZE: u64 = 4096;
 
-/// Pages of a BAR that hold nothing but doorbells, and that may be memory at times.
+/// Pages of a BAR that contain only doorbells, and that may temporarily be memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DoorbellPages {
     /// BAR of the pages, 0 to 5.
     pub bar: usize,
-    /// Which pages of the BAR, each of [`DOORBELL_PAGE_SIZE`].
+    /// Page numbers in the BAR, in units of [`DOORBELL_PAGE_SIZE`].
     pub pages: Range<u32>,
 }
 
-/// What a VMM brings so that doorbells of a function do not stop the guest's processor: memory of its own, which it
-/// puts in the place of doorbell pages and takes away.
+/// Memory of a VMM that temporarily replaces doorbell pages of a function, so that doorbell writes do not trap and do
+/// not stop the guest's processor.
 pub trait DoorbellWindow: Send + Sync {
-    /// The page is memory from now on, all zeros at first, wherever the guest has put the BAR. One that is memory stays
-    /// as it is.
+    /// Makes the page memory, initially all zeros, wherever the guest has placed the BAR. A page that already is memory
+    /// stays as it is.
     ///
     /// # Errors
-    /// The system refuses, or the BAR answers nowhere. The page traps as before.
+    /// The system refuses, or the BAR is not decoded. The page traps as before.
     fn map(&self, page: u32) -> io::Result<()>;
 
-    /// The page traps again: when this returns, whatever the guest stores comes to the function, and what it had stored
-    /// is gone.
+    /// Makes the page trap again. When this returns, every store of the guest reaches the function, and the stored
+    /// contents are gone.
     ///
     /// # Errors
     /// The system refuses. The page is still memory.

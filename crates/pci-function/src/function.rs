@@ -1,4 +1,4 @@
-//! The traits between a PCI function and its VMM: this is the whole face of a device towards its host.
+//! The traits between a PCI function and its VMM: the complete interface of a device towards its host.
 
 use crate::doorbell_window::DoorbellPages;
 #[cfg(doc)]
@@ -7,92 +7,93 @@ use crate::doorbell_window::DoorbellWindow;
 /// One base address register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bar {
-    /// Bytes, a power of two.
+    /// Size in bytes, a power of two.
     pub size: u64,
-    /// `true` if it takes two register slots.
+    /// `true` for a 64-bit BAR, which takes two register slots.
     pub is_64bit: bool,
 }
 
-/// Where the MSI-X capability, the table and the pending bits are. The VMM keeps the last two.
+/// Location of the MSI-X capability, the table and the pending bits. The VMM implements table and pending bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MsixPlace {
-    /// Where in configuration space the capability is.
+    /// Offset of the capability in configuration space.
     pub capability: u8,
     /// Number of vectors, 1 to 2,048.
     pub vectors: u16,
     /// BAR of table and pending bits, 0 to 5.
     pub bar: u8,
-    /// Where in the BAR the table starts, in bytes: a multiple of eight.
+    /// Offset of the table in the BAR, in bytes: a multiple of eight.
     pub table: u32,
-    /// Where in the BAR the pending bits start, in bytes: a multiple of eight.
+    /// Offset of the pending bits in the BAR, in bytes: a multiple of eight.
     pub pending: u32,
 }
 
-/// A register whose writes only say "look here". A VMM may let the guest go on at once and pass them on later, from any
-/// thread, and once for several.
+/// A register whose writes only notify the function. A VMM may let the guest continue at once, and forward the write
+/// later, from any thread, and once for several writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Doorbell {
     /// BAR of the register, 0 to 5.
     pub bar: usize,
-    /// Where in the BAR it is, in bytes.
+    /// Offset of the register in the BAR, in bytes.
     pub offset: u64,
-    /// The only value of 32 bits whose writes are meant; none: what is written does not matter.
+    /// The only 32-bit value for which a write is a doorbell. `None`: the written value is ignored.
     pub value: Option<u32>,
 }
 
 /// A PCI function as a VMM drives it.
 ///
-/// Accesses never fail: what the function does not know reads as zero and ignores writes, whatever its size. Every call
-/// returns in bounded time. Calls may come from several threads.
+/// Accesses never fail: an unknown register reads as zero and ignores writes, at any access size. Every call returns in
+/// bounded time. Calls may come from several threads.
 ///
-/// A VMM has four duties: it decides by Memory Space Enable of the command register whether the BARs answer, calls
+/// A VMM has four duties: it decodes the BARs only while Memory Space Enable of the command register is set, calls
 /// [`Self::run_deferred`] after each write to a BAR, calls [`Self::reset`] when the machine is reset, and never calls
 /// back into the function from its [`InterruptSink`]. The crate `pvrdma-pci-slot` does all but the reset.
 pub trait PciFunction: Send + Sync {
-    /// The base address registers by index.
+    /// Base address registers by index.
     fn bars(&self) -> [Option<Bar>; 6];
 
-    /// Bytes of configuration space.
+    /// Size of configuration space in bytes.
     fn config_size(&self) -> usize;
 
     /// Reads configuration space.
     fn config_read(&self, offset: usize, data: &mut [u8]);
 
-    /// Writes configuration space. A cleared Bus Master Enable has stopped all DMA and interrupts when this returns.
+    /// Writes configuration space. If this clears Bus Master Enable, all DMA and interrupts have stopped when it
+    /// returns.
     fn config_write(&self, offset: usize, data: &[u8]);
 
     /// Reads from a BAR.
     fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]);
 
-    /// Writes to a BAR. Registers have taken effect when this returns; doorbells may have left work behind, see
+    /// Writes to a BAR. Registers have taken effect when this returns; doorbells may leave work behind, see
     /// [`Self::run_deferred`].
     fn bar_write(&self, bar: usize, offset: u64, data: &[u8]);
 
-    /// Does a bounded amount of the work that doorbells left behind. Call it after the guest's write has completed,
-    /// so that the guest's processor does not wait for its own transfer.
+    /// Does a bounded amount of the work that doorbells left behind. The VMM calls it after the guest's write has
+    /// completed, so that the guest's processor does not wait for its own transfer.
     fn run_deferred(&self);
 
-    /// Its MSI-X vectors, if it has any. Never changes.
+    /// Location of MSI-X, if the function has it. Never changes.
     fn msix(&self) -> Option<MsixPlace>;
 
-    /// Its doorbells, as far as they can be known before there is a guest. Never changes. Whoever leaves them to
-    /// [`Self::bar_write`] loses nothing but time.
+    /// Doorbells that are known before a guest runs. Never changes. A VMM that ignores them and uses
+    /// [`Self::bar_write`] only loses speed.
     fn doorbells(&self) -> Vec<Doorbell> {
         Vec::new()
     }
 
-    /// Its pages of doorbells that may be memory at times, if it has any: see [`DoorbellWindow`]. Never changes.
+    /// Doorbell pages that may temporarily be memory, if the function has any: see [`DoorbellWindow`]. Never changes.
     fn doorbell_window(&self) -> Option<DoorbellPages> {
         None
     }
 
-    /// Back to power-on state. No DMA and no interrupt after this returns.
+    /// Returns to the power-on state. There is no DMA and no interrupt after this returns.
     fn reset(&self);
 }
 
-/// Where interrupts go.
+/// Receiver of a function's interrupts.
 pub trait InterruptSink: Send + Sync {
-    /// Raises an MSI-X vector. Masking per vector is the VMM's business.
+    /// Raises an MSI-X vector. The VMM implements the per-vector mask.
     fn msix(&self, vector: u16);
 
     /// Sets the level of the legacy interrupt line.

@@ -2,47 +2,47 @@
 
 use crate::InterruptSink;
 
-/// When a function asserts its interrupt pin (PCI Local Bus 3.0, sections 2.2.6 and 6.2.2). What causes an interrupt,
-/// and until when, is the function's affair.
+/// State of the interrupt pin, which decides when the pin is asserted (PCI Local Bus 3.0, sections 2.2.6 and 6.2.2).
+/// The function itself decides what causes an interrupt, and when the cause ends.
 #[derive(Debug)]
 pub struct InterruptPin {
-    /// The function has one.
+    /// The function has a pin.
     present: bool,
     msix: bool,
     /// Interrupt Disable of the command register.
     disabled: bool,
-    /// Level that the sink was told last.
+    /// Level last reported to the sink.
     asserted: bool,
 }
 
 impl InterruptPin {
-    /// As after power-on. `present` tells whether the function has a pin.
+    /// Creates the pin in its power-on state. `present` tells whether the function has a pin.
     pub const fn new(present: bool) -> Self {
         Self { present, msix: false, disabled: false, asserted: false }
     }
 
-    /// Returns `true` if interrupts are messages: MSI-X is enabled.
+    /// Returns `true` if interrupts are sent as messages: MSI-X is enabled.
     #[inline]
     pub const fn is_msix(&self) -> bool {
         self.msix
     }
 
-    /// MSI-X Enable. [`Self::update`] is to follow.
+    /// Sets MSI-X Enable. The caller must call [`Self::update`] afterwards.
     pub const fn set_msix(&mut self, enabled: bool) {
         self.msix = enabled;
     }
 
-    /// Interrupt Disable. [`Self::update`] is to follow.
+    /// Sets Interrupt Disable. The caller must call [`Self::update`] afterwards.
     pub const fn set_disabled(&mut self, disabled: bool) {
         self.disabled = disabled;
     }
 
-    /// Interrupt Status of the status register, while there is a cause or none.
+    /// Value of Interrupt Status in the status register, given whether there is a cause.
     pub const fn is_pending(&self, cause: bool) -> bool {
         self.present && cause
     }
 
-    /// Tells the sink the level that follows from there being a cause or none, if it has changed.
+    /// Reports the level to the sink if it has changed, given whether there is a cause.
     pub fn update(&mut self, cause: bool, sink: &dyn InterruptSink) {
         let level = self.is_pending(cause) && !self.msix && !self.disabled;
         if level != self.asserted {

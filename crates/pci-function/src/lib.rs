@@ -1,6 +1,5 @@
-//! What a VMM needs of a PCI function and a function of its VMM ([`PciFunction`], [`InterruptSink`],
-//! [`DoorbellWindow`]), and the configuration space and interrupt pin that our functions have in common
-//! ([`ConfigSpace`], [`InterruptPin`]).
+//! The interface between a PCI function and its VMM ([`PciFunction`], [`InterruptSink`], [`DoorbellWindow`]), and the
+//! configuration space and interrupt pin that the functions of this project share ([`ConfigSpace`], [`InterruptPin`]).
 
 mod config_space;
 mod doorbell_window;

@@ -1,4 +1,4 @@
-//! The bus: the slots, and the three ways to them.
+//! The bus: its slots, and the three ways to access them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,24 +9,24 @@ use vm_device::{DeviceMmio, DevicePio};
 
 use crate::slot::{Slot, SlotError};
 
-/// The ports: an address, and the data there.
+/// The configuration ports: an address register, and the data register at this offset from it.
 const PORTS: PioAddressOffset = 0xcf8;
 const DATA: PioAddressOffset = 4;
 const ENABLE: u32 = 1 << 31;
 
-/// A bus, number 0 and the only one.
+/// A PCI bus: number 0, without bridges to others.
 #[derive(Debug)]
 pub struct PciBus {
     slots: BTreeMap<u8, Arc<Slot>>,
-    /// What was written to port 0xcf8.
+    /// Last value written to port 0xcf8.
     address: AtomicU32,
 }
 
 impl PciBus {
-    /// A bus with these slots.
+    /// Creates a bus with these slots.
     ///
     /// # Errors
-    /// Two are at one place.
+    /// Two slots have the same number.
     pub fn new(slots: impl IntoIterator<Item = Arc<Slot>>) -> Result<Arc<Self>, SlotError> {
         let mut map = BTreeMap::new();
         for slot in slots {
@@ -37,23 +37,24 @@ impl PciBus {
         Ok(Arc::new(Self { slots: map, address: AtomicU32::new(0) }))
     }
 
-    /// Places all BARs, as firmware does. `allocate` gives the address of so many bytes, at a multiple of that. The
-    /// guest may move them, and lets them answer.
+    /// Assigns addresses to all BARs, as firmware does. `allocate` returns an address for the given number of bytes,
+    /// aligned to that number. The guest may move the BARs, and enables their decoding.
     ///
     /// # Errors
-    /// There is no room for one.
+    /// There is no room for a BAR.
     pub fn place_bars(&self, mut allocate: impl FnMut(u64) -> Option<u64>) -> Result<(), SlotError> {
         self.slots.values().try_for_each(|slot| slot.place_bars(&mut allocate))
     }
 
-    /// Every function is as after power-on: no DMA and no interrupt after this returns, and no BAR answers.
+    /// Resets every function to its power-on state: after this returns, there is no DMA and no interrupt, and no BAR is
+    /// decoded.
     pub fn reset(&self) {
         self.address.store(0, Ordering::Relaxed);
         self.slots.values().for_each(|slot| slot.reset());
     }
 
-    /// The slot, function and register of an address as [`Ecam`] has it: 12 bits of register, 3 of function, 5 of slot,
-    /// 8 of bus.
+    /// Returns slot, function and register of an address in the format of [`Ecam`]: 12 bits of register, 3 of function,
+    /// 5 of slot, 8 of bus.
     fn find(&self, address: u32) -> Option<(&Slot, usize, usize)> {
         let (slot, bus) = (u8::try_from(address >> 15 & 0x1f).ok()?, address >> 20);
         let slot = self.slots.get(&slot).filter(|_| bus == 0)?;
@@ -74,17 +75,17 @@ impl PciBus {
     }
 }
 
-/// Configuration space by the ports 0xcf8 and 0xcfc.
+/// Configuration space through the ports 0xcf8 and 0xcfc.
 #[derive(Clone, Debug)]
 pub struct ConfigPorts(Arc<PciBus>);
 
 impl ConfigPorts {
-    /// Those of a bus.
+    /// Creates the ports of a bus.
     pub const fn new(bus: Arc<PciBus>) -> Self {
         Self(bus)
     }
 
-    /// The ports.
+    /// Range of the ports.
     ///
     /// # Panics
     /// Never.
@@ -93,14 +94,14 @@ impl ConfigPorts {
         PioRange::new(PioAddress(PORTS), 8).expect("eight ports")
     }
 
-    /// What an access to the data port means, in the form of [`Ecam`].
+    /// Translates an access to the data port into an address in the format of [`Ecam`].
     fn target(&self, offset: PioAddressOffset, len: usize) -> Option<u32> {
         let address = self.0.address.load(Ordering::Relaxed);
         let byte = offset.checked_sub(DATA)?;
         if address & ENABLE == 0 || usize::from(byte) + len > 4 {
             return None;
         }
-        // Bus, slot and function move up by four bits, for a register of 12 bits instead of 8.
+        // Bus, slot and function move up by four bits, because the register has 12 bits instead of 8.
         Some((address & 0x00ff_ff00) << 4 | address & 0xfc | u32::from(byte))
     }
 }
@@ -117,7 +118,7 @@ impl DevicePio for ConfigPorts {
 
     fn pio_write(&self, _base: PioAddress, offset: PioAddressOffset, data: &[u8]) {
         if offset == 0 {
-            // Shorter writes are not to this register: guests probe that.
+            // Only writes of four bytes access this register. Guests rely on that when they probe for the mechanism.
             if let Ok(address) = data.try_into() {
                 self.0.address.store(u32::from_le_bytes(address), Ordering::Relaxed);
             }
@@ -127,22 +128,22 @@ impl DevicePio for ConfigPorts {
     }
 }
 
-/// Configuration space in memory (PCI Express's enhanced configuration access mechanism).
+/// Memory-mapped configuration space (PCI Express's enhanced configuration access mechanism).
 #[derive(Clone, Debug)]
 pub struct Ecam(Arc<PciBus>);
 
 impl Ecam {
-    /// Bytes of memory space that it takes.
+    /// Size in memory space, in bytes.
     pub const SIZE: u64 = 1 << 20;
 
-    /// That of a bus.
+    /// Creates the window of a bus.
     pub const fn new(bus: Arc<PciBus>) -> Self {
         Self(bus)
     }
 
     fn target(offset: MmioAddressOffset, len: usize) -> Option<u32> {
         let inside = offset.checked_add(len as u64).is_some_and(|end| end <= Self::SIZE);
-        // No access goes from one function to the next.
+        // An access must not cross from one function to the next.
         let one = (offset & 0xfff) + len as u64 <= 0x1000;
         (inside && one).then(|| u32::try_from(offset).ok()).flatten()
     }
@@ -163,12 +164,12 @@ impl DeviceMmio for Ecam {
     }
 }
 
-/// All BARs of a bus, wherever in its range the guest has put them.
+/// All BARs of a bus, wherever the guest has placed them in its range.
 #[derive(Clone, Debug)]
 pub struct BarMap(Arc<PciBus>);
 
 impl BarMap {
-    /// Those of a bus.
+    /// Creates the map of a bus.
     pub const fn new(bus: Arc<PciBus>) -> Self {
         Self(bus)
     }
@@ -184,7 +185,7 @@ impl DeviceMmio for BarMap {
 
     fn mmio_write(&self, base: MmioAddress, offset: MmioAddressOffset, data: &[u8]) {
         let address = base.0.saturating_add(offset);
-        // Nobody there: lost, as on a bus.
+        // No BAR decodes this address: the write is lost, as on a real bus.
         let _ = self.0.slots.values().any(|slot| slot.memory_write(address, data));
     }
 }

@@ -1,4 +1,5 @@
-//! The work that the guest's processors do not wait for: what doorbells leave behind, and doorbells themselves.
+//! Work that the guest's processors do not wait for: the work that doorbells leave behind, and the doorbells
+//! themselves.
 
 use std::io;
 use std::sync::Arc;
@@ -10,31 +11,32 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::slot::Slot;
 
-/// Signals a descriptor instead of stopping the guest's processor when it writes to an address: KVM's ioeventfds.
+/// Signals an eventfd when the guest writes to an address, without stopping its processor: KVM's ioeventfds.
 pub trait DoorbellCatcher: Send + Sync {
-    /// Signals `event` from now on when the guest writes there; with a value, when it writes these 32 bits.
+    /// Signals `event` from now on when the guest writes to the address; with `value`, only when it writes these 32
+    /// bits.
     ///
     /// # Errors
-    /// There are too many, or the system refuses. Such writes stop the processor, as before.
+    /// There are too many, or the system refuses. Such writes trap, as before.
     fn catch(&self, address: u64, value: Option<u32>, event: &EventFd) -> io::Result<()>;
 
-    /// The end of [`Self::catch`].
+    /// Ends the effect of [`Self::catch`].
     ///
     /// # Errors
-    /// It was not caught.
+    /// The doorbell was not caught.
     fn release(&self, address: u64, value: Option<u32>, event: &EventFd) -> io::Result<()>;
 }
 
-/// A doorbell that may be caught.
+/// A doorbell that can be caught.
 pub(crate) struct Bell {
     function: usize,
     doorbell: Doorbell,
     event: EventFd,
-    /// Where it is caught now.
+    /// Address at which it is caught now.
     address: Option<u64>,
 }
 
-/// The doorbells of a slot, and who catches them.
+/// The doorbells of a slot, and the catcher that they use.
 #[derive(Default)]
 pub(crate) struct Bells {
     catcher: Option<Arc<dyn DoorbellCatcher>>,
@@ -42,7 +44,7 @@ pub(crate) struct Bells {
 }
 
 impl Bells {
-    /// Nothing is caught yet.
+    /// Creates the set. No doorbell is caught yet.
     pub(crate) fn new(
         catcher: Arc<dyn DoorbellCatcher>,
         doorbells: impl Iterator<Item = (usize, Doorbell)>,
@@ -52,7 +54,7 @@ impl Bells {
         Ok(Self { catcher: Some(catcher), list: doorbells.map(bell).collect::<io::Result<_>>()? })
     }
 
-    /// Catches the doorbells of a function where they are now, as `place` says of a BAR and an offset.
+    /// Catches the doorbells of a function at their current addresses. `place` maps a BAR and an offset to an address.
     pub(crate) fn follow(&mut self, function: usize, place: impl Fn(usize, u64) -> Option<u64>) {
         let Some(catcher) = &self.catcher else { return };
         for bell in self.list.iter_mut().filter(|bell| bell.function == function) {
@@ -69,7 +71,7 @@ impl Bells {
             let Some(address) = wanted else { continue };
             match catcher.catch(address, value, &bell.event) {
                 Ok(()) => bell.address = wanted,
-                // It works as before.
+                // Without the catcher the write traps, which works as before.
                 Err(error) => debug!("doorbell at {address:#x}: {error}"),
             }
         }
@@ -84,11 +86,11 @@ impl Drop for Bells {
     }
 }
 
-/// Does the deferred work of a slot on the thread of an event manager, or only that of doorbells which are caught:
+/// Does the deferred work of a slot on the thread of an event manager, or only handles the doorbells that are caught:
 /// see [`Slot::deferred`] and [`Slot::doorbells`].
 pub struct DeferredWork {
     slot: Arc<Slot>,
-    /// Descriptors of doorbells, with function and what was meant.
+    /// Eventfds of the doorbells, with their function and doorbell.
     bells: Vec<(EventFd, usize, Doorbell)>,
 }
 
@@ -98,7 +100,7 @@ impl std::fmt::Debug for DeferredWork {
     }
 }
 
-/// The event of a slot itself; doorbells count from the next.
+/// Event number of the slot's work event; the doorbells have the numbers from 1 on.
 const WORK: u32 = 0;
 
 impl DeferredWork {
@@ -111,7 +113,7 @@ impl DeferredWork {
     fn ring(&self, number: u32) {
         let index = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
         let Some((event, function, doorbell)) = index.and_then(|index| self.bells.get(index)) else { return };
-        // Nothing there: another event was first.
+        // The read fails if another event has consumed the signal already. A spurious doorbell does no harm.
         let _ = event.read();
         self.slot.ring(*function, doorbell);
     }
@@ -129,7 +131,7 @@ impl MutEventSubscriber for DeferredWork {
         let events = std::iter::once(self.slot.work_event()).chain(self.bells.iter().map(|(event, ..)| event));
         for (number, event) in (WORK..).zip(events) {
             if let Err(error) = ops.add(Events::with_data(event, number, EventSet::IN)) {
-                // Log: once in the life of a subscriber, and nothing of a guest is in it.
+                // Log: once in the life of a subscriber, and the line contains no guest data.
                 log::error!("deferred work: {error}");
             }
         }
@@ -139,7 +141,7 @@ impl MutEventSubscriber for DeferredWork {
 impl Drop for DeferredWork {
     fn drop(&mut self) {
         self.slot.keep_work();
-        // The guest does not write again what was caught.
+        // The guest does not repeat the writes that were caught, so those that are still signalled are forwarded here.
         for (_, function, doorbell) in self.bells.iter().filter(|(event, ..)| event.read().is_ok()) {
             self.slot.ring(*function, doorbell);
         }

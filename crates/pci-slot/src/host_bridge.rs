@@ -1,4 +1,4 @@
-//! The host bridge: what a guest without ACPI looks for before it believes that there is a bus.
+//! The host bridge. A guest without ACPI probes for it before it accepts that there is a bus.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use pvrdma_pci_function::{Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Identity,
 
 use crate::slot::{Slot, SlotError};
 
-/// Intel, and the number that Cloud Hypervisor's bridge has as well.
+/// Vendor Intel, with the device ID that Cloud Hypervisor's bridge also uses.
 const IDENTITY: Identity = Identity { vendor: 0x8086, device: 0x0d57, revision: 0, class: [0, 0, 6] };
 
 /// A host bridge that does nothing.
@@ -15,10 +15,10 @@ const IDENTITY: Identity = Identity { vendor: 0x8086, device: 0x0d57, revision: 
 pub struct HostBridge(Mutex<ConfigSpace>);
 
 impl HostBridge {
-    /// Slot 0 with a host bridge.
+    /// Creates slot 0 with a host bridge.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// There are no file descriptors left.
     pub fn slot() -> Result<Arc<Slot>, SlotError> {
         let layout = ConfigLayout {
             identity: IDENTITY,

@@ -1,24 +1,24 @@
-//! Where the interrupts of a vector go.
+//! Delivery of the interrupts of a vector.
 
 use std::io;
 
-/// What an MSI-X vector writes to interrupt the guest.
+/// Message with which an MSI-X vector interrupts the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Message {
-    /// Address of the write.
+    /// Address of the message.
     pub address: u64,
-    /// What is written there.
+    /// Data of the message.
     pub data: u32,
 }
 
-/// The way from one vector to the guest's processors.
+/// The path from one vector to the guest's processors.
 pub trait InterruptLine: Send + Sync {
-    /// The messages of [`Self::trigger`] are these from now on.
+    /// Sets the message that [`Self::trigger`] sends from now on.
     ///
     /// # Errors
-    /// The system refuses. Nothing is triggered then.
+    /// The system refuses. [`Self::trigger`] has no effect then.
     fn route(&self, message: Message) -> io::Result<()>;
 
-    /// Interrupts the guest. Does not wait.
+    /// Interrupts the guest. Does not block.
     fn trigger(&self);
 }

@@ -1,10 +1,11 @@
-//! PCI for VMMs made of rust-vmm crates: slots of up to eight functions, found by the ports 0xcf8 and 0xcfc
-//! ([`ConfigPorts`]) or in memory ([`Ecam`]), whose BARs are one device of `vm-device` ([`BarMap`]). The MSI-X tables
-//! are kept here ([`MsixVectors`]), and what doorbells leave behind is done by a subscriber of `event-manager`
-//! ([`DeferredWork`]). With the feature `kvm`, interrupts are irqfds and doorbells ioeventfds ([`kvm`]).
+//! PCI for VMMs made of rust-vmm crates: slots of up to eight functions, accessed through the ports 0xcf8 and 0xcfc
+//! ([`ConfigPorts`]) or through memory ([`Ecam`]), whose BARs are one device of `vm-device` ([`BarMap`]). This crate
+//! also implements the MSI-X tables ([`MsixVectors`]), and a subscriber of `event-manager` that does the work that
+//! doorbells leave behind ([`DeferredWork`]). With the feature `kvm`, interrupts are irqfds and doorbells are
+//! ioeventfds ([`kvm`]).
 //!
-//! A function is anything that implements [`PciFunction`](pvrdma_pci_function::PciFunction). This is all that it takes
-//! to put the pair of a network and an RDMA function into a VMM:
+//! A function is anything that implements [`PciFunction`](pvrdma_pci_function::PciFunction). The following code adds
+//! the pair of a network and an RDMA function to a VMM:
 //!
 //! ```no_run
 //! use std::error::Error;
@@ -72,8 +73,8 @@
 //!
 //! # What it does not do
 //!
-//! There is one bus. No function's legacy interrupt is wired: leave its pin off. BARs in I/O space, expansion ROMs and
-//! bridges do not exist. When the machine is reset, call [`PciBus::reset`].
+//! There is one bus. Legacy interrupts are not wired: functions must not declare a pin. BARs in I/O space, expansion
+//! ROMs and bridges are not supported. When the machine is reset, the VMM must call [`PciBus::reset`].
 
 mod bus;
 mod deferred;

@@ -1,4 +1,4 @@
-//! A slot: up to eight functions, decoded.
+//! A slot: decodes accesses to up to eight functions.
 
 use std::fmt;
 use std::io;
@@ -17,37 +17,37 @@ use crate::msix::{self, MsixVectors};
 use crate::slot_window::{PageMapper, SlotWindow};
 use crate::windows::{self, Window};
 
-/// Functions of a slot.
+/// Functions in a slot.
 const FUNCTIONS: usize = 8;
-/// Slots of a bus.
+/// Slots on a bus.
 pub(crate) const SLOTS: u8 = 32;
 const HEADER_TYPE: usize = 0x0e;
 const HEADER_MULTIFUNCTION: u8 = 1 << 7;
 
-/// Why there can be no such slot or bus.
+/// Reason why a slot or bus cannot be built.
 #[derive(Debug, Error)]
 pub enum SlotError {
-    /// There are 32.
+    /// A bus has 32 slots.
     #[error("there is no slot {0} on a bus")]
     Slot(u8),
-    /// There are eight.
+    /// A slot has eight functions.
     #[error("there is no function {0} in a slot")]
     Function(usize),
-    /// Two in one place.
+    /// Two devices at one place.
     #[error("slot {0} has been taken")]
     Taken(u8),
-    /// Guests look for others only if there is a function 0.
+    /// Guests look for the other functions only if there is a function 0.
     #[error("slot {0} has no function 0")]
     NoFunction(u8),
-    /// The space for BARs is used up.
+    /// The address space for BARs is used up.
     #[error("no room for a BAR of {0:#x} bytes")]
     NoRoom(u64),
-    /// There are no descriptors left.
+    /// There are no file descriptors left.
     #[error("no descriptor: {0}")]
     Descriptors(#[from] io::Error),
 }
 
-/// A function in its place.
+/// A function with its place in the slot.
 struct Placed {
     function: Arc<dyn PciFunction>,
     bars: [Option<Bar>; 6],
@@ -58,14 +58,14 @@ struct Placed {
     doorbells: OnceLock<Arc<SlotWindow>>,
 }
 
-/// Up to eight functions at one place on the bus.
+/// Up to eight functions at one device number of the bus.
 pub struct Slot {
     number: u8,
     functions: [Option<Placed>; FUNCTIONS],
     bells: Mutex<Bells>,
     /// A subscriber does the deferred work.
     left: AtomicBool,
-    /// Functions with such work, a bit for each.
+    /// Functions with deferred work, one bit for each.
     pending: Pending,
     work: EventFd,
 }
@@ -76,13 +76,13 @@ impl fmt::Debug for Slot {
     }
 }
 
-/// A slot that is being filled.
+/// A slot under construction.
 #[derive(Default)]
 pub struct SlotBuilder {
     number: u8,
     functions: [Option<Arc<dyn PciFunction>>; FUNCTIONS],
     vectors: [Arc<MsixVectors>; FUNCTIONS],
-    /// A function that does not fit.
+    /// Number of a function that does not fit.
     surplus: Option<usize>,
 }
 
@@ -93,12 +93,13 @@ impl fmt::Debug for SlotBuilder {
 }
 
 impl SlotBuilder {
-    /// Where a function is to send its interrupts. A function that is put elsewhere later has none.
+    /// Returns the interrupt sink for a function. It has no effect for a function that is added at another number
+    /// later.
     pub fn interrupts(&self, function: usize) -> Arc<MsixVectors> {
         self.vectors.get(function).map(Arc::clone).unwrap_or_default()
     }
 
-    /// Puts a function into its place.
+    /// Adds a function at its number.
     pub fn with(mut self, function: usize, device: Arc<dyn PciFunction>) -> Self {
         match self.functions.get_mut(function) {
             Some(place) => *place = Some(device),
@@ -107,10 +108,10 @@ impl SlotBuilder {
         self
     }
 
-    /// The slot.
+    /// Builds the slot.
     ///
     /// # Errors
-    /// A number is out of range, function 0 is missing, or there are no descriptors left.
+    /// A number is out of range, function 0 is missing, or there are no file descriptors left.
     pub fn build(self) -> Result<Arc<Slot>, SlotError> {
         let Self { number, functions, vectors, surplus } = self;
         if number >= SLOTS {
@@ -144,7 +145,7 @@ impl Placed {
         Self { function, bars, msix, vectors, windows: RwLock::default(), doorbells: OnceLock::new() }
     }
 
-    /// Tells the vectors what the function's message control register says.
+    /// Passes the function's message control register to the vectors.
     fn update_vectors(&self) {
         let Some(msix) = self.msix else { return };
         let mut control = [0; 2];
@@ -152,13 +153,13 @@ impl Placed {
         self.vectors.set_control(u16::from_le_bytes(control));
     }
 
-    /// The BAR and the offset in it of an access, if one of ours answers to all of it.
+    /// Returns BAR and offset of an access, if a BAR of this function decodes all of it.
     fn find(&self, address: u64, len: usize) -> Option<(usize, u64)> {
         let windows = self.windows.read();
         windows.iter().find_map(|window| Some((window.bar, window.offset(address, len)?)))
     }
 
-    /// Which part of MSI-X an access to a BAR means, and the offset in that.
+    /// Returns the part of MSI-X that an access to a BAR hits, and the offset in that part.
     fn part(&self, bar: usize, offset: u64) -> Option<(Part, u64)> {
         let msix = self.msix.filter(|msix| usize::from(msix.bar) == bar)?;
         let into = |start: u32, size: u64| offset.checked_sub(start.into()).filter(|offset| *offset < size);
@@ -173,12 +174,12 @@ enum Part {
 }
 
 impl Slot {
-    /// An empty one at this place of the bus, 0 to 31.
+    /// Starts an empty slot with this device number on the bus, 0 to 31.
     pub fn builder(number: u8) -> SlotBuilder {
         SlotBuilder { number, ..SlotBuilder::default() }
     }
 
-    /// Its place on the bus.
+    /// Device number on the bus.
     pub const fn number(&self) -> u8 {
         self.number
     }
@@ -194,28 +195,28 @@ impl Slot {
     /// Gives every vector of every function the line that `line` makes for it.
     ///
     /// # Errors
-    /// That of `line`.
+    /// The error of `line`.
     pub fn connect<L: InterruptLine + 'static>(&self, mut line: impl FnMut() -> io::Result<L>) -> io::Result<()> {
         self.placed().try_for_each(|(_, placed)| placed.vectors.connect(&mut line))
     }
 
-    /// Leaves the deferred work to a subscriber, for as long as that exists, and the functions' doorbells as well if
-    /// somebody catches them. There is one subscriber at a time.
+    /// Leaves the deferred work to a subscriber, for as long as that exists. With a catcher, the subscriber handles the
+    /// functions' doorbells as well. There is one subscriber at a time.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// There are no file descriptors left.
     pub fn deferred(self: &Arc<Self>, catcher: Option<Arc<dyn DoorbellCatcher>>) -> io::Result<DeferredWork> {
         let work = self.subscriber(catcher)?;
         self.left.store(true, Ordering::Release);
         Ok(work)
     }
 
-    /// Leaves only the doorbells that are caught to a subscriber. The work behind any other write is done by whoever
-    /// writes: the guest's processor waits for that, and no other thread has to wake up for it. Right for functions
+    /// Leaves only the doorbells that are caught to a subscriber. The work behind any other write is done by the thread
+    /// that writes: the guest's processor waits for it, and no other thread has to wake up. Suitable for functions
     /// whose deferred work is bounded and does not block.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// There are no file descriptors left.
     pub fn doorbells(self: &Arc<Self>, catcher: Arc<dyn DoorbellCatcher>) -> io::Result<DeferredWork> {
         self.subscriber(Some(catcher))
     }
@@ -231,9 +232,9 @@ impl Slot {
         Ok(work)
     }
 
-    /// Lets doorbell pages of a function be memory: pages of `mapper`, which the returned window maps and takes away,
-    /// wherever the guest has put their BAR. `None` for a function that has no such pages, or whose pages somebody has
-    /// already.
+    /// Lets doorbell pages of a function be memory: pages of `mapper`, which the returned window maps and unmaps,
+    /// wherever the guest has placed their BAR. `None` if the function has no such pages, or if they already have a
+    /// window.
     pub fn doorbell_window(&self, function: usize, mapper: Arc<dyn PageMapper>) -> Option<Arc<SlotWindow>> {
         let placed = self.function(function)?;
         let window = Arc::new(SlotWindow::new(mapper, placed.function.doorbell_window()?));
@@ -242,22 +243,23 @@ impl Slot {
         Some(window)
     }
 
-    /// The subscriber has gone: whoever writes does the work. Nobody signals doorbells any more when this returns.
+    /// Ends the subscription: from now on, the writing thread does the work. When this returns, no doorbell is
+    /// signalled to the subscriber any more.
     pub(crate) fn keep_work(&self) {
         self.left.store(false, Ordering::Release);
         *self.bells.lock() = Bells::default();
-        // Behind the store: whoever adds the first bit after this sees it.
+        // After the store to `left`: a writer that adds the first bit after this call sees the store.
         self.run_left();
     }
 
-    /// Signalled when there is deferred work.
+    /// Event that is signalled when there is deferred work.
     pub(crate) const fn work_event(&self) -> &EventFd {
         &self.work
     }
 
-    /// Does the work that is left.
+    /// Does the deferred work.
     pub(crate) fn run_left(&self) {
-        // First the event, then the bits: what is left from here on signals again.
+        // The event is cleared before the bits are taken: work that is added later signals the event again.
         let _ = self.work.read();
         let pending = self.pending.take();
         for (_, placed) in self.placed().filter(|(index, _)| pending >> index & 1 == 1) {
@@ -265,7 +267,7 @@ impl Slot {
         }
     }
 
-    /// A doorbell that was caught.
+    /// Handles a doorbell that was caught.
     pub(crate) fn ring(&self, function: usize, doorbell: &Doorbell) {
         if let Some(placed) = self.function(function) {
             let Doorbell { bar, offset, value } = *doorbell;
@@ -274,7 +276,7 @@ impl Slot {
         }
     }
 
-    /// Reads configuration space. Where no function is, all bits are one.
+    /// Reads configuration space. Absent functions read as all ones.
     pub fn config_read(&self, function: usize, offset: usize, data: &mut [u8]) {
         let Some(placed) = self.function(function) else { return data.fill(0xff) };
         placed.function.config_read(offset, data);
@@ -285,7 +287,7 @@ impl Slot {
         }
     }
 
-    /// Writes configuration space, and moves the BARs that this moves.
+    /// Writes configuration space, and updates the decoding of the BARs that the write moves.
     pub fn config_write(&self, function: usize, offset: usize, data: &[u8]) {
         let Some(placed) = self.function(function) else { return };
         placed.function.config_write(offset, data);
@@ -298,9 +300,10 @@ impl Slot {
         }
     }
 
-    /// Lets the BARs of a function answer where its registers say.
+    /// Decodes the BARs of a function at the addresses that its registers hold.
     fn move_windows(&self, function: usize, placed: &Placed) {
-        // Taken first: two processors that write at a time leave what the registers say in the end.
+        // The lock is taken before the registers are read. If two processors write at the same time, the later holder
+        // reads the final values, so that decoding matches the registers in the end.
         let mut bells = self.bells.lock();
         let now = windows::windows(&*placed.function, &placed.bars);
         placed.windows.write().clone_from(&now);
@@ -313,7 +316,8 @@ impl Slot {
         });
     }
 
-    /// Writes the registers of all BARs. `allocate` gives the address of so many bytes, at a multiple of that.
+    /// Writes the registers of all BARs. `allocate` returns an address for the given number of bytes, aligned to that
+    /// number.
     pub(crate) fn place_bars(&self, allocate: &mut dyn FnMut(u64) -> Option<u64>) -> Result<(), SlotError> {
         for (function, placed) in self.placed() {
             for (index, bar) in placed.bars.iter().enumerate() {
@@ -331,7 +335,7 @@ impl Slot {
         Ok(())
     }
 
-    /// The function, BAR and offset of an access to memory space.
+    /// Returns function, BAR and offset of an access to memory space.
     fn find(&self, address: u64, len: usize) -> Option<(usize, &Placed, usize, u64)> {
         self.placed().find_map(|(function, placed)| {
             let (bar, offset) = placed.find(address, len)?;
@@ -339,7 +343,7 @@ impl Slot {
         })
     }
 
-    /// Reads from whatever BAR answers. Returns `false` if none does.
+    /// Reads from the BAR that decodes the address. Returns `false` if none does.
     pub(crate) fn memory_read(&self, address: u64, data: &mut [u8]) -> bool {
         let Some((_, placed, bar, offset)) = self.find(address, data.len()) else { return false };
         match placed.part(bar, offset) {
@@ -350,7 +354,7 @@ impl Slot {
         true
     }
 
-    /// Writes to whatever BAR answers. Returns `false` if none does.
+    /// Writes to the BAR that decodes the address. Returns `false` if none does.
     pub(crate) fn memory_write(&self, address: u64, data: &[u8]) -> bool {
         let Some((function, placed, bar, offset)) = self.find(address, data.len()) else { return false };
         match placed.part(bar, offset) {
@@ -364,25 +368,26 @@ impl Slot {
         true
     }
 
-    /// Leaves the work behind a write to the subscriber, if there is one.
+    /// Leaves the work behind a write to the subscriber, or does it here if there is none.
     fn leave(&self, function: usize, placed: &Placed) {
         if !self.left.load(Ordering::Acquire) {
             return placed.function.run_deferred();
         }
         if self.pending.add(1 << function) {
-            // Fails only when it has been signalled more often than anybody can count.
+            // Fails only if the counter of the eventfd overflows, in which case the event is readable anyway.
             let _ = self.work.write(1);
-            // The subscriber may have gone since the look above. Both it and we change `pending` in one step that
-            // acquires and releases. Either ours is first: who goes takes the bit, behind what was written. Or its is
-            // first, and this look sees what it stored before. A bit that somebody adds to ours goes the way of ours.
-            // A subscriber that has come since then finds the event.
+            // The subscriber may have gone since the first check of `left`. Both this thread and the leaving subscriber
+            // change `pending` in one atomic step that acquires and releases. If this thread's step is first, the
+            // subscriber takes the bit and sees the write that precedes it. If the subscriber's step is first, this
+            // second check sees its store to `left`. Bits that other threads add to this one are taken together with
+            // it. A subscriber that has registered since then finds the event signalled.
             if !self.left.load(Ordering::Acquire) {
                 self.run_left();
             }
         }
     }
 
-    /// Every function is as after power-on.
+    /// Resets every function to its power-on state.
     pub(crate) fn reset(&self) {
         for (function, placed) in self.placed() {
             placed.function.reset();

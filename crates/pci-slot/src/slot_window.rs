@@ -1,4 +1,4 @@
-//! Doorbell pages that are memory at times, wherever the guest has put their BAR.
+//! Doorbell pages that are temporarily memory, wherever the guest has placed their BAR.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,23 +9,23 @@ use log::warn;
 use parking_lot::Mutex;
 use pvrdma_pci_function::{DOORBELL_PAGE_SIZE, DoorbellPages, DoorbellWindow};
 
-/// Puts pages of its own into the guest's memory space: KVM's memory slots.
+/// Maps pages of its own into the guest's memory space: KVM's memory slots.
 pub trait PageMapper: Send + Sync {
-    /// Puts page number `page` of its own at this address of the guest's. It is nowhere else then.
+    /// Maps its page number `page` at this guest address. It is mapped nowhere else then.
     ///
     /// # Errors
-    /// There is no such page, or the system refuses: something else is there, or there is too much. The page is nowhere
-    /// then.
+    /// There is no such page, or the system refuses: the address is in use, or there are too many mappings. The page is
+    /// not mapped then.
     fn map(&self, page: u32, address: u64) -> io::Result<()>;
 
-    /// Takes it away, if it is anywhere. When this returns the guest reaches it no more, and it is all zeros.
+    /// Unmaps the page if it is mapped. When this returns, the guest cannot reach it any more, and it is all zeros.
     ///
     /// # Errors
-    /// The system refuses. The page is where it was.
+    /// The system refuses. The page stays mapped.
     fn unmap(&self, page: u32) -> io::Result<()>;
 }
 
-/// The doorbell pages of one function, see [`Slot::doorbell_window`](crate::Slot::doorbell_window).
+/// Doorbell pages of one function, see [`Slot::doorbell_window`](crate::Slot::doorbell_window).
 pub struct SlotWindow {
     mapper: Arc<dyn PageMapper>,
     pages: DoorbellPages,
@@ -34,10 +34,10 @@ pub struct SlotWindow {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Where the BAR is, while it answers.
+    /// Address of the BAR, while it is decoded.
     base: Option<u64>,
     mapped: BTreeSet<u32>,
-    /// The log says that a page stays where it was.
+    /// A page that could not be unmapped was logged already.
     complained: bool,
 }
 
@@ -52,13 +52,13 @@ impl SlotWindow {
         Self { mapper, pages, state: Mutex::default() }
     }
 
-    /// The BAR of the pages.
+    /// BAR of the pages.
     pub(crate) const fn bar(&self) -> usize {
         self.pages.bar
     }
 
-    /// The BAR answers there from now on, or nowhere. Pages that are memory trap: the processor that moves the BAR
-    /// expects the old place to be free.
+    /// Sets the address at which the BAR is decoded; `None` if it is not. Pages that are memory trap again, because the
+    /// processor that moves the BAR expects the old address range to be free.
     pub(crate) fn follow(&self, base: Option<u64>) {
         let mut state = self.state.lock();
         if state.base == base {

@@ -1,13 +1,13 @@
-//! Which addresses the BARs of a function answer at.
+//! Addresses at which the BARs of a function are decoded.
 
 use pvrdma_pci_function::{Bar, PciFunction};
 
 const COMMAND: usize = 0x04;
 const COMMAND_MEMORY: u16 = 1 << 1;
-/// Where the base address registers are in configuration space.
+/// Offsets of the base address registers in configuration space.
 pub(crate) const BARS: std::ops::Range<usize> = 0x10..0x28;
 
-/// A BAR that answers.
+/// A BAR that is decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Window {
     pub(crate) bar: usize,
@@ -16,14 +16,14 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Where in the BAR an access lies, if all of it does.
+    /// Returns the offset of an access in the BAR, if the BAR contains all of it.
     pub(crate) fn offset(&self, address: u64, len: usize) -> Option<u64> {
         let offset = address.checked_sub(self.base)?;
         (offset.checked_add(len as u64)? <= self.size).then_some(offset)
     }
 }
 
-/// The register of a BAR.
+/// Offset of the register of a BAR.
 pub(crate) const fn register(bar: usize) -> usize {
     BARS.start + bar * 4
 }
@@ -41,7 +41,7 @@ fn read_u32(function: &dyn PciFunction, offset: usize) -> u32 {
     u32::from_le_bytes(data)
 }
 
-/// What the registers of a function say now: nothing answers without Memory Space Enable.
+/// Returns the windows that the registers of a function define now: none without Memory Space Enable.
 pub(crate) fn windows(function: &dyn PciFunction, bars: &[Option<Bar>; 6]) -> Vec<Window> {
     let mut command = [0; 2];
     function.config_read(COMMAND, &mut command);
@@ -54,6 +54,6 @@ pub(crate) fn windows(function: &dyn PciFunction, bars: &[Option<Bar>; 6]) -> Ve
         let high = if bar.is_64bit { read_u32(function, register(index + 1)) } else { 0 };
         Window { bar: index, base: u64::from(high) << 32 | u64::from(low), size: bar.size }
     };
-    // A BAR that nobody has placed is at 0, where memory is.
+    // A BAR without an assigned address is at 0, where guest memory is.
     placed.map(window).filter(|window| window.base != 0).collect()
 }

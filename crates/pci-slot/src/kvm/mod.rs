@@ -1,5 +1,5 @@
-//! KVM: interrupts by irqfd, doorbells by ioeventfd, doorbell pages in memory slots. For VMs with the interrupt
-//! controllers in the kernel.
+//! KVM: interrupts by irqfd, doorbells by ioeventfd, doorbell pages in memory slots. For VMs with in-kernel interrupt
+//! controllers.
 
 mod pages;
 
@@ -21,9 +21,9 @@ use crate::interrupts::{InterruptLine, Message};
 
 pub use pages::KvmPages;
 
-/// Pins of the I/O APIC, which come before the vectors among KVM's numbers of interrupts.
+/// Pins of the I/O APIC, which precede the vectors in KVM's GSI numbers.
 const PINS: u32 = 24;
-/// Pins of the two older controllers.
+/// Pins of the two 8259 controllers.
 const OLD_PINS: u32 = 16;
 
 /// All interrupts of a VM: its pins, and the vectors of its functions.
@@ -60,7 +60,7 @@ fn message(gsi: u32, message: Message) -> kvm_irq_routing_entry {
 }
 
 impl KvmInterrupts {
-    /// Those of a VM. Its pins are routed as KVM does by itself.
+    /// Creates the interrupts of a VM. Its pins keep KVM's default routes.
     ///
     /// # Errors
     /// KVM refuses: the VM has no interrupt controllers.
@@ -75,10 +75,10 @@ impl KvmInterrupts {
         Ok(Arc::new(Self { vm, state: Mutex::new(routes) }))
     }
 
-    /// A line for another vector.
+    /// Creates a line for one more vector.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// There are no file descriptors left.
     pub fn line(self: &Arc<Self>) -> io::Result<KvmLine> {
         let event = EventFd::new(EFD_NONBLOCK)?;
         let mut state = self.state.lock();
@@ -96,12 +96,12 @@ impl Routes {
     }
 }
 
-/// A vector as KVM has it: whoever signals its descriptor interrupts the guest.
+/// A vector as KVM sees it: a signal on its eventfd interrupts the guest.
 pub struct KvmLine {
     interrupts: Arc<KvmInterrupts>,
     gsi: u32,
     event: EventFd,
-    /// KVM listens to the descriptor.
+    /// KVM listens to the eventfd.
     connected: Mutex<bool>,
 }
 
@@ -132,7 +132,7 @@ impl InterruptLine for KvmLine {
     }
 
     fn trigger(&self) {
-        // Fails only if KVM has not looked for 2^64 interrupts.
+        // Fails only if KVM has not consumed 2^64 interrupts.
         let _ = self.event.write(1);
     }
 }

@@ -9,13 +9,13 @@ use pvrdma_pci_function::InterruptSink;
 
 use crate::interrupts::{InterruptLine, Message};
 
-/// Bytes of an entry of the table: address, data, vector control.
+/// Bytes of a table entry: address, data, vector control.
 const ENTRY: u64 = 16;
 const ENTRY_MASKED: u32 = 1;
 const CONTROL_ENABLE: u16 = 1 << 15;
 const CONTROL_MASKED: u16 = 1 << 14;
 
-/// The vectors of a function: its table, its pending bits, and the lines behind them. It is the function's
+/// The vectors of a function: its table, its pending bits, and the interrupt lines. It is the function's
 /// [`InterruptSink`].
 #[derive(Default)]
 pub struct MsixVectors {
@@ -26,7 +26,7 @@ pub struct MsixVectors {
 struct State {
     vectors: Vec<Vector>,
     enabled: bool,
-    /// The whole function is masked.
+    /// Function Mask is set: all vectors are masked.
     masked: bool,
     unrouted: u64,
 }
@@ -36,12 +36,12 @@ struct Vector {
     masked: bool,
     pending: bool,
     line: Option<Box<dyn InterruptLine>>,
-    /// What the line has been told, if it took that.
+    /// Message that the line was given last, if it accepted that.
     routed: Option<Message>,
 }
 
 impl Vector {
-    /// Everything as after power-on but the line.
+    /// Returns to the power-on state, but keeps the line.
     fn reset(&mut self) {
         *self = Self { line: self.line.take(), routed: self.routed, ..Self::default() };
     }
@@ -66,7 +66,7 @@ impl fmt::Debug for MsixVectors {
 }
 
 impl State {
-    /// Sends what is pending and may leave now, of one vector.
+    /// Sends the pending interrupt of one vector if it is not masked.
     fn deliver(&mut self, index: usize) {
         let open = self.enabled && !self.masked;
         let Some(vector) = self.vectors.get_mut(index).filter(|vector| open && !vector.masked) else { return };
@@ -76,7 +76,7 @@ impl State {
             match line.route(vector.message) {
                 Ok(()) => vector.routed = Some(vector.message),
                 Err(error) => {
-                    // A guest can cause as many as it likes.
+                    // Logged at debug level only, because a guest can cause any number of these.
                     debug!("vector {index}: {:x?}: {error}", vector.message);
                     self.unrouted = self.unrouted.saturating_add(1);
                 }
@@ -91,7 +91,7 @@ impl State {
         (0..self.vectors.len()).for_each(|index| self.deliver(index));
     }
 
-    /// Four bytes of the table.
+    /// Reads four bytes of the table.
     fn table_read(&self, offset: u64) -> u32 {
         let Some(vector) = index(offset, ENTRY).and_then(|index| self.vectors.get(index)) else { return 0 };
         let [low, high] = halves(vector.message.address);
@@ -104,7 +104,7 @@ impl State {
         }
     }
 
-    /// Four bytes of the table. The caller delivers.
+    /// Writes four bytes of the table. The caller delivers pending interrupts.
     fn table_write(&mut self, offset: u64, value: u32) {
         let Some(vector) = index(offset, ENTRY).and_then(|index| self.vectors.get_mut(index)) else { return };
         let [low, high] = halves(vector.message.address);
@@ -117,7 +117,7 @@ impl State {
         }
     }
 
-    /// Four bytes of the pending bits.
+    /// Reads four bytes of the pending bits.
     fn pending_read(&self, offset: u64) -> u32 {
         let first = usize::try_from(offset).map_or(usize::MAX, |offset| offset.saturating_mul(8));
         let bits = self.vectors.iter().skip(first).take(32).enumerate();
@@ -138,24 +138,24 @@ const fn joined(low: u32, high: u32) -> u64 {
     (high as u64) << 32 | low as u64
 }
 
-/// Bytes of the table of so many vectors.
+/// Bytes of the table for this number of vectors.
 pub(crate) const fn table_size(vectors: u16) -> u64 {
     vectors as u64 * ENTRY
 }
 
-/// Bytes of the pending bits of so many vectors.
+/// Bytes of the pending bits for this number of vectors.
 pub(crate) const fn pending_size(vectors: u16) -> u64 {
     (vectors as u64).div_ceil(64) * 8
 }
 
-/// Splits an access into its words, if it is one of four or eight bytes at a multiple of that.
+/// Splits an access into 32-bit words. `None` unless it has four or eight bytes and is naturally aligned.
 fn words(offset: u64, len: usize) -> Option<impl Iterator<Item = u64>> {
     let fits = matches!(len, 4 | 8) && offset.is_multiple_of(len as u64);
     fits.then(|| (0..len as u64 / 4).map(move |word| offset + word * 4))
 }
 
 impl MsixVectors {
-    /// So many vectors, as after power-on.
+    /// Sets the number of vectors, all in their power-on state.
     pub(crate) fn set_count(&self, vectors: u16) {
         self.state.lock().vectors.resize_with(vectors.into(), Vector::default);
     }
@@ -172,7 +172,7 @@ impl MsixVectors {
         Ok(())
     }
 
-    /// What the message control register says.
+    /// Takes over the message control register.
     pub(crate) fn set_control(&self, control: u16) {
         let mut state = self.state.lock();
         state.enabled = control & CONTROL_ENABLE != 0;
@@ -180,14 +180,14 @@ impl MsixVectors {
         state.deliver_all();
     }
 
-    /// As after power-on.
+    /// Returns to the power-on state.
     pub(crate) fn reset(&self) {
         let mut state = self.state.lock();
         (state.enabled, state.masked) = (false, false);
         state.vectors.iter_mut().for_each(Vector::reset);
     }
 
-    /// Reads the table. What is no access to it reads as zero.
+    /// Reads the table. An invalid access reads as zero.
     pub(crate) fn table_read(&self, offset: u64, data: &mut [u8]) {
         self.read(offset, data, State::table_read);
     }
@@ -206,7 +206,7 @@ impl MsixVectors {
         }
     }
 
-    /// Writes to the table. What is no access to it is ignored.
+    /// Writes to the table. An invalid access is ignored.
     pub(crate) fn table_write(&self, offset: u64, data: &[u8]) {
         let Some(words) = words(offset, data.len()) else { return };
         let mut state = self.state.lock();
@@ -218,7 +218,7 @@ impl MsixVectors {
         }
     }
 
-    /// How often a line did not take a message of the guest's, whose interrupt was lost.
+    /// Number of interrupts lost because a line did not accept the guest's message.
     pub fn unrouted(&self) -> u64 {
         self.state.lock().unrouted
     }
@@ -227,7 +227,8 @@ impl MsixVectors {
 impl InterruptSink for MsixVectors {
     fn msix(&self, vector: u16) {
         let mut state = self.state.lock();
-        // A function whose MSI-X is off has no such interrupt, and one that is masked remembers it.
+        // While MSI-X is disabled, the function has no such interrupt. While it is masked, the pending bit remembers
+        // it.
         if !state.enabled {
             return;
         }
@@ -238,7 +239,7 @@ impl InterruptSink for MsixVectors {
         }
     }
 
-    /// No pin is wired.
+    /// Does nothing: no pin is wired.
     fn intx(&self, _asserted: bool) {}
 }
 

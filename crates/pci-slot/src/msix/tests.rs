@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::*;
 
-/// Writes down what it is told.
+/// Records the calls.
 #[derive(Clone, Default)]
 struct Recording(Arc<Mutex<Vec<String>>>, Arc<Mutex<bool>>);
 
@@ -79,7 +79,7 @@ fn what_is_masked_is_pending_and_comes_once() {
     program(&vectors, 0, 0x41);
     assert_eq!(pending(&vectors), 0);
     assert_eq!(line.take(), ["route fee01000 41", "trigger"]);
-    // The function's mask holds back all of them.
+    // Function Mask holds back all vectors.
     program(&vectors, 39, 0x50);
     vectors.set_control(CONTROL_ENABLE | CONTROL_MASKED);
     line.take();

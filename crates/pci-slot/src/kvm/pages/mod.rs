@@ -1,4 +1,4 @@
-//! Pages of this process that are memory of a guest at times.
+//! Pages of this process that are temporarily guest memory.
 #![expect(unsafe_code, reason = "KVM is told addresses of this process")]
 
 use std::collections::BTreeSet;
@@ -16,10 +16,10 @@ use crate::slot_window::PageMapper;
 
 const PAGE: usize = 4096;
 
-/// Pages for doorbells, each of which takes a memory slot of the VM while it is mapped.
+/// Pages for doorbells. Each takes a memory slot of the VM while it is mapped.
 pub struct KvmPages {
     vm: Arc<VmFd>,
-    /// The VM's memory slots from this number on are ours, one for each page.
+    /// First of the VM's memory slots that are reserved for these pages, one for each page.
     first_slot: u32,
     pages: u32,
     /// Behind an [`Arc`], so that it can be left to the VM for ever.
@@ -34,11 +34,11 @@ impl fmt::Debug for KvmPages {
 }
 
 impl KvmPages {
-    /// So many pages, none of them mapped. They take memory when they are mapped for the first time, and memory slots
-    /// of the VM from number `first_slot` on, which nobody else uses.
+    /// Creates `pages` pages, none of them mapped. They take memory when they are mapped for the first time, and memory
+    /// slots of the VM from number `first_slot` on, which must have no other user.
     ///
     /// # Errors
-    /// There are no addresses left.
+    /// There is no address space left.
     pub fn new(vm: Arc<VmFd>, first_slot: u32, pages: u32) -> io::Result<Arc<Self>> {
         first_slot.checked_add(pages).ok_or_else(|| io::Error::other("no VM has so many memory slots"))?;
         let bytes = usize::try_from(pages).ok().and_then(|pages| pages.max(1).checked_mul(PAGE));
@@ -47,13 +47,13 @@ impl KvmPages {
         Ok(Arc::new(Self { vm, first_slot, pages, memory, mapped: Mutex::default() }))
     }
 
-    /// Where a page is in our memory.
+    /// Offset of a page in the mapping.
     fn offset(&self, page: u32) -> io::Result<usize> {
         let offset = usize::try_from(page).ok().filter(|_| page < self.pages).and_then(|page| page.checked_mul(PAGE));
         offset.ok_or_else(|| io::Error::other("there is no such page"))
     }
 
-    /// Sets a page's memory slot to this address, or to nothing with no bytes.
+    /// Sets a page's memory slot to this address, or removes it if `bytes` is 0.
     fn set(&self, page: u32, address: u64, bytes: usize) -> io::Result<()> {
         let offset = self.offset(page)?;
         let region = kvm_userspace_memory_region {
@@ -61,7 +61,7 @@ impl KvmPages {
             flags: 0,
             guest_phys_addr: address,
             memory_size: bytes as u64,
-            // Within the mapping: an offset of a whole page of it.
+            // The sum is inside the mapping, because the offset is that of a whole page of it.
             userspace_addr: (self.memory.as_ptr() as u64).saturating_add(offset as u64),
         };
         // SAFETY: the guest's processors write to this page of our mapping while the slot is there. It is taken away
@@ -80,7 +80,7 @@ impl KvmPages {
         Ok(())
     }
 
-    /// What is in a page.
+    /// Contents of a page.
     #[cfg(test)]
     fn content(&self, page: u32) -> Vec<u8> {
         let mut bytes = vec![0xff; PAGE];

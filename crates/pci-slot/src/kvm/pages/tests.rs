@@ -1,5 +1,5 @@
-//! With the KVM of this machine, if it has one. No guest runs: who reaches a page is the system's affair, where it is
-//! ours.
+//! Tests with the KVM of this machine, if it has one. No guest runs: which processes reach a page is up to the kernel,
+//! where a page is mapped is up to this crate.
 
 use kvm_ioctls::Kvm;
 
@@ -8,7 +8,7 @@ use pvrdma_verbs::testing::skipped;
 
 const HOLE: u64 = 0xc000_0000;
 
-/// Pages of a VM whose memory slot 0 is taken, with the VM; `None` where there is no KVM.
+/// Returns pages of a VM whose memory slot 0 is taken, together with the VM; `None` without KVM.
 fn pages() -> Option<(Arc<VmFd>, Arc<KvmPages>, GuestMemory)> {
     let Ok(kvm) = Kvm::new() else {
         skipped("this machine has no KVM");
@@ -32,7 +32,7 @@ fn pages() -> Option<(Arc<VmFd>, Arc<KvmPages>, GuestMemory)> {
 struct GuestMemory(MmapRegion);
 
 impl KvmPages {
-    /// A process of the guest stores to all of a page.
+    /// Stores to all of a page, as a process of the guest does.
     fn store(&self, page: u32) {
         self.memory.get_slice(self.offset(page).unwrap(), PAGE).unwrap().write_slice(&[0x5e; PAGE], 0).unwrap();
     }
@@ -43,7 +43,7 @@ fn pages_come_move_and_go() {
     let Some((_vm, pages, _memory)) = pages() else { return };
     for page in 0..16 {
         pages.map(page, HOLE + u64::from(page) * 4096).unwrap();
-        // Moved: two are never at one place, nor one at two.
+        // Moved: two pages are never at one address, nor one page at two.
         pages.map(page, HOLE + 0x10_0000 + u64::from(page) * 4096).unwrap();
     }
     assert!(pages.map(0, HOLE + 0x10_1000).is_err(), "page 1 is there");
@@ -52,13 +52,13 @@ fn pages_come_move_and_go() {
         pages.unmap(page).unwrap();
         pages.unmap(page).unwrap();
     }
-    // All places are free again.
+    // All addresses are free again.
     for page in 0..16 {
         pages.map(15 - page, HOLE + 0x10_0000 + u64::from(page) * 4096).unwrap();
     }
 }
 
-/// What a process has stored is gone before the page is anywhere else, and no other page changes.
+/// The data that a process has stored is gone before the page is mapped elsewhere, and no other page changes.
 #[test]
 fn what_was_stored_is_gone() {
     let Some((_vm, pages, _memory)) = pages() else { return };
@@ -72,7 +72,7 @@ fn what_was_stored_is_gone() {
     assert_eq!(pages.content(4), [0; PAGE], "moved is taken away and put there");
 }
 
-/// What the guest asks for is refused where it makes no sense, and costs nothing.
+/// Invalid requests of the guest are refused, and cost nothing.
 #[test]
 fn places_that_cannot_be() {
     let Some((vm, pages, _memory)) = pages() else { return };
@@ -82,7 +82,7 @@ fn places_that_cannot_be() {
     }
     pages.map(1, HOLE).unwrap();
     assert!(KvmPages::new(Arc::clone(&vm), u32::MAX, 2).is_err());
-    // When they are dropped the places and the slots are free.
+    // Dropping the pages frees the addresses and the slots.
     drop(pages);
     let pages = KvmPages::new(vm, 8, 16).unwrap();
     pages.map(1, HOLE).unwrap();
