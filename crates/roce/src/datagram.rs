@@ -1,4 +1,4 @@
-//! Unreliable datagrams: one packet a message, no responses (IBA 9.8.3).
+//! Unreliable datagrams: one packet per message, no responses (IBA 9.8.3).
 
 use pvrdma_verbs::{NetworkType, Psn, Qpn, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
@@ -16,7 +16,7 @@ pub struct DatagramSender {
 }
 
 impl DatagramSender {
-    /// For a QP with this number, key and first PSN.
+    /// Creates the sender of a QP with this number, Q_Key and first PSN.
     pub const fn new(qpn: Qpn, qkey: u32, psn: Psn) -> Self {
         Self { qpn, qkey, psn, ident: 0 }
     }
@@ -25,8 +25,8 @@ impl DatagramSender {
     /// request. Returns the length of the frame in bytes.
     ///
     /// # Errors
-    /// The status that the request completes with: it is no datagram, is longer than `mtu`, or its memory cannot be
-    /// read.
+    /// The status that the request completes with: it is not a datagram, it is longer than `mtu`, or its memory cannot
+    /// be read.
     pub fn send(
         &mut self,
         wr: &mut SendWr,
@@ -41,7 +41,7 @@ impl DatagramSender {
         if length > u64::from(mtu) {
             return Err(WcStatus::LocalLength);
         }
-        // A privileged key in the request stands for the QP's own (IBA 10.2.5).
+        // A Q_Key with the high bit set in the request selects the QP's own Q_Key (IBA 10.2.5).
         let qkey = if to.qkey & 1 << 31 == 0 { to.qkey } else { self.qkey };
         let deth = Deth { qkey, source: self.qpn };
         let (opcode, extension) = match data {
@@ -59,29 +59,30 @@ impl DatagramSender {
     }
 }
 
-/// A received datagram, to be delivered.
+/// A received datagram, ready for delivery.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
-    /// The sender's QP.
+    /// QP of the sender.
     pub source: Qpn,
-    /// Q_Key, which must be the receiver's (IBA 10.2.5).
+    /// Q_Key of the packet, which must equal that of the receiver (IBA 10.2.5).
     pub qkey: u32,
-    /// Immediate data, as in memory.
+    /// Immediate data, in memory byte order.
     pub immediate: Option<[u8; 4]>,
     /// The sender asked for a solicited event.
     pub solicited: bool,
-    /// What the header area holds.
+    /// Kind of header in the header area.
     pub network: NetworkType,
     /// Priority of the 802.1Q tag; 0 without a tag.
     pub service_level: u8,
     /// The first 40 bytes of the receive (IBA annex A17.4.5.1).
     pub header: [u8; Grh::LEN],
-    /// The bytes behind them.
+    /// Payload, which follows the header in the receive buffer.
     pub payload: &'a [u8],
 }
 
 impl<'a> Datagram<'a> {
-    /// Takes a packet that [`super::admit`] let through. `None`: it is malformed, or longer than any path MTU.
+    /// Interprets a packet that [`super::admit`] accepted. Returns `None` if it is malformed, or longer than any path
+    /// MTU.
     pub fn new(packet: &Packet<'a>) -> Option<Self> {
         let header = &packet.header;
         let deth = header.extension.deth()?;

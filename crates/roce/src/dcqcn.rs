@@ -1,9 +1,9 @@
-//! Congestion control of a sender: DCQCN's reaction point (Zhu et al., "Congestion Control for Large-Scale RDMA
+//! Congestion control of a sender: the reaction point of DCQCN (Zhu et al., "Congestion Control for Large-Scale RDMA
 //! Deployments", SIGCOMM 2015), without a clock of its own.
 //!
-//! A QP that nobody complained about has no state and no limit. The first notification makes a [`ReactionPoint`], which
-//! cuts the rate and lets it grow back; when it is back at line rate the state is thrown away. Nothing has to run in
-//! between: what time should have done is made up for when somebody asks.
+//! A QP without notifications has no state and no limit. The first notification creates a [`ReactionPoint`], which cuts
+//! the rate and lets it grow back; once it is back at line rate, the state is dropped. Nothing has to run in between:
+//! updates that fell due since the last call are made up for in the next one.
 
 use std::time::Duration;
 
@@ -11,35 +11,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::split_mix::SplitMix64;
 
-/// Parameters of congestion control. The times are those of the paper times four, because a sender in software sees and
-/// does things later than an adapter; a notification point is as fast as the paper's.
+/// Parameters of congestion control. The times are four times those of the paper, because a software sender observes
+/// and reacts later than an adapter; the notification point is as fast as the paper's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Congestion {
-    /// Shortest time between two notifications for a QP that we receive marked packets for.
+    /// Shortest time between two notifications for a QP that receives marked packets.
     pub cnp_interval: Duration,
     /// DSCP of notifications, 6 bits.
     pub cnp_dscp: u8,
     /// Priority (PCP, 3 bits) of notifications in packets with a tag.
     pub cnp_priority: u8,
-    /// The rate that a QP has before its first cut, in bytes per second.
+    /// Rate of a QP before its first cut, in bytes per second.
     pub line_rate: u64,
-    /// No cut goes below this rate, in bytes per second.
+    /// Lower bound of the rate, in bytes per second.
     pub min_rate: u64,
     /// Shortest time between two cuts.
     pub cut_interval: Duration,
-    /// How often the estimate of congestion (alpha) is renewed.
+    /// Interval at which the estimate of congestion (alpha) is updated.
     pub alpha_interval: Duration,
-    /// Weight of a new observation in alpha: one in so many ("1/g").
+    /// Weight of a new observation in alpha, as the divisor "1/g".
     pub alpha_weight: u32,
-    /// Time without a cut after which the rate grows, a tenth more or less.
+    /// Time without a cut after which the rate grows, varied by up to a tenth.
     pub increase_interval: Duration,
-    /// Bytes after which it grows, too.
+    /// Number of bytes after which the rate grows as well.
     pub increase_bytes: u64,
-    /// Growths of each kind that go half the way back to the target rate, before that grows itself ("F").
+    /// Number of increases of each kind that go half the way back to the target rate, before the target itself grows
+    /// ("F").
     pub recovery_steps: u32,
     /// Growth of the target rate, in bytes per second ("R_AI").
     pub additive_increase: u64,
-    /// The same when both time and bytes have gone beyond the recovery steps ("R_HAI").
+    /// Growth of the target rate when both time and bytes have passed the recovery steps ("R_HAI").
     pub hyper_increase: u64,
 }
 
@@ -67,9 +68,9 @@ impl Default for Congestion {
 }
 
 impl Congestion {
-    /// For a line of 100 Mb/s, 5 ms long, that marks what finds 60 KB in front of it, and hosts whose own links have
-    /// 1 Gb/s: a round trip takes 10 to 20 ms, not 50 us, and a growth of 1 Mb/s is much. They were searched in the
-    /// simulation of `tests/pair/dumbbell.rs`.
+    /// Defaults for a 100 Mb/s line with 5 ms of delay that marks packets behind a queue of 60 KB, and for hosts whose
+    /// own links have 1 Gb/s. A round trip takes 10 to 20 ms there instead of 50 us, and a growth of 1 Mb/s is large.
+    /// The values were searched in the simulation of `tests/pair/dumbbell.rs`.
     #[must_use]
     pub fn slow_line() -> Self {
         let ms = Duration::from_millis;
@@ -89,42 +90,42 @@ impl Congestion {
     }
 }
 
-/// The estimate of congestion is a fraction of this.
+/// Fixed-point unit of the estimate of congestion.
 const ALPHA_ONE: u32 = 1 << 16;
-/// Time that a sender may be late and still catch up: timers of a software sender are not exact.
+/// Lateness that a sender may catch up with, because the timers of a software sender are not exact.
 const LATENESS: Duration = Duration::from_micros(200);
-/// Periods that are made up for one by one. After a longer silence nothing is left of what was known.
+/// Number of periods that are made up for one by one. After a longer silence the estimate has decayed to nothing.
 const MEMORY: u32 = 2048;
 
-/// The rate of a QP that was told to slow down.
+/// Rate of a QP that received a congestion notification.
 #[derive(Clone, Debug)]
 pub struct ReactionPoint {
     config: Congestion,
-    /// Bytes per second.
+    /// Current rate in bytes per second.
     rate: u64,
-    /// The target rate: what the rate grows back to.
+    /// Target rate, up to which the rate grows back.
     target: u64,
     alpha: u32,
-    /// A notification came since the last update of `alpha`.
+    /// A notification arrived since the last update of `alpha`.
     notified: bool,
     alpha_due: Duration,
-    /// The time after which the rate grows, drawn at each cut, a tenth more or less than configured: who was cut
-    /// together with others does not grow together with them.
+    /// Time after which the rate grows, drawn at each cut within a tenth of the configured value. Senders that were cut
+    /// together must not grow together as well.
     increase_interval: Duration,
     increase_due: Duration,
     random: SplitMix64,
-    /// Growths by time and by bytes since the last cut.
+    /// Increases by time and by bytes since the last cut.
     by_time: u32,
     by_bytes: u32,
-    /// Bytes since the last growth by them.
+    /// Bytes since the last increase by bytes.
     bytes: u64,
     last_cut: Option<Duration>,
-    /// When the next packet may leave.
+    /// Time at which the next packet may be sent.
     next: Duration,
 }
 
 impl ReactionPoint {
-    /// State of a QP that was at line rate until now. QPs that share a line need different seeds.
+    /// Creates the state of a QP that was at line rate until now. QPs that share a line need different seeds.
     #[inline]
     pub fn new(config: &Congestion, now: Duration, seed: u64) -> Self {
         Self {
@@ -145,19 +146,19 @@ impl ReactionPoint {
         }
     }
 
-    /// The current rate in bytes per second.
+    /// Current rate in bytes per second.
     #[inline]
     pub const fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// Returns `true` if the rate is back at line rate, so that there is nothing left to remember.
+    /// Returns `true` if the rate is back at line rate, so that the state can be dropped.
     #[inline]
     pub const fn has_recovered(&self) -> bool {
         self.last_cut.is_some() && self.rate >= self.config.line_rate
     }
 
-    /// A congestion notification came. Returns `true` if the rate was cut.
+    /// Handles a congestion notification. Returns `true` if the rate was cut.
     #[inline]
     pub fn notify(&mut self, now: Duration) -> bool {
         self.advance(now);
@@ -182,14 +183,14 @@ impl ReactionPoint {
         self.increase_interval = (interval - interval / 10).saturating_add(interval / 5 / PARTS * part);
     }
 
-    /// When the next packet may leave, if that is not now.
+    /// Returns the time at which the next packet may be sent, or `None` if that is now.
     #[inline]
     pub fn blocked_until(&mut self, now: Duration) -> Option<Duration> {
         self.advance(now);
         (self.next > now).then_some(self.next)
     }
 
-    /// A packet has left.
+    /// Accounts for a packet that was sent.
     #[inline]
     pub fn sent(&mut self, now: Duration, bytes: u64) {
         let takes = u128::from(bytes) * 1_000_000_000 / u128::from(self.rate.max(1));
@@ -203,7 +204,7 @@ impl ReactionPoint {
         }
     }
 
-    /// Makes up for the time that has passed.
+    /// Makes up for the updates that fell due since the last call.
     fn advance(&mut self, now: Duration) {
         let mut left = MEMORY;
         while self.alpha_due <= now {
@@ -242,7 +243,7 @@ impl ReactionPoint {
         let line = self.config.line_rate;
         self.target = self.target.min(line);
         self.rate = self.rate.midpoint(self.target);
-        // Half the way would never arrive.
+        // Going half the way each time would never reach the line rate, so the last percent is skipped.
         if self.rate >= line.saturating_sub(line / 100) {
             self.rate = line;
         }
@@ -275,7 +276,7 @@ mod tests {
         assert_eq!(point.rate(), config.line_rate / 2);
         assert!(point.notify(START + us(200)));
         assert_eq!(point.rate(), config.line_rate / 4);
-        // With a notification in each period the estimate stays, and cuts go on down to the least rate.
+        // With a notification in each period, the estimate stays high and cuts continue down to the minimum rate.
         for step in 2..40 {
             assert!(point.notify(START + us(200 * step)));
         }
@@ -304,7 +305,7 @@ mod tests {
             point.blocked_until(START + interval * periods);
             point.rate()
         };
-        // Half of the way each time: the target is what the rate was.
+        // Each step goes half the way: the target is the rate before the cut.
         assert_eq!(rate_at(0), line / 2);
         assert_eq!(rate_at(1), line / 4 * 3);
         assert_eq!(rate_at(2), line / 8 * 7);
@@ -324,7 +325,7 @@ mod tests {
         assert_eq!(point.target, target);
         point.blocked_until(at(6));
         assert_eq!(point.target, target + config.additive_increase);
-        // Bytes alone have not gone beyond their steps yet.
+        // The increases by bytes alone have not passed their recovery steps yet.
         for _ in 0..5 {
             point.sent(at(6), config.increase_bytes);
         }
@@ -363,7 +364,7 @@ mod tests {
         }
         let now = START + takes * 9;
         assert_eq!(point.blocked_until(now), None);
-        // Who comes late may catch up with what timers are late, not with all of it.
+        // A late sender may catch up with the inaccuracy of timers, but not with all of its delay.
         let late = now + LATENESS / 2;
         point.sent(late, packet);
         assert_eq!(point.blocked_until(late), None);

@@ -1,4 +1,4 @@
-//! Validation of received packets: those that fail are dropped silently (IBA 9.6.1, annex A17.4.5).
+//! Validation of received packets. Invalid packets are dropped silently (IBA 9.6.1, annex A17.4.5).
 
 use pvrdma_verbs::{QpType, Qpn};
 use thiserror::Error;
@@ -6,33 +6,33 @@ use thiserror::Error;
 use crate::path::Path;
 use crate::wire::{CrcError, DEFAULT_PKEY, OpcodeInfo, Packet, Service, pkey_matches};
 
-/// Why a packet is dropped. Each is worth a counter.
+/// Reason why a packet is dropped. Each has a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 pub enum DropReason {
-    /// It was damaged on its way.
+    /// The packet was damaged in transit.
     #[error(transparent)]
     Damaged(#[from] CrcError),
     /// The transport version is not 0.
     #[error("unknown transport version")]
     Version,
-    /// The opcode is not defined, or belongs to another transport service.
+    /// The opcode is undefined, or belongs to another transport service.
     #[error("opcode of another service")]
     Opcode,
-    /// The partition is not ours (IBA 10.9.3).
+    /// The P_Key does not match that of the QP (IBA 10.9.3).
     #[error("P_Key mismatch")]
     Pkey,
-    /// The QP is in no state to take it (IBA 10.3.1): it is being set up or taken down.
+    /// The state of the QP does not permit reception (IBA 10.3.1): it is being set up or torn down.
     #[error("QP is not ready")]
     State,
-    /// It does not come from the address of the peer.
+    /// The packet does not come from the address of the peer.
     #[error("not from the peer")]
     Address,
 }
 
-/// Checks a packet as far as the kind of QP that it is addressed to tells, and returns what its opcode means.
+/// Validates a packet as far as the type of the destination QP allows, and returns the information about its opcode.
 ///
 /// # Errors
-/// The packet is to be dropped.
+/// The reason to drop the packet.
 #[inline]
 pub fn admit(packet: &Packet<'_>, qp_type: QpType) -> Result<&'static OpcodeInfo, DropReason> {
     match qp_type {
@@ -41,10 +41,10 @@ pub fn admit(packet: &Packet<'_>, qp_type: QpType) -> Result<&'static OpcodeInfo
     }
 }
 
-/// The same as [`admit`] for a congestion notification.
+/// Does the same as [`admit`] for a congestion notification.
 ///
 /// # Errors
-/// The packet is to be dropped.
+/// The reason to drop the packet.
 #[inline]
 pub fn admit_notification(packet: &Packet<'_>) -> Result<&'static OpcodeInfo, DropReason> {
     admit_service(packet, Service::Congestion)
@@ -63,10 +63,10 @@ fn admit_service(packet: &Packet<'_>, service: Service) -> Result<&'static Opcod
     Ok(info)
 }
 
-/// The same as [`admit`] for the connected QP `local`, whose packets must come from its peer's address.
+/// Does the same as [`admit`] for the connected QP `local`, whose packets must come from its peer's address.
 ///
 /// # Errors
-/// The packet is to be dropped.
+/// The reason to drop the packet.
 #[inline]
 pub fn admit_connected(packet: &Packet<'_>, local: Qpn, path: &Path) -> Result<&'static OpcodeInfo, DropReason> {
     let info = admit(packet, QpType::Rc)?;

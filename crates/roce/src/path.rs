@@ -1,4 +1,4 @@
-//! Where frames go: everything in front of the BTH, which is the same for all packets of a QP (IBA annex A17.4; for
+//! Addressing of frames: all headers before the BTH, which are the same for all packets of a QP (IBA annex A17.4; for
 //! RoCE v1 annex A16).
 
 use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, Qpn, UdDestination};
@@ -10,39 +10,39 @@ use crate::wire::{
     Vlan, connected_flow_label, connected_source_port, datagram_source_port,
 };
 
-/// Hop limit if the consumer chose none.
+/// Hop limit if the consumer did not choose one.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// The ECN field of a sender that reacts to marks, ECT(0) (RFC 3168).
+/// ECN field of a sender that reacts to marks, ECT(0) (RFC 3168).
 const ECT_0: u8 = 2;
-/// The ECN field of a traffic class (RFC 3168, section 5).
+/// Mask of the ECN field in a traffic class (RFC 3168, section 5).
 const ECN_FIELD: u8 = 3;
-/// Bits of a UDP source port, and of a flow label, that choose among equal paths: ports stay in 0xc000..=0xffff.
+/// Bits of a UDP source port, and of a flow label, that select among equal-cost paths: ports stay in 0xc000..=0xffff.
 pub(crate) const ENTROPY: u16 = 0x3fff;
 /// Bytes behind the BTH of a congestion notification, all zero (IBA annex A17.9.3).
 const NOTIFICATION_LEN: usize = 16;
 
-/// Where frames come from.
+/// Origin of frames: the local addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Origin {
-    /// Our Ethernet address.
+    /// Local Ethernet address.
     pub mac: MacAddr,
-    /// Our GID.
+    /// Local GID.
     pub gid: Gid,
-    /// Its encapsulation, RoCE v1 or v2.
+    /// Encapsulation of the GID, RoCE v1 or v2.
     pub kind: GidType,
-    /// The VLAN it belongs to.
+    /// VLAN of the GID.
     pub vlan: Option<u16>,
-    /// How its packets are marked.
+    /// Marking of outgoing packets.
     pub marks: EgressMarking,
 }
 
-/// What packets say to switches beside the traffic class that the consumer chose.
+/// Information for switches in packets, besides the traffic class that the consumer chose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EgressMarking {
-    /// Packets of no VLAN carry their priority as well, in a tag with VLAN 0.
+    /// Packets without a VLAN carry their priority as well, in a tag with VLAN 0.
     pub priority_tags: bool,
-    /// Connected QPs react to congestion, and say so: ECT(0) in place of the consumer's ECN bits.
+    /// Connected QPs react to congestion, and announce that: ECT(0) replaces the consumer's ECN bits.
     pub ecn: bool,
 }
 
@@ -53,23 +53,23 @@ pub struct Path {
     network: Network,
 }
 
-/// Where a path leads from and to.
+/// Endpoints of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct PathInspect {
-    /// Our GID.
+    /// Local GID.
     pub source: Gid,
-    /// The peer's GID.
+    /// GID of the peer.
     pub destination: Gid,
-    /// The Ethernet address of the peer, or of the router to it.
+    /// Ethernet address of the peer, or of the router to it.
     pub destination_mac: MacAddr,
-    /// The IEEE 802.1Q VLAN, if frames carry a tag: 0 for a priority alone.
+    /// IEEE 802.1Q VLAN, if frames carry a tag: 0 for a priority tag.
     pub vlan: Option<u16>,
-    /// The UDP source port, by which switches choose among equal paths. `null`: RoCE v1.
+    /// UDP source port, by which switches select among equal-cost paths. `null`: RoCE v1.
     pub source_port: Option<u16>,
 }
 
 impl Path {
-    /// The addresses.
+    /// Exports the addresses.
     pub fn inspect(&self) -> PathInspect {
         PathInspect {
             source: self.network.source(),
@@ -80,7 +80,7 @@ impl Path {
         }
     }
 
-    /// The path of a connected QP. `None` if one GID is IPv4 and the other is not.
+    /// Builds the path of a connected QP. `None` if one GID is IPv4 and the other is not.
     #[inline]
     pub fn connected(origin: &Origin, av: &AddressVector, local: Qpn, remote: Qpn) -> Option<Self> {
         let av = match origin.kind {
@@ -97,7 +97,7 @@ impl Path {
         Self::new(origin, &av, port)
     }
 
-    /// The path of a datagram. `None` if one GID is IPv4 and the other is not.
+    /// Builds the path of a datagram. `None` if one GID is IPv4 and the other is not.
     #[inline]
     pub fn datagram(origin: &Origin, to: &UdDestination, local: Qpn) -> Option<Self> {
         let av = AddressVector {
@@ -114,7 +114,7 @@ impl Path {
 
     fn new(origin: &Origin, av: &AddressVector, source_port: u16) -> Option<Self> {
         let &AddressVector { dgid: destination, traffic_class, .. } = av;
-        // A packet that may not hop at all reaches nobody.
+        // With a hop limit of 0 a packet would reach no host, so the value selects the default.
         let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
         let flow_label = av.flow_label & 0xf_ffff;
         let udp = Udp { source_port, checksum: 0 };
@@ -133,16 +133,16 @@ impl Path {
             }
             (GidType::RoceV2, ..) => return None,
         };
-        // The service level decides which class of a lossless network a tagged frame belongs to.
+        // The service level selects the traffic class of a lossless network for a tagged frame.
         let vid = origin.vlan.or(if origin.marks.priority_tags { Some(0) } else { None });
         let vlan = vid.map(|vid| Vlan { pcp: av.service_level & 7, dei: false, vid });
         Some(Self { ethernet: Ethernet { destination: av.dmac, source: origin.mac, vlan }, network })
     }
 
-    /// Starts a frame with `payload_len` bytes. `ident` is the last IPv4 identification of this sender.
+    /// Starts a frame with `payload_len` bytes of payload. `ident` is the last IPv4 identification of this sender.
     ///
     /// # Errors
-    /// The extension headers do not belong to the opcode, or `out` is too small.
+    /// The extension headers do not match the opcode, or `out` is too small.
     #[inline]
     pub fn frame<'b>(
         &self,
@@ -154,15 +154,15 @@ impl Path {
     ) -> Result<FrameWriter<'b>, BuildError> {
         let mut network = self.network;
         if let Network::V2Ipv4(ip, _) = &mut network {
-            // Not zero: a raw socket would put a number of its own there, and the ICRC covers it.
+            // The identification must not be 0: a raw socket would replace it, but the ICRC covers it.
             *ident = ident.checked_add(1).unwrap_or(1);
             ip.identification = *ident;
         }
         FrameWriter::new(&Header { ethernet: self.ethernet, network, bth, extension }, payload_len, out)
     }
 
-    /// Changes these of the bits in [`ENTROPY`], in the UDP source port and the flow label: switches that choose among
-    /// equal paths by them choose another one. RoCE v1 has no such bits.
+    /// Inverts these of the [`ENTROPY`] bits in the UDP source port and the flow label, so that switches that select
+    /// among equal-cost paths by them select another one. RoCE v1 has no such bits.
     pub(super) fn turn(&mut self, bits: u16) {
         let bits = bits & ENTROPY;
         match &mut self.network {
@@ -175,17 +175,17 @@ impl Path {
         }
     }
 
-    /// The UDP source port. `None`: RoCE v1.
+    /// UDP source port. `None`: RoCE v1.
     pub(super) const fn source_port(&self) -> Option<u16> {
         self.network.source_port()
     }
 
-    /// Writes a congestion notification (CNP) for what the QP `remote` sends. Returns the length of the frame in bytes;
-    /// `None`: `out` is too small.
+    /// Writes a congestion notification (CNP) about the packets that the QP `remote` sends. Returns the length of the
+    /// frame in bytes; `None` if `out` is too small.
     #[inline]
     pub fn notification(&self, remote: Qpn, config: &Congestion, out: &mut [u8]) -> Option<usize> {
         let mut path = *self;
-        // As adapters do: ECT, so that a congested switch marks it rather than drops it.
+        // ECT as adapters set it, so that a congested switch marks the notification instead of dropping it.
         let class = config.cnp_dscp << 2 | ECT_0;
         match &mut path.network {
             Network::V1(grh) => grh.traffic_class = class,
@@ -201,7 +201,7 @@ impl Path {
         Some(frame.finish())
     }
 
-    /// Returns `true` if a packet came from exactly the address that this path leads to.
+    /// Returns `true` if a packet came from exactly the address at the other end of this path.
     #[inline]
     pub fn leads_back(&self, packet: &Packet<'_>) -> bool {
         let theirs = &packet.header.network;
@@ -212,8 +212,9 @@ impl Path {
     }
 }
 
-/// The traffic class with which a datagram leaves. Over IP it never starts with a mark, which would say that a switch
-/// on the way was congested (RFC 3168, section 5); libraries that set all bits of a flow label set these as well.
+/// Returns the traffic class of an outgoing datagram. Over IP it never starts with a congestion mark, which would claim
+/// that a switch on the path was congested (RFC 3168, section 5). Some libraries that set all bits of a flow label set
+/// these as well.
 pub const fn datagram_traffic_class(kind: GidType, asked: u8) -> u8 {
     match (kind, Ecn::of(asked)) {
         (GidType::RoceV2, Ecn::Congested) => asked & !ECN_FIELD,
@@ -221,7 +222,7 @@ pub const fn datagram_traffic_class(kind: GidType, asked: u8) -> u8 {
     }
 }
 
-/// Packets that a message of `length` bytes takes: at least one (IBA 9.7.2).
+/// Number of packets of a message of `length` bytes: at least one (IBA 9.7.2).
 #[inline]
 pub(super) const fn packets(length: u32, mtu: Mtu) -> u32 {
     match length.div_ceil(mtu.bytes()) {

@@ -1,34 +1,34 @@
-//! Quiet on the way to a peer, for the sake of a connection of which nothing gets there.
+//! Backoff shared by all connections to a peer: while one of them is starved, the others pause.
 //!
-//! Connections that share a queue with less room than all of them need keep it full by the clock of their ACKs: what
-//! comes at a random time, as a retransmission after a timeout does, finds no room, again and again, until its
-//! connection has used up its retries (IBA 9.7.6.1.3). So when a connection is starved, the others to that peer send
-//! nothing for two round trips, and it sends in the second of these, when the queue is empty.
+//! Connections that share a queue which is too small for all of them keep it full, paced by their ACKs. A packet that
+//! arrives at a random time, such as a retransmission after a timeout, finds no room again and again, until its
+//! connection has used up its retries (IBA 9.7.6.1.3). So when a connection is starved, the other connections to that
+//! peer send nothing for two round trips, and the starved one sends in the second of these, when the queue is empty.
 
 use std::time::Duration;
 
-/// A round trip, at least and at most.
+/// Lower and upper bound of a round trip.
 const LEAST: Duration = Duration::from_millis(1);
 const MOST: Duration = Duration::from_millis(50);
-/// The same while none was measured.
+/// Round trip time while none was measured.
 const UNKNOWN: Duration = Duration::from_millis(5);
-/// One part in so many of the time is quiet, at most: a peer may be gone for some connections and not for others.
+/// Upper bound of the quiet share of time, as a divisor: a peer may be gone for some connections and not for others.
 const PART: u32 = 8;
 
-/// When connections to a peer are quiet.
+/// Quiet periods of the connections to a peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Quiet {
-    /// From now until then nobody sends, and from then on who is starved.
+    /// Until this time no connection sends, and from then on only starved connections do.
     turn: Duration,
     ends: Duration,
-    /// When it may begin again.
+    /// Earliest start of the next quiet period.
     next: Duration,
 }
 
 impl Quiet {
-    /// A connection [is starved](crate::Requester::is_starved), and an ACK timeout has just ended. `rtt` is what a
-    /// round trip takes, if that was measured. Returns `true` if it is quiet from now on; `false`: it was a short time
-    /// ago.
+    /// Requests a quiet period for a connection that [is starved](crate::Requester::is_starved) and whose ACK timeout
+    /// has just expired. `rtt` is the round trip time, if one was measured. Returns `true` if a quiet period starts
+    /// now, `false` if the last one was too recent.
     pub fn ask(&mut self, now: Duration, rtt: Option<Duration>) -> bool {
         let may = now >= self.next;
         if may {
@@ -39,13 +39,13 @@ impl Quiet {
         may
     }
 
-    /// Until when a connection sends nothing. `None`: it may send.
+    /// Returns the time until which a connection must not send. `None`: it may send.
     pub fn wait(&self, now: Duration, starved: bool) -> Option<Duration> {
         let until = if starved { self.turn } else { self.ends };
         (now < until).then_some(until)
     }
 
-    /// When it is over.
+    /// End of the quiet period.
     pub const fn ends(&self) -> Duration {
         self.ends
     }
@@ -74,7 +74,7 @@ mod tests {
         }
     }
 
-    /// Who asks all the time has others wait for an eighth of it.
+    /// A connection that asks all the time pauses the others for an eighth of it.
     #[test]
     fn most_of_the_time_is_not_quiet() {
         for (rtt, share) in [(Some(Duration::ZERO), 125), (None, 125), (Some(Duration::from_secs(9)), 125)] {

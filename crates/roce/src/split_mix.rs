@@ -1,4 +1,4 @@
-//! Numbers that only have to differ: nothing secret may hang on them.
+//! Pseudo-random numbers that only have to differ; they must not be used for secrets.
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ impl SplitMix64 {
 mod tests {
     use super::*;
 
-    /// Of the authors' own implementation.
+    /// Values of the authors' own implementation.
     #[test]
     fn the_first_numbers() {
         let mut random = SplitMix64::new(0);

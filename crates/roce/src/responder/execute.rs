@@ -1,5 +1,5 @@
-//! Executing the expected packet. The order of the checks is that of IBA 9.7.4.1 and 9.7.5: sequence, what the QP
-//! allows, whether there is a receive, length, key and range. The first failure decides.
+//! Execution of the expected packet. The checks follow the order of IBA 9.7.4.1 and 9.7.5: sequence, operations that
+//! the QP allows, availability of a receive, length, key and range. The first failure decides.
 
 use pvrdma_verbs::{Access, MAX_MESSAGE, RemoteAddress, WcOpcode};
 
@@ -102,8 +102,8 @@ impl Responder {
             Ok(())
         };
         if checked.and_then(|()| ops.write(next, packet.payload)).is_err() {
-            // A message of several packets is checked with its first one, before it takes a receive. Only the receive
-            // that this packet has taken can say what was wrong.
+            // A message of several packets is checked with its first packet, before it takes a receive. Only the
+            // receive that this packet has taken can report the error.
             if immediate.is_some() {
                 ops.refuse_immediate();
                 return Err(NakReason::RemoteAccess);
@@ -176,8 +176,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Returns `true` if the peer may have another READ or atomic outstanding. One whose response has not left is
-    /// surely outstanding.
+    /// Returns `true` if the peer may have another READ or atomic outstanding. A request whose response has not been
+    /// sent certainly is outstanding.
     fn has_resources(&self) -> bool {
         let outstanding = self.responses.iter().filter(|response| response.is_new()).count();
         outstanding < usize::from(self.attrs.max_dest_rd_atomic)
@@ -188,7 +188,7 @@ impl Responder {
         self.msn = self.msn.wrapping_add(1) & 0x00ff_ffff;
     }
 
-    /// A packet of a SEND or WRITE is done.
+    /// Finishes a packet of a SEND or WRITE.
     fn finish_packet(&mut self, packet: &Packet<'_>) {
         (self.ack_psn, self.ack_msn) = (self.expected, self.msn);
         self.expected = self.expected.plus(1);
@@ -202,7 +202,7 @@ const fn remote(reth: Reth) -> RemoteAddress {
     RemoteAddress { addr: reth.address, rkey: reth.rkey }
 }
 
-/// The length of a SEND with this packet.
+/// Returns the length of a SEND including this packet.
 fn grown(done: u32, packet: &Packet<'_>, ops: &mut impl ResponderOps) -> Result<u32, NakReason> {
     let length = u32::try_from(packet.payload.len()).ok().and_then(|len| done.checked_add(len));
     length.filter(|&length| length <= MAX_MESSAGE).ok_or(NakReason::InvalidRequest).map_err(|_| invalid(ops))
@@ -212,7 +212,7 @@ fn invalid(ops: &mut impl ResponderOps) -> NakReason {
     refuse(ops, NakReason::InvalidRequest)
 }
 
-/// The memory that the request names cannot be accessed.
+/// Refuses a request whose memory cannot be accessed.
 fn denied(ops: &mut impl ResponderOps) -> NakReason {
     refuse(ops, NakReason::RemoteAccess)
 }

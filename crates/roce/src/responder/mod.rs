@@ -1,4 +1,4 @@
-//! The responder of a reliable connection: executes requests in PSN order, each once (IBA 9.7.5).
+//! The responder of a reliable connection: executes requests in PSN order, each exactly once (IBA 9.7.5).
 
 mod execute;
 mod reorder;
@@ -16,32 +16,32 @@ use responses::{ReadResponse, Response};
 
 pub use reorder::ReorderBuffer;
 
-/// What a NAK for a missing packet says.
+/// Syndrome of a NAK for a missing packet.
 const SEQUENCE_ERROR: Syndrome = Syndrome::Nak(NakCode::SequenceError);
 
-/// What became of a packet.
+/// Result of handling a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Handled {
     /// It was executed, NAKed, or recognised as a duplicate.
     Done,
     /// It was dropped.
     Dropped,
-    /// A packet before it is missing. It may be dropped, or handed in again when its PSN is
+    /// An earlier packet is missing. The packet may be dropped, or handed in again when its PSN is
     /// [`Responder::expected_psn`].
     OutOfOrder,
-    /// Responses that it must not overtake are still to be sent: call [`Responder::poll_transmit`] until it returns
-    /// `None`, then hand it in again before any later packet of this QP.
+    /// Responses that the packet must not overtake are still to be sent: call [`Responder::poll_transmit`] until it
+    /// returns `None`, then hand the packet in again before any later packet of this QP.
     Deferred,
 }
 
-/// Counters of a responder. They start at 0 with it and only grow.
+/// Counters of a responder. They start at 0 when it is created, and only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct ResponderStats {
     /// Packets executed.
     pub executed: u64,
-    /// Duplicates of packets that were executed before.
+    /// Duplicates of executed packets.
     pub duplicates: u64,
-    /// Packets that came before the expected one.
+    /// Packets that arrived before the expected one.
     pub out_of_sequence: u64,
     /// RNR NAKs sent.
     pub not_ready: u64,
@@ -51,21 +51,21 @@ pub struct ResponderStats {
     pub responses: u64,
 }
 
-/// A message of which packets are still to come.
+/// A message with packets still to come.
 #[derive(Clone, Copy, Debug)]
 enum Message {
     Send { done: u32 },
     Write { next: RemoteAddress, left: u32, length: u32 },
 }
 
-/// A responder resource (IBA 9.7.5.1.4): an executed RDMA READ or atomic, so that its response can be repeated.
+/// A responder resource (IBA 9.7.5.1.4): an executed RDMA READ or atomic, kept so that its response can be repeated.
 #[derive(Clone, Copy, Debug)]
 enum Resource {
     Read { first: Psn, count: u32, reth: Reth },
     Atomic { psn: Psn, original: u64 },
 }
 
-/// The NAK that was sent for the expected PSN. There is one for each.
+/// The NAK that was sent for the expected PSN. Each PSN gets at most one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum NakSent {
@@ -76,38 +76,38 @@ enum NakSent {
     Rnr,
 }
 
-/// Whether sequence NAKs say what has come behind the packet that they name ([`SackMap`]).
+/// State of the agreement that sequence NAKs report the packets that have arrived after the missing one ([`SackMap`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Sack {
-    /// No, whatever the peer offers.
+    /// Disabled, whatever the peer offers.
     Off,
-    /// Not before the peer offers to take them.
+    /// Enabled as soon as the peer offers to accept them.
     Ready,
-    /// Yes: the peer has offered.
+    /// Enabled: the peer has offered.
     On,
 }
 
-/// A responder at one moment.
+/// Snapshot of a responder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct ResponderInspect {
-    /// The PSN that is executed next.
+    /// PSN that is executed next.
     pub expected_psn: Psn,
     /// Messages completed, modulo 2^24.
     pub msn: u32,
-    /// A part of a message was executed, and more of it is to come.
+    /// Part of a message was executed, and more packets of it are to come.
     pub in_message: bool,
     /// The NAK that was sent for `expected_psn`.
     nak_sent: NakSent,
     /// Selective acknowledgements: `off`, `ready` until the peer offers to take them, `on`.
     sack: Sack,
-    /// Responses to be sent: ACKs, NAKs, and those with data.
+    /// Responses to be sent: ACKs, NAKs, and responses with data.
     pub pending_responses: usize,
     /// RDMA READs and atomics whose responses can be repeated.
     pub resources: usize,
-    /// Nothing is executed any more.
+    /// The responder executes nothing any more.
     pub ended: bool,
-    /// What happened so far.
+    /// Counters.
     pub stats: ResponderStats,
 }
 
@@ -117,47 +117,47 @@ pub struct Responder {
     path: Path,
     remote: Qpn,
     attrs: QpAttrs,
-    /// The PSN that is executed next.
+    /// PSN that is executed next.
     expected: Psn,
     /// Messages completed, 24 bits.
     msn: u32,
     message: Option<Message>,
     nak_sent: NakSent,
-    /// PSN of the newest SEND or WRITE packet executed. Only such a PSN may stand in a plain ACK: some requesters take
+    /// PSN of the newest SEND or WRITE packet executed. Only such a PSN may appear in a plain ACK: some requesters take
     /// an ACK with the PSN of a READ or atomic for its completion.
     ack_psn: Psn,
-    /// Messages that were complete with it.
+    /// Messages that were complete at `ack_psn`.
     ack_msn: u32,
     /// A sequence NAK was sent.
     has_sent_nak: bool,
-    /// The newest duplicate that got no ACK, because of responses with data behind it.
+    /// Newest duplicate that got no ACK because responses with data are queued behind it.
     unacked_duplicate: Option<Psn>,
-    /// After such a one the peer has repeated a READ or atomic as well.
+    /// The peer has repeated a READ or atomic after such a duplicate.
     peer_goes_back: bool,
-    /// To be sent, in this order.
+    /// Responses to be sent, in this order.
     responses: VecDeque<Response>,
     /// Responder resources, at most `max_dest_rd_atomic`, or [`AGREED_RESOURCES`] if that is more and the peer has
     /// agreed. The oldest is first.
     resources: VecDeque<Resource>,
     sack: Sack,
-    /// Responses take the path of requests, among equal ones, if the peer agreed.
+    /// Responses follow the path of requests among equal-cost paths, if the peer agreed.
     follows: bool,
-    /// The source port of requests on the peer's own path.
+    /// Source port of requests on the peer's own path.
     peer_port: Option<u16>,
-    /// Bits in which our source port differs from the connection's own.
+    /// Bits in which the local source port differs from the connection's own.
     entropy: u16,
-    /// What has come behind the expected packet, for the next NAK: that PSN, and what.
+    /// Packets that arrived after the expected one, for the next NAK: the expected PSN, and the map.
     received: Option<(Psn, SackMap)>,
-    /// The next sequence NAK has no map, because what earlier maps named is lost.
+    /// The next sequence NAK carries no map, because the packets that earlier maps named are lost.
     has_forgotten: bool,
-    /// Nothing is executed any more.
+    /// The responder executes nothing any more.
     ended: bool,
     ident: u16,
     stats: ResponderStats,
 }
 
 impl Responder {
-    /// A responder in RTR, with the peer, keys and numbers of `attrs`.
+    /// Creates a responder in RTR, with the peer, keys and numbers of `attrs`.
     pub fn new(attrs: &QpAttrs, path: Path) -> Self {
         Self {
             path,
@@ -186,32 +186,33 @@ impl Responder {
         }
     }
 
-    /// Accepts the peer's offer of selective acknowledgements, if it makes one.
+    /// Enables selective acknowledgements, if the peer offers to accept them.
     #[must_use]
     pub const fn accepting_offers(mut self) -> Self {
         self.sack = Sack::Ready;
         self
     }
 
-    /// Has responses take the path of requests if the peer agreed on selective acknowledgements: when it changes bits
-    /// of its UDP source port, the same of ours change. Whoever hears nothing tries other paths for both directions.
+    /// Lets responses follow the path of requests if the peer agreed on selective acknowledgements: when the peer
+    /// changes bits of its UDP source port, this side inverts the same bits of its own. A requester that gets no
+    /// responses tries other paths for both directions in this way.
     #[must_use]
     pub const fn following_paths(mut self) -> Self {
         self.follows = true;
         self
     }
 
-    /// Where responses go now.
+    /// Current path of responses.
     pub const fn path(&self) -> Path {
         self.path
     }
 
-    /// What happened so far.
+    /// Counters.
     pub const fn stats(&self) -> ResponderStats {
         self.stats
     }
 
-    /// Describes itself.
+    /// Exports the state of the responder.
     pub fn inspect(&self) -> ResponderInspect {
         ResponderInspect {
             expected_psn: self.expected,
@@ -226,39 +227,40 @@ impl Responder {
         }
     }
 
-    /// The PSN that is executed next.
+    /// PSN that is executed next.
     pub const fn expected_psn(&self) -> Psn {
         self.expected
     }
 
-    /// Takes over what a modify request may change in RTS and SQD: path and responder resources. PSNs, path MTU and
-    /// peer stay.
+    /// Applies the attributes that a modify request may change in RTS and SQD: path and responder resources. PSNs, path
+    /// MTU and peer stay.
     pub fn set_attrs(&mut self, attrs: &QpAttrs, path: Path) {
         self.attrs.max_dest_rd_atomic = attrs.max_dest_rd_atomic;
         self.path = path;
         self.path.turn(self.entropy);
     }
 
-    /// Takes the path of a request.
+    /// Switches to the path of a request.
     fn follow(&mut self, packet: &Packet<'_>) {
         let Some(port) = packet.header.network.source_port() else { return };
         let entropy = (port ^ *self.peer_port.get_or_insert(port)) & ENTROPY;
         self.path.turn(std::mem::replace(&mut self.entropy, entropy) ^ entropy);
     }
 
-    /// The QP went to its error state for another reason: nothing more is executed, and no response is sent.
+    /// Stops the responder because the QP moved to its error state for another reason: nothing more is executed, and no
+    /// response is sent.
     pub fn end(&mut self) {
         self.ended = true;
         self.responses.clear();
         self.message = None;
     }
 
-    /// Responses that are owed are lost, as if they had left. The peer asks for them again.
+    /// Drops the responses that are still to be sent, as if they were lost in transit. The peer requests them again.
     pub fn forget_responses(&mut self) {
         self.responses.clear();
     }
 
-    /// Takes a request that [`crate::admit_connected`] let through.
+    /// Handles a request that [`crate::admit_connected`] accepted.
     pub fn handle_packet(&mut self, packet: &Packet<'_>, ops: &mut impl ResponderOps) -> Handled {
         let bth = &packet.header.bth;
         let Some(info) = bth.opcode.info().filter(|info| info.service == Service::Rc) else { return Handled::Dropped };
@@ -276,7 +278,8 @@ impl Responder {
             ahead if ahead > 0 => return self.gap(),
             _ => return self.duplicate(packet, info.operation),
         }
-        // READ data is read when it is sent: what changes memory must wait until then (IBA 9.4.4, 9.7.5.1.2).
+        // READ data is read when it is sent, so requests that change memory must wait until then (IBA 9.4.4,
+        // 9.7.5.1.2).
         if info.operation != Operation::ReadRequest && self.responses.iter().any(Response::reads_memory) {
             return Handled::Deferred;
         }
@@ -291,7 +294,7 @@ impl Responder {
         }
     }
 
-    /// A packet is missing: NAKs it once, or each time that there is more to say of what has come behind it.
+    /// Handles a missing packet: NAKs it once, or each time that there is news about the packets after it.
     fn gap(&mut self) -> Handled {
         self.stats.out_of_sequence += 1;
         if self.nak_sent == NakSent::Sequence && self.sack == Sack::On {
@@ -301,7 +304,7 @@ impl Responder {
         if self.nak_sent == NakSent::Sequence { Handled::OutOfOrder } else { Handled::Dropped }
     }
 
-    /// Sends a sequence NAK for the expected packet, unless one was sent: a later packet is here.
+    /// Sends a sequence NAK for the expected packet, unless one was sent, because a later packet has arrived.
     pub fn nak_expected(&mut self) {
         if self.nak_sent == NakSent::None {
             self.nak_sent = NakSent::Sequence;
@@ -311,21 +314,21 @@ impl Responder {
         }
     }
 
-    /// The packet that is missing, if a NAK is to be sent that says what has come behind it: then call
-    /// [`Self::set_received`] before [`Self::poll_transmit`].
+    /// Returns the missing PSN if a NAK with a map is to be sent: the caller must then call [`Self::set_received`]
+    /// before [`Self::poll_transmit`].
     pub fn wants_received(&self) -> Option<Psn> {
         let next = |response: &Response| matches!(response, Response::Nak { psn, syndrome: SEQUENCE_ERROR, .. } if *psn == self.expected);
         (self.sack == Sack::On && self.responses.iter().any(next)).then_some(self.expected)
     }
 
-    /// What has come behind [`Self::expected_psn`] and is kept.
+    /// Sets the map of packets that arrived after [`Self::expected_psn`] and are kept.
     pub const fn set_received(&mut self, map: SackMap) {
         self.received = Some((self.expected, map));
     }
 
-    /// The caller has lost the packets that it kept behind [`Self::expected_psn`]. A peer that agreed on selective
-    /// acknowledgements believes that they have arrived: it gets a sequence NAK without a map, and goes back to the
-    /// expected packet. A peer that has nothing outstanding ignores the NAK.
+    /// Reports that the caller has lost the packets that it kept after [`Self::expected_psn`]. A peer that agreed on
+    /// selective acknowledgements believes that they have arrived: it gets a sequence NAK without a map, and goes back
+    /// to the expected packet. A peer that has nothing outstanding ignores the NAK.
     pub fn forget_received(&mut self) {
         self.received = None;
         if self.sack != Sack::On || self.ended {
@@ -339,7 +342,7 @@ impl Responder {
         }
     }
 
-    /// Sends the NAK for what `ops` refused, which has already done the rest.
+    /// Sends the NAK for a request that `ops` refused. `ops` has already notified the consumer.
     fn refuse(&mut self, psn: Psn, reason: NakReason) -> Handled {
         let code = match reason {
             NakReason::Silence => return Handled::Dropped,
@@ -360,7 +363,7 @@ impl Responder {
         Handled::Done
     }
 
-    /// A duplicate of a packet that was executed before: nothing is executed twice, nothing is refused (IBA
+    /// Handles a duplicate of an executed packet: no request is executed twice, and a duplicate is never refused (IBA
     /// 9.7.5.1.4).
     fn duplicate(&mut self, packet: &Packet<'_>, operation: Operation) -> Handled {
         self.stats.duplicates += 1;
@@ -369,7 +372,8 @@ impl Responder {
         self.peer_goes_back |= wants_data && self.unacked_duplicate.is_some_and(|before| before.precedes(psn));
         match operation {
             Operation::Send | Operation::Write => {
-                // Whether it asks or not, as rxe does: who repeats a lost tail may not. It carries the current MSN.
+                // The ACK is sent even without AckReq, as rxe does: a peer that repeats a lost tail may not set it. It
+                // carries the current MSN.
                 if self.is_acked_by_data(psn) {
                     self.unacked_duplicate = Some(psn);
                 } else {
@@ -400,10 +404,10 @@ impl Responder {
         }
     }
 
-    /// Returns `true` if the ACK of a duplicate would be older than responses with data behind it. Those acknowledge
-    /// it, too, and an ACK that goes back is more than some requesters stand. Whoever goes back as a NAK asks for does
-    /// so over packets that were kept, which are duplicates then. Who repeats one packet time and again, and no READ
-    /// behind it, gets the ACK.
+    /// Returns `true` if the ACK of a duplicate would be older than responses with data queued behind it. Those
+    /// acknowledge the duplicate as well, and some requesters do not tolerate an ACK that goes back. A peer that goes
+    /// back because of a NAK also repeats packets that were kept, which are duplicates then. A peer that repeats one
+    /// packet again and again, without a READ after it, does get the ACK.
     fn is_acked_by_data(&self, psn: Psn) -> bool {
         let repeated = self.unacked_duplicate.is_some_and(|before| !before.precedes(psn));
         self.has_sent_nak
@@ -412,7 +416,7 @@ impl Responder {
             && (self.peer_goes_back || !repeated)
     }
 
-    /// The executed READ that `reth` at `psn` is a part of.
+    /// Finds the executed READ that `reth` at `psn` is a part of.
     fn find_read(&self, psn: Psn, reth: Reth) -> Option<ReadResponse> {
         self.resources.iter().find_map(|resource| {
             let Resource::Read { first, count, reth: whole } = *resource else { return None };
@@ -434,7 +438,7 @@ impl Responder {
             Response::Read(read) if read.request == repeat.request => Some(*read),
             _ => None,
         };
-        // What it asks for is still to come.
+        // The requested responses are still to be sent.
         if self.responses.iter().filter_map(pending).any(|read| read.covers(&repeat, mtu)) {
             return;
         }
@@ -443,16 +447,16 @@ impl Responder {
         };
         match self.responses.get_mut(at) {
             Some(Response::Read(read)) if read.duplicate => read.join(&repeat, mtu),
-            // We are past it: go back.
+            // The response has been sent beyond the requested part: go back.
             Some(Response::Read(read)) if repeat.end(mtu) == read.end(mtu) => {
                 *read = ReadResponse { duplicate: false, msn: read.msn, ..repeat };
             }
-            // The rest of the response is still owed.
+            // The rest of the response is still to be sent.
             _ => self.responses.insert(at, Response::Read(repeat)),
         }
     }
 
-    /// Takes a responder resource, the oldest if all are in use.
+    /// Takes a responder resource, replacing the oldest if all are in use.
     fn save_resource(&mut self, resource: Resource) {
         let least = if self.sack == Sack::On { AGREED_RESOURCES } else { 1 };
         while self.resources.len() >= usize::from(self.attrs.max_dest_rd_atomic).max(least) {

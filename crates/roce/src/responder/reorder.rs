@@ -1,7 +1,7 @@
-//! The reorder buffer: packets that came before the expected one, because one before them was lost or overtaken.
+//! The reorder buffer: packets that arrived before the expected one, because an earlier packet was lost or overtaken.
 //!
-//! A responder may drop them (go-back-N). Buffering them means that a loss costs a round trip instead of a window: once
-//! the missing packet is here, one ACK covers them all.
+//! A responder may drop such packets (go-back-N). With buffering, a loss costs a round trip instead of a window: once
+//! the missing packet arrives, one ACK covers them all.
 
 use std::collections::VecDeque;
 
@@ -9,13 +9,13 @@ use pvrdma_verbs::Psn;
 
 use crate::wire::SackMap;
 
-/// PSNs from the missing packet to the last that a buffer holds.
+/// Largest distance from the missing packet that a buffer holds, in PSNs.
 const MAX_SPAN: usize = SackMap::MAX_DISTANCE as usize;
 
-/// Packets of one QP that came before the expected one. The owner says how a frame is kept, and what that may cost.
+/// Out-of-order packets of one QP. The owner decides how a frame is kept, and how much memory that may take.
 #[derive(Debug)]
 pub struct ReorderBuffer<F> {
-    /// In the order of their PSNs.
+    /// Frames in PSN order.
     frames: VecDeque<(Psn, F)>,
 }
 
@@ -26,25 +26,26 @@ impl<F> Default for ReorderBuffer<F> {
 }
 
 impl<F> ReorderBuffer<F> {
-    /// An empty buffer.
+    /// Creates an empty buffer.
     #[inline]
     pub const fn new() -> Self {
         Self { frames: VecDeque::new() }
     }
 
-    /// Returns `true` if it holds no packet.
+    /// Returns `true` if the buffer holds no packet.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// Packets that it holds.
+    /// Number of packets in the buffer.
     pub fn packets(&self) -> usize {
         self.frames.len()
     }
 
-    /// Buffers an out-of-order frame, which `keep` keeps. Returns `false` if it is dropped, to be retransmitted.
-    /// `expected` is the PSN that is missing: what is too far behind it would keep everything else out.
+    /// Buffers an out-of-order frame, which `keep` stores. Returns `false` if the frame is dropped, to be
+    /// retransmitted. `expected` is the missing PSN; a frame too far after it is refused, because it would keep all
+    /// others out.
     #[inline]
     pub fn insert(&mut self, expected: Psn, psn: Psn, keep: impl FnOnce() -> Option<F>) -> bool {
         if !usize::try_from(psn.since(expected)).is_ok_and(|distance| distance <= MAX_SPAN) {
@@ -64,14 +65,14 @@ impl<F> ReorderBuffer<F> {
         true
     }
 
-    /// Which packets it holds; `expected` is the PSN that is missing.
+    /// Map of the packets in the buffer; `expected` is the missing PSN.
     pub fn received(&self, expected: Psn) -> SackMap {
         let mut map = SackMap::default();
         self.frames.iter().for_each(|(psn, _)| map.insert(expected, *psn));
         map
     }
 
-    /// Takes the frame with this PSN out, and drops those before it.
+    /// Takes the frame with this PSN out, and drops earlier ones.
     #[inline]
     pub fn pop_expected(&mut self, psn: Psn) -> Option<F> {
         while self.frames.front().is_some_and(|(first, _)| first.since(psn) < 0) {
@@ -87,7 +88,7 @@ impl<F> ReorderBuffer<F> {
         frame
     }
 
-    /// Drops all packets, and the memory that holds them.
+    /// Drops all packets, and releases the memory that holds them.
     #[inline]
     pub fn clear(&mut self) {
         self.frames = VecDeque::new();
@@ -120,12 +121,12 @@ mod tests {
         );
         assert!(!buffer.is_empty());
         assert!(buffer.insert(psn(6), psn(16), || Some(16)));
-        // The one that was missing was two, in the end.
+        // Two packets were missing, not one.
         assert_eq!(buffer.pop_expected(psn(17)), None);
         assert!(buffer.is_empty());
     }
 
-    /// Every sequence of five arrivals and looks at five PSNs around the wrap, against a sorted map.
+    /// Tests every sequence of five arrivals and lookups at five PSNs around the wrap against a sorted map.
     #[test]
     fn every_short_sequence() {
         const PSNS: u32 = 5;
@@ -155,7 +156,7 @@ mod tests {
         }
     }
 
-    /// A packet from the other end of PSN space, as the first behind a gap, must not keep the others out.
+    /// A packet from the far end of PSN space that arrives first after a gap must not keep the others out.
     #[test]
     fn sec_c16_a_packet_far_ahead_keeps_nobody_out() {
         let mut buffer = ReorderBuffer::new();

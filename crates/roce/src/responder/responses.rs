@@ -1,7 +1,7 @@
 //! Responses to be sent, in the order in which they must leave (IBA 9.7.5.1).
 //!
-//! Their number is bounded whatever the peer sends: those to new READs and atomics by the responder resources, repeated
-//! ones to one for each resource, and an ACK or NAK stands between two of them at most.
+//! Their number is bounded whatever the peer sends: responses to new READs and atomics by the responder resources,
+//! repeated ones by one for each resource, and there is at most one ACK or NAK between two of them.
 
 use pvrdma_verbs::{Mtu, Psn, RemoteAddress};
 
@@ -10,35 +10,35 @@ use crate::ops::{NakReason, ResponderOps};
 use crate::path::packets;
 use crate::wire::{ACCEPT, Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Position, Reth, SackMap, Syndrome};
 
-/// The response of a READ, of which the packets from `psn` on are to be sent.
+/// Response of a READ, with the packets from `psn` on still to be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ReadResponse {
-    /// First PSN of the request, which names it.
+    /// First PSN of the request, which identifies it.
     pub(super) request: Psn,
     /// PSN of the next packet.
     pub(super) psn: Psn,
-    /// What is left.
+    /// Remaining memory range.
     pub(super) reth: Reth,
-    /// The next packet is the first of this attempt.
+    /// The next packet is the first of this transmission.
     pub(super) starts: bool,
-    /// This repeats a response.
+    /// The response is a repetition.
     pub(super) duplicate: bool,
-    /// Messages that were complete with the request.
+    /// Number of messages that were complete with the request.
     pub(super) msn: u32,
 }
 
 impl ReadResponse {
-    /// The PSN after its last.
+    /// PSN after the last packet of the response.
     pub(super) fn end(&self, mtu: Mtu) -> Psn {
         self.psn.plus(packets(self.reth.length, mtu))
     }
 
-    /// Returns `true` if everything that `other` has left is left here, too.
+    /// Returns `true` if everything that `other` still has to send is also to be sent here.
     pub(super) fn covers(&self, other: &Self, mtu: Mtu) -> bool {
         !other.psn.precedes(self.psn) && !self.end(mtu).precedes(other.end(mtu))
     }
 
-    /// Extends what is left to what `other` has left, of the same READ.
+    /// Extends the remaining part by that of `other`, a response to the same READ.
     pub(super) fn join(&mut self, other: &Self, mtu: Mtu) {
         let (first, last) = if other.psn.precedes(self.psn) { (*other, *self) } else { (*self, *other) };
         let mut reth = first.reth;
@@ -52,19 +52,19 @@ impl ReadResponse {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Response {
-    /// An ACK for the newest SEND or WRITE packet.
+    /// ACK for the newest SEND or WRITE packet.
     Ack {
         psn: Psn,
         msn: u32,
     },
-    /// An ACK packet with another syndrome.
+    /// ACK packet with another syndrome.
     Nak {
         psn: Psn,
         syndrome: Syndrome,
         msn: u32,
     },
     Read(ReadResponse),
-    /// `duplicate`: this repeats a response.
+    /// `duplicate`: the response is a repetition.
     Atomic {
         psn: Psn,
         original: u64,
@@ -74,7 +74,7 @@ pub(super) enum Response {
 }
 
 impl Response {
-    /// Returns `true` if later requests must not change memory before this has left.
+    /// Returns `true` if later requests must not change memory before this response is sent.
     pub(super) const fn reads_memory(&self) -> bool {
         matches!(self, Self::Read(read) if !read.duplicate)
     }
@@ -90,7 +90,7 @@ impl Response {
 }
 
 impl Responder {
-    /// Queues an ACK for everything executed. A later ACK covers what an earlier one does, so neighbours become one.
+    /// Queues an ACK for everything executed. A later ACK covers an earlier one, so adjacent ACKs are merged.
     pub(super) fn push_ack(&mut self, msn: u32) {
         let ack = Response::Ack { psn: self.ack_psn, msn };
         match self.responses.back_mut() {
@@ -99,7 +99,7 @@ impl Responder {
         }
     }
 
-    /// An ACK that is queued last covers what was executed meanwhile.
+    /// Updates an ACK at the end of the queue to cover the packets executed meanwhile.
     pub(super) fn refresh_ack(&mut self) {
         if let Some(Response::Ack { psn, msn }) = self.responses.back_mut()
             && *psn != self.ack_psn
@@ -108,7 +108,7 @@ impl Responder {
         }
     }
 
-    /// Queues a NAK, unless the same is queued: what it says of packets behind it is put in when it leaves.
+    /// Queues a NAK, unless the same NAK is queued. Its map is filled in when it is sent.
     pub(super) fn push_nak(&mut self, psn: Psn, syndrome: Syndrome) {
         self.drop_outdated_naks();
         let same = |response: &Response| matches!(response, Response::Nak { psn: its, syndrome: why, .. } if (*its, *why) == (psn, syndrome));
@@ -117,8 +117,9 @@ impl Responder {
         }
     }
 
-    /// Forgets NAKs for what has been executed since, and ACKs that are covered by the next response then. Otherwise a
-    /// peer that fills gaps and leaves others, while nothing can be sent, had more and more of them queued.
+    /// Drops NAKs for packets that were executed since, and ACKs that are covered by the next response then. Otherwise
+    /// a peer that fills some gaps and leaves others, while sending is blocked, would make the queue grow without
+    /// bound.
     fn drop_outdated_naks(&mut self) {
         let (expected, before) = (self.expected, self.responses.len());
         self.responses.retain(|response| !matches!(response, Response::Nak { psn, .. } if *psn != expected));
@@ -134,7 +135,7 @@ impl Responder {
         }
     }
 
-    /// Returns `true` if a response is to be sent.
+    /// Returns `true` if there are responses to send.
     pub fn has_responses(&self) -> bool {
         !self.responses.is_empty()
     }
@@ -144,13 +145,13 @@ impl Responder {
         matches!(self.responses.front(), Some(Response::Read(_)))
     }
 
-    /// How many responses are to be sent; bounded, whatever the peer sends.
+    /// Number of responses to be sent; bounded, whatever the peer sends.
     pub fn pending_responses(&self) -> usize {
         self.responses.len()
     }
 
     /// Writes the frame of the next response into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes. Returns
-    /// its length in bytes; `None`: there is no response to send.
+    /// its length in bytes; `None` if there is no response to send.
     pub fn poll_transmit(&mut self, ops: &mut impl ResponderOps, out: &mut [u8]) -> Option<usize> {
         self.refresh_ack();
         loop {
@@ -158,7 +159,7 @@ impl Responder {
             let frame = match *self.responses.front()? {
                 Response::Ack { psn, msn } => self.acknowledge(psn, Aeth { syndrome: Syndrome::ACK, msn }, out),
                 Response::Nak { psn, syndrome: SEQUENCE_ERROR, .. } if psn != self.expected => {
-                    // The packet was late and not lost: whoever is told would go back.
+                    // The packet was late and not lost: a NAK would make the peer go back without need.
                     self.responses.pop_front();
                     continue;
                 }
@@ -177,7 +178,7 @@ impl Responder {
                         }
                         return Some(frame);
                     }
-                    // Its memory is gone: something else is at the front now.
+                    // The memory is gone, and the queue has another response at the front now.
                     None => continue,
                 },
             }?;
@@ -187,8 +188,8 @@ impl Responder {
         }
     }
 
-    /// The next response is a NAK that is to tell of lost packets, and the packet that it names was executed meanwhile.
-    /// It names the one that is expected now instead: the peer has to hear of it all the same.
+    /// Updates a NAK that reports lost packets and is next in the queue, if the packet that it names was executed
+    /// meanwhile. The NAK names the expected packet instead, because the peer must still learn of the loss.
     fn rename_forgetful_nak(&mut self) {
         let (expected, msn) = (self.expected, self.msn);
         if self.has_forgotten
@@ -204,7 +205,7 @@ impl Responder {
         self.small(Opcode::ACKNOWLEDGE, psn, Extension::Aeth(aeth), out)
     }
 
-    /// A NAK, with what has come behind the missing packet if the peer takes that.
+    /// Writes a NAK, with the map of packets after the missing one if the peer accepts maps.
     fn nak(&mut self, psn: Psn, aeth: Aeth, out: &mut [u8]) -> Option<usize> {
         let forgotten = aeth.syndrome == SEQUENCE_ERROR && std::mem::take(&mut self.has_forgotten);
         let map = match self.received.take().filter(|_| !forgotten) {
@@ -222,14 +223,14 @@ impl Responder {
         Bth { reserved7, ..Bth::new(opcode, self.remote, psn) }
     }
 
-    /// A packet without payload.
+    /// Writes a packet without payload.
     fn small(&mut self, opcode: Opcode, psn: Psn, extension: Extension, out: &mut [u8]) -> Option<usize> {
         let bth = self.bth(opcode, psn);
         Some(self.path.frame(&mut self.ident, bth, extension, 0, out).ok()?.finish())
     }
 
-    /// The next response of a READ, and what is left of it then. `None`: its memory is gone, and the queue was changed
-    /// accordingly.
+    /// Writes the next response packet of a READ, and updates the remaining part. Returns `None` if the memory is gone;
+    /// the queue was changed accordingly.
     fn respond(
         &mut self,
         read: ReadResponse,
@@ -247,15 +248,15 @@ impl Responder {
         let bth = self.bth(Opcode::read_response(position), read.psn);
         let payload_len = len as usize;
         let Ok(mut frame) = self.path.frame(&mut self.ident, bth, extension, payload_len, out) else {
-            // No room. Dropping the response ends the caller's loop; the peer will ask again.
+            // There is no room. Dropping the response ends the caller's loop; the peer requests it again.
             self.responses.pop_front();
             return None;
         };
         let remote = RemoteAddress { addr: read.reth.address, rkey: read.reth.rkey };
         if ops.read(remote, frame.payload()).is_err() {
             if read.duplicate {
-                // A peer that still wants it gets no response. It may as well be an old packet that went astray, and
-                // the consumer was free to take the memory away.
+                // A peer that still needs the data gets no response. The request may also be an old packet that was
+                // delayed in the network, and the consumer was free to deregister the memory since.
                 self.responses.pop_front();
             } else {
                 ops.refuse(NakReason::RemoteAccess);
