@@ -9,7 +9,7 @@
 //! # Kinds of methods
 //!
 //! * `handle_*` process an event: a packet that [`admit`] accepted, or a deadline that has passed. `now` is an
-//! argument, a duration since any fixed origin.
+//!   argument, a duration since any fixed origin.
 //! * [`Requester::post`] accepts a request, while [`Requester::has_room`].
 //! * `poll_transmit` writes the next frame into the caller's buffer, until it returns `None`. Call it after every
 //! `handle_*` and every `post`. To coalesce responses, handle several packets first.

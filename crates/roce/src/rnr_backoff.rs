@@ -23,7 +23,7 @@ impl RnrBackoff {
     /// Longest wait of a requester that is notified.
     pub const WOKEN: Duration = Duration::from_micros(655_360);
 
-    /// Returns the next wait. `asked` is the wait that the responder asks for; `most` bounds waits that exceed it.
+    /// Returns the next wait: the one that the responder asks for (`asked`), or a longer one of at most `most`.
     pub fn next_wait(&mut self, asked: Duration, most: Duration) -> Duration {
         let grown = match self.waits.checked_sub(1) {
             None => Duration::ZERO,

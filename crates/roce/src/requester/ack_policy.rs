@@ -1,27 +1,27 @@
-//! Which packets ask for an ACK (AckReq in the BTH, IBA 9.7.5.1.2).
+//! Choice of the packets that request an ACK (AckReq in the BTH, IBA 9.7.5.1.2).
 
-/// Packets without an ACK request in a row, at most.
+/// Largest number of packets in a row without AckReq.
 const MAX_WITHOUT_REQUEST: u32 = 32;
 
-/// Counts packets since the last ACK request. Ends of messages, READs and atomics ask anyway.
+/// Counts packets since the last ACK request. The last packets of messages, READs and atomics always request one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AckPolicy {
     without_request: u32,
 }
 
 impl AckPolicy {
-    /// Lets the next packet ask.
+    /// Makes the next packet request an ACK.
     pub(super) const fn force(&mut self) {
         self.without_request = u32::MAX;
     }
 
-    /// Returns `true` if the next packet must ask, given how many PSNs may be in flight. A window that is full before
-    /// anybody asks would wait for the ACK timeout.
+    /// Returns `true` if the next packet must request an ACK, given how many PSNs may be in flight. A window that fills
+    /// up without a request would stall until the ACK timeout.
     pub(super) fn is_due(self, window: u32) -> bool {
         self.without_request >= MAX_WITHOUT_REQUEST.min(window / 4)
     }
 
-    /// A packet was sent.
+    /// Accounts for a packet that was sent.
     pub(super) const fn on_sent(&mut self, ack_request: bool) {
         self.without_request = if ack_request { 0 } else { self.without_request.saturating_add(1) };
     }

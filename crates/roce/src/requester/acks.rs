@@ -1,4 +1,4 @@
-//! Taking the responses: ACKs, NAKs, and data of READs and atomics (IBA 9.7.5.2, 9.7.7.2).
+//! Processing of responses: ACKs, NAKs, and data of READs and atomics (IBA 9.7.5.2, 9.7.7.2).
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use crate::rnr_backoff::RnrBackoff;
 use crate::wire::{Extension, NakCode, Operation, Packet, SackMap, Syndrome, rnr_delay};
 
 impl Requester {
-    /// Takes a response that [`crate::admit_connected`] let through.
+    /// Handles a response that [`crate::admit_connected`] accepted.
     pub fn handle_packet(&mut self, now: Duration, packet: &Packet<'_>, ops: &mut impl RequesterOps) {
         let operation = packet.header.bth.opcode.info().map(|info| info.operation);
         let seq = self.snd.extend(packet.header.bth.psn);
-        // Old responses, and those to what was never sent, mean nothing.
+        // Old responses, and responses to PSNs that were never sent, are ignored.
         if self.ended || !self.snd.is_outstanding(seq) {
             self.stats.stale += 1;
             return;
@@ -38,7 +38,7 @@ impl Requester {
         }
     }
 
-    /// `payload` is what has come behind a missing packet, from a responder that agreed to say that.
+    /// `payload` is the map of packets that arrived after a missing one, from a responder that agreed to send it.
     fn acknowledge(
         &mut self,
         now: Duration,
@@ -50,8 +50,8 @@ impl Requester {
         match syndrome {
             Syndrome::Ack { .. } => {
                 self.recovery.refill_rnr_retries(self.attrs.rnr_retry);
-                // One that names a PSN within a READ acknowledges a duplicate: adapters take the newest that they have
-                // executed, and the responses are still to come.
+                // An ACK with a PSN inside a READ acknowledges a duplicate: adapters use the newest PSN that they have
+                // executed, and the responses of the READ are still to come.
                 let read = self.requests.iter().find(|request| request.wants_data() && request.contains(seq));
                 let newest = read.map_or(seq + 1, |read| read.first);
                 self.ack_until(now, seq + 1, ops);
@@ -72,7 +72,8 @@ impl Requester {
                 };
                 self.ack_until(now, seq, ops);
                 if !self.ended {
-                    // The responder has ended and responds to nothing again: what is not on its way is lost.
+                    // The responder has stopped and will respond to nothing more: responses that are not in transit yet
+                    // are lost.
                     self.recovery.retries = 0;
                     self.fail_at(now, seq, status, ops);
                 }
@@ -81,7 +82,7 @@ impl Requester {
         }
     }
 
-    /// Everything before `seq` was executed.
+    /// Records that everything before `seq` was executed.
     pub(super) fn ack_until(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
         self.snd.executed = self.snd.executed.max(seq);
         self.scoreboard.on_executed(self.snd.executed);
@@ -110,7 +111,7 @@ impl Requester {
         }
     }
 
-    /// `snd.una` has moved on from `before`.
+    /// Handles progress: `snd.una` has moved on from `before`.
     fn on_progress(&mut self, now: Duration, before: Seq, ops: &mut impl RequesterOps) {
         let (una, max) = (self.snd.una, self.snd.max);
         self.recovery.on_acked(now, (una, max), una.saturating_sub(before), self.attrs.retry_cnt);
@@ -128,10 +129,10 @@ impl Requester {
         self.complete_done(ops);
         let more = self.snd.una < self.snd.max && !self.ended;
         match probed {
-            // Whoever says what has come needs no probes for that.
+            // A responder that reports what has arrived needs no probes.
             Probe::Sent(..) if self.scoreboard.received() > 0 => {}
             Probe::Sent(seq, attempt) if more && seq == before && self.snd.una == before + 1 => match attempt {
-                // The following may be lost as well. Or nothing is, and ACKs are late that come one by one.
+                // The following packets may be lost as well. Or nothing is lost, and delayed ACKs arrive one by one.
                 Attempt::First => self.probe_oldest(now, Attempt::Second),
                 Attempt::Second => {
                     self.recovery.peer_reorders = false;
@@ -142,7 +143,8 @@ impl Requester {
         }
     }
 
-    /// The responder has responded to everything before `newest`. Whatever of that has not come is late, or lost.
+    /// Handles the fact that the responder has responded to everything before `newest`. Responses before it that have
+    /// not arrived are late or lost.
     pub(super) fn notice_missing(&mut self, now: Duration, newest: Seq) {
         if !self.ended {
             let Self { responses, recovery, .. } = self;
@@ -165,8 +167,8 @@ impl Requester {
         let expected = u64::from(request.length).saturating_sub(offset).min(mtu);
         self.recovery.refill_rnr_retries(self.attrs.rnr_retry);
         self.ack_until(now, seq, ops);
-        // Which of FIRST, MIDDLE, LAST and ONLY it is depends on the attempt it belongs to, and on the responder; its
-        // place and length do not.
+        // Whether it is a FIRST, MIDDLE, LAST or ONLY packet depends on the transmission that it belongs to, and on the
+        // responder; its place and length do not.
         let fits = packet.payload.len() as u64 == expected && packet.pad_is_right();
         if seq != self.snd.una {
             return self.take_early_data(now, seq, offset, packet.payload, fits, ops);
@@ -184,7 +186,7 @@ impl Requester {
         }
         self.recovery.refill_rnr_retries(self.attrs.rnr_retry);
         self.ack_until(now, seq, ops);
-        // A number on the wire, the guest's byte order in memory.
+        // The value is a number on the wire, and has the guest's byte order in memory.
         let data = original.to_le_bytes();
         if seq != self.snd.una {
             return self.take_early_data(now, seq, 0, &data, true, ops);
@@ -192,8 +194,8 @@ impl Requester {
         self.take_data(now, seq, 0, &data, ops);
     }
 
-    /// Takes the data of a response that came before the one at `snd.una`. If it does not fit or cannot be placed, it
-    /// comes again, and fails when its turn has come.
+    /// Takes the data of a response that arrived before the one at `snd.una`. If it does not fit or cannot be stored,
+    /// it is ignored: it is requested again, and fails when its turn has come.
     fn take_early_data(
         &mut self,
         now: Duration,
@@ -235,14 +237,14 @@ impl Requester {
         }
     }
 
-    /// A packet was lost on its way to the responder, which says so once.
+    /// Handles a sequence NAK: a packet to the responder was lost. The responder reports that once.
     fn sequence_nak(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
         if seq < self.snd.executed {
             self.stats.stale += 1;
             return;
         }
         self.ack_until(now, seq, ops);
-        // During an RNR wait this is only an echo of what was in flight.
+        // During an RNR wait this NAK only reflects packets that were in flight when the wait began.
         if self.ended || self.timers.is_running(Timer::RnrBackoff) || !self.recovery.on_sequence_nak(seq) {
             return;
         }
@@ -251,7 +253,7 @@ impl Requester {
         self.notice_missing(now, seq);
     }
 
-    /// The responder has no receive: waits and goes back.
+    /// Handles an RNR NAK: the responder has no receive. Waits and goes back.
     fn rnr_nak(&mut self, now: Duration, seq: Seq, timer: u8, ops: &mut impl RequesterOps) {
         if seq < self.snd.executed || self.timers.is_running(Timer::RnrBackoff) {
             self.stats.stale += 1;
@@ -265,7 +267,7 @@ impl Requester {
             return;
         }
         self.stats.rnr_naks += 1;
-        // A count of 7 means retries without end.
+        // A count of 7 means unlimited retries.
         if self.attrs.rnr_retry < 7 {
             match self.recovery.rnr_retries.checked_sub(1) {
                 Some(left) => self.recovery.rnr_retries = left,

@@ -1,68 +1,67 @@
-//! The congestion window: how much a connection may have in flight, from what its losses and its delays say about the
-//! network.
+//! The congestion window: the amount of data that a connection may have in flight, derived from its losses and delays.
 //!
-//! Some networks lose packets for no reason, and slowing down does not help them. But a queue that overflows is the
-//! only thing that a network without ECN says about congestion, and such a queue takes time. So the window is cut when
-//! more than one packet in fifty is lost, and when any is lost while packets wait on the way about as long as they ever
-//! do (`delay`). It is cut once in a round trip: by a third, and to what arrived of it, if that is less. A round trip
-//! without a cut gives a little back.
+//! Some networks lose packets at random, and a lower rate does not help there. But an overflowing queue is the only
+//! congestion signal of a network without ECN, and such a queue adds delay. So the window is cut when more than one
+//! packet in fifty is lost, and also at any loss while the queueing delay is close to its maximum (`delay`). It is cut
+//! at most once per round trip: by a third, or to the amount that arrived, if that is less. A round trip without a cut
+//! gives a little back.
 //!
-//! Lost responses of READs count like lost requests: who requests decides how many responses are in flight.
+//! Lost responses of READs count like lost requests, because the requester determines how many responses are in flight.
 
 use std::time::Duration;
 
 use super::send_state::Seq;
 
-/// One in so many packets may be lost without a consequence, as long as nothing is late.
+/// One in this number of packets may be lost without a consequence, as long as delays are low.
 const TOLERATED: u64 = 50;
-/// Losses in a row that say nothing then: chance has it that they come together.
+/// Number of losses in a row that are tolerated then, because random losses also come in bursts.
 const BURST: u64 = 8;
-/// A round trip, while none was measured.
+/// Round trip time while none was measured.
 const UNKNOWN_RTT: Duration = Duration::from_millis(5);
-/// PSNs that may be in flight whatever is lost.
+/// PSNs that may be in flight regardless of losses.
 const MIN: u32 = 1;
-/// A round trip without a cut gives back a packet, one part in so many of the window, and one part in so many of what
-/// is missing to where it was last known to be too much.
+/// Divisor of growth. A round trip without a cut gives back one packet, this fraction of the window, and this fraction
+/// of the distance to the size that was last known to be too large.
 const GROWTH: u32 = 64;
 const RECOVERY: u32 = 8;
-/// No cut leaves less than one part in so many of what was sent in the round trip.
+/// Divisor that bounds a cut: it leaves at least this fraction of the PSNs sent in the round trip.
 const DEEPEST: u64 = 8;
-/// The window of who sends less than it allows is cut to no less than one part in so many at a time.
+/// Divisor that bounds a cut for a sender that uses less than its window: a cut leaves at least this fraction of it.
 const LEAST_USED: u32 = 4;
 
-/// Packets that are lost.
+/// Lost packets.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Loss {
     count: u64,
-    /// The newest of them.
+    /// Newest lost PSN.
     last: Seq,
-    /// One was lost again, after it was retransmitted.
+    /// One of them was lost again after its retransmission.
     again: bool,
 }
 
 impl Loss {
-    /// So many PSNs from `seq` on.
+    /// Records the loss of `count` PSNs from `seq` on.
     pub(super) const fn of(seq: Seq, count: u64) -> Self {
         Self { count, last: seq.saturating_add(count.saturating_sub(1)), again: false }
     }
 
-    /// One more, at `seq`, for the first time or `again`.
+    /// Adds a loss at `seq`, for the first time or `again`.
     pub(super) fn add(&mut self, seq: Seq, again: bool) {
         self.count += 1;
         (self.last, self.again) = (self.last.max(seq), self.again || again);
     }
 
-    /// Returns `true` if there are none.
+    /// Returns `true` if there is no loss.
     pub(super) const fn is_none(self) -> bool {
         self.count == 0
     }
 }
 
-/// A cut.
+/// A cut of the window.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     at: Duration,
-    /// PSNs that were sent in the round trip before it.
+    /// PSNs sent in the round trip before the cut.
     sent: u64,
 }
 
@@ -71,24 +70,24 @@ struct Cut {
 pub(super) struct CongestionWindow {
     psns: u32,
     max: u32,
-    /// Where it was too much.
+    /// Size at which the window was too large.
     top: u32,
-    /// The round trip that is looked at: its first PSN, and the one after its last.
+    /// Round trip under observation: its first PSN, and the PSN after its last.
     from: Seq,
     until: Seq,
-    /// PSNs that were lost in it.
+    /// PSNs lost in that round trip.
     lost: u64,
-    /// The last cut, if not everything from before it is done.
+    /// The last cut, unless everything sent before it is done.
     cut: Option<Cut>,
-    /// Cuts in all.
+    /// Total number of cuts.
     cuts: u64,
     rtt: Duration,
-    /// PSNs for which there was no loss: each loss takes [`TOLERATED`] of them.
+    /// Credit of PSNs without a loss: each loss takes [`TOLERATED`] of them.
     credit: u64,
 }
 
 impl CongestionWindow {
-    /// Nothing was lost, and at most `max` PSNs may be in flight.
+    /// Starts without losses. At most `max` PSNs may be in flight.
     pub(super) const fn new(max: u32) -> Self {
         let credit = BURST * TOLERATED;
         Self { psns: max, max, top: max, from: 0, until: 0, lost: 0, cut: None, cuts: 0, rtt: UNKNOWN_RTT, credit }
@@ -100,18 +99,19 @@ impl CongestionWindow {
         self.psns
     }
 
-    /// How often it was cut.
+    /// Total number of cuts.
     pub(super) const fn cuts(&self) -> u64 {
         self.cuts
     }
 
-    /// Packets are lost. `late`: packets wait on the way as long as they ever do. `max` is the first PSN that was never
+    /// Handles lost packets. `late`: the queueing delay is close to its maximum. `max` is the first PSN that was never
     /// sent.
     pub(super) fn on_lost(&mut self, now: Duration, loss: Loss, late: bool, max: Seq) {
         let sent_since = loss.again || loss.last >= self.until;
         let cut = self.cut.filter(|cut| !sent_since || now.saturating_sub(cut.at) < self.rtt);
         if cut.is_none() && self.cut.is_some() {
-            // It is not over, but what is lost now was sent after the cut: a window of it.
+            // The round trip is not over, but the packets lost now were sent after the cut: they belong to a window of
+            // their own.
             self.from = max.saturating_sub(self.psns.into());
             self.lost = 0;
         }
@@ -125,7 +125,7 @@ impl CongestionWindow {
             None => return,
         };
         if self.lost > sent / 2 {
-            // What was retransmitted meanwhile and lost again counts as well.
+            // Packets that were retransmitted meanwhile and lost again count as well.
             let arrived = sent.saturating_sub(self.lost).max(sent / DEEPEST);
             let arrived = u32::try_from(arrived).unwrap_or(u32::MAX);
             self.psns = self.psns.min(arrived.max(MIN));
@@ -133,17 +133,18 @@ impl CongestionWindow {
         }
     }
 
-    /// Nothing is heard of what is in flight.
+    /// Handles the lack of any response to the packets in flight.
     pub(super) fn on_silence(&mut self, now: Duration, max: Seq) {
         self.cut_by(2, now, max);
     }
 
-    /// How long a round trip takes.
+    /// Sets the round trip time.
     pub(super) const fn set_rtt(&mut self, rtt: Duration) {
         self.rtt = rtt;
     }
 
-    /// Takes one part in so many away. Everything before `max` belongs to this round trip. Returns how much that is.
+    /// Reduces the window by one part in `part`. Everything before `max` belongs to this round trip. Returns the number
+    /// of PSNs taken away.
     fn cut_by(&mut self, part: u32, now: Duration, max: Seq) -> u64 {
         let sent = max.saturating_sub(self.from);
         let used = u32::try_from(sent).unwrap_or(u32::MAX).max(self.psns / LEAST_USED).min(self.psns);
@@ -153,7 +154,7 @@ impl CongestionWindow {
         sent
     }
 
-    /// `acked` more PSNs are done, up to `una`; `max` is the first PSN that was never sent.
+    /// Handles progress: `acked` more PSNs are done, up to `una`; `max` is the first PSN that was never sent.
     #[inline]
     pub(super) fn on_acked(&mut self, acked: u64, una: Seq, max: Seq) {
         self.credit = self.credit.saturating_add(acked).min(BURST * TOLERATED);
@@ -177,12 +178,12 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(1);
 
-    /// So many of the first round trip.
+    /// Loss of `count` PSNs of the first round trip.
     fn lost(count: u64) -> Loss {
         Loss::of(10, count)
     }
 
-    /// A window of which a round trip of as many packets has begun.
+    /// A window with a round trip of that many packets in progress.
     fn window(max: u32) -> CongestionWindow {
         let mut window = CongestionWindow::new(max);
         window.on_acked(0, 10, 10 + Seq::from(max));
@@ -193,7 +194,7 @@ mod tests {
     fn one_in_a_hundred_costs_nothing() {
         let mut window = window(256);
         for round in 0..100 {
-            // Not one by one.
+            // Losses come in bursts and not one by one.
             window.on_lost(NOW, lost(if round % 2 == 0 { 5 } else { 0 }), false, 266 + round * 256);
             window.on_acked(256, 266 + round * 256, 522 + round * 256);
             assert_eq!(window.psns(), 256);
@@ -211,7 +212,7 @@ mod tests {
             window.on_lost(NOW, lost(1), false, 266);
             assert_eq!(window.psns(), 171);
         }
-        // What was sent before the cut belongs to it.
+        // Packets that were sent before the cut belong to it.
         window.on_acked(200, 210, 300);
         window.on_lost(NOW, lost(20), true, 300);
         assert_eq!(window.psns(), 171);
@@ -234,7 +235,7 @@ mod tests {
             );
             assert_eq!(window.psns(), psns);
         }
-        // What is noticed late was sent before.
+        // Losses that are noticed late are of packets sent before.
         window.on_lost(NOW + Duration::from_millis(1), Loss::of(40, 10), false, 266);
         assert_eq!(window.psns(), 76);
         window.on_lost(NOW + Duration::from_millis(1), Loss::of(266, 10), false, 276);
@@ -262,7 +263,7 @@ mod tests {
             window.on_lost(NOW, lost(200), false, max);
             assert_eq!(window.psns(), psns);
         }
-        // A window that is smaller from the beginning.
+        // A window that is smaller from the start.
         let mut small = CongestionWindow::new(1);
         small.on_lost(NOW, lost(100), true, 20);
         assert_eq!(small.psns(), 1);

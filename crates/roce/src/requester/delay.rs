@@ -1,22 +1,22 @@
-//! Whether packets wait on the way about as long as they ever do: what is lost then was probably dropped by a full
-//! queue.
+//! Detects whether the queueing delay is close to its maximum: a packet lost at that time was probably dropped by a
+//! full queue.
 //!
-//! Round trips through a queue that overflows grow until it does, and shrink when senders slow down. A network that
-//! loses packets for no reason loses them whatever the delay is. So a loss says something about congestion if the
-//! last few round trips were all nearer to the longest one than to the shortest, and much longer than that.
+//! Round trip times through a queue grow until it overflows, and shrink when senders slow down. A network with random
+//! losses loses packets at any delay. So a loss indicates congestion if the last few round trip times were all nearer
+//! to the longest than to the shortest one, and much longer than the shortest.
 
 use std::time::Duration;
 
-/// Longest delay that says nothing: a busy processor takes as much.
+/// Delay that is never significant: a busy processor takes as much.
 const TOLERATED: Duration = Duration::from_millis(1);
-/// The same as one part in so many of the shortest round trip.
+/// The same as a fraction of the shortest round trip time.
 const TOLERATED_PART: u32 = 8;
-/// Round trips in a row that are looked at.
+/// Number of consecutive round trips that are examined.
 const RECENT: usize = 4;
-/// For how long the shortest and the longest round trip count, at least: routes change.
+/// Minimum time for which the shortest and longest round trip times count. It is bounded because routes change.
 const MEMORY: Duration = Duration::from_secs(10);
 
-/// The shortest and the longest of some round trips.
+/// Shortest and longest of a set of round trip times.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     shortest: Duration,
@@ -31,12 +31,12 @@ impl Range {
     }
 }
 
-/// The round trips of a while.
+/// Round trip times of the recent past.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Delay {
     recent: [Duration; RECENT],
     next: usize,
-    /// Since a moment, and in the [`MEMORY`] before it.
+    /// Range since the start of the current period, and range of the [`MEMORY`] before it.
     new: Range,
     since: Duration,
     old: Range,
@@ -50,7 +50,7 @@ impl Default for Delay {
 }
 
 impl Delay {
-    /// A packet took so long to be acknowledged.
+    /// Adds a round trip time.
     pub(super) fn add(&mut self, now: Duration, rtt: Duration) {
         if now.saturating_sub(self.since) >= MEMORY {
             (self.old, self.new, self.since) = (self.new, Range::NONE, now);
@@ -62,7 +62,7 @@ impl Delay {
         self.next = (self.next + 1) % RECENT;
     }
 
-    /// Returns `true` if the last few packets waited more than half as long as any.
+    /// Returns `true` if the last few packets had more than half of the maximum queueing delay.
     pub(super) fn is_late(&self) -> bool {
         let Range { shortest, longest } = self.new.and(self.old);
         let recent = self.recent.into_iter().min().unwrap_or_default();
@@ -75,7 +75,7 @@ impl Delay {
 mod tests {
     use super::*;
 
-    /// A packet every 100 us, with these round trips in microseconds.
+    /// State after a packet every 100 us, with these round trip times in microseconds.
     fn after(rtts: impl IntoIterator<Item = u64>) -> Delay {
         let mut delay = Delay::default();
         for (number, rtt) in (0..).zip(rtts) {
@@ -93,9 +93,9 @@ mod tests {
             (&[100, 5000, 5000, 100, 5000, 5000, 5000], false),
             (&[100, 9000, 4500, 5000, 5000, 5000], false),
             (&[100, 9000, 4600, 5000, 5000, 5000], true),
-            // What a busy processor takes.
+            // Delay of a busy processor.
             (&[100, 1000, 1000, 1000, 1000], false),
-            // A long way.
+            // A long path.
             (&[40_000, 44_000, 44_000, 44_000, 44_000], false),
             (&[40_000, 46_000, 46_000, 46_000, 46_000], true),
         ] {

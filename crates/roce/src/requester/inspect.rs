@@ -1,4 +1,4 @@
-//! A requester as data.
+//! Inspection: the state of a requester as data.
 
 use std::time::Duration;
 
@@ -10,28 +10,28 @@ use super::send_state::wire_psn;
 use super::timers::Timer;
 use super::{Requester, RequesterStats};
 
-/// Whole microseconds.
+/// Converts to whole microseconds.
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A timer that runs.
+/// A running timer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct RunningTimer {
-    /// What it is for: `ack`, `rnr_backoff`, `reordering` or `probe`.
+    /// Purpose: `ack`, `rnr_backoff`, `reordering` or `probe`.
     timer: Timer,
     /// Microseconds until its deadline, 0 if that has passed.
     pub due_in_us: u64,
 }
 
-/// A requester at one moment.
+/// Snapshot of a requester.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct RequesterInspect {
     /// Requests that were posted and are not done.
     pub requests: usize,
     /// Oldest PSN that is not done.
     pub snd_una: Psn,
-    /// Every PSN before it is known to have been executed by the peer.
+    /// Every PSN before this one is known to have been executed by the peer.
     pub snd_executed: Psn,
     /// Next PSN to send.
     pub snd_nxt: Psn,
@@ -45,34 +45,34 @@ pub struct RequesterInspect {
     pub window: u32,
     /// RDMA READs and atomics that were sent and are not done.
     pub outstanding_rd_atomic: usize,
-    /// Smoothed round trip time in microseconds, once it was measured.
+    /// Smoothed round trip time in microseconds, `null` before the first measurement.
     pub srtt_us: Option<u64>,
     /// Variation of the round trip time in microseconds.
     pub rttvar_us: Option<u64>,
-    /// Retransmissions that are left before the peer is given up.
+    /// Retransmissions left before the connection fails.
     pub retries_left: u8,
-    /// Retransmissions after RNR NAKs that are left.
+    /// Retransmissions after RNR NAKs left before the connection fails.
     pub rnr_retries_left: u8,
-    /// ACK timeouts in a row.
+    /// Consecutive ACK timeouts.
     pub backoff: u32,
-    /// The peer was seen to keep packets that come behind a gap.
+    /// The peer was observed to keep packets that arrive after a gap.
     pub peer_reorders: bool,
-    /// The peer says what it keeps behind a gap (selective acknowledgements).
+    /// The peer reports the packets that it keeps after a gap (selective acknowledgements).
     pub sack: bool,
-    /// PSNs that it keeps there now.
+    /// PSNs that the peer keeps after a gap now.
     pub sacked: u64,
-    /// The timers that run.
+    /// Running timers.
     pub timers: Vec<RunningTimer>,
-    /// In SQD: nothing new is started.
+    /// The QP is in SQD: no new request is started.
     pub draining: bool,
     /// The QP is in its error state.
     pub ended: bool,
-    /// What happened so far.
+    /// Counters.
     pub stats: RequesterStats,
 }
 
 impl Requester {
-    /// Describes itself. `now` is on the clock of its other methods.
+    /// Exports the state. `now` is on the clock of the other methods.
     pub fn inspect(&self, now: Duration) -> RequesterInspect {
         let rtt = self.recovery.rtt_estimate();
         let running = self.timers.running();

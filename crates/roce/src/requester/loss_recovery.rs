@@ -1,17 +1,17 @@
-//! What a requester knows about losses: how much may be in flight, what was noticed, and what is left to try.
+//! Loss recovery state of a requester: what may be in flight, which losses were noticed, and which retries are left.
 //!
-//! The ACK timeout of a QP is tens of milliseconds, because the architecture makes it the time after which a peer is
-//! given up step by step. Between two hosts of one network a round trip takes a hundred microseconds, and what is lost
-//! twice, or whose NAK is lost, would stand still for hundreds of round trips. So when nothing was acknowledged for a
-//! few round trips, the oldest packet is retransmitted as a *probe*, as TCP (RFC 8985) and QUIC (RFC 9002) do; that
-//! spends no retry, and a peer that has it sees a duplicate, which it acknowledges. If the ACK covers this one
-//! packet alone, the next is probed, and if that ACK covers no more either, the following packets are taken for
-//! lost, too. Of a READ the probe asks for one response packet: what a busy responder has not sent yet would come
-//! twice.
+//! The ACK timeout of a QP is tens of milliseconds, because the architecture defines it as the time after which a peer
+//! is given up step by step. Between two hosts of one network a round trip takes a hundred microseconds, so a packet
+//! that is lost twice, or whose NAK is lost, would stall the connection for hundreds of round trips. Therefore, when
+//! nothing was acknowledged for a few round trips, the oldest packet is retransmitted as a *probe*, as TCP (RFC 8985)
+//! and QUIC (RFC 9002) do. A probe costs no retry, and a peer that has the packet already acknowledges it as a
+//! duplicate. If the ACK covers this one packet alone, the next one is probed, and if that ACK covers no more either,
+//! the following packets are considered lost, too. For a READ, the probe requests only one response packet: responses
+//! that a busy responder has not sent yet would otherwise arrive twice.
 //!
-//! After a loss only a few packets follow the one that is retransmitted until something is acknowledged: most
-//! responders have dropped them (go-back-N), and those that buffered what came behind the gap need none. One that was
-//! seen to buffer them gets the missing packets alone, and the flow goes on meanwhile.
+//! After a loss, only a few packets follow the retransmitted one until something is acknowledged: most responders have
+//! dropped the packets after the gap (go-back-N), and those that have buffered them do not need them again. A responder
+//! that was observed to buffer them gets only the missing packets, and transmission continues meanwhile.
 
 use std::time::Duration;
 
@@ -22,89 +22,89 @@ use crate::rnr_backoff::RnrBackoff;
 
 /// PSNs in flight right after a loss.
 const WINDOW_AFTER_LOSS: u32 = 8;
-/// Shortest time without progress that leads to a probe: above what a busy scheduler takes away.
+/// Shortest time without progress that leads to a probe: longer than a delay by a busy scheduler.
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_micros(500);
-/// The same before a response with data is requested again for a second time, or of a responder of which it is not
-/// known how long it takes: what is repeated comes on top of what is merely late.
+/// The same before a response with data is requested again for the second time, or while the response time of the
+/// responder is unknown: repeated responses add to the load while the first ones are merely late.
 const MIN_RESPONSE_TIMEOUT: Duration = Duration::from_millis(4);
-/// Shortest time for which a response that was overtaken is late and not lost.
+/// Shortest time for which an overtaken response counts as late and not as lost.
 const MIN_PATIENCE: Duration = Duration::from_micros(100);
-/// Times that a timer is more patient than what comes next, as long as something is expected: that tells without waking
-/// anybody.
+/// Factor by which a timer waits longer than that, while more packets are expected: their arrival reveals the loss
+/// without a wake-up.
 const PATIENCE_IF_MORE: u32 = 5;
-/// Probes in a row; after these the ACK timeout decides.
+/// Largest number of probes in a row; after these the ACK timeout decides.
 const MAX_PROBES: u32 = 3;
-/// Sequence NAKs for one packet after the other that are believed to be losses. After these the responder has stopped
-/// to buffer what comes behind a gap.
+/// Largest number of sequence NAKs for consecutive packets that count as losses. After these, the responder is assumed
+/// to have stopped buffering packets after a gap.
 const MAX_CONSECUTIVE_NAKS: u32 = 2;
 
-/// Whether the oldest unacked packet is retransmitted alone, to see what the responder has.
+/// State of the probe: whether the oldest unacked packet is retransmitted alone, to find out what the responder has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Probe {
     None,
     Due(Attempt),
     /// The oldest missing response is to be requested again, alone.
     ResponseDue,
-    /// The packet with this PSN was sent.
+    /// A packet with this PSN was sent as a probe.
     Sent(Seq, Attempt),
 }
 
-/// Why everything is retransmitted from some packet on.
+/// Reason to retransmit everything from some packet on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Setback {
-    /// The responder had no receive. Nothing was lost, but what came behind the message.
+    /// The responder had no receive. Only the packets after the message were lost.
     NotReady,
-    /// The responder says that a packet is missing.
+    /// The responder reports a missing packet.
     Nak,
-    /// Nothing was heard.
+    /// No response arrived.
     Silence,
 }
 
-/// What the probe before it told.
+/// Result of the previous probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Attempt {
-    /// There was none.
+    /// There was no previous probe.
     First,
-    /// Its packet had been missing, or the ACK of an earlier packet came late.
+    /// The probed packet had been missing, or the ACK of an earlier packet was late.
     Second,
 }
 
 #[derive(Debug)]
 pub(super) struct LossRecovery {
-    /// PSNs that may be in flight now, and at most.
+    /// PSNs that may be in flight now, and upper bound of that.
     window: u32,
     congestion: CongestionWindow,
     /// PSNs that may be in flight as soon as something is acknowledged.
     resume: Option<u32>,
     rtt: RttEstimator,
-    /// The time from a READ or atomic to its first response.
+    /// Time from a READ or atomic to its first response.
     response_time: RttEstimator,
     pub(super) probe: Probe,
     /// Probes since the last progress.
     probes: u32,
-    /// Times that the probe timeout has doubled since a round trip was measured (RFC 6298, 5.5 to 5.7).
+    /// Number of doublings of the probe timeout since a round trip was measured (RFC 6298, 5.5 to 5.7).
     probe_backoff: u32,
-    /// A packet to retransmit alone.
+    /// Packet to retransmit alone.
     pub(super) retransmit: Option<Seq>,
-    /// The responder was seen to buffer what comes behind a gap: only what is missing need be retransmitted.
+    /// The responder was observed to buffer packets after a gap: only missing packets need to be retransmitted.
     pub(super) peer_reorders: bool,
-    /// Retransmissions that are left before the peer is given up (IBA 9.7.6.1.3), and the same after RNR NAKs.
+    /// Retries left before the connection fails (IBA 9.7.6.1.3), and the same after RNR NAKs.
     pub(super) retries: u8,
     pub(super) rnr_retries: u8,
-    /// How long the next RNR wait is.
+    /// Length of the next RNR wait.
     pub(super) rnr_backoff: RnrBackoff,
-    /// ACK timeouts in a row.
+    /// Consecutive ACK timeouts.
     pub(super) backoff: u32,
-    /// The last thing that happened was an ACK timeout.
+    /// The most recent event was an ACK timeout.
     pub(super) timed_out: bool,
-    /// PSN of the last sequence NAK that was acted upon: a responder sends one for each missing packet, what comes
-    /// again was duplicated on its way.
+    /// PSN of the last sequence NAK that was acted upon. A responder sends one for each missing packet, so a second NAK
+    /// with this PSN was duplicated in transit.
     nak_psn: Option<Seq>,
-    /// The packet to which the requester went back last without spending a retry.
+    /// Packet to which the requester last went back without spending a retry.
     free_psn: Option<Seq>,
-    /// The PSN after the last packet that was retransmitted alone.
+    /// PSN after the last packet that was retransmitted alone.
     alone_until: Option<Seq>,
-    /// How many of them in a row named the packet after the one that was retransmitted.
+    /// Number of consecutive NAKs that named the packet after the retransmitted one.
     consecutive_naks: u32,
 }
 
@@ -133,13 +133,13 @@ impl LossRecovery {
         }
     }
 
-    /// The message that found no receive has found one: `retries` are allowed for the next.
+    /// Restores the RNR retries: the message has found a receive, and `retries` are allowed for the next one.
     pub(super) const fn refill_rnr_retries(&mut self, retries: u8) {
         self.rnr_retries = retries;
         self.rnr_backoff.reset();
     }
 
-    /// PSNs that may be in flight as far as the network is concerned.
+    /// PSNs that the network allows in flight.
     #[inline]
     pub(super) const fn congestion_window(&self) -> u32 {
         self.congestion.psns()
@@ -150,43 +150,44 @@ impl LossRecovery {
         self.window.min(self.congestion.psns())
     }
 
-    /// The smoothed round trip time and its variation. `None`: nothing was measured yet.
+    /// Smoothed round trip time and its variation. `None`: nothing was measured yet.
     pub(super) fn rtt_estimate(&self) -> Option<(Duration, Duration)> {
         self.rtt.estimate().or_else(|| self.response_time.estimate())
     }
 
-    /// For how long a response that was overtaken is late and not lost.
+    /// Time for which an overtaken response counts as late and not as lost.
     pub(super) fn patience(&self) -> Duration {
         self.rtt_estimate().map_or(MIN_PATIENCE, |(srtt, _)| (srtt / 4).max(MIN_PATIENCE))
     }
 
-    /// For how long a timer waits for what was overtaken. `more`: something is still to come behind it, and will tell.
+    /// Time for which a timer waits for an overtaken packet. `more`: later packets are still to come and will reveal
+    /// the loss.
     pub(super) fn timer_patience(&self, more: bool) -> Duration {
         if more { self.patience().saturating_mul(PATIENCE_IF_MORE) } else { self.patience() }
     }
 
-    /// A packet up to `end` that asks for an ACK was sent for the first time.
+    /// Records that a packet up to `end` that requests an ACK was sent for the first time.
     pub(super) fn on_sent(&mut self, now: Duration, end: Seq) {
         self.rtt.on_sent(now, end);
     }
 
-    /// A READ or atomic whose first response has the PSN before `end` was sent for the first time.
+    /// Records that a READ or atomic whose first response has the PSN before `end` was sent for the first time.
     pub(super) fn on_request_sent(&mut self, now: Duration, end: Seq) {
         self.response_time.on_sent(now, end);
     }
 
-    /// A packet was retransmitted alone; what it asks for ends before `end`.
+    /// Records that a packet was retransmitted alone; the range that it requests ends before `end`.
     pub(super) const fn on_retransmitted_alone(&mut self, end: Seq) {
         self.alone_until = Some(end);
     }
 
-    /// Missing responses are about to be requested again.
+    /// Records that missing responses are about to be requested again.
     pub(super) const fn on_lost_response(&mut self) {
         self.response_time.on_retransmit();
     }
 
-    /// `acked` more PSNs are done, up to `una`, and `retries` are allowed again. `max` is the first that was never
-    /// sent.
+    /// Handles progress: `acked` more PSNs are done, up to `una`, and `retries` are allowed again. `max` is the first
+    /// PSN that was never sent.
     pub(super) fn on_acked(&mut self, now: Duration, (una, max): (Seq, Seq), acked: Seq, retries: u8) {
         self.congestion.on_acked(acked, una, max);
         self.probes = 0;
@@ -202,21 +203,21 @@ impl LossRecovery {
         self.retransmit = self.retransmit.filter(|&seq| seq >= una);
     }
 
-    /// What `has` says has come behind a gap.
+    /// Handles packets that arrived after a gap, as `has` reports.
     pub(super) fn on_sacked(&mut self, now: Duration, has: impl Fn(Seq) -> bool) {
         if self.rtt.on_sacked(now, has) {
             self.probe_backoff = 0;
         }
     }
 
-    /// The data of the response at `seq` has come behind a gap, which takes time that says nothing of the way.
+    /// Records that the data of the response at `seq` arrived after a gap. Its delay says nothing about the path.
     pub(super) fn on_early_data(&mut self, now: Duration, seq: Seq) {
         if self.response_time.on_sacked(now, |measured| measured == seq) {
             self.probe_backoff = 0;
         }
     }
 
-    /// Packets are lost. `max` is the first PSN that was never sent.
+    /// Handles lost packets. `max` is the first PSN that was never sent.
     pub(super) fn on_lost(&mut self, now: Duration, loss: Loss, max: Seq) {
         if loss.is_none() {
             return;
@@ -224,33 +225,33 @@ impl LossRecovery {
         self.congestion.on_lost(now, loss, self.is_late(), max);
     }
 
-    /// Returns `true` if packets wait on the way about as long as they ever do.
+    /// Returns `true` if the queueing delay is close to its maximum.
     pub(super) fn is_late(&self) -> bool {
         self.rtt.is_late() || self.response_time.is_late()
     }
 
-    /// How often the congestion window was cut.
+    /// Number of cuts of the congestion window.
     pub(super) const fn cuts(&self) -> u64 {
         self.congestion.cuts()
     }
 
-    /// Nothing is heard of what is in flight. `max` is the first PSN that was never sent.
+    /// Handles the lack of any response to the packets in flight. `max` is the first PSN that was never sent.
     pub(super) fn on_silence(&mut self, now: Duration, max: Seq) {
         self.congestion.on_silence(now, max);
     }
 
-    /// The packet at `seq` is about to be retransmitted, and no other.
+    /// Records that the packet at `seq` alone is about to be retransmitted.
     pub(super) fn on_retransmit_of(&mut self, seq: Seq) {
         self.rtt.on_retransmit_of(seq);
     }
 
-    /// An ACK timeout.
+    /// Handles an ACK timeout.
     pub(super) const fn on_timeout(&mut self) {
         self.backoff = self.backoff.saturating_add(1);
         self.nak_psn = None;
     }
 
-    /// A probe is due. Returns which one in a row it is.
+    /// Records a probe. Returns its number in the current series.
     pub(super) fn on_probe(&mut self) -> u32 {
         self.probes += 1;
         self.probe_backoff = (self.probe_backoff + 1).min(MAX_PROBES);
@@ -258,8 +259,8 @@ impl LossRecovery {
         self.probes
     }
 
-    /// Everything behind the `in_flight` oldest PSNs is about to be retransmitted. A responder that has spoken gets
-    /// what it got before, or half of that after a loss, as soon as it acknowledges something.
+    /// Prepares the retransmission of everything after the `in_flight` oldest PSNs. A responder that has sent an RNR
+    /// NAK or NAK gets the previous window, or half of it after a loss, as soon as it acknowledges something.
     pub(super) fn on_go_back(&mut self, in_flight: Seq, setback: Setback) {
         let before = self.resume.unwrap_or(0).max(self.window);
         self.resume = match setback {
@@ -276,13 +277,13 @@ impl LossRecovery {
         self.response_time.on_retransmit();
     }
 
-    /// Retransmits one packet alone.
+    /// Schedules the retransmission of one packet alone.
     pub(super) const fn retransmit_alone(&mut self, seq: Seq) {
         self.retransmit = Some(seq);
         self.rtt.on_retransmit();
     }
 
-    /// How long to wait for progress before a probe, if something is `in_flight`. `response`: a response with data is
+    /// Time to wait for progress before a probe, if packets are `in_flight`. `response`: a response with data is
     /// missing.
     pub(super) fn probe_timeout(&self, in_flight: bool, response: bool) -> Option<Duration> {
         if !in_flight || self.probes >= MAX_PROBES {
@@ -296,14 +297,14 @@ impl LossRecovery {
         Some(timeout.saturating_mul(1 << self.probe_backoff))
     }
 
-    /// The responder keeps nothing behind the packet at `seq`. Returns `true` if going back to it spends no retry: the
-    /// first time for each packet.
+    /// Records that the responder keeps nothing after the packet at `seq`. Returns `true` if going back to it costs no
+    /// retry, which holds for the first time for each packet.
     pub(super) fn takes_back_free(&mut self, seq: Seq) -> bool {
         self.free_psn.replace(seq) != Some(seq)
     }
 
-    /// A sequence NAK names `seq`. Returns `true` if it is not a copy of the one before. A responder that names one
-    /// packet after the other, although those were in flight, does not buffer them any more.
+    /// Handles a sequence NAK for `seq`. Returns `true` unless it is a copy of the previous one. A responder that names
+    /// one packet after the other, although those were in flight, does not buffer them any more.
     pub(super) fn on_sequence_nak(&mut self, seq: Seq) -> bool {
         if self.nak_psn == Some(seq) {
             return false;
@@ -372,7 +373,7 @@ mod tests {
             recovery.on_acked(us(5), (1, 1), 1, 7);
             assert_eq!(recovery.window(), window, "{setback:?}");
         }
-        // A message that finds no receive time and again.
+        // A message that finds no receive repeatedly.
         let mut recovery = recovery();
         (0..5).for_each(|_| recovery.on_go_back(0, Setback::NotReady));
         recovery.on_acked(us(5), (1, 1), 1, 7);

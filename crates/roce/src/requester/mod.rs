@@ -1,16 +1,15 @@
-//! The requester of a reliable connection: cuts requests into packets, takes the responses, retransmits what was lost
-//! (IBA 9.7.2, 9.7.6, 9.7.7).
+//! The requester of a reliable connection: divides requests into packets, processes the responses, and retransmits lost
+//! packets (IBA 9.7.2, 9.7.6, 9.7.7).
 //!
-//! Requests get their PSNs when they are posted. Four marks move through PSN space, which [`SendState`] explains. The
-//! files:
+//! Requests get their PSNs when they are posted. Four marks move through PSN space; see [`SendState`]. The files:
 //!
-//! * `transmit`, with `packet_plan`, `read_grid` and `ack_policy`: what is sent next;
-//! * `acks`, with `response_tracker`: what ACKs, NAKs and responses with data do;
-//! * `retransmit`, with `loss_recovery`, `congestion_window`, `rtt` and `delay`: what happens when something was lost;
-//! * `selective`, with `scoreboard`: the same if the responder says what it has;
-//! * `multipath`, with `path_choice`: which of several equal paths packets take;
-//! * `timers`: when something has to happen by itself;
-//! * `inspect`: how it all looks from outside.
+//! * `transmit`, with `packet_plan`, `read_grid` and `ack_policy`: choice of the next packet;
+//! * `acks`, with `response_tracker`: processing of ACKs, NAKs and responses with data;
+//! * `retransmit`, with `loss_recovery`, `congestion_window`, `rtt` and `delay`: recovery from losses;
+//! * `selective`, with `scoreboard`: the same if the responder reports the packets that it has;
+//! * `multipath`, with `path_choice`: selection among equal-cost paths;
+//! * `timers`: deadlines;
+//! * `inspect`: export of the state.
 
 mod ack_policy;
 mod acks;
@@ -51,27 +50,27 @@ use selective::Sack;
 use send_state::{SendState, Seq};
 use timers::TimerTable;
 
-/// Finished requests that are kept for their buffers.
+/// Finished requests that are kept to reuse their buffers.
 const MAX_SPARE: usize = 8;
-/// READ requests that share the congestion window, if the peer allows so many.
+/// Number of READ requests that share the congestion window, if the peer allows that many.
 const READS_AT_A_TIME: u32 = 4;
-/// ACK timeouts in a row after which a connection is starved.
+/// Consecutive ACK timeouts after which a connection is starved.
 const STARVED: u32 = 2;
 
-/// How a requester uses the network. Nothing but `negotiate` needs the peer's consent.
+/// Network parameters of a requester. Only `negotiate` needs the consent of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tuning {
-    /// PSNs that may be in flight at a time. Against a software responder keep it below what its socket buffer holds.
+    /// PSNs that may be in flight. Against a software responder, keep it below the capacity of its socket buffer.
     pub window: u32,
     /// Longest RDMA READ request in packets; longer reads become several requests. At most half of `window` is used.
     pub read_chunk: u32,
     /// Requests that may be posted and not done.
     pub requests: usize,
-    /// Fast registrations that may be posted and not started: each holds a list of pages.
+    /// Fast registrations that may be posted and not started: each holds a page list.
     pub page_lists: usize,
-    /// First requests offer to take selective acknowledgements ([`crate::wire::OFFER`]).
+    /// The first requests offer to accept selective acknowledgements ([`crate::wire::OFFER`]).
     pub negotiate: bool,
-    /// A connection that agreed on these may take other paths than its own, by another UDP source port.
+    /// A connection with selective acknowledgements may take other paths than its own, by another UDP source port.
     pub multipath: bool,
 }
 
@@ -81,26 +80,26 @@ impl Default for Tuning {
     }
 }
 
-/// Counters of a requester. They start at 0 with it and only grow.
+/// Counters of a requester. They start at 0 when it is created, and only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct RequesterStats {
     /// Packets sent.
     pub packets: u64,
-    /// Of these, packets that had been sent before.
+    /// Packets sent that had been sent before.
     pub retransmitted: u64,
-    /// Times that the oldest packet was retransmitted because nothing was acknowledged for a few round trips.
+    /// Retransmissions of the oldest packet because nothing was acknowledged for a few round trips.
     pub probes: u64,
     /// ACK timeouts.
     pub timeouts: u64,
     /// Sequence NAKs acted upon.
     pub sequence_naks: u64,
-    /// Times that missing responses of a READ or atomic were requested again, because later ones had come.
+    /// Repeated requests for missing responses of a READ or atomic after later ones had arrived.
     pub lost_responses: u64,
     /// RNR NAKs acted upon.
     pub rnr_naks: u64,
-    /// Times that the connection took another path, because of congestion or because nothing was heard.
+    /// Changes of path, because of congestion or because no response arrived.
     pub rehashed: u64,
-    /// Responses that belonged to nothing outstanding.
+    /// Responses that belonged to no outstanding request.
     pub stale: u64,
 }
 
@@ -116,13 +115,13 @@ pub struct Requester {
     page_lists: usize,
     spare: Vec<SendWr>,
     snd: SendState,
-    /// The request that `snd.nxt` is in, as an index of `requests`.
+    /// Request that contains `snd.nxt`, as an index of `requests`.
     nxt_request: usize,
-    /// How READs are split into requests.
+    /// Division of READs into requests.
     reads: ReadGrid,
     /// READs and atomics sent between `snd.una` and `snd.nxt`.
     responses: ResponseTracker,
-    /// The PSN after a response that was requested alone, as a probe.
+    /// PSN after a response that was requested alone, as a probe.
     probed: Option<Seq>,
     ack_policy: AckPolicy,
     recovery: LossRecovery,
@@ -131,7 +130,7 @@ pub struct Requester {
     multipath: Multipath,
     timers: TimerTable,
     draining: bool,
-    /// A PSN of the request with which the QP ends, as soon as those before it are done, and its status.
+    /// A PSN of the request that ends the QP as soon as all requests before it are done, and its status.
     failing: Option<(Seq, WcStatus)>,
     ended: bool,
     ident: u16,
@@ -139,7 +138,7 @@ pub struct Requester {
 }
 
 impl Requester {
-    /// A requester in RTS, with the peer, limits and numbers of `attrs`.
+    /// Creates a requester in RTS, with the peer, limits and numbers of `attrs`.
     pub fn new(attrs: &QpAttrs, path: Path, tuning: Tuning) -> Self {
         let snd = SendState::new(attrs.sq_psn);
         Self {
@@ -172,24 +171,24 @@ impl Requester {
         }
     }
 
-    /// What happened so far.
+    /// Counters.
     pub const fn stats(&self) -> RequesterStats {
         self.stats
     }
 
-    /// Where packets go now.
+    /// Current path of packets.
     pub const fn path(&self) -> Path {
         self.path
     }
 
-    /// Sets AckReq on the next packet; used before a pause, so that the ACK timer is not left to the next packet that
-    /// asks by itself.
+    /// Sets AckReq on the next packet. Used before a pause, so that the ACK does not have to wait for the next packet
+    /// that requests one by itself.
     pub const fn request_ack(&mut self) {
         self.ack_policy.force();
     }
 
-    /// Takes over what a modify request may change in RTS and SQD: path, timeout, retries, number of reads. PSNs, path
-    /// MTU and peer stay.
+    /// Applies the attributes that a modify request may change in RTS and SQD: path, timeout, retries, number of READs.
+    /// PSNs, path MTU and peer stay.
     pub fn set_attrs(&mut self, attrs: &QpAttrs, path: Path) {
         let QpAttrs { timeout, retry_cnt, rnr_retry, max_rd_atomic, .. } = *attrs;
         self.attrs = QpAttrs { timeout, retry_cnt, rnr_retry, max_rd_atomic, ..self.attrs };
@@ -204,18 +203,18 @@ impl Requester {
         !self.ended && self.requests.len() < self.tuning.requests && !self.has_most_page_lists()
     }
 
-    /// Returns `true` if another fast registration has to start before the next request can be posted.
+    /// Returns `true` if another fast registration must start before the next request can be posted.
     pub const fn has_most_page_lists(&self) -> bool {
         self.page_lists >= self.tuning.page_lists
     }
 
-    /// Bytes that a posted request takes, with so many SGEs.
+    /// Bytes of memory of a posted request with this number of SGEs.
     pub fn bytes_of_request(sges: usize) -> usize {
         size_of::<Request>().saturating_add(sges.next_power_of_two().saturating_mul(size_of::<Sge>()))
     }
 
-    /// Changes how many requests, and fast registrations that were not started, may be posted. If these are fewer than
-    /// there may be now, nothing is posted, and the memory of more is given back.
+    /// Changes how many requests, and how many fast registrations that were not started, may be posted. If more are
+    /// posted already, nothing can be posted until there is room. Memory for more is released.
     pub fn set_room(&mut self, requests: usize, page_lists: usize) {
         if requests < self.tuning.requests {
             self.requests.shrink_to(requests);
@@ -229,36 +228,37 @@ impl Requester {
         self.requests.is_empty()
     }
 
-    /// PSNs that are in flight: sent, and neither acknowledged nor responded to. What a loss made us go back over is
-    /// not among them, nor what has come behind a gap: responses that are here, packets that the responder says it has.
+    /// PSNs in flight: sent, and neither acknowledged nor responded to. PSNs behind which the requester went back after
+    /// a loss do not count, nor do PSNs after a gap that are known to have arrived: responses received, and packets
+    /// that the responder reports.
     pub fn in_flight(&self) -> u64 {
         self.snd.span().saturating_sub(self.scoreboard.received()).saturating_sub(self.responses.early())
     }
 
-    /// Has READ requests ask for what the congestion window allows.
+    /// Sets the length of READ requests to fit the congestion window.
     fn set_read_length(&mut self) {
         let at_a_time = u32::from(self.attrs.max_rd_atomic).clamp(1, READS_AT_A_TIME);
         let length = (self.recovery.congestion_window() / at_a_time).max(1);
-        // Powers of two, so that it does not change all the time. If there can be no more requests than these, smaller
-        // steps, so that they fill the window.
+        // Powers of two, so that the length does not change all the time. If the peer does not allow more requests than
+        // these, the steps are smaller, so that the requests fill the window.
         let digits = if u32::from(self.attrs.max_rd_atomic) > READS_AT_A_TIME { 0 } else { 2 };
         let step = 1 << length.ilog2().saturating_sub(digits);
         let length = (length / step * step).min(self.tuning.read_chunk).min(self.tuning.window / 2).max(1);
         self.reads.set(length, self.snd.una, self.snd.max);
     }
 
-    /// The responder has agreed to selective acknowledgements.
+    /// Returns `true` if the responder has agreed to selective acknowledgements.
     #[inline]
     fn has_agreed(&self) -> bool {
         self.sack == Sack::On
     }
 
-    /// PSNs that are in flight and not known to be lost.
+    /// PSNs in flight that are not known to be lost.
     fn pipe(&self) -> u64 {
         self.in_flight().saturating_sub(self.scoreboard.to_retransmit())
     }
 
-    /// The time after which an ACK is late: smoothed RTT and four times its variation. `None`: nothing was measured.
+    /// Time after which an ACK is late: smoothed RTT plus four times its variation. `None`: nothing was measured.
     pub fn rto(&self) -> Option<Duration> {
         self.recovery.rtt_estimate().map(|(srtt, rttvar)| srtt + rttvar * 4)
     }
@@ -273,7 +273,7 @@ impl Requester {
         self.recovery.rtt_estimate().map(|(srtt, _)| srtt)
     }
 
-    /// Returns `true` if the next packet was sent before.
+    /// Returns `true` if the next packet is a retransmission.
     pub fn next_is_retransmission(&self) -> bool {
         self.snd.nxt < self.snd.max
             || matches!(self.recovery.probe, Probe::Due(_))
@@ -282,12 +282,12 @@ impl Requester {
             || self.responses.has_lost()
     }
 
-    /// A request whose buffers can be used for the next [`Self::post`].
+    /// Returns a request whose buffers can be reused for the next [`Self::post`].
     pub fn spare(&mut self) -> SendWr {
         self.spare.pop().unwrap_or_default()
     }
 
-    /// Takes a request. After an error it is flushed at once.
+    /// Posts a request. After an error it is flushed at once.
     pub fn post(&mut self, wr: SendWr, ops: &mut impl RequesterOps) {
         if self.ended {
             ops.finish(&wr, WcStatus::Flushed, 0);
@@ -309,17 +309,17 @@ impl Requester {
         self.requests.push_back(Request { wr, first, count, length: length.unwrap_or(0), stage });
     }
 
-    /// In SQD nothing new is started; what was started is finished.
+    /// Sets whether the QP is in SQD, where no new request is started and started ones are finished.
     pub const fn set_draining(&mut self, draining: bool) {
         self.draining = draining;
     }
 
-    /// Returns `true` if nothing is outstanding: started and not finished.
+    /// Returns `true` if no request is started and unfinished.
     pub fn is_idle(&self) -> bool {
         self.requests.front().is_none_or(|request| request.stage == Stage::Posted)
     }
 
-    /// The QP went to its error state for another reason: flushes everything.
+    /// Flushes all requests because the QP moved to its error state for another reason.
     pub fn flush(&mut self, ops: &mut impl RequesterOps) {
         self.ended = true;
         self.timers.stop_all();
@@ -329,12 +329,12 @@ impl Requester {
         }
     }
 
-    /// When [`Self::handle_timeout`] is due.
+    /// Time at which [`Self::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Duration> {
         self.timers.next_timeout()
     }
 
-    /// Moves `snd.nxt` among the requests that were started.
+    /// Moves `snd.nxt` within the started requests.
     fn set_nxt(&mut self, nxt: Seq) {
         self.snd.nxt = nxt;
         let found = self.requests.iter().position(|request| request.stage != Stage::Started || nxt < request.end());
@@ -363,9 +363,9 @@ impl Requester {
         }
     }
 
-    /// The request that holds `seq` failed: it completes with an error, and the QP ends. The first error that consumers
-    /// see must be the cause, so requests before it, whose responses are late or lost, complete first. They have the
-    /// retries that are left for that.
+    /// Fails the request that contains `seq`: it completes with an error, and the QP ends. The first error that the
+    /// consumer sees must be the cause, so earlier requests whose responses are late or lost complete first. They have
+    /// the retries that are left.
     fn fail_at(&mut self, now: Duration, seq: Seq, status: WcStatus, ops: &mut impl RequesterOps) {
         if self.failing.is_none_or(|(before, _)| before > seq) {
             self.failing = Some((seq, status));
