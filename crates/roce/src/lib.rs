@@ -12,7 +12,7 @@
 //!   argument, a duration since any fixed origin.
 //! * [`Requester::post`] accepts a request, while [`Requester::has_room`].
 //! * `poll_transmit` writes the next frame into the caller's buffer, until it returns `None`. Call it after every
-//! `handle_*` and every `post`. To coalesce responses, handle several packets first.
+//!   `handle_*` and every `post`. To coalesce responses, handle several packets first.
 //! * [`Requester::poll_timeout`] returns the time at which `handle_timeout` is due. Only requesters have timers.
 //!
 //! All access to memory, queues and the consumer goes through [`RequesterOps`] and [`ResponderOps`], which the owner of

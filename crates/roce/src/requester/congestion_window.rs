@@ -26,7 +26,7 @@ const GROWTH: u32 = 64;
 const RECOVERY: u32 = 8;
 /// Divisor that bounds a cut: it leaves at least this fraction of the PSNs sent in the round trip.
 const DEEPEST: u64 = 8;
-/// Divisor that bounds a cut for a sender that uses less than its window: a cut leaves at least this fraction of it.
+/// A cut starts from the part of the window that the sender uses, but from no less than the window divided by this.
 const LEAST_USED: u32 = 4;
 
 /// Lost packets.

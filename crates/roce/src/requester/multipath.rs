@@ -1,19 +1,21 @@
-//! Which of several equal paths a connection takes.
+//! Selection of one of several equal-cost paths for a connection.
 //!
-//! Switches choose among equal paths by a hash of addresses and ports, so that a connection keeps to one, whatever
-//! happens there. Between two ends that agreed ([`super::selective`]) it takes another one by another UDP source port,
-//! as TCP does in Linux ("PLB", Qureshi et al., SIGCOMM 2022, and after timeouts): the bits in which the port differs
-//! from the connection's own are its *entropy*. There are two reasons.
+//! Switches select among equal-cost paths by a hash of addresses and ports, so that a connection keeps to one path,
+//! whatever happens there. Between two endpoints that agreed ([`super::selective`]) a connection moves to another path
+//! by changing its UDP source port, as TCP does in Linux ("PLB", Qureshi et al., SIGCOMM 2022, and after timeouts). The
+//! bits in which the port differs from the connection's own are its *entropy*. There are two reasons to move.
 //!
-//! * **Congestion.** Round trips in a row were congested: a packet was marked, the window was cut, or packets waited
-//!   about as long as they ever do. Whoever has moved and meets congestion again waits twice as long before it moves
-//!   once more, because other paths are probably not better; after a while without congestion that is forgotten. Right
-//!   after a move packets of the old path are late and not lost.
-//! * **Silence.** The second probe in a row, and each ACK timeout, begins a *search*: each packet takes another path,
-//!   until something is heard. Whoever has just moved and hears nothing goes back where it was first.
+//! * **Congestion.** Several round trips in a row were congested: a packet was marked, the window was cut, or the
+//!   queueing delay was close to its maximum. A connection that has moved and meets congestion again waits twice as
+//!   long before its next move, because other paths are probably not better; after a while without congestion, that is
+//!   forgotten. Right after a move, packets of the old path are late and not lost.
+//! * **Silence.** The second probe in a row, and each ACK timeout, starts a *search*: each packet takes another path,
+//!   until a response arrives. A connection that has just moved and gets no response returns to its previous path
+//!   first.
 //!
-//! Responses take the path whose entropy the last request had, so that the requester, which alone has timers and sees
-//! what READ responses meet, chooses for both directions; and a response tells which request got through.
+//! Responses take the path whose entropy the last request had, so that the requester selects the path of both
+//! directions: only the requester has timers and observes the congestion of READ responses. A response also tells which
+//! request got through.
 
 use std::time::Duration;
 
@@ -23,7 +25,7 @@ use crate::path::ENTROPY;
 use crate::wire::{Ecn, Operation, Packet};
 
 impl Requester {
-    /// A congestion notification came for what this connection sends.
+    /// Handles a congestion notification about packets of this connection.
     pub const fn handle_notification(&mut self) {
         self.multipath.marked = true;
     }
@@ -33,13 +35,13 @@ impl Requester {
         self.multipath.enabled && self.has_agreed() && self.path.source_port().is_some()
     }
 
-    /// Packets take the path with this entropy from now on.
+    /// Selects the path with this entropy for the following packets.
     pub(super) fn set_entropy(&mut self, entropy: u16) {
         self.path.turn(self.multipath.entropy ^ entropy);
         self.multipath.entropy = entropy;
     }
 
-    /// A response came: looks at its path.
+    /// Examines the path of a response.
     #[inline]
     pub(super) fn on_response_path(&mut self, packet: &Packet<'_>) {
         if !self.multipath.enabled || !self.has_agreed() {
@@ -60,14 +62,14 @@ impl Requester {
         if self.multipath.searching {
             self.multipath.searching = false;
             self.multipath.copies = 0;
-            // It has got through, and so did the request that it answers.
+            // The response got through, and so did the request that it answers.
             if self.multipath.peer_follows {
                 self.set_entropy(entropy);
             }
         }
     }
 
-    /// `snd.una` has moved: a round trip may be over.
+    /// Handles progress of `snd.una`: a round trip may be over.
     #[inline]
     pub(super) fn watch_path(&mut self, now: Duration) {
         if self.multipath.enabled && self.snd.una >= self.multipath.until {
@@ -92,7 +94,7 @@ impl Requester {
         }
     }
 
-    /// Nothing is heard any more: so many `probes` in a row say so.
+    /// Starts or continues a search, as `probes` consecutive probes got no response.
     pub(super) fn search_path(&mut self, probes: u32) {
         if let Some(before) = self.multipath.fallback.take() {
             self.stats.rehashed += 1;
@@ -110,7 +112,7 @@ impl Requester {
         self.take_other_path();
     }
 
-    /// The next packet takes another path.
+    /// Selects another path for the next packet.
     pub(super) fn take_other_path(&mut self) {
         let entropy = self.multipath.other_entropy();
         self.set_entropy(entropy);

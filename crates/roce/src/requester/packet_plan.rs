@@ -1,4 +1,4 @@
-//! Cutting requests into packets (IBA 9.7.2, 9.4).
+//! Division of requests into packets (IBA 9.7.2, 9.4).
 
 use pvrdma_verbs::{Mtu, RemoteAddress, SendData, SendFlags, SendOp, SendWr};
 
@@ -8,45 +8,45 @@ use crate::wire::{AtomicEth, Extension, Ieth, ImmDt, Opcode, Position, Reth};
 /// One packet of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PacketPlan {
-    /// Opcode of its BTH.
+    /// Opcode in the BTH.
     pub opcode: Opcode,
-    /// Its extension headers.
+    /// Extension headers.
     pub extension: Extension,
-    /// PSNs that it takes: more than one for a READ whose response has several packets.
+    /// Number of PSNs: more than one for a READ whose response has several packets.
     pub span: u32,
-    /// Offset in the message of its first payload byte.
+    /// Offset of the first payload byte in the message.
     pub offset: u64,
     /// Bytes of payload.
     pub len: u32,
-    /// The response is a message of its own, of which only `max_rd_atomic` may be outstanding.
+    /// The response carries data. Only `max_rd_atomic` such requests may be outstanding.
     pub wants_data: bool,
-    /// It asks for a solicited event.
+    /// Solicited event.
     pub solicited: bool,
-    /// It is the last packet of its message.
+    /// The packet is the last of its message.
     pub ends_message: bool,
 }
 
-/// A request with the bytes of its message and the packets (PSNs) that it takes.
+/// A request with the length of its message and its number of packets (PSNs).
 #[derive(Clone, Copy, Debug)]
 pub struct SizedWr<'a> {
     /// The request.
     pub wr: &'a SendWr,
-    /// Bytes of its message.
+    /// Length of its message in bytes.
     pub length: u32,
-    /// PSNs that it takes.
+    /// Number of its PSNs.
     pub count: u32,
 }
 
 impl<'a> SizedWr<'a> {
-    /// A request with a message of `length` bytes over a path with this MTU. An empty message takes one packet.
+    /// Creates a request with a message of `length` bytes over a path with this MTU. An empty message takes one packet.
     pub const fn new(wr: &'a SendWr, length: u32, mtu: Mtu) -> Self {
         Self { wr, length, count: packets(length, mtu) }
     }
 }
 
 impl PacketPlan {
-    /// The packet at PSN number `index` of a request. `mtu` is in bytes; `read_span` is the most PSNs that a READ
-    /// request asks for. `None`: the request sends nothing, or has fewer packets.
+    /// Plans the packet at index `index` of a request. `mtu` is in bytes; `read_span` is the largest number of PSNs
+    /// that a READ request asks for. `None`: the request sends no packets, or fewer than that.
     pub fn new(request: &SizedWr<'_>, index: u32, mtu: u32, read_span: u32) -> Option<Self> {
         let offset = u64::from(index) * u64::from(mtu);
         let left = u32::try_from(u64::from(request.length).checked_sub(offset)?).ok()?;

@@ -1,58 +1,58 @@
-//! When a connection takes another path, and which: what `multipath` goes by.
+//! Decisions of `multipath`: when a connection takes another path, and which.
 
 use super::send_state::Seq;
 use crate::path::ENTROPY;
 use crate::split_mix::SplitMix64;
 
-/// Congested round trips before a connection moves: at first, and at most.
+/// Congested round trips before a connection moves: initial value, and upper bound.
 const FEW: u32 = 4;
 const MANY: u32 = 1024;
-/// Moves that cost nothing: the first few may meet others that move as well.
+/// Number of moves without penalty: the first few may collide with other connections that move as well.
 const FREE_MOVES: u32 = 3;
-/// Round trips without congestion after which the congested ones before them say nothing, and after which one move is
-/// forgotten.
+/// Number of round trips without congestion after which earlier congested ones no longer count, and after which one
+/// move is forgotten.
 const CALM: u32 = 64;
 const FORGET: u32 = 512;
-/// Probes in a row that begin a search.
+/// Number of consecutive probes that start a search.
 pub(super) const PROBES: u32 = 2;
-/// Copies of the oldest packet when a search begins, beside that packet.
+/// Number of copies of the oldest packet at the start of a search, besides that packet.
 pub(super) const COPIES: u32 = 3;
 
-/// The path of a connection, among equal ones.
+/// Path of a connection among equal-cost paths.
 #[derive(Debug)]
 pub(super) struct Multipath {
     pub(super) enabled: bool,
     pub(super) entropy: u16,
-    /// Connections must not move together.
+    /// Random numbers, so that connections do not move together.
     random: SplitMix64,
-    /// The PSN after the round trip that is looked at.
+    /// PSN after the round trip under observation.
     pub(super) until: Seq,
-    /// A packet was marked in it.
+    /// A packet was marked in this round trip.
     pub(super) marked: bool,
-    /// It began on another path.
+    /// The round trip began on another path.
     pub(super) mixed: bool,
-    /// Cuts of the window when it began.
+    /// Number of window cuts at the start of the round trip.
     pub(super) cuts: u64,
-    /// Round trips that were congested, and those in a row that were not.
+    /// Number of congested round trips, and of consecutive round trips without congestion.
     pub(super) congested: u32,
     pub(super) calm: u32,
-    /// How many have to be congested.
+    /// Number of congested round trips that leads to a move.
     pub(super) limit: u32,
     /// Moves that are not forgotten.
     pub(super) moves: u32,
-    /// The path before the last move, until something has come on the new one.
+    /// Path before the last move, until a response has arrived on the new one.
     pub(super) fallback: Option<u16>,
     pub(super) searching: bool,
-    /// Copies of the oldest packet that are to be sent.
+    /// Copies of the oldest packet to be sent.
     pub(super) copies: u32,
-    /// The source port of responses on the connection's own path.
+    /// Source port of responses on the connection's own path.
     pub(super) peer_port: Option<u16>,
-    /// Responses were seen to take the path of requests.
+    /// Responses were observed to take the path of requests.
     pub(super) peer_follows: bool,
 }
 
 impl Multipath {
-    /// `seed`: connections with another one take other paths.
+    /// Creates the state. Connections with different seeds take different paths.
     pub(super) const fn new(enabled: bool, seed: u64) -> Self {
         Self {
             enabled,
@@ -79,20 +79,20 @@ impl Multipath {
         self.entropy
     }
 
-    /// Returns `true` while each packet takes another path.
+    /// Returns `true` during a search, while each packet takes another path.
     #[inline]
     pub(super) const fn is_searching(&self) -> bool {
         self.searching
     }
 
-    /// Another entropy than that of now.
+    /// Draws an entropy that differs from the current one.
     pub(super) fn other_entropy(&mut self) -> u16 {
         let [low, high, ..] = self.random.draw().to_le_bytes();
         let change = u16::from_le_bytes([low, high]) & ENTROPY;
         self.entropy ^ change.max(1)
     }
 
-    /// A round trip is over. `idle`: nothing is in flight, so that nothing can be overtaken. Returns `true` if it is
+    /// Ends a round trip. `idle`: nothing is in flight, so that no packet can be overtaken. Returns `true` if it is
     /// time to move.
     pub(super) fn end_round_trip(&mut self, congested: bool, idle: bool) -> bool {
         if std::mem::take(&mut self.mixed) {
@@ -115,11 +115,11 @@ impl Multipath {
         self.congested >= if idle { self.limit.div_ceil(2) } else { self.limit }
     }
 
-    /// It moves because of congestion.
+    /// Records a move because of congestion.
     pub(super) fn on_move(&mut self) {
         self.moves = self.moves.saturating_add(1);
         let most = (FEW << self.moves.saturating_sub(FREE_MOVES).min(MANY.ilog2())).min(MANY);
-        // Two that meet on a path do not leave it together.
+        // The limit is random, so that two connections that meet on a path do not leave it together.
         let more = self.random.draw() % u64::from(most);
         self.limit = most.saturating_add(u32::try_from(more).unwrap_or(0));
         self.congested = 0;
@@ -130,7 +130,7 @@ impl Multipath {
 mod tests {
     use super::*;
 
-    /// Round trips until it moves, so many times.
+    /// Returns the number of round trips until a move, `count` times.
     fn moves(multipath: &mut Multipath, count: usize, idle: bool) -> Vec<u32> {
         let next = |_| {
             let mut rounds = 1;
@@ -150,10 +150,10 @@ mod tests {
         assert_eq!(rounds[0], FEW);
         assert!(rounds[1..=3].iter().all(|rounds| (FEW..2 * FEW).contains(rounds)), "{rounds:?}");
         assert!(rounds[12..].iter().all(|rounds| (MANY..2 * MANY).contains(rounds)), "{rounds:?}");
-        // Between messages it may leave sooner.
+        // Between messages the connection may leave sooner.
         let mut idle = Multipath::new(true, 7);
         assert_eq!(moves(&mut idle, 1, true), [FEW / 2]);
-        // After a while without congestion it does so once more.
+        // After a while without congestion the connection moves once more.
         (0..FORGET * 16).for_each(|_| assert!(!multipath.end_round_trip(false, false)));
         assert_eq!(moves(&mut multipath, 1, false), [FEW]);
     }
@@ -165,7 +165,7 @@ mod tests {
             (0..FEW - 1).for_each(|_| assert!(!multipath.end_round_trip(true, false)));
             (0..CALM).for_each(|_| assert!(!multipath.end_round_trip(false, false)));
         }
-        // The round trip in which it moved says nothing of the new path.
+        // The round trip of the move says nothing about the new path.
         multipath.mixed = true;
         (0..FEW).for_each(|_| assert!(!multipath.end_round_trip(true, false)));
         assert!(multipath.end_round_trip(true, false));

@@ -1,33 +1,34 @@
-//! Where the requests begin and end into which long READs are split.
+//! Boundaries of the requests into which long READs are split.
 //!
-//! A responder sends the whole response at once, so a request must not ask for more than may be in flight, which
-//! changes with the network. But what was requested once ends where it ended, because the responder remembers that. So
-//! a new length holds for what was never sent, and the next one waits until everything of the old length is done.
+//! A responder sends the whole response at once, so a request must not ask for more than may be in flight, which varies
+//! with the network. But a request that was sent once keeps its end, because the responder remembers it. Therefore a
+//! new length applies to PSNs that were never sent, and the next change of length waits until everything of the old
+//! length is done.
 //!
-//! A request that is repeated may be *split*: of what was lost the network may carry only a part now. What a responder
-//! keeps of an earlier attempt may be READs that it executes with the next one, so the part behind a split, which takes
-//! one more of its resources, waits until the part before it is done.
+//! A repeated request may be *split*, because the network may carry only a part of the lost responses now. The requests
+//! of an earlier transmission that a responder keeps may be READs that it discards with the next one that it executes.
+//! The part after a split takes one more of its resources, so it waits until the part before it is done.
 
 use super::request::Request;
 use super::send_state::Seq;
 
-/// The lengths of READ requests.
+/// Lengths of READ requests.
 #[derive(Debug)]
 pub(super) struct ReadGrid {
-    /// PSNs of a request, from which PSN on; and the same before that.
+    /// PSNs per request, and the PSN from which on that applies; then the PSNs per request before that.
     new: (u32, Seq),
     old: (u32, Seq),
-    /// First PSNs of the parts into which requests were split, as long as they are not done.
+    /// First PSNs of the parts into which requests were split, until the part before them is done.
     splits: Vec<Seq>,
 }
 
 impl ReadGrid {
-    /// All requests have so many PSNs.
+    /// Creates a grid in which every request has `length` PSNs.
     pub(super) const fn new(length: u32) -> Self {
         Self { new: (length, 0), old: (length, 0), splits: Vec::new() }
     }
 
-    /// Requests are to have so many PSNs. Everything before `una` is done; `max` is the first PSN that was never sent.
+    /// Sets the length of future requests. Everything before `una` is done; `max` is the first PSN that was never sent.
     #[inline]
     pub(super) fn set(&mut self, length: u32, una: Seq, max: Seq) {
         self.splits.retain(|&split| split >= una);
@@ -37,13 +38,13 @@ impl ReadGrid {
         }
     }
 
-    /// A request that was sent is repeated up to before `at`. Everything before `una` is done.
+    /// Splits a request that was sent and is repeated up to before `at`. Everything before `una` is done.
     pub(super) fn split(&mut self, at: Seq, una: Seq) {
         self.splits.retain(|&split| split >= una && split != at);
         self.splits.push(at);
     }
 
-    /// Returns `true` if a request was split at `seq`, and the part before it is not done.
+    /// Returns `true` if a request was split at `seq` and the part before it is not done.
     #[inline]
     pub(super) fn waits(&self, seq: Seq, una: Seq) -> bool {
         una < seq && self.splits.contains(&seq)
@@ -55,14 +56,14 @@ impl ReadGrid {
         self.splits.iter().any(|&split| una < split)
     }
 
-    /// Where a READ's requests of the length at `seq` begin, and that length.
+    /// Returns the start of the grid for requests of a READ at `seq`, and their length.
     #[inline]
     fn at(&self, request: &Request, seq: Seq) -> (Seq, Seq) {
         let (length, since) = if seq < self.new.1 { self.old } else { self.new };
         (request.first.max(since), length.into())
     }
 
-    /// Returns `true` if a request of a READ begins at `seq`, or a part of one that was split.
+    /// Returns `true` if a request of a READ begins at `seq`, or a part of a split one.
     #[inline]
     pub(super) fn starts_at(&self, request: &Request, seq: Seq) -> bool {
         self.began_at(request, seq) || self.splits.contains(&seq)
@@ -75,7 +76,7 @@ impl ReadGrid {
         seq.saturating_sub(first).is_multiple_of(length)
     }
 
-    /// The PSN after the request of a READ with `seq` in it.
+    /// Returns the PSN after the request of a READ that contains `seq`.
     #[inline]
     pub(super) fn end_of(&self, request: &Request, seq: Seq) -> Seq {
         let (first, length) = self.at(request, seq);
@@ -85,8 +86,8 @@ impl ReadGrid {
         end.min(request.end()).min(most).min(split)
     }
 
-    /// The same of one that is repeated, and split if it asks for more than `most` PSNs. Everything before `una` is
-    /// done.
+    /// Returns the same for a repeated request, which is split if it asks for more than `most` PSNs. Everything before
+    /// `una` is done.
     pub(super) fn end_of_repeated(&mut self, request: &Request, seq: Seq, una: Seq, most: Seq) -> Seq {
         let end = self.end_of(request, seq);
         if end.saturating_sub(seq) <= most || self.any_waits(una) {
@@ -120,7 +121,7 @@ mod tests {
         let read = Request { wr: Default::default(), first: 100, count: 40, length: 0, stage: Stage::Started };
         let mut grid = ReadGrid::new(16);
         assert_eq!(starts(&grid, &read), [100, 116, 132]);
-        // The first two were sent.
+        // The first two requests were sent.
         grid.set(5, 110, 132);
         assert_eq!(starts(&grid, &read), [100, 116, 132, 137]);
         let next = Request { first: 140, count: 11, ..read };
@@ -130,7 +131,7 @@ mod tests {
         assert_eq!(starts(&grid, &next), [140, 145, 150]);
         grid.set(2, 132, 145);
         assert_eq!(starts(&grid, &next), [140, 145, 147, 149]);
-        // Everything before 145 is done, and what follows it keeps its beginnings.
+        // Everything before 145 is done, and the following requests keep their boundaries.
         grid.set(4, 146, 149);
         assert_eq!(starts(&grid, &Request { first: 145, count: 12, ..next }), [145, 147, 149, 153]);
     }

@@ -5,14 +5,14 @@ use pvrdma_verbs::{SendOp, SendWr, WcStatus};
 use super::send_state::Seq;
 use crate::ops::RequesterOps;
 
-/// How far a request has come.
+/// Progress of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
-    /// Nothing was checked yet.
+    /// The request was not checked yet.
     Posted,
-    /// It may be sent; a local one is done.
+    /// The request may be sent; a local one is done.
     Started,
-    /// It completes with this status when its turn comes.
+    /// The request completes with this status when its turn comes.
     Failed(WcStatus),
 }
 
@@ -21,7 +21,7 @@ pub(super) enum Stage {
 pub(super) struct Request {
     pub(super) wr: SendWr,
     pub(super) first: Seq,
-    /// PSNs it takes; none if it never leaves this side.
+    /// Number of PSNs; 0 for a local request.
     pub(super) count: u32,
     /// Bytes of the message.
     pub(super) length: u32,
@@ -29,7 +29,8 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Has it checked, or done if it is local. `page_lists` are those that wait for that.
+    /// Starts the request: it is checked, and executed if it is local. `page_lists` counts the fast registrations not
+    /// started.
     pub(super) fn begin(&mut self, ops: &mut impl RequesterOps, page_lists: &mut usize) {
         *page_lists = page_lists.saturating_sub(usize::from(matches!(self.wr.op, SendOp::FastRegister(_))));
         self.stage = match ops.begin(&mut self.wr) {
@@ -38,17 +39,17 @@ impl Request {
         };
     }
 
-    /// The PSN after its last.
+    /// PSN after the last one of the request.
     pub(super) const fn end(&self) -> Seq {
         self.first + self.count as Seq
     }
 
-    /// Returns `true` if the response carries data, so that being executed is not being done: a READ or an atomic.
+    /// Returns `true` if the response carries data (a READ or an atomic), so that an executed request is not yet done.
     pub(super) const fn wants_data(&self) -> bool {
         self.wr.op.has_result()
     }
 
-    /// Returns `true` if its memory is that of the region with this key, whatever the byte that consumers choose.
+    /// Returns `true` if its memory belongs to the region with this key, ignoring the key byte that consumers choose.
     pub(super) fn uses(&self, key: u32) -> bool {
         self.wr.sges.iter().any(|sge| sge.length > 0 && (sge.lkey ^ key) >> 8 == 0)
     }
@@ -57,7 +58,7 @@ impl Request {
         (self.first..self.end()).contains(&seq)
     }
 
-    /// The byte count of its completion: what arrived in local memory.
+    /// Byte count of its completion: the number of bytes that arrived in local memory.
     pub(super) const fn byte_len(&self) -> u32 {
         if self.wants_data() { self.length } else { 0 }
     }

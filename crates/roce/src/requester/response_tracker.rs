@@ -1,29 +1,29 @@
-//! Responses with data, those of READs and atomics: which are outstanding, which have come, and which are missing.
+//! Responses with data, those of READs and atomics: which are outstanding, which have arrived, and which are missing.
 //!
-//! Each response packet has a place in memory, so one that comes before an earlier one is taken at once. The earlier
-//! one has then been *overtaken*: it is late, or it is lost. It is taken for lost when many have overtaken it or when
-//! some time has passed (as RFC 8985 does), and then it is requested again, with its missing neighbours and nothing
-//! else. The next response tells whether that time has passed: a timer is for the last ones. Of a READ only the first
-//! gap is requested at a time: rxe does not go back behind the start of a repetition.
+//! Each response packet has a fixed place in memory, so a response that arrives before an earlier one is stored at
+//! once. The earlier one was *overtaken*: it is late or lost. It counts as lost when many responses have overtaken it
+//! or when some time has passed (as in RFC 8985). Then it is requested again, with its missing neighbours and nothing
+//! else. The next response reveals whether that time has passed: a timer is only needed for the last ones. Only the
+//! first gap of a READ is requested at a time, because rxe does not go back to before the start of a repetition.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::send_state::Seq;
 
-/// PSNs that may overtake a response before it counts as lost. Networks with several paths reorder by less.
+/// Number of PSNs that may overtake a response before it counts as lost. Networks with several paths reorder by less.
 const MAX_REORDERING: Seq = 32;
 
-/// The first response that is missing of a request.
+/// State of the first missing response of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Gap {
-    /// None was overtaken.
+    /// No response was overtaken.
     None,
-    /// This one was overtaken, then.
+    /// This response was overtaken, at this time.
     Overtaken(Seq, Duration),
-    /// This one is to be requested again.
+    /// This response is to be requested again.
     Lost(Seq),
-    /// This one was requested again, when the second PSN was the first that was never sent.
+    /// This response was requested again. The second PSN was the first that was never sent at that time.
     Requested(Seq, Seq),
 }
 
@@ -35,24 +35,24 @@ struct Outstanding {
     gap: Gap,
 }
 
-/// What is known of the responses between `una` and `nxt`.
+/// State of the responses between `una` and `nxt`.
 #[derive(Debug)]
 pub(super) struct ResponseTracker {
-    /// In the order of PSNs.
+    /// Outstanding requests in PSN order.
     outstanding: VecDeque<Outstanding>,
-    /// Responses that came before an earlier one: first PSN and the PSN after the last, in order, never adjacent.
+    /// Responses that arrived before an earlier one: first PSN and the PSN after the last, in order, never adjacent.
     received: Vec<(Seq, Seq)>,
     /// PSNs in `received`.
     early: Seq,
-    /// The responder has responded to everything before it, since we last went back.
+    /// The responder has responded to everything before this PSN, since the requester last went back.
     newest: Seq,
-    /// The PSN after the newest response whose data has come, since we last went back.
+    /// PSN after the newest response whose data has arrived, since the requester last went back.
     answered: Seq,
-    /// Until then any response may be overtaken, because the path has changed.
+    /// Until this time any response may be overtaken, because the path has changed.
     tolerant: Duration,
-    /// A gap is not [`Gap::None`].
+    /// Some gap is not [`Gap::None`].
     any_gap: bool,
-    /// A gap is [`Gap::Lost`].
+    /// Some gap is [`Gap::Lost`].
     any_lost: bool,
 }
 
@@ -70,24 +70,24 @@ impl ResponseTracker {
         }
     }
 
-    /// Requests that are outstanding.
+    /// Number of outstanding requests.
     pub(super) fn outstanding(&self) -> usize {
         self.outstanding.len()
     }
 
-    /// Of these, requests to which the responder has not responded to the end.
+    /// Number of outstanding requests that the responder has not responded to completely.
     pub(super) fn unanswered(&self) -> usize {
         self.outstanding.iter().rev().take_while(|request| self.answered < request.end).count()
     }
 
-    /// The data of the response at `seq` has come.
+    /// Records that the data of the response at `seq` has arrived.
     #[inline]
     pub(super) fn on_data(&mut self, seq: Seq) {
         self.answered = self.answered.max(seq + 1);
     }
 
-    /// A request was sent, whose responses have the PSNs from `start` to before `end`. `starts`: it is no part of the
-    /// one before it.
+    /// Records a request whose responses have the PSNs from `start` to before `end`. `starts`: it is not a continuation
+    /// of the one before it.
     pub(super) fn on_sent(&mut self, start: Seq, end: Seq, starts: bool) {
         match self.outstanding.back_mut() {
             Some(before) if !starts && before.end == start => before.end = end,
@@ -95,7 +95,7 @@ impl ResponseTracker {
         }
     }
 
-    /// Everything before `una` is done.
+    /// Handles progress: everything before `una` is done.
     pub(super) fn on_acked(&mut self, una: Seq) {
         while self.outstanding.front().is_some_and(|request| request.end <= una) {
             self.outstanding.pop_front();
@@ -106,7 +106,7 @@ impl ResponseTracker {
         }
     }
 
-    /// Everything before `una` is done, and what was sent from `from` on is about to be retransmitted.
+    /// Prepares going back: everything before `una` is done, and the PSNs from `from` on are about to be retransmitted.
     pub(super) fn on_go_back(&mut self, from: Seq, una: Seq) {
         self.outstanding.retain_mut(|request| {
             request.end = request.end.min(from);
@@ -116,19 +116,19 @@ impl ResponseTracker {
         self.answered = self.answered.min(from);
     }
 
-    /// Returns the PSN after the responses that came, if the one at `seq` is among them.
+    /// Returns the PSN after the block of arrived responses that contains `seq`, if there is one.
     #[inline]
     pub(super) fn received_until(&self, seq: Seq) -> Option<Seq> {
         self.received.iter().find(|&&(start, end)| (start..end).contains(&seq)).map(|&(_, end)| end)
     }
 
-    /// Responses that came before an earlier one.
+    /// Number of responses that arrived before an earlier one.
     #[inline]
     pub(super) const fn early(&self) -> Seq {
         self.early
     }
 
-    /// The response at `seq` came before an earlier one, and for the first time.
+    /// Records that the response at `seq` arrived before an earlier one, for the first time.
     pub(super) fn insert(&mut self, seq: Seq) {
         self.early += 1;
         let at = self.received.partition_point(|&(_, end)| end < seq);
@@ -150,8 +150,8 @@ impl ResponseTracker {
         }
     }
 
-    /// The responder has responded to everything before `newest`, and everything before `una` is done. Looks for
-    /// what was overtaken, and what was at least `patience` ago.
+    /// Looks for overtaken responses, and for those that were overtaken at least `patience` ago. The responder has
+    /// responded to everything before `newest`, and everything before `una` is done.
     #[inline]
     pub(super) fn on_response(&mut self, now: Duration, newest: Seq, una: Seq, patience: impl Fn() -> Duration) {
         self.newest = self.newest.max(newest);
@@ -160,7 +160,7 @@ impl ResponseTracker {
         }
     }
 
-    /// Packets take another path: until then responses may come in any order.
+    /// Handles a change of path: until then responses may arrive in any order.
     pub(super) const fn on_rehash(&mut self, until: Duration) {
         self.tolerant = until;
     }
@@ -173,7 +173,7 @@ impl ResponseTracker {
             let missing = self.first_missing(start.max(una));
             let gap = match gap {
                 _ if missing >= end.min(self.newest) => Gap::None,
-                // Responses to what was requested later have come.
+                // Responses to later requests have arrived.
                 Gap::Requested(seq, max) if seq == missing && self.newest >= max + most => Gap::Lost(seq),
                 Gap::Lost(seq) | Gap::Requested(seq, _) if seq == missing => gap,
                 _ if self.newest - missing >= most => Gap::Lost(missing),
@@ -201,12 +201,12 @@ impl ResponseTracker {
         }
     }
 
-    /// Returns `true` if responses are still to come behind the newest.
+    /// Returns `true` if responses are still to come after the newest.
     pub(super) fn expects_more(&self) -> bool {
         self.outstanding.back().is_some_and(|last| self.newest + 1 < last.end)
     }
 
-    /// When the first response that was overtaken counts as lost, `patience` afterwards.
+    /// Time at which the first overtaken response counts as lost, `patience` after it was overtaken.
     pub(super) fn deadline(&self, patience: Duration) -> Option<Duration> {
         if !self.any_gap {
             return None;
@@ -218,7 +218,7 @@ impl ResponseTracker {
         overtaken.min()
     }
 
-    /// What was overtaken at least `patience` ago is lost.
+    /// Marks responses as lost that were overtaken at least `patience` ago.
     pub(super) fn on_timeout(&mut self, now: Duration, patience: Duration) {
         for at in 0..self.outstanding.len() {
             if let Some(&Outstanding { gap: Gap::Overtaken(seq, since), .. }) = self.outstanding.get(at)
@@ -229,8 +229,8 @@ impl ResponseTracker {
         }
     }
 
-    /// Nothing has come for a long time. Returns `true` if a response was overtaken or requested again: the first such
-    /// one is lost.
+    /// Handles a probe timeout. Returns `true` if a response was overtaken or requested again: the first such one is
+    /// lost.
     pub(super) fn on_probe(&mut self) -> bool {
         let open = self.outstanding.iter().position(|request| request.gap != Gap::None);
         let Some(at) = open else { return false };
@@ -241,13 +241,13 @@ impl ResponseTracker {
         true
     }
 
-    /// Returns `true` if something is to be requested again.
+    /// Returns `true` if a response is to be requested again.
     #[inline]
     pub(super) const fn has_lost(&self) -> bool {
         self.any_lost
     }
 
-    /// Takes what is to be requested again: the first PSN and how many there are. `max` is the first PSN that was never
+    /// Takes the PSNs to be requested again: the first one and their number. `max` is the first PSN that was never
     /// sent.
     pub(super) fn take_lost(&mut self, max: Seq) -> Option<(Seq, Seq)> {
         let lost = self.outstanding.iter_mut().find_map(|request| match request.gap {
@@ -262,7 +262,7 @@ impl ResponseTracker {
             return None;
         };
         let next = self.received.iter().map(|&(start, _)| start).find(|&start| start > seq);
-        // Behind the newest response they are on their way.
+        // Responses after the newest are still in transit.
         let end = next.unwrap_or_else(|| self.newest.max(seq + 1)).min(end);
         Some((seq, end - seq))
     }
@@ -313,7 +313,7 @@ mod tests {
         tracker.on_timeout(us(105), us(100));
         assert!(tracker.has_lost());
         assert_eq!((tracker.take_lost(128), tracker.take_lost(128)), (Some((0, 1)), None));
-        // It is not requested twice, and the next gap has its turn when it has come.
+        // It is not requested twice, and the next gap has its turn when it has arrived.
         come(&mut tracker, us(200), 0, 6..64);
         assert_eq!((tracker.deadline(us(100)), tracker.take_lost(128)), (None, None));
         tracker.on_acked(3);
@@ -332,7 +332,7 @@ mod tests {
         come(&mut tracker, us(5), 0, [1, 2, 4]);
         tracker.on_acked(3);
         tracker.on_response(us(50), 0, 3, PATIENCE);
-        // Another one is missing, since then.
+        // Another response is missing, since then.
         assert_eq!(tracker.deadline(us(100)), Some(us(150)));
         tracker.on_acked(5);
         tracker.on_response(us(60), 3, 5, PATIENCE);

@@ -1,4 +1,4 @@
-//! What a requester does about a loss: timeouts, probes, single retransmissions, and going back.
+//! Reaction of a requester to losses: timeouts, probes, single retransmissions, and going back.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use super::send_state::Seq;
 use super::timers::Timer;
 use crate::ops::RequesterOps;
 
-/// Shortest ACK timeout: with all retries less would be over before a busy host gets its processor back. rxe rounds up
-/// to a tick of its kernel, 1 to 10 ms.
+/// Shortest ACK timeout. With a shorter one, all retries could be used up before a busy host gets its processor back.
+/// rxe rounds up to a tick of its kernel, 1 to 10 ms.
 const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(4);
 
 impl Requester {
-    /// A deadline may have passed.
+    /// Handles the expiry of deadlines.
     pub fn handle_timeout(&mut self, now: Duration, ops: &mut impl RequesterOps) {
         self.end_rnr_backoff(now);
         if self.timers.has_expired(Timer::Ack, now) {
@@ -45,8 +45,8 @@ impl Requester {
         }
     }
 
-    /// Ends a wait for a receive that is over. Responses have been waited for since before it, and what is to be sent
-    /// next may not fit beside them: their timers run again in any case.
+    /// Ends the wait for a receive if it is over. Responses have been expected since before the wait, and the next
+    /// packet may not fit into the window besides them, so their timers are restarted in any case.
     pub(super) fn end_rnr_backoff(&mut self, now: Duration) {
         if self.timers.has_expired(Timer::RnrBackoff, now) {
             self.timers.stop(Timer::RnrBackoff);
@@ -58,9 +58,10 @@ impl Requester {
         if !self.requests.front().is_some_and(Request::wants_data) {
             self.recovery.probe = Probe::Due(attempt);
         } else if self.responses.on_probe() {
-            // What was overtaken is requested again.
+            // The overtaken response is requested again.
         } else if self.probed == Some(self.snd.una) {
-            // Only what was requested alone has come: the responder does not have the rest of the request.
+            // Only the response that was requested alone has arrived: the responder does not have the rest of the
+            // request.
             self.probed = None;
             self.go_back(now, self.snd.una, Setback::Silence);
         } else {
@@ -68,12 +69,12 @@ impl Requester {
         }
     }
 
-    /// Starts waiting for progress anew. The local ACK timeout (IBA 9.7.6.1.3) backs off: the architecture allows up to
-    /// four times the nominal value. It is at least [`MIN_ACK_TIMEOUT`].
+    /// Restarts the timers that wait for progress. The local ACK timeout (IBA 9.7.6.1.3) backs off: the architecture
+    /// allows up to four times the nominal value. It is at least [`MIN_ACK_TIMEOUT`].
     pub(super) fn restart_timers(&mut self, now: Duration) {
         let waiting = self.snd.una != self.snd.max && !self.timers.is_running(Timer::RnrBackoff);
         self.restart_probe_timer(now, waiting && !self.ended);
-        // What is to end does so, whatever the program chose.
+        // A QP that is about to fail must end, even if the consumer chose no timeout.
         let ends = self.attrs.timeout != 0 || self.failing.is_some();
         let ack = (ends && waiting).then(|| {
             let nominal = Duration::from_nanos(4096 << self.attrs.timeout.min(31)).max(MIN_ACK_TIMEOUT);
@@ -82,7 +83,7 @@ impl Requester {
         self.timers.set(Timer::Ack, ack);
     }
 
-    /// Starts waiting for what was overtaken. What comes behind it tells by itself when it is lost.
+    /// Restarts the timer for overtaken packets. The arrival of later packets reveals their loss as well.
     pub(super) fn restart_reordering_timer(&mut self) {
         let (responses, scoreboard) = (self.responses.expects_more(), self.scoreboard.newest() < self.snd.max);
         let deadlines = [
@@ -98,7 +99,7 @@ impl Requester {
         self.timers.set(Timer::Probe, timeout.map(|timeout| now.saturating_add(timeout)));
     }
 
-    /// Goes back to `from` because something was lost, if there are retries left.
+    /// Goes back to `from` because of a loss, if there are retries left.
     pub(super) fn retry(&mut self, now: Duration, from: Seq, setback: Setback, ops: &mut impl RequesterOps) {
         let Some(left) = self.recovery.retries.checked_sub(1) else {
             return self.fail_at(now, self.snd.una, WcStatus::RetryExceeded, ops);
@@ -108,7 +109,7 @@ impl Requester {
         self.restart_timers(now);
     }
 
-    /// The responder says that the packet at `seq` is missing: retransmits it alone if that is enough, or goes back.
+    /// Handles the report that the packet at `seq` is missing: retransmits it alone if that is enough, or goes back.
     pub(super) fn retransmit_missing(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
         if !self.recovery.peer_reorders || self.recovery.retries == 0 {
             return self.retry(now, seq, Setback::Nak, ops);
@@ -119,17 +120,17 @@ impl Requester {
         self.restart_timers(now);
     }
 
-    /// An ACK came for what was gone back over and not retransmitted yet. Goes on where that leads to.
+    /// Handles an ACK for PSNs that the requester went back over and has not retransmitted yet. Continues after them.
     pub(super) fn skip_acked(&mut self) {
-        // The peer buffers what comes behind a gap; or the timeout was too early, and the rest is on its way as well.
+        // The peer buffers packets after a gap; or the timeout was too early, and the rest is in transit as well.
         self.recovery.peer_reorders |= self.recovery.saw_nak();
         let started = || self.requests.iter().take_while(|request| request.stage == Stage::Started);
         let late = self.recovery.timed_out && !started().any(Request::wants_data);
         self.set_nxt(if late { self.snd.max } else { self.snd.una });
     }
 
-    /// What was gone back over is not retransmitted up to `from`: the responder kept it and has executed it since.
-    /// READs and atomics among it are outstanding again.
+    /// Skips the PSNs that were gone back over up to `from`: the responder kept them and has executed them since. READs
+    /// and atomics among them are outstanding again.
     fn track_executed(&mut self, from: Seq) {
         let (nxt, reads) = (self.snd.nxt, &self.reads);
         let skipped = self.requests.iter().skip_while(|request| request.end() <= nxt);
@@ -137,14 +138,14 @@ impl Requester {
             let mut at = nxt.max(request.first);
             while at < request.end().min(from) {
                 let end = reads.end_of(request, at).min(from);
-                // Of one that was split only one part at a time takes a resource of the responder.
+                // Only one part of a split request at a time takes a resource of the responder.
                 self.responses.on_sent(at, end, reads.began_at(request, at));
                 at = end;
             }
         }
     }
 
-    /// Retransmits everything from a PSN on (go-back-N). What is outstanding before it are responses with data.
+    /// Retransmits everything from a PSN on (go-back-N). Before it, only responses with data are outstanding.
     pub(super) fn go_back(&mut self, now: Duration, from: Seq, setback: Setback) {
         let from = from.max(self.snd.una);
         match setback {
@@ -157,7 +158,7 @@ impl Requester {
         self.responses.on_go_back(from, self.snd.una);
         self.scoreboard.clear();
         self.recovery.on_go_back(self.snd.span(), setback);
-        // The first packet asks for an ACK: it tells what the responder has.
+        // The first packet requests an ACK, which tells what the responder has.
         self.ack_policy.force();
     }
 }

@@ -1,4 +1,4 @@
-//! Round trip times (RFC 6298).
+//! Round trip time estimation (RFC 6298).
 
 use std::time::Duration;
 
@@ -12,44 +12,44 @@ struct Estimate {
     rttvar: Duration,
 }
 
-/// Measures the time from a packet that asks for a response to that response, one packet at a time.
+/// Measures the time from a packet that requests a response to that response, one packet at a time.
 #[derive(Debug, Default)]
 pub(super) struct RttEstimator {
     estimate: Option<Estimate>,
     delay: Delay,
-    /// The PSN after a packet that waits for its ACK, and when it was sent.
+    /// PSN after a packet that waits for its ACK, and the time at which it was sent.
     sample: Option<(Seq, Duration)>,
 }
 
 impl RttEstimator {
-    /// The time after which a response is late: smoothed RTT and four times its variation. `None`: nothing was measured
+    /// Time after which a response is late: smoothed RTT plus four times its variation. `None`: nothing was measured
     /// yet.
     pub(super) fn rto(&self) -> Option<Duration> {
         self.estimate.map(|Estimate { srtt, rttvar }| srtt + rttvar * 4)
     }
 
-    /// The smoothed RTT and its variation. `None`: nothing was measured yet.
+    /// Smoothed RTT and its variation. `None`: nothing was measured yet.
     pub(super) fn estimate(&self) -> Option<(Duration, Duration)> {
         self.estimate.map(|Estimate { srtt, rttvar }| (srtt, rttvar))
     }
 
-    /// Returns `true` if packets wait on the way as long as they ever do.
+    /// Returns `true` if the queueing delay is close to its maximum.
     pub(super) fn is_late(&self) -> bool {
         self.delay.is_late()
     }
 
-    /// A packet up to `end` that asks for an ACK was sent for the first time.
+    /// Records that a packet up to `end` that requests an ACK was sent for the first time.
     pub(super) fn on_sent(&mut self, now: Duration, end: Seq) {
         self.sample.get_or_insert((end, now));
     }
 
-    /// Everything before `una` was acknowledged. Returns `true` if that was measured.
+    /// Handles an ACK for everything before `una`. Returns `true` if that gave a measurement.
     #[inline]
     pub(super) fn on_acked(&mut self, now: Duration, una: Seq) -> bool {
         self.measure(now, |end| end <= una)
     }
 
-    /// The packets for which `has` says so have come behind a gap. Returns `true` if that was measured.
+    /// Handles packets that arrived after a gap, as `has` reports. Returns `true` if that gave a measurement.
     pub(super) fn on_sacked(&mut self, now: Duration, has: impl Fn(Seq) -> bool) -> bool {
         self.measure(now, |end| has(end.saturating_sub(1)))
     }
@@ -69,13 +69,13 @@ impl RttEstimator {
         true
     }
 
-    /// Something is about to be retransmitted: the ACKs of its two transmissions look the same, so neither is measured
-    /// (Karn's algorithm).
+    /// Discards the current measurement, because its packet is about to be retransmitted: the ACKs of the two
+    /// transmissions cannot be told apart (Karn's algorithm).
     pub(super) const fn on_retransmit(&mut self) {
         self.sample = None;
     }
 
-    /// The same, of this packet alone.
+    /// Does the same if it is this packet that is retransmitted.
     pub(super) fn on_retransmit_of(&mut self, seq: Seq) {
         self.sample = self.sample.filter(|&(end, _)| end != seq + 1);
     }

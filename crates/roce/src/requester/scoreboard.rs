@@ -1,7 +1,8 @@
-//! What the responder has behind the first packet that it misses, if it says so (RFC 6675 calls this a scoreboard).
+//! Packets that the responder has after the first missing one, if it reports them (called a scoreboard in RFC 6675).
 //!
-//! A packet that is missing is *lost* when later ones have come: a few (some networks reorder), or some time ago
-//! (RFC 8985). It is retransmitted alone, and lost again when something has come that was sent after that.
+//! A missing packet is *lost* when later ones have arrived: at least a few (some networks reorder), or some time ago
+//! (RFC 8985). It is retransmitted alone, and lost again when a packet has arrived that was sent after the
+//! retransmission.
 
 use std::time::Duration;
 
@@ -9,38 +10,38 @@ use super::congestion_window::Loss;
 use super::send_state::Seq;
 use crate::wire::SackMap;
 
-/// Packets that may overtake another before it counts as lost at once.
+/// Number of packets that may overtake another before it counts as lost at once.
 const MAX_REORDERING: Seq = 3;
-/// PSNs that are looked at: those that a map speaks of, from any place in a word on.
+/// Words of the bitmap: they hold the PSNs that a map covers, at any offset in a word.
 const WORDS: usize = SackMap::MAX_DISTANCE as usize / 64 + 2;
 
-/// A packet that is lost.
+/// A lost packet.
 #[derive(Clone, Copy, Debug)]
 struct Hole {
     seq: Seq,
-    /// How it was retransmitted last. `None`: it is to be retransmitted.
+    /// Its last retransmission. `None`: the packet is still to be retransmitted.
     sent: Option<Retransmission>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Retransmission {
-    /// First PSN that was never sent then.
+    /// First PSN that was never sent at that time.
     max: Seq,
-    /// Retransmissions before it.
+    /// Number of retransmissions before it.
     number: u64,
 }
 
 /// A change of path.
 #[derive(Clone, Copy, Debug)]
 struct Rehash {
-    /// First PSN that was never sent then, and retransmissions before it.
+    /// First PSN that was never sent at that time, and number of retransmissions before it.
     max: Seq,
     number: u64,
-    /// Until when it matters.
+    /// Time until which it matters.
     until: Duration,
 }
 
-/// What has come and what has not.
+/// Packets that have arrived, and packets that have not.
 #[derive(Debug)]
 pub(super) struct Scoreboard {
     /// PSN of the first bit, a multiple of 64.
@@ -48,16 +49,16 @@ pub(super) struct Scoreboard {
     words: [u64; WORDS],
     /// Bits that are set.
     received: u32,
-    /// The PSN after the newest that has come.
+    /// PSN after the newest packet that has arrived.
     newest: Seq,
-    /// In the order of PSNs.
+    /// Lost packets in PSN order.
     holes: Vec<Hole>,
     retransmissions: u64,
-    /// The newest retransmission that has arrived was this one.
+    /// Number of the newest retransmission that has arrived.
     arrived: u64,
-    /// Until when what was sent before a change of path may be overtaken by what was sent after it.
+    /// Last change of path: until its end, packets sent before it may be overtaken by packets sent after it.
     rehash: Option<Rehash>,
-    /// Since when packets are missing that only a few have overtaken, and what was the newest then.
+    /// Time since when packets are missing that only a few have overtaken, and the newest packet at that time.
     overtaken: Option<(Duration, Seq)>,
 }
 
@@ -78,18 +79,18 @@ impl Default for Scoreboard {
 }
 
 impl Scoreboard {
-    /// PSNs that have come behind the first that is missing.
+    /// Number of PSNs that have arrived after the first missing one.
     #[inline]
     pub(super) fn received(&self) -> Seq {
         self.received.into()
     }
 
-    /// The PSN after the newest that has come.
+    /// PSN after the newest packet that has arrived.
     pub(super) const fn newest(&self) -> Seq {
         self.newest
     }
 
-    /// Returns `true` if the packet at `seq` has come.
+    /// Returns `true` if the packet at `seq` has arrived.
     pub(super) fn has(&self, seq: Seq) -> bool {
         let place = self.place(seq);
         place.is_some_and(|(at, bit)| self.words.get(at).is_some_and(|word| word & bit != 0))
@@ -100,14 +101,14 @@ impl Scoreboard {
         Some((usize::try_from(distance / 64).ok()?, 1 << (distance % 64)))
     }
 
-    /// Forgets everything: all is about to be retransmitted.
+    /// Clears the state, because everything is about to be retransmitted.
     pub(super) fn clear(&mut self) {
         if self.newest > 0 {
             *self = Self { retransmissions: self.retransmissions, arrived: self.retransmissions, ..Self::default() };
         }
     }
 
-    /// Everything before `executed` is done.
+    /// Handles progress: everything before `executed` is done.
     pub(super) fn on_executed(&mut self, executed: Seq) {
         if self.newest == 0 {
             return;
@@ -137,8 +138,8 @@ impl Scoreboard {
         self.received = self.words.iter().map(|word| word.count_ones()).sum();
     }
 
-    /// The packet at `missing` has not come, and those that `map` names have. What was never sent, from `max` on, is
-    /// left out. Returns `true` if one of them is news.
+    /// Handles a report: the packet at `missing` has not arrived, and those in `map` have. PSNs from `max` on were
+    /// never sent and are ignored. Returns `true` if one of the packets is new.
     pub(super) fn update(&mut self, missing: Seq, map: &SackMap, max: Seq) -> bool {
         if self.newest == 0 {
             self.base = missing / 64 * 64;
@@ -167,12 +168,12 @@ impl Scoreboard {
         self.received != before
     }
 
-    /// Packets take another path. `max` is the first PSN that was never sent.
+    /// Handles a change of path. `max` is the first PSN that was never sent.
     pub(super) const fn on_rehash(&mut self, until: Duration, max: Seq) {
         self.rehash = Some(Rehash { max, number: self.retransmissions, until });
     }
 
-    /// The PSN after the newest before `max` that has come.
+    /// Returns the PSN after the newest packet before `max` that has arrived.
     fn newest_before(&self, max: Seq) -> Seq {
         let at = |(index, word): (usize, &u64)| {
             let first = self.base + 64 * index as Seq;
@@ -183,15 +184,15 @@ impl Scoreboard {
         self.words.iter().enumerate().rev().find_map(at).unwrap_or(0)
     }
 
-    /// Looks at the packets that have not come, which are given in order and before [`Self::newest`]. Those that only a
-    /// few have overtaken are lost, too, when that was at least `patience` ago.
-    /// Returns what is newly lost.
+    /// Finds lost packets among those that have not arrived, which are given in order and before [`Self::newest`].
+    /// Packets that only a few have overtaken are lost, too, when that was at least `patience` ago. Returns the new
+    /// losses.
     pub(super) fn find_lost(&mut self, now: Duration, packets: impl Iterator<Item = Seq>, patience: Duration) -> Loss {
         let over = self.overtaken.filter(|(since, _)| since.saturating_add(patience) <= now);
         let old = over.map_or(0, |(_, newest)| newest);
         self.overtaken = self.overtaken.filter(|_| over.is_none());
         self.rehash = self.rehash.filter(|rehash| now < rehash.until);
-        // Until then only packets of the old path tell what is lost there.
+        // Until then, only packets of the old path reveal losses on that path.
         let (before, newest_before) = self.rehash.map_or((0, 0), |rehash| (rehash.max, self.newest_before(rehash.max)));
         let (mut late, mut lost) = (false, Loss::default());
         for seq in packets.filter(|&seq| !self.has(seq)).collect::<Vec<_>>() {
@@ -210,29 +211,29 @@ impl Scoreboard {
         lost
     }
 
-    /// A retransmission is lost when what was sent later has come.
+    /// Checks a retransmission again: it is lost when a packet that was sent later has arrived.
     fn look_again(&mut self, at: usize, enough: Seq) -> bool {
         let (newest, arrived, rehash) = (self.newest, self.arrived, self.rehash);
         let is_lost = |sent: Retransmission| match rehash.filter(|rehash| sent.number <= rehash.number) {
-            // What was sent later on the old path can have been a retransmission only.
+            // A packet that was sent later on the old path can only have been a retransmission.
             Some(rehash) => arrived > sent.number && arrived <= rehash.number,
             None => newest > sent.max + enough || arrived > sent.number,
         };
         self.holes.get_mut(at).is_some_and(|hole| hole.sent.take_if(|sent| is_lost(*sent)).is_some())
     }
 
-    /// When what only a few packets have overtaken is lost, `patience` afterwards.
+    /// Time at which packets that only a few have overtaken are lost, `patience` after that.
     pub(super) fn deadline(&self, patience: Duration) -> Option<Duration> {
         self.overtaken.map(|(since, _)| since.saturating_add(patience))
     }
 
-    /// Returns `true` if something is to be retransmitted.
+    /// Returns `true` if a packet is to be retransmitted.
     #[inline]
     pub(super) fn has_lost(&self) -> bool {
         self.holes.iter().any(|hole| hole.sent.is_none())
     }
 
-    /// Packets that are to be retransmitted.
+    /// Number of packets to be retransmitted.
     #[inline]
     pub(super) fn to_retransmit(&self) -> Seq {
         self.holes.iter().filter(|hole| hole.sent.is_none()).count() as Seq
@@ -276,10 +277,10 @@ mod tests {
         assert_eq!((board.received(), board.newest(), board.has(109), board.has(110)), (37, 140, true, false));
         assert_eq!(lost(&mut board, 100, 140), [100, 110, 111]);
         assert!(lost(&mut board, 100, 140).is_empty());
-        // What was sent after them has come.
+        // Packets that were sent after them have arrived.
         board.update(100, &map((1..10_u32).chain(12..44)), MAX);
         assert_eq!(lost(&mut board, 100, 150), [100, 110, 111]);
-        // The last of them has come and so the others are lost again.
+        // The last of them has arrived, so the others are lost again.
         board.update(100, &map((1..10_u32).chain(11..44)), MAX);
         assert_eq!(lost(&mut board, 100, 150), [100, 110]);
         board.on_executed(110);
@@ -295,7 +296,7 @@ mod tests {
         board.update(100, &map([1, 2]), MAX);
         assert!(lost(&mut board, 100, 103).is_empty());
         assert_eq!(board.deadline(NOW), Some(NOW * 2));
-        // What was overtaken meanwhile has its time, too.
+        // Packets that were overtaken meanwhile have their own time.
         board.update(100, &map([1, 2, 4]), MAX);
         board.find_lost(NOW * 2, 100..board.newest(), NOW);
         assert_eq!((board.take_lost(105, |_| false), board.take_lost(105, |_| false)), (Some(100), None));
@@ -309,7 +310,7 @@ mod tests {
         let mut board = Scoreboard::default();
         assert!(!board.update(100, &map([50, 60]), 120));
         assert_eq!((board.received(), board.newest()), (0, 0));
-        // The whole range, from the worst place in a word.
+        // The whole range, at the least favourable offset in a word.
         assert!(board.update(127, &map([1, 1024]), MAX));
         assert_eq!((board.received(), board.has(1151), board.newest()), (2, true, 1152));
         board.on_executed(1151);

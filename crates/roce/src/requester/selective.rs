@@ -11,29 +11,29 @@ use super::timers::Timer;
 use crate::ops::RequesterOps;
 use crate::wire::{ACCEPT, OFFER, SackMap};
 
-/// PSNs from the oldest that is unacked to the newest in flight, at most, if the responder keeps what comes behind a
-/// gap: as many as a map speaks of.
+/// Largest distance from the oldest unacked PSN to the newest in flight, if the responder keeps packets after a gap:
+/// the range of a map.
 pub(super) const MAX_SPAN: Seq = SackMap::MAX_DISTANCE as Seq;
 
-/// Whether the responder sends selective acknowledgements.
+/// State of the agreement on selective acknowledgements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sack {
-    /// No.
+    /// The responder does not send them.
     Off,
-    /// Requests offer to take them, until the first response.
+    /// Requests offer to accept them, until the first response.
     Offered,
-    /// Yes.
+    /// The responder sends them.
     On,
 }
 
 impl Sack {
-    /// What requests carry in their reserved bits.
+    /// Value of the reserved bits of requests.
     #[inline]
     pub(super) const fn offer(self) -> u8 {
         if matches!(self, Self::Offered) { OFFER } else { 0 }
     }
 
-    /// A response carries this in its reserved bits. The first one decides.
+    /// Handles the reserved bits of a response. The first response decides.
     #[inline]
     pub(super) const fn on_response(&mut self, reserved7: u8) {
         if matches!(self, Self::Offered) {
@@ -43,19 +43,19 @@ impl Sack {
 }
 
 impl Requester {
-    /// The responder misses the packet at `seq` and has what `map` says.
+    /// Handles a selective acknowledgement: the responder misses the packet at `seq` and has those in `map`.
     pub(super) fn selective_ack(&mut self, now: Duration, seq: Seq, map: &SackMap, ops: &mut impl RequesterOps) {
         if seq < self.snd.executed {
             self.stats.stale += 1;
             return;
         }
         self.ack_until(now, seq, ops);
-        // During an RNR wait this is only an echo of what was in flight.
+        // During an RNR wait this NAK only reflects packets that were in flight when the wait began.
         if self.ended || self.timers.is_running(Timer::RnrBackoff) {
             return;
         }
-        // What the responder expects only moves on, so a packet that it had and misses now is proof as well. The NAK
-        // that told of the loss was lost itself.
+        // The PSN that the responder expects only increases, so it is also a proof if it misses a packet now that it
+        // had before. The NAK that reported the loss of the buffer was itself lost.
         if map.is_empty() || self.scoreboard.has(seq) {
             return self.nothing_kept(now, seq, ops);
         }
@@ -68,9 +68,9 @@ impl Requester {
         self.notice_missing(now, seq);
     }
 
-    /// Goes back to the packet at `seq`: the responder misses it and keeps nothing behind it, whatever it has reported
-    /// before, because it had no room or has lost its buffer. This costs no retry once for each packet, so that a
-    /// responder that asks for the same packet for ever spends the retries.
+    /// Goes back to the packet at `seq`: the responder misses it and keeps nothing after it, regardless of earlier
+    /// reports, because it had no room or has lost its buffer. This costs no retry once for each packet, so that a
+    /// responder that requests the same packet for ever uses up the retries.
     fn nothing_kept(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
         let is_news = self.recovery.on_sequence_nak(seq) || self.scoreboard.received() > 0;
         if !is_news {
@@ -103,8 +103,8 @@ impl Requester {
     }
 }
 
-/// PSNs of the packets of a request from `from` on: a READ has one for each request that it is split into. The one that
-/// is missing may begin elsewhere, because a request was split once more.
+/// PSNs of the packets of a request from `from` on: a READ has one for each request that it is split into. The missing
+/// packet may begin elsewhere, because a request was split once more.
 fn packets_of(request: &Request, from: Seq, reads: &ReadGrid) -> impl Iterator<Item = Seq> {
     let first = Some(from.max(request.first)).filter(|&seq| seq < request.end());
     std::iter::successors(first, move |&seq| {

@@ -1,12 +1,12 @@
-//! Where a send queue stands in PSN space.
+//! Send sequence state in PSN space.
 
 use pvrdma_verbs::Psn;
 
-/// A PSN that does not wrap: its low 24 bits are on the wire. PSNs of one QP compare as numbers, however much is
-/// posted.
+/// A PSN that does not wrap: its low 24 bits are on the wire. PSNs of one QP can be compared as numbers, however many
+/// requests are posted.
 pub(super) type Seq = u64;
 
-/// PSNs until the numbers on the wire start over.
+/// Number of PSNs until the numbers on the wire wrap.
 const WRAP: Seq = 1 << 24;
 
 /// The PSN on the wire.
@@ -26,7 +26,7 @@ pub(super) fn wire_psn(seq: Seq) -> Psn {
 pub(super) struct SendState {
     /// Oldest PSN that is not done. Everything before it was executed, and every response with data has arrived.
     pub(super) una: Seq,
-    /// Everything before it is known to have been executed by the responder. From `una` on there can be READs and
+    /// Everything before this PSN is known to have been executed by the responder. From `una` on there can be READs and
     /// atomics whose responses were lost; the SENDs and WRITEs between them are not retransmitted.
     pub(super) executed: Seq,
     /// Next PSN to send.
@@ -38,14 +38,14 @@ pub(super) struct SendState {
 }
 
 impl SendState {
-    /// Nothing was sent, and `first` is the first PSN.
+    /// Starts with nothing sent; `first` is the first PSN.
     pub(super) fn new(first: Psn) -> Self {
-        // Not in the first turn, so that older PSNs are numbers, too.
+        // The first turn of PSN space is skipped, so that PSNs before the first are positive numbers, too.
         let first = WRAP + Seq::from(first.get());
         Self { una: first, executed: first, nxt: first, max: first, posted: first }
     }
 
-    /// The PSN of a received packet, extended. It is taken for the one that is nearest to `una`.
+    /// Extends the PSN of a received packet to the nearest value to `una`.
     pub(super) fn extend(&self, psn: Psn) -> Seq {
         self.una.saturating_add_signed(psn.since(wire_psn(self.una)).into())
     }
@@ -55,7 +55,8 @@ impl SendState {
         (self.una..self.max).contains(&seq)
     }
 
-    /// PSNs from the oldest that is not done to the next to send. What a loss made us go back over is not among them.
+    /// Number of PSNs from the oldest that is not done to the next to send. PSNs that a loss made the requester go back
+    /// over do not count.
     pub(super) const fn span(&self) -> u64 {
         self.nxt.saturating_sub(self.una)
     }
@@ -77,8 +78,8 @@ mod tests {
         assert!(!snd.is_outstanding(snd.una - 1) && !snd.is_outstanding(snd.max));
     }
 
-    /// Every PSN on the wire, seen from the ends and the middle of PSN space: of all numbers that it can mean the one
-    /// that is nearest to `una`, and outstanding exactly when it lies in the window.
+    /// Tests every PSN on the wire from the ends and the middle of PSN space: it extends to the candidate nearest to
+    /// `una`, and is outstanding exactly when it lies in the window.
     #[test]
     fn every_psn_is_extended() {
         const WINDOW: Seq = 1000;

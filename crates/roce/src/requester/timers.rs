@@ -1,20 +1,22 @@
-//! The timers of a requester.
+//! Timers of a requester.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// What a deadline is for.
+/// Purpose of a deadline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Timer {
-    /// The local ACK timeout (IBA 9.7.6.1.3): what is not acknowledged by then is retransmitted and costs a retry.
+    /// Local ACK timeout (IBA 9.7.6.1.3): PSNs that are not acknowledged by then are retransmitted at the cost of a
+    /// retry.
     Ack,
-    /// The end of the wait that an RNR NAK asked for. Nothing is sent before.
+    /// End of the wait that an RNR NAK requested. No packet is sent before.
     RnrBackoff,
-    /// When a response that was overtaken by later ones counts as lost.
+    /// Time at which an overtaken response counts as lost.
     Reordering,
-    /// When the oldest unacked packet is sent once more, because nothing was acknowledged for a few round trips.
+    /// Time at which the oldest unacked packet is sent once more, because nothing was acknowledged for a few round
+    /// trips.
     Probe,
 }
 
@@ -45,12 +47,12 @@ impl TimerTable {
         self.deadlines[timer as usize].is_some()
     }
 
-    /// Returns `true` if the timer runs and its deadline has passed. It goes on running.
+    /// Returns `true` if the timer runs and its deadline has passed. It keeps running.
     pub(super) fn has_expired(&self, timer: Timer, now: Duration) -> bool {
         self.deadlines[timer as usize].is_some_and(|deadline| deadline <= now)
     }
 
-    /// The timers that run, with their deadlines.
+    /// Running timers with their deadlines.
     pub(super) fn running(&self) -> impl Iterator<Item = (Timer, Duration)> {
         let timers = [Timer::Ack, Timer::RnrBackoff, Timer::Reordering, Timer::Probe].into_iter();
         timers.zip(self.deadlines).filter_map(|(timer, deadline)| Some((timer, deadline?)))

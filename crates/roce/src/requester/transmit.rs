@@ -1,4 +1,4 @@
-//! Sending: what the next packet is, and its frame.
+//! Sending: choice of the next packet, and construction of its frame.
 
 use std::time::Duration;
 
@@ -15,25 +15,25 @@ use super::timers::Timer;
 use crate::ops::{RequesterOps, is_local};
 use crate::wire::{AGREED_RESOURCES, Bth};
 
-/// What there is at `snd.nxt`.
+/// Result of looking at `snd.nxt`.
 enum Next {
-    /// This packet.
+    /// This packet can be sent.
     Packet(PacketPlan),
-    /// Look again: `snd.nxt` has moved.
+    /// `snd.nxt` has moved: look again.
     Moved,
     /// Nothing can be sent now.
     Blocked,
 }
 
-/// When a packet is sent.
+/// Kind of a transmission.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
     InOrder,
-    /// Before its turn comes again: `snd.nxt` stays.
+    /// Out of turn: `snd.nxt` stays.
     Alone,
 }
 
-/// The packet of a request at `seq`, which asks for at most `span` PSNs.
+/// Plans the packet of a request at `seq`, which asks for at most `span` PSNs.
 fn plan_at(request: &Request, seq: Seq, span: Seq, mtu: u32) -> Option<PacketPlan> {
     let index = u32::try_from(seq.checked_sub(request.first)?).ok()?;
     let sized = SizedWr { wr: &request.wr, length: request.length, count: request.count };
@@ -42,7 +42,7 @@ fn plan_at(request: &Request, seq: Seq, span: Seq, mtu: u32) -> Option<PacketPla
 
 impl Requester {
     /// Writes the next frame into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes. Returns its length in
-    /// bytes; `None`: there is nothing to send now.
+    /// bytes; `None` if there is nothing to send now.
     pub fn poll_transmit(&mut self, now: Duration, ops: &mut impl RequesterOps, out: &mut [u8]) -> Option<usize> {
         self.end_rnr_backoff(now);
         if self.timers.is_running(Timer::RnrBackoff) {
@@ -60,7 +60,7 @@ impl Requester {
         }
     }
 
-    /// Retransmits what is to be sent out of turn.
+    /// Retransmits packets that are due out of turn.
     fn retransmit_alone(&mut self, now: Duration, ops: &mut impl RequesterOps, out: &mut [u8]) -> Option<usize> {
         match self.recovery.probe {
             Probe::Due(attempt) => {
@@ -71,7 +71,7 @@ impl Requester {
             }
             Probe::ResponseDue => {
                 self.recovery.probe = if self.take_copy() { Probe::ResponseDue } else { Probe::None };
-                // The responder may have executed no more of the READ: this is where requests end from now on.
+                // The responder may have executed only this part of the READ, so from now on a request ends here.
                 self.probed = Some(self.snd.una + 1);
                 self.reads.split(self.snd.una + 1, self.snd.una);
                 self.recovery.on_lost_response();
@@ -86,7 +86,7 @@ impl Requester {
                 return Some(len);
             }
         }
-        // From `nxt` on everything is sent in any case.
+        // Packets from `nxt` on are sent in any case.
         let (reads, una) = (&self.reads, self.snd.una);
         let next = self.recovery.retransmit.take_if(|seq| !reads.waits(*seq, una));
         if let Some(seq) = next.filter(|&seq| seq < self.snd.nxt)
@@ -117,7 +117,8 @@ impl Requester {
         None
     }
 
-    /// Returns `true` if there is room for what was lost beside what is in flight: all at once it would be lost again.
+    /// Returns `true` if there is room for lost packets besides those in flight: retransmitted all at once, they would
+    /// be lost again.
     fn may_retransmit(&self) -> bool {
         let pipe = self.pipe();
         pipe == 0 || pipe < self.recovery.congestion_window().into()
@@ -145,8 +146,8 @@ impl Requester {
         sent
     }
 
-    /// Returns `true` if the request at `snd.nxt` invalidates a key with which an earlier one may still be
-    /// retransmitted, or its responses taken.
+    /// Returns `true` if the request at `snd.nxt` invalidates a key that an earlier request still needs for its
+    /// retransmission or its responses.
     fn is_key_needed(&self) -> bool {
         let Some(SendOp::LocalInvalidate(invalidate)) = self.requests.get(self.nxt_request).map(|next| &next.wr.op)
         else {
@@ -155,7 +156,7 @@ impl Requester {
         self.requests.iter().take(self.nxt_request).any(|earlier| earlier.uses(invalidate.key))
     }
 
-    /// What is at `snd.nxt`. `alone`: out of turn, and at most so many PSNs of a READ.
+    /// Looks at the packet at `snd.nxt`. `alone`: out of turn, with at most this number of PSNs of a READ.
     fn next_packet(&mut self, alone: Option<Seq>, ops: &mut impl RequesterOps) -> Next {
         let nxt = self.snd.nxt;
         let outstanding = self.responses.outstanding();
@@ -173,7 +174,7 @@ impl Requester {
             request.begin(ops, &mut self.page_lists);
         }
         if let Stage::Failed(_) = request.stage {
-            // It ends when everything before it has.
+            // The request ends when all earlier ones have.
             self.complete_done(ops);
             return Next::Blocked;
         }
@@ -187,7 +188,7 @@ impl Requester {
             return Next::Moved;
         }
         if !request.wants_data() && nxt < self.snd.executed {
-            // The responder has these already.
+            // The responder has these packets already.
             self.snd.nxt = self.snd.executed.min(request.end());
             return Next::Moved;
         }
@@ -197,7 +198,8 @@ impl Requester {
                 return Next::Blocked;
             }
             if let Some(end) = self.responses.received_until(nxt) {
-                // It goes on to take a resource of the responder: those are given back in order.
+                // The request keeps its end, so that it takes one resource of the responder: those are released in
+                // order.
                 let end = end.min(reads.end_of(request, nxt));
                 self.responses.on_sent(nxt, end, starts);
                 self.snd.nxt = end;
@@ -212,15 +214,15 @@ impl Requester {
         if alone.is_none() && self.is_too_much(plan.span.into()) { Next::Blocked } else { Next::Packet(plan) }
     }
 
-    /// Returns `true` if another READ or atomic may be begun. One that is complete but for what was lost takes nothing
-    /// of a responder that agreed but the means to repeat that.
+    /// Returns `true` if another READ or atomic may be started. With a responder that agreed, a request that is
+    /// complete except for lost responses only takes the resource to repeat them.
     fn may_start_response(&self) -> bool {
         let (outstanding, most) = (self.responses.outstanding(), usize::from(self.attrs.max_rd_atomic));
         outstanding < most
             || self.sack == Sack::On && outstanding < AGREED_RESOURCES && self.responses.unanswered() < most
     }
 
-    /// Returns `true` if so many PSNs more are too many in flight, or reach too far beyond the oldest.
+    /// Returns `true` if `more` additional PSNs are too many in flight, or reach too far beyond the oldest one.
     fn is_too_much(&self, more: Seq) -> bool {
         let (in_flight, span) = (self.in_flight(), self.snd.span());
         in_flight > 0 && in_flight + more > self.recovery.window().into() || span > in_flight && span + more > MAX_SPAN
@@ -265,8 +267,8 @@ impl Requester {
             let starts = self.reads.starts_at(request, self.snd.nxt);
             self.responses.on_sent(self.snd.nxt, after, starts);
         }
-        // Of what was sent before it is not known which transmission is acknowledged. But a rough measure is better
-        // than none: without one, only the ACK timeout notices what is lost.
+        // An ACK of a retransmitted packet cannot be assigned to one of the transmissions. But a rough measurement is
+        // better than none: without one, only the ACK timeout detects losses.
         let measures = self.recovery.rtt_estimate().is_none();
         if plan.wants_data && (measures || self.snd.nxt >= self.snd.max) {
             self.recovery.on_request_sent(now, self.snd.nxt + 1);
