@@ -20,8 +20,8 @@ const BURST: u64 = 8;
 const UNKNOWN_RTT: Duration = Duration::from_millis(5);
 /// PSNs that may be in flight regardless of losses.
 const MIN: u32 = 1;
-/// Divisor of growth. A round trip without a cut gives back one packet, this fraction of the window, and this fraction
-/// of the distance to the size that was last known to be too large.
+/// Divisor of growth, and below it the divisor of recovery. A round trip without a cut gives back one packet, the first
+/// fraction of the window, and the second fraction of the distance to the size that was last known to be too large.
 const GROWTH: u32 = 64;
 const RECOVERY: u32 = 8;
 /// Divisor that bounds a cut: it leaves at least this fraction of the PSNs sent in the round trip.

@@ -228,9 +228,9 @@ impl Requester {
         self.requests.is_empty()
     }
 
-    /// PSNs in flight: sent, and neither acknowledged nor responded to. PSNs behind which the requester went back after
-    /// a loss do not count, nor do PSNs after a gap that are known to have arrived: responses received, and packets
-    /// that the responder reports.
+    /// PSNs in flight: sent, and neither acknowledged nor responded to. PSNs that a loss made the requester go back
+    /// over do not count, nor do PSNs after a gap that are known to have arrived: responses received, and packets that
+    /// the responder reports.
     pub fn in_flight(&self) -> u64 {
         self.snd.span().saturating_sub(self.scoreboard.received()).saturating_sub(self.responses.early())
     }

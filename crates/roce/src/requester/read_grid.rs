@@ -5,9 +5,9 @@
 //! new length applies to PSNs that were never sent, and the next change of length waits until everything of the old
 //! length is done.
 //!
-//! A repeated request may be *split*, because the network may carry only a part of the lost responses now. The requests
-//! of an earlier transmission that a responder keeps may be READs that it discards with the next one that it executes.
-//! The part after a split takes one more of its resources, so it waits until the part before it is done.
+//! A repeated request may be *split*, because the network may carry only a part of the lost responses now. The
+//! resources that a responder still holds from an earlier transmission may be READs that it executes along with the
+//! next one. The part after a split takes one more of its resources, so it waits until the part before it is done.
 
 use super::request::Request;
 use super::send_state::Seq;

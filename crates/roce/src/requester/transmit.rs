@@ -198,8 +198,8 @@ impl Requester {
                 return Next::Blocked;
             }
             if let Some(end) = self.responses.received_until(nxt) {
-                // The request keeps its end, so that it takes one resource of the responder: those are released in
-                // order.
+                // The request still takes a resource of the responder, although its responses have arrived: resources
+                // are released in order.
                 let end = end.min(reads.end_of(request, nxt));
                 self.responses.on_sent(nxt, end, starts);
                 self.snd.nxt = end;

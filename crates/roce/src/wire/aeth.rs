@@ -1,4 +1,4 @@
-//! The ACK extended transport header (IBA 9.3.5) and its syndrome: ACK, RNR NAK or NAK, and what their codes mean
+//! The ACK extended transport header (IBA 9.3.5) and its syndrome: ACK, RNR NAK or NAK, and the meaning of their codes
 //! (IBA 9.7.5.1, 9.7.5.2.8).
 
 use std::fmt;
@@ -11,7 +11,7 @@ use pvrdma_packet::field::{u24, u24_bytes};
 pub struct Aeth {
     /// ACK or NAK.
     pub syndrome: Syndrome,
-    /// Messages completed so far, 24 bits; for information.
+    /// Messages completed so far, 24 bits; informational.
     pub msn: u32,
 }
 
@@ -28,40 +28,40 @@ impl Aeth {
     }
 }
 
-/// Why a request was refused.
+/// Reason why a request was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NakCode {
-    /// A packet is missing: retransmit from the PSN of the NAK on.
+    /// A packet is missing: the requester retransmits from the PSN of the NAK on.
     SequenceError,
-    /// Bad opcode, length or order, or an operation that is not enabled.
+    /// Invalid opcode, length or order, or an operation that is not enabled.
     InvalidRequest,
-    /// The R_Key does not allow it.
+    /// The R_Key does not allow the access.
     RemoteAccess,
-    /// The responder cannot go on for reasons of its own.
+    /// The responder has an internal error.
     RemoteOperation,
     /// Reliable datagrams only.
     InvalidRdRequest,
-    /// Not defined: 5..=31.
+    /// Undefined: 5..=31.
     Reserved(u8),
 }
 
-/// The syndrome byte of an AETH. Every byte has a value, and every value gives its byte back.
+/// The syndrome byte of an AETH. Every byte maps to a value, and every value maps back to its byte.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Syndrome {
-    /// Everything up to the PSN was executed. The credit code (IBA 9.7.7.2) says how many receives are posted. It is
+    /// Everything up to the PSN was executed. The credit code (IBA 9.7.7.2) tells how many receives are posted. It is
     /// ignored when received, and always sent as 31: "no credits".
     Ack {
         /// Credit code, 0..=31.
         credits: u8,
     },
-    /// No receive was posted; try again after [`rnr_delay`].
+    /// No receive was posted; the requester retries after [`rnr_delay`].
     RnrNak {
         /// Timer code, 0..=31.
         timer: u8,
     },
     /// The request was refused.
     Nak(NakCode),
-    /// Not defined.
+    /// Undefined.
     Reserved(u8),
 }
 
@@ -72,7 +72,7 @@ impl Syndrome {
     /// A positive acknowledgement without credits.
     pub const ACK: Self = Self::Ack { credits: NO_CREDITS };
 
-    /// From the byte on the wire.
+    /// Decodes the byte on the wire.
     #[inline]
     pub const fn from_byte(byte: u8) -> Self {
         let low = byte & 0x1f;
@@ -91,7 +91,7 @@ impl Syndrome {
         }
     }
 
-    /// The byte on the wire.
+    /// Encodes the byte on the wire.
     #[inline]
     pub const fn byte(self) -> u8 {
         match self {
@@ -124,13 +124,13 @@ impl fmt::Display for Syndrome {
     }
 }
 
-/// How long an RNR NAK with this timer code asks to wait (IBA table 45), in units of 10 µs.
+/// Wait that an RNR NAK with this timer code requests (IBA table 45), in units of 10 µs.
 const RNR_DELAYS: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
     6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
-/// How long an RNR NAK with this timer code (0..=31) asks to wait.
+/// Returns the wait that an RNR NAK with this timer code (0..=31) requests.
 #[inline]
 pub fn rnr_delay(timer: u8) -> Duration {
     let units = RNR_DELAYS.get(usize::from(timer & 0x1f)).copied().unwrap_or_default();

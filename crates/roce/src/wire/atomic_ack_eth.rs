@@ -3,7 +3,7 @@
 /// Atomic ACK extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct AtomicAckEth {
-    /// The responder's eight bytes before the operation, as a number.
+    /// Eight bytes at the responder before the operation, as a number.
     pub original: u64,
 }
 

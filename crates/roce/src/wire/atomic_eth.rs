@@ -7,11 +7,11 @@ use pvrdma_packet::field::{field, put};
 pub struct AtomicEth {
     /// Virtual address at the responder.
     pub address: u64,
-    /// The responder's key.
+    /// R_Key.
     pub rkey: u32,
     /// Value to swap in, or to add.
     pub swap_or_add: u64,
-    /// Value to compare with.
+    /// Value to compare with the current one.
     pub compare: u64,
 }
 

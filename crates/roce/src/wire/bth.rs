@@ -1,14 +1,14 @@
-//! The base transport header, first in every packet (IBA 9.2).
+//! The base transport header, the first header of every packet (IBA 9.2).
 
 use pvrdma_packet::field::{field, put, u24, u24_bytes};
 use pvrdma_verbs::{Psn, Qpn};
 
 use super::opcode::Opcode;
 
-/// The P_Key of the only partition.
+/// P_Key of the default partition, the only one.
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
-/// Returns `true` if two P_Keys belong together: the same partition, and at least one side a full member (IBA 10.9.3).
+/// Returns `true` if two P_Keys match: the same partition, and at least one side a full member (IBA 10.9.3).
 #[inline]
 pub const fn pkey_matches(ours: u16, theirs: u16) -> bool {
     (ours ^ theirs) & 0x7fff == 0 && (ours | theirs) & 0x8000 != 0
@@ -17,29 +17,29 @@ pub const fn pkey_matches(ours: u16, theirs: u16) -> bool {
 /// Base transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Bth {
-    /// What the packet is.
+    /// Opcode of the packet.
     pub opcode: Opcode,
-    /// SE: arms a solicited-only completion notification.
+    /// SE: the solicited event bit, which triggers a solicited-only completion notification.
     pub solicited: bool,
-    /// M; ignored when received.
+    /// MigReq; ignored when received.
     pub migration: bool,
-    /// Bytes (0..=3) that fill the payload up to a multiple of four. A builder computes it.
+    /// Pad bytes (0..=3) that extend the payload to a multiple of four. Computed when a packet is built.
     pub pad: u8,
     /// Transport version, 0.
     pub version: u8,
-    /// Partition.
+    /// P_Key of the partition.
     pub pkey: u16,
     /// FECN; ignored when received.
     pub fecn: bool,
     /// BECN: set in a congestion notification.
     pub becn: bool,
-    /// Six reserved bits that the ICRC does not cover.
+    /// Six reserved bits that are not covered by the ICRC.
     pub reserved6: u8,
-    /// Receiver.
+    /// QP of the receiver.
     pub destination: Qpn,
-    /// The receiver should acknowledge soon.
+    /// AckReq: the receiver should acknowledge soon.
     pub ack_request: bool,
-    /// Seven reserved bits that the ICRC covers.
+    /// Seven reserved bits that are covered by the ICRC.
     pub reserved7: u8,
     /// Packet sequence number.
     pub psn: Psn,
@@ -49,7 +49,7 @@ impl Bth {
     /// Length of the header in bytes.
     pub const LEN: usize = 12;
 
-    /// A header with everything optional off.
+    /// Creates a header with all optional bits off.
     #[inline]
     pub const fn new(opcode: Opcode, destination: Qpn, psn: Psn) -> Self {
         Self {

@@ -1,27 +1,27 @@
-//! The CRC-32 of Ethernet, computed in the way that is fastest here.
+//! The CRC-32 of Ethernet, computed by the fastest method for this processor.
 //!
-//! Real processors multiply polynomials in an instruction, and `crc32fast` uses that. For an emulated processor it is
-//! among the most expensive instructions there are, while shifts and exclusive ors stay cheap; [`shifted`] needs
-//! nothing else for long inputs. Whoever has a clock lets [`choose_crc`] measure which is faster.
+//! Physical processors have an instruction for polynomial multiplication, which `crc32fast` uses. On an emulated
+//! processor it is among the most expensive instructions, while shifts and exclusive ors stay cheap; [`shifted`] needs
+//! only those for long inputs. A caller with a clock can let [`choose_crc`] measure which method is faster.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Whether new checksums use [`shifted`].
+/// New checksums use [`shifted`].
 static USE_SHIFTED: AtomicBool = AtomicBool::new(false);
-/// Bytes that are measured: the payload of a full packet.
+/// Bytes in a measurement: the payload of a full packet.
 const SAMPLE_LEN: usize = 4096;
 
-/// Measures with the clock `now` which of two ways to compute an ICRC is faster on this processor, and uses that from
-/// now on, in the whole process. Takes some microseconds. Without it, and if the clock stands still, the way for real
-/// processors is used; the results are the same.
+/// Measures with the clock `now` which of the two ICRC methods is faster on this processor, and selects it for the
+/// whole process from now on. Takes some microseconds. Without this call, or if the clock stands still, the method for
+/// physical processors is used. Both methods give the same results.
 #[inline]
 pub fn choose_crc(now: impl Fn() -> Duration) {
     USE_SHIFTED.store(shifted_is_faster(now), Ordering::Relaxed);
 }
 
-/// A checksum in the making.
+/// A checksum in progress.
 #[derive(Clone)]
 pub(super) enum Crc {
     Multiplied(crc32fast::Hasher),
@@ -29,14 +29,14 @@ pub(super) enum Crc {
 }
 
 impl Crc {
-    /// Goes on from a value of the register.
+    /// Continues from a value of the register.
     #[inline]
     pub(super) fn new(register: u32) -> Self {
         if USE_SHIFTED.load(Ordering::Relaxed) { Self::Shifted(register) } else { Self::multiplied(register) }
     }
 
     fn multiplied(register: u32) -> Self {
-        // The crate takes the complement of the register.
+        // The crate expects the complement of the register.
         Self::Multiplied(crc32fast::Hasher::new_with_initial(!register))
     }
 
@@ -48,7 +48,7 @@ impl Crc {
         }
     }
 
-    /// The complement of the register.
+    /// Returns the complement of the register.
     #[inline]
     pub(super) fn finish(self) -> u32 {
         match self {
@@ -58,22 +58,22 @@ impl Crc {
     }
 }
 
-/// Bytes in as many words as one word reaches ahead.
+/// Bytes in the number of words over which one word has an effect.
 const BLOCK: usize = 40;
 
-/// The register after some bytes.
+/// Returns the register after `bytes`.
 ///
-/// Adding a multiple of the generator to the bytes, taken as a polynomial, does not change their checksum. Of those,
-/// x^300 + x^155 + x^117 + x^89 + 1 has few terms, so each bit can be removed by inverting the four that come 145, 183,
-/// 211 and 300 bits later (S. Russell, "Chorba", arXiv:2412.16398). All bits of a word are removed at once, until only
-/// the end is left for the table.
+/// Adding a multiple of the generator to the bytes, taken as a polynomial, does not change their checksum. One such
+/// multiple, x^300 + x^155 + x^117 + x^89 + 1, has few terms, so that each bit can be removed by inverting the four
+/// that come 145, 183, 211 and 300 bits later (S. Russell, "Chorba", arXiv:2412.16398). All bits of a word are removed
+/// at once, until only the end is left for the table.
 fn shifted(register: u32, bytes: &[u8]) -> u32 {
     let blocks = (bytes.len() / BLOCK).saturating_sub(1);
     let (removed, left) = bytes.split_at_checked(blocks * BLOCK).unwrap_or_default();
     let Some((last, rest)) = left.split_first_chunk::<BLOCK>().filter(|_| blocks > 0) else {
         return tabled(register, bytes);
     };
-    // What is to be added to the next words.
+    // Values to be added to the next words.
     let mut ahead = [u64::from(register), 0, 0, 0, 0];
     for block in removed.as_chunks::<BLOCK>().0 {
         for word in block.as_chunks().0 {
@@ -95,7 +95,7 @@ fn shifted(register: u32, bytes: &[u8]) -> u32 {
     tabled(tabled(0, &last), rest)
 }
 
-/// The register after some bytes, one by one.
+/// Returns the register after `bytes`, computed byte by byte.
 fn tabled(register: u32, bytes: &[u8]) -> u32 {
     bytes.iter().fold(register, |register, byte| {
         let [low, ..] = register.to_le_bytes();
@@ -103,7 +103,7 @@ fn tabled(register: u32, bytes: &[u8]) -> u32 {
     })
 }
 
-/// What each byte makes of an empty register.
+/// Effect of each byte on an empty register.
 static TABLE: [u32; 256] = {
     const GENERATOR: u32 = 0xedb8_8320;
     let mut table = [0; 256];
@@ -122,7 +122,8 @@ static TABLE: [u32; 256] = {
     table
 };
 
-/// Compares both ways. Each has its best of a few tries, so that what disturbs one does not decide.
+/// Compares both methods. Each counts with the best of a few attempts, so that a disturbance of one attempt does not
+/// decide.
 fn shifted_is_faster(now: impl Fn() -> Duration) -> bool {
     let bytes = black_box([0x5a; SAMPLE_LEN]);
     let time = |start: Crc| {
@@ -159,7 +160,7 @@ mod tests {
 
     #[test]
     fn the_faster_way_is_chosen() {
-        // Looks at the clock come in pairs, around each try: of shifts, then of multiplications.
+        // The clock is read in pairs around each attempt: first of shifts, then of multiplications.
         let clock = |shifts: u64, multiplications: u64| {
             let (looks, now) = (Cell::new(0), Cell::new(0));
             move || {

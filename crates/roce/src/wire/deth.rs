@@ -6,9 +6,9 @@ use pvrdma_verbs::Qpn;
 /// Datagram extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Deth {
-    /// Key that the receiver must have, too.
+    /// Q_Key, which must equal that of the receiver.
     pub qkey: u32,
-    /// Sender.
+    /// QP of the sender.
     pub source: Qpn,
 }
 

@@ -1,4 +1,4 @@
-//! Packets as one line of text.
+//! Display of packets as one line of text.
 
 use std::fmt;
 
@@ -32,7 +32,7 @@ impl fmt::Display for Header {
 }
 
 impl fmt::Display for Extension {
-    /// Starts with a space unless there is nothing.
+    /// Writes a leading space unless there are no headers.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(deth) = self.deth() {
             write!(f, " qkey {:#010x} from {}", deth.qkey, deth.source)?;
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(Packet::parse(&frame).unwrap().to_string(), format!("{plain} len 3"));
         *frame.last_mut().unwrap() ^= 1;
         assert_eq!(Packet::parse(&frame).unwrap().to_string(), format!("{plain} len 3 (bad ICRC)"));
-        // All that is said only where it is there.
+        // Optional parts are shown only if they are present.
         header.ethernet.vlan = Some(Vlan { pcp: 3, dei: false, vid: 42 });
         header.network = Network::V1(Grh { traffic_class: 0x1a, source: Gid([0; 16]), ..Grh::default() });
         let bth = &mut header.bth;

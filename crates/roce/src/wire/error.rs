@@ -1,18 +1,18 @@
-//! Why a frame is not taken or not built.
+//! Errors of parsing and building frames.
 
 use pvrdma_packet::Truncated;
 use thiserror::Error;
 
-/// Why bytes are not a RoCE packet.
+/// Reason why bytes are not a RoCE packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 pub enum ParseError {
-    /// Another protocol: somebody else may want this frame.
+    /// Another protocol: the frame may be for another receiver.
     #[error("not RoCE")]
     NotRoce,
-    /// Shorter than its headers say.
+    /// The frame is shorter than its headers say.
     #[error("truncated in the {0}")]
     Truncated(&'static str),
-    /// A header field has a value that cannot be right.
+    /// A header field has an invalid value.
     #[error("invalid {0}")]
     Invalid(&'static str),
     /// A fragment of an IPv4 packet. RoCE is never fragmented.
@@ -27,27 +27,27 @@ impl From<Truncated> for ParseError {
     }
 }
 
-/// A packet that was damaged on its way. Dropped silently (IBA 9.6.1).
+/// A packet that was damaged in transit. It is dropped silently (IBA 9.6.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 pub enum CrcError {
     /// The invariant CRC does not match.
     #[error("bad ICRC")]
     Icrc,
-    /// The UDP checksum is neither zero nor right.
+    /// The UDP checksum is neither zero nor correct.
     #[error("bad UDP checksum")]
     UdpChecksum,
 }
 
-/// Why a packet cannot be laid out.
+/// Reason why a packet cannot be built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 pub enum BuildError {
-    /// The opcode wants other extension headers.
+    /// The opcode requires other extension headers.
     #[error("extension headers do not belong to the opcode")]
     Shape,
     /// The buffer is too small.
     #[error("buffer too small")]
     NoRoom,
-    /// More than the length fields can say.
+    /// The payload exceeds the range of the length fields.
     #[error("payload too long")]
     TooLong,
 }

@@ -1,4 +1,4 @@
-//! The extension headers of a packet, between BTH and payload (IBA 9.3): which there are together, and in which order.
+//! The extension headers of a packet, between BTH and payload (IBA 9.3): their combinations and their order.
 
 use super::aeth::Aeth;
 use super::atomic_ack_eth::AtomicAckEth;
@@ -10,39 +10,39 @@ use super::immdt::ImmDt;
 use super::opcode::Shape;
 use super::reth::Reth;
 
-/// The extension headers of a packet, in one of the combinations that opcodes have.
+/// The extension headers of a packet, in one of the combinations that opcodes use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Extension {
-    /// None.
+    /// No extension header.
     #[default]
     None,
     /// Immediate data.
     ImmDt(ImmDt),
-    /// A key to invalidate.
+    /// Key to invalidate.
     Ieth(Ieth),
-    /// Remote memory.
+    /// Remote memory range.
     Reth(Reth),
-    /// Remote memory, then immediate data.
+    /// Remote memory range, then immediate data.
     RethImmDt(Reth, ImmDt),
-    /// An acknowledgement.
+    /// Acknowledgement.
     Aeth(Aeth),
-    /// An acknowledgement, then the value before an atomic operation.
+    /// Acknowledgement, then the value before an atomic operation.
     AtomicAckEth(Aeth, AtomicAckEth),
-    /// An atomic operation.
+    /// Atomic operation.
     AtomicEth(AtomicEth),
-    /// The ends of a datagram.
+    /// Q_Key and sender of a datagram.
     Deth(Deth),
-    /// The ends of a datagram, then immediate data.
+    /// Q_Key and sender of a datagram, then immediate data.
     DethImmDt(Deth, ImmDt),
-    /// A flush, then its range of remote memory.
+    /// Flush, then its range of remote memory.
     FethReth(Feth, Reth),
 }
 
 impl Extension {
-    /// Most bytes that any combination takes: an AtomicETH.
+    /// Largest length of a combination: that of an AtomicETH.
     pub(super) const MAX_LEN: usize = 28;
 
-    /// Which combination this is.
+    /// Returns the combination.
     #[inline]
     pub const fn shape(&self) -> Shape {
         match self {
@@ -60,7 +60,7 @@ impl Extension {
         }
     }
 
-    /// Takes the headers of this shape off the front. `None` if there are too few bytes.
+    /// Takes the headers of this shape off the front. Returns `None` if there are too few bytes.
     #[inline]
     pub(super) fn parse(shape: Shape, bytes: &[u8]) -> Option<(Self, &[u8])> {
         let mut rest = bytes;
@@ -82,7 +82,7 @@ impl Extension {
         Some((extension, rest))
     }
 
-    /// Hands the bytes of the headers to `out`, in order.
+    /// Passes the bytes of the headers to `out`, in order.
     #[inline]
     pub(super) fn emit(&self, mut out: impl FnMut(&[u8])) {
         match self {

@@ -3,9 +3,9 @@
 /// FLUSH extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Feth {
-    /// 1 global visibility, 2 persistence.
+    /// Placement type: 1 global visibility, 2 persistence.
     pub placement: u8,
-    /// 0 a range, 1 the whole memory region.
+    /// Selectivity level: 0 a range, 1 the whole memory region.
     pub selectivity: u8,
 }
 

@@ -1,4 +1,4 @@
-//! Laying a packet out in a caller's buffer.
+//! Construction of packets in a caller's buffer.
 
 use pvrdma_packet::Ethernet;
 
@@ -10,11 +10,11 @@ use super::ipv4::Ipv4;
 use super::packet::{Header, Network};
 use super::udp::Udp;
 
-/// Most bytes before the payload.
+/// Largest number of bytes before the payload.
 pub const MAX_HEADER: usize = Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN + 48 + Bth::LEN + Extension::MAX_LEN;
-/// Most bytes of payload: the largest path MTU.
+/// Largest payload in bytes: the largest path MTU.
 pub const MAX_PAYLOAD: usize = 4096;
-/// A buffer of this size holds any packet with at most [`MAX_PAYLOAD`] bytes.
+/// Buffer size that holds any packet with at most [`MAX_PAYLOAD`] bytes of payload.
 pub const MAX_FRAME: usize = MAX_HEADER + MAX_PAYLOAD + 3 + Icrc::LEN;
 
 impl Header {
@@ -28,10 +28,10 @@ impl Header {
     }
 
     /// Writes everything before the payload. Pad count, length fields and the IPv4 checksum are computed. Returns the
-    /// bytes written and the ICRC over them, which goes on with payload and pad bytes.
+    /// bytes written and the ICRC over them, to be continued over payload and pad bytes.
     ///
     /// # Errors
-    /// The extension headers do not fit the opcode, or the buffer is too small, or the length is too large.
+    /// The extension headers do not match the opcode, the buffer is too small, or the length is too large.
     #[inline]
     pub fn write(&self, payload_len: usize, out: &mut [u8]) -> Result<(usize, Icrc), BuildError> {
         let expected = self.bth.opcode.info().map_or(super::Shape::None, |info| info.shape);
@@ -91,7 +91,7 @@ impl Header {
     }
 }
 
-/// Bytes that fill a payload up to a multiple of four.
+/// Number of pad bytes that extend a payload to a multiple of four.
 const fn pad_of(payload_len: usize) -> u8 {
     match payload_len % 4 {
         1 => 3,
@@ -101,7 +101,7 @@ const fn pad_of(payload_len: usize) -> u8 {
     }
 }
 
-/// A frame whose payload is about to be filled in.
+/// A frame whose payload is still to be written.
 #[derive(Debug)]
 pub struct FrameWriter<'b> {
     payload: &'b mut [u8],
@@ -111,10 +111,10 @@ pub struct FrameWriter<'b> {
 }
 
 impl<'b> FrameWriter<'b> {
-    /// Writes the headers and sets `payload_len` bytes aside.
+    /// Writes the headers and reserves `payload_len` bytes.
     ///
     /// # Errors
-    /// As for [`Header::write`].
+    /// Those of [`Header::write`].
     #[inline]
     pub fn new(header: &Header, payload_len: usize, out: &'b mut [u8]) -> Result<Self, BuildError> {
         let (header_len, icrc) = header.write(payload_len, out)?;
@@ -125,13 +125,13 @@ impl<'b> FrameWriter<'b> {
         Ok(Self { payload, tail, header_len, icrc })
     }
 
-    /// The payload area, to be filled.
+    /// Returns the payload area, to be filled by the caller.
     #[inline]
     pub fn payload(&mut self) -> &mut [u8] {
         self.payload
     }
 
-    /// Appends zero pad bytes and the ICRC. Returns the length of the frame.
+    /// Appends zero pad bytes and the ICRC. Returns the length of the frame in bytes.
     #[inline]
     pub fn finish(mut self) -> usize {
         self.icrc.update(self.payload);
@@ -145,10 +145,10 @@ impl<'b> FrameWriter<'b> {
     }
 }
 
-/// Builds a whole frame.
+/// Builds a complete frame.
 ///
 /// # Errors
-/// As for [`Header::write`].
+/// Those of [`Header::write`].
 #[inline]
 pub fn build(header: &Header, payload: &[u8]) -> Result<Vec<u8>, BuildError> {
     let room = header.len() + payload.len() + usize::from(pad_of(payload.len())) + Icrc::LEN;
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(MAX_FRAME, 106 + 4096 + 3 + 4);
     }
 
-    /// The length fields have 16 bits, and what stands in them counts different headers.
+    /// The length fields have 16 bits, and each counts different headers.
     #[test]
     fn what_no_length_field_can_say_is_refused() {
         let bth = Bth::new(Opcode::UD_SEND, Qpn::new(2), Psn::new(0));

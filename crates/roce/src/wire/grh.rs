@@ -5,18 +5,18 @@ use pvrdma_verbs::Gid;
 
 use super::error::ParseError;
 
-/// IPv6-shaped header of 40 bytes that ethertype 0x8915 announces (IBA 8.3).
+/// Header of 40 bytes with the layout of IPv6, announced by ethertype 0x8915 (IBA 8.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Grh {
     /// Traffic class: DSCP in bits 7-2, ECN in 1-0.
     pub traffic_class: u8,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// Hop limit; RoCE v1 is not routed, so it means nothing.
+    /// Hop limit; without effect, because RoCE v1 is not routed.
     pub hop_limit: u8,
-    /// Sender.
+    /// GID of the sender.
     pub source: Gid,
-    /// Receiver.
+    /// GID of the receiver.
     pub destination: Gid,
 }
 
@@ -26,7 +26,7 @@ impl Grh {
     /// Next header: InfiniBand transport.
     const NEXT_HEADER: u8 = 0x1b;
 
-    /// Reads the header, with the bytes that follow it (BTH through ICRC).
+    /// Parses the header, and returns it with the bytes that follow it (BTH through ICRC).
     #[inline]
     pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Result<(Self, u16), ParseError> {
         let (fixed, source, destination) = parts(header);
@@ -37,7 +37,7 @@ impl Grh {
         Ok((Self { traffic_class, flow_label, hop_limit, source, destination }, payload_len))
     }
 
-    /// The header in front of `payload_len` bytes.
+    /// Encodes the header for `payload_len` bytes of payload.
     #[inline]
     pub fn to_bytes(self, payload_len: u16) -> [u8; Self::LEN] {
         let Self { traffic_class, flow_label, hop_limit, source, destination } = self;
@@ -50,7 +50,7 @@ impl Grh {
     }
 }
 
-/// The first eight bytes that GRH and IPv6 share.
+/// The first eight bytes, which GRH and IPv6 share.
 pub(super) struct FixedPart {
     pub(super) version: u8,
     pub(super) traffic_class: u8,
@@ -105,7 +105,7 @@ mod tests {
         let bytes = grh.to_bytes(0x1234);
         assert_eq!(bytes[..8], [0x6a, 0x5c, 0xb9, 0x7f, 0x12, 0x34, 0x1b, 64]);
         assert_eq!(Grh::from_bytes(&bytes), Ok((grh, 0x1234)));
-        // More than fits is cut off.
+        // Excess bits are cut off.
         assert_eq!(Grh { flow_label: 0xfff0_0000, ..grh }.to_bytes(0)[..4], [0x6a, 0x50, 0, 0]);
     }
 

@@ -1,5 +1,5 @@
-//! The invariant CRC: what routers may change is replaced by ones before it is computed (IBA 7.8.1, annexes A16 and
-//! A17).
+//! The invariant CRC: fields that routers may change are replaced by ones before it is computed (IBA 7.8.1, annexes A16
+//! and A17).
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use super::ipv4::Ipv4;
 use super::ipv6::Ipv6;
 use super::udp::Udp;
 
-/// Register after eight bytes of ones, which stand for a fully masked local route header.
+/// Register after eight bytes of ones, which represent a fully masked local route header.
 const AFTER_MASKED_LRH: u32 = 0xdebb_20e3;
 
-/// An ICRC in the making. It is the CRC-32 of Ethernet, sent least significant byte first.
+/// An ICRC in progress. It is the CRC-32 of Ethernet, sent least significant byte first.
 #[derive(Clone)]
 pub struct Icrc(Crc);
 
@@ -27,7 +27,7 @@ impl Icrc {
     /// Length of the ICRC in bytes.
     pub const LEN: usize = 4;
 
-    /// Starts a RoCE v1 packet.
+    /// Starts the ICRC of a RoCE v1 packet.
     #[inline]
     pub fn over_grh(grh: &[u8; Grh::LEN], bth: &[u8; Bth::LEN]) -> Self {
         let mut masked = *grh;
@@ -35,13 +35,13 @@ impl Icrc {
         Self::start(&masked, bth)
     }
 
-    /// Starts a RoCE v2 packet over IPv4. The identification is covered.
+    /// Starts the ICRC of a RoCE v2 packet over IPv4. The identification is covered.
     #[inline]
     pub fn over_ipv4(ip: &[u8; Ipv4::LEN], udp: &[u8; Udp::LEN], bth: &[u8; Bth::LEN]) -> Self {
         let mut masked = [0xff; Ipv4::LEN + Udp::LEN];
         let (network, transport) = masked.split_at_mut(Ipv4::LEN);
         network.copy_from_slice(ip);
-        // Type of service, time to live, header checksum.
+        // Masks type of service, time to live and header checksum.
         network[1] = 0xff;
         network[8] = 0xff;
         network[10..12].fill(0xff);
@@ -49,7 +49,7 @@ impl Icrc {
         Self::start(&masked, bth)
     }
 
-    /// Starts a RoCE v2 packet over IPv6.
+    /// Starts the ICRC of a RoCE v2 packet over IPv6.
     #[inline]
     pub fn over_ipv6(ip: &[u8; Ipv6::LEN], udp: &[u8; Udp::LEN], bth: &[u8; Bth::LEN]) -> Self {
         let mut route = *ip;
@@ -65,26 +65,26 @@ impl Icrc {
         let mut crc = Crc::new(AFTER_MASKED_LRH);
         crc.update(network);
         let mut masked = *bth;
-        // FECN, BECN and the six reserved bits.
+        // Masks FECN, BECN and the six reserved bits.
         masked[4] = 0xff;
         crc.update(&masked);
         Self(crc)
     }
 
-    /// Goes on: extension headers, payload and pad bytes, in any pieces.
+    /// Continues with extension headers, payload and pad bytes, in pieces of any size.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The four bytes in wire order.
+    /// Returns the four bytes in wire order.
     #[inline]
     pub fn finish(self) -> [u8; Self::LEN] {
         self.0.finish().to_le_bytes()
     }
 }
 
-/// Traffic class, flow label and hop limit of a GRH or IPv6 header.
+/// Masks traffic class, flow label and hop limit of a GRH or IPv6 header.
 const fn mask_route(header: &mut [u8; 40]) {
     header[0] |= 0x0f;
     header[1] = 0xff;
@@ -93,7 +93,7 @@ const fn mask_route(header: &mut [u8; 40]) {
     header[7] = 0xff;
 }
 
-/// All but the checksum, which stays ones.
+/// Copies all but the checksum, which stays ones.
 fn copy_udp(masked: &mut [u8], udp: &[u8; Udp::LEN]) {
     for (to, from) in masked.iter_mut().zip(udp).take(6) {
         *to = *from;

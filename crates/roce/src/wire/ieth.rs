@@ -3,7 +3,7 @@
 /// Invalidate extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Ieth {
-    /// The responder's key that becomes invalid.
+    /// R_Key of the responder to be invalidated.
     pub rkey: u32,
 }
 

@@ -15,15 +15,15 @@ const FRAGMENT_OFFSET: u16 = 0x1fff;
 pub struct Ipv4 {
     /// Type of service: DSCP in bits 7-2, ECN in 1-0.
     pub traffic_class: u8,
-    /// Identification. It is inside the ICRC, so whoever sends must know the final value.
+    /// Identification. The ICRC covers it, so the sender must know the final value.
     pub identification: u16,
     /// DF; RoCE packets are never fragmented.
     pub dont_fragment: bool,
     /// Time to live.
     pub hop_limit: u8,
-    /// Sender.
+    /// Address of the sender.
     pub source: [u8; 4],
-    /// Receiver.
+    /// Address of the receiver.
     pub destination: [u8; 4],
 }
 
@@ -31,7 +31,7 @@ impl Ipv4 {
     /// Length of the header in bytes, without options.
     pub const LEN: usize = 20;
 
-    /// Reads the header, with the bytes that follow it.
+    /// Parses the header, and returns it with the bytes that follow it.
     #[inline]
     pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Result<(Self, u16), ParseError> {
         let [version, traffic_class] = field::<0, _, _>(header);
@@ -40,7 +40,7 @@ impl Ipv4 {
         }
         let [hop_limit, protocol] = field::<8, _, _>(header);
         let flags = u16::from_be_bytes(field::<6, _, _>(header));
-        // The rest of a fragmented packet has no UDP header, so nobody can tell whether it is ours.
+        // Later fragments have no UDP header, so they cannot be identified as RoCE.
         if protocol != PROTOCOL_UDP || flags & FRAGMENT_OFFSET != 0 {
             return Err(ParseError::NotRoce);
         }
@@ -69,7 +69,7 @@ impl Ipv4 {
         Ok((ipv4, payload_len))
     }
 
-    /// The header with its checksum. `total_len` counts the header.
+    /// Encodes the header with its checksum. `total_len` includes the header.
     #[inline]
     pub fn to_bytes(self, total_len: u16) -> [u8; Self::LEN] {
         let mut header = [0; Self::LEN];
@@ -87,7 +87,7 @@ impl Ipv4 {
     }
 }
 
-/// An IPv4 address as GID: `::ffff:a.b.c.d`.
+/// Returns an IPv4 address as a GID: `::ffff:a.b.c.d`.
 #[inline]
 pub(super) const fn mapped(address: [u8; 4]) -> Gid {
     let [a, b, c, d] = address;
@@ -99,16 +99,16 @@ pub(super) const fn mapped(address: [u8; 4]) -> Gid {
 pub enum Ecn {
     /// The sender does not react to marks.
     NotCapable,
-    /// ECT(0): marks are welcome.
+    /// ECT(0): the sender reacts to marks.
     Capable0,
-    /// ECT(1): the same.
+    /// ECT(1): the sender reacts to marks.
     Capable1,
-    /// A switch on the way was congested.
+    /// CE: a switch on the path was congested.
     Congested,
 }
 
 impl Ecn {
-    /// The bits of a traffic class.
+    /// Extracts the bits from a traffic class.
     #[inline]
     pub const fn of(traffic_class: u8) -> Self {
         match traffic_class & 3 {
@@ -133,7 +133,7 @@ mod tests {
         destination: [10, 0, 0, 2],
     };
 
-    /// A header with some bits inverted, and a checksum that is right again.
+    /// Parses a header with some bits inverted and a corrected checksum.
     fn parse(at: usize, bits: u8) -> Result<(Ipv4, u16), ParseError> {
         let mut header = IP.to_bytes(0x345);
         header[at] ^= bits;
@@ -156,7 +156,7 @@ mod tests {
             assert_eq!(parse(at, bits), Err(ParseError::NotRoce), "a fragment's rest");
         }
         assert_eq!(parse(6, 0x20), Err(ParseError::Fragment));
-        // The total length counts the header.
+        // The total length includes the header.
         assert_eq!(parse(2, 0x03).map(|(_, length)| length), Ok(0x45 - 20));
         let short = |length: u16| Ipv4::from_bytes(&IP.to_bytes(length)).map(|(_, length)| length);
         assert_eq!((short(20), short(21)), (Ok(0), Ok(1)));

@@ -15,9 +15,9 @@ pub struct Ipv6 {
     pub flow_label: u32,
     /// Hop limit.
     pub hop_limit: u8,
-    /// Sender.
+    /// Address of the sender.
     pub source: Gid,
-    /// Receiver.
+    /// Address of the receiver.
     pub destination: Gid,
 }
 
@@ -25,7 +25,7 @@ impl Ipv6 {
     /// Length of the header in bytes.
     pub const LEN: usize = IPV6_LEN;
 
-    /// Reads the header, with the bytes that follow it.
+    /// Parses the header, and returns it with the bytes that follow it.
     #[inline]
     pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Result<(Self, u16), ParseError> {
         let (fixed, source, destination) = parts(header);
@@ -39,7 +39,7 @@ impl Ipv6 {
         Ok((Self { traffic_class, flow_label, hop_limit, source, destination }, payload_len))
     }
 
-    /// The header in front of `payload_len` bytes.
+    /// Encodes the header for `payload_len` bytes of payload.
     #[inline]
     pub fn to_bytes(self, payload_len: u16) -> [u8; Self::LEN] {
         let Self { traffic_class, flow_label, hop_limit, source, destination } = self;

@@ -1,19 +1,19 @@
-//! RoCE v1 and v2 packets, as bytes and as values. No I/O, no state but one choice ([`choose_crc`]).
+//! RoCE v1 and v2 packets, as bytes and as values. No I/O, and no state except one setting ([`choose_crc`]).
 //!
-//! A packet has two views. As *bytes* it is one Ethernet frame in a caller's buffer: [`Packet::parse`] checks it once
-//! and borrows payload and network header from it; [`FrameWriter`] lays one out, lends the payload area to be filled
-//! from a scatter/gather list, and seals it. As *values* it is a [`Header`]: every field that a sender chooses, nothing
-//! that follows from the others (lengths, checksums). Parsing what was built gives the same value, and building what
-//! was parsed gives the same bytes.
+//! A packet has two representations. As *bytes* it is one Ethernet frame in a caller's buffer: [`Packet::parse`] checks
+//! it once and borrows payload and network header from it; [`FrameWriter`] writes the headers, exposes the payload area
+//! to be filled from a scatter/gather list, and finishes the frame. As *values* it is a [`Header`] with every field
+//! that a sender chooses, and without derived fields (lengths, checksums). Parsing a built packet gives the same value,
+//! and building from a parsed packet gives the same bytes.
 //!
-//! No input can cause a panic: headers are fixed-size arrays whose fields are cut out at compile-time offsets
-//! ([`pvrdma_packet::field`]), everything of variable length goes through checked splits.
+//! No input can cause a panic: headers are fixed-size arrays with fields at compile-time offsets
+//! ([`pvrdma_packet::field`]), and data of variable length is split with checks.
 //!
-//! All multi-byte fields are big-endian, the ICRC excepted. Layouts are those of the InfiniBand Architecture
-//! Specification volume 1 ("IBA"), chapters 5 and 9, annex A16 (RoCE) and annex A17 (RoCE v2), with IPv4 of RFC 791,
-//! IPv6 of RFC 8200 and UDP of RFC 768.
+//! All multi-byte fields except the ICRC are big-endian. Layouts are those of the InfiniBand Architecture Specification
+//! volume 1 ("IBA"), chapters 5 and 9, annex A16 (RoCE) and annex A17 (RoCE v2), with IPv4 of RFC 791, IPv6 of RFC 8200
+//! and UDP of RFC 768.
 //!
-//! Not here: VLAN stacking, IPv4 options and fragments, the RD and XRC transports.
+//! Not supported: VLAN stacking, IPv4 options and fragments, the RD and XRC transports.
 
 mod aeth;
 mod atomic_ack_eth;

@@ -1,9 +1,9 @@
-//! The opcode table: what each packet is, which extension headers it has and how long its payload may be (IBA 9.2.1,
-//! congestion notifications: annex A17.9).
+//! The opcode table: meaning, extension headers and payload length of each packet type (IBA 9.2.1, congestion
+//! notifications: annex A17.9).
 
 use std::fmt;
 
-/// A BTH opcode; any byte is possible, [`Opcode::info`] knows the defined ones.
+/// A BTH opcode. Any byte is possible; [`Opcode::info`] knows the defined ones.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Opcode(pub u8);
 
@@ -20,7 +20,7 @@ pub enum Service {
     Congestion,
 }
 
-/// What the packet belongs to.
+/// Operation that the packet belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(missing_docs, reason = "each is the operation of the same name")]
 pub enum Operation {
@@ -38,40 +38,40 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns `true` if this goes from responder to requester.
+    /// Returns `true` if the packet goes from responder to requester.
     #[inline]
     pub const fn is_response(self) -> bool {
         matches!(self, Self::ReadResponse | Self::Acknowledge | Self::AtomicAcknowledge)
     }
 }
 
-/// Where in its message the packet stands.
+/// Position of the packet in its message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Position {
-    /// More follow.
+    /// First packet; more follow.
     First,
-    /// Some came, more follow.
+    /// Neither the first nor the last packet.
     Middle,
-    /// The end of a message of several packets.
+    /// Last packet of a message of several packets.
     Last,
-    /// A whole message.
+    /// Only packet of its message.
     Only,
 }
 
 impl Position {
-    /// Returns `true` if a message begins here.
+    /// Returns `true` if the packet starts a message.
     #[inline]
     pub const fn starts(self) -> bool {
         matches!(self, Self::First | Self::Only)
     }
 
-    /// Returns `true` if a message ends here.
+    /// Returns `true` if the packet ends a message.
     #[inline]
     pub const fn ends(self) -> bool {
         matches!(self, Self::Last | Self::Only)
     }
 
-    /// Of a packet of a message, given whether it is the first and whether it is the last.
+    /// Returns the position of a packet, given whether it is the first and whether it is the last.
     #[inline]
     pub const fn of(first: bool, last: bool) -> Self {
         match (first, last) {
@@ -83,10 +83,10 @@ impl Position {
     }
 }
 
-/// Which extension headers there are, in this order.
+/// Combination of extension headers, in this order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Shape {
-    /// None.
+    /// No extension header.
     None,
     /// ImmDt.
     ImmDt,
@@ -110,10 +110,10 @@ pub enum Shape {
     FethReth,
 }
 
-/// How long the payload may be.
+/// Permitted payload length.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PayloadRule {
-    /// Exactly so many bytes.
+    /// Exactly this number of bytes.
     Exactly(u8),
     /// A full path MTU.
     Full,
@@ -136,14 +136,14 @@ impl PayloadRule {
     }
 }
 
-/// What is known about an opcode.
+/// Properties of an opcode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpcodeInfo {
     /// Transport service.
     pub service: Service,
     /// Operation.
     pub operation: Operation,
-    /// Place in the message.
+    /// Position in the message.
     pub position: Position,
     /// Extension headers.
     pub shape: Shape,
@@ -155,7 +155,7 @@ pub struct OpcodeInfo {
 
 const NO_PAYLOAD: PayloadRule = PayloadRule::Exactly(0);
 
-/// One line of the table: the low five bits, and what they mean.
+/// Returns one line of the table: the meaning of the low five bits.
 const fn line(low: u8) -> Option<(Operation, Position, Shape, PayloadRule, &'static str)> {
     use Operation as O;
     use PayloadRule::{Any, Exactly, Full, Rest};
@@ -252,7 +252,7 @@ impl Opcode {
     /// Congestion notification packet.
     pub const CNP: Self = Self(0x81);
 
-    /// What this opcode is; `None` if it is not defined.
+    /// Returns the properties of this opcode; `None` if it is undefined.
     #[inline]
     pub fn info(self) -> Option<&'static OpcodeInfo> {
         TABLE[usize::from(self.0)].as_ref()

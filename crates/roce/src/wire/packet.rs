@@ -1,4 +1,4 @@
-//! A whole frame, taken apart.
+//! A complete frame, parsed.
 
 use pvrdma_packet::field::{field, put};
 use pvrdma_packet::{Checksum, EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT};
@@ -14,7 +14,7 @@ use super::ipv6::Ipv6;
 use super::opcode::Shape;
 use super::udp::Udp;
 
-/// Network header, and UDP where there is one.
+/// Network header, and UDP header if there is one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Network {
     /// RoCE v1.
@@ -26,7 +26,7 @@ pub enum Network {
 }
 
 impl Network {
-    /// The UDP source port. `None`: RoCE v1.
+    /// UDP source port. `None`: RoCE v1.
     #[inline]
     pub const fn source_port(&self) -> Option<u16> {
         match self {
@@ -46,7 +46,7 @@ impl Network {
         }
     }
 
-    /// What precedes it in the Ethernet header.
+    /// Ethertype that precedes it in the Ethernet header.
     #[inline]
     pub const fn ethertype(&self) -> EtherType {
         match self {
@@ -56,7 +56,7 @@ impl Network {
         }
     }
 
-    /// Which kind it is.
+    /// Kind of the header.
     #[inline]
     pub const fn kind(&self) -> NetworkType {
         match self {
@@ -66,7 +66,7 @@ impl Network {
         }
     }
 
-    /// The sender's address as GID.
+    /// Address of the sender as a GID.
     #[inline]
     pub const fn source(&self) -> Gid {
         match self {
@@ -76,7 +76,7 @@ impl Network {
         }
     }
 
-    /// The receiver's address as GID.
+    /// Address of the receiver as a GID.
     #[inline]
     pub const fn destination(&self) -> Gid {
         match self {
@@ -86,7 +86,7 @@ impl Network {
         }
     }
 
-    /// DSCP and ECN.
+    /// Traffic class: DSCP and ECN.
     #[inline]
     pub const fn traffic_class(&self) -> u8 {
         match self {
@@ -96,42 +96,42 @@ impl Network {
         }
     }
 
-    /// What switches on the way said about congestion.
+    /// Congestion information from switches on the path.
     #[inline]
     pub const fn ecn(&self) -> Ecn {
         Ecn::of(self.traffic_class())
     }
 }
 
-/// Every field of a packet that its sender chose.
+/// All fields of a packet that its sender chooses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Header {
-    /// Link.
+    /// Ethernet header.
     pub ethernet: Ethernet,
-    /// Network, and UDP where there is one.
+    /// Network header, and UDP header if there is one.
     pub network: Network,
-    /// Transport.
+    /// Base transport header.
     pub bth: Bth,
-    /// Transport, as the opcode wants. Empty for an undefined opcode, whose headers then count as payload.
+    /// Extension headers of the opcode. Empty for an undefined opcode, whose headers count as payload.
     pub extension: Extension,
 }
 
-/// A packet in a received frame: structure checked, content not yet believed ([`Packet::verify`]).
+/// A packet in a received frame: its structure was checked, its contents were not verified yet ([`Packet::verify`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet<'a> {
-    /// The values.
+    /// Header fields.
     pub header: Header,
-    /// The data, without pad bytes.
+    /// Payload, without pad bytes.
     pub payload: &'a [u8],
     /// The ICRC as received.
     pub icrc: [u8; Icrc::LEN],
     network: RawNetwork<'a>,
     bth: &'a [u8; Bth::LEN],
-    /// After the BTH, through the pad bytes.
+    /// Bytes from the end of the BTH through the pad bytes.
     covered: &'a [u8],
 }
 
-/// The bytes of the network header.
+/// Bytes of the network header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RawNetwork<'a> {
     V1(&'a [u8; Grh::LEN]),
@@ -140,10 +140,11 @@ enum RawNetwork<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Takes a frame (without FCS) apart. The end comes from the network header: short frames are padded.
+    /// Parses a frame (without FCS). The network header determines the end of the packet, because short frames are
+    /// padded.
     ///
     /// # Errors
-    /// The frame is not RoCE, or is malformed.
+    /// The frame is not RoCE, or it is malformed.
     #[inline]
     pub fn parse(frame: &'a [u8]) -> Result<Self, ParseError> {
         let (ethernet, ethertype, bytes) = Ethernet::parse(frame)?;
@@ -162,7 +163,7 @@ impl<'a> Packet<'a> {
         Ok(Self { header, payload, icrc: *icrc, network: raw, bth: bth_bytes, covered })
     }
 
-    /// The ICRC that the packet should have.
+    /// Computes the ICRC that the packet should have.
     #[inline]
     pub fn computed_icrc(&self) -> [u8; Icrc::LEN] {
         let mut icrc = match self.network {
@@ -174,10 +175,10 @@ impl<'a> Packet<'a> {
         icrc.finish()
     }
 
-    /// Checks that the packet is what its sender sent. Before this, nothing in it is to be believed.
+    /// Verifies the checksums of the packet. Before this, its contents must not be trusted.
     ///
     /// # Errors
-    /// Which check failed.
+    /// The check that failed.
     #[inline]
     pub fn verify(&self) -> Result<(), CrcError> {
         if self.computed_icrc() != self.icrc {
@@ -189,14 +190,14 @@ impl<'a> Packet<'a> {
         Ok(())
     }
 
-    /// Returns `true` if pad count and payload make a multiple of four bytes, as they must (IBA 9.2.3).
+    /// Returns `true` if payload and pad bytes together are a multiple of four bytes, as required (IBA 9.2.3).
     #[inline]
     pub fn pad_is_right(&self) -> bool {
         (self.payload.len() + usize::from(self.header.bth.pad)).is_multiple_of(4)
     }
 
-    /// What the first 40 bytes of a datagram's receive buffer hold: the GRH or IPv6 header as received, or an IPv4
-    /// header in the last 20 (IBA annex A17.4.5.1).
+    /// Returns the first 40 bytes of a datagram's receive buffer: the GRH or IPv6 header as received, or an IPv4 header
+    /// in the last 20 bytes (IBA annex A17.4.5.1).
     #[inline]
     pub fn grh_area(&self) -> [u8; Grh::LEN] {
         match self.network {
@@ -210,7 +211,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Returns `true` if the UDP checksum is right or 0, which means that there is none (RFC 768). The ICRC does not
+    /// Returns `true` if the UDP checksum is correct, or 0, which means that there is none (RFC 768). The ICRC does not
     /// cover it.
     fn udp_checksum_is_good(&self) -> bool {
         let mut sum = Checksum::default();
@@ -239,7 +240,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Takes the network header off; the rest is BTH through ICRC.
+/// Splits off the network header; the rest is BTH through ICRC.
 fn parse_network(ethertype: EtherType, bytes: &[u8]) -> Result<(Network, RawNetwork<'_>, &[u8]), ParseError> {
     match ethertype {
         EtherType::ROCE => {
@@ -265,7 +266,7 @@ fn parse_network(ethertype: EtherType, bytes: &[u8]) -> Result<(Network, RawNetw
     }
 }
 
-/// Takes the UDP header off. `length` bytes belong to the IP packet.
+/// Splits off the UDP header. `length` is the number of bytes in the IP packet.
 fn parse_udp(bytes: &[u8], length: u16) -> Result<(Udp, &[u8; Udp::LEN], &[u8]), ParseError> {
     let (header, _) = bytes.split_first_chunk().ok_or(ParseError::NotRoce)?;
     let parsed = Udp::from_bytes(header);
@@ -347,7 +348,7 @@ mod tests {
                 // The pad count in the BTH, behind Ethernet and network header.
                 frame[14 + 40 + 1] = frame[14 + 40 + 1] & !0x30 | pad << 4;
                 match Packet::parse(&frame) {
-                    // Whatever it says, what is left and what is said are what came.
+                    // The parsed parts add up to the original frame, whatever its fields say.
                     Ok(packet) => {
                         assert_eq!((packet.payload.len(), packet.pad_is_right()), (padded - usize::from(pad), true));
                     }
@@ -355,14 +356,14 @@ mod tests {
                 }
             }
         }
-        // One byte more than a multiple of four: none is right.
+        // One byte more than a multiple of four: no pad count is correct.
         let mut frame = build(&header(networks()[0]), &[0; 4]).unwrap();
         frame.insert(14 + 40 + 12, 0);
         frame[14 + 5] += 1;
         assert!(!Packet::parse(&frame).unwrap().pad_is_right());
     }
 
-    /// Each byte of a datagram is in its checksum, and 0 is none.
+    /// Each byte of a datagram is covered by its checksum, and 0 means no checksum.
     #[test]
     fn a_udp_checksum_is_right_or_absent() {
         for network in &networks()[1..] {

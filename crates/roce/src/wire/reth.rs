@@ -7,7 +7,7 @@ use pvrdma_packet::field::{field, put};
 pub struct Reth {
     /// Virtual address at the responder.
     pub address: u64,
-    /// The responder's key for it.
+    /// R_Key for the memory.
     pub rkey: u32,
     /// Length of the whole message in bytes ("DMA length").
     pub length: u32,

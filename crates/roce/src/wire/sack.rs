@@ -1,49 +1,51 @@
-//! Selective acknowledgements: an extension of ours, which two ends agree on in reserved bits of the BTH.
+//! Selective acknowledgements: an extension of this implementation, negotiated in reserved bits of the BTH.
 //!
-//! A sequence NAK names one missing packet. Between two ends that agreed it says as its payload what has come behind
-//! that one, so that all that is missing can be retransmitted in one round trip (RFC 2018 does this for TCP).
+//! A sequence NAK names one missing packet. Between two endpoints that agreed, its payload reports the packets that
+//! have arrived after that one, so that all missing packets can be retransmitted in one round trip (RFC 2018 does this
+//! for TCP).
 //!
-//! A sequence NAK without a map says that nothing is kept behind the missing packet, whatever earlier ones said: a
-//! responder that loses its reorder buffer sends one, and the requester goes back to that packet without a retry.
+//! A sequence NAK without a map says that nothing is kept after the missing packet, whatever earlier ones reported: a
+//! responder that loses its reorder buffer sends one, and the requester goes back to that packet without using a retry.
 //!
-//! The agreement stands in the seven reserved bits of byte 8 of the BTH, which the ICRC covers and everybody ignores
-//! (IBA 9.2). A requester sets [`OFFER`] in its requests until the first response comes. A responder that understands
-//! it sets [`ACCEPT`] in all its responses from then on. A response without that is the last that is said of it.
+//! The negotiation uses the seven reserved bits of byte 8 of the BTH, which are covered by the ICRC and ignored by all
+//! receivers (IBA 9.2). A requester sets [`OFFER`] in its requests until the first response arrives. A responder that
+//! supports the extension sets [`ACCEPT`] in all its responses from then on. A first response without it ends the
+//! negotiation.
 
 use pvrdma_verbs::Psn;
 
-/// [`super::Bth::reserved7`] of the first requests of a requester that takes selective acknowledgements.
+/// [`super::Bth::reserved7`] of the first requests of a requester that accepts selective acknowledgements.
 pub const OFFER: u8 = 0x2d;
 /// [`super::Bth::reserved7`] of the responses of a responder that sends them.
 pub const ACCEPT: u8 = 0x53;
 
-/// READs and atomics whose responses a responder that agreed can repeat, at least: its peer begins more than it may
-/// have outstanding while responses of earlier ones are missing, so that a loss costs the packet that was lost.
+/// Minimum number of READs and atomics whose responses a responder that agreed can repeat. Its peer starts more than it
+/// may have outstanding while responses of earlier ones are missing, so that a loss costs only the lost packet.
 pub const AGREED_RESOURCES: usize = 16;
 
-/// Packets that a map speaks of.
+/// Number of packets that a map covers.
 const BITS: u32 = 1024;
 const WORDS: usize = BITS as usize / u32::BITS as usize;
 
-/// Which packets have come behind one that is missing.
+/// Map of the packets that have arrived after a missing one.
 ///
-/// On the wire: bit `b` of byte `k`, the least significant is 0, stands for the PSN `1 + 8 * k + b` after the missing
-/// one. Zeros at the end are left out, but for those that fill up four bytes.
+/// On the wire: bit `b` of byte `k` (bit 0 is the least significant) represents the PSN `1 + 8 * k + b` after the
+/// missing one. Trailing zeros are omitted, except for those that fill up four bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SackMap {
     words: [u32; WORDS],
-    /// Words up to the last that is not 0.
+    /// Number of words up to the last that is not 0.
     used: usize,
 }
 
 impl SackMap {
-    /// The farthest packet that a map speaks of, in PSNs from the missing one.
+    /// Largest distance from the missing packet that a map covers, in PSNs.
     pub const MAX_DISTANCE: u32 = BITS;
-    /// Most bytes that a map takes on the wire.
+    /// Largest length of a map on the wire, in bytes.
     pub const MAX_LEN: usize = BITS as usize / 8;
 
-    /// The packet at `psn` has come; `missing` is the PSN that the map begins behind. What is too far away is left
-    /// out.
+    /// Records that the packet at `psn` has arrived; the map starts after the PSN `missing`. Packets that are too far
+    /// away are ignored.
     #[inline]
     pub fn insert(&mut self, missing: Psn, psn: Psn) {
         let Some(bit) = u32::try_from(psn.since(missing)).ok().and_then(|distance| distance.checked_sub(1)) else {
@@ -56,7 +58,7 @@ impl SackMap {
         }
     }
 
-    /// Distances of the packets that have come from the missing one, in order.
+    /// Distances of the arrived packets from the missing one, in order.
     pub fn distances(&self) -> impl Iterator<Item = u32> {
         let words = self.words.iter().take(self.used).zip((0..).step_by(u32::BITS as usize));
         words.flat_map(|(&word, first)| {
@@ -64,26 +66,26 @@ impl SackMap {
         })
     }
 
-    /// Returns `true` if nothing has come behind the missing packet.
+    /// Returns `true` if no packet has arrived after the missing one.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.used == 0
     }
 
-    /// Bytes that it takes on the wire.
+    /// Length on the wire in bytes.
     #[inline]
     pub const fn wire_len(&self) -> usize {
         self.used * 4
     }
 
-    /// Writes [`Self::wire_len`] bytes to the beginning of `out`.
+    /// Writes [`Self::wire_len`] bytes to the start of `out`.
     pub(crate) fn write(&self, out: &mut [u8]) {
         for (bytes, word) in out.chunks_exact_mut(4).zip(self.words.iter().take(self.used)) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
     }
 
-    /// From the bytes on the wire. `None`: it is no map.
+    /// Parses the bytes on the wire. `None`: they are not a valid map.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (chunks, rest) = bytes.as_chunks::<4>();
         if chunks.len() > WORDS || !rest.is_empty() {
@@ -111,7 +113,7 @@ mod tests {
             map.insert(missing, missing.plus(distance));
         }
         let whole = map;
-        // Neither what was missing nor what is before it or too far behind it.
+        // Neither the missing packet itself, nor packets before it or too far after it.
         for other in [missing, missing.plus(1025), missing.plus(u32::MAX)] {
             map.insert(missing, other);
         }

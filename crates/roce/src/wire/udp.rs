@@ -4,19 +4,19 @@ use pvrdma_packet::field::{field, put};
 use pvrdma_packet::{ROCE_PORT, UDP_LEN};
 use pvrdma_verbs::Qpn;
 
-/// First source port. Together with the 14 bits that are chosen it gives 0xc000..=0xffff.
+/// First source port. With the 14 selectable bits it gives 0xc000..=0xffff.
 const FIRST_SOURCE_PORT: u16 = 0xc000;
 
 /// UDP header fields that a sender chooses. The destination port is always [`ROCE_PORT`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Udp {
-    /// Source port. Constant for a QP, so that a QP is one flow; it means nothing to the receiver.
+    /// Source port. Constant for a QP, so that a QP is one flow; the receiver ignores it.
     pub source_port: u16,
-    /// Checksum; 0 is none, and is what we send over IPv4 and IPv6 alike.
+    /// Checksum; 0 means none, and is sent over IPv4 and IPv6 alike.
     pub checksum: u16,
 }
 
-/// What parsing needs beside the values.
+/// Information that parsing needs besides the values.
 pub(super) struct Parsed {
     pub(super) udp: Udp,
     pub(super) destination_port: u16,
@@ -48,8 +48,8 @@ impl Udp {
     }
 }
 
-/// Flow label of a connected QP: that of the consumer or, if it is 0, one made of both QPNs as Linux does for the
-/// source port. Routers that choose among paths by the label see a flow for each connection.
+/// Flow label of a connected QP: that of the consumer or, if it is 0, one computed from both QPNs as Linux does for the
+/// source port. Routers that select paths by the label see one flow for each connection.
 #[inline]
 pub const fn connected_flow_label(flow_label: u32, local: Qpn, remote: Qpn) -> u32 {
     let label = flow_label & 0xf_ffff;
@@ -62,7 +62,7 @@ pub const fn connected_flow_label(flow_label: u32, local: Qpn, remote: Qpn) -> u
     low_bits(mix)
 }
 
-/// Source port of a connected QP, as Linux chooses it: from the flow label, or from both QPNs if that is 0.
+/// Source port of a connected QP, chosen as Linux does: from the flow label, or from both QPNs if that is 0.
 #[inline]
 pub const fn connected_source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
     let label = connected_flow_label(flow_label, local, remote);
@@ -70,14 +70,14 @@ pub const fn connected_source_port(flow_label: u32, local: Qpn, remote: Qpn) -> 
     FIRST_SOURCE_PORT | u16::from_be_bytes([high, low])
 }
 
-/// Source port of a datagram QP, as Linux chooses it.
+/// Source port of a datagram QP, chosen as Linux does.
 #[inline]
 pub const fn datagram_source_port(local: Qpn) -> u16 {
     let [_, _, high, low] = (local.get().wrapping_mul(0x61c8_8647) >> 18).to_be_bytes();
     FIRST_SOURCE_PORT | u16::from_be_bytes([high, low])
 }
 
-/// The low 20 bits.
+/// Returns the low 20 bits.
 const fn low_bits(mix: u64) -> u32 {
     let [.., b2, b1, b0] = mix.to_be_bytes();
     u32::from_be_bytes([0, b2 & 0xf, b1, b0])
