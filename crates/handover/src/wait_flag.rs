@@ -42,7 +42,7 @@ impl WaitFlag {
         self.is_set() && self.set.swap(false, Ordering::SeqCst)
     }
 
-    /// Does the same as [`Self::is_set`], for work that was announced through the kernel or by a guest's exit. That
+    /// Does the same as [`Self::is_set`], for work that was announced through the kernel or by a VM exit. That
     /// path already makes the producer's writes visible to all threads, so that no fence is needed here.
     #[inline]
     pub fn is_set_when_heard(&self) -> bool {

@@ -9,7 +9,7 @@ use vm_device::{DeviceMmio, DevicePio};
 
 use crate::slot::{Slot, SlotError};
 
-/// The configuration ports: an address register, and the data register at this offset from it.
+/// First configuration port: the address register, with the data register at offset [`DATA`].
 const PORTS: PioAddressOffset = 0xcf8;
 const DATA: PioAddressOffset = 4;
 const ENABLE: u32 = 1 << 31;

@@ -130,7 +130,7 @@ pub struct Responder {
     ack_msn: u32,
     /// A sequence NAK was sent.
     has_sent_nak: bool,
-    /// Newest duplicate that got no ACK because responses with data are queued behind it.
+    /// Newest duplicate that got no ACK, because later requests have responses with data.
     unacked_duplicate: Option<Psn>,
     /// The peer has repeated a READ or atomic after such a duplicate.
     peer_goes_back: bool,
@@ -404,7 +404,7 @@ impl Responder {
         }
     }
 
-    /// Returns `true` if the ACK of a duplicate would be older than responses with data queued behind it. Those
+    /// Returns `true` if the ACK of a duplicate would be older than responses with data to later requests. Those
     /// acknowledge the duplicate as well, and some requesters do not tolerate an ACK that goes back. A peer that goes
     /// back because of a NAK also repeats packets that were kept, which are duplicates then. A peer that repeats one
     /// packet again and again, without a READ after it, does get the ACK.

@@ -65,7 +65,7 @@ impl KvmPages {
             userspace_addr: (self.memory.as_ptr() as u64).saturating_add(offset as u64),
         };
         // SAFETY: the guest's processors write to this page of our mapping while the slot is there. It is taken away
-        // before the mapping goes (`drop`; if that fails the mapping stays for ever), and nobody holds references to
+        // before the mapping goes (`drop`; if that fails the mapping stays for ever), and no code holds references to
         // its bytes: `vm-memory` accesses them as volatile. Nothing else of this process is in the mapping.
         Ok(unsafe { self.vm.set_user_memory_region(region) }?)
     }
