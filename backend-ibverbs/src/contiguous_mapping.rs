@@ -34,7 +34,7 @@ pub(crate) struct ContiguousMapping {
     share: Option<Share>,
 }
 
-// SAFETY: the mapping only names the range; who accesses it is the adapter.
+// SAFETY: the mapping only names the range; only the adapter accesses it.
 unsafe impl Send for ContiguousMapping {}
 // SAFETY: likewise.
 unsafe impl Sync for ContiguousMapping {}
@@ -199,7 +199,7 @@ fn place(piece: &HostPiece, page: usize, to: *mut u8) -> io::Result<()> {
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
         let to = to.wrapping_sub(lead);
         // SAFETY: only the first piece of a layout begins inside a page and only the last one ends there, so these
-        // pages are inside a range that the caller reserved and nobody else uses.
+        // pages are inside a range that the caller reserved and that is not used otherwise.
         unsafe { libc::mmap(to.cast(), len, protection, flags, file.file().as_raw_fd(), offset) }
     } else {
         let from = piece.mapping.as_ptr().wrapping_add(piece.offset);
@@ -245,7 +245,7 @@ mod tests {
         let whole = ContiguousMapping::map(&[piece(5, 1), piece(1, 2), piece(5, 1)]).unwrap();
         assert_eq!(whole.len(), 4 * 4096);
         mapping.as_volatile_slice().write_slice(b"guest", 5 * 4096 + 10).unwrap();
-        // SAFETY: test only; the range is mapped and nobody writes now.
+        // SAFETY: test only; the range is mapped and no thread writes now.
         let read = |at: usize| unsafe { std::slice::from_raw_parts(whole.as_ptr().add(at), 5) };
         assert_eq!((read(10), read(3 * 4096 + 10)), (&b"guest"[..], &b"guest"[..]));
         assert_eq!(read(4096 + 10), [0; 5]);
@@ -284,7 +284,7 @@ mod tests {
             let pages: Vec<_> = parts.iter().flat_map(|&(page, pages)| page..page + pages).collect();
             assert_eq!(whole.len(), pages.len() * 4096);
             for (at, &page) in pages.iter().enumerate() {
-                // SAFETY: test only; the range is mapped, a page is aligned, and nobody writes now.
+                // SAFETY: test only; the range is mapped, a page is aligned, and no thread writes now.
                 let first = unsafe { whole.as_ptr().add(at * 4096).cast::<u64>().read() };
                 assert_eq!(first, page as u64, "{at}");
             }

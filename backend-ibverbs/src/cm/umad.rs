@@ -78,7 +78,7 @@ impl Umad {
         let file = rustix::fs::open(path, flags, Mode::empty())
             .map_err(|errno| CmError::Open { path: path.to_owned(), source: errno.into() })?;
         let refused = |errno: Errno| CmError::Refused { path: path.to_owned(), source: errno.into() };
-        // SAFETY: ENABLE_PKEY has no argument and touches no memory of ours.
+        // SAFETY: ENABLE_PKEY has no argument and does not access memory of the process.
         unsafe { ioctl(&file, NoArg::<ENABLE_PKEY>::new()) }.map_err(refused)?;
         let exclusive = registration.class != 0;
         // SAFETY: REGISTER_AGENT reads and writes a `struct ib_user_mad_reg_req`, which `Registration` is in size and

@@ -115,8 +115,8 @@ impl Qp {
             match self.translate(view, side) {
                 Step::Post(op, entry) => {
                     let flags = host_flags(side.wr.flags);
-                    // Applied at once: a following request may need the key, and the host's library checks it when that
-                    // request is posted.
+                    // A bind ends the batch, which is posted at once: the next request may need the new key, and the
+                    // host's library looks at the key when that request is posted.
                     binds.extend(entry.bind.clone());
                     let mut inflight = self.send_inflight.lock();
                     let id = WrId { recv: false, epoch: inflight.epoch, number: inflight.next() };
