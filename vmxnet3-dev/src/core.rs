@@ -23,7 +23,7 @@ pub(crate) mod pending {
     pub(crate) const TX: u32 = 0xff;
     /// A driver's round has ended, in which it may have posted receive buffers, or the driver is gone.
     pub(crate) const RX_BUFFERS: u32 = 1 << 8;
-    /// The driver has rung a doorbell for receive buffers.
+    /// A doorbell for receive buffers is pending.
     pub(crate) const RX_DOORBELL: u32 = 1 << 9;
 }
 

@@ -250,8 +250,7 @@ impl Mr {
         }
     }
 
-    /// Prepares a local invalidation. Returns `None` if nothing is registered under `key`, or an invalidation is in
-    /// flight.
+    /// Prepares a local invalidation. Returns `None` if nothing is registered under `key`, or if it is ending.
     pub(super) fn invalidate(self: &Arc<Self>, key: u32) -> Option<(HostOp, Bind)> {
         let Body::Fast { state, .. } = &self.body else { return None };
         state.lock().bound.as_mut().filter(|bound| bound.key == key && !bound.ending)?.ending = true;
@@ -456,8 +455,7 @@ impl Mr {
         Some((op, Bind::Register(Arc::clone(self), key)))
     }
 
-    /// Ends a registration that `qpn` filled, and with it the region, because a bound window must be freed before its
-    /// QP.
+    /// Ends a registration that `qpn` filled, and its region: a bound window must be freed before its QP.
     pub(super) fn end_with(&self, qpn: u32) {
         if let Body::Fast { state, .. } = &self.body {
             let mut state = state.lock();
