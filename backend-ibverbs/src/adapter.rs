@@ -1,5 +1,6 @@
-//! What every object of a device needs: the host's device, the guest's memory, and where events and counts go. It knows
-//! none of the objects that are made with it; those are in [`Objects`](crate::objects::Objects).
+//! Resources common to all objects of a device: the host's device, the guest's memory, and the sinks of events and
+//! counts. The objects that are created with them are in [`Objects`](crate::objects::Objects); this module does not
+//! depend on them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,24 +20,24 @@ use crate::verbs::{Channel, HostDevice};
 
 /// The adapter of one device.
 pub(crate) struct Adapter {
-    /// The device, in logs.
+    /// Name of the device, for logs.
     pub(crate) name: String,
-    /// What the guest, a peer or the host's adapter has caused.
+    /// Log for conditions caused by the guest, a peer or the host's adapter.
     pub(crate) log: Arc<DeviceLog>,
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) device: Arc<HostDevice>,
     pub(crate) channel: Arc<Channel>,
-    /// What the host's adapter can hold, as it said at the start.
+    /// Limits of the host's adapter, as reported at start.
     pub(crate) limits: HcaLimits,
     /// Bytes that are registered with the host.
     pub(crate) pinned: Limit,
-    /// Pieces of scattered memory that are mapped side by side, or registered apart.
+    /// Number of pieces of scattered memory that are mapped side by side or registered separately.
     pub(crate) mappings: Limit,
-    /// Makes address handles.
+    /// Creates address handles.
     pub(crate) resolver: Resolver,
-    /// The device among those of this process.
+    /// Entry of the device among those of this process.
     pub(crate) member: Arc<Member>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) gids: GidTable,
@@ -49,7 +50,7 @@ impl fmt::Debug for Adapter {
 }
 
 impl Adapter {
-    /// Asks the host's device for its limits and makes its events ready to be waited for.
+    /// Queries the limits of the host's device and makes its event descriptor non-blocking.
     ///
     /// # Errors
     /// [`VerbsError::Host`]: the host's device refuses one of these.
@@ -81,8 +82,8 @@ impl Adapter {
         })
     }
 
-    /// How many SGEs a queue of the host's needs for requests that have `wanted`: all that it can have where one of the
-    /// guest's may become several.
+    /// Returns the number of SGEs that a queue of the host needs for requests with `wanted` SGEs: the adapter's maximum
+    /// if one SGE of the guest may become several.
     pub(crate) fn sges(&self, wanted: u32) -> u32 {
         let pieces = self.memory.view().all_pieces();
         let huge = pieces.iter().any(|(_, piece)| contiguous_mapping::page_size(&piece.mapping) as u64 > PAGE_SIZE);
@@ -98,7 +99,7 @@ impl Adapter {
         list
     }
 
-    /// Returns the port as the guest sees it. A device that is lost has a port that is down.
+    /// Returns the port as seen by the guest. The port of a lost device is down.
     pub(crate) fn port(&self) -> PortAttributes {
         let mtu = |code: u32| Mtu::try_from(code).unwrap_or(Mtu::M1024);
         match self.device.port(self.shared.config.port) {
@@ -116,7 +117,7 @@ impl Adapter {
         }
     }
 
-    /// Reports an event to the guest. The caller holds no view of its memory.
+    /// Reports an event to the guest. The caller holds no view of the guest's memory.
     pub(crate) fn event(&self, event: AsyncEvent) {
         self.events.event(&self.memory.view(), event);
     }

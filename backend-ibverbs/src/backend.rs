@@ -1,4 +1,4 @@
-//! The backend: the library, the device and what all guests of a process share.
+//! The backend: the library, the device and the state that all guests of a process share.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::verbs::{HostDevice, OpenError};
 #[cfg(feature = "testing")]
 type Attached = Arc<parking_lot::Mutex<Vec<std::sync::Weak<crate::objects::Objects>>>>;
 
-/// The host's adapter as a backend. Clones are the same backend.
+/// Backend on the host's adapter. Clones share one backend.
 #[derive(Clone)]
 pub struct Ibverbs {
     shared: Arc<Shared>,
-    /// Every device so far.
+    /// All devices created so far.
     #[cfg(feature = "testing")]
     attached: Attached,
 }
@@ -33,16 +33,17 @@ impl fmt::Debug for Ibverbs {
 }
 
 impl Ibverbs {
-    /// Loads the library, and opens the device once to see whether it will do.
+    /// Loads the library, and opens the device once to check that it is suitable.
     ///
     /// # Errors
-    /// The library, the device, the port or the GID is not there, or the connection manager that was insisted on.
+    /// The library, the device, the port or the GID does not exist, or the connection manager is required but
+    /// unavailable.
     pub fn new(config: IbverbsConfig) -> Result<Self, OpenError> {
         Self::start(config, |config| Ok(host_addresses(config)?.map(|addresses| addresses as Arc<dyn AddressOwner>)))
     }
 
-    /// The same where `owner` puts addresses of guests on the host's interface, if [`IbverbsConfig::add_addresses`]
-    /// says so.
+    /// Like [`Self::new`], with an `owner` that adds guests' addresses to the host's interface, if
+    /// [`IbverbsConfig::add_addresses`] enables this.
     ///
     /// # Errors
     /// As for [`Self::new`].
@@ -63,7 +64,7 @@ impl Ibverbs {
         if !port.ethernet {
             return Err(unfit(format!("port {} is not Ethernet; guests speak RoCE", config.port)));
         }
-        // Before a GID is chosen, since what an earlier process left goes with it.
+        // Must precede the choice of a GID, because the addresses that an earlier process left are removed here.
         let addresses = owner(&config).map_err(unfit)?;
         let gids = HostGids::new(&config.device, config.port, port.gids);
         let default_gid = gids.choose(config.gid_index).map_err(unfit)?;
@@ -105,11 +106,11 @@ impl Ibverbs {
     }
 }
 
-/// The addresses of the interface behind the host's GID for guests, without what an earlier process has left there.
-/// `None` if no networks for them are given.
+/// Opens the interface of the host's GID for guests, and removes the addresses that an earlier process has left there.
+/// Returns `None` if no networks for addresses are configured.
 ///
 /// # Errors
-/// There is no such interface, another process does the same on it, or it may not be changed.
+/// The interface does not exist, another process manages addresses on it, or it may not be changed.
 pub fn host_addresses(config: &IbverbsConfig) -> Result<Option<Arc<HostAddresses>>, String> {
     if config.add_addresses.is_empty() {
         return Ok(None);
@@ -123,7 +124,7 @@ pub fn host_addresses(config: &IbverbsConfig) -> Result<Option<Arc<HostAddresses
 
 #[cfg(feature = "testing")]
 impl Ibverbs {
-    /// Tells the device that has `gid` that the host's adapter is gone, as the host's driver would.
+    /// Reports the loss of the host's adapter to the device that has `gid`, as the host's driver would.
     pub fn pretend_loss(&self, gid: pvrdma_verbs::Gid) {
         let attached: Vec<_> = self.attached.lock().iter().filter_map(std::sync::Weak::upgrade).collect();
         let owner = self.shared.fabric.owner(gid);
@@ -139,8 +140,8 @@ impl Backend for Ibverbs {
     type Hca = IbvHca;
 
     fn attach(&self, context: DeviceContext) -> Result<IbvHca, VerbsError> {
-        // Each device has a context of its own: the kernel takes everything back when it is closed, however that
-        // happens.
+        // Each device has a context of its own, because the kernel releases all resources of a context when it is
+        // closed, for whatever reason.
         let device = HostDevice::open(&self.shared.library, &self.shared.config.device).map_err(|error| {
             context.log.error(module_path!(), format_args!("{error}"));
             VerbsError::Host(std::io::Error::other(error.to_string()))

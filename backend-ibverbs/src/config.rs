@@ -1,56 +1,59 @@
-//! What an administrator chooses.
+//! Configuration of the backend.
 
 use std::time::Duration;
 
 use pvrdma_verbs::Network;
 use serde::{Deserialize, Serialize};
 
-/// Which GID of the host stands for guests whose own address the host does not have.
+/// Selects the host GID that is used for guests whose own address the host does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum GidIndex {
-    /// The first RoCE v2 address that routers know, or else the first at all.
+    /// The first RoCE v2 address that is routable, or else the first address.
     #[default]
     Auto,
-    /// The one at this index of the port's GID table.
+    /// The address at this index of the port's GID table.
     Fixed(u32),
 }
 
-/// How far the guests' connection managers (`rdma_cm`) reach.
+/// Reach of the guests' connection managers (`rdma_cm`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum CmMode {
-    /// As with [`CmMode::Umad`] if that is possible; otherwise as with [`CmMode::Local`], with a warning.
+    /// Like [`CmMode::Umad`] if possible; otherwise like [`CmMode::Local`], with a warning.
     #[default]
     Auto,
-    /// Everybody, through `/dev/infiniband/umadN`.
+    /// All peers, through `/dev/infiniband/umadN`.
     Umad,
-    /// Guests of this process.
+    /// Guests of this process only.
     Local,
 }
 
-/// What to use of the host, and how much.
+/// Host resources to use, and limits on their use.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct IbverbsConfig {
     /// Name of the RDMA device, as in `/sys/class/infiniband`.
     pub device: String,
-    /// Number of its port; the first is 1.
+    /// Port number; the first is 1.
     pub port: u8,
     /// The host's GID for guests.
     pub gid_index: GidIndex,
-    /// Bytes of guest memory that one device may have registered, counted once for each registration.
+    /// Maximum of guest memory that one device may register, in bytes, counted once for each registration.
     pub max_pinned: u64,
-    /// Pieces of scattered memory that one device may have mapped side by side, or registered one by one where that is
-    /// not possible. Each is one of the process's mappings (`vm.max_map_count`), or a memory region of the host's.
+    /// Maximum number of pieces of scattered memory that one device may map side by side, or register one by one where
+    /// that is not possible. Each piece is one of the process's mappings (`vm.max_map_count`), or a memory region of
+    /// the host.
     pub max_mappings: u64,
-    /// Networks whose addresses are put on the host's interface while guests have them. Others must be there already.
+    /// Networks whose addresses are added to the host's interface while guests use them. Other addresses must exist
+    /// already.
     pub add_addresses: Vec<Network>,
-    /// How far the guests' connection managers reach.
+    /// Reach of the guests' connection managers.
     pub cm: CmMode,
-    /// For how long after a completion the host's queues are polled before the thread sleeps.
+    /// Time after a completion for which the host's queues are polled before the thread sleeps.
     pub poll: Duration,
 }
 
 impl IbverbsConfig {
-    /// Port 1 of a device, with its own choice of GID, 64 GiB a guest, and the connection manager if it can be had.
+    /// Returns a configuration for port 1 of a device, with automatic choice of the GID, 64 GiB per guest, and the
+    /// connection manager if it is available.
     pub fn new(device: impl Into<String>) -> Self {
         Self {
             device: device.into(),

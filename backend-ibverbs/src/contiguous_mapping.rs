@@ -1,7 +1,7 @@
-//! Scattered guest pages, side by side in our address space, for an adapter that wants one range.
+//! Contiguous mapping of scattered guest pages in the process's address space, for an adapter that needs one range.
 //!
-//! Huge pages are mapped as a whole, so pieces of them lie side by side only where each ends where its huge page ends
-//! and the next begins where its own begins.
+//! Huge pages are mapped as a whole, so two pieces can lie side by side only if the first ends at the end of its huge
+//! page and the second begins at the start of its own.
 #![expect(unsafe_code, reason = "mmap, mremap and munmap take addresses")]
 
 use std::io;
@@ -15,38 +15,38 @@ use vm_memory::mmap::MmapRegion;
 
 use crate::limits::Share;
 
-/// Guests decide how many mappings end.
+/// Limited, because guests decide how often a mapping ends.
 static LOG: LogLimit = LogLimit::new();
 
-/// Bytes of the host's ordinary pages.
+/// Size of the host's base pages, in bytes.
 const HOST_PAGE: usize = 4096;
 
-/// A range of our address space with guest memory behind it.
+/// A range of the process's address space that is backed by guest memory.
 #[derive(Debug)]
 pub(crate) struct ContiguousMapping {
     start: NonNull<u8>,
     len: usize,
-    /// What the pieces were mapped from. Without `reserved` the range is a part of it.
+    /// The mappings that contain the pieces. Without `reserved`, the range is part of such a mapping.
     _mappings: Vec<Arc<MmapRegion>>,
-    /// What was mapped for it, start and bytes: the range, and what its first and last huge page have beside it.
+    /// Start and length of the reserved range: the pieces, and the remainder of its first and last huge page.
     reserved: Option<(NonNull<u8>, usize)>,
-    /// What its pieces count for.
+    /// The pieces' share of the limit on mappings.
     share: Option<Share>,
 }
 
-// SAFETY: the mapping only names the range; who accesses it is the adapter.
+// SAFETY: the mapping only names the range; only the adapter accesses it.
 unsafe impl Send for ContiguousMapping {}
 // SAFETY: likewise.
 unsafe impl Sync for ContiguousMapping {}
 
-/// Where pieces come to lie.
+/// Layout of pieces in the reserved range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Layout {
-    /// Bytes of the first piece's page in front of it.
+    /// Bytes of the first piece's page that precede the piece.
     lead: usize,
-    /// Bytes of all pieces.
+    /// Length of all pieces, in bytes.
     len: usize,
-    /// Bytes of the largest page behind them.
+    /// Size of the largest page among the pieces, in bytes.
     page: usize,
 }
 
@@ -79,21 +79,21 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Bytes to reserve, so that the first piece can lie at its place in a page.
+    /// Returns the number of bytes to reserve, so that the first piece can keep its offset in its page.
     fn reserved(&self) -> Option<usize> {
         let pages = self.lead.checked_add(self.len)?.checked_next_multiple_of(self.page)?;
         pages.checked_add(self.page - HOST_PAGE)
     }
 }
 
-/// Bytes of a page of the file behind a mapping.
+/// Returns the page size of the file behind a mapping, in bytes.
 pub(crate) fn page_size(mapping: &MmapRegion) -> usize {
     let stat = mapping.file_offset().and_then(|file| rustix::fs::fstatfs(file.file()).ok());
     let huge = stat.filter(|stat| stat.f_type == libc::HUGETLBFS_MAGIC);
     huge.and_then(|stat| usize::try_from(stat.f_bsize).ok()).unwrap_or(HOST_PAGE).max(HOST_PAGE)
 }
 
-/// Asks once for pieces of the same mapping that follow each other.
+/// Caches the page size, so that consecutive pieces of one mapping query it once.
 #[derive(Default)]
 struct PageSizes<'a>(Option<(&'a Arc<MmapRegion>, usize)>);
 
@@ -106,23 +106,23 @@ impl<'a> PageSizes<'a> {
     }
 }
 
-/// Where a piece begins in its file.
+/// Returns the offset of a piece in its file.
 fn file_offset(piece: &HostPiece) -> Option<usize> {
     let start = piece.mapping.file_offset().map_or(0, |file| file.start());
     usize::try_from(start).ok()?.checked_add(piece.offset)
 }
 
 impl ContiguousMapping {
-    /// Returns `true` if the pages behind the pieces allow that they lie side by side.
+    /// Returns `true` if the page sizes behind the pieces allow mapping them side by side.
     pub(crate) fn is_possible(pieces: &[HostPiece]) -> bool {
         pieces.len() == 1 || Layout::of(pieces).is_ok()
     }
 
-    /// Maps the pieces in order. A single piece is used where it is.
+    /// Maps the pieces in order. A single piece is used in place.
     ///
     /// # Errors
-    /// The memory is not shared, huge pages stand in the way ([`Self::is_possible`]), or the system's limit of mappings
-    /// is reached (`vm.max_map_count`; one for each piece).
+    /// The memory is not shared, huge pages prevent it ([`Self::is_possible`]), or the system's limit on mappings is
+    /// reached (`vm.max_map_count`; one for each piece).
     pub(crate) fn map(pieces: &[HostPiece]) -> io::Result<Self> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let mappings = pieces.iter().map(|piece| Arc::clone(&piece.mapping)).collect();
@@ -150,10 +150,10 @@ impl ContiguousMapping {
             return Err(io::Error::last_os_error());
         }
         let reserved = NonNull::new(reserved.cast::<u8>()).ok_or_else(invalid)?;
-        // Less than a page, so inside what was reserved.
+        // Less than a page, so inside the reserved range.
         let skipped = reserved.as_ptr().addr().wrapping_neg() % layout.page + layout.lead;
         let start = NonNull::new(reserved.as_ptr().wrapping_add(skipped)).ok_or_else(invalid)?;
-        // From here on dropping it gives the whole range back, however far the loop came.
+        // From here on, dropping the value unmaps the whole range, even if the loop ends early.
         let reserved = Some((reserved, size));
         let whole = Self { start, len: layout.len, _mappings: mappings, reserved, share: None };
         let (mut to, mut sizes) = (whole.start.as_ptr(), PageSizes::default());
@@ -164,7 +164,7 @@ impl ContiguousMapping {
         Ok(whole)
     }
 
-    /// Keeps what its pieces count for until it is unmapped.
+    /// Keeps the pieces' share of the limit until the range is unmapped.
     pub(crate) fn paid_by(self, share: Share) -> Self {
         let mut mapping = self;
         mapping.share = Some(share);
@@ -179,7 +179,7 @@ impl ContiguousMapping {
         self.start.as_ptr()
     }
 
-    /// Never gives the range back.
+    /// Leaks the range, so that it is never unmapped.
     pub(crate) fn leak(&mut self) {
         self.reserved = None;
         std::mem::forget(std::mem::take(&mut self._mappings));
@@ -187,7 +187,7 @@ impl ContiguousMapping {
     }
 }
 
-/// Maps a piece a second time, at `to`, with all of the pages (of `page` bytes) that it has a part of.
+/// Maps a piece a second time, at `to`, including all pages (of `page` bytes) that contain a part of it.
 fn place(piece: &HostPiece, page: usize, to: *mut u8) -> io::Result<()> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
     let mapped = if let Some(file) = piece.mapping.file_offset() {
@@ -199,11 +199,11 @@ fn place(piece: &HostPiece, page: usize, to: *mut u8) -> io::Result<()> {
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
         let to = to.wrapping_sub(lead);
         // SAFETY: only the first piece of a layout begins inside a page and only the last one ends there, so these
-        // pages are inside a range that the caller reserved and nobody else uses.
+        // pages are inside a range that the caller reserved and that is not used otherwise.
         unsafe { libc::mmap(to.cast(), len, protection, flags, file.file().as_raw_fd(), offset) }
     } else {
         let from = piece.mapping.as_ptr().wrapping_add(piece.offset);
-        // Without an old size, a shared mapping is mapped a second time.
+        // With an old size of 0, `mremap` maps a shared mapping a second time.
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         // SAFETY: likewise, and the old mapping stays as it is.
         unsafe { libc::mremap(from.cast(), 0, piece.len, flags, to.cast::<libc::c_void>()) }
@@ -245,7 +245,7 @@ mod tests {
         let whole = ContiguousMapping::map(&[piece(5, 1), piece(1, 2), piece(5, 1)]).unwrap();
         assert_eq!(whole.len(), 4 * 4096);
         mapping.as_volatile_slice().write_slice(b"guest", 5 * 4096 + 10).unwrap();
-        // SAFETY: test only; the range is mapped and nobody writes now.
+        // SAFETY: test only; the range is mapped and no thread writes now.
         let read = |at: usize| unsafe { std::slice::from_raw_parts(whole.as_ptr().add(at), 5) };
         assert_eq!((read(10), read(3 * 4096 + 10)), (&b"guest"[..], &b"guest"[..]));
         assert_eq!(read(4096 + 10), [0; 5]);
@@ -264,7 +264,7 @@ mod tests {
         assert!(ContiguousMapping::map(&[]).is_err());
     }
 
-    /// Each byte of whole huge pages, and of parts at both ends.
+    /// Every byte of whole huge pages, and of partial ones at both ends, is mapped at its place.
     #[test]
     fn whole_huge_pages_lie_side_by_side() {
         let Some(memory) = HugeMemory::new(3) else { return };
@@ -284,12 +284,12 @@ mod tests {
             let pages: Vec<_> = parts.iter().flat_map(|&(page, pages)| page..page + pages).collect();
             assert_eq!(whole.len(), pages.len() * 4096);
             for (at, &page) in pages.iter().enumerate() {
-                // SAFETY: test only; the range is mapped, a page is aligned, and nobody writes now.
+                // SAFETY: test only; the range is mapped, a page is aligned, and no thread writes now.
                 let first = unsafe { whole.as_ptr().add(at * 4096).cast::<u64>().read() };
                 assert_eq!(first, page as u64, "{at}");
             }
         }
-        // A gap at an end that is not the last, at a beginning that is not the first, and huge pages out of step.
+        // A gap at an end that is not the last, a gap at a start that is not the first, and misaligned huge pages.
         for parts in [[(0, 511), (512, 512)], [(0, 512), (513, 511)], [(3, 1), (700, 1)]] {
             let pieces = parts.map(|(page, pages)| piece(page, pages));
             assert!(!ContiguousMapping::is_possible(&pieces));

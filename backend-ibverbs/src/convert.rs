@@ -1,11 +1,11 @@
-//! Numbers of the library in our types and back.
+//! Conversion between the library's values and our types.
 
 use pvrdma_verbs::{Access, Gid, QpAttrMask, QpAttrs, QpState, WcStatus};
 
 use crate::sys::{AhAttr, AlignedGid, GlobalRoute, QpAttr};
 
-/// Returns a completion status of the host (`enum ibv_wc_status`, IBA 11.6.2). What has no name in the guest's
-/// interface is a general error.
+/// Returns a completion status of the host (`enum ibv_wc_status`, IBA 11.6.2). Statuses that the guest's interface does
+/// not have become a general error.
 pub(crate) const fn status(host: i32) -> WcStatus {
     match host {
         0 => WcStatus::Success,
@@ -28,13 +28,13 @@ pub(crate) const fn status(host: i32) -> WcStatus {
     }
 }
 
-/// Returns a state of the host's QP (`enum ibv_qp_state`, the numbers of the guest's interface). An unknown one is an
-/// error.
+/// Returns a state of the host's QP (`enum ibv_qp_state`, the numbers of the guest's interface). An unknown state
+/// becomes the error state.
 pub(crate) fn state(host: i32) -> QpState {
     u32::try_from(host).ok().and_then(|value| QpState::try_from(value).ok()).unwrap_or(QpState::Error)
 }
 
-/// The way to a peer: the host's GIDs instead of the guest's.
+/// Returns the path to a peer, with the host's GIDs instead of the guest's.
 pub(crate) const fn route(dgid: Gid, sgid_index: u8, port: u8, like: &Route) -> AhAttr {
     AhAttr {
         grh: GlobalRoute {
@@ -53,7 +53,7 @@ pub(crate) const fn route(dgid: Gid, sgid_index: u8, port: u8, like: &Route) -> 
     }
 }
 
-/// What of a path does not depend on addresses.
+/// Properties of a path that do not depend on addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Route {
     pub(crate) flow_label: u32,
@@ -62,8 +62,8 @@ pub(crate) struct Route {
     pub(crate) service_level: u8,
 }
 
-/// Attributes that the host sets, with their mask. The path is filled in by the caller. The path migration state means
-/// nothing without an alternate path and stays here.
+/// Returns attributes for the host with their mask. The caller fills in the path. The path migration state has no
+/// meaning without an alternate path and is not passed on.
 pub(crate) fn attributes(attrs: &QpAttrs, mask: QpAttrMask, port: u8) -> (QpAttr, i32) {
     let host = QpAttr {
         qp_state: i32::from(attrs.state as u8),
@@ -79,7 +79,7 @@ pub(crate) fn attributes(attrs: &QpAttrs, mask: QpAttrMask, port: u8) -> (QpAttr
         max_rd_atomic: attrs.max_rd_atomic,
         max_dest_rd_atomic: attrs.max_dest_rd_atomic,
         min_rnr_timer: attrs.min_rnr_timer,
-        // The guest has one port, whichever of the host's it is.
+        // The guest has one port, regardless of the host's port number.
         port_num: port,
         timeout: attrs.timeout,
         retry_cnt: attrs.retry_cnt,
@@ -90,7 +90,7 @@ pub(crate) fn attributes(attrs: &QpAttrs, mask: QpAttrMask, port: u8) -> (QpAttr
     (host, (mask - dropped).bits().cast_signed())
 }
 
-/// Access rights have the same bits.
+/// Converts access rights, which have the same bits in both interfaces.
 pub(crate) const fn access(access: Access) -> u32 {
     access.bits()
 }
@@ -101,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    /// Both interfaces have the numbers of the kernel's; those that only the host has become a general error.
+    /// Both interfaces use the numbers of the kernel; statuses that only the host has become a general error.
     #[test]
     fn statuses_are_the_same_numbers() {
         let without_name = [3, 14, 15, 17, 18, 22, 23, 24, i32::MAX, -1];

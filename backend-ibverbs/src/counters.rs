@@ -1,4 +1,4 @@
-//! What an adapter and the host's connection manager count.
+//! Counters of an adapter and of the host's connection manager.
 
 use pvrdma_verbs::{Count, Counter, Unit, counters};
 
@@ -62,12 +62,12 @@ counters! {
     }
 }
 
-/// Memory that is registered with the host now.
+/// Returns the number of bytes of memory that are currently registered with the host.
 pub(crate) fn registered_bytes(bytes: u64) -> Counter {
     Counter::gauge("registered_bytes", Unit::Bytes, "Guest memory that is registered with the host.", bytes)
 }
 
-/// Everything that an adapter and the connection manager count, at zero.
+/// Returns all counters of an adapter and of the connection manager, at zero.
 pub(crate) fn all_counters() -> Vec<Counter> {
     let mut list = Counters::default().list();
     list.push(registered_bytes(0));

@@ -16,52 +16,52 @@ use crate::directory::Directory;
 use crate::sys::Wc;
 use crate::verbs::HostCq;
 
-/// Completions taken from the host at once.
+/// Maximum number of completions taken from the host in one call.
 pub(crate) const BATCH: usize = 32;
-/// Entries of a queue before it has queue pairs.
+/// Number of entries of a queue that has no queue pairs yet.
 const FIRST_ENTRIES: u32 = 256;
 
-/// A completion queue of the host and the guest's behind it.
+/// A completion queue of the host, and the guest's queue that it feeds.
 pub(crate) struct Cq {
     cqs: Arc<Directory<usize, Self>>,
     pub(crate) host: Arc<HostCq>,
     sink: Arc<dyn CompletionSink>,
-    /// The guest's queue was full once. It takes nothing any more.
+    /// Set once the guest's queue has overrun, after which it accepts no completions.
     dead: AtomicBool,
-    /// The host's queue is armed: an event comes with the next completion.
+    /// The host's queue is armed: the next completion raises an event.
     armed: AtomicBool,
-    /// The guest asked for an event when the host's queue was armed already.
+    /// The guest has requested an event while the host's queue was already armed.
     arm_again: AtomicBool,
-    /// How often the guest polled an empty queue.
+    /// Number of times the guest has polled an empty queue.
     guest_polls: AtomicU64,
-    /// Held by who takes completions.
+    /// Locked by the thread that takes completions.
     state: Mutex<State>,
 }
 
 struct State {
     entries: Box<[Wc; BATCH]>,
-    /// Requests that may complete here at the same time.
+    /// Maximum number of requests that may complete here at the same time.
     needed: u32,
 }
 
-/// A completion queue at one moment.
+/// Snapshot of a completion queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct CqInspect {
-    /// Room in the host's queue, and how much of it is spoken for.
+    /// Size of the host's queue, and how much of it is reserved.
     host: Snapshot<CqRoom>,
-    /// An event comes with the next completion.
+    /// The next completion raises an event.
     armed: bool,
-    /// The guest's queue was full once, or it ended. It takes nothing any more.
+    /// The guest's queue has overrun or was destroyed, and accepts no completions.
     dead: bool,
-    /// How often the guest polled an empty queue.
+    /// Number of times the guest has polled an empty queue.
     guest_polls: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 struct CqRoom {
-    /// Entries of the host's queue.
+    /// Number of entries of the host's queue.
     entries: u32,
-    /// Requests that may complete here at the same time.
+    /// Maximum number of requests that may complete here at the same time.
     needed: u32,
 }
 
@@ -72,7 +72,7 @@ impl fmt::Debug for Cq {
 }
 
 impl Cq {
-    /// Makes a queue that is armed.
+    /// Creates an armed queue.
     pub(crate) fn create(
         adapter: &Adapter,
         cqs: &Arc<Directory<usize, Self>>,
@@ -93,62 +93,63 @@ impl Cq {
         Ok(cq)
     }
 
-    /// Describes itself. Waits for nobody.
+    /// Returns a snapshot. Does not wait for locks.
     pub(crate) fn inspect(&self) -> CqInspect {
-        // The lock keeps the host's queue from being resized.
+        // The lock prevents the host's queue from being resized.
         let host = self.state.try_lock().map(|state| CqRoom { entries: self.host.entries(), needed: state.needed });
         CqInspect { host: host.into(), armed: self.is_armed(), dead: self.is_dead(), guest_polls: self.guest_polls() }
     }
 
-    /// Arms the host's queue: an event comes with the next completion. What came before is for the caller to take.
+    /// Arms the host's queue: the next completion raises an event. The caller must take earlier completions itself.
     pub(crate) fn arm(&self) -> io::Result<()> {
-        // Who finds it armed already relies on an event that is still to come.
+        // A thread that finds the queue armed already relies on an event that is still to come.
         if self.armed.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
-        // Who asked before this has what they wanted.
+        // Requests made before this point are satisfied by the event that is now armed.
         self.arm_again.store(false, Ordering::SeqCst);
         self.host.arm().inspect_err(|_| self.armed.store(false, Ordering::SeqCst))
     }
 
-    /// The event came, so the queue is not armed any more.
+    /// Notes that the event was raised, so the queue is no longer armed.
     pub(crate) fn event_came(&self) {
         self.armed.store(false, Ordering::SeqCst);
     }
 
-    /// Returns `true` if an event comes with the next completion, or has come and nobody has read it.
+    /// Returns `true` if the next completion raises an event, or if an event has been raised and not been read yet.
     pub(crate) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::SeqCst)
     }
 
-    /// The guest asks for an event. Returns `true` if the queue is armed; whoever reads its event, which may be that of
-    /// a completion that the guest has, is then told by [`Self::is_arm_wanted`].
+    /// Requests an event for the guest. Returns `true` if the queue is armed. The event may be that of a completion
+    /// that the guest already has, so the thread that reads the event then checks [`Self::is_arm_wanted`].
     pub(crate) fn rely_on_event(&self) -> bool {
         if !self.is_armed() {
             return false;
         }
         self.arm_again.store(true, Ordering::SeqCst);
-        // Who read the event before that was not told. All these are sequentially consistent, so one of us sees the
-        // other.
+        // A thread that read the event before the store above did not see the request. All these accesses are
+        // sequentially consistent, so either that thread sees the request or this one sees that the queue is not armed.
         self.is_armed()
     }
 
-    /// Returns `true` if the guest has asked for an event since the queue was last armed, for who has read its event.
+    /// Returns `true` if the guest has requested an event since the queue was last armed. Called after reading the
+    /// event.
     pub(crate) fn is_arm_wanted(&self) -> bool {
         self.arm_again.load(Ordering::SeqCst)
     }
 
-    /// The guest polled, found nothing and said so by a doorbell.
+    /// Notes that the guest has polled an empty queue and reported that by a doorbell.
     pub(crate) fn guest_polled(&self) {
         self.guest_polls.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns how often it did.
+    /// Returns the number of such polls.
     pub(crate) fn guest_polls(&self) -> u64 {
         self.guest_polls.load(Ordering::Relaxed)
     }
 
-    /// Makes room for the completions of a queue that is about to use this one.
+    /// Reserves room for the completions of a queue that is about to use this one.
     pub(crate) fn reserve(&self, count: u32) -> Result<(), VerbsError> {
         let mut state = self.state.lock();
         let needed = state.needed.saturating_add(count);
@@ -160,13 +161,13 @@ impl Cq {
         Ok(())
     }
 
-    /// Takes back what was reserved.
+    /// Releases reserved room.
     pub(crate) fn release(&self, count: u32) {
         let mut state = self.state.lock();
         state.needed = state.needed.saturating_sub(count);
     }
 
-    /// Publishes to the guest. When there is no room, every QP of this queue goes to its error state.
+    /// Publishes a completion to the guest. On overrun, every QP of this queue goes to its error state.
     pub(crate) fn publish(&self, adapter: &Adapter, view: &DmaView<'_>, completion: &Completion) {
         if self.dead.load(Ordering::Relaxed) {
             return;
@@ -177,22 +178,22 @@ impl Cq {
         }
     }
 
-    /// Nothing is published any more.
+    /// Ends the queue: no more completions are published.
     pub(crate) fn end(&self) {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// Returns `true` if an overrun ended it.
+    /// Returns `true` if the queue has overrun.
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Waits until nobody else takes completions. The caller holds no view.
+    /// Waits until no other thread takes completions. The caller holds no view of guest memory.
     pub(crate) fn lock(&self) -> Completions<'_> {
         Completions { host: &self.host, state: self.state.lock() }
     }
 
-    /// Returns `None` if somebody takes completions now.
+    /// Returns `None` if another thread takes completions now.
     pub(crate) fn try_lock(&self) -> Option<Completions<'_>> {
         self.state.try_lock().map(|state| Completions { host: &self.host, state })
     }
@@ -204,7 +205,7 @@ impl Drop for Cq {
     }
 }
 
-/// The right to take completions of the host's queue.
+/// Exclusive right to take completions of the host's queue.
 pub(crate) struct Completions<'a> {
     host: &'a HostCq,
     state: MutexGuard<'a, State>,

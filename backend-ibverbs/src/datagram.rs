@@ -1,11 +1,11 @@
-//! Management datagrams as the queue pair of the connection manager has them.
+//! Management datagrams in the format of the connection manager's queue pair.
 
 use pvrdma_verbs::{Gid, GidType, UdDestination};
 
-/// Bytes of network header in front of each.
+/// Size of the network header in front of each datagram, in bytes.
 pub(crate) const HEADER: usize = 40;
 
-/// A datagram on its way.
+/// A datagram in transit.
 pub(crate) struct Datagram {
     pub(crate) from: Gid,
     pub(crate) to: UdDestination,
@@ -15,7 +15,8 @@ pub(crate) struct Datagram {
     pub(crate) payload: Vec<u8>,
 }
 
-/// The network header that a receiver finds in front: 20 bytes and an IPv4 header, or all 40 of an IPv6 one.
+/// Returns the network header that a receiver finds in front of the payload: 20 bytes followed by an IPv4 header, or an
+/// IPv6 header of 40 bytes.
 pub(crate) fn header(datagram: &Datagram) -> [u8; HEADER] {
     let mut out = [0; HEADER];
     let to = &datagram.to;
@@ -28,7 +29,7 @@ pub(crate) fn header(datagram: &Datagram) -> [u8; HEADER] {
             ip[12..16].copy_from_slice(&from);
             ip[16..20].copy_from_slice(&dest);
             let sum: u32 = ip.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
-            // Ten words: two foldings are enough.
+            // The sum of ten words needs at most two foldings.
             let folded = (sum & 0xffff) + (sum >> 16);
             let checksum = !((folded & 0xffff) + (folded >> 16));
             ip[10..12].copy_from_slice(&checksum.to_be_bytes()[2..]);

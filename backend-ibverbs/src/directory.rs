@@ -1,4 +1,4 @@
-//! Objects by a name that the host uses for them.
+//! Directories of objects, by the key that the host uses for them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
 
-/// Objects of one kind, by what the host names them in completions and events: a number, or the address of its own
+/// Objects of one type, by the key that the host uses in completions and events: a number, or the address of the host's
 /// object. An entry does not keep its object alive.
 pub(crate) struct Directory<K, T>(RwLock<HashMap<K, Weak<T>>>);
 
@@ -24,7 +24,7 @@ impl<K, T> fmt::Debug for Directory<K, T> {
 }
 
 impl<K: Copy + Eq + Hash, T> Directory<K, T> {
-    /// Adds an object. One that had the name before is gone: the host gives names again.
+    /// Adds an object. It replaces an earlier object with the same key, which is gone, because the host reuses keys.
     pub(crate) fn insert(&self, key: K, object: &Arc<T>) {
         self.0.write().insert(key, Arc::downgrade(object));
     }
@@ -33,12 +33,12 @@ impl<K: Copy + Eq + Hash, T> Directory<K, T> {
         self.0.write().remove(&key);
     }
 
-    /// Returns the object of a name, or `None` if there is none or it is being dropped.
+    /// Returns the object for a key, or `None` if there is none or it is being dropped.
     pub(crate) fn get(&self, key: K) -> Option<Arc<T>> {
         self.0.read().get(&key)?.upgrade()
     }
 
-    /// Returns all objects that are alive now. The directory is not locked while the caller uses them.
+    /// Returns all objects that are alive. The directory is not locked while the caller uses them.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
         self.0.read().values().filter_map(Weak::upgrade).collect()
     }

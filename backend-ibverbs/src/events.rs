@@ -1,4 +1,4 @@
-//! Asynchronous events of the host become those of the guest.
+//! Translation of the host's asynchronous events to the guest's.
 
 use std::sync::Arc;
 
@@ -12,18 +12,18 @@ use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::verbs::HostEvent;
 
-/// An event of the host, with the object that it is about.
+/// An event of the host, with the object that it concerns.
 pub(crate) enum Event {
     CqError(Arc<Cq>),
     Qp(QpEvent, Arc<Qp>),
     Srq(SrqEvent, Arc<Srq>),
     Port(PortEvent),
     DeviceFatal,
-    /// It means nothing to guests, or to nobody any more.
+    /// An event without meaning for guests, or for an object that no longer exists.
     Nothing,
 }
 
-/// Finds the object that an event is about.
+/// Finds the object that an event concerns.
 pub(crate) fn look_up(objects: &Objects, event: HostEvent) -> Event {
     let adapter = &objects.adapter;
     bump(&adapter.counters.async_events);
@@ -43,7 +43,7 @@ pub(crate) fn look_up(objects: &Objects, event: HostEvent) -> Event {
     }
 }
 
-/// Brings an event of the host to the object that it is about.
+/// Delivers an event of the host to its object.
 pub(crate) fn dispatch(objects: &Objects, event: Event) {
     match event {
         Event::CqError(cq) => cq_overran(objects, &cq),
@@ -55,7 +55,8 @@ pub(crate) fn dispatch(objects: &Objects, event: Event) {
     }
 }
 
-/// The host's queue overran: the host's QPs of it are in the error state, and so are the guest's.
+/// Handles an overrun of the host's queue: the host's QPs that use it are in the error state, so the guest's QPs enter
+/// it too.
 fn cq_overran(objects: &Objects, cq: &Cq) {
     objects.adapter.log.error(module_path!(), format_args!("the host's completion queue overran"));
     cq.end();
@@ -64,7 +65,7 @@ fn cq_overran(objects: &Objects, cq: &Cq) {
     }
 }
 
-/// The host's device is gone: everything ends with an error, and nothing stays registered.
+/// Handles the loss of the host's device: everything ends with an error, and no memory stays registered.
 fn device_lost(objects: &Objects) {
     let adapter = &objects.adapter;
     adapter.log.error(module_path!(), format_args!("the host's device {} is lost", adapter.device.name()));

@@ -1,8 +1,8 @@
 //! The connection manager's queue pair.
 //!
-//! The host's own is its kernel's, and user space does not get it. So this one is software: it reaches the connection
-//! managers of the other guests of this process, and everybody else through the [`ConnectionManager`] if there is one.
-//! What they then agree on are queue pairs of the host.
+//! The host's GSI QP belongs to its kernel and is not available to user space. This one is therefore implemented in
+//! software: it reaches the connection managers of the other guests of this process directly, and all others through
+//! the [`ConnectionManager`], if there is one. The connections that they establish use queue pairs of the host.
 //!
 //! [`ConnectionManager`]: crate::cm::ConnectionManager
 
@@ -30,12 +30,12 @@ use crate::mr::MrTable;
 use crate::qp::QpParts;
 use crate::verbs::HostPd;
 
-/// Longest datagram: management datagrams have 256 bytes.
+/// Maximum length of a datagram, in bytes: management datagrams have 256 bytes.
 const MAX_DATAGRAM: u64 = 2048;
-/// Requests for each doorbell; the guest's kernel rings for each.
+/// Maximum number of requests per doorbell; the guest's kernel rings for each.
 const BUDGET: usize = 1024;
 
-/// The queue pair.
+/// The connection manager's queue pair.
 pub(crate) struct Gsi {
     adapter: Arc<Adapter>,
     mrs: Arc<MrTable>,
@@ -45,19 +45,19 @@ pub(crate) struct Gsi {
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
     attrs: Mutex<QpAttrs>,
-    /// `None` when it was destroyed.
+    /// `None` once it is destroyed.
     send: Mutex<Option<(Box<dyn SendSource>, SendWr)>>,
     recv: Mutex<Option<Receives>>,
-    /// The way out of this process.
+    /// Sender for datagrams to connection managers outside this process.
     sender: Mutex<Option<Sender>>,
-    /// It was said that the guest's address does not lead out.
+    /// Set once the log has reported that the guest's address cannot be used outside this process.
     warned: AtomicBool,
 }
 
-/// The receive queue.
+/// State of the receive queue.
 struct Receives {
     source: Box<dyn RecvSource>,
-    /// The receive in use, if `in_use` says that there is one: a datagram that did not fit has left it.
+    /// The current receive, if `in_use` is set: a datagram that did not fit has left it.
     wr: RecvWr,
     in_use: bool,
 }
@@ -74,11 +74,11 @@ impl Receives {
     }
 }
 
-/// The queue pair at one moment.
+/// Snapshot of the queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct GsiInspect {
     state: Snapshot<QpState>,
-    /// There is a way to connection managers beyond this process.
+    /// Connection managers outside this process can be reached.
     leads_out: Snapshot<bool>,
 }
 
@@ -118,7 +118,7 @@ impl Gsi {
         self.attrs.lock().state
     }
 
-    /// Describes itself. Waits for nobody.
+    /// Returns a snapshot. Does not wait for locks.
     pub(crate) fn inspect(&self) -> GsiInspect {
         GsiInspect {
             state: self.attrs.try_lock().map(|attrs| attrs.state).into(),
@@ -126,7 +126,7 @@ impl Gsi {
         }
     }
 
-    /// As [`Self::query`], unless somebody holds the attributes.
+    /// Like [`Self::query`], but returns `None` if another thread holds the attributes.
     pub(crate) fn try_query(&self) -> Option<QpAttrs> {
         self.attrs.try_lock().map(|attrs| *attrs)
     }
@@ -174,7 +174,7 @@ impl Gsi {
         self.adapter.member.gsi.lock().take_if(|gsi| std::ptr::addr_eq(gsi.as_ptr(), self));
     }
 
-    /// Sends what the guest posted.
+    /// Sends the datagrams that the guest has posted.
     pub(crate) fn run_send(&self) {
         let _end = EndOnPanic::new("the delivery of management datagrams");
         for _ in 0..BUDGET {
@@ -206,7 +206,7 @@ impl Gsi {
                 }
                 result
             };
-            // The peer may be this very QP, and its memory may be ours: nothing is held from here on.
+            // Release the lock: the peer may be this very QP, and delivery may write to this guest's memory.
             drop(guard);
             if let Ok((source, datagram)) = taken {
                 self.deliver(&source, &datagram);
@@ -214,7 +214,7 @@ impl Gsi {
         }
     }
 
-    /// Copies a request out of guest memory.
+    /// Copies a request from guest memory.
     fn take(&self, view: &DmaView<'_>, wr: &SendWr) -> Result<(Bound, Datagram), WcStatus> {
         let SendOp::Send { data, to: Some(to) } = &wr.op else { return Err(WcStatus::LocalQpOperation) };
         let immediate = match *data {
@@ -238,7 +238,7 @@ impl Gsi {
         Ok((source, Datagram { from: source.gid, to: *to, kind: source.kind, immediate, solicited, payload }))
     }
 
-    /// The pieces that are not empty, if all of them are bus addresses.
+    /// Returns the pieces that are not empty, if all of them are bus addresses.
     fn pieces<'a>(&self, sges: &'a [Sge], need: Access) -> Option<Vec<&'a Sge>> {
         let pieces: Vec<_> = sges.iter().filter(|sge| sge.length != 0).collect();
         pieces.iter().all(|sge| self.mrs.is_bus(&self.pd, sge.lkey, need)).then_some(pieces)
@@ -259,7 +259,7 @@ impl Gsi {
         }
     }
 
-    /// Sends to whoever is not in this process.
+    /// Sends a datagram to a peer outside this process.
     fn send_away(&self, source: &Bound, datagram: &Datagram) {
         let counters = &self.adapter.counters;
         let sender = self.sender.lock();
@@ -327,7 +327,7 @@ impl DatagramReceiver for Gsi {
         }
         let wr = &receives.wr;
         if (HEADER + datagram.payload.len()) as u64 > Sge::total_length(&wr.sges) {
-            // Fault class D of IBA 9.9.3: the datagram is dropped, and the receive is there for the next one.
+            // Fault class D of IBA 9.9.3: the datagram is dropped, and the receive stays for the next one.
             return false;
         }
         receives.in_use = false;

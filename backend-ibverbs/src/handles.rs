@@ -1,4 +1,4 @@
-//! A device's objects as the device holds them. Dropping one ends it.
+//! Handles of a device's objects, as held by the device. Dropping a handle destroys its object.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::reap;
 use crate::srq::Srq;
 use crate::verbs::HostPd;
 
-/// Protection domain.
+/// A protection domain.
 #[derive(Debug)]
 pub struct IbvPd(pub(crate) Arc<HostPd>);
 
@@ -77,7 +77,7 @@ impl CompletionQueue for IbvCq {
     }
 }
 
-/// A shared receive queue. Dropping it ends it.
+/// A shared receive queue. Dropping it destroys it.
 #[derive(Debug)]
 pub struct IbvSrq(pub(crate) Arc<Srq>);
 
@@ -109,13 +109,13 @@ impl Drop for IbvSrq {
     }
 }
 
-/// A queue pair. Dropping it ends it.
+/// A queue pair. Dropping it destroys it.
 #[derive(Debug)]
 pub enum IbvQp {
-    /// Of the host.
+    /// A queue pair of the host.
     #[doc(hidden)]
     Host(#[expect(private_interfaces, reason = "opaque")] Arc<Qp>),
-    /// The connection manager's, which user space does not get from the host.
+    /// The connection manager's queue pair, which the host does not give to user space.
     #[doc(hidden)]
     Gsi(#[expect(private_interfaces, reason = "opaque")] Arc<Gsi>),
 }

@@ -1,4 +1,4 @@
-//! An adapter as the device sees it.
+//! The adapter of one device, as seen by the device.
 
 use std::sync::{Arc, Weak};
 
@@ -23,37 +23,37 @@ use crate::srq::{Srq, SrqParts};
 use crate::verbs::{HostDevice, HostPd};
 use crate::worker::Worker;
 
-/// One adapter. Dropping it ends everything that it made.
+/// An adapter. Dropping it destroys all objects created with it.
 #[derive(Debug)]
 pub struct IbvHca {
     objects: Arc<Objects>,
     poller: Option<Worker>,
 }
 
-/// An adapter at one moment.
+/// Snapshot of an adapter.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 struct HcaInspect {
-    /// The host's device, as in `/sys/class/infiniband`.
+    /// Name of the host's device, as in `/sys/class/infiniband`.
     host_device: String,
-    /// The number of its port.
+    /// Port number on the host.
     host_port: u8,
     /// Bytes of guest memory that are registered with the host.
     registered_bytes: u64,
-    /// Bytes that may be.
+    /// Maximum of `registered_bytes`.
     max_registered_bytes: u64,
-    /// The guest's connection manager reaches beyond this process.
+    /// The guest's connection manager can reach peers outside this process.
     cm_leads_out: bool,
 }
 
-/// Bytes of a request in flight.
+/// Memory of a request in flight, in bytes.
 const BYTES_IN_FLIGHT: u64 = 64;
 const _: () = assert!(size_of::<crate::inflight::SendEntry>() as u64 <= BYTES_IN_FLIGHT);
 
 impl IbvHca {
-    /// Makes an adapter on an open device of the host, and starts its thread.
+    /// Creates an adapter on an open device of the host, and starts its thread.
     ///
     /// # Errors
-    /// The host's device refuses, or there is no thread.
+    /// The host's device refuses a request, or the thread cannot be started.
     pub(crate) fn start(device: HostDevice, context: DeviceContext, shared: Arc<Shared>) -> Result<Self, VerbsError> {
         let objects = Arc::new(Objects::new(Adapter::new(Arc::new(device), context, shared)?));
         let mrs = Arc::downgrade(&objects.mrs);
@@ -105,7 +105,7 @@ impl Hca for IbvHca {
         if gid.is_zero() {
             return Err(VerbsError::Invalid("GID"));
         }
-        // A VLAN is that of the host's interface: the host's administrator chooses it with the GID.
+        // The VLAN is that of the host's interface: the host's administrator chooses it together with the GID.
         if vlan.is_some() {
             return Err(VerbsError::Unsupported("a VLAN chosen by the guest"));
         }
@@ -142,7 +142,8 @@ impl Hca for IbvHca {
         let parts = QpParts::new(init);
         match parts.qp_type {
             QpType::Gsi => Ok(IbvQp::Gsi(Gsi::create(adapter, mrs, parts)?)),
-            // The adapter takes datagrams from everybody, and they are in the guest's memory before we hear of them.
+            // The adapter accepts datagrams from every peer, and they are in the guest's memory before the backend can
+            // check them.
             QpType::Ud if adapter.member.rules.limit_peers() => {
                 bump(&adapter.counters.peers_refused);
                 Err(VerbsError::Unsupported("a datagram queue pair of a device that may not talk to everybody (peers)"))
@@ -152,7 +153,7 @@ impl Hca for IbvHca {
     }
 
     fn bytes_of(&self, object: Object) -> u64 {
-        // Ours and those of the host's library, by estimate.
+        // Estimated memory of the backend's and of the host library's objects.
         match object {
             Object::Pd => 256,
             Object::Mr => 512,
@@ -186,7 +187,7 @@ impl Drop for IbvHca {
     fn drop(&mut self) {
         let Objects { adapter, mrs, qps, .. } = &*self.objects;
         adapter.gids.clear();
-        // Ends the thread. This may be that thread.
+        // Ends the thread. This call may run on that thread.
         drop(self.poller.take());
         for qp in qps.all() {
             qp.destroy();

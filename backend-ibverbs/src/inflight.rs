@@ -1,8 +1,8 @@
 //! Requests in flight: posted to the host and not completed.
 //!
-//! A completion of the host carries the `wr_id` that we gave its request. It says which kind of queue the request was
-//! posted to and in which epoch of that queue: a reset begins a new one, and completions of an earlier epoch mean
-//! nothing.
+//! A completion of the host carries the `wr_id` that the backend assigned to its request. It encodes the kind of queue
+//! that the request was posted to and the epoch of that queue: a reset begins a new epoch, and completions of an
+//! earlier epoch are ignored.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,25 +13,25 @@ use pvrdma_verbs::WcOpcode;
 use crate::mr::Bind;
 use crate::verbs::HostAh;
 
-/// Bit 63: a receive.
+/// Bit 63: the request is a receive.
 const RECV: u64 = 1 << 63;
 /// Bits 62:32: the epoch.
 const EPOCH_MASK: u32 = 0x7fff_ffff;
 
-/// The time of a queue from its creation, or a reset, to the next reset.
+/// Epoch of a queue: from its creation, or a reset, to the next reset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Epoch(u32);
 
 impl Epoch {
-    /// Returns one that no other queue has. They repeat after 2^31 resets, which take a guest a day or more; a
-    /// completion would have to lie in the host's queue for that long to be taken for another.
+    /// Returns an epoch that no other queue has. Values repeat after 2^31 resets, which take a guest a day or more; a
+    /// completion would need to stay in the host's queue for that long to be attributed to a later epoch.
     pub(crate) fn begin() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed) & EPOCH_MASK)
     }
 }
 
-/// What `wr_id` of a request that is posted to the host holds. (The guest's own `wr_id` stays here.)
+/// Contents of the `wr_id` of a request posted to the host. (The guest's own `wr_id` is kept here.)
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct WrId {
     pub(crate) recv: bool,
@@ -53,25 +53,25 @@ impl WrId {
 /// A send in flight.
 #[derive(Debug)]
 pub(crate) struct SendEntry {
-    /// The guest's name for it.
+    /// The `wr_id` of the guest.
     pub(crate) wr_id: u64,
     pub(crate) opcode: WcOpcode,
-    /// The guest wants to hear of success.
+    /// The guest has requested a completion on success.
     pub(crate) signaled: bool,
-    /// Bytes that the completion reports.
+    /// Length that the completion reports, in bytes.
     pub(crate) byte_len: u32,
-    /// Kept until the host is done with it.
+    /// Address handle, kept alive until the host has completed the request.
     pub(crate) _ah: Option<Arc<HostAh>>,
-    /// What its end means for a fast-registered region.
+    /// Effect of the request's end on a fast-registered region.
     pub(crate) bind: Option<Bind>,
 }
 
-/// The sends of a QP that are in flight, oldest first.
+/// Sends of a QP that are in flight, oldest first.
 #[derive(Debug)]
 pub(crate) struct SendInflight {
     pub(crate) epoch: Epoch,
     entries: VecDeque<SendEntry>,
-    /// Number of the oldest.
+    /// Number of the oldest send.
     first: u32,
 }
 
@@ -88,9 +88,9 @@ impl SendInflight {
         self.entries.is_empty()
     }
 
-    /// Number of the next request.
+    /// Returns the number of the next request.
     pub(crate) fn next(&self) -> u32 {
-        // At most as many as the host's queue holds.
+        // The number of entries is at most the size of the host's queue, so the conversion cannot fail.
         self.first.wrapping_add(u32::try_from(self.entries.len()).unwrap_or(u32::MAX))
     }
 
@@ -98,7 +98,7 @@ impl SendInflight {
         self.entries.push_back(entry);
     }
 
-    /// Takes back what the host did not take.
+    /// Removes the newest send, after the host has refused it.
     pub(crate) fn pop_newest(&mut self) -> Option<SendEntry> {
         self.entries.pop_back()
     }
@@ -108,14 +108,14 @@ impl SendInflight {
         (number.wrapping_sub(self.first) as usize) < self.entries.len()
     }
 
-    /// Takes the oldest, up to and including `number`; none when that is not in flight.
+    /// Removes the oldest sends, up to and including `number`; none if that is not in flight.
     pub(crate) fn complete(&mut self, number: u32) -> impl Iterator<Item = SendEntry> {
         let count = if self.is_in_flight(number) { number.wrapping_sub(self.first).wrapping_add(1) } else { 0 };
         self.first = self.first.wrapping_add(count);
         self.entries.drain(..count as usize)
     }
 
-    /// Forgets everything.
+    /// Removes all sends.
     pub(crate) fn restart(&mut self) -> Vec<SendEntry> {
         self.epoch = Epoch::begin();
         self.first = 0;
@@ -127,7 +127,7 @@ impl SendInflight {
 #[derive(Debug)]
 pub(crate) struct RecvInflight {
     pub(crate) epoch: Epoch,
-    /// The guest's names.
+    /// The `wr_id`s of the guest, by number.
     slots: Vec<Option<u64>>,
     free: Vec<u32>,
 }
@@ -138,7 +138,7 @@ impl RecvInflight {
         Self { epoch: Epoch::begin(), slots, free }
     }
 
-    /// Receives that the host has.
+    /// Returns the number of receives that the host has.
     pub(crate) fn len(&self) -> usize {
         self.slots.len().saturating_sub(self.free.len())
     }
@@ -151,28 +151,28 @@ impl RecvInflight {
         self.free.len() == self.slots.len()
     }
 
-    /// Notes a receive and gives its number.
+    /// Adds a receive and returns its number.
     pub(crate) fn push(&mut self, wr_id: u64) -> Option<u32> {
         let number = self.free.pop()?;
         *self.slots.get_mut(number as usize)? = Some(wr_id);
         Some(number)
     }
 
-    /// Takes a receive out.
+    /// Removes a receive and returns the guest's `wr_id`.
     pub(crate) fn complete(&mut self, number: u32) -> Option<u64> {
         let wr_id = self.slots.get_mut(number as usize)?.take()?;
         self.free.push(number);
         Some(wr_id)
     }
 
-    /// Takes everything out, in no order.
+    /// Removes all receives, in no particular order.
     pub(crate) fn take_all(&mut self) -> Vec<u64> {
         let all = self.slots.iter().flatten().copied().collect();
         self.restart();
         all
     }
 
-    /// Forgets everything.
+    /// Removes everything.
     pub(crate) fn restart(&mut self) {
         let size = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
         *self = Self::new(size);
@@ -236,7 +236,7 @@ mod tests {
         assert_eq!((0..9).filter(|&wr_id| receives.push(wr_id).is_some()).count(), 4);
     }
 
-    /// The numbers of sends wrap, and those of receives are places in a table.
+    /// Numbers of sends wrap, and numbers of receives are indices into a table.
     #[test]
     fn numbers_that_are_not_in_flight_complete_nothing() {
         let mut sends = SendInflight::new();

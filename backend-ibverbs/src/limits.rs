@@ -1,4 +1,4 @@
-//! What the host's adapter can hold, and what a device may use of the host.
+//! Limits of the host's adapter, and limits on a device's use of host resources.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,12 +7,12 @@ use pvrdma_verbs::{HcaLimits, VerbsError};
 
 use crate::sys::{DEVICE_MEM_WINDOW_TYPE_2, DeviceAttr};
 
-/// Most RDMA reads and atomics in flight per QP that guests are told.
+/// Maximum number of RDMA reads and atomics in flight per QP that is reported to guests.
 pub(crate) const MAX_RD_ATOMIC: u8 = 128;
 
-/// Returns what guests are told of the host's adapter (`ibv_query_device(3)`). A QP and an SRQ have the same limits in
-/// the guest's interface, so the smaller of the host's two counts. A negative number, which no adapter should give, is
-/// 0.
+/// Returns the limits of the host's adapter that are reported to guests (`ibv_query_device(3)`). A QP and an SRQ have
+/// the same limits in the guest's interface, so the smaller of the host's two values applies. A negative number, which
+/// no adapter should report, counts as 0.
 pub(crate) fn of(attr: &DeviceAttr) -> HcaLimits {
     let number = |value: i32| u32::try_from(value).unwrap_or(0);
     let rd_atomic = attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom).min(MAX_RD_ATOMIC.into());
@@ -32,7 +32,7 @@ pub(crate) fn of(attr: &DeviceAttr) -> HcaLimits {
     }
 }
 
-/// A number that has an upper limit.
+/// A quantity with an upper limit.
 #[derive(Debug)]
 pub(crate) struct Limit {
     used: Arc<AtomicU64>,
@@ -40,7 +40,7 @@ pub(crate) struct Limit {
     what: &'static str,
 }
 
-/// A part of a [`Limit`], given back when dropped.
+/// A share of a [`Limit`], returned when dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     used: Arc<AtomicU64>,

@@ -1,4 +1,4 @@
-//! The objects of one device.
+//! Objects of one device.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::mr::MrTable;
 use crate::qp::Qp;
 use crate::srq::Srq;
 
-/// What a device has made, by what the host names it.
+/// Objects of a device, by the key that the host uses for them.
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(crate) adapter: Arc<Adapter>,

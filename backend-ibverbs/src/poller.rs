@@ -1,4 +1,4 @@
-//! The thread of a device: waits for completions and events of the host.
+//! Poller thread of a device: waits for completions and events of the host.
 
 use std::io;
 use std::mem;
@@ -19,10 +19,11 @@ use crate::reap;
 use crate::verbs::{Channel, HostDevice};
 use crate::worker::Worker;
 
-/// Rounds of polling between two looks at the descriptors.
+/// Number of polling rounds between two checks of the descriptors.
 const ROUNDS: u32 = 32;
-/// A guest that polls does so at least once in a time of this length. One that stops without arming its queue may have
-/// to wait for so long, once; waking up more often is felt where processors are few and slow.
+/// Interval within which a polling guest polls at least once. A guest that stops polling without arming its queue may
+/// wait this long, once. A shorter interval would cause more wake-ups, which are noticeable on hosts with few and slow
+/// processors.
 const GUEST_POLLS: Duration = Duration::from_millis(10);
 
 /// Starts the thread.
@@ -35,7 +36,7 @@ pub(crate) fn start(objects: &Arc<Objects>) -> io::Result<Worker> {
     })
 }
 
-/// What there is to do.
+/// Descriptors that are ready.
 struct Ready {
     stop: bool,
     completions: bool,
@@ -48,7 +49,7 @@ fn wait(stop: &OwnedFd, device: &HostDevice, channel: &Channel, timeout: Option<
         PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN),
         PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN),
     ];
-    // Both constants of this module fit.
+    // Both timeouts are constants of this module for which the conversion cannot fail.
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     loop {
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
@@ -65,10 +66,10 @@ fn wait(stop: &OwnedFd, device: &HostDevice, channel: &Channel, timeout: Option<
     Ready { stop, completions, events }
 }
 
-/// A queue that is not armed: somebody polls it.
+/// A queue that is not armed, because it is being polled.
 struct Polled {
     cq: Arc<Cq>,
-    /// How often its guest had polled.
+    /// Number of the guest's polls when this was last checked.
     guest_polls: u64,
 }
 
@@ -77,25 +78,25 @@ impl Polled {
         Self { guest_polls: cq.guest_polls(), cq }
     }
 
-    /// Returns `true` if the guest has polled since this was last asked, and does not wait for an event.
+    /// Returns `true` if the guest has polled since the last call, and does not wait for an event.
     fn is_the_guests(&mut self) -> bool {
         let before = mem::replace(&mut self.guest_polls, self.cq.guest_polls());
         before != self.guest_polls && !self.cq.is_arm_wanted()
     }
 }
 
-/// A queue is armed, or polled by this thread, or polled by its guest.
+/// Queues that are not armed. A queue is armed, polled by this thread, or polled by its guest.
 #[derive(Default)]
 struct Queues {
-    /// Polled here, each for a while after its last completion.
+    /// Queues polled by this thread, each for a while after its last completion.
     busy: Vec<Polled>,
-    /// Polled by their guests' doorbells, which find completions sooner than this thread could; it only makes sure that
-    /// they go on.
+    /// Queues polled by their guests' doorbells, which find completions sooner than this thread could. This thread only
+    /// checks that the guests continue to poll.
     guests: Vec<Polled>,
 }
 
 impl Queues {
-    /// Returns how long the thread may sleep; `None` is for ever.
+    /// Returns how long the thread may sleep. `None`: without a timeout.
     fn timeout(&self) -> Option<Duration> {
         if !self.busy.is_empty() {
             Some(Duration::ZERO)
@@ -106,7 +107,7 @@ impl Queues {
         }
     }
 
-    /// A completion event came.
+    /// Handles a completion event.
     fn event_came(&mut self, cq: Arc<Cq>) {
         cq.event_came();
         self.guests.retain(|known| !Arc::ptr_eq(&known.cq, &cq));
@@ -115,12 +116,12 @@ impl Queues {
         }
     }
 
-    /// Returns how many completions were taken.
+    /// Polls all busy queues. Returns the number of completions taken.
     fn poll(&self, objects: &Objects) -> usize {
         self.busy.iter().map(|known| reap::drain(&known.cq, &objects.adapter, &objects.qps)).sum()
     }
 
-    /// Leaves queues to their guests, if these poll, and arms them otherwise.
+    /// Stops polling: leaves queues to guests that poll them, and arms the others.
     fn stop_polling(&mut self, objects: &Objects) {
         for mut known in mem::take(&mut self.busy) {
             if known.cq.is_armed() {
@@ -134,7 +135,7 @@ impl Queues {
         }
     }
 
-    /// Arms the queues of guests that have not polled for a while.
+    /// Arms the queues of guests that have stopped polling.
     fn check_guests(&mut self, objects: &Objects) {
         let Self { busy, guests } = self;
         guests.retain_mut(|known| {
@@ -203,7 +204,8 @@ mod tests {
     use super::*;
     use crate::fake::FakeBackend;
 
-    /// It polls, asks for an event when that of an earlier completion has come and was not read, and polls once more.
+    /// The guest polls, requests an event after the event of an earlier completion was raised but not read, and polls
+    /// once more.
     #[test]
     fn a_guest_that_asked_for_an_event_is_not_left_to_poll() {
         let node = Node::new(&FakeBackend::new(), 1);

@@ -1,4 +1,4 @@
-//! Takes completions of the host to the queue pairs that they belong to.
+//! Dispatches completions of the host to the queue pairs that they belong to.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use crate::cq::{BATCH, Completions, Cq};
 use crate::directory::Directory;
 use crate::qp::Qp;
 
-/// Takes all completions that the host has. Returns how many there were. The caller holds no view.
+/// Takes all completions that the host has. Returns their number. The caller holds no view of guest memory.
 pub(crate) fn drain(cq: &Cq, adapter: &Adapter, qps: &Directory<u32, Qp>) -> usize {
     drain_locked(cq.lock(), adapter, qps, usize::MAX)
 }
 
-/// Takes one batch, unless somebody else takes completions now.
+/// Takes one batch, unless another thread takes completions now.
 pub(crate) fn try_drain(cq: &Cq, adapter: &Adapter, qps: &Directory<u32, Qp>) {
     if let Some(completions) = cq.try_lock() {
         drain_locked(completions, adapter, qps, 1);
@@ -41,7 +41,7 @@ fn drain_locked(
 ) -> usize {
     let _guard = EndOnPanic::new("the host's completions");
     let mut total = 0;
-    // Queue pairs that may go on.
+    // Queue pairs that may continue.
     let mut kicked: Vec<Arc<Qp>> = Vec::new();
     for _ in 0..batches {
         let entries = completions.take().unwrap_or_else(|error| {
@@ -67,7 +67,7 @@ fn drain_locked(
             break;
         }
     }
-    // Going on takes locks that may be held by who waits for this one.
+    // Release the CQ first: continuing takes locks whose holders may be waiting for the CQ.
     drop(completions);
     for qp in kicked {
         qp.kick();

@@ -1,28 +1,28 @@
-//! Makes address handles on a thread of its own.
+//! Creates address handles on a thread of its own.
 //!
-//! The host's kernel looks a peer up before it gives a handle for it, which takes seconds if nobody answers. Whoever
-//! waits for that must not be the thread that serves the guest.
+//! The host's kernel resolves the address of a peer before it returns a handle, which takes seconds if there is no
+//! answer. The thread that serves the guest must not wait for that.
 
 use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use pvrdma_verbs::threads::{self, ThreadKind};
 
-/// Look-ups that wait at most. Queue pairs that come and go may leave some behind.
+/// Maximum number of waiting look-ups. Queue pairs that are created and destroyed may leave some behind.
 const MOST: usize = 1024;
 
 /// One look-up.
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread of a device that looks peers up, one after the other. It ends some time after this is dropped.
+/// Thread of a device that looks peers up, one after the other. It ends some time after this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Resolver(SyncSender<Job>);
 
 impl Resolver {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// There is no thread.
+    /// The thread cannot be started.
     pub(crate) fn start(device: &str) -> io::Result<Self> {
         let (sender, jobs) = sync_channel::<Job>(MOST);
         threads::spawn(ThreadKind::HostManagement, format!("resolve-{device}"), move || {
@@ -33,7 +33,7 @@ impl Resolver {
         Ok(Self(sender))
     }
 
-    /// Has a look-up done. Returns `false` if too many wait already.
+    /// Queues a look-up. Returns `false` if too many are waiting.
     pub(crate) fn ask(&self, job: impl FnOnce() + Send + 'static) -> bool {
         self.0.try_send(Box::new(job)).is_ok()
     }

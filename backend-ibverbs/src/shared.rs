@@ -1,4 +1,4 @@
-//! What all devices of a backend share.
+//! State shared by all devices of a backend.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ pub(crate) struct Shared {
     pub(crate) library: Arc<Library>,
     pub(crate) config: IbverbsConfig,
     pub(crate) gids: HostGids,
-    /// Stands for guests.
+    /// Host GID used for guests whose own address the host does not have.
     pub(crate) default_gid: HostGid,
-    /// Where guests' addresses are added, if that is wanted.
+    /// Adds guests' addresses to the host, if enabled.
     pub(crate) addresses: Option<Arc<dyn AddressOwner>>,
-    /// Those that were, and may be on their way out. What else the host has is its own.
+    /// Addresses that were added, and may still be in the process of removal. All others are the host's own.
     pub(crate) given: GivenAddresses,
     pub(crate) fabric: Arc<Fabric>,
-    /// The way to connection managers beyond this process.
+    /// Sender and receiver for connection managers outside this process.
     pub(crate) manager: Option<ConnectionManager>,
 }

@@ -16,7 +16,7 @@ use crate::mr::MrTable;
 use crate::qp::{Filled, RecvSide};
 use crate::verbs::{HostPd, HostSrq};
 
-/// As [`SrqInit`](pvrdma_verbs::SrqInit), with our own objects.
+/// Like [`SrqInit`](pvrdma_verbs::SrqInit), with the backend's objects.
 pub(crate) struct SrqParts {
     pub(crate) cookie: u32,
     pub(crate) pd: Arc<HostPd>,
@@ -26,7 +26,7 @@ pub(crate) struct SrqParts {
     pub(crate) max_sge: u32,
 }
 
-/// A shared receive queue of the host and the guest's ring behind it.
+/// A shared receive queue of the host, and the guest's ring that feeds it.
 pub(crate) struct Srq {
     adapter: Arc<Adapter>,
     mrs: Arc<MrTable>,
@@ -34,10 +34,10 @@ pub(crate) struct Srq {
     pd: Arc<HostPd>,
     cookie: u32,
     pub(crate) max_wr: u32,
-    /// Changed with `arming` held.
+    /// Changed only while `arming` is held.
     limit: AtomicU32,
     arming: Mutex<Arming>,
-    /// `None` when it was destroyed.
+    /// `None` once it is destroyed.
     side: Mutex<Option<RecvSide>>,
     host: Mutex<Option<Arc<HostSrq>>>,
     pub(crate) inflight: Mutex<RecvInflight>,
@@ -45,23 +45,23 @@ pub(crate) struct Srq {
     broken: AtomicBool,
 }
 
-/// Held while the limit changes, here and at the host.
+/// State of arming the limit. Held while the limit changes, here and on the host.
 #[derive(Default)]
 struct Arming {
-    /// How often the guest has set it.
+    /// Number of times the guest has set the limit.
     commands: u64,
-    /// It fired early. It is armed again once the host has got receives, or there are none to give it.
+    /// The limit fired early. It is armed again once receives were posted to the host, or none are left to post.
     again: bool,
 }
 
-/// A shared receive queue at one moment.
+/// Snapshot of a shared receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct SrqInspect {
-    /// Receives below which the guest is told, 0 if it is not.
+    /// Number of receives below which the guest is notified, 0 if it is not.
     limit: u32,
-    /// Receives that the host has.
+    /// Number of receives posted to the host.
     receives_in_flight: Snapshot<usize>,
-    /// Receives that it may have.
+    /// Maximum number of receives posted to the host.
     max_receives_in_flight: u32,
     /// The ring could not be read.
     broken: bool,
@@ -82,7 +82,7 @@ impl Srq {
     ) -> Result<Arc<Self>, VerbsError> {
         let SrqParts { cookie, pd, queue, limit, max_wr, max_sge } = parts;
         let (max_wr, max_sge) = (max_wr.max(1), max_sge.max(1));
-        // An adapter may not have room for a long queue of long requests.
+        // An adapter may not have room for a long queue with many SGEs per request, so fall back to the guest's number.
         let host = HostSrq::new(&pd, max_wr, adapter.sges(max_sge)).or_else(|_| HostSrq::new(&pd, max_wr, max_sge))?;
         let host = Arc::new(host);
         let srq = Arc::new(Self {
@@ -104,7 +104,7 @@ impl Srq {
         Ok(srq)
     }
 
-    /// Describes itself. Waits for nobody.
+    /// Returns a snapshot. Does not wait for locks.
     pub(crate) fn inspect(&self) -> SrqInspect {
         SrqInspect {
             limit: self.limit(),
@@ -114,12 +114,12 @@ impl Srq {
         }
     }
 
-    /// The host's queue, until it is destroyed.
+    /// Returns the host's queue, or `None` once it is destroyed.
     pub(crate) fn host(&self) -> Option<Arc<HostSrq>> {
         self.host.lock().clone()
     }
 
-    /// Posts what the guest posted, as much as there is room for.
+    /// Posts the receives in the guest's ring, as far as there is room on the host.
     pub(crate) fn run(&self) {
         let Some(host) = self.host() else { return };
         let mut side = self.side.lock();
@@ -129,7 +129,7 @@ impl Srq {
         }
     }
 
-    /// Returns `true` if the host has got receives, or nothing is left in the ring.
+    /// Returns `true` if receives were posted to the host, or none are left in the ring.
     fn post_all(&self, host: &HostSrq, side: &mut RecvSide) -> bool {
         let mut posted = false;
         loop {
@@ -160,7 +160,7 @@ impl Srq {
         }
     }
 
-    /// Receives in the guest's ring that the host does not have yet.
+    /// Returns the number of receives in the guest's ring that are not posted to the host yet.
     fn waiting(&self) -> u32 {
         let mut side = self.side.lock();
         let view = self.adapter.memory.view();
@@ -171,15 +171,16 @@ impl Srq {
         self.adapter.events.event(view, AsyncEvent::Srq(event, self.cookie));
     }
 
-    /// The host says something of it.
+    /// Handles an event of the host.
     pub(crate) fn host_event(&self, event: SrqEvent) {
         if event != SrqEvent::LimitReached || self.limit_reached() {
             self.event(&self.adapter.memory.view(), event);
         }
     }
 
-    /// The host's limit fired, which disarmed it. Returns `true` if the guest's is reached: receives in its ring that
-    /// were not posted to the host yet count, and the limit is armed again then.
+    /// Handles the limit event of the host, which disarms the host's limit. Returns `true` if the guest's limit is
+    /// reached: receives that are in the guest's ring but not posted to the host count as well, and in that case the
+    /// limit is armed again.
     fn limit_reached(&self) -> bool {
         let (commands, limit) = {
             let arming = self.arming.lock();
@@ -192,21 +193,22 @@ impl Srq {
         {
             let mut arming = self.arming.lock();
             if arming.commands != commands {
-                // A command has armed the host meanwhile, and this was for a limit that is no more.
+                // A command has armed the limit again in the meantime, so this event belongs to an old limit.
                 return false;
             }
             if !waiting {
                 self.limit.store(0, Ordering::Release);
                 return true;
             }
-            // Armed at once it would fire at once, over and over, while the host has no room for what waits.
+            // Arming the limit now would fire it again at once, repeatedly, while the host has no room for waiting
+            // receives.
             arming.again = true;
         }
         self.run();
         false
     }
 
-    /// Arms the limit of the host if it fired early.
+    /// Arms the host's limit again if it fired early.
     fn arm_again(&self, host: &HostSrq) {
         let mut arming = self.arming.lock();
         if std::mem::take(&mut arming.again) {
@@ -214,7 +216,7 @@ impl Srq {
         }
     }
 
-    /// Arms the limit event, or disarms it with 0.
+    /// Sets the limit and arms its event, or disarms it with 0.
     pub(crate) fn set_limit(&self, limit: u32) {
         let host = self.host();
         let mut arming = self.arming.lock();
@@ -225,7 +227,7 @@ impl Srq {
         }
     }
 
-    /// Brings the limit to the host. The caller holds `arming`.
+    /// Sets the limit on the host. The caller holds `arming`.
     fn arm_host(&self, host: &HostSrq) {
         let limit = self.limit();
         if let Err(error) = host.set_limit(limit) {
@@ -238,14 +240,14 @@ impl Srq {
         self.limit.load(Ordering::Acquire)
     }
 
-    /// Ends it. When this returns the ring is no longer touched.
+    /// Destroys the queue. When this returns, the ring is no longer accessed.
     pub(crate) fn destroy(&self) {
         let side = self.side.lock().take();
         let host = self.host.lock().take();
         if let Some(host) = &host {
             self.srqs.remove(host.address());
         }
-        // Its queue pairs keep the host's object until they end; nobody posts to it any more.
+        // The queue pairs keep the host's object alive until they end, but no more receives are posted to it.
         drop((side, host));
     }
 }

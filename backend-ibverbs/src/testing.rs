@@ -1,4 +1,5 @@
-//! The host's adapter without a guest (feature `testing`): what a program of its own has, to compare a device with.
+//! Access to the host's adapter without a guest (feature `testing`), as a native program has it, for comparison with a
+//! device.
 
 use std::io;
 use std::sync::Arc;
@@ -15,9 +16,9 @@ use crate::sys::library::Library;
 use crate::sys::{QPT_RC, QpCap, SEND_SIGNALED, Sge, Wc};
 use crate::verbs::{Channel, HostCq, HostDevice, HostMr, HostOp, HostPd, HostQp, HostQpInit, RecvBatch, SendBatch};
 
-/// Requests that a [`BareQp`] may have in flight.
+/// Maximum number of requests in flight of a [`BareQp`].
 pub const DEPTH: u32 = 64;
-/// Receives that it may have.
+/// Maximum number of receives of a [`BareQp`].
 pub const RECEIVES: u32 = 512;
 
 /// A connected queue pair of the host's adapter, with a registered buffer and a completion queue.
@@ -26,7 +27,7 @@ pub struct BareQp {
     qp: HostQp,
     cq: Arc<HostCq>,
     mr: HostMr,
-    /// Where the buffer is. Devices that know no other addresses of memory are given that.
+    /// Address of the buffer, also used as its registered address, because some devices support no other.
     start: u64,
     gid: HostGid,
     batch: SendBatch,
@@ -34,10 +35,10 @@ pub struct BareQp {
 }
 
 impl BareQp {
-    /// Makes one on port 1 of a device of the host, with a buffer of `bytes` bytes.
+    /// Creates a queue pair on port 1 of a device of the host, with a buffer of `bytes` bytes.
     ///
     /// # Errors
-    /// There is no such device, or the adapter refuses.
+    /// The device does not exist, or the adapter refuses.
     pub fn open(device: &str, bytes: usize) -> io::Result<Self> {
         let library = Library::load().map_err(io::Error::other)?;
         let device = Arc::new(HostDevice::open(&library, device).map_err(io::Error::other)?);
@@ -57,7 +58,7 @@ impl BareQp {
         Ok(Self { qp, cq, mr, start, gid, batch: SendBatch::default(), entries: [Wc::default(); DEPTH as usize] })
     }
 
-    /// Connects this end to `peer`, which has to be connected to this one likewise.
+    /// Connects this end to `peer`, which must be connected to this one likewise.
     ///
     /// # Errors
     /// The adapter refuses.
@@ -89,10 +90,10 @@ impl BareQp {
         Ok(())
     }
 
-    /// Posts RDMA writes of `length` bytes from this buffer to the same places of the peer's. Each completes.
+    /// Posts RDMA writes of `length` bytes from this buffer to the same offsets of the peer's. Each write completes.
     ///
     /// # Errors
-    /// The adapter does not take all of them.
+    /// The adapter does not accept all of them.
     pub fn post_writes(
         &mut self,
         peer: &Self,
@@ -109,17 +110,17 @@ impl BareQp {
         self.qp.post_send(&mut self.batch).1
     }
 
-    /// Posts a receive of `length` bytes, which comes back when the queue pair ends.
+    /// Posts a receive of `length` bytes, which completes when the queue pair ends.
     ///
     /// # Errors
-    /// The adapter does not take it.
+    /// The adapter does not accept the receive.
     pub fn post_receive(&self, length: u32) -> io::Result<()> {
         let mut batch = RecvBatch::default();
         batch.push(0, &[Sge { addr: self.start, length, lkey: self.mr.lkey() }]);
         self.qp.post_recv(&mut batch).1
     }
 
-    /// Asks for an event with the next completion. Nobody waits for it.
+    /// Requests an event for the next completion. No thread waits for the event.
     ///
     /// # Errors
     /// The adapter refuses.
@@ -127,10 +128,10 @@ impl BareQp {
         self.cq.arm()
     }
 
-    /// Polls the completion queue once. Returns how many requests have completed.
+    /// Polls the completion queue once. Returns the number of completed requests.
     ///
     /// # Errors
-    /// One of them failed.
+    /// A request failed.
     pub fn poll(&mut self) -> io::Result<usize> {
         let found = self.cq.poll(&mut self.entries)?;
         if self.entries.iter().take(found).any(|wc| wc.status != 0) {

@@ -1,4 +1,4 @@
-//! Threads that block until something happens or they are to end.
+//! Threads that block until an event or a request to end.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,7 +8,7 @@ use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd};
 use rustix::io::Errno;
 
-/// A thread that ends when this is dropped.
+/// A thread that is told to end when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Worker {
     stop: OwnedFd,
@@ -17,7 +17,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts it. `run` is to return once the file that it is given is readable.
+    /// Starts the thread. `run` must return once the file that is passed to it is readable.
     pub(crate) fn start(kind: ThreadKind, name: &str, run: impl FnOnce(&OwnedFd) + Send + 'static) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;

@@ -1,5 +1,5 @@
-//! Commands. Each runs inside the register write that carries it: what the driver shows with it is copied before that
-//! returns, and when QUIESCE or RESET returns, all DMA has ended.
+//! Commands. Each runs inside the register write that issues it: the memory that the driver passes with it is copied
+//! before the write returns, and when QUIESCE or RESET returns, all DMA has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,18 +16,19 @@ use crate::core::{Core, pending};
 use crate::error::CommandError;
 use crate::session::{Session, Which, load_multicast, load_rss};
 
-/// Bytes of a slot of the transmit data ring. The device does not care: slots are addresses as any other.
+/// Size of a slot of the transmit data ring, in bytes. The device does not depend on it: a slot address is handled like
+/// any other.
 const TX_DATA_SLOT: u32 = 128;
-/// Interrupts of any type (0), masked by being raised (0).
+/// Interrupt configuration: type automatic (0), mask mode automatic (0), which masks a vector when it is raised.
 const INTERRUPTS_AUTO: u32 = 0;
-/// Rings do not adapt.
+/// Adaptive rings are not supported.
 const NO_ADAPTIVE_RING: u32 = 1;
 const LINK_UP: u32 = 1;
 
-/// What the driver has written to the registers that commands look at.
+/// Registers that commands use as input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Registers {
-    /// The revision that the driver has chosen.
+    /// Revision chosen by the driver.
     pub(crate) revision: u8,
     /// Bus address of the shared area.
     pub(crate) shared: u64,
@@ -36,7 +37,7 @@ pub(crate) struct Registers {
 /// Executes a command and returns its result.
 ///
 /// # Errors
-/// It is refused.
+/// The command is refused.
 pub(crate) fn execute(core: &Core, registers: Registers, number: u32) -> Result<u32, CommandError> {
     let command = Command::parse(number, registers.revision).ok_or(CommandError::Unknown(number))?;
     let [a, b, c, d, e, f] = core.config.mac.0;
@@ -53,7 +54,7 @@ pub(crate) fn execute(core: &Core, registers: Registers, number: u32) -> Result<
         | Command::UpdateVlanFilters
         | Command::UpdateRss
         | Command::UpdateFeatures => update(core, command)?,
-        // There is nothing to moderate that batches do not, and nobody to wake.
+        // Batches already moderate interrupts, and wake on LAN is not implemented.
         Command::UpdateModeration | Command::UpdatePower => {}
         Command::SetCoalesce => set_coalesce(core, registers)?,
         Command::GetCoalesce => get_coalesce(core, registers)?,
@@ -76,7 +77,7 @@ pub(crate) fn execute(core: &Core, registers: Registers, number: u32) -> Result<
     Ok(0)
 }
 
-/// Starts. A session that is there ends first.
+/// Starts a session. An existing session ends first.
 fn activate(core: &Core, registers: Registers) -> Result<(), CommandError> {
     end(core);
     if !core.is_bus_master() {
@@ -88,10 +89,10 @@ fn activate(core: &Core, registers: Registers) -> Result<(), CommandError> {
     };
     core.interrupts.set_auto_mask(session.auto_mask);
     core.set_session(Some(Arc::new(session)));
-    // The driver may have filled its rings before.
+    // The driver may have filled its transmit rings before ACTIVATE.
     core.pending.fetch_or(pending::TX, Ordering::AcqRel);
     core.counters.vmxnet3_activations.increment();
-    // A guest can do this in a loop.
+    // Use the limited log: a guest can repeat this command in a loop.
     core.log.log(
         module_path!(),
         Level::Info,
@@ -114,7 +115,7 @@ fn with_session(core: &Core, run: impl FnOnce(&Session, &DmaView<'_>)) {
     }
 }
 
-/// Copies a part of the shared area.
+/// Copies part of the shared area.
 fn load<const N: usize>(view: &DmaView<'_>, shared: u64, at: u64) -> Result<[u8; N], CommandError> {
     let mut bytes = [0; N];
     let address = shared.checked_add(at).ok_or(CommandError::NoShared(shared))?;
@@ -122,7 +123,7 @@ fn load<const N: usize>(view: &DmaView<'_>, shared: u64, at: u64) -> Result<[u8;
     Ok(bytes)
 }
 
-/// What the driver has changed.
+/// Settings that the driver has changed.
 enum Update {
     Features(Features),
     Rss(Option<RssConf>),
@@ -131,11 +132,11 @@ enum Update {
     Vlans(FilterConfig),
 }
 
-/// Takes what the driver has changed. Without a session there is nothing to do: ACTIVATE reads all of it.
+/// Applies settings that the driver has changed. Without a session there is nothing to do: ACTIVATE reads all settings.
 fn update(core: &Core, command: Command) -> Result<(), CommandError> {
     let session = core.session().clone();
     let Some(session) = session else { return Ok(()) };
-    // The view is given back before the settings are locked: delivery locks them the other way round.
+    // Release the view before locking the settings: delivery takes the two locks in the opposite order.
     let Some(update) = core.during(&session, |view| load_update(&session, view, command)) else { return Ok(()) };
     let update = update?;
     let mut settings = session.settings.write();
@@ -149,7 +150,7 @@ fn update(core: &Core, command: Command) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Copies what the driver has changed, and all that it may take away after the command.
+/// Copies the changed settings, including all memory that the driver may free after the command.
 fn load_update(session: &Session, view: &DmaView<'_>, command: Command) -> Result<Update, CommandError> {
     let shared = session.shared();
     let filter = || load::<FILTER_LEN>(view, shared, FILTER_AT).map(|bytes| FilterConfig::parse(&bytes));
@@ -165,7 +166,7 @@ fn load_update(session: &Session, view: &DmaView<'_>, command: Command) -> Resul
     })
 }
 
-/// Where the driver wants a coalescing scheme to be.
+/// Returns the bus address of the coalescing scheme.
 fn coalesce_place(view: &DmaView<'_>, shared: u64) -> Result<u64, CommandError> {
     let place = ConfigPlace::parse(&load::<16>(view, shared, COMMAND_INFO_AT)?);
     if u64::from(place.len) < Coalesce::LEN as u64 {

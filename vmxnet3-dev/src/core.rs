@@ -1,4 +1,4 @@
-//! What registers, commands and frames act on.
+//! Shared state of a device, used by registers, commands and frames.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -17,17 +17,17 @@ use crate::intr::Interrupts;
 use crate::session::{Session, Which};
 use crate::stats::{DeviceCounters, RxStats, TxStats};
 
-/// What was left for [`crate::Vmxnet3Device`] to do after a register write.
+/// Bits of work that a register write deferred to [`crate::Vmxnet3Device`].
 pub(crate) mod pending {
-    /// Transmit queues: a bit for each.
+    /// Transmit queues to run, one bit per queue.
     pub(crate) const TX: u32 = 0xff;
-    /// A driver's round is over, in which it may have given receive buffers, or the driver has gone.
+    /// A driver's round has ended, in which it may have posted receive buffers, or the driver is gone.
     pub(crate) const RX_BUFFERS: u32 = 1 << 8;
-    /// The driver rings for receive buffers.
+    /// A doorbell for receive buffers is pending.
     pub(crate) const RX_DOORBELL: u32 = 1 << 9;
 }
 
-/// Completions of a queue until an interrupt, as far as a batch goes on.
+/// Number of completions of a queue within a batch until an interrupt is raised.
 #[derive(Debug)]
 pub(crate) struct Depths {
     pub(crate) tx: AtomicU32,
@@ -35,20 +35,21 @@ pub(crate) struct Depths {
 }
 
 impl Depths {
-    /// Any number: the driver leaves it to the device.
+    /// No limit: the driver leaves the choice to the device.
     const ANY: u32 = u32::MAX;
 
-    /// Returns `true` if completions may wait for the next interrupt, if somebody sees to it that one comes.
+    /// Returns `true` if transmit completions may wait for the next interrupt, provided that the caller makes sure that
+    /// one follows.
     pub(crate) fn tx_waits(&self) -> bool {
         self.tx.load(Ordering::Relaxed) == Self::ANY
     }
 }
 
-/// Everything that a device shares between its threads.
+/// State that a device shares between its threads.
 ///
-/// Locks, outermost first: the control lock of the device, configuration space; a transmit queue; the session; the
-/// settings; a receive queue; a view of guest memory; the interrupts. Whoever calls the port holds a transmit queue and
-/// nothing else, and nobody waits for a transmit queue while he holds anything but the control lock.
+/// Lock order, outermost first: the device's control lock, configuration space; a transmit queue; the session; the
+/// settings; a receive queue; a view of guest memory; the interrupts. A thread that calls the port holds the lock of a
+/// transmit queue and no other. A thread that waits for a transmit queue may hold the control lock, but no other lock.
 pub(crate) struct Core {
     pub(crate) config: Vmxnet3Config,
     pub(crate) memory: Arc<DmaSpace>,
@@ -57,18 +58,18 @@ pub(crate) struct Core {
     session: RwLock<Option<Arc<Session>>>,
     bus_master: AtomicBool,
     pub(crate) link_up: AtomicBool,
-    /// MAC address that the guest has chosen, in the order of its two registers.
+    /// MAC address currently set by the guest, in the layout of its two registers.
     pub(crate) mac: AtomicU64,
     /// See [`pending`].
     pub(crate) pending: AtomicU32,
-    /// A frame was refused for want of buffers.
+    /// Set when a frame was refused because no buffers were available.
     pub(crate) starved: WaitFlag,
-    /// Vectors of receive queues to raise at the end of a batch: a bit for each.
+    /// Vectors of receive queues to raise at the end of a batch, one bit per vector.
     pub(crate) rx_vectors: AtomicU32,
-    /// Vectors of transmit queues with completions that the driver has not been told of: a bit for each. Whatever
-    /// raises the vector tells it.
+    /// Vectors of transmit queues with completions for which the driver has not been interrupted, one bit per vector.
+    /// Any interrupt on the vector clears its bit.
     pub(crate) tx_vectors: AtomicU32,
-    /// Batches of received frames that have ended.
+    /// Number of batches of received frames that have ended.
     pub(crate) batches: AtomicU32,
     pub(crate) depths: Depths,
     pub(crate) coalesce: Mutex<Coalesce>,
@@ -79,7 +80,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// As after power-on, with the link up.
+    /// Creates the state after power-on, with the link up.
     pub(crate) fn new(
         config: Vmxnet3Config,
         memory: Arc<DmaSpace>,
@@ -111,24 +112,24 @@ impl Core {
         core
     }
 
-    /// The burnt-in MAC address again.
+    /// Restores the permanent MAC address.
     pub(crate) fn reset_mac(&self) {
         let [a, b, c, d, e, f] = self.config.mac.0;
         self.mac.store(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]), Ordering::Relaxed);
     }
 
-    /// The MAC address that the guest has chosen.
+    /// Returns the MAC address currently set by the guest.
     pub(crate) fn mac(&self) -> [u8; 6] {
         let [a, b, c, d, e, f, _, _] = self.mac.load(Ordering::Relaxed).to_le_bytes();
         [a, b, c, d, e, f]
     }
 
-    /// Returns `true` if the guest lets the function reach memory.
+    /// Returns `true` if the guest has enabled bus mastering.
     pub(crate) fn is_bus_master(&self) -> bool {
         self.bus_master.load(Ordering::Acquire)
     }
 
-    /// Bus Master Enable.
+    /// Sets Bus Master Enable.
     pub(crate) fn set_bus_master(&self, enabled: bool) {
         self.bus_master.store(enabled, Ordering::Release);
         if enabled {
@@ -136,38 +137,39 @@ impl Core {
         }
     }
 
-    /// What a driver has set up. Nobody ends it while this is held.
+    /// Returns the current session. The session cannot end while the guard is held.
     pub(crate) fn session(&self) -> RwLockReadGuard<'_, Option<Arc<Session>>> {
         self.session.read()
     }
 
-    /// Starts or ends. When this returns, nobody touches memory for the session before.
+    /// Starts or ends a session. When this returns, no thread accesses memory for the previous session.
     pub(crate) fn set_session(&self, session: Option<Arc<Session>>) {
         let mut current = self.session.write();
         *current = session;
-        // Nobody adds a bit of the next session before this is over.
+        // The write lock is still held, so no thread can set a bit for the next session before the bits are cleared.
         self.rx_vectors.store(0, Ordering::Release);
         self.tx_vectors.store(0, Ordering::Release);
         drop(current);
-        // Who keeps a frame for want of buffers tries again: the driver that would have given some has gone.
+        // Lets a port that holds a frame for lack of buffers retry: the driver that would have posted buffers is gone.
         self.pending.fetch_or(pending::RX_BUFFERS, Ordering::AcqRel);
     }
 
-    /// Interrupts the guest, which then looks at all queues of a vector.
+    /// Interrupts the guest, which then services all queues of the vector.
     pub(crate) fn raise(&self, vector: u8) {
-        // In this order: the driver sees what was completed before the bit was set.
+        // Clear the bit before raising: the driver then sees every completion written before the bit was set. A
+        // completion that is written later sets the bit again.
         self.tx_vectors.fetch_and(!(1 << vector), Ordering::AcqRel);
         self.interrupts.raise(vector);
     }
 
-    /// Runs something with memory while `session` is the one in force.
+    /// Calls `run` with a view of memory if `session` is still the current one and bus mastering is enabled.
     pub(crate) fn during<T>(&self, session: &Arc<Session>, run: impl FnOnce(&DmaView<'_>) -> T) -> Option<T> {
         let current = self.session.read();
         let is_current = current.as_ref().is_some_and(|it| Arc::ptr_eq(it, session));
         (is_current && self.is_bus_master()).then(|| run(&self.memory.view()))
     }
 
-    /// Sets coalescing.
+    /// Sets the coalescing scheme.
     pub(crate) fn set_coalesce(&self, coalesce: Coalesce) {
         let (tx, rx) = match coalesce {
             Coalesce::Disabled => (1, 1),
@@ -179,8 +181,8 @@ impl Core {
         *self.coalesce.lock() = coalesce;
     }
 
-    /// Stops a queue whose rings make no sense, and tells the driver. Bus mastering that ended in the middle is no
-    /// fault of the rings.
+    /// Stops a queue whose rings are invalid, and notifies the driver. A memory error caused by disabling bus mastering
+    /// during an access is not an error of the rings and is ignored.
     pub(crate) fn fail(&self, session: &Session, view: &DmaView<'_>, which: Which, error: &QueueError) {
         if matches!(error, QueueError::Memory(_)) && !self.memory.is_enabled() {
             return;
@@ -195,7 +197,7 @@ impl Core {
         self.post_event(session, view, event);
     }
 
-    /// Tells the driver of an event.
+    /// Posts an event to the driver.
     pub(crate) fn post_event(&self, session: &Session, view: &DmaView<'_>, event: u32) {
         session.change_events(view, event, 0);
         self.raise(session.event_vector);

@@ -1,4 +1,4 @@
-//! The device: its parts, the routing of accesses, and its life cycle.
+//! The device: its components, register dispatch, and life cycle.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,24 +23,24 @@ use crate::receive::{self, Received};
 use crate::regs::{self, BAR_SIZE, RegRead, RegWrite};
 use crate::transmit::{self, Outlet};
 
-/// BAR of the MSI-X table, and where in it the pending bits are.
+/// BAR of the MSI-X table, the size of that BAR, and the offset of the pending bits in it.
 const MSIX_BAR: u8 = 2;
 const MSIX_BAR_SIZE: u64 = 0x2000;
 const MSIX_PENDING: u32 = 0x1000;
 
 /// A vmxnet3 function.
 ///
-/// Registers and commands run on the calling thread, one at a time. Frames run concurrently with them and with each
-/// other. The owner must call [`PciFunction::run_deferred`] after each write to BAR 0 and BAR 1, must not post writes
-/// (the driver frees memory when RESET returns), and must not call back into registers from its [`InterruptSink`] or
-/// its [`FramePort`].
+/// Register accesses and commands run on the calling thread, one at a time. Frames run concurrently with them and with
+/// each other. The owner must call [`PciFunction::run_deferred`] after each write to BAR 0 and BAR 1, must not post
+/// writes (the driver frees memory when RESET returns), and must not call back into registers from its
+/// [`InterruptSink`] or its [`FramePort`].
 pub struct Vmxnet3Device {
     core: Core,
     control: Mutex<Control>,
     pci: Mutex<ConfigSpace>,
 }
 
-/// The registers that have a memory.
+/// Registers that hold state.
 #[derive(Clone, Copy, Debug)]
 struct Control {
     registers: Registers,
@@ -52,18 +52,18 @@ impl Control {
     const POWER_ON: Self = Self { registers: Registers { revision: 1, shared: 0 }, result: 0 };
 }
 
-/// A device at one moment.
+/// Snapshot of a device's state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Vmxnet3Status {
     /// Name.
     pub name: String,
-    /// MAC address that the guest has chosen.
+    /// MAC address currently set by the guest.
     pub mac: MacAddr,
-    /// A driver has started the device.
+    /// `true` if a driver has activated the device.
     pub active: bool,
-    /// The link is up.
+    /// `true` if the link is up.
     pub link_up: bool,
-    /// Interrupts that were delivered.
+    /// Number of interrupts delivered.
     pub interrupts: u64,
     /// Counters.
     pub counters: Vec<Counter>,
@@ -82,11 +82,11 @@ fn set_half(address: &mut u64, value: u32, high: bool) {
 }
 
 impl Vmxnet3Device {
-    /// Makes a device in power-on state, with the link up. Its access to `memory` is switched off until the guest
-    /// enables bus mastering.
+    /// Creates a device in power-on state, with the link up. Disables its access to `memory` until the guest enables
+    /// bus mastering.
     ///
     /// # Errors
-    /// The configuration makes no sense.
+    /// The configuration is invalid.
     pub fn new(
         config: Vmxnet3Config,
         memory: Arc<DmaSpace>,
@@ -116,31 +116,32 @@ impl Vmxnet3Device {
         Ok(Arc::new(Self { core, control: Mutex::new(Control::POWER_ON), pci: Mutex::new(pci) }))
     }
 
-    /// Gives the guest a frame. Any thread may do that, in parallel; frames of one connection keep their order if they
-    /// come in order.
+    /// Delivers a frame to the guest. Callable from any thread, concurrently; frames of one connection keep their order
+    /// if they are passed in order.
     pub fn receive(&self, frame: &Frame<'_>) -> Received {
         receive::receive(&self.core, frame)
     }
 
-    /// The end of a batch of [`Self::receive`]: interrupts the guest.
+    /// Ends a batch of [`Self::receive`] calls: interrupts the guest.
     pub fn flush(&self) {
         receive::flush(&self.core);
     }
 
-    /// The port has room again after [`crate::Sent::Full`].
+    /// Resumes transmission after the port has returned [`crate::Sent::Full`] and has room again.
     pub fn resume_transmit(&self) {
         self.core.pending.fetch_or(pending::TX, Ordering::AcqRel);
         self.run_deferred();
     }
 
-    /// Returns `true` if [`PciFunction::run_deferred`] left something, because one call does not do more.
+    /// Returns `true` if [`PciFunction::run_deferred`] left work because the budget of one call was used up.
     pub fn has_deferred(&self) -> bool {
         self.core.pending.load(Ordering::Acquire) != 0
     }
 
-    /// Moves packets of the guest to an outlet, beginning with transmit queue `first`. Returns the one to begin with
-    /// next time, so that each has its turn, and whether something may be left. Who rang for that meanwhile has found
-    /// nothing to do: the caller tells of it.
+    /// Moves packets of the guest to an outlet, starting with transmit queue `first`. Returns the queue to start with
+    /// next time, for fairness among queues, and whether packets may be left. A doorbell that ran in the meantime may
+    /// have found its queue's pending bit cleared and done nothing, so the caller must report the remaining packets
+    /// itself.
     pub(crate) fn transmit_into(&self, first: u32, outlet: &mut dyn Outlet) -> (u32, bool) {
         let pending = &self.core.pending;
         let mut next = first;
@@ -159,23 +160,23 @@ impl Vmxnet3Device {
         (next, queues != 0)
     }
 
-    /// Returns `true` if the guest waits for an interrupt that nothing has caused yet:
-    /// [`Self::announce_completions`] is to be called soon.
+    /// Returns `true` if there are transmit completions for which the guest has not been interrupted yet. The caller
+    /// should call [`Self::announce_completions`] soon.
     pub(crate) fn has_unannounced(&self) -> bool {
         self.core.tx_vectors.load(Ordering::Acquire) != 0
     }
 
-    /// Interrupts the guest for packets that were sent.
+    /// Interrupts the guest for packets that have been sent.
     pub(crate) fn announce_completions(&self) {
         transmit::announce(&self.core);
     }
 
-    /// Returns `true` if packets may wait in transmit queues.
+    /// Returns `true` if the transmit queues may hold packets.
     pub(crate) fn may_transmit(&self) -> bool {
         self.core.pending.load(Ordering::SeqCst) & pending::TX != 0
     }
 
-    /// Connects or disconnects the link. The guest is told.
+    /// Connects or disconnects the link and notifies the guest.
     pub fn set_link(&self, up: bool) {
         let core = &self.core;
         if core.link_up.swap(up, Ordering::AcqRel) == up {
@@ -187,7 +188,7 @@ impl Vmxnet3Device {
         }
     }
 
-    /// The device as it is now.
+    /// Returns a snapshot of the device's state.
     pub fn status(&self) -> Vmxnet3Status {
         let core = &self.core;
         Vmxnet3Status {
@@ -225,11 +226,11 @@ impl Vmxnet3Device {
                 }
                 core.interrupts.set_masked(vector, masked);
                 if !masked {
-                    // The end of a round of the driver, which has refilled its rings in it.
+                    // Unmasking ends a driver's round, in which the driver may have refilled its rings.
                     core.pending.fetch_or(pending::RX_BUFFERS, Ordering::AcqRel);
                 }
             }
-            // What they say is a hint: the rings are the truth.
+            // The written indices are only hints: the device reads the generation bits in the rings instead.
             RegWrite::TxProducer(queue) => {
                 core.pending.fetch_or(1 << queue, Ordering::AcqRel);
             }
@@ -245,7 +246,7 @@ impl Vmxnet3Device {
         match write {
             RegWrite::Revision(chosen) => {
                 if chosen & REVISIONS == chosen && chosen.is_power_of_two() {
-                    // One of three bits.
+                    // `chosen` has exactly one of three bits set.
                     control.registers.revision = u8::try_from(chosen.ilog2() + 1).unwrap_or(1);
                 }
             }
@@ -258,7 +259,7 @@ impl Vmxnet3Device {
                 mac.store(address, Ordering::Relaxed);
             }
             RegWrite::Acknowledge(events) => self.acknowledge(events),
-            // There is one version, and nothing to choose.
+            // Only one version is supported, so the write has no effect.
             RegWrite::UptVersion(_)
             | RegWrite::InterruptMask(..)
             | RegWrite::TxProducer(_)
@@ -285,8 +286,8 @@ impl Vmxnet3Device {
         }
     }
 
-    /// Lets what the guest switched take effect. Memory is cut off first: [`DmaSpace::set_enabled`] waits for whoever
-    /// is using it, and after that nothing can produce an interrupt either.
+    /// Applies changes of the command register. When bus mastering ends, memory access is disabled first:
+    /// [`DmaSpace::set_enabled`] waits until no thread uses the memory, after which no access can raise an interrupt.
     fn apply_command_register(&self, before: Switches, after: Switches) {
         let core = &self.core;
         if after.msix != before.msix {
@@ -322,7 +323,7 @@ impl PciFunction for Vmxnet3Device {
     }
 
     fn config_write(&self, offset: usize, data: &[u8]) {
-        // Held until the switches have taken effect, so that two writers cannot overtake each other.
+        // Held until the changes have been applied, so that those of concurrent writes cannot be reordered.
         let mut pci = self.pci.lock();
         let before = pci.switches();
         pci.write(offset, data);
@@ -337,7 +338,7 @@ impl PciFunction for Vmxnet3Device {
     }
 
     fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
-        // BAR 2 holds the MSI-X table, which the VMM keeps.
+        // BAR 2 holds the MSI-X table, which the VMM maintains. The decoder ignores it.
         if let Some(write) = RegWrite::decode(bar, offset, data) {
             self.register_write(write);
         }
@@ -373,7 +374,7 @@ impl PciFunction for Vmxnet3Device {
     fn reset(&self) {
         let mut control = self.control.lock();
         let core = &self.core;
-        // Before the end, which leaves word for who keeps a frame.
+        // Must precede `end`, which sets the pending bit that lets a port retry a frame it holds.
         core.pending.store(0, Ordering::Release);
         cmd::end(core);
         core.interrupts.reset();

@@ -1,4 +1,4 @@
-//! Why the guest's requests are refused.
+//! Errors.
 
 use pvrdma_guest_memory::DmaError;
 use rustix::io::Errno;
@@ -7,53 +7,53 @@ use thiserror::Error;
 use crate::abi::queue_desc::QueueDescError;
 use crate::abi::rss_conf::RssConfError;
 
-/// Why a device cannot be made.
+/// Reason a device cannot be created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum ConfigError {
-    /// Outside of 3 to 25.
+    /// The number of vectors is outside 3 to 25.
     #[error("{0} interrupt vectors, not 3 to 25")]
     Vectors(u16),
-    /// The system has no descriptors left for its link.
+    /// The process or system is out of file descriptors for the link.
     #[error("no descriptor for the link: {0}")]
     Descriptors(Errno),
 }
 
-/// Why a command is refused.
+/// Reason a command is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub(crate) enum CommandError {
-    /// There is no such command in the revision that the driver chose.
+    /// The revision that the driver chose has no such command.
     #[error("unknown command {0:#x}")]
     Unknown(u32),
     /// Bus mastering is off.
     #[error("bus mastering is off")]
     Masked,
-    /// The shared area does not start with the magic.
+    /// The shared area does not start with the magic number.
     #[error("no shared area at {0:#x}")]
     NoShared(u64),
     /// Guest memory could not be reached.
     #[error("{0}: {1}")]
     Memory(&'static str, DmaError),
-    /// A number is out of its range.
+    /// A value is out of range.
     #[error("invalid {0}: {1:#x}")]
     Invalid(&'static str, u64),
-    /// A queue cannot be.
+    /// A queue is invalid.
     #[error("{0} queue {1}: {2}")]
     Queue(&'static str, u8, QueueDescError),
-    /// The RSS configuration cannot be.
+    /// The RSS configuration is invalid.
     #[error(transparent)]
     Rss(#[from] RssConfError),
 }
 
-/// Why a queue has stopped, until the driver resets the device.
+/// Reason a queue has stopped. It stays stopped until the driver resets the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub(crate) enum QueueError {
-    /// The end of a frame is missing.
+    /// A frame has no end-of-packet descriptor.
     #[error("no end of packet")]
     NoEnd,
     /// A frame has too many descriptors.
     #[error("too many descriptors")]
     TooMany,
-    /// The driver asks for what its revision does not have.
+    /// The driver uses a feature that its revision does not have.
     #[error("unsupported descriptor")]
     Unsupported,
     /// A receive buffer is too small.
@@ -65,7 +65,7 @@ pub(crate) enum QueueError {
 }
 
 impl QueueError {
-    /// The number in the queue's status. Never 0.
+    /// Returns the error code for the queue's status. Never 0.
     pub(crate) const fn code(&self) -> u32 {
         match self {
             Self::NoEnd => 0x8000_0000,

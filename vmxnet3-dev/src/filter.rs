@@ -1,44 +1,44 @@
-//! Which frames the guest wants.
+//! Receive filter.
 
 use crate::abi::shared::{FilterConfig, RxMode, VLAN_TABLE_LEN};
 use crate::offload::headers;
 
-/// Bits of a tag that are the VLAN ID.
+/// Mask of the VLAN ID in a tag.
 const VLAN_ID: u16 = 0xfff;
 
-/// Which frames the guest wants.
+/// Receive filter of a guest: mode, multicast addresses and VLANs.
 #[derive(Clone, Debug)]
 pub(crate) struct RxFilter {
     mode: RxMode,
     /// Multicast addresses, sorted.
     multicast: Vec<[u8; 6]>,
-    /// A bit for each VLAN ID.
+    /// One bit for each VLAN ID.
     vlans: Box<[u8; VLAN_TABLE_LEN]>,
 }
 
 impl RxFilter {
-    /// A filter with a copy of the multicast table.
+    /// Creates a filter with a copy of the multicast table.
     pub(crate) fn new(config: FilterConfig, table: &[u8]) -> Self {
         let FilterConfig { mode, vlans, .. } = config;
         Self { mode, multicast: addresses(table), vlans }
     }
 
-    /// Another mode.
+    /// Replaces the mode.
     pub(crate) const fn set_mode(&mut self, mode: RxMode) {
         self.mode = mode;
     }
 
-    /// Another multicast table.
+    /// Replaces the multicast table.
     pub(crate) fn set_multicast(&mut self, table: &[u8]) {
         self.multicast = addresses(table);
     }
 
-    /// Another VLAN table.
+    /// Replaces the VLAN table.
     pub(crate) fn set_vlans(&mut self, vlans: Box<[u8; VLAN_TABLE_LEN]>) {
         self.vlans = vlans;
     }
 
-    /// Returns `true` if a guest with this address wants the frame.
+    /// Returns `true` if the filter of a guest with this MAC address accepts the frame.
     pub(crate) fn accepts(&self, frame: &[u8], mac: [u8; 6]) -> bool {
         let destination: [u8; 6] = frame.first_chunk().copied().unwrap_or_default();
         self.mode.promiscuous || (self.wants(destination, mac) && self.wants_tag(headers::tag(frame)))
@@ -54,7 +54,8 @@ impl RxFilter {
         }
     }
 
-    /// Frames without a tag, and those with a priority only, belong to no VLAN.
+    /// Returns `true` if the frame's VLAN is accepted. Untagged and priority-tagged frames belong to no VLAN and always
+    /// pass.
     fn wants_tag(&self, tag: Option<u16>) -> bool {
         match tag.map(|tag| tag & VLAN_ID) {
             None | Some(0) => true,
@@ -113,7 +114,7 @@ mod tests {
         }
     }
 
-    /// Trap 14: no tag and VLAN 0 always pass, and the table of a promiscuous driver is all zero.
+    /// Trap 14: untagged frames and VLAN 0 always pass, and the VLAN table of a promiscuous driver is all zero.
     #[test]
     fn untagged_and_priority_frames_are_in_no_vlan() {
         let tagged = |mode, tag| filter(mode).accepts(&frame(MAC, tag), MAC);

@@ -1,4 +1,4 @@
-//! Ethernet frames on their way between devices and links, with what is still to be done to them.
+//! Ethernet frames between devices and links, with their pending offloads.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -9,59 +9,60 @@ use crate::offload::checksum::Missing;
 use crate::offload::headers::{ETHERNET_LEN, Headers, TAG_LEN, Transport};
 use crate::offload::{checksum, segment};
 
-/// Longest frame that is not to be segmented, in bytes: MTU 9,000, header and two tags.
+/// Maximum length of a frame that is not to be segmented, in bytes: MTU 9,000, header and two tags.
 pub const MAX_FRAME: usize = 9000 + ETHERNET_LEN + 2 * TAG_LEN;
-/// Longest frame that is to be segmented, in bytes: an IP packet of 64 KiB, header and two tags.
+/// Maximum length of a frame that is to be segmented, in bytes: an IP packet of 64 KiB, header and two tags.
 pub const MAX_SUPER_FRAME: usize = 65_535 + ETHERNET_LEN + 2 * TAG_LEN;
-/// Most segments of one frame.
+/// Maximum number of segments of one frame.
 pub const MAX_SEGMENTS: usize = 2048;
 
-/// Why bytes are no frame.
+/// Reason bytes are not a valid frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum FrameError {
     /// Shorter than an Ethernet header, or longer than a frame may be.
     #[error("frame of {0} bytes")]
     Length(usize),
-    /// A checksum is to be calculated over other bytes than those of TCP or UDP, or stored elsewhere.
+    /// The checksum to be calculated covers other bytes than those of TCP or UDP, or its offset is a different one.
     #[error("checksum from byte {start}, stored at byte {at}, is not that of TCP or UDP in a frame of {len} bytes")]
     Checksum {
-        /// First byte that is summed.
+        /// Offset of the first byte that is summed.
         start: u16,
-        /// Where the sum goes.
+        /// Offset of the checksum.
         at: u16,
-        /// Bytes of the frame.
+        /// Length of the frame, in bytes.
         len: usize,
     },
-    /// Only unfragmented TCP with data can be segmented.
+    /// Only unfragmented TCP segments with data can be segmented.
     #[error("segmentation of what is no TCP")]
     NoTcp,
-    /// Segments as small would be too many.
+    /// Segments of this size would exceed [`MAX_SEGMENTS`].
     #[error("segments of {0} bytes")]
     Mss(u16),
 }
 
-/// What is known of the TCP or UDP checksum of a frame.
+/// State of a frame's TCP or UDP checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Checksum {
-    /// Nothing.
+    /// Unknown.
     #[default]
     Unknown,
-    /// It is right.
+    /// Verified as correct.
     Verified,
-    /// It is not there yet: the sum from byte `start`, the header of TCP or UDP, to the end of the IP packet is to be
+    /// Not calculated yet: the sum from byte `start`, the header of TCP or UDP, to the end of the IP packet is to be
     /// stored at byte `at`, which holds the sum of the pseudo header.
     Partial {
-        /// First byte that is summed.
+        /// Offset of the first byte that is summed.
         start: u16,
-        /// Where the sum goes.
+        /// Offset of the checksum.
         at: u16,
     },
 }
 
-/// A frame without FCS.
+/// An Ethernet frame without FCS.
 ///
-/// The constructors parse the bytes, which do not change as long as the frame exists: a missing checksum is that of TCP
-/// or UDP, and only TCP is segmented. The frames that leave have all other bytes as they are here.
+/// The constructors parse the bytes, which do not change while the frame exists. They guarantee that a missing checksum
+/// is that of TCP or UDP, and that only TCP is segmented. Frames on the wire differ from these bytes only in checksums
+/// and segmentation.
 #[derive(Clone, Copy)]
 pub struct Frame<'a> {
     bytes: &'a [u8],
@@ -80,7 +81,7 @@ impl fmt::Debug for Frame<'_> {
 }
 
 impl<'a> Frame<'a> {
-    /// A frame whose checksums are in place. `verified`: somebody has looked.
+    /// Creates a frame whose checksums are complete. `verified`: the checksums have been checked.
     ///
     /// # Errors
     /// [`FrameError::Length`].
@@ -92,8 +93,8 @@ impl<'a> Frame<'a> {
         Ok(Self { bytes, checksum, mss: None })
     }
 
-    /// A frame with a checksum to calculate: the sum from byte `start` to the end of the IP packet goes to byte `at`.
-    /// These must be the header and the checksum of an unfragmented TCP segment or UDP datagram.
+    /// Creates a frame with a checksum to calculate: the sum from byte `start` to the end of the IP packet goes to byte
+    /// `at`. These must be the header and the checksum of an unfragmented TCP segment or UDP datagram.
     ///
     /// # Errors
     /// [`FrameError::Length`] and [`FrameError::Checksum`].
@@ -101,7 +102,7 @@ impl<'a> Frame<'a> {
         Self::partial(bytes, &Headers::parse(bytes), (start, at))
     }
 
-    /// The same of a frame with these headers.
+    /// Like [`Self::with_partial_checksum`], for a frame with parsed headers.
     pub(crate) fn partial(bytes: &'a [u8], headers: &Headers, (start, at): (u16, u16)) -> Result<Self, FrameError> {
         let frame = Self::new(bytes, false)?;
         let checksum = Checksum::Partial { start, at };
@@ -111,8 +112,8 @@ impl<'a> Frame<'a> {
         Ok(Self { checksum, ..frame })
     }
 
-    /// A TCP frame to be cut into segments with `mss` bytes of data. Its lengths and its IPv4 checksum are those of the
-    /// whole frame, its TCP checksum is the sum of the pseudo header.
+    /// Creates a TCP frame to be cut into segments with `mss` bytes of data. Its lengths and its IPv4 checksum must be
+    /// those of the whole frame, its TCP checksum must be the sum of the pseudo header.
     ///
     /// # Errors
     /// [`FrameError::Length`], [`FrameError::NoTcp`] and [`FrameError::Mss`].
@@ -125,7 +126,7 @@ impl<'a> Frame<'a> {
             return Err(FrameError::NoTcp);
         };
         let data = ip.end.saturating_sub(offset + header_len);
-        // What follows the IP packet would be neither data nor header.
+        // Bytes after the IP packet would be neither data nor header.
         if ip.fragment || ip.end != bytes.len() || data == 0 {
             return Err(FrameError::NoTcp);
         }
@@ -138,34 +139,35 @@ impl<'a> Frame<'a> {
         Ok(Self { bytes, checksum, mss: Some(size) })
     }
 
-    /// The bytes.
+    /// Returns the bytes of the frame.
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// What is known of its checksum.
+    /// Returns the state of the checksum.
     pub const fn checksum(&self) -> Checksum {
         self.checksum
     }
 
-    /// Bytes of data in each segment, if it is to be segmented.
+    /// Returns the number of data bytes per segment, if the frame is to be segmented.
     pub const fn mss(&self) -> Option<NonZeroU16> {
         self.mss
     }
 
-    /// The checksum that is missing in it; these are its headers.
+    /// Returns the checksum that is missing in the frame with these headers.
     pub(crate) fn missing_checksum(&self, headers: &Headers) -> Option<Missing> {
         let (Checksum::Partial { start, at }, Some(ip)) = (self.checksum, &headers.ip) else { return None };
         Some(Missing::new(self.bytes, ip, start.into(), at.into()))
     }
 
-    /// Where it goes.
+    /// Returns the destination MAC address.
     pub(crate) fn destination(&self) -> [u8; 6] {
         self.bytes.first_chunk().copied().unwrap_or_default()
     }
 
-    /// Gives `take` the frame as others on a wire send it: segmented, with all checksums. `room` is used again from
-    /// call to call. Ends early when `take` returns `false`, and returns how many frames it took.
+    /// Calls `take` with each frame as it appears on the wire: segmented, with all checksums complete. `room` is a
+    /// buffer that is reused between calls. Stops when `take` returns `false`, and returns the number of frames that
+    /// `take` accepted.
     pub fn for_each_wire_frame(&self, room: &mut Vec<u8>, mut take: impl FnMut(&Frame<'_>) -> bool) -> usize {
         if let Some(mss) = self.mss {
             return segment::segments(self.bytes, mss, room, |bytes| Frame::new(bytes, true).is_ok_and(|it| take(&it)));
@@ -179,7 +181,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The missing checksum of an unfragmented TCP segment or UDP datagram.
+/// Returns the missing checksum of an unfragmented TCP segment or UDP datagram.
 fn partial_checksum(headers: &Headers) -> Option<Checksum> {
     let (offset, field) = match headers.transport? {
         Transport::Tcp { offset, .. } => (offset, checksum::TCP_CHECKSUM),
@@ -189,52 +191,53 @@ fn partial_checksum(headers: &Headers) -> Option<Checksum> {
     Some(Checksum::Partial { start, at: start.checked_add(field)? })
 }
 
-/// What happened to a frame that a port was given.
+/// Result of passing a frame to a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sent {
-    /// The port has it, or it got lost as on a wire.
+    /// The port accepted the frame, or it was lost as on a wire.
     Taken,
-    /// There is no room. The device keeps the frame in its ring until it is told to go on
-    /// ([`crate::Vmxnet3Device::resume_transmit`]).
+    /// The port has no room. The device keeps the frame in its ring until [`crate::Vmxnet3Device::resume_transmit`] is
+    /// called.
     Full,
 }
 
-/// What a port does for the device.
+/// Offloads that a port performs for the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PortOffloads {
-    /// It takes frames whose checksum is to be calculated.
+    /// Accepts frames whose checksum is still to be calculated.
     pub checksum: bool,
-    /// It takes frames that are to be segmented. Implies the other.
+    /// Accepts frames that are still to be segmented. Implies `checksum`.
     pub segmentation: bool,
 }
 
-/// Where a device's frames go: a switch, or a link.
+/// Destination of a device's frames: a switch, or a link.
 ///
-/// The device holds no lock that [`crate::Vmxnet3Device::receive`] of any device waits for, so a port may deliver at
-/// once. It must not call back into the registers of a device.
+/// During a call the device holds no lock that [`crate::Vmxnet3Device::receive`] of any device waits for, so a port may
+/// deliver the frame inline. It must not call back into the registers of a device.
 pub trait FramePort: Send + Sync {
-    /// What it does for the device.
+    /// Returns the supported offloads.
     fn offloads(&self) -> PortOffloads;
 
-    /// Takes one frame.
+    /// Sends one frame.
     fn send(&self, frame: &Frame<'_>) -> Sent;
 
-    /// The end of a batch: the receivers of its frames may be interrupted now.
+    /// Ends a batch: the receivers of its frames may be interrupted now.
     fn flush(&self) {}
 
-    /// Returns `true` if the port takes frames out of the rings itself when it hears of some
-    /// ([`Self::transmit_pending`]). Then it is given none.
+    /// Returns `true` if the port reads the transmit rings itself when [`Self::transmit_pending`] is called. The device
+    /// then does not call [`Self::send`].
     fn pulls(&self) -> bool {
         false
     }
 
-    /// Takes frames out of the rings on this thread, if it can at once. Whatever is left it hears of
-    /// ([`Self::transmit_pending`]).
+    /// Reads the transmit rings on the calling thread, if that is possible without waiting. If packets are left, the
+    /// device calls [`Self::transmit_pending`].
     fn pull(&self) {}
 
-    /// The device has more to send than one call does: [`crate::Vmxnet3Device::resume_transmit`] goes on.
+    /// Notifies the port that the device has more to send than one call does: [`crate::Vmxnet3Device::resume_transmit`]
+    /// continues.
     fn transmit_pending(&self) {}
 
-    /// The guest has receive buffers again after [`crate::Received::NoBuffers`].
+    /// Notifies the port that the guest has receive buffers again after [`crate::Received::NoBuffers`].
     fn receive_ready(&self) {}
 }

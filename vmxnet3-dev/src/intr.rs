@@ -1,7 +1,7 @@
 //! Interrupts: a mask for each vector, MSI-X or the legacy line, and bus mastering.
 //!
-//! `intrCtrl` of the shared area is no mask: the driver unmasks every vector first and changes it afterwards, without a
-//! word, so a cause in between would be lost.
+//! `intrCtrl` of the shared area is not used as a mask: the driver unmasks every vector first and updates `intrCtrl`
+//! afterwards without notifying the device, so a cause in between would be lost.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use pvrdma_pci_function::{InterruptPin, InterruptSink};
 #[derive(Clone, Copy, Debug)]
 struct Vector {
     masked: bool,
-    /// A cause came that was held back.
+    /// An interrupt cause was held back.
     pending: bool,
-    /// It was masked by being raised, so the driver unmasks it when it has seen to it: at the end of its round.
+    /// The vector was masked by being raised, so the driver unmasks it at the end of its round.
     in_round: bool,
-    /// Rounds that have ended.
+    /// Number of rounds that have ended.
     rounds: u32,
 }
 
@@ -24,30 +24,31 @@ impl Vector {
     const MASKED: Self = Self { masked: true, pending: false, in_round: false, rounds: 0 };
 }
 
-/// A driver's round begins with an interrupt that masks its vector, and ends when the driver unmasks that.
+/// State of a driver's rounds. A round begins with an interrupt that masks its vector, and ends when the driver unmasks
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Round {
-    /// There is one.
+    /// A round is in progress.
     pub(crate) now: bool,
-    /// The next interrupt begins one.
+    /// The next interrupt begins a round.
     pub(crate) next: bool,
-    /// How many have ended.
+    /// Number of rounds that have ended.
     pub(crate) ended: u32,
 }
 
 #[derive(Debug)]
 struct State {
     vectors: Vec<Vector>,
-    /// A vector that was raised is masked by that.
+    /// Raising a vector masks it.
     auto_mask: bool,
     bus_master: bool,
     pin: InterruptPin,
-    /// The cause register of the legacy line.
+    /// Cause register of the legacy line.
     cause: bool,
 }
 
-/// The interrupt side of the function. Its lock is held while the sink is called, so that no interrupt leaves after the
-/// call that forbids it has returned; the sink must not call back into the device.
+/// Interrupt state of the function. Its lock is held while the sink is called, so that no interrupt is delivered after
+/// a call that disables it has returned. The sink must not call back into the device.
 pub(crate) struct Interrupts {
     sink: Arc<dyn InterruptSink>,
     state: Mutex<State>,
@@ -61,7 +62,7 @@ impl std::fmt::Debug for Interrupts {
 }
 
 impl Interrupts {
-    /// As after power-on: everything masked, bus mastering off.
+    /// Creates the state after power-on: all vectors masked, bus mastering off.
     pub(crate) fn new(sink: Arc<dyn InterruptSink>, vectors: u16, pin: bool) -> Self {
         let state = State {
             vectors: vec![Vector::MASKED; vectors.into()],
@@ -73,7 +74,7 @@ impl Interrupts {
         Self { sink, state: Mutex::new(state), raised: Count::default() }
     }
 
-    /// Signals a vector, now or when the guest lets it through.
+    /// Signals a vector, immediately or once the guest unmasks it.
     pub(crate) fn raise(&self, vector: u8) {
         let mut state = self.state.lock();
         if let Some(it) = state.vectors.get_mut(usize::from(vector)) {
@@ -82,7 +83,7 @@ impl Interrupts {
         }
     }
 
-    /// Lets a pending vector through, if nothing is in its way.
+    /// Delivers a pending vector, if it is neither masked nor disabled.
     fn deliver(&self, state: &mut State, vector: u8) {
         let State { bus_master, auto_mask, .. } = *state;
         let Some(it) = state.vectors.get_mut(usize::from(vector)) else { return };
@@ -109,17 +110,17 @@ impl Interrupts {
         state.pin.update(state.cause, &*self.sink);
     }
 
-    /// Returns `true` if a vector is masked or not there.
+    /// Returns `true` if a vector is masked or does not exist.
     pub(crate) fn is_masked(&self, vector: u8) -> bool {
         self.state.lock().vectors.get(usize::from(vector)).is_none_or(|it| it.masked)
     }
 
-    /// Masks a vector, or unmasks it and delivers what was held back.
+    /// Masks a vector, or unmasks it and delivers a pending interrupt.
     pub(crate) fn set_masked(&self, vector: u8, masked: bool) {
         let mut state = self.state.lock();
         if let Some(it) = state.vectors.get_mut(usize::from(vector)) {
             it.masked = masked;
-            // A driver that masks by itself need not come back.
+            // A driver that masks the vector itself is not required to unmask it at the end of a round.
             it.in_round = false;
             if !masked {
                 it.rounds = it.rounds.wrapping_add(1);
@@ -128,7 +129,7 @@ impl Interrupts {
         }
     }
 
-    /// The rounds of a driver that sees to a vector.
+    /// Returns the state of the driver's rounds on a vector.
     pub(crate) fn round(&self, vector: u8) -> Round {
         let state = self.state.lock();
         let vector = state.vectors.get(usize::from(vector));
@@ -139,12 +140,12 @@ impl Interrupts {
         })
     }
 
-    /// Whether a vector that was raised is masked by that.
+    /// Sets whether raising a vector masks it.
     pub(crate) fn set_auto_mask(&self, auto_mask: bool) {
         self.state.lock().auto_mask = auto_mask;
     }
 
-    /// Reads the cause register, which clears it and takes the line back.
+    /// Reads the cause register, which clears it and deasserts the line.
     pub(crate) fn take_cause(&self) -> u32 {
         let mut state = self.state.lock();
         let cause = std::mem::take(&mut state.cause);
@@ -158,7 +159,7 @@ impl Interrupts {
         state.pin.is_pending(state.cause)
     }
 
-    /// Bus Master Enable.
+    /// Sets Bus Master Enable.
     pub(crate) fn set_bus_master(&self, enabled: bool) {
         let mut state = self.state.lock();
         state.bus_master = enabled;
@@ -170,21 +171,21 @@ impl Interrupts {
         }
     }
 
-    /// MSI-X Enable.
+    /// Sets MSI-X Enable.
     pub(crate) fn set_msix(&self, enabled: bool) {
         let mut state = self.state.lock();
         state.pin.set_msix(enabled);
         self.update_line(&mut state);
     }
 
-    /// Interrupt Disable.
+    /// Sets Interrupt Disable.
     pub(crate) fn set_line_disabled(&self, disabled: bool) {
         let mut state = self.state.lock();
         state.pin.set_disabled(disabled);
         self.update_line(&mut state);
     }
 
-    /// Forgets what is pending.
+    /// Discards pending interrupts.
     pub(crate) fn clear(&self) {
         let mut state = self.state.lock();
         for vector in &mut state.vectors {
@@ -194,7 +195,7 @@ impl Interrupts {
         self.update_line(&mut state);
     }
 
-    /// Everything masked, nothing pending. What configuration space says stays.
+    /// Masks all vectors and discards pending interrupts. Settings of configuration space stay.
     pub(crate) fn reset(&self) {
         self.clear();
         let mut state = self.state.lock();
@@ -202,7 +203,7 @@ impl Interrupts {
         state.auto_mask = false;
     }
 
-    /// How many interrupts were delivered.
+    /// Returns the number of interrupts delivered.
     pub(crate) fn raised(&self) -> u64 {
         self.raised.get()
     }
@@ -212,7 +213,7 @@ impl Interrupts {
 mod tests {
     use super::*;
 
-    /// Writes down what it is told.
+    /// Records the calls of an interrupt sink.
     #[derive(Debug, Default)]
     struct RecordingSink(Mutex<Vec<String>>);
 
@@ -240,7 +241,7 @@ mod tests {
         (sink, interrupts)
     }
 
-    /// Trap 8: masked by being raised, and a cause in the meantime is remembered.
+    /// Trap 8: a vector is masked by being raised, and a cause in the meantime is remembered.
     #[test]
     fn a_vector_is_masked_by_being_raised_and_forgets_nothing() {
         let (sink, interrupts) = interrupts(true);

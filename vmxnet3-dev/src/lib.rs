@@ -1,31 +1,33 @@
-//! The vmxnet3 PCI function as a device model, revisions 1 to 3: the network function that the Linux driver `vmxnet3`
-//! talks to, and that `vmw_pvrdma` looks for beside its own.
+//! PCI device model of vmxnet3, revisions 1 to 3. This is the network function that the Linux driver `vmxnet3` binds
+//! to, and that `vmw_pvrdma` looks for next to its own function.
 //!
-//! A VMM makes a [`Vmxnet3Device`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an
+//! A VMM creates a [`Vmxnet3Device`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an
 //! [`InterruptSink`](pvrdma_pci_function::InterruptSink) and a [`FramePort`], and drives it through
-//! [`PciFunction`](pvrdma_pci_function::PciFunction). Whoever has frames for the guest calls
-//! [`Vmxnet3Device::receive`] and, at the end of a batch, [`Vmxnet3Device::flush`]. A [`NicLink`] does both for who
-//! moves frames in batches. The crate knows no sockets, no vfio-user and no KVM.
+//! [`PciFunction`](pvrdma_pci_function::PciFunction). Frames for the guest are passed to [`Vmxnet3Device::receive`],
+//! followed by [`Vmxnet3Device::flush`] at the end of a batch. A [`NicLink`] does both for callers that move frames in
+//! batches. The crate does not depend on sockets, vfio-user or KVM.
 //!
 //! # Frames
 //!
-//! A [`Frame`] has its checksum in place, or one that is still to be calculated, or is a TCP frame of up to 64 KiB that
-//! is still to be cut into segments. A port says what it takes ([`PortOffloads`]), the rest is done here; a port that
-//! takes everything can still cut a frame later ([`Frame::for_each_wire_frame`]). A guest with LRO receives long frames
-//! whole, any other in segments.
+//! The checksum of a [`Frame`] is either complete or still to be calculated, or the frame is a TCP frame of up to 64
+//! KiB that is still to be segmented. A port declares the offloads that it supports ([`PortOffloads`]); the device
+//! performs the others. A port that accepts all offloads can still segment a frame later
+//! ([`Frame::for_each_wire_frame`]). A guest with LRO enabled receives long frames whole, any other guest receives
+//! segments.
 //!
-//! # Rules that hold everywhere
+//! # Invariants
 //!
-//! * What the guest wrote is copied once and then judged. Rings that make no sense stop their queue, and the driver is
-//!   told.
-//! * When QUIESCE, RESET, a cleared Bus Master Enable or the function's reset returns, nothing touches guest memory.
-//! * The device never writes a ring of commands.
-//! * A port is called without any lock that delivery to this or another device takes.
+//! * Data written by the guest is copied once and then validated. An invalid ring stops its queue, and the driver is
+//!   notified.
+//! * After QUIESCE, RESET, clearing Bus Master Enable or a function reset has returned, no thread accesses guest
+//!   memory.
+//! * The device never writes to a command ring.
+//! * The device holds no lock that frame delivery to this or another device takes while it calls a port.
 //!
 //! # Not implemented
 //!
-//! Revisions 4 and later (encapsulated offloads, more than 8 queues), wake on LAN, saved state. Coalescing by rate is
-//! accepted, and means what adaptive coalescing means.
+//! Revisions 4 and later (encapsulated offloads, more than 8 queues), wake on LAN, saved state. Rate-based coalescing
+//! is accepted and handled as adaptive coalescing.
 
 mod abi;
 mod cmd;

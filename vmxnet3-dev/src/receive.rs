@@ -1,4 +1,4 @@
-//! From the port to the guest.
+//! Receive path: from the port to the guest.
 
 use std::sync::atomic::Ordering;
 
@@ -15,21 +15,21 @@ use crate::rx::{Delivery, Payload, RxQueue};
 use crate::session::{Session, Settings, Which};
 use crate::transmit::on_wire;
 
-/// What became of a frame that was given to a device.
+/// Result of passing a frame to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Received {
-    /// The guest has it. It is interrupted at the end of the batch ([`crate::Vmxnet3Device::flush`]).
+    /// The frame was delivered. The guest is interrupted at the end of the batch ([`crate::Vmxnet3Device::flush`]).
     Delivered,
-    /// The guest does not want it: another address or VLAN, or longer than its MTU.
+    /// The guest does not accept the frame: another address or VLAN, or longer than its MTU.
     Filtered,
-    /// There is no buffer now. The frame may be presented again after [`crate::FramePort::receive_ready`]; whoever
-    /// keeps it must be prepared that this never comes.
+    /// No buffer is available. The frame may be passed again after [`crate::FramePort::receive_ready`]; a port that
+    /// keeps it must handle that this call never comes.
     NoBuffers,
-    /// There is no driver, or the link is down, or the queue has stopped.
+    /// No driver is active, or the link is down, or the queue has stopped.
     Inactive,
 }
 
-/// What is known while a frame is delivered.
+/// Context of one frame's delivery.
 struct Context<'a> {
     core: &'a Core,
     session: &'a Session,
@@ -39,7 +39,7 @@ struct Context<'a> {
     report: FrameReport,
 }
 
-/// Gives a frame to the guest.
+/// Delivers a frame to the guest.
 pub(crate) fn receive(core: &Core, frame: &Frame<'_>) -> Received {
     if !core.link_up.load(Ordering::Acquire) || !core.is_bus_master() {
         return Received::Inactive;
@@ -71,10 +71,11 @@ pub(crate) fn receive(core: &Core, frame: &Frame<'_>) -> Received {
     received
 }
 
-/// The end of a batch: interrupts the guest for what was delivered.
+/// Ends a batch: interrupts the guest for the frames delivered.
 pub(crate) fn flush(core: &Core) {
     core.batches.fetch_add(1, Ordering::AcqRel);
-    // Held until the guest is interrupted: what ends the session waits for that, and no interrupt follows it.
+    // Held until the guest has been interrupted. A thread that ends the session waits for this guard, so no interrupt
+    // follows the end.
     let active = core.session();
     if active.is_none() {
         return;
@@ -85,22 +86,25 @@ pub(crate) fn flush(core: &Core) {
     }
 }
 
-/// The driver may have given buffers: tells the port, if it waits for that. `rang`: it has written a doorbell.
+/// Notifies the port, if it waits for buffers, that the driver may have posted some. `rang`: the driver has written a
+/// doorbell.
 pub(crate) fn buffers_may_be_there(core: &Core, rang: bool) {
     if !rang && !core.starved.is_set() {
         return;
     }
-    // In this order: whoever finds no buffer from here on sets both again.
+    // Withdraw the doorbell requests before notifying the port: a thread that finds no buffer from here on sets both
+    // the request and the flag again.
     forgo_doorbells(core, |vector| !core.interrupts.round(vector).now);
     if core.starved.take() {
         core.port.receive_ready();
     }
 }
 
-/// The driver is about to unmask a vector: nobody asks it to ring any more.
+/// Withdraws the doorbell requests of a vector that the driver is about to unmask.
 ///
-/// Only now. Linux's driver hands packets to GRO while it is asked, which may hold them back, and past GRO while it is
-/// not: to take the wish back in the middle of its round would have later packets overtake earlier ones.
+/// This must not happen earlier. While doorbells are requested, Linux's driver passes packets to GRO, which may hold
+/// them back; otherwise it bypasses GRO. Withdrawing the request in the middle of a round would let later packets
+/// overtake earlier ones.
 pub(crate) fn end_round(core: &Core, vector: u8) {
     forgo_doorbells(core, |its| its == vector);
 }
@@ -113,7 +117,7 @@ fn forgo_doorbells(core: &Core, which: impl Fn(u8) -> bool) {
 }
 
 impl Context<'_> {
-    /// Delivers a frame in the form that the guest takes.
+    /// Delivers a frame in the form that the guest accepts.
     fn deliver(&self, queue: &mut RxQueue, frame: &Frame<'_>, headers: &Headers) -> Result<Delivery, QueueError> {
         if frame.mss().is_none() {
             return self.deliver_plain(queue, frame, headers);
@@ -125,7 +129,7 @@ impl Context<'_> {
                 return Ok(delivery);
             }
         }
-        // All or nothing: what the guest has cannot be presented again.
+        // Deliver all segments or none: if only some were delivered, the frame could not be passed again.
         if !self.has_room(queue, frame, headers)? {
             return Ok(Delivery::NoBuffers);
         }
@@ -138,7 +142,7 @@ impl Context<'_> {
         queue.room = room;
         match last {
             Ok(Delivery::NoBuffers) if taken > 0 => {
-                // The rings are too small for so many: the rest is lost, as on a wire.
+                // The rings are too small for all segments: the rest is lost, as on a wire.
                 self.count_no_buffers();
                 Ok(Delivery::Done)
             }
@@ -146,7 +150,7 @@ impl Context<'_> {
         }
     }
 
-    /// Returns `true` unless it pays to wait for buffers for all segments.
+    /// Returns `true` unless it is better to wait for buffers for all segments.
     fn has_room(&self, queue: &mut RxQueue, frame: &Frame<'_>, headers: &Headers) -> Result<bool, QueueError> {
         let ((count, _), Some((header, _)), Some(mss)) = (on_wire(frame), segment::split(headers), frame.mss()) else {
             return Ok(true);
@@ -159,8 +163,9 @@ impl Context<'_> {
         queue.has_room(self.view, count, len)
     }
 
-    /// From now on we hear of buffers: when the driver ends its round, or else it is asked to ring. It may have given
-    /// some before.
+    /// Arranges a notification when buffers become available: at the end of the driver's round, or by a requested
+    /// doorbell if there is no round. The caller must look for buffers again afterwards, because the driver may have
+    /// posted some before.
     fn await_buffers(&self, queue: &RxQueue) {
         self.core.starved.set();
         let round = self.core.interrupts.round(queue.vector());
@@ -170,28 +175,28 @@ impl Context<'_> {
         std::sync::atomic::fence(Ordering::SeqCst);
     }
 
-    /// Returns `true` if the end of the batch interrupts the driver.
+    /// Returns `true` if the driver is interrupted at the end of the batch.
     fn will_interrupt(&self, queue: &RxQueue) -> bool {
         self.core.rx_vectors.load(Ordering::Acquire) >> queue.vector() & 1 == 1
     }
 
-    /// Returns `true` if a long frame rather waits for buffers than to be cut: once, while the driver is at work or
-    /// about to be.
+    /// Returns `true` if a long frame should wait for buffers instead of being segmented: once, while the driver is in
+    /// a round or about to begin one.
     fn pays_to_wait(&self, queue: &mut RxQueue) -> bool {
         let round = self.core.interrupts.round(queue.vector());
         (round.now || self.will_interrupt(queue)) && *queue.waits_since.get_or_insert(round.ended) == round.ended
     }
 
-    /// Number and size of the segments, if the guest takes them in one piece.
+    /// Returns the number and size of the segments, if the guest accepts the frame unsegmented.
     fn whole(&self, frame: &Frame<'_>) -> Option<(u8, u16)> {
         let (count, _) = on_wire(frame);
         let count = u8::try_from(count).ok().filter(|&count| count > 1)?;
-        // The number of segments is told by a completion of revision 2.
+        // Only completions of revision 2 and later report the number of segments.
         let wanted = self.settings.features.lro && self.settings.features.rx_checksum && self.session.revision >= 2;
         frame.mss().filter(|_| wanted).map(|mss| (count, mss.get()))
     }
 
-    /// Delivers a frame as it is on a wire.
+    /// Delivers a frame in its wire form.
     fn deliver_plain(&self, queue: &mut RxQueue, frame: &Frame<'_>, headers: &Headers) -> Result<Delivery, QueueError> {
         let bytes = frame.bytes();
         if bytes.len().saturating_sub(headers.link_len) > self.session.mtu {
@@ -200,8 +205,8 @@ impl Context<'_> {
         self.place(queue, frame, headers, &self.report)
     }
 
-    /// Stores a frame, without its tag if the guest wants it so, and with the checksum that may be missing: the guest
-    /// may forward it, or show it to a raw socket.
+    /// Stores a frame, without its tag if the guest enabled stripping, and fills in a missing checksum, because the
+    /// guest may forward the frame or pass it to a raw socket.
     fn place(
         &self,
         queue: &mut RxQueue,
@@ -234,7 +239,7 @@ impl Context<'_> {
         }
     }
 
-    /// Counts.
+    /// Updates statistics and counters.
     fn finish(&self, frame: &Frame<'_>, result: Result<Delivery, QueueError>) -> Received {
         let Some(stats) = self.core.rx_stats.get(self.index) else { return Received::Inactive };
         match result {

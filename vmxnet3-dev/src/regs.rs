@@ -1,11 +1,11 @@
-//! Which register an access means. What it does is the device's business.
+//! Register decoding. The device implements the effects.
 
 use crate::abi::regs::{MAX_QUEUES, MAX_VECTORS, control, queue};
 
-/// Bytes of BAR 0 and of BAR 1.
+/// Size of BAR 0 and of BAR 1, in bytes.
 pub(crate) const BAR_SIZE: u64 = 0x1000;
 
-/// A register that can be read.
+/// A readable register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RegRead {
     InterruptMask(u8),
@@ -19,12 +19,12 @@ pub(crate) enum RegRead {
     InterruptCause,
 }
 
-/// A write that has an effect.
+/// A register write that has an effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RegWrite {
     InterruptMask(u8, bool),
     TxProducer(u8),
-    /// Either ring.
+    /// Producer index of either ring.
     RxProducer(u8),
     Revision(u32),
     UptVersion(u32),
@@ -36,13 +36,13 @@ pub(crate) enum RegWrite {
     Acknowledge(u32),
 }
 
-/// The producer registers of BAR 0, where what is written is a hint.
+/// Returns the offsets of the producer registers of BAR 0, whose written values are only hints.
 pub(crate) fn doorbells() -> impl Iterator<Item = u64> {
     let bases = [queue::TX_PRODUCER, queue::RX_PRODUCER, queue::RX_PRODUCER_2];
     bases.into_iter().flat_map(|base| (0..u64::from(MAX_QUEUES)).map(move |number| base + number * queue::STRIDE))
 }
 
-/// The number of a register in an array that starts at `base`.
+/// Returns the index of a register in an array that starts at `base`.
 fn number(at: u64, base: u64, count: u64) -> Option<u8> {
     let into = at.checked_sub(base)?;
     let index = into / queue::STRIDE;
@@ -50,7 +50,7 @@ fn number(at: u64, base: u64, count: u64) -> Option<u8> {
 }
 
 impl RegRead {
-    /// The register that a read of `len` bytes means, if any: registers are 32 bits wide and nothing else.
+    /// Decodes a read of `len` bytes. Registers are 32 bits wide; other accesses return `None`.
     pub(crate) fn decode(bar: usize, at: u64, len: usize) -> Option<Self> {
         match (bar, at) {
             _ if len != 4 => None,
@@ -69,7 +69,7 @@ impl RegRead {
 }
 
 impl RegWrite {
-    /// The effect that a write has, if any.
+    /// Decodes a write. Returns `None` if it has no effect.
     pub(crate) fn decode(bar: usize, at: u64, data: &[u8]) -> Option<Self> {
         let value = u32::from_le_bytes(data.try_into().ok()?);
         let queues = MAX_QUEUES.into();

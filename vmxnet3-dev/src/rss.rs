@@ -1,10 +1,10 @@
-//! Receive side scaling: which queue a frame goes to.
+//! Receive side scaling: selects the queue of a frame.
 
 use crate::abi::completion::HashType;
 use crate::abi::rss_conf::{KEY_LEN, RssConf};
 use crate::offload::headers::{Headers, IpVersion, Transport};
 
-/// The Toeplitz hash of bytes.
+/// Calculates the Toeplitz hash of `input`.
 pub(crate) fn toeplitz(key: &[u8; KEY_LEN], input: &[u8]) -> u32 {
     let (first, rest) = key.split_first_chunk::<4>().map_or((0, &[][..]), |(a, b)| (u32::from_be_bytes(*a), b));
     let mut window = first;
@@ -20,7 +20,7 @@ pub(crate) fn toeplitz(key: &[u8; KEY_LEN], input: &[u8]) -> u32 {
     hash
 }
 
-/// What of a frame is hashed, and its hash.
+/// Returns the type of a frame's hash, and the hash.
 pub(crate) fn hash(conf: &RssConf, frame: &[u8], headers: &Headers) -> (HashType, u32) {
     let Some(ip) = &headers.ip else { return (HashType::None, 0) };
     let ports = match headers.transport {
@@ -44,7 +44,7 @@ pub(crate) fn hash(conf: &RssConf, frame: &[u8], headers: &Headers) -> (HashType
     (kind, toeplitz(&conf.key, input.get(..len).unwrap_or_default()))
 }
 
-/// The queue that a hash leads to.
+/// Returns the queue that the indirection table holds for a hash.
 pub(crate) fn queue(conf: &RssConf, hash: u32) -> usize {
     let entry = usize::try_from(hash).unwrap_or(0).checked_rem(conf.table.len()).unwrap_or(0);
     conf.table.get(entry).copied().unwrap_or(0).into()
@@ -54,14 +54,14 @@ pub(crate) fn queue(conf: &RssConf, hash: u32) -> usize {
 mod tests {
     use super::*;
 
-    /// The key of Microsoft's "Verifying the RSS hash calculation".
+    /// Key from Microsoft's "Verifying the RSS hash calculation".
     const KEY: [u8; KEY_LEN] = [
         0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0, 0xca,
         0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b,
         0xbe, 0xac, 0x01, 0xfa,
     ];
 
-    /// The values of the same page.
+    /// Expected values from the same page.
     #[test]
     fn known_hashes() {
         let v4 = [66, 9, 149, 187, 161, 142, 100, 80];

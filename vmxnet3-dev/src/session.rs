@@ -1,4 +1,4 @@
-//! What a driver has set up with ACTIVATE, until it quiesces or resets the device.
+//! Driver session: the state that ACTIVATE sets up, until the driver quiesces or resets the device.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -22,16 +22,17 @@ use crate::rx::RxQueue;
 use crate::stats::STATS_LEN;
 use crate::tx::TxQueue;
 
-/// What the MTU may be, in bytes.
+/// Valid MTUs, in bytes.
 const MTUS: std::ops::RangeInclusive<u32> = 60..=9000;
-/// Buffers that a frame may have if the driver does not say: one and as many as a socket buffer has fragments.
+/// Maximum number of buffers per frame if the driver does not set one: one more than the number of fragments of a
+/// socket buffer.
 const DEFAULT_RX_BUFFERS: u16 = 18;
-/// Buffers that a frame may have whatever the driver says.
+/// Upper limit on the number of buffers per frame, whatever the driver sets.
 const MAX_RX_BUFFERS: u16 = 64;
-/// Packets from doorbell to doorbell. A driver has no timer that would ring for the rest.
+/// Number of packets between two doorbells. It must be 1: a driver has no timer that would ring for remaining packets.
 const TX_THRESHOLD: u32 = 1;
 
-/// Which queue.
+/// Identifies a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Which {
     /// A transmit queue.
@@ -40,7 +41,7 @@ pub(crate) enum Which {
     Rx(usize),
 }
 
-/// What the driver may change while frames flow.
+/// Settings that the driver may change while frames flow.
 #[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) features: Features,
@@ -49,7 +50,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The queue of a frame, and what of it was hashed.
+    /// Returns the receive queue for a frame, the type of its hash, and the hash.
     pub(crate) fn queue_of(&self, frame: &[u8], headers: &Headers) -> (usize, HashType, u32) {
         match self.rss.as_ref().filter(|_| self.features.rss) {
             None => (0, HashType::None, 0),
@@ -61,7 +62,7 @@ impl Settings {
     }
 }
 
-/// A device that a driver has started.
+/// An activated device.
 #[derive(Debug)]
 pub(crate) struct Session {
     /// Bus address of the shared area.
@@ -69,15 +70,16 @@ pub(crate) struct Session {
     /// Bus address of the queue descriptors.
     queue_desc: u64,
     pub(crate) revision: u8,
-    /// Bytes of a packet without link header.
+    /// Length of a packet without the link header, in bytes.
     pub(crate) mtu: usize,
     pub(crate) event_vector: u8,
     pub(crate) auto_mask: bool,
     tx: Vec<Mutex<TxQueue>>,
     rx: Vec<Mutex<RxQueue>>,
-    /// Of each receive queue its vector, and whether the driver is asked to ring. That changes with the queue locked.
+    /// For each receive queue: its vector, and whether the driver is asked to ring doorbells. The flag changes only
+    /// while the queue is locked.
     wishes: Vec<(u8, AtomicBool)>,
-    /// Why each queue has stopped: 0 while it runs. Transmit queues first.
+    /// Error code of each stopped queue, 0 while the queue runs. Transmit queues come first.
     stopped: Vec<AtomicU32>,
     pub(crate) settings: RwLock<Settings>,
 }
@@ -86,7 +88,7 @@ pub(crate) struct Session {
 fn load_shared(view: &DmaView<'_>, address: u64) -> Result<DriverShared, CommandError> {
     let mut bytes = [0; SHARED_LEN];
     view.read(address, &mut bytes).map_err(|error| CommandError::Memory("shared area", error))?;
-    // Aligned, so that the events can be changed in one access.
+    // The alignment allows the events to be updated in a single access.
     let shared = DriverShared::parse(&bytes).filter(|_| address.is_multiple_of(8));
     shared.ok_or(CommandError::NoShared(address))
 }
@@ -137,10 +139,10 @@ fn load_queue(view: &DmaView<'_>, base: u64, number: u8) -> Result<[u8; QUEUE_DE
 }
 
 impl Session {
-    /// Parses what the driver has put at `address`, for a function with so many vectors and a driver of `revision`.
+    /// Parses the shared area at `address`, for a function with `vectors` vectors and a driver of `revision`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The shared area, a queue descriptor or a ring is invalid or inaccessible.
     pub(crate) fn new(view: &DmaView<'_>, address: u64, vectors: u16, revision: u8) -> Result<Self, CommandError> {
         let shared = load_shared(view, address)?;
         check(&shared, vectors)?;
@@ -161,13 +163,14 @@ impl Session {
             wishes.push((config.vector, AtomicBool::new(false)));
         }
         let rss = if shared.features.rss { load_rss(view, shared.rss, rx_count)? } else { None };
-        // A driver sets the table after this command; what is there now may be a leftover that is gone.
+        // The driver sets the table after this command. The address that is there now may be a stale one, so a failure
+        // to read it is not an error.
         let table = load_multicast(view, &shared.filter).unwrap_or_default();
         let session = Self {
             shared: address,
             queue_desc: shared.queue_desc,
             revision,
-            // In range.
+            // `check` limits the MTU, so the conversion cannot fail.
             mtu: usize::try_from(shared.mtu).unwrap_or(0),
             event_vector: shared.interrupts.event_vector,
             auto_mask: shared.interrupts.auto_mask,
@@ -185,7 +188,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Tells the driver when to ring.
+    /// Writes the doorbell thresholds for the driver.
     fn start(&self, view: &DmaView<'_>) -> Result<(), pvrdma_guest_memory::DmaError> {
         for index in 0..self.tx.len() {
             view.write(self.queue_address(Which::Tx(index)) + TX_THRESHOLD_AT, &TX_THRESHOLD.to_le_bytes())?;
@@ -206,17 +209,17 @@ impl Session {
         u8::try_from(self.rx.len()).unwrap_or(MAX_QUEUES)
     }
 
-    /// All queues.
+    /// Returns all queues.
     pub(crate) fn queues(&self) -> impl Iterator<Item = Which> {
         (0..self.tx.len()).map(Which::Tx).chain((0..self.rx.len()).map(Which::Rx))
     }
 
-    /// A transmit queue that runs.
+    /// Returns a transmit queue, if it is running.
     pub(crate) fn tx(&self, index: usize) -> Option<&Mutex<TxQueue>> {
         self.tx.get(index).filter(|_| self.error(Which::Tx(index)) == 0)
     }
 
-    /// A receive queue that runs.
+    /// Returns a receive queue, if it is running.
     pub(crate) fn rx(&self, index: usize) -> Option<&Mutex<RxQueue>> {
         self.rx.get(index).filter(|_| self.error(Which::Rx(index)) == 0)
     }
@@ -228,12 +231,13 @@ impl Session {
         }
     }
 
-    /// Bus address of a queue's descriptor. The end of the last was checked.
+    /// Returns the bus address of a queue's descriptor. It cannot wrap, because `check` validated the end of the last
+    /// one.
     fn queue_address(&self, which: Which) -> u64 {
         self.queue_desc.wrapping_add(self.number(which) as u64 * QUEUE_DESC_LEN)
     }
 
-    /// Why a queue has stopped, 0 if it runs.
+    /// Returns the error code of a stopped queue, 0 if it is running.
     fn error(&self, which: Which) -> u32 {
         self.stopped.get(self.number(which)).map_or(0, |error| error.load(Ordering::Acquire))
     }
@@ -246,7 +250,7 @@ impl Session {
         self.write_status(view, which);
     }
 
-    /// Writes whether a queue runs. What the device cannot write the driver does not get.
+    /// Writes the status of a queue. A failed write is ignored: the driver then does not get the status.
     pub(crate) fn write_status(&self, view: &DmaView<'_>, which: Which) {
         let error = self.error(which);
         let [a, b, c, d] = error.to_le_bytes();
@@ -254,12 +258,12 @@ impl Session {
         let _ = view.write(self.queue_address(which) + STATUS_AT, &status);
     }
 
-    /// Writes a queue's statistics.
+    /// Writes the statistics of a queue.
     pub(crate) fn write_stats(&self, view: &DmaView<'_>, which: Which, stats: &[u8; STATS_LEN]) {
         let _ = view.write(self.queue_address(which) + STATS_AT, stats);
     }
 
-    /// Asks the driver to ring when it has given buffers to a receive queue. The queue is locked.
+    /// Asks the driver to ring a doorbell when it posts buffers to a receive queue. The caller has locked the queue.
     pub(crate) fn ask_for_doorbell(&self, view: &DmaView<'_>, index: usize) {
         if let Some((_, asked)) = self.wishes.get(index) {
             asked.store(true, Ordering::Release);
@@ -267,7 +271,7 @@ impl Session {
         }
     }
 
-    /// Takes that back for the receive queues whose vector `which` names.
+    /// Withdraws that request for the receive queues whose vector satisfies `which`.
     pub(crate) fn forgo_doorbells(&self, memory: &DmaSpace, which: impl Fn(u8) -> bool) {
         for (index, (vector, asked)) in self.wishes.iter().enumerate() {
             if !asked.load(Ordering::Acquire) || !which(*vector) {
@@ -285,9 +289,9 @@ impl Session {
         let _ = view.write(at, &[u8::from(wanted)]);
     }
 
-    /// Adds events to those that the driver has not acknowledged, or takes away those that it has.
+    /// Sets pending events and clears those that the driver has acknowledged.
     pub(crate) fn change_events(&self, view: &DmaView<'_>, set: u32, clear: u32) {
-        // The events are the low half of eight bytes.
+        // The events are the low half of an aligned 8-byte word.
         let _ = view.update_u64(self.shared + EVENTS_AT, |old| Some((old | u64::from(set)) & !u64::from(clear)));
     }
 }

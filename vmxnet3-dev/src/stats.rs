@@ -1,17 +1,16 @@
-//! What a device counts: for each queue as the guest reads it (`UPT1_TxStats`, `UPT1_RxStats`), and in all for our own
-//! status.
+//! Statistics: per queue in the guest's format (`UPT1_TxStats`, `UPT1_RxStats`), and per device for the status.
 
 use pvrdma_base::{Count, Counter, counters};
 
 use crate::filter::is_multicast;
 
-/// Bytes of the statistics of a queue.
+/// Size of a queue's statistics, in bytes.
 pub(crate) const STATS_LEN: usize = 80;
 
-/// Frames and bytes by kind of destination.
+/// Frames and bytes by destination type.
 #[derive(Debug, Default)]
 struct ByDestination {
-    /// Frames and bytes: to one, to many, to all.
+    /// Frames and bytes: unicast, multicast, broadcast.
     counts: [[Count; 2]; 3],
 }
 
@@ -40,19 +39,19 @@ fn encode(words: impl Iterator<Item = u64>) -> [u8; STATS_LEN] {
     bytes
 }
 
-/// What a transmit queue counts.
+/// Statistics of a transmit queue.
 #[derive(Debug, Default)]
 pub(crate) struct TxStats {
     segmented: [Count; 2],
     sent: ByDestination,
-    /// Frames that made no sense.
+    /// Invalid frames.
     pub(crate) errors: Count,
-    /// Frames that the link had no place for.
+    /// Frames dropped because the link had no room.
     pub(crate) discarded: Count,
 }
 
 impl TxStats {
-    /// Counts a frame that left as so many, of so many bytes.
+    /// Counts a sent frame that makes `frames` frames and `bytes` bytes on the wire.
     pub(crate) fn sent(&self, destination: [u8; 6], segmented: bool, frames: u64, bytes: u64) {
         self.sent.add(destination, frames, bytes);
         if segmented {
@@ -62,26 +61,26 @@ impl TxStats {
         }
     }
 
-    /// As the guest reads it.
+    /// Encodes the statistics in the guest's format.
     pub(crate) fn encode(&self) -> [u8; STATS_LEN] {
         let ends = [self.errors.get(), self.discarded.get()];
         encode(self.segmented.iter().map(Count::get).chain(self.sent.words()).chain(ends))
     }
 }
 
-/// What a receive queue counts.
+/// Statistics of a receive queue.
 #[derive(Debug, Default)]
 pub(crate) struct RxStats {
     large: [Count; 2],
     received: ByDestination,
-    /// Frames for which there was no buffer.
+    /// Frames for which no buffer was available.
     pub(crate) out_of_buffers: Count,
     /// Frames that could not be stored.
     pub(crate) errors: Count,
 }
 
 impl RxStats {
-    /// Counts a frame that stands for so many on a wire, of so many bytes.
+    /// Counts a received frame that stands for `frames` frames and `bytes` bytes on the wire.
     pub(crate) fn received(&self, destination: [u8; 6], large: bool, frames: u64, bytes: u64) {
         self.received.add(destination, frames, bytes);
         if large {
@@ -91,7 +90,7 @@ impl RxStats {
         }
     }
 
-    /// As the guest reads it.
+    /// Encodes the statistics in the guest's format.
     pub(crate) fn encode(&self) -> [u8; STATS_LEN] {
         let ends = [self.out_of_buffers.get(), self.errors.get()];
         encode(self.large.iter().map(Count::get).chain(self.received.words()).chain(ends))
@@ -128,7 +127,7 @@ counters! {
     }
 }
 
-/// Everything that a device counts, at zero.
+/// Returns all counters of a device, at zero.
 pub fn all_counters() -> Vec<Counter> {
     DeviceCounters::default().list()
 }

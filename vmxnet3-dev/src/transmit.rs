@@ -1,4 +1,4 @@
-//! From the guest to the port.
+//! Transmit path: from the guest to the port.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,20 +13,20 @@ use crate::offload::segment;
 use crate::session::{Session, Which};
 use crate::tx::{Packet, TxQueue};
 
-/// Work of one call, in bytes; each frame on a wire counts as [`FRAME_COST`] more.
+/// Budget of one call, in bytes; each frame on the wire costs [`FRAME_COST`] more.
 const BUDGET: u64 = 32 << 20;
-/// Bytes that could be copied in the time that a frame takes.
+/// Cost of a frame, in the number of bytes that could be copied in the same time.
 const FRAME_COST: u64 = 256;
-/// Completions that wait for the next interrupt at most: a socket that may have few packets on their way gets going
-/// again soon.
+/// Maximum number of completions that wait for the next interrupt. The limit lets a socket that may have only few
+/// packets in flight continue soon.
 const MAX_WAITING: u32 = 16;
 
-/// Why a queue was left.
+/// Reason the processing of a queue ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Left {
-    /// There is nothing more, or somebody else takes care of it.
+    /// The queue is empty, or another thread is processing it.
     Empty,
-    /// There is more than one call may do.
+    /// The budget of one call is used up.
     Budget,
     /// The port has no room.
     Full,
@@ -34,57 +34,57 @@ enum Left {
     Over,
 }
 
-/// What became of a packet.
+/// Result of sending a packet.
 enum Outcome {
-    /// It left as so many frames of so many bytes.
+    /// Sent, as this number of frames and bytes on the wire.
     Sent { frames: u64, bytes: u64 },
-    /// It stays in the ring.
+    /// The packet stays in the ring.
     Full,
 }
 
-/// What an outlet made of a packet.
+/// Result of passing a packet to an outlet.
 pub(crate) enum Passed {
-    /// It is no frame.
+    /// The packet is not a valid frame.
     Nonsense,
     /// The link is down.
     LinkDown,
-    /// There is no room.
+    /// The outlet has no room.
     Full,
-    /// It went on.
+    /// The frame was accepted.
     Taken(Taken),
 }
 
-/// A frame that went on, all of it or some.
+/// A frame that was accepted completely or in part.
 pub(crate) struct Taken {
     destination: [u8; 6],
     segmented: bool,
-    /// Frames and bytes on a wire.
+    /// Frames and bytes on the wire.
     on_wire: (u64, u64),
-    /// The same of what went on.
+    /// Frames and bytes that were accepted.
     taken: (u64, u64),
 }
 
 impl Taken {
-    /// All of a frame went on.
+    /// Creates the result for a frame that was accepted completely.
     pub(crate) fn whole(frame: &Frame<'_>) -> Self {
         let on_wire = on_wire(frame);
         Self { destination: frame.destination(), segmented: frame.mss().is_some(), on_wire, taken: on_wire }
     }
 }
 
-/// Where the packets of a transmit queue go.
+/// Destination of the packets of a transmit queue.
 pub(crate) trait Outlet {
-    /// Returns `true` if it takes another packet now.
+    /// Returns `true` if the outlet can accept another packet.
     fn has_room(&self) -> bool;
 
-    /// Room for the bytes of a packet.
+    /// Returns a buffer for a packet of `len` bytes.
     fn room(&mut self, len: usize) -> &mut [u8];
 
-    /// Passes the packet on whose bytes are in that room.
+    /// Passes on the packet whose bytes are in the buffer of [`Self::room`].
     fn pass(&mut self, packet: &Packet, link_up: bool) -> Passed;
 }
 
-/// Hands frames to the port one by one.
+/// Passes frames to the port one by one.
 struct OneByOne<'a> {
     port: &'a dyn FramePort,
     bytes: Vec<u8>,
@@ -127,7 +127,7 @@ impl Outlet for OneByOne<'_> {
     }
 }
 
-/// Sends what is in a transmit queue to the port.
+/// Sends the packets of a transmit queue to the port.
 pub(crate) fn run(core: &Core, index: usize) {
     let Some(session) = core.session().clone() else { return };
     let Some(queue) = session.tx(index) else { return };
@@ -144,15 +144,16 @@ pub(crate) fn run(core: &Core, index: usize) {
     interrupt(core, &session, queue, left);
 }
 
-/// Moves what is in a transmit queue to an outlet. Returns `true` if there may be more.
+/// Moves the packets of a transmit queue to an outlet. Returns `true` if there may be more.
 ///
-/// Completions may wait until [`announce`]: a packet is often answered soon, and one interrupt does for both.
+/// Completions may wait until [`announce`] is called: a packet is often answered soon, and one interrupt then reports
+/// the completion and the answer.
 pub(crate) fn run_into(core: &Core, index: usize, outlet: &mut dyn Outlet) -> bool {
     let Some(session) = core.session().clone() else { return false };
     let Some(queue) = session.tx(index) else { return false };
     let queue = &mut *queue.lock();
     if core.tx_vectors.load(Ordering::Acquire) >> queue.vector() & 1 == 0 {
-        // The driver has been told of those before.
+        // The driver has been interrupted for earlier completions.
         queue.forget_completed();
     }
     let left = drain(core, &session, index, queue, outlet);
@@ -164,7 +165,7 @@ pub(crate) fn run_into(core: &Core, index: usize, outlet: &mut dyn Outlet) -> bo
     matches!(left, Left::Budget | Left::Full)
 }
 
-/// Tells the driver of completions that wait for an interrupt.
+/// Interrupts the driver for completions that wait for an interrupt.
 pub(crate) fn announce(core: &Core) {
     let Some(session) = core.session().clone() else { return };
     core.during(&session, |_| {
@@ -175,7 +176,7 @@ pub(crate) fn announce(core: &Core) {
     });
 }
 
-/// Tells the driver of what was sent.
+/// Interrupts the driver for sent packets.
 fn interrupt(core: &Core, session: &Arc<Session>, queue: &mut TxQueue, left: Left) {
     if queue.forget_completed() > 0 && left != Left::Over {
         core.during(session, |_| core.raise(queue.vector()));
@@ -217,11 +218,11 @@ fn drain(core: &Core, session: &Arc<Session>, index: usize, queue: &mut TxQueue,
             break;
         }
     }
-    // Whether the ring is empty by now is not known.
+    // The loop ended without looking at the ring again, so the queue may or may not be empty.
     Left::Budget
 }
 
-/// Copies the next packet, if there is one, to where it goes.
+/// Copies the next packet, if there is one, to the outlet's buffer.
 fn next(queue: &mut TxQueue, view: &DmaView<'_>, outlet: &mut dyn Outlet) -> Result<Option<Packet>, QueueError> {
     let Some(packet) = queue.peek(view)? else { return Ok(None) };
     if let Some(len) = packet.len {
@@ -230,7 +231,7 @@ fn next(queue: &mut TxQueue, view: &DmaView<'_>, outlet: &mut dyn Outlet) -> Res
     Ok(Some(packet))
 }
 
-/// Passes a packet on, and counts. No lock but that of the queue is held.
+/// Passes a packet on, and updates the statistics. Only the lock of the queue is held.
 fn send(core: &Core, index: usize, packet: &Packet, outlet: &mut dyn Outlet) -> Outcome {
     let nothing = Outcome::Sent { frames: 0, bytes: 0 };
     let Some(stats) = core.tx_stats.get(index) else { return nothing };
@@ -250,7 +251,7 @@ fn send(core: &Core, index: usize, packet: &Packet, outlet: &mut dyn Outlet) -> 
         Passed::Full => return Outcome::Full,
         Passed::Taken(taken) => taken,
     };
-    // What was segmented here and only partly taken cannot be presented again.
+    // The lost segments: a frame that was segmented here and accepted only in part cannot be passed again.
     let lost = frames.saturating_sub(taken);
     stats.discarded.add(lost);
     core.counters.vmxnet3_send_discards.add(lost);
@@ -265,7 +266,7 @@ fn takes(offloads: PortOffloads, frame: &Frame<'_>) -> bool {
     offloads.segmentation || (frame.mss().is_none() && (offloads.checksum || !partial))
 }
 
-/// Frames and bytes that a frame is on a wire.
+/// Returns the number of frames and bytes that a frame makes on the wire.
 pub(crate) fn on_wire(frame: &Frame<'_>) -> (u64, u64) {
     let len = frame.bytes().len() as u64;
     match frame.mss().zip(segment::split(&Headers::parse(frame.bytes())).filter(|_| frame.mss().is_some())) {

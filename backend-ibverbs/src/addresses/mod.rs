@@ -1,11 +1,11 @@
-//! Guests' addresses on the host's network interface, for as long as a guest has them.
+//! Guests' addresses on the host's network interface, present while a guest uses them.
 //!
-//! An address of a guest is a wish of an untrusted program. Only those in networks that the administrator names are put
-//! on the interface, each alone (`/32` or `/128`), and not more than a few for each device. They carry a mark, by which
-//! the next start finds what a daemon that was killed has left there.
+//! An address of a guest is requested by an untrusted program. Only addresses in networks that the administrator names
+//! are added to the interface, each as a single address (`/32` or `/128`), and only a few per device. They carry a
+//! mark, by which the next start finds addresses left by a daemon that was killed.
 //!
-//! Changing an interface takes rights that the process with the guests need not have: whoever makes the backend gives
-//! it an [`AddressOwner`], which may be in another process. [`HostAddresses`] is the one that does it itself.
+//! Changing an interface takes privileges that the process with the guests does not need: the creator of the backend
+//! passes an [`AddressOwner`], which may be in another process. [`HostAddresses`] changes the interface itself.
 
 mod netlink;
 
@@ -22,45 +22,47 @@ use pvrdma_verbs::{Gid, LogLimit, Network};
 
 use netlink::Netlink;
 
-/// What `ip address show` calls `proto 0x52`. The kernel's own end at 3.
+/// Mark of the addresses, shown by `ip address show` as `proto 0x52`. The kernel's own values end at 3.
 const MARK: u8 = 0x52;
-/// Addresses that one device may have on the interface.
+/// Maximum number of addresses that one device may have on the interface.
 pub const MAX_ADDRESSES: usize = 16;
 
-/// Guests decide how often; counters have it all.
+/// Limited, because guests decide how often addresses change; the counters count all changes.
 static LOG: LogLimit = LogLimit::new();
 
-/// Who puts addresses of guests on the host's interface.
+/// Manages addresses of guests on the host's interface.
 pub trait AddressOwner: Send + Sync + fmt::Debug {
-    /// Puts an address on the interface.
+    /// Adds an address to the interface.
     ///
     /// # Errors
-    /// It is in none of the networks for it, or there already, or the kernel refuses.
+    /// The address is in none of the configured networks, it exists already, or the kernel refuses.
     fn add(&self, address: IpAddr) -> io::Result<()>;
 
-    /// Takes it away.
+    /// Removes an address.
     ///
     /// # Errors
-    /// It is not there, or the kernel refuses.
+    /// The address does not exist, or the kernel refuses.
     fn remove(&self, address: IpAddr) -> io::Result<()>;
 }
 
-/// The interface of an adapter's port.
+/// Addresses on the interface of an adapter's port.
 #[derive(Debug)]
 pub struct HostAddresses {
     name: String,
     index: u32,
     networks: Vec<Network>,
     netlink: Mutex<Netlink>,
-    /// Only one process may take what is marked for its own. The kernel forgets this name with the process.
+    /// Guards the mark: only one process may treat marked addresses as its own. The kernel releases this name when the
+    /// process ends.
     _only: UnixListener,
 }
 
 impl HostAddresses {
-    /// Those of the interface called `name`, without what an earlier process has left there, and as GIDs what that was.
+    /// Opens the interface called `name`, and removes the addresses that an earlier process has left there. Returns
+    /// those as GIDs.
     ///
     /// # Errors
-    /// There is no such interface, another process does the same on it, or it may not be changed.
+    /// The interface does not exist, another process manages addresses on it, or it may not be changed.
     pub(crate) fn open(name: &str, networks: Vec<Network>) -> Result<(Self, Vec<Gid>), String> {
         let path = format!("/sys/class/net/{name}/ifindex");
         let text = fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}"))?;
@@ -117,7 +119,7 @@ pub(crate) struct AddedAddress {
 }
 
 impl AddedAddress {
-    /// Has a guest's address put on the interface. `None` if it is not to be there, or is there without us.
+    /// Adds a guest's address to the interface. Returns `None` if the address is not allowed, or exists already.
     pub(crate) fn add(owner: &Arc<dyn AddressOwner>, gid: Gid) -> Option<Self> {
         let address = IpAddr::V6(Ipv6Addr::from(gid.0)).to_canonical();
         match owner.add(address) {

@@ -1,4 +1,4 @@
-//! Addresses of network interfaces, as the kernel's netlink changes them (`rtnetlink(7)`, `RTM_NEWADDR` and its like).
+//! Addresses of network interfaces, changed through netlink (`rtnetlink(7)`, `RTM_NEWADDR` and related messages).
 
 use std::io;
 use std::net::IpAddr;
@@ -12,27 +12,28 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily as SocketFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-/// Bytes of the longest response: the kernel fills at most this much at once.
+/// Maximum size of a response in bytes: the kernel fills at most this much at once.
 const RESPONSE: usize = 32 << 10;
 
-/// A connection to the kernel.
+/// A netlink connection to the kernel.
 #[derive(Debug)]
 pub(super) struct Netlink {
     socket: OwnedFd,
-    /// Sequence number of the last request. Its responses carry it.
+    /// Sequence number of the last request. Its responses carry the same number.
     sequence: u32,
 }
 
 impl Netlink {
     pub(super) fn open() -> io::Result<Self> {
         let (family, kind) = (SocketFamily::NETLINK, SocketType::DGRAM);
-        // Routes and addresses are the protocol of number 0.
+        // The routing protocol, which covers addresses, has number 0.
         let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
         rustix::net::connect(&socket, &SocketAddrNetlink::new(0, 0))?;
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Puts an address on an interface, with no network around it and a mark that says whose it is.
+    /// Adds an address to an interface, as a single address without a network, and with a mark that identifies its
+    /// owner.
     pub(super) fn add(&mut self, interface: u32, address: IpAddr, mark: u8) -> io::Result<()> {
         let mut message = message(interface, address);
         message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad | AddressFlags::Noprefixroute));
@@ -40,7 +41,7 @@ impl Netlink {
         self.change(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Takes it away.
+    /// Removes an address.
     pub(super) fn remove(&mut self, interface: u32, address: IpAddr) -> io::Result<()> {
         self.change(RouteNetlinkMessage::DelAddress(message(interface, address)), 0)
     }
@@ -49,7 +50,7 @@ impl Netlink {
         self.request(message, NLM_F_REQUEST | NLM_F_ACK | flags, &mut |_| {})
     }
 
-    /// The addresses of an interface that have a mark.
+    /// Returns the addresses of an interface that have a mark.
     pub(super) fn marked(&mut self, interface: u32, mark: u8) -> io::Result<Vec<IpAddr>> {
         let mut found = Vec::new();
         let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
@@ -84,19 +85,18 @@ impl Netlink {
     }
 }
 
-/// Takes one datagram of the kernel apart. Returns `true` if the response to the request of number `sequence` is
-/// complete.
+/// Parses one datagram of the kernel. Returns `true` if the response to the request with number `sequence` is complete.
 ///
 /// # Errors
-/// The kernel refuses the request, or the datagram is not netlink's.
+/// The kernel refuses the request, or the datagram is not valid netlink.
 fn parse(bytes: &[u8], sequence: u32, each: &mut dyn FnMut(RouteNetlinkMessage)) -> io::Result<bool> {
     let mut rest = bytes;
     while !rest.is_empty() {
         let response = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest).map_err(io::Error::other)?;
-        // Each starts on a multiple of four.
+        // Each message starts at a multiple of four.
         let length = (response.header.length as usize).next_multiple_of(4);
         rest = rest.get(length.max(4)..).unwrap_or_default();
-        // What is left of a response that was an error before its end.
+        // The remainder of a response that reported an error before its end.
         if response.header.sequence_number != sequence {
             continue;
         }
@@ -111,14 +111,14 @@ fn parse(bytes: &[u8], sequence: u32, each: &mut dyn FnMut(RouteNetlinkMessage))
     Ok(false)
 }
 
-/// Returns the address that a response names, if it is one of an interface and has a mark.
+/// Returns the address in a response, if it belongs to the interface and has the mark.
 fn marked_address(response: &RouteNetlinkMessage, interface: u32, mark: u8) -> Option<IpAddr> {
     let RouteNetlinkMessage::NewAddress(message) = response else { return None };
     let marked = message.attributes.contains(&AddressAttribute::Protocol(AddressProtocol::Other(mark)));
     if message.header.index != interface || !marked {
         return None;
     }
-    // Both for IPv4, where the first is ours; only the second for IPv6.
+    // IPv4 addresses have both attributes, and the local one is the first; IPv6 addresses have only the second.
     let local = message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),
         _ => None,
@@ -172,7 +172,7 @@ mod tests {
         bytes(sequence, NetlinkPayload::Error(error))
     }
 
-    /// The marked addresses of interface 2 in a datagram, and whether it is the last of its response.
+    /// Returns the marked addresses of interface 2 in a datagram, and whether it is the last of its response.
     fn found(datagram: &[u8]) -> io::Result<(Vec<String>, bool)> {
         let mut found = Vec::new();
         let last = parse(datagram, 7, &mut |response| found.extend(marked_address(&response, 2, MARK)))?;
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn a_response_ends_with_done_success_or_an_error() {
         assert!(found(&done(7)).unwrap().1 && found(&error(7, 0)).unwrap().1);
-        // The end of an earlier response is not that of this one.
+        // The end of an earlier response does not end this one.
         assert!(!found(&done(6)).unwrap().1 && !found(&error(6, 1)).unwrap().1);
         assert_eq!(found(&error(7, libc::EPERM)).unwrap_err().raw_os_error(), Some(libc::EPERM));
     }

@@ -1,11 +1,11 @@
-//! Why the connection manager does not work.
+//! Errors of the connection manager.
 
 use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why the host's QP 1 cannot be had.
+/// Reason the host's QP 1 is unavailable.
 #[derive(Debug, Error)]
 pub(crate) enum CmError {
     #[error("port {port} of {device} has no /dev/infiniband/umad file (is the kernel's ib_umad loaded?)")]

@@ -1,4 +1,4 @@
-//! The host's connection manager: one file that receives for all devices, and one that sends for each.
+//! Host side of the connection manager: one file that receives for all devices, and one file per device that sends.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::counters::{Counters, Strays};
 use crate::gid::{Fabric, HostGids};
 use crate::worker::Worker;
 
-/// The host's connection manager, for as long as this lives.
+/// Connection manager on the host. It is active until dropped.
 pub(crate) struct ConnectionManager {
     path: PathBuf,
     gids: HostGids,
@@ -30,7 +30,7 @@ impl fmt::Debug for ConnectionManager {
 }
 
 impl ConnectionManager {
-    /// Takes the class, and starts to receive.
+    /// Registers for the management class, and starts to receive.
     pub(crate) fn start(config: &IbverbsConfig, gids: &HostGids, fabric: &Arc<Fabric>) -> Result<Self, CmError> {
         let path = umad::path(&config.device, config.port)
             .ok_or_else(|| CmError::NoFile { device: config.device.clone(), port: config.port })?;
@@ -43,15 +43,15 @@ impl ConnectionManager {
         Ok(Self { path, gids: gids.clone(), strays, _receiver: receiver })
     }
 
-    /// Returns the way out for the device of this name. Without one, which the log says, the device reaches this
-    /// process only.
+    /// Returns a sender for the device with this name. Without one, which is logged, the device reaches this process
+    /// only.
     pub(crate) fn sender(&self, log: &DeviceLog, counters: &Arc<Counters>) -> Option<Sender> {
         let start = |file| Sender::start(file, self.gids.clone(), log.name(), counters).map_err(CmError::Thread);
         let sender = Umad::sending(&self.path).and_then(start);
         sender.inspect_err(|error| log.error(module_path!(), format_args!("{error}"))).ok()
     }
 
-    /// What was received for nobody.
+    /// Returns the counters of received datagrams that belong to no device.
     pub(crate) fn counters(&self) -> Vec<Counter> {
         self.strays.list()
     }

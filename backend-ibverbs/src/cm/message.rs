@@ -1,27 +1,27 @@
-//! What is read from and written to a file of `ib_umad`: `struct ib_user_mad_hdr` and a management datagram.
+//! Messages of an `ib_umad` file: `struct ib_user_mad_hdr` and a management datagram.
 
 use pvrdma_verbs::{Gid, Qpn, UdDestination};
 
 use crate::datagram::Datagram;
 use crate::gid::{Bound, HostGid};
 
-/// The connection manager's class, which is that of service ID resolution, too.
+/// Management class of the connection manager, which service ID resolution shares.
 pub(super) const CLASS: u8 = 7;
 pub(super) const CLASS_VERSION: u8 = 2;
 /// The only method of the class.
 pub(super) const METHOD_SEND: u8 = 3;
 
-/// Bytes of the header.
+/// Size of the header, in bytes.
 const HEADER: usize = 64;
-/// Bytes of a management datagram.
+/// Size of a management datagram, in bytes.
 const MAD: usize = 256;
-/// Room for everything that can be read: datagrams of other fabrics are longer.
+/// Size of the read buffer, in bytes: datagrams of other fabrics are longer.
 pub(super) const LONGEST: usize = HEADER + 2048;
 
-/// What was received.
+/// A received datagram.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Received {
-    /// Where, in the host's table.
+    /// Index of the destination in the host's GID table.
     pub(super) gid_index: u8,
     pub(super) from: Gid,
     pub(super) to: UdDestination,
@@ -29,7 +29,7 @@ pub(super) struct Received {
 }
 
 impl Received {
-    /// `None` when it is not of the connection manager, or without addresses.
+    /// Decodes a message. Returns `None` if it is not one of the connection manager, or has no addresses.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (header, mad) = bytes.split_first_chunk::<HEADER>()?;
         let status = u32::from_ne_bytes(field(header, 4));
@@ -50,45 +50,45 @@ impl Received {
     }
 }
 
-/// What is to be sent.
+/// A datagram to be sent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Outgoing {
-    /// The guest's own address.
+    /// Own address of the guest.
     pub(super) source: HostGid,
     to: UdDestination,
     mad: Vec<u8>,
 }
 
 impl Outgoing {
-    /// `None` when a guest may not send it out of this process: it is not of the connection manager, or not from the
-    /// guest's own address.
+    /// Creates a message. Returns `None` if a guest may not send the datagram out of this process: it is not one of the
+    /// connection manager, or its source is not the guest's own address.
     pub(crate) fn new(source: &Bound, datagram: &Datagram) -> Option<Self> {
         let Datagram { to, payload, immediate, .. } = datagram;
         let right = to.qpn == Qpn::GSI && immediate.is_none() && is_connection_manager(payload) && source.is_own();
         right.then(|| Self { source: source.host, to: *to, mad: payload.clone() })
     }
 
-    /// As an agent writes it. The kernel neither waits for a response nor retransmits: guests do.
+    /// Encodes the message for an agent. The kernel neither waits for a response nor retransmits, because guests do.
     pub(super) fn encode(&self, agent: u32) -> Vec<u8> {
         let Self { source, to, mad } = self;
         let mut out = Vec::with_capacity(HEADER + MAD);
-        // Agent, status, time to wait, repetitions, and the length, which the kernel knows.
+        // Agent, status, timeout, retries, and the length, which the kernel knows.
         for word in [agent, 0, 0, 0, 0] {
             out.extend_from_slice(&word.to_ne_bytes());
         }
         out.extend_from_slice(&Qpn::GSI.get().to_be_bytes());
         out.extend_from_slice(&GSI_QKEY.to_be_bytes());
-        // No LID, nor path bits; a network header.
+        // No LID and no path bits; a network header.
         out.extend_from_slice(&[0, 0, to.service_level, 0, 1, source.index, to.hop_limit, to.traffic_class]);
         out.extend_from_slice(&to.dgid.0);
         out.extend_from_slice(&(to.flow_label & 0x000f_ffff).to_be_bytes());
-        // The default partition.
+        // Use the default partition.
         out.resize(HEADER, 0);
         out.extend_from_slice(mad);
         out
     }
 
-    /// Where it goes.
+    /// Returns the destination.
     pub(super) const fn peer(&self) -> Gid {
         self.to.dgid
     }
@@ -96,7 +96,7 @@ impl Outgoing {
 
 const GSI_QKEY: u32 = 0x8001_0000;
 
-/// Base version 1, class and method.
+/// Checks base version 1, class and method.
 fn is_connection_manager(mad: &[u8]) -> bool {
     mad.len() == MAD && mad.starts_with(&[1, CLASS, CLASS_VERSION, METHOD_SEND])
 }
@@ -170,7 +170,7 @@ mod tests {
         for length in 0..good.len() {
             assert_eq!(Received::decode(&good[..length]), None, "{length}");
         }
-        // Status, number of the sender, network header, base version, class, class version, method.
+        // Status, sender's QPN, network header, base version, class, class version, method.
         for (at, value) in [(4, 110), (23, 2), (32, 0), (64, 2), (65, 3), (66, 1), (67, 0x83)] {
             let mut bytes = good.clone();
             bytes[at] = value;
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    /// Whatever a peer writes, a guest gets the management datagram as it is or not at all.
+    /// Whatever a peer sends, a guest receives the management datagram unchanged or not at all.
     #[test]
     fn whatever_arrives_is_taken_whole_or_not_at_all() {
         let good = Outgoing::new(&bound(1), &datagram()).unwrap().encode(0);

@@ -1,14 +1,14 @@
-//! The connection manager's datagrams beyond this process.
+//! Connection manager datagrams to and from peers outside this process.
 //!
-//! QP 1 of the host's port belongs to the host's kernel. Its `ib_umad` lends one class of management datagrams to one
-//! process, which for the connection manager's class is possible while the kernel's own manager (`ib_cm`) is not
-//! loaded. One file of `ib_umad` receives for all devices. Each device sends with a file of its own: the kernel holds a
-//! file while it looks for the MAC address of a peer, and it refuses two datagrams with one transaction number on a
-//! file.
+//! QP 1 of the host's port belongs to the host's kernel. Its `ib_umad` lets one process register for one class of
+//! management datagrams. For the connection manager's class this is possible while the kernel's own manager (`ib_cm`)
+//! is not loaded. One file of `ib_umad` receives for all devices. Each device sends through a file of its own, because
+//! the kernel locks a file while it resolves the MAC address of a peer, and it refuses two datagrams with the same
+//! transaction ID on one file.
 //!
-//! A guest sends from its own address only, so the host must have that address ([`Bound::is_own`]); what arrives goes
-//! to the device whose address it was sent to. The kernel replaces the upper half of transaction numbers; managers find
-//! each other by communication ids, which stay as they are.
+//! A guest sends only from its own address, so the host must have that address ([`Bound::is_own`]); received datagrams
+//! are passed to the device whose address is their destination. The kernel replaces the upper half of transaction IDs;
+//! connection managers identify each other by communication IDs, which stay unchanged.
 //!
 //! [`Bound::is_own`]: crate::gid::Bound::is_own
 

@@ -1,4 +1,4 @@
-//! The thread that receives for all devices.
+//! Receiving thread for all devices.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -43,7 +43,7 @@ impl Receiver {
             }
             match self.file.read(&mut room)? {
                 Some(length) => self.take(room.get(..length).unwrap_or_default()),
-                // Without this a file that only has errors would be asked again and again.
+                // Without this, a file that only reports errors would be polled in a busy loop.
                 None if !arrived.contains(PollFlags::IN) => return Err(io::Error::other("the host's device is gone")),
                 None => {}
             }
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
     use crate::gid::{Bound, DatagramReceiver, HostGid, Member};
 
-    /// The GSI queue pair of a guest.
+    /// GSI queue pair of a guest.
     #[derive(Default)]
     struct Guest(parking_lot::Mutex<Vec<Gid>>);
 
@@ -93,7 +93,7 @@ mod tests {
         }
     }
 
-    /// What a peer of the network says to a guest that may not talk to it.
+    /// A datagram of a network peer does not reach a guest whose rules exclude the peer.
     #[test]
     fn sec_c2_a_guest_hears_its_peers_only() {
         let (flags, folder) = (SocketFlags::NONBLOCK, tempfile::tempdir().unwrap());

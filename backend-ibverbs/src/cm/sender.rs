@@ -1,4 +1,4 @@
-//! The thread that sends for a device.
+//! Sending thread of a device.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,10 +16,10 @@ use crate::counters::{Counters, bump};
 use crate::gid::HostGids;
 use crate::worker::{Worker, wait};
 
-/// Datagrams that wait. A guest repeats what is lost.
+/// Maximum number of waiting datagrams. A guest repeats lost ones.
 const MAX_WAITING: usize = 64;
 
-/// Sends what it is given, in order, until dropped; what waits then is lost.
+/// Sends datagrams in order, until it is dropped; datagrams that are waiting then are lost.
 pub(crate) struct Sender {
     queue: Arc<Queue>,
     _thread: Worker,
@@ -32,7 +32,7 @@ impl fmt::Debug for Sender {
 }
 
 impl Sender {
-    /// For the device of this name, whose counters count what becomes of it.
+    /// Starts a sender for the device with this name, whose counters count the results.
     pub(super) fn start(file: Umad, gids: HostGids, name: &str, counters: &Arc<Counters>) -> io::Result<Self> {
         let queue = Arc::new(Queue::new()?);
         let (name, counters) = (name.to_owned(), Arc::clone(counters));
@@ -46,7 +46,7 @@ impl Sender {
         Ok(Self { queue, _thread: thread })
     }
 
-    /// `false` when too many wait already.
+    /// Queues a datagram. Returns `false` if too many are waiting.
     pub(crate) fn send(&self, outgoing: Outgoing) -> bool {
         self.queue.push(outgoing)
     }
@@ -54,7 +54,7 @@ impl Sender {
 
 struct Queue {
     waiting: Mutex<VecDeque<Outgoing>>,
-    /// Readable once for each that waits.
+    /// Semaphore descriptor, readable while datagrams are waiting.
     count: OwnedFd,
 }
 
@@ -79,7 +79,7 @@ impl Queue {
     }
 }
 
-/// What the thread has.
+/// State of the thread.
 struct Device {
     name: String,
     counters: Arc<Counters>,
@@ -102,7 +102,8 @@ impl Device {
             if !stopped.is_empty() {
                 return Ok(());
             }
-            // Some responses of other classes find any agent whose number a peer guesses. Nobody asked for them.
+            // Responses of other classes can reach any agent whose number a peer guesses. They are unsolicited, so drop
+            // them.
             if !arrived.is_empty() {
                 match self.file.read(&mut room)? {
                     Some(_) => bump(&self.counters.cm_refused),
@@ -112,7 +113,7 @@ impl Device {
                     None => {}
                 }
             }
-            // One at a time, so that this thread ends soon when it is to end.
+            // Send one datagram per round, so that this thread notices a request to end soon.
             if !waiting.is_empty()
                 && let Some(outgoing) = self.queue.pop()
             {
@@ -122,7 +123,7 @@ impl Device {
     }
 
     fn write(&self, outgoing: &Outgoing) {
-        // The index may have been given to another address since the guest bound its own.
+        // The index may have been assigned to another address since the guest bound its own.
         if self.gids.entry(outgoing.source.index) != Some(outgoing.source) {
             log::debug!("{}: the host does not have {} any more", self.name, outgoing.source.gid);
             return bump(&self.counters.cm_refused);
@@ -168,7 +169,7 @@ mod tests {
         gids.set(&host(1));
         gids.set(&HostGid { index: 2, ..host(7) });
         let counters = Arc::<Counters>::default();
-        // Nobody asked for it.
+        // An unsolicited response.
         rustix::io::write(&kernel, b"a response").unwrap();
         let sender = Sender::start(Umad::stand_in(ours), gids, "test", &counters).unwrap();
         for index in [1, 2, 3, 1] {

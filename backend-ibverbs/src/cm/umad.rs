@@ -23,7 +23,7 @@ const ENABLE_PKEY: Opcode = opcode::none(0x1b, 3);
 #[derive(Default)]
 struct Registration {
     id: u32,
-    /// A bit for each method, in words of the kernel's.
+    /// One bit for each method, in words of the kernel.
     method_mask: [u32; 4],
     qpn: u8,
     class: u8,
@@ -34,14 +34,14 @@ struct Registration {
 
 const _: () = assert!(size_of::<Registration>() == 28);
 
-/// An open file with an agent.
+/// An open file with a registered agent.
 #[derive(Debug)]
 pub(super) struct Umad {
     file: OwnedFd,
     agent: u32,
 }
 
-/// The file of a port.
+/// Returns the path of a port's file.
 pub(super) fn path(device: &str, port: u8) -> Option<PathBuf> {
     let entries = fs::read_dir("/sys/class/infiniband_mad").ok()?;
     let says = |folder: &Path, what: &str, wanted: &str| {
@@ -59,16 +59,16 @@ pub(super) fn path(device: &str, port: u8) -> Option<PathBuf> {
 }
 
 impl Umad {
-    /// One that receives the connection manager's class.
+    /// Opens a file that receives the connection manager's class.
     pub(super) fn receiving(path: &Path) -> Result<Self, CmError> {
         let mut words = [0; 4];
-        // The first word of the kernel's has 64 bits.
+        // The first word of the kernel has 64 bits.
         words[usize::from(cfg!(target_endian = "big"))] = 1 << METHOD_SEND;
         let (class, class_version) = (CLASS, CLASS_VERSION);
         Self::open(path, Registration { qpn: 1, class, class_version, method_mask: words, ..Registration::default() })
     }
 
-    /// One that only sends.
+    /// Opens a file that only sends.
     pub(super) fn sending(path: &Path) -> Result<Self, CmError> {
         Self::open(path, Registration { qpn: 1, ..Registration::default() })
     }
@@ -78,14 +78,14 @@ impl Umad {
         let file = rustix::fs::open(path, flags, Mode::empty())
             .map_err(|errno| CmError::Open { path: path.to_owned(), source: errno.into() })?;
         let refused = |errno: Errno| CmError::Refused { path: path.to_owned(), source: errno.into() };
-        // SAFETY: ENABLE_PKEY has no argument and touches no memory of ours.
+        // SAFETY: ENABLE_PKEY has no argument and does not access memory of the process.
         unsafe { ioctl(&file, NoArg::<ENABLE_PKEY>::new()) }.map_err(refused)?;
         let exclusive = registration.class != 0;
         // SAFETY: REGISTER_AGENT reads and writes a `struct ib_user_mad_reg_req`, which `Registration` is in size and
         // layout.
         let result = unsafe { ioctl(&file, Updater::<REGISTER_AGENT, Registration>::new(&mut registration)) };
         result.map_err(|errno| match errno {
-            // The kernel's only reason for a request that is in order.
+            // For a valid request, the kernel returns EINVAL only for this reason.
             Errno::INVAL if exclusive && Path::new("/sys/module/ib_cm").exists() => CmError::KernelHasIt,
             Errno::INVAL if exclusive => CmError::ProcessHasIt { path: path.to_owned() },
             errno => refused(errno),
@@ -93,22 +93,22 @@ impl Umad {
         Ok(Self { file, agent: registration.id })
     }
 
-    /// Any file that keeps messages apart, instead of one of the kernel's.
+    /// Wraps any file that preserves message boundaries, for tests.
     #[cfg(test)]
     pub(super) const fn stand_in(file: OwnedFd) -> Self {
         Self { file, agent: 9 }
     }
 
-    /// Its number in what is written.
+    /// Returns the number of the agent, for messages.
     pub(super) const fn agent(&self) -> u32 {
         self.agent
     }
 
-    /// What has arrived. `None` when there is nothing.
+    /// Reads a message. Returns `None` if there is none.
     pub(super) fn read(&self, room: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             match rustix::io::read(&self.file, &mut *room) {
-                // The end of a file is always there to be read.
+                // A file at its end is always readable.
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(length) => return Ok(Some(length)),
                 Err(Errno::INTR) => {}
@@ -118,7 +118,7 @@ impl Umad {
         }
     }
 
-    /// Sends. Takes up to a second while the kernel looks for the peer.
+    /// Sends a message. Takes up to a second while the kernel resolves the address of the peer.
     pub(super) fn write(&self, bytes: &[u8]) -> io::Result<()> {
         rustix::io::retry_on_intr(|| rustix::io::write(&self.file, bytes))?;
         Ok(())

@@ -1,4 +1,4 @@
-//! The functions of the fake adapter.
+//! Functions of the fake adapter.
 #![expect(unsafe_code, reason = "implements the C functions of libibverbs")]
 
 use std::cell::{Cell, RefCell};
@@ -20,13 +20,13 @@ use crate::sys::{
 };
 
 thread_local! {
-    /// The adapter that this thread opens.
+    /// Adapter that this thread is opening.
     static HOST: RefCell<Option<Arc<FakeHost>>> = const { RefCell::new(None) };
-    /// Asynchronous events that this thread has taken and not acknowledged.
+    /// Number of asynchronous events that this thread has taken and not acknowledged.
     static UNACKNOWLEDGED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Opens devices of this adapter while `open` runs.
+/// Runs `open`, during which devices of this adapter are opened.
 pub(super) fn with_host<T>(host: &Arc<FakeHost>, open: impl FnOnce() -> T) -> T {
     HOST.set(Some(Arc::clone(host)));
     let result = open();
@@ -34,12 +34,12 @@ pub(super) fn with_host<T>(host: &Arc<FakeHost>, open: impl FnOnce() -> T) -> T 
     result
 }
 
-/// An object: what the library shows of it, and whose it is.
+/// An object: the part visible to the library, and its adapter.
 #[repr(C)]
 struct Object<T> {
     shown: T,
     host: Arc<FakeHost>,
-    /// Keeps the descriptor that is shown.
+    /// Keeps the visible descriptor open.
     file: Option<Arc<OwnedFd>>,
 }
 
@@ -48,7 +48,7 @@ fn object<T>(host: &Arc<FakeHost>, shown: T, file: Option<Arc<OwnedFd>>) -> *mut
     Box::into_raw(Box::new(Object { shown, host: Arc::clone(host), file })).cast()
 }
 
-/// The adapter of an object.
+/// Returns the adapter of an object.
 ///
 /// # Safety
 /// `raw` comes from [`object`] and was not destroyed.
@@ -126,7 +126,7 @@ extern "C" fn get_async_event(context: *mut Context, out: *mut AsyncEvent) -> c_
     let Some((event_type, address)) = next else { return fail(Errno::AGAIN) };
     UNACKNOWLEDGED.set(unacknowledged() + 1);
     host.with(|state| rustix::io::read(state.async_fd.as_ref().unwrap(), &mut [0; 8]).unwrap());
-    // SAFETY: likewise; nobody follows the address.
+    // SAFETY: likewise; the address is never dereferenced.
     unsafe { *out = AsyncEvent { element: ptr::without_provenance_mut(address), event_type } };
     0
 }
@@ -135,7 +135,7 @@ extern "C" fn ack_async_event(_: *mut AsyncEvent) {
     UNACKNOWLEDGED.set(unacknowledged() - 1);
 }
 
-/// Asynchronous events that this thread has taken and not acknowledged.
+/// Returns the number of asynchronous events that this thread has taken and not acknowledged.
 pub(crate) fn unacknowledged() -> usize {
     UNACKNOWLEDGED.get()
 }
@@ -269,7 +269,7 @@ extern "C" fn get_cq_event(channel: *mut CompChannel, out: *mut *mut sys::Cq, _:
         return fail(Errno::AGAIN);
     }
     let Some(address) = host.with(|state| state.completion_events.pop_front()) else { return fail(Errno::AGAIN) };
-    // SAFETY: likewise; nobody follows the address.
+    // SAFETY: likewise; the address is never dereferenced.
     unsafe { *out = ptr::without_provenance_mut(address) };
     0
 }
@@ -452,16 +452,16 @@ unsafe extern "C" fn post_send(qp: *mut sys::Qp, mut wr: *mut SendWr, bad: *mut 
     0
 }
 
-/// The SGEs of a request.
+/// Returns the SGEs of a request.
 ///
 /// # Safety
-/// There are as many.
+/// `first` points to `count` SGEs.
 unsafe fn sges(first: *mut sys::Sge, count: c_int) -> Vec<sys::Sge> {
     // SAFETY: the caller's promise.
     (0..usize::try_from(count).unwrap()).map(|at| unsafe { *first.add(at) }).collect()
 }
 
-/// The requests of a list.
+/// Returns the requests of a list.
 ///
 /// # Safety
 /// The list is well formed.
@@ -499,7 +499,7 @@ unsafe extern "C" fn post_srq_recv(srq: *mut sys::Srq, wr: *mut RecvWr, _: *mut 
     0
 }
 
-/// The function table.
+/// Returns the function table.
 pub(super) fn library() -> Arc<Library> {
     Arc::new(Library {
         ibv_get_device_list: get_device_list,

@@ -1,4 +1,4 @@
-//! Calls of the fake adapter that a test holds, to do something else meanwhile.
+//! Gate for calls of the fake adapter: a test holds a call to run other code in the meantime.
 
 use std::time::Instant;
 
@@ -11,35 +11,35 @@ use super::host::FakeHost;
 pub(crate) enum Call {
     PostSend,
     PostReceive,
-    /// To the error state.
+    /// A change to the error state.
     Stop,
 }
 
-/// What is held.
+/// State of the gate.
 #[derive(Default)]
 pub(super) struct Gate {
     held: Option<Call>,
-    /// Somebody waits in it.
+    /// A caller is waiting in the held call.
     came: bool,
 }
 
 impl FakeHost {
-    /// Holds the next call of this kind before it does anything.
+    /// Holds the next call of this kind before it takes effect.
     pub(crate) fn hold(&self, call: Call) {
         self.with(|state| state.gate = Gate { held: Some(call), came: false });
     }
 
-    /// Waits until somebody is held.
+    /// Waits until a call is held.
     pub(crate) fn wait_held(&self) {
         self.wait("nobody makes the call that is held", |state| state.gate.came);
     }
 
-    /// Lets go who is held, and whoever comes.
+    /// Releases the held call, and lets later ones pass.
     pub(crate) fn let_go(&self) {
         self.with(|state| state.gate = Gate::default());
     }
 
-    /// Waits for as long as this call is held, but not for ever. Those that come while one is held are not.
+    /// Waits while this call is held, with a limit. Further calls of the same kind are not held in the meantime.
     pub(super) fn pass(&self, call: Call) {
         let end = Instant::now() + DEADLINE;
         let mut state = self.state.lock();

@@ -1,4 +1,4 @@
-//! What the fake adapter knows, and what a test does to it.
+//! State of the fake adapter, and the test's control of it.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
@@ -13,14 +13,14 @@ use rustix::event::EventfdFlags;
 use super::gate::Gate;
 use crate::sys::{EVENT_SRQ_LIMIT_REACHED, Sge, Wc};
 
-/// States of a QP, by the library's numbers.
+/// QP states, as the library's numbers.
 pub(super) const RESET: c_int = 0;
 pub(super) const ERROR: c_int = 6;
-/// Completion statuses, by the library's numbers.
+/// Completion statuses, as the library's numbers.
 const SUCCESS: c_int = 0;
 const FLUSHED: c_int = 5;
 
-/// A request as it was posted.
+/// A posted request.
 #[derive(Clone, Debug)]
 pub(crate) struct Posted {
     pub(crate) wr_id: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Posted {
 }
 
 impl Posted {
-    /// Local key of its first SGE.
+    /// Returns the local key of the first SGE.
     pub(crate) fn lkey(&self) -> u32 {
         self.sges.first().map_or(0, |sge| sge.lkey)
     }
@@ -40,10 +40,10 @@ impl Posted {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     pub(crate) key: u32,
-    /// Where it is in this process.
+    /// Start in this process's memory.
     pub(crate) start: usize,
     pub(crate) length: usize,
-    /// The address that requests give for its first byte.
+    /// Address by which requests refer to the first byte.
     pub(crate) iova: u64,
     pub(crate) access: c_int,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Region {
 #[derive(Default)]
 pub(super) struct Qp {
     pub(super) state: c_int,
-    /// Its owner brought it to its error state.
+    /// The owner has moved the QP to its error state.
     pub(super) stopped: bool,
     pub(super) send_cq: usize,
     pub(super) recv_cq: usize,
@@ -64,45 +64,45 @@ pub(super) struct Qp {
 pub(super) struct Cq {
     pub(super) entries: VecDeque<Wc>,
     pub(super) armed: bool,
-    /// How often it was armed.
+    /// Number of times the queue was armed.
     pub(super) arms: u32,
-    /// The channel's descriptor, on which events are announced.
+    /// Descriptor of the channel, which reports events.
     pub(super) channel: Option<Arc<OwnedFd>>,
 }
 
 #[derive(Default)]
 pub(super) struct State {
-    /// Objects that exist.
+    /// Number of existing objects.
     pub(super) objects: usize,
     pub(super) next_number: u32,
     pub(super) qps: HashMap<u32, Qp>,
-    /// Numbers of QPs by their addresses.
+    /// QPNs by the QPs' addresses.
     pub(super) qp_numbers: HashMap<usize, u32>,
     pub(super) cqs: HashMap<usize, Cq>,
-    /// Limit and receives of shared receive queues.
+    /// Limit and receives of each shared receive queue.
     pub(super) srqs: HashMap<usize, (u32, VecDeque<Posted>)>,
     pub(super) regions: Vec<Region>,
-    /// SGEs that the QPs made so far may have in a send and in a receive.
+    /// For each QP created so far: maximum number of SGEs in a send and in a receive.
     pub(super) max_sges: Vec<[u32; 2]>,
-    /// Completion events that were not fetched: addresses of CQs.
+    /// Completion events that were not fetched: addresses of the CQs.
     pub(super) completion_events: VecDeque<usize>,
-    /// Asynchronous events that were not fetched: number and address.
+    /// Asynchronous events that were not fetched: event number and object address.
     pub(super) async_events: VecDeque<(c_int, usize)>,
     pub(super) async_fd: Option<Arc<OwnedFd>>,
-    /// Sends that are taken until one is refused.
+    /// Number of sends that are accepted before one is refused.
     pub(super) sends_until_refused: Option<usize>,
     pub(super) refuse_resize: bool,
     pub(super) refuse_registration: bool,
-    /// Look-ups of peers.
+    /// Number of peer look-ups.
     pub(super) look_ups: usize,
-    /// Nobody answers.
+    /// Look-ups get no answer.
     pub(super) hold_look_ups: bool,
     pub(super) refuse_look_ups: bool,
     pub(super) gate: Gate,
 }
 
 impl FakeHost {
-    /// From now on peers are looked up with this answer, or without one.
+    /// Sets the answer to look-ups from now on; `None`: no answer.
     pub(crate) fn answer_look_ups(&self, answer: Option<bool>) {
         let mut state = self.state.lock();
         (state.hold_look_ups, state.refuse_look_ups) = (answer.is_none(), answer == Some(false));
@@ -110,12 +110,12 @@ impl FakeHost {
         self.changed.notify_all();
     }
 
-    /// How often a peer was looked up.
+    /// Returns the number of peer look-ups.
     pub(crate) fn look_ups(&self) -> usize {
         self.state.lock().look_ups
     }
 
-    /// Looks a peer up. Waits for as long as nobody answers, but not for ever.
+    /// Looks a peer up. Waits while there is no answer, with a limit.
     pub(super) fn look_up(&self) -> bool {
         let end = Instant::now() + DEADLINE;
         let mut state = self.state.lock();
@@ -137,7 +137,7 @@ pub(crate) struct FakeHost {
     pub(super) changed: Condvar,
 }
 
-/// An event file: readable once for each event.
+/// Creates an event file, which is readable once for each event.
 pub(super) fn event_file() -> Arc<OwnedFd> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
     Arc::new(rustix::event::eventfd(0, flags).unwrap())
@@ -157,7 +157,7 @@ impl State {
         }
     }
 
-    /// Flushes what is posted, as an adapter does for a QP in its error state.
+    /// Flushes the posted requests, as an adapter does for a QP in its error state.
     pub(super) fn flush(&mut self, qpn: u32) {
         let qp = self.qps.get_mut(&qpn).unwrap();
         let (send_cq, recv_cq) = (qp.send_cq, qp.recv_cq);
@@ -170,14 +170,14 @@ impl State {
 }
 
 impl FakeHost {
-    /// Looks at the state and changes it. Whoever waits looks again.
+    /// Reads or changes the state, and wakes the waiting threads.
     pub(super) fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let result = change(&mut self.state.lock());
         self.changed.notify_all();
         result
     }
 
-    /// Waits until the adapter is in some state.
+    /// Waits until the adapter reaches a state.
     pub(super) fn wait(&self, what: &str, reached: impl Fn(&State) -> bool) {
         let end = Instant::now() + DEADLINE;
         let mut state = self.state.lock();
@@ -201,7 +201,7 @@ impl FakeHost {
         });
     }
 
-    /// Completes the oldest receive of a QP, or of its SRQ, as `wc` says.
+    /// Completes the oldest receive of a QP, or of its SRQ, with `wc`.
     pub(crate) fn complete_receive(&self, qpn: u32, wc: Wc) {
         self.with(|state| {
             let qp = state.qps.get_mut(&qpn).unwrap();
@@ -223,7 +223,7 @@ impl FakeHost {
         });
     }
 
-    /// Puts an entry into the CQ of a QP's sends, whatever it says.
+    /// Puts an arbitrary entry into the CQ of a QP's sends.
     pub(crate) fn forge_completion(&self, qpn: u32, wc: Wc) {
         self.with(|state| {
             let cq = state.qps[&qpn].send_cq;
@@ -249,7 +249,7 @@ impl FakeHost {
         self.with(|state| *state.qp_numbers.iter().find(|(_, number)| **number == qpn).unwrap().0)
     }
 
-    /// The limit of the only SRQ fires, which disarms it.
+    /// Fires the limit of the only SRQ, which disarms it.
     pub(crate) fn reach_srq_limit(&self) {
         let address = self.with(|state| {
             let (address, srq) = state.srqs.iter_mut().next().unwrap();
@@ -264,22 +264,22 @@ impl FakeHost {
         self.with(|state| state.srqs.values().next().unwrap().0)
     }
 
-    /// Returns what of a QP's sends has not completed.
+    /// Returns a QP's sends that have not completed.
     pub(crate) fn sends(&self, qpn: u32) -> Vec<Posted> {
         self.with(|state| state.qps[&qpn].sends.iter().cloned().collect())
     }
 
-    /// Returns what of a QP's receives has not completed.
+    /// Returns a QP's receives that have not completed.
     pub(crate) fn receives(&self, qpn: u32) -> Vec<Posted> {
         self.with(|state| state.qps[&qpn].receives.iter().cloned().collect())
     }
 
-    /// Returns how many SGEs each QP so far may have in a send and in a receive.
+    /// Returns the maximum numbers of SGEs in a send and in a receive of each QP created so far.
     pub(crate) fn max_sges(&self) -> Vec<[u32; 2]> {
         self.with(|state| state.max_sges.clone())
     }
 
-    /// Returns the region that an SGE lies in.
+    /// Returns the region that contains an SGE.
     pub(crate) fn region(&self, sge: &Sge) -> Option<Region> {
         let inside = |region: &&Region| {
             let into = sge.addr.checked_sub(region.iova);
@@ -289,17 +289,17 @@ impl FakeHost {
         self.with(|state| state.regions.iter().find(inside).copied())
     }
 
-    /// Returns how many receives the only SRQ holds.
+    /// Returns the number of receives that the only SRQ holds.
     pub(crate) fn shared_receives(&self) -> usize {
         self.with(|state| state.srqs.values().next().unwrap().1.len())
     }
 
-    /// Returns the state of a QP by the library's number.
+    /// Returns the state of a QP, as the library's number.
     pub(crate) fn qp_state(&self, qpn: u32) -> c_int {
         self.with(|state| state.qps[&qpn].state)
     }
 
-    /// Changes the state of a QP without telling anybody.
+    /// Changes the state of a QP without an event.
     pub(crate) fn set_qp_state(&self, qpn: u32, number: c_int) {
         self.with(|state| state.qps.get_mut(&qpn).unwrap().state = number);
     }
@@ -314,22 +314,22 @@ impl FakeHost {
         self.wait("the queue is not armed", |state| state.cqs[&state.qps[&qpn].send_cq].armed);
     }
 
-    /// Waits until a QP has gone to its error state.
+    /// Waits until a QP is in its error state.
     pub(crate) fn wait_error(&self, qpn: u32) {
         self.wait("the QP is not stopped", |state| state.qps[&qpn].state == ERROR);
     }
 
-    /// Returns `true` if it was told to go there, and did not go by itself.
+    /// Returns `true` if the owner moved the QP to its error state, rather than an error.
     pub(crate) fn was_stopped(&self, qpn: u32) -> bool {
         self.with(|state| state.qps[&qpn].stopped)
     }
 
-    /// Waits until so many sends of a QP have not completed.
+    /// Waits until `count` sends of a QP are posted and have not completed.
     pub(crate) fn wait_sends(&self, qpn: u32, count: usize) {
         self.wait("the sends are not posted", |state| state.qps[&qpn].sends.len() == count);
     }
 
-    /// Waits until the only SRQ holds so many receives.
+    /// Waits until the only SRQ holds `count` receives.
     pub(crate) fn wait_shared_receives(&self, count: usize) {
         self.wait("the receives are not posted", |state| state.srqs.values().all(|srq| srq.1.len() == count));
     }
@@ -339,27 +339,27 @@ impl FakeHost {
         self.wait("the limit is not armed", |state| state.srqs.values().all(|srq| srq.0 == limit));
     }
 
-    /// Takes so many sends from now on, and refuses the next.
+    /// Accepts `sends` more sends, and refuses the next.
     pub(crate) fn refuse_after(&self, sends: usize) {
         self.with(|state| state.sends_until_refused = Some(sends));
     }
 
-    /// Refuses larger completion queues.
+    /// Refuses to enlarge completion queues from now on.
     pub(crate) fn refuse_resize(&self) {
         self.with(|state| state.refuse_resize = true);
     }
 
-    /// Refuses to register memory.
+    /// Sets whether registrations of memory are refused.
     pub(crate) fn refuse_registration(&self, refuse: bool) {
         self.with(|state| state.refuse_registration = refuse);
     }
 
-    /// Returns how many objects exist, devices included.
+    /// Returns the number of existing objects, devices included.
     pub(crate) fn objects(&self) -> usize {
         self.with(|state| state.objects)
     }
 
-    /// Returns how many regions are registered.
+    /// Returns the number of registered regions.
     pub(crate) fn regions(&self) -> usize {
         self.with(|state| state.regions.len())
     }

@@ -1,8 +1,7 @@
-//! An adapter of the host that tests have in their hands: a function table of the library filled with functions of this
-//! folder.
+//! Fake host adapter for tests: a function table of the library filled with functions of this folder.
 //!
-//! It moves no data. It keeps what is posted until the test completes it, flushes like an adapter when a queue pair
-//! goes to its error state, and refuses what the test tells it to refuse.
+//! It moves no data. It keeps posted requests until the test completes them, flushes like an adapter when a queue pair
+//! enters its error state, and refuses requests as instructed by the test.
 
 mod functions;
 mod gate;
@@ -36,7 +35,7 @@ impl FakeBackend {
         Self::with(|_| {})
     }
 
-    /// As the test changes its configuration.
+    /// Creates a backend whose configuration the test changes with `change`.
     pub(crate) fn with(change: impl FnOnce(&mut IbverbsConfig)) -> Self {
         let host = Arc::<FakeHost>::default();
         let mut config = IbverbsConfig { poll: Duration::ZERO, ..IbverbsConfig::new("fake0") };
@@ -64,7 +63,7 @@ impl FakeBackend {
         functions::with_host(&self.host, || HostDevice::open(&self.shared.library, "fake0")).unwrap()
     }
 
-    /// Gives the host an entry in its GID table.
+    /// Adds an entry to the host's GID table.
     pub(crate) fn set_host_gid(&self, entry: &HostGid) {
         self.shared.gids.set(entry);
     }

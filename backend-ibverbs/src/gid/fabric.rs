@@ -1,4 +1,4 @@
-//! The devices of this process, as they find each other: by GID.
+//! Devices of this process, by GID.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -12,34 +12,34 @@ use super::host::HostGid;
 use crate::counters::Counters;
 use crate::datagram::Datagram;
 
-/// A guest's GID as the host sees it.
+/// A GID of a guest, with the host's GID used for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Bound {
     pub(crate) gid: Gid,
     pub(crate) kind: GidType,
-    /// What stands for it.
+    /// GID of the host used for it.
     pub(crate) host: HostGid,
 }
 
 impl Bound {
-    /// Returns `true` if the host has the guest's own address, so that nothing else stands for it.
+    /// Returns `true` if the host has the guest's own address, so that no other address is used for it.
     pub(crate) fn is_own(&self) -> bool {
         self.host.gid == self.gid && self.host.kind == self.kind
     }
 }
 
-/// Who takes management datagrams for a device: its GSI QP.
+/// Receiver of management datagrams of a device: its GSI QP.
 pub(crate) trait DatagramReceiver: Send + Sync {
-    /// Puts a datagram into the next receive. Returns `false` if it was dropped.
+    /// Stores a datagram in the next receive. Returns `false` if it was dropped.
     fn receive(&self, datagram: &Datagram) -> bool;
 }
 
-/// A device of this process, as the others see it.
+/// A device of this process, as seen by the others.
 #[derive(Default)]
 pub(crate) struct Member {
     pub(crate) counters: Arc<Counters>,
     pub(crate) rules: Rules,
-    /// The device's GSI QP, if its guest has made one.
+    /// GSI QP of the device, if its guest has created one.
     pub(crate) gsi: Mutex<Option<Weak<dyn DatagramReceiver>>>,
 }
 
@@ -50,19 +50,19 @@ impl fmt::Debug for Member {
 }
 
 impl Member {
-    /// Gives the device a management datagram. Returns `false` if it was dropped.
+    /// Passes a management datagram to the device. Returns `false` if it was dropped.
     pub(crate) fn receive(&self, datagram: &Datagram) -> bool {
         let gsi = self.gsi.lock().as_ref().and_then(Weak::upgrade);
         gsi.is_some_and(|gsi| gsi.receive(datagram))
     }
 }
 
-/// Which device of this process has which GID.
+/// Owners of the GIDs of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Fabric(RwLock<HashMap<Gid, (Weak<Member>, Bound)>>);
 
 impl Fabric {
-    /// Gives a GID to a device, or changes what stands for one that it has.
+    /// Assigns a GID to a device, or changes the host's GID used for one that it has.
     ///
     /// # Errors
     /// [`VerbsError::InUse`]: another device has it.
@@ -79,7 +79,7 @@ impl Fabric {
         }
     }
 
-    /// Takes a GID from a device, if it has it.
+    /// Removes a GID from a device, if the device has it.
     pub(crate) fn unbind(&self, owner: &Arc<Member>, gid: Gid) {
         if let Entry::Occupied(entry) = self.0.write().entry(gid)
             && entry.get().0.as_ptr() == Arc::as_ptr(owner)
@@ -93,8 +93,8 @@ impl Fabric {
         self.0.read().get(&gid)?.0.upgrade()
     }
 
-    /// Returns `true` if a device may talk to who has this address, and that one, if it is of this process, to `from`.
-    /// One may always talk to itself.
+    /// Returns `true` if the peer rules of a device allow address `to`, and, if `to` belongs to this process, its
+    /// device's rules allow `from`. Loopback is always allowed.
     pub(crate) fn may_meet(&self, own: &Arc<Member>, from: Gid, to: Gid) -> bool {
         match self.owner(to) {
             Some(peer) if Arc::ptr_eq(&peer, own) => true,
@@ -110,8 +110,8 @@ impl Fabric {
         if bound.host == *entry { owner.upgrade() } else { None }
     }
 
-    /// Returns the GID by which the host's network knows a peer: that of the host's entry for a guest of this process,
-    /// and the peer's own otherwise.
+    /// Returns the GID by which the host's network knows a peer: the host's entry for a guest of this process, and the
+    /// peer's own GID otherwise.
     pub(crate) fn translate(&self, gid: Gid) -> Gid {
         self.0.read().get(&gid).map_or(gid, |(_, bound)| bound.host.gid)
     }
@@ -134,13 +134,13 @@ mod tests {
         let fabric = Fabric::default();
         let owner = Arc::default();
         let own = Bound { gid: gid(1), kind: GidType::RoceV2, host: entry(3, 1) };
-        // For this one the host's first address stands.
+        // The host's first address is used for this one.
         let other = Bound { gid: gid(2), kind: GidType::RoceV2, host: entry(0, 9) };
         fabric.bind(&owner, own).unwrap();
         fabric.bind(&owner, other).unwrap();
         assert!(own.is_own() && !other.is_own());
         assert!(fabric.owner_of(&entry(3, 1)).is_some());
-        // The index was given to another address since, the address has another index, and an address of the host
+        // The index was assigned to another address since, the address has another index, and an address of the host
         // itself.
         for entry in [entry(3, 7), entry(4, 1), entry(0, 9), HostGid { kind: GidType::RoceV1, ..entry(3, 1) }] {
             assert!(fabric.owner_of(&entry).is_none(), "{entry:?}");
@@ -156,7 +156,7 @@ mod tests {
         assert!(matches!(fabric.bind(&second, bound), Err(VerbsError::InUse("GID"))));
         fabric.unbind(&second, gid(1));
         assert!(fabric.owner(gid(1)).is_some_and(|owner| Arc::ptr_eq(&owner, &first)));
-        // A peer of this process is called by what stands for it, anybody else by its own address.
+        // For a peer of this process, the host's GID is returned, for any other peer its own.
         assert_eq!((fabric.translate(gid(1)), fabric.translate(gid(5))), (gid(9), gid(5)));
         fabric.unbind(&first, gid(1));
         assert_eq!(fabric.translate(gid(1)), gid(1));

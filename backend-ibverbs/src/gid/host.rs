@@ -1,4 +1,4 @@
-//! The GID table of the host's port, as the kernel shows it in `/sys/class/infiniband/DEVICE/ports/N`
+//! GID table of the host's port, as exposed by the kernel in `/sys/class/infiniband/DEVICE/ports/N`
 //! (Documentation/ABI/stable/sysfs-class-infiniband).
 
 use std::fs;
@@ -13,9 +13,9 @@ use pvrdma_verbs::{Gid, GidType};
 
 use crate::config::GidIndex;
 
-/// Entries of the host's table that are looked at. Some adapters have a thousand and use the first few.
+/// Number of entries of the host's table that are read. Some adapters have a thousand and use only the first few.
 const MAX_ENTRIES: u32 = 256;
-/// So many empty entries in a row end the search.
+/// Number of consecutive empty entries that ends the search.
 const MAX_GAP: u32 = 32;
 
 /// An entry of the host's table.
@@ -26,10 +26,10 @@ pub(crate) struct HostGid {
     pub(crate) kind: GidType,
 }
 
-/// The host's table, as it is in `/sys` now.
+/// GID table of the host, read from `/sys` on each access.
 #[derive(Clone, Debug)]
 pub(crate) struct HostGids {
-    /// `…/ports/N`. Its `gid_attrs/types` says what the library's stable functions do not.
+    /// `…/ports/N`. Its `gid_attrs/types` has data that the library's stable functions do not return.
     folder: PathBuf,
     port: u8,
     entries: u32,
@@ -41,13 +41,13 @@ impl HostGids {
         Self { folder, port, entries: entries.min(MAX_ENTRIES) }
     }
 
-    /// A table that a test keeps in a folder.
+    /// Returns a table that a test keeps in a folder.
     #[cfg(test)]
     pub(crate) fn in_folder(folder: &Path) -> Self {
         Self { folder: folder.to_owned(), port: 1, entries: MAX_ENTRIES }
     }
 
-    /// Makes an entry of such a table.
+    /// Adds an entry to a test's table.
     #[cfg(test)]
     pub(crate) fn set(&self, entry: &HostGid) {
         for folder in ["gids", "gid_attrs/types"] {
@@ -58,7 +58,7 @@ impl HostGids {
         fs::write(self.folder.join(format!("gid_attrs/types/{}", entry.index)), kind).unwrap();
     }
 
-    /// What is at an index now.
+    /// Returns the entry that is currently at an index.
     pub(crate) fn entry(&self, index: u8) -> Option<HostGid> {
         let gid = parse(&fs::read_to_string(self.folder.join(format!("gids/{index}"))).ok()?)?;
         if gid.is_zero() {
@@ -73,14 +73,14 @@ impl HostGids {
         Some(HostGid { index, gid, kind })
     }
 
-    /// The network interface that an entry comes from.
+    /// Returns the network interface that an entry comes from.
     pub(crate) fn interface(&self, index: u8) -> Result<String, String> {
         let path = self.folder.join(format!("gid_attrs/ndevs/{index}"));
         let name = fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
         Ok(name.trim().to_owned())
     }
 
-    /// What is in the table now.
+    /// Returns the current entries of the table.
     fn list(&self) -> Vec<HostGid> {
         let (mut found, mut gap) = (Vec::new(), 0);
         for index in (0..self.entries).map_while(|index| u8::try_from(index).ok()) {
@@ -96,17 +96,17 @@ impl HostGids {
         found
     }
 
-    /// The entry with a guest's address, if the host has it.
+    /// Returns the entry with a guest's address, if the host has it.
     pub(crate) fn find(&self, gid: Gid, kind: GidType) -> Option<HostGid> {
         self.list().into_iter().find(|entry| entry.gid == gid && entry.kind == kind)
     }
 
-    /// The same for an address that was added just now.
+    /// Like [`Self::find`], but waits for an address that was just added.
     pub(crate) fn await_new(&self, gid: Gid, kind: GidType) -> Option<HostGid> {
         soon(|| self.find(gid, kind))
     }
 
-    /// Waits until addresses that were removed just now are gone.
+    /// Waits until addresses that were just removed are gone.
     pub(crate) fn await_gone(&self, gids: &[Gid]) {
         if soon(|| (!self.list().iter().any(|entry| gids.contains(&entry.gid))).then_some(())).is_none() {
             // Log: once, at the start.
@@ -114,7 +114,7 @@ impl HostGids {
         }
     }
 
-    /// The entry that stands for guests.
+    /// Returns the entry used for guests without an own entry.
     pub(crate) fn choose(&self, wanted: GidIndex) -> Result<HostGid, String> {
         let list = self.list();
         let chosen = match wanted {
@@ -131,7 +131,7 @@ impl HostGids {
     }
 }
 
-/// What is to be found in the table shortly: the kernel changes it a moment after the addresses.
+/// Polls the table for a result: the kernel updates it a moment after the addresses.
 fn soon<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     const STEP: Duration = Duration::from_millis(2);
     const STEPS: u32 = 500;
@@ -143,7 +143,7 @@ fn soon<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     })
 }
 
-/// A GID as `/sys` writes it: eight groups of four digits.
+/// Parses a GID in the format of `/sys`: eight groups of four digits.
 fn parse(text: &str) -> Option<Gid> {
     text.trim().parse::<Ipv6Addr>().ok().map(|address| Gid(address.octets()))
 }
@@ -175,13 +175,13 @@ mod tests {
         entries.iter().for_each(|entry| gids.set(entry));
         assert_eq!(gids.find(entry(30, 2).gid, GidType::RoceV2), Some(entry(30, 2)));
         assert_eq!(gids.find(entry(1, 1).gid, GidType::RoceV1).map(|entry| entry.index), Some(2));
-        // Too far behind the others.
+        // Too far behind the other entries.
         assert_eq!(gids.find(entry(90, 3).gid, GidType::RoceV2), None);
         assert_eq!(gids.choose(GidIndex::Auto), Ok(entry(1, 1)));
         assert_eq!(gids.choose(GidIndex::Fixed(30)), Ok(entry(30, 2)));
     }
 
-    /// RoCE v2 before v1, then addresses that routers know, then IPv4, then the lowest index.
+    /// Prefers RoCE v2 to v1, then routable addresses, then IPv4, then the lowest index.
     #[test]
     fn the_address_that_stands_for_guests_is_the_one_that_most_peers_reach() {
         let folder = tempfile::tempdir().unwrap();

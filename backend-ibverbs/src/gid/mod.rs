@@ -1,8 +1,8 @@
-//! Addresses: those of the host, those of guests, and which of the host's stands for which of a guest.
+//! Addresses: those of the host, those of guests, and the mapping between them.
 //!
-//! A guest binds the addresses of its network interface. Where the host's table has the same address, the host's index
-//! of it is used, and peers see the guest's address. Otherwise one address of the host stands for the guest, and what
-//! the guest calls a peer by is translated if that peer is a guest of this process, too.
+//! A guest binds the addresses of its network interface. If the host's table has the same address, the host's index of
+//! it is used, and peers see the guest's address. Otherwise one address of the host is used for the guest, and the GID
+//! by which the guest names a peer is translated if that peer is a guest of this process, too.
 
 mod fabric;
 mod host;

@@ -1,4 +1,4 @@
-//! A guest's GID table.
+//! GID table of a guest.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::counters::bump;
 use crate::shared::Shared;
 
 const ENTRIES: usize = 256;
-/// Addresses that are remembered as given to guests.
+/// Maximum number of addresses that are remembered as added for guests.
 const MAX_GIVEN: usize = 4096;
 
-/// Addresses that were put on the host's interface for guests. Those that were taken away stay in the host's table for
-/// a moment.
+/// Addresses that were added to the host's interface for guests. A removed address stays in the host's table for a
+/// moment.
 #[derive(Debug, Default)]
 pub(crate) struct GivenAddresses(Mutex<HashSet<Gid>>);
 
@@ -28,7 +28,7 @@ impl GivenAddresses {
 
     fn insert(&self, gid: Gid) {
         let mut given = self.0.lock();
-        // Whatever is forgotten is taken for the host's own until it is gone from there.
+        // A forgotten address is treated as the host's own until it disappears from the host's table.
         if given.len() >= MAX_GIVEN {
             given.clear();
         }
@@ -36,18 +36,18 @@ impl GivenAddresses {
     }
 }
 
-/// The GIDs that a guest has bound, by index, and the host's addresses that exist because of them.
+/// GIDs that a guest has bound, by index, and the host's addresses that exist because of them.
 #[derive(Debug)]
 pub(crate) struct GidTable {
     log: Arc<DeviceLog>,
     shared: Arc<Shared>,
     member: Arc<Member>,
-    /// GIDs that are the device's own by its rule.
+    /// GIDs reserved for the device by its rules.
     reserved: Vec<Gid>,
-    /// Whether it may have others.
+    /// Whether the device may bind other GIDs.
     others: OtherAddresses,
     entries: RwLock<Box<[Option<Bound>]>>,
-    /// Addresses that are on the host's interface because of this device.
+    /// Addresses on the host's interface that were added for this device.
     added: Mutex<HashMap<Gid, AddedAddress>>,
 }
 
@@ -59,12 +59,12 @@ impl GidTable {
         Self { log: Arc::clone(&context.log), shared, member, reserved, others, entries, added: Mutex::default() }
     }
 
-    /// Returns what is bound at an index.
+    /// Returns the GID bound at an index.
     pub(crate) fn get(&self, index: u8) -> Option<Bound> {
         self.entries.read().get(usize::from(index)).copied().flatten()
     }
 
-    /// Binds a GID at an index, with the host's own entry for it if there is one or can be made.
+    /// Binds a GID at an index, with the host's own entry for it if that exists or can be added.
     ///
     /// # Errors
     /// [`VerbsError::InUse`]: another device of this process has the GID. [`VerbsError::NotAllowed`]: the device may
@@ -78,7 +78,7 @@ impl GidTable {
         })?;
         let host = found.unwrap_or(shared.default_gid);
         let bound = Bound { gid, kind, host };
-        // Before anything of the host changes: another guest may have the address.
+        // Must precede changes of the host, because another guest may have the address.
         shared.fabric.bind(&self.member, bound)?;
         self.replace(index, Some(bound));
         if found.is_some() {
@@ -95,7 +95,7 @@ impl GidTable {
         Ok(())
     }
 
-    /// Checks that the device may have a GID, which the host may have as well.
+    /// Checks that the device may bind a GID, which may also be an address of the host.
     fn check(&self, gid: Gid, host_has_it: bool) -> Result<(), VerbsError> {
         if self.reserved.contains(&gid) {
             Ok(())
@@ -108,7 +108,7 @@ impl GidTable {
         }
     }
 
-    /// Puts a guest's address on the host's interface, if that is wanted. Returns what the host's table then has.
+    /// Adds a guest's address to the host's interface, if enabled. Returns the resulting entry of the host's table.
     fn add_to_host(&self, gid: Gid, kind: GidType) -> Option<HostGid> {
         let addresses = self.shared.addresses.as_ref()?;
         let counters = &self.member.counters;
@@ -134,12 +134,12 @@ impl GidTable {
         host
     }
 
-    /// Empties an index.
+    /// Unbinds the GID at an index.
     pub(crate) fn unbind(&self, index: u8) {
         self.replace(index, None);
     }
 
-    /// Empties the table.
+    /// Unbinds all GIDs.
     pub(crate) fn clear(&self) {
         for index in 0..=u8::MAX {
             self.unbind(index);

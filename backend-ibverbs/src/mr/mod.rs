@@ -1,4 +1,4 @@
-//! Memory regions: registrations with the host, and what local keys mean.
+//! Memory regions: registrations with the host, and translation of local keys.
 
 mod pieces;
 mod region;

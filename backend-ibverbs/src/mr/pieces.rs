@@ -1,9 +1,9 @@
-//! Memory that the host cannot have side by side, because it is scattered over huge pages: each piece is registered
-//! where it is, under a key of its own.
+//! Regions in pieces: memory that cannot be mapped side by side, because it is scattered over huge pages. Each piece is
+//! registered in place, under a key of its own.
 //!
-//! The host's keys of the pieces stay here. What the guest posts names the region, and becomes the pieces that it lies
-//! in. A peer's request names one key and reaches the host's adapter without us, so it cannot be taken apart: such
-//! memory is for its owner alone.
+//! The host's keys of the pieces are not given to the guest. A request that the guest posts names the region, and is
+//! translated to the pieces that it covers. A peer's request names one key and reaches the host's adapter directly, so
+//! it cannot be split: such memory is accessible only to its owner.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::limits::Share;
 use crate::sys;
 use crate::verbs::{HostMr, HostPd};
 
-/// The pieces of a region in the order of their addresses, without gaps between them.
+/// Pieces of a region, in address order and without gaps.
 #[derive(Debug)]
 pub(super) struct Pieces {
     list: Vec<Piece>,
@@ -26,7 +26,7 @@ pub(super) struct Pieces {
 
 #[derive(Debug)]
 struct Piece {
-    /// Guest virtual address of its first byte and of the first behind it.
+    /// Guest virtual address of the first byte, and of the byte after the last.
     start: u64,
     end: u64,
     host: HostMr,
@@ -36,7 +36,7 @@ impl Pieces {
     /// Registers whole pages, the first of which has the address `start`.
     ///
     /// # Errors
-    /// The host refuses one of them, or the device may not have as many.
+    /// The host refuses a page, or the device's limit is exceeded.
     pub(super) fn register(
         adapter: &Adapter,
         pd: &Arc<HostPd>,
@@ -59,8 +59,8 @@ impl Pieces {
         Ok(Self { list, _pinned: pinned, _mappings: mappings })
     }
 
-    /// Appends the pieces of `addr..addr+length`, which lies inside. Returns `None` if they are more than a request of
-    /// the host's can name.
+    /// Appends the pieces of `addr..addr+length`, a range inside the region. Returns `None` if a request of the host
+    /// cannot name that many.
     pub(super) fn translate(&self, adapter: &Adapter, addr: u64, length: u32, out: &mut Vec<sys::Sge>) -> Option<()> {
         let most = adapter.limits.max_sge;
         let (mut at, end) = (addr, addr.checked_add(length.into())?);

@@ -1,4 +1,4 @@
-//! A memory region of a guest: what is registered of it with the host.
+//! A memory region of a guest, and its registrations with the host.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use crate::verbs::{HostMr, HostMw, HostOp, HostPd};
 /// A region of a guest.
 pub(crate) struct Mr {
     pd: Arc<HostPd>,
-    /// The key it was made with; fast registrations change the low byte.
+    /// Key at creation; fast registrations change the low byte.
     key: u32,
     rkey: u32,
-    /// False from when it is destroyed or what it names went away.
+    /// `false` once the region is destroyed or its memory is gone.
     alive: AtomicBool,
     body: Body,
 }
 
 enum Body {
-    /// Memory of a guest process, under the host's own keys. With an anchor it is in pieces, and the keys are those of
-    /// a page of ours that nobody may access.
+    /// Memory of a guest process, under the host's own keys. If the memory is registered in pieces, the keys are those
+    /// of an anchor: a page of the backend that no request may access.
     User {
         start: u64,
         length: u64,
@@ -40,14 +40,14 @@ enum Body {
         anchor: Option<HostMr>,
         host: Mutex<Option<Registered>>,
     },
-    /// Bus addresses. The key is that of a page of ours that nobody may access; what it stands for is registered when
-    /// used.
+    /// Bus addresses. The key is that of an anchor, a page of the backend that no request may access; memory is
+    /// registered on first use.
     Dma { access: Access, _anchor: HostMr, parts: Mutex<Vec<DmaPart>> },
-    /// A memory window and what it is bound to.
+    /// A memory window and the region that it is bound to.
     Fast { max_pages: u32, state: Mutex<FastState> },
 }
 
-/// What is registered of a process's memory.
+/// Registration of a process's memory.
 enum Registered {
     Whole { _host: HostMr, _share: Share },
     Pieces(Pieces),
@@ -62,7 +62,7 @@ struct DmaPart {
 }
 
 struct FastState {
-    /// Gone when the region was destroyed.
+    /// `None` once the region is destroyed.
     window: Option<Arc<HostMw>>,
     bound: Option<FastBound>,
 }
@@ -70,7 +70,7 @@ struct FastState {
 struct FastBound {
     /// A request that empties the region is in flight.
     ending: bool,
-    /// The QP that filled it.
+    /// QP that filled the region.
     qpn: u32,
     key: u32,
     iova: u64,
@@ -81,25 +81,25 @@ struct FastBound {
     _share: Share,
 }
 
-/// What peers may do.
+/// Access rights of peers.
 const REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// What becomes of a fast registration.
+/// Result of requesting a fast registration.
 pub(crate) enum FastStep {
-    /// This request fills the region.
+    /// The operation that fills the region.
     Bind(HostOp, Bind),
-    /// A request that empties the region has to end first.
+    /// A request that empties the region must end first.
     Wait,
-    /// It is not allowed.
+    /// The registration is not allowed.
     Refuse,
 }
 
-/// What a request in flight does to a fast-registered region.
+/// Effect of a request in flight on a fast-registered region.
 #[derive(Clone)]
 pub(crate) enum Bind {
-    /// Fills it under this key.
+    /// Fills the region under this key.
     Register(Arc<Mr>, u32),
-    /// Empties it.
+    /// Empties the region.
     Invalidate(Arc<Mr>, u32),
 }
 
@@ -129,17 +129,17 @@ fn any_extent(pages: &PageList, gone: &impl Fn(u64, u64) -> bool) -> bool {
     pages.extents().iter().any(|extent| gone(extent.iova, extent.bytes()))
 }
 
-/// A region at one moment. Its keys are not shown.
+/// Snapshot of a region. It does not contain keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct MrInspect {
-    /// `false` from when it was destroyed or what it names went away.
+    /// `false` once the region is destroyed or its memory is gone.
     alive: bool,
-    /// Bytes of guest memory that are registered with the host for it, in whole pages.
+    /// Guest memory that is registered with the host for this region, in bytes of whole pages.
     registered_bytes: Snapshot<u64>,
 }
 
 impl Mr {
-    /// What it was made for.
+    /// Returns the properties that the region was created with.
     pub(crate) fn shape(&self) -> MrShape {
         match self.body {
             Body::User { start, length, access, .. } => MrShape::User { start, length, access },
@@ -148,7 +148,7 @@ impl Mr {
         }
     }
 
-    /// Describes itself. Waits for nobody.
+    /// Returns a snapshot. Does not wait for locks.
     pub(crate) fn inspect(&self) -> MrInspect {
         let registered = match &self.body {
             Body::User { pages, host, .. } => {
@@ -162,7 +162,7 @@ impl Mr {
         MrInspect { alive: self.alive.load(Ordering::Relaxed), registered_bytes: registered.into() }
     }
 
-    /// Makes a region and registers what it names. The caller holds the view until the region is in the table.
+    /// Creates a region and registers its memory. The caller holds the view until the region is in the table.
     pub(super) fn register(
         adapter: &Adapter,
         pd: &Arc<HostPd>,
@@ -196,7 +196,7 @@ impl Mr {
         Ok(Self { pd: Arc::clone(pd), key, rkey, alive: AtomicBool::new(true), body })
     }
 
-    /// Returns both keys of memory of a process, and what it is.
+    /// Registers memory of a process. Returns both keys, and the registration.
     fn register_user(
         adapter: &Adapter,
         pd: &Arc<HostPd>,
@@ -222,12 +222,12 @@ impl Mr {
         Ok((lkey, rkey, Body::User { start, length, access, pages, anchor: Some(anchor), host }))
     }
 
-    /// Returns the key that it was made with.
+    /// Returns the local key at creation.
     pub(crate) const fn lkey(&self) -> u32 {
         self.key
     }
 
-    /// Returns the key for peers that it was made with.
+    /// Returns the remote key at creation.
     pub(crate) const fn rkey(&self) -> u32 {
         self.rkey
     }
@@ -250,20 +250,21 @@ impl Mr {
         }
     }
 
-    /// Prepares a local invalidation. Returns `None` if nothing is registered under `key`, or that ends already.
+    /// Prepares a local invalidation. Returns `None` if nothing is registered under `key`, or if it is ending.
     pub(super) fn invalidate(self: &Arc<Self>, key: u32) -> Option<(HostOp, Bind)> {
         let Body::Fast { state, .. } = &self.body else { return None };
         state.lock().bound.as_mut().filter(|bound| bound.key == key && !bound.ending)?.ending = true;
         Some((HostOp::LocalInvalidate(key), Bind::Invalidate(Arc::clone(self), key)))
     }
 
-    /// Returns `true` if a list of these pages holds `length` bytes that begin at `start`.
+    /// Returns `true` if a list of these pages covers `length` bytes from `start`.
     fn fits(start: u64, length: u64, pages: &PageList) -> bool {
         let span = length.checked_add(start % PAGE_SIZE);
         length != 0 && start.checked_add(length).is_some() && span.is_some_and(|span| span <= pages.bytes())
     }
 
-    /// Ends what is registered of it if `gone` says so of any of its memory. The host does not reach it afterwards.
+    /// Ends the registrations that contain memory for which `gone` returns `true`. Afterwards the host cannot access
+    /// it. Returns the number of registrations ended.
     pub(super) fn revoke(&self, gone: &impl Fn(u64, u64) -> bool) -> u64 {
         match &self.body {
             Body::User { pages, host, .. } => {
@@ -284,7 +285,7 @@ impl Mr {
                 if !state.bound.as_ref().is_some_and(|bound| any_extent(&bound.pages, gone)) {
                     return 0;
                 }
-                // The window first: a region that windows are bound to cannot be deregistered.
+                // Free the window first: a region to which windows are bound cannot be deregistered.
                 self.alive.store(false, Ordering::Release);
                 state.window = None;
                 state.bound = None;
@@ -306,7 +307,7 @@ impl Mr {
         }
     }
 
-    /// Translates a piece of local memory, if `pd` may do `need` with it.
+    /// Translates a piece of local memory, if `pd` has the access rights `need` to it.
     pub(super) fn translate(
         &self,
         adapter: &Adapter,
@@ -349,7 +350,7 @@ impl Mr {
         }
     }
 
-    /// Finds, or registers, the ranges that `sge` lies in.
+    /// Finds, or registers, the ranges that contain `sge`.
     fn bus_addresses(
         &self,
         adapter: &Adapter,
@@ -454,7 +455,7 @@ impl Mr {
         Some((op, Bind::Register(Arc::clone(self), key)))
     }
 
-    /// Ends a registration that `qpn` filled, and the region with it: a window that is bound goes before its QP does.
+    /// Ends a registration that `qpn` filled, and its region: a bound window must be freed before its QP.
     pub(super) fn end_with(&self, qpn: u32) {
         if let Body::Fast { state, .. } = &self.body {
             let mut state = state.lock();
@@ -466,7 +467,7 @@ impl Mr {
         }
     }
 
-    /// The registration under `key` has ended.
+    /// Notes that the registration under `key` has ended.
     pub(super) fn unbind(&self, key: u32) {
         if let Body::Fast { state, .. } = &self.body {
             let mut state = state.lock();
@@ -478,7 +479,7 @@ impl Mr {
 }
 
 impl Bind {
-    /// The request was posted.
+    /// Notes that the request was posted.
     pub(crate) fn posted(&self) {
         if let Self::Register(mr, key) = self
             && let Body::Fast { state, .. } = &mr.body
@@ -488,7 +489,7 @@ impl Bind {
         }
     }
 
-    /// The request ended. An error ends the QP, and what it was to bind is not bound.
+    /// Notes that the request has ended. An error ends the QP, and the registration is not bound.
     pub(crate) fn ended(&self, success: bool) {
         match self {
             Self::Register(mr, key) if !success => mr.unbind(*key),

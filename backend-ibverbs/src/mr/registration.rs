@@ -1,4 +1,4 @@
-//! From pages of a guest to a region of the host's.
+//! Registration of guest pages as a region of the host.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::contiguous_mapping::ContiguousMapping;
 use crate::limits::Share;
 use crate::verbs::{HostMr, HostPd};
 
-/// Finds what is behind pages. It stays there while the view is held.
+/// Finds the host memory behind pages. It stays mapped while the view is held.
 pub(super) fn host_pieces(view: &DmaView<'_>, pages: &PageList, access: Access) -> Result<Vec<HostPiece>, VerbsError> {
     let direction = if access.contains(Access::LOCAL_WRITE) { Direction::Write } else { Direction::Read };
     let mut pieces = Vec::new();
@@ -21,7 +21,7 @@ pub(super) fn host_pieces(view: &DmaView<'_>, pages: &PageList, access: Access) 
     Ok(pieces)
 }
 
-/// Registers pieces with the host as one. The caller holds the view that they come from.
+/// Registers pieces as one region of the host. The caller holds the view that the pieces come from.
 pub(super) fn register(
     adapter: &Adapter,
     pd: &Arc<HostPd>,
@@ -31,7 +31,7 @@ pub(super) fn register(
     more: u32,
 ) -> Result<(HostMr, Share), VerbsError> {
     let share = adapter.pinned.take(pieces.iter().map(|piece| piece.len as u64).sum())?;
-    // A single piece is used where it is.
+    // A single piece is used in place and needs no mapping.
     let mappings = if pieces.len() > 1 { pieces.len() as u64 } else { 0 };
     let paid = adapter.mappings.take(mappings)?;
     let mapping = ContiguousMapping::map(pieces)?.paid_by(paid);
@@ -40,7 +40,7 @@ pub(super) fn register(
     Ok((host, share))
 }
 
-/// Registers a page of our own that only serves to have a key that nothing else has.
+/// Registers a page of the backend as an anchor, which only serves to reserve a unique key.
 pub(super) fn anchor(pd: &Arc<HostPd>) -> Result<HostMr, VerbsError> {
     let len = 4096;
     let page = MmapRegion::new(len).map_err(|error| VerbsError::Host(std::io::Error::other(error)))?;

@@ -12,7 +12,7 @@ use crate::adapter::Adapter;
 use crate::sys;
 use crate::verbs::{HostOp, HostPd};
 
-/// The regions of a device by bits 31:8 of their keys, which the host never gives twice at the same time.
+/// Regions of a device, by bits 31:8 of their keys, which the host never assigns twice at the same time.
 #[derive(Debug)]
 pub(crate) struct MrTable {
     adapter: Arc<Adapter>,
@@ -24,10 +24,10 @@ impl MrTable {
         Arc::new(Self { adapter: Arc::clone(adapter), regions: RwLock::default() })
     }
 
-    /// Makes a region.
+    /// Creates a region.
     ///
     /// # Errors
-    /// Rights or addresses do not fit together, the memory is not the guest's, the device may not register so much, or
+    /// Access rights and addresses are inconsistent, the memory is not the guest's, the device's limit is exceeded, or
     /// the host's adapter refuses.
     pub(crate) fn register(&self, pd: &Arc<HostPd>, request: MrRequest) -> Result<Arc<Mr>, VerbsError> {
         // Held until the region is in the table, where a change of the map finds it.
@@ -38,7 +38,7 @@ impl MrTable {
         Ok(mr)
     }
 
-    /// Ends a registration. When this returns no access through its keys is in flight. The caller holds no view.
+    /// Ends a registration. When this returns, no access through its keys is in flight. The caller holds no view.
     pub(crate) fn destroy(&self, mr: &Arc<Mr>) {
         let known = {
             let mut regions = self.regions.write();
@@ -49,10 +49,10 @@ impl MrTable {
             }
             known
         };
-        // The host waits for whatever is in flight through its keys.
+        // The host waits for accesses in flight through the keys.
         mr.destroy();
         if known && matches!(mr.shape(), MrShape::FastRegister { .. }) {
-            // A batch that is being posted may hold the window, and its poster a view for as long.
+            // A batch that is being posted may hold the window. Its thread holds a view as long, so wait for views.
             self.adapter.memory.barrier();
         }
     }
@@ -65,7 +65,8 @@ impl MrTable {
         self.regions.read().get(&(key >> 8)).filter(|mr| mr.is_in(pd)).cloned()
     }
 
-    /// Translates local memory that `pd` may do `need` with. Empty pieces mean nothing. Returns `None` if it may not.
+    /// Translates local memory to which `pd` needs the rights `need`. Empty pieces are ignored. Returns `None` if
+    /// access is not allowed.
     pub(crate) fn translate(
         &self,
         view: &DmaView<'_>,
@@ -82,7 +83,7 @@ impl MrTable {
         Some(())
     }
 
-    /// Prepares a fast registration by the QP of number `qpn`.
+    /// Prepares a fast registration by the QP with QPN `qpn`.
     pub(crate) fn fast_register(
         &self,
         view: &DmaView<'_>,
@@ -98,7 +99,7 @@ impl MrTable {
         self.get_in(pd, key)?.invalidate(key)
     }
 
-    /// Returns `true` if `key` names bus addresses, with the right to do `need`.
+    /// Returns `true` if `key` names bus addresses, with the access rights `need`.
     pub(crate) fn is_bus(&self, pd: &Arc<HostPd>, key: u32, need: Access) -> bool {
         self.get_in(pd, key).is_some_and(|mr| mr.is_bus(key, need))
     }
@@ -108,19 +109,19 @@ impl MrTable {
         self.regions.read().get(&(key >> 8)).is_some_and(|mr| mr.is_bound(key))
     }
 
-    /// A peer took a key away.
+    /// Handles the invalidation of a key by a peer.
     pub(crate) fn invalidated(&self, key: u32) {
         if let Some(mr) = self.get(key) {
             mr.unbind(key);
         }
     }
 
-    /// A QP is about to end: so do the fast registrations that it filled.
+    /// Ends the fast registrations that a QP has filled, before the QP is destroyed.
     pub(crate) fn end_with(&self, qpn: u32) {
         self.all().iter().for_each(|mr| mr.end_with(qpn));
     }
 
-    /// Ends every registration of memory that is gone. Returns how many those were.
+    /// Ends all registrations of memory that is gone. Returns their number.
     pub(crate) fn revoke(&self, gone: impl Fn(u64, u64) -> bool) -> u64 {
         self.all().iter().map(|mr| mr.revoke(&gone)).sum()
     }

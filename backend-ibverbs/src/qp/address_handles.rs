@@ -1,4 +1,4 @@
-//! The host's handles for the destinations of a datagram QP.
+//! Address handles of the host for the destinations of a datagram QP.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,33 +9,33 @@ use pvrdma_verbs::WcStatus;
 use crate::convert::Route;
 use crate::verbs::HostAh;
 
-/// Destinations that are remembered.
+/// Maximum number of cached destinations.
 const MAX_AHS: usize = 256;
-/// For how long nobody is asked again for a destination that was not found.
+/// Time after which a destination that was not found may be looked up again.
 const NOT_FOUND: Duration = Duration::from_secs(3);
 
-/// A GID, the index of the source, and how packets get there.
+/// Destination GID, index of the source GID, and the route.
 pub(super) type Destination = ([u8; 16], u8, Route);
 
-/// A destination that was looked up.
+/// Result of a look-up.
 #[derive(Clone, Debug)]
 enum Known {
     Found(Arc<HostAh>),
-    /// Nobody has it, and nobody asks before then.
+    /// The destination was not found, and is not looked up again before this time.
     Missing(Instant),
 }
 
-/// The destinations of a QP. The send side has it.
+/// Cached destinations of a QP. They belong to the send side.
 #[derive(Debug, Default)]
 pub(super) struct AddressHandles(HashMap<Destination, Known>);
 
 impl AddressHandles {
-    /// Forgets all. Handles in use live on until their requests end.
+    /// Clears the cache. Handles in use stay alive until their requests end.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// Remembers what was found, or that nobody has it.
+    /// Stores the result of a look-up.
     pub(super) fn remember(&mut self, destination: Destination, found: Option<Arc<HostAh>>) {
         let missing = || Known::Missing(Instant::now() + NOT_FOUND);
         let known = found.map_or_else(missing, Known::Found);
@@ -45,7 +45,7 @@ impl AddressHandles {
         self.0.insert(destination, known);
     }
 
-    /// `None` if somebody has to ask.
+    /// Returns the cached result, or `None` if the destination must be looked up.
     pub(super) fn find(&self, destination: &Destination) -> Option<Result<Arc<HostAh>, WcStatus>> {
         match self.0.get(destination)? {
             Known::Found(ah) => Some(Ok(Arc::clone(ah))),
@@ -54,7 +54,7 @@ impl AddressHandles {
     }
 }
 
-/// What a QP has asked for. It stays over a reset, so that a QP never has asked twice.
+/// Pending look-up of a QP. It survives a reset, so that a QP never has two look-ups pending.
 #[derive(Debug, Default)]
 pub(super) enum LookUp {
     #[default]

@@ -1,4 +1,4 @@
-//! Completions of the host become the guest's.
+//! Translation of the host's completions to the guest's.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,8 @@ use crate::inflight::WrId;
 use crate::sys::{WC_GRH, WC_KERNEL_INVALIDATE, WC_RECV_RDMA_WITH_IMM, WC_WITH_IMM, WC_WITH_INV, Wc};
 
 impl Qp {
-    /// Publishes a completion of the host. Returns `true` if the QP is to be kicked afterwards, when no lock is held.
+    /// Publishes a completion of the host. Returns `true` if the caller must kick the QP afterwards, once it holds no
+    /// lock.
     pub(crate) fn complete(&self, view: &DmaView<'_>, wc: &Wc) -> bool {
         let id = WrId::decode(wc.wr_id);
         let cq = if id.recv { &self.recv_cq } else { &self.send_cq };
@@ -30,34 +31,34 @@ impl Qp {
         }
         let known = if id.recv { self.complete_recv(view, wc, id) } else { self.complete_send(view, id, status) };
         let Some(waits) = known else {
-            // Of an earlier life, so its error ends nothing.
+            // The completion belongs to an earlier epoch, so its error does not affect the QP.
             bump(&self.adapter.counters.stale_completions);
             return false;
         };
         let failed = status != WcStatus::Success && self.set_error_of(id.recv, status);
-        // An error ends a connected QP of the host by itself, and it may still have to tell its peer: rdma_rxe does
-        // that after the completion, and not in the error state.
+        // An error puts a connected QP of the host into its error state without help, and the QP may still need to
+        // notify its peer: rdma_rxe does that after the completion, and not in the error state.
         if failed && self.qp_type.is_datagram() || cq.is_dead() && self.set_error() {
             self.failing.store(true, Ordering::Release);
         }
         waits || self.state() == QpState::Error
     }
 
-    /// Returns `true` if an error is what ends the QP. A datagram that does not fit ends at most its receive, of an SRQ
-    /// (IBA 9.9.3, class E). Adapters report a length error; rdma_rxe reports an invalid request.
+    /// Returns `true` if an error ends the QP. A datagram that does not fit ends at most its receive, if that is from
+    /// an SRQ (IBA 9.9.3, class E). Adapters report a length error; rdma_rxe reports an invalid request.
     fn set_error_of(&self, recv: bool, status: WcStatus) -> bool {
         let too_long = matches!(status, WcStatus::LocalLength | WcStatus::RemoteInvalidRequest);
         let harmless = recv && self.qp_type.is_datagram() && too_long;
         !harmless && self.set_error()
     }
 
-    /// Returns whether sends wait for this, or `None` if it is of no request that is in flight.
+    /// Returns whether sends wait for this completion, or `None` if it belongs to no request in flight.
     fn complete_send(&self, view: &DmaView<'_>, id: WrId, status: WcStatus) -> Option<bool> {
         let mut inflight = self.send_inflight.lock();
         if inflight.epoch != id.epoch || !inflight.is_in_flight(id.number) {
             return None;
         }
-        // Those before have ended well, or they would have completed themselves.
+        // Earlier requests have succeeded, because a failed one would have raised a completion of its own.
         let mut entries = inflight.complete(id.number).peekable();
         while let Some(entry) = entries.next() {
             let status = if entries.peek().is_some() { WcStatus::Success } else { status };
@@ -69,7 +70,7 @@ impl Qp {
             }
             let local = matches!(entry.opcode, WcOpcode::FastRegister | WcOpcode::LocalInvalidate);
             let status = match status {
-                // The guest knows nothing of windows.
+                // Windows are not visible to the guest.
                 WcStatus::MwBind => WcStatus::LocalQpOperation,
                 status if local && status != WcStatus::Success && status != WcStatus::Flushed => {
                     WcStatus::LocalQpOperation
@@ -89,14 +90,14 @@ impl Qp {
         Some(self.send_waits.swap(false, Ordering::SeqCst))
     }
 
-    /// Says once that the send queue is drained, if that was asked for. The caller holds the sends in flight.
+    /// Reports once that the send queue is drained, if requested. The caller holds the sends in flight.
     pub(super) fn drained(&self, view: &DmaView<'_>) {
         if self.notify_drained.swap(false, Ordering::AcqRel) && !self.is_muted() {
             self.event(view, QpEvent::SendQueueDrained);
         }
     }
 
-    /// As [`Self::complete_send`] for receives.
+    /// Like [`Self::complete_send`], for receives.
     fn complete_recv(&self, view: &DmaView<'_>, wc: &Wc, id: WrId) -> Option<bool> {
         let mut inflight = self.recv_inflight.lock();
         let wr_id = match &self.srq {
@@ -115,7 +116,7 @@ impl Qp {
             self.recv_cq.publish(&self.adapter, view, &completion);
         }
         drop(inflight);
-        // A shared queue refills itself here: its guest rings only when it posts.
+        // A shared queue is refilled here, because its guest rings only when it posts.
         Some(self.srq.is_some() || self.recv_waits.swap(false, Ordering::SeqCst))
     }
 
@@ -149,13 +150,14 @@ impl Qp {
                 (GidType::RoceV2, None) => NetworkType::Ipv6,
             });
         }
-        // The host's entries do not say it. Too many notifications are allowed, too few are not.
+        // The host's entries do not report it. Extra notifications are allowed, missing ones are not.
         completion.solicited = true;
         completion
     }
 
-    /// `rdma_rxe` shows user space the kernel's number of this flag, which is another one's there. It means that where
-    /// the key is one that can have been invalidated.
+    /// Returns `true` if the completion reports an invalidation under the kernel's flag. `rdma_rxe` passes the kernel's
+    /// value of this flag to user space, where that value has another meaning. It means an invalidation only where the
+    /// key is one that can have been invalidated.
     fn is_kernel_invalidate(&self, wc: &Wc) -> bool {
         wc.wc_flags & WC_KERNEL_INVALIDATE != 0
             && self.qp_type == QpType::Rc

@@ -7,7 +7,7 @@ use crate::convert;
 use crate::sys::QpAttr;
 use crate::verbs::HostQp;
 
-/// `IBV_QP_STATE`: the mask of a change of the state.
+/// `IBV_QP_STATE`: mask for a change of the state.
 pub(super) const STATE: i32 = 1;
 
 /// Returns attributes that change the state to `state`, with the mask [`STATE`].
@@ -15,8 +15,8 @@ pub(super) fn to(state: QpState) -> QpAttr {
     QpAttr { qp_state: i32::from(state as u8), ..QpAttr::default() }
 }
 
-/// Brings a QP of the host to its error state, where it flushes. In RESET it has nothing to flush, and some adapters
-/// stay there.
+/// Moves a QP of the host to its error state, where it flushes. A QP in RESET has nothing to flush, and some adapters
+/// leave it there.
 pub(super) fn to_error(adapter: &Adapter, host: &HostQp) {
     if host.query(STATE).is_ok_and(|attr| convert::state(attr.qp_state) == QpState::Reset) {
         return;

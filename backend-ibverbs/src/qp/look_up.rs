@@ -1,4 +1,4 @@
-//! Looks up the destinations of a datagram QP, on a thread that may wait for the network.
+//! Look-ups of the destinations of a datagram QP, on a thread that may wait for the network.
 
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use crate::convert::{self, Route};
 use crate::verbs::HostAh;
 
 impl Qp {
-    /// Returns the host's handle for a destination, or `None` if it is being looked up: then the queue is run again.
+    /// Returns the host's handle for a destination, or `None` if a look-up is pending: the queue then runs again
+    /// afterwards.
     pub(super) fn address_handle(
         &self,
         handles: &mut AddressHandles,
@@ -34,7 +35,7 @@ impl Qp {
             }
             LookUp::Asked(other) => {
                 *look_up = LookUp::Asked(other);
-                // One at a time. What is known need not wait.
+                // Only one look-up is pending at a time. Cached destinations need not wait for it.
                 return handles.find(&destination).transpose();
             }
         }
@@ -47,7 +48,7 @@ impl Qp {
         let (pd, qps, number) = (Arc::clone(&self.pd), Arc::clone(&self.qps), self.qpn.get());
         let log = Arc::clone(&self.adapter.log);
         let asked = self.adapter.resolver.ask(move || {
-            // Nobody waits for the answer of a QP that is gone.
+            // A QP that is gone does not need the answer.
             if qps.get(number).is_none() {
                 return;
             }
@@ -65,7 +66,7 @@ impl Qp {
         Ok(None)
     }
 
-    /// A destination was looked up: the request that waits for it goes on.
+    /// Stores the result of a look-up and continues the request that waits for it.
     fn looked_up(&self, destination: Destination, found: Option<Arc<HostAh>>) {
         {
             let mut look_up = self.look_up.lock();

@@ -1,7 +1,7 @@
 //! Queue pairs.
 //!
-//! The host's QP is in RESET, INIT, RTR, RTS or ERROR. The states in between are ours: in SQD requests are left in the
-//! guest's ring while those that were posted end, in SQE they are flushed.
+//! The host's QP is in RESET, INIT, RTR, RTS or ERROR. SQD and SQE are implemented here: in SQD, requests stay in the
+//! guest's ring while the posted ones complete; in SQE, requests are flushed.
 
 mod address_handles;
 mod complete;

@@ -1,4 +1,4 @@
-//! Changing and querying a QP.
+//! Modifying and querying a QP.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ use crate::limits::MAX_RD_ATOMIC;
 use crate::reap;
 use crate::verbs::HostQp;
 
-/// Attributes that the host changes in RTS.
+/// Attributes that the host can change in RTS.
 const IN_RTS: QpAttrMask = QpAttrMask::STATE
     .union(QpAttrMask::CUR_STATE)
     .union(QpAttrMask::ACCESS_FLAGS)
@@ -24,7 +24,7 @@ const IN_RTS: QpAttrMask = QpAttrMask::STATE
 impl Qp {
     pub(crate) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
         let result = self.modify_locked(new, mask);
-        // Requests that may start in the new state, and the flush.
+        // Runs requests that may start in the new state, and the flush.
         self.kick();
         result
     }
@@ -56,7 +56,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Takes the state that was reached, unless an error came first.
+    /// Enters the state that the host has reached, unless an error came first.
     fn enter(&self, from: QpState, to: QpState, new: &QpAttrs, mask: QpAttrMask) {
         let notify = mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && new.en_sqd_async_notify;
         if to == QpState::Rtr {
@@ -65,11 +65,11 @@ impl Qp {
         if to != QpState::Sqd {
             self.notify_drained.store(false, Ordering::Release);
         }
-        // A change of other attributes leaves what was asked for when the queue began to drain.
+        // Changing other attributes in SQD keeps the notification that was requested when the queue began to drain.
         if !self.step(from, to) || to != QpState::Sqd || from == QpState::Sqd {
             return;
         }
-        // Who still posts by the state before this is not drained yet, so nobody is told until they are done.
+        // A thread that still posts under the previous state has not drained yet, so wait for it before reporting.
         drop(self.send.lock());
         self.notify_drained.store(notify, Ordering::Release);
         let view = self.adapter.memory.view();
@@ -79,7 +79,7 @@ impl Qp {
         }
     }
 
-    /// Changes the host's QP. SQD and SQE are not states of the host's.
+    /// Changes the host's QP. The host's QP never enters SQD and SQE.
     fn change_host(
         &self,
         host: &HostQp,
@@ -112,7 +112,7 @@ impl Qp {
             attr.ah_attr = convert::route(dgid, source.host.index, self.adapter.shared.config.port, &route);
         }
         if from == QpState::Sqd && !(IN_RTS.contains(mask)) {
-            // What only a drained queue may change: the host is drained for a moment.
+            // Some attributes can only be changed while the queue is drained, so drain the host's queue for a moment.
             host.modify(&host_state::to(QpState::Sqd), STATE)?;
             attr.qp_state = i32::from(QpState::Sqd as u8);
             let changed = host.modify(&attr, bits | STATE);
@@ -123,7 +123,8 @@ impl Qp {
         Ok(host.modify(&attr, bits)?)
     }
 
-    /// The adapter takes packets of a connection from its peer only, so this is where it is decided.
+    /// Checks the peer rules. The adapter accepts packets of a connection only from its peer, so checking here
+    /// suffices.
     fn check_peer(&self, from: Gid, to: Gid) -> Result<(), VerbsError> {
         let Adapter { shared, member, counters, log, .. } = &*self.adapter;
         if shared.fabric.may_meet(member, from, to) {
@@ -134,17 +135,17 @@ impl Qp {
         Err(VerbsError::NotAllowed("the peer is not among those that the devices may talk to"))
     }
 
-    /// Nothing is published from here on until the QP is used again; the rings start over.
+    /// Resets the QP: nothing is published until the QP is used again, and the rings start over.
     fn reset(&self, host: &HostQp) -> Result<(), VerbsError> {
         self.mute(true);
         self.set_state(QpState::Reset);
-        // What they post is of the old life, and ends with it.
+        // Requests that a thread is still posting belong to the previous epoch and end with it.
         self.wait_for_posters();
         let result = {
             let _changing = self.host_state.lock();
             host.modify(&host_state::to(QpState::Reset), STATE)
         };
-        // What the host completed before belongs to nobody now, except receives of a shared queue, which go back there.
+        // Discard completions of the previous epoch. Receives of a shared queue are returned to that queue.
         reap::drain(&self.send_cq, &self.adapter, &self.qps);
         reap::drain(&self.recv_cq, &self.adapter, &self.qps);
         if let Some(side) = self.send.lock().as_mut() {
@@ -169,10 +170,11 @@ impl Qp {
         Ok(result?)
     }
 
-    /// The state as it is: the host may have ended its QP without a completion to show it.
+    /// Returns the current state. The host may have put its QP into the error state without a completion that reports
+    /// it.
     fn refresh(&self, host: &HostQp) -> QpState {
         if !matches!(self.state(), QpState::Reset | QpState::Error) {
-            // A reset waits for this, so that what the host says is not of the life before.
+            // A reset takes this lock too, so the host's answer cannot belong to the previous epoch.
             let _changing = self.host_state.lock();
             if host.query(STATE).is_ok_and(|attr| convert::state(attr.qp_state) == QpState::Error) {
                 self.set_error();
@@ -181,7 +183,7 @@ impl Qp {
         self.state()
     }
 
-    /// As [`Self::query`], but with the state that the daemon knows, and only if nobody holds what is asked.
+    /// Like [`Self::query`], but with the state known to the daemon, and `None` if another thread holds the attributes.
     pub(crate) fn try_query(&self) -> Option<QpAttrs> {
         let state = self.state();
         let mut attrs = *self.attrs.try_lock()?;
@@ -194,7 +196,7 @@ impl Qp {
         let before = self.state();
         let state = self.host().map_or(QpState::Error, |host| self.refresh(&host));
         if state == QpState::Error && before != state {
-            // Perhaps nobody else has seen it: what is in the rings is flushed.
+            // No other thread may have noticed the error, so flush the rings.
             self.kick();
         }
         let mut attrs = *self.attrs.lock();

@@ -1,4 +1,4 @@
-//! What a queue pair is made of.
+//! Components of a queue pair.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::cq::Cq;
 use crate::srq::Srq;
 use crate::verbs::HostPd;
 
-/// As [`QpInit`](pvrdma_verbs::QpInit), with our own objects.
+/// Like [`QpInit`](pvrdma_verbs::QpInit), with the backend's objects.
 pub(crate) struct QpParts {
     pub(crate) cookie: u32,
     pub(crate) qp_type: QpType,

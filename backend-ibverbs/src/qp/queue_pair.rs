@@ -1,4 +1,4 @@
-//! A queue pair: what it is made of, its state, and how it goes on.
+//! A queue pair: its components, state, and processing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,10 +23,11 @@ use crate::srq::Srq;
 use crate::sys::{QPT_RC, QPT_UD, QpCap};
 use crate::verbs::{HostPd, HostQp, HostQpInit};
 
-/// Elements flushed in one go: a guest that posts as fast as we flush does not keep us for ever.
+/// Maximum number of elements flushed in one call, so that a guest that posts as fast as elements are flushed cannot
+/// occupy the thread forever.
 pub(super) const FLUSH_BUDGET: usize = 1 << 16;
 
-/// A queue pair of the host and the guest's rings behind it.
+/// A queue pair of the host, and the guest's rings that feed it.
 pub(crate) struct Qp {
     pub(super) adapter: Arc<Adapter>,
     pub(super) mrs: Arc<MrTable>,
@@ -37,64 +38,64 @@ pub(crate) struct Qp {
     pub(super) qpn: Qpn,
     pub(super) address: usize,
     pub(super) signal_all: bool,
-    /// Sends that may be in flight.
+    /// Maximum number of sends in flight.
     pub(super) depth: usize,
     pub(super) send_cq: Arc<Cq>,
     pub(super) recv_cq: Arc<Cq>,
     pub(super) srq: Option<Arc<Srq>>,
-    /// Completions that it may cause in each queue.
+    /// Number of completions reserved in each queue.
     pub(super) reserved: [u32; 2],
     pub(super) attrs: Mutex<QpAttrs>,
     pub(super) state: AtomicU8,
-    /// `None` when it was destroyed.
+    /// `None` once it is destroyed.
     pub(super) send: Mutex<Option<SendSide>>,
-    /// `None` with a shared receive queue, and when it was destroyed.
+    /// `None` with a shared receive queue, and once it is destroyed.
     pub(super) recv: Mutex<Option<RecvSide>>,
     pub(super) host: RwLock<Option<Arc<HostQp>>>,
-    /// Held by who resets the host's QP, stops it or asks for its state, which takes no time. The way to RTR, on which
-    /// the host looks for the peer, needs it not: from the error state it leads nowhere.
+    /// Held while the host's QP is reset, stopped or queried, which are short operations. The transition to RTR, for
+    /// which the host looks up the peer, does not need it, because it cannot leave the error state.
     pub(super) host_state: Mutex<()>,
     pub(super) send_inflight: Mutex<SendInflight>,
     pub(super) recv_inflight: Mutex<RecvInflight>,
-    /// Nothing may be published. Changed with both of the above held.
+    /// Nothing may be published. Changed only with both sides held.
     pub(super) muted: AtomicBool,
-    /// Work was left because something is in flight.
+    /// Sends were left in the ring because requests are in flight.
     pub(super) send_waits: AtomicBool,
     pub(super) recv_waits: AtomicBool,
-    /// The destination that is being looked up.
+    /// State of the destination look-up.
     pub(super) look_up: Mutex<LookUp>,
-    /// The host's QP is to go to its error state.
+    /// The host's QP must be moved to its error state.
     pub(super) failing: AtomicBool,
-    /// SQD was asked for with a notification.
+    /// A notification was requested with SQD.
     pub(super) notify_drained: AtomicBool,
-    /// "Last WQE reached" was reported. It comes once in an epoch.
+    /// "Last WQE reached" was reported. It is reported once per epoch.
     pub(super) last_wqe: AtomicBool,
-    /// Largest datagram.
+    /// Maximum length of a datagram.
     pub(super) datagram: AtomicU32,
 }
 
-/// A queue pair at one moment.
+/// Snapshot of a queue pair.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct QpInspect {
-    /// Its state as the daemon knows it. The host is not asked.
+    /// State as known to the daemon. The host is not queried.
     state: QpState,
     #[serde(rename = "type")]
     qp_type: QpType,
-    /// Its number at the host, which is that on the wire.
+    /// QPN on the host, which is the QPN on the wire.
     host_qpn: Qpn,
-    /// Sends that the host has.
+    /// Number of sends posted to the host.
     sends_in_flight: Snapshot<usize>,
-    /// Sends that it may have.
+    /// Maximum number of sends posted to the host.
     max_sends_in_flight: usize,
-    /// Receives that the host has, without those of an SRQ.
+    /// Number of receives posted to the host, without those of an SRQ.
     receives_in_flight: Snapshot<usize>,
-    /// Sends wait in the ring because something is in flight.
+    /// Sends wait in the ring because requests are in flight.
     send_waits: bool,
-    /// Receives do.
+    /// Receives wait in the ring because requests are in flight.
     recv_waits: bool,
     /// Nothing may be published.
     muted: bool,
-    /// The host's queue pair is yet to be brought to its error state.
+    /// The host's queue pair must still be moved to its error state.
     failing: bool,
 }
 
@@ -105,7 +106,7 @@ impl fmt::Debug for Qp {
 }
 
 impl Qp {
-    /// Makes a queue pair in RESET.
+    /// Creates a queue pair in RESET.
     pub(crate) fn create(
         adapter: &Arc<Adapter>,
         mrs: &Arc<MrTable>,
@@ -158,7 +159,7 @@ impl Qp {
         Ok(qp)
     }
 
-    /// Describes itself. Waits for nobody and does not ask the host.
+    /// Returns a snapshot. Does not wait for locks and does not query the host.
     pub(crate) fn inspect(&self) -> QpInspect {
         QpInspect {
             state: self.state(),
@@ -174,12 +175,12 @@ impl Qp {
         }
     }
 
-    /// Returns its number on the wire.
+    /// Returns the QPN on the wire.
     pub(crate) const fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    /// Names it in the host's events.
+    /// Returns the address that identifies the queue pair in the host's events.
     pub(crate) const fn address(&self) -> usize {
         self.address
     }
@@ -188,7 +189,7 @@ impl Qp {
         std::ptr::eq(&raw const *self.send_cq, cq) || std::ptr::eq(&raw const *self.recv_cq, cq)
     }
 
-    /// Returns the host's object, until it is destroyed.
+    /// Returns the host's object, or `None` once it is destroyed.
     pub(super) fn host(&self) -> Option<Arc<HostQp>> {
         self.host.read().clone()
     }
@@ -201,12 +202,13 @@ impl Qp {
         self.state.store(state as u8, Ordering::Release);
     }
 
-    /// Goes from one state to another. Returns `false` if it is not in the first, which others may have ended.
+    /// Changes the state from `from` to `to`. Returns `false` if the state is no longer `from`, because another thread
+    /// has changed it.
     pub(super) fn step(&self, from: QpState, to: QpState) -> bool {
         self.state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Brings it to the error state, unless it is in RESET. Returns `true` if this is the change that does so.
+    /// Enters the error state, unless the state is RESET. Returns `true` if this call made the change.
     pub(super) fn set_error(&self) -> bool {
         let error = QpState::Error as u8;
         self.state
@@ -216,8 +218,9 @@ impl Qp {
             .is_ok()
     }
 
-    /// Waits until nobody posts by a state that it had before. Whoever begins after this sees the present one: they
-    /// look at it with their side held. The caller holds nothing that they may want.
+    /// Waits until no thread posts under a previous state. A thread that starts posting afterwards sees the current
+    /// state, because it reads the state while it holds its side. The caller holds no lock that such a thread may wait
+    /// for.
     pub(super) fn wait_for_posters(&self) {
         drop(self.send.lock());
         drop(self.recv.lock());
@@ -237,9 +240,10 @@ impl Qp {
         self.adapter.events.event(view, AsyncEvent::Qp(event, self.cookie));
     }
 
-    /// The host says something of it.
+    /// Handles an event of the host.
     pub(crate) fn host_event(&self, event: QpEvent) {
-        // Otherwise it is of an earlier life. The host's QP may be there before anything has told us.
+        // In another state the event would belong to an earlier epoch. The host's QP may enter the error state before
+        // an event or a completion reports it, so the query asks the host.
         if event == QpEvent::LastWqeReached && self.query().state != QpState::Error {
             return;
         }
@@ -248,12 +252,12 @@ impl Qp {
             let view = self.adapter.memory.view();
             let inflight = self.send_inflight.lock();
             let repeated = event == QpEvent::LastWqeReached && self.last_wqe.swap(true, Ordering::AcqRel);
-            // Draining is ours, and so are its events.
+            // Draining is implemented here, so the host's drain events are ignored.
             if self.is_muted() || repeated || event == QpEvent::SendQueueDrained {
                 return;
             }
             self.event(&view, event);
-            // Before a reset can mute it, and give it another life.
+            // Must precede a reset, which could mute the QP and begin another epoch.
             if fatal {
                 self.set_error();
             }
@@ -264,16 +268,17 @@ impl Qp {
         }
     }
 
-    /// The guest has posted sends, or what one of them waited for has come. The caller holds no lock.
+    /// Continues sending: the guest has posted sends, or a condition that one of them waited for has occurred. The
+    /// caller holds no lock.
     pub(crate) fn go_on_sending(&self) {
         self.run_send();
-        // A request that fails ends both sides.
+        // A failed request ends both sides.
         if self.state() == QpState::Error {
             self.kick();
         }
     }
 
-    /// Goes on where something waited, or flushes.
+    /// Continues waiting work, or flushes.
     pub(crate) fn kick(&self) {
         self.run_send();
         if self.failing.swap(false, Ordering::AcqRel) {
@@ -285,15 +290,15 @@ impl Qp {
         }
     }
 
-    /// Brings the host's QP to its error state.
+    /// Moves the host's QP to its error state.
     pub(super) fn stop_host(&self) {
         if let Some(host) = self.host() {
             self.stop(&host);
         }
     }
 
-    /// As [`Self::stop_host`], by who has the host's object. Does nothing if a command has given the QP another life
-    /// since it was to stop.
+    /// Like [`Self::stop_host`], for a caller that holds the host's object. Does nothing if a command has begun a new
+    /// epoch since the QP was marked as failing.
     pub(super) fn stop(&self, host: &HostQp) {
         let _changing = self.host_state.lock();
         if self.state() == QpState::Error {
@@ -301,7 +306,7 @@ impl Qp {
         }
     }
 
-    /// A ring of the guest cannot be read: the QP ends. Returns `true` if it was this that ended it.
+    /// Ends the QP because a ring of the guest cannot be read. Returns `true` if this call ended it.
     pub(super) fn broken_ring(&self, view: &DmaView<'_>, error: &dyn fmt::Display) -> bool {
         self.adapter.log.warn(module_path!(), format_args!("a ring of QP {}: {error}", self.qpn));
         let ended = self.set_error();
@@ -313,10 +318,10 @@ impl Qp {
     }
 }
 
-/// Returns what the host's queues must hold. The host takes no queue of size 0, a guest may ask for one.
+/// Returns the capacities of the host's queues. The host does not accept queues of size 0, which a guest may request.
 fn capacity(parts: &QpParts) -> QpCap {
     let caps = &parts.caps;
-    // Receives come from the SRQ, if there is one.
+    // With an SRQ, receives come from the SRQ.
     let own_receives = parts.srq.is_none();
     QpCap {
         max_send_wr: caps.max_send_wr.max(1),
@@ -341,6 +346,6 @@ fn make_host(adapter: &Adapter, parts: &QpParts, cap: QpCap) -> Result<HostQp, V
     };
     let max_send_sge = adapter.sges(cap.max_send_sge);
     let max_recv_sge = if parts.srq.is_none() { adapter.sges(cap.max_recv_sge) } else { cap.max_recv_sge };
-    // An adapter may not have room for long queues of long requests.
+    // An adapter may not have room for long queues with many SGEs per request, so fall back to the guest's numbers.
     Ok(make(QpCap { max_send_sge, max_recv_sge, ..cap }).or_else(|_| make(cap))?)
 }

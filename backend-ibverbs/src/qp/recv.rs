@@ -1,4 +1,4 @@
-//! The receive queue: from the guest's ring to the host's queue.
+//! Receive queue: moves requests from the guest's ring to the host's queue.
 
 use std::sync::atomic::Ordering;
 
@@ -13,15 +13,17 @@ impl Qp {
     /// Posts receives, or flushes them.
     pub(crate) fn run_recv(&self) {
         if self.post_receives() {
-            // Nobody rings for the sends of a QP that its receives have ended.
+            // Flush the sends as well: the guest does not ring for the sends of a QP that failed because of its
+            // receives.
             self.run_send();
         }
     }
 
-    /// Returns `true` if it was this that ended the QP.
+    /// Returns `true` if this call ended the QP.
     fn post_receives(&self) -> bool {
         let mut ended = false;
-        // The side first: who ends the QP takes the host's object and then waits for us to be done with it.
+        // Lock the side first: a thread that ends the QP takes the host's object and then waits for this thread to
+        // release it.
         let mut guard = self.recv.lock();
         let Some(side) = guard.as_mut() else { return ended };
         let Some(host) = self.host() else { return ended };
@@ -35,14 +37,15 @@ impl Qp {
                 }
                 QpState::Init | QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe => {}
             }
-            // First: a completion from here on is one more reason to look.
+            // Set the flag before reading the ring: a completion from here on causes another look at the ring.
             self.recv_waits.store(true, Ordering::SeqCst);
             let filled = side.fill(&self.mrs, &view, &self.pd, &self.recv_inflight);
             let again = match &filled {
                 Filled::More => side.is_filled(),
                 Filled::Empty => {
-                    // What the guest adds comes with a doorbell, so nothing waits for completions. Only who saw the
-                    // ring empty knows that: room that is there now may have come after the ring was left alone.
+                    // A doorbell follows when the guest adds requests, so none wait for completions. The flag is
+                    // cleared only if the ring was seen empty: room that exists now may have become available after a
+                    // full batch left the ring unread.
                     self.recv_waits.store(false, Ordering::SeqCst);
                     false
                 }
@@ -62,7 +65,7 @@ impl Qp {
         }
     }
 
-    /// Posts what is in the batch. Returns `false` if the host does not take all of it, which ends the QP.
+    /// Posts the batch. Returns `false` if the host does not accept all of it, which ends the QP.
     fn post_batch(&self, host: &HostQp, view: &DmaView<'_>, side: &mut RecvSide, ended: &mut bool) -> bool {
         if !side.is_filled() {
             return true;
@@ -87,7 +90,7 @@ impl Qp {
         }
     }
 
-    /// The host flushes what it has; then comes what is in the guest's ring.
+    /// Flushes the guest's ring, once the host has flushed its own receives.
     fn flush_recv(&self, view: &DmaView<'_>, side: &mut RecvSide) {
         self.recv_waits.store(true, Ordering::SeqCst);
         if !self.recv_inflight.lock().is_empty() {

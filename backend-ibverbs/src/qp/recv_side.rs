@@ -1,4 +1,4 @@
-//! The receive side of a queue pair or of a shared receive queue.
+//! Receive side of a queue pair or of a shared receive queue.
 
 use std::io;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use crate::mr::MrTable;
 use crate::sys;
 use crate::verbs::{HostPd, RecvBatch};
 
-/// Receives posted to the host at once.
+/// Maximum number of receives posted to the host at once.
 const BATCH: usize = 32;
 
-/// What is known of the guest's ring after a batch was taken from it.
+/// State of the guest's ring after a batch was taken from it.
 #[derive(Debug)]
 pub(crate) enum Filled {
-    /// There may be more in it.
+    /// The ring may hold more.
     More,
-    /// Nothing is left in it.
+    /// The ring is empty.
     Empty,
-    /// It cannot be read. What was taken from it before is in the batch.
+    /// The ring cannot be read. Requests that were taken before the error are in the batch.
     Broken(QueueError),
 }
 
-/// The guest's ring and room to work.
+/// The guest's ring and working buffers.
 pub(crate) struct RecvSide {
     pub(crate) source: Box<dyn RecvSource>,
     pub(crate) wr: RecvWr,
     batch: RecvBatch,
     sges: Vec<sys::Sge>,
-    /// Numbers of what is in the batch.
+    /// Numbers of the requests in the batch.
     numbers: Vec<u32>,
 }
 
@@ -43,8 +43,8 @@ impl RecvSide {
         Self { source, wr: RecvWr::default(), batch, sges, numbers }
     }
 
-    /// Takes requests from the ring into the batch, and notes them as in flight. Whatever comes of it, the caller posts
-    /// the batch: nobody else ends what is noted.
+    /// Moves requests from the ring to the batch, and notes them as in flight. The caller must post the batch whatever
+    /// the result, because the noted requests are not ended elsewhere.
     pub(crate) fn fill(
         &mut self,
         mrs: &MrTable,
@@ -64,7 +64,7 @@ impl RecvSide {
             let RecvWr { wr_id, sges, malformed } = &self.wr;
             let known = mrs.translate(view, pd, sges, Access::LOCAL_WRITE, &mut self.sges);
             if *malformed || known.is_none() {
-                // An error shows when the receive is used: the host is given what it must refuse.
+                // An error must appear only when the receive is used, so the host gets an SGE that it will refuse.
                 let first = sges
                     .iter()
                     .find(|sge| sge.length != 0)
@@ -81,12 +81,12 @@ impl RecvSide {
         Filled::More
     }
 
-    /// Returns `true` if there is something to post.
+    /// Returns `true` if the batch is not empty.
     pub(crate) const fn is_filled(&self) -> bool {
         self.batch.len() != 0
     }
 
-    /// Posts the batch. What the host does not take is not in flight any more; it is returned.
+    /// Posts the batch. Requests that the host does not accept are removed from those in flight and returned.
     pub(crate) fn post(
         &mut self,
         adapter: &Adapter,
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
     use crate::fake::FakeBackend;
 
-    /// One receive after the other, without end.
+    /// A ring with an endless number of receives.
     struct Endless;
 
     impl RecvSource for Endless {
@@ -125,7 +125,8 @@ mod tests {
         fn reset(&mut self) {}
     }
 
-    /// The room may come right after this: who takes a ring that was left alone for an empty one waits for ever.
+    /// Room may become available right after this: treating a ring that was left unread as empty would stall it
+    /// forever.
     #[test]
     fn a_ring_that_was_left_alone_for_want_of_room_is_not_taken_for_empty() {
         let node = Node::new(&FakeBackend::new(), 1);

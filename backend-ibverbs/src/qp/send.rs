@@ -1,4 +1,4 @@
-//! The send queue: from the guest's ring to the host's queue.
+//! Send queue: moves requests from the guest's ring to the host's queue.
 
 use std::sync::atomic::Ordering;
 
@@ -14,29 +14,30 @@ use crate::mr::Bind;
 use crate::sys::{SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED};
 use crate::verbs::HostQp;
 
-/// Requests posted to the host at once.
+/// Maximum number of requests posted to the host at once.
 const BATCH: usize = 32;
 
-/// What is known of the guest's ring after a batch was taken from it.
+/// State of the guest's ring after a batch was taken from it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ring {
-    /// There may be more in it.
+    /// The ring may hold more.
     More,
-    /// Nothing is left in it.
+    /// The ring is empty.
     Empty,
-    /// It cannot be read.
+    /// The ring cannot be read.
     Broken,
 }
 
 impl Qp {
     /// Posts sends, or flushes them.
     pub(crate) fn run_send(&self) {
-        // The side first: who ends the QP takes the host's object and then waits for us to be done with it.
+        // Lock the side first: a thread that ends the QP takes the host's object and then waits for this thread to
+        // release it.
         let mut guard = self.send.lock();
         let Some(side) = guard.as_mut() else { return };
         let Some(host) = self.host() else { return };
         loop {
-            // First: a completion from here on is one more reason to look.
+            // Set the flag before reading the ring: a completion from here on causes another look at the ring.
             self.send_waits.store(true, Ordering::SeqCst);
             match self.state() {
                 QpState::Rts => {
@@ -50,21 +51,21 @@ impl Qp {
         }
     }
 
-    /// Posts one batch. Returns `true` if it is worth to try once more.
+    /// Posts one batch. Returns `true` if the caller should try again.
     fn post_some(&self, host: &HostQp, side: &mut SendSide) -> bool {
         let mut binds = Vec::new();
         let view = self.adapter.memory.view();
         let ring = self.fill(&view, side, &mut binds);
-        // A batch that binds a window holds what it binds it to, which must not outlive its memory: that stays in the
-        // map until the batch is posted and cleared.
+        // A batch that binds a window holds the region that it binds to, which must not outlive its memory. The view
+        // keeps the memory in the map until the batch is posted and cleared.
         let _view = (!binds.is_empty()).then_some(view);
-        // What the guest adds comes with a doorbell, so nothing waits for completions.
+        // A doorbell follows when the guest adds requests, so none wait for completions.
         if ring == Ring::Empty && side.failed.is_empty() {
             self.send_waits.store(false, Ordering::SeqCst);
         }
         let count = side.batch.len();
         if count == 0 {
-            // The first failure comes when everything before it has ended.
+            // The first failure is reported once all requests before it have ended.
             let failed = !side.failed.is_empty() && self.send_inflight.lock().is_empty() && self.fail_local(side);
             return failed || ring == Ring::Broken;
         }
@@ -93,7 +94,8 @@ impl Qp {
         }
     }
 
-    /// Takes requests from the ring into the batch, and notes them as in flight. `binds` is what they do to regions.
+    /// Moves requests from the ring to the batch, and notes them as in flight. `binds` receives their effects on
+    /// regions.
     fn fill(&self, view: &DmaView<'_>, side: &mut SendSide, binds: &mut Vec<Bind>) -> Ring {
         side.batch.clear();
         while side.batch.len() < BATCH && side.failed.is_empty() && binds.is_empty() {
@@ -113,7 +115,8 @@ impl Qp {
             match self.translate(view, side) {
                 Step::Post(op, entry) => {
                     let flags = host_flags(side.wr.flags);
-                    // Posted at once: what follows may need it, and the host's library looks at the key then.
+                    // A bind ends the batch, which is posted at once: the next request may need the new key, and the
+                    // host's library looks at the key when that request is posted.
                     binds.extend(entry.bind.clone());
                     let mut inflight = self.send_inflight.lock();
                     let id = WrId { recv: false, epoch: inflight.epoch, number: inflight.next() };
@@ -130,12 +133,12 @@ impl Qp {
         Ring::More
     }
 
-    /// Ends the oldest request with its own error, and the queue with it.
+    /// Completes the oldest request with its own error, and ends the queue.
     fn fail_local(&self, side: &mut SendSide) -> bool {
         let Some((entry, status)) = side.failed.pop_front() else { return false };
         bump(&self.adapter.counters.local_errors);
         if self.qp_type.is_datagram() {
-            // Not if it was reset or ended meanwhile.
+            // No effect if the QP was reset or ended in the meantime.
             self.step(QpState::Rts, QpState::Sqe);
         } else {
             self.set_error();
@@ -161,7 +164,8 @@ impl Qp {
         self.send_cq.publish(&self.adapter, view, &completion);
     }
 
-    /// The host flushes what it has; then comes what is ours, then what is in the guest's ring.
+    /// Flushes requests in order: the host flushes its own first, then follow those that failed locally, then the
+    /// guest's ring.
     fn flush_sends(&self, side: &mut SendSide) {
         if !self.send_inflight.lock().is_empty() {
             return;
@@ -183,7 +187,7 @@ impl Qp {
     }
 }
 
-/// Every request is signaled at the host: each tells that its neighbours have ended.
+/// Signals every request on the host: each completion also reports that all requests before it have ended.
 fn host_flags(flags: SendFlags) -> u32 {
     let bit = |flag, bit| if flags.contains(flag) { bit } else { 0 };
     SEND_SIGNALED | bit(SendFlags::FENCE, SEND_FENCE) | bit(SendFlags::SOLICITED, SEND_SOLICITED)

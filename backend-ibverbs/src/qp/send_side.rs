@@ -1,4 +1,4 @@
-//! The send side of a queue pair.
+//! Send side of a queue pair.
 
 use std::collections::VecDeque;
 
@@ -9,17 +9,17 @@ use crate::inflight::SendEntry;
 use crate::sys;
 use crate::verbs::SendBatch;
 
-/// The guest's ring and room to work.
+/// The guest's ring and working buffers.
 pub(super) struct SendSide {
     pub(super) source: Box<dyn SendSource>,
     pub(super) wr: SendWr,
-    /// `wr` holds a request that waits for those before it.
+    /// `wr` holds a request that waits for the requests before it.
     pub(super) held: bool,
     pub(super) batch: SendBatch,
     pub(super) sges: Vec<sys::Sge>,
-    /// Requests that fail without the host, once those before them have ended.
+    /// Requests that failed without being posted, and complete once those before them have ended.
     pub(super) failed: VecDeque<(SendEntry, WcStatus)>,
-    /// Ways to peers of datagrams.
+    /// Cached address handles of a datagram QP.
     pub(super) ahs: AddressHandles,
 }
 
@@ -36,7 +36,7 @@ impl SendSide {
         }
     }
 
-    /// Starts over.
+    /// Resets the side.
     pub(super) fn reset(&mut self) {
         self.source.reset();
         self.held = false;

@@ -1,4 +1,4 @@
-//! The end of a QP, and of the host's device under it.
+//! Teardown of a QP, and loss of the host's device under it.
 
 use pvrdma_verbs::{Completion, QpState, WcOpcode, WcStatus};
 
@@ -6,10 +6,10 @@ use super::queue_pair::Qp;
 use crate::reap;
 
 impl Qp {
-    /// The host will complete nothing any more: everything in flight is flushed.
+    /// Flushes everything in flight, because the host will not complete it.
     pub(crate) fn abandon(&self) {
         self.set_error();
-        // What they post by the state before is flushed, too.
+        // Requests that a thread still posts under the previous state are flushed as well.
         self.wait_for_posters();
         {
             let view = self.adapter.memory.view();
@@ -32,17 +32,18 @@ impl Qp {
         self.kick();
     }
 
-    /// Ends it. Its rings and memory are not touched afterwards, and nothing of it is published.
+    /// Destroys the QP. Afterwards its rings and memory are not accessed, and nothing is published for it.
     pub(crate) fn destroy(&self) {
         self.mute(true);
         let Some(host) = self.host.write().take() else { return };
         self.set_state(QpState::Error);
-        // What the host gives back now belongs to a shared queue, or to nobody.
+        // Receives that the host returns from here on belong to a shared queue, or are discarded.
         self.stop(&host);
         reap::drain(&self.recv_cq, &self.adapter, &self.qps);
-        // Whoever posts now has the host's object, and both sides are theirs until they have done so.
+        // A thread that is posting holds the host's object, and its side stays locked until it is done, so this waits
+        // for it.
         let sides = (self.send.lock().take(), self.recv.lock().take());
-        // After that: what they post may fill a region.
+        // Must follow the above: requests that were just being posted may have filled a region.
         self.mrs.end_with(self.qpn.get());
         drop(host);
         reap::drain(&self.recv_cq, &self.adapter, &self.qps);

@@ -1,4 +1,4 @@
-//! A request of the guest becomes one of the host.
+//! Translation of the guest's requests to the host's.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,10 +14,10 @@ use crate::inflight::SendEntry;
 use crate::mr::FastStep;
 use crate::verbs::HostOp;
 
-/// Bytes of an atomic operand.
+/// Size of an atomic operand, in bytes.
 const ATOMIC: u64 = 8;
 
-/// What a request became.
+/// Result of translating a request.
 pub(super) enum Step {
     Post(HostOp, SendEntry),
     Fail(SendEntry, WcStatus),
@@ -25,14 +25,14 @@ pub(super) enum Step {
 }
 
 impl Qp {
-    /// Returns what is kept of a request while it is in flight.
+    /// Returns the state to keep for a request while it is in flight.
     pub(super) fn entry(&self, wr: &SendWr, byte_len: u32) -> SendEntry {
         let signaled = self.signal_all || wr.flags.contains(SendFlags::SIGNALED);
         let opcode = wr.op.completion_opcode();
         SendEntry { wr_id: wr.wr_id, opcode, signaled, byte_len, _ah: None, bind: None }
     }
 
-    /// Makes the host's request of the guest's. Leaves the host's SGEs in the side.
+    /// Translates the guest's request to the host's. Leaves the host's SGEs in the side.
     pub(super) fn translate(&self, view: &DmaView<'_>, side: &mut SendSide) -> Step {
         side.sges.clear();
         let total: u64 = side.wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
@@ -42,8 +42,8 @@ impl Qp {
             Ok(None) => return Step::Hold,
             Err(status) => return Step::Fail(entry, status),
         };
-        // Results go to local memory. An adapter checks its keys when the result is there; here they are needed before
-        // that, because the request that is posted names the host's keys.
+        // Results are written to local memory. Adapters check its keys only when the result arrives. Here the check is
+        // needed earlier, because the posted request contains the host's keys.
         let result = matches!(entry.opcode, WcOpcode::RdmaRead | WcOpcode::CompareSwap | WcOpcode::FetchAdd);
         let need = if result { Access::LOCAL_WRITE } else { Access::empty() };
         let SendSide { wr, sges, .. } = side;
@@ -56,7 +56,7 @@ impl Qp {
         Step::Post(op, entry)
     }
 
-    /// Returns the host's operation, or `None` if it must wait, for those before it or for its destination.
+    /// Returns the host's operation, or `None` if the request must wait for earlier ones or for its destination.
     fn operation(
         &self,
         view: &DmaView<'_>,
@@ -136,17 +136,18 @@ impl Qp {
         let (to, own_key) = (*to, self.attrs.lock().qkey);
         let Some(ah) = self.address_handle(&mut side.ahs, &to)? else { return Ok(None) };
         entry._ah = Some(Arc::clone(&ah));
-        // A privileged key is not the guest's to send: as the specification has it, the QP's own goes out instead.
+        // A guest may not send a privileged Q_Key: as the specification requires, the QP's own Q_Key is sent instead.
         let qkey = if to.qkey >> 31 == 1 { own_key } else { to.qkey };
         Ok(Some(HostOp::Datagram { ah, qpn: to.qpn.get(), qkey, immediate }))
     }
 }
 
-/// What becomes of a fast registration. It waits only if there is something in flight to wait for.
+/// Requests a fast registration. Returns `Wait` only if requests are in flight whose end will retry it.
 fn ask_or_wait(mut ask: impl FnMut() -> FastStep, in_flight: impl FnOnce() -> bool) -> FastStep {
     match ask() {
         FastStep::Wait if in_flight() => FastStep::Wait,
-        // What it was to wait for may have ended after we asked. A step that waits has taken nothing of the request.
+        // The request that it would wait for may have ended after the first call, so ask again. A step that returns
+        // `Wait` has taken nothing from the request.
         FastStep::Wait => match ask() {
             FastStep::Wait => FastStep::Refuse,
             step => step,
@@ -155,8 +156,8 @@ fn ask_or_wait(mut ask: impl FnMut() -> FastStep, in_flight: impl FnOnce() -> bo
     }
 }
 
-/// Refuses an atomic whose local memory (of `total` bytes) is not the size of its result, and one whose address the
-/// peer would refuse (IBA 9.4.5): the host's library refuses that, too.
+/// Refuses an atomic whose local memory (of `total` bytes) does not have the size of its result, and one whose address
+/// the peer would refuse (IBA 9.4.5), because the host's library refuses it as well.
 fn check_atomic(total: u64, addr: u64) -> Result<(), WcStatus> {
     if total != ATOMIC {
         return Err(WcStatus::LocalLength);
@@ -171,7 +172,7 @@ fn check_atomic(total: u64, addr: u64) -> Result<(), WcStatus> {
 mod tests {
     use super::*;
 
-    /// What the region says, one after the other, and whether the queue pair has something in flight in between.
+    /// Returns the result for a region that gives these answers in turn, and the number of calls.
     fn asked(steps: [FastStep; 2], in_flight: bool) -> (FastStep, usize) {
         let mut steps = steps.into_iter();
         let step = ask_or_wait(|| steps.next().unwrap(), || in_flight);
@@ -182,10 +183,10 @@ mod tests {
     fn a_fast_registration_asks_again_if_what_it_waits_for_has_just_ended() {
         use FastStep::{Refuse, Wait};
         assert!(matches!(asked([Wait, Refuse], true), (Wait, 1)));
-        // "Refuse" stands for whatever the region says then.
+        // "Refuse" stands for any other answer of the region.
         assert!(matches!(asked([Refuse, Wait], false), (Refuse, 1)));
         assert!(matches!(asked([Wait, Refuse], false), (Refuse, 2)));
-        // Another queue pair empties the region: nothing of ours would have us look again.
+        // Another queue pair empties the region, so no completion of this queue pair would cause a retry.
         assert!(matches!(asked([Wait, Wait], false), (Refuse, 2)));
     }
 }

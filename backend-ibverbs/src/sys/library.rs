@@ -1,4 +1,4 @@
-//! The loaded library: its functions by name.
+//! The loaded library, with its functions.
 #![expect(unsafe_code, reason = "loads a shared library and takes its word for the types of its functions")]
 
 use std::ffi::{c_char, c_int, c_void};
@@ -13,33 +13,34 @@ use super::{
     Srq, SrqAttr, SrqInitAttr,
 };
 
-/// The name that programs are linked against.
+/// Name of the library that programs are linked with.
 const NAME: &str = "libibverbs.so.1";
 
-/// Why the library cannot be used.
+/// Reason the library cannot be used.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// It is not installed, or something that it needs is not.
+    /// The library or one of its dependencies is not installed.
     #[error(
         "cannot load {NAME} ({0}); it is part of rdma-core (Debian: libibverbs1 and ibverbs-providers; Fedora: libibverbs)"
     )]
     Missing(String),
-    /// It is too old.
+    /// The library is too old.
     #[error("{NAME} has no {0}: rdma-core 25 or newer is needed")]
     Old(&'static str),
 }
 
 macro_rules! functions {
     ($($name:ident: fn($($arg:ty),*) -> $ret:ty;)*) => {
-        /// The functions of the library, valid for as long as this lives.
+        /// Functions of the library, valid while this value lives.
         pub(crate) struct Library {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> $ret,)*
-            /// Last, so that it is unloaded after everything. `None`: the functions are a test's own.
+            /// The last field, so that the library is unloaded after all others are dropped. `None` in tests, which
+            /// provide their own functions.
             pub(crate) _library: Option<Dynamic>,
         }
 
         impl Library {
-            /// Loads the library and looks all functions up.
+            /// Loads the library and resolves all functions.
             pub(crate) fn load() -> Result<Arc<Self>, LoadError> {
                 // SAFETY: the initialisers of libibverbs read its configuration and have no preconditions.
                 let library = unsafe { Dynamic::open(Some(NAME), RTLD_NOW | RTLD_LOCAL) }

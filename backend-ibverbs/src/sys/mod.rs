@@ -1,15 +1,15 @@
-//! The binary interface of `libibverbs.so.1` on 64-bit Linux, as far as it is used.
+//! Binary interface of `libibverbs.so.1` on 64-bit Linux, limited to the parts in use.
 //!
-//! Written from the facts of rdma-core's `verbs.h`: these layouts are the library's stable ABI since version 1.1. Where
-//! only the first fields of an object are needed, only they are declared, and such a type is never made here. The
-//! offsets were compared with a C compiler's; the assertions below keep them.
+//! Written from the facts in rdma-core's `verbs.h`: these layouts are the library's stable ABI since version 1.1. If
+//! only the first fields of an object are needed, only they are declared, and values of such a type are never created
+//! here. The offsets were compared with those of a C compiler; the assertions below verify them.
 
 pub(crate) mod library;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::{offset_of, size_of};
 
-/// A device in the library's list. Only ever behind a pointer.
+/// A device in the library's list. Used only behind a pointer.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Device {
@@ -28,7 +28,7 @@ pub(crate) struct Context {
 
 type Unused = Option<unsafe extern "C" fn()>;
 
-/// Operations that the library's header calls without a symbol.
+/// Operations that the library's header calls without an exported symbol.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct ContextOps {
@@ -113,7 +113,7 @@ pub(crate) struct Ah {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DeviceAttr {
-    /// 64 bytes, in two halves: longer arrays have no default value.
+    /// 64 bytes, in two halves, because longer arrays do not implement `Default`.
     pub(crate) fw_ver: [[c_char; 32]; 2],
     pub(crate) node_guid: u64,
     pub(crate) sys_image_guid: u64,
@@ -152,7 +152,7 @@ pub(crate) struct DeviceAttr {
     pub(crate) phys_port_cnt: u8,
 }
 
-/// What the symbol `ibv_query_port` fills; the header's own function would give more.
+/// Structure that the symbol `ibv_query_port` fills; the header's inline function would return more.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PortAttr {
@@ -171,7 +171,7 @@ pub(crate) struct PortAttr {
     pub(crate) phys_state: u8,
     pub(crate) link_layer: u8,
     pub(crate) flags: u8,
-    /// Room for what a later library may add.
+    /// Space for fields that a later library may add.
     pub(crate) spare: [u32; 4],
 }
 
@@ -188,7 +188,7 @@ pub(crate) struct GlobalRoute {
     pub(crate) traffic_class: u8,
 }
 
-/// `union ibv_gid`, which holds 64-bit words.
+/// `union ibv_gid`, aligned as it holds 64-bit words.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AlignedGid(pub(crate) [u8; 16]);
@@ -303,7 +303,7 @@ pub(crate) struct BindMw {
     pub(crate) bind_info: MwBindInfo,
 }
 
-/// The three shapes of the union `wr` have 32 bytes; `words` is all of them.
+/// The three variants of the union `wr` have 32 bytes each; `words` stands for all of them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) union WrTarget {
@@ -346,7 +346,7 @@ pub(crate) struct SendWr {
     pub(crate) num_sge: c_int,
     pub(crate) opcode: c_int,
     pub(crate) send_flags: c_uint,
-    /// Immediate data in the order of memory, or the key to invalidate.
+    /// Immediate data in memory order, or the key to invalidate.
     pub(crate) extra: [u8; 4],
     pub(crate) wr: WrTarget,
     pub(crate) xrc_srqn: u64,
@@ -377,9 +377,9 @@ pub(crate) const SEND_FENCE: c_uint = 1;
 pub(crate) const SEND_SIGNALED: c_uint = 2;
 pub(crate) const SEND_SOLICITED: c_uint = 4;
 
-/// The memory windows that work requests bind and invalidate.
+/// Type of memory windows that work requests bind and invalidate.
 pub(crate) const MW_TYPE_2: c_int = 2;
-/// Device capabilities: such windows, of either kind.
+/// Device capabilities: type 2 windows, of either variant (2A or 2B).
 pub(crate) const DEVICE_MEM_WINDOW_TYPE_2: c_uint = 1 << 23 | 1 << 24;
 /// Windows may be bound to this region.
 pub(crate) const ACCESS_MW_BIND: c_uint = 1 << 4;
@@ -392,7 +392,7 @@ pub(crate) struct Wc {
     pub(crate) opcode: c_int,
     pub(crate) vendor_err: u32,
     pub(crate) byte_len: u32,
-    /// Immediate data in the order of memory, or the key that was invalidated.
+    /// Immediate data in memory order, or the key that was invalidated.
     pub(crate) extra: [u8; 4],
     pub(crate) qp_num: u32,
     pub(crate) src_qp: u32,
@@ -407,18 +407,18 @@ pub(crate) const WC_RECV_RDMA_WITH_IMM: c_int = 129;
 pub(crate) const WC_GRH: c_uint = 1;
 pub(crate) const WC_WITH_IMM: c_uint = 2;
 pub(crate) const WC_WITH_INV: c_uint = 8;
-/// The kernel's number of [`WC_WITH_INV`]; in the library it says that a checksum was good.
+/// The kernel's value of [`WC_WITH_INV`]; in the library this bit means that a checksum was correct.
 pub(crate) const WC_KERNEL_INVALIDATE: c_uint = 4;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AsyncEvent {
-    /// The object's address, or the port's number in its first four bytes.
+    /// Address of the object, or the port number in its first four bytes.
     pub(crate) element: *mut c_void,
     pub(crate) event_type: c_int,
 }
 
-// Numbers of `enum ibv_event_type`.
+// Values of `enum ibv_event_type`.
 pub(crate) const EVENT_CQ_ERR: c_int = 0;
 pub(crate) const EVENT_QP_FATAL: c_int = 1;
 pub(crate) const EVENT_QP_REQ_ERR: c_int = 2;

@@ -30,7 +30,7 @@ fn an_event_of_the_host_brings_a_completion_and_the_queue_is_armed_again() {
     assert_eq!(backend.host.arms(qpn), 4);
 }
 
-/// Every request completes at the host, and the guest hears of those that it asked to hear of.
+/// Every request completes on the host, and the guest receives only the completions that it requested.
 #[test]
 fn a_completion_stands_for_those_before_it_and_unsignaled_ones_are_not_published() {
     let backend = FakeBackend::new();
@@ -41,7 +41,7 @@ fn a_completion_stands_for_those_before_it_and_unsignaled_ones_are_not_published
     end.submit(4, SEND, &[]);
     assert_eq!((end.sends.retired(), backend.host.sends(qpn(&end)).len()), (4, 4));
     let last = backend.host.sends(qpn(&end))[3].clone();
-    // An adapter may leave out what went well before.
+    // An adapter may omit completions of earlier requests that succeeded.
     backend.host.forge_completion(qpn(&end), Wc { wr_id: last.wr_id, qp_num: qpn(&end), ..Wc::default() });
     assert_eq!(end.scq.statuses(2), [(2, WcStatus::Success), (4, WcStatus::Success)]);
 }
@@ -57,15 +57,15 @@ fn what_was_posted_before_a_reset_means_nothing_after_it() {
     end.submit(2, SEND, &[]);
     let new = backend.host.sends(qpn(&end))[0].wr_id;
     assert_eq!(WrId::decode(old).number, WrId::decode(new).number);
-    // The old request, one of a queue that never was, a number that is not in flight, a receive, and a QP that never
-    // was.
+    // The old request, one of a queue that never existed, a number that is not in flight, a receive, and a QP that
+    // never existed.
     let unknown = WrId { epoch: Epoch::begin(), ..WrId::decode(new) }.encode();
     for (wr_id, qp_num) in
         [(old, qpn(&end)), (unknown, qpn(&end)), (new + 1, qpn(&end)), (new | 1 << 63, qpn(&end)), (new, 999)]
     {
         backend.host.forge_completion(qpn(&end), Wc { wr_id, qp_num, ..Wc::default() });
     }
-    // An error of the old request is not one of the new life.
+    // An error of the old request does not affect the new epoch.
     backend.host.forge_completion(qpn(&end), Wc { wr_id: old, qp_num: qpn(&end), status: 12, ..Wc::default() });
     backend.host.complete_send(qpn(&end), SUCCESS);
     assert_eq!(end.scq.statuses(1), [(2, WcStatus::Success)]);
@@ -80,12 +80,12 @@ fn a_guest_that_polls_has_the_hosts_queue_polled() {
     end.submit(1, SEND, &[]);
     backend.host.complete_send(qpn(&end), SUCCESS);
     end.scq.one();
-    // The thread has left the queue to the guest, or has armed it; either way the completion comes at once.
+    // The thread has left the queue to the guest, or has armed it; either way the completion arrives without delay.
     end.submit(2, SEND, &[]);
     backend.host.complete_send(qpn(&end), SUCCESS);
     end.cqs.0.notify_poll();
     end.scq.one();
-    // The guest polls no more: without its help the queue is armed again.
+    // The guest stops polling: the queue is armed again without its help.
     backend.host.wait_armed(qpn(&end));
     end.submit(3, SEND, &[]);
     end.cqs.0.notify_arm();
@@ -106,7 +106,7 @@ fn a_receive_tells_what_the_host_tells() {
     };
     let plain = arrived(Wc { byte_len: 100, opcode: 128, ..Wc::default() });
     assert_eq!((plain.wr_id, plain.opcode, plain.byte_len, plain.flags), (1, WcOpcode::Recv, 100, WcFlags::empty()));
-    // The host does not say whether the sender asked for it: a guest that waits must not miss it.
+    // The host does not report whether the sender requested the event, and a waiting guest must not miss it.
     assert!(plain.solicited);
     let written = arrived(Wc {
         byte_len: 8,
@@ -120,7 +120,8 @@ fn a_receive_tells_what_the_host_tells() {
     backend.host.fail_receive(qpn(&end), Wc { status: 1, byte_len: 8, wc_flags: WC_WITH_IMM, ..Wc::default() });
     let failed = end.rcq.one();
     assert_eq!((failed.status, failed.byte_len, failed.flags), (WcStatus::LocalLength, 0, WcFlags::empty()));
-    // It ends its QP by itself. Told to do so, rdma_rxe would not say to the peer any more what is wrong.
+    // The error ends the QP on the host. If it were moved to the error state, rdma_rxe would not report the error to
+    // the peer.
     end.recv(4, &[]);
     assert_eq!(end.rcq.statuses(1), [(4, WcStatus::Flushed)]);
     assert!(end.state() == QpState::Error && !backend.host.was_stopped(qpn(&end)));

@@ -43,10 +43,10 @@ fn a_lost_device_flushes_everything_and_leaves_nothing_registered() {
     assert_eq!(end.rcq.statuses(1), [(5, WcStatus::Flushed)]);
     let events = node.events.wait(2);
     assert_eq!(events, [AsyncEvent::Port(PortEvent::Error), AsyncEvent::Qp(QpEvent::Fatal, end.cookie)]);
-    // What the guest posts later does not wait for an adapter that will not answer.
+    // Requests that the guest posts later do not wait for an adapter that will not answer.
     end.submit(3, SEND, &[]);
     assert_eq!(end.scq.statuses(1), [(3, WcStatus::Flushed)]);
-    // The registrations go last.
+    // The registrations end last.
     backend.host.raise(EVENT_PORT_ACTIVE, 0);
     node.events.wait(1);
     assert_eq!((backend.host.regions(), counter(&node, "regions_revoked")), (0, 1));
@@ -57,7 +57,8 @@ fn events_reach_the_object_that_they_are_about() {
     let backend = FakeBackend::new();
     let (end, node) = connected(&backend);
     let qp = backend.host.qp(qpn(&end));
-    // Of objects that never were, of no interest, and one that is not the host's to raise: draining is ours.
+    // Events of objects that never existed, an event without meaning, and a drain event, which the host must not cause
+    // because draining is implemented by the backend.
     for (number, address) in [(EVENT_QP_ACCESS_ERR, 8), (EVENT_CQ_ERR, 8), (99, qp), (EVENT_SQ_DRAINED, qp)] {
         backend.host.raise(number, address);
     }
@@ -72,7 +73,7 @@ fn events_reach_the_object_that_they_are_about() {
     assert_eq!(end.state(), QpState::Error);
 }
 
-/// After the acknowledgement another object may have its address.
+/// After the acknowledgement, another object may have the same address.
 #[test]
 fn an_event_is_acknowledged_when_its_object_was_looked_up() {
     let backend = FakeBackend::new();
@@ -94,10 +95,10 @@ fn the_last_wqe_is_announced_once_until_the_queue_pair_starts_over() {
     };
     let last = AsyncEvent::Qp(QpEvent::LastWqeReached, end.cookie);
     let up = AsyncEvent::Port(PortEvent::Active);
-    // Of an earlier life.
+    // An event of an earlier epoch.
     announce();
     assert_eq!(node.events.wait(1), [up]);
-    // The host may say so before anything tells of the error.
+    // The host may report this before any other event reports the error.
     backend.host.set_qp_state(qpn(&end), 6);
     announce();
     assert_eq!(node.events.wait(2), [last, up]);
@@ -122,8 +123,8 @@ fn an_srq_limit_counts_what_the_host_does_not_have_yet() {
     ring.posted.lock().extend((0..70).map(|wr_id| RecvWr { wr_id, ..RecvWr::default() }));
     srq.notify_recv();
     assert_eq!((backend.host.shared_receives(), ring.posted.lock().len()), (64, 6));
-    // The host has few left, but the guest has posted more: the guest hears nothing. There is no room for that at the
-    // host, which would fire again at once, so it is not armed before it gets some.
+    // The host has few receives left, but the guest has posted more, so the guest is not notified. The host has no room
+    // for them and would fire again at once, so the limit is not armed before receives are posted to the host.
     backend.host.reach_srq_limit();
     backend.host.raise(EVENT_PORT_ACTIVE, 0);
     assert_eq!(node.events.wait(1), [AsyncEvent::Port(PortEvent::Active)]);
@@ -131,7 +132,7 @@ fn an_srq_limit_counts_what_the_host_does_not_have_yet() {
     for _ in 0..6 {
         backend.host.complete_receive(qpn(&end), Wc { opcode: 128, ..Wc::default() });
     }
-    // A shared queue refills itself.
+    // A shared queue is refilled by the backend.
     assert_eq!(end.rcq.wait(6).len(), 6);
     backend.host.wait_shared_receives(64);
     assert!(ring.posted.lock().is_empty());
@@ -139,7 +140,7 @@ fn an_srq_limit_counts_what_the_host_does_not_have_yet() {
     backend.host.reach_srq_limit();
     assert_eq!(node.events.wait(1), [AsyncEvent::Srq(SrqEvent::LimitReached, 77)]);
     assert_eq!(srq.limit(), 0);
-    // A limit that fired is disarmed.
+    // A limit that has fired is disarmed.
     backend.host.reach_srq_limit();
     backend.host.raise(EVENT_PORT_ERR, 0);
     assert_eq!(node.events.wait(1), [AsyncEvent::Port(PortEvent::Error)]);
@@ -158,7 +159,7 @@ fn a_device_that_ends_leaves_nothing_at_the_host() {
         end.recv(1, &[buffer.all()]);
         end.submit(1, SEND, &[buffer.all()]);
         end.qp.destroy();
-        // Nothing of it is published any more, and to destroy it again means nothing.
+        // Nothing is published for it any more, and destroying it again has no effect.
         end.qp.destroy();
         assert!(end.scq.poll().is_empty() && end.rcq.poll().is_empty());
         drop((shared, buffer));

@@ -1,4 +1,4 @@
-//! Guest memory in huge pages of the host.
+//! Guest memory in the host's huge pages.
 
 use std::fs::{self, File};
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use crate::fake::FakeBackend;
 use crate::hca::IbvHca;
 use crate::sys;
 
-/// How many huge pages the host keeps.
+/// Number of huge pages that the host reserves.
 const COUNT: &str = "/proc/sys/vm/nr_hugepages";
-/// Bytes of a huge page.
+/// Size of a huge page, in bytes.
 pub(crate) const HUGE: usize = 2 << 20;
 /// First bus address of the guest's memory.
 const BASE: u64 = 0x1000_0000;
 
-/// Huge pages that the host keeps for a test. One test at a time changes their number.
+/// Huge pages reserved for a test. One test at a time changes their number.
 struct Kept {
     _alone: File,
     before: u64,
@@ -36,7 +36,7 @@ impl Kept {
         rustix::fs::flock(&alone, FlockOperation::LockExclusive).unwrap();
         let before = fs::read_to_string(COUNT).unwrap().trim().parse().unwrap();
         let kept = Self { _alone: alone, before };
-        // Who may not change it may still find enough.
+        // Without permission to change the number, there may still be enough pages.
         fs::write(COUNT, (before + pages as u64).to_string()).ok();
         Some(kept)
     }
@@ -55,14 +55,14 @@ pub(crate) struct HugeMemory {
 }
 
 impl HugeMemory {
-    /// So many huge pages. Without them, which the output says, the test has nothing to test.
+    /// Allocates memory of `pages` huge pages. If there are none, the test is skipped, and its output says so.
     pub(crate) fn new(pages: usize) -> Option<Self> {
         let memory = Kept::new(pages).and_then(|kept| {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
             let file = File::from(rustix::fs::memfd_create("huge", flags).ok()?);
             let bytes = pages * HUGE;
             rustix::fs::ftruncate(&file, bytes as u64).unwrap();
-            // Without this the first access to a page that the host does not have would be a signal.
+            // Without this, the first access to a page that the host does not have would raise a signal.
             rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64).ok()?;
             let mapping = Arc::new(MmapRegion::from_file(FileOffset::new(file, 0), bytes).unwrap());
             Some(Self { mapping, _kept: kept })
@@ -76,7 +76,7 @@ impl HugeMemory {
     }
 }
 
-/// A device whose guest's memory is three huge pages.
+/// A device whose guest has three huge pages of memory.
 struct Guest {
     backend: FakeBackend,
     node: Node<IbvHca>,
@@ -106,30 +106,30 @@ impl Guest {
         self.node.hca.register_mr(&self.node.pd, request)
     }
 
-    /// Where in the guest's memory the host's adapter finds an SGE.
+    /// Returns the offset in the guest's memory that an SGE of the host's adapter refers to.
     fn find(&self, sge: &sys::Sge) -> Option<u64> {
         let region = self.backend.host.region(sge)?;
         let into = usize::try_from(sge.addr - region.iova).unwrap();
         Some((region.start + into - self.memory.mapping.as_ptr().addr()) as u64)
     }
 
-    /// The same for all of a request's, with their lengths.
+    /// Returns the offsets of all SGEs of a request, with their lengths.
     fn find_all(&self, sges: &[sys::Sge]) -> Vec<(u64, u32)> {
         sges.iter().map(|sge| (self.find(sge).unwrap(), sge.length)).collect()
     }
 }
 
-/// Bus addresses of pages by their numbers.
+/// Returns the bus addresses of pages with these numbers.
 fn pages(numbers: impl IntoIterator<Item = u64>) -> Vec<u64> {
     numbers.into_iter().map(|number| BASE + number * PAGE_SIZE).collect()
 }
 
-/// Pages here and there in three huge pages.
+/// Page numbers scattered over three huge pages.
 const SCATTERED: [u64; 4] = [700, 3, 1535, 4];
-/// The address of the process, into a page.
+/// Virtual address in the process, inside a page.
 const START: u64 = 0x7f00_0000_0100;
 
-/// Before, no such memory could be registered: a part of a huge page is mapped nowhere else.
+/// Regression test: such memory could not be registered, because a part of a huge page cannot be mapped elsewhere.
 #[test]
 fn memory_that_is_scattered_over_huge_pages_is_its_owners() {
     let Some(guest) = Guest::new() else { return };
@@ -138,12 +138,12 @@ fn memory_that_is_scattered_over_huge_pages_is_its_owners() {
         init.caps = QpCaps { max_send_sge: 1, max_recv_sge: 2, ..init.caps };
     });
     end.connect(&end, |_| {});
-    // One SGE of the guest's may become as many as the adapter has.
+    // One SGE of the guest may become as many as the adapter supports.
     assert_eq!(host.max_sges(), [[4, 4]]);
     let before = host.regions();
     let length = 4 * PAGE_SIZE - 0x200;
     let mr = guest.register(START, length, &pages(SCATTERED), Access::LOCAL_WRITE).unwrap();
-    // One for its key, and one for each piece: none of them is a peer's.
+    // One registration for the key, and one for each piece; none is accessible to peers.
     assert_eq!((host.regions() - before, counter(node, "registered_bytes")), (5, 4 * PAGE_SIZE));
     let all = Sge { addr: START, length: u32::try_from(length).unwrap(), lkey: mr.lkey() };
     let expected =
@@ -155,9 +155,9 @@ fn memory_that_is_scattered_over_huge_pages_is_its_owners() {
     assert_eq!(guest.find_all(&host.receives(qpn(&end))[0].sges), expected);
     let peers = host.sends(qpn(&end))[0].sges.iter().any(|sge| host.region(sge).unwrap().access & 0xe != 0);
     assert!(!peers, "a peer may not use the key of a piece");
-    // Its own key is no key of the host's for anything.
+    // The region's own key gives no access on the host.
     assert!(guest.find(&sys::Sge { addr: START, length: 1, lkey: mr.lkey() }).is_none());
-    // When it is gone the adapter does not reach its memory any more, whatever is in flight.
+    // Once the region is destroyed, the adapter cannot access its memory, whatever is in flight.
     let posted = host.sends(qpn(&end))[0].sges.clone();
     mr.destroy();
     assert!(posted.iter().all(|sge| guest.find(sge).is_none()));
@@ -179,20 +179,20 @@ fn a_request_reaches_as_many_pieces_of_huge_pages_as_the_adapter_has_sges() {
     let mr = guest.register(START, 4 * PAGE_SIZE + 1, &five, Access::LOCAL_WRITE).unwrap();
     let part = |at: u64, length| Sge { addr: START + at, length, lkey: mr.lkey() };
     end.recv(1, &[part(0, 4 * 4096), part(4 * 4096, 1)]);
-    // What the adapter is to refuse when it is used.
+    // An SGE that the adapter refuses when it is used.
     assert_eq!(host.receives(qpn(&end))[0].lkey(), 0);
     end.submit(2, SEND, &[part(0x1000, 4 * 4096 - 0xfff)]);
     assert_eq!(guest.find_all(&host.sends(qpn(&end))[0].sges).len(), 4);
     host.complete_send(qpn(&end), SUCCESS);
     end.submit(3, SEND, &[part(0, 4 * 4096 + 1)]);
     assert_eq!(end.scq.statuses(2), [(2, WcStatus::Success), (3, WcStatus::LocalProtection)]);
-    // Memory that goes takes the registration along.
+    // Removing the memory ends the registration.
     assert!(host.regions() > 1);
     node.memory.unmap(BASE, 3 * HUGE as u64).unwrap();
     assert_eq!(counter(node, "registered_bytes"), 0);
 }
 
-/// A peer names one key, and reaches the adapter without us.
+/// A peer names one key and reaches the adapter directly, so such memory cannot be registered for peers.
 #[test]
 fn memory_for_peers_is_not_scattered_over_huge_pages() {
     let Some(guest) = Guest::new() else { return };
@@ -203,7 +203,7 @@ fn memory_for_peers_is_not_scattered_over_huge_pages() {
         assert!(matches!(refused, VerbsError::Unsupported(_)), "{refused}");
     }
     assert_eq!((guest.backend.host.regions(), counter(&guest.node, "registered_bytes")), (before, 0));
-    // Nor is what a guest's kernel registers for them.
+    // The same applies to registrations of a guest's kernel.
     let end = guest.node.qp(QpType::Rc);
     end.connect(&end, |_| {});
     let mr = guest.node.hca.register_mr(&guest.node.pd, MrRequest::FastRegister { max_pages: 4 }).unwrap();
@@ -213,14 +213,14 @@ fn memory_for_peers_is_not_scattered_over_huge_pages() {
     assert_eq!(end.scq.statuses(1), [(1, WcStatus::LocalQpOperation)]);
 }
 
-/// What lies in one piece, and whole huge pages, are registered as one, for peers as well.
+/// Memory in one piece, and whole huge pages, are registered as one region, for peers as well.
 #[test]
 fn whole_huge_pages_and_single_pieces_of_them_are_for_everybody() {
     let Some(guest) = Guest::new() else { return };
     let before = guest.backend.host.regions();
-    // From inside the third huge page to its end, the first one, and the beginning of the second.
+    // From inside the third huge page to its end, the first huge page, and the beginning of the second.
     let whole = (1024 + 100..1536).chain(0..512).chain(512..600);
-    // And the second between parts of the others.
+    // The second huge page between parts of the others.
     let swapped = (1024 + 511..1536).chain(512..1024).chain(0..7);
     for (numbers, mappings) in [(vec![3], 0), ((3..900).collect(), 0), (whole.collect(), 2), (swapped.collect(), 3)] {
         let length = numbers.len() as u64 * PAGE_SIZE - 0x200;

@@ -1,4 +1,4 @@
-//! What the objects show of themselves.
+//! Snapshots of objects.
 
 use pvrdma_guest_memory::PAGE_SIZE;
 use pvrdma_verbs::testing::SEND;
@@ -19,11 +19,11 @@ fn objects_describe_themselves_without_asking_the_host() {
     assert_eq!(end.qp.try_query().map(|attrs| attrs.state), Some(QpState::Rts));
     backend.host.complete_send(qpn(&end), SUCCESS);
     end.scq.one();
-    // The device's thread is done with the completion when it gives the queue back.
+    // The lock is free once the device's thread has processed the completion.
     drop(end.cqs.0.cq.lock());
     assert_eq!(end.qp.inspect()["sends_in_flight"], 0);
 
-    // It goes on looking for a while.
+    // The thread continues to poll for a while.
     let cq = std::iter::repeat_with(|| end.cqs.0.inspect()).find(|cq| cq["host"] != "busy").unwrap();
     assert!(cq["host"]["entries"].as_u64() >= cq["host"]["needed"].as_u64(), "{cq}");
     let taking = end.cqs.0.cq.lock();

@@ -20,7 +20,7 @@ fn unmapped_memory_is_deregistered_before_the_guest_goes_on() {
     let (gone, kept) = (node.buffer(64), node.buffer(64));
     let dma = node.hca.register_mr(&node.pd, MrRequest::Dma { access: Access::LOCAL_WRITE }).unwrap();
     let page = node.pages(1)[0];
-    // The anchor of the key for bus addresses, and the range that is registered when it is first used.
+    // The anchor of the key for bus addresses, and the range that is registered on first use.
     assert_eq!(backend.host.regions(), 3);
     end.submit(1, SEND, &[Sge { addr: page, length: 8, lkey: dma.lkey() }]);
     assert_eq!(backend.host.regions(), 4);
@@ -30,7 +30,7 @@ fn unmapped_memory_is_deregistered_before_the_guest_goes_on() {
     node.memory.set_enabled(true);
     backend.host.complete_send(qpn(&end), SUCCESS);
     end.scq.one();
-    // A region of a process stays dead; bus addresses are registered anew.
+    // A region of a process stays dead; bus addresses are registered again.
     end.submit(2, SEND, &[Sge { addr: page, length: 8, lkey: dma.lkey() }]);
     assert_eq!(backend.host.regions(), 2);
     backend.host.complete_send(qpn(&end), SUCCESS);
@@ -53,7 +53,7 @@ fn a_device_registers_no_more_than_it_may() {
     };
     let first = register(2).unwrap();
     assert!(matches!(register(2), Err(VerbsError::Exhausted("registered memory"))));
-    // What the host refuses is not counted.
+    // A refused registration does not count.
     backend.host.refuse_registration(true);
     assert!(matches!(register(1), Err(VerbsError::Host(_))));
     backend.host.refuse_registration(false);
@@ -63,7 +63,7 @@ fn a_device_registers_no_more_than_it_may() {
     assert_eq!(counter(&node, "registered_bytes"), 0);
 }
 
-/// A fast registration of one page under a new low byte of the region's key.
+/// Returns a fast registration of one page under a new low byte of the region's key.
 pub(super) fn fill(node: &Node<IbvHca>, key: u32) -> SendOp {
     let mut pages = PageListBuilder::default();
     pages.push(node.pages(1)[0]).unwrap();
@@ -87,10 +87,10 @@ fn a_fast_registration_waits_for_the_invalidation_before_it() {
     backend.host.complete_send(qpn(&end), SUCCESS);
     backend.host.complete_send(qpn(&end), SUCCESS);
     assert_eq!(end.scq.statuses(2), [(1, WcStatus::Success), (2, WcStatus::Success)]);
-    // The thread that took the completion posts what waited.
+    // The thread that took the completion posts the waiting request.
     backend.host.wait_sends(qpn(&end), 2);
     assert_eq!(opcodes(), [WR_BIND_MW, WR_SEND]);
-    // A region that is filled is not filled again.
+    // A filled region cannot be filled again.
     end.submit(5, fill(&node, key(3)), &[]);
     backend.host.complete_send(qpn(&end), SUCCESS);
     backend.host.complete_send(qpn(&end), SUCCESS);
@@ -105,7 +105,7 @@ fn a_fast_registration_that_fails_registers_nothing() {
     let region = node.hca.register_mr(&node.pd, MrRequest::FastRegister { max_pages: 4 }).unwrap();
     end.submit(1, fill(&node, region.rkey() | 1), &[]);
     assert_eq!((backend.host.regions(), counter(&node, "fast_registrations")), (1, 1));
-    // "Memory window bind": the guest knows nothing of windows.
+    // "Memory window bind": windows are not visible to the guest.
     backend.host.complete_send(qpn(&end), 6);
     assert_eq!(end.scq.statuses(1), [(1, WcStatus::LocalQpOperation)]);
     assert_eq!(backend.host.regions(), 0);
@@ -120,7 +120,7 @@ fn a_guests_gid_is_the_hosts_own_entry_if_it_has_one() {
     let bound = |node: &Node<IbvHca>, index| node.hca.objects().adapter.gids.get(index);
     assert!(bound(&first, 0).is_some_and(|bound| bound.is_own() && bound.host == own));
     assert!(bound(&second, 0).is_some_and(|bound| !bound.is_own() && bound.host.gid == gid(250)));
-    // One owner in the process, until it lets go.
+    // A GID has one owner in the process, until it is released.
     assert!(matches!(second.hca.bind_gid(1, gid(1), GidType::RoceV2), Err(VerbsError::InUse("GID"))));
     first.hca.bind_gid(7, gid(1), GidType::RoceV2).unwrap();
     first.hca.unbind_gid(0);
@@ -131,7 +131,7 @@ fn a_guests_gid_is_the_hosts_own_entry_if_it_has_one() {
     assert!(second.hca.bind_gid_in_vlan(2, gid(9), GidType::RoceV2, Some(5)).is_err());
 }
 
-/// A device with the GID of its number, for which the addresses of these numbers are listed.
+/// Creates a device with the GID of its number, whose rules list the addresses with these numbers.
 fn own_addresses(backend: &FakeBackend, number: u8, listed: &[u8]) -> Node<IbvHca> {
     let listed = listed.iter().map(|last| std::net::Ipv4Addr::new(10, 0, 0, *last).into()).collect();
     let addresses = AddressRule { others: OtherAddresses::Refuse, listed };
@@ -140,14 +140,15 @@ fn own_addresses(backend: &FakeBackend, number: u8, listed: &[u8]) -> Node<IbvHc
     node
 }
 
-/// Before, a guest that gave its interface the host's address sent as the host, and got the host's messages.
+/// Regression test: a guest that assigned the host's address to its interface sent as the host, and received the host's
+/// messages.
 #[test]
 fn sec_s1_the_hosts_own_address_is_no_guests() {
     let backend = FakeBackend::new();
     backend.set_host_gid(&HostGid { index: 3, gid: gid(7), kind: GidType::RoceV2 });
     for addresses in [AddressRule::default(), AddressRule::ANY] {
         let node = Node::with_rules(&backend, 1, 8 << 20, Rules { addresses, ..Rules::default() });
-        // The one that stands for guests is the host's own as well.
+        // The GID used for guests is the host's own as well.
         for (count, own) in (1..).zip([7, 250]) {
             let refused = node.hca.bind_gid(0, gid(own), GidType::RoceV2).unwrap_err();
             assert!(matches!(refused, VerbsError::NotAllowed(_)), "{refused}");
@@ -190,12 +191,12 @@ fn management_datagrams_stay_inside_the_process_without_a_way_out() {
     let mut start = [0; 3];
     b.memory.view().read(to.addr + 40, &mut start).unwrap();
     assert_eq!(&start, b"REQ");
-    // Nobody has posted a receive; then nobody has the address.
+    // First no receive is posted; then no device has the address.
     left.submit(2, to_guest(2), &[from]);
     left.submit(3, to_guest(77), &[from]);
     assert_eq!(left.scq.wait(3).iter().filter(|wc| wc.status == WcStatus::Success).count(), 3);
     assert_eq!((counter(&a, "gsi_delivered"), counter(&a, "gsi_dropped")), (1, 2));
-    // One that does not fit takes no receive, and the next one does.
+    // A datagram that does not fit uses no receive, and the next one does.
     right.recv(10, &[Sge { length: 295, ..to }]);
     left.submit(4, to_guest(2), &[from]);
     left.submit(5, to_guest(2), &[Sge { length: 255, ..from }]);
@@ -204,8 +205,8 @@ fn management_datagrams_stay_inside_the_process_without_a_way_out() {
     assert_eq!((counter(&a, "gsi_delivered"), counter(&a, "gsi_dropped")), (2, 3));
 }
 
-/// Each piece of scattered memory is one of the process's 65,530 mappings: two buffers of 128 MiB ended registration
-/// for all guests.
+/// Each piece of scattered memory is one of the process's 65,530 mappings: without a limit, two buffers of 128 MiB made
+/// registration fail for all guests.
 #[test]
 fn sec_s3_pieces_of_scattered_memory_are_bounded_for_a_device() {
     let backend = FakeBackend::with(|config| config.max_mappings = 10);
@@ -219,7 +220,7 @@ fn sec_s3_pieces_of_scattered_memory_are_bounded_for_a_device() {
     let first = scattered(&node, 8).unwrap();
     let refused = scattered(&node, 3).unwrap_err().to_string();
     assert!(refused.contains("max_mappings"), "{refused}");
-    // What lies in one piece needs none, and other devices have their own.
+    // Memory in one piece needs no mapping, and other devices have limits of their own.
     let (_single, _others) = (scattered(&node, 1).unwrap(), scattered(&other, 10).unwrap());
     drop(first);
     scattered(&node, 10).unwrap();

@@ -1,5 +1,5 @@
-//! A device on an adapter of the host that does what the test says: what becomes of completions, refusals and events
-//! that no real adapter brings on demand.
+//! A device on a fake adapter that the test controls: handling of completions, refusals and events that no real adapter
+//! produces on demand.
 
 mod completions;
 mod events;
@@ -27,12 +27,12 @@ use crate::fake::FakeBackend;
 use crate::handles::IbvCq;
 use crate::hca::IbvHca;
 
-/// A completion status by the library's number.
+/// Completion status, as the library's number.
 const SUCCESS: i32 = 0;
-/// A state of a QP by the library's number.
+/// QP state, as the library's number.
 const RTS: i32 = 3;
 
-/// Looks until something is so.
+/// Polls until a condition holds.
 fn until(what: &str, so: impl Fn() -> bool) {
     let end = Instant::now() + DEADLINE;
     while !so() {
@@ -41,7 +41,7 @@ fn until(what: &str, so: impl Fn() -> bool) {
     }
 }
 
-/// A device with a queue pair that is connected to itself.
+/// Creates a device with a queue pair that is connected to itself.
 fn connected(backend: &FakeBackend) -> (End<IbvHca>, Node<IbvHca>) {
     let node = Node::new(backend, 1);
     let end = node.qp(QpType::Rc);
@@ -49,17 +49,17 @@ fn connected(backend: &FakeBackend) -> (End<IbvHca>, Node<IbvHca>) {
     (end, node)
 }
 
-/// Its number at the host.
+/// Returns the QPN on the host.
 fn qpn(end: &End<IbvHca>) -> u32 {
     end.qp.qpn().get()
 }
 
-/// A counter of a device.
+/// Returns a counter of a device.
 fn counter(node: &Node<IbvHca>, name: &str) -> u64 {
     node.hca.counters().iter().find(|counter| counter.name == name).unwrap().value
 }
 
-/// A send queue that gives what the test wrote, errors included.
+/// A send queue that returns the results that the test has written, including errors.
 #[derive(Default)]
 struct Script(Mutex<VecDeque<Result<SendWr, QueueError>>>);
 
@@ -69,7 +69,7 @@ impl Script {
     }
 }
 
-/// The adapter's side of it.
+/// The adapter's end of a script.
 struct Reader(Arc<Script>);
 
 impl SendSource for Reader {
@@ -83,7 +83,7 @@ impl SendSource for Reader {
     fn reset(&mut self) {}
 }
 
-/// Moves what a test posts to the receives of an `End` to the adapter.
+/// Passes receives that a test posts to an `End` on to the adapter.
 struct Receives(Arc<Ring<RecvWr>>);
 
 impl RecvSource for Receives {
@@ -98,12 +98,12 @@ impl RecvSource for Receives {
     fn reset(&mut self) {}
 }
 
-/// A signaled send without data.
+/// Returns a signaled send without data.
 fn request(wr_id: u64) -> SendWr {
     SendWr { wr_id, op: SEND, flags: SendFlags::SIGNALED, sges: Vec::new() }
 }
 
-/// A queue pair whose sends come from a script, perhaps with a completion queue of the test's for them.
+/// Creates a queue pair whose sends come from a script, optionally with a completion queue of the test for them.
 fn scripted(node: &Node<IbvHca>, send_cq: Option<IbvCq>) -> (End<IbvHca>, Arc<Script>) {
     let script = Arc::<Script>::default();
     let receives = Arc::<Ring<RecvWr>>::default();

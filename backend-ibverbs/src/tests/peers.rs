@@ -1,4 +1,4 @@
-//! With whom a device may talk.
+//! Peer rules.
 
 use pvrdma_verbs::testing::{End, Node, gid};
 use pvrdma_verbs::{
@@ -10,26 +10,26 @@ use super::{counter, qpn};
 use crate::fake::FakeBackend;
 use crate::hca::IbvHca;
 
-/// A state of a QP by the library's number.
+/// QP state, as the library's number.
 const INIT: i32 = 1;
 
 fn peers(text: &str) -> Peers {
     Peers(text.split_whitespace().map(|prefix| prefix.parse().unwrap()).collect())
 }
 
-/// Those of a device.
+/// Returns the rules of a device.
 fn own(text: &str) -> Rules {
     Rules { peers: peers(text), ..Rules::default() }
 }
 
-/// A device with the GID of its number.
+/// Creates a device with the GID of its number.
 fn ruled(backend: &FakeBackend, number: u8, rules: Rules) -> Node<IbvHca> {
     let node = Node::with_rules(backend, number, 8 << 20, Rules { addresses: AddressRule::ANY, ..rules });
     node.hca.bind_gid(0, gid(number), GidType::RoceV2).unwrap();
     node
 }
 
-/// Takes a new QP to RTR, with a peer of this address. Returns `false` if it may not be one.
+/// Moves a new QP to RTR, with this peer address. Returns `false` if the rules refuse the peer.
 fn connects(backend: &FakeBackend, node: &Node<IbvHca>, dgid: Gid) -> bool {
     let end = node.qp(QpType::Rc);
     let mut attrs = QpAttrs { state: QpState::Rtr, ..End::toward(&end) };
@@ -43,12 +43,12 @@ fn connects(backend: &FakeBackend, node: &Node<IbvHca>, dgid: Gid) -> bool {
     !refused
 }
 
-/// Before, the configuration refused `peers` with this adapter: it asked nobody.
+/// Regression test: the configuration used to refuse `peers` with this adapter, because the rules were not checked.
 #[test]
 fn sec_c2_connections_are_made_with_peers_only() {
     for (rules, allowed) in [
         (Rules::default(), [true; 4]),
-        // Itself, a guest of this process, another one, somebody beyond.
+        // Itself, a guest of this process, another one, a host outside.
         (own("10.0.0.2"), [true, true, false, false]),
         (own("10.0.0.2 10.0.0.99"), [true, true, false, true]),
         (own("fd00::/8"), [true, false, false, false]),
@@ -61,7 +61,7 @@ fn sec_c2_connections_are_made_with_peers_only() {
         assert_eq!(reached, allowed);
         let refused = allowed.iter().filter(|allowed| !**allowed).count();
         assert_eq!(counter(&node, "peers_refused"), refused as u64);
-        // The other end of a connection is held to the same rule.
+        // The same rule applies to the other end of a connection.
         for (other, allowed) in others.iter().zip([allowed[1], allowed[2]]) {
             assert_eq!(connects(&backend, other, gid(1)), allowed);
             assert_eq!(counter(other, "peers_refused"), u64::from(!allowed));
@@ -69,7 +69,7 @@ fn sec_c2_connections_are_made_with_peers_only() {
     }
 }
 
-/// A path that changes later is held to the rule as well.
+/// The rule also applies when the path is changed later.
 #[test]
 fn sec_c2_a_connection_does_not_move_to_somebody_else() {
     let backend = FakeBackend::new();
@@ -85,7 +85,7 @@ fn sec_c2_a_connection_does_not_move_to_somebody_else() {
     assert_eq!(counter(&node, "peers_refused"), 1);
 }
 
-/// A datagram is in the guest's memory when we hear of it, whoever sent it.
+/// A datagram of any sender is in the guest's memory before the backend is notified of it.
 #[test]
 fn sec_c2_a_device_with_peers_has_no_datagram_queue_pairs() {
     let backend = FakeBackend::new();
@@ -128,7 +128,7 @@ fn sec_c2_management_datagrams_are_for_peers_only() {
         right.recv(9, &[Sge { length: 296, ..to }]);
         let to = UdDestination { qpn: Qpn::GSI, dgid: gid(2), hop_limit: 64, ..UdDestination::default() };
         left.submit(1, SendOp::Send { data: SendData::None, to: Some(to) }, &[from]);
-        // As a datagram that is lost.
+        // The datagram is dropped, like a lost one.
         assert_eq!(left.scq.one().status, WcStatus::Success);
         assert_eq!(right.rcq.poll().len(), usize::from(delivered));
         assert_eq!(

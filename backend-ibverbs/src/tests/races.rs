@@ -1,4 +1,4 @@
-//! Threads that meet: what one has looked at changes before it goes on.
+//! Races between threads: the state that one has read changes before it continues.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Barrier};
@@ -20,12 +20,12 @@ use crate::handles::{IbvMr, IbvQp};
 use crate::hca::IbvHca;
 use crate::sys::{EVENT_PORT_ACTIVE, Wc};
 
-/// A receive queue that gives these, errors included.
+/// A receive queue that returns these results, including errors.
 #[derive(Clone, Default)]
 struct Given(Arc<Mutex<VecDeque<Result<RecvWr, QueueError>>>>);
 
 impl Given {
-    /// Adds receives without memory, and then a place that cannot be read.
+    /// Adds receives without memory, followed by an unreadable entry.
     fn break_after(&self, wr_ids: impl IntoIterator<Item = u64>) {
         let receives = wr_ids.into_iter().map(|wr_id| Ok(RecvWr { wr_id, ..RecvWr::default() }));
         self.0.lock().extend(receives.chain([Err(IndexError::OutOfRange { index: 9, capacity: 4 }.into())]));
@@ -44,7 +44,7 @@ impl RecvSource for Given {
     fn reset(&mut self) {}
 }
 
-/// A send queue with one request at a time, which meets the test twice before it gives one.
+/// A send queue with one request at a time, which meets the test at a barrier twice before it returns the request.
 #[derive(Clone)]
 struct Met {
     next: Arc<Mutex<Option<SendWr>>>,
@@ -56,8 +56,8 @@ impl Met {
         Self { next: Arc::default(), meeting: Arc::new(Barrier::new(2)) }
     }
 
-    /// Posts a request and rings. Runs `meanwhile` on this thread after the state of the queue pair was looked at and
-    /// before the request is taken from the ring.
+    /// Posts a request and rings. Runs `meanwhile` on this thread after the state of the queue pair was read and before
+    /// the request is taken from the ring.
     fn submit(&self, end: &End<IbvHca>, wr: SendWr, meanwhile: impl FnOnce()) {
         *self.next.lock() = Some(wr);
         thread::scope(|scope| {
@@ -84,7 +84,7 @@ impl SendSource for Met {
     fn reset(&mut self) {}
 }
 
-/// The state as the daemon knows it, without asking the host.
+/// Returns the state as known to the daemon, without querying the host.
 fn known_state(end: &End<IbvHca>) -> QpState {
     loop {
         if let Some(attrs) = end.qp.try_query() {
@@ -94,7 +94,7 @@ fn known_state(end: &End<IbvHca>) -> QpState {
     }
 }
 
-/// A request of a datagram QP that is refused stops its sends, and not what a command has made of it meanwhile.
+/// A refused request of a datagram QP stops its sends, but does not override a state that a command has set meanwhile.
 #[test]
 fn a_send_queue_error_does_not_undo_a_change_of_the_state() {
     let backend = FakeBackend::new();
@@ -113,7 +113,7 @@ fn a_send_queue_error_does_not_undo_a_change_of_the_state() {
     assert_eq!(known_state(&end), QpState::Error);
 }
 
-/// In the next life a message would go to memory that the guest has got back.
+/// In the next epoch, a message would go to memory that has been returned to the guest.
 #[test]
 fn what_is_posted_while_a_queue_pair_is_reset_ends_with_its_old_life() {
     let backend = FakeBackend::new();
@@ -143,7 +143,7 @@ fn what_is_posted_while_a_queue_pair_is_reset_ends_with_its_old_life() {
     assert_eq!((end.state(), backend.host.qp_state(qpn(&end))), (QpState::Reset, 0));
 }
 
-/// Who has seen the error stops the host's queue pair, unless a reset came first.
+/// The thread that notices the error stops the host's queue pair, unless a reset came first.
 #[test]
 fn a_queue_pair_that_was_reset_is_not_stopped_for_what_its_old_life_did() {
     let backend = FakeBackend::new();
@@ -154,7 +154,7 @@ fn a_queue_pair_that_was_reset_is_not_stopped_for_what_its_old_life_did() {
     backend.host.hold(Call::Stop);
     backend.host.complete_receive(qpn(&end), Wc { status: 4, ..Wc::default() });
     thread::scope(|scope| {
-        // The thread of the device, which holds nothing.
+        // The device's thread, which holds no lock.
         backend.host.wait_held();
         scope.spawn(|| end.to(QpState::Reset));
         until("the QP is not reset", || known_state(&end) == QpState::Reset);
@@ -163,7 +163,7 @@ fn a_queue_pair_that_was_reset_is_not_stopped_for_what_its_old_life_did() {
     assert_eq!((known_state(&end), backend.host.qp_state(qpn(&end))), (QpState::Reset, 0));
 }
 
-/// The event means that nothing of the queue is on its way any more.
+/// The event means that nothing of the queue is in flight any more.
 #[test]
 fn a_queue_is_not_drained_before_what_is_being_posted_has_ended() {
     let backend = FakeBackend::new();
@@ -179,7 +179,7 @@ fn a_queue_is_not_drained_before_what_is_being_posted_has_ended() {
         });
     });
     assert!(node.events.poll().is_empty() && end.qp.query().sq_draining);
-    // To change an attribute does not take the wish back.
+    // Changing an attribute does not cancel the notification.
     end.change(QpState::Sqd, QpAttrs { timeout: 9, ..QpAttrs::default() }, QpAttrMask::TIMEOUT);
     backend.host.complete_send(qpn(&end), SUCCESS);
     assert_eq!(node.events.wait(1), [AsyncEvent::Qp(QpEvent::SendQueueDrained, end.cookie)]);
@@ -203,7 +203,7 @@ fn what_is_being_posted_when_the_device_is_lost_is_flushed() {
     assert_eq!(end.scq.statuses(1), [(1, WcStatus::Flushed)]);
 }
 
-/// A fast registration is being posted when `end` ends it. Returns what is registered after that.
+/// A fast registration is being posted when `end` ends it. Returns the number of registrations after that.
 fn registered_after(end: impl FnOnce(&Node<IbvHca>, &IbvMr) + Send) -> usize {
     let backend = FakeBackend::new();
     let (poster, node) = connected(&backend);
@@ -222,14 +222,14 @@ fn registered_after(end: impl FnOnce(&Node<IbvHca>, &IbvMr) + Send) -> usize {
     })
 }
 
-/// The window that is being bound holds what it is to be bound to.
+/// The window that is being bound keeps the region that it is bound to.
 #[test]
 fn who_ends_a_fast_registration_waits_for_its_post() {
     assert_eq!(registered_after(|node, _| node.memory.set_enabled(false)), 0);
     assert_eq!(registered_after(|_, region| region.destroy()), 0);
 }
 
-/// A receive queue without receives, which meets the test twice when it is asked how many it has.
+/// A receive queue without receives, which meets the test at a barrier twice when it is asked for its length.
 struct Counted(Arc<Barrier>);
 
 impl RecvSource for Counted {
@@ -246,7 +246,7 @@ impl RecvSource for Counted {
     fn reset(&mut self) {}
 }
 
-/// The guest has set another limit, or the same anew, while the host's event of the old one was looked at.
+/// The guest sets another limit, or the same again, while the host's event for the old one is being handled.
 #[test]
 fn a_limit_that_fires_does_not_undo_a_new_one() {
     let backend = FakeBackend::new();
@@ -266,8 +266,8 @@ fn a_limit_that_fires_does_not_undo_a_new_one() {
     }
 }
 
-/// What was in front of the broken place is the host's, which flushes it. The sends of the QP end with it, though
-/// nobody rings for them.
+/// Receives before the unreadable entry were posted to the host, which flushes them. The sends of the QP end too,
+/// although the guest does not ring for them.
 #[test]
 fn receives_in_front_of_a_broken_place_of_the_ring_complete() {
     let backend = FakeBackend::new();

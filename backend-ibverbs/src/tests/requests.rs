@@ -1,4 +1,4 @@
-//! Requests that the host, or this crate, refuses.
+//! Requests that the host or the backend refuses.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn what_the_host_does_not_take_fails_after_what_it_took() {
     backend.host.refuse_after(2);
     end.qp.notify_send();
     assert_eq!((backend.host.sends(qpn(&end)).len(), counter(&node, "sends_posted")), (2, 2));
-    // Nothing fails before what was posted first has ended.
+    // No failure is reported before earlier requests have completed.
     assert!(end.scq.poll().is_empty());
     assert_eq!((end.state(), backend.host.qp_state(qpn(&end))), (QpState::Rts, RTS));
     backend.host.complete_send(qpn(&end), SUCCESS);
@@ -39,7 +39,7 @@ fn what_the_host_does_not_take_fails_after_what_it_took() {
 fn an_error_of_the_host_flushes_what_is_posted_and_what_is_in_the_ring() {
     let backend = FakeBackend::new();
     let (end, _node) = connected(&backend);
-    // More than the host's queue holds: the rest stays in the ring.
+    // More than the host's queue holds: the remainder stays in the ring.
     for wr_id in 0..70 {
         end.post(wr_id, SEND, &[]);
     }
@@ -51,7 +51,7 @@ fn an_error_of_the_host_flushes_what_is_posted_and_what_is_in_the_ring() {
     assert!(got[1..].iter().zip(1..).all(|(got, wr_id)| *got == (wr_id, WcStatus::Flushed)), "{got:?}");
 }
 
-/// The requests in front of the broken place were taken from the ring: each completes.
+/// The requests before the unreadable entry were taken from the ring: each completes.
 #[test]
 fn a_ring_that_cannot_be_read_ends_the_queue_pair_after_what_was_taken_from_it() {
     let backend = FakeBackend::new();
@@ -74,7 +74,7 @@ fn only_a_datagrams_receive_may_be_too_short_without_an_error_of_the_queue_pair(
     let end = node.qp(QpType::Ud);
     end.start_datagrams(5);
     (0..3).for_each(|wr_id| end.recv(wr_id, &[]));
-    // Adapters report a length error, rdma_rxe an invalid request.
+    // Adapters report a length error, rdma_rxe reports an invalid request.
     for (wr_id, code, status) in [(0, 1, WcStatus::LocalLength), (1, 9, WcStatus::RemoteInvalidRequest)] {
         backend.host.complete_receive(qpn(&end), Wc { status: code, ..Wc::default() });
         assert_eq!(end.rcq.statuses(1), [(wr_id, status)]);
@@ -86,7 +86,7 @@ fn only_a_datagrams_receive_may_be_too_short_without_an_error_of_the_queue_pair(
     assert_eq!(end.state(), QpState::Error);
 }
 
-/// A bad request of a datagram QP stops its send queue, which the host knows nothing of.
+/// A bad request of a datagram QP stops its send queue, which the host does not notice.
 #[test]
 fn a_send_queue_error_is_ours_alone() {
     let backend = FakeBackend::new();
@@ -117,7 +117,7 @@ fn nothing_is_posted_while_draining_and_the_event_comes_with_the_last_completion
     assert_eq!(backend.host.sends(qpn(&end)).len(), 1);
 }
 
-/// What the guest asks for and what the host has told nobody of.
+/// A query returns the attributes that the guest has set, and a state of the host that no event has reported.
 #[test]
 fn a_query_tells_of_an_error_that_came_without_a_completion() {
     let backend = FakeBackend::new();
@@ -126,7 +126,7 @@ fn a_query_tells_of_an_error_that_came_without_a_completion() {
     end.submit(1, SEND, &[]);
     backend.host.set_qp_state(qpn(&end), 6);
     assert_eq!(end.state(), QpState::Error);
-    // Nothing was in flight that could tell of it.
+    // Nothing was in flight that could report the error.
     assert_eq!(end.scq.statuses(1), [(1, WcStatus::Flushed)]);
     end.to(QpState::Reset);
     assert_eq!((end.state(), backend.host.qp_state(qpn(&end))), (QpState::Reset, 0));
@@ -166,20 +166,20 @@ fn a_queue_pair_that_has_no_room_for_its_completions_is_not_made() {
         node.hca.create_qp(init)
     };
     assert!(matches!(make(256), Err(VerbsError::Host(_))));
-    // What was reserved for it is there for others.
+    // The room that was reserved for it is available to others.
     let fits = make(192).unwrap();
     drop((fits, send_cq));
     assert_eq!(backend.host.objects(), before);
 }
 
-/// A datagram to a GID.
+/// Returns a datagram to a GID.
 fn datagram_to(number: u8) -> SendOp {
     let to = UdDestination { qpn: Qpn::new(7), dgid: gid(number), ..UdDestination::default() };
     SendOp::Send { data: SendData::None, to: Some(to) }
 }
 
-/// A peer that nobody has was looked up on the thread of the doorbell, with the guest's memory held, for seconds each
-/// time: the doorbell of this test never came back.
+/// Regression test: an unknown peer was looked up on the doorbell's thread, with the guest's memory locked, for seconds
+/// each time. The doorbell of this test did not return.
 #[test]
 fn sec_s2_a_peer_that_nobody_has_stops_neither_doorbells_nor_commands() {
     let backend = FakeBackend::new();
@@ -189,7 +189,7 @@ fn sec_s2_a_peer_that_nobody_has_stops_neither_doorbells_nor_commands() {
     backend.host.answer_look_ups(None);
     end.submit(1, datagram_to(9), &[]);
     end.submit(2, datagram_to(9), &[]);
-    // Commands and other memory go on.
+    // Commands and other memory operations continue.
     drop(node.buffer(64));
     node.memory.set_enabled(false);
     node.memory.set_enabled(true);
@@ -197,12 +197,12 @@ fn sec_s2_a_peer_that_nobody_has_stops_neither_doorbells_nor_commands() {
     backend.host.answer_look_ups(Some(false));
     assert_eq!(end.scq.statuses(2), [(1, WcStatus::LocalQpOperation), (2, WcStatus::Flushed)]);
     assert_eq!(backend.host.look_ups(), 1);
-    // It is not looked up again at once.
+    // The peer is not looked up again immediately.
     end.to(QpState::Rts);
     end.submit(3, datagram_to(9), &[]);
     assert_eq!(end.scq.statuses(1), [(3, WcStatus::LocalQpOperation)]);
     assert_eq!(backend.host.look_ups(), 1);
-    // One that is there is found once.
+    // A peer that exists is looked up once.
     backend.host.answer_look_ups(Some(true));
     end.to(QpState::Rts);
     end.submit(4, datagram_to(8), &[]);
@@ -213,7 +213,7 @@ fn sec_s2_a_peer_that_nobody_has_stops_neither_doorbells_nor_commands() {
     assert_eq!(end.scq.statuses(2), [(4, WcStatus::Success), (5, WcStatus::Success)]);
 }
 
-/// A queue pair that ends does not wait for an answer, and one that is reset over and over does not ask anew.
+/// Destroying a queue pair does not wait for an answer, and resetting one repeatedly does not start further look-ups.
 #[test]
 fn sec_s2_an_answer_that_comes_too_late_is_nobodys() {
     let backend = FakeBackend::new();
@@ -240,7 +240,7 @@ fn sec_s2_an_answer_that_comes_too_late_is_nobodys() {
     assert!(gone.scq.poll().is_empty());
 }
 
-/// The ring is read on the thread that looked the peer up then, and nobody rings.
+/// After a look-up, the thread that did it reads the ring, without another doorbell.
 #[test]
 fn a_ring_that_breaks_while_a_peer_is_looked_up_ends_both_sides() {
     let backend = FakeBackend::new();

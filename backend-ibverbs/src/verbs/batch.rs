@@ -1,4 +1,4 @@
-//! Work requests that are posted together, as the lists that `ibv_post_send(3)` and `ibv_post_recv(3)` take.
+//! Batches of work requests, as the lists that `ibv_post_send(3)` and `ibv_post_recv(3)` take.
 #![expect(unsafe_code, reason = "lists with pointers are sent between threads")]
 
 use std::ffi::{c_int, c_uint};
@@ -29,7 +29,7 @@ pub(crate) enum HostOp {
     BindMw { mw: Arc<HostMw>, mr: Arc<HostMr>, key: u32, addr: u64, length: u64, access: c_uint },
 }
 
-/// The fields of a request that its operation decides.
+/// Fields of a request that depend on its operation.
 struct Encoded {
     opcode: c_int,
     extra: [u8; 4],
@@ -85,12 +85,12 @@ impl HostOp {
     }
 }
 
-/// Send requests that are posted together.
+/// A batch of send requests.
 #[derive(Default)]
 pub(crate) struct SendBatch {
     requests: Vec<SendWr>,
     sges: Vec<Sge>,
-    /// What the requests point to.
+    /// Operations that the requests point to.
     ops: Vec<HostOp>,
 }
 
@@ -146,7 +146,7 @@ impl SendBatch {
     }
 }
 
-/// Receive requests that are posted together.
+/// A batch of receive requests.
 #[derive(Debug, Default)]
 pub(crate) struct RecvBatch {
     requests: Vec<RecvWr>,
@@ -189,8 +189,8 @@ impl RecvBatch {
     }
 }
 
-/// Posts a list of `count` elements of `size` bytes; with an error, the library says which was the first that it did
-/// not take.
+/// Posts a list of `count` elements of `size` bytes. On error, the library reports the first element that it did not
+/// accept.
 fn posted<T>(
     first: *mut T,
     count: usize,

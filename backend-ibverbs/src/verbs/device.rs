@@ -1,4 +1,4 @@
-//! The host's devices.
+//! RDMA devices of the host.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::ffi::{CStr, c_int};
@@ -14,41 +14,41 @@ use super::event::HostEvent;
 use crate::sys::library::{Library, LoadError};
 use crate::sys::{AsyncEvent, Context, DeviceAttr, LINK_LAYER_ETHERNET, PORT_ACTIVE, PortAttr};
 
-/// Why a device of the host cannot be used.
+/// Reason a device of the host cannot be used.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// The library is not there.
+    /// The library is not available.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The system has no devices at all.
+    /// The system has no RDMA devices.
     #[error(
         "the host has no RDMA devices that libibverbs knows (/sys/class/infiniband; is the kernel's ib_uverbs loaded?)"
     )]
     NoDevices,
-    /// The system has other devices.
+    /// The system has only other devices.
     #[error("the host has no RDMA device '{wanted}', only {found}")]
     NoSuch {
-        /// The name that was asked for.
+        /// The requested name.
         wanted: String,
-        /// Those that there are.
+        /// Names of the existing devices.
         found: String,
     },
-    /// It is there and does not open.
+    /// The device exists but cannot be opened.
     #[error(
         "cannot open the RDMA device '{name}': {source} (needs read and write access to its /dev/infiniband/uverbs file)"
     )]
     Open {
-        /// Its name.
+        /// Name of the device.
         name: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// It opened, but it cannot carry guests.
+    /// The device was opened, but it is not suitable for guests.
     #[error("the RDMA device '{name}': {problem}")]
     Unfit {
-        /// Its name.
+        /// Name of the device.
         name: String,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
 }
@@ -66,7 +66,7 @@ unsafe impl Send for HostDevice {}
 // SAFETY: likewise.
 unsafe impl Sync for HostDevice {}
 
-/// A port now.
+/// Snapshot of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PortNow {
     pub(crate) active: bool,
@@ -135,8 +135,9 @@ impl HostDevice {
         })
     }
 
-    /// Takes the next asynchronous event, without waiting for one, and gives what `look_up` finds of it. Until that is
-    /// done the object exists at the host, so its address is no other's. `look_up` destroys nothing: that would wait.
+    /// Takes the next asynchronous event, without waiting for one, and returns the result of `look_up` for it. Until
+    /// `look_up` returns, the event is not acknowledged, so the host's object exists and its address cannot be reused.
+    /// `look_up` must not destroy objects: that would wait for the acknowledgement.
     pub(crate) fn next_event<T>(&self, look_up: impl FnOnce(HostEvent) -> T) -> Option<T> {
         let mut event = AsyncEvent { element: std::ptr::null_mut(), event_type: 0 };
         // SAFETY: the device is open, `event` valid for writing. The descriptor does not block, see `make_nonblocking`.
@@ -148,12 +149,12 @@ impl HostDevice {
         Some(found)
     }
 
-    /// Makes [`Self::next_event`] return at once when there is nothing.
+    /// Makes [`Self::next_event`] return immediately if there is no event.
     pub(crate) fn make_nonblocking(&self) -> io::Result<()> {
         Ok(rustix::io::ioctl_fionbio(self.as_fd(), true)?)
     }
 
-    /// The provider's operations.
+    /// Returns the provider's operations.
     pub(super) const fn ops(&self) -> &crate::sys::ContextOps {
         // SAFETY: the device is open for as long as `self` lives, and the library does not change the table.
         unsafe { &(*self.raw.as_ptr()).ops }
@@ -161,7 +162,7 @@ impl HostDevice {
 }
 
 impl AsFd for HostDevice {
-    /// Readable when there is an asynchronous event.
+    /// Returns a descriptor that is readable when there is an asynchronous event.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the library keeps the descriptor open for as long as the device is.
         unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).async_fd) }

@@ -5,10 +5,10 @@ use std::io;
 
 use pvrdma_verbs::LogLimit;
 
-/// Guests decide how many objects they destroy.
+/// Limited, because guests decide how many objects they destroy.
 static LOG: LogLimit = LogLimit::new();
 
-/// Most functions return an errno, some return -1 and set `errno`.
+/// Converts a result: most functions return an errno, some return -1 and set `errno`.
 pub(super) fn check(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),
@@ -17,7 +17,8 @@ pub(super) fn check(code: c_int) -> io::Result<()> {
     }
 }
 
-/// An object that does not go away stays until the device is closed. Nobody can be told but the log.
+/// Logs a failure to destroy an object. The object stays until the device is closed, and a `drop` cannot return an
+/// error.
 pub(super) fn destroyed(what: &str, code: c_int) {
     if let Err(error) = check(code) {
         LOG.error(module_path!(), "host", format_args!("a {what} cannot be destroyed: {error}"));

@@ -10,38 +10,38 @@ use crate::sys::{
     EVENT_SRQ_LIMIT_REACHED,
 };
 
-/// An event, with the address of the host's object that it is about.
+/// An event, with the address of the host's object that it concerns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum HostEvent {
     /// A completion queue overran.
     CqError {
-        /// Its address.
+        /// Address of the queue.
         cq: usize,
     },
-    /// Something about a queue pair.
+    /// An event of a queue pair.
     Qp {
-        /// What.
+        /// Type of the event.
         event: QpEvent,
-        /// Its address.
+        /// Address of the queue pair.
         qp: usize,
     },
-    /// Something about a shared receive queue.
+    /// An event of a shared receive queue.
     Srq {
-        /// What.
+        /// Type of the event.
         event: SrqEvent,
-        /// Its address.
+        /// Address of the queue.
         srq: usize,
     },
-    /// Something about a port.
+    /// An event of a port.
     Port(PortEvent),
     /// The device is gone.
     DeviceFatal,
-    /// Anything else, which means nothing to guests: its number in `enum ibv_event_type`.
+    /// Any other event, which has no meaning for guests: its number in `enum ibv_event_type`.
     Other(c_int),
 }
 
 impl HostEvent {
-    /// Names an event of the library by its number and the address of its object.
+    /// Creates an event from the library's number and the address of its object.
     pub(super) const fn new(number: c_int, element: usize) -> Self {
         let event = match number {
             EVENT_CQ_ERR => return Self::CqError { cq: element },

@@ -54,7 +54,7 @@ unsafe impl Send for HostMr {}
 unsafe impl Sync for HostMr {}
 
 impl HostMr {
-    /// Registers `length` bytes of the mapping from `offset` on, so that they are addressed from `iova` on.
+    /// Registers `length` bytes of the mapping from `offset` on, under the addresses from `iova` on.
     pub(crate) fn register(
         pd: &Arc<HostPd>,
         mapping: ContiguousMapping,
@@ -92,14 +92,14 @@ impl Drop for HostMr {
         // SAFETY: registered once, deregistered once. Who posts requests with it holds it until they were posted.
         let code = unsafe { (self.pd.device.library.ibv_dereg_mr)(self.raw.as_ptr()) };
         if check(code).is_err() {
-            // The adapter may still reach the memory: what is mapped there must not become something else.
+            // The adapter may still access the memory, so its addresses must not be reused for another mapping.
             self.mapping.leak();
         }
         destroyed("memory region", code);
     }
 }
 
-/// A memory window that work requests bind and invalidate.
+/// A memory window, bound and invalidated by work requests.
 #[derive(Debug)]
 pub(crate) struct HostMw {
     pd: Arc<HostPd>,
@@ -121,15 +121,15 @@ impl HostMw {
         Ok(Self { pd: Arc::clone(pd), raw })
     }
 
-    /// Its key as allocated; bits 31:8 stay.
+    /// Returns the key as allocated; bits 31:8 never change.
     pub(crate) const fn key(&self) -> u32 {
         // SAFETY: only `bound` changes the object, in one thread at a time, and never these bits.
         unsafe { self.raw.as_ref() }.rkey
     }
 
-    /// Notes the key that a bind request gave the window: providers take its present key from here.
+    /// Stores the key that a bind request has given the window, because providers read the current key from the object.
     ///
-    /// Called with the lock of the region that the window belongs to.
+    /// The caller holds the lock of the region that the window belongs to.
     pub(crate) fn bound(&self, key: u32) {
         // SAFETY: the object exists; the caller's lock keeps others from it.
         unsafe { (*self.raw.as_ptr()).rkey = key };
@@ -145,7 +145,7 @@ impl Drop for HostMw {
     }
 }
 
-/// The way to a peer of a datagram.
+/// Address handle: the path to the peer of a datagram.
 #[derive(Debug)]
 pub(crate) struct HostAh {
     pd: Arc<HostPd>,
@@ -158,7 +158,7 @@ unsafe impl Send for HostAh {}
 unsafe impl Sync for HostAh {}
 
 impl HostAh {
-    /// May wait for address resolution.
+    /// Creates an address handle. May wait for address resolution.
     pub(crate) fn new(pd: &Arc<HostPd>, attr: &AhAttr) -> io::Result<Self> {
         let mut attr = *attr;
         // SAFETY: the domain exists; `attr` is only read.

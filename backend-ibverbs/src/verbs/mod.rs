@@ -1,6 +1,7 @@
-//! The library's objects as owning types. Dropping one destroys it; each keeps alive what it was made from.
+//! The library's objects as owning types. Dropping one destroys it; each keeps the objects that it was created from
+//! alive.
 //!
-//! All unsafe calls of the library are in the files of this folder. What makes them sound is the same everywhere: a
+//! All unsafe calls of the library are in the files of this folder. They are sound for the same reason everywhere: a
 //! pointer that the library returned is valid until its object is destroyed, objects are destroyed only by `drop`, and
 //! the library's functions may be called from any thread (`man 7 rdma`: "libibverbs is fully thread safe").
 

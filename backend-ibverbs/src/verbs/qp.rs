@@ -1,4 +1,4 @@
-//! Queue pairs and what is posted to them.
+//! Queue pairs, and posting of requests.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
 use std::ffi::c_int;
@@ -12,7 +12,7 @@ use super::memory::HostPd;
 use super::queue::{HostCq, HostSrq};
 use crate::sys::{Qp, QpAttr, QpCap, QpInitAttr};
 
-/// What a queue pair is made of.
+/// Components of a queue pair.
 #[derive(Debug)]
 pub(crate) struct HostQpInit {
     pub(crate) pd: Arc<HostPd>,
@@ -53,13 +53,13 @@ impl HostQp {
         Ok(Self { parts, raw })
     }
 
-    /// Its number on the wire.
+    /// Returns the QPN on the wire.
     pub(crate) const fn number(&self) -> u32 {
         // SAFETY: the number does not change while the object exists.
         unsafe { self.raw.as_ref() }.qp_num
     }
 
-    /// Names it in events.
+    /// Returns the address that identifies the queue pair in events.
     pub(crate) fn address(&self) -> usize {
         self.raw.as_ptr().addr()
     }
@@ -80,7 +80,7 @@ impl HostQp {
         Ok(attr)
     }
 
-    /// Posts all of the batch. Returns how many were taken.
+    /// Posts the batch. Returns the number of requests accepted.
     pub(crate) fn post_send(&self, batch: &mut SendBatch) -> (usize, io::Result<()>) {
         let Some(post) = self.parts.pd.device.ops().post_send else {
             return (0, Err(io::Error::from(io::ErrorKind::Unsupported)));
@@ -89,7 +89,7 @@ impl HostQp {
         batch.post(|first, bad| unsafe { post(self.raw.as_ptr(), first, bad) })
     }
 
-    /// Posts all of the batch. Returns how many were taken.
+    /// Posts the batch. Returns the number of requests accepted.
     pub(crate) fn post_recv(&self, batch: &mut RecvBatch) -> (usize, io::Result<()>) {
         let Some(post) = self.parts.pd.device.ops().post_recv else {
             return (0, Err(io::Error::from(io::ErrorKind::Unsupported)));

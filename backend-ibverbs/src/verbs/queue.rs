@@ -17,7 +17,7 @@ fn number(value: u32) -> io::Result<c_int> {
     c_int::try_from(value).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
 }
 
-/// Tells which completion queues have something.
+/// A completion channel: reports which completion queues have completions.
 #[derive(Debug)]
 pub(crate) struct Channel {
     device: Arc<HostDevice>,
@@ -39,7 +39,7 @@ impl Channel {
         Ok(channel)
     }
 
-    /// The address of a queue that has something, as [`HostCq::address`] gives it, without waiting for one.
+    /// Returns the address of a queue with completions, as in [`HostCq::address`]. Does not wait.
     pub(crate) fn next_event(&self) -> Option<usize> {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel exists, both pointers are valid for writing; the descriptor does not block.
@@ -53,7 +53,7 @@ impl Channel {
 }
 
 impl AsFd for Channel {
-    /// Readable when there is an event.
+    /// Returns a descriptor that is readable when there is an event.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the library keeps the descriptor open for as long as the channel exists.
         unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().fd) }
@@ -92,25 +92,25 @@ impl HostCq {
         Ok(Self { channel: Arc::clone(channel), raw })
     }
 
-    /// Names it in events.
+    /// Returns the address that identifies the queue in events.
     pub(crate) fn address(&self) -> usize {
         self.raw.as_ptr().addr()
     }
 
-    /// Makes room. The caller lets nobody poll meanwhile.
+    /// Resizes the queue. The caller makes sure that no thread polls it meanwhile.
     pub(crate) fn resize(&self, entries: u32) -> io::Result<()> {
         let entries = number(entries)?;
         // SAFETY: the queue exists.
         check(unsafe { (self.channel.device.library.ibv_resize_cq)(self.raw.as_ptr(), entries) })
     }
 
-    /// How many entries it has room for.
+    /// Returns the capacity of the queue.
     pub(crate) fn entries(&self) -> u32 {
         // SAFETY: only `resize` changes the object, whose caller keeps others away.
         u32::try_from(unsafe { self.raw.as_ref() }.cqe).unwrap_or(0)
     }
 
-    /// Takes completions. Returns how many of `entries` are filled.
+    /// Takes completions. Returns the number of filled `entries`.
     pub(crate) fn poll(&self, entries: &mut [Wc]) -> io::Result<usize> {
         let poll = self.channel.device.ops().poll_cq.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
         let room = c_int::try_from(entries.len()).unwrap_or(c_int::MAX);
@@ -119,7 +119,7 @@ impl HostCq {
         usize::try_from(count).map_err(|_| io::Error::other("the host's completion queue cannot be polled"))
     }
 
-    /// Asks for one event with the next completion.
+    /// Requests one event with the next completion.
     pub(crate) fn arm(&self) -> io::Result<()> {
         let device = &self.channel.device;
         let arm = device.ops().req_notify_cq.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
@@ -157,7 +157,7 @@ impl HostSrq {
         Ok(Self { pd: Arc::clone(pd), raw })
     }
 
-    /// Names it in events.
+    /// Returns the address that identifies the queue in events.
     pub(crate) fn address(&self) -> usize {
         self.raw.as_ptr().addr()
     }
@@ -168,7 +168,7 @@ impl HostSrq {
         check(unsafe { (self.pd.device.library.ibv_modify_srq)(self.raw.as_ptr(), &raw mut attr, SRQ_LIMIT) })
     }
 
-    /// Posts all of the batch. Returns how many were taken.
+    /// Posts the batch. Returns the number of requests accepted.
     pub(crate) fn post(&self, batch: &mut RecvBatch) -> (usize, io::Result<()>) {
         let Some(post) = self.pd.device.ops().post_srq_recv else {
             return (0, Err(io::Error::from(io::ErrorKind::Unsupported)));

@@ -1,15 +1,15 @@
-//! Commands and what some of them carry.
+//! Commands and the parameters of some of them.
 
 use super::{le32, le64};
 
-/// A command that the device knows.
+/// A command that the device supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Command {
-    /// Take the shared area and start.
+    /// Read the shared area and start.
     Activate,
-    /// Stop; no DMA after it.
+    /// Stop; no DMA follows.
     Quiesce,
-    /// Stop and forget interrupt masks; no DMA after it.
+    /// Stop and reset the interrupt masks; no DMA follows.
     Reset,
     /// `rxMode` has changed.
     UpdateRxMode,
@@ -25,36 +25,36 @@ pub(crate) enum Command {
     UpdatePower,
     /// `uptFeatures` has changed.
     UpdateFeatures,
-    /// A coalescing scheme is set.
+    /// Set a coalescing scheme.
     SetCoalesce,
-    /// Write the state of all queues.
+    /// Write the status of all queues.
     GetQueueStatus,
     /// Write the statistics of all queues.
     GetStats,
-    /// Speed and state of the link.
+    /// Return speed and state of the link.
     GetLink,
-    /// Burnt-in MAC address, first four bytes.
+    /// Return the permanent MAC address, first four bytes.
     GetPermanentMacLow,
-    /// Last two bytes.
+    /// Return the permanent MAC address, last two bytes.
     GetPermanentMacHigh,
-    /// Device ID.
+    /// Return the device ID.
     GetDeviceIdLow,
-    /// Its high half.
+    /// Return the high half of the device ID.
     GetDeviceIdHigh,
-    /// Nothing.
+    /// Return extra information. There is none.
     GetExtraInfo,
-    /// Type of interrupts and how they are masked.
+    /// Return the type of interrupts and their mask mode.
     GetInterruptConfig,
-    /// Whether rings adapt.
+    /// Return whether rings adapt.
     GetAdaptiveRingInfo,
-    /// Bytes of a slot of the transmit data ring.
+    /// Return the size of a slot of the transmit data ring, in bytes.
     GetTxDataSize,
     /// Write the coalescing scheme.
     GetCoalesce,
 }
 
 impl Command {
-    /// The command of this number, if the device knows it in `revision` (1 to 3).
+    /// Returns the command with this number, if the device supports it in `revision` (1 to 3).
     pub(crate) fn parse(number: u32, revision: u8) -> Option<Self> {
         Some(match number {
             0xcafe_0000 => Self::Activate,
@@ -85,10 +85,10 @@ impl Command {
     }
 }
 
-/// Where a configuration of variable length is (`VariableLenConfDesc`).
+/// Location of a configuration of variable length (`VariableLenConfDesc`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ConfigPlace {
-    /// Bytes.
+    /// Length, in bytes.
     pub(crate) len: u32,
     /// Bus address.
     pub(crate) address: u64,
@@ -101,29 +101,31 @@ impl ConfigPlace {
     }
 }
 
-/// When completions raise an interrupt (`CoalesceScheme`).
+/// Interrupt coalescing scheme (`CoalesceScheme`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Coalesce {
     /// One interrupt for each frame.
     Disabled,
-    /// One for each batch of received frames. What was sent may wait for the next of them, for a moment.
+    /// One interrupt for each batch of received frames. Transmit completions may wait briefly for the next of them.
     #[default]
     Adaptive,
-    /// After so many completions, at the latest at the end of a batch: transmit, transmit completions, receive.
+    /// One interrupt after a number of completions, at the latest at the end of a batch: transmit, transmit
+    /// completions, receive.
     Static([u32; 3]),
-    /// At most so many a second. Batches keep below what a guest can take, so that nothing is held back.
+    /// Maximum interrupts per second. Batches already stay below the rate that a guest can handle, so no interrupt is
+    /// delayed.
     Rate(u32),
 }
 
 impl Coalesce {
-    /// Bytes in memory.
+    /// Size in memory, in bytes.
     pub(crate) const LEN: usize = 16;
-    /// Most completions that [`Self::Static`] may name.
+    /// Maximum number of completions in [`Self::Static`].
     const MAX_DEPTH: u32 = 128;
-    /// What [`Self::Rate`] may name.
+    /// Valid rates for [`Self::Rate`].
     const RATES: std::ops::RangeInclusive<u32> = 100..=100_000;
 
-    /// Parses a scheme; `None` if it is not one.
+    /// Parses a scheme. Returns `None` if it is invalid.
     pub(crate) fn parse(bytes: &[u8; Self::LEN]) -> Option<Self> {
         match le32(bytes, 0) {
             0 => Some(Self::Disabled),
@@ -137,7 +139,7 @@ impl Coalesce {
         }
     }
 
-    /// The scheme as it is in memory.
+    /// Encodes the scheme in its memory format.
     pub(crate) fn encode(self) -> [u8; Self::LEN] {
         let words = match self {
             Self::Disabled => [0; 4],

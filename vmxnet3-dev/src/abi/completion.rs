@@ -1,14 +1,14 @@
-//! Completions, as the device writes them. The generation goes into bit 31 of the last word when they are stored.
+//! Completions, as written by the device. The generation goes into bit 31 of the last word when a completion is stored.
 
 /// A completion without its generation.
 pub(crate) type Completion = [u32; 4];
 
-/// A completion of a frame that was sent: the index of its *last* descriptor, below 4,096.
+/// Builds the completion of a sent frame: the index of its *last* descriptor, below 4,096.
 pub(crate) const fn tx_completion(last: u32) -> Completion {
     [last & 0xfff, 0, 0, 0]
 }
 
-/// What is known of the checksums of a received frame.
+/// Checksum state of a received frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ChecksumReport {
     pub(crate) ipv4: bool,
@@ -16,11 +16,11 @@ pub(crate) struct ChecksumReport {
     pub(crate) tcp: bool,
     pub(crate) udp: bool,
     pub(crate) fragment: bool,
-    /// The checksums of the IPv4 header, if there is one, and of TCP or UDP are right. Else nothing was calculated.
+    /// The checksums of the IPv4 header, if present, and of TCP or UDP are correct. Otherwise they were not calculated.
     pub(crate) verified: bool,
 }
 
-/// What of a received frame was hashed.
+/// Type of a received frame's hash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub(crate) enum HashType {
@@ -32,40 +32,40 @@ pub(crate) enum HashType {
     TcpIpv6 = 4,
 }
 
-/// What all completions of a received frame say.
+/// Properties of a received frame that all its completions report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct FrameReport {
     pub(crate) checksums: ChecksumReport,
     pub(crate) hash_type: HashType,
     pub(crate) hash: u32,
-    /// Tag that was stripped.
+    /// VLAN tag that was stripped.
     pub(crate) tag: Option<u16>,
-    /// More than one TCP segment: their number and size.
+    /// Number and size of the TCP segments, if there is more than one.
     pub(crate) segments: Option<(u8, u16)>,
 }
 
-/// Where a part of a received frame went.
+/// Location of a part of a received frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     /// Index of the descriptor, below 4,096.
     pub(crate) index: u32,
-    /// Which ring of which queue, below 1,024.
+    /// Number of the ring among the rings of all queues, below 1,024.
     pub(crate) ring_id: u16,
-    /// Bytes, below 16,384.
+    /// Length in bytes, below 16,384.
     pub(crate) len: u16,
     pub(crate) first: bool,
     pub(crate) last: bool,
 }
 
-/// Completion types in bits 24 to 30 of the last word.
+/// Completion types, in bits 24 to 30 of the last word.
 const TYPE_RX: u32 = 3 << 24;
 const TYPE_RX_LRO: u32 = 4 << 24;
 
-/// A completion of a part of a received frame.
+/// Builds the completion of a part of a received frame.
 pub(crate) fn rx_completion(place: Place, report: &FrameReport) -> Completion {
     let bit = |set: bool, at: u32| u32::from(set) << at;
     let checksums = &report.checksums;
-    // The type LRO gives the hash and checksum fields another meaning.
+    // The LRO type changes the meaning of the hash and checksum fields, so only the first completion has it.
     let segments = report.segments.filter(|_| place.first);
     let hash_type = if segments.is_some() { HashType::None } else { report.hash_type };
     let l4 = checksums.tcp || checksums.udp;
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(flags, 1 << 16 | 1 << 18 | 1 << 19 | 1 << 21 | 1 << 23 | 3 << 24);
     }
 
-    /// Trap 11: the guest warns of correct checksums without TCP and UDP, or of a fragment.
+    /// Trap 11: the guest warns about correct checksums without TCP and UDP, or of a fragment.
     #[test]
     fn nothing_is_called_verified_that_has_no_checksum() {
         for checksums in [ChecksumReport { tcp: false, ..TCP }, ChecksumReport { fragment: true, ..TCP }] {

@@ -1,52 +1,52 @@
-//! Queue descriptors: where a queue's rings are, and what the device writes about it.
+//! Queue descriptors: locations of a queue's rings, and the fields that the device writes.
 
 use thiserror::Error;
 
 use super::{byte, le16, le32, le64};
 use crate::ring::{RingShape, RingShapeError};
 
-/// Bytes of a descriptor of either kind.
+/// Size of a descriptor of either kind, in bytes.
 pub(crate) const QUEUE_DESC_SIZE: usize = 256;
-/// The same.
+/// [`QUEUE_DESC_SIZE`] as a bus length.
 pub(crate) const QUEUE_DESC_LEN: u64 = QUEUE_DESC_SIZE as u64;
-/// Alignment of the first, in bytes.
+/// Alignment of the first descriptor, in bytes.
 pub(crate) const QUEUE_DESC_ALIGN: u64 = 128;
-/// Where `txThreshold` is, in bytes.
+/// Offset of `txThreshold`, in bytes.
 pub(crate) const TX_THRESHOLD_AT: u64 = 4;
-/// Where `updateRxProd` is, in bytes.
+/// Offset of `updateRxProd`, in bytes.
 pub(crate) const UPDATE_RX_PRODUCER_AT: u64 = 0;
-/// Where the status is, in bytes.
+/// Offset of the status, in bytes.
 pub(crate) const STATUS_AT: u64 = 80;
-/// Where the statistics are, in bytes.
+/// Offset of the statistics, in bytes.
 pub(crate) const STATS_AT: u64 = 88;
 
-/// Most descriptors in a ring of commands.
+/// Maximum number of descriptors in a command ring.
 const MAX_RING: u32 = 4096;
-/// Most descriptors in the completion ring of a receive queue: two rings of commands.
+/// Maximum number of descriptors in the completion ring of a receive queue: two command rings.
 const MAX_RX_COMPLETIONS: u32 = 8192;
-/// Most bytes of a slot of the receive data ring.
+/// Maximum size of a slot of the receive data ring, in bytes.
 const MAX_DATA_SLOT: u16 = 2048;
-/// Slots of the receive data ring are a multiple of this, in bytes.
+/// The slot size of the receive data ring is a multiple of this, in bytes.
 const DATA_SLOT_ALIGN: u16 = 64;
 
-/// Why a queue descriptor is refused.
+/// Reason a queue descriptor is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub(crate) enum QueueDescError {
-    /// A ring cannot be.
+    /// The shape of a ring is invalid.
     #[error(transparent)]
     Ring(#[from] RingShapeError),
-    /// The end of the data ring is past the end of the address space.
+    /// The data ring extends past the end of the address space.
     #[error("data ring at {0:#x}")]
     DataRing(u64),
-    /// The slots of the data ring have a size that cannot be.
+    /// The slot size of the data ring is invalid.
     #[error("data ring with slots of {0} bytes")]
     DataSlot(u16),
-    /// There is no such interrupt.
+    /// The interrupt vector does not exist.
     #[error("vector {0}")]
     Vector(u8),
 }
 
-/// A transmit queue.
+/// Configuration of a transmit queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TxQueueConfig {
     pub(crate) ring: RingShape,
@@ -54,15 +54,15 @@ pub(crate) struct TxQueueConfig {
     pub(crate) vector: u8,
 }
 
-/// The receive data ring: a slot for each descriptor of ring 1.
+/// Receive data ring: one slot for each descriptor of ring 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct DataRing {
     pub(crate) base: u64,
-    /// Bytes of a slot.
+    /// Size of a slot, in bytes.
     pub(crate) slot: u16,
 }
 
-/// A receive queue.
+/// Configuration of a receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RxQueueConfig {
     pub(crate) ring: RingShape,
@@ -79,7 +79,7 @@ fn vector(bytes: &[u8], vectors: u16) -> Result<u8, QueueDescError> {
 }
 
 impl TxQueueConfig {
-    /// Parses a descriptor for a function with so many vectors.
+    /// Parses a descriptor for a function with `vectors` vectors.
     pub(crate) fn parse(bytes: &[u8], vectors: u16) -> Result<Self, QueueDescError> {
         Ok(Self {
             ring: RingShape::new("transmit ring", le64(bytes, 16), le32(bytes, 56), MAX_RING)?,
@@ -90,7 +90,7 @@ impl TxQueueConfig {
 }
 
 impl RxQueueConfig {
-    /// Parses a descriptor for a function with so many vectors. There is no data ring before revision 3.
+    /// Parses a descriptor for a function with `vectors` vectors. Revisions before 3 have no data ring.
     pub(crate) fn parse(bytes: &[u8], vectors: u16, revision: u8) -> Result<Self, QueueDescError> {
         let ring = RingShape::new("receive ring 1", le64(bytes, 16), le32(bytes, 56), MAX_RING)?;
         let second = match le32(bytes, 60) {
@@ -118,7 +118,7 @@ impl DataRing {
         self.base.checked_add(len).map(|_| self).ok_or(QueueDescError::DataRing(self.base))
     }
 
-    /// Bus address of a slot. The index is one of ring 1, for which the whole ring was checked.
+    /// Returns the bus address of a slot. The index is one of ring 1, for which the whole data ring was checked.
     pub(crate) const fn slot_address(self, index: u32) -> u64 {
         self.base.wrapping_add(self.slot as u64 * index as u64)
     }
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(RxQueueConfig::parse(&rx(), 3, 3), Err(QueueDescError::Vector(3)));
     }
 
-    /// Trap 15: the numbers of a hostile driver.
+    /// Trap 15: values of a hostile driver are refused.
     #[test]
     fn shapes_that_cannot_be_are_refused() {
         let with = |at: usize, value: &[u8]| {

@@ -4,31 +4,31 @@ use thiserror::Error;
 
 use super::le16;
 
-/// Bytes in memory.
+/// Size in memory, in bytes.
 pub(crate) const RSS_CONF_LEN: usize = 8 + KEY_LEN + MAX_TABLE;
-/// Bytes of the key.
+/// Size of the key, in bytes.
 pub(crate) const KEY_LEN: usize = 40;
-/// Most entries of the indirection table.
+/// Maximum number of entries of the indirection table.
 const MAX_TABLE: usize = 128;
 
-/// Why a configuration is refused.
+/// Reason a configuration is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub(crate) enum RssConfError {
-    /// Only Toeplitz is known.
+    /// The hash function is not Toeplitz.
     #[error("RSS hash function {0}")]
     Function(u16),
-    /// The key has 40 bytes.
+    /// The key does not have 40 bytes.
     #[error("RSS key of {0} bytes")]
     Key(u16),
-    /// No entries, or too many.
+    /// The table has no entries, or too many.
     #[error("RSS table of {0} entries")]
     Table(u16),
-    /// An entry names a queue that is not there.
+    /// An entry names a queue that does not exist.
     #[error("RSS queue {0}")]
     Queue(u8),
 }
 
-/// What is hashed, and where that leads.
+/// RSS configuration: hash types, key, and indirection table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct RssConf {
     pub(crate) ipv4: bool,
@@ -36,12 +36,12 @@ pub(crate) struct RssConf {
     pub(crate) ipv6: bool,
     pub(crate) tcp_ipv6: bool,
     pub(crate) key: [u8; KEY_LEN],
-    /// At least one entry, each a queue that is there.
+    /// Indirection table: at least one entry, each the number of an existing queue.
     pub(crate) table: Vec<u8>,
 }
 
 impl RssConf {
-    /// Parses a configuration for so many receive queues. `None`: nothing is to be hashed.
+    /// Parses a configuration for `queues` receive queues. Returns `None` if no frames are to be hashed.
     pub(crate) fn parse(bytes: &[u8; RSS_CONF_LEN], queues: u8) -> Result<Option<Self>, RssConfError> {
         let (types, function, key_len, entries) = (le16(bytes, 0), le16(bytes, 2), le16(bytes, 4), le16(bytes, 6));
         match function {

@@ -1,17 +1,17 @@
-//! The receive descriptor. The device never writes it: the driver compares address and length with its own.
+//! The receive descriptor. The device never writes to it: the driver compares address and length with its own copy.
 
 /// A receive descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RxDesc {
     /// Bus address of the buffer.
     pub(crate) address: u64,
-    /// Bytes of the buffer, at most 16,383.
+    /// Size of the buffer in bytes, at most 16,383.
     pub(crate) len: u16,
-    /// It takes the continuation of a frame, and nothing else. A buffer that is none takes only the start.
+    /// `true` for a BODY buffer, which takes only the continuation of a frame. Other buffers take only the start.
     pub(crate) body: bool,
 }
 
-/// Least bytes of a buffer that takes the start of a frame.
+/// Minimum size of a buffer that takes the start of a frame, in bytes.
 pub(crate) const MIN_HEAD: u16 = 128;
 
 impl RxDesc {
@@ -20,7 +20,7 @@ impl RxDesc {
         (word2 >> 31 == 1) == generation
     }
 
-    /// Parses the word behind the address.
+    /// Parses the word after the address.
     pub(crate) const fn parse(address: u64, word2: u32) -> Self {
         Self { address, len: super::low_bits(word2, 14), body: word2 >> 14 & 1 == 1 }
     }

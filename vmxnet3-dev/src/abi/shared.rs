@@ -1,43 +1,43 @@
-//! The area that driver and device share (`DriverShared`).
+//! Area shared by driver and device (`DriverShared`).
 
 use super::command::ConfigPlace;
 use super::{byte, le16, le32, le64};
 
-/// Bytes of the area as far as revisions 1 to 3 know it.
+/// Size of the area as defined by revisions 1 to 3, in bytes.
 pub(crate) const SHARED_LEN: usize = 720;
-/// What it starts with.
+/// Magic number at the start of the area.
 const MAGIC: u32 = 0xbabe_fee1;
-/// Where the events are, in bytes. Aligned to eight.
+/// Offset of the events, in bytes. Aligned to eight.
 pub(crate) const EVENTS_AT: u64 = 696;
-/// Where the parameter of a command is, in bytes.
+/// Offset of a command's parameter, in bytes.
 pub(crate) const COMMAND_INFO_AT: u64 = 704;
-/// Where `uptFeatures` is, in bytes.
+/// Offset of `uptFeatures`, in bytes.
 pub(crate) const FEATURES_AT: u64 = 24;
-/// Where `rxFilterConf` is, in bytes.
+/// Offset of `rxFilterConf`, in bytes.
 pub(crate) const FILTER_AT: u64 = 120;
-/// Where `rssConfDesc` is, in bytes.
+/// Offset of `rssConfDesc`, in bytes.
 pub(crate) const RSS_AT: u64 = 648;
 
-/// Bytes of the VLAN filter: a bit for each VLAN ID.
+/// Size of the VLAN filter in bytes: one bit for each VLAN ID.
 pub(crate) const VLAN_TABLE_LEN: usize = 512;
-/// Bytes of `rxFilterConf`.
+/// Size of `rxFilterConf`, in bytes.
 pub(crate) const FILTER_LEN: usize = 16 + VLAN_TABLE_LEN;
 
-/// Features that the driver asks for.
+/// Features that the driver requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Features {
-    /// Checksums of received frames are verified.
+    /// Verify checksums of received frames.
     pub(crate) rx_checksum: bool,
-    /// Received frames are spread over queues.
+    /// Spread received frames over queues.
     pub(crate) rss: bool,
-    /// VLAN tags of received frames are stripped.
+    /// Strip VLAN tags of received frames.
     pub(crate) vlan_strip: bool,
-    /// TCP frames longer than the MTU are taken.
+    /// Deliver TCP frames longer than the MTU.
     pub(crate) lro: bool,
 }
 
 impl Features {
-    /// Parses `uptFeatures`. Bits that are unknown mean nothing.
+    /// Parses `uptFeatures`. Unknown bits are ignored.
     pub(crate) const fn parse(bits: u64) -> Self {
         Self {
             rx_checksum: bits & 1 != 0,
@@ -48,7 +48,7 @@ impl Features {
     }
 }
 
-/// Which frames the driver wants (`rxMode`).
+/// Receive mode: frames that the driver accepts (`rxMode`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct RxMode {
     pub(crate) unicast: bool,
@@ -59,7 +59,7 @@ pub(crate) struct RxMode {
 }
 
 impl RxMode {
-    /// Parses `rxMode`. Bits that are unknown mean nothing.
+    /// Parses `rxMode`. Unknown bits are ignored.
     pub(crate) const fn parse(bits: u32) -> Self {
         Self {
             unicast: bits & 1 != 0,
@@ -71,15 +71,15 @@ impl RxMode {
     }
 }
 
-/// Which frames the driver wants, and where the rest of it is (`RxFilterConf`).
+/// Receive filter: the mode, the VLAN table, and the location of the multicast table (`RxFilterConf`).
 #[derive(Clone, Debug)]
 pub(crate) struct FilterConfig {
     pub(crate) mode: RxMode,
-    /// Bytes of the multicast table.
+    /// Length of the multicast table, in bytes.
     pub(crate) table_len: u16,
-    /// Its bus address. The driver takes it away right after the command.
+    /// Bus address of the multicast table. The driver frees it right after the command.
     pub(crate) table: u64,
-    /// A bit for each VLAN ID.
+    /// One bit for each VLAN ID.
     pub(crate) vlans: Box<[u8; VLAN_TABLE_LEN]>,
 }
 
@@ -96,17 +96,17 @@ impl FilterConfig {
     }
 }
 
-/// How interrupts work (`IntrConf`). `intrCtrl` is no part of it: the driver changes it without a word, so that a
-/// device that took it for a mask would lose an interrupt.
+/// Interrupt configuration (`IntrConf`). It excludes `intrCtrl`: the driver changes that field without notifying the
+/// device, so a device that used it as a mask would lose interrupts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct InterruptConfig {
-    /// A vector that was raised is masked by that.
+    /// Raising a vector masks it.
     pub(crate) auto_mask: bool,
-    /// The vector of events.
+    /// Vector for events.
     pub(crate) event_vector: u8,
 }
 
-/// The shared area, as it was at one moment. Numbers are not judged yet, but for the magic.
+/// Snapshot of the shared area. Of its values only the magic number has been validated.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverShared {
     pub(crate) features: Features,
@@ -122,7 +122,7 @@ pub(crate) struct DriverShared {
 }
 
 impl DriverShared {
-    /// Parses the area; `None` without the magic.
+    /// Parses the area. Returns `None` if the magic number is wrong.
     pub(crate) fn parse(bytes: &[u8; SHARED_LEN]) -> Option<Self> {
         (le32(bytes, 0) == MAGIC).then(|| Self {
             features: Features::parse(le64(bytes, 24)),

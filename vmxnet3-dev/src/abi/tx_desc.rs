@@ -2,25 +2,25 @@
 
 use super::low_bits;
 
-/// Bytes of any descriptor.
+/// Size of any descriptor, in bytes.
 pub(crate) const DESC_LEN: u64 = 16;
-/// Most descriptors of a frame that is not to be segmented.
+/// Maximum number of descriptors of a frame that is not to be segmented.
 pub(crate) const MAX_PER_FRAME: u32 = 16;
-/// Most descriptors of a frame that is to be segmented.
+/// Maximum number of descriptors of a frame that is to be segmented.
 pub(crate) const MAX_PER_SUPER_FRAME: u32 = 24;
-/// What a length of 0 means, in bytes.
+/// Length that the value 0 stands for, in bytes.
 const LARGEST_BUFFER: u32 = 1 << 14;
 
-/// What is to be done to a frame (`om`, with `hlen` and `msscof`).
+/// Offload requested for a frame (`om`, with `hlen` and `msscof`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum OffloadMode {
-    /// Nothing.
+    /// No offload.
     None,
-    /// Encapsulation of revision 4 and later.
+    /// Encapsulation offload of revision 4 and later.
     Encapsulated,
-    /// The sum from byte `start` to the end goes to byte `at`.
+    /// Store the sum from byte `start` to the end at byte `at`.
     Checksum { start: u16, at: u16 },
-    /// TCP segments of `mss` bytes, behind `header` bytes of headers.
+    /// Cut into TCP segments of `mss` bytes, which follow `header` bytes of headers.
     Segment { header: u16, mss: u16 },
 }
 
@@ -31,13 +31,13 @@ pub(crate) struct TxDesc {
     pub(crate) address: u64,
     /// Number of bytes, 1 to 16,384.
     pub(crate) len: u32,
-    /// The last of its frame.
+    /// `true` for the last descriptor of a frame.
     pub(crate) end: bool,
-    /// A completion is wanted.
+    /// The driver requests a completion.
     pub(crate) completion: bool,
-    /// What is to be done; valid in the first of a frame.
+    /// Requested offload; valid in the first descriptor of a frame.
     pub(crate) offload: OffloadMode,
-    /// A VLAN tag to insert; valid in the first of a frame.
+    /// VLAN tag to insert; valid in the first descriptor of a frame.
     pub(crate) tag: Option<u16>,
 }
 
@@ -47,7 +47,7 @@ impl TxDesc {
         (word2 >> 14 & 1 == 1) == generation
     }
 
-    /// Parses the words behind the address.
+    /// Parses the words after the address.
     pub(crate) const fn parse(address: u64, word2: u32, word3: u32) -> Self {
         let len = low_bits(word2, 14);
         let (hlen, msscof) = (low_bits(word3, 10), low_bits(word2 >> 18, 14));

@@ -1,4 +1,4 @@
-//! When the guest hears of packets that were sent, if nothing else interrupts it.
+//! Deadline for transmit completions: interrupts the guest if no other interrupt reports them earlier.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-/// How long the guest may wait to hear of them. What answers them is there sooner, as a rule, and one interrupt tells
-/// of both.
+/// Maximum delay of the completion interrupt. An answer to the packets usually arrives earlier, and its interrupt also
+/// reports the completions.
 pub(super) const LATEST: Duration = Duration::from_millis(1);
 
-/// A timer that is set anew once per [`LATEST`] at most, however many packets are sent and answered.
+/// A timer that is set at most once per [`LATEST`], regardless of the number of packets sent and answered.
 #[derive(Debug)]
 pub(super) struct Deadline {
     timer: Arc<OwnedFd>,
@@ -24,27 +24,27 @@ pub(super) struct Deadline {
 
 #[derive(Debug, Default)]
 struct State {
-    /// When the last wait that began is over.
+    /// End of the wait that began last.
     over_at: Option<Instant>,
-    /// What the timer is set to.
+    /// Time at which the timer fires.
     fires_at: Option<Instant>,
 }
 
 impl Deadline {
     /// # Errors
-    /// There are no descriptors left.
+    /// The process or system is out of file descriptors.
     pub(super) fn new(latest: Duration) -> Result<Self, Errno> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = Arc::new(timerfd_create(TimerfdClockId::Monotonic, flags)?);
         Ok(Self { timer, latest, state: Mutex::default() })
     }
 
-    /// Readable when it is worth asking [`Self::is_over`].
+    /// Returns a descriptor that becomes readable when [`Self::is_over`] should be called.
     pub(super) fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.timer)
     }
 
-    /// Packets begin to wait.
+    /// Starts a wait for completions.
     pub(super) fn begin(&self) {
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -54,7 +54,8 @@ impl Deadline {
         }
     }
 
-    /// Returns `true`, once, if packets that wait have waited long enough.
+    /// Returns `true`, once per wait, if completions have waited until the deadline. `waits`: some completions still
+    /// wait.
     pub(super) fn is_over(&self, waits: bool) -> bool {
         let mut state = self.state.lock();
         let Some(fires_at) = state.fires_at else { return false };
@@ -67,12 +68,12 @@ impl Deadline {
         left == Some(Duration::ZERO)
     }
 
-    /// Sets the timer, or stops it with no time.
+    /// Sets the timer. Zero stops it.
     fn set(&self, state: &mut State, now: Instant, left: Duration) {
         state.fires_at = (!left.is_zero()).then(|| now + left);
         let nothing = Timespec::default();
         let value = Itimerspec { it_interval: nothing, it_value: Timespec::try_from(left).unwrap_or(nothing) };
-        // It fails for times that are none only.
+        // The call fails only for invalid times.
         let _ = timerfd_settime(&*self.timer, TimerfdTimerFlags::empty(), &value);
     }
 }

@@ -1,4 +1,4 @@
-//! The function as a [`Link`]: for who moves frames of many devices in batches.
+//! The network function as a [`Link`], for callers that move frames of many devices in batches.
 
 mod deadline;
 
@@ -24,16 +24,16 @@ use crate::transmit::{Outlet, Passed, Taken};
 use crate::tx::Packet;
 use deadline::{Deadline, LATEST};
 
-/// Bytes that are read at a time, but for the rest of a long frame.
+/// Number of bytes read at a time. The rest of a long frame may exceed it.
 const BATCH: usize = 256 << 10;
 
-/// The guest's end is the driver, the other one is this. What the guest sends is read from it; what is sent to it is
-/// received by the guest.
+/// The link's end of a cable whose other end is the driver: frames sent by the guest are read from the link, and frames
+/// sent to the link are received by the guest.
 ///
-/// Frames stay in the guest's rings until somebody reads, and are copied once, to where they are read.
+/// Frames stay in the guest's rings until they are read, and are copied once, to the reader's buffer.
 ///
-/// Frames that find no receive buffer stay with the caller, as the trait wants it. The driver may never give buffers
-/// again, so whoever keeps them needs a limit.
+/// Frames for which there is no receive buffer stay with the caller, as the trait requires. The driver may never post
+/// buffers again, so a caller that keeps such frames needs a limit.
 #[derive(Debug)]
 pub struct NicLink {
     device: Arc<Vmxnet3Device>,
@@ -42,20 +42,20 @@ pub struct NicLink {
     deadline: Deadline,
 }
 
-/// Who reads.
+/// State of the reading side.
 #[derive(Debug, Default)]
 struct Reader {
-    /// The transmit queue to begin with.
+    /// Transmit queue to start with.
     first: u32,
-    /// Room for one that is cut.
+    /// Buffer for a segment.
     segment: Vec<u8>,
 }
 
 impl NicLink {
-    /// Makes a device as [`Vmxnet3Device::new`] does, and its link.
+    /// Creates a device like [`Vmxnet3Device::new`], and its link.
     ///
     /// # Errors
-    /// The configuration makes no sense, or there are no descriptors left.
+    /// The configuration is invalid, or the process or system is out of file descriptors.
     pub fn with_device(
         config: Vmxnet3Config,
         memory: Arc<DmaSpace>,
@@ -67,19 +67,19 @@ impl NicLink {
         Ok(Self { device, outbox, reader: Mutex::default(), deadline })
     }
 
-    /// The device.
+    /// Returns the device.
     pub const fn device(&self) -> &Arc<Vmxnet3Device> {
         &self.device
     }
 
-    /// Gives the guest a frame. Returns `false` if it waits for a buffer.
+    /// Delivers a frame to the guest. Returns `false` if the frame must wait for a buffer.
     fn deliver(&self, bytes: &[u8], offload: Offload) -> bool {
-        // What is no frame is lost, as on a cable.
+        // Invalid frames are lost, as on a cable.
         let Ok(frame) = frame(bytes, offload) else { return true };
         if self.device.receive(&frame) != Received::NoBuffers {
             return true;
         }
-        // First not writable, then a second look: buffers that come from here on make it writable again.
+        // Block first, then try again: buffers that are posted from here on make the link writable again.
         self.outbox.room.block();
         if self.device.receive(&frame) == Received::NoBuffers {
             return false;
@@ -100,7 +100,7 @@ impl Link for NicLink {
         if left {
             self.outbox.filled.lock().raise();
         } else if !self.device.may_transmit() {
-            // In this order: who has work from here on rings again.
+            // Lower first, then look again: a driver that posts packets from here on rings again.
             self.outbox.filled.lock().lower();
             if self.device.may_transmit() {
                 self.outbox.filled.lock().raise();
@@ -122,7 +122,7 @@ impl Link for NicLink {
         taken
     }
 
-    /// The guest gets long frames whole, if it wants them so, and they are cut here otherwise.
+    /// Accepts every frame: a guest with LRO gets long frames whole, for other guests they are segmented here.
     fn takes(&self, _frame: &[u8], _offload: Offload) -> bool {
         true
     }
@@ -137,7 +137,7 @@ impl Link for NicLink {
         *self.outbox.reader.lock() = Some(reader);
     }
 
-    /// The device counts what gets lost in it.
+    /// Always 0: the device counts the frames that it loses.
     fn lost(&self) -> u64 {
         0
     }
@@ -149,24 +149,24 @@ impl Link for NicLink {
     }
 }
 
-/// Tells who moves frames of the device what to do.
+/// Notifies the thread that moves frames of the device.
 struct Outbox {
-    /// There may be something in the guest's rings.
+    /// Readable if the guest's rings may hold packets.
     filled: Mutex<Notice<Bell>>,
     /// Writable unless a frame waits for the guest's buffers.
     room: Bell,
-    /// Who may be asked to read.
+    /// Callback that may read on the notifying thread.
     reader: Mutex<Option<Weak<dyn LinkReader>>>,
 }
 
-/// What is read at a time.
+/// A batch of frames being read.
 struct Batch<'a> {
     frames: &'a mut Frames,
-    /// Frames that it holds at most.
+    /// Maximum number of frames in `frames`.
     most: usize,
-    /// Room for the next one.
+    /// Buffer reserved for the next frame.
     span: Option<Range<usize>>,
-    /// Bytes that were copied, for frames or in vain.
+    /// Number of bytes copied, including those of packets that were dropped.
     copied: usize,
     segment: &'a mut Vec<u8>,
 }
@@ -177,7 +177,7 @@ impl Outlet for Batch<'_> {
     }
 
     fn room(&mut self, len: usize) -> &mut [u8] {
-        // Of a packet that was not passed on.
+        // A leftover span belongs to a packet that was not passed on.
         if let Some(span) = self.span.take() {
             self.frames.release(span);
         }
@@ -211,7 +211,7 @@ impl Outlet for Batch<'_> {
 }
 
 impl Batch<'_> {
-    /// Cuts the frame in `span` here: nobody else can.
+    /// Segments the frame in `span` here, because its receivers cannot.
     fn cut(&mut self, span: Range<usize>, mss: Option<NonZeroU16>) {
         let whole = self.frames.room(span.clone()).to_vec();
         self.frames.release(span);
@@ -223,7 +223,7 @@ impl Batch<'_> {
     }
 }
 
-/// A frame with what is still to be done to it.
+/// Creates a frame with its pending offload.
 fn frame(bytes: &[u8], offload: Offload) -> Result<Frame<'_>, FrameError> {
     if let Some(mss) = offload.mss() {
         return Frame::to_be_segmented(bytes, mss.get());
@@ -235,7 +235,7 @@ fn frame(bytes: &[u8], offload: Offload) -> Result<Frame<'_>, FrameError> {
     Frame::with_partial_checksum(bytes, start, at)
 }
 
-/// What others are told of it. `None`: they cannot do it.
+/// Describes a frame's pending offload for other links. Returns `None` if they cannot perform it.
 fn offload(frame: &Frame<'_>) -> Option<Offload> {
     match (frame.checksum(), frame.mss()) {
         (Checksum::Partial { start, at }, None) => Offload::checksum(frame.bytes(), start, at),
@@ -258,12 +258,13 @@ impl Outbox {
 }
 
 impl FramePort for Outbox {
-    /// Frames stay whole until somebody cuts them who can keep the rest: of what the device cuts it would be lost.
+    /// Accepts all offloads. Frames stay whole until they are read, because the reader can keep segments for later: if
+    /// the device segmented a frame, segments without room would be lost.
     fn offloads(&self) -> PortOffloads {
         PortOffloads { checksum: true, segmentation: true }
     }
 
-    /// Nobody calls this: frames are pulled.
+    /// Never called, because frames are pulled.
     fn send(&self, _frame: &Frame<'_>) -> Sent {
         Sent::Full
     }

@@ -8,18 +8,18 @@ use super::*;
 use crate::testing::frames::{Flow, GUEST_MAC, PEER_MAC, checksums_are_right, ethernet, pattern};
 use crate::testing::{Driver, DriverConfig, Guest, RxLayout, TxOffload, TxPacket, command, feature};
 
-/// A guest, and what its device is connected to.
+/// Returns a guest and the link of its device.
 fn linked() -> (Guest, NicLink) {
     let outbox = Arc::new(Outbox::new().unwrap());
     let config = Vmxnet3Config::new("vm1", MacAddr(GUEST_MAC));
     let guest = Guest::new(config, 16 << 20, Arc::clone(&outbox) as _);
     let device = Arc::clone(&guest.device);
-    // No clock decides what happens.
+    // The deadline is far away, so that no test depends on time.
     let deadline = Deadline::new(Duration::from_secs(3600)).unwrap();
     (guest, NicLink { device, outbox, reader: Mutex::default(), deadline })
 }
 
-/// Whether there is something to read, and room to write.
+/// Returns whether the link is readable, and whether it is writable.
 fn ready(link: &NicLink) -> [bool; 2] {
     let Readiness { readable, writable, .. } = link.readiness();
     let (readable, writable) = (readable.unwrap(), writable.unwrap());
@@ -52,13 +52,13 @@ fn what_the_guest_sends_is_read() {
     assert_eq!(driver.reap(0), 5);
 }
 
-/// What nobody reads stays in the guest's ring, and comes in order when somebody does.
+/// Unread packets stay in the guest's ring, and arrive in order once they are read.
 #[test]
 fn nothing_is_lost_on_the_way_out() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig { tx_queues: 2, tx_ring: 256, ..DriverConfig::default() });
     let header = u16::try_from(Flow::TO_PEER.transport_at() + 20).unwrap();
-    // In each queue 16 packets of 15 descriptors.
+    // 16 packets of 15 descriptors in each queue.
     for sequence in 0..32 {
         let open = Flow::TO_PEER.left_open(Flow::TO_PEER.tcp(sequence, 0x18, 0, &pattern(60_000)), 16, true);
         let queue = usize::try_from(sequence / 16).unwrap();
@@ -81,8 +81,8 @@ fn nothing_is_lost_on_the_way_out() {
     assert!(first.unwrap() < 16, "a queue does not wait until the other is empty");
 }
 
-/// Who reads sleeps until there is something, and the thread of the driver says so without waiting. If a doorbell were
-/// forgotten between the two, this would not end.
+/// The reader sleeps until the link is readable, and the driver's thread signals it without waiting. If a doorbell were
+/// lost between the two, this test would not end.
 #[test]
 fn no_doorbell_is_forgotten() {
     const PACKETS: u32 = 10_000;
@@ -107,7 +107,7 @@ fn no_doorbell_is_forgotten() {
             let body = [&number.to_le_bytes()[..], &[0; 42]].concat();
             driver.send(0, &TxPacket::plain(&ethernet(PEER_MAC, GUEST_MAC, 0x88b5, &body)));
             waiting += 1;
-            // Sometimes the reader finds nothing more, and sometimes not.
+            // Vary the load, so that the reader finds the ring empty on some iterations only.
             let most = if number % 3 == 0 { 0 } else { 20 };
             while waiting > most && !reader.is_finished() {
                 waiting -= driver.reap(0);
@@ -117,7 +117,7 @@ fn no_doorbell_is_forgotten() {
     });
 }
 
-/// A packet that is too short for its tag would leave bytes of another frame in front.
+/// A packet that is too short for its tag is dropped; otherwise it would show bytes of another frame in front.
 #[test]
 fn what_is_no_frame_takes_no_room() {
     let (guest, link) = linked();
@@ -130,7 +130,7 @@ fn what_is_no_frame_takes_no_room() {
     assert_eq!(frames.iter().collect::<Vec<_>>(), [&frame[..]]);
     assert_eq!(frames.reserved(), frame.len());
     assert_eq!((driver.reap(0), driver.stats(0)[8]), (3, 2));
-    // Nor more time than frames do.
+    // Invalid packets count against the budget like frames do.
     let nonsense = TxPacket::in_parts(&pattern(60_000), 16_384, TxOffload::Segment { header: 54, mss: 1448 });
     driver.send_all(0, &vec![nonsense; 15]);
     assert_eq!((read(&link, 64).len(), driver.reap(0)), (0, BATCH.div_ceil(60_000)));
@@ -144,8 +144,8 @@ fn what_is_no_frame_takes_no_room() {
     assert_eq!((frames.len(), driver.reap(0), driver.stats(0)[9]), (1, 1, 1));
 }
 
-/// A doorbell comes while somebody else takes its packet: its thread finds nothing to do, and has nobody woken. So
-/// whoever reads tells of what is left. Before, everybody slept.
+/// A doorbell rings while another thread reads its packet: the doorbell's thread finds nothing to do and wakes no
+/// reader. The reader must therefore signal the remaining packets. This is a regression test: both sides used to sleep.
 #[test]
 fn who_reads_tells_of_what_is_left() {
     let (guest, link) = linked();
@@ -164,12 +164,12 @@ fn who_reads_tells_of_what_is_left() {
     assert_eq!(driver.reap(0), 15 - BATCH.div_ceil(60_000));
 }
 
-/// How often the guest was interrupted for its first queues.
+/// Returns the number of interrupts of the guest for its first queues.
 fn interrupts(driver: &Driver<'_>) -> u64 {
     driver.guest.irqs.take(driver.vector(0))
 }
 
-/// What the guest sent is answered: one interrupt tells of both.
+/// When a packet of the guest is answered, one interrupt reports both the completion and the answer.
 #[test]
 fn an_answer_brings_the_interrupt_for_what_was_sent() {
     let (guest, link) = linked();
@@ -189,7 +189,7 @@ fn an_answer_brings_the_interrupt_for_what_was_sent() {
     }
 }
 
-/// Nothing else happens: the guest hears of it all the same.
+/// Completions are reported at the deadline if no other interrupt follows.
 #[test]
 fn what_was_sent_is_announced_without_an_answer() {
     let (guest, link) = linked();
@@ -213,7 +213,7 @@ fn what_was_sent_is_announced_without_an_answer() {
     assert_eq!(rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap(), 0, "the timer has stopped");
 }
 
-/// A driver that has few packets on their way, or a small ring, does not stand still.
+/// A driver with few packets in flight, or with a small ring, does not stall.
 #[test]
 fn many_that_were_sent_are_announced_at_once() {
     let (guest, link) = linked();
@@ -226,7 +226,7 @@ fn many_that_were_sent_are_announced_at_once() {
         assert_eq!(interrupts(&driver), u64::from(number % 16 == 0), "packet {number}");
         driver.unmask(driver.vector(0));
     }
-    // Eight descriptors each, of 64.
+    // Eight descriptors per packet, in a ring of 64.
     let long = TxPacket::in_parts(&frame, frame.len().div_ceil(8), TxOffload::None);
     for number in 1..=8 {
         driver.send(0, &long);
@@ -236,7 +236,7 @@ fn many_that_were_sent_are_announced_at_once() {
     }
 }
 
-/// Who wants no coalescing gets none, and what waits is forgotten with the session.
+/// A driver that disables coalescing gets an interrupt at once, and waiting completions are discarded with the session.
 #[test]
 fn nothing_waits_without_coalescing_or_behind_the_session() {
     let (guest, link) = linked();
@@ -252,12 +252,12 @@ fn nothing_waits_without_coalescing_or_behind_the_session() {
     assert_eq!((read(&link, 9).len(), interrupts(&driver), guest.device.has_unannounced()), (1, 1, false));
 }
 
-/// Bytes of a frame with 60,000 bytes of data.
+/// Returns the length of a frame with 60,000 bytes of data.
 fn long_frame_len() -> usize {
     Flow::TO_PEER.transport_at() + 20 + 60_000
 }
 
-/// What one guest sends as one frame the other gets as one, or in the segments that the first would have sent.
+/// A long frame sent by one guest reaches the other guest whole, or in the segments that the sender would have made.
 #[test]
 fn long_frames_stay_whole_from_guest_to_guest() {
     for (ipv6, lro) in [(false, true), (false, false), (true, true), (true, false)] {
@@ -285,14 +285,14 @@ fn long_frames_stay_whole_from_guest_to_guest() {
     }
 }
 
-/// What others cannot cut is cut here: headers that only a card knows.
+/// Frames that other links cannot segment are segmented here: only the vNIC parses these headers.
 #[test]
 fn what_nobody_else_can_cut_is_cut_at_once() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig::default());
     let flow = Flow { ipv6: true, ..Flow::TO_PEER };
     let mut open = flow.left_open(flow.tcp(1, 0x18, 0, &pattern(5000)), 16, true);
-    // A header of destination options.
+    // A destination options header.
     open[20] = 60;
     open.splice(54..54, [6, 0, 1, 4, 0, 0, 0, 0]);
     let header = u16::try_from(flow.transport_at() + 8 + 20).unwrap();
@@ -302,8 +302,8 @@ fn what_nobody_else_can_cut_is_cut_at_once() {
     assert_eq!((frames.len(), frames.has_offloads()), (4, false));
 }
 
-/// A checksum that the sender leaves open is calculated where the frame is copied to the receiver, which may forward it
-/// or show it to a raw socket.
+/// A checksum that the sender leaves open is calculated while the frame is copied to the receiver, which may forward it
+/// or pass it to a raw socket.
 #[test]
 fn checksums_between_guests_are_calculated() {
     let ((from, source), (to, sink)) = (linked(), linked());
@@ -343,7 +343,8 @@ fn what_is_written_waits_for_the_guests_buffers() {
     assert!(ready(&link)[1]);
 }
 
-/// A driver that ends, or is replaced, gives no buffers for what waits. Before, the next driver got nothing any more.
+/// A frame waits for buffers of a driver that ends or is replaced. This is a regression test: the next driver used to
+/// get no frames.
 #[test]
 fn what_waits_for_buffers_does_not_wait_for_a_driver_that_has_gone() {
     let (guest, link) = linked();
@@ -379,7 +380,7 @@ fn what_is_no_frame_or_finds_no_driver_is_lost() {
     assert_eq!((shown.kind, shown.up), ("vmxnet3", Snapshot::Taken(true)));
 }
 
-/// Reads on whatever thread it is asked to, if it is free.
+/// Reads on the calling thread, unless another thread is reading.
 #[derive(Debug, Default)]
 struct Reads {
     link: Mutex<Option<Arc<NicLink>>>,
@@ -395,7 +396,7 @@ impl LinkReader for Reads {
     }
 }
 
-/// The thread of the doorbell has frames read, and the link is readable only for those that were left.
+/// The doorbell's thread reads the frames, and the link is readable only if frames are left.
 #[test]
 fn frames_are_read_on_the_thread_of_the_doorbell() {
     let (guest, link) = linked();
@@ -412,13 +413,13 @@ fn frames_are_read_on_the_thread_of_the_doorbell() {
     driver.send_all(0, &[frame.clone(), frame.clone(), frame.clone()]);
     assert_eq!((reads.frames.lock().len(), ready(&link)[0]), (3, true));
     assert_eq!((read(&link, 9).len(), ready(&link)[0]), (1, false));
-    // Somebody else is at it.
+    // Another thread is reading.
     let busy = reads.link.lock();
     driver.send(0, &frame);
     assert_eq!((reads.frames.lock().len(), ready(&link)[0]), (3, true));
     drop(busy);
     assert_eq!(read(&link, 9).len(), 1);
-    // Nobody is there any more.
+    // The reader is gone.
     *reads.link.lock() = None;
     drop((reads, reader));
     driver.send(0, &frame);

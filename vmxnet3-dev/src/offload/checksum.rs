@@ -6,21 +6,21 @@ use super::headers::{Headers, Ip, IpVersion, Transport};
 use crate::abi::byte;
 use crate::abi::completion::ChecksumReport;
 
-/// Where the checksum is in a TCP header, in bytes.
+/// Offset of the checksum in a TCP header, in bytes.
 pub(crate) const TCP_CHECKSUM: u16 = 16;
-/// Where it is in a UDP header.
+/// Offset of the checksum in a UDP header, in bytes.
 pub(crate) const UDP_CHECKSUM: u16 = 6;
-/// Where it is in an IPv4 header.
+/// Offset of the checksum in an IPv4 header, in bytes.
 const IPV4_CHECKSUM: usize = 10;
 
-/// The same in a GRE header, which has one if this bit of its first byte is set.
+/// Bit in the first byte of a GRE header that says that it has a checksum, and the offset of that checksum, in bytes.
 const GRE_CHECKSUM: usize = 4;
 const GRE_HAS_CHECKSUM: u8 = 0x80;
-/// Bytes of a GRE header with a checksum.
+/// Size of a GRE header with a checksum, in bytes.
 const GRE_LEN: usize = 8;
 const PROTOCOL_GRE: u8 = 47;
 
-/// The sum of 16-bit words in network order, added to `sum`. A last odd byte counts as the high half of a word. No
+/// Adds the sum of 16-bit words in network order to `sum`. A trailing odd byte counts as the high half of a word. No
 /// frame is long enough for the sum to overflow.
 pub(crate) fn add(sum: u64, bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
@@ -28,8 +28,8 @@ pub(crate) fn add(sum: u64, bytes: &[u8]) -> u64 {
     for (to, from) in last.iter_mut().zip(rest) {
         *to = *from;
     }
-    // The sum of words in the order of this machine is the sum in network order with its bytes in that order (RFC 1071,
-    // 2 (B)), so that no word has to be swapped. Two sums of halves leave the compiler room for vectors.
+    // The sum of words in host byte order is the byte-swapped sum in network order (RFC 1071, 2 (B)), so the words need
+    // not be swapped. Two sums of halves let the compiler vectorise the loop.
     let (mut low, mut high) = (0, 0);
     for word in words.iter().chain([&last]) {
         let word = u64::from_ne_bytes(*word);
@@ -39,7 +39,7 @@ pub(crate) fn add(sum: u64, bytes: &[u8]) -> u64 {
     sum + u64::from(u16::from_be(fold(low + high)))
 }
 
-/// A sum of bytes that come in parts of any length.
+/// Sum of bytes that are added in parts of any length.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sum {
     sum: u64,
@@ -55,18 +55,18 @@ impl Sum {
         self.odd ^= bytes.len() % 2 == 1;
     }
 
-    /// The checksum, in the form that UDP takes for one.
+    /// Returns the checksum, in a form that is also valid for UDP.
     pub(crate) const fn checksum(self) -> [u8; 2] {
         not_zero(!fold(self.sum)).to_be_bytes()
     }
 }
 
-/// In UDP 0 would mean that there is no checksum (RFC 768). Both are the same to those who add.
+/// Replaces 0 by 0xffff. In UDP, 0 means that there is no checksum (RFC 768); in a ones' complement sum both are equal.
 const fn not_zero(sum: u16) -> u16 {
     if sum == 0 { u16::MAX } else { sum }
 }
 
-/// The sum in 16 bits.
+/// Folds a sum to 16 bits.
 pub(crate) const fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -86,22 +86,22 @@ fn store(frame: &mut [u8], at: usize, value: u16) {
     }
 }
 
-/// The sum of the pseudo header for a transport that starts at `offset`.
+/// Returns the sum of the pseudo header for a transport header at `offset`.
 pub(crate) fn pseudo_header(frame: &[u8], ip: &Ip, offset: usize) -> u64 {
     let len = ip.end.saturating_sub(offset) as u64;
     add(len + u64::from(ip.protocol), frame.get(ip.addresses()).unwrap_or_default())
 }
 
-/// Stores the complement of the sum of the bytes in `covered` at `at`. What is there already (the sum of the pseudo
-/// header) is part of it.
+/// Stores the complement of the sum of the bytes in `covered` at `at`. The value that is already there (the sum of the
+/// pseudo header) is included in the sum.
 pub(crate) fn complete(frame: &mut [u8], covered: Range<usize>, at: usize) {
     let sum = !fold(add(0, frame.get(covered).unwrap_or_default()));
     store(frame, at, not_zero(sum));
 }
 
-/// Calculates the checksum of a GRE header (RFC 2784) in a packet that is no fragment. Linux leaves it to devices that
-/// calculate any checksum. Returns `false`, and changes nothing, if `start` and `at` are not that header and its
-/// checksum.
+/// Calculates the checksum of a GRE header (RFC 2784) in a packet that is not a fragment. Linux leaves it to devices
+/// that can calculate any checksum. Returns `false`, and changes nothing, if `start` and `at` are not that header and
+/// its checksum.
 pub(crate) fn complete_gre(frame: &mut [u8], headers: &Headers, (start, at): (u16, u16)) -> bool {
     let (start, at) = (usize::from(start), usize::from(at));
     let Some(ip) = headers.ip.filter(|ip| ip.protocol == PROTOCOL_GRE && !ip.fragment) else { return false };
@@ -122,39 +122,39 @@ pub(crate) fn set_ipv4(frame: &mut [u8], ip: &Ip) {
     }
 }
 
-/// Stores the sum of the pseudo header where the checksum of TCP belongs, for the rest to be added.
+/// Stores the sum of the pseudo header in the checksum field of TCP, so that the other bytes can be added later.
 pub(crate) fn set_tcp_pseudo_header(frame: &mut [u8], ip: &Ip, offset: usize) {
     let sum = fold(pseudo_header(frame, ip, offset));
     store(frame, offset + usize::from(TCP_CHECKSUM), sum);
 }
 
-/// Calculates the checksum of TCP.
+/// Calculates the TCP checksum.
 pub(crate) fn set_tcp(frame: &mut [u8], ip: &Ip, offset: usize) {
     set_tcp_pseudo_header(frame, ip, offset);
     let sum = !fold(add(0, slice(frame, offset, ip.end)));
     store(frame, offset + usize::from(TCP_CHECKSUM), sum);
 }
 
-/// Where a checksum is missing, in bytes from the beginning of a frame.
+/// Location of a missing checksum, in bytes from the start of the frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Missing {
-    /// What it covers.
+    /// Range of bytes that the checksum covers.
     pub(crate) covered: Range<usize>,
-    /// Where it belongs.
+    /// Offset of the checksum.
     pub(crate) at: usize,
-    /// The sum of the pseudo header is there, so that the checksum comes out right.
+    /// The checksum field holds the sum of the pseudo header, so that the calculated checksum is correct.
     pub(crate) comes_out_right: bool,
 }
 
 impl Missing {
-    /// The checksum at byte `at` of the TCP segment or UDP datagram that begins at byte `start`.
+    /// Returns the checksum at byte `at` of the TCP segment or UDP datagram that begins at byte `start`.
     pub(crate) fn new(frame: &[u8], ip: &Ip, start: usize, at: usize) -> Self {
         let open = frame.get(at..).and_then(<[u8]>::first_chunk).map(|&field| u16::from_be_bytes(field));
         let comes_out_right = open == Some(fold(pseudo_header(frame, ip, start)));
         Self { covered: start..ip.end, at, comes_out_right }
     }
 
-    /// The same in a frame that has lost so many bytes in front of it.
+    /// Returns the checksum for the frame after `bytes` bytes in front of it were removed.
     pub(crate) fn moved_back(self, bytes: usize) -> Self {
         let Self { covered, at, comes_out_right } = self;
         let covered = covered.start.saturating_sub(bytes)..covered.end.saturating_sub(bytes);
@@ -162,7 +162,7 @@ impl Missing {
     }
 }
 
-/// What can be said of the checksums of a frame. `trusted`: TCP and UDP need not be looked at.
+/// Returns the checksum state of a frame. `trusted`: the checksums of TCP and UDP need not be verified.
 pub(crate) fn report(frame: &[u8], headers: &Headers, trusted: bool) -> ChecksumReport {
     let found = headers.ip.as_ref().filter(|_| headers.are_where_drivers_look());
     let Some(ip) = found else { return ChecksumReport::default() };
@@ -177,7 +177,7 @@ pub(crate) fn report(frame: &[u8], headers: &Headers, trusted: bool) -> Checksum
     ChecksumReport { ipv4, ipv6: !ipv4, tcp, udp, fragment: ip.fragment, verified }
 }
 
-/// Returns `true` if there is a checksum and it is right.
+/// Returns `true` if there is a transport checksum and it is correct.
 fn transport_is_right(frame: &[u8], ip: &Ip, transport: Option<Transport>) -> bool {
     let offset = match transport {
         None => return false,

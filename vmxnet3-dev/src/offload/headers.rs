@@ -1,12 +1,12 @@
-//! Where the headers of a frame are. Every offset lies in the frame, whatever the frame says.
+//! Header parser. Every offset lies inside the frame, whatever the frame contains.
 
 use std::ops::Range;
 
 use crate::abi::byte;
 
-/// Bytes of an Ethernet header without tag.
+/// Size of an Ethernet header without tag, in bytes.
 pub(crate) const ETHERNET_LEN: usize = 14;
-/// Bytes of a VLAN tag.
+/// Size of a VLAN tag, in bytes.
 pub(crate) const TAG_LEN: usize = 4;
 
 const TYPE_AT: usize = 12;
@@ -23,10 +23,10 @@ const PROTOCOL_UDP: u8 = 17;
 const PROTOCOL_ROUTING: u8 = 43;
 const PROTOCOL_FRAGMENT: u8 = 44;
 const PROTOCOL_DESTINATION: u8 = 60;
-/// Most extension headers that are looked through.
+/// Maximum number of extension headers that are parsed.
 const MAX_EXTENSIONS: usize = 8;
 
-/// Version of IP.
+/// IP version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum IpVersion {
     V4,
@@ -37,20 +37,20 @@ pub(crate) enum IpVersion {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ip {
     pub(crate) version: IpVersion,
-    /// Where the header starts.
+    /// Start of the header.
     pub(crate) offset: usize,
-    /// Where the header of IPv4, or the extension headers of IPv6 end.
+    /// End of the IPv4 header, or of the IPv6 extension headers.
     pub(crate) payload: usize,
-    /// Where the packet ends. Behind it there may be padding.
+    /// End of the packet. Padding may follow.
     pub(crate) end: usize,
     /// Protocol of the payload.
     pub(crate) protocol: u8,
-    /// It is a part of a packet.
+    /// The packet is a fragment.
     pub(crate) fragment: bool,
 }
 
 impl Ip {
-    /// Where source and destination address are.
+    /// Returns the range of source and destination address.
     pub(crate) const fn addresses(&self) -> Range<usize> {
         match self.version {
             IpVersion::V4 => self.offset + 12..self.offset + 20,
@@ -59,32 +59,32 @@ impl Ip {
     }
 }
 
-/// What an unfragmented packet carries.
+/// Transport header of an unfragmented packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transport {
-    /// TCP: where it starts and the bytes of its header with options.
+    /// TCP: its offset, and the size of its header including options, in bytes.
     Tcp { offset: usize, header_len: usize },
-    /// UDP: where it starts.
+    /// UDP: its offset.
     Udp { offset: usize },
 }
 
-/// The headers of a frame, as far as they are known.
+/// Headers of a frame, as far as they were recognised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Headers {
-    /// Bytes of Ethernet header and tags.
+    /// Size of the Ethernet header with tags, in bytes.
     pub(crate) link_len: usize,
-    /// The tag behind the addresses, if it is one of a customer VLAN.
+    /// The tag after the addresses, if it is that of a customer VLAN.
     pub(crate) tag: Option<u16>,
     pub(crate) ip: Option<Ip>,
     pub(crate) transport: Option<Transport>,
 }
 
-/// The 16-bit number at `at` in network order.
+/// Returns the 16-bit number at `at`, in network order.
 fn be16(frame: &[u8], at: usize) -> u16 {
     frame.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |chunk| u16::from_be_bytes(*chunk))
 }
 
-/// Bytes of Ethernet header and tags, and the type behind them.
+/// Returns the size of the Ethernet header with tags, and the EtherType after them.
 pub(crate) fn link_header(frame: &[u8]) -> (usize, u16) {
     let mut at = TYPE_AT;
     for _ in 0..MAX_TAGS {
@@ -96,12 +96,12 @@ pub(crate) fn link_header(frame: &[u8]) -> (usize, u16) {
     (at + 2, be16(frame, at))
 }
 
-/// The tag behind the addresses, if it is one of a customer VLAN.
+/// Returns the tag after the addresses, if it is that of a customer VLAN.
 pub(crate) fn tag(frame: &[u8]) -> Option<u16> {
     (be16(frame, TYPE_AT) == TYPE_VLAN && frame.len() >= ETHERNET_LEN + TAG_LEN).then(|| be16(frame, ETHERNET_LEN))
 }
 
-/// Inserts a tag behind the addresses. `frame` starts with [`TAG_LEN`] spare bytes, and fills them.
+/// Inserts a tag after the addresses. `frame` starts with [`TAG_LEN`] spare bytes, which the shifted addresses fill.
 pub(crate) fn insert_tag(frame: &mut [u8], tag: u16) {
     if frame.len() < TAG_LEN + ETHERNET_LEN {
         return;
@@ -113,8 +113,8 @@ pub(crate) fn insert_tag(frame: &mut [u8], tag: u16) {
     }
 }
 
-/// Makes the length fields of IP those of the frame, where a driver that asks for segmentation left them open. Returns
-/// `true` if they fit.
+/// Sets the IP length fields to the length of the frame, because a driver that requests segmentation leaves them open.
+/// Returns `true` if the length fits.
 pub(crate) fn set_ip_length(frame: &mut [u8]) -> bool {
     let (link_len, kind) = link_header(frame);
     let (at, covered) = match kind {
@@ -129,13 +129,13 @@ pub(crate) fn set_ip_length(frame: &mut [u8]) -> bool {
 }
 
 impl Headers {
-    /// Returns `true` if the IP header is where Linux's driver looks for it: behind the Ethernet header, or behind one
-    /// tag of a customer VLAN. The driver panics if a frame is called TCP that has it elsewhere.
+    /// Returns `true` if the IP header is where Linux's driver looks for it: after the Ethernet header, or after one
+    /// tag of a customer VLAN. The driver panics if a frame with the header elsewhere is reported as TCP.
     pub(crate) const fn are_where_drivers_look(&self) -> bool {
         self.link_len == ETHERNET_LEN || self.link_len == ETHERNET_LEN + TAG_LEN && self.tag.is_some()
     }
 
-    /// Looks at a frame.
+    /// Parses a frame.
     pub(crate) fn parse(frame: &[u8]) -> Self {
         let (link_len, kind) = link_header(frame);
         let ip = match kind {
@@ -155,7 +155,7 @@ fn ipv4(frame: &[u8], offset: usize) -> Option<Ip> {
     if first >> 4 != 4 || header_len < 20 || total < header_len || end > frame.len() {
         return None;
     }
-    // More fragments, or not the first.
+    // "More fragments" is set, or the fragment offset is not 0.
     let fragment = be16(frame, offset + 6) & 0x3fff != 0;
     let protocol = byte(frame, offset + 9);
     Some(Ip { version: IpVersion::V4, offset, payload: offset + header_len, end, protocol, fragment })

@@ -1,4 +1,4 @@
-//! What a guest leaves to the device: checksums, TCP segmentation and VLAN tags.
+//! Offloads: checksums, TCP segmentation and VLAN tags.
 
 pub(crate) mod checksum;
 pub(crate) mod headers;

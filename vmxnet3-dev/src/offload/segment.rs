@@ -12,8 +12,8 @@ const FLAG_PSH: u8 = 1 << 3;
 const FLAG_CWR: u8 = 1 << 7;
 const IPV4_ID: usize = 4;
 
-/// Brings a frame that a driver wants segmented into the form of [`crate::Frame::to_be_segmented`]: drivers leave out
-/// the length in the pseudo header, and the checksum of IPv4. Returns `false` if it is no TCP.
+/// Converts a frame that a driver wants segmented into the form of [`crate::Frame::to_be_segmented`]: drivers omit the
+/// length in the pseudo header, and the IPv4 checksum. Returns `false` if it is not TCP.
 pub(crate) fn prepare(frame: &mut [u8]) -> bool {
     if !headers::set_ip_length(frame) {
         return false;
@@ -25,12 +25,12 @@ pub(crate) fn prepare(frame: &mut [u8]) -> bool {
     true
 }
 
-/// Number of segments of a frame with this much data.
+/// Returns the number of segments of a frame with `data` bytes of data.
 pub(crate) fn count(data: usize, mss: NonZeroU16) -> usize {
     data.div_ceil(usize::from(mss.get())).max(1)
 }
 
-/// Bytes of headers and of data of a TCP frame.
+/// Returns the number of header bytes and of data bytes of a TCP frame.
 pub(crate) fn split(headers: &Headers) -> Option<(usize, usize)> {
     match headers.ip.zip(headers.transport) {
         Some((ip, Transport::Tcp { offset, header_len })) => {
@@ -41,16 +41,16 @@ pub(crate) fn split(headers: &Headers) -> Option<(usize, usize)> {
     }
 }
 
-/// One segment: which bytes of data it has, and its place among the others.
+/// A segment: the range of its data, and its place among the others.
 struct Segment {
     number: u16,
-    /// First byte of its data.
+    /// Offset of the first data byte.
     from: u32,
     last: bool,
 }
 
-/// Gives `take` one segment after the other, each with all its checksums, until it returns `false`. Returns how many it
-/// took. `room` is used again.
+/// Calls `take` with each segment, with all checksums complete, until it returns `false`. Returns the number of
+/// segments that `take` accepted. `room` is a buffer that is reused between calls.
 pub(crate) fn segments(
     frame: &[u8],
     mss: NonZeroU16,
@@ -79,7 +79,7 @@ pub(crate) fn segments(
     taken
 }
 
-/// Makes the headers of the whole frame those of a segment.
+/// Turns the headers of the whole frame into those of a segment.
 fn finish(bytes: &mut [u8], whole: &Ip, offset: usize, segment: &Segment) {
     headers::set_ip_length(bytes);
     let ip = Ip { end: bytes.len(), ..*whole };

@@ -15,7 +15,7 @@ fn be32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-/// Segmentation as a reference: each segment is built anew from its data.
+/// Reference implementation of segmentation: builds each segment anew from its data.
 fn reference(flow: Flow, sequence: u32, flags: u8, options: usize, data: &[u8], mss: usize) -> Vec<Vec<u8>> {
     let count = data.len().div_ceil(mss);
     let parts = data.chunks(mss).enumerate().map(|(number, part)| {
@@ -70,7 +70,7 @@ proptest! {
         prop_assert!(got == expected);
     }
 
-    /// What is prepared is a whole frame whose checksum is only to be completed.
+    /// A prepared frame is a whole frame whose checksum only needs to be completed.
     #[test]
     fn a_prepared_frame_can_be_completed(ipv6 in any::<bool>(), len in 1_usize..60_000) {
         let flow = Flow { ipv6, ..Flow::TO_PEER };
@@ -100,7 +100,7 @@ proptest! {
         prop_assert!(report.verified && report.udp == udp && report.tcp != udp && report.ipv6 == ipv6);
     }
 
-    /// Whatever the bytes are, every offset lies in the frame.
+    /// Every offset lies inside the frame, whatever its bytes are.
     #[test]
     fn headers_lie_in_the_frame(mut bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_usize..4, ihl in any::<u8>()) {
         let types: [&[u8]; 4] = [&[8, 0], &[0x86, 0xdd], &[0x81, 0, 0, 1, 8, 0], &[0x88, 0xa8, 0, 1, 0x81, 0, 0, 2, 0x86, 0xdd]];
@@ -117,7 +117,7 @@ proptest! {
             prop_assert!(header + data <= bytes.len());
         }
         let _ = Frame::to_be_segmented(&bytes, 100);
-        // The links agree on where a checksum belongs, and on nothing else.
+        // The link's parser agrees on the location of a checksum, and refuses all other offsets.
         for start in 14..100 {
             for at in start..start + 18 {
                 prop_assert_eq!(Frame::with_partial_checksum(&bytes, start, at).is_ok(), Offload::checksum(&bytes, start, at).is_some());

@@ -1,7 +1,8 @@
-//! Rings in guest memory: an index, and a generation that changes with each round.
+//! Rings in guest memory: an index, and a generation bit that changes with each round.
 //!
-//! A descriptor belongs to the device while its generation bit is that of the round. The device never writes a ring of
-//! commands. Completions are written bit last, so that whoever sees it sees the rest.
+//! A descriptor belongs to the device while its generation bit is that of the round. The device never writes to a
+//! command ring. The generation bit of a completion is written last, so that a driver that sees it also sees the rest
+//! of the completion.
 
 use std::sync::atomic::Ordering;
 
@@ -17,18 +18,18 @@ const RING_ALIGN: u64 = 512;
 /// The number of descriptors is a multiple of this.
 const ENTRIES_ALIGN: u32 = 32;
 
-/// Why a ring is refused.
+/// Reason a ring is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub(crate) enum RingShapeError {
-    /// The number of descriptors is no multiple of 32, zero or too large.
+    /// The number of descriptors is zero, too large, or not a multiple of 32.
     #[error("{0} of {1} descriptors")]
     Entries(&'static str, u32),
-    /// The address is not aligned, or the end is past the end of the address space.
+    /// The address is not aligned, or the ring extends past the end of the address space.
     #[error("{0} at {1:#x}")]
     Base(&'static str, u64),
 }
 
-/// Where a ring is.
+/// Location and size of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RingShape {
     base: u64,
@@ -39,7 +40,7 @@ impl RingShape {
     /// Checks a ring of at most `most` descriptors. `name` is for the error.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The number of descriptors or the address is invalid.
     pub(crate) fn new(name: &'static str, base: u64, entries: u32, most: u32) -> Result<Self, RingShapeError> {
         if entries == 0 || entries > most || !entries.is_multiple_of(ENTRIES_ALIGN) {
             return Err(RingShapeError::Entries(name, entries));
@@ -50,29 +51,29 @@ impl RingShape {
         Ok(Self { base, entries })
     }
 
-    /// Number of descriptors.
+    /// Returns the number of descriptors.
     pub(crate) const fn entries(self) -> u32 {
         self.entries
     }
 
-    /// Checks that the device reaches all of it.
+    /// Checks that the device can access the whole ring.
     ///
     /// # Errors
-    /// Some of it cannot be accessed.
+    /// Part of the ring cannot be accessed.
     pub(crate) fn check(self, view: &DmaView<'_>, direction: Direction) -> Result<(), DmaError> {
         check_range(view, self.base, u64::from(self.entries) * DESC_LEN, direction)
     }
 
-    /// Bus address of a descriptor. The end of the ring was checked.
+    /// Returns the bus address of a descriptor. It cannot wrap, because the end of the ring was checked.
     const fn address(self, index: u32) -> u64 {
         self.base.wrapping_add(index as u64 * DESC_LEN)
     }
 }
 
-/// Checks that the device reaches all of a range.
+/// Checks that the device can access a whole range.
 ///
 /// # Errors
-/// Some of it cannot be accessed.
+/// Part of the range cannot be accessed.
 pub(crate) fn check_range(view: &DmaView<'_>, base: u64, len: u64, direction: Direction) -> Result<(), DmaError> {
     let mut done = 0;
     while done < len {
@@ -82,7 +83,7 @@ pub(crate) fn check_range(view: &DmaView<'_>, base: u64, len: u64, direction: Di
     Ok(())
 }
 
-/// An index with the generation of its round.
+/// Position in a ring: an index and the generation of its round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Position {
     index: u32,
@@ -90,15 +91,15 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    /// Where drivers and devices begin.
+    /// Position at which drivers and devices start.
     pub(crate) const START: Self = Self { index: 0, generation: true };
 
-    /// The index.
+    /// Returns the index.
     pub(crate) const fn index(self) -> u32 {
         self.index
     }
 
-    /// The one `count` further, at most a round.
+    /// Returns the position `count` further, at most one round.
     pub(crate) const fn ahead(self, shape: RingShape, count: u32) -> Self {
         let index = self.index.saturating_add(count);
         match index.checked_sub(shape.entries) {
@@ -107,14 +108,14 @@ impl Position {
         }
     }
 
-    /// The next one in a ring.
+    /// Returns the next position in a ring.
     pub(crate) const fn next(self, shape: RingShape) -> Self {
         self.ahead(shape, 1)
     }
 }
 
-/// Loads the words of a descriptor, each once: the one with the generation first, and nothing else before it is known
-/// that the rest is valid.
+/// Loads the words of a descriptor, each once. The word with the generation is loaded first, with acquire ordering,
+/// because the other words are valid only once the generation bit has been seen.
 fn load(
     view: &DmaView<'_>,
     shape: RingShape,
@@ -132,7 +133,7 @@ fn load(
     Ok(Some((u64::from(high) << 32 | u64::from(low), word2, word3)))
 }
 
-/// The transmit descriptor at a position, if it belongs to the device.
+/// Loads the transmit descriptor at a position, if it belongs to the device.
 ///
 /// # Errors
 /// The ring cannot be read.
@@ -141,7 +142,7 @@ pub(crate) fn load_tx(view: &DmaView<'_>, shape: RingShape, at: Position) -> Res
     Ok(words.map(|(address, word2, word3)| TxDesc::parse(address, word2, word3)))
 }
 
-/// The receive descriptor at a position, if it belongs to the device.
+/// Loads the receive descriptor at a position, if it belongs to the device.
 ///
 /// # Errors
 /// The ring cannot be read.
@@ -150,7 +151,8 @@ pub(crate) fn load_rx(view: &DmaView<'_>, shape: RingShape, at: Position) -> Res
     Ok(words.map(|(address, word2, _)| RxDesc::parse(address, word2)))
 }
 
-/// A ring that the device fills. There is no consumer index: a driver posts no more commands than completions fit.
+/// A completion ring, which the device fills. It needs no consumer index: a driver posts no more commands than
+/// completions fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CompletionRing {
     shape: RingShape,
@@ -158,12 +160,12 @@ pub(crate) struct CompletionRing {
 }
 
 impl CompletionRing {
-    /// At the first entry, in the first generation.
+    /// Creates a ring at its first entry, in the first generation.
     pub(crate) const fn new(shape: RingShape) -> Self {
         Self { shape, next: Position::START }
     }
 
-    /// Writes the next completion: the word with the generation last.
+    /// Writes the next completion, with the generation word last.
     ///
     /// # Errors
     /// The ring cannot be written.

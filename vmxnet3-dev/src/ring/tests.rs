@@ -5,7 +5,7 @@ use super::*;
 use crate::testing::{MEMORY_BASE, Memory};
 
 proptest! {
-    /// A ring and a counter that never wraps agree about index and generation.
+    /// A position agrees with a counter that never wraps about index and generation.
     #[test]
     fn positions_are_a_counter(blocks in 1_u32..128, steps in 0_u32..20_000) {
         let entries = blocks * 32;
@@ -16,7 +16,7 @@ proptest! {
         prop_assert_eq!(at.ahead(shape, further), (0..further).fold(at, |at, _| at.next(shape)));
     }
 
-    /// Whatever a shape is, it is refused or every descriptor of it has an address that does not wrap.
+    /// Every shape is either refused, or all addresses of its descriptors do not wrap.
     #[test]
     fn shapes_do_not_wrap(base in prop_oneof![any::<u64>(), (0_u64..1 << 20).prop_map(|back| u64::MAX - back)],
         align in any::<bool>(), entries in prop_oneof![any::<u32>(), (0_u32..300).prop_map(|n| n * 32)]) {
@@ -28,7 +28,7 @@ proptest! {
         }
     }
 
-    /// A reader that looks at the generation bit sees each completion once, in order, whatever stood there before.
+    /// A reader that checks the generation bit sees each completion once, in order, whatever the ring held before.
     #[test]
     fn completions_are_seen_once(values in prop::collection::vec(any::<[u32; 4]>(), 1..200)) {
         let memory = Memory::new(4096);

@@ -1,4 +1,4 @@
-//! Receive queues: from a frame to buffers of the guest.
+//! Receive queues: store frames in the guest's buffers.
 
 mod plan;
 
@@ -24,7 +24,7 @@ impl BufferRing {
     }
 }
 
-/// Numbers of the rings in completions. A driver takes no others.
+/// Ring numbers used in completions. A driver accepts no others.
 #[derive(Clone, Copy, Debug)]
 struct RingIds {
     first: u16,
@@ -32,25 +32,25 @@ struct RingIds {
     data: u16,
 }
 
-/// Bytes that are summed and copied at a time, so that they are read from memory once.
+/// Number of bytes that are copied and summed at a time, so that they are read from memory only once.
 const BLOCK: usize = 4096;
 
-/// Bytes of a frame without the tag that was stripped from between.
+/// Bytes of a frame, in two parts: a stripped tag was between them.
 #[derive(Clone, Debug)]
 pub(crate) struct Payload<'a> {
     pub(crate) head: &'a [u8],
     pub(crate) rest: &'a [u8],
-    /// The checksum that is to be put in.
+    /// Checksum to be calculated and inserted.
     pub(crate) missing: Option<Missing>,
 }
 
 impl Payload<'_> {
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub(crate) const fn len(&self) -> usize {
         self.head.len().saturating_add(self.rest.len())
     }
 
-    /// Stores bytes `from..from+len` at a bus address, and adds those to `sum` that the missing checksum covers.
+    /// Stores bytes `from..from+len` at a bus address, and adds the bytes that the missing checksum covers to `sum`.
     fn store(
         &self,
         view: &DmaView<'_>,
@@ -66,7 +66,7 @@ impl Payload<'_> {
         view.write(address, head)?;
         let address = address.wrapping_add(head.len() as u64);
         let Some(Missing { covered, .. }) = &self.missing else { return Ok(view.write(address, rest)?) };
-        // The tag is in front of everything that is summed.
+        // The tag precedes all bytes that are summed, so `rest` needs no adjustment.
         let mut at = from.saturating_add(head.len());
         let mut to = address;
         for block in rest.chunks(BLOCK) {
@@ -79,7 +79,7 @@ impl Payload<'_> {
         Ok(())
     }
 
-    /// Stores the bytes of the checksum that lie in the buffer with bytes `from..from+len`.
+    /// Stores those bytes of the checksum that lie in the buffer with bytes `from..from+len`.
     fn put_in(&self, view: &DmaView<'_>, address: u64, from: usize, len: usize, sum: Sum) -> Result<(), QueueError> {
         let Some(Missing { at, .. }) = self.missing else { return Ok(()) };
         for (place, byte) in (at..).zip(sum.checksum()) {
@@ -91,14 +91,14 @@ impl Payload<'_> {
     }
 }
 
-/// What became of a frame.
+/// Result of storing a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Delivery {
-    /// The guest has it.
+    /// The guest has the frame.
     Done,
-    /// There are too few buffers now. Nothing was taken.
+    /// Too few buffers are available now. No buffer was used.
     NoBuffers,
-    /// It needs more buffers than a frame may have. Nothing was taken.
+    /// The frame needs more buffers than a frame may have. No buffer was used.
     TooLong,
 }
 
@@ -111,23 +111,23 @@ pub(crate) struct RxQueue {
     data: Option<DataRing>,
     ids: RingIds,
     vector: u8,
-    /// Most buffers of a frame.
+    /// Maximum number of buffers per frame.
     most: usize,
     plan: Plan,
-    /// Where frames are put together.
+    /// Buffer for assembling frames.
     pub(crate) room: Vec<u8>,
-    /// Rounds of the driver that had ended when a long frame began to wait for buffers.
+    /// Number of the driver's rounds that had ended when a long frame began to wait for buffers.
     pub(crate) waits_since: Option<u32>,
-    /// Completions of the batch since the last interrupt.
+    /// Number of completions of the batch since the last interrupt.
     pub(crate) completed: u32,
     batch: u32,
 }
 
 impl RxQueue {
-    /// Queue `number` of `count`, at the start of its rings. `most`: buffers that a frame may have.
+    /// Creates queue `number` of `count`, at the start of its rings. `most`: maximum number of buffers per frame.
     ///
     /// # Errors
-    /// The device does not reach them.
+    /// The device cannot access the rings.
     pub(crate) fn new(
         config: &RxQueueConfig,
         number: u8,
@@ -162,12 +162,12 @@ impl RxQueue {
         })
     }
 
-    /// Its interrupt.
+    /// Returns the interrupt vector.
     pub(crate) const fn vector(&self) -> u8 {
         self.vector
     }
 
-    /// What follows is part of this batch.
+    /// Starts batch `batch`, unless it is the current one.
     pub(crate) const fn begin(&mut self, batch: u32) {
         if self.batch != batch {
             (self.batch, self.completed) = (batch, 0);
@@ -184,11 +184,11 @@ impl RxQueue {
         }
     }
 
-    /// Returns `true` if `count` frames of `len` bytes find buffers one after the other, or never will: then three
-    /// quarters of ring 1 are there and do not suffice.
+    /// Returns `true` if `count` frames of `len` bytes fit into buffers one after the other, or if waiting would not
+    /// help: three quarters of ring 1 are available and do not suffice.
     ///
     /// # Errors
-    /// The rings make no sense.
+    /// The rings are invalid.
     pub(crate) fn has_room(&mut self, view: &DmaView<'_>, count: u64, len: usize) -> Result<bool, QueueError> {
         let mut plan = std::mem::take(&mut self.plan);
         let mut at = self.here();
@@ -208,10 +208,10 @@ impl RxQueue {
         Ok(fits || load_rx(view, shape, next.ahead(shape, shape.entries() / 4 * 3))?.is_some())
     }
 
-    /// Stores a frame and tells the driver. All bytes are stored before the first completion.
+    /// Stores a frame and writes its completions. All bytes are stored before the first completion.
     ///
     /// # Errors
-    /// The rings make no sense.
+    /// The rings are invalid.
     pub(crate) fn deliver(
         &mut self,
         view: &DmaView<'_>,

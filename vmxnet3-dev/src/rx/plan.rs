@@ -1,8 +1,8 @@
-//! Which buffers a frame goes to. Descriptors are only read here: what does not fit leaves the rings as they were.
+//! Selection of buffers for a frame. Descriptors are only read here, so a frame that does not fit leaves the rings
+//! unchanged.
 //!
-//! The start of a frame goes to a HEAD buffer of ring 1, or, if it is the whole frame and small, to the slot of the
-//! data ring that belongs to it. The continuation goes to the BODY buffers that follow in ring 1, and then to those of
-//! ring 2.
+//! The start of a frame goes to a HEAD buffer of ring 1, or, if it is the whole frame and small, to the corresponding
+//! slot of the data ring. The continuation goes to the BODY buffers that follow in ring 1, and then to those of ring 2.
 
 use pvrdma_guest_memory::DmaView;
 
@@ -11,7 +11,7 @@ use crate::abi::rx_desc::{MIN_HEAD, RxDesc};
 use crate::error::QueueError;
 use crate::ring::{Position, load_rx};
 
-/// A buffer, or the part of it that is used.
+/// A buffer, or its used part.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Buffer {
     pub(super) address: u64,
@@ -20,14 +20,14 @@ pub(super) struct Buffer {
     pub(super) ring_id: u16,
 }
 
-/// Where the rings are, or go on.
+/// Positions in the rings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct After {
     pub(super) first: Position,
     pub(super) second: Option<Position>,
 }
 
-/// Whether a frame fits.
+/// Result of planning a frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Planned {
     Fits(After),
@@ -35,13 +35,13 @@ pub(super) enum Planned {
     TooLong,
 }
 
-/// The buffers of a frame.
+/// Buffers of a frame.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     buffers: Vec<Buffer>,
 }
 
-/// The next buffer of a kind in a ring, skipping those of the other kind: where it is and what it is.
+/// Finds the next buffer of a kind in a ring, skipping those of the other kind. Returns its position and descriptor.
 fn find(
     view: &DmaView<'_>,
     ring: BufferRing,
@@ -60,12 +60,12 @@ fn find(
 }
 
 impl Plan {
-    /// The buffers.
+    /// Returns the buffers.
     pub(super) fn buffers(&self) -> &[Buffer] {
         &self.buffers
     }
 
-    /// Finds buffers for a frame of `len` bytes, from a place in the rings on.
+    /// Finds buffers for a frame of `len` bytes, starting at the given positions.
     pub(super) fn make(
         &mut self,
         queue: &RxQueue,
@@ -92,14 +92,14 @@ impl Plan {
         self.follow(queue, view, After { first, second }, rest)
     }
 
-    /// Uses a buffer for as much of `len` bytes as fits, and returns the rest.
+    /// Uses a buffer for as many of `len` bytes as fit, and returns the number left.
     fn push(&mut self, desc: &RxDesc, index: u32, ring_id: u16, len: usize) -> usize {
         let used = u16::try_from(len).unwrap_or(u16::MAX).min(desc.len);
         self.buffers.push(Buffer { address: desc.address, len: used, index, ring_id });
         len.saturating_sub(used.into())
     }
 
-    /// Finds buffers for the continuation.
+    /// Finds buffers for the continuation of a frame.
     fn follow(
         &mut self,
         queue: &RxQueue,
@@ -121,7 +121,7 @@ impl Plan {
                 after.second = Some(at.next(ring.shape));
                 (body, at.index(), queue.ids.second)
             } else if next.is_some() {
-                // The start of the next frame: there will never be a continuation.
+                // A HEAD buffer starts the next frame, so no further buffer for this continuation can follow.
                 return Ok(Planned::TooLong);
             } else {
                 return Ok(Planned::NoBuffers);

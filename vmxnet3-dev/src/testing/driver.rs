@@ -1,4 +1,4 @@
-//! A driver that does what the kernel's does, in its order.
+//! Test driver that performs the steps of the kernel's driver, in the same order.
 
 use super::{DriverRxQueue, DriverTxQueue, Guest, RxLayout, RxPacket, TxPacket};
 
@@ -41,16 +41,16 @@ pub mod rx_mode {
     pub const PROMISC: u32 = 16;
 }
 
-/// How the driver sets the device up.
+/// Configuration that the driver requests.
 #[derive(Clone, Copy, Debug)]
 pub struct DriverConfig {
-    /// Transmit queues.
+    /// Number of transmit queues.
     pub tx_queues: u8,
-    /// Receive queues.
+    /// Number of receive queues.
     pub rx_queues: u8,
-    /// Descriptors of a transmit ring.
+    /// Number of descriptors of a transmit ring.
     pub tx_ring: u32,
-    /// Receive buffers.
+    /// Layout of the receive buffers.
     pub rx: RxLayout,
     /// See [`feature`].
     pub features: u64,
@@ -58,9 +58,9 @@ pub struct DriverConfig {
     pub mtu: u32,
     /// Revision, 1 to 3.
     pub revision: u8,
-    /// A vector that was raised is masked by that.
+    /// Raising a vector masks it.
     pub auto_mask: bool,
-    /// MSI-X instead of the legacy line.
+    /// Use MSI-X instead of the legacy line.
     pub msix: bool,
 }
 
@@ -83,9 +83,9 @@ impl Default for DriverConfig {
 /// A driver.
 #[derive(Debug)]
 pub struct Driver<'a> {
-    /// Its machine.
+    /// The guest that the driver runs in.
     pub guest: &'a Guest,
-    /// How it set the device up.
+    /// Configuration that the driver requested.
     pub config: DriverConfig,
     /// Bus address of the shared area.
     pub shared: u64,
@@ -142,7 +142,7 @@ impl<'a> Driver<'a> {
         let fragments = if config.features & feature::LRO != 0 { 18_u16 } else { 0 };
         memory.write(at + 60, &fragments.to_le_bytes());
         memory.write(at + 62, &[config.tx_queues, config.rx_queues]);
-        // Interrupts: all disabled in memory, as the kernel has it until after it has unmasked them.
+        // Disable all interrupts in memory. The kernel's driver clears this bit only after it has unmasked all vectors.
         memory.write(at + 80, &[config.auto_mask.into(), self.vectors(), self.event_vector()]);
         memory.store(at + 108, 1);
     }
@@ -151,12 +151,12 @@ impl<'a> Driver<'a> {
         if self.config.msix { self.config.tx_queues.max(self.config.rx_queues) + 1 } else { 1 }
     }
 
-    /// The vector of events: behind those of the queues.
+    /// Returns the vector for events, which follows those of the queues.
     pub fn event_vector(&self) -> u8 {
         self.vectors() - 1
     }
 
-    /// The vector of a queue pair.
+    /// Returns the vector of a queue pair.
     pub fn vector(&self, queue: usize) -> u8 {
         if self.config.msix { queue as u8 } else { 0 }
     }
@@ -190,19 +190,20 @@ impl<'a> Driver<'a> {
         self.rx.push(queue);
     }
 
-    /// Bus address of a receive queue's descriptor.
+    /// Returns the bus address of a receive queue's descriptor.
     pub fn rx_desc(&self, number: usize) -> u64 {
         self.queue_desc + (u64::from(self.config.tx_queues) + number as u64) * 256
     }
 
-    /// Shows the shared area and starts.
+    /// Passes the shared area to the device and activates it. Returns the result of the command.
     pub fn activate(&mut self) -> u32 {
         self.guest.write(1, 0x10, self.shared as u32);
         self.guest.write(1, 0x18, (self.shared >> 32) as u32);
         self.guest.command(command::ACTIVATE)
     }
 
-    /// What the kernel does after ACTIVATE: unmasks, and only then clears the bit in memory that disables interrupts.
+    /// Performs the kernel's steps after ACTIVATE: unmasks, and only then clears the bit in memory that disables
+    /// interrupts.
     pub fn finish(&self) {
         for number in 0..u64::from(self.config.rx_queues) {
             self.guest.write(0, 0x800 + number * 8, self.config.rx.first - 1);
@@ -215,18 +216,18 @@ impl<'a> Driver<'a> {
         self.guest.memory.store(self.shared + 108, 0);
     }
 
-    /// Lets a vector through.
+    /// Unmasks a vector.
     pub fn unmask(&self, vector: u8) {
         self.guest.write(0, u64::from(vector) * 8, 0);
     }
 
-    /// Which frames it wants.
+    /// Sets the receive mode.
     pub fn set_mode(&self, mode: u32) {
         self.guest.memory.store(self.shared + 120, mode);
         assert_eq!(self.guest.command(command::UPDATE_RX_MODE), 0);
     }
 
-    /// Chooses a coalescing scheme, and returns the result of the command.
+    /// Sets a coalescing scheme, and returns the result of the command.
     pub fn set_coalesce(&self, scheme: [u32; 4]) -> u32 {
         let memory = &self.guest.memory;
         let at = memory.alloc(16);
@@ -236,7 +237,7 @@ impl<'a> Driver<'a> {
         self.guest.command(command::SET_COALESCE)
     }
 
-    /// The multicast table: copied to memory that is overwritten right after the command, as the kernel frees it.
+    /// Sets the multicast table, in memory that is overwritten right after the command, as the kernel frees it.
     pub fn set_multicast(&self, addresses: &[[u8; 6]]) -> u32 {
         let memory = &self.guest.memory;
         let table = addresses.concat();
@@ -249,7 +250,7 @@ impl<'a> Driver<'a> {
         result
     }
 
-    /// Lets a VLAN through or not.
+    /// Adds a VLAN to the filter or removes it.
     pub fn set_vlan(&self, id: u16, wanted: bool) {
         let at = self.shared + 136 + u64::from(id / 8);
         let byte = self.guest.memory.read(at, 1)[0];
@@ -258,13 +259,13 @@ impl<'a> Driver<'a> {
         assert_eq!(self.guest.command(command::UPDATE_VLAN_FILTERS), 0);
     }
 
-    /// Other features.
+    /// Changes the features.
     pub fn set_features(&self, features: u64) {
         self.guest.memory.store_u64(self.shared + 24, features);
         assert_eq!(self.guest.command(command::UPDATE_FEATURE), 0);
     }
 
-    /// The RSS configuration, without a command.
+    /// Writes the RSS configuration, without a command.
     pub fn write_rss(&self, key: &[u8; 40], table: &[u8]) -> u64 {
         let memory = &self.guest.memory;
         let at = memory.alloc(176);
@@ -280,7 +281,7 @@ impl<'a> Driver<'a> {
         at
     }
 
-    /// Posts packets and rings once.
+    /// Posts packets and rings the doorbell once.
     pub fn send_all(&mut self, queue: usize, packets: &[TxPacket]) {
         for packet in packets {
             self.tx[queue].post(&self.guest.memory, packet);
@@ -288,27 +289,27 @@ impl<'a> Driver<'a> {
         self.ring(queue);
     }
 
-    /// Posts a packet and rings.
+    /// Posts a packet and rings the doorbell.
     pub fn send(&mut self, queue: usize, packet: &TxPacket) {
         self.send_all(queue, std::slice::from_ref(packet));
     }
 
-    /// Rings for a transmit queue.
+    /// Rings the doorbell of a transmit queue.
     pub fn ring(&self, queue: usize) {
         self.guest.write(0, 0x600 + queue as u64 * 8, self.tx[queue].next_fill());
     }
 
-    /// Takes completions of a transmit queue.
+    /// Consumes completions of a transmit queue.
     pub fn reap(&mut self, queue: usize) -> usize {
         self.tx[queue].reap(&self.guest.memory)
     }
 
-    /// Takes packets, and rings if the device asks for it.
+    /// Receives packets, and rings the doorbell if the device asks for it.
     pub fn poll(&mut self, queue: usize) -> Vec<RxPacket> {
         self.poll_some(queue, usize::MAX)
     }
 
-    /// The same for at most so many.
+    /// Like [`Self::poll`], for at most `most` packets.
     pub fn poll_some(&mut self, queue: usize, most: usize) -> Vec<RxPacket> {
         let (packets, doorbells) = self.rx[queue].poll(&self.guest.memory, most);
         for (base, producer) in [0x800, 0xa00].into_iter().zip(doorbells) {
@@ -319,7 +320,7 @@ impl<'a> Driver<'a> {
         packets
     }
 
-    /// Events that are not acknowledged.
+    /// Returns the events that are not acknowledged.
     pub fn events(&self) -> u32 {
         self.guest.memory.load(self.shared + 696)
     }
@@ -329,7 +330,7 @@ impl<'a> Driver<'a> {
         self.guest.write(1, 0x40, events);
     }
 
-    /// Error of a queue, transmit queues first; 0 if it runs.
+    /// Returns the error code of a queue, transmit queues first; 0 if it runs.
     pub fn queue_error(&self, number: usize) -> u32 {
         self.guest.command(command::GET_QUEUE_STATUS);
         let at = self.queue_desc + number as u64 * 256 + 80;
@@ -338,7 +339,7 @@ impl<'a> Driver<'a> {
         error
     }
 
-    /// Statistics of a queue, transmit queues first.
+    /// Returns the statistics of a queue, transmit queues first.
     pub fn stats(&self, number: usize) -> [u64; 10] {
         self.guest.command(command::GET_STATS);
         let bytes = self.guest.memory.read(self.queue_desc + number as u64 * 256 + 88, 80);

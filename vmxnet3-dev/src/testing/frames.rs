@@ -1,11 +1,11 @@
-//! Frames, and checksums by the letter of RFC 1071, for comparison.
+//! Test frames, and checksums calculated word by word as in RFC 1071, for comparison.
 
-/// MAC address of the guest under test, unless it is given another.
+/// Default MAC address of the guest under test.
 pub const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
-/// MAC address of its peer.
+/// MAC address of the guest's peer.
 pub const PEER_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
 
-/// The Internet checksum, one 16-bit word after the other.
+/// Calculates the Internet checksum, one 16-bit word after the other.
 pub fn reference_checksum(bytes: &[u8]) -> u16 {
     let mut sum: u16 = 0;
     for pair in bytes.chunks(2) {
@@ -16,17 +16,17 @@ pub fn reference_checksum(bytes: &[u8]) -> u16 {
     !sum
 }
 
-/// An Ethernet frame of `kind` with this payload.
+/// Builds an Ethernet frame of EtherType `kind` with this payload.
 pub fn ethernet(destination: [u8; 6], source: [u8; 6], kind: u16, payload: &[u8]) -> Vec<u8> {
     [&destination[..], &source, &kind.to_be_bytes(), payload].concat()
 }
 
-/// The same in a VLAN.
+/// Inserts a VLAN tag into a frame.
 pub fn tagged(frame: &[u8], tag: u16) -> Vec<u8> {
     [&frame[..12], &[0x81, 0], &tag.to_be_bytes(), &frame[12..]].concat()
 }
 
-/// What a TCP or UDP frame has in common.
+/// Common parameters of TCP and UDP frames.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow {
     /// IPv6 instead of IPv4.
@@ -40,9 +40,9 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// From the peer to the guest.
+    /// Frames from the peer to the guest.
     pub const TO_GUEST: Self = Self { ipv6: false, ports: [1000, 2000], to: GUEST_MAC, from: PEER_MAC };
-    /// From the guest to the peer.
+    /// Frames from the guest to the peer.
     pub const TO_PEER: Self = Self { ipv6: false, ports: [2000, 1000], to: PEER_MAC, from: GUEST_MAC };
 
     fn pseudo_header(self, protocol: u8, len: usize) -> Vec<u8> {
@@ -76,12 +76,12 @@ impl Flow {
         ethernet(self.to, self.from, kind, &[&header[..], payload].concat())
     }
 
-    /// Bytes of Ethernet and IP header.
+    /// Returns the size of Ethernet and IP header, in bytes.
     pub const fn transport_at(self) -> usize {
         if self.ipv6 { 54 } else { 34 }
     }
 
-    /// A UDP datagram with its checksum.
+    /// Builds a UDP datagram with its checksum.
     pub fn udp(self, data: &[u8]) -> Vec<u8> {
         let [from, to] = self.ports;
         let len = data.len() as u16 + 8;
@@ -92,7 +92,7 @@ impl Flow {
         self.ip(17, &udp)
     }
 
-    /// A TCP segment with its checksum, with `options` bytes of options (a multiple of four).
+    /// Builds a TCP segment with its checksum and `options` bytes of options (a multiple of four).
     pub fn tcp(self, sequence: u32, flags: u8, options: usize, data: &[u8]) -> Vec<u8> {
         let [from, to] = self.ports;
         let offset = ((20 + options) / 4) as u8;
@@ -110,8 +110,9 @@ impl Flow {
         self.ip(6, &tcp)
     }
 
-    /// The same as a driver shows it that leaves the checksum to the device: the sum of the pseudo header with the
-    /// length, or, for segmentation, without it and without the sum of IPv4.
+    /// Returns the frame as passed by a driver that leaves the checksum to the device: the checksum field holds the sum
+    /// of the pseudo header with the length, or, for segmentation, without the length, and the IPv4 checksum is
+    /// omitted.
     pub fn left_open(self, mut frame: Vec<u8>, checksum_at: usize, segmentation: bool) -> Vec<u8> {
         let transport = self.transport_at();
         let protocol = if checksum_at == 16 { 6 } else { 17 };
@@ -125,12 +126,12 @@ impl Flow {
     }
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that differ from position to position.
 pub fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
 }
 
-/// Returns `true` if the checksums of IPv4 and of TCP or UDP of an untagged frame without IP options are right.
+/// Returns `true` if the checksums of IPv4 and of TCP or UDP of an untagged frame without IP options are correct.
 pub fn checksums_are_right(frame: &[u8]) -> bool {
     let ipv6 = frame[12..14] == [0x86, 0xdd];
     let (transport, addresses, protocol) =

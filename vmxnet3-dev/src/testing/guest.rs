@@ -1,4 +1,4 @@
-//! A device with what surrounds it.
+//! A device and its environment.
 
 use std::sync::Arc;
 
@@ -9,26 +9,26 @@ use super::frames::GUEST_MAC;
 use super::{Irqs, Memory, RecordingPort};
 use crate::{FramePort, Vmxnet3Config, Vmxnet3Device};
 
-/// A device with its guest's memory and the place where its interrupts arrive. Nothing has touched it yet.
+/// A device with its guest's memory and interrupt sink. No driver has accessed it yet.
 #[derive(Debug)]
 pub struct Guest {
-    /// The guest's memory.
+    /// Memory of the guest.
     pub memory: Arc<Memory>,
-    /// The guest's interrupts.
+    /// Interrupts of the guest.
     pub irqs: Arc<Irqs>,
     /// The device.
     pub device: Arc<Vmxnet3Device>,
 }
 
 impl Guest {
-    /// A device of this configuration behind this port, whose guest has so many bytes of memory.
+    /// Creates a device with this configuration and port, whose guest has `bytes` bytes of memory.
     pub fn new(config: Vmxnet3Config, bytes: usize, port: Arc<dyn FramePort>) -> Self {
         let (memory, irqs) = (Memory::new(bytes), Arc::new(Irqs::default()));
         let device = Vmxnet3Device::new(config, Arc::clone(memory.space()), Arc::clone(&irqs) as _, port).unwrap();
         Self { memory, irqs, device }
     }
 
-    /// A device with [`GUEST_MAC`] and 16 MiB of memory, and its port.
+    /// Creates a device with [`GUEST_MAC`] and 16 MiB of memory, and its port.
     pub fn recording() -> (Self, Arc<RecordingPort>) {
         let port = Arc::new(RecordingPort::default());
         let config = Vmxnet3Config::new("vm1", MacAddr(GUEST_MAC));
@@ -42,7 +42,7 @@ impl Guest {
         u32::from_le_bytes(data)
     }
 
-    /// Writes a register, and does what that leaves behind.
+    /// Writes a register, and runs the deferred work.
     pub fn write(&self, bar: usize, offset: u64, value: u32) {
         self.device.bar_write(bar, offset, &value.to_le_bytes());
         self.device.run_deferred();
@@ -54,7 +54,7 @@ impl Guest {
         self.read(1, 0x20)
     }
 
-    /// Bus mastering, and MSI-X or the legacy line.
+    /// Sets bus mastering, and MSI-X or the legacy line.
     pub fn set_switches(&self, bus_master: bool, msix: bool) {
         self.device.config_write(0x42, &[0, if msix { 0x80 } else { 0 }]);
         self.device.config_write(4, &[2 | if bus_master { 4 } else { 0 }, 0]);

@@ -1,4 +1,4 @@
-//! Where a test guest's interrupts arrive.
+//! Interrupt sink of a test guest.
 
 use parking_lot::Mutex;
 use pvrdma_pci_function::InterruptSink;
@@ -27,17 +27,17 @@ impl InterruptSink for Irqs {
 }
 
 impl Irqs {
-    /// How often a vector was raised since the last call.
+    /// Returns how often a vector was raised since the last call.
     pub fn take(&self, vector: u8) -> u64 {
         std::mem::take(&mut self.0.lock().counts[usize::from(vector)])
     }
 
-    /// How often any vector was raised.
+    /// Returns how often any vector was raised.
     pub fn total(&self) -> u64 {
         self.0.lock().counts.iter().sum()
     }
 
-    /// Level of the legacy line, and how often it rose.
+    /// Returns the level of the legacy line, and how often it rose.
     pub fn line(&self) -> (bool, u64) {
         let state = self.0.lock();
         (state.line, state.line_raised)

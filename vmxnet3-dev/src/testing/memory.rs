@@ -1,4 +1,4 @@
-//! The memory of a test guest.
+//! Memory of a test guest.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PinPolicy};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
 
-/// Where guest memory starts. Not 0, so that address 0 is never memory.
+/// Start of guest memory. Not 0, so that address 0 is never memory.
 pub const MEMORY_BASE: u64 = 0x10_0000;
 
-/// Memory of one guest: what its processors and, through the [`DmaSpace`], its device see.
+/// Memory of one guest, as seen by its processors and, through the [`DmaSpace`], by its device.
 pub struct Memory {
     region: Arc<MmapRegion>,
     space: Arc<DmaSpace>,
@@ -25,7 +25,7 @@ impl fmt::Debug for Memory {
 }
 
 impl Memory {
-    /// Zeroed memory of so many bytes, a multiple of 4,096.
+    /// Creates zeroed memory of `bytes` bytes, a multiple of 4,096.
     pub fn new(bytes: usize) -> Arc<Self> {
         let region = Arc::new(MmapRegion::new(bytes).unwrap());
         let space = DmaSpace::new(PinPolicy::Off);
@@ -34,29 +34,29 @@ impl Memory {
         Arc::new(Self { region, space, next: AtomicU64::new(MEMORY_BASE) })
     }
 
-    /// What a device is given.
+    /// Returns the space through which a device accesses the memory.
     pub const fn space(&self) -> &Arc<DmaSpace> {
         &self.space
     }
 
-    /// Bus address behind the last byte.
+    /// Returns the bus address after the last byte.
     pub fn end(&self) -> u64 {
         MEMORY_BASE + self.region.size() as u64
     }
 
-    /// Bytes that nobody has used yet, and nobody gives back, aligned to 4,096.
+    /// Allocates unused bytes, aligned to 4,096. There is no call to free them individually.
     pub fn alloc(&self, len: usize) -> u64 {
         let address = self.next.fetch_add((len as u64).next_multiple_of(4096), Ordering::Relaxed);
         assert!(address + len as u64 <= self.end(), "guest memory is used up");
         address
     }
 
-    /// Where the next allocation will be; [`Self::rewind`] goes back there.
+    /// Returns the address of the next allocation, for [`Self::rewind`].
     pub fn mark(&self) -> u64 {
         self.next.load(Ordering::Relaxed)
     }
 
-    /// Gives back everything that was allocated since the mark.
+    /// Frees everything that was allocated since the mark.
     pub fn rewind(&self, mark: u64) {
         self.next.store(mark, Ordering::Relaxed);
     }
@@ -66,34 +66,34 @@ impl Memory {
         self.region.get_slice(offset, len).expect("not guest memory")
     }
 
-    /// Reads a copy.
+    /// Returns a copy of bytes.
     pub fn read(&self, address: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         self.slice(address, len).copy_to(&mut data[..]);
         data
     }
 
-    /// Writes as a processor does.
+    /// Writes bytes as a processor does.
     pub fn write(&self, address: u64, data: &[u8]) {
         self.slice(address, data.len()).copy_from(data);
     }
 
-    /// Fills with one byte.
+    /// Fills a range with one byte.
     pub fn fill(&self, address: u64, len: usize, byte: u8) {
         self.write(address, &vec![byte; len]);
     }
 
-    /// Loads a word with acquire semantics.
+    /// Loads a 32-bit word with acquire semantics.
     pub fn load(&self, address: u64) -> u32 {
         u32::from_le(self.slice(address, 4).load(0, Ordering::Acquire).unwrap())
     }
 
-    /// Stores a word with release semantics.
+    /// Stores a 32-bit word with release semantics.
     pub fn store(&self, address: u64, value: u32) {
         self.slice(address, 4).store(value.to_le(), 0, Ordering::Release).unwrap();
     }
 
-    /// Stores eight bytes.
+    /// Stores an 8-byte word.
     pub fn store_u64(&self, address: u64, value: u64) {
         self.write(address, &value.to_le_bytes());
     }

@@ -1,6 +1,6 @@
-//! A guest in this process: memory, interrupts, and a driver that is as strict as the kernel's.
+//! In-process guest: memory, interrupts, and a driver that is as strict as the kernel's.
 //!
-//! Wherever the kernel's driver would panic or warn, this one fails an assertion.
+//! Conditions on which the kernel's driver would panic or warn are assertions here.
 
 #![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "for tests only")]
 

@@ -1,4 +1,4 @@
-//! What a test device is connected to.
+//! Ports for test devices.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -7,18 +7,18 @@ use parking_lot::Mutex;
 
 use crate::{Checksum, Frame, FramePort, PortOffloads, Received, Sent, Vmxnet3Device};
 
-/// A frame that a device has sent.
+/// A frame sent by a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SentFrame {
-    /// Its bytes.
+    /// Bytes of the frame.
     pub bytes: Vec<u8>,
-    /// What is known of its checksum.
+    /// State of the checksum.
     pub checksum: Checksum,
-    /// Bytes of data in each segment.
+    /// Number of data bytes per segment.
     pub mss: Option<u16>,
 }
 
-/// Writes down what it is given.
+/// Port that records frames.
 #[derive(Debug, Default)]
 pub struct RecordingPort {
     frames: Mutex<Vec<SentFrame>>,
@@ -29,27 +29,27 @@ pub struct RecordingPort {
 }
 
 impl RecordingPort {
-    /// What was sent since the last call.
+    /// Returns the frames sent since the last call.
     pub fn take(&self) -> Vec<SentFrame> {
         std::mem::take(&mut self.frames.lock())
     }
 
-    /// What it takes from now on.
+    /// Sets the supported offloads.
     pub fn set_offloads(&self, checksum: bool, segmentation: bool) {
         *self.offloads.lock() = PortOffloads { checksum, segmentation };
     }
 
-    /// Takes so many frames more; `None`: all.
+    /// Limits the number of further frames that the port accepts; `None`: no limit.
     pub fn set_room(&self, room: Option<usize>) {
         *self.room.lock() = room;
     }
 
-    /// How often it was told that there are receive buffers.
+    /// Returns how often the port was notified of receive buffers.
     pub fn ready(&self) -> u64 {
         self.ready.load(Ordering::Relaxed)
     }
 
-    /// How often a batch has ended.
+    /// Returns how often a batch has ended.
     pub fn flushes(&self) -> u64 {
         self.flushes.load(Ordering::Relaxed)
     }
@@ -81,8 +81,8 @@ impl FramePort for RecordingPort {
     }
 }
 
-/// A cable to another device, which takes everything and loses nothing: what finds no buffer waits in the sender's
-/// ring.
+/// Cable to another device. It accepts every frame and loses none: a frame without a receive buffer waits in the
+/// sender's ring.
 #[derive(Debug, Default)]
 pub struct Cable {
     peer: OnceLock<Weak<Vmxnet3Device>>,
@@ -99,7 +99,7 @@ impl Cable {
         self.peer.get().and_then(Weak::upgrade)
     }
 
-    /// A frame waits for the peer's buffers.
+    /// Returns `true` if a frame waits for the peer's buffers.
     pub fn is_waiting(&self) -> bool {
         self.waiting.load(Ordering::Acquire)
     }
@@ -126,7 +126,7 @@ impl FramePort for Cable {
     }
 
     fn receive_ready(&self) {
-        // Our guest has buffers: the peer goes on.
+        // The guest on this end has buffers again, so the peer resumes transmission.
         if let Some(peer) = self.peer() {
             peer.resume_transmit();
         }

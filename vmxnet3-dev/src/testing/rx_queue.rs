@@ -1,28 +1,28 @@
-//! The driver's side of a receive queue, with the assertions of the kernel.
+//! Driver side of a receive queue, with the assertions of the kernel.
 
 use super::Memory;
 
-/// How the buffers of a receive queue lie.
+/// Buffer layout of a receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RxLayout {
-    /// Descriptors of ring 1.
+    /// Number of descriptors of ring 1.
     pub first: u32,
-    /// Descriptors of ring 2; may be none.
+    /// Number of descriptors of ring 2; may be 0.
     pub second: u32,
-    /// Bytes of a HEAD buffer.
+    /// Size of a HEAD buffer, in bytes.
     pub head: u32,
-    /// Bytes of a BODY buffer.
+    /// Size of a BODY buffer, in bytes.
     pub body: u32,
-    /// BODY buffers behind each HEAD buffer in ring 1.
+    /// Number of BODY buffers after each HEAD buffer in ring 1.
     pub bodies: u32,
-    /// Bytes of a slot of the data ring; 0: there is none.
+    /// Size of a slot of the data ring, in bytes; 0 if there is none.
     pub data_slot: u16,
 }
 
 impl RxLayout {
-    /// As the kernel has it for an MTU of 1,500.
+    /// The kernel's layout for an MTU of 1,500.
     pub const SMALL: Self = Self { first: 64, second: 32, head: 1536, body: 4096, bodies: 0, data_slot: 0 };
-    /// As the kernel has it for an MTU of 9,000.
+    /// The kernel's layout for an MTU of 9,000.
     pub const JUMBO: Self = Self { first: 96, second: 32, head: 3072, body: 4096, bodies: 2, data_slot: 0 };
 }
 
@@ -40,7 +40,7 @@ pub struct RxKind {
 }
 
 impl RxKind {
-    /// The driver looks for the end of the headers of TCP, and panics (`BUG_ON`) where it does not find them.
+    /// Asserts that the end of the TCP headers is found. The kernel's driver panics (`BUG_ON`) otherwise.
     fn assert_found(self, bytes: &[u8]) {
         let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
         let (kind, behind) = if matches!(word(12), 0x8100 | 0x88a8) { (word(16), 18) } else { (word(12), 14) };
@@ -52,24 +52,24 @@ impl RxKind {
     }
 }
 
-/// A packet as the driver hands it to the stack.
+/// A packet as the driver passes it to the network stack.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RxPacket {
-    /// Its bytes.
+    /// Bytes of the packet.
     pub bytes: Vec<u8>,
-    /// Tag that was stripped.
+    /// VLAN tag that was stripped.
     pub tag: Option<u16>,
-    /// The protocols that the device found.
+    /// Protocols reported by the device.
     pub kind: RxKind,
-    /// The stack need not look at the checksum.
+    /// The stack need not verify the checksum.
     pub checksum_verified: bool,
     /// Hash type and hash.
     pub hash: Option<(u8, u32)>,
     /// Number and size of segments.
     pub segments: Option<(u8, u16)>,
-    /// Buffers that it took.
+    /// Number of buffers used.
     pub buffers: usize,
-    /// It came in the data ring.
+    /// The packet was in the data ring.
     pub in_data_ring: bool,
 }
 
@@ -78,7 +78,7 @@ struct Buffer {
     address: u64,
     len: u32,
     body: bool,
-    /// Word 2 as the driver has written it.
+    /// Word 2 as written by the driver.
     word: u32,
 }
 
@@ -112,7 +112,7 @@ impl Ring {
         self.base + u64::from(index) * 16
     }
 
-    /// Gives the device every buffer but one.
+    /// Posts all buffers but one.
     fn fill(&mut self, memory: &Memory) {
         let size = self.size();
         while size > 0 && (self.next_fill + 1) % size != self.next_completion {
@@ -128,7 +128,7 @@ impl Ring {
         }
     }
 
-    /// The device must never write a receive descriptor.
+    /// Asserts that the device has not written to the receive descriptors.
     fn assert_untouched(&self, memory: &Memory) {
         for (index, buffer) in (0..).zip(&self.buffers).filter(|(_, buffer)| buffer.word != 0) {
             let at = self.desc(index);
@@ -138,7 +138,7 @@ impl Ring {
     }
 }
 
-/// The driver's side of a receive queue.
+/// Driver side of a receive queue.
 #[derive(Debug)]
 pub struct DriverRxQueue {
     rings: [Ring; 2],
@@ -148,10 +148,10 @@ pub struct DriverRxQueue {
     completion_size: u32,
     next_completion: u32,
     completion_generation: bool,
-    /// Number of the queue, and of all.
+    /// Number of the queue, and the number of all queues.
     number: u32,
     count: u32,
-    /// Bus address of its descriptor.
+    /// Bus address of the queue descriptor.
     desc: u64,
     current: Option<RxPacket>,
 }
@@ -184,7 +184,7 @@ impl DriverRxQueue {
         queue
     }
 
-    /// Bus addresses of both rings, the completion ring and the data ring.
+    /// Returns the bus addresses of both rings, the completion ring and the data ring.
     pub const fn bases(&self) -> [u64; 4] {
         [self.rings[0].base, self.rings[1].base, self.completions, self.data]
     }
@@ -194,8 +194,8 @@ impl DriverRxQueue {
         memory.read(self.desc, 1)[0] != 0
     }
 
-    /// Takes packets, and gives the buffers back. Returns the packets, and the producer indices to write to the
-    /// doorbells of both rings.
+    /// Receives packets, and returns their buffers to the device. Returns the packets, and the producer indices to
+    /// write to the doorbells of both rings.
     pub fn poll(&mut self, memory: &Memory, most: usize) -> (Vec<RxPacket>, [Option<u32>; 2]) {
         let (mut packets, mut doorbells) = (Vec::new(), [None; 2]);
         while packets.len() < most {
@@ -219,7 +219,7 @@ impl DriverRxQueue {
         (packets, doorbells)
     }
 
-    /// One completion. Returns the ring that it is of.
+    /// Consumes one completion. Returns the ring that it belongs to.
     fn take(&mut self, memory: &Memory, words: [u32; 4], packets: &mut Vec<RxPacket>) -> usize {
         let [head, hash, len_word, flags] = words;
         let (index, last, first) = (head & 0xfff, head >> 14 & 1 == 1, head >> 15 & 1 == 1);
@@ -258,13 +258,13 @@ impl DriverRxQueue {
             packet.kind.assert_found(&packet.bytes);
             packets.extend(self.current.take());
         }
-        // The device may have skipped some.
+        // The device may have skipped descriptors.
         self.rings[ring].next_completion = index;
         ring
     }
 }
 
-/// What a completion says about its packet.
+/// Applies the fields of a completion to its packet.
 fn describe(packet: &mut RxPacket, first: bool, [head, hash, len_word, flags]: [u32; 4]) {
     let bit = |at: u32| flags >> at & 1 == 1;
     let lro = flags >> 24 & 0x7f == 4;

@@ -1,27 +1,27 @@
-//! The driver's side of a transmit queue.
+//! Driver side of a transmit queue.
 
 use std::collections::VecDeque;
 
 use super::Memory;
 
-/// What is left to the device.
+/// Offload requested from the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TxOffload {
-    /// Nothing.
+    /// No offload.
     #[default]
     None,
-    /// The sum from `start` goes to `at`.
+    /// Store the sum from `start` at `at`.
     Checksum {
-        /// First byte that is summed.
+        /// Offset of the first byte that is summed.
         start: u16,
-        /// Where the sum goes.
+        /// Offset of the checksum.
         at: u16,
     },
-    /// Segments.
+    /// Segment the packet.
     Segment {
-        /// Bytes of headers.
+        /// Number of header bytes.
         header: u16,
-        /// Bytes of data in each segment.
+        /// Number of data bytes per segment.
         mss: u16,
     },
 }
@@ -29,47 +29,47 @@ pub enum TxOffload {
 /// A packet to send.
 #[derive(Clone, Debug, Default)]
 pub struct TxPacket {
-    /// Its bytes, a descriptor each.
+    /// Bytes of the packet, one descriptor per part.
     pub parts: Vec<Vec<u8>>,
-    /// What is left to the device.
+    /// Offload requested from the device.
     pub offload: TxOffload,
-    /// A tag to insert.
+    /// VLAN tag to insert.
     pub tag: Option<u16>,
 }
 
 impl TxPacket {
-    /// A packet in one piece with nothing left to do.
+    /// Creates a packet in one piece without an offload.
     pub fn plain(bytes: &[u8]) -> Self {
         Self { parts: vec![bytes.to_vec()], ..Self::default() }
     }
 
-    /// A packet in pieces of `len` bytes.
+    /// Creates a packet in pieces of `len` bytes.
     pub fn in_parts(bytes: &[u8], len: usize, offload: TxOffload) -> Self {
         Self { parts: bytes.chunks(len).map(<[u8]>::to_vec).collect(), offload, tag: None }
     }
 }
 
-/// The driver's side of a transmit queue.
+/// Driver side of a transmit queue.
 #[derive(Debug)]
 pub struct DriverTxQueue {
     /// Bus address of the ring.
     pub ring: u64,
-    /// Descriptors in it.
+    /// Number of descriptors in the ring.
     pub size: u32,
     /// Bus address of the completion ring.
     pub completions: u64,
-    /// Where packets are put.
+    /// Bus address of the packet buffers.
     buffers: u64,
     next_fill: u32,
     generation: bool,
     next_completion: u32,
     completion_generation: bool,
-    /// Index of the last descriptor of each packet, and descriptors in it.
+    /// For each packet in the ring: the index of its last descriptor, and the number of its descriptors.
     outstanding: VecDeque<(u32, u32)>,
     free: u32,
 }
 
-/// Bytes of a transmit buffer.
+/// Size of a transmit buffer, in bytes.
 const BUFFER: u64 = 16_384;
 
 impl DriverTxQueue {
@@ -89,27 +89,27 @@ impl DriverTxQueue {
             next_completion: 0,
             completion_generation: true,
             outstanding: VecDeque::new(),
-            // One stays free, as in the kernel.
+            // One descriptor stays free, as in the kernel.
             free: size - 1,
         }
     }
 
-    /// Descriptors that are free.
+    /// Returns the number of free descriptors.
     pub const fn free(&self) -> u32 {
         self.free
     }
 
-    /// Index of the next descriptor.
+    /// Returns the index of the next descriptor.
     pub const fn next_fill(&self) -> u32 {
         self.next_fill
     }
 
-    /// Bus address of a descriptor.
+    /// Returns the bus address of a descriptor.
     pub fn desc(&self, index: u32) -> u64 {
         self.ring + u64::from(index) * 16
     }
 
-    /// Puts a packet into the ring, the generation of its first descriptor last.
+    /// Puts a packet into the ring. The generation of its first descriptor is written last.
     pub fn post(&mut self, memory: &Memory, packet: &TxPacket) {
         let first = self.next_fill;
         let first_generation = self.generation;
@@ -146,7 +146,7 @@ impl DriverTxQueue {
         }
     }
 
-    /// Takes completions. The kernel panics unless each names the last descriptor of the oldest packet.
+    /// Consumes completions. The kernel panics unless each names the last descriptor of the oldest packet.
     pub fn reap(&mut self, memory: &Memory) -> usize {
         let mut count = 0;
         loop {

@@ -1,4 +1,4 @@
-//! Transmit queues: from the ring of commands to a frame.
+//! Transmit queues: read frames from the command ring.
 
 use pvrdma_guest_memory::{Direction, DmaView};
 
@@ -11,28 +11,28 @@ use crate::offload::headers::{self, ETHERNET_LEN, Headers, TAG_LEN};
 use crate::offload::{checksum, segment};
 use crate::ring::{CompletionRing, Position, RingShape, load_tx};
 
-/// A packet in the ring.
+/// A packet in the command ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
-    /// Bytes, with those of the tag. `None`: it is longer than any frame.
+    /// Length in bytes, including the tag. `None` if the packet is longer than any frame.
     pub(crate) len: Option<usize>,
     /// Index of its last descriptor.
     last: u32,
-    /// Behind it.
+    /// Position after the packet.
     next: Position,
-    /// A completion is wanted.
+    /// The driver requests a completion.
     completion: bool,
     offload: OffloadMode,
     tag: Option<u16>,
 }
 
 impl Packet {
-    /// The packet that [`TxQueue::copy`] has copied, as a frame. `None` if it is none.
+    /// Returns the packet that [`TxQueue::copy`] has copied, as a frame. Returns `None` if it is not a valid one.
     pub(crate) fn frame<'b>(&self, bytes: &'b mut [u8]) -> Option<Frame<'b>> {
         let mut shift = 0;
         if let Some(tag) = self.tag {
             if bytes.len() < ETHERNET_LEN + TAG_LEN {
-                // The room for the tag would stay as it is.
+                // The space for the tag would keep its old contents and leak them.
                 return None;
             }
             headers::insert_tag(bytes, tag);
@@ -42,7 +42,7 @@ impl Packet {
             OffloadMode::None | OffloadMode::Encapsulated => Frame::new(bytes, false),
             OffloadMode::Checksum { start, at } => {
                 let (headers, place) = (Headers::parse(bytes), (start + shift, at + shift));
-                // Links do not calculate this one. It is done before any port inspects the frame.
+                // Links do not support this checksum, so it is calculated before any port inspects the frame.
                 if checksum::complete_gre(bytes, &headers, place) {
                     Frame::new(bytes, false)
                 } else {
@@ -68,22 +68,22 @@ pub(crate) struct TxQueue {
     completions: CompletionRing,
     vector: u8,
     descs: Vec<TxDesc>,
-    /// Where a packet is put together for a port that takes frames one by one. Longer than it, from packets before:
-    /// growing writes zeros.
+    /// Buffer for a packet, for a port that takes frames one by one. It keeps the length of the longest packet so far,
+    /// because growing it writes zeros.
     pub(crate) bytes: Vec<u8>,
-    /// Where segments are put together.
+    /// Buffer for segments.
     pub(crate) room: Vec<u8>,
-    /// Completions since the last interrupt.
+    /// Number of completions since the last interrupt.
     pub(crate) completed: u32,
-    /// Descriptors of theirs.
+    /// Number of descriptors that were completed since the last interrupt.
     completed_descs: u32,
 }
 
 impl TxQueue {
-    /// A queue at the start of its rings.
+    /// Creates a queue at the start of its rings.
     ///
     /// # Errors
-    /// The device does not reach them.
+    /// The device cannot access the rings.
     pub(crate) fn new(config: &TxQueueConfig, view: &DmaView<'_>) -> Result<Self, CommandError> {
         let memory = |error| CommandError::Memory("transmit ring", error);
         config.ring.check(view, Direction::Read).map_err(memory)?;
@@ -101,22 +101,23 @@ impl TxQueue {
         })
     }
 
-    /// Its interrupt.
+    /// Returns the interrupt vector.
     pub(crate) const fn vector(&self) -> u8 {
         self.vector
     }
 
-    /// Descriptors in its ring: no more packets are worth looking for in one go.
+    /// Returns the number of descriptors in the ring, which bounds the number of packets to look for in one call.
     pub(crate) const fn entries(&self) -> u32 {
         self.shape.entries()
     }
 
-    /// The next packet, if there is one. It stays in the ring until [`Self::complete`].
+    /// Returns the next packet, if there is one. It stays in the ring until [`Self::complete`] is called.
     ///
     /// # Errors
-    /// The ring makes no sense.
+    /// The ring is invalid.
     pub(crate) fn peek(&mut self, view: &DmaView<'_>) -> Result<Option<Packet>, QueueError> {
-        // The generation of the first descriptor is flipped last, so it alone says that there is a packet.
+        // The driver flips the generation of the first descriptor last, so this bit alone shows that a packet is
+        // complete.
         let Some(first) = load_tx(view, self.shape, self.next)? else { return Ok(None) };
         let most = match first.offload {
             OffloadMode::Encapsulated => return Err(QueueError::Unsupported),
@@ -132,7 +133,7 @@ impl TxQueue {
         Ok(Some(Packet { len, last: last.index(), next: last.next(self.shape), completion, offload, tag }))
     }
 
-    /// Collects the descriptors of a packet and returns where the last is.
+    /// Collects the descriptors of a packet and returns the position of the last.
     fn walk(&mut self, view: &DmaView<'_>, first: TxDesc, most: u32) -> Result<Position, QueueError> {
         self.descs.clear();
         let (mut desc, mut at) = (first, self.next);
@@ -149,10 +150,11 @@ impl TxQueue {
         Err(QueueError::NoEnd)
     }
 
-    /// Copies the bytes of the packet that was peeked at last, behind room for its tag. `bytes` is as long as it.
+    /// Copies the bytes of the packet that was peeked last, after space for its tag. `bytes` has the length of the
+    /// packet.
     ///
     /// # Errors
-    /// Some of it cannot be read.
+    /// Part of the packet cannot be read.
     pub(crate) fn copy(&self, view: &DmaView<'_>, packet: &Packet, bytes: &mut [u8]) -> Result<(), QueueError> {
         let behind_tag = if packet.tag.is_some() { TAG_LEN } else { 0 };
         let mut rest = bytes.get_mut(behind_tag..).unwrap_or_default();
@@ -164,7 +166,7 @@ impl TxQueue {
         Ok(())
     }
 
-    /// Gives the packet back to the driver, in order: one completion, which names its last descriptor.
+    /// Returns the packet to the driver, in order: one completion, which names its last descriptor.
     ///
     /// # Errors
     /// The completion ring cannot be written.
@@ -179,14 +181,14 @@ impl TxQueue {
         Ok(())
     }
 
-    /// Begins to count completions anew. Returns how many there were.
+    /// Resets the count of completions and returns its previous value.
     pub(crate) fn forget_completed(&mut self) -> u32 {
         self.completed_descs = 0;
         std::mem::take(&mut self.completed)
     }
 
-    /// Returns `true` if the driver can do without those of its descriptors that have been completed since the last
-    /// interrupt: most of the ring is left to it, and there are fewer than `most` completions.
+    /// Returns `true` if the interrupt for the completed descriptors may be delayed: most of the ring is still
+    /// available to the driver, and there are fewer than `most` completions.
     pub(crate) const fn may_wait(&self, most: u32) -> bool {
         self.completed < most && self.completed_descs < self.entries() / 4
     }
