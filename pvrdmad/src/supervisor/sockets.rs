@@ -174,7 +174,7 @@ impl LinkSockets {
         })
     }
 
-    /// Returns `false` if a trial with the address `mac` shows that super-frames of this link arrive damaged or are refused.
+    /// Returns `false` if a trial with the address `mac` shows that super-frames arrive damaged or are refused.
     pub(super) fn may_offload(&self, mac: MacAddr) -> bool {
         let Kept::AfPacket(socket) = &self.kept else { return true };
         match socket.segmentation(mac, SAMPLE) {
