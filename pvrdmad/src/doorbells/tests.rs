@@ -218,7 +218,6 @@ fn pages_are_served_until_nobody_has_them() {
     wait_for("the end of who serves the pages", || (Weak::strong_count(&left) == 0).then_some(()));
 }
 
-/// retried.
 /// A worker that was killed can keep its end of the pipe open: then the supervisor says that it serves no more.
 #[test]
 fn pages_are_served_in_place_of_a_process_that_closes_nothing() {
@@ -238,6 +237,7 @@ fn pages_are_served_in_place_of_a_process_that_closes_nothing() {
 }
 
 /// Only a touch wakes the watcher. A slow store may count as two: the page may be taken away before the store is
+/// retried.
 #[test]
 fn who_looks_at_rings_sleeps_until_a_page_is_touched() {
     let Some(place) = Place::new(8) else { return };
