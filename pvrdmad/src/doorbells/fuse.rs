@@ -44,7 +44,7 @@ const OPEN_FLAGS: u32 = 1 << 1 | 1 << 5;
 /// `FUSE_NOTIFY_INVAL_INODE`.
 const INVALIDATE: i32 = 2;
 
-/// Notification of Linux 6.9 after which the kernel sends again all requests that were read but not answered
+/// Notification of Linux 6.9 after which the kernel repeats all requests that were read but not answered
 /// (`linux/fuse.h`).
 const ASK_AGAIN: i32 = 7;
 
