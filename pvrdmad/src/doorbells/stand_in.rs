@@ -50,8 +50,8 @@ pub fn entrust(to: &UnixStream, pages: u32, device: BorrowedFd<'_>, life: Borrow
 /// Tells the fallback server that the worker no longer serves its files, although its descriptors may still be open: a
 /// stuck thread of a killed process can keep all of them open.
 ///
+/// # Errors
 /// The fallback server does not accept the message.
-/// It does not take it.
 pub fn tell_end(to: &UnixStream) -> io::Result<()> {
     let sent = rustix::io::retry_on_intr(|| rustix::net::send(to, &[0; 4], SendFlags::NOSIGNAL))?;
     if sent == 4 { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
