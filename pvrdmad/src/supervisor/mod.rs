@@ -158,6 +158,7 @@ impl Supervisor {
     }
 
     /// Starts a capture of a device's traffic to a connection. The worker itself confirms the start on that connection.
+    ///
     /// # Errors
     /// There is no such device, or it cannot be captured.
     pub(crate) fn capture(&self, device: &str, snaplen: Option<u32>, to: OwnedFd) -> Result<(), CaptureError> {
