@@ -1,4 +1,4 @@
-//! What a configuration would open on this host, without opening it.
+//! Checks which resources of this host a configuration would open, without opening them.
 
 use std::fmt::Write;
 use std::net::{SocketAddr, UdpSocket};
@@ -14,11 +14,11 @@ use crate::config::{BackendSpec, Config, Device, Isolate, LinkSpec, MetricsAddre
 use crate::rlimits;
 use crate::socket::{SocketAccess, SocketFile, in_use};
 
-/// Where the system lists network interfaces and RDMA adapters.
+/// Directories in which the kernel lists network interfaces and RDMA adapters.
 const INTERFACES: &str = "/sys/class/net";
 const ADAPTERS: &str = "/sys/class/infiniband";
 
-/// What would be opened, and what is wrong with it.
+/// Resources that would be opened, and their problems.
 #[derive(Debug, Default)]
 pub struct Report {
     lines: Vec<String>,
@@ -27,7 +27,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// For people: a line for each thing, then what is wrong.
+    /// Renders a line for each resource, then the problems.
     pub fn text(&self) -> String {
         let mut text = self.lines.join("\n") + "\n";
         for (kind, problems) in [("warning", &self.warnings), ("error", &self.errors)] {
@@ -53,11 +53,11 @@ impl Report {
         self.lines.push(line);
     }
 
-    /// Notes what a check found, with its subject.
+    /// Records the result of a check of `subject`.
     fn note(&mut self, subject: &str, found: Result<()>) {
         let Err(error) = found else { return };
         let problem = format!("{subject}: {error:#}");
-        // A daemon that runs may be the one that is to read this configuration.
+        // Only a warning: the socket may be in use by a running daemon that will reload this configuration.
         if in_use(&error) { self.warnings.push(problem) } else { self.errors.push(problem) }
     }
 
@@ -66,7 +66,7 @@ impl Report {
     }
 }
 
-/// Looks at what the configuration needs of this host.
+/// Checks the configuration against this host.
 pub fn report(config: &Config) -> Report {
     let mut report = Report::default();
     let isolate = if config.isolate == Isolate::Network { "a process each" } else { "in one process" };
@@ -95,7 +95,7 @@ pub fn report(config: &Config) -> Report {
     report
 }
 
-/// Earlier versions locked all guest memory unless `pin` said otherwise.
+/// Warns about a changed default: earlier versions locked all guest memory unless `pin` said otherwise.
 fn say_what_is_resident(config: &Config, report: &mut Report) {
     let names = config.devices().filter(|(_, device)| device.pin == Pin::Registered);
     let names: Vec<_> = names.map(|(_, device)| device.config.name.as_str()).collect();
@@ -152,7 +152,7 @@ fn look_at_link(subject: &str, link: &LinkSpec, report: &mut Report) {
         LinkSpec::Listen(path) | LinkSpec::Datagrams { local: path, .. } => {
             report.socket(subject, path, SocketAccess::default());
         }
-        // It is connected to when the other side is there, and a tap is made unless it is there.
+        // The daemon connects once the peer exists, and creates a tap that does not exist.
         LinkSpec::Connect(_) | LinkSpec::Tap(_) => {}
         LinkSpec::Vxlan(config) => report.note(subject, is_own_address(config.local)),
         LinkSpec::Tls(config) => {
@@ -174,7 +174,7 @@ fn look_at_link(subject: &str, link: &LinkSpec, report: &mut Report) {
     }
 }
 
-/// Checks that this host has an address, by a socket at a port that nobody uses.
+/// Checks that this host has an address, by binding a socket to an unused port.
 fn is_own_address(address: SocketAddr) -> Result<()> {
     match UdpSocket::bind(SocketAddr::new(address.ip(), 0)) {
         Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
@@ -184,7 +184,7 @@ fn is_own_address(address: SocketAddr) -> Result<()> {
     }
 }
 
-/// A socket and who may use it.
+/// Describes a socket and its permissions.
 fn shown(place: &str, access: SocketAccess) -> String {
     format!("{place} (mode {:o})", access.permissions())
 }
@@ -206,7 +206,7 @@ mod tests {
         report(&Config::load(None, spec).unwrap())
     }
 
-    /// What to add to a configuration that was written when all memory was locked by default.
+    /// The advice for configurations that were written when all memory was locked by default.
     #[test]
     fn the_line_that_keeps_all_memory_resident_is_named() {
         let folder = tempfile::tempdir().unwrap();
@@ -276,7 +276,7 @@ mod tests {
         }
     }
 
-    /// What is wrong with a key file is said with the line, and nothing of the key.
+    /// An error about a key file names the line, but reveals nothing of the key.
     #[test]
     fn keys_of_a_link() {
         let folder = tempfile::tempdir().unwrap();
@@ -308,7 +308,7 @@ mod tests {
         assert!(!text.contains("secret"));
     }
 
-    /// The configuration of a daemon that runs can be checked.
+    /// The configuration of a running daemon can be checked.
     #[test]
     fn a_socket_in_use_is_a_warning() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,13 +1,13 @@
-//! The control socket: one JSON object in a line asks, one answers. The objects are [`Request`]s, with their `version`
-//! if they like; those that only a worker takes are refused.
+//! Control socket: a request is one JSON object in a line, and so is its answer. Requests are [`Request`]s, optionally
+//! with their `version`; requests that only a worker accepts are refused.
 //!
 //! `{"request":"status"}` is answered with `{"ok":…}`, `{"request":"show","device":"vm0","object":"qp"}` with
-//! `{"objects":[…]}`. `{"request":"capture","device":"vm0"}` is answered with `{"capturing":{}}`, and from there on the
-//! connection carries a capture in pcapng (see [`crate::capture`]) until the asking side closes its half. Requests that
-//! change something, as `{"request":"remove-device","device":"vm0"}`, are answered with `{"done":{}}` when it is done.
-//! `{"request":"events"}` is answered with `{"events":{}}`, and from there on the connection is told what happens (see
-//! [`crate::events`]). Calls of JSON-RPC ask the same (see [`crate::protocol::json_rpc`]).
-//! Anything else is answered with `{"error":"…"}`.
+//! `{"objects":[…]}`. `{"request":"capture","device":"vm0"}` is answered with `{"capturing":{}}`, after which the
+//! connection carries a capture in pcapng (see [`crate::capture`]) until the client shuts down its half. Requests for a
+//! change, such as `{"request":"remove-device","device":"vm0"}`, are answered with `{"done":{}}` when the change is
+//! complete. `{"request":"events"}` is answered with `{"events":{}}`, after which the connection carries events (see
+//! [`crate::events`]). The same requests exist as JSON-RPC calls (see [`crate::protocol::json_rpc`]). Any other input
+//! is answered with `{"error":"…"}`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -41,28 +41,28 @@ use crate::status::{DaemonStatus, QueuePairTraffic, by_name, describe_counters};
 use crate::stop::wait;
 use crate::supervisor::{CaptureError, Supervisor};
 
-/// In front of lines of the log.
+/// Prefix of log lines.
 const SUBJECT: &str = "control socket";
 
-/// Longest question.
+/// Longest request in bytes.
 const MAX_REQUEST: usize = 4096;
 
-/// Longest answer that the asking side takes.
+/// Longest answer that the client accepts, in bytes.
 const MAX_RESPONSE: usize = 64 << 20;
 
-/// There are only so many connections, so nobody may keep one for longer.
+/// Lifetime of a connection, so that a slow client does not occupy one of the few connections for longer.
 const CONNECTION_TIME: Duration = Duration::from_secs(2);
 
-/// How long the asking side waits. A network that is made for a device starts a process first.
+/// Time for which the client waits. Adding a device with a new network includes the start of a process.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Connections at a time. More are closed at once: nobody waits behind somebody who says nothing.
+/// Most concurrent connections. Further ones are closed at once, so that no client waits behind a silent one.
 const MAX_CONNECTIONS: usize = 16;
 
-/// What is said to a [`Request`] here.
+/// Response to a [`Request`] of this socket.
 type Response = Reply<DaemonStatus>;
 
-/// Answers questions until dropped.
+/// The control server. Dropping it stops it.
 #[derive(Debug)]
 pub(crate) struct ControlServer {
     stop: OwnedFd,
@@ -70,10 +70,10 @@ pub(crate) struct ControlServer {
 }
 
 impl ControlServer {
-    /// Starts answering at a socket that listens already.
+    /// Starts to serve a listening socket.
     ///
     /// # Errors
-    /// The system has no room for another thread.
+    /// No thread can be started.
     pub(crate) fn start(
         socket: SocketFile,
         access: Arc<ControlAccess>,
@@ -92,13 +92,13 @@ impl Drop for ControlServer {
             && let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            // Log: the last of this thread.
+            // Log: the last message of this thread.
             error!("the control thread panicked");
         }
     }
 }
 
-/// Has a thread for each connection, until it is time to stop.
+/// Starts a thread for each connection, until the server is stopped.
 fn accept(socket: &SocketFile, server: &Arc<Server>) {
     let mut connections: Vec<JoinHandle<()>> = Vec::new();
     while wait(&server.stop, socket.listener().as_fd(), PollFlags::IN, None) {
@@ -109,7 +109,7 @@ fn accept(socket: &SocketFile, server: &Arc<Server>) {
             Ok((stream, _)) => {
                 let shared = Arc::clone(server);
                 let thread = threads::spawn(ThreadKind::Supervisor, "control client", move || {
-                    // A bug that somebody finds here does not end the networks: only the connection is his.
+                    // A panic that a client causes here ends only its own connection, and not the networks.
                     match catch_unwind(AssertUnwindSafe(|| shared.serve(stream))) {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => debug!("control connection: {error}"),
@@ -133,13 +133,13 @@ fn accept(socket: &SocketFile, server: &Arc<Server>) {
     }
     for connection in connections {
         if connection.join().is_err() {
-            // Log: the last of this thread.
+            // Log: the last message of this thread.
             error!("the thread of a control connection panicked");
         }
     }
 }
 
-/// What the threads share.
+/// State shared by the threads.
 #[derive(Debug)]
 struct Server {
     stop: OwnedFd,
@@ -213,7 +213,7 @@ impl Server {
         }
     }
 
-    /// Hands the connection over to those who tell what happens.
+    /// Hands the connection over to the event log.
     fn subscribe(&self, stream: UnixStream, id: Option<Option<Value>>) -> io::Result<()> {
         let first = answer(id.as_ref(), &Response::Events {})?;
         match self.supervisor.events().subscribe(stream, &first, id.is_some()) {
@@ -225,17 +225,17 @@ impl Server {
         }
     }
 
-    /// Hands the connection to the worker of the device's network, which answers.
+    /// Hands the connection to the worker of the device's network, which answers the client.
     fn capture(&self, stream: UnixStream, device: &str, snaplen: Option<u32>) -> io::Result<()> {
         let to = stream.as_fd().try_clone_to_owned()?;
         let permitted = self.access.permits_capture(device).map_err(CaptureError::Refused);
         match permitted.and_then(|()| self.supervisor.capture(device, snaplen, to)) {
             Ok(()) => Ok(()),
-            // A line in the middle of a capture would be no end of it.
+            // An error line in the middle of a capture would corrupt it, so the connection is only closed.
             Err(CaptureError::HandedOver) => stream.shutdown(Shutdown::Both),
             Err(CaptureError::Refused(problem)) => {
                 let sent = send(&stream, &Response::Error(problem));
-                // A worker that did not reply in time may have it all the same.
+                // A worker that did not reply in time may still have the connection.
                 stream.shutdown(Shutdown::Both)?;
                 sent
             }
@@ -243,7 +243,7 @@ impl Server {
     }
 }
 
-/// Everything at this moment, with what the control socket has counted.
+/// Returns the current status, with the counters of the control socket.
 pub(crate) fn status(access: &ControlAccess, supervisor: &Supervisor, describe: bool) -> DaemonStatus {
     let (own, mut status) = (access.counters.list(), supervisor.status(describe));
     status.control = by_name(&own);
@@ -253,7 +253,7 @@ pub(crate) fn status(access: &ControlAccess, supervisor: &Supervisor, describe: 
     status
 }
 
-/// What is said to a request: in the plain form, or to a call, if somebody waits for that.
+/// Encodes the answer to a request: in the plain form, or as a response to a call unless that is a notification.
 fn answer(call: Option<&Option<Value>>, response: &Response) -> io::Result<Vec<u8>> {
     match call {
         Some(_) => answer_rpc(call, |id| json_rpc::response(id, response)),
@@ -265,7 +265,7 @@ fn answer(call: Option<&Option<Value>>, response: &Response) -> io::Result<Vec<u
     }
 }
 
-/// A line for a call that has an id, and nothing for one without.
+/// Encodes a line for a call with an id, and nothing for a notification.
 fn answer_rpc(
     call: Option<&Option<Value>>,
     text: impl FnOnce(&Value) -> serde_json::Result<Vec<u8>>,
@@ -286,10 +286,10 @@ fn send(mut stream: &UnixStream, response: &Response) -> io::Result<()> {
     stream.write_all(&text)
 }
 
-/// Asks a running daemon how it is, and what its counters mean if it is to describe them.
+/// Asks a running daemon for its status, with descriptions of the counters if `describe` is set.
 ///
 /// # Errors
-/// Nobody answers there, or not in the way we understand.
+/// No daemon answers, or its answer is invalid.
 pub fn ask_status(path: &Path, describe: bool) -> Result<DaemonStatus> {
     let (_, response) = ask(path, &Request::Status { describe })?;
     match response {
@@ -301,7 +301,7 @@ pub fn ask_status(path: &Path, describe: bool) -> Result<DaemonStatus> {
 /// Asks a running daemon for the objects of a device.
 ///
 /// # Errors
-/// Nobody answers there, or with a refusal, or not in the way we understand.
+/// No daemon answers, it refuses, or its answer is invalid.
 pub fn ask_objects(path: &Path, device: &str, object: ObjectKind) -> Result<Value> {
     let (_, response) = ask(path, &Request::Show { device: device.to_owned(), object })?;
     match response {
@@ -310,10 +310,10 @@ pub fn ask_objects(path: &Path, device: &str, object: ObjectKind) -> Result<Valu
     }
 }
 
-/// Asks a running daemon what the queue pairs of a device move.
+/// Asks a running daemon for the traffic of a device's queue pairs.
 ///
 /// # Errors
-/// Nobody answers there, or with a refusal, or not in the way we understand.
+/// No daemon answers, it refuses, or its answer is invalid.
 pub fn ask_traffic(path: &Path, device: &str) -> Result<Vec<QueuePairTraffic>> {
     let (_, response) = ask(path, &Request::Show { device: device.to_owned(), object: ObjectKind::Traffic })?;
     match response {
@@ -322,7 +322,7 @@ pub fn ask_traffic(path: &Path, device: &str) -> Result<Vec<QueuePairTraffic>> {
     }
 }
 
-/// Objects as a device described them, without what a terminal obeys.
+/// Parses objects of a device and replaces control characters in their text.
 fn parse_objects<T: DeserializeOwned>(objects: &RawValue) -> Result<T> {
     let text = objects.get();
     let parsed = if is_printable_json(text) {
@@ -333,10 +333,10 @@ fn parse_objects<T: DeserializeOwned>(objects: &RawValue) -> Result<T> {
     parsed.context("the objects are not understood")
 }
 
-/// Asks a running daemon for a capture, which is what can be read from then on.
+/// Asks a running daemon for a capture, which can be read from the returned stream.
 ///
 /// # Errors
-/// Nobody answers there, or with a refusal, or not in the way we understand.
+/// No daemon answers, it refuses, or its answer is invalid.
 pub fn start_capture(path: &Path, device: &str, snaplen: Option<u32>) -> Result<UnixStream> {
     let (stream, response) = ask(path, &Request::Capture { device: device.to_owned(), snaplen })?;
     match response {
@@ -348,10 +348,10 @@ pub fn start_capture(path: &Path, device: &str, snaplen: Option<u32>) -> Result<
     }
 }
 
-/// Subscribes to what happens in a running daemon: lines of JSON that can be read from then on.
+/// Subscribes to the events of a running daemon: lines of JSON that can be read from the returned stream.
 ///
 /// # Errors
-/// Nobody answers there, or with a refusal, or not in the way we understand.
+/// No daemon answers, it refuses, or its answer is invalid.
 pub fn start_events(path: &Path) -> Result<UnixStream> {
     match ask(path, &Request::Events {})? {
         (stream, Response::Events {}) => {
@@ -362,10 +362,10 @@ pub fn start_events(path: &Path) -> Result<UnixStream> {
     }
 }
 
-/// Has a running daemon change something.
+/// Asks a running daemon for a change.
 ///
 /// # Errors
-/// Nobody answers there, or with a refusal, or not in the way we understand.
+/// No daemon answers, it refuses, or its answer is invalid.
 pub fn change(path: &Path, request: &Request) -> Result<()> {
     match ask(path, request)? {
         (_, Response::Done {}) => Ok(()),
@@ -373,10 +373,10 @@ pub fn change(path: &Path, request: &Request) -> Result<()> {
     }
 }
 
-/// Has a running daemon set limits of a device, and say what they are.
+/// Asks a running daemon to set limits of a device, and returns all of its limits.
 ///
 /// # Errors
-/// Nobody answers there, or with a refusal, or not in the way we understand.
+/// No daemon answers, it refuses, or its answer is invalid.
 pub fn limits(path: &Path, device: &str, set: BTreeMap<String, u64>) -> Result<Vec<LimitStatus>> {
     match ask(path, &Request::Limits { device: device.to_owned(), set })? {
         (_, Response::Limits(limits)) => Ok(limits),
@@ -384,10 +384,10 @@ pub fn limits(path: &Path, device: &str, set: BTreeMap<String, u64>) -> Result<V
     }
 }
 
-/// Has a running daemon set what a device may use, and say what that is.
+/// Asks a running daemon to set a device's share, and returns the resulting share.
 ///
 /// # Errors
-/// Nobody answers there, or with a refusal, or not in the way we understand.
+/// No daemon answers, it refuses, or its answer is invalid.
 pub fn share(path: &Path, device: &str, set: BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
     match ask(path, &Request::Share { device: device.to_owned(), set })? {
         (_, Response::Share(words)) => Ok(printable_words(words)),
@@ -395,7 +395,7 @@ pub fn share(path: &Path, device: &str, set: BTreeMap<String, String>) -> Result
     }
 }
 
-/// What a terminal does not obey.
+/// Replaces control characters in keys and values.
 fn printable_words(words: BTreeMap<String, String>) -> BTreeMap<String, String> {
     words.into_iter().map(|(key, value)| (printable_text(&key), printable_text(&value))).collect()
 }
@@ -417,7 +417,7 @@ fn ask(path: &Path, request: &Request) -> Result<(UnixStream, Response)> {
                  owner and group"
             );
         }
-        // A vfio-user header has zeros, JSON does not.
+        // Vfio-user headers contain zeros, JSON does not: this is the socket of a device.
         if answer.contains(&0) {
             bail!("this is the socket of a device, for its VMM; use the control socket");
         }
@@ -429,7 +429,7 @@ fn ask(path: &Path, request: &Request) -> Result<(UnixStream, Response)> {
     ask().with_context(|| path.display().to_string())
 }
 
-/// Why nobody could be asked.
+/// Explains why no daemon can be reached.
 fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
     match (error.kind(), fs::metadata(path)) {
         (io::ErrorKind::PermissionDenied, Ok(found)) => {
@@ -442,11 +442,11 @@ fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Reads up to the end of a line, and nothing of what follows: that may be a capture.
+/// Reads up to the end of a line and leaves the following data in the socket, because it may be a capture.
 fn read_line(mut stream: &UnixStream) -> Result<Vec<u8>> {
     let (mut line, mut chunk) = (Vec::new(), [0; 1 << 16]);
     while line.len() < MAX_RESPONSE {
-        // With a time limit it is interrupted when this process was stopped and goes on: signal(7).
+        // With a timeout, the call is interrupted when this process is stopped and continued: signal(7).
         let (seen, _) = rustix::io::retry_on_intr(|| rustix::net::recv(stream, &mut chunk[..], RecvFlags::PEEK))?;
         let seen = chunk.get_mut(..seen).unwrap_or_default();
         let end = seen.iter().position(|&byte| byte == b'\n');
@@ -464,7 +464,7 @@ fn read_line(mut stream: &UnixStream) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// The user that may not ask sees whose the socket is.
+    /// A user without access is told who owns the socket.
     #[test]
     fn somebody_elses_socket() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -472,7 +472,7 @@ mod tests {
         let said = format!("{:#}", unreachable(file.path(), denied()));
         let own = user(fs::metadata(file.path()).unwrap().uid());
         assert_eq!(said, format!("no permission to ask: the socket is of {own}, mode 600"));
-        // Whether it is there is not for everybody to see either.
+        // Without access it is not revealed whether the socket exists.
         let said = format!("{:#}", unreachable(Path::new("/no/such"), denied()));
         assert!(said.contains("no daemon answers there"), "{said}");
     }

@@ -1,9 +1,9 @@
-//! Who may ask at the control socket, and what for.
+//! Access control of the control socket, by user and by request.
 //!
-//! The mode of the socket's file is the first gate and the kernel keeps it. This is the second one, for a file whose
-//! mode is not what it should be: a connection is of root, of our own user, or of whoever was named. A `group=` names
-//! everybody whom the file's mode lets in: the system tells of a connection's process only its primary group, while the
-//! file's mode knows all of them.
+//! The first check is the mode of the socket's file, enforced by the kernel. This is the second one, in case the mode
+//! is wrong: a client must be root, the user of this daemon, or a user that the configuration names. `group=` admits
+//! all users that the mode of the file admits, because the system reports only the primary group of a peer process,
+//! while the kernel's check of the mode considers all of its groups.
 
 use std::os::unix::net::UnixStream;
 
@@ -23,27 +23,27 @@ counters! {
     }
 }
 
-/// Who may ask at the control socket, and what for.
+/// Access control of the control socket.
 #[derive(Debug)]
 pub(crate) struct ControlAccess {
     own: u32,
     access: SocketAccess,
     captures: bool,
     refusals: LogLimit,
-    /// What was refused.
+    /// Counters of refusals.
     pub(crate) counters: ControlCounters,
 }
 
 impl ControlAccess {
-    /// For a socket that was made with `access`. Captures, which hold what is in the memory of guests, are refused
-    /// unless `captures`.
+    /// Creates the access control of a socket that was created with `access`. Captures contain guest memory and are
+    /// refused unless `captures` is set.
     pub(crate) fn new(access: SocketAccess, captures: bool) -> Self {
         let own = geteuid().as_raw();
         Self { own, access, captures, refusals: LogLimit::new(), counters: ControlCounters::default() }
     }
 
-    /// Returns `true` if whoever connected may ask. Otherwise it was counted and logged, and the connection is to be
-    /// closed.
+    /// Returns `true` if the client may send requests. A refusal has been counted and logged, and the caller must close
+    /// the connection.
     pub(crate) fn admits(&self, stream: &UnixStream) -> bool {
         let peer = rustix::net::sockopt::socket_peercred(stream);
         if peer.as_ref().is_ok_and(|peer| self.admits_user(peer.uid.as_raw())) {
@@ -62,10 +62,10 @@ impl ControlAccess {
         uid == 0 || uid == self.own || self.access.owner == Some(uid) || self.access.group.is_some()
     }
 
-    /// Whether a capture of `device` may be had.
+    /// Checks whether `device` may be captured.
     ///
     /// # Errors
-    /// Captures are off.
+    /// Captures are disabled.
     pub(crate) fn permits_capture(&self, device: &str) -> Result<(), String> {
         if self.captures {
             return Ok(());
@@ -96,12 +96,12 @@ mod tests {
 
     #[test]
     fn root_we_and_whoever_is_named() {
-        // Also a file whose mode is for everybody is not for everybody.
+        // Even a file that all users can open does not admit all users.
         for control in [access(None, None, None), access(None, None, Some(0o666))] {
             assert_eq!([0, 1000, 1001, u32::MAX].map(|uid| control.admits_user(uid)), [true, true, false, false]);
         }
         assert_eq!([1001, 1002].map(|uid| access(Some(1001), None, None).admits_user(uid)), [true, false]);
-        // The kernel has asked for the group.
+        // The kernel has checked the group.
         assert!(access(None, Some(7), None).admits_user(1001));
     }
 
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(off.counters.control_captures_refused.get(), 1);
     }
 
-    /// The attack: the file lets everybody in, by a `chmod` behind our back.
+    /// Attack: `chmod` has opened the file to all users without the daemon's knowledge.
     #[test]
     fn another_user_is_refused() {
         if !geteuid().is_root() {
@@ -129,7 +129,7 @@ mod tests {
         let connected = |uid: u32| {
             let path = path.clone();
             let connect = thread::spawn(move || {
-                // Of this thread alone.
+                // Changes only this thread.
                 let uid = Uid::from_raw(uid);
                 rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
                 UnixStream::connect(path).unwrap()

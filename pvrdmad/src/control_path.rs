@@ -1,4 +1,4 @@
-//! Where the control socket is when nobody says so.
+//! Default path of the control socket.
 
 use std::env;
 use std::fs::DirBuilder;
@@ -8,14 +8,14 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 
-/// Where systemd's `RuntimeDirectory=pvrdmad` puts the socket of a service.
+/// Path of a service's socket, in the directory of systemd's `RuntimeDirectory=pvrdmad`.
 const SERVICE: &str = "/run/pvrdmad/control";
 
-/// The place for a daemon that was given none: `$RUNTIME_DIRECTORY/control`, which systemd makes for a service, else
-/// `$XDG_RUNTIME_DIR/pvrdmad/control`, whose folder is made here.
+/// Returns the default path for a daemon: `$RUNTIME_DIRECTORY/control`, in a directory that systemd creates for a
+/// service, or else `$XDG_RUNTIME_DIR/pvrdmad/control`, whose directory is created here.
 ///
 /// # Errors
-/// The folder cannot be made.
+/// The directory cannot be created.
 pub(crate) fn for_daemon() -> io::Result<Option<PathBuf>> {
     if let Some(directory) = runtime_directory() {
         return Ok(Some(directory.join("control")));
@@ -27,11 +27,10 @@ pub(crate) fn for_daemon() -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// The place where a daemon is asked: the one that was given, else the first of a daemon's places where there is
-/// something.
+/// Returns the path for a client: the given one, or else the first default path that exists.
 ///
 /// # Errors
-/// There is nothing.
+/// No default path exists.
 pub(crate) fn for_client(given: Option<PathBuf>) -> Result<PathBuf> {
     if let Some(path) = given {
         return Ok(path);
@@ -50,7 +49,7 @@ pub(crate) fn for_client(given: Option<PathBuf>) -> Result<PathBuf> {
 
 fn runtime_directory() -> Option<PathBuf> {
     let directories = env::var_os("RUNTIME_DIRECTORY")?;
-    // A unit may have several, separated by colons.
+    // A unit may have several directories, separated by colons.
     env::split_paths(&directories).next().filter(|directory| directory.is_absolute())
 }
 

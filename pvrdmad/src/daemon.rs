@@ -1,4 +1,4 @@
-//! The daemon: networks, their sockets and the control socket, from the configuration to the end.
+//! The daemon: networks, their sockets and the control socket, from start to end.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -20,29 +20,29 @@ pub use crate::supervisor::Changes;
 /// A running daemon. Dropping it disconnects all clients and removes all sockets.
 #[derive(Debug)]
 pub struct Daemon {
-    // Dropped in this order: nobody asks about networks that are gone.
+    // Fields are dropped in this order: the control server ends before the networks that it asks.
     _control: Option<ControlServer>,
     _metrics: Option<MetricsServer>,
     supervisor: Arc<Supervisor>,
-    /// What it was started or reloaded with.
+    /// Configuration of the start or the last reload.
     config: Config,
 }
 
 impl Daemon {
-    /// Starts everything in this process, whatever [`Config::isolate`] says, and then says so, a line for each device.
-    /// For programs that have a daemon inside.
+    /// Starts everything in this process, regardless of [`Config::isolate`], and then writes a line for each device to
+    /// `ready`. This is for programs that embed a daemon.
     ///
     /// # Errors
-    /// A socket cannot be made or a device is not possible; nothing is left behind then.
+    /// A socket cannot be created or a device cannot be served. Nothing is left behind in that case.
     pub fn start(config: &Config, ready: &mut dyn Write) -> Result<Self> {
         Self::run(config, None, Inherited::default(), ready)
     }
 
-    /// The same with a process for each network, unless [`Config::isolate`] says otherwise. Only for `pvrdmad` itself:
-    /// a process runs the file of the calling program, with the argument `worker`. Sockets may be `inherited`.
+    /// Does the same with a process for each network, unless [`Config::isolate`] says otherwise. This is for `pvrdmad`
+    /// only: the processes execute the calling program with the argument `worker`. Sockets may be `inherited`.
     ///
     /// # Errors
-    /// As for [`Self::start`]; or an inherited socket is no device's.
+    /// As for [`Self::start`]; or an inherited socket is not used by the configuration.
     pub fn supervise(config: &Config, inherited: Inherited, ready: &mut dyn Write) -> Result<Self> {
         let program = (config.isolate == Isolate::Network).then(Program::own);
         Self::run(config, program.as_ref(), inherited, ready)
@@ -67,24 +67,26 @@ impl Daemon {
         Ok(Self { _control: control, _metrics: metrics, supervisor, config: config.clone() })
     }
 
-    /// Serves what this configuration describes in the place of what the last one did, as far as that can change: what
-    /// is new is added, what is gone is removed.
+    /// Changes to a new configuration as far as it differs from the last one in devices and networks: new ones are
+    /// added, others removed.
     ///
     /// # Errors
-    /// Something cannot be had, or not be changed while the daemon runs. Nothing has changed then.
+    /// Resources are unavailable, or a setting changed that is fixed while the daemon runs. Nothing has changed in that
+    /// case.
     pub fn reload(&mut self, config: Config) -> Result<Changes, String> {
         let changes = self.supervisor.reload(&self.config, &config)?;
         self.config = config;
         Ok(changes)
     }
 
-    /// What returns if the daemon is alive: it answers as it answers on its control socket.
+    /// Returns a function that returns if the daemon is alive: it makes the same calls as a request at the control
+    /// socket.
     pub(crate) fn alive(&self) -> impl Fn() + Send + use<> {
         let supervisor = Arc::clone(&self.supervisor);
         move || drop(supervisor.status(false))
     }
 
-    /// What is served, in a few words.
+    /// Returns a short description of the served devices.
     pub fn summary(&self) -> String {
         let (devices, networks) = (self.config.devices().count(), self.config.networks.len());
         format!("devices: {devices}; networks: {networks}")
@@ -93,23 +95,24 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Nor does anybody wait for an answer of theirs.
+        // After this, no thread waits for replies of workers.
         self.supervisor.begin_stop();
     }
 }
 
-/// Says that everything runs: a line in the log, and one for each device.
+/// Announces that everything runs: a line in the log, and one for each device.
 fn announce(config: &Config, ready: &mut dyn Write) {
     // Log: once, at the start.
     info!("{}", start_line(config));
     for (_, device) in config.devices() {
-        // Whoever started us may not want to read this.
+        // The reader of this output may have closed it.
         let _ = writeln!(ready, "{}", ready_line(device));
     }
     let _ = ready.flush();
 }
 
-/// The control socket, if there is to be one. That a place nobody chose cannot be had is no reason not to serve.
+/// Opens the control socket, if there is to be one. A failure at the default path does not prevent the daemon from
+/// serving.
 fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
     if let Some(control) = &config.control {
         return SocketFile::bind(&control.path, control.access).map(Some).context("control socket");
@@ -137,7 +140,7 @@ fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
     }
 }
 
-/// What runs here, for the log.
+/// Describes for the log what runs here.
 fn start_line(config: &Config) -> String {
     let networks = config.networks.iter().map(|network| {
         let devices: Vec<_> = network.devices.iter().map(|device| device.config.name.as_str()).collect();

@@ -1,6 +1,7 @@
-//! What happens in a daemon, told to those who subscribed on its control socket, a line for each event.
+//! Events of a daemon, sent to subscribers on its control socket, one line each.
 //!
-//! Nobody waits for a subscriber: one whose socket is full is disconnected, so that he knows that he missed something.
+//! No thread waits for a subscriber: one whose socket is full is disconnected, which tells it that it has missed
+//! events.
 
 use std::io::Write;
 use std::net::IpAddr;
@@ -11,101 +12,101 @@ use rustix::net::RecvFlags;
 use serde::Serialize;
 use serde_json::json;
 
-/// Subscribers at a time.
+/// Most subscribers.
 const MAX_SUBSCRIBERS: usize = 8;
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub(crate) enum Event {
-    /// A device is served now.
+    /// A device was added.
     DeviceAdded {
-        /// Which.
+        /// Its name.
         device: String,
-        /// Of which network.
+        /// Its network.
         network: String,
     },
-    /// A device is gone.
+    /// A device was removed.
     DeviceRemoved {
-        /// Which.
+        /// Its name.
         device: String,
-        /// Of which network.
+        /// Its network.
         network: String,
     },
     /// The link of a device went up or down.
     Link {
-        /// Of which.
+        /// Name of the device.
         device: String,
         /// `up` or `down`.
         state: String,
     },
     /// The interface of an uplink changed, and the links of the network's devices follow it.
     Carrier {
-        /// Of which network.
+        /// Name of the network.
         network: String,
-        /// Which interface.
+        /// Name of the interface.
         interface: String,
         /// `up`, `down`, `no carrier` or `absent`.
         state: String,
-        /// Bytes of an IP packet that it carries; none while it is absent.
+        /// Longest IP packet that the interface carries, in bytes. `None` while it is absent.
         mtu: Option<u32>,
     },
-    /// A VMM connected to a device, or is gone.
+    /// A VMM connected to a device or disconnected.
     Client {
-        /// Which device.
+        /// Name of the device.
         device: String,
-        /// Of which network.
+        /// Its network.
         network: String,
-        /// It is there.
+        /// It is connected.
         connected: bool,
     },
-    /// A queue pair went to its error state, not by its guest. Not more often than the log says so.
+    /// A queue pair entered the error state without a request of its guest. Limited to the rate of the log.
     QueuePairFailed {
-        /// Of which device.
+        /// Name of the device.
         device: String,
-        /// Of which network.
+        /// Its network.
         network: String,
-        /// Its number.
+        /// Number of the queue pair.
         qpn: u32,
         /// Address of its peer.
         peer: IpAddr,
-        /// Who ended it and what happened before, in words.
+        /// Cause of the error and preceding events, as text.
         history: String,
     },
     /// A host beyond the uplink uses an address of a device.
     AddressConflict {
-        /// Of which device.
+        /// Name of the device.
         device: String,
-        /// Of which network.
+        /// Its network.
         network: String,
-        /// Which address.
+        /// The address.
         address: IpAddr,
         /// Its VLAN.
         vlan: Option<u16>,
-        /// The device keeps it, because it is listed or the rule is `any`. Otherwise its claim has ended.
+        /// The device keeps the address, because it is listed or the rule is `any`. Otherwise the device has lost it.
         kept: bool,
     },
-    /// The process of a network ended, and the next one starts.
+    /// The process of a network ended, and is replaced.
     NetworkEnded {
-        /// Which network.
+        /// Name of the network.
         network: String,
-        /// How it ended.
+        /// Reason of the end.
         how: String,
-        /// Devices that it took from their VM.
+        /// Devices that lost their VM by this.
         lost_vms: Vec<String>,
     },
-    /// A process of a network was killed and does not end. The next one starts all the same.
+    /// A process of a network was killed but does not end. It is replaced nevertheless.
     ProcessWedged {
-        /// Of which network.
+        /// Name of the network.
         network: String,
-        /// Its number.
+        /// Its process ID.
         pid: u32,
     },
     /// Such a process has ended.
     ProcessGone {
-        /// Of which network.
+        /// Name of the network.
         network: String,
-        /// Its number.
+        /// Its process ID.
         pid: u32,
     },
 }
@@ -126,7 +127,7 @@ impl Event {
     ];
 }
 
-/// Those who want to know.
+/// All subscribers.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     subscribers: Mutex<Vec<Subscriber>>,
@@ -139,7 +140,7 @@ struct Subscriber {
 }
 
 impl Subscriber {
-    /// Returns `true` if it is still there. What it says now is no request any more.
+    /// Returns `true` if the subscriber is still connected. Data that it sends is ignored.
     fn is_there(&self) -> bool {
         let mut byte = [0; 1];
         !matches!(rustix::net::recv(&self.stream, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT), Ok((0, _)))
@@ -153,17 +154,17 @@ impl Subscriber {
         text.is_ok_and(|text| self.write([text.as_slice(), b"\n"].concat().as_slice()))
     }
 
-    /// Returns `true` if all of it was taken at once.
+    /// Writes a line without blocking. Returns `true` if all of it was accepted.
     fn write(&mut self, line: &[u8]) -> bool {
         self.stream.write(line).is_ok_and(|count| count == line.len())
     }
 }
 
 impl Events {
-    /// Tells this connection all that happens behind its `answer`, until it is closed.
+    /// Sends all events after `answer` to this connection, until it is closed.
     ///
     /// # Errors
-    /// There are enough already: the connection is given back.
+    /// There are too many subscribers: the connection is returned.
     pub(crate) fn subscribe(&self, stream: UnixStream, answer: &[u8], json_rpc: bool) -> Result<(), UnixStream> {
         let mut subscribers = self.subscribers.lock();
         subscribers.retain(Subscriber::is_there);
@@ -179,7 +180,7 @@ impl Events {
         Ok(())
     }
 
-    /// Something happened.
+    /// Sends an event to all subscribers.
     pub(crate) fn tell(&self, event: &Event) {
         self.subscribers.lock().retain_mut(|subscriber| subscriber.tell(event));
     }
@@ -210,7 +211,7 @@ mod tests {
         assert_eq!(lines(rpc), ["{}", wrapped]);
     }
 
-    /// The attack: who subscribes and does not read. He is disconnected, and nobody has waited.
+    /// Attack: a subscriber that does not read. It is disconnected, and no thread has waited for it.
     #[test]
     fn sec_e1_who_does_not_read_is_disconnected() {
         let events = Events::default();
@@ -228,7 +229,7 @@ mod tests {
         assert!(text.len() > 1000);
     }
 
-    /// The attack: more subscribers than there may be. Those who left make room.
+    /// Attack: more subscribers than permitted. Those that have disconnected make room.
     #[test]
     fn sec_e2_there_are_so_many_subscribers() {
         let events = Events::default();

@@ -1,7 +1,7 @@
-//! What is logged, which can change while the daemon runs, and how it is written.
+//! Log filter, which can change while the daemon runs, and log output.
 //!
-//! Processes of networks write to a pipe that the daemon reads. If somebody wants more than text, they write a line of
-//! JSON for each record, which the daemon writes as its own, with the network.
+//! Worker processes write to a pipe that the daemon reads. For structured log formats they write a line of JSON for
+//! each record, which the daemon logs as its own with the name of the network.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,14 +22,14 @@ use systemd_journal_logger::JournalLog;
 
 use crate::protocol::printable_text;
 
-/// What is logged if nobody says so.
+/// Default filter.
 const DEFAULT: &str = "info";
-/// Bytes of a filter.
+/// Most bytes of a filter.
 const MAX_FILTER: usize = 256;
-/// In the environment of processes of networks: they write JSON.
+/// Environment variable that makes worker processes write JSON.
 const STRUCTURED: &str = "PVRDMAD_LOG_JSON";
 
-/// Where the journal is.
+/// Socket of the journal.
 const JOURNAL: &str = "/run/systemd/journal/socket";
 
 static LOGGER: OnceLock<Logger> = OnceLock::new();
@@ -46,7 +46,7 @@ pub enum LogFormat {
     Journald,
 }
 
-/// Which lines are logged, in the words of `RUST_LOG`: a level, or levels of modules with commas between them.
+/// A log filter in the syntax of `RUST_LOG`: a level, or levels of modules separated by commas.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct LogFilter(String);
 
@@ -81,17 +81,17 @@ impl fmt::Display for LogFilter {
     }
 }
 
-/// A record as an object in a line.
+/// A record as a JSON object in a line.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Line<'a> {
     time: Cow<'a, str>,
     level: Cow<'a, str>,
-    /// Which module says it.
+    /// Module that logged it.
     target: Cow<'a, str>,
-    /// Which network's process says it.
+    /// Network whose process logged it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     network: Option<Cow<'a, str>>,
-    /// Of whom it is: a device, most often.
+    /// Object that it is about, usually a device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     subject: Option<Cow<'a, str>>,
     message: Cow<'a, str>,
@@ -100,7 +100,7 @@ struct Line<'a> {
 impl Line<'_> {
     fn of(record: &Record<'_>) -> Self {
         let mut subject = Subject(None);
-        // It has no errors of its own.
+        // The visitor returns no errors.
         let _ = record.key_values().visit(&mut subject);
         Self {
             time: now().into(),
@@ -112,7 +112,8 @@ impl Line<'_> {
         }
     }
 
-    /// What a process of a network has written. What is no record, as the last words of one that panics, is an error.
+    /// Parses a line of a worker process. A line that is not a record, such as the last words of a process that panics,
+    /// becomes an error.
     fn relayed(network: &str, text: &str) -> Line<'static> {
         let plain = |text: &str| Cow::Owned(printable_text(text));
         let own = Some(plain(network));
@@ -136,7 +137,7 @@ impl Line<'_> {
         }
     }
 
-    /// Writes it, and does not care whether anybody reads.
+    /// Writes the record, and ignores failures.
     fn write(&self) {
         let Ok(mut text) = serde_json::to_vec(self) else { return };
         text.push(b'\n');
@@ -147,7 +148,7 @@ impl Line<'_> {
         let fields = [("network", self.network.as_deref()), ("subject", self.subject.as_deref())];
         let fields: Vec<_> = fields.iter().filter_map(|(key, value)| Some((*key, (*value)?))).collect();
         let level = self.level.parse().unwrap_or(Level::Error);
-        // Nobody is there to be told that the journal is not.
+        // There is no other place to report that the journal has failed.
         let _ = journal.journal_send(
             &Record::builder()
                 .level(level)
@@ -163,7 +164,7 @@ fn now() -> String {
     format!("{:.3}", Timestamp::now())
 }
 
-/// Finds of whom a record is.
+/// Extracts the subject of a record.
 struct Subject(Option<String>);
 
 impl<'kvs> VisitSource<'kvs> for Subject {
@@ -175,14 +176,14 @@ impl<'kvs> VisitSource<'kvs> for Subject {
     }
 }
 
-/// Where lines go.
+/// Destination of lines.
 enum Sink {
     Text(Box<env_logger::Logger>),
     Json,
     Journal(Box<JournalLog>),
 }
 
-/// Writes what passes the filter.
+/// Writes records that pass the filter.
 struct Logger {
     filter: RwLock<Filter>,
     sink: Sink,
@@ -207,13 +208,13 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// Logs from now on what `RUST_LOG` says.
+/// Starts logging with the filter in `RUST_LOG`.
 ///
 /// # Errors
 /// There is no journal to log to.
 pub fn start(format: LogFormat) -> io::Result<()> {
     let words = std::env::var("RUST_LOG").unwrap_or_else(|_| DEFAULT.to_owned());
-    // As it always was: what it does not understand is left out, with a word on standard error.
+    // The usual behaviour of `RUST_LOG`: invalid parts are ignored, with a message on standard error.
     let filter = env_filter::Builder::new().parse(&words).build();
     let level = filter.filter();
     let sink = match format {
@@ -222,13 +223,13 @@ pub fn start(format: LogFormat) -> io::Result<()> {
         }
         LogFormat::Text | LogFormat::Json => Sink::Json,
         LogFormat::Journald => {
-            // It would be sent to nobody otherwise, and nobody would hear of that.
+            // Checked here, because a missing journal would make all later records disappear silently.
             UnixDatagram::unbound()?.connect(JOURNAL)?;
             Sink::Journal(Box::new(JournalLog::new()?))
         }
     };
     if !matches!(sink, Sink::Text(_)) {
-        // Log: once, the last of a thread.
+        // Log: once, the last message of a thread.
         panic::set_hook(Box::new(|panicked| log::error!("{panicked}")));
     }
     let logger = LOGGER.get_or_init(|| Logger { filter: RwLock::new(filter), sink });
@@ -238,7 +239,8 @@ pub fn start(format: LogFormat) -> io::Result<()> {
     Ok(())
 }
 
-/// What is odd about `RUST_LOG`, which takes any word for the name of a module, and then logs nothing else.
+/// Returns a warning if `RUST_LOG` looks wrong: any word is accepted as the name of a module, and then nothing else is
+/// logged.
 pub fn doubt() -> Option<String> {
     doubt_of(&std::env::var("RUST_LOG").ok()?)
 }
@@ -251,13 +253,13 @@ fn doubt_of(words: &str) -> Option<String> {
     Some(format!("RUST_LOG: '{odd}' is no level (off, error, warn, info, debug, trace): it names a module"))
 }
 
-/// What a process of a network is to have in its environment.
+/// Returns the environment variable for worker processes.
 pub(crate) fn environment() -> Option<(&'static str, &'static str)> {
     let text = LOGGER.get().is_none_or(|logger| matches!(logger.sink, Sink::Text(_)));
     (!text).then_some((STRUCTURED, "1"))
 }
 
-/// Logs what a process of a network has written. Returns `false` if that is to be written as it is.
+/// Logs a line of a worker process. Returns `false` if the caller has to write the line unchanged.
 pub(crate) fn relay(network: &str, text: &str) -> bool {
     match LOGGER.get().map(|logger| &logger.sink) {
         None | Some(Sink::Text(_)) => return false,
@@ -267,12 +269,12 @@ pub(crate) fn relay(network: &str, text: &str) -> bool {
     true
 }
 
-/// Logs by this filter from now on. Does nothing in a program that has another logger.
+/// Sets the log filter. Does nothing in a program that has another logger.
 pub(crate) fn set(filter: &LogFilter) {
     let Some(logger) = LOGGER.get() else { return };
     let filter = env_filter::Builder::new().parse(&filter.0).build();
     let level = filter.filter();
-    // Nobody misses a line that passes both.
+    // The logger filters by itself, so the limit of the log crate must not drop anything.
     log::set_max_level(LevelFilter::Trace);
     *logger.filter.write() = filter;
     log::set_max_level(level);
@@ -324,7 +326,7 @@ mod tests {
         assert_eq!(relayed, Line { network: Some("red".into()), ..line });
     }
 
-    /// The attack: a worker that was taken over, and writes what a terminal obeys or what is no record.
+    /// Attack: a compromised worker writes control characters, or text that is not a record.
     #[test]
     fn sec_l1_a_worker_says_nothing_that_a_terminal_obeys() {
         let text = r#"{"time":"\u001b[2J","level":"x\u0007","target":"\n","network":"blue","message":"\u001b[31m"}"#;

@@ -1,4 +1,4 @@
-//! What a service manager is told: systemd's protocol, which others speak as well.
+//! Notifications to the service manager, by systemd's protocol, which others implement as well.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,12 +13,12 @@ use sd_notify::NotifyState;
 
 use crate::daemon::Daemon;
 
-/// All sockets listen, or a reload has come to its end. `state` is for people.
+/// Reports that all sockets listen, or that a reload is complete. `state` is text for people.
 pub fn ready(state: &str) {
     tell(&[NotifyState::Ready, NotifyState::Status(&one_line(state))]);
 }
 
-/// The configuration is read again; [`ready`] follows.
+/// Reports that the configuration is being read again; [`ready`] follows.
 pub fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => tell(&[NotifyState::Reloading, now]),
@@ -26,7 +26,7 @@ pub fn reloading() {
     }
 }
 
-/// The daemon ends.
+/// Reports that the daemon ends.
 pub fn stopping() {
     tell(&[NotifyState::Stopping]);
 }
@@ -42,13 +42,13 @@ fn warn_untold(error: &io::Error) {
     warn!("the service manager cannot be told (NOTIFY_SOCKET): {error}");
 }
 
-/// A message of the protocol is made of lines.
+/// Removes line breaks, because messages of the protocol consist of lines.
 fn one_line(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
-/// Tells the service manager that the daemon is alive, for as long as it is: it answers what `status` asks. Dropping it
-/// ends that.
+/// Reports to the service manager periodically that the daemon is alive, as long as it answers status requests.
+/// Dropping this stops the reports.
 #[derive(Debug)]
 pub struct Watchdog {
     stop: OwnedFd,
@@ -56,20 +56,20 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Begins, if the service manager waits for it (`WATCHDOG_USEC`).
+    /// Starts the reports, if the service manager expects them (`WATCHDOG_USEC`).
     ///
     /// # Errors
-    /// The system has no room for another thread.
+    /// No thread can be started.
     pub fn start(daemon: &Daemon) -> io::Result<Option<Self>> {
         let Some(period) = sd_notify::watchdog_enabled() else { return Ok(None) };
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let (stopped, alive) = (stop.try_clone()?, daemon.alive());
         let thread = threads::spawn(ThreadKind::Supervisor, "watchdog", move || {
-            // What is late once is not dead.
+            // Three reports per period, so that a single late one is tolerated.
             while !waited(&stopped, period / 3) {
                 alive();
                 if sd_notify::notify(&[NotifyState::Watchdog]).is_err() {
-                    // It will restart us, and says so itself.
+                    // The service manager restarts the daemon and logs the reason.
                     return;
                 }
             }
@@ -80,7 +80,7 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // A thread that panicked has said so.
+        // If the thread panicked, it has already logged that.
         if rustix::io::write(&self.stop, &1u64.to_ne_bytes()).is_ok()
             && let Some(thread) = self.thread.take()
         {
@@ -89,7 +89,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// Waits for so long. Returns `true` if it is time to stop.
+/// Waits for `pause`. Returns `true` if the thread has to stop.
 fn waited(stop: &OwnedFd, pause: Duration) -> bool {
     let pause = Timespec::try_from(pause).ok();
     match rustix::event::poll(&mut [PollFd::new(stop, PollFlags::IN)], pause.as_ref()) {

@@ -1,4 +1,4 @@
-//! Waiting for a descriptor in a thread that somebody may want to end.
+//! Waits for a descriptor in a thread that can be stopped.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Instant;
@@ -6,8 +6,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-/// Waits until a descriptor is ready. Returns `false` if it is time to stop, which is when `stop` can be read, or too
-/// late.
+/// Waits until a descriptor is ready. Returns `false` when `stop` becomes readable or the deadline passes.
 pub(crate) fn wait(stop: &OwnedFd, fd: BorrowedFd<'_>, ready: PollFlags, deadline: Option<Instant>) -> bool {
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

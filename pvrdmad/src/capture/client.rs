@@ -1,4 +1,4 @@
-//! The asking side: a capture becomes a file.
+//! Client side: writes a capture to a file.
 
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
@@ -17,20 +17,21 @@ use signal_hook::iterator::Signals;
 use crate::cli::CaptureArgs;
 use crate::control;
 
-/// Longest block that the daemon writes: the longest frame with its surroundings.
+/// Longest block that the daemon writes, in bytes: the longest frame with its metadata.
 const MAX_BLOCK: usize = 1 << 20;
 /// Block type of a frame.
 const ENHANCED_PACKET: u32 = 6;
-/// Bytes of a block's type and length, and of the length again at its end.
+/// Size of a block's type and length, and of the repeated length at its end, in bytes.
 const BLOCK_HEADER: usize = 8;
 const BLOCK_FRAME: usize = 12;
 
-/// Captures until there is enough, a signal comes or the daemon ends. Returns the number of frames.
+/// Captures until the requested number of frames is reached, a signal arrives or the daemon ends. Returns the number of
+/// frames.
 ///
 /// # Errors
-/// The daemon does not answer, refuses, or says something that is no capture; the file cannot be written.
+/// The daemon does not answer, refuses, or sends data that is not a capture; or the file cannot be written.
 pub fn run(args: &CaptureArgs) -> Result<u64> {
-    // Before there is a file that a signal could leave cut.
+    // Installed before the file exists, so that no signal can leave a truncated file.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("signal handlers")?;
     let stream = control::start_capture(&args.of.daemon.control()?, &args.of.device, args.snaplen)?;
     let output = open(&args.write)?;
@@ -38,7 +39,7 @@ pub fn run(args: &CaptureArgs) -> Result<u64> {
     thread::spawn(move || {
         signals.forever().next();
         finish(&enough);
-        // Whoever asks twice does not want to wait.
+        // A second signal ends the program at once.
         signals.forever().next();
         std::process::exit(1);
     });
@@ -50,13 +51,13 @@ pub fn run(args: &CaptureArgs) -> Result<u64> {
         });
     }
     match copy(&stream, output, args.count) {
-        // Who reads from us has had enough.
+        // The reader of the output has closed its end, which is a normal end of a capture.
         Err(error) if is_broken_pipe(&error) => Ok(0),
         result => result.with_context(|| args.write.display().to_string()),
     }
 }
 
-/// Tells the daemon that this is enough. What it has on the way, it still sends.
+/// Tells the daemon to end the capture. Frames that it has already buffered are still sent.
 fn finish(stream: &UnixStream) {
     if let Err(error) = stream.shutdown(Shutdown::Write) {
         debug!("the daemon is gone already: {error}");
@@ -67,7 +68,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// The output: `-` is standard output. A capture holds guest memory, so a new file is its owner's only.
+/// Opens the output: `-` is standard output. A capture contains guest memory, so only the owner may read a new file.
 fn open(path: &Path) -> Result<Box<dyn Write>> {
     if path == Path::new("-") {
         return Ok(Box::new(io::stdout().lock()));
@@ -76,7 +77,7 @@ fn open(path: &Path) -> Result<Box<dyn Write>> {
     Ok(Box::new(file.with_context(|| path.display().to_string())?))
 }
 
-/// Copies whole blocks, so that the file is valid however this ends, and at most `count` frames.
+/// Copies whole blocks, so that the file is valid however the capture ends, and at most `count` frames.
 fn copy(stream: &UnixStream, output: impl Write, count: Option<u64>) -> Result<u64> {
     let (mut input, mut output) =
         (BufReader::with_capacity(1 << 16, stream), BufWriter::with_capacity(1 << 16, output));
@@ -92,7 +93,7 @@ fn copy(stream: &UnixStream, output: impl Write, count: Option<u64>) -> Result<u
         if count == Some(frames) {
             finish(stream);
         }
-        // Somebody may be watching at the other end of a pipe.
+        // Flushed when no more input is buffered, because the output may be a pipe to an interactive viewer.
         if input.buffer().is_empty() {
             output.flush()?;
         }
@@ -105,7 +106,7 @@ fn kind_of(block: &[u8]) -> Option<u32> {
     block.first_chunk().map(|kind| u32::from_be_bytes(*kind))
 }
 
-/// Reads the next block. `false`: there is none, or not all of it.
+/// Reads the next block. Returns `false` at the end of the stream, also in the middle of a block.
 fn read_block(input: &mut impl BufRead, block: &mut Vec<u8>) -> Result<bool> {
     block.resize(BLOCK_HEADER, 0);
     if !read_all(input, block)? {
@@ -119,7 +120,7 @@ fn read_block(input: &mut impl BufRead, block: &mut Vec<u8>) -> Result<bool> {
     read_all(input, block.get_mut(BLOCK_HEADER..).unwrap_or_default())
 }
 
-/// Fills `bytes`. `false`: the stream ended before.
+/// Fills `bytes`. Returns `false` if the stream ends before.
 fn read_all(input: &mut impl Read, bytes: &mut [u8]) -> Result<bool> {
     match input.read_exact(bytes) {
         Ok(()) => Ok(true),

@@ -1,5 +1,6 @@
-//! Captures: the daemon streams what it sees of a device through the control socket ([`stream`]), the other side writes
-//! it to a file ([`client`]). So the daemon opens no file for anybody, and who may open the control socket may capture.
+//! Captures: the daemon streams a device's traffic through the control socket ([`stream`]), and the client writes it to
+//! a file ([`client`]). The daemon therefore opens no file for a client, and access to the control socket is the
+//! permission to capture.
 
 pub mod client;
 mod pcapng;

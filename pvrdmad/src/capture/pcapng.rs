@@ -1,4 +1,4 @@
-//! Frames as pcapng, the format of Wireshark.
+//! Writes frames as pcapng, the format of Wireshark.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -15,17 +15,17 @@ use pvrdma_rxe::capture::{Batch, Capture, Direction, Interface};
 /// Interfaces in the order of their numbers in the file.
 const INTERFACES: [Interface; 2] = [Interface::Uplink, Interface::Local];
 
-/// Timestamps count nanoseconds, 10^-9 s.
+/// Resolution of timestamps: nanoseconds, 10^-9 s.
 const NANOSECONDS: u8 = 9;
 
-/// A capture as a file.
+/// Writer of a capture file.
 pub(super) struct File<W: Write>(PcapNgWriter<W>);
 
 impl<W: Write> File<W> {
-    /// Writes what stands before the first frame.
+    /// Writes the blocks that precede the first frame.
     pub(super) fn begin(out: W, device: &str, snaplen: u32) -> io::Result<Self> {
         let section = SectionHeaderBlock {
-            // The library writes the time of statistics in the right order only so.
+            // The library writes the timestamp of statistics in the right order only for big endian.
             endianness: Endianness::Big,
             options: vec![SectionHeaderOption::UserApplication(Cow::Borrowed(concat!(
                 "pvrdmad ",
@@ -69,12 +69,12 @@ impl<W: Write> File<W> {
         Ok(())
     }
 
-    /// Hands everything on.
+    /// Flushes the output.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.0.get_mut().flush()
     }
 
-    /// Writes how many frames there were and how many are missing.
+    /// Writes the number of captured and of missing frames.
     pub(super) fn end(mut self, capture: &Capture) -> io::Result<()> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         for interface in INTERFACES {

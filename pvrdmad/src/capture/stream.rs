@@ -1,4 +1,4 @@
-//! The daemon's side: a thread for each capture, which writes to the connection that asked for it.
+//! Daemon side: one thread per capture, which writes to the connection of the client that requested it.
 
 use std::io::{self, BufWriter, Write};
 use std::net::Shutdown;
@@ -19,19 +19,19 @@ use rustix::io::Errno;
 use super::pcapng::File;
 use crate::protocol::Reply;
 
-/// Whoever may ask may ask for any number of captures.
+/// Limited, because clients may request any number of captures.
 static LOG: LogLimit = LogLimit::new();
 
-/// Bytes that wait for a slow reader; beyond, frames are dropped and counted.
+/// Bytes buffered for a slow reader; beyond this limit frames are dropped and counted.
 const BUFFER: usize = 8 << 20;
 
-/// Bytes that are written at a time.
+/// Bytes per write.
 const CHUNK: usize = 64 << 10;
 
-/// How often a thread whose reader stands still looks whether it should end.
+/// Interval at which a thread whose reader is blocked checks whether it should end.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What to keep of what is seen, given the wish of whoever asks.
+/// Returns the capture configuration for the length that the client requested.
 pub(crate) fn config(snaplen: Option<u32>) -> Result<CaptureConfig, String> {
     match snaplen {
         None => Ok(CaptureConfig { snaplen: MAX_LINK_FRAME, buffer: BUFFER }),
@@ -47,7 +47,7 @@ pub(crate) fn config(snaplen: Option<u32>) -> Result<CaptureConfig, String> {
 #[derive(Debug, Default)]
 pub(crate) struct Streams(Vec<Running>);
 
-/// A capture and its thread. Dropping it ends them.
+/// A capture and its thread. Dropping it ends both.
 #[derive(Debug)]
 struct Running {
     device: String,
@@ -57,8 +57,8 @@ struct Running {
 }
 
 impl Streams {
-    /// Says to `stream` that a capture follows, and writes what `capture` sees of `device` there, until the other side
-    /// says or closes anything.
+    /// Announces the capture on `stream`, and writes the frames that `capture` sees of `device` there, until the client
+    /// sends data or closes the connection.
     pub(crate) fn start(
         &mut self,
         stream: UnixStream,
@@ -74,7 +74,8 @@ impl Streams {
         let thread = threads::spawn(ThreadKind::Capture, "capture", move || {
             LOG.log(module_path!(), Level::Info, &device, format_args!("a capture begins"));
             let result = run(&Patient { stream: &stream, stopping: &stopping }, &device, snaplen, &capture);
-            // The server still holds the stream; the other side waits for its end.
+            // The server still holds the stream, so dropping it here would not close it, and the client waits for its
+            // end.
             let closed = stream.shutdown(Shutdown::Both);
             match result.and(closed) {
                 Ok(()) => LOG.log(module_path!(), Level::Info, &device, format_args!("a capture ends")),
@@ -93,7 +94,7 @@ impl Streams {
 
 impl Drop for Streams {
     fn drop(&mut self) {
-        // All of them, before anybody waits for one.
+        // All captures are told to stop before the first one is awaited.
         self.0.iter().for_each(Running::stop);
     }
 }
@@ -101,7 +102,7 @@ impl Drop for Streams {
 impl Running {
     fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        // Looks to the thread as if the other side had enough.
+        // To the thread this looks as if the client had ended the capture.
         if let Err(error) = self.stream.shutdown(Shutdown::Read) {
             debug!("capture: {error}");
         }
@@ -112,13 +113,13 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.stop();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            // Log: the last of this thread.
+            // Log: the last message of this thread.
             error!("the thread of a capture panicked");
         }
     }
 }
 
-/// A stream to a reader who may take any time, unless the daemon stops.
+/// A writer to a client that may block for any time, unless the daemon stops.
 struct Patient<'a> {
     stream: &'a UnixStream,
     stopping: &'a AtomicBool,

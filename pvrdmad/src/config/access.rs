@@ -1,4 +1,4 @@
-//! Who may use a socket, in the words of the command line and of the file.
+//! Permissions of a socket, as written on the command line and in the file.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 use super::keys::deserialize_from_str;
 use crate::socket::SocketAccess;
 
-/// The access that keys give.
+/// Returns the permissions that these keys describe.
 pub(super) fn access(owner: Option<UserId>, group: Option<GroupId>, mode: Option<Mode>) -> SocketAccess {
     SocketAccess {
         owner: owner.map(|UserId(id)| id),
@@ -18,7 +18,7 @@ pub(super) fn access(owner: Option<UserId>, group: Option<GroupId>, mode: Option
     }
 }
 
-/// A user or a group: a string, or a number in the file.
+/// Defines a user or a group: a string, or in the file also a number.
 macro_rules! id {
     ($(#[doc = $doc:literal])+ $name:ident, $what:literal, $parse:ident) => {
         $(#[doc = $doc])+
@@ -74,7 +74,7 @@ impl Visitor<'_> for IdVisitor {
     }
 }
 
-/// Permission bits, written in octal. A string in the file, too: there 660 and 0o660 would be two numbers.
+/// Permission bits in octal. In the file they are a string, too: as numbers, 660 and 0o660 would differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mode(pub u32);
 

@@ -7,7 +7,7 @@ use pvrdma_verbs::{AddressRule, OtherAddresses};
 
 use super::keys::deserialize_from_str;
 
-/// One value of `address`.
+/// A value of `address`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AddressWord {
     /// `own`, `any`.
@@ -36,10 +36,10 @@ impl FromStr for AddressWord {
 
 deserialize_from_str!(AddressWord);
 
-/// The rule that these values are.
+/// Combines these values to a rule.
 ///
 /// # Errors
-/// They contradict each other.
+/// The values contradict each other.
 pub(super) fn rule(words: &[AddressWord]) -> Result<AddressRule, String> {
     let (mut others, mut listed) = (None, Vec::new());
     for word in words {

@@ -1,4 +1,4 @@
-//! The backend in the words of the command line and of the file.
+//! The backend, as written on the command line and in the file.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::keys::{deserialize_from_str, keys};
 use super::pairs::{Syntax, from_pairs};
 
-/// What carries the traffic.
+/// The adapter that carries the traffic.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BackendSpec {
@@ -91,7 +91,7 @@ impl IbverbsSpec {
     }
 }
 
-/// A port's number.
+/// A port number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Port(u8);
 
@@ -147,9 +147,9 @@ deserialize_from_str!(Addresses);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Cm {
-    /// As far as is possible.
+    /// As far as possible.
     Auto,
-    /// Everybody.
+    /// All hosts.
     Umad,
     /// Guests of this daemon.
     Local,

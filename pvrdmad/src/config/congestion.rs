@@ -1,4 +1,4 @@
-//! The `[congestion]` table: parameters of congestion control for all devices that have it on.
+//! The `[congestion]` table: parameters of congestion control for all devices that enable it.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use pvrdma_rxe::Congestion;
 
 use super::keys::keys;
 
-/// Microseconds that mean something.
+/// Valid intervals in microseconds.
 const INTERVALS: RangeInclusive<u32> = 1..=1_000_000;
-/// Megabits per second that mean something.
+/// Valid rates in megabits per second.
 const RATES: RangeInclusive<u32> = 1..=1_000_000;
 /// Bytes per second of a megabit per second.
 pub(super) const MEGABIT: u64 = 125_000;
@@ -61,10 +61,10 @@ keys! {
 }
 
 impl CongestionSpec {
-    /// The parameters, all of them.
+    /// Returns the parameters, with defaults for those that were not given.
     ///
     /// # Errors
-    /// One makes no sense.
+    /// A parameter is out of range.
     pub fn resolve(&self) -> Result<Congestion, String> {
         let default = Congestion::default();
         let interval = |name, given: Option<u32>, default| match given {

@@ -1,4 +1,4 @@
-//! The control socket in the words of the command line and of the file.
+//! The control socket, as written on the command line and in the file.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,9 +16,9 @@ use crate::socket::SocketAccess;
 /// The control socket.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ControlSpec {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Who may connect.
+    /// Its permissions.
     pub access: SocketAccess,
 }
 
@@ -104,7 +104,7 @@ mod tests {
         let file = |text: &str| toml::from_str::<ConfigSpec>(text).map(|config| config.control);
         let table = "[control]\npath = \"/run/c\"\ngroup = 0\nmode = \"0660\"";
         assert_eq!(file(table).unwrap(), Some(spec));
-        // A path with a comma goes into the file.
+        // A path with a comma can only be given in the file.
         let plain = file("control = \"/run/a,b\"").unwrap().unwrap();
         assert_eq!((plain.path, plain.access), ("/run/a,b".into(), SocketAccess::default()));
         for wrong in ["", ",group=root", "/c,mode=9", "/c,colour=red", "/c,path=/d"] {

@@ -20,29 +20,29 @@ use crate::socket::SocketAccess;
 pub struct Device {
     /// The device itself.
     pub config: DeviceConfig,
-    /// Where the VMM connects.
+    /// The socket to which the VMM connects.
     pub socket: SocketPlace,
-    /// Who may connect there.
+    /// Permissions of the sockets.
     pub access: SocketAccess,
     /// Residency of guest memory.
     pub pin: Pin,
     /// Limits of guest memory.
     pub memory: MemoryRules,
-    /// What becomes of the doorbells of the guest's processes.
+    /// Implementation of the doorbells of guest processes.
     #[serde(default)]
     pub doorbells: DoorbellMode,
-    /// The paired network function, if it is the VMM's.
+    /// The link to the paired network function, if the VMM emulates that.
     pub nic: Option<LinkSpec>,
-    /// Where the VMM connects to the paired network function, if that is ours.
+    /// The socket for the paired network function, if this daemon emulates that.
     pub nic_socket: Option<SocketPlace>,
-    /// What the device may do on its network.
+    /// Permissions of the device on its network.
     pub rules: PortRules,
-    /// What it may use of what it shares with others.
+    /// Its share of common resources.
     pub share: ShareConfig,
 }
 
 impl Device {
-    /// The encapsulation, as users write it.
+    /// Returns the encapsulation as a value of the configuration.
     pub const fn roce(&self) -> Roce {
         match self.config.roce {
             GidType::RoceV1 => Roce::V1,
@@ -54,15 +54,15 @@ impl Device {
 /// Limits of a guest's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MemoryRules {
-    /// Which files it may be in.
+    /// Kinds of files that may back it.
     pub files: MemoryFiles,
-    /// Most bytes mapped.
+    /// Most bytes that may be mapped.
     pub max_mapped: u64,
-    /// Most bytes locked.
+    /// Most bytes that may be locked.
     pub max_locked: u64,
 }
 
-/// Seven eighths of the host's memory in bytes.
+/// Returns seven eighths of the host's memory in bytes.
 fn most_of_the_host() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
@@ -70,10 +70,10 @@ fn most_of_the_host() -> u64 {
 }
 
 impl DeviceSpec {
-    /// Fills in the defaults and checks. `uplink` is that of the device's network.
+    /// Fills in the defaults and checks the result. `uplink` is that of the device's network.
     ///
     /// # Errors
-    /// Something is missing, out of range, or does not go together.
+    /// A value is missing or out of range, or values contradict each other.
     pub(super) fn resolve(self, uplink: Option<&LinkSpec>, congestion: Congestion) -> Result<Device, String> {
         if !is_name(&self.name) {
             return Err(NAME_RULE.to_owned());
@@ -85,7 +85,7 @@ impl DeviceSpec {
         if !(17..=20).contains(&config.version) {
             return Err(format!("version {} is not one of 17 to 20", config.version));
         }
-        // Version 17 is older than RoCE v2.
+        // Version 17 of the device interface is older than RoCE v2.
         let default = if config.version < 18 { Roce::V1 } else { Roce::V2 };
         config.roce = match self.roce.unwrap_or(default) {
             Roce::V2 if config.version < 18 => return Err(format!("version {} does not know RoCE v2", config.version)),
@@ -119,7 +119,7 @@ impl DeviceSpec {
         })
     }
 
-    /// Checks that the device's links and the rules about them go together.
+    /// Checks that the device's links and the rules about them are consistent.
     fn check_links(&self, uplink: Option<&LinkSpec>) -> Result<(), String> {
         match (&self.nic, uplink) {
             (Some(_), None) => Err("nic needs an uplink, to which its frames are passed (uplink=LINK)".to_owned()),
@@ -145,7 +145,7 @@ impl DeviceSpec {
         }
     }
 
-    /// What the device may do on its network.
+    /// Returns the permissions of the device on its network.
     fn rules(&self, congestion: Congestion, addresses: AddressRule, alone: bool) -> PortRules {
         let listed = addresses.others == OtherAddresses::Refuse;
         let guard = |switch: Option<Switch>| switch.map_or(listed, |switch| switch == Switch::On);

@@ -1,48 +1,48 @@
-//! Why there is nothing sensible to serve.
+//! Errors of the configuration.
 
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why there is nothing sensible to serve. What the system said is the source, and not repeated here.
+/// Reason why a configuration cannot be used. An error of the system is the source, and not repeated in the text.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("{}", path.display())]
     Read {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// The file is not what it should be.
+    /// The content of the file is invalid.
     #[error("{}: {problem}", path.display())]
     Parse {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Line, column and what is wrong there.
+        /// Line, column and description.
         problem: String,
     },
-    /// A device is not described completely or not correctly.
+    /// The description of a device is incomplete or invalid.
     #[error("device {name}: {problem}")]
     Device {
-        /// Which device.
+        /// Name of the device.
         name: String,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
-    /// A network is not described correctly.
+    /// The description of a network is invalid.
     #[error("network {name}: {problem}")]
     Network {
-        /// Which network.
+        /// Name of the network.
         name: String,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
-    /// The parameters of congestion control make no sense.
+    /// The parameters of congestion control are invalid.
     #[error("congestion: {0}")]
     Congestion(String),
-    /// The place of metrics is somebody else's.
+    /// The address of the metrics server is used otherwise.
     #[error("{0}")]
     Metrics(String),
     /// There is no device.

@@ -1,4 +1,4 @@
-//! Faults injected on an uplink, in the words of the command line.
+//! Faults injected into an uplink, as written on the command line.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::keys::{deserialize_from_str, keys};
 use super::pairs::{Syntax, from_pairs};
 
-/// Steps of a rate: a hundredth of a percent.
+/// Resolution of a rate: a hundredth of a percent.
 const STEPS: f64 = 10_000.0;
 
 keys! {
@@ -38,7 +38,7 @@ keys! {
     }
 }
 
-/// A fraction of frames, in [`STEPS`].
+/// A fraction of frames in units of 1/[`STEPS`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rate(u16);
 
@@ -64,13 +64,14 @@ pub struct FaultSpec {
 }
 
 impl FaultSpec {
-    /// The link with these faults in both directions, or with none that may come later.
+    /// Wraps the link so that it has these faults in both directions. `None` means no faults, but they can be set
+    /// later.
     pub fn wrap(spec: Option<&Self>, link: Arc<dyn Link>) -> Arc<FaultLink<Arc<dyn Link>>> {
         let (faults, seed) = Self::parts(spec);
         Arc::new(FaultLink::both_ways(link, faults, seed))
     }
 
-    /// The link has these faults from now on, or none.
+    /// Replaces the faults of the link, `None` for no faults.
     pub fn set(spec: Option<&Self>, link: &FaultLink<Arc<dyn Link>>) {
         let (faults, seed) = Self::parts(spec);
         link.set_faults(faults, seed);
@@ -93,7 +94,7 @@ impl fmt::Display for FaultSpec {
     }
 }
 
-/// Faults that a link has from now on: a [`FaultSpec`], or `off`.
+/// New faults of a link: a [`FaultSpec`], or `off`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultWord(pub Option<FaultSpec>);
 

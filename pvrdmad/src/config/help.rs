@@ -1,4 +1,4 @@
-//! What `--help` says about keys, made from their definitions.
+//! Text of `--help` about keys, generated from their definitions.
 
 use std::fmt::Write;
 
@@ -11,10 +11,10 @@ use super::keys::Keys;
 use super::metrics::MetricsKeys;
 use super::spec::{DeviceSpec, NetworkSpec};
 
-/// Column where explanations begin.
+/// Column at which explanations begin.
 const COLUMN: usize = 24;
 
-/// Log levels, places, signals and exit statuses.
+/// Log levels, paths, signals and exit statuses.
 pub(crate) const AFTER: &str = "\
 Environment:
   RUST_LOG             Log level: error, warn, info, debug or trace [default: info]
@@ -31,7 +31,7 @@ Exit status:
   1                    Failed: a socket, a device, an interface or the daemon that was asked
   2                    Wrong command line or configuration";
 
-/// About `--device`.
+/// Returns the text about `--device`.
 pub(crate) fn device() -> String {
     let mut text = "A device. These values replace those of a device of the same name in the file.\n\n\
                     Keys:\n"
@@ -46,7 +46,7 @@ pub(crate) fn device() -> String {
     text.trim_end().to_owned()
 }
 
-/// About `--network`.
+/// Returns the text about `--network`.
 pub(crate) fn network() -> String {
     let mut text = "A network. Devices reach those of their own network only.\n\
                     These values replace those of a network of the same name in the file.\n\n\
@@ -56,7 +56,7 @@ pub(crate) fn network() -> String {
     text.trim_end().to_owned()
 }
 
-/// About `--control`.
+/// Returns the text about `--control`.
 pub(crate) fn control() -> String {
     let mut text = "Socket that answers questions about the daemon: PATH or PATH,KEY=VALUE,...\n\nKeys:\n".to_owned();
     for key in ControlKeys::KEYS.iter().filter(|key| key.name != "path") {
@@ -65,7 +65,7 @@ pub(crate) fn control() -> String {
     text.trim_end().to_owned()
 }
 
-/// About `--metrics`.
+/// Returns the text about `--metrics`.
 pub(crate) fn metrics() -> String {
     let mut text = "Where metrics can be fetched over HTTP (GET /metrics): unix:PATH, or\n\
                     ADDRESS:PORT for everybody who reaches it; then KEY=VALUE,...\n\nKeys:\n"
@@ -76,7 +76,7 @@ pub(crate) fn metrics() -> String {
     text.trim_end().to_owned()
 }
 
-/// About `--backend`.
+/// Returns the text about `--backend`.
 pub(crate) fn backend() -> String {
     let mut text = "What moves the data.\n\n\
                     rxe: the software adapter, which is the default.\n\

@@ -1,33 +1,33 @@
-//! A key is defined once, here with its type, and everything else is made from that: what the file and the command line
-//! accept, `--help`, and the reference page.
+//! Definition of configuration keys. Each key is defined once, with its type. The syntax of the file and the command
+//! line, `--help`, and the reference page are generated from the definition.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, de};
 
-/// A key as users see it.
+/// Documentation of a key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Key {
     /// Its name.
     pub(crate) name: &'static str,
-    /// What its value looks like.
+    /// Form of its value.
     pub(crate) value: &'static str,
-    /// The default, `required`, or nothing.
+    /// The default, `required`, or empty.
     pub(crate) default: &'static str,
-    /// The first line fits into `--help`; more are for the reference page.
+    /// Description. The first line fits into `--help`; further lines are for the reference page.
     pub(crate) doc: &'static [&'static str],
-    /// Returns `true` if it is for the file alone.
+    /// The key is accepted only in the file.
     pub(crate) file_only: bool,
 }
 
 impl Key {
-    /// What `--help` says.
+    /// Returns the line for `--help`.
     pub(crate) fn summary(&self) -> &'static str {
         self.doc.first().map_or("", |line| line.trim())
     }
 
-    /// The default in brackets, or nothing.
+    /// Returns the default in brackets, or an empty string.
     pub(crate) fn note(&self) -> String {
         match self.default {
             "" => String::new(),
@@ -42,13 +42,13 @@ pub(crate) trait Keys {
     /// The keys, in the order of the fields.
     const KEYS: &'static [Key];
 
-    /// Takes from `other` what it gives.
+    /// Replaces the values that `other` contains.
     fn override_with(&mut self, other: Self);
 }
 
 /// A value that another one may replace.
 pub(crate) trait Overlay {
-    /// Becomes `over`, if that is given.
+    /// Takes the value of `over`, if that is given.
     fn overlay(&mut self, over: Self);
 }
 
@@ -128,7 +128,7 @@ macro_rules! keys {
     };
 }
 
-/// A type that is deserialized from a string, by its [`std::str::FromStr`].
+/// Implements deserialization from a string by [`std::str::FromStr`].
 macro_rules! deserialize_from_str {
     ($type:ty) => {
         impl<'de> serde::Deserialize<'de> for $type {

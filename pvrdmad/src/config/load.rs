@@ -1,4 +1,4 @@
-//! The configuration file, the command line over it, and the checked result.
+//! Loads the configuration file, applies the command line, and checks the result.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -23,10 +23,10 @@ use super::network::Network;
 use super::spec::{DeviceSpec, NetworkSpec};
 use super::words::{Isolate, SandboxMode, Switch};
 
-/// The file's name that means standard input.
+/// File name that means standard input.
 pub const STANDARD_INPUT: &str = "-";
 
-/// Bytes of a configuration from there: it has no length that could be looked at.
+/// Most bytes of a configuration on standard input, whose length is unknown in advance.
 const MAX_FILE: u64 = 16 << 20;
 
 /// What the file gives, or the command line.
@@ -59,41 +59,41 @@ pub struct ConfigSpec {
     pub devices: Vec<DeviceSpec>,
 }
 
-/// Everything the daemon needs to know. It travels between processes of the daemon.
+/// Complete configuration of the daemon. It is sent between processes of the daemon.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Config {
-    /// What carries the traffic.
+    /// The adapter that carries the traffic.
     pub backend: BackendSpec,
-    /// Where to answer questions.
+    /// The control socket.
     pub control: Option<ControlSpec>,
-    /// Where metrics can be fetched.
+    /// The metrics server.
     pub metrics: Option<MetricsSpec>,
-    /// What has a process of its own.
+    /// Units that get a process of their own.
     pub isolate: Isolate,
-    /// Whether these processes are kept from the rest of the host.
+    /// Confinement of these processes.
     pub sandbox: SandboxMode,
-    /// Whether packets may be captured.
+    /// Permits captures of packets.
     pub captures: Switch,
-    /// Parameters of congestion control, for devices to come.
+    /// Parameters of congestion control for devices that are added later.
     pub congestion: Congestion,
-    /// Their line rate is given. Otherwise it is that of each network, where that is known.
+    /// The line rate among them was given. Otherwise the line rate of each network is used, where it is known.
     pub line_rate_given: bool,
     /// Networks with their devices, of which there is at least one at the start.
     pub networks: Vec<Network>,
 }
 
 impl Config {
-    /// Reads the file, if there is one, and puts the command line over it.
+    /// Reads the file, if there is one, and overrides it with the command line.
     ///
     /// # Errors
-    /// The file, a network or a device is wrong.
+    /// The file, a network or a device is invalid.
     pub fn load(file: Option<&Path>, command_line: ConfigSpec) -> Result<Self, ConfigError> {
         let Some(path) = file else { return Self::merge(ConfigSpec::default(), command_line) };
         let text = read(path)?;
         let spec = parse(path, &text)?;
         let overridden: Vec<_> = command_line.devices.iter().map(|device| device.name.clone()).collect();
         Self::merge(spec, command_line).map_err(|error| match error {
-            // What is wrong may be what the command line says.
+            // The error may be in a value from the command line, so no line of the file is named.
             ConfigError::Device { name, problem } if overridden.contains(&name) => {
                 ConfigError::Device { name, problem }
             }
@@ -104,10 +104,10 @@ impl Config {
         })
     }
 
-    /// Adds a device that is described already to a network that is here.
+    /// Adds a complete device to an existing network.
     ///
     /// # Errors
-    /// It does not go together with what is there. Nothing has changed then.
+    /// The device conflicts with the configuration. Nothing has changed in that case.
     pub(crate) fn adopt_device(&mut self, network: &str, device: Device) -> Result<(), ConfigError> {
         let mut changed = self.clone();
         let found = changed.networks.iter_mut().find(|known| known.name == network);
@@ -121,10 +121,10 @@ impl Config {
         Ok(())
     }
 
-    /// Adds a network that is described already, without its devices.
+    /// Adds a complete network without its devices.
     ///
     /// # Errors
-    /// It does not go together with what is there. Nothing has changed then.
+    /// The network conflicts with the configuration. Nothing has changed in that case.
     pub(crate) fn adopt_network(&mut self, network: &Network) -> Result<(), ConfigError> {
         let mut changed = self.clone();
         changed.networks.push(Network { devices: Vec::new(), ..network.clone() });
@@ -133,7 +133,7 @@ impl Config {
         Ok(())
     }
 
-    /// All devices, each with its network.
+    /// Returns all devices, each with its network.
     pub fn devices(&self) -> impl Iterator<Item = (&Network, &Device)> {
         self.networks.iter().flat_map(|network| network.devices.iter().map(move |device| (network, device)))
     }
@@ -167,10 +167,10 @@ impl Config {
     }
 }
 
-/// Puts what the command line gives over what the file gives, by name.
+/// Overrides values of the file with those of the command line, by name.
 ///
 /// # Errors
-/// One source has a name twice, which is given back.
+/// One of the sources contains this name twice.
 fn overlay<T: Keys>(file: Vec<T>, command_line: Vec<T>, name: fn(&T) -> &String) -> Result<Vec<T>, String> {
     let mut all: Vec<T> = Vec::new();
     for source in [file, command_line] {
@@ -188,7 +188,7 @@ fn overlay<T: Keys>(file: Vec<T>, command_line: Vec<T>, name: fn(&T) -> &String)
     Ok(all)
 }
 
-/// What is on standard input, to its end.
+/// Reads standard input to its end.
 fn from_standard_input() -> io::Result<String> {
     let mut text = String::new();
     io::stdin().take(MAX_FILE.saturating_add(1)).read_to_string(&mut text)?;
@@ -210,7 +210,7 @@ fn parse(path: &Path, text: &str) -> Result<ConfigSpec, ConfigError> {
     })
 }
 
-/// Where things begin in the file.
+/// Positions of tables in the file.
 #[derive(Deserialize)]
 struct Places {
     #[serde(default)]
@@ -225,10 +225,10 @@ struct Named {
     name: String,
 }
 
-/// The line at which the file describes what is wrong, if it does.
+/// Returns the line at which the file describes the object of an error.
 fn line(text: &str, error: &ConfigError) -> Option<usize> {
     let places: Places = toml::from_str(text).ok()?;
-    // Of two with one name the second is wrong.
+    // If two tables have the same name, the second one is the wrong one.
     let last = |tables: &[Spanned<Named>], name: &str| {
         tables.iter().rfind(|table| table.get_ref().name == name).map(Spanned::span)
     };
@@ -242,7 +242,8 @@ fn line(text: &str, error: &ConfigError) -> Option<usize> {
     Some(before.matches('\n').count().saturating_add(1))
 }
 
-/// The key that was probably meant, from serde's words: "unknown field `sock`, expected one of `name`, `socket`".
+/// Returns the key that was probably meant, from serde's message: "unknown field `sock`, expected one of `name`,
+/// `socket`".
 fn hint(message: &str) -> Option<&str> {
     let mut words = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
     similar(words.next()?, words)
@@ -256,7 +257,7 @@ fn devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DeviceSpec>
     deserializer.deserialize_any(Tables { written: "[[device]]", kind: PhantomData })
 }
 
-/// An array of tables, with a word for whoever writes them as one table.
+/// An array of tables, with an explanation if it is written as a single table.
 struct Tables<T> {
     written: &'static str,
     kind: PhantomData<T>,

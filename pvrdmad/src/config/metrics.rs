@@ -1,4 +1,4 @@
-//! Where metrics can be fetched, in the words of the command line and of the file.
+//! The metrics server, as written on the command line and in the file.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,16 +12,16 @@ use super::keys::{deserialize_from_str, keys};
 use super::pairs::{Syntax, from_pairs};
 use crate::socket::SocketAccess;
 
-/// Where metrics can be fetched.
+/// The metrics server.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MetricsSpec {
-    /// Where to listen.
+    /// The address at which it listens.
     pub address: MetricsAddress,
-    /// Who may connect to a Unix socket.
+    /// Permissions of a Unix socket.
     pub access: SocketAccess,
 }
 
-/// A place to listen at.
+/// An address at which a server listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MetricsAddress {
     /// A Unix socket.

@@ -1,4 +1,4 @@
-//! What to serve: the configuration file, the command line over it, and the checked result.
+//! Configuration: the file, the command line that overrides it, and the checked result.
 
 mod access;
 mod address;

@@ -1,4 +1,4 @@
-//! A network: what its devices share.
+//! A network: settings that its devices share.
 
 use std::fs;
 use std::path::Path;
@@ -19,56 +19,56 @@ use super::tunnel::{TlsWords, TunnelKeys};
 use super::vlan::VlanWord;
 use super::words::Switch;
 
-/// What Ethernet carries when nobody says otherwise.
+/// Default MTU of Ethernet.
 const DEFAULT_MTU: u32 = 1500;
-/// What our network cards carry between each other, where there is no uplink to fit: guests choose their own MTU.
+/// MTU between emulated network functions without an uplink. It is large because guests choose their own MTU.
 const LOCAL_MTU: u32 = 9000;
-/// The smallest packet that every IPv4 network carries, and about the largest that there is.
+/// Valid MTUs: from the smallest that every IPv4 network carries to about the largest possible.
 const MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
-/// Threads of a device that take frames: each has a queue of packets of its own.
+/// Threads of a device that receive frames. Each has a packet queue of its own.
 const PORT_THREADS: std::ops::RangeInclusive<usize> = 1..=16;
 
-/// Why `follow-carrier=off` is refused.
+/// Reason why `follow-carrier=off` is refused.
 const NO_CARRIER: &str = "follow-carrier is about an interface of the host (uplink=af_packet:INTERFACE or tap:NAME)";
 
-/// Where the system lists network interfaces.
+/// Directory in which the kernel lists network interfaces.
 const INTERFACES: &str = "/sys/class/net";
 
-/// A network, completely described. Devices of one network reach each other; nothing else connects two networks.
+/// A network, completely described. Devices of a network reach each other; nothing else connects two networks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Network {
-    /// Its name. One that was made from the keys of devices holds a colon, others do not.
+    /// Its name. Names that were derived from the keys of devices contain a colon, others do not.
     pub name: String,
-    /// The way to other hosts. Without one the network is that of its devices alone.
+    /// The link to other hosts. Without one the network consists only of its devices.
     pub uplink: Option<LinkSpec>,
-    /// Bytes of an IP packet that it carries.
+    /// Longest IP packet that it carries, in bytes.
     pub mtu: u32,
-    /// What it carries, if somebody says so.
+    /// Rate of the uplink, if it was given.
     pub link_rate: Option<BitRate>,
     /// The VLAN of its devices.
     pub vlan: VlanMode,
-    /// Runs of packets leave the uplink as one.
+    /// Packets of a message leave the uplink as super-frames.
     pub offload: bool,
-    /// Links of its devices are down while the interface of the uplink carries nothing.
+    /// Links of its devices are down while the interface of the uplink has no carrier.
     pub follow_carrier: bool,
-    /// What the uplink suffers from, for tests.
+    /// Faults injected into the uplink, for tests.
     pub fault: Option<FaultSpec>,
-    /// With whom its devices may talk.
+    /// Peers to which its devices may connect.
     pub peers: Peers,
-    /// Its devices reach each other directly, and not through the uplink.
+    /// Its devices reach each other directly, without the uplink.
     pub local: bool,
-    /// Threads of each device that take frames from the uplink.
+    /// Threads of each device that receive frames from the uplink.
     pub port_threads: usize,
-    /// Who is connected to it.
+    /// Its devices.
     pub devices: Vec<Device>,
 }
 
 impl Network {
-    /// Bytes per second that its uplink carries, as far as that is known: what somebody says, or the interface.
+    /// Returns the rate of its uplink in bytes per second, as configured or as reported by the interface, if known.
     pub(super) fn line_rate(&self) -> Option<u64> {
         let interface = match &self.uplink {
             Some(LinkSpec::AfPacket(name)) => Some(name.as_str()),
-            // A tap says 10 Mb/s of itself, and a tunnel may leave by any interface.
+            // A tap always reports 10 Mb/s, and a tunnel may leave by any interface.
             _ => None,
         };
         let said = || speed(&Path::new(INTERFACES).join(interface?).join("speed"));
@@ -76,18 +76,18 @@ impl Network {
     }
 }
 
-/// Bytes per second from a file with Mb/s in it. `None` if there is no such file, as for a host's interface that is not
-/// there yet, or the driver does not know, which it says by -1 or an error.
+/// Returns bytes per second from a file that contains Mb/s. Returns `None` if there is no such file, as for an
+/// interface that does not exist yet, or if the driver does not know the speed, which it reports as -1 or an error.
 fn speed(file: &Path) -> Option<u64> {
     let megabits: u64 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
     (megabits > 0).then(|| megabits.saturating_mul(MEGABIT))
 }
 
 impl NetworkSpec {
-    /// Fills in the defaults and checks.
+    /// Fills in the defaults and checks the result.
     ///
     /// # Errors
-    /// Something is out of range, or does not go together.
+    /// A value is out of range, or values contradict each other.
     pub(super) fn resolve(self) -> Result<Network, ConfigError> {
         let name = self.name.clone();
         let resolved = if is_name(&name) { self.connect() } else { Err(NAME_RULE.to_owned()) };
@@ -113,10 +113,10 @@ impl NetworkSpec {
         }
     }
 
-    /// How many threads of a device take frames.
+    /// Returns the number of threads per device that receive frames.
     ///
     /// # Errors
-    /// It is out of range.
+    /// The number is out of range.
     fn threads(&self) -> Result<usize, String> {
         let port_threads = self.port_threads.unwrap_or(1);
         let (least, most) = (PORT_THREADS.start(), PORT_THREADS.end());
@@ -124,10 +124,10 @@ impl NetworkSpec {
         PORT_THREADS.contains(&port_threads).then_some(port_threads).ok_or_else(problem)
     }
 
-    /// The network, whatever its name.
+    /// Resolves the network regardless of its name.
     ///
     /// # Errors
-    /// Values do not go together.
+    /// Values contradict each other.
     pub(super) fn connect(self) -> Result<Network, String> {
         self.check_carrier()?;
         let (tls, port_threads) = (self.tls_words(), self.threads()?);
@@ -194,7 +194,7 @@ impl NetworkSpec {
 mod tests {
     use super::*;
 
-    /// C10: the line rate of congestion control was a constant.
+    /// C10: the line rate of congestion control used to be a constant.
     #[test]
     fn wire_c10_an_interface_says_how_fast_it_is() {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-//! Structs of keys in the words of the command line: `key=value,key=value`.
+//! Keys in the syntax of the command line: `key=value,key=value`.
 
 use std::fmt;
 
@@ -8,21 +8,21 @@ use serde::forward_to_deserialize_any;
 
 use super::keys::{Keys, similar};
 
-/// How pairs are written.
+/// Syntax of pairs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Syntax {
-    /// Between two pairs.
+    /// Character between two pairs.
     pub(super) separator: char,
-    /// Between a key and its value.
+    /// Character between a key and its value.
     pub(super) assign: char,
-    /// Whose keys they are, for messages.
+    /// Owner of the keys, for messages.
     pub(super) of: &'static str,
 }
 
-/// Reads a struct of keys. Values hold no separators; a path that has one goes into the file.
+/// Parses a struct of keys. Values cannot contain separators; a path that contains one can only be given in the file.
 ///
 /// # Errors
-/// A key is unknown, given twice, or has a value that it cannot have.
+/// A key is unknown or given twice, or its value is invalid.
 pub(super) fn from_pairs<T: Keys + DeserializeOwned>(text: &str, syntax: Syntax) -> Result<T, String> {
     let known = || T::KEYS.iter().filter(|key| !key.file_only);
     let names = || known().map(|key| key.name).collect::<Vec<_>>().join(", ");
@@ -57,17 +57,17 @@ pub(super) fn from_pairs<T: Keys + DeserializeOwned>(text: &str, syntax: Syntax)
     })
 }
 
-/// The value of a key that may stand alone.
+/// Form of a key that may be given without a value.
 pub(super) const SWITCH: &str = "on|off";
 
-/// Why pairs are refused, in words for the command line.
+/// Reason why pairs are refused.
 #[derive(Debug)]
 enum PairsError {
-    /// A key that must be there.
+    /// A required key is missing.
     Missing(&'static str),
-    /// A key that came again.
+    /// A key was repeated.
     Twice(String),
-    /// What is wrong.
+    /// Description of any other problem.
     Wrong(String),
 }
 
@@ -97,7 +97,7 @@ impl serde::de::Error for PairsError {
     }
 }
 
-/// What was given for a key.
+/// Values that were given for a key.
 #[derive(Clone, Copy)]
 struct Value<'a> {
     key: &'a str,
@@ -113,7 +113,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// With the key in front of what is wrong with its value.
+    /// Puts the key in front of an error about its value.
     fn named<T>(self, result: Result<T, PairsError>) -> Result<T, PairsError> {
         result.map_err(|problem| match problem {
             PairsError::Wrong(problem) => PairsError::Wrong(format!("{}: {problem}", self.key)),

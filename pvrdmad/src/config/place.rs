@@ -1,4 +1,4 @@
-//! Where a socket of a device is.
+//! Location of a device's socket.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,18 +6,19 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a socket of a device is. It travels between processes of the daemon.
+/// Location of a device's socket. It is sent between processes of the daemon.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SocketPlace {
-    /// In the file system; made by the daemon.
+    /// A path in the file system, at which the daemon creates the socket.
     Path(PathBuf),
-    /// `fd:NAME`: whoever started the daemon has made it, and passes it on as a descriptor of this number or name.
+    /// `fd:NAME`: the process that started the daemon created the socket and passes it on as a descriptor with this
+    /// number or name.
     Descriptor(String),
 }
 
 impl SocketPlace {
-    /// The path, if it has one.
+    /// Returns the path, if it has one.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Path(path) => Some(path),
@@ -35,7 +36,7 @@ impl From<PathBuf> for SocketPlace {
 impl FromStr for SocketPlace {
     type Err = String;
 
-    /// Parses a path, or `fd:` and a number from 3 on or a name.
+    /// Parses a path, or `fd:` followed by a name or a number of at least 3.
     fn from_str(text: &str) -> Result<Self, String> {
         let Some(name) = text.strip_prefix("fd:") else { return Ok(Self::Path(text.into())) };
         let wrong = || format!("'{text}' is neither a path nor fd: with a number from 3 on, or a name");

@@ -1,4 +1,4 @@
-//! Rates in bits per second, in the words of the command line.
+//! Rates in bits per second, as written on the command line.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -10,24 +10,24 @@ use super::keys::deserialize_from_str;
 
 /// Units of a rate, the largest first.
 const UNITS: [(&str, u64); 4] = [("T", 1_000_000_000_000), ("G", 1_000_000_000), ("M", 1_000_000), ("k", 1000)];
-/// Bits per second that mean something.
+/// Valid rates in bits per second.
 const RATES: RangeInclusive<u64> = 100_000..=100_000_000_000_000;
 /// Bits per second: `2.5G`, `800M`, `100k`, or a number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct BitRate(u64);
 
 impl BitRate {
-    /// The same in bytes per second.
+    /// Returns bytes per second.
     pub const fn bytes(self) -> u64 {
         self.0 / 8
     }
 
-    /// As users write it.
+    /// Returns the rate as written in the configuration.
     pub fn word(self) -> String {
         self.to_string().trim_end_matches("bit/s").to_owned()
     }
 
-    /// A rate in bytes per second.
+    /// Makes a rate from bytes per second.
     pub const fn from_bytes(bytes: u64) -> Self {
         Self(bytes.saturating_mul(8))
     }
@@ -51,7 +51,7 @@ impl FromStr for BitRate {
         let (number, unit) = unit.unwrap_or((text, 1));
         let (whole, part) = number.split_once('.').unwrap_or((number, ""));
         let is_number = |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit());
-        // A fraction has a unit to be one of, and no more digits than that has zeros.
+        // A fraction has at most three digits, so that with a unit the result is a whole number of bits.
         if !is_number(whole) || !is_number(part) || whole.is_empty() || part.len() > 3 || number.ends_with('.') {
             return Err(wrong());
         }
@@ -65,7 +65,7 @@ deserialize_from_str!(BitRate);
 
 impl Serialize for BitRate {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // As it is read: a number in a string.
+        // Written as it is read: a number in a string.
         serializer.collect_str(&self.0)
     }
 }

@@ -105,7 +105,7 @@ const CONGESTION: &str = "
 The table `[congestion]`, in the file only, for all devices with `congestion=on`. The names in parentheses are those of the DCQCN paper.
 ";
 
-/// The page.
+/// Renders the page.
 pub fn markdown() -> String {
     let mut page = HEAD.to_owned() + DEVICE;
     table::<DeviceSpec>(&mut page);

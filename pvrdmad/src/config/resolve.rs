@@ -1,4 +1,4 @@
-//! Which device is in which network, and whether networks and devices go together.
+//! Assigns devices to networks, and checks that networks and devices are consistent.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use super::place::SocketPlace;
 use super::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
 
 impl Config {
-    /// Adds a device, and its network if that is described by the device and not there yet.
+    /// Adds a device, and its network if the device describes one that does not exist yet.
     ///
     /// # Errors
-    /// It is not described completely, or does not go together with what is there. Nothing has changed then.
+    /// The description is incomplete, or conflicts with the configuration. Nothing has changed in that case.
     pub fn add_device(&mut self, spec: DeviceSpec) -> Result<(), ConfigError> {
         let mut changed = self.clone();
         changed.place(spec)?;
@@ -29,7 +29,7 @@ impl Config {
         Ok(())
     }
 
-    /// Takes a device away, and its network if that has no other and `stays` does not say that it stays.
+    /// Removes a device, and its network if that is now empty and `stays` returns `false` for it.
     pub fn remove_device(&mut self, name: &str, stays: impl Fn(&str) -> bool) {
         for network in &mut self.networks {
             network.devices.retain(|device| device.config.name != name);
@@ -37,7 +37,7 @@ impl Config {
         self.networks.retain(|network| !network.devices.is_empty() || stays(&network.name));
     }
 
-    /// Puts a device into its network.
+    /// Adds a device to its network.
     pub(super) fn place(&mut self, spec: DeviceSpec) -> Result<(), ConfigError> {
         let name = spec.name.clone();
         let (mut congestion, given) = (self.congestion, self.line_rate_given);
@@ -54,7 +54,7 @@ impl Config {
         placed.map_err(|problem| ConfigError::Device { name, problem })
     }
 
-    /// The network of a device, which is made if it is not there.
+    /// Returns the network of a device, and creates it if it does not exist.
     fn network_of(&mut self, spec: &DeviceSpec) -> Result<&mut Network, String> {
         let network = match (&spec.network, spec.own_network()) {
             (Some(_), Some(_)) => {
@@ -74,7 +74,7 @@ impl Config {
             }
         };
         let index = match self.networks.iter().position(|known| known.name == network.name) {
-            // What is described as `default` is the network of devices that name none.
+            // A network described as `default` is that of devices that name none.
             Some(index) if network.name == DEFAULT_NETWORK => index,
             Some(index) => {
                 self.networks.get(index).map_or(Ok(()), |known| known.is_equal(&network))?;
@@ -95,7 +95,7 @@ impl Config {
         self.networks.iter_mut().find(|network| network.name == name).ok_or(unknown)
     }
 
-    /// Checks what no device and no network can know alone.
+    /// Checks rules that concern several devices or networks.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.check_names()?;
         self.check_backend()?;
@@ -112,7 +112,7 @@ impl Config {
         self.check_sockets()
     }
 
-    /// Each device has a name of its own.
+    /// Checks that the names of devices are unique.
     fn check_names(&self) -> Result<(), ConfigError> {
         let mut seen = HashSet::new();
         match self.devices().find(|(_, device)| !seen.insert(&device.config.name)) {
@@ -124,7 +124,7 @@ impl Config {
         }
     }
 
-    /// The host's adapter is one network, and its administrator's.
+    /// Checks that the host's adapter is used by a single network, whose settings belong to the host's administrator.
     fn check_backend(&self) -> Result<(), ConfigError> {
         if self.backend == BackendSpec::Rxe {
             return Ok(());
@@ -161,7 +161,7 @@ impl Config {
         Ok(())
     }
 
-    /// Each socket that the daemon makes has a place of its own.
+    /// Checks that each socket that the daemon creates has a path of its own.
     fn check_sockets(&self) -> Result<(), ConfigError> {
         let mut seen: HashMap<PathBuf, String> = HashMap::new();
         let mut take = |path: Option<&Path>, what: String| {
@@ -172,7 +172,7 @@ impl Config {
             }
         };
         if let Some(control) = &self.control {
-            // The first cannot be there already.
+            // The first insertion cannot fail.
             let _ = take(Some(&control.path), "the control socket".to_owned());
         }
         if let Some(MetricsAddress::Unix(path)) = self.metrics.as_ref().map(|metrics| &metrics.address) {
@@ -207,7 +207,7 @@ impl Config {
 }
 
 impl Network {
-    /// The name of a network that devices describe: its uplink and its VLAN.
+    /// Returns the name of a network that devices describe: its uplink and its VLAN.
     fn made_name(&self) -> String {
         let uplink = self.uplink.as_ref().map_or_else(String::new, ToString::to_string);
         match self.vlan {
@@ -217,7 +217,7 @@ impl Network {
         }
     }
 
-    /// Checks that another device means the same network.
+    /// Checks that another device describes the same network.
     fn is_equal(&self, other: &Self) -> Result<(), String> {
         let key = match (self, other) {
             _ if self.mtu != other.mtu => "mtu",
@@ -234,7 +234,7 @@ impl Network {
         Err(format!("{key} is another than that of {first}, which is in the same network {}", self.name))
     }
 
-    /// Checks that frames of the host's interfaces belong to one of two networks.
+    /// Checks that frames of the host's interfaces can be assigned to one of two networks.
     fn is_apart_from(&self, other: &Self) -> Result<(), String> {
         let (Some(ours), Some(theirs)) = (&self.uplink, &other.uplink) else { return Ok(()) };
         let place = ours;
@@ -252,7 +252,7 @@ impl Network {
             (LinkSpec::Vxlan(ours), LinkSpec::Vxlan(theirs)) => overlap(ours, theirs).map_or(Ok(()), |problem| {
                 Err(format!("{place} is also the uplink of network {}: {problem}", other.name))
             }),
-            // Each end has one connection.
+            // Each endpoint has one connection.
             (LinkSpec::Tls(ours), LinkSpec::Tls(theirs))
                 if (ours.role, ours.address) == (theirs.role, theirs.address) =>
             {
@@ -264,7 +264,7 @@ impl Network {
     }
 }
 
-/// Why datagrams may be for either of two tunnels.
+/// Returns the reason why datagrams could belong to either of two tunnels.
 fn overlap(a: &VxlanConfig, b: &VxlanConfig) -> Option<&'static str> {
     if a.local == b.local {
         return (a.vni == b.vni).then_some("tunnels with one local end differ in their VNI");
@@ -273,7 +273,7 @@ fn overlap(a: &VxlanConfig, b: &VxlanConfig) -> Option<&'static str> {
     (any && a.local.port() == b.local.port()).then_some("an end at all addresses of the host needs a port of its own")
 }
 
-/// Other ends of a tunnel, in an order.
+/// Returns the remotes of a tunnel, sorted.
 fn remotes(network: &Network) -> Vec<std::net::SocketAddr> {
     let Some(LinkSpec::Vxlan(config)) = &network.uplink else { return Vec::new() };
     let mut remotes = config.remotes.clone();
@@ -285,7 +285,7 @@ fn is_open(network: &Network) -> bool {
     matches!(&network.uplink, Some(LinkSpec::Vxlan(config)) if config.open)
 }
 
-/// Devices of a network have addresses of their own.
+/// Checks that the addresses of the devices of a network are unique.
 fn check_addresses(network: &Network) -> Result<(), ConfigError> {
     let mut seen = HashMap::new();
     for device in &network.devices {
@@ -298,12 +298,12 @@ fn check_addresses(network: &Network) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Where a socket is; a descriptor has a place of its own, too, in which no file is.
+/// Returns the path of a socket; a descriptor gets a unique path at which there is no file.
 fn made_at(socket: &SocketPlace) -> PathBuf {
     socket.path().map_or_else(|| PathBuf::from(socket.to_string()), Path::to_owned)
 }
 
-/// The same for all names of a place: its folder without links and dots, if that exists.
+/// Returns the same path for all names of a location: its directory is resolved, if it exists.
 fn place(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     match (folder.canonicalize(), path.file_name()) {
@@ -317,7 +317,7 @@ mod tests {
     use super::super::load::ConfigSpec;
     use super::*;
 
-    /// Networks and devices in the words of the command line; devices need no socket and no MAC.
+    /// Loads networks and devices in the syntax of the command line; devices need no socket and no MAC address.
     fn load(networks: &[&str], devices: &[&str]) -> Result<Config, String> {
         let numbered = devices.iter().enumerate().map(|(number, text)| {
             let mac = if text.contains("mac=") { String::new() } else { format!(",mac=52:54:00:00:00:{number:02x}") };
@@ -328,7 +328,7 @@ mod tests {
         Config::merge(spec, ConfigSpec::default()).map_err(|error| error.to_string())
     }
 
-    /// Each network with its devices.
+    /// Returns each network with its devices.
     fn layout(config: &Config) -> Vec<(&str, Vec<&str>)> {
         fn names(network: &Network) -> Vec<&str> {
             network.devices.iter().map(|device| device.config.name.as_str()).collect()
@@ -358,7 +358,7 @@ mod tests {
             layout(&config.unwrap()),
             [("b", vec!["0", "2"]), ("lonely", vec!["4"]), ("default", vec!["1", "3"])]
         );
-        // What is described as `default` is where devices are that say nothing.
+        // A network described as `default` contains the devices that name none.
         let config = load(&["name=default,uplink=tap:t"], &["name=0", "name=1,network=default"]).unwrap();
         assert_eq!(layout(&config), [("default", vec!["0", "1"])]);
         assert!(config.networks[0].uplink.is_some());

@@ -1,4 +1,4 @@
-//! What a device may use of what it shares with others, in the words of the command line.
+//! A device's share of common resources, as written on the command line.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -10,16 +10,16 @@ use super::network::Network;
 use super::rate::BitRate;
 use super::spec::DeviceSpec;
 
-/// Weights of devices.
+/// Valid weights of devices.
 const WEIGHTS: RangeInclusive<u32> = 1..=1000;
-/// Bytes that may be used at once: at least a packet.
+/// Valid bursts in bytes: at least a packet.
 const BURSTS: RangeInclusive<u64> = 4096..=1 << 30;
 
 impl DeviceSpec {
-    /// What the device may use.
+    /// Returns the share that the keys describe.
     ///
     /// # Errors
-    /// A value is out of range, or they do not go together.
+    /// A value is out of range, or values contradict each other.
     pub(super) fn share(&self) -> Result<ShareConfig, String> {
         checked(ShareConfig {
             weight: self.weight.unwrap_or(DEFAULT_WEIGHT),
@@ -32,7 +32,7 @@ impl DeviceSpec {
 }
 
 /// # Errors
-/// A value is out of range, or they do not go together.
+/// A value is out of range, or values contradict each other.
 fn checked(share: ShareConfig) -> Result<ShareConfig, String> {
     let ShareConfig { weight, max_rate, burst, min_rate, .. } = share;
     if !WEIGHTS.contains(&weight) {
@@ -55,13 +55,13 @@ fn checked(share: ShareConfig) -> Result<ShareConfig, String> {
     Ok(share)
 }
 
-/// What takes a value away that need not be there.
+/// Word that removes an optional value.
 const OFF: &str = "off";
 
-/// A share with other values for some keys; `off` takes a rate away.
+/// Changes some keys of a share; `off` removes a rate.
 ///
 /// # Errors
-/// There is no such key, a value is out of range, or they do not go together.
+/// There is no such key, a value is out of range, or values contradict each other.
 pub fn change_share(mut share: ShareConfig, set: &BTreeMap<String, String>) -> Result<ShareConfig, String> {
     let wrong = |key: &str, problem: String| format!("{key}: {problem}");
     let rate = |key: &str, value: &str| {
@@ -87,7 +87,7 @@ pub fn change_share(mut share: ShareConfig, set: &BTreeMap<String, String>) -> R
     checked(share)
 }
 
-/// A share in the words that [`change_share`] takes.
+/// Returns a share in the form that [`change_share`] accepts.
 pub fn share_words(share: &ShareConfig) -> BTreeMap<String, String> {
     let ShareConfig { weight, max_rate, burst, qp_max_rate, min_rate } = *share;
     let off = || OFF.to_owned();
@@ -103,19 +103,19 @@ pub fn share_words(share: &ShareConfig) -> BTreeMap<String, String> {
 }
 
 impl Network {
-    /// Checks that the network has the rates that its devices are promised.
+    /// Checks that the network has the rates that are guaranteed to its devices.
     ///
     /// # Errors
-    /// It has not, or nobody says what it has.
+    /// Its rate is too low or unknown.
     pub(super) fn check_rates(&self) -> Result<(), ConfigError> {
         let shares = self.devices.iter().map(|device| (device.config.name.as_str(), device.share));
         self.carries(shares).map_err(|(name, problem)| ConfigError::Device { name: name.to_owned(), problem })
     }
 
-    /// The same for devices that have these shares.
+    /// Checks the same for devices that have these shares.
     ///
     /// # Errors
-    /// It has not, as this device shows.
+    /// The rate is too low, as the named device shows.
     pub(crate) fn carries<'a>(
         &self,
         shares: impl Iterator<Item = (&'a str, ShareConfig)>,
@@ -152,7 +152,7 @@ mod tests {
         let share =
             set(ShareConfig::default(), &[("weight", "300"), ("max-rate", "2.5G"), ("burst", "100000")]).unwrap();
         assert_eq!((share.weight, share.max_rate, share.burst), (300, Some(312_500_000), Some(100_000)));
-        // What it says is what it takes.
+        // The output is valid input.
         assert_eq!(change_share(ShareConfig::default(), &share_words(&share)), Ok(share));
         assert_eq!(set(share, &[]), Ok(share));
         let off = set(share, &[("max-rate", "off"), ("burst", "off"), ("weight", "100")]);

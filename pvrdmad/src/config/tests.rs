@@ -148,7 +148,7 @@ fn ways_to_write_a_value() {
     assert_eq!(spec("name=a,remote=10.0.0.1,remote=10.0.0.2").remotes.len(), 2);
 }
 
-/// What is wrong with a device or a network as a whole is said with the line at which the file describes it.
+/// An error about a whole device or network names the line at which the file describes it.
 #[test]
 fn what_is_wrong_as_a_whole_has_a_line() {
     let folder = tempfile::tempdir().unwrap();
@@ -177,7 +177,7 @@ fn what_is_wrong_as_a_whole_has_a_line() {
         let error = said(&text, &[]);
         assert!(error.starts_with(&format!("{}: {words}", path.display())), "{text}: {error}");
     }
-    // What the command line says of a device is in no line.
+    // A value from the command line has no line.
     for (device, words) in [("name=a,version=21", "device a: version 21"), ("name=b", "device b: needs a socket")] {
         let error = said(&a, &[device]);
         assert!(error.starts_with(words), "{error}");
@@ -209,7 +209,7 @@ fn sockets_of_one_place() {
     );
 }
 
-/// A default in the documents is the default of the code: saying it changes nothing.
+/// A default in the documentation is the default of the code: giving it changes nothing.
 #[test]
 fn defaults_are_as_documented() {
     let devices = |uplink: &str, key: &Key, value: &str| {
@@ -262,7 +262,7 @@ fn examples_load() {
         let ibverbs = matches!(config.backend, BackendSpec::Ibverbs(_));
         assert_eq!(ibverbs, path.ends_with("host-adapter.toml"), "{}", path.display());
         assert!(config.control.is_some());
-        // Sockets are where only their owner can make them.
+        // The sockets are in a directory in which only its owner can create them.
         for (_, device) in config.devices() {
             assert!(device.socket.path().unwrap().starts_with("/run/pvrdmad"), "{}", device.socket);
         }
@@ -353,7 +353,7 @@ fn mistakes_in_the_file() {
     assert!(error.to_string().contains("/nonexistent.toml"));
 }
 
-/// What the first device may do on its network.
+/// Returns the permissions of the first device on its network.
 fn rules(config: &Config) -> PortRules {
     config.networks[0].devices[0].rules.clone()
 }
@@ -377,7 +377,7 @@ fn rules_of_the_network() {
     let text = "[congestion]\nline_rate_mbps = 25000\ncut_interval_us = 300\ncnp_dscp = 46";
     let tuned = rules(&file(text).unwrap()).congestion.unwrap();
     assert_eq!((tuned.line_rate, tuned.cut_interval.as_micros(), tuned.cnp_dscp), (25_000 * 125_000, 300, 46));
-    // C10: it is the network's, where that is known and nobody says another.
+    // C10: the rate is that of the network, where it is known and none is given.
     let network = "[[network]]\nname = \"default\"\nuplink = \"unix:/n\"\nlink-rate = \"5M\"\n";
     let slow = |text: &str| {
         let device = "[[device]]\nname = \"a\"\nsocket = \"/a\"\nmac = \"52:54:00:00:00:01\"\n";
@@ -408,7 +408,7 @@ fn rules_of_the_network() {
     assert_eq!(config.networks[0].vlan, VlanMode::Access(42));
 }
 
-/// Where all addresses are listed the card is held to them, unless a key says otherwise.
+/// Where all addresses are listed, the network function is held to them, unless a key says otherwise.
 #[test]
 fn guards_are_on_where_addresses_are_listed() {
     let guards = |more: &str| {
@@ -429,7 +429,7 @@ fn guards_are_on_where_addresses_are_listed() {
     assert!(rules(&Config::merge(ConfigSpec::default(), args(&[alone])).unwrap()).alone);
 }
 
-/// What a supervisor sends to its workers comes back as it was.
+/// Configuration that a supervisor sends to its workers is unchanged after decoding.
 #[test]
 fn a_configuration_travels() {
     let file = r#"
@@ -483,7 +483,7 @@ fn a_configuration_travels() {
         multipath = "off"
         "#;
     let mut config = Config::merge(toml::from_str(file).unwrap(), args(&[])).unwrap();
-    // Not for a file, but for who embeds a device.
+    // Not valid in a file, but for programs that embed a device.
     config.networks[0].devices[0].config.limits.verbs.atomics = false;
     let backend = "ibverbs,device=a,port=2,gid-index=3,cm=umad,poll=7,addresses=10.0.0.0/8+fd00::/64".parse().unwrap();
     for config in [Config { backend, ..config.clone() }, config] {

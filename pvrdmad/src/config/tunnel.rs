@@ -1,4 +1,4 @@
-//! What only a tunnel needs to know.
+//! Keys that only tunnels have.
 
 use std::path::PathBuf;
 
@@ -6,24 +6,24 @@ use pvrdma_ether_link::tls::{TlsConfig, TlsFiles};
 use pvrdma_ether_link::vxlan::{TunnelAddress, Vni, VxlanConfig, VxlanError};
 use serde::Deserialize;
 
-/// What a tunnel learns from what comes.
+/// Addresses that a tunnel learns from received packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Learn {
-    /// Which station is behind which configured remote. Nobody else is listened to.
+    /// The MAC addresses behind each configured remote. Packets from other senders are dropped.
     Stations,
-    /// Also who is a remote: everybody is listened to.
+    /// Also the remotes: packets from all senders are accepted.
     Remotes,
 }
 
 /// Keys that only a network with a tunnel has.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct TunnelKeys {
-    /// Other ends.
+    /// Remote endpoints.
     pub remotes: Vec<TunnelAddress>,
-    /// The network: 0 unless given.
+    /// The VXLAN network identifier: 0 unless given.
     pub vni: Option<u32>,
-    /// What is learned: stations unless given.
+    /// Learning mode: `stations` unless given.
     pub learn: Option<Learn>,
 }
 
@@ -33,10 +33,10 @@ impl TunnelKeys {
         self.remotes.is_empty() && self.vni.is_none() && self.learn.is_none()
     }
 
-    /// The tunnel with these keys.
+    /// Returns the tunnel with these keys.
     ///
     /// # Errors
-    /// They do not go together.
+    /// The keys contradict each other.
     pub(super) fn complete(self, tunnel: VxlanConfig) -> Result<VxlanConfig, String> {
         let vni = self.vni.unwrap_or_default();
         let config = VxlanConfig {
@@ -63,10 +63,10 @@ pub(super) struct TlsWords {
 }
 
 impl TlsWords {
-    /// The link with these keys.
+    /// Returns the link with these keys.
     ///
     /// # Errors
-    /// One is missing.
+    /// A key is missing.
     pub(super) fn complete(self, link: TlsConfig) -> Result<TlsConfig, String> {
         let given = |path: Option<PathBuf>, key: &str| {
             path.filter(|path| !path.as_os_str().is_empty())

@@ -1,4 +1,4 @@
-//! A VLAN in the words of the command line and of the file.
+//! A VLAN, as written on the command line and in the file.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -7,7 +7,7 @@ use pvrdma_rxe::VlanMode;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// VLANs that frames can be in (IEEE 802.1Q, 9.6).
+/// Valid VLAN identifiers of frames (IEEE 802.1Q, 9.6).
 const VLANS: RangeInclusive<u16> = 1..=4094;
 
 /// `trunk`, or the number of a VLAN.

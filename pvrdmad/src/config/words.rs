@@ -1,4 +1,4 @@
-//! Values that are one of a few words.
+//! Values that are words from a short list.
 
 use std::fmt;
 
@@ -17,38 +17,38 @@ pub enum Roce {
     V2,
 }
 
-/// How guest memory is kept resident.
+/// Extent to which guest memory is pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pin {
-    /// All of it, always.
+    /// All memory, always.
     All,
-    /// What is registered, for as long as it is.
+    /// Registered memory, while it is registered.
     Registered,
-    /// Nothing.
+    /// None.
     Off,
 }
 
-/// Which files guest memory may be in.
+/// Files that may back guest memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryFiles {
-    /// Any that cannot block: memfd, tmpfs, hugetlbfs.
+    /// Files that cannot block: memfd, tmpfs, hugetlbfs.
     Any,
-    /// Those of them that cannot shrink.
+    /// Such files that are also sealed against shrinking.
     Sealed,
 }
 
-/// What becomes of the doorbells of a guest's processes.
+/// Implementation of the doorbells of guest processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DoorbellMode {
-    /// What is better on this host, as far as its processors say.
+    /// The better mode for this host, judged by its processors.
     Auto,
-    /// Each is a message of the VMM's.
+    /// Each doorbell traps and is sent by the VMM as a message.
     #[default]
     Trapped,
-    /// They are stores to memory of the VMM's.
+    /// Doorbells are stores to memory that the VMM has mapped.
     Mapped,
 }
 
@@ -62,13 +62,13 @@ impl From<Pin> for PinPolicy {
     }
 }
 
-/// When the service level of a packet becomes the priority in a tag.
+/// Rule for using the service level of a packet as the priority in its tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pcp {
-    /// In packets that have a tag for their VLAN.
+    /// Only in packets that have a tag for their VLAN.
     Tagged,
-    /// Always: packets of no VLAN get a tag for VLAN 0.
+    /// Always: packets outside of any VLAN get a tag for VLAN 0.
     Always,
 }
 
@@ -97,7 +97,7 @@ pub enum SandboxMode {
 }
 
 impl SandboxMode {
-    /// The word for it.
+    /// Returns the word.
     pub const fn word(self) -> &'static str {
         match self {
             Self::On => "on",

@@ -1,4 +1,4 @@
-//! What is looked at on this host.
+//! Examination of this host.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,7 +10,7 @@ use super::machine::Machine;
 use crate::rlimits;
 use crate::socket::SocketAccess;
 
-/// What this host shows.
+/// State of this host.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// Major and minor version of QEMU.
@@ -22,7 +22,7 @@ pub struct Host {
     pub(super) processes: Vec<Vec<String>>,
 }
 
-/// Whether guests can run on the processor itself.
+/// Tells whether guests can use hardware virtualization.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kvm {
     Usable,
@@ -31,7 +31,7 @@ pub(super) enum Kvm {
 }
 
 impl Host {
-    /// Looks at this host, and asks this QEMU for its version.
+    /// Examines this host, and asks the QEMU at this path for its version.
     pub fn look(qemu: &Path) -> Self {
         let output = Command::new(qemu).arg("-version").output();
         let version = output.ok().and_then(|output| version(&String::from_utf8_lossy(&output.stdout)));
@@ -43,12 +43,12 @@ impl Host {
         Self { qemu: version, kvm, memlock: rlimits::lockable(), processes: processes() }
     }
 
-    /// The virtual machines that run here.
+    /// Returns the virtual machines that run here.
     pub(super) fn machines(&self) -> impl Iterator<Item = Machine> {
         self.processes.iter().filter_map(|words| Machine::of(words))
     }
 
-    /// What is wrong with a socket that is there: others may not connect who should.
+    /// Returns the problem with an existing socket, if its permissions keep intended clients from connecting.
     pub(super) fn socket_problem(&self, path: &Path, access: SocketAccess) -> Option<String> {
         let found = fs::symlink_metadata(path).ok()?;
         if !found.file_type().is_socket() {
@@ -66,14 +66,14 @@ impl Host {
     }
 }
 
-/// Major and minor number in "QEMU emulator version 11.1.3 (Debian …)".
+/// Parses the major and minor number of "QEMU emulator version 11.1.3 (Debian …)".
 pub(super) fn version(text: &str) -> Option<(u32, u32)> {
     let (_, rest) = text.split_once("version ")?;
     let mut numbers = rest.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Command lines of all processes that may be looked at.
+/// Returns the command lines of all processes that are visible.
 fn processes() -> Vec<Vec<String>> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());

@@ -1,17 +1,17 @@
-//! A virtual machine, as QEMU's command line describes it.
+//! Virtual machine, as described by QEMU's command line.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value;
 
-/// A command line of QEMU, taken apart as far as the device needs it.
+/// A command line of QEMU, parsed as far as the device depends on it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Machine {
     functions: Vec<Function>,
-    /// Backends of memory, and whether each is shared.
+    /// Memory backends, and whether each is shared.
     memory: BTreeMap<String, bool>,
-    /// Those that the machine uses.
+    /// Memory backends that the machine uses.
     used: Vec<String>,
     kvm: bool,
     incoming: bool,
@@ -30,9 +30,9 @@ pub(super) struct Function {
 }
 
 impl Machine {
-    /// The machine of a command line, if that is one of QEMU for PCs.
+    /// Parses a command line. Returns `None` if it is not one of QEMU for PCs.
     pub(super) fn of(words: &[String]) -> Option<Self> {
-        // A loader or a wrapper may stand before it.
+        // A loader or a wrapper may precede it.
         let at = words.iter().take(8).position(|word| {
             let name = word.rsplit('/').next().unwrap_or(word);
             name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm"
@@ -59,7 +59,7 @@ impl Machine {
         let keys = keys(value, "qom-type");
         let kind = keys.get("qom-type").map_or("", String::as_str);
         if let (Some(id), Some(kind)) = (keys.get("id"), kind.strip_prefix("memory-backend-")) {
-            // QEMU shares a memfd unless it is told not to, and nothing else unless it is told to.
+            // By default QEMU shares a memfd and no other memory.
             let shared = keys.get("share").map_or(kind == "memfd", |share| is_on(share));
             self.memory.insert(id.clone(), shared);
         }
@@ -71,12 +71,12 @@ impl Machine {
         self.used.extend(["memory-backend", "memdev"].into_iter().filter_map(|key| keys.get(key).cloned()));
     }
 
-    /// The function that is served at this socket.
+    /// Returns the function that is served at this socket.
     pub(super) fn rdma_function(&self, socket: &Path) -> Option<&Function> {
         self.functions.iter().find(|function| function.socket.as_deref().is_some_and(|path| Path::new(path) == socket))
     }
 
-    /// The network card in the same slot.
+    /// Returns the network function in the same slot.
     pub(super) fn function_zero(&self, of: &Function) -> Option<&Function> {
         self.functions.iter().find(|function| {
             (function.slot, function.function) == (of.slot, 0)
@@ -86,7 +86,7 @@ impl Machine {
         })
     }
 
-    /// Returns `true` if all its memory can be the daemon's, too.
+    /// Returns `true` if all its memory can be shared with the daemon.
     pub(super) fn has_shared_memory(&self) -> bool {
         !self.used.is_empty() && self.used.iter().all(|id| self.memory.get(id) == Some(&true))
     }
@@ -123,7 +123,7 @@ fn is_on(word: &str) -> bool {
     matches!(word, "on" | "yes" | "true")
 }
 
-/// Keys and values of an option: JSON, or `FIRST,key=value`, where `first` is what the first word is called.
+/// Parses the keys and values of an option: JSON, or `FIRST,key=value`, where `first` is the key of the first word.
 fn keys(value: &str, first: &str) -> BTreeMap<String, String> {
     let mut keys = BTreeMap::new();
     if value.starts_with('{') {
@@ -141,7 +141,7 @@ fn keys(value: &str, first: &str) -> BTreeMap<String, String> {
     keys
 }
 
-/// Members of objects in objects, with dots between their names.
+/// Collects the members of nested objects, with their names joined by dots.
 fn flatten(prefix: &str, value: &Value, keys: &mut BTreeMap<String, String>) {
     let Value::Object(members) = value else {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);

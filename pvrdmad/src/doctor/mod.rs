@@ -1,7 +1,7 @@
-//! What keeps a VM from using its device, as far as this host shows it, and what cures it.
+//! Finds problems that keep a VM from using its device, as far as they show on this host, and suggests fixes.
 //!
-//! [`Host`] is what was looked at, [`judge`] what follows from it. The guest's side is a script of its own,
-//! `pvrdma-guest-doctor`.
+//! [`Host`] holds the observations, [`judge`] draws the conclusions. A separate script, `pvrdma-guest-doctor`, examines
+//! the guest.
 
 mod host;
 mod machine;
@@ -16,35 +16,35 @@ use self::machine::Machine;
 use crate::config::{Config, Device};
 use crate::rlimits;
 
-/// The first QEMU with `vfio-user-pci`.
+/// First QEMU with `vfio-user-pci`.
 const FIRST_QEMU: (u32, u32) = (10, 1);
 
-/// Something that is wrong, or may be.
+/// An actual or possible problem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// It keeps a VM from working; otherwise it is worth knowing.
+    /// `true` if it keeps a VM from working, `false` for a warning.
     pub is_error: bool,
-    /// Which device, or this host.
+    /// The device, or this host.
     pub subject: String,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
-    /// What to do.
+    /// The suggested fix.
     pub cure: String,
 }
 
-/// All that was found.
+/// All findings.
 #[derive(Debug, Default)]
 pub struct Diagnosis {
     findings: Vec<Finding>,
 }
 
 impl Diagnosis {
-    /// What was found, in its order.
+    /// Returns the findings in order.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 
-    /// For people: two lines for each finding.
+    /// Renders two lines for each finding.
     pub fn text(&self) -> String {
         if self.findings.is_empty() {
             return "nothing is wrong as far as this host shows; in the guest run pvrdma-guest-doctor\n".to_owned();
@@ -59,7 +59,7 @@ impl Diagnosis {
     }
 
     /// # Errors
-    /// Something keeps a VM from working.
+    /// A finding keeps a VM from working.
     pub fn result(&self) -> Result<()> {
         match self.findings.iter().filter(|finding| finding.is_error).count() {
             0 => Ok(()),
@@ -74,7 +74,7 @@ impl Diagnosis {
     }
 }
 
-/// What follows from what this host shows, for these devices.
+/// Draws conclusions for these devices from the state of this host.
 pub fn judge(host: &Host, config: &Config) -> Diagnosis {
     let mut found = Diagnosis::default();
     judge_host(host, config, &mut found);
@@ -147,7 +147,7 @@ fn judge_device(host: &Host, device: &Device, found: &mut Diagnosis) {
     }
 }
 
-/// A virtual machine that has the device.
+/// Checks a virtual machine that has the device.
 fn judge_machine(name: &str, machine: &Machine, device: &Device, found: &mut Diagnosis) {
     let Some(rdma) = device.socket.path().and_then(|socket| machine.rdma_function(socket)) else { return };
     if !machine.has_shared_memory() {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::config::ConfigSpec;
 
-/// A host on which nothing is wrong, with a VM that has the device of [`config`].
+/// A host without problems, with a VM that has the device of [`config`].
 fn host() -> Host {
     let machine = |name: &str| format!("/usr/bin/{name} -accel kvm -cpu host {MEMORY} {ZERO} {ONE}");
     Host {
@@ -37,7 +37,7 @@ fn machine(line: &str) -> Host {
     Host { processes: vec![words(&format!("qemu-system-x86_64 {line}"))], ..host() }
 }
 
-/// Checks that there is one finding, which says this and has a cure with that.
+/// Checks that there is a single finding, with this problem and this fix.
 #[track_caller]
 fn assert_finding(found: &Diagnosis, is_error: bool, problem: &str, cure: &str) {
     let [finding] = found.findings() else { panic!("wanted {problem}: {}", found.text()) };
@@ -52,7 +52,7 @@ fn nothing_is_wrong() {
     for machine_line in [
         format!("-accel kvm {MEMORY} {ZERO} {ONE}"),
         format!("-enable-kvm {MEMORY} {VMXNET3} {ONE}"),
-        // As libvirt writes it.
+        // The form in which libvirt writes it.
         format!(
             "-machine pc-q35-10.1,accel=kvm,memory-backend=pc.ram {ZERO} {ONE} -object \
              {{\"qom-type\":\"memory-backend-memfd\",\"id\":\"pc.ram\",\"share\":true,\"size\":1}}"

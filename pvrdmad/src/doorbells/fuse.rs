@@ -1,25 +1,25 @@
-//! As much of the FUSE protocol as one file with pages takes (kernel header `linux/fuse.h`, version 7.31).
+//! The subset of the FUSE protocol that a single file of pages needs (kernel header `linux/fuse.h`, version 7.31).
 //!
-//! The file has no content: what is read is zeros, what is written is dropped. That somebody reads is what matters:
-//! the kernel reads a page when it is touched and not in the page cache.
+//! The file has no content: reads return zeros, and writes are dropped. Only the read requests matter: the kernel reads
+//! a page when it is touched and not in the page cache.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 
-/// Bytes of a page, and the most that is read at once.
+/// Size of a page in bytes, and the longest read.
 const PAGE: u32 = 4096;
-/// Bytes of a request's header (`fuse_in_header`).
+/// Size of a request's header (`fuse_in_header`) in bytes.
 const IN_HEADER: usize = 40;
-/// Bytes of an answer's header (`fuse_out_header`).
+/// Size of a reply's header (`fuse_out_header`) in bytes.
 const OUT_HEADER: usize = 16;
-/// Bytes that hold any request: the kernel wants room for 8 KiB at least.
+/// Size of a buffer for any request, in bytes: the kernel requires at least 8 KiB.
 pub(super) const REQUEST: usize = 64 << 10;
 
 const MAJOR: u32 = 7;
 const MINOR: u32 = 31;
-/// The folder that the file is in, and the file.
+/// Node numbers of the root directory and the file.
 const ROOT: u64 = 1;
 const FILE: u64 = 2;
 /// Name of the file.
@@ -39,30 +39,31 @@ const INIT: u32 = 26;
 const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
 
-/// `FOPEN_KEEP_CACHE | FOPEN_NOFLUSH`: what is cached stays, and who closes the file does not wait for us.
+/// `FOPEN_KEEP_CACHE | FOPEN_NOFLUSH`: cached pages stay, and closing the file does not wait for this process.
 const OPEN_FLAGS: u32 = 1 << 1 | 1 << 5;
 /// `FUSE_NOTIFY_INVAL_INODE`.
 const INVALIDATE: i32 = 2;
 
-/// The notification of Linux 6.9 after which all that was read and not answered is read again (`linux/fuse.h`).
+/// Notification of Linux 6.9 after which the kernel repeats all requests that were read but not answered
+/// (`linux/fuse.h`).
 const ASK_AGAIN: i32 = 7;
 
-/// What a request was.
+/// Kind of a handled request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Served {
-    /// Somebody has the file open now.
+    /// The file was opened.
     Open,
-    /// Something else.
+    /// Any other request.
     Other,
-    /// There will be no more: nobody has the file open or mapped.
+    /// The connection has ended: the file is no longer open or mapped anywhere.
     Ended,
 }
 
-/// A connection to the kernel, as whoever serves it has it.
+/// A connection to the kernel, seen from the process that serves it.
 #[derive(Debug)]
 pub(super) struct Connection {
     device: OwnedFd,
-    /// Pages of the file.
+    /// Number of pages of the file.
     pages: u32,
 }
 
@@ -71,14 +72,14 @@ impl Connection {
         Self { device, pages }
     }
 
-    /// Waits for a request and answers it. `touched` is told of a page that is about to be there, before it is.
+    /// Waits for a request and answers it. Before a page becomes present, its number is passed to `touched`.
     ///
     /// # Errors
-    /// The connection does not work.
+    /// The connection failed.
     pub(super) fn serve(&self, buffer: &mut [u8], touched: impl FnMut(u32)) -> io::Result<Served> {
         let read = match rustix::io::read(&self.device, &mut *buffer) {
             Ok(read) => read,
-            // The request was withdrawn, or a signal came.
+            // The request was withdrawn, or a signal arrived.
             Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => return Ok(Served::Other),
             Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(Served::Ended),
             Err(errno) => return Err(errno.into()),
@@ -97,7 +98,7 @@ impl Connection {
         put_at(&mut answer, 0, &len.to_le_bytes());
         put_at(&mut answer, 8, &request.unique.to_le_bytes());
         match rustix::io::write(&self.device, &answer) {
-            // Whoever waited for it has gone.
+            // The process that waited for the reply has gone.
             Ok(_) | Err(Errno::NOENT) => {}
             Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(Served::Ended),
             Err(errno) => return Err(errno.into()),
@@ -109,7 +110,7 @@ impl Connection {
         match request.opcode {
             INIT => put_init(out),
             LOOKUP if request.node == ROOT => {
-                // Node, generation, for how long the name and the attributes are valid: for ever.
+                // Node, generation, and the validity of the name and the attributes: unlimited.
                 put_u64s(out, &[FILE, 0, u64::from(u32::MAX), u64::from(u32::MAX), 0]);
                 self.put_attributes(out, FILE);
             }
@@ -125,15 +126,16 @@ impl Connection {
                 let (Some(offset), Some(size)) = (request.u64(8), request.u32(16)) else {
                     return Answer::Error(Errno::INVAL);
                 };
-                // The kernel reads ahead in large steps where a VMM has advised huge pages. What it does not get it
-                // reads page by page, when each is touched.
+                // The kernel reads ahead in large steps where a VMM has advised huge pages. A refused read-ahead is
+                // repeated page by page, when each page is touched.
                 let page = u32::try_from(offset / u64::from(PAGE)).ok();
                 let page = page.filter(|&page| page < self.pages && request.node == FILE);
                 let (Some(page), PAGE) = (page, size) else { return Answer::Error(Errno::IO) };
                 touched(page);
                 out.resize(OUT_HEADER.saturating_add(PAGE as usize), 0);
             }
-            // A page that could not be written back would stay, and the next touch of it be silent.
+            // Writing back must succeed: a page that cannot be written back would stay, and its next touch would cause
+            // no request.
             WRITE => put_u32s(out, &[request.u32(16).unwrap_or(0), 0]),
             FLUSH | RELEASE | FSYNC => {}
             FORGET | BATCH_FORGET | INTERRUPT => return Answer::None,
@@ -153,38 +155,38 @@ impl Connection {
     }
 }
 
-/// What is written to a connection without having been asked for.
+/// Writes notifications to a connection.
 #[derive(Debug)]
 pub(super) struct Notifier(OwnedFd);
 
 impl Notifier {
-    /// Of the same connection as `device`.
+    /// Creates a notifier for the connection of `device`.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// No descriptors are available.
     pub(super) fn of(device: &OwnedFd) -> io::Result<Self> {
         device.try_clone().map(Self)
     }
 
-    /// Takes a page out of the page cache and out of all processes that map it. Waits for who is touching it and for
-    /// what was written there to be written back, so whoever serves the connection must not call it.
+    /// Removes a page from the page cache and from all processes that map it. This waits for accesses in progress and
+    /// for the write-back of the page, which the serving thread must answer, so that thread must not call it.
     ///
     /// # Errors
-    /// The kernel could not: the page may still be there.
+    /// The kernel failed to remove the page, which may still be present.
     pub(super) fn invalidate(&self, page: u32) -> io::Result<()> {
         let mut body = Vec::with_capacity(24);
         put_u64s(&mut body, &[FILE, u64::from(page) * u64::from(PAGE), u64::from(PAGE)]);
         match self.notify(INVALIDATE, &body) {
-            // Nobody has opened the file, so nothing of it is cached.
+            // The file was never opened, so none of it is cached.
             Err(Errno::NOENT) => Ok(()),
             result => result.map_err(Into::into),
         }
     }
 
-    /// Has requests come again that were read and not answered.
+    /// Makes the kernel repeat requests that were read but not answered.
     ///
     /// # Errors
-    /// The kernel knows no such request, or the connection has ended.
+    /// The kernel does not support this notification, or the connection has ended.
     pub(super) fn ask_again(&self) -> io::Result<()> {
         self.notify(ASK_AGAIN, &[]).map_err(Into::into)
     }
@@ -204,7 +206,7 @@ enum Answer {
     None,
 }
 
-/// A request of the kernel's.
+/// A request of the kernel.
 struct Request<'a> {
     opcode: u32,
     unique: u64,
@@ -228,7 +230,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// `fuse_init_out`: no reading ahead, small writes, nothing that is optional.
+/// Encodes `fuse_init_out`: no read-ahead, small writes, no optional features.
 fn put_init(out: &mut Vec<u8>) {
     put_u32s(out, &[MAJOR, MINOR, 0, 0, 0, PAGE, 1]);
     out.resize(OUT_HEADER + 64, 0);
@@ -288,7 +290,7 @@ mod tests {
     #[test]
     fn a_page_is_read_as_zeros_and_told() {
         assert_eq!(read(FILE, 3 * 4096, 4096), (vec![0; 4096], None, vec![3]));
-        // What is read ahead is refused, and so is what the file does not have.
+        // Read-ahead and accesses outside of the file are refused.
         for (node, offset, size) in
             [(FILE, 0, 8192), (FILE, 0, 0), (FILE, 8 * 4096, 4096), (FILE, u64::MAX, 4096), (ROOT, 0, 4096)]
         {

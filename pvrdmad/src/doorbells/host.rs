@@ -1,4 +1,4 @@
-//! Whether a host is one on which doorbells that do not trap are of use.
+//! Decides whether a host benefits from doorbells that do not trap.
 
 use std::env::consts::ARCH;
 use std::thread;
@@ -6,24 +6,24 @@ use std::thread;
 use super::fuse::Notifier;
 use super::open::PageFile;
 
-/// Processors that it takes: two that spin for a guest, one that looks at its rings, and one for all else.
+/// Processors that this requires: two that spin for a guest, one that polls its rings, and one for all other work.
 const PROCESSORS: usize = 4;
 
-/// What is known of a host.
+/// Facts about a host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HostFacts {
     /// Name of its architecture.
     pub architecture: &'static str,
     /// Processors that this process may use.
     pub processors: usize,
-    /// Why a network's process that ends would take its VMMs with it, if it would.
+    /// Reason why the end of a network's process would also end its VMMs, if it would.
     pub without_stand_in: Option<String>,
-    /// Why no file of doorbell pages can be made, if none can.
+    /// Reason why no file of doorbell pages can be created, if none can.
     pub without_file: Option<String>,
 }
 
 impl HostFacts {
-    /// Looks at this host.
+    /// Examines this host.
     #[must_use]
     pub fn look() -> Self {
         let file = PageFile::make(1);
@@ -41,14 +41,14 @@ impl HostFacts {
         self.processors >= PROCESSORS
     }
 
-    /// Returns `true` if a watcher may find out whether there is one, where somebody wants mapped doorbells by name: it
-    /// stops when it has to wait for a processor.
+    /// Returns `true` if a watcher may try to spin where the configuration requires mapped doorbells: it stops when it
+    /// is preempted.
     #[must_use]
     pub const fn may_spin(&self) -> bool {
         self.processors > 1
     }
 
-    /// Why `doorbells=auto` is `trapped`, in words.
+    /// Explains why `doorbells=auto` means `trapped` here.
     #[must_use]
     pub fn obstacle(&self) -> Option<String> {
         if self.architecture != "x86_64" {
@@ -61,7 +61,7 @@ impl HostFacts {
     }
 }
 
-/// Whether requests can be had again that the process had that has ended.
+/// Checks that the kernel can repeat the requests that an ended process had read.
 fn asks_again(file: &PageFile) -> Result<(), String> {
     let asked = Notifier::of(&file.device).and_then(|notifier| notifier.ask_again());
     asked.map_err(|error| format!("a request of the kernel's would be lost with its process: {error} (Linux 6.9)"))

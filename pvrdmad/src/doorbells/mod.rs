@@ -1,9 +1,9 @@
-//! Doorbell pages that are memory of the VMM's, so that a guest's doorbells cost no exit (docs/doorbells.md).
+//! Doorbell pages mapped into the VMM, so that a guest's doorbells cause no VM exit (docs/doorbells.md).
 //!
-//! The pages are those of a file that this process serves to the kernel ([`fuse`]). The kernel asks for a page when it
-//! is touched and not there, and takes it away when it is told to: so whoever looks at rings ([`watcher`]) can sleep
-//! and is woken by the next store. The file is made by whoever may mount ([`PageFile`]); it has no content, and whoever
-//! serves it parses what the kernel says, and nothing of a guest's.
+//! The pages belong to a file that this process serves to the kernel ([`fuse`]). The kernel sends a request when a page
+//! is touched that is not present, and removes a page on demand. The thread that polls the rings ([`watcher`]) can
+//! therefore sleep and is woken by the next store. The file is created by the process that has the privilege to mount
+//! ([`PageFile`]). It has no content: the process that serves it parses messages of the kernel, and no data of a guest.
 
 mod fuse;
 mod host;
@@ -46,20 +46,20 @@ counters! {
     }
 }
 
-/// What becomes of the doorbells of a guest's processes, as it is decided for a device.
+/// Implementation of the doorbells of guest processes, as decided for a device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DoorbellSetup {
-    /// They are messages of the VMM's.
+    /// Stores trap and arrive as messages of the VMM.
     Trapped {
-        /// Why they are not memory, if that was not what the configuration says.
+        /// Reason why they are not mapped, if the configuration does not ask for this.
         reason: Option<String>,
     },
-    /// They are stores to memory of the VMM's.
+    /// Stores go to memory that the VMM has mapped.
     Mapped {
-        /// There may be a processor to spare for looking at rings again and again.
+        /// There may be a processor to spare for polling the rings continuously.
         spins: bool,
-        /// Why the VMM may end with the process that serves the pages, if it may.
+        /// Reason why the VMM may end together with the process that serves the pages, if it may.
         #[serde(default)]
         unguarded: Option<String>,
     },
@@ -71,28 +71,28 @@ impl Default for DoorbellSetup {
     }
 }
 
-/// A file of doorbell pages for who serves it.
+/// A file of doorbell pages, for the process that serves it.
 #[derive(Debug)]
 pub struct ServedFile {
     /// The file.
     pub file: PageFile,
-    /// Kept for as long as it is served: when it is closed, somebody else serves it.
+    /// Kept open while this process serves the file. When it is closed, the fallback server takes over.
     pub life: Option<OwnedFd>,
 }
 
-/// Doorbell pages as a status has them.
+/// Doorbell pages in a status.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DoorbellReport {
     /// `trapped` or `mapped`.
     pub mode: String,
-    /// Why they are not mapped, if the configuration leaves that open.
+    /// Reason why they are not mapped, if the configuration permits both.
     #[serde(default)]
     pub reason: Option<String>,
-    /// What the thread does that looks at rings: `cold` (it sleeps), `warm`, `hot` (it spins) or `polled` (a guest
-    /// spins and posts nothing).
+    /// State of the polling thread: `cold` (it sleeps), `warm`, `hot` (it spins) or `polled` (a guest touches its page
+    /// all the time and posts nothing).
     #[serde(default)]
     pub watcher: Option<String>,
-    /// Why the VMM may end with the process of the network, if it may.
+    /// Reason why the VMM may end together with the process of the network, if it may.
     #[serde(default)]
     pub unguarded: Option<String>,
 }
@@ -110,8 +110,8 @@ impl From<&DoorbellSetup> for DoorbellReport {
     }
 }
 
-/// The doorbell pages of a device. Dropping it ends who looks at rings; the pages are served on while somebody has
-/// them mapped.
+/// Doorbell pages of a device. Dropping it ends the thread that polls the rings; the pages are served for as long as a
+/// process has them mapped.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
     setup: DoorbellSetup,
@@ -127,10 +127,10 @@ struct Lent {
 }
 
 impl Doorbells {
-    /// Those of a device of this name: with `file`, which has so many pages, if they are mapped.
+    /// Creates the pages of the device `name`: with `file`, which has `pages` pages, if they are mapped.
     ///
     /// # Errors
-    /// There is no room for a thread or a descriptor.
+    /// No thread or descriptor is available.
     pub(crate) fn new(name: &str, setup: DoorbellSetup, file: Option<ServedFile>, pages: u32) -> io::Result<Self> {
         let serve = |ServedFile { file: PageFile { device, file }, life }| -> io::Result<Lent> {
             let counts = Arc::<DoorbellCounters>::default();
@@ -140,15 +140,15 @@ impl Doorbells {
         Ok(Self { setup, lent: file.map(serve).transpose()? })
     }
 
-    /// Who watches, for the device. None if its doorbells trap.
+    /// Returns the watcher for the device, or `None` if its doorbells trap.
     pub(crate) fn watcher(&self) -> Option<Arc<dyn DoorbellWatcher>> {
         self.lent.as_ref().map(|lent| Arc::<Watch>::clone(&lent.watch) as _)
     }
 
-    /// Looks at the rings of the device that has [`Self::watcher`].
+    /// Starts to poll the rings of the device that was given [`Self::watcher`].
     ///
     /// # Errors
-    /// There is no room for a thread.
+    /// No thread can be started.
     pub(crate) fn watch(&mut self, device: Arc<dyn MappedDoorbells>) -> io::Result<()> {
         if let Some(lent) = &mut self.lent {
             let spins = matches!(self.setup, DoorbellSetup::Mapped { spins: true, .. });
@@ -157,18 +157,18 @@ impl Doorbells {
         Ok(())
     }
 
-    /// The file that clients get.
+    /// Returns the file for clients.
     pub(crate) fn file(&self) -> Option<Arc<OwnedFd>> {
         self.lent.as_ref().map(|lent| Arc::clone(&lent.file))
     }
 
-    /// What they do now.
+    /// Returns the current state.
     pub(crate) fn report(&self) -> DoorbellReport {
         let watcher = self.lent.as_ref().map(|lent| lent.watch.state().to_owned());
         DoorbellReport { watcher, ..DoorbellReport::from(&self.setup) }
     }
 
-    /// What became of the pages.
+    /// Returns the counters of the pages.
     pub(crate) fn counters(&self) -> Vec<pvrdma_verbs::Counter> {
         self.lent.as_ref().map_or_else(|| DoorbellCounters::default().list(), |lent| lent.counts.list())
     }

@@ -1,4 +1,4 @@
-//! Making a file of doorbell pages: a file system of our own, mounted nowhere.
+//! Creation of a file of doorbell pages, in a FUSE file system that is mounted nowhere.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,33 +12,35 @@ use rustix::process::{getgid, getuid};
 
 use super::fuse::{Connection, NAME, REQUEST, Served};
 
-/// A file whose pages are served by whoever has its connection.
+/// A file whose pages are served by the holder of its FUSE connection.
 #[derive(Debug)]
 pub struct PageFile {
-    /// Where the kernel's requests come from.
+    /// The FUSE connection, from which the kernel's requests are read.
     pub device: OwnedFd,
     /// The file.
     pub file: OwnedFd,
 }
 
 impl PageFile {
-    /// Makes one of so many pages. Nobody else can find it.
+    /// Creates a file of `pages` pages. It has no path, so no other process can open it.
     ///
     /// # Errors
-    /// There is no `/dev/fuse`, it may not be opened, or this process may not mount.
+    /// There is no `/dev/fuse`, it cannot be opened, or this process lacks the privilege to mount.
     pub fn make(pages: u32) -> io::Result<Self> {
         let said = |what: &'static str| move |errno: rustix::io::Errno| io::Error::other(format!("{what}: {errno}"));
         let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         let device = device.map_err(said("/dev/fuse"))?;
         let mount = mount(&device).map_err(said("mounting with FUSE"))?;
-        // Opening the file takes somebody who serves it, and whoever is to do that later is not there yet.
+        // A thread answers the requests that opening the file causes, because the process that will serve it does not
+        // exist yet.
         let connection = Connection::new(device.try_clone()?, pages);
         let serving = threads::spawn(ThreadKind::Supervisor, "doorbells open", move || {
             let mut buffer = vec![0; REQUEST];
             while matches!(connection.serve(&mut buffer, |_| ()), Ok(Served::Other)) {}
         })?;
         let file = rustix::fs::openat(&mount, NAME, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-        // The file holds on to what it needs of it. Without a file this ends the connection, and with it the thread.
+        // The open file keeps the file system alive. If there is no file, this ends the connection and with it the
+        // thread.
         drop(mount);
         let served = serving.join();
         let file = file.map_err(said("opening the file of doorbell pages"))?;
@@ -53,7 +55,7 @@ fn mount(device: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     fsconfig_set_string(&context, "rootmode", "40000")?;
     fsconfig_set_string(&context, "user_id", getuid().as_raw().to_string())?;
     fsconfig_set_string(&context, "group_id", getgid().as_raw().to_string())?;
-    // A VMM of another user may look at the attributes of what it was given.
+    // A VMM of another user may read the attributes of the file it was given.
     fsconfig_set_flag(&context, "allow_other")?;
     fsconfig_create(&context)?;
     let attributes =

@@ -1,54 +1,55 @@
-//! When to spin, nap, take the pages away, sleep. No clock and no I/O: times are nanoseconds that the caller has.
+//! Decides when the watcher spins, naps, takes the pages away and sleeps. It has no clock and no I/O: the caller passes
+//! the time in nanoseconds.
 
-/// What the watcher does next.
+/// The watcher's next step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// Look again at once.
+    /// Poll again immediately.
     Spin,
-    /// Look again after so many nanoseconds.
+    /// Poll again after this number of nanoseconds.
     Nap(u64),
-    /// Look, and once more after so many nanoseconds, or when something completes or a page is touched.
+    /// Poll, and again after this number of nanoseconds, or earlier when a request completes or a page is touched.
     Rest(u64),
-    /// Take the pages away and look at everything once more.
+    /// Take the pages away and poll everything once more.
     Arm,
-    /// Sleep until a page is touched, or something is due.
+    /// Sleep until a page is touched or a deadline passes.
     Block,
 }
 
-/// How long the watcher spins for more after it found something.
+/// Time for which the watcher spins after it found work, in nanoseconds.
 const SPIN: u64 = 50_000;
-/// The shortest nap, while there is work now and then.
+/// Shortest nap while there is occasional work.
 const NAP: u64 = 20_000;
-/// The longest.
+/// Longest nap.
 const LONGEST_NAP: u64 = 50_000;
-/// How long there is no work before the pages are taken away.
+/// Idle time after which the pages are taken away.
 const WARM: u64 = 2_000_000;
-/// A page that is touched within this time of having been taken away is one of somebody who spins on it.
+/// A page that is touched within this time after it was taken away belongs to a process that polls by storing to it.
 const SPINNER: u64 = 100_000;
-/// So is one that is touched as often as this, whenever, and nothing is found.
+/// So does a page that is touched this many times in total while no work is found.
 const VAIN: u32 = 4;
-/// While somebody spins on a page and posts nothing, a rest is this part of the time since something happened: what is
-/// posted then waits for so much of the time that its process has waited,
+/// While a process stores to its page without posting work, a rest lasts this fraction of the time since the last
+/// activity. A later post is therefore delayed by at most this fraction of the time that its process has waited,
 const REST_PART: u64 = 8;
-/// and for so long at most.
+/// and by at most this time.
 const LONGEST_REST: u64 = 2_000_000;
-/// Spinning of this length is judged:
+/// Spinning is evaluated in periods of this length:
 const JUDGED: u64 = 10_000_000;
-/// a watcher that had no processor for a twentieth of it keeps others waiting, too,
+/// a watcher that lacked a processor for more than a twentieth of a period delays other threads as well,
 const CROWDED: u64 = 20;
-/// and does not spin for so long, at first and at most.
+/// and stops spinning for this time: first value and maximum.
 const PAUSE: (u64, u64) = (1_000_000_000, 60_000_000_000);
-/// How long pages are left to who spins on them, at first and at most.
+/// Time for which the pages stay with a process that stores to them without posting work: first value and maximum.
 const POLLED: u64 = 10_000_000;
 const LONGEST_POLLED: u64 = 100_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// The pages are away. Nobody does anything.
+    /// The pages are away, and there is no activity.
     Cold { since: u64 },
-    /// There was work just now.
+    /// There was work recently.
     Warm { work: u64, nap: u64 },
-    /// Somebody touches pages and posts nothing.
+    /// A process touches pages and posts no work.
     Polled { until: u64 },
 }
 
@@ -58,34 +59,35 @@ pub(super) struct Pacer {
     state: State,
     /// There may be a processor to spare.
     spins: bool,
-    /// It spun, and had no processor meanwhile, for so long since that was judged last.
+    /// Time spent spinning since the last evaluation, and the part of it without a processor.
     spun: u64,
     lost: u64,
-    /// It does not spin until then, and for how long the next time.
+    /// End of the current pause in spinning, and length of the next one.
     crowded: u64,
     pause: u64,
-    /// For how long pages are left to who spins on them next time.
+    /// Length of the next `Polled` period.
     polled: u64,
-    /// When something was found last, or completed while somebody spun.
+    /// Time at which work was last found, or a request completed during a `Polled` period.
     last_activity: u64,
-    /// Touches since something was found last.
+    /// Touches since work was last found.
     vain: u32,
 }
 
 impl Pacer {
-    /// `spins` tells whether there may be a processor to spare for spinning. What comes of it is told to
-    /// [`Self::spun`].
+    /// Creates a pacer. `spins` tells whether there may be a processor to spare for spinning. The caller reports the
+    /// effect of spinning to [`Self::spun`].
     pub(super) const fn new(spins: bool) -> Self {
         let state = State::Cold { since: 0 };
         Self { state, spins, spun: 0, lost: 0, crowded: 0, pause: PAUSE.0, polled: POLLED, last_activity: 0, vain: 0 }
     }
 
-    /// It may spin now.
+    /// Returns `true` if it may spin now.
     const fn spins(&self, now: u64) -> bool {
         self.spins && now >= self.crowded
     }
 
-    /// It spun for `time`, of which it had a processor for `ran`. Whoever waits for one keeps others waiting.
+    /// Records that the watcher spun for `time`, of which it had a processor for `ran`. A watcher that waits for a
+    /// processor also delays other threads.
     pub(super) fn spun(&mut self, now: u64, time: u64, ran: u64) {
         self.spun = self.spun.saturating_add(time);
         self.lost = self.lost.saturating_add(time.saturating_sub(ran));
@@ -101,7 +103,7 @@ impl Pacer {
         (self.spun, self.lost) = (0, 0);
     }
 
-    /// What to do now.
+    /// Returns the next step.
     pub(super) fn next(&self, now: u64) -> Step {
         match self.state {
             State::Cold { .. } => Step::Block,
@@ -116,38 +118,38 @@ impl Pacer {
         (now.saturating_sub(self.last_activity) / REST_PART).clamp(NAP, LONGEST_REST)
     }
 
-    /// Something has completed: whoever polls is likely to post.
+    /// Records that a request has completed: a process that polls for it is likely to post more.
     pub(super) const fn completed(&mut self, now: u64) {
         self.last_activity = now;
     }
 
-    /// Something was found: rings that moved.
+    /// Records that work was found: the indices of a ring moved.
     pub(super) const fn worked(&mut self, now: u64) {
         (self.last_activity, self.vain) = (now, 0);
         self.polled = POLLED;
         self.state = State::Warm { work: now, nap: NAP };
     }
 
-    /// Nothing was found, and nobody touched a page that was away.
+    /// Records that no work was found, and no page was touched that was away.
     pub(super) fn idled(&mut self) {
         if let State::Warm { nap, .. } = &mut self.state {
             *nap = nap.saturating_mul(2).min(LONGEST_NAP);
         }
     }
 
-    /// The pages were taken away, nothing was found since, and nobody touched one meanwhile.
+    /// Records that all pages were taken away, and that no work was found and no page was touched since.
     pub(super) const fn armed(&mut self, now: u64) {
         self.state = State::Cold { since: now };
     }
 
-    /// The pages were taken away, nothing was found since, and not all of them are away.
+    /// Records that pages were taken away and no work was found since, but that some pages are still present.
     pub(super) fn refused(&mut self, now: u64) {
         let until = now.saturating_add(self.polled);
         self.polled = self.polled.saturating_mul(2).min(LONGEST_POLLED);
         self.state = State::Polled { until };
     }
 
-    /// A page was touched at `at` while all were away, and nothing was found.
+    /// Records that a page was touched at `at` while all were away, and that no work was found.
     pub(super) fn touched(&mut self, at: u64, now: u64) {
         let State::Cold { since } = self.state else { return };
         self.vain = self.vain.saturating_add(1);
@@ -159,7 +161,7 @@ impl Pacer {
         }
     }
 
-    /// For status.
+    /// Returns the state as a word for the status.
     pub(super) const fn word(&self, now: u64) -> &'static str {
         match self.state {
             State::Cold { .. } => "cold",
@@ -201,7 +203,7 @@ mod tests {
         assert_eq!(pacer.next(now), Step::Block);
     }
 
-    /// Work keeps the pages: one that comes in time puts the taking away off.
+    /// Work keeps the pages present: each time it is found, the time to take them away starts again.
     #[test]
     fn it_stays_awake_while_work_comes() {
         let mut pacer = Pacer::new(false);
@@ -225,8 +227,8 @@ mod tests {
         assert_eq!(pacer.next(5), Step::Nap(NAP));
     }
 
-    /// Who has to wait for a processor while it spins keeps others waiting, who have the work: it naps for a while,
-    /// longer each time.
+    /// A spinning watcher that waits for a processor delays other threads, which have the work to do: it naps for a
+    /// while, longer each time.
     #[test]
     fn it_does_not_spin_in_a_crowd() {
         let spins = |pacer: &mut Pacer, now| {
@@ -235,7 +237,7 @@ mod tests {
         };
         let mut pacer = Pacer::new(true);
         let mut now = 5;
-        // A twentieth is nothing, and neither is what is too short to tell.
+        // A twentieth does not count, and neither does a period that is too short to evaluate.
         pacer.spun(now, JUDGED, JUDGED - JUDGED / CROWDED);
         pacer.spun(now, JUDGED - 1, 0);
         assert!(spins(&mut pacer, now));
@@ -250,7 +252,7 @@ mod tests {
         assert!(!spins(&mut pacer, now) && spins(&mut pacer, now + PAUSE.0));
     }
 
-    /// One process that polls does not slow the others down that work.
+    /// A process that polls does not slow down the other processes, which post work.
     #[test]
     fn who_is_touched_at_work_stays_at_work() {
         let mut pacer = Pacer::new(false);
@@ -259,7 +261,7 @@ mod tests {
         assert_eq!((pacer.word(170), pacer.next(170)), ("warm", Step::Nap(NAP)));
     }
 
-    /// While a page cannot be taken away, stores to it stay silent: the watcher must not sleep.
+    /// While a page cannot be taken away, stores to it cause no request, so the watcher must not sleep.
     #[test]
     fn a_page_that_stays_is_looked_after() {
         let mut pacer = Pacer::new(false);
@@ -275,7 +277,7 @@ mod tests {
         assert!(naps > 400);
     }
 
-    /// A process that hammers its page buys naps, ever fewer invalidations, and no spinning.
+    /// A process that stores to its page all the time causes naps and ever fewer invalidations, but no spinning.
     #[test]
     fn who_only_touches_gets_little() {
         let mut pacer = Pacer::new(true);
@@ -302,7 +304,7 @@ mod tests {
         assert_eq!(pacer.word(now), "hot");
     }
 
-    /// The same when each touch comes a moment after the pages were taken away.
+    /// The same holds when each touch comes a moment after the pages were taken away.
     #[test]
     fn who_touches_at_once_is_one_who_spins() {
         let mut pacer = Pacer::new(true);
@@ -314,7 +316,7 @@ mod tests {
         assert_eq!(pacer.word(5_000 * MILLISECOND), "hot");
     }
 
-    /// On a busy machine a page is touched late by who spins on it.
+    /// On a busy machine even a process that stores all the time touches its page late.
     #[test]
     fn who_touches_in_vain_again_and_again_is_one_who_spins() {
         let mut pacer = Pacer::new(true);
@@ -330,7 +332,8 @@ mod tests {
         }
     }
 
-    /// Who has waited waits for a part of that longer until its post is found, unless something completes for it.
+    /// The delay until a post is found is a fraction of the time that its process has waited, unless one of its
+    /// requests completes.
     #[test]
     fn who_polls_in_vain_rests_ever_longer() {
         let mut pacer = Pacer::new(true);

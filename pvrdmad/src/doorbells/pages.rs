@@ -1,4 +1,4 @@
-//! The pages of a device, as the kernel has them.
+//! State of a device's pages in the kernel.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,22 +12,22 @@ use pvrdma_verbs::threads::{self, ThreadKind};
 
 use super::fuse::{Connection, Notifier, REQUEST, Served};
 
-/// The pages of a device. They are served as long as somebody has them mapped, also when the device has ended.
+/// Pages of a device. They are served as long as a process has them mapped, even after the device has ended.
 #[derive(Debug)]
 pub(super) struct Pages {
     notifier: Notifier,
     flags: PresentPages,
-    /// When the last touch was, in nanoseconds after `start`.
+    /// Time of the last touch, in nanoseconds after `start`.
     last: AtomicU64,
     start: Instant,
 }
 
 impl Pages {
-    /// Serves `count` pages of a file on a thread, until nobody has the file open or mapped. `told` is called for each
-    /// touch, before whoever touched goes on.
+    /// Serves `count` pages of a file on a thread, until the file is no longer open or mapped anywhere. `told` is
+    /// called for each touch, before the touching processor continues.
     ///
     /// # Errors
-    /// There is no room for a thread or a descriptor.
+    /// No thread or descriptor is available.
     pub(super) fn serve(
         name: &str,
         device: OwnedFd,
@@ -42,7 +42,8 @@ impl Pages {
             let connection = Connection::new(device, count);
             let mut buffer = vec![0; REQUEST];
             loop {
-                // No lock is taken in here: a processor of the guest, perhaps with a lock of its VMM's, waits for it.
+                // No lock is taken in here: a virtual processor of the guest waits for the reply, and its VMM may hold
+                // a lock.
                 let touched = |page| {
                     served.mark(page);
                     told();
@@ -51,7 +52,7 @@ impl Pages {
                     Ok(Served::Open | Served::Other) => {}
                     Ok(Served::Ended) => break,
                     Err(problem) => {
-                        // Log: the last of this thread.
+                        // Log: the last message of this thread.
                         error!("{name}: doorbell pages: {problem}");
                         break;
                     }
@@ -61,27 +62,27 @@ impl Pages {
         Ok(pages)
     }
 
-    /// Marks a page before the touch of it is answered.
+    /// Marks a page before its touch is answered.
     fn mark(&self, page: u32) {
         let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.last.store(now, Ordering::SeqCst);
         self.flags.mark(page);
     }
 
-    /// Which are present, and which were touched.
+    /// Returns the flags of present and touched pages.
     pub(super) const fn flags(&self) -> &PresentPages {
         &self.flags
     }
 
-    /// When the last touch was.
+    /// Returns the time of the last touch.
     pub(super) fn last(&self) -> u64 {
         self.last.load(Ordering::SeqCst)
     }
 
-    /// Takes a page away: what was stored is gone, and the next store to it is a touch.
+    /// Takes a page away: stored values are discarded, and the next store to it causes a request.
     ///
     /// # Errors
-    /// The kernel could not: the page may be there still.
+    /// The kernel failed: the page may still be present.
     pub(super) fn take_away(&self, page: u32) -> io::Result<()> {
         self.flags.take_away(page, || self.notifier.invalidate(page))
     }

@@ -1,10 +1,11 @@
-//! A process that answers the kernel for doorbell pages when the process of a network has ended.
+//! Fallback server: a process that answers the kernel's requests for doorbell pages after the process of a network has
+//! ended.
 //!
-//! Without an answer the next touch of a page that is away ends the VMM that has it mapped. So this process, which does
-//! nothing else, holds a duplicate of each connection to the kernel, and an end of a pipe whose other end belongs to
-//! whoever serves. When that one has ended, the kernel is had to ask again what was left unanswered, and is answered
-//! with zeros until nobody has the file mapped. Nobody hears the doorbells any more; the VMM goes on, without its
-//! device.
+//! Without an answer, the next touch of a page that is away would end the VMM that has it mapped. This process has no
+//! other task. It holds a duplicate of each FUSE connection, and one end of a pipe whose other end belongs to the
+//! worker that serves the connection. When that worker has ended, this process makes the kernel repeat the unanswered
+//! requests and answers with zeros until the file is no longer mapped anywhere. Doorbells have no effect any more; the
+//! VMM continues without its device.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,13 +24,14 @@ use super::fuse::{Connection, Notifier, REQUEST, Served};
 use crate::config::SandboxMode;
 use crate::sandbox::{self, Mismatch};
 
-/// Most files of doorbell pages that it guards: each is two descriptors.
+/// Most files of doorbell pages that it guards: each takes two descriptors.
 const FILES: usize = 400;
 
-/// Sends the stand-in a connection that it is to guard, of a file with so many pages; `life` ends with who serves it.
+/// Hands a FUSE connection of a file with `pages` pages to the fallback server. `life` reports the end of the worker
+/// that serves it.
 ///
 /// # Errors
-/// It does not take it.
+/// The fallback server does not accept it.
 pub fn entrust(to: &UnixStream, pages: u32, device: BorrowedFd<'_>, life: BorrowedFd<'_>) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -41,33 +43,33 @@ pub fn entrust(to: &UnixStream, pages: u32, device: BorrowedFd<'_>, life: Borrow
     let sent = rustix::io::retry_on_intr(|| {
         rustix::net::sendmsg(to, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)
     })?;
-    // A stream takes four bytes or none.
+    // A write to a stream socket transfers all four bytes or none.
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Tells the stand-in that the process which served its files serves no more, although it may not have closed what it
-/// had: a thread of a process that was killed can keep all descriptors open.
+/// Tells the fallback server that the worker no longer serves its files, although its descriptors may still be open: a
+/// stuck thread of a killed process can keep all of them open.
 ///
 /// # Errors
-/// It does not take it.
+/// The fallback server does not accept the message.
 pub fn tell_end(to: &UnixStream) -> io::Result<()> {
     let sent = rustix::io::retry_on_intr(|| rustix::net::send(to, &[0; 4], SendFlags::NOSIGNAL))?;
     if sent == 4 { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// What is guarded.
+/// A guarded file.
 struct Guarded {
     connection: Connection,
     device: OwnedFd,
-    /// Readable when nobody serves it. Gone when that has come.
+    /// Readable once the worker has ended. `None` after that.
     life: Option<OwnedFd>,
 }
 
-/// Serves until there is nothing left to guard: the supervisor has closed its end of standard input, and nobody has a
+/// Serves until no file is left to guard: the supervisor has closed its end of standard input, and no process has a
 /// file mapped.
 ///
 /// # Errors
-/// What is on standard input is not a supervisor.
+/// Standard input is not a connection to a supervisor.
 pub fn run(mode: SandboxMode) -> Result<()> {
     match mode {
         SandboxMode::On => sandbox::enter_alone(Mismatch::Refuse),
@@ -83,7 +85,7 @@ pub(super) fn serve(stream: UnixStream) -> Result<()> {
     let mut guarded: Vec<Guarded> = Vec::new();
     let mut buffer = vec![0; REQUEST];
     while supervisor.is_some() || !guarded.is_empty() {
-        // While somebody serves it, whose requests they are is not to be asked.
+        // While the worker serves a file, its connection is not polled, because the requests are for the worker.
         let watched = guarded.iter().map(|one| one.life.as_ref().unwrap_or(&one.device).as_fd());
         let all = supervisor.iter().map(AsFd::as_fd).chain(watched);
         let mut poll: Vec<_> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
@@ -110,7 +112,7 @@ pub(super) fn serve(stream: UnixStream) -> Result<()> {
 }
 
 impl Guarded {
-    /// Returns `false` if it is over.
+    /// Handles an event. Returns `false` if the file need not be guarded any more.
     fn go_on(&mut self, buffer: &mut [u8]) -> bool {
         if self.life.take().is_some() {
             return self.begin();
@@ -126,7 +128,7 @@ impl Guarded {
         }
     }
 
-    /// Whoever served has ended.
+    /// Takes over from the worker that has ended. Returns `false` if this is not needed.
     fn begin(&self) -> bool {
         match Notifier::of(&self.device).and_then(|notifier| notifier.ask_again()) {
             Ok(()) => {
@@ -134,7 +136,7 @@ impl Guarded {
                 info!("doorbell pages are served in place of a process that has ended");
                 true
             }
-            // Nobody has the file any more.
+            // The file is no longer open anywhere.
             Err(problem) if problem.raw_os_error() == Some(libc::ENODEV) => false,
             Err(problem) => {
                 // Log: once for a file.
@@ -145,13 +147,13 @@ impl Guarded {
     }
 }
 
-/// What the supervisor says.
+/// A message of the supervisor.
 enum Said {
-    /// One more file.
+    /// Guard one more file.
     Guard(Guarded),
-    /// The process that served the files so far serves no more.
+    /// The worker no longer serves its files.
     End,
-    /// There will be no more.
+    /// There will be no more messages.
     Closed,
 }
 

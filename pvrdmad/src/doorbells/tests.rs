@@ -1,4 +1,5 @@
-//! The pages as the kernel has them. Where it lends none these tests say so and end: `doorbells` is `trapped` there.
+//! Tests with pages of the real kernel. Where the kernel cannot export pages, these tests print the reason and end:
+//! `doorbells` is `trapped` there.
 #![expect(clippy::print_stderr, reason = "a test that cannot run says why")]
 
 use std::fs::File;
@@ -22,9 +23,9 @@ use super::stand_in::{entrust, tell_end};
 use super::watcher::{Watch, Watcher};
 
 const PAGE: usize = 4096;
-/// Longer than anything takes; a test that waits for this has failed.
+/// Longer than any step takes; a test that waits for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Says what a process of [`toucher`] does.
+/// Environment variable with the script of a [`toucher`] process.
 const SCRIPT: &str = "PVRDMAD_TEST_TOUCHES";
 
 /// A file whose pages are served.
@@ -36,7 +37,7 @@ struct Place {
 }
 
 impl Place {
-    /// None, with a line that says why, where there are no such files.
+    /// Returns `None`, and prints the reason, where such files cannot be created.
     fn new(pages: u32) -> Option<Self> {
         let PageFile { device, file } = PageFile::make(pages).inspect_err(skipped).ok()?;
         let counts = Arc::<DoorbellCounters>::default();
@@ -52,7 +53,7 @@ impl Place {
         self.counts.doorbell_faults.get()
     }
 
-    /// Has another process touch pages, and waits for its end.
+    /// Makes another process touch pages, and waits for its end.
     fn touched_by_another(&self, script: &str) {
         let test = "doorbells::tests::toucher";
         let mut child = Command::new(std::env::current_exe().unwrap());
@@ -81,7 +82,7 @@ impl Mapping {
     }
 }
 
-/// Rings of a page each, of which only the indices are there.
+/// Rings of a page each, of which only the indices exist.
 struct Rings {
     posted: Vec<AtomicU64>,
     seen: Vec<AtomicU64>,
@@ -134,7 +135,7 @@ impl MappedDoorbells for Rings {
     }
 }
 
-/// The other process.
+/// The process that touches pages.
 #[test]
 #[ignore = "started by other tests"]
 fn toucher() {
@@ -153,7 +154,7 @@ fn toucher() {
     }
 }
 
-/// What QEMU does to all that it maps for a guest.
+/// Repeats the advice that QEMU gives for all memory that it maps for a guest.
 #[expect(unsafe_code, reason = "advice, of which the C library has an unsafe function only")]
 fn advise_huge(mapping: &Mapping) {
     let (address, size) = (mapping.0.as_ptr(), mapping.0.size());
@@ -175,7 +176,7 @@ fn each_touch_is_one_event() {
     }
 }
 
-/// Conformance 49: a page that is taken away is all zeros when it is there again.
+/// Conformance 49: a page that was taken away is all zeros when it is present again.
 #[test]
 fn nothing_of_a_page_is_left_for_the_next_process() {
     let Some(place) = Place::new(8) else { return };
@@ -198,7 +199,7 @@ fn a_client_cannot_cut_the_file_short() {
     assert_eq!((file.metadata().unwrap().len(), mapping.load(7)), (8 * 4096, 1));
 }
 
-/// The pages of a device that has ended are those of a VMM that runs.
+/// Pages of a device that has ended still belong to a running VMM.
 #[test]
 fn pages_are_served_until_nobody_has_them() {
     let Some(place) = Place::new(8) else { return };
@@ -217,7 +218,6 @@ fn pages_are_served_until_nobody_has_them() {
     wait_for("the end of who serves the pages", || (Weak::strong_count(&left) == 0).then_some(()));
 }
 
-/// Nobody wakes but for a touch. A store that is slow may be two: the page is taken away before it is tried again.
 /// A worker that was killed can keep its end of the pipe open: then the supervisor says that it serves no more.
 #[test]
 fn pages_are_served_in_place_of_a_process_that_closes_nothing() {
@@ -236,6 +236,8 @@ fn pages_are_served_in_place_of_a_process_that_closes_nothing() {
     serving.join().unwrap().unwrap();
 }
 
+/// Only a touch wakes the watcher. A slow store may count as two: the page may be taken away before the store is
+/// retried.
 #[test]
 fn who_looks_at_rings_sleeps_until_a_page_is_touched() {
     let Some(place) = Place::new(8) else { return };
@@ -254,7 +256,7 @@ fn who_looks_at_rings_sleeps_until_a_page_is_touched() {
     drop(watcher);
 }
 
-/// It costs naps, and an invalidation now and then.
+/// A process that stores all the time costs naps and an occasional invalidation.
 #[test]
 fn a_process_that_hammers_its_page_is_bounded() {
     let Some(place) = Place::new(1024) else { return };
@@ -265,12 +267,12 @@ fn a_process_that_hammers_its_page_is_bounded() {
     drop(watcher);
     let [faults, arms] = [place.faults(), place.counts.doorbell_arms.get()];
     assert!(faults <= arms + 1, "{faults} faults, {arms} arms");
-    // How seldom the page is taken away is a matter of time: see the tests of `Pacer`.
+    // The rate of invalidations depends on time and is tested with `Pacer`.
     assert!(sleeps.get() <= arms + 2, "{} sleeps", sleeps.get());
 }
 
-/// Posts to random pages, pages that are taken away at random, and who looks at rings between sleeping and waking: no
-/// post is lost.
+/// Posts to random pages, while pages are taken away at random and the watcher is between sleeping and waking. No post
+/// may be lost.
 fn storm(posts: u32) {
     const PAGES: u32 = 16;
     let Some(place) = Place::new(PAGES) else { return };
@@ -329,15 +331,15 @@ fn slow_no_post_of_a_million_is_lost() {
     storm(1_000_000);
 }
 
-/// Rings whose owner posts at the worst moment: the watcher has looked for the last time, and is about to take the
-/// pages away. If it `forgets`, the look after that is left out.
+/// Rings whose owner posts at the worst moment: after the watcher has polled for the last time, and before it takes the
+/// pages away. If it `forgets`, the poll after that is left out.
 struct LatePost {
     rings: Arc<Rings>,
     mapping: Mapping,
     forgets: bool,
-    /// Somebody else stores to the page, and may have to try again.
+    /// Another thread is storing to the page, and may have to retry the store.
     storing: AtomicBool,
-    /// The last look was one of a watcher that is awake.
+    /// The last poll was one of a watcher that is awake.
     awake: AtomicBool,
     posted: AtomicBool,
     left_out: AtomicBool,
@@ -359,7 +361,7 @@ impl MappedDoorbells for LatePost {
 
     fn page_touched(&self, page: u32) {
         self.rings.page_touched(page);
-        // Who is awake is told once more of each page before it is taken away.
+        // A watcher that is awake is told of each page once more before the page is taken away.
         let goes = self.awake.load(Ordering::SeqCst) && !self.storing.load(Ordering::SeqCst);
         if goes && !self.posted.swap(true, Ordering::SeqCst) {
             self.rings.post(&self.mapping, page);
@@ -383,8 +385,8 @@ impl MappedDoorbells for LatePost {
     }
 }
 
-/// What is posted just before the pages are taken away is found by the look after that, and by nothing else: a watcher
-/// that leaves it out sleeps over it, and no touch wakes it.
+/// A post just before the pages are taken away is found only by the poll after that: a watcher that omits this poll
+/// goes to sleep with work pending, and no touch wakes it.
 #[test]
 fn the_look_after_the_pages_were_taken_away_finds_what_nothing_else_does() {
     for forgets in [false, true] {
@@ -408,7 +410,7 @@ fn the_look_after_the_pages_were_taken_away_finds_what_nothing_else_does() {
     }
 }
 
-/// A generator of random numbers (xorshift).
+/// A pseudo-random number generator (xorshift).
 struct Random(u64);
 
 impl Random {

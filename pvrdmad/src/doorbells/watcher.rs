@@ -1,4 +1,4 @@
-//! The thread that looks at a device's rings while its doorbells are not heard.
+//! Thread that polls a device's rings while stores to its doorbells cause no request.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -21,13 +21,13 @@ use super::DoorbellCounters;
 use super::pacer::{Pacer, Step};
 use super::pages::Pages;
 
-/// The words of [`Pacer::word`], to be told by another thread.
+/// The words of [`Pacer::word`], indexed so that another thread can read the state.
 const WORDS: [&str; 4] = ["cold", "warm", "hot", "polled"];
 
-/// Spinning is judged in pieces of this length, in nanoseconds, if it does not end before.
+/// Longest piece in which spinning is reported to the pacer, in nanoseconds.
 const SPIN_NOTED: u64 = 1_000_000;
 
-/// What the thread, the device and whoever serves the pages share.
+/// State shared by the thread, the device and the thread that serves the pages.
 #[derive(Debug)]
 pub(super) struct Watch {
     name: String,
@@ -35,7 +35,7 @@ pub(super) struct Watch {
     /// Ends the thread's sleep.
     waker: Waker<Bell>,
     ends: AtomicBool,
-    /// Set once, before anybody has the file.
+    /// Set once, before any client has the file.
     pages: Arc<Pages>,
     counts: Arc<DoorbellCounters>,
     state: AtomicU8,
@@ -43,10 +43,10 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Serves the pages of a file, and keeps `life` meanwhile; nobody looks at rings yet.
+    /// Serves the pages of a file, and keeps `life` open meanwhile. The rings are not polled yet.
     ///
     /// # Errors
-    /// There is no room for a thread or a descriptor.
+    /// No thread or descriptor is available.
     pub(super) fn new(
         name: &str,
         device: OwnedFd,
@@ -60,7 +60,7 @@ impl Watch {
         let told = move || {
             faults.doorbell_faults.increment();
             waker.wake();
-            // It goes with the thread that tells.
+            // Captured so that it is closed together with the thread that serves the pages.
             let _ = &life;
         };
         let pages = Pages::serve(name, device, pages, start, told)?;
@@ -76,13 +76,13 @@ impl Watch {
         }))
     }
 
-    /// The pages.
+    /// Returns the pages.
     #[cfg(test)]
     pub(super) fn pages(&self) -> &Pages {
         &self.pages
     }
 
-    /// What the thread does now, in a word.
+    /// Returns the state of the thread as a word.
     pub(super) fn state(&self) -> &'static str {
         WORDS.get(usize::from(self.state.load(Ordering::Relaxed))).copied().unwrap_or_default()
     }
@@ -91,7 +91,7 @@ impl Watch {
         let left = due.map(|due| Duration::from_nanos(due.saturating_sub(self.now())));
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         let wait = |bell: &Bell| rustix::event::poll(&mut [PollFd::new(bell, PollFlags::IN)], timeout.as_ref());
-        // An error is an end of the sleep like any other.
+        // An error ends the sleep like any other event.
         let _ = self.waker.sleep(wait);
     }
 }
@@ -113,20 +113,21 @@ impl DoorbellWatcher for Watch {
                 &self.name,
                 format_args!("doorbell page {page} keeps what is in it: {error}"),
             );
-            // It counts as touched: its process is not heard.
+            // The page counts as touched, because stores to it cause no request.
             self.wake();
         }
     }
 }
 
-/// Nanoseconds that this thread has had a processor.
+/// Returns the processor time of this thread in nanoseconds.
 fn processor_time() -> u64 {
-    // That of `rustix` asks the kernel first where its own is to be found, by a call that this thread may not make.
+    // `rustix` would first ask the kernel for the address of its vDSO, with a system call that the sandbox of this
+    // thread forbids.
     let time = nix::time::clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The thread. Dropping it ends it.
+/// Handle of the thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub(super) struct Watcher {
     watch: Arc<Watch>,
@@ -134,10 +135,10 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Looks at the rings of `device` from now on. `spins`: there may be a processor to spare.
+    /// Polls the rings of `device` from now on. With `spins` there may be a processor to spare.
     ///
     /// # Errors
-    /// There is no room for a thread.
+    /// No thread can be started.
     pub(super) fn start(watch: &Arc<Watch>, device: Arc<dyn MappedDoorbells>, spins: bool) -> io::Result<Self> {
         let body =
             Body { watch: Arc::clone(watch), device, pacer: Pacer::new(spins), spin: None, events: 0, due: None };
@@ -153,7 +154,7 @@ impl Drop for Watcher {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            // Log: the last of this thread.
+            // Log: the last message of this thread.
             error!("{}: the thread that looks at rings panicked", self.watch.name);
         }
     }
@@ -163,17 +164,17 @@ struct Body {
     watch: Arc<Watch>,
     device: Arc<dyn MappedDoorbells>,
     pacer: Pacer,
-    /// When it began to spin, by the watch and by the processor time of this thread.
+    /// Start of the current spin: time of the watch, and processor time of this thread.
     spin: Option<(u64, u64)>,
-    /// Touches that were seen.
+    /// Number of touches that were handled.
     events: u64,
-    /// When something is due.
+    /// Time of the next deadline.
     due: Option<u64>,
 }
 
 impl Body {
     fn run(mut self) {
-        // As it is by default naps would take three times as long.
+        // With the default timer slack, naps would take three times as long.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         while !self.watch.ends.load(Ordering::SeqCst) {
             let now = self.watch.now();
@@ -185,7 +186,7 @@ impl Body {
                 }
                 Step::Nap(nap) => {
                     self.watch.counts.doorbell_naps.increment();
-                    // Whoever touches does not end it: that would be one look for each touch.
+                    // A touch does not end the nap: otherwise there would be a poll for each touch.
                     thread::sleep(Duration::from_nanos(nap));
                     self.look(Depth::Hot);
                 }
@@ -199,7 +200,7 @@ impl Body {
         }
     }
 
-    /// Tells the pacer how much of the time in which it spun this thread had a processor.
+    /// Tells the pacer how much of the time in which the thread spun it had a processor.
     fn note_spin(&mut self, step: Step, now: u64) {
         let begins = || Some((now, processor_time()));
         match self.spin {
@@ -213,7 +214,7 @@ impl Body {
         }
     }
 
-    /// A look at what is hot. Returns `true` if something happened: it was found, or has completed.
+    /// Polls rings with recent activity. Returns `true` if work was found or a request completed.
     fn look(&mut self, depth: Depth) -> bool {
         self.take_touched();
         let out = self.poll(depth);
@@ -229,7 +230,7 @@ impl Body {
         out.moved > 0 || out.completed
     }
 
-    /// Looks first: what completes from then on ends the rest.
+    /// Polls first, so that a completion after the poll ends the rest.
     fn rest(&mut self, rest: u64) {
         if !self.look(Depth::Rest) {
             self.watch.counts.doorbell_naps.increment();
@@ -238,12 +239,12 @@ impl Body {
         }
     }
 
-    /// Takes the pages away, and looks at everything once more: what was posted before is found, what comes after is
-    /// a touch.
+    /// Takes the pages away and polls everything once more. This poll finds posts from before the removal; a later post
+    /// causes a touch.
     fn arm(&mut self) {
         let watch = Arc::clone(&self.watch);
         let before = watch.pages.flags().events();
-        // A page may have been touched before its process had it.
+        // A page may have been touched before it was assigned to its process, so it is reported again.
         watch.pages.flags().for_present(|page| self.device.page_touched(page));
         let taken = watch.pages.take_all();
         watch.counts.doorbell_arms.add(taken.pages);
@@ -261,7 +262,7 @@ impl Body {
         }
     }
 
-    /// Sleeps until a page is touched, or something is due.
+    /// Sleeps until a page is touched or a deadline passes.
     fn block(&mut self) {
         let watch = Arc::clone(&self.watch);
         watch.counts.doorbell_sleeps.increment();
@@ -282,7 +283,7 @@ impl Body {
         out
     }
 
-    /// Tells the device which pages were touched. Returns `true` if some were.
+    /// Reports touched pages to the device. Returns `true` if there were any.
     fn take_touched(&mut self) -> bool {
         let events = self.watch.pages.flags().events();
         if events == self.events {

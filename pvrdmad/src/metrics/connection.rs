@@ -1,4 +1,4 @@
-//! A connection: a request that is read, a response that is written, and no wait in between.
+//! A connection of the metrics server: reads a request and writes a response without ever blocking.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use rustix::event::PollFlags;
 
 use super::request::{MAX_HEAD, Verdict, judge, response_head};
 
-/// The media type of the text.
+/// Media type of the text.
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 #[derive(Debug)]
@@ -20,10 +20,10 @@ pub(super) enum Stream {
     Tcp(TcpStream),
 }
 
-/// Where a connection comes from: a host, or a user of this one.
+/// Origin of a connection: a host, or a user of this host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
-    /// An IPv4 address, or an IPv6 prefix of 64 bits, as a host has all addresses of one.
+    /// An IPv4 address, or an IPv6 prefix of 64 bits, because a host usually controls all addresses of its prefix.
     Host(u128),
     User(u32),
 }
@@ -61,19 +61,19 @@ impl Stream {
     }
 }
 
-/// What the networks say, or why they do not.
+/// The metrics, or the reason why there are none.
 pub(super) type Text = Result<Arc<str>, String>;
 
-/// How far a connection is.
+/// Stage of a connection.
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// The head of the request, as far as it has come.
+    /// The head of the request is being read; the bytes received so far.
     Reading(Vec<u8>),
-    /// It waits for the text.
+    /// The connection waits for the metrics.
     Asked { body: bool },
-    /// It is told this, from `at` on.
+    /// The response is being written, from `at` on.
     Writing { head: String, body: Arc<str>, at: usize },
-    /// It is over.
+    /// The connection has ended.
     Done,
 }
 
@@ -82,14 +82,14 @@ pub(super) struct Connection {
     stream: Stream,
     pub(super) origin: Origin,
     pub(super) stage: Stage,
-    /// It can be read, or written, as far as is known.
+    /// It may be readable or writable.
     pub(super) ready: bool,
     pub(super) until: Instant,
 }
 
 impl Connection {
     /// # Errors
-    /// The system does not say where the connection comes from.
+    /// The system does not report the origin of the connection.
     pub(super) fn new(stream: Stream, until: Instant) -> io::Result<Self> {
         stream.set_nonblocking()?;
         let origin = stream.origin()?;
@@ -103,7 +103,7 @@ impl Connection {
         }
     }
 
-    /// The events that let it go on. Its end is always told.
+    /// Returns the events that let it continue. The end of the connection is always reported.
     pub(super) const fn flags(&self) -> PollFlags {
         match self.stage {
             Stage::Reading(_) => PollFlags::IN,
@@ -112,12 +112,12 @@ impl Connection {
         }
     }
 
-    /// Returns `true` if it has not asked for anything yet.
+    /// Returns `true` if its request is not complete yet.
     pub(super) const fn is_reading(&self) -> bool {
         matches!(self.stage, Stage::Reading(_))
     }
 
-    /// Goes on as far as that goes without waiting.
+    /// Continues as far as possible without blocking.
     pub(super) fn step(&mut self) {
         if !std::mem::take(&mut self.ready) {
             return;
@@ -125,7 +125,7 @@ impl Connection {
         let stepped = match self.stage {
             Stage::Reading(_) => self.read(),
             Stage::Writing { .. } => self.write(),
-            // The other end is gone.
+            // The client has closed the connection.
             Stage::Asked { .. } => Err(io::ErrorKind::ConnectionReset.into()),
             Stage::Done => Ok(()),
         };
@@ -139,7 +139,7 @@ impl Connection {
         }
     }
 
-    /// Reads until the head of the request is complete, or nothing more is there.
+    /// Reads until the head of the request is complete, or no more data is available.
     fn read(&mut self) -> io::Result<()> {
         let mut chunk = [0; 1024];
         while let Stage::Reading(head) = &mut self.stage {
@@ -158,7 +158,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Tells it the text, or why there is none, if it waits for that.
+    /// Answers with the metrics, or with the reason why there are none, if it waits for them.
     pub(super) fn answer(&mut self, text: &Text) {
         let Stage::Asked { body } = self.stage else { return };
         let told = match text {

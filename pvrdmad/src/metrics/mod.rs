@@ -1,9 +1,9 @@
-//! Metrics over HTTP, for Prometheus and its like: `GET /metrics`, on a Unix socket or a TCP port.
+//! Metrics over HTTP for Prometheus and similar programs: `GET /metrics`, on a Unix socket or a TCP port.
 //!
-//! Everybody who reaches the place is answered, so all of it is bounded: connections, their time, the bytes read from
-//! them, and how often the networks are asked. One thread serves all connections and waits for none of them; another
-//! one asks the networks. In a full [`Table`] a connection of the source with the most connections gives way, and a
-//! connection without a request never takes the room of one that has asked.
+//! Any client that can reach the address is answered, so everything is bounded: connections, their lifetime, the bytes
+//! read from them, and the rate at which the networks are asked. One thread serves all connections without blocking on
+//! any; another one asks the networks. In a full [`Table`] a connection of the origin with the most connections is
+//! closed, and a connection without a complete request never displaces one that has sent its request.
 
 mod connection;
 mod request;
@@ -29,25 +29,25 @@ use self::table::Table;
 use crate::config::{MetricsAddress, MetricsSpec};
 use crate::socket::SocketFile;
 
-/// In front of lines of the log.
+/// Prefix of log lines.
 const SUBJECT: &str = "metrics";
 
-/// Connections that are accepted at a time, so that those that are there go on.
+/// Most connections accepted at a time, so that existing connections make progress.
 const ACCEPT_BATCH: usize = 64;
 
-/// How long a connection may last.
+/// Lifetime of a connection.
 const CONNECTION_TIME: Duration = Duration::from_secs(10);
 
-/// The same text is given to all who ask within this.
+/// Requests within this time get the same text.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// Pause when the system refuses to accept or to wait.
+/// Pause after the system refuses to accept or to wait.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What makes the text.
+/// Function that produces the text.
 pub(crate) type Source = Box<dyn Fn() -> Result<String, String> + Send + Sync>;
 
-/// A place that listens.
+/// A listening socket.
 #[derive(Debug)]
 pub(crate) enum Place {
     /// A Unix socket.
@@ -57,10 +57,10 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Listens.
+    /// Opens the socket.
     ///
     /// # Errors
-    /// The place cannot be had.
+    /// The address is unavailable.
     pub(crate) fn open(spec: &MetricsSpec) -> Result<Self> {
         match &spec.address {
             MetricsAddress::Unix(path) => Ok(Self::Unix(SocketFile::bind(path, spec.access)?)),
@@ -93,7 +93,7 @@ impl Place {
     }
 }
 
-/// Answers until dropped.
+/// The metrics server. Dropping it stops it.
 #[derive(Debug)]
 pub(crate) struct MetricsServer {
     stop: OwnedFd,
@@ -101,10 +101,10 @@ pub(crate) struct MetricsServer {
 }
 
 impl MetricsServer {
-    /// Starts answering.
+    /// Starts the server.
     ///
     /// # Errors
-    /// The system has no room for another thread.
+    /// No thread can be started.
     pub(crate) fn start(place: Place, source: Source) -> io::Result<Self> {
         place.set_nonblocking()?;
         let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -124,7 +124,7 @@ impl MetricsServer {
         let gather = move || gather(&source, &asked, &tell, &gathered);
         let gatherer = threads::spawn(ThreadKind::Supervisor, "metrics source", gather)?;
         let server = threads::spawn(ThreadKind::Supervisor, "metrics", move || server.run())?;
-        // The gatherer ends when the server is gone.
+        // The gathering thread ends once the server has ended.
         Ok(Self { stop, threads: vec![server, gatherer] })
     }
 }
@@ -136,14 +136,14 @@ impl Drop for MetricsServer {
         }
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                // Log: the last of this thread.
+                // Log: the last message of this thread.
                 error!("a thread of metrics panicked");
             }
         }
     }
 }
 
-/// Asks the networks as often as it is asked for that, until there is no server any more.
+/// Asks the networks once for each message, until the server has ended.
 fn gather(source: &Source, asked: &Receiver<()>, tell: &Sender<(Instant, Text)>, gathered: &OwnedFd) {
     while asked.recv().is_ok() {
         let text = source().map(Arc::from);
@@ -153,17 +153,17 @@ fn gather(source: &Source, asked: &Receiver<()>, tell: &Sender<(Instant, Text)>,
     }
 }
 
-/// The thread that has all connections.
+/// State of the thread that serves all connections.
 struct Server {
     stop: OwnedFd,
     place: Place,
     table: Table,
-    /// Readable when the text has come.
+    /// Readable when the text has arrived.
     gathered: Arc<OwnedFd>,
     ask: SyncSender<()>,
     told: Receiver<(Instant, Text)>,
     is_gathering: bool,
-    /// The text that came last, and when it was complete.
+    /// The last text, and the time at which it was complete.
     last: Option<(Instant, Arc<str>)>,
     log: LogLimit,
 }
@@ -180,11 +180,11 @@ impl Server {
         }
     }
 
-    /// Waits for something to happen. Returns `false` if it is time to stop.
+    /// Waits for an event. Returns `false` if the thread has to stop.
     fn wait(&mut self) -> bool {
         let now = Instant::now();
         let timeout = self.table.deadline().map(|until| until.saturating_duration_since(now));
-        // Rounded up: nothing is due a moment early.
+        // Rounded up, so that a deadline has passed when the wait ends.
         let timeout = timeout.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
         let mut fds = vec![
             PollFd::new(&self.stop, PollFlags::IN),
@@ -222,9 +222,9 @@ impl Server {
         }
     }
 
-    /// Takes the text that was gathered and gives it to all that wait for it.
+    /// Takes the gathered text and answers all connections that wait for it.
     fn hear(&mut self) {
-        // It counts, and is empty if nothing has come.
+        // The descriptor is an event counter; the read fails if nothing has arrived.
         let _ = rustix::io::read(&self.gathered, &mut [0; 8]);
         match self.told.try_recv() {
             Ok((when, text)) => {
@@ -237,7 +237,7 @@ impl Server {
         }
     }
 
-    /// Has the text gathered, or gives the last one, if one is wanted.
+    /// Starts gathering the text, or answers with the last one, if a connection waits for it.
     fn answer(&mut self, now: Instant) {
         self.table.give_way();
         if !self.table.iter().any(|connection| matches!(connection.stage, Stage::Asked { .. })) {
@@ -258,7 +258,7 @@ impl Server {
     }
 }
 
-/// Returns `true` if the text that was complete then is told to who asks at `asked`.
+/// Returns `true` if a text that was complete at `gathered` may answer a request at `asked`.
 fn is_fresh(gathered: Instant, asked: Instant) -> bool {
     asked.saturating_duration_since(gathered) < FRESH
 }

@@ -1,24 +1,24 @@
-//! What is asked over HTTP, and what is said to it.
+//! HTTP requests and response heads.
 
-/// Bytes of the longest head of a request.
+/// Most bytes of the head of a request.
 pub(super) const MAX_HEAD: usize = 4096;
 
-/// Headers that a request has at most.
+/// Most headers of a request.
 const MAX_HEADERS: usize = 32;
 
-/// What a request gets.
+/// Answer to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
-    /// The metrics; without a body if only the head is asked for.
+    /// The metrics.
     Metrics {
-        /// With a body.
+        /// Includes the body; `false` for `HEAD`.
         body: bool,
     },
     /// An error: a status with its phrase.
     Refused(&'static str),
 }
 
-/// What the head of a request asks for. None: it has not ended yet.
+/// Parses the head of a request. Returns `None` if it is incomplete.
 pub(super) fn judge(head: &[u8]) -> Option<Verdict> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
@@ -41,7 +41,7 @@ pub(super) fn judge(head: &[u8]) -> Option<Verdict> {
     })
 }
 
-/// The head of a response whose body has so many bytes. The connection ends with it.
+/// Returns the head of a response with a body of `length` bytes. The connection is closed after it.
 pub(super) fn response_head(status: &str, kind: &str, length: usize) -> String {
     format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n")
 }

@@ -1,4 +1,4 @@
-//! The connections, and which of them gives way when there are too many.
+//! The table of connections, and the choice of the one to close when there are too many.
 
 use std::time::Instant;
 
@@ -6,12 +6,12 @@ use pvrdma_verbs::Random;
 
 use super::connection::{Connection, Origin, Stage};
 
-/// Connections that have not asked for anything.
+/// Most connections without a complete request.
 pub(super) const MAX_READING: usize = 16;
-/// Connections that have asked: they wait for the text, or read it.
+/// Most connections with a complete request: they wait for the text, or read it.
 pub(super) const MAX_ASKED: usize = 16;
 
-/// All connections. Those that have not asked and those that have are counted apart.
+/// All connections. Those with and those without a complete request are counted separately.
 #[derive(Debug)]
 pub(super) struct Table {
     connections: Vec<Connection>,
@@ -35,18 +35,18 @@ impl Table {
         self.connections.push(connection);
     }
 
-    /// Does this to each of them, and closes those that are over.
+    /// Calls `step` with each connection, and closes those that have ended.
     pub(super) fn each(&mut self, step: impl FnMut(&mut Connection)) {
         self.connections.iter_mut().for_each(step);
         self.connections.retain(|connection| !matches!(connection.stage, Stage::Done));
     }
 
-    /// When the first of them has been there for too long.
+    /// Returns the time at which the first lifetime ends.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.connections.iter().map(|connection| connection.until).min()
     }
 
-    /// Closes those that have been there for too long.
+    /// Closes connections whose lifetime has ended.
     pub(super) fn expire(&mut self, now: Instant) {
         self.connections.retain(|connection| connection.until > now);
     }
@@ -62,7 +62,7 @@ impl Table {
                 if indices.len() <= most {
                     break;
                 }
-                // Without random numbers it is the first one.
+                // Without a random number the first one is chosen.
                 let drawn = self.random.draw().unwrap_or_default();
                 let Some(index) = one_of_the_most(&origins, drawn).and_then(|at| indices.get(at)) else { break };
                 self.connections.swap_remove(*index);
@@ -71,7 +71,7 @@ impl Table {
     }
 }
 
-/// Chooses among the connections of the source that has the most.
+/// Chooses a connection of the origin that has the most.
 fn one_of_the_most(origins: &[Origin], drawn: u32) -> Option<usize> {
     let count = |origin: &Origin| origins.iter().filter(|other| *other == origin).count();
     let most = origins.iter().map(count).max()?;

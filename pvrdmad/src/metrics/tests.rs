@@ -7,7 +7,7 @@ use super::request::MAX_HEAD;
 use super::table::{MAX_ASKED, MAX_READING};
 use super::*;
 
-/// A server of this text at a Unix socket.
+/// Starts a server of this text at a Unix socket.
 fn served(source: impl Fn() -> Result<String, String> + Send + Sync + 'static) -> (MetricsServer, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let spec = MetricsSpec {
@@ -54,34 +54,34 @@ fn a_tcp_port() {
     assert!(ask(TcpStream::connect(address).unwrap(), GET).ends_with("\r\n\r\n# EOF\n"));
 }
 
-/// The attack: more bytes than a request has, without an end.
+/// Attack: a request that is longer than permitted and never ends.
 #[test]
 fn a_request_without_an_end_is_refused() {
     let (_server, folder) = served(|| Ok(String::new()));
     let endless = format!("GET /metrics HTTP/1.1\r\nA: {}", "a".repeat(MAX_HEAD));
     let mut stream = connect(&folder);
-    // It may be closed before all of it is written.
+    // The server may close the connection before all of it is written.
     let _ = stream.write_all(endless.as_bytes());
     let mut text = [0; 12];
     stream.read_exact(&mut text).unwrap();
     assert_eq!(&text, b"HTTP/1.1 431");
 }
 
-/// The attack: any number of connections that say nothing, or half of something, from the user who asks as well.
+/// Attack: any number of connections that send nothing, or part of a request, also from the user of the scraper.
 #[test]
 fn connections_without_a_request_keep_no_scrape_out() {
     let (server, folder) = served(|| Ok("# EOF\n".to_owned()));
     let mut held = Vec::new();
     for number in 0..100 {
         let mut stream = connect(&folder);
-        // It may be closed already.
+        // The server may have closed the connection.
         let _ = stream.write_all(&GET.as_bytes()[..number % GET.len()]);
         held.push(stream);
         if number % 10 == 9 {
             assert!(ask(connect(&folder), GET).ends_with("# EOF\n"), "{number}");
         }
     }
-    // There is a bound to those that stay: closed ones say so, and the others end with the server.
+    // The number of remaining connections is bounded: closed ones report their end, and the others end with the server.
     let mut open = 0;
     for stream in &mut held {
         stream.set_nonblocking(true).unwrap();
@@ -95,7 +95,7 @@ fn connections_without_a_request_keep_no_scrape_out() {
     }
 }
 
-/// The attack: connections that ask and take nothing. The text is longer than what the kernel keeps for them.
+/// Attack: connections that send a request and do not read. The text is longer than the kernel's buffers.
 #[test]
 fn connections_that_do_not_read_keep_no_scrape_out() {
     let text = "a".repeat(4 << 20);
@@ -105,11 +105,11 @@ fn connections_that_do_not_read_keep_no_scrape_out() {
     for _ in 0..2 * MAX_ASKED {
         let mut stream = connect(&folder);
         stream.write_all(GET.as_bytes()).unwrap();
-        // The head: it is being told. It may have given way before.
+        // The head shows that the response is being written. The connection may have been closed before.
         let _ = stream.read_exact(&mut [0; 12]);
         held.push(stream);
     }
-    // They are of the same user, so it may have to give way itself, and asks again as a scraper does.
+    // The scraper has the same user, so its connection may be closed, too, and it tries again as real ones do.
     let scraped = |_: &i32| {
         let (mut stream, mut got) = (connect(&folder), String::new());
         stream.write_all(GET.as_bytes()).is_ok() && stream.read_to_string(&mut got).is_ok() && got.ends_with(&text)
@@ -117,7 +117,7 @@ fn connections_that_do_not_read_keep_no_scrape_out() {
     assert!((0..100).any(|attempt| scraped(&attempt)));
 }
 
-/// Networks that do not answer hold up nothing but who asked for them.
+/// Networks that do not answer delay only the connections that wait for the metrics.
 #[test]
 fn while_the_text_is_gathered_others_are_answered() {
     let barrier = Arc::new(Barrier::new(2));
@@ -137,12 +137,12 @@ fn while_the_text_is_gathered_others_are_answered() {
     assert!(text.ends_with("# EOF\n"));
 }
 
-/// The attack: many ask at once, or one again and again. The networks are asked ten times a second at most.
+/// Attack: many requests at once, or repeated requests. The networks are asked at most ten times a second.
 #[test]
 fn who_asks_soon_after_gets_the_same() {
     let gathered = Instant::now();
     let after = |milliseconds| gathered + Duration::from_millis(milliseconds);
-    // It was asked before: it waited.
+    // The request preceded the text, so it waited for it.
     assert!(is_fresh(gathered, gathered - Duration::from_secs(5)));
     assert_eq!([0, 99, 100, 5000].map(|late| is_fresh(gathered, after(late))), [true, true, false, false]);
 }

@@ -1,4 +1,5 @@
-//! Frames: four bytes of length, little endian, and so many bytes of JSON. Descriptors travel with the first byte.
+//! Frames: a length of four bytes, little endian, followed by that many bytes of JSON. Descriptors travel with the
+//! first byte.
 
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -15,87 +16,87 @@ use thiserror::Error;
 
 /// Most descriptors of a frame.
 pub const MAX_DESCRIPTORS: usize = 32;
-/// Bytes of the length.
+/// Size of the length prefix in bytes.
 const PREFIX: usize = 4;
-/// Bytes that are read at a time, so that a length that is announced takes no memory before its bytes come.
+/// Bytes per read. The buffer grows with the data that arrives, so an announced length alone allocates nothing.
 const CHUNK: usize = 64 << 10;
 
-/// Why a stream of frames cannot go on.
+/// Reason why a stream of frames cannot continue.
 #[derive(Debug, Error)]
 pub enum FrameError {
     /// The socket failed.
     #[error(transparent)]
     Socket(#[from] io::Error),
-    /// The other side announced more than is taken.
+    /// The peer announced a frame longer than the limit.
     #[error("a frame of {length} bytes, at most {most} are taken")]
     TooLong {
-        /// Bytes that were announced.
+        /// Announced length in bytes.
         length: usize,
-        /// Bytes that are taken.
+        /// Limit in bytes.
         most: usize,
     },
     /// The stream ended inside a frame.
     #[error("the stream ended inside a frame")]
     Cut,
-    /// Descriptors came that nobody wants, or more of them.
+    /// Descriptors arrived that are not accepted, or too many of them.
     #[error("more descriptors than are taken")]
     Descriptors,
-    /// What is in the frame is not what it should be.
+    /// The content of the frame is invalid.
     #[error("not understood: {0}")]
     Content(#[from] serde_json::Error),
 }
 
-/// One frame.
+/// A frame.
 #[derive(Debug, Default)]
 pub struct Frame {
     /// Its JSON.
     pub body: Vec<u8>,
-    /// What came with it.
+    /// Descriptors that arrived with it.
     pub fds: Vec<OwnedFd>,
 }
 
-/// What a stream had to give.
+/// Result of reading from a stream.
 #[derive(Debug)]
 pub enum Received {
-    /// A whole frame.
+    /// A complete frame.
     Frame(Frame),
-    /// Nothing more for now; only from a socket that does not wait.
+    /// No more data for now; returned only by a non-blocking socket.
     Pending,
-    /// The end, between two frames.
+    /// The end of the stream, between two frames.
     Closed,
 }
 
-/// Puts frames together from the bytes of a stream, however they come.
+/// Reassembles frames from the bytes of a stream, however they are split.
 #[derive(Debug, Default)]
 pub struct FrameReader {
     prefix: [u8; PREFIX],
-    /// Bytes of the prefix that are there.
+    /// Bytes of the prefix that have arrived.
     prefixed: usize,
     frame: Frame,
     max_fds: usize,
 }
 
 impl FrameReader {
-    /// A reader that takes no descriptors.
+    /// Creates a reader that accepts no descriptors.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A reader that takes at most [`MAX_DESCRIPTORS`] with a frame.
+    /// Creates a reader that accepts at most [`MAX_DESCRIPTORS`] with a frame.
     pub fn with_descriptors() -> Self {
         Self { max_fds: MAX_DESCRIPTORS, ..Self::default() }
     }
 
-    /// Bytes of a frame that is not whole yet, and room for more of it.
+    /// Capacity of the buffer for the incomplete frame, in bytes.
     #[cfg(test)]
     pub(super) fn held(&self) -> usize {
         self.frame.body.capacity()
     }
 
-    /// Reads until a frame of at most `most` bytes is whole, or the socket has nothing more.
+    /// Reads until a frame of at most `most` bytes is complete, or the socket has no more data.
     ///
     /// # Errors
-    /// The stream is of no use any more.
+    /// The stream cannot be used any more.
     pub fn receive(&mut self, stream: &UnixStream, most: usize) -> Result<Received, FrameError> {
         while self.prefixed < PREFIX {
             let mut prefix = self.prefix;
@@ -122,7 +123,7 @@ impl FrameReader {
         Ok(Received::Frame(std::mem::take(&mut self.frame)))
     }
 
-    /// Reads up to `length` bytes. Returns `false` if the socket has nothing more now.
+    /// Reads up to `length` bytes. Returns `false` if the socket has no more data for now.
     fn fill(&mut self, stream: &UnixStream, body: &mut Vec<u8>, length: usize) -> Result<bool, FrameError> {
         while body.len() < length {
             let before = body.len();
@@ -138,11 +139,11 @@ impl FrameReader {
         Ok(true)
     }
 
-    /// Reads once. `None`: nothing is there.
+    /// Reads once. Returns `None` if there is no data.
     fn read(&mut self, stream: &UnixStream, room: &mut [u8]) -> Result<Option<usize>, FrameError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         loop {
-            // What finds no room here, the kernel closes.
+            // The kernel closes descriptors that do not fit into this buffer.
             let mut control = match self.max_fds {
                 0 => RecvAncillaryBuffer::default(),
                 _ => RecvAncillaryBuffer::new(&mut space),
@@ -152,7 +153,7 @@ impl FrameReader {
                 Ok(received) => received,
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => return Ok(None),
-                // Whoever ends with our bytes unread resets the stream: an end like any other.
+                // A peer that closes its end with unread data resets the stream. This is treated like any other end.
                 Err(Errno::CONNRESET) => return Ok(Some(0)),
                 Err(errno) => return Err(io::Error::from(errno).into()),
             };
@@ -169,10 +170,10 @@ impl FrameReader {
     }
 }
 
-/// A message as a frame.
+/// Encodes a message as a frame.
 ///
 /// # Errors
-/// It cannot be JSON, or is too long for a length.
+/// The message cannot be represented as JSON, or is too long for the prefix.
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
     let mut bytes = vec![0; PREFIX];
     serde_json::to_writer(&mut bytes, message)?;
@@ -184,15 +185,15 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
     Ok(bytes)
 }
 
-/// Sends a frame with descriptors. After an error the stream is of no use any more.
+/// Sends a frame with descriptors. After an error the stream cannot be used any more.
 ///
 /// # Errors
-/// The socket failed; one that does not wait, because it is full.
+/// The socket failed. A non-blocking socket also fails when it is full.
 pub fn send(mut stream: &UnixStream, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if fds.len() > MAX_DESCRIPTORS {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // A worker in its sandbox sends no messages that could have an address.
+    // The sandbox of a worker forbids `sendmsg`, since messages can carry an address.
     if fds.is_empty() {
         return stream.write_all(frame);
     }

@@ -1,4 +1,4 @@
-//! What a worker asks of the supervisor, which may do what the worker may not.
+//! Requests of a worker to its supervisor, which has privileges that the worker lacks.
 
 use std::net::IpAddr;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::message::Incoming;
 
-/// Longest request of a worker, in bytes.
+/// Longest request of a worker in bytes.
 pub const MAX_HOST_REQUEST: usize = 4096;
 
-/// What a worker asks for, or tells. The supervisor holds each against the configuration of that worker's network.
+/// Requests and notes of a worker. The supervisor checks each against the configuration of that worker's network.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "host", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum HostRequest {
@@ -18,12 +18,12 @@ pub enum HostRequest {
         /// Name of its device.
         device: String,
     },
-    /// A VMM left. There is no reply.
+    /// A VMM disconnected. There is no reply.
     ClientGone {
         /// Name of its device.
         device: String,
     },
-    /// A queue pair went to its error state, not by its guest. There is no reply.
+    /// A queue pair entered the error state without a request of its guest. There is no reply.
     QueuePairFailed {
         /// Name of its device.
         device: String,
@@ -31,60 +31,60 @@ pub enum HostRequest {
         qpn: u32,
         /// Address of its peer.
         peer: IpAddr,
-        /// Who ended it and what happened before, in words.
+        /// Cause of the error and preceding events, as text.
         history: String,
     },
     /// A host beyond the uplink uses an address of a device. There is no reply.
     AddressConflict {
         /// Name of the device.
         device: String,
-        /// Which address.
+        /// The address.
         address: IpAddr,
         /// Its VLAN.
         vlan: Option<u16>,
-        /// The device keeps it.
+        /// Tells whether the device keeps it.
         kept: bool,
     },
-    /// The descriptor of a link anew, because its connection ended or its interface was made again. The reply carries
-    /// it.
+    /// Reopens the descriptor of a link, because its connection ended or its interface was recreated. The reply carries
+    /// the descriptor.
     Connect {
-        /// Name of the device whose `nic` it is; none: the uplink of the network.
+        /// Name of the device whose `nic` it is, or `None` for the uplink of the network.
         device: Option<String>,
     },
-    /// A keeper for a device, in the place of the one that it has. The reply carries the socket to it.
+    /// Starts a keeper for a device in place of the current one. The reply carries the socket to the keeper.
     Keeper {
         /// Name of the device.
         device: String,
     },
-    /// An address of a guest for the host's interface.
+    /// Adds an address of a guest to the host's interface.
     AddAddress {
-        /// Which.
+        /// The address.
         address: IpAddr,
     },
-    /// Takes it away again.
+    /// Removes an address from the host's interface.
     RemoveAddress {
-        /// Which.
+        /// The address.
         address: IpAddr,
     },
 }
 
 impl HostRequest {
-    /// What a worker asks for in a frame, with the number that the reply needs.
+    /// Parses a frame of a worker. Returns the number that the reply must carry, and the request.
     ///
     /// # Errors
-    /// It is no request.
+    /// The frame is not a request.
     pub fn parse(frame: &[u8]) -> Result<(u64, Self), serde_json::Error> {
         let Incoming { id, body } = serde_json::from_slice(frame)?;
         Ok((id, serde_json::from_str(body.get())?))
     }
 }
 
-/// What the supervisor says.
+/// Reply of the supervisor.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HostReply {
-    /// As asked; a descriptor that was asked for is with it.
+    /// The request was performed. A requested descriptor accompanies the reply.
     Done {},
-    /// Not as asked.
+    /// The request was refused.
     Refused(String),
 }

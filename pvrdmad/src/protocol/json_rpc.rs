@@ -1,7 +1,7 @@
-//! The requests of the control socket as JSON-RPC 2.0: a line for each call, a line for each response.
+//! JSON-RPC 2.0 form of the control socket's requests: one line per call, one line per response.
 //!
-//! The method is the `request` of the plain form, `params` are its other members. What the plain form answers is the
-//! `result`; what it refuses is an error.
+//! The method is the `request` of the plain form, and `params` are its other members. The reply of the plain form
+//! becomes the `result`; a refusal becomes an error.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -10,7 +10,7 @@ use super::message::{Reply, Request, VERSION};
 use super::text::printable_text;
 use crate::events::Event;
 
-/// Methods that there are. `capture` is not: its answer is no JSON.
+/// Available methods. `capture` is not among them, because its answer is not JSON.
 pub(crate) const METHODS: [&str; 11] = [
     "hello",
     "status",
@@ -29,44 +29,44 @@ const PARSE_ERROR: i32 = -32700;
 const INVALID_REQUEST: i32 = -32600;
 const METHOD_NOT_FOUND: i32 = -32601;
 const INVALID_PARAMS: i32 = -32602;
-/// It was understood and is not done, as the message says.
+/// Error code of a valid call that was refused for the reason in the message.
 const REFUSED: i32 = -32000;
 
 /// A call.
 #[derive(Debug)]
 pub(crate) struct Call {
-    /// Of the response; none if nobody waits for one.
+    /// Identifier for the response, or `None` for a notification.
     pub(crate) id: Option<Value>,
-    /// What is asked.
+    /// The method and its parameters.
     pub(crate) method: Result<Method, CallRefused>,
 }
 
-/// What is asked.
+/// A method with its parameters.
 #[derive(Debug)]
 pub(crate) enum Method {
-    /// Who answers, and what it can.
+    /// Asks for the server's name and capabilities.
     Hello,
-    /// What can also be asked in the plain form.
+    /// A request that also exists in the plain form.
     Request(Request),
 }
 
-/// Why nothing is done.
+/// Reason why a call is refused.
 #[derive(Debug)]
 pub(crate) struct CallRefused {
     code: i32,
-    /// Why.
+    /// Explanation for the client.
     pub(crate) message: String,
 }
 
 impl CallRefused {
-    /// Of the plain form, which has no codes.
+    /// Makes a refusal of the plain form, which has no codes.
     pub(crate) const fn plain(message: String) -> Self {
         Self { code: PARSE_ERROR, message }
     }
 }
 
 impl Call {
-    /// The call in a line, if it is one of JSON-RPC and not of the plain form.
+    /// Parses a line. Returns `None` if it is in the plain form instead of JSON-RPC.
     pub(crate) fn parse_line(line: &[u8]) -> Option<Self> {
         let refused = |code, message: &str| Err(CallRefused { code, message: printable_text(message) });
         let mut members = match serde_json::from_slice(line) {
@@ -123,7 +123,7 @@ impl Call {
     }
 }
 
-/// Who answers, and what it can.
+/// Returns the server's name and capabilities.
 pub(crate) fn greeting() -> Value {
     json!({
         "daemon": "pvrdmad",
@@ -134,10 +134,10 @@ pub(crate) fn greeting() -> Value {
     })
 }
 
-/// A response with a result.
+/// Encodes a response with a result.
 ///
 /// # Errors
-/// The result is no JSON.
+/// The result cannot be represented as JSON.
 pub(crate) fn result(id: &Value, result: &impl Serialize) -> serde_json::Result<Vec<u8>> {
     #[derive(Serialize)]
     struct Response<'a, T> {
@@ -148,10 +148,10 @@ pub(crate) fn result(id: &Value, result: &impl Serialize) -> serde_json::Result<
     serde_json::to_vec(&Response { jsonrpc: "2.0", id, result })
 }
 
-/// A response that says what a plain reply says.
+/// Encodes a plain reply as a response.
 ///
 /// # Errors
-/// The reply is no JSON.
+/// The reply cannot be represented as JSON.
 pub(crate) fn response<S: Serialize>(id: &Value, reply: &Reply<S>) -> serde_json::Result<Vec<u8>> {
     match reply {
         Reply::Ok(status) => result(id, status),
@@ -163,10 +163,10 @@ pub(crate) fn response<S: Serialize>(id: &Value, reply: &Reply<S>) -> serde_json
     }
 }
 
-/// A response that is an error.
+/// Encodes an error response.
 ///
 /// # Errors
-/// None: it is made of text.
+/// Does not fail in practice: the response consists of text.
 pub(crate) fn error(id: &Value, refused: &CallRefused) -> serde_json::Result<Vec<u8>> {
     let CallRefused { code, message } = refused;
     serde_json::to_vec(&json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}))
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(code(r#"{"jsonrpc":"1.0","id":1,"method":"status"}"#), INVALID_REQUEST);
         assert_eq!(code(r#"{"jsonrpc":"2.0","id":{},"method":"status"}"#), INVALID_REQUEST);
         assert_eq!(code(r#"{"jsonrpc":"2.0","id":1,"method":"status","also":1}"#), INVALID_REQUEST);
-        // Those of workers, and what is no JSON.
+        // Internal methods of workers, and the method whose answer is not JSON.
         for name in ["serve", "capture", "no-such"] {
             assert_eq!(code(&json!({"jsonrpc": "2.0", "id": 1, "method": name}).to_string()), METHOD_NOT_FOUND);
         }
@@ -210,8 +210,8 @@ mod tests {
         assert!(!text.method.unwrap_err().message.contains('\u{1b}'));
     }
 
-    /// The schema says what is taken: its examples are calls, and without one of the params that it requires, or with
-    /// one that it does not know, they are none.
+    /// The schema describes exactly the accepted calls: its examples are valid, and become invalid without a required
+    /// parameter or with an unknown one.
     #[test]
     fn the_schema_is_what_is_taken() {
         let schema: Value = serde_json::from_str(include_str!("../../packaging/control.schema.json")).unwrap();

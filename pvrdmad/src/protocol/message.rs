@@ -1,4 +1,4 @@
-//! What is asked of a daemon and of a network, and what is said to it.
+//! Requests to the daemon and to a network, and their replies.
 
 use std::collections::BTreeMap;
 
@@ -13,150 +13,150 @@ use crate::doorbells::DoorbellSetup;
 use crate::logging::LogFilter;
 use crate::status::WorkerStatus;
 
-/// Version of the requests. A worker of another one refuses [`Request::Hello`]; a daemon of another one says so.
+/// Version of the requests. A worker of another version refuses [`Request::Hello`]; a daemon of another version reports
+/// it.
 pub const VERSION: u32 = 2;
 
-/// How the interface of an uplink is, as far as links of devices follow it.
+/// State of an uplink's interface, as far as links of devices follow it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Carrier {
-    /// Links are up only if this is.
+    /// Links of devices are up only if this is up.
     pub state: LinkState,
-    /// Bytes of an IP packet that it carries. None: nobody sees it, or it is not there.
+    /// Longest IP packet that the interface carries, in bytes. `None` if it is absent or cannot be read.
     pub mtu: Option<u32>,
 }
 
 /// Longest reply without content, in bytes.
 const MAX_PLAIN: usize = 16 << 10;
-/// Longest status of a network without devices: it may describe its counters.
+/// Longest status of a network without devices, in bytes: it may describe its counters.
 const MAX_CATALOGUE: usize = 64 << 10;
-/// Bytes that the status of a device may have.
+/// Most bytes of a device's status.
 const MAX_DEVICE_STATUS: usize = 64 << 10;
-/// Bytes that the objects of a device may have.
+/// Most bytes of a device's objects.
 const MAX_OBJECTS: usize = 64 << 20;
 
-/// What is asked. Those marked *internal* are for workers alone; the control socket refuses them.
+/// A request. Requests marked *internal* are only for workers; the control socket refuses them.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
-    /// What the daemon does, or the network.
+    /// Returns the status of the daemon or the network.
     Status {
-        /// Kind, unit and meaning of all counters as well.
+        /// Includes type, unit and description of all counters.
         #[serde(default)]
         describe: bool,
     },
-    /// The objects of a device.
+    /// Returns the objects of a device.
     Show {
-        /// Which device.
+        /// Name of the device.
         device: String,
-        /// Which objects.
+        /// Kind of the objects.
         object: ObjectKind,
     },
-    /// What goes over a device. To a worker the connection of whoever asks comes as a descriptor; the worker says
-    /// [`Reply::Capturing`] to it by itself.
+    /// Captures the traffic of a device. A worker gets the client's connection as a descriptor, and sends
+    /// [`Reply::Capturing`] to it directly.
     Capture {
-        /// Which device.
+        /// Name of the device.
         device: String,
-        /// Bytes of a frame that are kept.
+        /// Bytes of each frame that are kept.
         #[serde(default)]
         snaplen: Option<u32>,
     },
-    /// One more device, for as long as the daemon runs. A worker gets [`Self::Serve`] for it.
+    /// Adds a device, for as long as the daemon runs. The worker gets [`Self::Serve`] for it.
     AddDevice {
-        /// What `--device` takes: `key=value,key=value`.
+        /// The value of a `--device` option: `key=value,key=value`.
         device: String,
     },
-    /// A device ends: its client is disconnected, and its socket goes away.
+    /// Removes a device: its client is disconnected, and its socket is removed.
     RemoveDevice {
-        /// Which device.
+        /// Name of the device.
         device: String,
     },
-    /// Takes the link of a device up or down.
+    /// Sets the link of a device up or down.
     Link {
-        /// Which device.
+        /// Name of the device.
         device: String,
-        /// How it is from now on.
+        /// The new link state.
         state: LinkState,
     },
-    /// Sets limits of a device, and says what they are.
+    /// Sets limits of a device and returns all of its limits.
     Limits {
-        /// Which device.
+        /// Name of the device.
         device: String,
-        /// New values by name; the others stay.
+        /// New values by name. Other limits stay.
         #[serde(default)]
         set: BTreeMap<String, u64>,
     },
-    /// Sets what a device may use of what it shares with others, and says what that is.
+    /// Sets a device's share of common resources and returns the resulting share.
     Share {
-        /// Which device.
+        /// Name of the device.
         device: String,
-        /// New values by key, `off` for none; the others stay.
+        /// New values by key, `off` for none. Other values stay.
         #[serde(default)]
         set: BTreeMap<String, String>,
     },
-    /// Has the uplink of a network suffer faults, or none any more.
+    /// Injects faults into the uplink of a network, or stops injecting them.
     Fault {
-        /// Which network.
+        /// Name of the network.
         network: String,
-        /// What `fault` of a network takes, or `off`.
+        /// The value of the key `fault` of a network, or `off`.
         fault: FaultWord,
     },
-    /// Sets what is logged.
+    /// Sets the log filter.
     LogLevel {
-        /// A level, or what `RUST_LOG` takes.
+        /// A level, or a filter in the syntax of `RUST_LOG`.
         level: LogFilter,
     },
-    /// All that happens from now on. The connection is for that alone then.
+    /// Subscribes to all events from now on. The connection carries nothing else afterwards.
     Events {},
     /// Internal: the first request. Descriptors: the socket of [`super::HostRequest`]s, then those of the uplink.
     Hello {
         /// [`VERSION`].
         version: u32,
-        /// Which network.
+        /// The network.
         network: Box<NetworkSetup>,
     },
-    /// Internal: how the interface of the uplink is. Links of devices are up only if that is.
+    /// Internal: the state of the uplink's interface. Links of devices are up only if it is up.
     Carrier {
-        /// How it is from now on.
+        /// The new state.
         carrier: Carrier,
     },
-    /// Internal: a device to serve. Descriptors: its listening socket; if its doorbell pages are mapped, the connection
-    /// to the kernel, their file and, if somebody guards them, what ends with whoever serves them; then those of its
-    /// `nic` or its `nic-socket`.
+    /// Internal: serves a device. Descriptors: its listening socket; if its doorbell pages are mapped, the connection
+    /// to the kernel, their file and, with a fallback server, the pipe end whose closing tells it that the worker has
+    /// ended; then those of its `nic` or its `nic-socket`.
     Serve {
-        /// Everything about it.
+        /// Complete description of the device.
         device: Box<Device>,
-        /// How the administrator has its link.
+        /// Administrative state of its link.
         link: LinkState,
-        /// What becomes of its doorbells.
+        /// The way in which its doorbells are implemented.
         #[serde(default)]
         doorbells: DoorbellSetup,
     },
 }
 
-/// What a worker is for.
+/// Configuration of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NetworkSetup {
-    /// What carries the traffic.
+    /// The adapter that carries the traffic.
     pub backend: BackendSpec,
-    /// How the worker confines itself.
+    /// Sandbox mode of the worker.
     pub sandbox: SandboxMode,
-    /// Each device has a process that receives its clients' descriptors.
+    /// Each device has a keeper: a process that receives its clients' descriptors.
     pub keepers: bool,
-    /// Captures are answered.
+    /// Captures are permitted.
     pub captures: bool,
-    /// Threads of the software adapter's engine. The supervisor counts the processors that it may use: a worker in its
-    /// sandbox cannot read the quota of its control group.
+    /// Threads of the software adapter's engine. The supervisor determines the number from the available processors,
+    /// because a worker in its sandbox cannot read the quota of its control group.
     pub engine_threads: usize,
-    /// The network; its devices come one by one.
+    /// The network. Its devices follow one by one.
     pub network: Network,
 }
 
 impl Request {
-    /// A request in a line of the control socket: an object with its members and, if it says so, the version that it is
-    /// of.
+    /// Parses a line of the control socket: an object with the members of a request and, optionally, its version.
     ///
     /// # Errors
-    /// It is none, or one for workers alone.
+    /// The line is not a request, or is one that only workers accept.
     pub fn parse_line(line: &[u8]) -> Result<Self, String> {
         let wrong = |error: serde_json::Error| printable_text(&error.to_string());
         let mut members: Map<String, Value> = serde_json::from_slice(line).map_err(wrong)?;
@@ -167,7 +167,7 @@ impl Request {
         if request.is_internal() { Err("not on this socket".to_owned()) } else { Ok(request) }
     }
 
-    /// Returns `true` if only a supervisor may ask this.
+    /// Returns `true` if only a supervisor may send this request.
     pub const fn is_internal(&self) -> bool {
         match self {
             Self::Status { .. }
@@ -185,7 +185,7 @@ impl Request {
         }
     }
 
-    /// Returns `true` if `reply` is one to this request. An error always is.
+    /// Returns `true` if `reply` is of the kind that answers this request. An error answers every request.
     pub const fn is_answered_by<S>(&self, reply: &Reply<S>) -> bool {
         match (self, reply) {
             (_, Reply::Error(_))
@@ -208,12 +208,12 @@ impl Request {
         }
     }
 
-    /// Returns `true` if a worker that does this has another number of devices afterwards.
+    /// Returns `true` if performing this request changes a worker's number of devices.
     pub const fn changes_devices(&self) -> bool {
         matches!(self, Self::Serve { .. } | Self::RemoveDevice { .. })
     }
 
-    /// Bytes of the longest reply that a worker with so many devices has to this.
+    /// Returns the length in bytes of the longest reply of a worker with `devices` devices.
     pub const fn max_reply(&self, devices: usize) -> usize {
         match self {
             Self::Status { .. } => MAX_CATALOGUE.saturating_add(MAX_DEVICE_STATUS.saturating_mul(devices)),
@@ -223,13 +223,13 @@ impl Request {
     }
 }
 
-/// What is said to a request; `S` is the status, of a daemon or of a worker.
+/// Reply to a request. `S` is the status of a daemon or of a worker.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply<S = WorkerStatus> {
     /// The status.
     Ok(Box<S>),
-    /// Objects as data. Nobody on the way takes them apart.
+    /// Objects as raw JSON, which is passed on without being parsed.
     Objects(Box<RawValue>),
     /// A capture follows.
     Capturing {},
@@ -237,22 +237,23 @@ pub enum Reply<S = WorkerStatus> {
     Events {},
     /// Limits of a device.
     Limits(Vec<LimitStatus>),
-    /// What a device may use, by key.
+    /// Share of a device by key.
     Share(BTreeMap<String, String>),
-    /// As asked.
+    /// The request was performed.
     Done {},
-    /// Not as asked.
+    /// The request failed.
     Error(String),
 }
 
 impl Reply {
-    /// What a worker says, as it may be shown. Objects stay as they are: who asks for them makes them printable.
+    /// Parses a worker's reply and makes its text printable. Objects stay as they are; the client that requested them
+    /// makes them printable.
     ///
     /// # Errors
-    /// It is no reply.
+    /// The text is not a reply.
     pub fn parse(body: &RawValue) -> Result<Self, serde_json::Error> {
         let reply = serde_json::from_str(body.get())?;
-        // Nearly all are.
+        // Nearly all replies are printable, so this check avoids a copy.
         if is_printable_json(body.get()) {
             return Ok(reply);
         }
@@ -272,21 +273,21 @@ impl Reply {
     }
 }
 
-/// A message that is sent, with the number by which its reply is found.
+/// An outgoing message, with the number that links request and reply.
 #[derive(Debug, Serialize)]
 pub struct Outgoing<'a, T> {
-    /// Of the request.
+    /// Number of the request.
     pub id: u64,
-    /// What is said.
+    /// The content.
     pub body: &'a T,
 }
 
-/// A message that came. Its body is looked at when it is known what it may be.
+/// A received message. The body is parsed once its type is known.
 #[derive(Debug, Deserialize)]
 pub struct Incoming<'a> {
-    /// Of the request.
+    /// Number of the request.
     pub id: u64,
-    /// What is said.
+    /// The content.
     #[serde(borrow)]
     pub body: &'a RawValue,
 }

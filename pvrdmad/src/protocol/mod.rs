@@ -1,12 +1,13 @@
-//! What the supervisor, the workers and the command line say to each other.
+//! Messages between the supervisor, the workers and the command line.
 //!
-//! One [`Request`] type serves both ways of asking: the command line sends it in lines of JSON over the control socket,
-//! the supervisor in [`frame`]s over a socket pair to the worker of a network, there with the requests that are only
-//! for it and with descriptors. A worker asks the supervisor back with [`HostRequest`]s, on a socket pair of its own.
+//! The same [`Request`] type serves two connections. The command line sends it in lines of JSON over the control
+//! socket. The supervisor sends it in [`frame`]s over a socket pair to the worker of a network, together with
+//! descriptors, and there also uses the internal requests. A worker sends [`HostRequest`]s to the supervisor on a
+//! separate socket pair.
 //!
-//! The supervisor takes a worker for hostile. What it reads from one is bounded before it is kept ([`FrameReader`]),
-//! must belong to a request that is open, may be as long as the reply to that request can be ([`Request::max_reply`]),
-//! carries no descriptors, and its text is made [`printable`] before anybody sees it.
+//! The supervisor treats a worker as hostile. Data from a worker is bounded before it is stored ([`FrameReader`]), must
+//! belong to an open request, is limited to the longest reply to that request ([`Request::max_reply`]), carries no
+//! descriptors, and its text is made [`printable`] before it is shown.
 
 pub mod frame;
 mod host;

@@ -36,7 +36,7 @@ fn frames_come_out_as_they_went_in_however_they_are_cut() {
         }
     }
     assert_eq!(whole, ["{\"a\":1}", "\"\""]);
-    // And many in one piece.
+    // Many frames also arrive in one piece.
     (&a).write_all(&bytes.repeat(50)).unwrap();
     (0..100).for_each(|_| drop(frame(reader.receive(&b, 100).unwrap())));
     drop(a);
@@ -90,9 +90,9 @@ fn descriptors_that_nobody_wants_end_it() {
     send(&a, &encode(&1).unwrap(), &[writer.as_fd(); 3]).unwrap();
     assert!(matches!(FrameReader::new().receive(&b, 100), Err(FrameError::Descriptors)));
     drop(writer);
-    // The pipe's end comes when nobody holds one of them any more.
+    // The pipe reports its end only when all descriptors of its other end are closed.
     assert_eq!(reader.read(&mut [0]).unwrap(), 0);
-    // Nor with each byte of a frame.
+    // Descriptors with each byte of a frame are refused as well.
     let [a, b] = pair();
     let mut reader = FrameReader::with_descriptors();
     for byte in 100_u32.to_le_bytes() {

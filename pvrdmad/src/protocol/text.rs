@@ -1,16 +1,16 @@
-//! Text of somebody whom we do not trust, on its way to a terminal.
+//! Sanitizes untrusted text on its way to a terminal.
 
 use serde_json::Value;
 
-/// Stands for a character that is not shown.
+/// Replaces a character that is not shown.
 const REPLACEMENT: char = '\u{fffd}';
 
-/// The text without characters that move a cursor, change colours or turn the direction of writing.
+/// Replaces characters that move the cursor, change colours or change the writing direction.
 pub fn printable_text(text: &str) -> String {
     text.chars().map(|c| if is_printable(c) { c } else { REPLACEMENT }).collect()
 }
 
-/// The same for all text in `value`, names of members as well.
+/// Does the same for all strings in `value`, including names of members.
 pub fn printable(value: Value) -> Value {
     match value {
         Value::String(text) => Value::String(printable_text(&text)),
@@ -22,13 +22,13 @@ pub fn printable(value: Value) -> Value {
     }
 }
 
-/// Returns `true` if all strings of a JSON text are as [`printable`] leaves them. `false` may be wrong: what escapes
-/// stand for is not looked at.
+/// Returns `true` if [`printable`] would leave all strings of a JSON text unchanged. `false` may be wrong, since escape
+/// sequences are not decoded.
 pub fn is_printable_json(text: &str) -> bool {
     text.chars().all(|c| c != '\\' && is_printable(c))
 }
 
-/// Line breaks are kept out, too: they would make lines of a log that nobody wrote.
+/// Line breaks are refused, too: they would forge lines of a log.
 const fn is_printable(c: char) -> bool {
     // C0, DEL and C1; line and paragraph separators; marks, embeddings, overrides and isolates of the direction.
     !matches!(c, '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
@@ -47,7 +47,7 @@ mod tests {
         assert_eq!(printable(json!([{"a\x07": ["\x1b", 1, null]}])), json!([{"a\u{fffd}": ["\u{fffd}", 1, null]}]));
     }
 
-    /// Whoever takes a text for printable gets what [`printable`] gives.
+    /// A text that passes the check is equal to the output of [`printable`].
     #[test]
     fn a_text_that_may_be_shown_as_it_is() {
         assert!(is_printable_json(r#"{"grün": [1, "vm0", null]}"#));

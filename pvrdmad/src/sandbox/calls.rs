@@ -1,32 +1,32 @@
 // Long: one table, which is read as a whole.
-//! Which thread may make which system calls: the one table behind the filters and their documentation.
+//! System calls permitted for each kind of thread: the single table behind the filters and their documentation.
 //!
-//! A thread has the groups of its kind. A call whose arguments matter is allowed with some of them only; the kernel
-//! compares numbers, it does not look behind pointers.
+//! A thread has the groups of its kind. Some calls are permitted only with certain arguments; the kernel compares
+//! numbers and does not follow pointers.
 
 use libc::c_long;
 use pvrdma_verbs::threads::ThreadKind;
 
 use super::profile::Profile;
 
-/// System calls that belong together.
+/// A group of system calls.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// One or two words.
+    /// Name, one or two words.
     pub(super) name: &'static str,
-    /// What they are for.
+    /// Purpose of the calls.
     pub(super) purpose: &'static str,
     /// The calls.
     pub(super) calls: &'static [Call],
 }
 
 impl Group {
-    /// Returns `true` if libraries may look for files with it.
+    /// Returns `true` if libraries may look for files with these calls.
     pub(super) fn looks(&self) -> bool {
         self.name == LOOK.name
     }
 
-    /// Returns `true` if it is what starts threads.
+    /// Returns `true` if these calls start threads.
     pub(super) fn starts_threads(&self) -> bool {
         self.name == START.name
     }
@@ -40,12 +40,12 @@ pub(super) struct Call {
     pub(super) allowed: Allowed,
 }
 
-/// With which arguments a call is allowed.
+/// Arguments with which a call is permitted.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Allowed {
-    /// Whatever they are.
+    /// Any arguments.
     Always,
-    /// All conditions of one of the lists hold; in words beside.
+    /// All conditions of at least one list hold. The text describes them.
     When(&'static [&'static [Condition]], &'static str),
 }
 
@@ -54,11 +54,11 @@ pub(super) enum Allowed {
 pub(super) enum Condition {
     /// These bits of the argument have this value.
     Bits { argument: u8, mask: u32, value: u32 },
-    /// The argument, 32 bits of it, has this value.
+    /// The low 32 bits of the argument have this value.
     Is { argument: u8, value: u32 },
     /// The argument is a null pointer.
     Null { argument: u8 },
-    /// The argument is the number of this process.
+    /// The argument is the ID of this process.
     OwnProcess { argument: u8 },
 }
 
@@ -90,10 +90,10 @@ const fn with(argument: u8, flags: i32) -> Condition {
     Bits { argument, mask: bits(flags), value: bits(flags) }
 }
 
-/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13, which newer C libraries guard stacks with.
+/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13, with which newer C libraries guard stacks.
 const GUARD_ADVICE: [i32; 2] = [102, 103];
 
-/// What a thread of the C library's is cloned with (`pthread_create`).
+/// Flags with which the C library clones a thread (`pthread_create`).
 const THREAD: i32 = libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -104,10 +104,10 @@ const THREAD: i32 = libc::CLONE_VM
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID;
 
-/// What musl adds to it, and the kernel has ignored since 2.6.
+/// Flag that musl adds, and the kernel has ignored since 2.6.
 const DETACHED: i32 = libc::CLONE_DETACHED;
 
-/// A socket that names another socket could be anybody's.
+/// Without an address, a datagram can only go to the socket's peer. With one, it could go to any socket.
 const SEND: Call = when("sendto", libc::SYS_sendto, &[&[Null { argument: 4 }]], "to whom the socket is connected");
 
 static RUNTIME: Group = Group {
@@ -127,7 +127,7 @@ static RUNTIME: Group = Group {
                 &[is(1, libc::F_GETFD)],
                 &[is(1, libc::F_GETFL)],
                 &[is(1, libc::F_DUPFD_CLOEXEC)],
-                // What musl does after the one before, for kernels that do half of it.
+                // musl calls this after the one before, for kernels that duplicate without setting the flag.
                 &[is(1, libc::F_SETFD), is(2, libc::FD_CLOEXEC)],
             ],
             "F_GETFD, F_GETFL, F_DUPFD_CLOEXEC, F_SETFD with FD_CLOEXEC",
@@ -182,7 +182,7 @@ static RUNTIME: Group = Group {
     ],
 };
 
-/// Which pages of a guest's memory are there, before they are locked.
+/// Finds the pages of a guest's memory that are present, before they are locked.
 const FIND_DATA: Call =
     when("lseek", libc::SYS_lseek, &[&[is(2, libc::SEEK_DATA)], &[is(2, libc::SEEK_HOLE)]], "SEEK_DATA, SEEK_HOLE");
 
@@ -191,7 +191,7 @@ static GUEST: Group = Group {
     purpose: "running what guests ask for: locking memory, interrupts, sending frames, making eventfds and timers, counting what a link lost, whose process a client is",
     calls: &[
         call("eventfd2", libc::SYS_eventfd2),
-        // Whether an access to guest memory slept.
+        // Tells whether an access to guest memory slept.
         when("getrusage", libc::SYS_getrusage, &[&[is(0, libc::RUSAGE_THREAD)]], "RUSAGE_THREAD"),
         when(
             "getsockopt",
@@ -204,7 +204,8 @@ static GUEST: Group = Group {
             ],
             "SO_ERROR, SO_PEERCRED, PACKET_STATISTICS, UDP_SEGMENT",
         ),
-        // An interrupt is a notification of the kernel's, which never blocks; see pvrdma_vfio_user_server::eventfd.
+        // An interrupt is signalled by a notification of the kernel, which never blocks; see
+        // pvrdma_vfio_user_server::eventfd.
         call("io_getevents", libc::SYS_io_getevents),
         call("io_submit", libc::SYS_io_submit),
         FIND_DATA,
@@ -258,7 +259,7 @@ static LINK: Group = Group {
         call("recvmmsg", libc::SYS_recvmmsg),
         call("recvmsg", libc::SYS_recvmsg),
         SEND,
-        // No other option: with filters and memberships a socket sees the frames of other networks.
+        // No other option: with filters and memberships a socket could receive frames of other networks.
         when("setsockopt", libc::SYS_setsockopt, &[&[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDBUF)]], "SO_SNDBUF"),
         call("shutdown", libc::SYS_shutdown),
     ],
@@ -302,7 +303,8 @@ static PACE: Group = Group {
     calls: &[when("prctl", libc::SYS_prctl, &[&[is(0, libc::PR_SET_TIMERSLACK)]], "PR_SET_TIMERSLACK")],
 };
 
-/// A filter cannot see whether the message has an address. Where sockets have some, `addressed` allows it as well.
+/// A filter cannot see whether the message has an address. Where sockets send to addresses, `addressed` permits it as
+/// well.
 static LEND: Group = Group {
     name: "lend",
     purpose: "giving a keeper the socket of a client, and a client the file of doorbell pages",
@@ -315,7 +317,7 @@ pub(super) static GUARD: Group = Group {
     calls: &[call("recvmsg", libc::SYS_recvmsg)],
 };
 
-/// All that a keeper may do; it has no other group.
+/// All system calls of a keeper; it has no other group.
 pub(super) static KEEPER: Group = Group {
     name: "keeper",
     purpose: "a process of its own for each device, which receives the descriptors of clients, and has no other group",
@@ -332,11 +334,11 @@ pub(super) static KEEPER: Group = Group {
         ),
         call("fstat", libc::SYS_fstat),
         call("fstatfs", libc::SYS_fstatfs),
-        // The kernel's answer to an operation that would signal it tells an eventfd from other descriptors; see
+        // The kernel's answer to an operation that would signal it distinguishes an eventfd from other descriptors; see
         // pvrdma_vfio_user_server::eventfd.
         call("io_getevents", libc::SYS_io_getevents),
         call("io_submit", libc::SYS_io_submit),
-        // The allocator's.
+        // Used by the allocator.
         when("madvise", libc::SYS_madvise, &[&[is(2, libc::MADV_DONTNEED)]], "MADV_DONTNEED"),
         when(
             "mmap",
@@ -394,7 +396,8 @@ static START: Group = Group {
     purpose: "starting threads and giving them their filters",
     calls: &[
         when("clone", libc::SYS_clone, &[&[is(0, THREAD)], &[is(0, THREAD | DETACHED)]], "a thread of this process"),
-        // Refused by another filter, with the error that makes the C library use `clone`, whose flags can be compared.
+        // Refused by another filter, with the error that makes the C library use `clone`, whose flags a filter can
+        // compare.
         call("clone3", libc::SYS_clone3),
         when(
             "prctl",
@@ -434,7 +437,8 @@ static ADAPTER: Group = Group {
         call("fstat", libc::SYS_fstat),
         call("fstatfs", libc::SYS_fstatfs),
         call("getdents64", libc::SYS_getdents64),
-        // Whether its user is who started the program, before it heeds the environment.
+        // The library checks that the user of the process is the one that started the program, before it trusts the
+        // environment.
         call("getegid", libc::SYS_getegid),
         call("geteuid", libc::SYS_geteuid),
         call("getgid", libc::SYS_getgid),
@@ -481,7 +485,7 @@ static LOAD: Group = Group {
     calls: &[call("mmap", libc::SYS_mmap), call("mprotect", libc::SYS_mprotect)],
 };
 
-/// With the host's adapter, what libibverbs looks at the system with.
+/// System calls with which libibverbs examines the system, for the host's adapter.
 static LOOK: Group = Group {
     name: "look",
     purpose: "names and attributes of files",
@@ -499,7 +503,7 @@ static LOOK: Group = Group {
     ],
 };
 
-/// What else libraries look for files with.
+/// Further system calls with which libraries look for files.
 pub(super) static OPEN: Group = Group {
     name: "open",
     purpose: "opening files: where a thread may not `look`, both are refused with EACCES",
@@ -517,13 +521,13 @@ const RDMA_IOCTL: u32 = 0x1b;
 /// `O_TMPFILE` without `O_DIRECTORY`, which it contains.
 const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
 
-/// Calls by which libraries look for what they can do without. They fail, even where others that a filter does not know
-/// end the process.
+/// Returns the calls by which libraries look for optional files. They fail, even where other unknown calls end the
+/// process.
 pub(super) fn lookups() -> impl Iterator<Item = c_long> {
     [&LOOK, &OPEN].into_iter().flat_map(|group| group.calls).map(|call| call.number)
 }
 
-/// What threads of a kind may do.
+/// Returns the groups of a kind of thread.
 pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> {
     let mut groups: Vec<&Group> = match kind {
         ThreadKind::Main => vec![&RUNTIME, &PROTOCOL, &GUEST, &LINK],
@@ -537,7 +541,7 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
         ThreadKind::Interrupts => vec![&RUNTIME, &SIGNAL],
         ThreadKind::Capture => vec![&RUNTIME, &CAPTURE],
         ThreadKind::Engine | ThreadKind::HostEvents | ThreadKind::HostManagement => vec![&RUNTIME, &GUEST, &ASK],
-        // That of a switch has ports take their frames.
+        // The thread of a switch also runs the receive path of ports.
         ThreadKind::Port | ThreadKind::Switch => vec![&RUNTIME, &LINK, &GUEST, &ASK],
         ThreadKind::Handshake => vec![&RUNTIME, &LINK, &ASK],
     };
@@ -550,17 +554,18 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
     groups
 }
 
-/// What a process may do that guards doorbell pages.
+/// Returns the groups of a fallback server, which guards doorbell pages.
 pub(super) fn alone() -> Vec<&'static Group> {
     vec![&RUNTIME, &GUARD]
 }
 
-/// What a keeper may do.
+/// Returns the groups of a keeper.
 pub(super) fn keeper() -> Vec<&'static Group> {
     vec![&KEEPER]
 }
 
-/// What some thread may do: the launcher has to, for its filter is part of every other one.
+/// Returns the groups that any thread needs. The launcher needs all of them, because its filter also applies to each
+/// thread that it starts.
 pub(super) fn base(profile: Profile) -> Vec<&'static Group> {
     let mut groups: Vec<&Group> =
         vec![&RUNTIME, &GUEST, &CLIENT, &ACCEPT, &LINK, &PIN, &SIGNAL, &PACE, &CAPTURE, &PROTOCOL, &ASK, &START, &LEND];

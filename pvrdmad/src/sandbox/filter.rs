@@ -1,4 +1,4 @@
-//! The table of system calls as programs for the kernel.
+//! Compiles the table of system calls to programs for the kernel.
 
 use std::collections::BTreeMap;
 use std::env::consts::ARCH;
@@ -13,21 +13,21 @@ use thiserror::Error;
 use super::calls::{self, Allowed, Condition, Group};
 use super::profile::{Mismatch, Profile};
 
-/// Why there is no filter.
+/// Reason why there is no filter.
 #[derive(Debug, Error)]
 pub(super) enum FilterError {
-    /// Nobody has written down this processor's system calls, or a program would be too long.
+    /// The system calls of this processor architecture are unknown, or a program would be too long.
     #[error("{0}")]
     Compile(#[from] BackendError),
-    /// The kernel has no filters, or refused one.
+    /// The kernel does not support filters, or refused one.
     #[error("{0}")]
     Install(#[from] seccompiler::Error),
 }
 
-/// Calls by number, each with the lists of conditions of which one has to hold. No list: always.
+/// Permitted calls by number, each with alternative lists of conditions. Without a list the call is always permitted.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// The filters of a process. The kernel asks all programs of a thread and takes the strictest answer.
+/// Filters of a process. The kernel runs all programs of a thread and applies the strictest result.
 #[derive(Debug)]
 pub(super) struct Filters {
     base: Vec<BpfProgram>,
@@ -35,7 +35,7 @@ pub(super) struct Filters {
 }
 
 impl Filters {
-    /// Makes all programs. To be called by the process that they are for: its number is in them.
+    /// Compiles all programs. Must be called in the process that uses them, because they contain its process ID.
     pub(super) fn compile(profile: Profile, mismatch: Mismatch) -> Result<Self, FilterError> {
         let base = programs(&calls::base(profile), mismatch, true)?;
         let refused = !calls::base(profile).iter().any(|group| group.looks());
@@ -44,23 +44,23 @@ impl Filters {
         Ok(Self { base, kinds: kinds.collect::<Result<_, FilterError>>()? })
     }
 
-    /// Installs what every thread has. The others of the process have to be its children.
+    /// Installs the filter of all threads. The other threads must be started by this one, to inherit it.
     pub(super) fn install_base(&self) -> Result<(), FilterError> {
         install(&self.base)
     }
 
-    /// Installs what threads of a kind have beside.
+    /// Installs the additional filter of a kind of thread.
     pub(super) fn install(&self, kind: ThreadKind) -> Result<(), FilterError> {
         self.kinds.iter().find(|(listed, _)| *listed == kind).map_or(Ok(()), |(_, programs)| install(programs))
     }
 }
 
-/// Installs all that a process has that guards doorbell pages.
+/// Installs the whole filter of a fallback server.
 pub(super) fn confine_alone(mismatch: Mismatch) -> Result<(), FilterError> {
     install(&programs(&calls::alone(), mismatch, true)?)
 }
 
-/// Installs all that a keeper has.
+/// Installs the whole filter of a keeper.
 pub(super) fn confine_keeper(mismatch: Mismatch) -> Result<(), FilterError> {
     install(&programs(&calls::keeper(), mismatch, true)?)
 }
@@ -69,7 +69,8 @@ fn install(programs: &[BpfProgram]) -> Result<(), FilterError> {
     programs.iter().try_for_each(|program| Ok(apply_filter(program)?))
 }
 
-/// The programs of threads with these groups. `refuse_lookups`: no program does yet, so one has to if they do not look.
+/// Returns the programs of threads with these groups. With `refuse_lookups` no earlier program refuses lookups, so one
+/// of these has to if the groups do not permit them.
 fn programs(groups: &[&Group], mismatch: Mismatch, refuse_lookups: bool) -> Result<Vec<BpfProgram>, FilterError> {
     let mut programs = Vec::new();
     let mut allowed = Rules::new();
@@ -80,11 +81,11 @@ fn programs(groups: &[&Group], mismatch: Mismatch, refuse_lookups: bool) -> Resu
         if refuse_lookups {
             programs.push(refuse(calls::lookups(), libc::EACCES)?);
         }
-        // The stricter answer is that of the program that refuses them.
+        // The separate program refuses these calls, and its result is stricter.
         allowed.extend(calls::lookups().map(|call| (call, Vec::new())));
     }
     if groups.iter().any(|group| group.starts_threads()) {
-        // The C library goes on with `clone`, whose flags a filter can see.
+        // The C library falls back to `clone`, whose flags a filter can see.
         programs.push(refuse([libc::SYS_clone3].into_iter(), libc::ENOSYS)?);
     }
     let unknown = match mismatch {
@@ -95,7 +96,7 @@ fn programs(groups: &[&Group], mismatch: Mismatch, refuse_lookups: bool) -> Resu
     Ok(programs)
 }
 
-/// A program that refuses these calls and has nothing against others.
+/// Returns a program that refuses these calls and permits all others.
 fn refuse(calls: impl Iterator<Item = i64>, error: i32) -> Result<BpfProgram, FilterError> {
     compile(calls.map(|call| (call, Vec::new())).collect(), SeccompAction::Allow, errno(error))
 }
@@ -108,7 +109,7 @@ const fn errno(error: i32) -> SeccompAction {
     SeccompAction::Errno(error.unsigned_abs())
 }
 
-/// Adds what a group allows to what others do.
+/// Adds the calls of a group to the permitted calls.
 fn add(rules: &mut Rules, group: &Group) -> Result<(), FilterError> {
     for call in group.calls {
         let always = rules.get(&call.number).is_some_and(Vec::is_empty);
@@ -157,7 +158,8 @@ mod tests {
                 let mut rules = Rules::new();
                 calls::groups(profile, kind).iter().try_for_each(|group| add(&mut rules, group)).unwrap();
                 for (call, lists) in rules {
-                    // What the launcher may not, its children cannot, whatever their own filter says.
+                    // A call that the launcher's filter refuses is refused in its children, too, whatever their own
+                    // filter permits.
                     let allowed = base.get(&call).is_some_and(|base| {
                         base.is_empty() || !lists.is_empty() && lists.iter().all(|list| base.contains(list))
                     });

@@ -1,4 +1,4 @@
-//! No access to files, TCP ports, abstract sockets and other processes, by Landlock.
+//! Denies access to files, TCP ports, abstract sockets and other processes with Landlock.
 
 use std::path::Path;
 
@@ -10,10 +10,11 @@ use landlock::{
 use super::profile::Profile;
 use super::report::SandboxReport;
 
-/// The newest that this file was written for.
+/// Newest ABI that this file was written for.
 const NEWEST: ABI = ABI::V9;
 
-/// What libibverbs and the providers' libraries read: themselves, which adapters there are and what these are like.
+/// Files that libibverbs and the provider libraries read: the libraries themselves, the list of adapters and their
+/// attributes.
 const READ: &[&str] = &[
     "/etc/ld.so.cache",
     "/etc/libibverbs.d",
@@ -26,14 +27,14 @@ const READ: &[&str] = &[
     "/sys/class/infiniband_mad",
     "/sys/class/infiniband_verbs",
     "/sys/class/net",
-    // Where the entries of these folders lead to.
+    // Target of the links in these directories.
     "/sys/devices",
 ];
 
-/// The adapters' device nodes.
+/// Device nodes of the adapters.
 const DEVICES: &str = "/dev/infiniband";
 
-/// What a kernel with less than this ABI does not restrict.
+/// Accesses that a kernel with less than this ABI does not restrict.
 const SINCE: &[(u32, &str)] = &[
     (2, "moving files between folders"),
     (3, "truncating files"),
@@ -42,7 +43,7 @@ const SINCE: &[(u32, &str)] = &[
     (6, "abstract unix sockets and signals to other processes"),
 ];
 
-/// Restricts the calling thread, and those that it starts.
+/// Restricts the calling thread and the threads that it starts.
 pub(super) fn restrict(profile: Profile, report: &mut SandboxReport) {
     match apply(profile) {
         Ok(status) => {
@@ -69,7 +70,7 @@ fn number(abi: ABI) -> u32 {
     u32::try_from(abi as i32).unwrap_or(0)
 }
 
-/// As much of it as the kernel can.
+/// Applies all restrictions that the kernel supports.
 fn apply(profile: Profile) -> Result<RestrictionStatus, RulesetError> {
     let ruleset = Ruleset::default()
         .handle_access(AccessFs::from_all(NEWEST))?
@@ -82,7 +83,7 @@ fn apply(profile: Profile) -> Result<RestrictionStatus, RulesetError> {
             let read: BitFlags<AccessFs> = AccessFs::ReadFile | AccessFs::ReadDir;
             let device = read | AccessFs::WriteFile | AccessFs::IoctlDev;
             let wanted = READ.iter().map(|path| (*path, read)).chain([(DEVICES, device)]);
-            // What is not there needs no rule.
+            // A path that does not exist needs no rule.
             let rules = wanted.filter_map(|(path, access)| {
                 let folder = Path::new(path).is_dir();
                 let access = if folder { access } else { access & AccessFs::from_file(NEWEST) };

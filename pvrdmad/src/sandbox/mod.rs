@@ -1,13 +1,13 @@
-//! Confines a process that serves a network, from its first instruction on.
+//! Sandbox of a process that serves a network, in force from its first instruction on.
 //!
-//! Such a process parses what guests, VMMs and peers send. Everything that it needs to have opened is handed to it as
-//! descriptors, so it may lose the right to open anything: [`enter`] drops all capabilities, closes the file system,
-//! TCP ports, abstract sockets and signals to others with Landlock, keeps other processes of its user from tracing it,
-//! and installs a filter of system calls. Each thread then installs a narrower one for its kind
+//! Such a process parses data from guests, VMMs and peers. It receives everything it needs as descriptors, so it can
+//! give up the permission to open anything: [`enter`] drops all capabilities, denies access to the file system, TCP
+//! ports, abstract sockets and signals to other processes with Landlock, prevents other processes of its user from
+//! tracing it, and installs a filter of system calls. Each thread then installs a narrower filter for its kind
 //! ([`reference`](mod@reference) lists them). Only one thread, the launcher, may start threads (see
 //! [`pvrdma_verbs::threads`]).
 //!
-//! What the kernel lacks is logged and reported; the process runs with the rest.
+//! Features that the kernel lacks are logged and reported; the process runs with the rest.
 
 mod calls;
 mod filter;
@@ -30,14 +30,14 @@ pub use report::SandboxReport;
 
 use filter::Filters;
 
-/// The filters of this process, for threads that start.
+/// Filters of this process, for threads that start.
 static FILTERS: OnceLock<Filters> = OnceLock::new();
 
-/// What confines this process.
+/// Sandbox state of this process.
 static REPORT: OnceLock<SandboxReport> = OnceLock::new();
 
-/// Confines this process, which has one thread. To be called before anything is read that is not ours, and after what
-/// opens files by itself: the logger, and the number of processors for the adapter's threads.
+/// Confines this process, which must have a single thread. Must be called before untrusted input is read, and after
+/// initialization that opens files by itself: the logger, and the number of processors for the adapter's threads.
 ///
 /// The calling thread can load the host's adapter until [`confine_main`].
 pub fn enter(profile: Profile, mismatch: Mismatch) {
@@ -55,11 +55,12 @@ pub fn enter(profile: Profile, mismatch: Mismatch) {
         // Log: once, at the start.
         warn!("sandbox: {missing}");
     }
-    // There is one already if somebody calls this twice, and then what is in place is not less than it says.
+    // If this is called twice, the first report stays. The sandbox in force is then at least as strict as the report
+    // says.
     let _ = REPORT.set(report);
 }
 
-/// Confines this process to what it takes to answer the kernel for doorbell pages. It has one thread, and starts none.
+/// Confines this process to the system calls that a fallback server needs. It has one thread, and starts none.
 pub fn enter_alone(mismatch: Mismatch) {
     let mut report = SandboxReport::default();
     privileges::drop_all(false, &mut report);
@@ -73,22 +74,23 @@ pub fn enter_alone(mismatch: Mismatch) {
     }
 }
 
-/// Confines this process to what it takes to receive descriptors and pass them on. It has one thread, and starts none.
+/// Confines this process to the system calls for receiving descriptors and passing them on. It has one thread, and
+/// starts none.
 pub fn enter_keeper(mismatch: Mismatch) {
     let mut report = SandboxReport::default();
     privileges::drop_all(false, &mut report);
     landlocked::restrict(Profile::Rxe, &mut report);
-    // It has no log, and its worker has said what is missing.
+    // A keeper has no log, and its worker has already logged missing features.
     let _ = filter::confine_keeper(mismatch);
 }
 
-/// What confines this process, if it is in a sandbox.
+/// Returns the sandbox state of this process, if it is in a sandbox.
 pub fn report() -> Option<SandboxReport> {
     REPORT.get().cloned()
 }
 
-/// Gives the calling thread the filter of [`ThreadKind::Main`], once the adapter is loaded and what must start with the
-/// process runs. Without a sandbox it does nothing.
+/// Installs the filter of [`ThreadKind::Main`] in the calling thread, once the adapter is loaded and all threads that
+/// must start with the process run. Does nothing without a sandbox.
 pub fn confine_main() {
     confine_thread(ThreadKind::Main);
 }
@@ -106,7 +108,7 @@ fn confine_calls(profile: Profile, mismatch: Mismatch) -> Result<(), String> {
     threads::start_launcher().map_err(|error| format!("threads: {error}"))
 }
 
-/// What every thread does first. One that cannot be confined must not run.
+/// First action of every thread. A thread that cannot be confined must not run.
 fn confine_thread(kind: ThreadKind) {
     if let Some(Err(error)) = FILTERS.get().map(|filters| filters.install(kind)) {
         // Log: the last line of the process.

@@ -1,4 +1,4 @@
-//! Capabilities, and what other processes may do to this one.
+//! Drops capabilities, and restricts what other processes may do to this one.
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use rustix::thread::{
@@ -8,10 +8,11 @@ use rustix::thread::{
 
 use super::report::SandboxReport;
 
-/// Capabilities that a kernel may have.
+/// Upper bound of the number of capabilities of a kernel.
 const MOST_CAPABILITIES: u32 = 64;
 
-/// Gives up everything, and notes what is left as the kernel tells it. `locks`: the process locks guest memory.
+/// Drops all privileges, and records what is left as the kernel reports it. With `locks` the process locks guest
+/// memory.
 pub(super) fn drop_all(locks: bool, report: &mut SandboxReport) {
     match set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         Ok(()) => report.undumpable = true,
@@ -33,19 +34,20 @@ fn drop_capabilities(locks: bool) -> Result<(), rustix::io::Errno> {
     let before = capabilities(None)?;
     let wanted = if locks { CapabilitySet::IPC_LOCK } else { CapabilitySet::empty() };
     let mut kept = before.permitted & wanted;
-    // Guest memory is locked with it, as much as its owner likes. Without a limit it is not needed for that.
+    // CAP_IPC_LOCK permits locking guest memory beyond the limit, up to the amount that the administrator configured.
+    // With an unlimited RLIMIT_MEMLOCK it is not needed.
     let unlimited = Rlimit { current: None, maximum: None };
     if !kept.is_empty() && setrlimit(Resource::Memlock, unlimited).is_ok() {
         kept = CapabilitySet::empty();
     }
     for capability in (0..MOST_CAPABILITIES).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {
-        // Beyond the kernel's last one it fails. Without CAP_SETPCAP nothing can be taken out of the bounding set, but
-        // then there is nothing that `no_new_privs` would not keep from being gained.
+        // Fails beyond the kernel's last capability. Without CAP_SETPCAP nothing can be removed from the bounding set,
+        // but in that case `no_new_privs` prevents all of it from being gained.
         if capability_is_in_bounding_set(capability) == Ok(true) && !kept.contains(capability) {
             let _ = remove_capability_from_bounding_set(capability);
         }
     }
-    // Fails before Linux 4.3, which has none.
+    // Fails before Linux 4.3, which has no ambient capabilities.
     let _ = clear_ambient_capability_set();
     set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() })
 }

@@ -1,5 +1,4 @@
-//! What a thread of each kind can do, tried out (feature `testing`): the proof that the sandbox holds where it is
-//! asked.
+//! Tries system calls in a thread of each kind (feature `testing`), which proves that the sandbox is in force.
 #![expect(unsafe_code, reason = "system calls that no library of ours makes")]
 
 use std::ffi::CStr;
@@ -13,31 +12,31 @@ use super::profile::Profile;
 use super::report::SandboxReport;
 use super::{landlocked, privileges};
 
-/// Address families up to this one are tried; Linux has 46.
+/// Address families below this number are tried; Linux has 46.
 const FAMILIES: i32 = 48;
 
-/// What became of one attempt.
+/// Result of one attempt.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Attempt {
-    /// What was tried.
+    /// Name of the attempt.
     pub what: String,
-    /// The error, or nothing if it was allowed.
+    /// The error, or `None` if the attempt was permitted.
     pub errno: Option<i32>,
 }
 
-/// What a thread tried.
+/// Attempts of a thread.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Attempts {
-    /// The kind of the thread.
+    /// Kind of the thread.
     pub kind: String,
     /// Its attempts, in order.
     pub attempts: Vec<Attempt>,
 }
 
-/// Tries everything in a new thread of each kind that is started, and in the calling thread, which is to be the first.
+/// Tries everything in a new thread of each kind, and in the calling thread, which must be the first of the process.
 ///
 /// # Errors
-/// The system has no room for another thread.
+/// No further thread can be started.
 pub fn all(control: &CStr) -> io::Result<Vec<Attempts>> {
     let mut found = vec![Attempts { kind: ThreadKind::Main.name().to_owned(), attempts: attempts(control) }];
     for kind in ThreadKind::ALL.into_iter().filter(|kind| !matches!(kind, ThreadKind::Main | ThreadKind::Launcher)) {
@@ -58,7 +57,7 @@ pub fn only_landlock(profile: Profile) -> SandboxReport {
     report
 }
 
-/// Opens files that libibverbs needs and others.
+/// Opens files that libibverbs needs, and others.
 #[must_use]
 pub fn reads() -> Vec<Attempt> {
     let files = [
@@ -79,7 +78,7 @@ pub fn reads() -> Vec<Attempt> {
     files.map(open).into()
 }
 
-/// Tries everything in the calling thread. What is allowed is undone, as far as it can be.
+/// Tries everything in the calling thread. Permitted actions are undone as far as possible.
 #[must_use]
 pub fn attempts(control: &CStr) -> Vec<Attempt> {
     let mut found = programs_and_processes();
@@ -93,7 +92,7 @@ pub fn attempts(control: &CStr) -> Vec<Attempt> {
     found
 }
 
-/// A pointer as an argument.
+/// Returns a pointer as an argument.
 fn pointer<T>(value: &T) -> c_long {
     std::ptr::from_ref(value).expose_provenance().cast_signed() as c_long
 }
@@ -104,14 +103,14 @@ fn text(value: &CStr) -> c_long {
 
 fn programs_and_processes() -> Vec<Attempt> {
     let (init, none) = (1, c"/nonexistent");
-    // A program that is not there: the attempt is not to replace the process where it is allowed.
+    // The program does not exist, so that the attempt does not replace the process where it is permitted.
     let mut found = vec![
         attempt("execve", call(libc::SYS_execve, [text(none), 0, 0, 0, 0, 0])),
         attempt("execveat", call(libc::SYS_execveat, [libc::AT_FDCWD.into(), text(none), 0, 0, 0, 0])),
-        // Invalid flags: it is not to start a process where it is allowed.
+        // The flags are invalid, so that the attempt does not start a process where it is permitted.
         attempt("clone", call(libc::SYS_clone, [libc::CLONE_SIGHAND.into(), 0, 0, 0, 0, 0])),
         attempt("unshare", call(libc::SYS_unshare, [0; 6])),
-        // Of a process that is not traced: it is not to stop where it is allowed.
+        // The process is not traced, so that the attempt does not stop it where it is permitted.
         attempt("ptrace", call(libc::SYS_ptrace, [libc::PTRACE_PEEKDATA.into(), init, 0, 0, 0, 0])),
         attempt("kill", call(libc::SYS_kill, [init, 0, 0, 0, 0, 0])),
         attempt("tgkill", call(libc::SYS_tgkill, [init, init, 0, 0, 0, 0])),
@@ -159,7 +158,7 @@ fn files(control: &CStr) -> Vec<Attempt> {
         close(&result);
         found.push(attempt(what, result));
     }
-    // As musl opens files.
+    // musl opens files with this call.
     #[cfg(target_arch = "x86_64")]
     {
         let result = call(libc::SYS_open, [text(c"/etc/hostname"), libc::O_RDONLY.into(), 0, 0, 0, 0]);
@@ -186,7 +185,7 @@ fn files(control: &CStr) -> Vec<Attempt> {
     found
 }
 
-/// With standard input instead of a socket: a filter answers before the kernel looks at it.
+/// Uses standard input, which is not a socket: a filter answers before the kernel looks at the descriptor.
 fn sockets(control: &CStr) -> Vec<Attempt> {
     const TIOCSTI: c_long = 0x5412;
     let mut address = libc::sockaddr_un { sun_family: 1, sun_path: [0; 108] };
@@ -202,7 +201,7 @@ fn sockets(control: &CStr) -> Vec<Attempt> {
         attempt("sendto an address", call(libc::SYS_sendto, [0, 0, 0, 0, pointer(&address), length])),
         attempt("sendmsg", call(libc::SYS_sendmsg, [0; 6])),
         attempt("setsockopt(SO_ATTACH_FILTER)", call(libc::SYS_setsockopt, filter)),
-        // Typing into the terminal that log lines go to.
+        // Would inject input into the terminal that log lines go to.
         attempt("ioctl", call(libc::SYS_ioctl, [0, TIOCSTI, 0, 0, 0, 0])),
     ]
 }
@@ -228,7 +227,7 @@ fn attempt(what: impl Into<String>, result: io::Result<c_long>) -> Attempt {
     Attempt { what: what.into(), errno: result.err().and_then(|error| error.raw_os_error()) }
 }
 
-/// Closes a descriptor that an attempt gave.
+/// Closes a descriptor that an attempt returned.
 fn close(result: &io::Result<c_long>) {
     if let Ok(descriptor) = result {
         let _ = call(libc::SYS_close, [*descriptor, 0, 0, 0, 0, 0]);

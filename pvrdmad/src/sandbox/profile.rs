@@ -1,4 +1,4 @@
-//! What a process is confined to.
+//! Sandbox profiles.
 
 use clap::ValueEnum;
 
@@ -25,11 +25,11 @@ impl Profile {
     }
 }
 
-/// What becomes of a system call that a filter does not know.
+/// Action for a system call that a filter does not permit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mismatch {
-    /// It fails with EPERM.
+    /// The call fails with EPERM.
     Refuse,
-    /// The kernel kills the process with SIGSYS: for tests, which so find what a filter lacks.
+    /// The kernel kills the process with SIGSYS: for tests, which find calls that a filter lacks by this.
     Kill,
 }

@@ -1,4 +1,4 @@
-//! The table of system calls for people: `docs/sandbox.md` has it, and a test compares.
+//! The table of system calls as text: `docs/sandbox.md` contains it, and a test compares the two.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use pvrdma_verbs::threads::ThreadKind;
 use super::calls::{self, Allowed, Group};
 use super::profile::Profile;
 
-/// Which kinds of threads have which groups, and which system calls the groups are of.
+/// Returns the groups of each kind of thread, and the system calls of each group.
 #[must_use]
 pub fn markdown() -> String {
     let mut text = String::from("| thread | software adapter | host's adapter beside |\n| --- | --- | --- |\n");
@@ -40,7 +40,7 @@ fn names(groups: &[&Group]) -> Vec<&'static str> {
 mod tests {
     use super::*;
 
-    /// The page is written where these processors are: others lack a few old calls. `BLESS=1` writes it anew.
+    /// The page is generated on this architecture, because others lack a few old calls. `BLESS=1` writes it anew.
     #[test]
     fn the_page_about_the_sandbox_has_this_table() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/sandbox.md");

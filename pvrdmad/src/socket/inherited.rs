@@ -1,4 +1,4 @@
-//! Listening sockets that whoever started us has opened: systemd's socket activation, or a management layer.
+//! Listening sockets opened by the process that started this one: systemd's socket activation, or a management layer.
 
 use std::collections::HashMap;
 use std::env;
@@ -9,29 +9,29 @@ use listenfd::ListenFd;
 use parking_lot::Mutex;
 use rustix::net::sockopt::socket_acceptconn;
 
-/// The first descriptor that is passed on.
+/// First descriptor that is passed on.
 const FIRST: usize = 3;
 
-/// Listening sockets that nobody has taken yet, by the name that a configuration has for them.
+/// Listening sockets that are not in use yet, by the names that a configuration has for them.
 #[derive(Debug, Default)]
 pub struct Inherited(Mutex<Vec<Passed>>);
 
-/// A socket that was passed on.
+/// An inherited socket.
 #[derive(Debug)]
 struct Passed {
-    /// Its number, and the name that `LISTEN_FDNAMES` gives it.
+    /// Its number, and its name in `LISTEN_FDNAMES`.
     names: Vec<String>,
     listener: UnixListener,
 }
 
 impl Inherited {
-    /// Takes what `LISTEN_FDS` announces, so that no process that we start has it. Changes the environment: only for
-    /// the beginning of a program, when it has one thread.
+    /// Takes the sockets that `LISTEN_FDS` announces, so that processes started later do not inherit them. This changes
+    /// the environment, so it must be called at the start of a program, while it has a single thread.
     ///
     /// # Errors
-    /// A descriptor is no Unix stream socket that listens.
+    /// A descriptor is not a listening Unix stream socket.
     pub fn from_environment() -> Result<Self> {
-        // The crate does not know names.
+        // The crate does not support names.
         let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
         let names: Vec<_> = names.split(':').filter(|name| !name.is_empty()).map(str::to_owned).collect();
         let mut announced = ListenFd::from_env();
@@ -56,17 +56,17 @@ impl Inherited {
         Ok(Self(Mutex::new(passed)))
     }
 
-    /// The socket of this number or name, which is nobody else's from now on.
+    /// Takes the socket of this number or name. It cannot be taken again.
     pub(crate) fn take(&self, name: &str) -> Option<UnixListener> {
         let mut passed = self.0.lock();
         let at = passed.iter().position(|passed| passed.names.iter().any(|known| known == name))?;
         Some(passed.swap_remove(at).listener)
     }
 
-    /// Checks that somebody has taken each.
+    /// Checks that every socket has been taken.
     ///
     /// # Errors
-    /// Nobody has: whoever connects there would wait for ever.
+    /// A socket was not taken: clients that connect to it would wait forever.
     pub(crate) fn check_taken(&self) -> Result<()> {
         match self.0.lock().first() {
             None => Ok(()),

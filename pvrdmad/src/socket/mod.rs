@@ -1,4 +1,4 @@
-//! Sockets in the file system, and those that the service manager has opened.
+//! Sockets in the file system, and sockets opened by the service manager.
 
 mod inherited;
 
@@ -7,7 +7,7 @@ pub(crate) use pvrdma_vfio_user_server::socket::{DatagramFile, SocketError, Sock
 
 pub use self::inherited::Inherited;
 
-/// Returns `true` if the error says that another process listens on the socket.
+/// Returns `true` if the error means that another process listens on the socket.
 pub(crate) fn in_use(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(SocketError::InUse { .. }))
 }

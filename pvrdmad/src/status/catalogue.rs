@@ -1,4 +1,4 @@
-//! What the counters of a status mean: each as the crate that counts declares it.
+//! Descriptions of the counters in a status, as declared by the crates that count.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 /// Counters by name.
 pub type Catalogue = BTreeMap<String, CounterInfo>;
 
-/// What a counter is.
+/// Description of a counter.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CounterInfo {
-    /// Whether it only grows.
+    /// Type: whether it only grows.
     pub kind: Kind,
-    /// What it measures.
+    /// Unit.
     pub unit: Unit,
-    /// What it means, in a sentence.
+    /// Meaning, in a sentence.
     pub help: String,
 }
 
@@ -25,7 +25,7 @@ impl From<&Counter> for CounterInfo {
     }
 }
 
-/// Adds counters that are not known yet: those of one device are mostly those of the next.
+/// Adds counters that are not known yet. Most counters of one device are also those of the next.
 pub(crate) fn describe_counters<'a>(counters: impl IntoIterator<Item = &'a Counter>, known: &mut Catalogue) {
     for counter in counters {
         if !known.contains_key(counter.name) {

@@ -1,10 +1,10 @@
-//! Limits of a device, as a table for people.
+//! Limits of a device as a table.
 
 use pvrdma_dev::{LimitChange, LimitStatus};
 
 use super::table::table;
 
-/// A row for each limit: what is in force, and what the next driver gets.
+/// Renders a row for each limit: the value in force, and the value for the next driver.
 pub fn render_limits(limits: &[LimitStatus]) -> String {
     let row = |limit: &LimitStatus| {
         let change = match limit.change {

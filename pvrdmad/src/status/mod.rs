@@ -1,4 +1,4 @@
-//! What the daemon says about itself: as data, and as tables for people.
+//! Status of the daemon: as data, and as tables.
 
 mod catalogue;
 mod limits;

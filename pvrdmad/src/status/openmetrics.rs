@@ -1,6 +1,6 @@
-//! A status in the OpenMetrics text format, which Prometheus and others read.
+//! Renders a status in the OpenMetrics text format, which Prometheus and others read.
 //!
-//! Counters keep their names, behind `pvrdma_`. What a device counts has the labels `network` and `device`, and
+//! Counters keep their names, prefixed by `pvrdma_`. Counters of a device have the labels `network`, `device` and
 //! `function`: `rdma`, or `ethernet` for the network function beside it.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use pvrdma_verbs::Kind;
 use super::catalogue::CounterInfo;
 use super::report::{DaemonStatus, DeviceReport, NetworkState, NetworkStatus, ShareReport};
 
-/// Of a sample, in their order. Thousands of samples share those of their device.
+/// Labels of a sample, in order. Shared, since thousands of samples have the labels of their device.
 #[derive(Clone, Debug)]
 struct Labels(Arc<[(&'static str, Arc<str>)]>);
 
@@ -25,31 +25,31 @@ impl Labels {
         Self(labels.into_iter().map(|(name, value)| (name, value.into())).collect())
     }
 
-    /// These, and another one.
+    /// Returns these labels and another one.
     fn with(&self, name: &'static str, value: &str) -> Self {
         Self(self.0.iter().cloned().chain([(name, value.into())]).collect())
     }
 }
 
-/// What is said of one thing.
+/// A metric family.
 #[derive(Debug)]
 struct Family {
     kind: Kind,
-    /// What it means, in a sentence.
+    /// Meaning, in a sentence.
     help: String,
-    /// One for each set of labels.
+    /// One sample for each set of labels.
     samples: Vec<(Labels, f64)>,
 }
 
-/// What is said, by name.
+/// Metric families by name.
 #[derive(Debug, Default)]
 struct Families(BTreeMap<String, Family>);
 
 impl DaemonStatus {
-    /// In the OpenMetrics text format.
+    /// Renders the status in the OpenMetrics text format.
     ///
     /// # Errors
-    /// None: a text takes all that is written to it.
+    /// Does not fail in practice: writing to a string always succeeds.
     pub fn openmetrics(&self) -> Result<String, fmt::Error> {
         let mut families = Families::default();
         families.daemon(self);
@@ -59,7 +59,7 @@ impl DaemonStatus {
         for device in &self.devices {
             families.device(self, device);
         }
-        // About as long as it will be.
+        // Estimate of the final length.
         let samples: usize = families.0.values().map(|family| family.samples.len()).sum();
         let mut text = String::with_capacity(samples.saturating_mul(96));
         let mut registry = Registry::with_prefix("pvrdma");
@@ -78,7 +78,7 @@ impl Families {
                 self.0.entry(name.to_owned()).or_insert(new)
             }
         };
-        // What two lists of a thing count has one sample: the later list's.
+        // A counter that appears in two lists of an object has one sample: the value of the later list.
         match family.samples.last_mut() {
             Some((last, old)) if Arc::ptr_eq(&last.0, &labels.0) => *old = value,
             _ => family.samples.push((labels.clone(), value)),
@@ -97,7 +97,7 @@ impl Families {
         self.gauge(name, help, labels, value.into());
     }
 
-    /// Numbers that the catalogue of the status knows. Others are no metrics.
+    /// Adds the counters that the catalogue of the status contains. Other numbers are not metrics.
     fn counters<'a>(&mut self, status: &DaemonStatus, labels: &Labels, counters: impl Iterator<Item = (&'a str, u64)>) {
         for (name, value) in counters {
             if let Some(CounterInfo { kind, help, .. }) = status.counters.get(name) {
@@ -182,7 +182,7 @@ impl Collector for Families {
                 Kind::Counter => MetricType::Counter,
                 Kind::Gauge => MetricType::Gauge,
             };
-            // The name ends with the unit, which the encoder says itself.
+            // The encoder appends the unit itself, so it is removed from the name.
             let units = [("_bytes", registry::Unit::Bytes), ("_seconds", registry::Unit::Seconds)];
             let unit = units.iter().find_map(|(suffix, unit)| Some((name.strip_suffix(suffix)?, unit)));
             let (name, unit) = unit.map_or((name.as_str(), None), |(name, unit)| (name, Some(unit)));
@@ -204,7 +204,7 @@ fn pairs(counters: &BTreeMap<String, u64>) -> impl Iterator<Item = (&str, u64)> 
     counters.iter().map(|(name, &value)| (name.as_str(), value))
 }
 
-/// As metrics have it: exact up to 2^53.
+/// Converts a value to a float, as the format requires: exact up to 2^53.
 #[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
 const fn number(value: u64) -> f64 {
     value as f64

@@ -1,4 +1,4 @@
-//! What the daemon says about itself, as tables for people.
+//! Renders the status of the daemon as tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,12 +12,12 @@ use super::table::{number, percent, short, size, table};
 use crate::config::{BitRate, Pin};
 use crate::doorbells::DoorbellReport;
 
-/// What ends a process that cannot be killed.
+/// Advice on how to end a process that cannot be killed.
 const WEDGED_REMEDY: &str = "  end the FUSE server that holds it, or write 1 to\n  \
                              /sys/fs/fuse/connections/N/abort (docs/troubleshooting.md)";
 
 impl WedgedProcess {
-    /// A line for people.
+    /// Renders a line.
     pub fn render(&self) -> String {
         let Self { pid, network, device, since_s, threads } = self;
         let role = device.as_ref().map_or_else(String::new, |device| format!(", the keeper of device {device},"));
@@ -26,11 +26,11 @@ impl WedgedProcess {
     }
 }
 
-/// The counter of those.
+/// Counter of refused connections.
 const TURNED_AWAY: &str = "client_connections_turned_away";
 
 impl DaemonStatus {
-    /// Tables for people.
+    /// Renders the tables.
     pub fn render(&self) -> String {
         let header = ["device", "guest", "port", "memory", "resident", "QPs", "CQs", "SRQs", "MRs", "PDs", "GIDs"];
         let devices = table(header, 3, self.devices.iter().map(DeviceReport::row));
@@ -79,7 +79,7 @@ impl DaemonStatus {
         text + &self.render_shares() + &self.render_ports() + &self.render_counters()
     }
 
-    /// Networks whose clients can make a thread of the daemon wait for ever.
+    /// Networks whose clients can block a thread of the daemon forever.
     fn render_keepers(&self) -> String {
         let without = self.networks.iter().filter(|network| !network.keepers);
         let names: Vec<_> = without.map(|network| short(&network.name)).collect();
@@ -102,7 +102,7 @@ impl DaemonStatus {
         text
     }
 
-    /// Whose the sockets are that somebody else was turned away from: that one has seen the end of a connection only.
+    /// Holders of sockets at which another client was refused. That client has only seen its connection closed.
     fn render_holders(&self) -> String {
         let sockets = self.devices.iter().flat_map(|device| {
             let counter = device.numbers("counters").find(|(name, _)| *name == TURNED_AWAY);
@@ -123,7 +123,7 @@ impl DaemonStatus {
         text
     }
 
-    /// Links that carry nothing, and sockets that nobody finds.
+    /// Links that are down, and sockets whose files were removed.
     fn render_links(&self) -> String {
         let uplinks =
             self.networks.iter().filter_map(|network| Some(("network", &network.name[..], network.uplink.as_ref()?)));
@@ -162,7 +162,7 @@ impl DaemonStatus {
         text
     }
 
-    /// Devices whose doorbells are mapped, and those for which that was left open and is not possible.
+    /// Devices whose doorbells are mapped, and those for which mapping is permitted but impossible.
     fn render_doorbells(&self) -> String {
         let mut text = String::new();
         for device in &self.devices {
@@ -182,7 +182,7 @@ impl DaemonStatus {
         text
     }
 
-    /// Devices whose addresses are those that they bind first, and whom others may talk to.
+    /// Devices that own the addresses they bind first, and the peers to which devices may connect.
     fn render_rules(&self) -> String {
         let unguarded = |device: &&DeviceReport| device.addresses.rule == "own" && !device.addresses.guarded;
         let count = self.devices.iter().filter(unguarded).count();
@@ -204,7 +204,7 @@ impl DaemonStatus {
         text
     }
 
-    /// The networks, unless there is one that simply runs.
+    /// The networks, unless there is a single one without anything to report.
     fn render_networks(&self) -> String {
         let plain = |network: &NetworkStatus| network.state == NetworkState::Running && network.restarts == 0;
         if self.networks.len() < 2 && self.networks.iter().all(plain) {
@@ -229,7 +229,7 @@ impl DaemonStatus {
         text
     }
 
-    /// Shares of devices, if one of them has worked or has limits.
+    /// Shares of devices, if one of them has used processor time or has limits.
     fn render_shares(&self) -> String {
         let shares = self.devices.iter().filter_map(|device| Some((device.name(), device.share.as_ref()?)));
         let shown = shares.filter(|(_, share)| share.worker_ns > 0 || share.port_ns > 0 || share.max_rate.is_some());
@@ -250,7 +250,7 @@ impl DaemonStatus {
         table(["share", "weight", "min", "max", "workers ms", "port ms", "throttled"], 1, shown.map(row))
     }
 
-    /// What crossed the ports of devices with an uplink. Every counter by itself is among the others below.
+    /// Traffic through the ports of devices with an uplink. The remaining counters are in the table below.
     fn render_ports(&self) -> String {
         let networks = || {
             let devices = self.devices.iter();
@@ -280,7 +280,7 @@ impl DaemonStatus {
             + &table(["port", "resent", "timeouts", "dropped"], 1, networks().map(trouble))
     }
 
-    /// The network cards that are ours.
+    /// Network functions that this daemon emulates.
     fn render_nics(&self) -> String {
         let cards = self.devices.iter().filter_map(|device| Some((short(device.name()), device.nic.as_ref()?)));
         let row = |(name, nic): (String, &NicReport)| {
@@ -296,7 +296,7 @@ impl DaemonStatus {
         table(["network card", "guest", "link", "MAC", "sent", "received"], 4, cards.map(row))
     }
 
-    /// Counters that are not zero, one column for each device and a few devices in each table.
+    /// Counters that are not zero, with one column per device and a few devices per table.
     fn render_counters(&self) -> String {
         self.devices.chunks(3).map(render_counters).collect()
     }
@@ -314,11 +314,11 @@ fn render_counters(devices: &[DeviceReport]) -> String {
 }
 
 impl DeviceReport {
-    /// Its line in the table of devices.
+    /// Renders its line in the table of devices.
     fn row(&self) -> Vec<String> {
         let count = |kind: &str| {
             let objects = self.status.get("objects");
-            // A word where the number cannot be seen now.
+            // A word replaces a number that is unavailable now.
             match objects.and_then(|objects| objects.get(kind)) {
                 Some(Value::String(word)) => word.clone(),
                 count => count.and_then(Value::as_u64).unwrap_or(0).to_string(),
@@ -341,7 +341,7 @@ impl DeviceReport {
 
     fn all_counters(&self) -> BTreeMap<&str, u64> {
         let network = self.network.counters.iter().map(|(name, &value)| (name.as_str(), value));
-        // Those of its socket have the names that those of the device's socket have.
+        // Counters of its socket have the same names as those of the device's socket.
         let nic = self.nic.iter().flat_map(|nic| &nic.counters).map(|(name, &value)| (name.as_str(), value));
         let nic = nic.filter(|(name, _)| name.starts_with("vmxnet3_"));
         let others = self.numbers("counters").chain(self.numbers("adapter")).chain(network).chain(nic);

@@ -1,4 +1,4 @@
-//! What the daemon says about itself: as data.
+//! Status of the daemon as data.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,22 +15,23 @@ use crate::config::{LinkSpec, MemoryFiles, Pin};
 use crate::doorbells::DoorbellReport;
 use crate::sandbox::SandboxReport;
 
-/// The daemon at one moment.
+/// Snapshot of the daemon.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DaemonStatus {
     /// Version of the daemon.
     pub version: String,
-    /// Its process.
+    /// Its process ID.
     pub pid: u32,
     /// Seconds since its start.
     pub uptime_s: u64,
-    /// What carries the traffic.
+    /// The adapter that carries the traffic.
     pub backend: String,
-    /// Mappings of guest memory that clients took away under us; `client_memory_lost` of devices tells whose.
+    /// Mappings of guest memory that clients truncated while they were in use; `client_memory_lost` of the devices
+    /// tells which clients.
     pub lost_mappings: u64,
     /// Counters of the control socket by name.
     pub control: BTreeMap<String, u64>,
-    /// What all counters mean. Empty unless that was asked for.
+    /// Descriptions of all counters. Empty unless requested.
     #[serde(default, skip_serializing_if = "Catalogue::is_empty")]
     pub counters: Catalogue,
     /// Processes of networks that were killed and have not ended.
@@ -38,80 +39,80 @@ pub struct DaemonStatus {
     pub wedged: Vec<WedgedProcess>,
     /// Its networks.
     pub networks: Vec<NetworkStatus>,
-    /// The devices of those networks that are running.
+    /// Devices of the networks that are running.
     pub devices: Vec<DeviceReport>,
 }
 
-/// A process of a network that was killed and has not ended: a thread of it waits in the kernel, where no signal
-/// interrupts it. It keeps memory and descriptors until then, and serves nothing.
+/// A process of a network that was killed and has not ended, because one of its threads is in uninterruptible sleep in
+/// the kernel. Until it ends it keeps memory and descriptors, and serves nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WedgedProcess {
-    /// Its number.
+    /// Its process ID.
     pub pid: u32,
-    /// The network that it served. Another process does now.
+    /// The network that it served. Another process has replaced it.
     pub network: String,
-    /// The device whose clients' descriptors it received; none: it served the network.
+    /// The device whose clients' descriptors it received, or `None` if it served the network.
     #[serde(default)]
     pub device: Option<String>,
     /// Seconds since it was given up.
     pub since_s: u64,
-    /// Names of its threads that are left. That of a client's connection has the name of the device, cut to 15 bytes.
+    /// Names of its remaining threads. The thread of a client's connection has the name of the device, cut to 15 bytes.
     pub threads: Vec<String>,
 }
 
-/// One network at one moment, as the supervisor knows it.
+/// Snapshot of a network, as seen by the supervisor.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NetworkStatus {
     /// Its name.
     pub name: String,
-    /// How it is.
+    /// Its state.
     pub state: NetworkState,
-    /// The process that serves it; none while there is none.
+    /// Process ID of its worker, or `None` while there is none.
     pub pid: Option<u32>,
-    /// Processes that ended and were replaced, or will be.
+    /// Number of workers that ended unexpectedly and were or will be replaced.
     pub restarts: u64,
-    /// How the last one of these ended.
+    /// Reason of the last such end.
     pub last_end: Option<String>,
-    /// Devices that such an end took from their VM, which has not come back since. It has to be restarted for that.
+    /// Devices whose VM lost its connection by such an end and has not reconnected. These VMs must be restarted.
     pub lost_vms: Vec<String>,
-    /// Devices that were removed and whose client's thread does not return from a system call.
+    /// Devices that were removed, and whose client thread does not return from a system call.
     #[serde(default)]
     pub stuck_clients: Vec<String>,
-    /// Paths where somebody has removed a socket of ours: nobody can connect there.
+    /// Paths of sockets whose files were removed: no client can connect there.
     #[serde(default)]
     pub lost_sockets: Vec<String>,
-    /// The interface of its uplink, if links of its devices follow that.
+    /// The interface of its uplink, if links of its devices follow it.
     #[serde(default)]
     pub interface: Option<InterfaceReport>,
-    /// What connects it with others; none without an uplink, or while the process does not say.
+    /// Its uplink. `None` without an uplink, or while the worker does not respond.
     #[serde(default)]
     pub uplink: Option<LinkReport>,
-    /// What confines the process; none without a sandbox, or while the process does not say.
+    /// Sandbox of the worker. `None` without a sandbox, or while the worker does not respond.
     pub sandbox: Option<SandboxReport>,
-    /// Each of its devices has a process that receives the descriptors of clients.
+    /// Each of its devices has a keeper, which receives the descriptors of clients.
     #[serde(default)]
     pub keepers: bool,
-    /// Faults injected on its uplink.
+    /// Faults injected into its uplink.
     #[serde(default)]
     pub fault: Option<String>,
     /// Names of its devices.
     pub devices: Vec<String>,
 }
 
-/// How a network is.
+/// State of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NetworkState {
-    /// It serves.
+    /// The network is served.
     Running,
-    /// Its process ended, and the next one does not serve yet.
+    /// Its worker ended, and the next one does not serve yet.
     Restarting,
-    /// Its process does not say in time how it is.
+    /// Its worker does not reply in time.
     Unresponsive,
 }
 
 impl NetworkState {
-    /// One word.
+    /// Returns the state as one word.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -121,68 +122,69 @@ impl NetworkState {
     }
 }
 
-/// What a worker says of its network.
+/// A worker's status of its network.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WorkerStatus {
-    /// Mappings of guest memory that clients took away under us; `client_memory_lost` of devices tells whose.
+    /// Mappings of guest memory that clients truncated while they were in use; `client_memory_lost` of the devices
+    /// tells which clients.
     pub lost_mappings: u64,
-    /// Devices that were removed and whose client's thread does not return from a system call.
+    /// Devices that were removed, and whose client thread does not return from a system call.
     #[serde(default)]
     pub stuck_clients: Vec<String>,
-    /// What confines the process.
+    /// Sandbox of the process.
     pub sandbox: Option<SandboxReport>,
-    /// What connects it with others.
+    /// The uplink.
     #[serde(default)]
     pub uplink: Option<LinkReport>,
-    /// What its devices' counters mean. Empty unless that was asked for.
+    /// Descriptions of its devices' counters. Empty unless requested.
     #[serde(default, skip_serializing_if = "Catalogue::is_empty")]
     pub counters: Catalogue,
     /// Its devices.
     pub devices: Vec<DeviceReport>,
 }
 
-/// One device at one moment.
+/// Snapshot of a device.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DeviceReport {
-    /// What the device says of itself, as [`pvrdma_dev::DeviceStatus`] declares it, except `port` and `memory`. Its
-    /// counters are joined by those of its socket and interrupts.
+    /// Status of the device as [`pvrdma_dev::DeviceStatus`] declares it, except `port` and `memory`. Counters of its
+    /// socket and interrupts are added to its counters.
     #[serde(flatten)]
     pub status: Map<String, Value>,
-    /// Where the VMM connects.
+    /// The socket to which the VMM connects.
     pub socket: String,
-    /// The port: `active` or another state.
+    /// State of the port: `active` or another state.
     pub port: String,
-    /// The administrator has its link down.
+    /// The administrator has set its link down.
     #[serde(default)]
     pub link_down: bool,
-    /// Bytes in the port's MTU.
+    /// MTU of the port in bytes.
     pub mtu: u32,
-    /// Who uses it.
+    /// Its client.
     pub client: ClientReport,
     /// Guest memory.
     pub memory: MemoryReport,
-    /// What becomes of the doorbells of its guest's processes.
+    /// Implementation of the doorbells of guest processes.
     pub doorbells: DoorbellReport,
     /// Its addresses.
     pub addresses: AddressReport,
-    /// Those with whom it may talk, by the device's rule and by the network's: none if that allows everybody.
+    /// Permitted peers by the device's rule and by the network's rule. Empty if the rule permits all peers.
     pub peers: [Vec<String>; 2],
-    /// The network that it is in.
+    /// The network that it belongs to.
     pub network: NetworkReport,
-    /// What it may use of what it shares with others, and has used. None on the host's adapter.
+    /// Its share of common resources, and its use of them. `None` on the host's adapter.
     pub share: Option<ShareReport>,
-    /// What its requests moved, by peer and road: those first that moved most. Empty on the host's adapter.
+    /// Traffic of its requests by peer and route, largest first. Empty on the host's adapter.
     #[serde(default)]
     pub flows: Vec<FlowReport>,
-    /// Those who watch the device.
+    /// Captures of the device.
     pub capture: CaptureReport,
-    /// The network function beside it, if that is ours.
+    /// The network function beside it, if this daemon emulates it.
     #[serde(default)]
     pub nic: Option<NicReport>,
 }
 
 impl DeviceReport {
-    /// Its MAC address.
+    /// Returns its MAC address.
     pub fn mac(&self) -> &str {
         self.word("mac")
     }
@@ -191,17 +193,17 @@ impl DeviceReport {
         self.status.get(member).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         self.word("name")
     }
 
-    /// Life cycle: `reset`, `handshake` or `active`.
+    /// Returns the phase of its life cycle: `reset`, `handshake` or `active`.
     pub fn phase(&self) -> &str {
         self.word("phase")
     }
 
-    /// Numbers of a group by name: of `objects`, `counters` or `adapter`.
+    /// Returns the numbers of a group by name: of `objects`, `counters` or `adapter`.
     pub fn numbers(&self, group: &str) -> impl Iterator<Item = (&str, u64)> {
         let members = self.status.get(group).and_then(Value::as_object).into_iter().flatten();
         members.filter_map(|(name, value)| Some((name.as_str(), value.as_u64()?)))
@@ -211,12 +213,12 @@ impl DeviceReport {
 /// Guest memory of a device.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MemoryReport {
-    /// What is kept resident.
+    /// The part that is pinned.
     pub pin: Pin,
-    /// Bytes mapped and kept resident.
+    /// Mapped and pinned bytes.
     #[serde(flatten)]
     pub status: MemoryStatus,
-    /// Which files it may be in.
+    /// Kinds of files that may back it.
     pub files: MemoryFiles,
     /// Most bytes that may be mapped.
     pub max_mapped_bytes: u64,
@@ -224,37 +226,37 @@ pub struct MemoryReport {
     pub max_locked_bytes: u64,
     /// Files that are open for it.
     pub open_files: usize,
-    /// Mappings of these.
+    /// Mappings of these files.
     pub mappings: usize,
-    /// Why not all is resident that should be.
+    /// Reason why some memory is not pinned although it should be.
     pub pin_error: Option<String>,
 }
 
 /// Addresses of a device.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct AddressReport {
-    /// What its guest may bind: `own`, `any`, or what is `listed` alone.
+    /// Addresses that its guest may bind: `own`, `any`, or only those that are `listed`.
     pub rule: String,
     /// Addresses that are listed for it.
     pub listed: Vec<String>,
-    /// What its network card says that it has is held to the rule as well. If not, an address belongs to the guest
-    /// that binds it first.
+    /// The rule also applies to the addresses that its network function announces. If it does not, an address belongs
+    /// to the guest that binds it first.
     pub guarded: bool,
 }
 
 /// A link.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LinkReport {
-    /// As it is configured.
+    /// Its configuration.
     pub link: String,
-    /// Frames can pass: the interface is there, or somebody is connected. None: that cannot be seen now.
+    /// Frames can pass: the interface is up, or a peer is connected. `None` if this cannot be determined now.
     pub up: Option<bool>,
 }
 
 impl LinkReport {
-    /// From its configuration, and from the link itself.
+    /// Makes the report of a link from its configuration and the link itself.
     pub(crate) fn new(spec: &LinkSpec, link: &dyn Link) -> Self {
-        // Whether anybody takes datagrams shows when one is sent.
+        // Whether a peer receives datagrams is known only when one is sent.
         let seen = |up: &bool| *up || !matches!(spec, LinkSpec::Datagrams { .. });
         Self { link: spec.to_string(), up: link.inspect().up.taken().filter(seen) }
     }
@@ -269,16 +271,16 @@ pub struct InterfaceReport {
     pub state: String,
     /// Frames can pass.
     pub up: bool,
-    /// Bytes of an IP packet that it carries; none while it is not there.
+    /// Longest IP packet that it carries, in bytes. `None` while it is absent.
     #[serde(default)]
     pub mtu: Option<u32>,
-    /// Bytes of an IP packet that the network is to carry.
+    /// Longest IP packet that the network should carry, in bytes.
     #[serde(default)]
     pub wanted: Option<u32>,
 }
 
 impl InterfaceReport {
-    /// What it carries and what it should, if it carries less.
+    /// Returns its MTU and the required one, if its MTU is too small.
     pub(crate) fn too_short(&self) -> Option<(u32, u32)> {
         self.mtu.zip(self.wanted).filter(|(mtu, wanted)| mtu < wanted)
     }
@@ -287,9 +289,9 @@ impl InterfaceReport {
 /// The client of a device.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ClientReport {
-    /// A client is there now.
+    /// A client is connected.
     pub connected: bool,
-    /// The process that it is of, if the system tells.
+    /// Process of the client, if the system reports it.
     #[serde(default)]
     pub process: Option<u32>,
 }
@@ -299,37 +301,37 @@ pub struct ClientReport {
 pub struct NetworkReport {
     /// Name of the network.
     pub name: String,
-    /// Bytes of an IP packet that the network carries.
+    /// Longest IP packet that the network carries, in bytes.
     pub mtu: u32,
-    /// The link to its network card, if that is QEMU's (`nic=`).
+    /// The link to its network function, if QEMU emulates that (`nic=`).
     #[serde(default)]
     pub nic: Option<LinkReport>,
-    /// The port's counters: what queue pairs sent and received (`wire_…`), what was passed on for the network function
-    /// (`passed_…`). None if the network has no uplink.
+    /// Counters of the port: traffic of queue pairs (`wire_…`), and frames forwarded for the network function
+    /// (`passed_…`). Empty if the network has no uplink.
     pub counters: BTreeMap<String, u64>,
 }
 
 /// A device's share of its network.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ShareReport {
-    /// Its weight against those of the others.
+    /// Its weight relative to the other devices.
     pub weight: u32,
-    /// What it moves at most, in bits per second.
+    /// Its maximum rate in bits per second.
     pub max_rate: Option<u64>,
-    /// What the requests of one queue pair move at most, in bits per second.
+    /// Maximum rate of one queue pair's requests in bits per second.
     pub qp_max_rate: Option<u64>,
-    /// What it is promised, in bits per second.
+    /// Its guaranteed rate in bits per second.
     pub min_rate: Option<u64>,
-    /// Nanoseconds that the workers of the network, which its devices share, have worked for it.
+    /// Processor time in nanoseconds that the network's workers, which its devices share, have spent for it.
     pub worker_ns: u64,
-    /// Nanoseconds that the thread of its port has worked.
+    /// Processor time in nanoseconds that the thread of its port has spent.
     pub port_ns: u64,
-    /// Times that `max_rate` had it wait.
+    /// Number of times that `max_rate` delayed it.
     pub throttled: u64,
 }
 
 impl ShareReport {
-    /// From the configuration of a device, and from what it has used.
+    /// Makes the report from the configuration and the use of a share.
     pub fn new(config: ShareConfig, usage: ShareUsage) -> Self {
         let bits = |rate: Option<u64>| rate.map(|bytes| bytes.saturating_mul(8));
         Self {
@@ -344,23 +346,23 @@ impl ShareReport {
     }
 }
 
-/// What requests of a device moved to a peer and from it.
+/// Traffic between a device and a peer, caused by requests of the device.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FlowReport {
-    /// Address of the peer; none for all those that are not told apart.
+    /// Address of the peer, or `None` for all peers that are not counted separately.
     pub peer: Option<IpAddr>,
     /// `local`: copied to a device of this process; `wire`: in packets.
     pub road: Road,
-    /// Requests that ended with success, and datagrams.
+    /// Requests that completed successfully, and datagrams.
     pub requests: u64,
     /// Bytes in sends, writes and datagrams.
     pub bytes_out: u64,
-    /// Bytes that were read.
+    /// Bytes in reads.
     pub bytes_in: u64,
 }
 
 impl FlowReport {
-    /// The peer in a word.
+    /// Returns the peer as a word.
     pub fn peer(&self) -> String {
         self.peer.map_or_else(|| "others".to_owned(), |peer| peer.to_string())
     }
@@ -374,18 +376,18 @@ impl From<FlowCount> for FlowReport {
     }
 }
 
-/// A network function of ours.
+/// A network function that this daemon emulates.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NicReport {
-    /// Where the VMM connects.
+    /// The socket to which the VMM connects.
     pub socket: String,
-    /// Who uses it.
+    /// Its client.
     pub client: ClientReport,
-    /// A driver has started it.
+    /// A driver has activated it.
     pub active: bool,
     /// `up` or `down`.
     pub link: String,
-    /// The address that the guest has chosen.
+    /// The MAC address that the guest has chosen.
     pub mac: String,
     /// Its counters and those of its socket.
     pub counters: BTreeMap<String, u64>,
@@ -394,20 +396,20 @@ pub struct NicReport {
 /// Captures of a device.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct CaptureReport {
-    /// Running now.
+    /// Running captures.
     pub active: u64,
-    /// Frames that were captured since the device is in use.
+    /// Captured frames since the device was created.
     pub frames: u64,
-    /// Frames that are missing in captures because their readers did not keep up.
+    /// Frames that are missing in captures because their readers were too slow.
     pub dropped: u64,
 }
 
-/// Counters by name.
+/// Returns counters by name.
 pub(crate) fn by_name(counters: &[Counter]) -> BTreeMap<String, u64> {
     counters.iter().map(|counter| (counter.name.to_owned(), counter.value)).collect()
 }
 
-/// A port state in one word.
+/// Returns a port state as one word.
 pub(crate) fn port_word(state: PortState) -> String {
     format!("{state:?}").to_lowercase()
 }

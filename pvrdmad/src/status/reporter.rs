@@ -23,29 +23,29 @@ use crate::doorbells::Doorbells;
 use crate::protocol::Carrier;
 use crate::vfio_user::{ConnectionStats, IrqTable, pin_advice};
 
-/// A device whatever its backend.
+/// A device with any backend.
 pub(crate) trait AnyDevice: PciFunction {
     fn device_status(&self) -> DeviceStatus;
 
-    /// Takes its link up or down.
+    /// Sets its link up or down.
     ///
     /// # Errors
-    /// That of the adapter is not its alone.
+    /// The link belongs to an adapter that other devices use as well.
     fn set_link(&self, up: bool) -> Result<bool, VerbsError>;
 
-    /// The way to other hosts carries IP packets of so many bytes.
+    /// Sets the MTU of the route to other hosts, in bytes. `None` restores the configured MTU.
     fn set_carried(&self, bytes: Option<u32>);
 
     /// Sets limits.
     ///
     /// # Errors
-    /// There is no such limit, or it cannot have this value.
+    /// There is no such limit, or the value is out of range.
     fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), String>;
 
-    /// Its limits.
+    /// Returns its limits.
     fn limits(&self) -> Vec<LimitStatus>;
 
-    /// Its objects of a kind, as data.
+    /// Returns its objects of a kind as data.
     fn device_objects(&self, kind: ObjectKind) -> Value;
 }
 
@@ -75,12 +75,12 @@ impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
     }
 }
 
-/// Who uses a socket.
+/// Reports the client of a socket.
 fn client(stats: &ConnectionStats) -> ClientReport {
     ClientReport { connected: stats.is_connected(), process: stats.process() }
 }
 
-/// What reports about a network function need.
+/// Sources of reports about a network function.
 pub(crate) struct NicReporter {
     pub(crate) device: Arc<Vmxnet3Device>,
     pub(crate) irqs: Arc<IrqTable>,
@@ -106,36 +106,36 @@ impl NicReporter {
     }
 }
 
-/// What reports about a device need.
+/// Sources of reports about a device.
 pub(crate) struct Reporter {
     pub(crate) device: Device,
     pub(crate) function: Arc<dyn AnyDevice>,
-    /// The administrator has its link down.
+    /// The administrator has set its link down.
     pub(crate) link_down: AtomicBool,
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) irqs: Arc<IrqTable>,
     pub(crate) stats: Arc<ConnectionStats>,
     /// Name of the network.
     pub(crate) network: String,
-    /// Bytes of an IP packet that it carries.
+    /// Longest IP packet of the network, in bytes.
     pub(crate) mtu: u32,
-    /// What it may use, and has used.
+    /// Its share and its use of it.
     pub(crate) share: Option<DeviceShare>,
-    /// What it moved.
+    /// Its traffic counters.
     pub(crate) flows: Option<DeviceFlows>,
-    /// The device's end of the uplink, if there is one.
+    /// The device's port at the uplink, if there is one.
     pub(crate) port: Option<Uplink>,
-    /// The link to its network card, if that is QEMU's.
+    /// The link to its network function, if QEMU emulates that.
     pub(crate) nic_link: Option<Arc<dyn Link>>,
-    /// Which can watch the device.
+    /// The software adapter, if it is used. It can capture the device's traffic.
     pub(crate) rxe: Option<Rxe>,
-    /// The network function beside it, if that is ours.
+    /// The network function beside it, if this daemon emulates it.
     pub(crate) nic: Option<NicReporter>,
     /// Its doorbell pages.
     pub(crate) doorbells: Doorbells,
 }
 
-/// The links of a device's functions, and whether the administrator has them down.
+/// Links of a device's functions, with their administrative state.
 pub(crate) struct DeviceLinks {
     function: Arc<dyn AnyDevice>,
     nic: Option<Arc<Vmxnet3Device>>,
@@ -143,10 +143,10 @@ pub(crate) struct DeviceLinks {
 }
 
 impl DeviceLinks {
-    /// Takes them up if both the administrator and the carrier say so, else down, with the path MTU that there is then.
+    /// Sets the links up if both the administrator and `carrier` permit it, and down otherwise, and sets the path MTU.
     ///
     /// # Errors
-    /// That of the adapter is not its alone.
+    /// The link belongs to an adapter that other devices use as well.
     pub(crate) fn set(&self, carrier: Carrier) -> Result<(), VerbsError> {
         let up = !self.down && carrier.state == LinkState::Up;
         self.function.set_carried(carrier.mtu);
@@ -159,7 +159,7 @@ impl DeviceLinks {
 }
 
 impl Reporter {
-    /// The links, as the administrator has them now.
+    /// Returns the links with their current administrative state.
     pub(crate) fn link(&self) -> DeviceLinks {
         DeviceLinks {
             function: Arc::clone(&self.function),
@@ -212,7 +212,7 @@ impl Reporter {
         }
     }
 
-    /// Adds what the counters of the report mean.
+    /// Adds descriptions of the counters in the report.
     pub(crate) fn describe(&self, known: &mut Catalogue) {
         let status = self.function.device_status();
         let (irqs, stats) = (self.irqs.counters.list(), self.stats.counters.list());
@@ -238,7 +238,7 @@ impl Reporter {
     }
 }
 
-/// What a device says of itself, without what the report has in a place of its own.
+/// Returns the status of a device, without the members that have a place of their own in the report.
 fn members(status: &DeviceStatus) -> Map<String, Value> {
     let Ok(Value::Object(mut members)) = serde_json::to_value(status) else { return Map::new() };
     members.remove("port");

@@ -1,14 +1,14 @@
-//! The objects of a device as tables for people.
+//! Renders the objects of a device as tables.
 
 use pvrdma_dev::ObjectKind;
 use serde_json::Value;
 
 use super::table::{size, table};
 
-/// A column: its head, and its cell for an object.
+/// A column: its header, and the function that renders the cell of an object.
 type Column = (&'static str, fn(&Value) -> String);
 
-/// What [`pvrdma_dev::PvrdmaDevice::inspect_objects`] gave, as text. The rest is in the JSON.
+/// Renders the result of [`pvrdma_dev::PvrdmaDevice::inspect_objects`] as text. Further details are only in the JSON.
 pub fn render_objects(kind: ObjectKind, objects: &Value) -> String {
     let Some(list) = objects.as_array() else { return render_fields(objects) };
     let columns = columns(kind);
@@ -17,7 +17,7 @@ pub fn render_objects(kind: ObjectKind, objects: &Value) -> String {
     if text.is_empty() { format!("no {kind}\n") } else { text }
 }
 
-/// The plain members of an object, and those of its members.
+/// Renders the plain members of an object and of its nested objects.
 fn render_fields(object: &Value) -> String {
     let mut rows = Vec::new();
     collect("", object, &mut rows);
@@ -31,13 +31,13 @@ fn collect(path: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
                 collect(&if path.is_empty() { name.clone() } else { format!("{path}.{name}") }, member, rows);
             }
         }
-        // Counters that never moved tell nothing.
+        // Counters that are zero are left out.
         Value::Number(number) if number.as_u64() == Some(0) && path.contains('.') => {}
         value => rows.push(vec![path.to_owned(), word(value)]),
     }
 }
 
-/// A plain value without quotes.
+/// Renders a plain value without quotes.
 fn word(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -46,7 +46,7 @@ fn word(value: &Value) -> String {
     }
 }
 
-/// What is in a ring: used of size, and the indices. Nothing but the size is known if the memory is gone.
+/// Renders a ring: used entries, size, and indices. Only the size is known if the memory of the ring is gone.
 fn ring(ring: &Value) -> String {
     match ring["size"].as_u64() {
         None => "-".to_owned(),
@@ -54,13 +54,13 @@ fn ring(ring: &Value) -> String {
     }
 }
 
-/// The state of a QP. The adapter tells it when the attributes are busy.
+/// Renders the state of a QP, taken from the adapter while the attributes are locked.
 fn qp_state(qp: &Value) -> String {
     let known = [&qp["attrs"], &qp["adapter"]].into_iter().find(|part| part["state"].is_string());
     word(known.map_or(&qp["attrs"], |part| &part["state"]))
 }
 
-/// How the requests of a QP get to their peer, and on the wire the first PSN that is not done and the next to send.
+/// Renders the route of a QP's requests, on the wire with the first PSN that is not acknowledged and the next PSN.
 fn path(qp: &Value) -> String {
     let requester = &qp["adapter"]["requester"];
     let route = &requester["route"];
@@ -73,7 +73,7 @@ fn path(qp: &Value) -> String {
     }
 }
 
-/// The peer of a connected QP.
+/// Renders the peer of a connected QP.
 fn peer(qp: &Value) -> String {
     let attrs = &qp["attrs"];
     match attrs["dest_qpn"].as_u64() {

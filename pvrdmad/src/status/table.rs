@@ -1,4 +1,4 @@
-//! Tables for people that fit a terminal of 80 columns.
+//! Tables that fit a terminal of 80 columns.
 
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -9,7 +9,7 @@ const WIDTH: u16 = 80;
 /// Longest name of a device in a table.
 const NAME: usize = 12;
 
-/// A table whose columns from `first_number` on hold numbers.
+/// Renders a table whose columns from `first_number` on contain numbers.
 pub(super) fn table<I: IntoIterator<Item = T>, T: Into<String>>(
     header: I,
     first_number: usize,
@@ -31,7 +31,7 @@ pub(super) fn table<I: IntoIterator<Item = T>, T: Into<String>>(
     format!("{table}\n")
 }
 
-/// A device's name, cut if it is long.
+/// Shortens a long name of a device.
 pub(super) fn short(name: &str) -> String {
     match name.char_indices().nth(NAME) {
         None => name.to_owned(),
@@ -39,13 +39,13 @@ pub(super) fn short(name: &str) -> String {
     }
 }
 
-/// A share for people.
+/// Renders a ratio as a percentage.
 pub(super) fn percent(part: u64, whole: u64) -> String {
     let tenths = u128::from(part) * 1000 / u128::from(whole.max(1));
     format!("{}.{} %", tenths / 10, tenths % 10)
 }
 
-/// Bytes for people.
+/// Renders a number of bytes with a unit.
 pub(super) fn size(bytes: u64) -> String {
     match bytes {
         0..0x400 => format!("{bytes} B"),
@@ -55,7 +55,7 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
-/// A count for people.
+/// Renders a count.
 pub(super) fn number(count: u64) -> String {
     match count {
         0..100_000 => count.to_string(),

@@ -1,8 +1,8 @@
-//! What the queue pairs of a device move, as its worker tells it.
+//! Traffic of a device's queue pairs, as reported by its worker.
 
 use serde::Deserialize;
 
-/// What [`pvrdma_dev::QpTraffic`] says.
+/// A queue pair, as [`pvrdma_dev::QpTraffic`] reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 pub struct QueuePairTraffic {
     /// Its number on the wire.
@@ -12,34 +12,34 @@ pub struct QueuePairTraffic {
     pub qp_type: String,
     /// Its state. `None`: its attributes were being changed.
     pub state: Option<String>,
-    /// The other end of a connection.
+    /// The peer of a connection.
     pub peer: Option<QueuePairPeer>,
-    /// Send requests that have not ended. `None`: the ring could not be read.
+    /// Send requests that have not completed. `None`: the ring could not be read.
     pub send_ring_used: Option<u32>,
-    /// Elements of the send ring.
+    /// Entries of the send ring.
     pub send_ring_size: u32,
-    /// What it has moved. `None`: it was busy, or its adapter does not count.
+    /// Its progress. `None`: it was busy, or its adapter does not count.
     pub progress: Option<QueuePairProgress>,
 }
 
-/// The other end of a connection.
+/// The peer of a connection.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 pub struct QueuePairPeer {
-    /// Its number.
+    /// Its queue pair number.
     pub qpn: u32,
-    /// Where it is.
+    /// Its GID.
     pub gid: String,
 }
 
-/// What a queue pair has moved.
+/// Progress of a queue pair.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 pub struct QueuePairProgress {
-    /// Requests that ended.
+    /// Completed requests.
     pub requests: u64,
-    /// Bytes in them.
+    /// Bytes in these requests.
     pub bytes: u64,
-    /// Retransmissions that are left.
+    /// Remaining retransmissions.
     pub retries_left: u8,
-    /// How requests get to the peer.
+    /// Route of the requests to the peer.
     pub path: String,
 }

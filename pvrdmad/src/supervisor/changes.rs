@@ -1,8 +1,9 @@
-//! What changes in a network while it runs.
+//! Changes of a network while it runs.
 //!
-//! The plan is what counts: every worker to come gets what is planned. A device is planned once the worker that serves
-//! has taken it, so that no worker fails at its start because of it. What ends or changes does so in the plan first; a
-//! worker that does not say that it has followed, follows when it goes on, or is replaced by one that has.
+//! The plan is authoritative: every new worker is given what is planned. A device is planned only once the current
+//! worker has accepted it, so that a device cannot make the start of a later worker fail. Removals and other changes
+//! are written to the plan first. A worker that does not confirm a change either applies it when it resumes, or is
+//! replaced by a worker that starts from the plan.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -21,19 +22,19 @@ use crate::config::{BackendSpec, Device, FaultWord, LinkState, change_share};
 use crate::logging::LogFilter;
 use crate::protocol::{Reply, Request};
 
-/// What became of a device that is not planned any more.
+/// Outcome of a device's removal from the plan.
 pub(super) enum Removed {
-    /// Nothing of it is left.
+    /// The device has ended completely.
     Ended,
-    /// Its worker has not said that. What it has of it ends when it goes on, or ends itself.
+    /// The worker has not confirmed the removal. Its part of the device ends when the worker resumes, or when it exits.
     Open(String),
 }
 
 impl Network {
-    /// Serves one more device.
+    /// Serves an additional device.
     ///
     /// # Errors
-    /// It cannot be had, or its worker does not take it in time. Nothing is left behind then.
+    /// Its resources are unavailable, or the worker does not accept it in time. Nothing is left behind in that case.
     pub(super) fn add(&self, device: Device, sources: &Sources) -> Result<(), String> {
         let deadline = self.call_deadline();
         let _turn = self.turn(deadline)?;
@@ -43,7 +44,8 @@ impl Network {
         let planned =
             doorbells.and_then(|doorbells| Planned::new(device, self.plan.setup.network.vlan, doorbells, sources));
         let planned = Arc::new(planned.map_err(|error| format!("{error:#}"))?);
-        // Both before the worker has it, and may send, receive and ask for its links.
+        // Both are set before the worker has the device, because it may then send, receive and ask for its links at
+        // once.
         self.plan.services.add(planned.name(), planned.connector());
         let wired = self.plan.wire(Some(planned.device.config.mac)).map_err(|error| format!("uplink: {error}"));
         let added = wired.and_then(|()| match &*self.runs {
@@ -61,10 +63,10 @@ impl Network {
         added
     }
 
-    /// Has the worker that serves take a device, and plans it.
+    /// Makes the running worker accept a device, and plans it.
     fn add_to_process(&self, process: &Process, planned: &Arc<Planned>, deadline: Instant) -> Result<(), String> {
-        // A worker that ends with the request was at its end already, most likely. If the next one does as well, it is
-        // the device.
+        // A worker that ends during the request was most likely about to end anyway. If the next worker ends as well,
+        // the device is the likely cause, so the request is not tried again.
         let mut lost = None;
         loop {
             let connection = process.wait_serving(lost.as_ref(), deadline).map_err(|error| self.failure(error))?;
@@ -83,17 +85,17 @@ impl Network {
                 }
                 Err(error @ (CallError::Gone | CallError::Ended)) => return Err(self.failure(error)),
             }
-            // It may have ended since, and the next one started without the device.
+            // The worker may have ended since, and the next one may have started without the device.
             if process.while_serving(&connection, || self.plan.push(Arc::clone(planned))) {
                 return Ok(());
             }
         }
     }
 
-    /// Ends a device: from now on it is not planned any more, and its sockets are gone.
+    /// Removes a device: it is no longer planned and its sockets are closed.
     ///
     /// # Errors
-    /// There is no such device, or another change does not come to its end.
+    /// There is no such device, or another change does not finish in time.
     pub(super) fn remove(&self, device: &str) -> Result<Removed, String> {
         let deadline = self.call_deadline();
         let _turn = self.turn(deadline)?;
@@ -103,10 +105,10 @@ impl Network {
         Ok(told.map_or_else(Removed::Open, |()| Removed::Ended))
     }
 
-    /// Takes the link of a device up or down.
+    /// Sets the link of a device up or down.
     ///
     /// # Errors
-    /// There is no such device, its link is not its own, or its worker does not say in time that it has followed.
+    /// There is no such device, its link cannot be set separately, or its worker does not confirm the change in time.
     pub(super) fn link(&self, device: &str, state: LinkState) -> Result<(), String> {
         let deadline = self.call_deadline();
         let _turn = self.turn(deadline)?;
@@ -117,11 +119,11 @@ impl Network {
         self.follow(Request::Link { device: device.to_owned(), state }, deadline)
     }
 
-    /// Sets limits of a device, and says what they are.
+    /// Sets limits of a device and returns all of its limits.
     ///
     /// # Errors
-    /// There is no such device or limit, a limit cannot have its value, or the worker does not say in time what they
-    /// are. In the last case they are set all the same.
+    /// There is no such device or limit, a value is out of range, or the worker does not report the limits in time. In
+    /// the last case they are set nevertheless.
     pub(super) fn limits(&self, device: &str, set: BTreeMap<String, u64>) -> Result<Vec<LimitStatus>, String> {
         let deadline = self.call_deadline();
         let _turn = self.turn(deadline)?;
@@ -136,11 +138,11 @@ impl Network {
         }
     }
 
-    /// Sets what a device may use of what it shares with others, and says what that is.
+    /// Sets a device's share of common resources and returns the resulting share.
     ///
     /// # Errors
-    /// There is no such device or key, the values do not go together or are more than the network carries, or the
-    /// worker does not say in time what they are. In the last case they are set all the same.
+    /// There is no such device or key, the values contradict each other or exceed the capacity of the network, or the
+    /// worker does not report the share in time. In the last case it is set nevertheless.
     pub(super) fn share(
         &self,
         device: &str,
@@ -164,10 +166,10 @@ impl Network {
         }
     }
 
-    /// Has the uplink suffer faults, or none any more.
+    /// Injects faults into the uplink, or stops injecting them.
     ///
     /// # Errors
-    /// There is no uplink, or its worker does not say in time that it has followed.
+    /// There is no uplink, or its worker does not confirm the change in time.
     pub(super) fn fault(&self, fault: FaultWord) -> Result<(), String> {
         let deadline = self.call_deadline();
         let _turn = self.turn(deadline)?;
@@ -178,34 +180,34 @@ impl Network {
         self.follow(Request::Fault { network: self.name().to_owned(), fault }, deadline)
     }
 
-    /// Sets what its workers log.
+    /// Sets the log filter of its workers.
     ///
     /// # Errors
-    /// Its worker does not say in time that it has followed.
+    /// Its worker does not confirm the change in time.
     pub(super) fn log_level(&self, level: &LogFilter, deadline: Instant) -> Result<(), String> {
         let _turn = self.turn(deadline)?;
         self.plan.set(|settings| settings.log = Some(level.clone()));
         self.follow(Request::LogLevel { level: level.clone() }, deadline)
     }
 
-    /// Tells the worker of what is planned.
+    /// Sends the worker a change that is already planned.
     fn follow(&self, request: Request, deadline: Instant) -> Result<(), String> {
         self.tell(request, deadline)
             .map_err(|problem| format!("{problem}: it follows when it goes on, and so does the next one"))
     }
 
-    /// Closes what there is of a device that is not planned, or not any more.
+    /// Releases the resources of a device that is not planned.
     fn forget(&self, planned: &Planned) {
         planned.close();
         self.plan.services.remove(planned.name());
         if let Err(error) = self.plan.wire(None) {
-            // Log: whoever may use the control socket causes it.
+            // Log: caused only by clients of the control socket.
             log::warn!("network {}: frames for {} are still read: {error}", self.name(), planned.name());
         }
     }
 
-    /// Tells the worker what it has to follow. If there is none now, there is nothing to tell: the next one begins with
-    /// it.
+    /// Sends the worker a change that it has to apply. Without a worker there is nothing to send: the next one starts
+    /// from the plan.
     fn tell(&self, request: Request, deadline: Instant) -> Result<(), String> {
         match self.runs.ask(request, deadline) {
             Ok(reply) => done(reply),
@@ -214,7 +216,7 @@ impl Network {
         }
     }
 
-    /// Waits until nobody else changes anything here.
+    /// Waits for exclusive permission to change the network.
     fn turn(&self, deadline: Instant) -> Result<impl Drop + '_, String> {
         let turn = self.changing.try_lock_until(deadline);
         turn.ok_or_else(|| format!("network {}: another change has not come to its end", self.name()))
@@ -229,17 +231,18 @@ impl Network {
     }
 }
 
-/// What has a worker serve a device that nobody has removed.
+/// Returns the request that makes a worker serve a device, and its descriptors. Fails if the device was removed.
 fn descriptors(planned: &Planned, stand_ins: &StandIns) -> Result<(Request, Vec<OwnedFd>), String> {
     let request = planned.request(stand_ins).map_err(|error| error.to_string())?;
     request.ok_or_else(|| "the device was removed".to_owned())
 }
 
-/// A worker that may have got a device, and has not said so, ends it as soon as it goes on.
+/// Withdraws a device from a worker that may have received it but did not confirm it: the worker ends the device as
+/// soon as it resumes.
 fn take_back(process: &Process, connection: &Connection, device: &str) {
     let request = Request::RemoveDevice { device: device.to_owned() };
     if process.ask_one(connection, request, &[]).is_err() {
-        // It cannot be told any more: the next one does not know the device.
+        // The worker cannot be told any more. Its successor does not know the device.
         connection.hang_up();
     }
 }

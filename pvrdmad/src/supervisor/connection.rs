@@ -1,4 +1,4 @@
-//! The supervisor's end of a worker's socket: what was asked and waits for its reply.
+//! The supervisor's end of a worker's socket: open requests and their replies.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -12,51 +12,51 @@ use thiserror::Error;
 use crate::protocol::frame::{encode, send};
 use crate::protocol::{Incoming, Outgoing, Reply, Request};
 
-/// Requests that may wait for their replies. A worker that owes so many is asked nothing more.
+/// Most requests that may be open. A worker that owes this many replies is sent no further request.
 const MAX_OPEN: usize = 16;
 /// Bytes of a reply around its body.
 const ENVELOPE: usize = 64;
 
-/// Why there is no reply.
+/// Reason why there is no reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub(super) enum CallError {
-    /// The worker does not answer in time.
+    /// The worker does not reply in time.
     #[error("its worker does not respond")]
     Unresponsive,
-    /// There is no worker now.
+    /// There is no worker at the moment.
     #[error("its worker is being restarted")]
     Gone,
-    /// The worker had the request, with its descriptors, and ended before it replied.
+    /// The worker received the request with its descriptors, and ended before it replied.
     #[error("its worker is being restarted")]
     Ended,
 }
 
-/// What no worker of ours does.
+/// Protocol violations, which a genuine worker never commits.
 #[derive(Debug, Error)]
 pub(super) enum Violation {
-    /// The reply is none, or not one to the request.
+    /// The message is no reply, or no valid reply to the request.
     #[error("its reply is not understood: {0}")]
     Content(#[from] serde_json::Error),
-    /// It is one to something else.
+    /// The reply belongs to another kind of request.
     #[error("its reply is not one to the request")]
     Kind,
-    /// Nobody asked.
+    /// The reply names a request that is not open.
     #[error("it replied to request {0}, which is not open")]
     NotAsked(u64),
-    /// It is longer than any reply to the request.
+    /// The reply is longer than any valid reply to the request.
     #[error("its reply has {length} bytes, at most {most} are taken")]
     TooLong {
-        /// Bytes of the reply.
+        /// Length of the reply in bytes.
         length: usize,
-        /// Bytes that are taken.
+        /// Most bytes that are accepted.
         most: usize,
     },
 }
 
-/// A connection to a worker. Anybody asks; the thread that watches the worker reads.
+/// A connection to a worker. Any thread may send requests; only the thread that monitors the worker reads.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Never waits.
+    /// Non-blocking.
     stream: UnixStream,
     open: Mutex<Open>,
 }
@@ -64,7 +64,7 @@ pub(super) struct Connection {
 #[derive(Debug, Default)]
 struct Open {
     last: u64,
-    /// By number. Those that nobody waits for any more stay: their replies may still come.
+    /// Open requests by number. Requests whose caller has given up stay, because their replies may still arrive.
     requests: BTreeMap<u64, OpenRequest>,
     ended: bool,
 }
@@ -83,16 +83,16 @@ impl Connection {
         Ok(Self { stream, open: Mutex::default() })
     }
 
-    /// What to read replies from.
+    /// Returns the stream from which replies are read.
     pub(super) const fn stream(&self) -> &UnixStream {
         &self.stream
     }
 
-    /// Asks, and gives where the reply comes. `devices` is how many the worker has, but for those that it is asked to
-    /// begin or to end with.
+    /// Sends a request and returns the receiver of its reply. `devices` is the number of devices that the worker has,
+    /// without those that the request itself adds.
     ///
     /// # Errors
-    /// The worker does not take it.
+    /// The worker does not accept the request.
     pub(super) fn ask(
         &self,
         request: Request,
@@ -110,7 +110,8 @@ impl Connection {
         let id = open.last;
         let frame = encode(&Outgoing { id, body: &request }).map_err(|_| CallError::Unresponsive)?;
         if send(&self.stream, &frame, fds).is_err() {
-            // Part of it may be there: nothing can follow. The thread that reads sees the end.
+            // A part of the frame may have been written, so nothing can follow it. The reading thread sees the end of
+            // the stream.
             self.hang_up();
             return Err(CallError::Gone);
         }
@@ -121,21 +122,21 @@ impl Connection {
         Ok(receiver)
     }
 
-    /// Bytes of the longest frame that may come now.
+    /// Returns the length in bytes of the longest frame that may arrive now.
     pub(super) fn longest(&self) -> usize {
         let open = self.open.lock();
         open.requests.values().map(|request| request.most.saturating_add(ENVELOPE)).max().unwrap_or(0)
     }
 
-    /// When the oldest request that waits was asked.
+    /// Returns the time at which the oldest open request was sent.
     pub(super) fn oldest(&self) -> Option<Instant> {
         self.open.lock().requests.values().map(|request| request.since).min()
     }
 
-    /// Gives a reply to whoever waits for it.
+    /// Delivers a reply to the caller that waits for it.
     ///
     /// # Errors
-    /// It is not one that this worker may send.
+    /// The worker may not send this reply.
     pub(super) fn settle(&self, frame: &[u8]) -> Result<(), Violation> {
         let Incoming { id, body } = serde_json::from_slice(frame)?;
         let Some(request) = self.open.lock().requests.remove(&id) else { return Err(Violation::NotAsked(id)) };
@@ -147,17 +148,17 @@ impl Connection {
         if !request.request.is_answered_by(&reply) {
             return Err(Violation::Kind);
         }
-        // Whoever asked may have given up.
+        // The caller may have given up.
         let _ = request.reply.try_send(reply);
         Ok(())
     }
 
-    /// Ends the connection, and so the worker.
+    /// Closes the connection, which ends the worker.
     pub(super) fn hang_up(&self) {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Nobody waits any more.
+    /// Drops all open requests, so that their callers stop waiting.
     pub(super) fn end(&self) {
         let mut open = self.open.lock();
         open.ended = true;
@@ -165,10 +166,10 @@ impl Connection {
     }
 }
 
-/// Waits for a reply.
+/// Waits for a reply until `deadline`.
 ///
 /// # Errors
-/// None comes in time, or ever.
+/// None arrives in time, or the connection has ended.
 pub(super) fn reply_by(receiver: &Receiver<Reply>, deadline: Instant) -> Result<Reply, CallError> {
     receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())).map_err(|error| match error {
         RecvTimeoutError::Timeout => CallError::Unresponsive,

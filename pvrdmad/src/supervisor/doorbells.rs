@@ -1,4 +1,5 @@
-//! Which devices lend their doorbell pages to the VMM: decided when a device comes, for as long as it is there.
+//! Decides which devices export their doorbell pages to the VMM. The decision is made when a device is added, and holds
+//! for its lifetime.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,11 +13,11 @@ use super::stand_in::StandIns;
 use crate::config::{BackendSpec, Device, DoorbellMode, SandboxMode};
 use crate::doorbells::{DoorbellSetup, HostFacts, PageFile};
 
-/// What is known of the host, once somebody asks.
+/// Facts about the host, collected on first use.
 #[derive(Debug, Default)]
 pub(super) struct DoorbellHost {
     facts: OnceLock<HostFacts>,
-    /// What workers run, and who guards their pages. None: networks have no processes.
+    /// Program of workers and of the processes that guard their pages. `None`: networks have no processes.
     program: Option<Program>,
 }
 
@@ -25,7 +26,7 @@ impl DoorbellHost {
         Self { facts: OnceLock::new(), program }
     }
 
-    /// What is known.
+    /// Returns the facts, and collects them at the first call.
     fn facts(&self) -> &HostFacts {
         self.facts.get_or_init(|| {
             let facts = HostFacts::look();
@@ -35,7 +36,7 @@ impl DoorbellHost {
         })
     }
 
-    /// Who guards the pages of a network.
+    /// Returns the fallback servers for the pages of a network.
     pub(super) fn stand_ins(&self, sandbox: SandboxMode, network: &str) -> StandIns {
         let program = match (&self.facts().without_stand_in, &self.program) {
             (None, Some(program)) => Ok(program.path.clone()),
@@ -44,17 +45,17 @@ impl DoorbellHost {
         StandIns::new(program, sandbox, network)
     }
 
-    /// What keepers run. None: there are none.
+    /// Returns the program of keepers, or `None` if there are none.
     pub(super) fn keepers(&self) -> Option<Program> {
-        // For tests of what a worker does that a client has wedged.
+        // Lets tests see the behaviour of a worker whose client is wedged and that has no keeper.
         let without = cfg!(feature = "testing") && std::env::var_os("PVRDMAD_WITHOUT_KEEPERS").is_some();
         self.program.clone().filter(|_| !without)
     }
 
-    /// What becomes of the doorbells of a device.
+    /// Decides how the doorbells of a device are implemented.
     ///
     /// # Errors
-    /// The configuration wants what cannot be.
+    /// The configuration requires a mode that is impossible here.
     pub(super) fn decide(&self, device: &Device, backend: &BackendSpec) -> Result<DoorbellSetup> {
         let wanted = device.doorbells;
         if wanted == DoorbellMode::Trapped {
@@ -76,9 +77,9 @@ impl DoorbellHost {
     }
 }
 
-/// What a worker is given: the descriptors of a new file of doorbell pages, if they are mapped.
+/// Returns the doorbell setup for a worker, with the descriptors of a new doorbell page file if pages are exported.
 ///
-/// A worker that starts later has doorbells that trap rather than none.
+/// If no file can be made for a worker that starts later, its doorbells trap: this is better than no worker.
 pub(super) fn lend(
     device: &Device,
     setup: &DoorbellSetup,
@@ -94,7 +95,7 @@ pub(super) fn lend(
         Ok((PageFile { device, file }, Ok(life))) => {
             Ok((DoorbellSetup::Mapped { spins, unguarded: None }, vec![device, file, life]))
         }
-        // Whoever asks for it by name takes the risk.
+        // A configuration that requires mapped doorbells accepts the risk of having no fallback server.
         Ok((PageFile { device: connection, file }, Err(error))) if device.doorbells == DoorbellMode::Mapped => {
             let unguarded = Some(error.to_string());
             Ok((DoorbellSetup::Mapped { spins, unguarded }, vec![connection, file]))

@@ -1,9 +1,9 @@
-//! The process that opens sockets and starts workers: it has the rights, and touches neither the memory of a guest nor
-//! what a guest sends.
+//! Supervisor: opens sockets and starts workers. It holds the privileges, and touches neither guest memory nor data
+//! that guests send.
 //!
-//! [`Supervisor`] has a [`network::Network`] for each network of the configuration. Where networks are isolated, a
-//! thread ([`process`]) starts the worker's process, tells it what it is for, watches it ([`session`]) and starts the
-//! next one when it ends. Otherwise the same requests go to a [`crate::worker::Worker`] in this process.
+//! [`Supervisor`] has one [`network::Network`] per network of the configuration. Where networks are isolated, a thread
+//! ([`process`]) starts the worker process, sends it its configuration, monitors it ([`session`]) and starts a
+//! replacement when it ends. Otherwise the same requests go to a [`crate::worker::Worker`] in this process.
 
 mod carrier;
 mod changes;
@@ -55,12 +55,12 @@ use crate::protocol::{Reply, Request};
 use crate::socket::Inherited;
 use crate::status::{DaemonStatus, DeviceReport};
 
-/// Why it is not known that a capture runs.
+/// Reason why a capture is not known to run.
 #[derive(Debug)]
 pub(crate) enum CaptureError {
-    /// It does not, which whoever asked has yet to be told.
+    /// The capture does not run. The caller still has to report this to the client.
     Refused(String),
-    /// The worker had the connection when it ended. What stands there already is a capture, perhaps.
+    /// The worker held the connection when it ended. The data written so far may already be a capture.
     HandedOver,
 }
 
@@ -70,7 +70,8 @@ pub(crate) struct Supervisor {
     started: Instant,
     backend: String,
     networks: RwLock<Vec<Arc<Network>>>,
-    /// What there is, and what is about to come: a name is taken as soon as somebody adds it.
+    /// Current configuration, including devices that are being added: a name is reserved as soon as its addition
+    /// begins.
     config: Mutex<Config>,
     sources: Sources,
     program: Option<Program>,
@@ -78,18 +79,18 @@ pub(crate) struct Supervisor {
 }
 
 impl Supervisor {
-    /// Opens all sockets, or takes those that were passed on, and starts all networks: in processes that run `program`,
-    /// or else in this one.
+    /// Opens all sockets, or takes the inherited ones, and starts all networks: in processes that run `program`, or in
+    /// this process without one.
     ///
     /// # Errors
-    /// A socket cannot be made or a network cannot be served; nothing is left behind then.
+    /// A socket cannot be created or a network cannot be served. Nothing is left behind in that case.
     pub(crate) fn start(config: &Config, program: Option<&Program>, inherited: Inherited) -> Result<Self> {
         Self::with_timing(config, program, inherited, Timing::default())
     }
 
     fn with_timing(config: &Config, program: Option<&Program>, inherited: Inherited, timing: Timing) -> Result<Self> {
         let sources = Sources { inherited, doorbells: DoorbellHost::new(program.cloned()), ..Sources::default() };
-        // All sockets first: they are what fails most often.
+        // All sockets are opened first, because this is the step that fails most often.
         let plans = config.networks.iter().map(|network| Plan::new(config, network, &sources, timing).map(Arc::new));
         let plans = plans.collect::<Result<Vec<_>>>()?;
         sources.inherited.check_taken()?;
@@ -103,18 +104,18 @@ impl Supervisor {
         Ok(Self { started, backend, networks, config, sources, program: program.cloned(), timing })
     }
 
-    /// Those who are told what happens.
+    /// Returns the event log to which subscribers listen.
     pub(crate) fn events(&self) -> &Events {
         &self.sources.events
     }
 
-    /// Has all workers end, without waiting for that.
+    /// Tells all workers to end, without waiting for them.
     pub(crate) fn begin_stop(&self) {
         self.all().iter().for_each(|network| network.begin_stop());
     }
 
-    /// Everything at this moment, and what the counters mean if that is to be described. Workers are asked all at once;
-    /// one that does not reply in time is said not to.
+    /// Returns the current status of all networks, with descriptions of the counters if `describe` is set. All workers
+    /// are asked concurrently; a worker that does not reply in time is reported as unresponsive.
     pub(crate) fn status(&self, describe: bool) -> DaemonStatus {
         self.sources.wedged.look(&self.sources.events);
         let networks = self.all();
@@ -132,7 +133,7 @@ impl Supervisor {
             uptime_s: self.started.elapsed().as_secs(),
             backend: self.backend.clone(),
             lost_mappings,
-            // Whoever serves the socket knows them.
+            // The control server fills these in, because it owns the counters of its socket.
             control: BTreeMap::new(),
             counters,
             wedged: self.sources.wedged.report(),
@@ -141,25 +142,25 @@ impl Supervisor {
         }
     }
 
-    /// The objects of a device.
+    /// Returns the objects of a device.
     ///
     /// # Errors
-    /// There is no such device, or its network does not say.
+    /// There is no such device, or its network does not report the objects.
     pub(crate) fn show(&self, device: &str, object: ObjectKind) -> Result<Box<RawValue>, String> {
         let network = self.network(device)?;
         let request = Request::Show { device: device.to_owned(), object };
         match network.call(request, Vec::new()).map_err(|error| failure(&network, error))? {
-            // Whoever asked takes what ends with a line.
+            // The control protocol separates messages by newlines, so objects that contain one are refused.
             Reply::Objects(objects) if !objects.get().contains('\n') => Ok(objects),
             Reply::Error(problem) => Err(problem),
             _ => Err("its worker's reply is not understood".to_owned()),
         }
     }
 
-    /// Has what goes over a device sent to a connection, to which the worker says by itself that it does.
+    /// Starts a capture of a device's traffic to a connection. The worker itself confirms the start on that connection.
     ///
     /// # Errors
-    /// There is no such device, or it cannot be watched.
+    /// There is no such device, or it cannot be captured.
     pub(crate) fn capture(&self, device: &str, snaplen: Option<u32>, to: OwnedFd) -> Result<(), CaptureError> {
         let network = self.network(device).map_err(CaptureError::Refused)?;
         let problem = match network.call(Request::Capture { device: device.to_owned(), snaplen }, vec![to]) {
@@ -172,11 +173,11 @@ impl Supervisor {
         Err(CaptureError::Refused(problem))
     }
 
-    /// Adds a device, and its network if the device describes one that is not there.
+    /// Adds a device, and its network if the device describes one that does not exist yet.
     ///
     /// # Errors
-    /// It is not described completely, does not go together with what is there, or cannot be had. Nothing is left
-    /// behind then.
+    /// The description is incomplete, conflicts with the configuration, or needs resources that are unavailable.
+    /// Nothing is left behind in that case.
     pub(crate) fn add(&self, device: &str) -> Result<(), String> {
         let spec: DeviceSpec = device.parse()?;
         let name = spec.name.clone();
@@ -189,7 +190,7 @@ impl Supervisor {
         self.serve(reserved?)
     }
 
-    /// Serves a device whose name is taken for it.
+    /// Serves a device whose name has been reserved.
     fn serve(&self, reserved: Reserved) -> Result<(), String> {
         let Reserved { config, network, device, temporary } = reserved;
         let name = device.config.name.clone();
@@ -201,7 +202,7 @@ impl Supervisor {
         };
         match &added {
             Ok(()) => {
-                // Log: whoever may use the control socket or changes the configuration causes it.
+                // Log: caused only by clients of the control socket and by changes of the configuration.
                 info!("device {name}: added to network {}", network.name);
                 self.events().tell(&Event::DeviceAdded { device: name.clone(), network: network.name });
             }
@@ -210,7 +211,7 @@ impl Supervisor {
         added.map_err(|problem| format!("device {name}: {problem}"))
     }
 
-    /// Takes a name, and all else that a device has for itself, by what adds it to the configuration.
+    /// Reserves the name and the other exclusive resources of a device by adding it to the configuration.
     fn reserve(
         &self,
         name: &str,
@@ -227,29 +228,30 @@ impl Supervisor {
         Ok(Reserved { config: changed, network, device, temporary })
     }
 
-    /// Starts a network for its first device, or one of the configuration.
+    /// Starts a network, for its first device or because the configuration lists it.
     fn begin(&self, config: &Config, network: &Description, temporary: bool) -> Result<(), String> {
         let plan = Plan::new(config, network, &self.sources, self.timing);
         let begun = plan.and_then(|plan| Network::start(Arc::new(plan), self.program.clone(), temporary));
         let begun = begun.map_err(|error| format!("{error:#}"))?;
         let begun = Arc::new(begun);
         self.networks.write().push(Arc::clone(&begun));
-        // Whoever changed it meanwhile did not know of this network.
+        // A concurrent change of the log level did not cover this network yet, so the level is applied again.
         let level = self.sources.log.lock().clone();
         level.map_or(Ok(()), |level| begun.log_level(&level, Instant::now() + self.timing.call))
     }
 
-    /// Removes a device, and its network if that was made for devices that came later and this is the last of them.
+    /// Removes a device, and its network if that was created for a device added at run time and this is its last
+    /// device.
     ///
     /// # Errors
-    /// There is no such device, or its worker has not confirmed that it ended.
+    /// There is no such device, or its worker has not confirmed the removal.
     pub(crate) fn remove(&self, device: &str) -> Result<(), String> {
         let network = self.network(device)?;
         let removed = network.remove(device)?;
-        // Log: whoever may use the control socket causes it.
+        // Log: caused only by clients of the control socket.
         info!("device {device}: removed from network {}", network.name());
         self.events().tell(&Event::DeviceRemoved { device: device.to_owned(), network: network.name().to_owned() });
-        // Its worker ends when the last who knows the network lets go of it: here, most often.
+        // The worker ends when the last reference to the network is dropped, which is usually this one.
         drop((network, self.take_empty(device)));
         self.free(device);
         match removed {
@@ -260,13 +262,13 @@ impl Supervisor {
         }
     }
 
-    /// Takes the link of a device up or down.
+    /// Sets the link of a device up or down.
     ///
     /// # Errors
-    /// There is no such device, its link is not its own, or its worker has not confirmed that it has followed.
+    /// There is no such device, its link cannot be set separately, or its worker has not confirmed the change.
     pub(crate) fn link(&self, device: &str, state: LinkState) -> Result<(), String> {
         let linked = self.network(device)?.link(device, state);
-        // Log: whoever may use the control socket causes it.
+        // Log: caused only by clients of the control socket.
         info!("device {device}: its link goes {state:?}");
         if linked.is_ok() {
             let state = format!("{state:?}").to_lowercase();
@@ -275,18 +277,18 @@ impl Supervisor {
         linked
     }
 
-    /// Sets limits of a device, and says what they are.
+    /// Sets limits of a device and returns all of its limits.
     ///
     /// # Errors
-    /// There is no such device or limit, a limit cannot have its value, or its worker does not say what they are.
+    /// There is no such device or limit, a value is out of range, or its worker does not report the limits.
     pub(crate) fn limits(&self, device: &str, set: BTreeMap<String, u64>) -> Result<Vec<LimitStatus>, String> {
         self.network(device)?.limits(device, set)
     }
 
-    /// Sets what a device may use of what it shares with others, and says what that is.
+    /// Sets a device's share of common resources and returns the resulting share.
     ///
     /// # Errors
-    /// There is no such device or key, the values do not go together, or its worker does not say what they are.
+    /// There is no such device or key, the values contradict each other, or its worker does not report the share.
     pub(crate) fn share(
         &self,
         device: &str,
@@ -295,10 +297,10 @@ impl Supervisor {
         self.network(device)?.share(device, set)
     }
 
-    /// Has the uplink of a network suffer faults, or none any more.
+    /// Injects faults into the uplink of a network, or stops injecting them.
     ///
     /// # Errors
-    /// There is no such network, it has no uplink, or its worker has not confirmed that it has followed.
+    /// There is no such network, it has no uplink, or its worker has not confirmed the change.
     pub(crate) fn fault(&self, network: &str, fault: FaultWord) -> Result<(), String> {
         let networks = self.all();
         let known = networks.iter().find(|known| known.name() == network).ok_or_else(|| {
@@ -306,18 +308,18 @@ impl Supervisor {
             format!("there is no network '{network}' (the networks are {})", names.join(", "))
         })?;
         let changed = known.fault(fault);
-        // Log: whoever may use the control socket causes it.
+        // Log: caused only by clients of the control socket.
         info!("network {network}: faults of its uplink: {fault}");
         changed
     }
 
-    /// Sets what is logged, here and by all workers, also by those to come.
+    /// Sets the log filter of the supervisor and of all present and future workers.
     ///
     /// # Errors
-    /// A worker has not confirmed that it has followed.
+    /// A worker has not confirmed the change.
     pub(crate) fn log_level(&self, level: &LogFilter) -> Result<(), String> {
         logging::set(level);
-        // Before networks that are being made look for it.
+        // Stored first, so that networks that are being created read the new filter.
         *self.sources.log.lock() = Some(level.clone());
         let deadline = Instant::now() + self.timing.call;
         let told = self.all().iter().map(|network| network.log_level(level, deadline)).collect::<Vec<_>>();
@@ -325,7 +327,7 @@ impl Supervisor {
         if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
     }
 
-    /// Takes out a network that ends with this device.
+    /// Takes out the network of this device if it is temporary and now empty.
     fn take_empty(&self, device: &str) -> Option<Arc<Network>> {
         let config = self.config.lock();
         let (of, _) = config.devices().find(|(_, known)| known.config.name == device)?;
@@ -335,19 +337,19 @@ impl Supervisor {
         Some(networks.remove(at))
     }
 
-    /// A device's name and addresses are free again, and so is its network's if that is gone.
+    /// Releases a device's name and addresses, and those of its network if that is gone.
     fn free(&self, device: &str) {
         let mut config = self.config.lock();
         let networks = self.networks.read();
         config.remove_device(device, |network| networks.iter().any(|known| known.name() == network));
     }
 
-    /// All networks.
+    /// Returns all networks.
     fn all(&self) -> Vec<Arc<Network>> {
         self.networks.read().clone()
     }
 
-    /// The network that has this device.
+    /// Returns the network that contains this device.
     fn network(&self, device: &str) -> Result<Arc<Network>, String> {
         let networks = self.all();
         networks.iter().find(|network| network.has(device)).cloned().ok_or_else(|| {
@@ -357,16 +359,16 @@ impl Supervisor {
     }
 }
 
-/// A device whose name is taken, with the network that it is in and all that there is then.
+/// A device whose name has been reserved, with its network and a copy of the whole configuration at that time.
 struct Reserved {
     config: Config,
     network: Description,
     device: Device,
-    /// A network that is made for it ends with its last device.
+    /// The network was created for this device and ends with its last device.
     temporary: bool,
 }
 
-/// Whoever asks has another folder than we.
+/// Checks that all paths are absolute: the working directory of the client differs from that of the daemon.
 fn has_whole_paths(network: &Description, device: &Device) -> Result<(), String> {
     let links = device.nic.iter().chain(&network.uplink).flat_map(LinkSpec::paths);
     let sockets = [Some(&device.socket), device.nic_socket.as_ref()].into_iter().flatten();
@@ -376,7 +378,7 @@ fn has_whole_paths(network: &Description, device: &Device) -> Result<(), String>
     }
 }
 
-/// Why a network gave no reply, in words.
+/// Describes why a network gave no reply.
 fn failure(network: &Network, error: CallError) -> String {
     format!("network {}: {error}", network.name())
 }

@@ -1,4 +1,4 @@
-//! A network as the supervisor sees it, whichever way its worker runs.
+//! The supervisor's view of a network, independent of whether its worker runs in a process.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -21,26 +21,27 @@ use crate::worker::{Host, Worker};
 /// A network.
 #[derive(Debug)]
 pub(super) struct Network {
-    // Dropped in this order: nobody tells a worker that is gone, and the sockets' files go last.
+    // Fields are dropped in this order: the follower stops before the worker that it tells, and the files of the
+    // sockets go last.
     _follower: Option<Follower>,
     pub(super) runs: Arc<Runs>,
     pub(super) plan: Arc<Plan>,
-    /// Objects of a device may be many: the supervisor has those of one at a time.
+    /// Held during a request for objects. The reply may be long, so the supervisor holds at most one per network.
     showing: Mutex<()>,
-    /// Devices change one at a time.
+    /// Serializes changes of devices.
     pub(super) changing: Mutex<()>,
-    /// It was made for a device that came later, and ends with its last one.
+    /// The network was created for a device added at run time, and ends with its last device.
     pub(super) temporary: bool,
 }
 
-/// How its worker runs.
+/// The way in which its worker runs.
 #[derive(Debug)]
 pub(super) enum Runs {
     Here(Box<Worker>),
     Process(Process),
 }
 
-/// A status that was asked for.
+/// A status that has been requested.
 pub(super) enum AskedStatus {
     Known(Box<WorkerStatus>),
     Owed(Receiver<Reply>),
@@ -48,10 +49,10 @@ pub(super) enum AskedStatus {
 }
 
 impl Runs {
-    /// Asks, and waits for the reply.
+    /// Sends a request and waits for its reply.
     ///
     /// # Errors
-    /// There is none, or in time.
+    /// There is no worker, or no reply in time.
     pub(super) fn ask(&self, request: Request, deadline: Instant) -> Result<Reply, CallError> {
         match self {
             Self::Here(worker) => Ok(worker.handle(request, Vec::new())),
@@ -62,7 +63,7 @@ impl Runs {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        // Nobody waits for its replies.
+        // No caller waits for the replies any more.
         self.begin_stop();
     }
 }
@@ -71,7 +72,7 @@ impl Network {
     /// Starts the worker, in a process if there is a program for it.
     ///
     /// # Errors
-    /// It cannot serve.
+    /// The network cannot be served.
     pub(super) fn start(plan: Arc<Plan>, program: Option<Program>, temporary: bool) -> Result<Self> {
         let runs = match program {
             Some(program) => Runs::Process(Process::start(Arc::clone(&plan), program)?),
@@ -89,17 +90,17 @@ impl Network {
             }
         };
         let runs = Arc::new(runs);
-        // What has changed since it was looked at is a hint that waits.
+        // A change since the state was read is a pending hint on the watch, so none is lost.
         let follower = plan.watch().map(|watch| Follower::start(watch, &plan, &runs)).transpose()?;
         Ok(Self { _follower: follower, runs, plan, showing: Mutex::default(), changing: Mutex::default(), temporary })
     }
 
-    /// Returns `true` if a device of this name is here.
+    /// Returns `true` if the network has a device of this name.
     pub(super) fn has(&self, device: &str) -> bool {
         self.plan.has(device)
     }
 
-    /// Names of its devices.
+    /// Returns the names of its devices.
     pub(super) fn devices(&self) -> Vec<String> {
         self.plan.devices().iter().map(|planned| planned.name().to_owned()).collect()
     }
@@ -108,17 +109,17 @@ impl Network {
         self.plan.name()
     }
 
-    /// Has the worker end, without waiting for that. Nobody gets replies from it any more.
+    /// Tells the worker to end, without waiting for it. Open requests get no reply.
     pub(super) fn begin_stop(&self) {
         if let Runs::Process(process) = &*self.runs {
             process.begin_stop();
         }
     }
 
-    /// Asks, and waits for the reply.
+    /// Sends a request and waits for its reply.
     ///
     /// # Errors
-    /// There is none, or in time.
+    /// There is no worker, or no reply in time.
     pub(super) fn call(&self, request: Request, fds: Vec<OwnedFd>) -> Result<Reply, CallError> {
         let deadline = Instant::now() + self.plan.timing.call;
         let turn = matches!(request, Request::Show { .. }).then(|| self.showing.try_lock_until(deadline));
@@ -133,7 +134,7 @@ impl Network {
         }
     }
 
-    /// Asks for the status, without waiting for it.
+    /// Requests the status, without waiting for it.
     pub(super) fn ask_status(&self, describe: bool) -> AskedStatus {
         match &*self.runs {
             Runs::Here(worker) => AskedStatus::Known(Box::new(worker.status(describe))),
@@ -143,7 +144,7 @@ impl Network {
         }
     }
 
-    /// The state of the network, and what its worker says, if that is here in time.
+    /// Returns the state of the network, and its worker's status if that arrives before `deadline`.
     pub(super) fn status(&self, asked: AskedStatus, deadline: Instant) -> (NetworkStatus, Option<WorkerStatus>) {
         let said = match asked {
             AskedStatus::Known(status) => Ok(*status),
@@ -185,7 +186,7 @@ impl Network {
         (status, said)
     }
 
-    /// Keeps to the devices that are here, whatever a worker says of others.
+    /// Drops reports about devices that are not in this network: a worker must not speak for other networks.
     fn of_this_network(&self, status: WorkerStatus) -> WorkerStatus {
         let mut left = self.devices();
         let mut take = |report: &DeviceReport| {

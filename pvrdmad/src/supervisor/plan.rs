@@ -1,4 +1,4 @@
-//! What is kept of a network over the lives of its workers: its configuration and its sockets.
+//! Plan of a network: the configuration and sockets that outlive its workers.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,36 +25,36 @@ use crate::protocol::{Carrier, NetworkSetup, Request, VERSION};
 use crate::sandbox::Profile;
 use crate::status::InterfaceReport;
 
-/// What is kept of a network.
+/// State of a network that outlives its workers.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// Without devices.
+    /// The setup without devices.
     pub(super) setup: NetworkSetup,
-    /// What its workers are confined to, for as long as the network lives.
+    /// Sandbox profile of its workers, fixed for the lifetime of the network.
     profile: Profile,
     devices: Mutex<Vec<Arc<Planned>>>,
     settings: Mutex<Settings>,
     uplink: Option<LinkSockets>,
-    /// Of the uplink's interface, until somebody follows it.
+    /// Watch of the uplink's interface, until a follower takes it.
     watch: Mutex<Option<InterfaceWatch>>,
     pub(super) services: Arc<Services>,
     pub(super) stand_ins: StandIns,
     pub(super) timing: Timing,
 }
 
-/// What can be set of a network while it runs.
+/// Settings of a network that can change while it runs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Settings {
-    /// Faults of the uplink.
+    /// Faults injected into the uplink.
     pub(super) fault: Option<FaultSpec>,
-    /// What its workers log. None: what they log by themselves.
+    /// Log filter of its workers. `None`: their default.
     pub(super) log: Option<LogFilter>,
-    /// How the interface of the uplink is, if links of devices follow it.
+    /// State of the uplink's interface, if device links follow it.
     pub(super) interface: Option<InterfaceState>,
 }
 
 impl Settings {
-    /// What links of devices are, as far as the interface of the uplink decides it.
+    /// Returns the upper bound that the uplink's interface sets for the links of devices.
     pub(super) fn carrier(&self) -> Carrier {
         let up = self.interface.is_none_or(InterfaceState::is_up);
         let state = if up { LinkState::Up } else { LinkState::Down };
@@ -62,13 +62,14 @@ impl Settings {
     }
 }
 
-/// What is kept of a device. It is never changed, but replaced: so it can be told what a worker has been given.
+/// State of a device that outlives its workers. It is immutable and replaced as a whole, so that pointer comparison
+/// tells whether a worker was given the current version.
 #[derive(Debug)]
 pub(super) struct Planned {
     pub(super) device: Device,
     link: LinkState,
     pub(super) doorbells: DoorbellSetup,
-    /// Empty once the device is removed.
+    /// `None` once the device is removed.
     sockets: Arc<Mutex<Option<DeviceSockets>>>,
 }
 
@@ -76,7 +77,7 @@ impl Planned {
     /// Opens the sockets of a device.
     ///
     /// # Errors
-    /// One cannot be had; nothing is left behind then.
+    /// A socket cannot be opened. Nothing is left behind in that case.
     pub(super) fn new(device: Device, vlan: VlanMode, doorbells: DoorbellSetup, sources: &Sources) -> Result<Self> {
         let sockets = DeviceSockets::open(&device, vlan, sources)?;
         Ok(Self { device, link: LinkState::Up, doorbells, sockets: Arc::new(Mutex::new(Some(sockets))) })
@@ -86,43 +87,44 @@ impl Planned {
         &self.device.config.name
     }
 
-    /// What has a worker serve it, with its descriptors. `None`: it was removed meanwhile.
+    /// Returns the request that makes a worker serve the device, with its descriptors, or `None` if the device was
+    /// removed meanwhile.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// No descriptors are available.
     pub(super) fn request(&self, stand_ins: &StandIns) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
         let sockets = self.sockets.lock();
         let Some(sockets) = sockets.as_ref() else { return Ok(None) };
         let (doorbells, pages) = lend(&self.device, &self.doorbells, stand_ins)?;
         let mut fds = sockets.duplicates()?;
-        // Behind its listening socket, which there always is.
+        // Inserted after the listening socket, which is always the first descriptor.
         fds.splice(1..1, pages);
         Ok(Some((Request::Serve { device: Box::new(self.device.clone()), link: self.link, doorbells }, fds)))
     }
 
-    /// The same device with other limits.
+    /// Returns the same device with other limits.
     ///
     /// # Errors
-    /// There is no such limit, or it cannot have this value.
+    /// There is no such limit, or the value is out of range.
     pub(super) fn with_limits(&self, values: &BTreeMap<String, u64>) -> Result<Self, String> {
         let mut device = self.device.clone();
         device.config.limits.set_all(values)?;
         Ok(Self { device, link: self.link, doorbells: self.doorbells.clone(), sockets: Arc::clone(&self.sockets) })
     }
 
-    /// The same device with another share.
+    /// Returns the same device with another share.
     pub(super) fn with_share(&self, share: ShareConfig) -> Self {
         let device = Device { share, ..self.device.clone() };
         Self { device, link: self.link, doorbells: self.doorbells.clone(), sockets: Arc::clone(&self.sockets) }
     }
 
-    /// The same device with its link up or down.
+    /// Returns the same device with its link up or down.
     pub(super) fn with_link(&self, link: LinkState) -> Self {
         let (device, doorbells) = (self.device.clone(), self.doorbells.clone());
         Self { device, link, doorbells, sockets: Arc::clone(&self.sockets) }
     }
 
-    /// Who gives its `nic` its descriptor anew, if it has one.
+    /// Returns the connector that reopens the descriptor of its `nic`, if it has one.
     pub(super) fn connector(&self) -> Option<Arc<dyn Connector>> {
         self.sockets.lock().as_ref().and_then(DeviceSockets::connector)
     }
@@ -131,7 +133,7 @@ impl Planned {
         self.sockets.lock().as_ref().map_or_else(Vec::new, DeviceSockets::lost)
     }
 
-    /// Its sockets are closed and their files removed, whoever still knows the device.
+    /// Closes its sockets and removes their files, even while other references to the device exist.
     pub(super) fn close(&self) {
         self.sockets.lock().take();
     }
@@ -141,7 +143,7 @@ impl Plan {
     /// Opens the sockets of a network.
     ///
     /// # Errors
-    /// One cannot be had, or the host's addresses cannot be changed.
+    /// A socket cannot be opened, or the host's addresses cannot be changed.
     pub(super) fn new(config: &Config, network: &Network, sources: &Sources, timing: Timing) -> Result<Self> {
         let planned = network.devices.iter().map(|device| {
             let doorbells = sources.doorbells.decide(device, &config.backend);
@@ -169,7 +171,7 @@ impl Plan {
         for planned in &planned {
             services.add(planned.name(), planned.connector());
         }
-        // Before anything else leaves.
+        // The trial runs before any other frame leaves through the uplink.
         let tried = uplink.as_ref().filter(|_| network.offload).zip(macs.first());
         let offload = network.offload && tried.is_none_or(|(uplink, &mac)| uplink.may_offload(mac));
         let setup = NetworkSetup {
@@ -193,15 +195,15 @@ impl Plan {
         &self.setup.network.name
     }
 
-    /// How a worker confines itself and to what, as arguments: it does so before it reads anything.
+    /// Returns the sandbox mode and profile of a worker as arguments: it confines itself before it reads any input.
     pub(super) fn confinement(&self) -> [&'static str; 2] {
         [self.setup.sandbox.word(), self.profile.word()]
     }
 
-    /// Whether a worker may use the links of this device: what it may do is decided at its start, for good.
+    /// Checks that a worker may use the links of this device. The sandbox of a worker is fixed at its start.
     ///
     /// # Errors
-    /// It may not.
+    /// It may not use them.
     pub(super) fn admits(&self, device: &Device) -> Result<(), String> {
         match &device.nic {
             Some(nic) if needs_addresses(nic) && self.profile == Profile::Rxe => Err(format!(
@@ -213,20 +215,20 @@ impl Plan {
         }
     }
 
-    /// Descriptors of the uplink, for a worker.
+    /// Returns duplicates of the uplink's descriptors for a worker.
     ///
     /// # Errors
-    /// There are no descriptors left.
+    /// No descriptors are available.
     pub(super) fn uplink(&self) -> io::Result<Vec<OwnedFd>> {
         self.uplink.as_ref().map_or_else(|| Ok(Vec::new()), LinkSockets::duplicates)
     }
 
-    /// What sees the interface of the uplink, if links of devices follow it: once.
+    /// Takes the watch of the uplink's interface, if device links follow it. Only the first call returns it.
     pub(super) fn watch(&self) -> Option<InterfaceWatch> {
         self.watch.lock().take()
     }
 
-    /// The interface of the uplink, if links of devices follow it.
+    /// Returns the interface of the uplink, if device links follow it.
     pub(super) fn interface(&self) -> Option<InterfaceReport> {
         let (name, state) = (interface_of(&self.setup.network)?, self.settings().interface?);
         let (name, mtu) = (name.to_string(), state.mtu());
@@ -239,58 +241,59 @@ impl Plan {
         })
     }
 
-    /// The uplink brings frames of the devices that are here, and of one that may come.
+    /// Makes the uplink receive frames for the current devices, and for one that is about to be added.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system call fails.
     pub(super) fn wire(&self, coming: Option<MacAddr>) -> io::Result<()> {
         let macs: Vec<_> = self.devices().iter().map(|planned| planned.device.config.mac).chain(coming).collect();
         self.uplink.as_ref().map_or(Ok(()), |uplink| uplink.connector.set_addresses(&macs))
     }
 
-    /// Paths where somebody has removed a socket: nobody finds it until it is made anew.
+    /// Returns the paths of sockets whose files were removed: clients cannot connect until the sockets are created
+    /// again.
     pub(super) fn lost_sockets(&self) -> Vec<String> {
         let devices = self.devices().into_iter().flat_map(|planned| planned.lost_sockets());
         let uplink = self.uplink.as_ref().and_then(LinkSockets::lost).map(Path::to_owned);
         devices.chain(uplink).map(|path| path.display().to_string()).collect()
     }
 
-    /// The first request. The socket of upcalls goes in front of its descriptors.
+    /// Returns the first request. The upcall socket precedes its descriptors.
     pub(super) fn hello(&self) -> Request {
         Request::Hello { version: VERSION, network: Box::new(self.setup.clone()) }
     }
 
-    /// What is here now.
+    /// Returns the current devices.
     pub(super) fn devices(&self) -> Vec<Arc<Planned>> {
         self.devices.lock().clone()
     }
 
-    /// How many are here now.
+    /// Returns the number of current devices.
     pub(super) fn count(&self) -> usize {
         self.devices.lock().len()
     }
 
-    /// Returns `true` if a device of this name is here.
+    /// Returns `true` if the network has a device of this name.
     pub(super) fn has(&self, device: &str) -> bool {
         self.devices.lock().iter().any(|planned| planned.name() == device)
     }
 
-    /// What is set now.
+    /// Returns the current settings.
     pub(super) fn settings(&self) -> Settings {
         self.settings.lock().clone()
     }
 
-    /// What a worker begins with.
+    /// Returns the settings with which a worker starts.
     pub(super) fn first_settings(&self) -> Settings {
         Settings { fault: self.setup.network.fault, log: None, interface: None }
     }
 
-    /// Sets something, which every worker to come gets.
+    /// Changes the settings for all future workers.
     pub(super) fn set(&self, change: impl FnOnce(&mut Settings)) {
         change(&mut self.settings.lock());
     }
 
-    /// What a device may use.
+    /// Returns the share of a device.
     ///
     /// # Errors
     /// There is no such device.
@@ -300,10 +303,10 @@ impl Plan {
         planned.map(|planned| planned.device.share).ok_or_else(|| format!("there is no device '{device}'"))
     }
 
-    /// Whether the network carries what its devices are promised, if this one has this share.
+    /// Checks that the network can carry all guaranteed rates if this device has this share.
     ///
     /// # Errors
-    /// It does not.
+    /// It cannot.
     pub(super) fn can_promise(&self, device: &str, share: ShareConfig) -> Result<(), String> {
         let others = self.devices();
         let others = others.iter().filter(|planned| planned.name() != device);
@@ -311,28 +314,28 @@ impl Plan {
         self.setup.network.carries(promised).map_err(|(device, problem)| format!("device {device}: {problem}"))
     }
 
-    /// Returns `true` if these are what is here now.
+    /// Returns `true` if `given` are exactly the current devices.
     pub(super) fn is(&self, given: &[Arc<Planned>]) -> bool {
         let devices = self.devices.lock();
         devices.len() == given.len() && devices.iter().all(|known| given.iter().any(|given| Arc::ptr_eq(known, given)))
     }
 
-    /// One more, which every worker to come gets.
+    /// Adds a device for all future workers.
     pub(super) fn push(&self, planned: Arc<Planned>) {
         self.devices.lock().push(planned);
     }
 
-    /// One less, which no worker to come gets.
+    /// Removes a device for all future workers.
     pub(super) fn take(&self, device: &str) -> Option<Arc<Planned>> {
         let mut devices = self.devices.lock();
         let at = devices.iter().position(|planned| planned.name() == device)?;
         Some(devices.remove(at))
     }
 
-    /// Puts something else in the place of a device.
+    /// Replaces a device.
     ///
     /// # Errors
-    /// There is no such device, or `new` has nothing to put there.
+    /// There is no such device, or `new` fails.
     pub(super) fn replace(
         &self,
         device: &str,
@@ -346,7 +349,7 @@ impl Plan {
     }
 }
 
-/// What the worker of a network does.
+/// Returns the sandbox profile of a network's worker.
 fn profile(backend: &BackendSpec, network: &Network) -> Profile {
     let nics = network.devices.iter().filter_map(|device| device.nic.as_ref());
     match backend {
@@ -356,16 +359,17 @@ fn profile(backend: &BackendSpec, network: &Network) -> Profile {
     }
 }
 
-/// The interface that links of a network's devices follow.
+/// Returns the interface that the links of a network's devices follow.
 fn interface_of(network: &Network) -> Option<&InterfaceName> {
     match &network.uplink {
         Some(LinkSpec::AfPacket(name) | LinkSpec::Tap(name)) if network.follow_carrier => Some(name),
-        // A tunnel leaves by whatever interface has the route, and goes on by another one.
+        // A tunnel leaves by the interface of the current route, which can change at any time, so there is none to
+        // follow.
         _ => None,
     }
 }
 
-/// What sees this interface, and how it is.
+/// Opens a watch of this interface and reads its current state.
 fn watch(network: &Network) -> Option<(InterfaceWatch, InterfaceState)> {
     let name = interface_of(network)?;
     let seen = InterfaceWatch::open(name.clone()).and_then(|mut watch| watch.look().map(|state| (watch, state)));

@@ -1,22 +1,23 @@
-//! What the processes of networks run.
+//! Program of the processes of a network.
 
 use std::path::PathBuf;
 
 use crate::keeper;
 
-/// What a worker's process runs.
+/// Program of a worker process.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
-    /// The file.
+    /// Path of the executable.
     pub(crate) path: PathBuf,
-    /// In front of the name of the network, which is there to be seen in lists of processes.
+    /// Arguments in front of the network's name, which is included so that lists of processes show it.
     pub(crate) arguments: Vec<String>,
-    /// What makes it a keeper.
+    /// Arguments that start a keeper.
     pub(crate) keeper: Vec<String>,
 }
 
 impl Program {
-    /// This program, as a worker. As it is now: the file may be replaced while we run.
+    /// Returns this program as a worker. The path refers to the executable that runs now, even if the file is replaced
+    /// meanwhile.
     pub(crate) fn own() -> Self {
         let [arguments, keeper] = ["worker", keeper::ARGUMENT].map(|word| vec![word.to_owned()]);
         Self { path: PathBuf::from("/proc/self/exe"), arguments, keeper }

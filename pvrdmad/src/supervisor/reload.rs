@@ -1,22 +1,23 @@
-//! What a configuration that is read again changes.
+//! Applies a configuration file that was read again.
 //!
-//! What is new is added first, since only that can fail: then it is taken away again, and nothing has changed. What is
-//! gone from the configuration is removed last. What runs and is described differently is refused, as its VM would
-//! lose it; so is what holds for the whole daemon. Devices that were added by hand stay.
+//! Additions come first, since only they can fail: after a failure they are undone, and nothing has changed. Removals
+//! come last. A different description of a running device or network is refused, since applying it would take the
+//! device away from its VM. Settings of the whole daemon cannot change either. Devices that were added at run time
+//! stay.
 
 use std::fmt;
 
 use super::Supervisor;
 use crate::config::{Config, Device, Network};
 
-/// What became of a configuration that was read again.
+/// Result of reloading the configuration.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Devices that are here now.
+    /// Devices that were added.
     pub added: Vec<String>,
-    /// Devices that are not any more.
+    /// Devices that were removed.
     pub removed: Vec<String>,
-    /// What could not be ended in time.
+    /// Removals that did not finish in time.
     pub problems: Vec<String>,
 }
 
@@ -35,7 +36,7 @@ impl fmt::Display for Changes {
     }
 }
 
-/// What is to be done.
+/// Changes to be made.
 #[derive(Debug, Default)]
 struct Difference<'a> {
     networks: Vec<&'a Network>,
@@ -45,19 +46,20 @@ struct Difference<'a> {
 }
 
 impl Supervisor {
-    /// Has what `new` describes run in the place of what `old` did.
+    /// Replaces the devices and networks of `old` with those of `new`.
     ///
     /// # Errors
-    /// Something cannot be had, or changed while the daemon runs. Nothing has changed then.
+    /// Resources are unavailable, or a setting changed that is fixed while the daemon runs. Nothing has changed in that
+    /// case.
     pub(crate) fn reload(&self, old: &Config, new: &Config) -> Result<Changes, String> {
         let running = self.config.lock().clone();
         let difference = Difference::between(old, &running, new)?;
         let mut changes = Changes::default();
         let mut networks = Vec::new();
         if let Err(problem) = self.add_new(&difference, &mut changes, &mut networks) {
-            // In the reverse order.
+            // Undone in reverse order.
             for name in changes.added.iter().rev() {
-                // What its worker has of it ends with that, at the latest.
+                // This ends the worker's part of the device at the latest.
                 let _ = self.remove(name);
             }
             networks.iter().for_each(|name| self.end_empty(name));
@@ -98,12 +100,12 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Ends a network, unless it has devices.
+    /// Ends a network if it has no devices.
     fn end_empty(&self, name: &str) {
         let mut config = self.config.lock();
         let mut networks = self.networks.write();
         let is_empty = |network: &super::Network| network.name() == name && network.devices().is_empty();
-        // Its worker ends when the last who knows the network lets go of it.
+        // The worker ends when the last reference to its network is dropped.
         let ended: Vec<_> = networks.extract_if(.., |network| is_empty(network)).collect();
         let runs = networks.iter().any(|network| network.name() == name);
         config.networks.retain(|network| network.name != name || runs || !network.devices.is_empty());
@@ -114,7 +116,7 @@ impl Supervisor {
 
 impl<'a> Difference<'a> {
     /// # Errors
-    /// Something that runs is described differently.
+    /// A running network or device is described differently.
     fn between(old: &'a Config, running: &Config, new: &'a Config) -> Result<Self, String> {
         check_fixed(old, new)?;
         let mut difference = Self::default();
@@ -144,17 +146,17 @@ impl<'a> Difference<'a> {
     }
 }
 
-/// What is said of what runs and is described differently.
+/// Advice about running networks and devices that are described differently.
 const LATER: &str = "it runs and is described differently: take it out of the file, reload, and put it in again, or \
                      restart the daemon";
 
-/// Returns `true` if two networks are the same but for their devices.
+/// Returns `true` if two networks differ at most in their devices.
 fn is_equal(a: &Network, b: &Network) -> bool {
     Network { devices: Vec::new(), ..a.clone() } == Network { devices: Vec::new(), ..b.clone() }
 }
 
-/// Returns `true` if two devices are described alike. The line rate is not: it may be what an interface said at the
-/// time, and what a file says of it holds for as long as the daemon runs.
+/// Returns `true` if two devices are described alike. The line rate is not compared: it may have been read from an
+/// interface at that time, and the value of a file holds until the daemon ends.
 fn is_same(running: &Device, new: &Device) -> bool {
     let mut new = new.clone();
     if let (Some(old), Some(new)) = (&running.rules.congestion, &mut new.rules.congestion) {
@@ -164,7 +166,7 @@ fn is_same(running: &Device, new: &Device) -> bool {
 }
 
 /// # Errors
-/// Something differs that holds for as long as the daemon runs.
+/// A setting differs that is fixed while the daemon runs.
 fn check_fixed(old: &Config, new: &Config) -> Result<(), String> {
     let differs = [
         ("backend", old.backend != new.backend),
@@ -186,7 +188,7 @@ mod tests {
     use super::*;
     use crate::config::ConfigSpec;
 
-    /// An interface that has become faster since the start is no reason to refuse a file that has not changed.
+    /// An interface that has become faster since the start is no reason to refuse an unchanged file.
     #[test]
     fn another_line_rate_is_no_difference() {
         let config = |keys: &str| {

@@ -1,4 +1,4 @@
-//! The RoCE packets with which an uplink finds out where super-frames are cut.
+//! RoCE packets with which an uplink finds out where super-frames are segmented.
 
 use pvrdma_ether_link::af_packet::SegmentationSample;
 use pvrdma_roce::wire::{Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Udp, build};
@@ -8,7 +8,7 @@ use pvrdma_verbs::{MacAddr, Psn, Qpn};
 const NOWHERE: [u8; 4] = [192, 0, 2, 1];
 const PAYLOAD: usize = 64;
 
-/// Packets for the QP 0, which takes no such packet.
+/// Packets for QP 0, which accepts no such packet.
 pub(super) const SAMPLE: SegmentationSample = SegmentationSample { packet, is_intact };
 
 fn packet(mac: MacAddr, number: u16) -> Vec<u8> {
@@ -26,7 +26,7 @@ fn packet(mac: MacAddr, number: u16) -> Vec<u8> {
     build(&Header { ethernet, network, bth, extension: Extension::None }, &[0; PAYLOAD]).unwrap_or_default()
 }
 
-/// The ICRC covers the identification and the payload.
+/// Checks the ICRC, which covers the identification and the payload.
 fn is_intact(frame: &[u8], number: u16) -> bool {
     Packet::parse(frame).is_ok_and(|packet| {
         packet.verify().is_ok() && packet.header.bth.psn == Psn::new(number.into()) && packet.payload.len() == PAYLOAD

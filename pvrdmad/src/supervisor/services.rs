@@ -1,4 +1,4 @@
-//! What a worker may have done for it, held against the configuration of its network.
+//! Services that the supervisor performs for a worker, each checked against the configuration of the worker's network.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -17,20 +17,20 @@ use crate::events::{Event, Events};
 use crate::protocol::printable_text;
 use crate::worker::Host;
 
-/// The supervisor's part of one network that is not in the worker.
+/// The part of a network's services that stays in the supervisor.
 #[derive(Debug)]
 pub(super) struct Services {
     network: String,
-    /// Who gives the uplink its descriptor anew.
+    /// Reopens the uplink's descriptor.
     uplink: Option<Arc<dyn Connector>>,
-    /// Its devices, each with who gives its `nic` a descriptor anew.
+    /// Devices, each with the connector that reopens the descriptor of its `nic`.
     devices: Mutex<HashMap<String, Option<Arc<dyn Connector>>>>,
     addresses: Option<Arc<HostAddresses>>,
     pub(super) keepers: Keepers,
-    /// Addresses on the host's interface because of this worker.
+    /// Addresses that were put on the host's interface for this worker.
     held: Mutex<BTreeSet<IpAddr>>,
     clients: Mutex<Clients>,
-    /// Who is told of them.
+    /// Subscribers of events.
     pub(super) events: Arc<Events>,
     wedged: Arc<Wedged>,
     log: LogLimit,
@@ -38,14 +38,14 @@ pub(super) struct Services {
 
 #[derive(Debug, Default)]
 struct Clients {
-    /// Devices that a VMM is connected to.
+    /// Devices with a connected VMM.
     connected: BTreeSet<String>,
-    /// Devices whose VM has lost them with a worker, and has not come back.
+    /// Devices whose VM lost its connection when a worker ended, and has not reconnected.
     lost: BTreeSet<String>,
 }
 
 impl Services {
-    /// Those of a network that has no devices yet.
+    /// Creates the services of a network that has no devices yet.
     pub(super) fn new(
         network: String,
         uplink: Option<Arc<dyn Connector>>,
@@ -68,12 +68,12 @@ impl Services {
         }
     }
 
-    /// The worker may speak for this device from now on.
+    /// Accepts requests of the worker about this device from now on.
     pub(super) fn add(&self, device: &str, nic: Option<Arc<dyn Connector>>) {
         self.devices.lock().insert(device.to_owned(), nic);
     }
 
-    /// The worker may not speak for this device any more.
+    /// Refuses requests of the worker about this device from now on.
     pub(super) fn remove(&self, device: &str) {
         self.devices.lock().remove(device);
         self.keepers.end(device);
@@ -82,28 +82,29 @@ impl Services {
         clients.lost.remove(device);
     }
 
-    /// A process of the network that was killed and has not ended.
+    /// Records a process of the network that was killed and has not ended.
     pub(super) fn leave_behind(&self, process: WorkerProcess) {
         self.wedged.keep(process, &self.network, None, &self.events);
     }
 
-    /// Looks which of all processes that were left behind have ended.
+    /// Checks which of the processes that were left behind have ended.
     pub(super) fn look_for_wedged(&self) {
         self.keepers.look();
         self.wedged.look(&self.events);
     }
 
-    /// Returns `true` if so many processes of the network were left behind that no other may follow.
+    /// Returns `true` if the network has left behind as many processes as allowed, so that no other may be started.
     pub(super) fn has_left_most(&self) -> bool {
         self.wedged.is_full(&self.network)
     }
 
-    /// VMs that have lost their device and have not come back.
+    /// Returns the devices whose VMs lost their connection and have not reconnected.
     pub(super) fn lost(&self) -> Vec<String> {
         self.clients.lock().lost.iter().cloned().collect()
     }
 
-    /// The worker is gone, and with it every connection. Returns whose VMs lost their device just now.
+    /// Cleans up after a worker that has ended, and all its connections with it. Returns the devices that lost their VM
+    /// by this.
     pub(super) fn worker_ended(&self) -> Vec<String> {
         self.keepers.end_all();
         for address in std::mem::take(&mut *self.held.lock()) {
@@ -172,7 +173,7 @@ impl Host for Services {
     }
 
     fn keeper(&self, device: &str) -> io::Result<OwnedFd> {
-        // Locked meanwhile: a device that is removed leaves none behind.
+        // The lock is held during the start, so that a concurrent removal of the device cannot leave a keeper behind.
         let devices = self.devices.lock();
         if !devices.contains_key(device) {
             return Err(io::Error::other("there is no such device"));
@@ -192,7 +193,7 @@ impl Host for Services {
     }
 
     fn remove_address(&self, address: IpAddr) -> io::Result<()> {
-        // Only what this worker had added.
+        // Only addresses that this worker added may be removed.
         if !self.held.lock().remove(&address) {
             return Err(io::Error::other("that address was not added here"));
         }

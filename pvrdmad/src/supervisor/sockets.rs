@@ -1,4 +1,5 @@
-//! The sockets of links and devices: opened once, by the process that may, and kept while workers come and go.
+//! Sockets of links and devices. The supervisor has the privilege to open them, opens them once, and keeps them when
+//! workers are replaced.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,24 +25,24 @@ use crate::events::Events;
 use crate::logging::LogFilter;
 use crate::socket::{DatagramFile, Inherited, SocketAccess, SocketFile, bind_datagram};
 
-/// Where sockets come from beside paths and interfaces: what networks share.
+/// State that networks share and that sockets and plans are made from.
 #[derive(Debug, Default)]
 pub(super) struct Sources {
     pub(super) tunnels: VxlanPorts,
-    /// What was passed on to us.
+    /// Sockets that were passed to the daemon at its start.
     pub(super) inherited: Inherited,
-    /// Who is told what happens.
+    /// Subscribers of events.
     pub(super) events: Arc<Events>,
     /// Processes that were killed and have not ended.
     pub(super) wedged: Arc<Wedged>,
-    /// What is logged, if that was changed.
+    /// Log filter, if it was changed at run time.
     pub(super) log: Mutex<Option<LogFilter>>,
-    /// Whether doorbell pages can be lent here.
+    /// Tells whether doorbell pages can be exported on this host.
     pub(super) doorbells: DoorbellHost,
 }
 
 impl Sources {
-    /// A listening socket for a VMM.
+    /// Opens a listening socket for a VMM.
     fn listener(&self, place: &SocketPlace, access: SocketAccess) -> Result<SocketFile> {
         match place {
             SocketPlace::Path(path) => Ok(SocketFile::bind(path, access)?),
@@ -54,7 +55,7 @@ impl Sources {
     }
 }
 
-/// The sockets of a device. Dropping it removes their files.
+/// Sockets of a device. Dropping it removes their files.
 #[derive(Debug)]
 pub(super) struct DeviceSockets {
     listener: SocketFile,
@@ -63,13 +64,13 @@ pub(super) struct DeviceSockets {
 }
 
 impl DeviceSockets {
-    /// Opens them. Of the device's network only the VLAN matters.
+    /// Opens the sockets of a device. Of its network only the VLAN mode matters.
     ///
     /// # Errors
-    /// One of them cannot be had; those that were made are gone again.
+    /// A socket cannot be opened. Those that were opened before are removed again.
     pub(super) fn open(device: &Device, vlan: VlanMode, sources: &Sources) -> Result<Self> {
         let listener = sources.listener(&device.socket, device.access)?;
-        // Behind an access port there are no tags.
+        // Frames behind an access port carry no tags.
         let vlan = match vlan {
             VlanMode::Access(_) => VlanMode::Untagged,
             other => other,
@@ -81,7 +82,7 @@ impl DeviceSockets {
         Ok(Self { listener, nic, nic_listener })
     }
 
-    /// Duplicates: where it listens, then its `nic` or its `nic-socket`.
+    /// Returns duplicates: the listening socket, then its `nic` or its `nic-socket`.
     pub(super) fn duplicates(&self) -> io::Result<Vec<OwnedFd>> {
         let listeners = [Some(&self.listener), self.nic_listener.as_ref()].into_iter().flatten();
         let listeners = listeners.map(|file| file.listener().as_fd().try_clone_to_owned());
@@ -89,28 +90,28 @@ impl DeviceSockets {
         listeners.chain(nic.into_iter().map(Ok)).collect()
     }
 
-    /// Paths where somebody has removed a socket: nobody finds it.
+    /// Returns the paths of sockets whose files were removed, so that no client can connect to them.
     pub(super) fn lost(&self) -> Vec<PathBuf> {
         let listeners = [Some(&self.listener), self.nic_listener.as_ref()].into_iter().flatten();
         let nic = self.nic.as_ref().and_then(LinkSockets::lost);
         listeners.filter_map(SocketFile::lost).chain(nic).map(Path::to_owned).collect()
     }
 
-    /// Who gives its `nic` its descriptor anew, if it has one.
+    /// Returns the connector that reopens the descriptor of its `nic`, if it has one.
     pub(super) fn connector(&self) -> Option<Arc<dyn Connector>> {
         self.nic.as_ref().map(|nic| Arc::clone(&nic.connector))
     }
 }
 
-/// The sockets of a link.
+/// Sockets of a link.
 #[derive(Debug)]
 pub(super) struct LinkSockets {
     kept: Kept,
-    /// Who gives the link its descriptor anew.
+    /// Reopens the link's descriptor.
     pub(super) connector: Arc<dyn Connector>,
 }
 
-/// What is open.
+/// Open sockets and files of a link.
 #[derive(Debug)]
 enum Kept {
     Nothing,
@@ -119,15 +120,15 @@ enum Kept {
     Several(Vec<OwnedFd>),
     Tunnel(VxlanSockets),
     Tls(Option<OwnedFd>, TlsKeys),
-    /// Its socket may be another one later.
+    /// May replace its socket later.
     AfPacket(Arc<AfPacketSocket>),
 }
 
 impl LinkSockets {
-    /// Opens them, for frames to `macs`.
+    /// Opens the sockets of a link for frames to `macs`.
     ///
     /// # Errors
-    /// One of them cannot be had; those that were made are gone again.
+    /// A socket cannot be opened. Those that were opened before are removed again.
     pub(super) fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode, sources: &Sources) -> Result<Self> {
         Ok(match link {
             LinkSpec::Listen(path) => {
@@ -145,7 +146,7 @@ impl LinkSockets {
             }
             LinkSpec::Vxlan(config) => {
                 let kept = match config.local.port() {
-                    // A port that the system chooses is nobody else's.
+                    // A port that the system chooses is not shared with another network.
                     0 => Kept::Several(vxlan::sockets(config)?),
                     _ => Kept::Tunnel(sources.tunnels.open(config)?),
                 };
@@ -173,7 +174,7 @@ impl LinkSockets {
         })
     }
 
-    /// Returns `true` unless packets that leave as one were damaged when one with the address `mac` was tried.
+    /// Returns `false` if a trial with the address `mac` shows that super-frames arrive damaged or are refused.
     pub(super) fn may_offload(&self, mac: MacAddr) -> bool {
         let Kept::AfPacket(socket) = &self.kept else { return true };
         match socket.segmentation(mac, SAMPLE) {
@@ -199,7 +200,7 @@ impl LinkSockets {
         }
     }
 
-    /// The path of its socket, if somebody has removed that.
+    /// Returns the path of its socket, if the file was removed.
     pub(super) fn lost(&self) -> Option<&Path> {
         match &self.kept {
             Kept::Listener(_, file) => file.lost(),
@@ -208,7 +209,7 @@ impl LinkSockets {
         }
     }
 
-    /// Duplicates for a worker.
+    /// Returns duplicates for a worker.
     pub(super) fn duplicates(&self) -> io::Result<Vec<OwnedFd>> {
         match &self.kept {
             Kept::Nothing => Ok(Vec::new()),

@@ -1,4 +1,4 @@
-//! Who guards doorbell pages, so that the end of a worker is not that of its VMMs.
+//! Fallback servers, which guard doorbell pages so that VMMs survive the end of a worker.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,14 +14,14 @@ use crate::config::SandboxMode;
 use crate::doorbells::{entrust, tell_end};
 use crate::logging;
 
-/// How long it may take to take a file.
+/// Time limit for handing over a file.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The processes that guard the doorbell pages of a network: one for each of its workers. They outlive this one, if
-/// VMMs do.
+/// Fallback servers of a network: processes that guard its doorbell pages, one for each worker. They outlive the
+/// supervisor as long as VMMs use the pages.
 #[derive(Debug)]
 pub(super) struct StandIns {
-    /// What they run, or why there are none.
+    /// Path of their program, or the reason why there is none.
     program: Result<PathBuf, String>,
     /// Their arguments.
     arguments: [String; 3],
@@ -30,9 +30,9 @@ pub(super) struct StandIns {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The one for the worker that serves, once there is something to guard.
+    /// Socket of the current worker's fallback server, once there are pages to guard.
     now: Option<UnixStream>,
-    /// Those whose end was not seen yet.
+    /// Processes that have not been reaped.
     children: Vec<Child>,
 }
 
@@ -42,23 +42,24 @@ impl StandIns {
         Self { program, arguments, state: Mutex::default() }
     }
 
-    /// The worker has ended, or was killed and is left behind. In the latter case its end of the pipe may stay open.
+    /// Tells the fallback server that the worker has ended, or was killed and is left behind. In the latter case its
+    /// end of the pipe may stay open, so the server cannot rely on the pipe.
     pub(super) fn worker_ended(&self) {
         let mut state = self.state.lock();
         if let Some(told) = state.now.take().map(|stand_in| tell_end(&stand_in))
             && let Err(error) = told
         {
-            // It has ended, as it has nothing to guard or was killed.
+            // The server has exited, because it had nothing to guard or was killed.
             log::debug!("a stand-in is not told of the end of its worker: {error}");
         }
         state.children.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
     }
 
-    /// Has a connection of a file with so many pages guarded. Returns what tells that whoever serves it has ended: that
-    /// one has it, and nobody else.
+    /// Registers the FUSE connection of a file with `pages` pages at the fallback server. Returns the end of a pipe
+    /// that tells the server when the worker exits: the worker must hold the only copy.
     ///
     /// # Errors
-    /// There is nobody who could.
+    /// There is no fallback server.
     pub(super) fn guard(&self, pages: u32, device: &OwnedFd) -> io::Result<OwnedFd> {
         let program = self.program.as_ref().map_err(|reason| io::Error::other(reason.clone()))?;
         let (life, alive) = io::pipe()?;
@@ -72,7 +73,7 @@ impl StandIns {
                 .envs(logging::environment())
                 .stdin(OwnedFd::from(theirs))
                 .stdout(Stdio::null());
-            // Signals of a terminal are for the supervisor.
+            // A process group of its own keeps it from signals of the terminal, which the supervisor handles.
             state.children.push(command.process_group(0).spawn()?);
             state.now = Some(ours);
         }

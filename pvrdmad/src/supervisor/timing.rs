@@ -1,34 +1,35 @@
-//! How long the supervisor waits for a worker, and before it starts the next one.
+//! Time limits for replies of workers, and delays between their restarts.
 
 use std::time::{Duration, Instant};
 
-/// Times and rates; tests have their own.
+/// Time limits and rates. Tests use their own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
-    /// For a status.
+    /// Time limit of a status request.
     pub(super) status: Duration,
-    /// For everything else that is asked.
+    /// Time limit of every other request.
     pub(super) call: Duration,
-    /// For each request of the start. The host's adapter waits for its addresses.
+    /// Time limit of each request during the start. It is longer because an adapter of the host waits for its
+    /// addresses.
     pub(super) start: Duration,
-    /// A reply that is owed for longer ends the worker.
+    /// A worker that owes a reply for longer is killed.
     pub(super) hung: Duration,
-    /// For a worker that was told to end.
+    /// Time in which a worker that was told to end has to exit.
     pub(super) stop: Duration,
-    /// For a process that was killed: half of it at the end of the daemon. Longer takes only one with a thread that no
-    /// signal interrupts, or with very much memory.
+    /// Time in which a killed process has to exit; half of it when the daemon ends. Only a process with a thread in
+    /// uninterruptible sleep or with very much memory takes longer.
     pub(super) kill: Duration,
-    /// Before the first new start.
+    /// Delay before the first restart.
     pub(super) first_pause: Duration,
-    /// Before any new start.
+    /// Longest delay before a restart.
     pub(super) longest_pause: Duration,
-    /// A worker that lives so long starts the pauses anew.
+    /// Lifetime of a worker after which the delays start again at `first_pause`.
     pub(super) settled: Duration,
-    /// Requests of a worker.
+    /// Rate of a worker's requests.
     pub(super) upcalls: Rate,
-    /// Lines of a worker's standard error.
+    /// Rate of the lines that a worker writes to its standard error.
     pub(super) log: Rate,
-    /// Looks at the interface of an uplink.
+    /// Rate at which the interface of an uplink is read.
     pub(super) looks: Rate,
 }
 
@@ -51,19 +52,19 @@ impl Default for Timing {
     }
 }
 
-/// So many at once, and one more for each interval.
+/// A rate: a burst of events at once, and one more per interval.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rate {
     pub(super) burst: u32,
     pub(super) each: Duration,
 }
 
-/// What is left of a [`Rate`].
+/// The remaining budget of a [`Rate`] (a token bucket).
 #[derive(Debug)]
 pub(super) struct Budget {
     rate: Rate,
     left: u32,
-    /// When the last one was added.
+    /// Time up to which tokens have been added.
     filled: Instant,
 }
 
@@ -72,13 +73,13 @@ impl Budget {
         Self { rate, left: rate.burst, filled: now }
     }
 
-    /// How long until there is one, if there is none.
+    /// Returns the time until the next token, or `None` if there is one now.
     pub(super) fn wait(&mut self, now: Instant) -> Option<Duration> {
         self.fill(now);
         (self.left == 0).then(|| (self.filled + self.rate.each).saturating_duration_since(now))
     }
 
-    /// Takes one. `false`: there is none.
+    /// Takes a token. Returns `false` if there is none.
     pub(super) fn take(&mut self, now: Instant) -> bool {
         self.fill(now);
         match self.left.checked_sub(1) {
@@ -95,14 +96,14 @@ impl Budget {
         let new = passed.as_nanos().checked_div(self.rate.each.as_nanos()).unwrap_or(0);
         let new = u32::try_from(new).unwrap_or(u32::MAX);
         match self.left.saturating_add(new) {
-            // Full: what has passed is not saved.
+            // The bucket is full, so the remaining fraction of an interval is dropped.
             left if left >= self.rate.burst => (self.left, self.filled) = (self.rate.burst, now),
             left => (self.left, self.filled) = (left, self.filled + self.rate.each.saturating_mul(new)),
         }
     }
 }
 
-/// The pause before the next start.
+/// Delay before the next restart: doubles with each worker that ends early.
 #[derive(Debug)]
 pub(super) struct BackOff {
     next: Duration,
@@ -113,7 +114,7 @@ impl BackOff {
         Self { next: timing.first_pause }
     }
 
-    /// The pause after a worker that lived for `life`.
+    /// Returns the delay after a worker that lived for `life`.
     pub(super) fn pause(&mut self, life: Duration, timing: &Timing) -> Duration {
         if life >= timing.settled {
             self.next = timing.first_pause;

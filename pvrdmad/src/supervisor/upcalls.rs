@@ -1,4 +1,4 @@
-//! A worker's requests to its supervisor, as they come over its socket.
+//! Upcalls: requests of a worker to its supervisor, received over a socket.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,27 +14,27 @@ use crate::protocol::frame::{encode, send};
 use crate::protocol::{FrameError, FrameReader, HostReply, HostRequest, MAX_HOST_REQUEST, Outgoing, Received};
 use crate::worker::Host;
 
-/// Requests that are looked at when a worker is gone: more than its socket holds.
+/// Most requests that are read after a worker has ended: more than its socket holds.
 const LEFT_OVER: usize = 8192;
 
-/// What no worker of ours does.
+/// Protocol violations, which a genuine worker never commits.
 #[derive(Debug, Error)]
 pub(super) enum UpcallError {
-    /// It is no frame.
+    /// The data is not a frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// It is no request.
+    /// The frame is not a request.
     #[error("not understood: {0}")]
     Content(#[from] serde_json::Error),
-    /// It does not read what it asked for.
+    /// The worker does not read the replies to its requests.
     #[error("it does not read its replies: {0}")]
     Unsent(io::Error),
 }
 
-/// The requests of one worker.
+/// The upcalls of one worker.
 #[derive(Debug)]
 pub(super) struct Upcalls {
-    /// Never waits.
+    /// Non-blocking.
     stream: UnixStream,
     reader: FrameReader,
     services: Arc<Services>,
@@ -52,16 +52,16 @@ impl Upcalls {
         &self.stream
     }
 
-    /// Returns `true` if requests may come now, and else when they may.
+    /// Returns whether requests may be read now, and otherwise the time until they may.
     pub(super) fn interest(&mut self, now: Instant) -> (bool, Option<Duration>) {
         let wait = self.budget.wait(now);
         (wait.is_none(), wait)
     }
 
-    /// Takes what is there, as far as the budget goes. Returns `false` at the end of the stream.
+    /// Handles pending requests within the budget. Returns `false` at the end of the stream.
     ///
     /// # Errors
-    /// It is not what a worker sends.
+    /// The data violates the protocol.
     pub(super) fn take(&mut self) -> Result<bool, UpcallError> {
         while self.budget.wait(Instant::now()).is_none() {
             let frame = match self.reader.receive(&self.stream, MAX_HOST_REQUEST)? {
@@ -76,7 +76,7 @@ impl Upcalls {
         Ok(true)
     }
 
-    /// Takes the notes that are left of a worker that is gone.
+    /// Handles the pending notes of a worker that has ended.
     pub(super) fn drain(&mut self) {
         for _ in 0..LEFT_OVER {
             let Ok(Received::Frame(frame)) = self.reader.receive(&self.stream, MAX_HOST_REQUEST) else { return };

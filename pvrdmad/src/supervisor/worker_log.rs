@@ -1,8 +1,8 @@
-//! What a worker writes to its standard error, on its way to ours.
+//! Forwards the standard error of a worker to that of the supervisor.
 //!
-//! A worker limits what its guests and peers can cause; one that was taken over limits nothing. So its lines are of
-//! bounded length and rate, without what a terminal obeys, and what is swallowed is said. They are read in any case:
-//! whoever logs does not wait for a reader.
+//! A worker limits the log lines that its guests and peers can cause, but a compromised worker limits nothing. Lines
+//! are therefore bounded in length and rate, control characters are replaced, and the number of dropped lines is
+//! logged. The pipe is always drained, so that a thread of the worker that logs is not blocked.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,17 +12,17 @@ use super::timing::{Budget, Rate};
 use crate::logging;
 use crate::protocol::printable_text;
 
-/// Bytes of a line that are passed on.
+/// Most bytes of a line that are forwarded.
 const MAX_LINE: usize = 4096;
-/// Bytes that are read at a time: as many as a pipe holds.
+/// Bytes per read: the capacity of a pipe.
 const CHUNK: usize = 64 << 10;
-/// Reads when the worker is gone: more than its pipe holds, whoever else writes there.
+/// Reads after the worker has ended: more than its pipe holds, even if another process still writes to it.
 const LAST_READS: usize = 16;
 
-/// The standard error of a worker. Dropping it passes on what is left.
+/// Standard error of a worker. Dropping it forwards the remaining data.
 #[derive(Debug)]
 pub(super) struct WorkerLog<R: Read, W: Write> {
-    /// Never waits.
+    /// Non-blocking.
     from: R,
     to: W,
     network: String,
@@ -37,7 +37,7 @@ impl<R: Read, W: Write> WorkerLog<R, W> {
         Self { from, to, network: network.to_owned(), line: Vec::new(), budget, swallowed: 0 }
     }
 
-    /// Takes what is there, or a part of it. Returns `false` at its end.
+    /// Reads and forwards pending data. Returns `false` at the end of the stream.
     pub(super) fn take(&mut self) -> bool {
         let mut chunk = [0; CHUNK];
         match self.from.read(&mut chunk) {
@@ -61,7 +61,7 @@ impl<R: Read, W: Write> WorkerLog<R, W> {
         }
     }
 
-    /// Passes a line on, if it may.
+    /// Forwards a line, if the budget allows it.
     fn pass(&mut self) {
         let line = std::mem::take(&mut self.line);
         if !self.budget.take(Instant::now()) {
@@ -84,7 +84,7 @@ impl<R: Read, W: Write> WorkerLog<R, W> {
 impl<R: Read, W: Write> WorkerLog<R, W> {
     fn write(&mut self, line: &str) {
         if !logging::relay(&self.network, line) {
-            // Nobody may read ours either.
+            // The supervisor's standard error may be closed.
             let _ = writeln!(self.to, "{line}");
         }
     }
@@ -110,10 +110,10 @@ impl<R: Read, W: Write> Drop for WorkerLog<R, W> {
     }
 }
 
-/// A pipe for a worker: our end, which never waits, and the worker's, which does.
+/// Creates a pipe for a worker: a non-blocking end to read and a blocking end to write.
 ///
 /// # Errors
-/// There are no descriptors left.
+/// No descriptors are available.
 pub(super) fn pipe() -> io::Result<(std::fs::File, OwnedFd)> {
     let (ours, theirs) = io::pipe()?;
     rustix::io::ioctl_fionbio(&ours, true)?;
@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// What comes out of `bytes`, with so many lines at once.
+    /// Returns the output for `bytes` with a budget of `burst` lines.
     fn passed(bytes: &[u8], burst: u32) -> String {
         let mut out = Vec::new();
         let rate = Rate { burst, each: Duration::from_secs(3600) };

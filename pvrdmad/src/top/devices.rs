@@ -1,4 +1,4 @@
-//! A line for each device, and what one device moves by operation.
+//! A line for each device, and the traffic of one device by operation.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::rates::{bits, processor, rate, short};
 use crate::status::{DaemonStatus, DeviceReport, FlowReport};
 
-/// Counters of operations: what they are called, how many, and the bytes in them.
+/// Counters of operations: label, number of operations, and their bytes.
 const OPERATIONS: [(&str, &str, Option<&str>); 5] = [
     ("send", "rc_sends", Some("rc_send_bytes")),
     ("write", "rc_writes", Some("rc_write_bytes")),
@@ -15,24 +15,24 @@ const OPERATIONS: [(&str, &str, Option<&str>); 5] = [
     ("datagram", "ud_sends", Some("ud_send_bytes")),
 ];
 
-/// A number of a device, wherever its report has it.
+/// Returns a number of a device from any part of its report.
 fn number(device: &DeviceReport, name: &str) -> u64 {
     let own = device.numbers("adapter").chain(device.numbers("counters")).find(|(known, _)| *known == name);
     own.map(|(_, value)| value).or_else(|| device.network.counters.get(name).copied()).unwrap_or(0)
 }
 
-/// How much all counters grew in a second whose name this holds for.
+/// Returns the growth per second of all counters for whose name `is_meant` returns `true`.
 fn sum(before: &DeviceReport, now: &DeviceReport, between: Duration, is_meant: impl Fn(&str) -> bool) -> u64 {
     let old = |name: &str| number(before, name);
     let grown = |(name, value)| rate(old(name), value, between);
     let own = now.numbers("adapter").filter(|(name, _)| is_meant(name)).map(grown);
     let port = now.network.counters.iter().map(|(name, &value)| (name.as_str(), value));
-    // The host's adapter has no port, others tell of theirs in both places.
+    // The host's adapter has no port. Other adapters report counters of the port in both places, which must count once.
     let port = port.filter(|(name, _)| is_meant(name) && now.numbers("adapter").all(|(known, _)| known != *name));
     own.chain(port.map(grown)).fold(0, u64::saturating_add)
 }
 
-/// What a device did in a second.
+/// Rates of a device.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Rates {
     messages: u64,
@@ -66,7 +66,7 @@ fn find<'a>(status: &'a DaemonStatus, device: &str) -> Option<&'a DeviceReport> 
     status.devices.iter().find(|known| known.name() == device)
 }
 
-/// All devices, those first that move most.
+/// Returns the lines of all devices, largest rate first.
 pub(super) fn lines(before: &DaemonStatus, now: &DaemonStatus, between: Duration) -> Vec<String> {
     let mut rows: Vec<_> = now
         .devices
@@ -100,10 +100,10 @@ pub(super) fn lines(before: &DaemonStatus, now: &DaemonStatus, between: Duration
     std::iter::once(head).chain(rows.iter().map(row)).collect()
 }
 
-/// Flows of a device that are shown.
+/// Number of flows of a device that are shown.
 const FLOWS: usize = 5;
 
-/// What a device moves, by peer: those first that move most now.
+/// Returns the traffic of a device by peer, largest rate first.
 fn flows(old: &DeviceReport, now: &DeviceReport, between: Duration) -> Vec<String> {
     let mut rows: Vec<_> = now
         .flows
@@ -125,7 +125,7 @@ fn flows(old: &DeviceReport, now: &DeviceReport, between: Duration) -> Vec<Strin
     if rows.is_empty() { rows } else { [vec![head], rows].concat() }
 }
 
-/// One device by operation.
+/// Returns the traffic of one device by operation.
 pub(super) fn detail(before: &DaemonStatus, now: &DaemonStatus, name: &str, between: Duration) -> Vec<String> {
     let Some(device) = find(now, name) else { return vec![format!("{name}: its network does not say how it is")] };
     let old = find(before, name).unwrap_or(device);

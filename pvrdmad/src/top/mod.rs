@@ -1,7 +1,7 @@
-//! `pvrdmad top`: what the devices of a running daemon move, looked at again and again.
+//! `pvrdmad top`: shows rates of the devices of a running daemon, updated periodically.
 //!
-//! Two looks make a difference, and with the time between them rates. A frame is text of at most so many columns and
-//! lines, whatever it is shown on.
+//! Two samples and the time between them give rates. A frame is text with a limited number of columns and lines,
+//! independent of the terminal.
 
 mod devices;
 mod queue_pairs;
@@ -18,21 +18,21 @@ use crate::cli::TopArgs;
 use crate::control;
 use crate::status::{DaemonStatus, QueuePairTraffic};
 
-/// Columns that a frame has at most.
+/// Most columns of a frame.
 const COLUMNS: usize = 80;
 
-/// Lines of a terminal that does not say how many it has.
+/// Lines of a terminal whose size is unknown.
 const LINES: usize = 24;
 
-/// Moves to the upper left corner, and clears what is below.
+/// Moves the cursor to the upper left corner, and clears the rest of the screen.
 const HOME: &str = "\x1b[H\x1b[J";
 
-/// What the daemon was at one moment.
+/// A sample of the daemon's state.
 #[derive(Debug)]
 struct Look {
     at: Instant,
     status: DaemonStatus,
-    /// Those of one device, if it is looked at.
+    /// Queue pairs of the selected device, if there is one.
     queue_pairs: Vec<QueuePairTraffic>,
 }
 
@@ -47,10 +47,10 @@ impl Look {
     }
 }
 
-/// Shows frames until it has shown as many as it should, or for ever.
+/// Shows the requested number of frames, or frames without end.
 ///
 /// # Errors
-/// The daemon does not answer, has no such device, or the output is closed.
+/// The daemon does not answer, there is no such device, or the output is closed.
 pub fn run(args: &TopArgs) -> Result<()> {
     let control = args.daemon.control()?;
     let device = args.device.as_deref();
@@ -63,7 +63,7 @@ pub fn run(args: &TopArgs) -> Result<()> {
         let now = Look::take(&control, device)?;
         let lines = screen_lines(&out);
         let text = frame(&before, &now, device, lines.unwrap_or(usize::MAX));
-        // A file or a pipe gets one frame after the other.
+        // In a file or a pipe frames follow each other.
         let head = if lines.is_some() { HOME } else { "" };
         let written = write!(out, "{head}{text}").and_then(|()| out.flush());
         match written {
@@ -75,7 +75,7 @@ pub fn run(args: &TopArgs) -> Result<()> {
     Ok(())
 }
 
-/// Lines of the terminal, if it is one.
+/// Returns the lines of the terminal, if the output is one.
 fn screen_lines(out: &io::Stdout) -> Option<usize> {
     if !out.is_terminal() {
         return None;
@@ -84,7 +84,7 @@ fn screen_lines(out: &io::Stdout) -> Option<usize> {
     Some(if said == 0 { LINES } else { said })
 }
 
-/// One frame: no more than so many lines, of which the last says what was left out.
+/// Renders a frame of at most `lines` lines. If lines were left out, the last one says how many.
 fn frame(before: &Look, now: &Look, device: Option<&str>, lines: usize) -> String {
     let between = now.at.saturating_duration_since(before.at);
     let mut all = vec![head(&now.status)];
@@ -95,7 +95,7 @@ fn frame(before: &Look, now: &Look, device: Option<&str>, lines: usize) -> Strin
             all.extend(queue_pairs::lines(&before.queue_pairs, &now.queue_pairs, between));
         }
     }
-    // The cursor stands in the line behind the last.
+    // The cursor takes the line after the last one.
     let most = lines.saturating_sub(1).max(1);
     if all.len() > most {
         let left_out = all.len() - (most - 1);

@@ -7,15 +7,15 @@ use std::time::Duration;
 use super::rates::{bits, rate, short};
 use crate::status::QueuePairTraffic;
 
-/// Requests and bytes a second. None if the queue pair was busy when it was looked at, or does not count.
+/// Returns requests and bytes per second, or `None` if the queue pair was busy during a sample or does not count.
 fn rates(before: &QueuePairTraffic, now: &QueuePairTraffic, between: Duration) -> Option<[u64; 2]> {
     let (before, now) = (before.progress.as_ref()?, now.progress.as_ref()?);
     Some([rate(before.requests, now.requests, between), rate(before.bytes, now.bytes, between)])
 }
 
-/// The queue pairs, those first that move most.
+/// Returns the lines of the queue pairs, largest rate first.
 pub(super) fn lines(before: &[QueuePairTraffic], now: &[QueuePairTraffic], between: Duration) -> Vec<String> {
-    // A handle is used again; a QPN hardly.
+    // Handles are reused quickly, QPNs are not.
     let old: HashMap<_, _> = before.iter().map(|old| (old.qpn, old)).collect();
     let mut rows: Vec<_> =
         now.iter().map(|now| (now, old.get(&now.qpn).and_then(|old| rates(old, now, between)))).collect();

@@ -1,15 +1,15 @@
-//! Rates of numbers that only grow.
+//! Rates of counters.
 
 use std::time::Duration;
 
-/// How much a number grew in a second. One that is smaller than before began anew: nothing is known of it yet.
+/// Returns the growth per second. A counter that shrank was reset, so its rate is not known yet.
 pub(super) fn rate(before: u64, now: u64, between: Duration) -> u64 {
     let grown = u128::from(now.saturating_sub(before));
     let a_second = grown.saturating_mul(1_000_000_000) / between.as_nanos().max(1);
     u64::try_from(a_second).unwrap_or(u64::MAX)
 }
 
-/// A rate with at most four digits and its unit: of thousands, as rates are.
+/// Formats a rate with at most four digits and a decimal unit prefix.
 pub(super) fn short(rate: u64) -> String {
     const UNITS: [&str; 7] = ["", "k", "M", "G", "T", "P", "E"];
     let (mut left, mut rest, mut unit) = (rate, 0, 0);
@@ -24,12 +24,12 @@ pub(super) fn short(rate: u64) -> String {
     }
 }
 
-/// A rate of bytes in bits.
+/// Formats a rate of bytes in bits.
 pub(super) fn bits(bytes: u64) -> String {
     short(bytes.saturating_mul(8))
 }
 
-/// A share of a processor, from nanoseconds of work in a second.
+/// Formats nanoseconds of work per second as a percentage of a processor.
 pub(super) fn processor(ns: u64) -> String {
     match ns / 10_000_000 {
         percent @ 0..10 => format!("{percent}.{}%", ns / 1_000_000 % 10),

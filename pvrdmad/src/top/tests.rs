@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::rates::{bits, processor, rate, short};
 use super::*;
 
-/// A device that has written so often, and so many bytes.
+/// A device with this number of writes and bytes.
 fn device(name: &str, writes: u64, bytes: u64) -> Value {
     json!({
         "name": name, "phase": "active", "mac": "52:54:00:00:00:01",
@@ -16,7 +16,7 @@ fn device(name: &str, writes: u64, bytes: u64) -> Value {
             "max_locked_bytes": 0, "open_files": 0, "mappings": 0, "pin_error": null,
         },
         "addresses": {"rule": "own", "listed": [], "guarded": true}, "peers": [[], []],
-        // Told in two places, and counted once.
+        // Reported in two places, but counted once.
         "network": {"name": "default", "mtu": 9000, "counters": {"wire_sent_bytes": bytes, "ud_dropped_no_qp": 0}},
         "share": {
             "weight": 100, "max_rate": null, "qp_max_rate": null, "min_rate": null, "worker_ns": writes * 1_000_000,
@@ -47,7 +47,7 @@ fn queue_pair(qpn: u32, requests: u64, bytes: u64) -> Value {
     })
 }
 
-/// Two looks with two seconds between them.
+/// Two samples at an interval of two seconds.
 fn two(before: &[Value], now: &[Value], queue_pairs: [Value; 2], device: Option<&str>, lines: usize) -> String {
     let at = Instant::now();
     let [old, new] = queue_pairs;
@@ -65,7 +65,7 @@ fn rates_of_all_devices() {
     assert_eq!(rows[0].join(" "), "pvrdmad 0.1.0, up 9 s, backend rxe: 3 devices, 0 networks");
     // 2000 writes and 2.5 million bytes in two seconds; two seconds of work in them. The retries are old.
     assert_eq!(rows[2], ["busy", "active", "3", "1.00k", "10.0M", "10.0M", "0", "0", "100", "100%"]);
-    // Of what was not there before no rate is known.
+    // A device that was absent from the first sample has no rates.
     assert_eq!(rows[3][..5], [&name[..16], "active", "3", "0", "0"]);
     assert_eq!(rows[4][0], "quiet");
     assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
@@ -96,7 +96,7 @@ fn queue_pairs_of_one_device() {
     let words: Vec<Vec<_>> = lines[8..].iter().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(words[0], ["0x2", "RC", "RTS", "10", "4.39T", "1/64", "local", "7", "0xdd1731", "10.0.0.2"]);
     assert_eq!(words[1][..5], ["0x1", "RC", "RTS", "5", "40"]);
-    // What is new or busy has no rate.
+    // A queue pair that is new or busy has no rates.
     assert_eq!(words[2], ["0x9", "UD", "-", "-", "-", "-", "-", "-", "-"]);
     assert_eq!(words[3][..5], ["0xffffff", "RC", "RTS", "-", "-"]);
     assert!(lines.iter().all(|line| line.chars().count() <= COLUMNS), "{text}");

@@ -1,4 +1,4 @@
-//! A device that is served: the function, its place on the network, and who connects to it.
+//! A served device: the RDMA function, its port on the network, and the server for its client.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -21,9 +21,9 @@ use crate::protocol::Carrier;
 use crate::status::Reporter;
 use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, REPLY_DEADLINE, Server, StuckClient};
 
-/// A device that is served. Dropping it disconnects its client.
+/// A served device. Dropping it disconnects its client.
 pub(super) struct ServedDevice {
-    // Dropped in this order: nobody uses a device whose port is gone.
+    // Fields are dropped in this order: the client is disconnected before the device loses its port.
     server: Server,
     nic_server: Option<Server>,
     _failures: Option<ObservedFailures>,
@@ -42,17 +42,17 @@ impl ServedDevice {
         &self.reporter.device.config.name
     }
 
-    /// Disconnects its clients, within a bounded time. What is given back are threads of clients that do not end: they
-    /// hold the device, without its place on the network.
+    /// Disconnects its clients, within a bounded time. Returns the threads of clients that do not end: they keep the
+    /// device alive, but not its port on the network.
     pub(super) fn end(self) -> Vec<StuckClient> {
         let Self { server, nic_server, .. } = self;
         server.end().into_iter().chain(nic_server.and_then(Server::end)).collect()
     }
 
-    /// Makes the device and serves it at `listener`.
+    /// Creates the device and serves it at `listener`.
     ///
     /// # Errors
-    /// The backend does not take it, or there is no room for its thread.
+    /// The backend refuses the device, or no thread can be started.
     // Long: a list of fields that are moved from one structure to another.
     pub(super) fn start<B: Backend + 'static>(
         device: Device,
@@ -127,12 +127,12 @@ impl ServedDevice {
     }
 }
 
-/// The number of the BAR with the doorbell pages.
+/// Index of the BAR with the doorbell pages.
 const DOORBELL_BAR: u32 = 2;
-/// Bytes of a doorbell page.
+/// Size of a doorbell page in bytes.
 const PAGE: u64 = 4096;
 
-/// Has the doorbells of a device's processes be what was decided.
+/// Sets up the doorbells of a device as the supervisor decided.
 fn lend<B: Backend + 'static>(
     device: &Device,
     setup: DoorbellSetup,
@@ -147,7 +147,7 @@ fn lend<B: Backend + 'static>(
     Ok(doorbells)
 }
 
-/// What a client may map: the doorbell pages of processes.
+/// Returns the pages that a client may map: the doorbell pages of guest processes.
 fn mappable(doorbells: &Doorbells, function: &dyn MappedDoorbells) -> Option<Mappable> {
     let pages = function.doorbell_pages();
     let [offset, end] = [pages.start, pages.end].map(|page| u64::from(page).saturating_mul(PAGE));
@@ -155,40 +155,40 @@ fn mappable(doorbells: &Doorbells, function: &dyn MappedDoorbells) -> Option<Map
     doorbells.file().map(|file| Mappable { region: DOORBELL_BAR, offset, size, file })
 }
 
-/// Which files a function of a device takes, and how much of them.
+/// Returns the rules for memory files of a device function: kinds of files and their total size.
 pub(super) fn file_rules(rules: MemoryRules) -> FileRules {
     let sealed = rules.files == MemoryFiles::Sealed;
     FileRules { sealed, mapped_bytes: rules.max_mapped, ..FileRules::default() }
 }
 
-/// Where a device is.
+/// Surroundings of a device.
 pub(super) struct Place {
     /// Name of the network.
     pub(super) network: String,
-    /// Bytes of an IP packet that it carries.
+    /// Longest IP packet of the network, in bytes.
     pub(super) mtu: u32,
-    /// How the administrator has its link.
+    /// Administrative state of the link.
     pub(super) link: LinkState,
-    /// How the interface of the uplink is.
+    /// State of the uplink's interface.
     pub(super) carrier: Carrier,
-    /// What it may use, if that is ours to give.
+    /// Its share of common resources, if this daemon enforces shares.
     pub(super) share: Option<DeviceShare>,
-    /// What it moves, if we count that.
+    /// Its traffic counters, if this daemon counts the traffic.
     pub(super) flows: Option<DeviceFlows>,
-    /// Who is told of its queue pairs that fail.
+    /// Receives failures of its queue pairs.
     pub(super) failures: Option<ObservedFailures>,
-    /// The same of conflicts about addresses.
+    /// Receives conflicts about its addresses.
     pub(super) conflicts: Option<ObservedConflicts>,
-    /// The device's end of the uplink, if there is one.
+    /// The device's port at the uplink, if there is one.
     pub(super) port: Option<Uplink>,
-    /// Which can watch the device.
+    /// The software adapter, if it is used. It can capture the device's traffic.
     pub(super) rxe: Option<Rxe>,
-    /// What becomes of its doorbells.
+    /// The way in which its doorbells are implemented.
     pub(super) doorbells: DoorbellSetup,
-    /// The file of its doorbell pages, if that is for clients.
+    /// The file of its doorbell pages, if clients may map them.
     pub(super) pages: Option<ServedFile>,
-    /// The network function beside it, if that is ours.
+    /// The network function beside it, if this daemon emulates it.
     pub(super) nic: Option<NetworkFunction>,
-    /// The link to it, if it is QEMU's.
+    /// The link to the network function, if QEMU emulates it.
     pub(super) nic_link: Option<Arc<dyn Link>>,
 }

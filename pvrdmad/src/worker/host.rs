@@ -1,4 +1,4 @@
-//! What a worker cannot do by itself.
+//! Operations for which a worker depends on its supervisor.
 
 use std::fmt;
 use std::io;
@@ -15,50 +15,51 @@ use pvrdma_ibverbs::AddressOwner;
 use crate::protocol::frame::{encode, send};
 use crate::protocol::{FrameError, FrameReader, HostReply, HostRequest, Incoming, Outgoing, Received};
 
-/// How long a worker waits for its supervisor. Beyond that it goes on without.
+/// Time limit for a reply of the supervisor. After that the worker continues without it.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a note may take to be taken: whoever floods waits.
+/// Time limit for writing a note. A worker that floods its supervisor is throttled by this.
 const NOTE_PATIENCE: Duration = Duration::from_secs(1);
-/// Longest reply, in bytes.
+/// Longest reply in bytes.
 const MAX_REPLY: usize = 4096;
 
-/// What a worker cannot do by itself.
+/// Operations that a worker cannot perform by itself.
 pub trait Host: Send + Sync + fmt::Debug {
-    /// A VMM connected to a device, or left.
+    /// Reports that a VMM connected to a device or disconnected.
     fn client(&self, device: &str, connected: bool);
 
-    /// A queue pair of a device has failed.
+    /// Reports that a queue pair of a device has failed.
     fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, history: &str);
 
-    /// A host beyond the uplink uses an address of a device, which keeps it or not.
+    /// Reports that a host beyond the uplink uses an address of a device. `kept` tells whether the device keeps the
+    /// address.
     fn address_conflict(&self, device: &str, address: IpAddr, vlan: Option<u16>, kept: bool);
 
-    /// Gives a link its descriptor anew: that of the uplink, or of the `nic` of a device.
+    /// Reopens the descriptor of a link: that of the uplink, or of the `nic` of a device.
     ///
     /// # Errors
-    /// There is none now, or the supervisor does not answer.
+    /// The link cannot be opened now, or the supervisor does not answer.
     fn connect(&self, device: Option<&str>) -> io::Result<OwnedFd>;
 
-    /// Starts a keeper for a device, and ends the last one. Returns the socket to it.
+    /// Starts a keeper for a device and ends the previous one. Returns the socket to the keeper.
     ///
     /// # Errors
     /// None can be started, or the supervisor does not answer.
     fn keeper(&self, device: &str) -> io::Result<OwnedFd>;
 
-    /// Puts an address of a guest on the host's interface.
+    /// Adds an address of a guest to the host's interface.
     ///
     /// # Errors
-    /// It is not in the networks for it, there already, or refused by the kernel.
+    /// The address is not in the allowed networks, already exists, or is refused by the kernel.
     fn add_address(&self, address: IpAddr) -> io::Result<()>;
 
-    /// Takes it away again.
+    /// Removes the address again.
     ///
     /// # Errors
-    /// It is not there, or the kernel refuses.
+    /// The address does not exist, or the kernel refuses.
     fn remove_address(&self, address: IpAddr) -> io::Result<()>;
 }
 
-/// The addresses of the host's interface, as its backend wants them.
+/// Changes addresses of the host's interface on behalf of the backend.
 #[derive(Debug)]
 pub(super) struct AddressesOfHost(Arc<dyn Host>);
 
@@ -78,12 +79,12 @@ impl AddressOwner for AddressesOfHost {
     }
 }
 
-/// The supervisor at the other end of a socket.
+/// Connection to the supervisor.
 #[derive(Debug)]
 pub(super) struct RemoteHost {
-    /// Frames are written one after the other.
+    /// Serializes the writing of frames.
     writing: Mutex<UnixStream>,
-    /// One request at a time waits for its reply.
+    /// Serializes the requests that wait for a reply.
     asking: Mutex<Asking>,
 }
 
@@ -126,7 +127,7 @@ impl RemoteHost {
                 Err(error) => return Err(io::Error::other(error)),
             };
             let reply: Incoming<'_> = serde_json::from_slice(&frame.body)?;
-            // A smaller one is the reply to a request that was given up.
+            // A smaller number belongs to a request whose caller has given up.
             if reply.id == id {
                 return match serde_json::from_str(reply.body.get())? {
                     HostReply::Done {} => Ok(frame.fds.into_iter().next()),

@@ -1,4 +1,4 @@
-//! The links of a network, made of descriptors that somebody else opened.
+//! Links of a network, made from descriptors that the supervisor opened.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,19 +19,19 @@ use super::Host;
 use crate::config::{Device, FaultSpec, FaultWord, LinkSpec, Network};
 use crate::status::LinkReport;
 
-/// What connects the devices of a network, and those with other hosts if it has an uplink.
+/// Connects the devices of a network with each other, and with other hosts if there is an uplink.
 #[derive(Debug)]
 pub(super) struct Ether {
     switch: Switch,
-    /// With the faults that there are now.
+    /// The uplink, behind a link that injects the current faults.
     uplink: Option<Arc<FaultLink<Arc<dyn Link>>>>,
 }
 
 impl Ether {
-    /// Makes it, with the descriptors of its uplink.
+    /// Creates the links with the descriptors of the uplink.
     ///
     /// # Errors
-    /// These are not the descriptors of such a link, or there are none left for the switch.
+    /// The descriptors do not match the kind of link, or none are left for the switch.
     pub(super) fn start(network: &Network, fds: Vec<OwnedFd>, host: &Arc<dyn Host>) -> Result<Self> {
         let link = network.uplink.as_ref().map(|spec| open(spec, fds, host, None, network.offload)).transpose()?;
         let uplink = link.map(|link| FaultSpec::wrap(network.fault.as_ref(), link));
@@ -43,12 +43,12 @@ impl Ether {
         Ok(Self { switch: switch?, uplink })
     }
 
-    /// How the uplink is, if there is one.
+    /// Returns the state of the uplink, if there is one.
     pub(super) fn report(&self, spec: &LinkSpec) -> Option<LinkReport> {
         self.uplink.as_ref().map(|uplink| LinkReport::new(spec, uplink))
     }
 
-    /// The uplink has these faults from now on, or none.
+    /// Replaces the faults that are injected into the uplink.
     ///
     /// # Errors
     /// There is no uplink.
@@ -59,32 +59,34 @@ impl Ether {
         Ok(())
     }
 
-    /// Returns `true` if the device needs a port: somebody else may hear it, or it has a network function.
+    /// Returns `true` if the device needs a port: another endpoint can receive its frames, or it has a network
+    /// function.
     pub(super) const fn is_for(&self, device: &Device) -> bool {
         self.uplink.is_some() || device.nic_socket.is_some()
     }
 
-    /// The end of a device, there until it is dropped.
+    /// Returns the port of a device, which exists until it is dropped.
     ///
     /// # Errors
-    /// Another device has the address, or the system has no room for it.
+    /// Another device has the address, or the system lacks resources.
     pub(super) fn port(&self, device: &Device) -> Result<Arc<dyn Link>> {
-        // A bridge in the guest has stations that nobody knows here.
+        // A bridge in the guest forwards for endpoints whose addresses the switch has not learnt, so unknown
+        // destinations are flooded.
         let unknown = if device.rules.forged.allow_mac() { UnknownUnicast::Flood } else { UnknownUnicast::Drop };
         Ok(self.switch.port(device.config.mac, unknown)?)
     }
 
-    /// Takes the end of a device away.
+    /// Removes the port of a device.
     pub(super) fn unplug(&self, mac: MacAddr) {
         self.switch.unplug(mac);
     }
 }
 
-/// Makes a link of the descriptors for it. `device` is whose `nic` it is; none: it is the uplink. `offload`: the kernel
-/// or the interface may cut what leaves.
+/// Makes a link from its descriptors. `device` is the device whose `nic` it is, or `None` for the uplink. With
+/// `offload` the kernel or the interface may segment super-frames.
 ///
 /// # Errors
-/// These are not the descriptors of such a link.
+/// The descriptors do not match the kind of link.
 pub(super) fn open(
     link: &LinkSpec,
     fds: Vec<OwnedFd>,
@@ -113,7 +115,7 @@ pub(super) fn open(
     })
 }
 
-/// Has the supervisor make a link's descriptor anew.
+/// Asks the supervisor to reopen a link's descriptor.
 #[derive(Debug)]
 struct Reconnect {
     host: Arc<dyn Host>,

@@ -1,8 +1,8 @@
-//! One network: its adapter, its link, its devices with guests' memory. Everything that tenants of different networks
-//! do not share is in here.
+//! Worker of one network: its adapter, its link, and its devices with the memory of their guests. Everything that
+//! tenants of different networks must not share is in here.
 //!
 //! A [`Worker`] is an object that answers [`Request`]s. In a daemon with `isolate=network` it is alone in a process
-//! ([`process`]) that opens nothing by itself: sockets come with the requests, and the rest it asks of its [`Host`].
+//! ([`process`]) that opens nothing by itself: sockets arrive with the requests, and its [`Host`] does the rest.
 
 mod device;
 mod host;
@@ -42,20 +42,21 @@ use crate::sigbus;
 use crate::status::{Catalogue, WorkerStatus};
 use crate::vfio_user::StuckClient;
 
-/// Most devices that may have been removed while the thread of their client does not end. Each keeps what the device
-/// was made of. While there are so many, no other device is taken.
+/// Most removed devices whose client threads may still be running. Each keeps the resources of its device. While the
+/// limit is reached, no further device is accepted.
 const MAX_STUCK: usize = 8;
 
-/// One network. Dropping it disconnects all clients.
+/// A network. Dropping it disconnects all clients.
 #[derive(Debug)]
 pub struct Worker {
-    // Dropped in this order: nobody watches devices that are being stopped, and devices go before their link.
+    // Fields are dropped in this order: captures end before the devices that they observe, and devices before their
+    // link.
     captures: Mutex<Streams>,
     devices: Mutex<Vec<ServedDevice>>,
-    /// Devices that were removed and whose client's thread has not ended.
+    /// Removed devices whose client thread has not ended.
     stuck: Mutex<Vec<(String, StuckClient)>>,
-    /// What links are decided by besides what the administrator says of each. Locked while they change, and before the
-    /// devices.
+    /// The uplink's contribution to the state of links; the administrator sets the rest per device. Locked while links
+    /// change, and before the devices.
     carrier: Mutex<Carrier>,
     ether: Ether,
     adapter: Adapter,
@@ -63,7 +64,7 @@ pub struct Worker {
     host: Arc<dyn Host>,
 }
 
-/// What moves the data.
+/// The adapter that moves the data.
 #[derive(Clone, Debug)]
 enum Adapter {
     Rxe(Rxe),
@@ -71,10 +72,10 @@ enum Adapter {
 }
 
 impl Worker {
-    /// Makes the network, with the descriptors of its uplink, and no device yet.
+    /// Creates the network with the descriptors of its uplink, without devices.
     ///
     /// # Errors
-    /// The adapter or the link is not possible.
+    /// The adapter or the link cannot be created.
     pub fn start(setup: NetworkSetup, uplink: Vec<OwnedFd>, host: Arc<dyn Host>) -> Result<Self> {
         sigbus::install();
         let adapter = match &setup.backend {
@@ -94,7 +95,7 @@ impl Worker {
         Ok(Self { captures, devices, stuck: Mutex::default(), carrier, ether, adapter, setup, host })
     }
 
-    /// Does what is asked. Descriptors that come with a request that takes none are closed.
+    /// Performs a request. Descriptors that arrive with a request that takes none are closed.
     pub fn handle(&self, request: Request, fds: Vec<OwnedFd>) -> Reply {
         let reply = match request {
             Request::Status { describe } => Ok(Reply::Ok(Box::new(self.status(describe)))),
@@ -157,7 +158,7 @@ impl Worker {
         let served = match &self.adapter {
             Adapter::Rxe(rxe) => {
                 place.rxe = Some(rxe.clone());
-                // Before it is plugged in, which takes its share.
+                // The share is set before the device is plugged in, because the new port reads it.
                 place.share = Some(rxe.share(device.config.mac, device.share));
                 place.failures = Some(self.observe_failures(rxe, &device));
                 place.conflicts = Some(self.observe_conflicts(rxe, &device));
@@ -173,13 +174,13 @@ impl Worker {
         Ok(())
     }
 
-    /// What receives the descriptors of a device's clients.
+    /// Returns the keeper, which receives the descriptors of a device's clients.
     fn keeper(&self, device: &str) -> Arc<Keeper> {
         let (host, device) = (Arc::clone(&self.host), device.to_owned());
         Keeper::new(move || host.keeper(&device), PATIENCE)
     }
 
-    /// Has the host told of queue pairs that fail.
+    /// Returns an observer that reports failed queue pairs to the host.
     fn observe_failures(&self, rxe: &Rxe, device: &Device) -> ObservedFailures {
         let (name, host) = (device.config.name.clone(), Arc::clone(&self.host));
         rxe.observe_failures(device.config.mac, move |failure| {
@@ -188,7 +189,8 @@ impl Worker {
         })
     }
 
-    /// Has the log and the host told of hosts beyond the uplink that use addresses of a device.
+    /// Returns an observer that reports hosts beyond the uplink that use addresses of a device, to the log and the
+    /// host.
     fn observe_conflicts(&self, rxe: &Rxe, device: &Device) -> ObservedConflicts {
         let (name, host) = (device.config.name.clone(), Arc::clone(&self.host));
         let log = LogLimit::new();
@@ -200,8 +202,8 @@ impl Worker {
         })
     }
 
-    /// Connects a device to its network, with the descriptors of its network function. Before the device is made, which
-    /// looks for its port when its driver starts.
+    /// Connects a device to its network, with the descriptors of its network function. This precedes the creation of
+    /// the device, which looks up its port when its driver starts.
     fn plug(
         &self,
         device: &Device,
@@ -240,15 +242,16 @@ impl Worker {
         drop(devices);
         self.captures.lock().end_of(name);
         let mac = removed.reporter.device.config.mac;
-        // Takes as long as its client's last request, within a bound.
+        // Waits for the client's current request, within a bound.
         let stuck = removed.end();
         self.stuck.lock().extend(stuck.into_iter().map(|client| (name.to_owned(), client)));
-        // Whoever still holds the port: nothing comes there any more, and its address is free.
+        // Other threads may still hold the port, so it is unplugged explicitly: it receives no more frames, and its
+        // address is free.
         self.ether.unplug(mac);
         Ok(())
     }
 
-    /// Names of devices that were removed and whose client's thread has not ended.
+    /// Returns the names of removed devices whose client thread has not ended.
     fn stuck(&self) -> Vec<String> {
         let mut stuck = self.stuck.lock();
         stuck.retain(|(_, client)| !client.is_gone());
@@ -263,18 +266,19 @@ impl Worker {
             reporter.link_down.store(state == LinkState::Down, Ordering::Relaxed);
             reporter.link()
         };
-        // Waits for the device's traffic, and nobody with traffic for us.
+        // This waits for the device's traffic in progress. No lock that the data path needs is held meanwhile.
         Ok(both.set(*carrier)?)
     }
 
-    /// Links of devices are up from now on only if this is, and their path MTU is no longer than it carries.
+    /// Applies the state of the uplink's interface: links of devices are up only if it is up, and their path MTU is at
+    /// most its MTU.
     fn follow_carrier(&self, now: Carrier) -> Result<()> {
         let mut carrier = self.carrier.lock();
         if std::mem::replace(&mut *carrier, now) == now {
             return Ok(());
         }
         let links: Vec<_> = self.devices.lock().iter().map(|served| served.reporter.link()).collect();
-        // All of them, whatever becomes of one.
+        // All links are set, even if one of them fails.
         let set: Vec<_> = links.iter().map(|link| link.set(now)).collect();
         Ok(set.into_iter().collect::<Result<(), _>>()?)
     }
@@ -290,13 +294,13 @@ impl Worker {
         let (Adapter::Rxe(rxe), Some(share)) = (&self.adapter, &find(&devices, name)?.reporter.share) else {
             bail!("the host's adapter shares itself out");
         };
-        // Held meanwhile, so that changes come one after the other.
+        // The lock is held during the change, so that changes are serialized.
         let changed = change_share(share.config(), set).map_err(anyhow::Error::msg)?;
         rxe.set_share(share, changed);
         Ok(share_words(&changed))
     }
 
-    /// What the network does, and what the counters mean if that is to be described.
+    /// Returns the status of the network, with descriptions of the counters if `describe` is set.
     pub fn status(&self, describe: bool) -> WorkerStatus {
         let devices = self.devices.lock();
         let mut counters = Catalogue::new();
@@ -338,7 +342,7 @@ impl Worker {
     }
 }
 
-/// The device of this name.
+/// Returns the device of this name.
 fn find<'a>(devices: &'a [ServedDevice], name: &str) -> Result<&'a ServedDevice> {
     devices.iter().find(|served| served.name() == name).ok_or_else(|| anyhow!("there is no device '{name}'"))
 }

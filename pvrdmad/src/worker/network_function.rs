@@ -1,4 +1,4 @@
-//! The network function beside a device: a vmxnet3 of ours, at a socket of its own.
+//! Network function beside a device: an emulated vmxnet3 with its own socket.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
@@ -14,7 +14,7 @@ use crate::keeper::client::Keeper;
 use crate::status::NicReporter;
 use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
 
-/// A network function that is served. Dropping it disconnects its client.
+/// A served network function. Dropping it disconnects its client.
 #[derive(Debug)]
 pub(super) struct NetworkFunction {
     server: Server,
@@ -25,13 +25,13 @@ pub(super) struct NetworkFunction {
 }
 
 impl NetworkFunction {
-    /// Makes that of a device and serves it at the socket that `fds` holds.
+    /// Creates the network function of a device and serves it at the socket in `fds`.
     ///
     /// # Errors
-    /// There are no descriptors left, or there is no room for its thread.
+    /// No descriptors are available, or no thread can be started.
     pub(super) fn start(device: &Device, fds: Vec<OwnedFd>, keeper: Option<&Arc<Keeper>>) -> Result<Self> {
         let Ok([listener]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("no socket for it") };
-        // Nobody waits for its memory with a lock that others need, so nothing of it is kept resident.
+        // Its memory is never awaited under a lock that other threads need, so none of it is pinned.
         let memory = DmaSpace::new(PinPolicy::Off);
         let irqs = Arc::new(IrqTable::default());
         let name = format!("{}-nic", device.config.name);
@@ -58,7 +58,7 @@ impl NetworkFunction {
         Ok(Self { server, link, irqs, stats })
     }
 
-    /// What reports about it, and what keeps it.
+    /// Splits it into the reporter and the server that keeps it alive.
     pub(super) fn into_parts(self) -> (NicReporter, Server) {
         (NicReporter { device: Arc::clone(self.link.device()), irqs: self.irqs, stats: self.stats }, self.server)
     }

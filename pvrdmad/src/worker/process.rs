@@ -1,4 +1,4 @@
-//! A worker that is alone in its process: requests come over standard input, which is a socket.
+//! Worker alone in its process: requests arrive on standard input, which is a socket.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,23 +19,25 @@ use crate::protocol::{Frame, FrameReader, Incoming, Outgoing, Received, Reply, R
 use crate::sandbox::{self, Mismatch, Profile};
 use crate::vfio_user::eventfd;
 
-/// Longest request, in bytes.
+/// Longest request in bytes.
 const MAX_REQUEST: usize = 1 << 20;
 
-/// Serves until the supervisor is gone or says nothing any more.
+/// Serves until the supervisor closes the connection or exits.
 ///
 /// # Errors
-/// What is on standard input is not a supervisor.
+/// Standard input is not a connection to a supervisor.
 pub fn run(mode: SandboxMode, profile: Profile) -> Result<()> {
-    // The end of the stream says it, too, but not to one that is stuck.
+    // The end of the stream means the same, but a thread that is stuck does not read it.
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot follow the supervisor's end")?;
-    // What ends the daemon is the supervisor's to decide: a service manager sends it to all processes at once.
+    // The supervisor decides when workers end. A service manager sends these signals to all processes of the service at
+    // once, so the worker ignores them.
     for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).context("signal handlers")?;
     }
-    // It needs calls that nothing else does.
+    // Runs before the sandbox, because it needs system calls that the rest of the worker does not.
     eventfd::prepare();
-    // Before anything is read. The supervisor is not to be distrusted, but what comes after it is.
+    // Confined before any input is read. The supervisor is trusted, but the data that follows its first requests is
+    // not.
     match mode {
         SandboxMode::On => sandbox::enter(profile, Mismatch::Refuse),
         SandboxMode::Strict => sandbox::enter(profile, Mismatch::Kill),
@@ -45,7 +47,7 @@ pub fn run(mode: SandboxMode, profile: Profile) -> Result<()> {
     serve(&stream)
 }
 
-/// Serves one supervisor.
+/// Serves a supervisor.
 fn serve(stream: &UnixStream) -> Result<()> {
     let mut reader = FrameReader::with_descriptors();
     let mut worker: Option<Worker> = None;
@@ -86,7 +88,7 @@ fn start(version: u32, setup: crate::protocol::NetworkSetup, fds: Vec<OwnedFd>) 
     let Some(host) = fds.next() else { bail!("no socket to ask the supervisor back") };
     let host = RemoteHost::new(UnixStream::from(host)).context("the socket to ask the supervisor back")?;
     let worker = Worker::start(setup, fds.collect(), Arc::new(host));
-    // The adapter is loaded, and no client was let in yet.
+    // The adapter is loaded, and no client has been admitted yet.
     sandbox::confine_main();
     worker
 }

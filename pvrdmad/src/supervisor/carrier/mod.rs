@@ -1,9 +1,10 @@
-//! The links of devices follow the interface of their network's uplink: a thread for each network that has one.
+//! Follows the interface of an uplink with the links of the network's devices: one thread for each network with such an
+//! uplink.
 //!
-//! The kernel hints that something has changed, and the thread looks at what is. So what happens between two looks
-//! costs nothing, and looks are limited: an interface that flaps, or others that come and go, have the thread look a
-//! few times a second. What was seen changes in the plan first, as all that changes, and then the worker is told: one
-//! that does not answer has nobody wait but this thread.
+//! Notifications of the kernel are only hints; after one, the thread reads the current state of the interface. Changes
+//! between two reads therefore cost nothing. Reads are rate-limited: an interface that flaps, or other interfaces that
+//! come and go, cause only a few reads per second. A new state is written to the plan first, as every change is, and
+//! then sent to the worker. A worker that does not reply delays only this thread.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -26,19 +27,19 @@ use crate::config::LinkState;
 use crate::events::Event;
 use crate::protocol::{Reply, Request};
 
-/// Before what did not work is tried again.
+/// Delay before a failed attempt is repeated.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// For the thread to end: what it asks of a worker is answered at once when that is stopped.
+/// Time in which the thread must end. Its requests to a worker fail at once when the worker is stopped.
 const END: Duration = Duration::from_secs(2);
 
-/// What can be looked at: an interface, or in tests what they say.
+/// Source of interface states: a real interface, or a fake one in tests.
 pub(super) trait Watched: Send + 'static {
-    /// Readable when there may be something new.
+    /// Returns a descriptor that is readable when the state may have changed.
     fn hints(&self) -> BorrowedFd<'_>;
 
     /// # Errors
-    /// It cannot be seen.
+    /// The state cannot be read.
     fn look(&mut self) -> io::Result<InterfaceState>;
 }
 
@@ -52,7 +53,7 @@ impl Watched for InterfaceWatch {
     }
 }
 
-/// The thread. Dropping it ends it.
+/// Handle of the thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub(super) struct Follower {
     stop: OwnedFd,
@@ -60,10 +61,10 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Follows an interface whose state is in the plan as it was when `watch` began, or later.
+    /// Follows an interface whose state in the plan is the state at the time when `watch` was opened, or a later one.
     ///
     /// # Errors
-    /// There is no thread or descriptor left.
+    /// No thread or descriptor is available.
     pub(super) fn start(watch: InterfaceWatch, plan: &Arc<Plan>, runs: &Arc<Runs>) -> Result<Self> {
         let teller = Teller {
             interface: watch.name().clone(),
@@ -103,23 +104,23 @@ impl Drop for Follower {
     }
 }
 
-/// Who is told.
+/// Receiver of interface states.
 trait Tell: Send + 'static {
-    /// The interface is so now. Returns `false` if that has to be said again.
+    /// Reports the current state. Returns `false` if the report has to be repeated.
     fn tell(&self, state: InterfaceState) -> bool;
 
-    /// The interface cannot be seen: its links stay as they are.
+    /// Reports that the interface cannot be read: its links keep their state.
     fn blind(&self, error: &io::Error);
 }
 
-/// What the thread does.
+/// State of the thread.
 struct Follow<W, T> {
     watched: W,
     stop: OwnedFd,
     looks: Budget,
-    /// What whoever is told knows.
+    /// State that the receiver has confirmed. `None` if that is uncertain.
     told: Option<InterfaceState>,
-    /// It was said that the interface cannot be seen.
+    /// The receiver was told that the interface cannot be read.
     blind: bool,
     teller: T,
 }
@@ -127,7 +128,7 @@ struct Follow<W, T> {
 impl<W: Watched, T: Tell> Follow<W, T> {
     fn run(mut self) {
         while self.wait(None) {
-            // The last state is seen, however many there were.
+            // Hints that arrive while the thread waits are merged: only the latest state is read.
             while let Some(wait) = self.looks.wait(Instant::now()) {
                 if !self.pause(wait) {
                     return;
@@ -142,14 +143,15 @@ impl<W: Watched, T: Tell> Follow<W, T> {
         }
     }
 
-    /// Looks, and tells what is new. Returns `false` if that did not work.
+    /// Reads the state and reports a change. Returns `false` if that failed.
     fn follow(&mut self) -> bool {
         match self.watched.look() {
             Ok(state) => {
                 self.blind = false;
                 if self.told != Some(state) {
                     if !self.teller.tell(state) {
-                        // Whatever it is next: what is known of it is not certain.
+                        // The receiver may or may not have applied the state, so the next one is reported even if it is
+                        // equal to the state before.
                         self.told = None;
                         return false;
                     }
@@ -166,12 +168,12 @@ impl<W: Watched, T: Tell> Follow<W, T> {
         }
     }
 
-    /// Lets a time pass. `false`: it is time to stop.
+    /// Waits for `time`. Returns `false` if the thread has to stop.
     fn pause(&self, time: Duration) -> bool {
         self.wait(Some(Instant::now() + time))
     }
 
-    /// Waits for a hint, or until a moment whatever is hinted. `false`: it is time to stop.
+    /// Waits for a hint, or until `until` regardless of hints. Returns `false` if the thread has to stop.
     fn wait(&self, until: Option<Instant>) -> bool {
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -191,7 +193,7 @@ impl<W: Watched, T: Tell> Follow<W, T> {
     }
 }
 
-/// Tells the plan, the worker, the log, and whoever listens to events.
+/// Reports to the plan, the worker, the log and the subscribers of events.
 struct Teller {
     interface: InterfaceName,
     plan: Arc<Plan>,
@@ -200,7 +202,7 @@ struct Teller {
 }
 
 impl Teller {
-    /// What has changed, for people and programs.
+    /// Writes a change to the log and to the subscribers of events.
     fn announce(&self, before: Option<InterfaceState>, state: InterfaceState) {
         let (network, interface) = (self.plan.name().to_owned(), self.interface.to_string());
         let subject = format!("network {network}");
@@ -217,7 +219,7 @@ impl Teller {
             );
         }
         let (mtu, wanted) = (state.mtu(), self.plan.setup.network.mtu);
-        // An interface that comes back with what it is to carry is nothing new.
+        // An interface that comes back with the MTU that is wanted causes no message about its MTU.
         let carried = before.and_then(InterfaceState::mtu).unwrap_or_else(|| wanted.max(mtu.unwrap_or_default()));
         if let Some(mtu) = mtu.filter(|mtu| *mtu != carried) {
             let (level, so) = match mtu < wanted {
@@ -242,7 +244,7 @@ impl Tell for Teller {
         let request = Request::Carrier { carrier: self.plan.settings().carrier() };
         let problem = match self.runs.ask(request, Instant::now() + self.plan.timing.call) {
             Ok(Reply::Done {}) => return true,
-            // The next one begins with what is planned.
+            // The next worker starts from the plan.
             Err(CallError::Gone | CallError::Ended) => return true,
             Ok(Reply::Error(problem)) => problem,
             Ok(_) => "its worker's reply is not understood".to_owned(),

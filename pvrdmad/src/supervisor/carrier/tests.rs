@@ -1,4 +1,4 @@
-//! What the thread does with what it sees, and how often it looks.
+//! Tests of the reaction of the thread to interface states, and of its read rate.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const UP: InterfaceState = InterfaceState::Up { mtu: 1500 };
 const CUT: InterfaceState = InterfaceState::NoCarrier { mtu: 1500 };
 
-/// An interface that is as a test says.
+/// A fake interface whose state the test sets.
 struct Fake {
     hints: OwnedFd,
     seen: Arc<Mutex<VecDeque<io::Result<InterfaceState>>>>,
@@ -26,7 +26,8 @@ impl Watched for Fake {
     }
 
     fn look(&mut self) -> io::Result<InterfaceState> {
-        // First: what a test says after it has heard of this look is for another one.
+        // The hint is cleared first: a hint that the test sends after it was told of this read is meant for another
+        // read.
         rustix::io::read(&self.hints, &mut [0_u8; 8]).unwrap_or_default();
         let state = self.seen.lock().pop_front().unwrap_or(Ok(UP));
         let _ = self.looks.send(());
@@ -34,7 +35,7 @@ impl Watched for Fake {
     }
 }
 
-/// Who is told, and takes it as often as he is to.
+/// A receiver that records reports and refuses a given number of them.
 struct Heard {
     told: Sender<Result<InterfaceState, String>>,
     refuse: Mutex<u32>,
@@ -63,7 +64,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// A thread that knows of an interface that is up.
+    /// Starts a thread that knows of an interface that is up.
     fn start(rate: Rate, refuse: u32) -> Self {
         let hints = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let hint = hints.try_clone().unwrap();
@@ -80,7 +81,7 @@ impl Bench {
         rustix::io::write(&self.hint, &1u64.to_ne_bytes()).unwrap();
     }
 
-    /// What is seen with the next looks, of which there is one.
+    /// Sets the states that the next reads return, and sends one hint.
     fn see(&self, states: impl IntoIterator<Item = io::Result<InterfaceState>>) {
         self.seen.lock().extend(states);
         self.hint();
@@ -103,24 +104,25 @@ fn only_what_is_new_is_told() {
         bench.see([Ok(state)]);
     }
     assert_eq!([(); 3].map(|()| bench.told()), [Ok(CUT), Ok(InterfaceState::Absent), Ok(UP)]);
-    // Once it has ended, nothing else was told.
+    // Once the thread has ended, there was no other report.
     drop(bench.follower);
     assert!(bench.told.recv().is_err());
 }
 
-/// A worker that did not take it, and an interface that cannot be seen for a while: it is tried again by itself.
+/// A report that the worker refuses, and an interface that cannot be read for a while, are tried again without a hint.
 #[test]
 fn what_does_not_work_is_tried_again() {
     let bench = Bench::start(unlimited(), 1);
     bench.see([Ok(CUT), Ok(CUT)]);
     assert_eq!([(); 2].map(|()| bench.told()), [Ok(CUT), Ok(CUT)]);
     let failure = || Err(io::Error::other("no"));
-    // In between it came back, and whoever was told nothing of it need not be.
+    // In between the interface came back unchanged, so no report is needed.
     bench.see([failure(), failure(), Ok(UP)]);
     assert_eq!([(); 2].map(|()| bench.told()), [Err("no".to_owned()), Ok(UP)], "once is enough");
 }
 
-/// A worker that got a state and never said so may have taken it: it is told again when the interface is as it was.
+/// A worker that got a state and did not confirm it may have applied it: the earlier state is reported again when the
+/// interface returns to it.
 #[test]
 fn what_was_perhaps_taken_is_taken_back() {
     let bench = Bench::start(unlimited(), 1);
@@ -128,7 +130,7 @@ fn what_was_perhaps_taken_is_taken_back() {
     assert_eq!([(); 2].map(|()| bench.told()), [Ok(CUT), Ok(UP)]);
 }
 
-/// The attack: an interface, or any other of the host, that never stops changing.
+/// Attack: an interface, or another one of the host, that changes without end.
 #[test]
 fn sec_w1_looks_are_limited() {
     let forever = Duration::from_secs(100_000);
@@ -140,7 +142,7 @@ fn sec_w1_looks_are_limited() {
     for _ in 0..1000 {
         bench.hint();
     }
-    // It ends at once all the same, and has not looked again.
+    // The thread ends at once nevertheless, and has not read the state again.
     drop(bench.follower);
     assert!(bench.looks.recv().is_err());
     assert_eq!(bench.told.iter().collect::<Vec<_>>(), [Ok(CUT), Ok(UP), Ok(CUT)]);

@@ -1,7 +1,7 @@
-//! A worker that says anything, at random from a seed, beside another network's guests, of whose data every byte is
-//! compared, and beside whoever uses the control socket.
+//! A worker that sends random data, reproducible from a seed. Meanwhile guests of another network transfer data, of
+//! which every byte is compared, and a client uses the control socket.
 //!
-//! For longer: `SEED=1 SECONDS=600 cargo test -p pvrdmad --lib -- --ignored --nocapture one_supervisor`.
+//! Longer run: `SEED=1 SECONDS=600 cargo test -p pvrdmad --lib -- --ignored --nocapture one_supervisor`.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::BorrowedFd;
@@ -18,12 +18,12 @@ use crate::sandbox::Profile;
 use crate::testing::{Dice, Pair, RemoteFunction, beside_traffic};
 use crate::worker;
 
-/// What is asked of a supervisor in a run.
+/// Requests to the supervisor in a run.
 const STEPS: usize = 60;
-/// Bytes that the process may have more after many runs than after some: what the allocator keeps.
+/// Bytes by which the process may grow between some runs and many runs: memory that the allocator keeps.
 const ROOM: u64 = 4 << 20;
 
-/// So that nobody waits for long for a worker that says nothing.
+/// Short time limits, so that silent workers do not delay the test.
 fn impatient() -> Timing {
     Timing {
         status: Duration::from_millis(500),
@@ -35,7 +35,7 @@ fn impatient() -> Timing {
     }
 }
 
-/// The network `real`, with two guests, and the network `liar`, whose lives the folder counts.
+/// The network `real` with two guests, and the network `liar`. The folder counts the processes of `liar`.
 struct Place {
     folder: TempDir,
     supervisor: Supervisor,
@@ -73,7 +73,7 @@ impl Place {
         Driver::probe(function, &GuestMemory::in_file(file), &irqs).unwrap()
     }
 
-    /// Uses the control socket, and the other network's devices.
+    /// Uses the control socket, and the devices of the other network.
     fn step(&self, dice: &mut Dice) {
         let supervisor = &self.supervisor;
         let device = dice.pick(&["liar1", "liar1", "more", "real1"]);
@@ -96,7 +96,7 @@ impl Place {
             }
         };
         if device == "real1" && answered.is_err() {
-            // Others were asked for, perhaps.
+            // The reply may be the one to another kind of request.
             supervisor.show(device, ObjectKind::Pd).unwrap();
         }
         let status = supervisor.status(false);
@@ -107,12 +107,12 @@ impl Place {
         assert_eq!(connected.map(DeviceReport::name).collect::<Vec<_>>(), ["real1", "real2"]);
     }
 
-    /// Numbers of the processes that have been the worker of the other network.
+    /// Returns the process IDs of all workers that `liar` has had.
     fn lives(&self) -> Vec<String> {
         fs::read_to_string(self.folder.path().join("lives")).unwrap().lines().map(str::to_owned).collect()
     }
 
-    /// From now on it behaves. Each life was counted, and all but the last are over.
+    /// Makes the worker behave from now on. Checks that each process was counted and that all but the last have ended.
     fn end(self) -> usize {
         File::create(self.folder.path().join("calm")).unwrap();
         let start = Instant::now();
@@ -131,7 +131,7 @@ impl Place {
     }
 }
 
-/// Returns `true` if this process is there, dead or alive, and ours.
+/// Returns `true` if this process exists, running or as a zombie, and is a child of the test.
 fn is_ours(pid: &str) -> bool {
     let status = fs::read_to_string(PathBuf::from("/proc").join(pid).join("status")).unwrap_or_default();
     status.lines().any(|line| line.split_whitespace().eq(["PPid:", &std::process::id().to_string()]))
@@ -142,14 +142,14 @@ fn descriptors() -> Vec<String> {
     links.filter_map(|link| Some(link.ok()?.display().to_string())).collect()
 }
 
-/// Bytes of the process that no file has.
+/// Returns the anonymous memory of the process in bytes.
 fn anonymous() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Returns how many lives the liar had.
+/// Runs the test with a seed. Returns the number of worker processes of `liar`.
 fn run(seed: u64) -> usize {
     let before = descriptors();
     let place = Place::new(seed);
@@ -163,12 +163,12 @@ fn run(seed: u64) -> usize {
     lives
 }
 
-/// A number of the environment.
+/// Reads a number from the environment.
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap())
 }
 
-/// Alone in its process, of which it counts the descriptors.
+/// Runs alone in its process, because it counts the descriptors of the process.
 #[test]
 fn a_worker_says_anything() {
     let test = "supervisor::tests::hostile::one_supervisor";
@@ -200,7 +200,7 @@ fn one_supervisor() {
 
 // ---- the workers, in processes of their own
 
-/// The other end of a supervisor: of the network `real` a worker as it should be.
+/// Worker process: a genuine worker for the network `real`, a lying one for `liar`.
 #[test]
 #[ignore = "a part of other tests"]
 fn any_worker() {
@@ -215,7 +215,7 @@ fn any_worker() {
     let life = fs::read_to_string(folder.join("lives")).unwrap().lines().count() as u64;
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().unwrap());
     let dice = Dice::new(seed.parse::<u64>().unwrap() << 32, life);
-    // The first start decides whether there is a network at all.
+    // Without honest replies at the first start the network would not be created at all.
     Liar { stream, upcalls: None, dice, honest_for: if life == 1 { 3 } else { 0 }, calm: folder.join("calm") }.serve();
 }
 
@@ -223,9 +223,9 @@ struct Liar {
     stream: UnixStream,
     upcalls: Option<UnixStream>,
     dice: Dice,
-    /// Requests that it answers as it should.
+    /// Number of requests that it still answers honestly.
     honest_for: usize,
-    /// A file with which it has to behave.
+    /// While this file exists, the worker answers honestly.
     calm: PathBuf,
 }
 
@@ -259,7 +259,7 @@ impl Liar {
         self.put(&encode(&Outgoing { id, body }).unwrap());
     }
 
-    /// Whoever reads this may be gone.
+    /// Writes to the supervisor, which may have closed the connection.
     fn put(&self, bytes: &[u8]) {
         let _ = (&self.stream).write_all(bytes);
     }
@@ -269,7 +269,7 @@ impl Liar {
         let number = self.dice.number();
         let lie = self.dice.below(20);
         match lie {
-            // What nobody waits for long for.
+            // Silence at the start would make the caller wait for the longer limit, so it is rare there.
             11 | 12 | 15 if is_start && !self.dice.one_in(16) => self.put(&[0xff; 8]),
             0 => {
                 let len = self.dice.below(5000);
@@ -296,7 +296,7 @@ impl Liar {
             }
             10 => frame.chunks(1).for_each(|byte| self.put(byte)),
             11 => {
-                // The rest never comes.
+                // The rest of the frame is never sent.
                 let len = self.dice.below(frame.len());
                 self.put(&frame[..len]);
             }
@@ -319,7 +319,7 @@ impl Liar {
         }
     }
 
-    /// Requests of its own.
+    /// Sends upcalls.
     fn ask_too_much(&mut self) {
         let Some(stream) = self.upcalls.as_ref().and_then(|stream| stream.try_clone().ok()) else { return };
         for _ in 0..1 << self.dice.below(8) {
@@ -353,13 +353,13 @@ impl Liar {
         }
     }
 
-    /// A text with what terminals obey.
+    /// Returns a text with terminal control sequences.
     fn text(&mut self) -> String {
         let len = 1 << self.dice.below(11);
         (0..len).map(|_| self.dice.pick(&['a', '\u{1b}', '\n', '"', '\\', '\0', '\u{202e}', 'ß'])).collect()
     }
 
-    /// Anything, with members that replies have.
+    /// Returns a random value, with members that replies have.
     fn value(&mut self, depth: usize) -> Value {
         match self.dice.below(if depth == 0 { 4 } else { 8 }) {
             0 => Value::Null,

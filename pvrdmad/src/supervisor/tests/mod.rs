@@ -1,4 +1,4 @@
-//! Workers that do what no worker does. The fake one is this test program again: see [`fake_worker`].
+//! Tests with workers that violate the protocol. The fake worker is this test program again: see [`fake_worker`].
 
 mod hostile;
 use std::io::{self, Write};
@@ -16,13 +16,13 @@ use crate::protocol::{FrameReader, HostRequest, Incoming, Outgoing, Received};
 use crate::socket::Inherited;
 use crate::status::NetworkState;
 
-/// Longer than anything takes; a test that waits for this has failed.
+/// Longer than any step takes; a test that waits for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Short where a worker is waited for that will not come.
+/// Short time limits where a test waits for a worker that never replies.
 fn timing() -> Timing {
     Timing {
-        // The end of a worker that is waited for comes before.
+        // Long, because the end of the worker answers the status request before.
         status: PATIENCE,
         call: Duration::from_secs(2),
         hung: Duration::from_secs(3),
@@ -36,20 +36,20 @@ fn fake() -> Program {
     Program { path: std::env::current_exe().unwrap(), arguments, keeper }
 }
 
-/// Has this test program run one of its parts.
+/// Returns the arguments that make this test program run one of its parts.
 fn own_test(name: &str) -> Vec<String> {
     let test = format!("supervisor::tests::{name}");
     ["--exact", "--ignored", "--nocapture", &test].map(str::to_owned).to_vec()
 }
 
-/// A keeper, in its own process.
+/// A keeper in its own process.
 #[test]
 #[ignore = "a part of other tests"]
 fn real_keeper() {
     crate::keeper::run(SandboxMode::Off).unwrap();
 }
 
-/// A supervisor of two networks: `true`, whose worker behaves, and one whose worker lies as its name says.
+/// Starts a supervisor of two networks: `true`, whose worker behaves, and one whose worker lies as its name says.
 fn start(lie: &str) -> (TempDir, Result<Supervisor>) {
     let folder = tempfile::tempdir().unwrap();
     let device = |name: &str, network: &str, mac: &str| {
@@ -67,7 +67,7 @@ fn start(lie: &str) -> (TempDir, Result<Supervisor>) {
     (folder, supervisor)
 }
 
-/// Asks until the worker that lies has been replaced. Returns how it ended.
+/// Sends requests until the lying worker has been replaced. Returns the reason of its end.
 #[track_caller]
 fn caught(lie: &str) -> String {
     let (_folder, supervisor) = start(lie);
@@ -116,13 +116,14 @@ fn a_worker_that_does_not_start_is_the_end_of_the_start() {
     }
 }
 
-/// Whatever a worker does with a device that comes later: the device is not there then, and nothing of it stays.
+/// However a worker fails to take a device that is added at run time, the device does not exist afterwards and nothing
+/// of it is left.
 #[test]
 fn a_device_that_a_worker_does_not_take() {
     for (lie, word, restarts) in [
         ("refuses-more", "no\u{fffd} way", 0),
         ("dies-of-more", "is being restarted", 2),
-        // It is asked to end the device as well, and does not live for long.
+        // This worker is asked to remove the device as well, and is soon killed.
         ("mute-of-more", "does not respond", 1),
     ] {
         let (folder, supervisor) = start(lie);
@@ -154,7 +155,7 @@ fn a_device_that_a_worker_does_not_take() {
     }
 }
 
-/// What it says of others, and how it says it, is not passed on.
+/// Reports of a worker about devices of other networks, and control characters in its reports, are not passed on.
 #[test]
 fn a_worker_speaks_for_its_own_devices() {
     let (_folder, supervisor) = start("impostor");
@@ -164,7 +165,7 @@ fn a_worker_speaks_for_its_own_devices() {
     assert_eq!(status.devices.last().unwrap().socket, "\u{fffd}[31mred");
 }
 
-/// Nobody waits for the supervisor while it throws away what is too much.
+/// The supervisor stays responsive while it discards excess data.
 #[test]
 fn a_flood_of_requests_is_taken_in_turns() {
     let (_folder, supervisor) = start("upcall-flood");
@@ -176,7 +177,7 @@ fn a_flood_of_requests_is_taken_in_turns() {
     }
 }
 
-/// Only what the configuration has is done: this one has no links and no addresses.
+/// Only requests that match the configuration are performed: this network has no links and no addresses.
 #[test]
 fn requests_beyond_the_configuration_are_refused() {
     let (_folder, supervisor) = start("asks-too-much");
@@ -186,7 +187,7 @@ fn requests_beyond_the_configuration_are_refused() {
 
 // ---- the fake worker, in its own process
 
-/// The other end of a supervisor. The last argument is the network's name, which says what to do.
+/// The other end of a supervisor. The last argument is the network's name, which selects the misbehaviour.
 #[test]
 #[ignore = "a part of other tests"]
 fn fake_worker() {
@@ -228,7 +229,7 @@ fn hello(stream: &UnixStream, lie: &str, id: u64) {
     }
 }
 
-/// What a worker says of a device.
+/// Returns a worker's report about a device.
 fn device_report(name: &str, socket: &str) -> Value {
     json!({
         "name": name, "socket": socket, "port": "active", "mtu": 1024, "client": {"connected": false},
@@ -260,7 +261,7 @@ fn status(stream: &UnixStream, upcalls: &UnixStream, lie: &str, id: u64) {
         "upcall-garbage" => drop((&*upcalls).write_all(b"\x04\0\0\0abcd")),
         "upcall-oversize" => drop((&*upcalls).write_all(&100_000_u32.to_le_bytes())),
         "upcall-flood" => {
-            // As much as the socket takes, and so on with each status.
+            // Fills the socket, again with each status request.
             upcalls.set_nonblocking(true).unwrap();
             let frame = encode(&Outgoing { id: 0, body: &HostRequest::ClientConnected { device: "vm1".to_owned() } });
             let frame = frame.unwrap();
@@ -297,7 +298,7 @@ fn status(stream: &UnixStream, upcalls: &UnixStream, lie: &str, id: u64) {
     }
 }
 
-/// A process that stays when it should go.
+/// A process that does not exit when it should.
 fn wait_for_the_end() {
     let (mine, _others): (UnixStream, UnixStream) = UnixStream::pair().unwrap();
     let mut poll = [rustix::event::PollFd::new(&mine, rustix::event::PollFlags::IN)];
