@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use super::super::case::Case;
 use super::super::exchange::{Programs, Ready, finish};
 use super::super::lifecycle::{WRITES_PORT, written};
-use super::{CARD, PATIENCE, and_then_restore, rdma, rdma_between};
+use super::steps::{CARD, PATIENCE, and_then_restore, rdma, rdma_between};
 use crate::endpoints::gid_index;
 use crate::pair::{Link, LinkKind, PVRDMA_DEVICE, Pair};
 

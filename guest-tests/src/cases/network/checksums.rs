@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 
 use super::super::case::Case;
-use super::{CARD, PATIENCE, PEER, PORT, and_then_restore, serve, started};
+use super::steps::{CARD, PATIENCE, PEER, PORT, and_then_restore, serve, started};
 use crate::pair::{Link, Pair};
 
 pub(super) fn cases() -> Vec<Case> {

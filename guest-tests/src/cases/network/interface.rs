@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result, ensure};
 
 use super::super::case::Case;
-use super::{CARD, PATIENCE, and_then_restore, checked_traffic, rdma, rdma_between, started};
+use super::steps::{CARD, PATIENCE, and_then_restore, checked_traffic, rdma, rdma_between, started};
 use crate::pair::{Link, Pair};
 
 pub(super) fn cases() -> Vec<Case> {

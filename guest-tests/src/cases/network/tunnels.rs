@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 
 use super::super::case::Case;
-use super::{and_then_restore, checked_traffic};
+use super::steps::{and_then_restore, checked_traffic};
 use crate::pair::{Link, Pair};
 
 /// The guests' ends of a tunnel.
