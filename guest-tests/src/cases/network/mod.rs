@@ -1,5 +1,5 @@
-//! What administrators do with the network interface beside an RDMA device, and with its addresses: tunnels, bridges,
-//! network namespaces, XDP, addresses that move. Data still arrives, at the interface and at the RDMA device.
+//! Administration of the network interface beside an RDMA device, and of its addresses: tunnels, bridges, network
+//! namespaces, XDP, addresses that move. Data still arrives at the interface and at the RDMA device.
 
 mod addresses;
 mod checksums;
@@ -19,19 +19,19 @@ use crate::vm::Job;
 
 /// The interface beside the RDMA device.
 const CARD: &str = "eth0";
-/// Checked traffic in a guest, see [`crate::net_peer`].
+/// Command of the traffic program in a guest, see [`crate::net_peer`].
 const PEER: &str = "/run/guest-tests net-peer";
-/// The port where it listens.
+/// Port of the traffic program.
 const PORT: u16 = 7000;
-/// How long a program may take.
+/// Time limit of a program.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// All cases, in the pair that most cases share.
+/// Returns all cases, which run in the shared pair.
 pub(crate) fn cases() -> Vec<Case> {
     [checksums::cases(), tunnels::cases(), interface::cases(), addresses::cases()].into_iter().flatten().collect()
 }
 
-/// Starts the other side of checked traffic in a guest, behind `prefix` (`ip netns exec NAME`).
+/// Starts the other side of checked traffic in a guest, with the command prefix `prefix` (`ip netns exec NAME`).
 fn serve(pair: &Pair, end: usize, prefix: &str) -> Result<Job> {
     let vm = &pair.vms()[end];
     let server = vm.spawn(&format!("{prefix} {PEER} serve --port {PORT}"))?;
@@ -54,22 +54,22 @@ fn checked_traffic(pair: &Pair, to: usize, address: &str, prefix: &str) -> Resul
     Ok(())
 }
 
-/// A ping-pong with its server at an address of a guest and its client at one of the other guest. Every byte is
+/// Runs a ping-pong with its server at an address of a guest and its client at one of the other guest. Every byte is
 /// compared.
 fn rdma_between(pair: &Pair, ip: [IpAddr; 2], server: usize) -> Result<String> {
-    // The parameters go from and to the first addresses, which every case leaves in place or puts back.
+    // The parameters are exchanged over the first addresses, which every case keeps or restores.
     let tcp = pair.link(LinkKind::Pvrdma)?.ip;
     let endpoints = Endpoints::new([pair.a(), pair.b()], PVRDMA_DEVICE, tcp, PATIENCE).with_gids(ip)?;
     pingpong(&endpoints, server, "ibv_rc_pingpong", "-c")
 }
 
-/// Both ways, with the addresses that the guests have had from the beginning.
+/// Tests both directions with the initial addresses of the guests.
 fn rdma(pair: &Pair) -> Result<()> {
     let ip = pair.link(LinkKind::Pvrdma)?.ip.map(IpAddr::V4);
     (0..2).try_for_each(|server| rdma_between(pair, ip, server).map(drop))
 }
 
-/// Runs a case and puts the guests back in order, whether it has failed or not.
+/// Runs a case and restores the guests afterwards, even if it has failed.
 fn and_then_restore(work: impl FnOnce() -> Result<String>, restore: impl FnOnce() -> Result<()>) -> Result<String> {
     let result = work();
     let restored = restore().context("the guests cannot be put back in order");
