@@ -110,7 +110,7 @@ mod tests {
         };
         assert_eq!(ticks("ibv_rc_pingpong"), "––✓––––");
         assert_eq!(ticks("rping"), "✓––––––");
-        // A row without `ib_write_bw` does not cover all three programs.
+        // Cases without `ib_write_bw` do not cover all programs of the row.
         assert_eq!(ticks("ib_write_bw"), "–––––––");
     }
 
