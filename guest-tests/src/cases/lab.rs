@@ -117,8 +117,8 @@ fn without_root(image: &GuestImage) -> Result<String> {
     for path in [folder.path(), &folder.path().join("run")] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o777)).context("cannot give a directory away")?;
     }
-    // The image and the programs are in a folder that only root can enter; another user can enter it only as root of
-    // its own user namespace.
+    // The image and the programs are in folders that only root can enter, so they are bind-mounted for the user
+    // `nobody` in a separate mount namespace.
     let script = format!(
         "mount --bind '{}' bed; mount --bind '{}' programs
          cd run
