@@ -16,7 +16,8 @@ use crate::device_pair::{Side, SideOptions};
 pub(super) const PORT: u16 = 7174;
 /// Size of an announcement in bytes: address, key, length, in network byte order.
 const PLACE: usize = 16;
-/// In our buffer: what we tell, what we are told, the message, and where it is to come back to.
+/// Offsets in the buffer: sent announcements, received announcements, the message, and the place for the returned
+/// message.
 const TOLD: usize = 0;
 const HEARD: usize = 64;
 const MESSAGE: usize = 4096;
