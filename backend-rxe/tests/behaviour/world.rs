@@ -130,8 +130,8 @@ impl World {
         self.driven(Node::on(self.backend(number), number, memory, 0..0))
     }
 
-    /// Sets up completion of requests: local delivery is complete when a doorbell returns; over the cable it takes
-    /// several runs of both backends.
+    /// Sets the callback that drives the backends. Local delivery is complete when a doorbell returns and needs none;
+    /// delivery over the cable takes several runs of both backends.
     fn driven(&self, mut node: Node) -> Node {
         if SLOW.get() {
             node.memory.note_stall(Duration::from_secs(1));
