@@ -1,4 +1,4 @@
-//! Two guests of Cloud Hypervisor on one daemon, in a guest that plays the host.
+//! Two guests of Cloud Hypervisor on one daemon, in a guest that acts as the host.
 
 use anyhow::Result;
 
@@ -7,16 +7,16 @@ use crate::kvm_bed::{CLOUD_HYPERVISOR, GUESTS, KvmBed, KvmBeds};
 use crate::kvm_host::TOOLS;
 use crate::played_pair::{FILES, Function, MEMORY_MIB, PlayedPair, socket};
 
-/// What the Cloud Hypervisor that was given can do.
+/// Pair of guests, by the abilities of the given Cloud Hypervisor.
 #[derive(Debug)]
 pub(crate) enum CloudHypervisorPair {
     /// Slots with several functions: the drivers are loaded, as in any other guest.
     BothFunctions(Box<PlayedPair>),
-    /// Functions with a slot each: the guests have the RDMA function, and no driver is loaded.
+    /// One function per slot: the guests have the RDMA function, and no driver is loaded.
     OneFunction(Box<PlayedPair>),
 }
 
-/// Returns `true` if somebody has named a Cloud Hypervisor.
+/// Returns `true` if the environment names a Cloud Hypervisor.
 pub(crate) fn is_given() -> bool {
     std::env::var_os(CLOUD_HYPERVISOR).is_some()
 }
@@ -25,7 +25,7 @@ impl CloudHypervisorPair {
     /// Boots both.
     pub(crate) fn boot(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
         beds.start(image, |bed| {
-            // It reads its options before it looks for anything.
+            // It parses its options before it opens anything.
             let refused = bed.vm().run(&format!(
                 "{TOOLS}/cloud-hypervisor --kernel /none --user-device socket=/none,{} 2>&1 |
                      grep -c 'Unknown option' || true",
@@ -39,7 +39,7 @@ impl CloudHypervisorPair {
     }
 }
 
-/// A function of the slot in which drivers look for both.
+/// Returns the address of a function in the slot in which drivers look for both.
 fn place(function: u8) -> String {
     format!("pci_device_id=16,pci_function={function}")
 }
@@ -54,9 +54,9 @@ fn one_function(bed: &KvmBed, end: usize) -> Result<String> {
     command(bed, end, &format!("socket={}", socket(end, Function::Rdma)))
 }
 
-/// The command that starts the VMM of a guest. Its agent is at the virtio console, which Cloud Hypervisor connects with
-/// a terminal, and `script` connects that with the line. The serial port would not do: like that of `vm-superio` it
-/// says "nothing" to a driver which has read 256 bytes, whatever else there is to read.
+/// Returns the command that starts the VMM of a guest. Its agent uses the virtio console, which Cloud Hypervisor
+/// connects to a terminal, and `script` connects that with the line. The serial port is not usable: like that of
+/// `vm-superio` it reports no data to a driver that has read 256 bytes, even if more are pending.
 fn command(bed: &KvmBed, end: usize, devices: &str) -> Result<String> {
     let (name, line) = (GUESTS[end], bed.line(GUESTS[end])?);
     let line = line.display();

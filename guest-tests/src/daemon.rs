@@ -19,9 +19,9 @@ use crate::process::BoundChild;
 pub(crate) struct DaemonDevice {
     /// Its name.
     pub(crate) name: String,
-    /// Where QEMU connects.
+    /// Socket that QEMU connects to.
     pub(crate) socket: PathBuf,
-    /// The hardware address, the same as that of the machine's vmxnet3.
+    /// Ethernet address, the same as that of the machine's vmxnet3.
     pub(crate) mac: String,
     /// More options, each with its comma: `,pin=off`.
     pub(crate) options: String,
@@ -34,18 +34,18 @@ impl fmt::Display for DaemonDevice {
     }
 }
 
-/// What a daemon is started with beside its devices.
+/// Start parameters of a daemon, apart from its devices.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Setup<'a> {
-    /// The network namespace in which it runs.
+    /// Network namespace in which it runs.
     pub(crate) namespace: Option<&'a str>,
-    /// What moves the data.
+    /// Backend that moves the data.
     pub(crate) backend: Option<&'a str>,
     /// Networks, each with its keys.
     pub(crate) networks: &'a [String],
-    /// Where metrics can be fetched.
+    /// Address at which metrics are served.
     pub(crate) metrics: Option<&'a str>,
-    /// Another build of it than the one that all others use.
+    /// A different build of the daemon from the default one.
     pub(crate) program: Option<&'a Path>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Daemon {
     program: PathBuf,
     control: PathBuf,
     log: PathBuf,
-    /// The supervisor, and the process of each network as it was at the start.
+    /// The supervisor, and the process of each network as of the start.
     pids: BTreeSet<u64>,
 }
 
@@ -66,17 +66,17 @@ impl Daemon {
         Self::launch(&Setup::default(), directory, devices)
     }
 
-    /// The same in a network namespace, if one is named.
+    /// Does the same in a network namespace, if one is named.
     pub(crate) fn start_in(namespace: Option<&str>, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
         Self::launch(&Setup { namespace, ..Setup::default() }, directory, devices)
     }
 
-    /// The same on another backend.
+    /// Does the same on another backend.
     pub(crate) fn start_on(backend: &str, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
         Self::launch(&Setup { backend: Some(backend), ..Setup::default() }, directory, devices)
     }
 
-    /// The same with all that there is to say.
+    /// Starts the daemon with all parameters given explicitly.
     pub(crate) fn launch(setup: &Setup<'_>, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
         let Setup { namespace, backend, networks, metrics, program: named } = *setup;
         let program = match named {
@@ -94,7 +94,7 @@ impl Daemon {
         let path = program.to_string_lossy();
         let process = BoundChild::spawn("pvrdmad", if namespace.is_some() { "ip" } else { &path }, |command| {
             if let Some(namespace) = namespace {
-                // `ip` becomes the daemon.
+                // `ip` execs the daemon, so the process id is the daemon's.
                 command.args(["netns", "exec", namespace, &path]);
             }
             for network in networks {
@@ -109,7 +109,7 @@ impl Daemon {
             if let Some(metrics) = metrics {
                 command.args(["--metrics", metrics]);
             }
-            // A system call that its filters do not know ends a worker, so that no test passes without it.
+            // A system call that the filters do not allow ends a worker, so tests detect a filter that is too strict.
             command.args(["--sandbox", "strict"]).arg("--control").arg(&control);
             command.stdin(Stdio::null()).stdout(writer).stderr(errors);
             if std::env::var_os("RUST_LOG").is_none() {
@@ -124,7 +124,7 @@ impl Daemon {
     fn wait_ready(mut self, reader: std::io::PipeReader, count: usize) -> Result<Self> {
         let (sender, lines) = channel();
         let log = self.log.clone();
-        // Goes on reading for as long as the daemon lives, so that it never blocks on its output.
+        // The thread reads for as long as the daemon lives, so that the daemon never blocks on its output.
         std::thread::spawn(move || {
             let mut copy = File::options().append(true).open(log).ok();
             for line in BufReader::new(reader).lines().map_while(Result::ok) {
@@ -132,7 +132,7 @@ impl Daemon {
                     use std::io::Write;
                     let _ = writeln!(copy, "{line}");
                 }
-                // Nobody listens any more once the devices are ready.
+                // The receiver is gone once the devices are ready.
                 let _ = sender.send(line);
             }
         });
@@ -159,12 +159,12 @@ impl Daemon {
         Ok(self)
     }
 
-    /// What `pvrdmad status --json` reports.
+    /// Returns the output of `pvrdmad status --json`.
     pub(crate) fn status(&self) -> Result<serde_json::Value> {
         serde_json::from_slice(&self.ask(&["status", "--json"])?).context("pvrdmad status: not JSON")
     }
 
-    /// What `pvrdmad show OBJECT --json` says of a device.
+    /// Returns the output of `pvrdmad show OBJECT --json` for a device.
     pub(crate) fn show(&self, device: &str, object: &str) -> Result<serde_json::Value> {
         let said = self.ask(&["show", object, "--device", device, "--json"])?;
         serde_json::from_slice(&said).context("pvrdmad show: not JSON")
@@ -180,7 +180,7 @@ impl Daemon {
         self.ask(&["link", if up { "up" } else { "down" }, "--device", device]).map(drop)
     }
 
-    /// What a command of `pvrdmad` prints.
+    /// Runs a command of `pvrdmad` and returns its output.
     fn ask(&self, arguments: &[&str]) -> Result<Vec<u8>> {
         let words = arguments.join(" ");
         let output = Command::new(&self.program)
@@ -195,14 +195,14 @@ impl Daemon {
         Ok(output.stdout)
     }
 
-    /// Captures what a device does, to a file, until told to end.
+    /// Captures the traffic of a device to a file until stopped.
     pub(crate) fn capture(&self, device: &str, path: &Path) -> Result<Capture> {
         let (mut reader, writer) = std::io::pipe().context("cannot create a pipe")?;
         let mut process = BoundChild::spawn("pvrdmad capture", &self.program.to_string_lossy(), |command| {
             command.args(["capture", "--device", device, "--control"]).arg(&self.control).arg("-w").arg(path);
             command.stdin(Stdio::null()).stderr(writer);
         })?;
-        // It has begun when the file has its header.
+        // The capture has begun when the file has its header.
         let deadline = Instant::now() + Duration::from_secs(10);
         while std::fs::metadata(path).map_or(0, |file| file.len()) == 0 {
             if process.exited().is_some() || Instant::now() > deadline {
@@ -216,7 +216,7 @@ impl Daemon {
         Ok(Capture { process, said: reader })
     }
 
-    /// Looks at the queue pairs of a device once a second, until it is dropped.
+    /// Polls the queue pairs of a device once a second until the returned child is dropped.
     pub(crate) fn top(&self, device: &str) -> Result<BoundChild> {
         BoundChild::spawn("pvrdmad top", &self.program.to_string_lossy(), |command| {
             command.args(["top", "--device", device, "--control"]).arg(&self.control);
@@ -224,7 +224,8 @@ impl Daemon {
         })
     }
 
-    /// Memory of the daemon itself in KiB: what is resident in all its processes without the guests' shared memory.
+    /// Returns the memory of the daemon in KiB: the resident memory of all its processes without the guests' shared
+    /// memory.
     pub(crate) fn memory_kib(&self) -> Result<u64> {
         self.sum("status", |text| {
             let rest = text.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
@@ -232,7 +233,8 @@ impl Daemon {
         })
     }
 
-    /// How many descriptors its processes have, and how many mappings of files without a name, as guests' memory is.
+    /// Returns the number of descriptors of its processes, and of mappings of files without a name, such as guest
+    /// memory.
     pub(crate) fn open_things(&self) -> Result<(usize, usize)> {
         let (mut descriptors, mut mappings) = (0, 0);
         for pid in &self.pids {
@@ -248,7 +250,7 @@ impl Daemon {
         Ok((descriptors, mappings))
     }
 
-    /// Adds up what `number` finds in a file that each process has in `/proc`.
+    /// Returns the sum of the values that `number` finds in a file that each process has in `/proc`.
     fn sum(&self, file: &str, number: impl Fn(&str) -> Option<u64>) -> Result<u64> {
         let numbers = self.pids.iter().map(|pid| {
             let path = format!("/proc/{pid}/{file}");
@@ -258,17 +260,17 @@ impl Daemon {
         numbers.sum()
     }
 
-    /// Asks the daemon to end; whether it did, with success and in time.
+    /// Asks the daemon to end; returns `true` if it ended with success and in time.
     pub(crate) fn terminate(&mut self) -> bool {
         self.process.terminate(Duration::from_secs(10)).is_some_and(|status| status.success())
     }
 
-    /// Its processes.
+    /// Returns the ids of its processes.
     pub(crate) fn processes(&self) -> impl Iterator<Item = u32> {
         self.pids.iter().filter_map(|&pid| u32::try_from(pid).ok())
     }
 
-    /// Processor time that its processes have used so far, in clock ticks.
+    /// Returns the processor time used by its processes so far, in clock ticks.
     pub(crate) fn processor_ticks(&self) -> Result<u64> {
         self.sum("stat", |text| {
             // Fields 14 and 15, counted from 1; the second field is in brackets and may contain blanks.
@@ -277,12 +279,12 @@ impl Daemon {
         })
     }
 
-    /// Where its log is.
+    /// Path of its log.
     pub(crate) fn log(&self) -> &Path {
         &self.log
     }
 
-    /// The end of its log.
+    /// Returns the end of its log.
     pub(crate) fn log_tail(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -299,7 +301,7 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// Endpoints it as Ctrl-C does, and gives what it says about itself.
+    /// Stops it as Ctrl-C does, and returns its report.
     pub(crate) fn stop(mut self) -> Result<String> {
         let status = self.process.terminate(Duration::from_secs(10));
         let mut said = String::new();
@@ -311,7 +313,7 @@ impl Capture {
     }
 }
 
-/// The daemon, looked for once: all tests of a run use the same.
+/// Returns the daemon's program. The path is determined once, so that all tests of a run use the same one.
 pub(crate) fn program() -> Result<PathBuf> {
     static FOUND: OnceLock<PathBuf> = OnceLock::new();
     if let Some(program) = FOUND.get() {
@@ -325,7 +327,7 @@ fn find_program() -> Result<PathBuf> {
     find("pvrdmad")
 }
 
-/// The VMM, likewise.
+/// Returns the VMM's program in the same way.
 pub(crate) fn vmm_program() -> Result<PathBuf> {
     static FOUND: OnceLock<PathBuf> = OnceLock::new();
     if let Some(program) = FOUND.get() {
@@ -335,8 +337,9 @@ pub(crate) fn vmm_program() -> Result<PathBuf> {
     Ok(FOUND.get_or_init(|| found).clone())
 }
 
-/// The program of a package, beside this one, built from the workspace it belongs to when cargo is there: as a release
-/// if this one is, and otherwise as the workspace's tests build it, with assertions and overflow checks.
+/// Returns the program of a package, beside this program. If cargo is available, the program is built first from the
+/// workspace that it belongs to: as a release if this program is one, otherwise in the profile of the workspace's
+/// tests, with assertions and overflow checks.
 fn find(package: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let program = own.with_file_name(package);
@@ -344,7 +347,7 @@ fn find(package: &str) -> Result<PathBuf> {
     let profile = if folder.ends_with("release") { "release" } else { "test" };
     if let Some(manifest) = workspace_manifest() {
         let target = folder.parent().context("this program lies in no target directory")?;
-        // With link-time optimisation it takes minutes the first time, so it is not silent.
+        // The first build takes minutes because of link-time optimisation, so it is announced.
         eprintln!("{package}: built if it is not up to date");
         let output = Command::new(cargo())
             .args(["build", "--quiet", "--profile", profile, "-p", package, "--manifest-path"])
@@ -370,12 +373,12 @@ fn find(package: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The cargo to call.
+/// Returns the cargo program to call.
 pub(crate) fn cargo() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }
 
-/// The workspace this program was built from, when it is still there.
+/// Returns the manifest of the workspace that this program was built from, if it still exists.
 pub(crate) fn workspace_manifest() -> Option<PathBuf> {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?.join("Cargo.toml");
     manifest.exists().then_some(manifest)

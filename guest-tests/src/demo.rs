@@ -1,4 +1,4 @@
-//! `demo`: what the device does for two guests, in one table.
+//! `demo`: shows the device's work for two guests in one table.
 
 use anyhow::{Context, Result};
 use comfy_table::{ContentArrangement, Table, presets};
@@ -62,7 +62,7 @@ fn speed(pair: &Pair, links: &[Link; 2]) -> Result<Table> {
     Ok(speed)
 }
 
-/// A few of each group, by the program's name; `test` runs them all.
+/// A few cases of each group, by the name of the program; `test` runs them all.
 const SHOWN: [(&str, &str); 9] = [
     ("device/port-active", "rdma link"),
     ("pingpong/rc-check/a-to-b", "ibv_rc_pingpong -c"),
@@ -75,7 +75,7 @@ const SHOWN: [(&str, &str); 9] = [
     ("nvme/fio-verify", "NVMe over RDMA, fio with verify"),
 ];
 
-/// What a case is called here, if it is shown.
+/// Returns the title of a case if it is shown.
 fn title(case: &Case) -> Option<&'static str> {
     SHOWN.iter().find(|(name, _)| *name == case.name).map(|(_, title)| *title)
 }
@@ -83,14 +83,14 @@ fn title(case: &Case) -> Option<&'static str> {
 /// One figure of the comparison.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measurement {
-    /// What a person reads.
+    /// Title for the reader.
     pub(crate) title: &'static str,
-    /// Its key in a results file.
+    /// Key in a results file.
     pub(crate) key: &'static str,
     program: &'static str,
-    /// Options on our device.
+    /// Options on the PVRDMA device.
     options: &'static str,
-    /// Options on the slow one.
+    /// Options on the slow device.
     slow_options: &'static str,
 }
 
@@ -106,12 +106,12 @@ impl Measurement {
         perftest::single(&rows, value).with_context(|| format!("{} on {}", self.title, link.device))
     }
 
-    /// Less is better.
+    /// Returns `true` if less is better.
     pub(crate) fn is_latency(&self) -> bool {
         self.program.ends_with("_lat")
     }
 
-    /// The unit of the value.
+    /// Returns the unit of the value.
     pub(crate) fn unit(&self) -> &'static str {
         if self.is_latency() { "us" } else { "Gb/s" }
     }
@@ -156,7 +156,7 @@ pub(crate) const SIZES: [Measurement; 5] = [
     },
 ];
 
-/// What is compared. The slow side moves fewer messages, so that each run takes seconds.
+/// Figures that are compared. The slow side moves fewer messages, so that each run takes seconds.
 pub(crate) const MEASUREMENTS: [Measurement; 5] = [
     Measurement {
         title: "RDMA write, 1 MiB",
@@ -199,7 +199,7 @@ pub(crate) const MEASUREMENTS: [Measurement; 5] = [
 mod tests {
     use super::*;
 
-    /// `guest-tests/recording/record` makes it anew.
+    /// `guest-tests/recording/record` recreates the recording.
     #[test]
     fn the_recording_shows_the_demo() {
         let root = crate::daemon::workspace_manifest().unwrap();

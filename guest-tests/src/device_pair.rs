@@ -1,4 +1,4 @@
-//! Two devices that the in-process driver drives, with a connection between them, as guest processes have it.
+//! Two devices driven by the in-process driver, with a connection between them as guest processes would set up.
 
 use std::fs::File;
 use std::hint;
@@ -15,14 +15,14 @@ use pvrdma_verbs::{AddressRule, Backend, Counter, MacAddr, Rules};
 use pvrdmad::testing::RemoteFunction;
 use rustix::fs::MemfdFlags;
 
-/// What a side is made of.
+/// Parameters of a side.
 #[derive(Clone, Debug)]
 pub(crate) struct SideOptions {
     /// Bytes of the registered buffer.
     pub(crate) bytes: usize,
-    /// What the guest has beside its buffer.
+    /// Bytes of guest memory in addition to the buffer.
     pub(crate) other_memory: usize,
-    /// How its buffer lies in memory. Rings take scattered pages.
+    /// Placement of the buffer in memory. Rings use scattered pages.
     pub(crate) placement: Placement,
     /// Requests per queue.
     pub(crate) depth: u32,
@@ -33,7 +33,7 @@ pub(crate) struct SideOptions {
 }
 
 impl SideOptions {
-    /// What checks need, with a buffer of `bytes`.
+    /// Returns the options for checks, with a buffer of `bytes`.
     pub(crate) fn new(bytes: usize, placement: Placement) -> Self {
         Self { bytes, other_memory: 16 << 20, placement, depth: 64, cq_entries: 256, limits: Limits::default() }
     }
@@ -41,7 +41,7 @@ impl SideOptions {
 
 /// One side of the connection.
 pub(crate) struct Side {
-    /// The last number of its address, 10.0.0.x.
+    /// Last byte of its address, 10.0.0.x.
     pub(crate) host: u8,
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) driver: Driver,
@@ -55,14 +55,14 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// A device with a process that has a QP and a registered buffer. Its memory is a file, which adapters of the host
-    /// can map.
+    /// Creates a device with a process that has a QP and a registered buffer. Guest memory is a file, so that host
+    /// adapters can map it.
     pub(crate) fn new<B: Backend + 'static>(backend: &B, host: u8, options: &SideOptions) -> Result<Self> {
         let memory = GuestMemory::shared(options.bytes + options.other_memory);
         Self::with_memory(backend, host, options, &memory)
     }
 
-    /// The same in memory of this process alone.
+    /// Does the same with memory that is private to this process.
     pub(crate) fn private<B: Backend + 'static>(backend: &B, host: u8, options: &SideOptions) -> Result<Self> {
         let memory = GuestMemory::new(options.bytes + options.other_memory);
         Self::with_memory(backend, host, options, &memory)
@@ -86,7 +86,7 @@ impl Side {
         Ok(Self { counters: Box::new(move || observed.status().adapter), ..side })
     }
 
-    /// The same of a device behind a socket.
+    /// Does the same for a device behind a socket.
     fn at(socket: &std::path::Path, host: u8, options: &SideOptions, connect: Connect) -> Result<Self> {
         let file = File::from(rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC)?);
         file.set_len((options.bytes + options.other_memory) as u64)?;
@@ -102,7 +102,7 @@ impl Side {
         options: &SideOptions,
     ) -> Result<Self> {
         let SideOptions { bytes, placement, depth, cq_entries, .. } = *options;
-        // Rings take scattered pages. This keeps a piece for the buffer in one.
+        // Rings use scattered pages. Reserving first keeps one contiguous piece for the buffer.
         let reserved = memory.alloc(bytes.div_ceil(4096), placement);
         let driver = Driver::probe(device, memory, irqs).context("probe")?;
         driver.bind_gid(0, gid(host))?;
@@ -118,12 +118,12 @@ impl Side {
         Ok(Self { host, memory, driver, pd, cq, qp, buffer, mr, context, counters })
     }
 
-    /// A counter of the adapter. There are none behind a socket.
+    /// Returns a counter of the adapter. A device behind a socket has none.
     pub(crate) fn counter(&self, name: &str) -> Option<u64> {
         (self.counters)().into_iter().find_map(|counter| (counter.name == name).then_some(counter.value))
     }
 
-    /// Waits for `count` completions; `idle` is done each time that there is none.
+    /// Waits for `count` completions; calls `idle` whenever there is none.
     pub(crate) fn reap(&mut self, count: u32, idle: impl Fn(&mut Cq)) -> Result<()> {
         let mut left = count;
         while left > 0 {
@@ -137,7 +137,7 @@ impl Side {
         Ok(())
     }
 
-    /// Posts `total` requests in batches and takes the completions of each before the next.
+    /// Posts `total` requests in batches and reaps the completions of each batch before the next.
     pub(crate) fn post_and_reap(
         &mut self,
         elements: &[Encoded],
@@ -158,7 +158,7 @@ impl Side {
         Ok(())
     }
 
-    /// Writes of `size` bytes that walk through the buffers of both sides.
+    /// Returns writes of `size` bytes that walk through the buffers of both sides.
     pub(crate) fn writes(&self, to: &Self, size: usize) -> impl Iterator<Item = Encoded> {
         (0..self.buffer.len() / size).map(move |i| {
             let remote = to.buffer.va() + (i * size) as u64;
@@ -166,7 +166,7 @@ impl Side {
         })
     }
 
-    /// Reads that do the same.
+    /// Returns reads that do the same.
     pub(crate) fn reads(&self, from: &Self, size: usize) -> impl Iterator<Item = Encoded> {
         (0..self.buffer.len() / size).map(move |i| {
             let remote = from.buffer.va() + (i * size) as u64;
@@ -175,17 +175,17 @@ impl Side {
     }
 }
 
-/// Looks again at once.
+/// Polls again immediately.
 pub(crate) fn spin(_: &mut Cq) {
     hint::spin_loop();
 }
 
-/// As the guest's library polls: an empty queue rings its doorbell.
+/// Polls as the guest's library does: an empty queue rings its doorbell.
 pub(crate) fn ring(cq: &mut Cq) {
     cq.ring_poll();
 }
 
-/// Two connected sides.
+/// Returns two connected sides.
 pub(crate) fn connected<B: Backend + 'static>(backend: &B, bytes: usize, placement: Placement) -> Result<[Side; 2]> {
     let options = SideOptions::new(bytes, placement);
     let a = Side::new(backend, 1, &options).context("the first side")?;
@@ -193,40 +193,40 @@ pub(crate) fn connected<B: Backend + 'static>(backend: &B, bytes: usize, placeme
     connect(a, b)
 }
 
-/// How a client connects to a device.
+/// Function by which a client connects to a device.
 type Connect = fn(&std::path::Path, &File) -> Result<(Arc<RemoteFunction>, Arc<Irqs>)>;
 
 impl Side {
-    /// A device behind a socket, without anybody to talk to.
+    /// Creates a device behind a socket, without a peer.
     pub(crate) fn alone_at(socket: &std::path::Path, options: &SideOptions) -> Result<Self> {
         Self::at(socket, 1, options, RemoteFunction::connect)
     }
 }
 
-/// The same of two devices behind sockets.
+/// Returns two connected sides behind sockets.
 pub(crate) fn connected_at(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
     connected_by(RemoteFunction::connect, sockets, bytes)
 }
 
-/// The same with the doorbell pages mapped that the devices lend.
+/// Does the same with the exported doorbell pages of the devices mapped.
 pub(crate) fn connected_mapped_at(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
     connected_by(RemoteFunction::connect_mapped, sockets, bytes)
 }
 
-/// The same where a network is between them: Ethernet addresses count there, and it may lose the first packets while it
-/// looks for these.
+/// Does the same for devices with a network between them: Ethernet addresses matter there, and the network may lose the
+/// first packets while it resolves these.
 pub(crate) fn connected_across(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
     let options = SideOptions::new(bytes, Placement::Scattered);
     let side = |host: u8| Side::at(&sockets[usize::from(host - 1)], host, &options, RemoteFunction::connect);
     let (mut a, mut b) = (side(1).context("the first side")?, side(2).context("the second side")?);
-    // Two seconds, seven times.
+    // A timeout of two seconds, seven times.
     let way = |host: u8, qpn: u32| Path { dmac: mac(host).0, timeout: 19, ..Path::to(gid(host), qpn) };
     a.qp.connect(&way(2, b.qp.qpn)).context("connecting the first side")?;
     b.qp.connect(&way(1, a.qp.qpn)).context("connecting the second side")?;
     Ok([a, b])
 }
 
-/// The Ethernet address of a host's device.
+/// Returns the Ethernet address of a host's device.
 pub(crate) const fn mac(host: u8) -> MacAddr {
     MacAddr([0x52, 0x54, 0, 0, 0, host])
 }
@@ -238,7 +238,7 @@ fn connected_by(by: Connect, sockets: &[PathBuf; 2], bytes: usize) -> Result<[Si
     connect(a, b)
 }
 
-/// Connects sides 1 and 2.
+/// Connects two sides.
 pub(crate) fn connect(mut a: Side, mut b: Side) -> Result<[Side; 2]> {
     let path = |host, qpn| Path { dmac: mac(host).0, ..Path::to(gid(host), qpn) };
     a.qp.connect(&path(2, b.qp.qpn)).context("connecting the first side")?;

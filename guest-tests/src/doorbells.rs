@@ -1,4 +1,4 @@
-//! Rings the doorbells of a device, for who counts outside what each costs. Runs in a guest.
+//! Rings the doorbells of a device, so that the cost of each can be measured outside. Runs in a guest.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +7,10 @@ use clap::Args;
 use pvrdma_ibverbs::testing::BareQp;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a write.
+/// Size of a write in bytes.
 const SIZE: u32 = 8;
 
-/// What is done how often.
+/// Operations and their counts.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DoorbellOptions {
     /// Which device.

@@ -1,4 +1,4 @@
-//! Two guests with RDMA devices that reach each other, whatever is between them.
+//! Two guests with RDMA devices that reach each other over any network.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -8,29 +8,29 @@ use pvrdma_verbs::Gid;
 
 use crate::vm::{Job, Vm};
 
-/// How programs in two guests name their devices and each other.
+/// Names of the devices in two guests, and the addresses by which programs reach each other.
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoints<'a> {
     /// The guests.
     pub(crate) vms: [&'a Vm; 2],
-    /// Names of their RDMA devices.
+    /// Names of the RDMA devices.
     pub(crate) device: [&'static str; 2],
-    /// In each guest the index of the GID that is used.
+    /// Index of the GID in use, for each guest.
     pub(crate) gid_index: [u32; 2],
-    /// The addresses of these GIDs.
+    /// Addresses of these GIDs.
     pub(crate) ip: [IpAddr; 2],
-    /// Network interfaces that have these addresses.
+    /// Network interfaces with these addresses.
     pub(crate) interface: [&'static str; 2],
-    /// Addresses over which programs tell each other their parameters.
+    /// Addresses over which programs exchange their parameters.
     pub(crate) tcp: [Ipv4Addr; 2],
-    /// Path MTU asked for, by programs that can ask; otherwise each takes its own default.
+    /// Requested path MTU for programs with such an option; otherwise each uses its own default.
     pub(crate) path_mtu: Option<u32>,
-    /// How long a program may take.
+    /// Maximum run time of a program.
     pub(crate) patience: Duration,
 }
 
 impl<'a> Endpoints<'a> {
-    /// Guests whose devices and interfaces have the names that these have by default, before their GIDs are known.
+    /// Creates endpoints with the default names of devices and interfaces, before the GIDs are known.
     pub(crate) fn new(vms: [&'a Vm; 2], device: &'static str, tcp: [Ipv4Addr; 2], patience: Duration) -> Self {
         Self {
             vms,
@@ -44,7 +44,7 @@ impl<'a> Endpoints<'a> {
         }
     }
 
-    /// The same guests with other GIDs, for which it waits.
+    /// Returns the same guests with other GIDs, after a wait for them to appear.
     pub(crate) fn with_gids(mut self, ip: [IpAddr; 2]) -> Result<Self> {
         let search = |end: usize| GidSearch::start(self.vms[end], self.device[end], ip[end]);
         let searches = [search(0)?, search(1)?];
@@ -53,27 +53,27 @@ impl<'a> Endpoints<'a> {
         Ok(self)
     }
 
-    /// The address of one end as a program at another writes it, for the connection manager.
+    /// Returns the address of one end as a program at the other end writes it, for the connection manager.
     pub(crate) fn address_of(&self, end: usize, writer: usize) -> String {
         match self.ip[end] {
-            // The same everywhere, so it takes the interface to make sense.
+            // A link-local address is not unique without its interface.
             IpAddr::V6(ip) if ip.is_unicast_link_local() => format!("{ip}%{}", self.interface[writer]),
             ip => ip.to_string(),
         }
     }
 }
 
-/// Loads the driver of the RDMA device, and what programs and the connection manager need.
+/// Script that loads the RDMA driver and the modules for programs and the connection manager.
 pub(crate) const LOAD_DRIVER: &str = "modprobe ib_uverbs && modprobe rdma_ucm && modprobe vmw_pvrdma";
 
-/// Loads both drivers in a guest that has booted, and sets its addresses.
+/// Loads both drivers in a booted guest, and sets its addresses.
 pub(crate) fn bring_up(vm: &Vm, addresses: &[IpAddr], mtu: u32) -> Result<()> {
     vm.run(&network_script("vmxnet3", addresses, mtu))?;
     vm.run(LOAD_DRIVER).map(drop)
 }
 
-/// Loads a network driver, finds its interface (there is no udev, so names follow the order of loading) and sets it up
-/// with these addresses.
+/// Returns a script that loads a network driver, finds its interface (there is no udev, so names follow the order of
+/// loading) and brings it up with these addresses.
 pub(crate) fn network_script(driver: &str, addresses: &[IpAddr], mtu: u32) -> String {
     let mut script = format!(
         "modprobe {driver} || exit
@@ -86,8 +86,8 @@ pub(crate) fn network_script(driver: &str, addresses: &[IpAddr], mtu: u32) -> St
          echo 0 > /proc/sys/net/ipv6/conf/$nic/accept_dad || exit
          ip link set $nic mtu {mtu} up"
     );
-    // Nobody else is on these networks, so an IPv6 address need not be probed for. As long as the link-local address
-    // is, the kernel asks for no neighbour, and a program that wants to connect meanwhile fails.
+    // These networks have no other hosts, so duplicate address detection is switched off for IPv6. As long as it probes
+    // the link-local address, the kernel sends no neighbour solicitation, and a program that connects meanwhile fails.
     for address in addresses {
         script.push_str(&match address {
             IpAddr::V4(address) => format!(" && ip addr replace {address}/24 dev $nic"),
@@ -103,22 +103,22 @@ pub(crate) fn listens(port: u16) -> String {
     format!("grep -qs ':{port:04X} [0-9A-F]*:0000 0A ' /proc/net/tcp /proc/net/tcp6")
 }
 
-/// A shell condition: somebody is connected to a TCP port of this guest.
+/// A shell condition: a TCP port of this guest has an established connection.
 pub(crate) fn is_connected(port: u16) -> String {
     format!("grep -qs ':{port:04X} [0-9A-F]*:[0-9A-F]* 01 ' /proc/net/tcp /proc/net/tcp6")
 }
 
-/// The GID of an address as the kernel prints it.
+/// Formats the GID of an address as the kernel prints it.
 fn gid_text(ip: IpAddr) -> String {
     Ipv6Addr::from(Gid::from(ip).0).segments().map(|segment| format!("{segment:04x}")).join(":")
 }
 
-/// The index of the GID of an address, once the device's port is active and has it.
+/// Returns the index of an address's GID, once the device's port is active and has it.
 pub(crate) fn gid_index(vm: &Vm, device: &str, ip: IpAddr) -> Result<u32> {
     GidSearch::start(vm, device, ip)?.finish()
 }
 
-/// A guest that looks for a GID.
+/// Search for a GID in a guest.
 struct GidSearch {
     job: Job,
     what: String,
@@ -140,7 +140,7 @@ impl GidSearch {
 
     fn finish(&self) -> Result<u32> {
         let output = self.job.wait_success(Duration::from_secs(30)).with_context(|| format!("no {}", self.what))?;
-        // One address has two GIDs where both versions are on; the second version is what everybody uses.
+        // An address has two GIDs if both RoCE versions are enabled; all programs use version 2.
         let indices = |wanted: &str| {
             output.lines().find_map(|line| {
                 let (index, kind) = line.split_once(' ')?;

@@ -1,4 +1,4 @@
-//! A guest with our device and a daemon of its own, as on a host of its own.
+//! A guest with a PVRDMA device and its own daemon, as on a separate host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -18,23 +18,23 @@ pub(crate) struct GuestWithDaemon {
     daemon: Daemon,
 }
 
-/// Where the two are, and how much of it they get.
+/// Location and resources of the two.
 struct Place<'a> {
     namespace: Option<&'a str>,
     directory: &'a Path,
     memory_mib: u32,
-    /// The network card is QEMU's, connected with the daemon (`nic=`).
+    /// The vNIC is QEMU's, connected with the daemon (`nic=`).
     qemu_nic: bool,
 }
 
 impl GuestWithDaemon {
-    /// Starts both and does not wait for the guest. Everything of theirs is in `directory`, which is theirs alone;
-    /// `options` are those of the device, `uplink` among them.
+    /// Starts both without waiting for the guest. `directory` holds all their files and must not be shared; `options`
+    /// are those of the device, `uplink` among them.
     pub(crate) fn start(image: &GuestImage, directory: &Path, name: &str, mac: &str, options: &str) -> Result<Self> {
         Self::start_in(None, image, directory, name, mac, options)
     }
 
-    /// The same with so much memory.
+    /// Does the same with a given memory size.
     pub(crate) fn start_with(
         image: &GuestImage,
         directory: &Path,
@@ -47,7 +47,7 @@ impl GuestWithDaemon {
         Self::start_at(&place, image, name, mac, options)
     }
 
-    /// The same with the daemon in a network namespace, if one is named.
+    /// Does the same with the daemon in a network namespace, if one is named.
     pub(crate) fn start_in(
         namespace: Option<&str>,
         image: &GuestImage,
@@ -60,7 +60,7 @@ impl GuestWithDaemon {
         Self::start_at(&place, image, name, mac, options)
     }
 
-    /// The same beside a network card of QEMU's.
+    /// Does the same beside a vNIC of QEMU.
     pub(crate) fn start_beside_qemu_nic(
         image: &GuestImage,
         directory: &Path,
@@ -96,7 +96,7 @@ impl GuestWithDaemon {
         Ok(Self { vm, daemon })
     }
 
-    /// Waits for the guest, gives it its addresses and loads the driver.
+    /// Waits for the guest, sets its addresses and loads the driver.
     pub(crate) fn bring_up(&self, addresses: &[IpAddr], mtu: u32) -> Result<()> {
         self.vm.wait_boot()?;
         bring_up(&self.vm, addresses, mtu)
@@ -107,22 +107,22 @@ impl GuestWithDaemon {
         &self.vm
     }
 
-    /// The figures of the device's adapter.
+    /// Returns the counters of the device's adapter.
     pub(crate) fn counters(&self) -> Result<serde_json::Value> {
         Ok(self.device()?["adapter"].take())
     }
 
-    /// What status says of the device.
+    /// Returns the status of the device.
     pub(crate) fn device(&self) -> Result<serde_json::Value> {
         Ok(self.daemon.status()?["devices"][0].take())
     }
 
-    /// One of them.
+    /// Returns one counter of the adapter.
     pub(crate) fn counter(&self, name: &str) -> Result<u64> {
         self.counters()?[name].as_u64().with_context(|| format!("the daemon does not count {name}"))
     }
 
-    /// The daemon's side of a failure: its log, and the counters that are not zero.
+    /// Returns the daemon's side of a failure: its log, and all non-zero counters.
     pub(crate) fn diagnosis(&self) -> String {
         let counters = match self.counters() {
             Ok(counters) => {
@@ -136,33 +136,34 @@ impl GuestWithDaemon {
     }
 }
 
-/// Enough for the programs, and less to boot with.
+/// Memory in MiB: enough for the programs, and small for a fast boot.
 pub(crate) const MEMORY_MIB: u32 = 768;
 
-/// Hardware addresses of the two ends of a wire. No two wires are connected, so all use the same addresses.
+/// Ethernet addresses of the two ends of a wire. Wires are not connected with each other, so all use the same
+/// addresses.
 pub(crate) const MAC: [&str; 2] = ["52:54:00:00:02:01", "52:54:00:00:02:02"];
 /// IPv4 addresses of the two ends.
 pub(crate) const IPV4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 79, 1), Ipv4Addr::new(192, 168, 79, 2)];
 /// IPv6 addresses of the two ends.
 pub(crate) const IPV6: [Ipv6Addr; 2] =
     [Ipv6Addr::new(0xfd00, 0x79, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0xfd00, 0x79, 0, 0, 0, 0, 0, 2)];
-/// What the guests make of their hardware addresses.
+/// Link-local addresses that the guests derive from their Ethernet addresses.
 pub(crate) const LINK_LOCAL: [Ipv6Addr; 2] = [
     Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe00, 0x201),
     Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe00, 0x202),
 ];
 
-/// The addresses that a guest is given.
+/// Returns the addresses of a guest.
 pub(crate) fn addresses(end: usize) -> [IpAddr; 2] {
     [IPV4[end].into(), IPV6[end].into()]
 }
 
-/// A link of datagrams from one socket to another.
+/// Returns a link of datagrams from one socket to another.
 pub(crate) fn datagrams(local: &Path, remote: &Path) -> String {
     format!("unix-dgram:{}:{}", local.display(), remote.display())
 }
 
-/// Where the two ends of a cable are: what the one sends from, the other sends to.
+/// Returns the sockets of the two ends of a cable: each end sends to the socket of the other.
 pub(crate) fn cable(directory: &Path) -> [PathBuf; 2] {
     ["cable-a", "cable-b"].map(|name| directory.join(name))
 }

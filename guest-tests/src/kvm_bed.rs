@@ -1,6 +1,6 @@
-//! What all guests under KVM in a guest that plays the host share: the host, which boots once for them, the programs
-//! and files that it has, a card, and a line to each guest's agent. Where this machine has KVM of its own, there is no
-//! need for one.
+//! Shared test environment for guests under KVM in a nested (L1) host: the host, which boots once for all of them, its
+//! programs and files, a network interface, and a serial line to each guest's agent. If this machine has KVM of its
+//! own, no such host is needed.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -16,29 +16,30 @@ use crate::image::{Disk, GuestImage, append_program};
 use crate::kvm_host::{KvmHost, PATIENCE, TOOLS};
 use crate::vm::{Nic, NicModel, Prepared, Vm, VmBuilder};
 
-/// Names of the guests that it may have at a time on a daemon: each has a line to this machine.
+/// Names of the guests that may run on a daemon at a time: each has a line to this machine.
 pub(crate) const GUESTS: [&str; 2] = ["a", "b"];
-/// Names of those of `pvrdma-vmm`, likewise.
+/// Names of the guests of `pvrdma-vmm`, each with a line as well.
 pub(crate) const VMM_GUESTS: [&str; 2] = ["c", "d"];
-/// Names of those whose doorbells differ. A line does not come back for a second pair of guests.
+/// Names of the guests with different doorbell policies. They have lines of their own, because a line cannot be reused
+/// by a second pair of guests.
 pub(crate) const DOORBELL_GUESTS: [&str; 2] = ["e", "f"];
-/// Its card, which is an uplink.
+/// Network interface of the host, used as uplink.
 pub(crate) const CARD: &str = "eth0";
 const CARD_MAC: &str = "52:54:00:00:04:10";
-/// The variable that names a Cloud Hypervisor, for tests with one.
+/// Environment variable with the path of a Cloud Hypervisor for tests with one.
 pub(crate) const CLOUD_HYPERVISOR: &str = "CLOUD_HYPERVISOR";
 
-/// How often a host is booted that breaks down.
+/// Maximum number of attempts to boot a host that breaks down.
 const ATTEMPTS: u32 = 6;
 
-/// The host, once somebody needs it. It is gone with the last of those who may.
+/// The host, created on first use and dropped with the last user.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KvmBeds(Rc<RefCell<Option<Rc<KvmBed>>>>);
 
 impl KvmBeds {
-    /// Starts something on the host, which is booted unless it runs, and once more if it breaks down meanwhile: the
-    /// emulation of virtualisation was seen to spoil its memory while guests boot, so that its kernel panics, or resets
-    /// the machine without a word.
+    /// Starts something on the host. The host is booted if it is not running, and once more if it breaks down
+    /// meanwhile: the emulation of virtualisation was seen to corrupt its memory while guests boot, so that its kernel
+    /// panics, or resets the machine without a message.
     pub(crate) fn start<T>(&self, image: &GuestImage, start: impl Fn(Rc<KvmBed>) -> Result<T>) -> Result<T> {
         for _ in 1..ATTEMPTS {
             let bed = self.get(image)?;
@@ -62,7 +63,7 @@ impl KvmBeds {
     }
 }
 
-/// A host that runs.
+/// A running host.
 #[derive(Debug)]
 pub(crate) struct KvmBed {
     // Declared in the order in which they must be dropped.
@@ -96,48 +97,48 @@ impl KvmBed {
         Ok(Self { host, directory })
     }
 
-    /// Where the other end of its card's cable is, and where its own.
+    /// Returns the paths of the other end and of its own end of the cable at its network interface.
     pub(crate) fn cable(&self) -> [PathBuf; 2] {
         let [ours, theirs] = cable(self.directory.path());
         [theirs, ours]
     }
 
-    /// The guest that plays it.
+    /// Returns the guest that acts as the host.
     pub(crate) fn vm(&self) -> &Vm {
         self.host.vm()
     }
 
-    /// The image as programs of the host find it there.
+    /// Returns the image with the paths that programs of the host use.
     pub(crate) fn image(&self) -> GuestImage {
         GuestImage::at(&Path::new(TOOLS).join("image"))
     }
 
-    /// The first stage with this program in it, there.
+    /// Returns the path on the host of the first stage, which contains this program.
     pub(crate) fn initramfs(&self) -> PathBuf {
         Path::new(TOOLS).join("initramfs")
     }
 
-    /// Listens for the agent of a guest that is to be started.
+    /// Opens the agent socket of a guest that is to be started.
     pub(crate) fn prepare(&self, image: &GuestImage, name: &str) -> Result<Prepared> {
         let prepared = VmBuilder::new(image, self.directory.path()).name(name).patience(PATIENCE).prepare()?;
         Ok(prepared.played_by(self.vm()))
     }
 
-    /// The device of the host that leads to who listens for the agent of a guest.
+    /// Returns the host's character device for the serial line of a guest's agent.
     pub(crate) fn line(&self, name: &str) -> Result<PathBuf> {
         self.host.port(&port(name))
     }
 
-    /// A command in front of another, which keeps that on one processor until [`Self::spread`]. While guests run on
-    /// both, the emulation of virtualisation has the host reset by a triple fault about every other minute.
+    /// Command prefix that keeps a command on one processor until [`Self::spread`]. While guests run on both, the
+    /// emulation of virtualisation resets the host by a triple fault about every other minute.
     pub(crate) const ON_ONE_PROCESSOR: &str = "taskset -c 0";
 
-    /// Lets the processes that a command names have all processors.
+    /// Lets the processes that a command lists use all processors.
     pub(crate) fn spread(&self, processes: &str) -> Result<()> {
         self.vm().run(&format!("for process in $({processes}); do taskset -a -p 3 $process || exit; done")).map(drop)
     }
 
-    /// Ends what is left of a program, and waits for its end.
+    /// Ends remaining processes of a program, and waits for their end.
     pub(crate) fn clear(&self, program: &str) -> Result<()> {
         self.vm().exec(&format!("pkill -KILL -x {program}"), Duration::from_secs(60))?;
         self.vm().wait_until(&format!("! pgrep -x {program}"), Duration::from_secs(60))

@@ -1,4 +1,4 @@
-//! A guest that plays a host with KVM: its processor emulates virtualisation (SVM), and `kvm_amd` runs on it.
+//! A guest that acts as a host with KVM: its processor emulates virtualisation (SVM), and `kvm_amd` runs on it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,21 +8,21 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::image::{Disk, GuestImage};
 use crate::vm::{Nic, Vm, VmBuilder};
 
-/// Where it finds the files that it was given.
+/// Directory of the files passed to the host.
 pub(crate) const TOOLS: &str = "/run/tools";
-/// Room for two machines, and for what runs them.
+/// Memory in MiB: enough for two machines and the programs that run them.
 const MEMORY_MIB: u32 = 2560;
-/// How many times longer than usual everything takes in its machines: virtualisation is emulated, instruction by
+/// Factor by which everything in its machines takes longer than usual: virtualisation is emulated, instruction by
 /// instruction.
 pub(crate) const PATIENCE: u32 = 6;
 
-/// The guest, up and with `/dev/kvm`.
+/// The guest, booted and with `/dev/kvm`.
 #[derive(Debug)]
 pub(crate) struct KvmHost(Vm);
 
 impl KvmHost {
-    /// Boots it. What is on `tools` is in [`TOOLS`]; each port, a name and a socket where somebody listens, is a device
-    /// there, see [`Self::port`].
+    /// Boots the host. The files on `tools` appear in [`TOOLS`]; each port, a name and a listening socket, becomes a
+    /// device there, see [`Self::port`].
     pub(crate) fn boot(
         image: &GuestImage,
         directory: &Path,
@@ -32,9 +32,10 @@ impl KvmHost {
     ) -> Result<Self> {
         let disk = tools.build()?;
         let builder = VmBuilder::new(image, directory).name("host").cpus(2).memory_mib(MEMORY_MIB).disk(&disk);
-        // Who waits for it or for its guests is told so at once. And the emulation forgets now and then that an
-        // interrupt is pending, while a processor runs a guest (seen: pending in the APIC, and a guest's loop that goes
-        // on for minutes). The next one reminds it; with timers that are set anew by the last one, there is no next.
+        // The end of the host is reported at once to all waiters. In addition, the emulation sometimes forgets that an
+        // interrupt is pending while a processor runs a guest (seen: pending in the APIC, and a guest's loop that goes
+        // on for minutes). The next interrupt delivers it; with one-shot timers, which the last interrupt sets anew,
+        // there is no next one. So the host uses periodic ticks.
         let builder = builder.ends_with_guest().ticks();
         let builder = ports.iter().fold(builder.nic(card), |builder, (name, socket)| builder.port(name, socket));
         let vm = builder.boot()?;
@@ -43,14 +44,14 @@ impl KvmHost {
         Ok(Self(vm))
     }
 
-    /// The guest itself.
+    /// Returns the guest itself.
     pub(crate) const fn vm(&self) -> &Vm {
         &self.0
     }
 
-    /// The device of a port.
+    /// Returns the device of a port.
     pub(crate) fn port(&self, name: &str) -> Result<PathBuf> {
-        // The driver makes it a moment after it is loaded.
+        // The driver creates the device a moment after it is loaded.
         let found = self
             .0
             .run(&format!("dirname $(until grep -lx {name} /sys/class/virtio-ports/*/name; do sleep 0.05; done)"))?;
@@ -61,18 +62,18 @@ impl KvmHost {
     }
 }
 
-/// How often the processors of a VM have left the guest, as KVM counts it since the VM was made.
+/// Number of VM exits of a VM's processors, as counted by KVM since the VM was created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Exits {
-    /// For whatever reason.
+    /// Exits for any reason.
     pub(crate) all: u64,
-    /// For an access to memory space that the VMM answers.
+    /// Exits for MMIO accesses that the VMM emulates.
     pub(crate) mmio: u64,
 }
 
 impl Exits {
-    /// A shell script that prints those of all VMs of a process. `process` is the process's id, or a word of the shell
-    /// that becomes it. KVM's names begin with the thread that made the VM.
+    /// Returns a shell script that prints the exits of all VMs of a process. `process` is the process id, or a shell
+    /// word that expands to it. KVM's names begin with the id of the thread that created the VM.
     pub(crate) fn script(process: &str) -> String {
         format!(
             "for thread in /proc/{process}/task/*; do \
@@ -83,7 +84,7 @@ impl Exits {
         )
     }
 
-    /// A shell script that prints those of each VM of a process, for [`Self::parse_each`].
+    /// Returns a shell script that prints the exits of each VM of a process, for [`Self::parse_each`].
     pub(crate) fn script_for_each(process: &str) -> String {
         format!(
             "for thread in /proc/{process}/task/*; do \
@@ -94,7 +95,8 @@ impl Exits {
         )
     }
 
-    /// What that script printed, in the order in which the VMs were made: KVM's names end with their descriptors.
+    /// Parses the output of that script, in the order in which the VMs were created: KVM's names end with their
+    /// descriptors.
     pub(crate) fn parse_each(text: &str) -> Result<Vec<Self>> {
         let line = |line: &str| {
             let (descriptor, counts) = line.split_once(' ').context("no descriptor")?;
@@ -105,7 +107,7 @@ impl Exits {
         Ok(lines.into_iter().map(|(_, exits)| exits).collect())
     }
 
-    /// What the script printed, together: whose counts are whose, nobody can tell after a reset.
+    /// Parses the output of the script as a sum: after a reset the counts can no longer be assigned to VMs.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut sum = Self { all: 0, mmio: 0 };
         for line in text.lines() {
@@ -120,7 +122,7 @@ impl Exits {
     }
 }
 
-/// Runs a script on this machine, where KVM of its own runs VMs.
+/// Runs a script on this machine, whose own KVM runs the VMs.
 pub(crate) fn on_machine(script: &str) -> Result<String> {
     let output = Command::new("sh").args(["-c", script]).output().context("cannot run sh")?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -1,4 +1,4 @@
-//! Two guests of QEMU under KVM, on one daemon: on this machine where it can, otherwise in a guest that plays the host.
+//! Two QEMU guests under KVM on one daemon: on this machine if it can, otherwise in a guest that acts as the host.
 
 use std::path::Path;
 
@@ -15,19 +15,19 @@ use crate::vm::{Vm, VmBuilder, has_kvm};
 /// The guests.
 #[derive(Debug)]
 pub(crate) enum KvmQemuPair {
-    /// On this machine, with KVM of its processor: the pair that everybody has here.
+    /// On this machine, with the KVM of its processor: the ordinary pair.
     Machine(Box<Pair>),
-    /// In a guest that plays the host.
+    /// In a guest that acts as the host.
     Played(Box<PlayedPair>),
 }
 
 impl KvmQemuPair {
-    /// Boots both and brings their devices up.
+    /// Boots both guests and brings their devices up.
     pub(crate) fn boot(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
         Self::boot_with_doorbells(image, beds, ["trapped"; 2])
     }
 
-    /// The same with a choice of what becomes of the doorbells of each.
+    /// Does the same with a doorbell mode for each device.
     pub(crate) fn boot_with_doorbells(
         image: &GuestImage,
         beds: &KvmBeds,
@@ -49,7 +49,7 @@ impl KvmQemuPair {
         }
     }
 
-    /// How programs in them reach each other.
+    /// Returns the endpoints by which programs in the guests reach each other.
     pub(crate) fn endpoints(&self) -> Result<Endpoints<'_>> {
         match self {
             Self::Machine(pair) => Ok(pair.endpoints(&pair.link(LinkKind::Pvrdma)?)),
@@ -57,7 +57,7 @@ impl KvmQemuPair {
         }
     }
 
-    /// The host, if a guest plays it.
+    /// Returns the host, if it is a guest.
     pub(crate) fn host(&self) -> Option<&Vm> {
         match self {
             Self::Machine(_) => None,
@@ -65,7 +65,7 @@ impl KvmQemuPair {
         }
     }
 
-    /// Lets the guests run on all processors of a host that a guest plays.
+    /// Lets the guests run on all processors of a host that is itself a guest.
     pub(crate) fn spread(&self) -> Result<()> {
         match self {
             Self::Machine(_) => Ok(()),
@@ -73,14 +73,14 @@ impl KvmQemuPair {
         }
     }
 
-    /// How often the processor of a guest has left it.
+    /// Returns the number of VM exits of a guest.
     pub(crate) fn exits(&self, end: usize) -> Result<Exits> {
         match self {
             Self::Machine(pair) => {
                 let process = pair.vms()[end].process_id();
                 Exits::parse(&on_machine(&Exits::script(&process.to_string()))?)
             }
-            // The brackets keep the shell that looks from finding itself.
+            // The brackets keep the searching shell from matching itself.
             Self::Played(pair) => {
                 let process = format!("$(pgrep -f '[g]uest-tests-{}')", GUESTS[end]);
                 Exits::parse(&pair.host().run(&Exits::script(&process))?)
@@ -88,7 +88,7 @@ impl KvmQemuPair {
         }
     }
 
-    /// Which KVM runs them, and how long they took to boot.
+    /// Describes the KVM in use and the boot time.
     pub(crate) fn description(&self) -> String {
         match self {
             Self::Machine(_) => "KVM of this machine".to_owned(),
@@ -96,7 +96,7 @@ impl KvmQemuPair {
         }
     }
 
-    /// What the daemon and the machines say.
+    /// Returns the output of the daemon and the machines.
     pub(crate) fn diagnosis(&self) -> String {
         match self {
             Self::Machine(pair) => pair.diagnosis(),
@@ -104,7 +104,7 @@ impl KvmQemuPair {
         }
     }
 
-    /// What the daemon reports.
+    /// Returns the status report of the daemon.
     pub(crate) fn status(&self) -> Result<serde_json::Value> {
         match self {
             Self::Machine(pair) => pair.daemon().context("there is no daemon")?.status(),
@@ -131,7 +131,7 @@ impl KvmQemuPair {
         }
     }
 
-    /// Starts a guest that was killed anew, and brings its device up.
+    /// Restarts a guest that was killed, and brings its device up.
     pub(crate) fn restart(&mut self, end: usize) -> Result<()> {
         match self {
             Self::Machine(pair) => pair.restart(end),
@@ -140,7 +140,7 @@ impl KvmQemuPair {
     }
 }
 
-/// The shell's command that starts the QEMU of a guest.
+/// Returns the shell command that starts the QEMU of a guest.
 fn command(bed: &KvmBed, end: usize) -> Result<String> {
     let name = GUESTS[end];
     let builder = VmBuilder::new(&bed.image(), Path::new(FILES))
@@ -151,7 +151,7 @@ fn command(bed: &KvmBed, end: usize) -> Result<String> {
         .pvrdma_socket(Path::new(&socket(end, Function::Rdma)));
     let console = Path::new(FILES).join(format!("{name}.console"));
     let words = builder.command(&bed.initramfs(), &bed.line(name)?, &console)?;
-    // None of them contains a quote.
+    // No word contains a quote.
     let words: Vec<_> = words.into_iter().map(|word| format!("'{word}'")).collect();
     Ok(format!("exec {} {}", KvmBed::ON_ONE_PROCESSOR, words.join(" ")))
 }

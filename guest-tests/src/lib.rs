@@ -1,7 +1,7 @@
 //! Builds the guest image, boots guests with the device, and tests and measures it there.
 //!
-//! Two programs are made of it: `guest-tests` is for this project, `pvrdma-lab` for others, whose programs it runs in
-//! guests.
+//! The crate has two programs: `guest-tests` is for this project, `pvrdma-lab` for other projects, whose programs it
+//! runs in guests.
 
 mod agent;
 mod bench;

@@ -1,23 +1,23 @@
-//! Network namespaces in place of hosts that a cable connects.
+//! Network namespaces that act as hosts connected by a cable.
 
 use std::net::IpAddr;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// The interface at each end of the cable.
+/// Interface at each end of the cable.
 pub(crate) const INTERFACE: &str = "wire";
 
-/// Two network namespaces with a cable between, gone with the value.
+/// Two network namespaces with a cable between them, removed on drop.
 #[derive(Debug)]
 pub(crate) struct Namespaces {
     names: [String; 2],
-    /// A third one between them, if there is one.
+    /// A third namespace between the two, if there is one.
     switch: Option<String>,
 }
 
 impl Namespaces {
-    /// Makes both and connects them; their interfaces have this MTU and one address each.
+    /// Creates both and connects them; their interfaces have this MTU and one address each.
     pub(crate) fn new(purpose: &str, mtu: u32, addresses: [IpAddr; 2]) -> Result<Self> {
         let names = ["a", "b"].map(|end| format!("guest-tests-{purpose}-{}-{end}", std::process::id()));
         let pair = Self { names, switch: None };
@@ -28,7 +28,8 @@ impl Namespaces {
         Ok(pair)
     }
 
-    /// The same with a bridge between, whose way to each end is a token bucket filter with these parameters of `tc`.
+    /// Does the same with a bridge in between, whose port to each end has a token bucket filter with these `tc`
+    /// parameters.
     pub(crate) fn behind_filter(purpose: &str, mtu: u32, addresses: [IpAddr; 2], filter: &str) -> Result<Self> {
         let name = |end| format!("guest-tests-{purpose}-{}-{end}", std::process::id());
         let pair = Self { names: ["a", "b"].map(name), switch: Some(name("switch")) };
@@ -58,20 +59,20 @@ impl Namespaces {
     /// Gives both ends an address.
     fn set_up(&self, addresses: [IpAddr; 2]) -> Result<()> {
         for (name, address) in self.names.iter().zip(addresses) {
-            // Nobody else is there, so an IPv6 address need not be probed for.
+            // There are no other hosts, so duplicate address detection is not needed for an IPv6 address.
             let address = match address {
                 IpAddr::V4(address) => format!("{address}/24"),
                 IpAddr::V6(address) => format!("{address}/64 nodad"),
             };
             ip(&format!("-n {name} address add dev {INTERFACE} {address}"))?;
             ip(&format!("-n {name} link set {INTERFACE} up"))?;
-            // Over which a host reaches its own addresses.
+            // A host reaches its own addresses over the loopback interface.
             ip(&format!("-n {name} link set lo up"))?;
         }
         Ok(())
     }
 
-    /// Why there can be none here.
+    /// Returns the reason why namespaces cannot be created here, if there is one.
     pub(crate) fn obstacle() -> Option<&'static str> {
         if !rustix::process::geteuid().is_root() {
             return Some("network namespaces need root");
@@ -80,13 +81,13 @@ impl Namespaces {
         (!found).then_some("there is no ip command (package iproute2)")
     }
 
-    /// Has super-frames of more bytes or segments cut before both interfaces.
+    /// Limits super-frames of both interfaces to this number of bytes and segments; larger ones are segmented before.
     pub(crate) fn limit_super_frames(&self, bytes: u32, segments: u32) -> Result<()> {
         let limits = format!("gso_max_size {bytes} gso_max_segs {segments}");
         self.names.iter().try_for_each(|name| ip(&format!("-n {name} link set {INTERFACE} {limits}")))
     }
 
-    /// The name of one, for `ip netns exec`.
+    /// Returns the name of one namespace, for `ip netns exec`.
     pub(crate) fn name(&self, end: usize) -> &str {
         &self.names[end]
     }

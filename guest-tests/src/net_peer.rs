@@ -1,4 +1,4 @@
-//! Programs for guests that send bytes through network cards and look at each of them at the other end.
+//! Programs for guests that send bytes through vNICs and compare each of them at the other end.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -8,11 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Subcommand;
 
-/// Nobody's packet is in flight for longer.
+/// Maximum time for which a packet is in flight.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes that are written or read at a time.
 const PIECE: usize = 48 << 10;
-/// Length of the pattern that repeats. A prime, so that a segment in the wrong place is noticed whatever its size.
+/// Length of the repeating pattern. It is prime, so that a misplaced segment of any size is noticed.
 const PERIOD: usize = 65_521;
 /// Longest UDP payload over IPv4.
 const MAX_DATAGRAM: usize = 65_507;
@@ -72,7 +72,7 @@ pub(crate) fn run(peer: &NetPeer) -> Result<()> {
             socket.set_read_timeout(Some(PATIENCE))?;
             let (pattern, mut count) = (pattern(), 0);
             for size in (from..=to.min(MAX_DATAGRAM)).step_by(step) {
-                // Each begins elsewhere, so that one that comes late is not taken for the next.
+                // Each datagram begins at a different offset, so that a late one is not mistaken for the next.
                 let start = u64::try_from(size).unwrap_or(0) * 7;
                 exchange(&socket, expected(&pattern, start, size))?;
                 count += 1;
@@ -83,7 +83,7 @@ pub(crate) fn run(peer: &NetPeer) -> Result<()> {
     }
 }
 
-/// What a socket of IPv6 calls an address.
+/// Returns the address as an IPv6 socket uses it (IPv4-mapped).
 fn mapped(address: SocketAddr) -> SocketAddr {
     match address {
         SocketAddr::V4(v4) => SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port())),
@@ -91,7 +91,7 @@ fn mapped(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// The pattern, and once more of it as much as one message needs.
+/// Returns the pattern, extended by as many bytes as one message needs.
 fn pattern() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes: Vec<u8> = (0..PERIOD)
@@ -106,21 +106,21 @@ fn pattern() -> Vec<u8> {
     bytes
 }
 
-/// What a stream holds from byte `at` on.
+/// Returns the bytes of a stream from byte `at` on.
 fn expected(pattern: &[u8], at: u64, length: usize) -> &[u8] {
     let start = usize::try_from(at % PERIOD as u64).unwrap_or(0);
     &pattern[start..start + length]
 }
 
 fn serve(port: u16) -> Result<()> {
-    // One for both versions of IP. When the last of them listens, all do.
+    // Each socket serves both versions of IP. The TCP listener is created last; when it listens, all sockets are ready.
     let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).context("cannot make a socket")?;
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).context("cannot listen")?;
     thread::spawn(move || {
         let mut room = vec![0; MAX_DATAGRAM];
         loop {
             if let Ok((length, from)) = socket.recv_from(&mut room) {
-                // The client misses an answer that cannot be sent.
+                // If the answer cannot be sent, the client notices that it is missing.
                 let _ = socket.send_to(&room[..length], from);
             }
         }
@@ -136,7 +136,7 @@ fn serve(port: u16) -> Result<()> {
     Ok(())
 }
 
-/// Reads a stream to its end, and says how long it was if each byte was right.
+/// Reads a stream to its end, and answers with its length if each byte was correct.
 fn take_stream(mut stream: TcpStream) -> Result<()> {
     let pattern = pattern();
     let mut room = vec![0; PIECE];

@@ -1,4 +1,4 @@
-//! Two guests, connected with each other.
+//! Two guests that are connected to each other.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -14,32 +14,32 @@ use crate::endpoints::{Endpoints, bring_up, gid_index, network_script};
 use crate::image::GuestImage;
 use crate::vm::{Card, EMPTY_SLOT, MemoryKind, Nic, NicModel, Vm, VmBuilder};
 
-/// How RDMA gets from one guest to the other.
+/// Kind of RDMA between the guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkKind {
-    /// Through our device.
+    /// Through the PVRDMA device.
     Pvrdma,
-    /// `rdma_rxe` in both guests over virtio-net: what one has without our device.
+    /// `rdma_rxe` in both guests over virtio-net: the alternative without the PVRDMA device.
     Rxe,
 }
 
-/// An RDMA device that both guests have, and how its other end is named.
+/// An RDMA device of both guests, with the addresses of the two ends.
 #[derive(Clone, Debug)]
 pub(crate) struct Link {
-    /// Which device.
+    /// Kind of the device.
     pub(crate) kind: LinkKind,
     /// Name of the RDMA device in the guests.
     pub(crate) device: &'static str,
-    /// The guests' addresses on its network.
+    /// Addresses of the guests on its network.
     pub(crate) ip: [Ipv4Addr; 2],
-    /// In each guest the index of the RoCE v2 GID with that address.
+    /// Index of the RoCE v2 GID with that address, for each guest.
     pub(crate) gid_index: [u32; 2],
 }
 
-/// What a pair is made of.
+/// Parameters of a pair.
 #[derive(Clone, Debug)]
 pub(crate) struct PairOptions {
-    /// Guests have our device beside a vmxnet3.
+    /// Guests have the PVRDMA device beside a vmxnet3.
     pub(crate) pvrdma: bool,
     /// Guests have virtio-net and `rdma_rxe` on it.
     pub(crate) rxe: bool,
@@ -57,15 +57,15 @@ pub(crate) struct PairOptions {
     pub(crate) vfio_user: Vec<(&'static str, serde_json::Value)>,
     /// More options of each device of the daemon.
     pub(crate) device_options: String,
-    /// What becomes of the doorbells of each device.
+    /// Doorbell mode of each device.
     pub(crate) doorbells: [&'static str; 2],
-    /// Both functions are plugged in when the guests are up.
+    /// Both functions are hot-plugged after the guests have booted.
     pub(crate) hot_plug: bool,
-    /// More network cards of the guests.
+    /// More vNICs of the guests.
     pub(crate) more_cards: [Vec<Card>; 2],
-    /// Networks of the daemon, which devices may name.
+    /// Networks of the daemon that devices may refer to.
     pub(crate) networks: Vec<String>,
-    /// Another root file system than the image's.
+    /// Root file system that replaces the image's.
     pub(crate) root_disk: Option<PathBuf>,
 }
 
@@ -111,7 +111,7 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Boots both guests and loads nothing.
+    /// Boots both guests without loading drivers.
     pub(crate) fn boot_without_driver(image: &GuestImage, options: &PairOptions) -> Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("guest-tests-")
@@ -141,7 +141,8 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Plugs both functions of a guest's slot in. The guest looks at the slot when function 0 comes.
+    /// Plugs in both functions of a guest's slot. The guest scans the slot when function 0 appears, so that one comes
+    /// last.
     fn plug_in(&self, index: usize) -> Result<()> {
         let (device, nic) = (socket(self.directory.path(), index), nic_socket(self.directory.path(), index));
         for (function, path) in [(1, device), (0, nic)] {
@@ -172,17 +173,17 @@ impl Pair {
         &self.vms
     }
 
-    /// What the machines are made from.
+    /// Returns the image that the machines boot.
     pub(crate) fn image(&self) -> &GuestImage {
         &self.image
     }
 
-    /// The daemon, when the guests have its device.
+    /// Returns the daemon, if the guests have its device.
     pub(crate) fn daemon(&self) -> Option<&Daemon> {
         self.daemon.as_ref()
     }
 
-    /// Where sockets and logs are.
+    /// Returns the directory of sockets and logs.
     pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -224,7 +225,7 @@ impl Pair {
         })
     }
 
-    /// A link, with the GID indices as they are now.
+    /// Returns a link, with the current GID indices.
     pub(crate) fn link(&self, kind: LinkKind) -> Result<Link> {
         let (device, ip) = match kind {
             LinkKind::Pvrdma => (PVRDMA_DEVICE, PVRDMA_IP),
@@ -238,7 +239,7 @@ impl Pair {
         })
     }
 
-    /// The guests as programs see them through a link.
+    /// Returns the endpoints of the guests over a link.
     pub(crate) fn endpoints(&self, link: &Link) -> Endpoints<'_> {
         Endpoints {
             vms: [&self.vms[0], &self.vms[1]],
@@ -248,12 +249,12 @@ impl Pair {
             interface: [if link.kind == LinkKind::Pvrdma { "eth0" } else { "eth1" }; 2],
             tcp: link.ip,
             path_mtu: None,
-            // The software transport in the guest moves a hundredth of what the device does.
+            // The software transport in the guest reaches a hundredth of the device's throughput.
             patience: Duration::from_secs(if link.kind == LinkKind::Rxe { 300 } else { 120 }),
         }
     }
 
-    /// Everything that helps to understand a failure.
+    /// Returns all information that helps to understand a failure.
     pub(crate) fn diagnosis(&self) -> String {
         let daemon = self.daemon.as_ref().map(Daemon::log_tail).unwrap_or_default();
         format!("{}\n{}\n--- pvrdmad\n{daemon}", self.vms[0].diagnosis(), self.vms[1].diagnosis())
@@ -292,7 +293,7 @@ fn machine(image: &GuestImage, directory: &Path, options: &PairOptions, index: u
     builder
 }
 
-/// What its device has beside a name, a socket and an address.
+/// Returns the options of a device other than its name, socket and address.
 fn device_options(options: &PairOptions, directory: &Path, index: usize) -> String {
     let nic = match options.qemu_nic {
         true => String::new(),
@@ -309,7 +310,7 @@ fn nic_socket(directory: &Path, index: usize) -> PathBuf {
     directory.join(format!("{}.nic", NAMES[index]))
 }
 
-/// The Ethernet address of a guest's device and its network card.
+/// Returns the Ethernet address of a guest's device and its vNIC.
 pub(crate) const fn device_mac(guest: usize) -> MacAddr {
     mac(NicModel::Vmxnet3, guest)
 }
@@ -323,9 +324,9 @@ const fn mac(model: NicModel, index: usize) -> MacAddr {
 }
 
 const NAMES: [&str; 2] = ["a", "b"];
-/// What the driver calls its first device.
+/// Name that the driver gives to its first device.
 pub(crate) const PVRDMA_DEVICE: &str = "vmw_pvrdma0";
 const PVRDMA_IP: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 77, 1), Ipv4Addr::new(192, 168, 77, 2)];
 const RXE_IP: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 78, 1), Ipv4Addr::new(192, 168, 78, 2)];
-/// What Ethernet carries without being told.
+/// Default MTU of Ethernet.
 const MTU: u32 = 1500;

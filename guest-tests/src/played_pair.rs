@@ -1,4 +1,4 @@
-//! Two guests of whatever VMM on one daemon, under KVM of a guest that plays their host.
+//! Two guests of any VMM on one daemon, under KVM of a guest that acts as their host.
 
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr};
@@ -17,18 +17,18 @@ use crate::vm::{Job, Vm};
 const MAC: [&str; 2] = ["52:54:00:00:05:01", "52:54:00:00:05:02"];
 const IPV4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 84, 1), Ipv4Addr::new(192, 168, 84, 2)];
 const MTU: u32 = 1500;
-/// Memory of each guest.
+/// Memory of each guest in MiB.
 pub(crate) const MEMORY_MIB: u32 = 512;
-/// Everything of the guests that is no tool is here, in the host.
+/// Directory on the host for all files of the guests except tools.
 pub(crate) const FILES: &str = "/run";
 
-/// Makes the command that starts a guest's VMM, in the host.
+/// Returns the command that starts a guest's VMM on the host.
 pub(crate) type Command = fn(&KvmBed, usize) -> Result<String>;
 
 /// A function of a guest's slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Function {
-    /// The network card.
+    /// The vNIC.
     Network,
     /// The RDMA device.
     Rdma,
@@ -40,7 +40,7 @@ pub(crate) struct PlayedPair {
     // Declared in the order in which they must be dropped.
     vms: [Vm; 2],
     machines: [Job; 2],
-    /// How each is started.
+    /// Commands that start the VMMs.
     commands: [String; 2],
     daemon: Job,
     bed: Rc<KvmBed>,
@@ -48,12 +48,12 @@ pub(crate) struct PlayedPair {
 }
 
 impl PlayedPair {
-    /// Boots both and brings their devices up.
+    /// Boots both guests and brings their devices up.
     pub(crate) fn boot(image: &GuestImage, bed: Rc<KvmBed>, command: Command) -> Result<Self> {
         Self::boot_with_doorbells(image, bed, command, ["trapped"; 2])
     }
 
-    /// The same with a choice of what becomes of the doorbells of each.
+    /// Does the same with a doorbell mode for each device.
     pub(crate) fn boot_with_doorbells(
         image: &GuestImage,
         bed: Rc<KvmBed>,
@@ -67,14 +67,14 @@ impl PlayedPair {
         Ok(pair)
     }
 
-    /// Boots both and loads nothing.
+    /// Boots both guests without loading drivers.
     pub(crate) fn boot_without_driver(image: &GuestImage, bed: Rc<KvmBed>, command: Command) -> Result<Self> {
         Self::boot_machines(image, bed, command, ["trapped"; 2])
     }
 
     fn boot_machines(image: &GuestImage, bed: Rc<KvmBed>, command: Command, doorbells: [&str; 2]) -> Result<Self> {
         let started = Instant::now();
-        // Of a pair that was replaced.
+        // Left over from a pair that was replaced.
         bed.clear("pvrdmad")?;
         let prepared = [bed.prepare(image, GUESTS[0])?, bed.prepare(image, GUESTS[1])?];
         let daemon = bed.vm().spawn(&daemon_command(doorbells)?)?;
@@ -103,7 +103,7 @@ impl PlayedPair {
         self.bed.vm()
     }
 
-    /// Which KVM runs them, and how long they took to boot.
+    /// Describes the KVM in use and the boot time.
     pub(crate) fn description(&self) -> String {
         let seconds = self.booted.as_secs_f64();
         format!("kvm_amd on emulated SVM, in a guest that plays the host; both up after {seconds:.0} s")
@@ -122,7 +122,7 @@ impl PlayedPair {
         machine.wait(Duration::from_secs(60)).map(drop)
     }
 
-    /// Starts a guest that was killed anew, and brings its device up.
+    /// Restarts a guest that was killed, and brings its device up.
     pub(crate) fn restart(&mut self, end: usize) -> Result<()> {
         let (host, command) = (self.bed.vm(), &self.commands[end]);
         let mut started = None;
@@ -143,29 +143,29 @@ impl PlayedPair {
         gid_index(vm, PVRDMA_DEVICE, IPV4[end].into()).map(drop)
     }
 
-    /// How programs in them reach each other.
+    /// Returns the endpoints by which programs in the guests reach each other.
     pub(crate) fn endpoints(&self) -> Result<Endpoints<'_>> {
         let vms = [&self.vms[0], &self.vms[1]];
         Endpoints::new(vms, PVRDMA_DEVICE, IPV4, Duration::from_secs(60) * PATIENCE).with_gids(IPV4.map(IpAddr::V4))
     }
 
-    /// Lets guests of QEMU run on all processors of the host, see [`KvmBed::ON_ONE_PROCESSOR`].
+    /// Lets QEMU guests run on all processors of the host, see [`KvmBed::ON_ONE_PROCESSOR`].
     pub(crate) fn spread(&self) -> Result<()> {
-        // The brackets keep the shell that looks from finding itself.
+        // The brackets keep the searching shell from matching itself.
         self.bed.spread("pgrep -f '[g]uest-tests-'")
     }
 
-    /// What the daemon reports.
+    /// Returns the status report of the daemon.
     pub(crate) fn status(&self) -> Result<serde_json::Value> {
         let text = self.bed.vm().run(&format!("{TOOLS}/pvrdmad status --json --control {FILES}/control"))?;
         serde_json::from_str(&text).with_context(|| format!("no JSON: {text}"))
     }
 
-    /// What the daemon, the VMMs and the consoles say.
+    /// Returns the output of the daemon, the VMMs and the consoles.
     pub(crate) fn diagnosis(&self) -> String {
         let mut text = format!("--- pvrdmad\n{}", self.daemon.output());
         for (name, machine) in GUESTS.iter().zip(&self.machines) {
-            // A string takes everything.
+            // Writing to a string cannot fail.
             let _ = write!(text, "\n--- VMM of {name}\n{}", machine.output());
         }
         let consoles =
@@ -175,7 +175,7 @@ impl PlayedPair {
     }
 }
 
-/// Where the daemon serves a function of a guest.
+/// Path at which the daemon serves a function of a guest.
 pub(crate) fn socket(end: usize, function: Function) -> String {
     let suffix = match function {
         Function::Network => "nic",
@@ -185,7 +185,7 @@ pub(crate) fn socket(end: usize, function: Function) -> String {
 }
 
 fn daemon_command(doorbells: [&str; 2]) -> Result<String> {
-    // It is there for who lends doorbell pages.
+    // The daemon needs FUSE to export doorbell pages.
     let fuse = if doorbells.contains(&"mapped") { "modprobe fuse && " } else { "" };
     let mut command =
         format!("{fuse}RUST_BACKTRACE=1 RUST_LOG=info exec {TOOLS}/pvrdmad --sandbox strict --control {FILES}/control");

@@ -22,12 +22,13 @@ pub(crate) struct BoundChild {
 }
 
 impl BoundChild {
-    /// Starts what `configure` makes of a command for `program`.
+    /// Starts the command for `program` as set up by `configure`.
     pub(crate) fn spawn(name: &str, program: &str, configure: impl FnOnce(&mut Command)) -> Result<Self> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--", program]);
         configure(&mut command);
-        // Its own group: Ctrl-C ends us, and our end ends it; and programs it starts can be killed with it.
+        // The child has its own process group: Ctrl-C ends only this program, whose end in turn ends the child; and
+        // programs that the child starts can be killed with it.
         command.process_group(0);
         let child =
             spawn_from_keeper(command).with_context(|| format!("cannot start {name} ({program}) through setpriv"))?;
@@ -54,7 +55,7 @@ impl BoundChild {
         }
     }
 
-    /// Asks the child to end and reports how it did; kills it after `timeout`.
+    /// Asks the child to end and returns its exit status; kills it after `timeout`.
     pub(crate) fn terminate(&mut self, timeout: Duration) -> Option<ExitStatus> {
         self.signal(rustix::process::Signal::TERM);
         let status = self.wait(timeout);
@@ -64,7 +65,7 @@ impl BoundChild {
         status
     }
 
-    /// Waits until the child ends by itself, at most so long, and reports how it did.
+    /// Waits at most `timeout` for the child to end by itself, and returns its exit status.
     pub(crate) fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + timeout;
         while Instant::now() < deadline {
@@ -100,7 +101,7 @@ fn spawn_from_keeper(command: Command) -> io::Result<Child> {
         let (sender, receiver) = channel::<SpawnRequest>();
         std::thread::spawn(move || {
             for (mut command, reply) in receiver {
-                // The requester waits for the answer, so it is there.
+                // The requester waits for the reply, so the send cannot fail.
                 let _ = reply.send(command.spawn());
             }
         });

@@ -1,13 +1,14 @@
-//! The recording of `demo` for the README, as svg-term writes it: a strip of frames that CSS moves in steps.
+//! Adjusts the recording of `demo` for the README, as svg-term writes it: a strip of frames that CSS moves in steps.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// Seconds that the last frame stays.
+/// Seconds for which the last frame is shown.
 const HOLD: f64 = 5.0;
 
-/// Has the last frame of a picture stay before the animation begins again, and be the picture where nothing moves.
+/// Makes the last frame of a picture stay before the animation restarts, and also the static picture for viewers
+/// without animation.
 pub(crate) fn hold_last_frame(path: &Path) -> Result<()> {
     let picture = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let held = held(&picture).with_context(|| format!("{} is no recording by svg-term", path.display()))?;
@@ -16,12 +17,12 @@ pub(crate) fn hold_last_frame(path: &Path) -> Result<()> {
 
 /// The frames of an animation.
 struct Animation<'a> {
-    /// When each begins, in seconds, and how it is brought into view.
+    /// Start of each frame in seconds, and the style that brings it into view.
     frames: Vec<(f64, &'a str)>,
     seconds: f64,
 }
 
-/// The text before the frames, between them and their duration, and behind that.
+/// The text before the frames, between them and their duration, and after that.
 type Around<'a> = [&'a str; 3];
 
 fn parse(picture: &str) -> Option<(Animation<'_>, Around<'_>)> {
@@ -39,7 +40,7 @@ fn parse(picture: &str) -> Option<(Animation<'_>, Around<'_>)> {
     Some((Animation { frames: frames.collect::<Option<_>>()?, seconds }, [before, between, after]))
 }
 
-/// How long the last frame is seen. The keyframe at the end itself is where the next round begins.
+/// Returns the time for which the last frame is shown. The keyframe at the very end is the start of the next round.
 fn last_is_seen(animation: &Animation<'_>) -> Option<f64> {
     let (_, last) = animation.frames.last()?;
     let since = animation.frames.iter().find(|(_, how)| how == last)?.0;
@@ -55,7 +56,7 @@ fn held(picture: &str) -> Option<String> {
     let seconds = animation.seconds + HOLD;
     let frames: String =
         animation.frames.iter().map(|(at, how)| format!("{:.1}%{{{how}}}", at / seconds * 100.0)).collect();
-    // Without an animation, as in a preview, the style of the strip itself counts.
+    // Without an animation, as in a preview, the style of the strip itself applies.
     Some(format!("{before}@keyframes h{{{frames}to{{{last}}}}}{between}{last};animation-duration:{seconds}s;{after}"))
 }
 
@@ -63,7 +64,7 @@ fn held(picture: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// As svg-term writes it: the last frame has no time.
+    /// Output of svg-term: the last frame has no time.
     const WRITTEN: &str = "<style>@keyframes h{0%{transform:translateX(-10px)}50%{transform:translateX(-20px)}\
         to{transform:translateX(-30px)}}</style><g style=\"animation-duration:5s;animation-name:h\">";
 
@@ -81,7 +82,7 @@ mod tests {
         assert!(super::held("<svg/>").is_none());
     }
 
-    /// `guest-tests/recording/record` makes the picture.
+    /// `guest-tests/recording/record` creates the picture.
     #[test]
     fn the_readme_shows_the_last_frame_long_enough_to_be_read() {
         let root = crate::daemon::workspace_manifest().unwrap();

@@ -1,4 +1,4 @@
-//! `shell`: a pair to try things in.
+//! `shell`: an interactive pair of guests.
 
 use std::io::BufRead;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::cli::ShellOptions;
 use crate::image::GuestImage;
 use crate::pair::{LinkKind, Pair, PairOptions};
 
-/// Boots a pair and runs what is typed until the input ends.
+/// Boots a pair and runs commands from standard input until the input ends.
 pub(crate) fn run(image: &GuestImage, options: &ShellOptions) -> Result<()> {
     let kind = options.link.kind();
     let options = PairOptions { pvrdma: kind == LinkKind::Pvrdma, ..PairOptions::default() };

@@ -1,4 +1,4 @@
-//! `test`: the workspace's own tests, then those in guests, and one line that counts them all.
+//! `test`: runs the workspace's own tests, then those in guests, and prints one line with the totals.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::daemon::{cargo, workspace_manifest};
 use crate::image::GuestImage;
 use crate::pair::{LinkKind, PairOptions};
 
-/// Runs what is asked for; the exit code tells whether anything failed.
+/// Runs the requested tests; the exit code tells whether anything failed.
 pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
     check_names(&options.only, &cases::all(options.link.kind()).iter().map(|case| &*case.name).collect::<Vec<_>>())?;
     if options.list {
@@ -26,7 +26,7 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
     let started = Instant::now();
     let mut tally = Tally::default();
     let image = thread::scope(|scope| {
-        // Mostly downloads and unpacks, while the compiler works.
+        // The image step mostly downloads and unpacks, so it runs in parallel to the compiler.
         let image = (!options.no_vm).then(|| scope.spawn(GuestImage::build));
         if options.only.is_empty() {
             println!("== the workspace's tests");
@@ -51,7 +51,7 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Fails if one of the patterns is part of no name: a misspelt test must not count as a test that passed.
+/// Fails if one of the patterns matches no name: a misspelt test must not count as a test that passed.
 fn check_names(patterns: &[String], names: &[&str]) -> Result<()> {
     for pattern in patterns {
         if names.iter().any(|name| name.contains(&**pattern)) {
@@ -64,7 +64,7 @@ fn check_names(patterns: &[String], names: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The names that are most like a pattern, the best one first: as a whole, or one of their parts.
+/// Returns the names that are most similar to a pattern, the best one first: as a whole, or in one of their parts.
 fn near<'a>(pattern: &str, names: &[&'a str]) -> Vec<&'a str> {
     const NEAR: f64 = 0.8;
     const MOST: usize = 3;
@@ -77,7 +77,7 @@ fn near<'a>(pattern: &str, names: &[&'a str]) -> Vec<&'a str> {
     near.into_iter().map(|(_, name)| name).take(MOST).collect()
 }
 
-/// The cases that are named, or all.
+/// Returns the named cases, or all.
 fn asked_for(options: &TestOptions) -> Vec<Case> {
     cases::all(options.link.kind())
         .into_iter()
@@ -99,7 +99,7 @@ fn guest_tests(options: &TestOptions, image: Result<GuestImage>) -> Tally {
     if options.only.is_empty() {
         run_in_lanes(&image, &pair, kind, || asked_for(options))
     } else {
-        // Whoever names cases looks at them.
+        // Named cases run one after the other, because the user watches them.
         run_cases(&image, &pair, kind, asked_for(options))
     }
 }
@@ -108,7 +108,8 @@ fn workspace_tests() -> Result<Tally> {
     cargo_test(|test| test.arg("--workspace"))
 }
 
-/// The models of `crates/handover`. They are built with other atomics than everything else, so in a folder of theirs.
+/// Runs the models of `crates/handover`. They are built with other atomics than everything else, so they have a target
+/// folder of their own.
 fn models() -> Result<Tally> {
     let manifest = manifest()?;
     let target = manifest.with_file_name("target").join("loom");
@@ -123,7 +124,7 @@ fn manifest() -> Result<PathBuf> {
     workspace_manifest().context("the workspace this program was built from is gone")
 }
 
-/// `cargo test`, with its output passed on and its result lines counted.
+/// Runs `cargo test`, passes its output on and counts its result lines.
 fn cargo_test(which: impl FnOnce(&mut Command) -> &mut Command) -> Result<Tally> {
     let mut test = Command::new(cargo());
     test.args(["test", "--no-fail-fast", "--manifest-path"]).arg(manifest()?);
@@ -137,7 +138,7 @@ fn cargo_test(which: impl FnOnce(&mut Command) -> &mut Command) -> Result<Tally>
         tally.add(result_line(&line));
         skips += u64::from(is_skip(&line));
     }
-    // For libtest these have passed.
+    // libtest counts skipped tests as passed.
     (tally.passed, tally.skipped) = (tally.passed.saturating_sub(skips), tally.skipped + skips);
     let status = child.wait().context("cannot wait for cargo test")?;
     // A test program that does not compile, or crashes, has no result line.
@@ -148,13 +149,13 @@ fn cargo_test(which: impl FnOnce(&mut Command) -> &mut Command) -> Result<Tally>
     Ok(tally)
 }
 
-/// A test says that it cannot be made on this machine (`pvrdma_verbs::testing::skipped`). With one thread the name of
-/// the test is before it.
+/// Returns `true` if a test reports that it cannot run on this machine (`pvrdma_verbs::testing::skipped`). With one
+/// thread the name of the test precedes the report.
 fn is_skip(line: &str) -> bool {
     line.starts_with("skipped: ") || line.contains(" ... skipped: ")
 }
 
-/// What a `test result:` line of libtest counts; nothing for any other line.
+/// Returns the counts of a `test result:` line of libtest; all zero for any other line.
 fn result_line(line: &str) -> Tally {
     let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". ")) else {
         return Tally::default();

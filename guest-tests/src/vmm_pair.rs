@@ -1,5 +1,5 @@
-//! Two VMs of one `pvrdma-vmm`, under KVM: on this machine where it can, otherwise in a guest that plays the host,
-//! whose processor emulates virtualisation.
+//! Two VMs of one `pvrdma-vmm`, under KVM: on this machine if it can, otherwise in a guest that acts as the host, whose
+//! processor emulates virtualisation.
 
 use std::cell::OnceCell;
 use std::net::{IpAddr, Ipv4Addr};
@@ -23,9 +23,9 @@ use crate::vm::{Job, Prepared, Vm, VmBuilder, has_kvm, watchdog};
 
 const MAC: [&str; 2] = ["52:54:00:00:04:01", "52:54:00:00:04:02"];
 const IPV4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 81, 1), Ipv4Addr::new(192, 168, 81, 2)];
-/// Processors of each.
+/// Number of processors of each VM.
 const CPUS: [u32; 2] = [2, 1];
-/// Of a guest of a daemon, at the other end of the uplink.
+/// Ethernet address of a daemon's guest at the other end of the uplink.
 const OUTSIDE_MAC: &str = "52:54:00:00:04:03";
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(192, 168, 81, 3);
 const MTU: u32 = 1500;
@@ -33,7 +33,7 @@ const MEMORY_MIB: u32 = 512;
 const COMMAND_LINE: &str =
     "console=ttyS0 panic=0 mitigations=off nokaslr net.ifnames=0 reboot=k i8042.noaux agent=/dev/ttyS1";
 
-/// The VMs, and what runs them.
+/// The VMs and their VMM.
 #[derive(Debug)]
 pub(crate) struct VmmPair {
     // Declared in the order in which they must be dropped.
@@ -45,37 +45,37 @@ pub(crate) struct VmmPair {
     directory: TempDir,
 }
 
-/// What runs `pvrdma-vmm`.
+/// Machine that runs `pvrdma-vmm`.
 #[derive(Debug)]
 enum Host {
-    /// This machine, with KVM of its processor.
+    /// This machine, with the KVM of its processor.
     Machine(Arc<Mutex<BoundChild>>, PathBuf),
-    /// A guest.
+    /// A guest that acts as the host.
     Guest(Job, Rc<KvmBed>),
 }
 
-/// Which pair it is.
+/// Kind of the pair.
 #[derive(Clone, Copy)]
 struct Kind {
     names: [&'static str; 2],
-    /// There is a link to others.
+    /// The network has an uplink.
     uplink: bool,
-    /// When doorbells of each are memory.
+    /// Doorbell mode of each VM.
     doorbells: [&'static str; 2],
 }
 
-/// Files as `pvrdma-vmm` finds them, where it runs.
+/// Paths as `pvrdma-vmm` finds them on the machine that it runs on.
 struct Place<'a> {
     kind: Kind,
     kernel: &'a Path,
     disk: &'a Path,
-    /// How many times longer than usual everything takes.
+    /// Factor by which everything takes longer than usual.
     patience: u32,
-    /// Of each VM.
+    /// Initramfs of each VM.
     initramfs: [PathBuf; 2],
     agent: [PathBuf; 2],
     console: [PathBuf; 2],
-    /// The link to others, if there is one.
+    /// The uplink, if there is one.
     uplink: Option<String>,
 }
 
@@ -103,18 +103,18 @@ impl Place<'_> {
 }
 
 impl VmmPair {
-    /// Boots both, on a network with an uplink, and brings their devices up.
+    /// Boots both VMs on a network with an uplink, and brings their devices up.
     pub(crate) fn boot(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
         Self::boot_on(image, beds, Kind { names: VMM_GUESTS, uplink: true, doorbells: ["trapped"; 2] })
     }
 
-    /// The same on a network that ends in the VMM.
+    /// Does the same on a network that ends in the VMM.
     pub(crate) fn boot_alone(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
         Self::boot_on(image, beds, Kind { names: VMM_GUESTS, uplink: false, doorbells: ["trapped"; 2] })
     }
 
-    /// The same with doorbells of the first that trap, and of the second that are memory while a program polls, with a
-    /// processor for who watches them.
+    /// Does the same with doorbells of the first VM that trap, and of the second that are memory while a program polls,
+    /// with a processor reserved for the thread that polls them.
     pub(crate) fn boot_with_doorbells(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
         let doorbells = ["trapped", "mapped"];
         let pair = Self::boot_on(image, beds, Kind { names: DOORBELL_GUESTS, uplink: false, doorbells })?;
@@ -163,17 +163,17 @@ impl VmmPair {
         [&self.vms[0], &self.vms[1]]
     }
 
-    /// Their addresses.
+    /// Returns the addresses of the guests.
     pub(crate) const fn addresses(&self) -> [Ipv4Addr; 2] {
         IPV4
     }
 
-    /// How programs in them reach each other.
+    /// Returns the endpoints by which programs in the guests reach each other.
     pub(crate) fn endpoints(&self) -> Result<Endpoints<'_>> {
         Self::between(self.vms(), IPV4)
     }
 
-    /// The same for the first of them and a guest of a daemon, at the other end of the uplink.
+    /// Returns the same for the first VM and a daemon's guest at the other end of the uplink.
     pub(crate) fn uplink_endpoints(&self) -> Result<Endpoints<'_>> {
         let outside = match self.outside.get() {
             Some(outside) => outside,
@@ -201,12 +201,12 @@ impl VmmPair {
         Ok(outside)
     }
 
-    /// How many processors each has.
+    /// Returns the number of processors of each.
     pub(crate) const fn cpus(&self) -> [u32; 2] {
         CPUS
     }
 
-    /// Waits for the end of the VMM, after that of its last VM, and returns what it said.
+    /// Waits for the end of the VMM, which follows the end of its last VM, and returns its output.
     pub(crate) fn ended(&self) -> Result<String> {
         match &self.host {
             Host::Machine(process, log) => {
@@ -219,7 +219,7 @@ impl VmmPair {
         }
     }
 
-    /// Which KVM runs them, and how long they took to boot.
+    /// Describes the KVM in use and the boot time.
     pub(crate) fn description(&self) -> String {
         let kvm = match &self.host {
             Host::Machine(..) => "KVM of this machine",
@@ -228,12 +228,12 @@ impl VmmPair {
         format!("{kvm}; both up after {:.0} s", self.booted.as_secs_f64())
     }
 
-    /// What the VMM and the guests' consoles say.
+    /// Returns the output of the VMM and the guests' consoles.
     pub(crate) fn diagnosis(&self) -> String {
         self.host.diagnosis()
     }
 
-    /// Kills the VMM, and waits until it has gone.
+    /// Kills the VMM, and waits for its end.
     pub(crate) fn kill(&self) -> Result<()> {
         match &self.host {
             Host::Machine(process, _) => {
@@ -247,7 +247,7 @@ impl VmmPair {
         }
     }
 
-    /// The guest that runs the VMM, if one does.
+    /// Returns the guest that runs the VMM, if there is one.
     pub(crate) fn host(&self) -> Option<&Vm> {
         match &self.host {
             Host::Machine(..) => None,
@@ -255,7 +255,7 @@ impl VmmPair {
         }
     }
 
-    /// Lets the guests run on all processors of a host that a guest plays, see [`KvmBed::ON_ONE_PROCESSOR`].
+    /// Lets the guests run on all processors of a host that is itself a guest, see [`KvmBed::ON_ONE_PROCESSOR`].
     pub(crate) fn spread(&self) -> Result<()> {
         match &self.host {
             Host::Machine(..) => Ok(()),
@@ -263,18 +263,18 @@ impl VmmPair {
         }
     }
 
-    /// How often the processors of both VMs have left the guest.
+    /// Returns the number of VM exits of both VMs.
     pub(crate) fn exits(&self) -> Result<Exits> {
         Exits::parse(&self.host.shell(&Exits::script(&self.host.process_id()?))?)
     }
 
-    /// The same of each.
+    /// Returns the number of VM exits of each VM.
     pub(crate) fn exits_of_each(&self) -> Result<[Exits; 2]> {
         let text = self.host.shell(&Exits::script_for_each(&self.host.process_id()?))?;
         Exits::parse_each(&text)?.try_into().map_err(|_| anyhow!("not two VMs: {text}"))
     }
 
-    /// Lets the threads that watch rings have the processor that guests do not run on, where a guest plays the host.
+    /// If the host is a guest, gives the threads that poll rings the processor that the guests do not run on.
     fn spare_a_processor(&self) -> Result<()> {
         let Host::Guest(_, bed) = &self.host else { return Ok(()) };
         let script = "moved=0
@@ -285,7 +285,7 @@ impl VmmPair {
         bed.vm().run(script).map(drop).context("nobody watches doorbells")
     }
 
-    /// Waits until the VMM has so many VMs.
+    /// Waits until the VMM has `count` VMs.
     pub(crate) fn wait_for_vms(&self, count: usize) -> Result<()> {
         let list = Exits::script(&self.host.process_id()?);
         self.host
@@ -295,7 +295,7 @@ impl VmmPair {
 }
 
 impl Host {
-    /// Runs a script where the VMM runs.
+    /// Runs a script on the machine that runs the VMM.
     fn shell(&self, script: &str) -> Result<String> {
         match self {
             Self::Machine(..) => kvm_host::on_machine(script),
@@ -303,7 +303,7 @@ impl Host {
         }
     }
 
-    /// The VMM's.
+    /// Returns the process id of the VMM.
     fn process_id(&self) -> Result<String> {
         match self {
             Self::Machine(process, _) => Ok(process.lock().map_err(|_| anyhow!("somebody panicked"))?.id().to_string()),
@@ -323,7 +323,8 @@ impl Host {
     }
 }
 
-/// What the threads of the VMM do, how often each VM has left the guest for what, and the ends of their consoles.
+/// Script that prints the state of the VMM's threads, the number of VM exits of each VM by reason, and the ends of
+/// their consoles.
 const STATE: &str = "
     for second in 0 1; do
         echo \"--- threads\"
@@ -370,9 +371,9 @@ fn on_machine(image: &GuestImage, directory: &Path, kind: Kind) -> Result<(Host,
     Ok((Host::Machine(process, log), vms))
 }
 
-/// Runs the VMM in a guest that plays the host. The agents' lines go through it.
+/// Runs the VMM in a guest that acts as the host. The agents' lines go through it.
 fn in_guest(image: &GuestImage, bed: Rc<KvmBed>, kind: Kind) -> Result<(Host, [Vm; 2])> {
-    // What is left of a pair that was replaced.
+    // Left over from a pair that was replaced.
     bed.clear("pvrdma-vmm")?;
     let prepared = [bed.prepare(image, kind.names[0])?, bed.prepare(image, kind.names[1])?];
     let place = Place {

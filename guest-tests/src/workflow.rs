@@ -1,15 +1,16 @@
-//! As much of a workflow in YAML as documents use: the scripts of its steps, and what its job has in the environment.
+//! Parser for the subset of YAML workflows that documents use: the scripts of the steps, and the environment of the
+//! job.
 
-/// What a step runs.
+/// A step that runs a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// Its name, if the line before says one.
+    /// Name, if the line before gives one.
     pub(crate) name: Option<String>,
     /// The script.
     pub(crate) script: String,
 }
 
-/// The steps that run something: `run: COMMAND`, or `run: |` with a script that is indented further.
+/// Returns the steps that run something: `run: COMMAND`, or `run: |` with a script that is indented further.
 pub(crate) fn steps(text: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let (mut name, mut inside) = (None, None);
@@ -28,7 +29,7 @@ pub(crate) fn steps(text: &str) -> Vec<Step> {
             name = Some(said.trim().to_owned());
         } else if let Some(command) = key.strip_prefix("run: ") {
             let several = command.trim() == "|";
-            // The key's own column, behind the dash of a list.
+            // The column of the key itself, after the dash of a list.
             inside = several.then_some(line.len() - key.len());
             let script = if several { String::new() } else { format!("{command}\n") };
             steps.push(Step { name: name.take(), script });
@@ -37,7 +38,7 @@ pub(crate) fn steps(text: &str) -> Vec<Step> {
     steps
 }
 
-/// The variables below the first `env:`.
+/// Returns the variables below the first `env:`.
 pub(crate) fn environment(text: &str) -> Vec<(String, String)> {
     let mut lines = text.lines().skip_while(|line| line.trim() != "env:");
     let indent = |line: &str| line.len() - line.trim_start().len();

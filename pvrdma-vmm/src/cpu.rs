@@ -1,4 +1,4 @@
-//! Processors.
+//! Virtual processors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use crate::boot::Entry;
 use crate::memory::Vcpu;
 
-/// Modules of KVM that run kernels as they are. There are others, with the same device.
+/// KVM modules that run unmodified kernels. Other modules provide the same device but do not.
 const MODULES: [&str; 2] = ["/sys/module/kvm_intel", "/sys/module/kvm_amd"];
 const API_VERSION: i32 = 12;
-/// Default type of memory: write-back, and the ranges are on.
+/// MSR with the default memory type: write-back, with the variable ranges enabled.
 const MTRR_DEFAULT_TYPE: u32 = 0x2ff;
 const MTRR_WRITE_BACK: u64 = 1 << 11 | 6;
 
-/// Opens KVM, if it can run a guest's kernel.
+/// Opens KVM and checks that it can run a guest's kernel.
 pub(crate) fn open_kvm(path: &Path) -> Result<Kvm> {
     let name = path.display();
     let text = path.to_str().with_context(|| format!("{name} is no path for KVM"))?;
@@ -44,7 +44,7 @@ pub(crate) fn open_kvm(path: &Path) -> Result<Kvm> {
     Ok(kvm)
 }
 
-/// What processors have in common.
+/// Properties that all processors have in common.
 pub(crate) struct Shape {
     cpuid: CpuId,
     cpus: u8,
@@ -52,13 +52,13 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// So many processors, with all that KVM supports.
+    /// Describes `cpus` processors with all features that KVM supports.
     pub(crate) fn new(kvm: &Kvm, cpus: u8) -> Result<Self> {
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).context("cannot ask KVM for processor features")?;
         Ok(Self { cpuid, cpus, deadline_timer: kvm.check_extension(Cap::TscDeadlineTimer) })
     }
 
-    /// What the CPUID instruction says on one of them: its number, and how many there are.
+    /// Returns the CPUID leaves of one processor, with its number and the processor count filled in.
     fn cpuid(&self, number: u8) -> CpuId {
         let mut cpuid = self.cpuid.clone();
         let (id, cpus) = (u32::from(number), u32::from(self.cpus));
@@ -81,7 +81,7 @@ impl Shape {
         cpuid
     }
 
-    /// Prepares a processor. The first one begins at `entry`; the others wait for it.
+    /// Prepares a processor. The first one starts at `entry`; the others wait until the first one starts them.
     pub(crate) fn apply(&self, cpu: &Vcpu, number: u8, entry: Entry) -> Result<()> {
         cpu.fd.set_cpuid2(&self.cpuid(number)).context("KVM does not take the processor's features")?;
         let msr = kvm_msr_entry { index: MTRR_DEFAULT_TYPE, data: MTRR_WRITE_BACK, ..Default::default() };
@@ -96,25 +96,25 @@ impl Shape {
     }
 }
 
-/// The signal that has a processor look whether it is to stop.
+/// The signal that makes a processor leave guest mode and check whether it must stop.
 pub(crate) fn kick_signal() -> i32 {
     SIGRTMIN()
 }
 
 extern "C" fn kicked(_signal: i32, _info: *mut libc::siginfo_t, _context: *mut libc::c_void) {}
 
-/// Lets the signal interrupt a processor and do nothing else.
+/// Installs a handler so that the signal interrupts a processor without other effects.
 pub(crate) fn prepare_kick() -> Result<()> {
     register_signal_handler(kick_signal(), kicked).context("cannot set a signal's handler")
 }
 
-/// Runs a processor until it is told to stop, or the machine is to be reset.
+/// Runs a processor until it is told to stop or the machine is to be reset.
 ///
 /// # Errors
-/// It cannot go on.
+/// It cannot continue.
 pub(crate) fn run(cpu: &mut Vcpu, io: &IoManager, stop: &Arc<AtomicBool>) -> Result<()> {
     while !stop.load(Ordering::Acquire) {
-        // Where nobody is, all bits are one and writes are lost, as on a bus.
+        // As on a real bus, reads from an address without a device return all ones and writes are lost.
         match cpu.fd.run() {
             Ok(VcpuExit::IoIn(port, data)) => {
                 if io.pio_read(PioAddress(port), data).is_err() {

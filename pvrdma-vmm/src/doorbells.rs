@@ -1,4 +1,4 @@
-//! Doorbells that do not stop a processor: pages of them that are memory while a guest's programs poll.
+//! Doorbells without VM exits: doorbell pages that are mapped as memory while a guest's programs poll.
 
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
@@ -11,17 +11,17 @@ use pvrdma_pci_slot::kvm::KvmPages;
 
 use crate::fabric::{RDMA, RdmaDevice};
 
-/// KVM's memory slots from this one on are for doorbell pages. Those before are for the guest's memory.
+/// First KVM memory slot for doorbell pages. The slots below hold guest memory.
 const FIRST_SLOT: u32 = 8;
 
-/// A thread that watches a guest's rings while its doorbells are not heard. It ends when this is dropped.
+/// Thread that polls a guest's rings while its doorbells do not trap. Dropping this ends the thread.
 pub(crate) struct Doorbells {
     watcher: Arc<WindowWatcher>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Doorbells {
-    /// Lets doorbell pages of the RDMA device in `pair` be memory.
+    /// Allows doorbell pages of the RDMA device in `pair` to be mapped as memory.
     pub(crate) fn start(policy: WindowPolicy, vm: &Arc<VmFd>, pair: &Slot, device: &Arc<RdmaDevice>) -> Result<Self> {
         let pages = device.doorbell_window().map_or(0, |window| window.pages.end);
         let pages = KvmPages::new(Arc::clone(vm), FIRST_SLOT, pages).context("doorbell pages")?;
@@ -37,7 +37,7 @@ impl Doorbells {
 impl Drop for Doorbells {
     fn drop(&mut self) {
         self.watcher.stop();
-        // If it has panicked, it has said so.
+        // If the thread has panicked, the panic message has already been printed.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

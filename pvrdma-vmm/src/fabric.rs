@@ -1,4 +1,4 @@
-//! What the VMs of a process share: a software adapter, and a switch with its uplink.
+//! Resources that all VMs of a process share: a software adapter, and a switch with its uplink.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::options::VmOptions;
 
-/// Where the pair of functions is, and which of them is the RDMA device.
+/// Slot of the pair of functions, and the number of the function that is the RDMA device.
 const SLOT: u8 = 0x10;
 pub(crate) const RDMA: usize = 1;
 
@@ -34,11 +34,11 @@ pub(crate) struct Fabric {
     adapter: Rxe,
     switch: Switch,
     mtu: u32,
-    /// It ends in this process.
+    /// The network has no uplink: it ends in this process.
     alone: bool,
 }
 
-/// The cable of a VM. Dropping it takes it out.
+/// RAII handle of a VM's attachment to the network. Dropping it detaches the VM.
 pub(crate) struct Cable {
     fabric: Arc<Fabric>,
     mac: MacAddr,
@@ -47,14 +47,15 @@ pub(crate) struct Cable {
 
 impl Drop for Cable {
     fn drop(&mut self) {
-        // First the thread that uses the port, then the port, whoever else still has it.
+        // The thread that uses the port ends first. Then the port is detached, even if others still hold a reference to
+        // it.
         drop(self.uplink.take());
         self.fabric.switch.unplug(self.mac);
     }
 }
 
 impl Fabric {
-    /// A network whose packets have at most `mtu` bytes. Without an uplink it ends in this process.
+    /// Creates a network for IP packets of at most `mtu` bytes. Without an uplink it ends in this process.
     pub(crate) fn new(mtu: u32, uplink: Option<LinkSpec>) -> Result<Self> {
         let adapter = Rxe::new(RxeConfig { one_uplink: true, ..RxeConfig::default() }).context("software adapter")?;
         let uplink = uplink.map(|link| link.open().with_context(|| format!("uplink {link}"))).transpose()?;
@@ -63,12 +64,12 @@ impl Fabric {
         Ok(Self { adapter, switch, mtu, alone })
     }
 
-    /// Makes both functions of a VM, in their slot, and connects them. The guest's memory is locked then.
+    /// Creates both functions of a VM in their slot and connects them. This locks the guest's memory.
     pub(crate) fn plug(self: &Arc<Self>, vm: &VmOptions, memory: &GuestMemoryMmap) -> Result<Pair> {
         let slot = Slot::builder(SLOT);
 
-        // Function 0: the network card, a link between the guest and the port of its RDMA device. Nobody waits for its
-        // memory with a lock that others need, so nothing of it is locked.
+        // Function 0: the vNIC, a link between the guest and the port of its RDMA device. Its memory accesses never
+        // happen under a lock that others need, so its memory does not have to be locked.
         let space = DmaSpace::from_guest_memory(memory, PinPolicy::Off)?;
         let config = Vmxnet3Config { multifunction: true, ..Vmxnet3Config::new(format!("{}-nic", vm.name), vm.mac) };
         let nic = Arc::new(NicLink::with_device(config, space, slot.interrupts(0)).context("network card")?);

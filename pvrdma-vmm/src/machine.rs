@@ -1,4 +1,4 @@
-//! A VM: what it is made of, and its life from boot to reset.
+//! A virtual machine: its parts, and its life from boot to reset.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -29,10 +29,10 @@ use crate::options::VmOptions;
 use crate::power::Power;
 use crate::serial::{self, ResetLine};
 
-/// Where BARs are placed. The guest may move them as far down as its memory ends.
+/// Initial address of the BARs. The guest may move them down to the end of its memory.
 const BARS: u64 = 0xc000_0000;
 const BARS_END: u64 = 0xf000_0000;
-/// What KVM needs for itself on Intel's processors, where no memory is.
+/// Pages that KVM needs for itself on Intel processors. There is no guest memory at this address.
 const IDENTITY_MAP: u64 = 0xfffb_c000;
 const TASK_STATE: usize = 0xfffb_d000;
 
@@ -42,16 +42,16 @@ const SECOND_SERIAL: (u16, u32) = (0x2f8, 3);
 const KEYBOARD: u16 = 0x60;
 /// Slot of the first disk.
 const FIRST_DISK: u8 = 1;
-/// Slot of the device by which a guest powers itself off.
+/// Slot of the device through which a guest powers itself off.
 const POWER: u8 = 0x0f;
 
-/// How long a processor that was told to stop is waited for, before it is told again: it may have been about to enter
-/// the guest.
+/// Time to wait for a processor to stop before the signal is repeated. A processor that was about to enter the guest
+/// may have missed the first signal.
 const KICK_AGAIN: Duration = Duration::from_millis(5);
 
 type Subscribers = EventManager<Box<dyn MutEventSubscriber + Send>>;
 
-/// All of a machine that needs no KVM: its memory with the kernel in it, its functions and disks.
+/// Parts of a machine that do not need KVM: its memory with the loaded kernel, its functions and its disks.
 pub(crate) struct Prepared {
     memory: GuestMemoryMmap,
     entry: Entry,
@@ -61,7 +61,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Loads everything, locks the memory and plugs the functions in.
+    /// Loads the kernel, locks the memory and plugs in the functions.
     pub(crate) fn new(vm: &VmOptions, fabric: &Arc<Fabric>) -> Result<Self> {
         let memory = memory::allocate(vm.memory)?;
         let payload = Payload { kernel: &vm.kernel, initramfs: vm.initramfs.as_deref(), command_line: &vm.append };
@@ -79,13 +79,13 @@ impl Prepared {
 
 /// A machine that is ready to run.
 pub(crate) struct Machine {
-    // Dropped in this order: nobody works for functions that are gone, whose cable goes last.
+    // Fields are dropped in this order, so that no thread serves a function that is gone; the cable goes last.
     events: Subscribers,
     _doorbells: Option<Doorbells>,
     cpus: Vec<Vcpu>,
     io: Arc<IoManager>,
     bus: Arc<PciBus>,
-    /// Signalled when a processor has ended, or the guest wants a reset.
+    /// Signalled when a processor has ended or the guest requests a reset.
     end: EventFd,
     ended: Arc<AtomicBool>,
     power: Arc<Power>,
@@ -93,16 +93,16 @@ pub(crate) struct Machine {
     _cable: Cable,
 }
 
-/// How a machine's life ended.
+/// Reason for the end of a machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Ended {
-    /// Its guest wants to start again.
+    /// The guest has requested a reset.
     Reset,
-    /// Its guest has powered it off.
+    /// The guest has powered itself off.
     Off,
 }
 
-/// Notes that something has ended.
+/// Records the end of the machine and signals it.
 struct End(EventFd, Arc<AtomicBool>);
 
 impl MutEventSubscriber for End {
@@ -119,7 +119,7 @@ impl MutEventSubscriber for End {
     }
 }
 
-/// A VM with the interrupt controllers and the timer of a PC.
+/// Creates a VM with the interrupt controllers and the timer of a PC.
 fn make_vm(kvm: &Kvm, memory: GuestMemoryMmap) -> Result<Vm> {
     let vm = Vm::new(kvm, memory)?;
     let fd = vm.fd();
@@ -132,7 +132,7 @@ fn make_vm(kvm: &Kvm, memory: GuestMemoryMmap) -> Result<Vm> {
 }
 
 impl Machine {
-    /// Makes it, with all processors.
+    /// Creates the machine with all its processors.
     pub(crate) fn new(kvm: &Kvm, options: &VmOptions, prepared: Prepared) -> Result<Self> {
         let Prepared { memory, entry, mut slots, pair: Pair { slot: pair, rdma, cable }, power } = prepared;
         let vm = make_vm(kvm, memory)?;
@@ -143,8 +143,8 @@ impl Machine {
             let work = slot.deferred(Some(Arc::clone(vm.fd()) as _)).context("doorbells")?;
             events.add_subscriber(Box::new(work));
         }
-        // What a processor asks of a disk may block it. What it asks of the pair is bounded, and done before another
-        // thread would wake up.
+        // An access to a disk may block the processor, so another thread does it. An access to the pair of functions is
+        // bounded and finishes sooner than another thread would wake up.
         pair.connect(|| interrupts.line()).context("interrupts")?;
         let work = pair.doorbells(Arc::clone(vm.fd()) as _).context("doorbells")?;
         events.add_subscriber(Box::new(work));
@@ -154,7 +154,7 @@ impl Machine {
         let mut io = IoManager::new();
         let bus = PciBus::new(slots)?;
         let mut room = AddressAllocator::new(BARS, BARS_END - BARS)?;
-        // Each in a page of its own, at least.
+        // Each BAR takes at least one page of its own.
         bus.place_bars(|size| {
             let size = size.max(4096);
             room.allocate(size, size, AllocPolicy::FirstMatch).map(|range| range.start()).ok()
@@ -179,10 +179,10 @@ impl Machine {
         Ok(Self { events, _doorbells: doorbells, cpus, io, bus, end, ended, power, _vm: vm, _cable: cable })
     }
 
-    /// Runs it until it is reset or powered off.
+    /// Runs the machine until it is reset or powered off.
     ///
     /// # Errors
-    /// A processor cannot go on.
+    /// A processor cannot continue.
     pub(crate) fn run(mut self) -> Result<Ended> {
         let stop = Arc::new(AtomicBool::new(false));
         let (results, ends) = mpsc::channel();
@@ -192,7 +192,7 @@ impl Machine {
             let end = self.end.try_clone()?;
             let run = move || {
                 let result = cpu::run(&mut cpu, &io, &stop).with_context(|| format!("processor {number}"));
-                // Both fail only when the machine has gone.
+                // Both calls fail only if the machine is gone.
                 let _ = results.send(result);
                 let _ = end.write(1);
             };
@@ -204,19 +204,19 @@ impl Machine {
         }
         stop.store(true, Ordering::Release);
         let result = stop_all(&threads, &ends);
-        // Nothing touches the memory after this.
+        // After this reset no function accesses guest memory.
         self.bus.reset();
         result.map(|()| if self.power.is_off() { Ended::Off } else { Ended::Reset })
     }
 }
 
-/// Waits for all processors, and has those that are in the guest leave it.
+/// Waits for all processors to end, and signals those that are in guest mode to leave it.
 fn stop_all(threads: &[JoinHandle<()>], ends: &mpsc::Receiver<Result<()>>) -> Result<()> {
     let mut result = Ok(());
     let mut left = threads.len();
     while left > 0 {
         for thread in threads.iter().filter(|thread| !thread.is_finished()) {
-            // It may have ended in between, which is what is wanted.
+            // The signal fails if the thread has ended in the meantime, which is the intended result.
             let _ = thread.kill(cpu::kick_signal());
         }
         match ends.recv_timeout(KICK_AGAIN) {
@@ -231,7 +231,7 @@ fn stop_all(threads: &[JoinHandle<()>], ends: &mpsc::Receiver<Result<()>>) -> Re
     result
 }
 
-/// Adds the serial ports and the reset line, and returns what that signals.
+/// Adds the serial ports and the reset line. Returns the event of the reset line.
 fn add_ports(options: &VmOptions, vm: &Arc<VmFd>, io: &mut IoManager, events: &mut Subscribers) -> Result<EventFd> {
     let range = |port, size| PioRange::new(PioAddress(port), size).context("ports");
     let (console, event) = serial::console(options.console.as_deref())?;

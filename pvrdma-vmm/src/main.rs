@@ -1,18 +1,19 @@
-//! A small VMM of rust-vmm crates: boots Linux with a vmxnet3 and a PVRDMA function in each VM, several VMs in one
-//! process on one software adapter and one switch. `docs/vmm.md` says how to use it, `docs/embedding.md` what to copy.
+//! A small VMM built from rust-vmm crates. It boots Linux with a vmxnet3 and a PVRDMA function in each VM, and runs
+//! several VMs in one process on one software adapter and one switch. See `docs/vmm.md` for its use and
+//! `docs/embedding.md` for the parts to reuse.
 //!
-//! | module | what it is |
+//! | module | content |
 //! | --- | --- |
 //! | `options` | the command line |
 //! | `fabric` | adapter and switch, and how a VM's two functions are plugged in |
-//! | `machine` | a VM: what it is made of, and its life |
-//! | `memory` | guest memory, also as KVM has it: the only unsafe code |
-//! | `boot` | kernel, page tables, MP table: what the first instruction finds |
+//! | `machine` | a VM: its parts and its life |
+//! | `memory` | guest memory, also as KVM maps it: the only unsafe code |
+//! | `boot` | kernel, page tables, MP table: the initial state of the guest |
 //! | `cpu` | processors |
-//! | `doorbells` | pages of doorbells that are memory while programs poll |
+//! | `doorbells` | doorbell pages that are memory while programs poll |
 //! | `serial` | serial ports and the reset line |
 //! | `disk` | virtio block devices |
-//! | `power` | how a guest without ACPI powers itself off |
+//! | `power` | power-off for a guest without ACPI |
 
 mod boot;
 mod cpu;
@@ -38,7 +39,7 @@ use machine::{Ended, Machine, Prepared};
 use options::{Options, VmOptions};
 
 fn main() -> ExitCode {
-    // What a guest or the system makes of its devices is seen without asking.
+    // Warnings about a guest or the system are shown by default.
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     match run(&Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Everything is looked at before the first VM starts.
+/// Checks all options before the first VM starts.
 fn run(options: &Options) -> Result<()> {
     let vms = options.vms()?;
     let fabric = Arc::new(Fabric::new(options.mtu, options.uplink()?)?);
@@ -66,7 +67,7 @@ fn run(options: &Options) -> Result<()> {
         let (kvm, fabric, ended) = (Arc::clone(&kvm), Arc::clone(&fabric), ended.clone());
         let live = move || {
             let result = live(&kvm, &fabric, &vm, machine).with_context(|| vm.name.clone());
-            // Fails only when the process ends.
+            // The send fails only when the process ends.
             let _ = ended.send(result);
         };
         thread::Builder::new().spawn(live).context("cannot start a thread")?;
@@ -75,7 +76,7 @@ fn run(options: &Options) -> Result<()> {
     ends.into_iter().collect()
 }
 
-/// From boot to boot, until it is powered off. A machine that is reset is made anew, with memory of zeros.
+/// Runs a VM from boot to boot until it is powered off. On reset the machine is created anew, with zeroed memory.
 fn live(kvm: &kvm_ioctls::Kvm, fabric: &Arc<Fabric>, vm: &VmOptions, mut machine: Machine) -> Result<()> {
     loop {
         if machine.run()? == Ended::Off {

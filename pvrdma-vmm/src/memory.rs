@@ -1,4 +1,4 @@
-//! Guest memory: ours, and the same as KVM has it.
+//! Guest memory, as a mapping of this process and as KVM memory slots.
 #![expect(unsafe_code, reason = "KVM is told addresses of this process")]
 
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
 
-/// Where memory below 4 GiB ends: behind it are BARs and interrupt controllers.
+/// End of the memory below 4 GiB. The range above it holds BARs and interrupt controllers.
 const LOW_END: u64 = 0xc000_0000;
-/// Where it goes on.
+/// Start of the memory above 4 GiB.
 const HIGH_START: u64 = 1 << 32;
 
-/// The pieces of a memory of so many bytes.
+/// Returns the ranges of a guest memory of `bytes` bytes.
 pub(crate) fn layout(bytes: u64) -> Vec<(GuestAddress, u64)> {
     let low = bytes.min(LOW_END);
     let pieces = [(GuestAddress(0), low), (GuestAddress(HIGH_START), bytes - low)];
     pieces.into_iter().filter(|(_, len)| *len > 0).collect()
 }
 
-/// Memory of so many bytes, all zeros.
+/// Allocates zeroed guest memory of `bytes` bytes.
 pub(crate) fn allocate(bytes: u64) -> Result<GuestMemoryMmap> {
     let pieces = layout(bytes).into_iter().map(|(start, len)| Ok((start, usize::try_from(len)?)));
     let pieces = pieces.collect::<Result<Vec<_>>>()?;
@@ -33,14 +33,14 @@ pub(crate) struct Vm {
     memory: GuestMemoryMmap,
 }
 
-/// A processor of a VM, which keeps the memory that its guest writes to.
+/// A processor of a VM. It keeps the memory mapped that its guest writes to.
 pub(crate) struct Vcpu {
     pub(crate) fd: VcpuFd,
     _memory: GuestMemoryMmap,
 }
 
 impl Vm {
-    /// Makes a VM of this memory.
+    /// Creates a VM with this memory.
     pub(crate) fn new(kvm: &Kvm, memory: GuestMemoryMmap) -> Result<Self> {
         let fd = Arc::new(kvm.create_vm().context("cannot make a VM")?);
         for (slot, region) in (0..).zip(memory.iter()) {
@@ -52,15 +52,15 @@ impl Vm {
                 userspace_addr: region.get_host_address(MemoryRegionAddress(0)).context("memory without an address")?
                     as u64,
             };
-            // SAFETY: the guest's processors write there while they run, and only then. They are made by `vcpu` alone,
-            // and each has its own share in the mappings. Nobody holds references to the bytes: `vm-memory` accesses
-            // them as volatile.
+            // SAFETY: only the guest's processors write to this memory, and only while they run. `vcpu` is the only
+            // function that makes processors, and each of them holds its own share in the mappings. There are no
+            // references to the bytes: `vm-memory` accesses them as volatile.
             unsafe { fd.set_user_memory_region(region) }.context("KVM does not take the memory")?;
         }
         Ok(Self { fd, memory })
     }
 
-    /// For everything but processors, see [`Self::vcpu`].
+    /// The descriptor for everything except processors, see [`Self::vcpu`].
     pub(crate) const fn fd(&self) -> &Arc<VmFd> {
         &self.fd
     }

@@ -67,30 +67,30 @@ pub(crate) struct VmOptions {
     pub(crate) initramfs: Option<PathBuf>,
     pub(crate) append: String,
     pub(crate) disks: Vec<DiskOptions>,
-    /// Bytes.
+    /// Memory size in bytes.
     pub(crate) memory: u64,
     pub(crate) cpus: u8,
     pub(crate) console: Option<PathBuf>,
     pub(crate) serial: Option<PathBuf>,
     pub(crate) pin: PinPolicy,
-    /// When its doorbell pages are memory, if ever.
+    /// Policy for mapping its doorbell pages as memory; `None` if they always trap.
     pub(crate) doorbells: Option<WindowPolicy>,
 }
 
-/// Least memory that a kernel and its initramfs find room in.
+/// Minimum memory size that holds a kernel and its initramfs.
 const LEAST_MEMORY: u64 = 128 << 20;
-/// The MP table has room for no more.
+/// Maximum number of processors for which the MP table has room.
 pub(crate) const MAX_CPUS: u8 = 16;
-/// More slots than that are not looked at.
+/// Maximum number of disks; the guest does not scan further slots.
 const MAX_DISKS: usize = 8;
 
 impl Options {
-    /// The VMs, each different from the others.
+    /// Returns the options of all VMs, after a check that no two of them conflict.
     pub(crate) fn vms(&self) -> Result<Vec<VmOptions>> {
         self.vms_on(available_parallelism().map_or(1, NonZero::get))
     }
 
-    /// The same for so many processors.
+    /// Does the same for a host with `processors` processors.
     fn vms_on(&self, processors: usize) -> Result<Vec<VmOptions>> {
         let mut vms: Vec<(VmOptions, DoorbellMode)> = Vec::new();
         for text in &self.vm {
@@ -109,7 +109,7 @@ impl Options {
         Ok(vms.into_iter().map(choose).collect())
     }
 
-    /// The uplink, a tunnel with its other ends.
+    /// Returns the uplink; a tunnel includes its remote addresses.
     pub(crate) fn uplink(&self) -> Result<Option<LinkSpec>> {
         let Some(LinkSpec::Vxlan(tunnel)) = &self.uplink else {
             ensure!(self.remotes.is_empty() && self.vni.is_none(), "--remote and --vni are for --uplink vxlan:ADDRESS");
@@ -120,7 +120,7 @@ impl Options {
             vni: self.vni.unwrap_or_default(),
             ..tunnel.clone()
         };
-        // Whoever sends from elsewhere is not listened to.
+        // Packets from any other source address are discarded.
         ensure!(!tunnel.remotes.is_empty(), "vxlan needs a --remote");
         tunnel.check().context("--uplink")?;
         Ok(Some(LinkSpec::Vxlan(tunnel)))
@@ -171,7 +171,7 @@ impl Options {
     }
 }
 
-/// A link. This program has no options for the keys of a TLS link.
+/// Parses a link. This program has no options for the keys of a TLS link.
 fn link(text: &str) -> Result<LinkSpec, String> {
     if matches!(text.split_once(':'), Some(("tls" | "tls-connect", _))) {
         return Err("pvrdmad alone has TLS links".to_owned());
@@ -179,7 +179,7 @@ fn link(text: &str) -> Result<LinkSpec, String> {
     text.parse()
 }
 
-/// A number of bytes, with M or G for MiB or GiB, whole pages.
+/// Parses a number of bytes, with suffix M or G for MiB or GiB; it must be a multiple of the page size.
 fn bytes(text: &str) -> Result<u64> {
     let wrong = || format!("'{text}' is no size, as 512M or 2G");
     let (number, shift) = match text.strip_suffix('G') {
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!((&vm.initramfs, &vm.console), (&None, &None));
     }
 
-    /// What is chosen with so many processors: who waits for whom is known only when all VMs are.
+    /// The choice depends on the number of host processors, and can only be made when all VMs are known.
     #[test]
     fn doorbells_are_memory_where_there_are_processors() {
         let vms = |modes: &[&str], processors: usize| -> Vec<bool> {

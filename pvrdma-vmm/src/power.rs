@@ -1,5 +1,5 @@
-//! How a guest without ACPI says that it has powered itself off: the pvpanic device, which Linux knows as `pvpanic-pci`
-//! (its interface is described with QEMU, `docs/specs/pvpanic.rst`).
+//! Power-off for guests without ACPI: the pvpanic device, which Linux supports as `pvpanic-pci` (its interface is
+//! described in QEMU's `docs/specs/pvpanic.rst`).
 
 use std::io;
 use std::sync::Arc;
@@ -11,16 +11,16 @@ use pvrdma_pci_function::{Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Identity,
 use pvrdma_pci_slot::Slot;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Red Hat; pvpanic; a system device of no special kind.
+/// Red Hat; pvpanic; a system peripheral of no special kind.
 const IDENTITY: Identity = Identity { vendor: 0x1b36, device: 0x0011, revision: 1, class: [0, 0x80, 8] };
-/// The one register is a byte. A page for it is a page that nothing else is in.
+/// Size of the BAR. The only register is one byte, but the BAR takes a whole page so that nothing else shares it.
 const BAR_SIZE: u64 = 0x1000;
 
-// What the register says can be told, and what is told by writing to it.
+// Bits of the register. A read returns the supported events; a write reports an event.
 const PANICKED: u8 = 1 << 0;
 const SHUTDOWN: u8 = 1 << 2;
 
-/// What a guest has said of itself.
+/// Events that a guest has reported about itself.
 #[derive(Debug)]
 pub(crate) struct Power {
     name: String,
@@ -30,13 +30,13 @@ pub(crate) struct Power {
 }
 
 impl Power {
-    /// It is on. `name` is the VM's.
+    /// Creates the state of a running machine. `name` is the name of the VM.
     pub(crate) fn new(name: &str) -> io::Result<Arc<Self>> {
         let (panicked, off) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(Arc::new(Self { name: name.to_owned(), panicked, off, event: EventFd::new(EFD_NONBLOCK)? }))
     }
 
-    /// A slot with the device.
+    /// Returns a slot with the device.
     pub(crate) fn slot(self: &Arc<Self>, number: u8) -> Result<Arc<Slot>> {
         let function = PowerFunction::new(Arc::clone(self));
         Ok(Slot::builder(number).with(0, Arc::new(function)).build()?)
@@ -47,7 +47,7 @@ impl Power {
         self.off.load(Ordering::Acquire)
     }
 
-    /// Signalled when it does.
+    /// Event that is signalled when the guest powers itself off.
     pub(crate) const fn event(&self) -> &EventFd {
         &self.event
     }
@@ -58,13 +58,13 @@ impl Power {
         }
         if what & SHUTDOWN != 0 {
             self.off.store(true, Ordering::Release);
-            // Fails only if nobody has looked for 2^64 times.
+            // The write fails only if the event was signalled 2^64 times without a read.
             let _ = self.event.write(1);
         }
     }
 }
 
-/// The device.
+/// PCI function of the device.
 struct PowerFunction {
     power: Arc<Power>,
     config: Mutex<ConfigSpace>,
@@ -128,7 +128,7 @@ impl PciFunction for PowerFunction {
 mod tests {
     use super::*;
 
-    /// As Linux's driver does: it asks what it may say, and says it once.
+    /// Does what Linux's driver does: reads the supported events, then writes one.
     #[test]
     fn a_guest_powers_itself_off() {
         let power = Power::new("a").unwrap();

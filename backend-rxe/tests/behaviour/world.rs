@@ -1,4 +1,4 @@
-//! Engines, their clock and the cable between them: what tests of this adapter need beside [`pvrdma_verbs::testing`].
+//! Engines, their clock and the cable between them: test fixtures in addition to [`pvrdma_verbs::testing`].
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ pub(crate) type Node = pvrdma_verbs::testing::Node<RxeHca>;
 pub(crate) type Buffer = pvrdma_verbs::testing::Buffer<RxeHca>;
 pub(crate) type End = pvrdma_verbs::testing::End<RxeHca>;
 
-/// Bytes of a node's memory, which cost nothing before they are touched.
+/// Size of a node's memory in bytes, which costs nothing before it is touched.
 const MEMORY: u64 = 64 << 20;
-/// Bytes of an IP packet on the cable.
+/// IP MTU of the cable.
 const CABLE_MTU: u32 = 4500;
 
 thread_local! {
@@ -27,7 +27,7 @@ thread_local! {
     static SLOW: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes the memory of every node of `test` slow, so that that of two is not held together.
+/// Makes the memory of every node of `test` slow, so that the memory of two nodes is not held at the same time.
 pub(crate) fn on_slow_memory(test: impl FnOnce()) {
     SLOW.set(true);
     test();
@@ -42,13 +42,13 @@ pub(crate) fn on_the_wire(faults: Faults, seed: u64, test: impl FnOnce()) {
     CABLE.set(None);
 }
 
-/// Connects the device of this number to a network.
+/// Connects the device with this number to a network.
 pub(crate) fn plug(rxe: &Rxe, number: u8, uplink: impl Link + 'static, rules: PortRules) -> Uplink {
     let config = PortConfig { uplink: Arc::new(uplink), nic: None, mtu: CABLE_MTU, rules };
     rxe.plug(mac(number), config).unwrap()
 }
 
-/// Backends with a clock that tests move.
+/// Backends with a clock that tests advance.
 pub(crate) struct World {
     pub(crate) rxe: Rxe,
     pub(crate) clock: Arc<ManualClock>,
@@ -56,17 +56,17 @@ pub(crate) struct World {
     pub(crate) far: Option<Rxe>,
     /// Keep the cable plugged in.
     pub(crate) _uplinks: Vec<Uplink>,
-    /// Keep the shares of devices.
+    /// Keep the devices' shares alive.
     pub(crate) _shares: Vec<DeviceShare>,
 }
 
 impl World {
-    /// Runs one thing that is ready. Returns `false` if there was none.
+    /// Runs one ready task. Returns `false` if there was none.
     pub(crate) fn run_one(&self) -> bool {
         self.backends().iter().any(Rxe::run_one)
     }
 
-    /// Nothing runs by itself.
+    /// Creates backends that run only when the test runs them.
     pub(crate) fn new() -> Self {
         Self::with(|_| {})
     }
@@ -75,7 +75,7 @@ impl World {
         Self::with_shares(change, &[])
     }
 
-    /// The same with shares of devices by number.
+    /// Does the same with shares of devices by number.
     pub(crate) fn with_shares(change: impl FnOnce(&mut RxeConfig), shares: &[(u8, ShareConfig)]) -> Self {
         let clock = Arc::new(ManualClock::default());
         let mut config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as Arc<dyn Clock>, ..RxeConfig::default() };
@@ -86,12 +86,12 @@ impl World {
         let Some((faults, seed)) = CABLE.get() else {
             return Self { rxe, clock, far: None, _uplinks: Vec::new(), _shares: shares };
         };
-        // Two of three seeds have several receive queues at one end.
+        // With two of three seeds, one end has several receive queues.
         let port_threads = if seed.is_multiple_of(3) { 1 } else { 3 };
         let far = Rxe::new(RxeConfig { port_threads, ..config }).unwrap();
         shares.extend(give(&far));
         let (near_end, far_end) = memory::pair(100_000).unwrap();
-        // Every second seed is of two ends that agree on more than RoCE.
+        // With every second seed the two ends negotiate features beyond RoCE.
         let rules = || PortRules { negotiate: seed.is_multiple_of(2), ..PortRules::default() };
         let uplinks = vec![
             plug(&rxe, 1, FaultLink::new(near_end, faults, seed * 2), rules()),
@@ -100,7 +100,7 @@ impl World {
         Self { rxe, clock, far: Some(far), _uplinks: uplinks, _shares: shares }
     }
 
-    /// Both backends, or the one that there is.
+    /// Returns both backends, or the only one.
     fn backends(&self) -> Vec<Rxe> {
         [Some(self.rxe.clone()), self.far.clone()].into_iter().flatten().collect()
     }
@@ -113,24 +113,25 @@ impl World {
         self.driven(Node::with_memory(self.backend(number), number, MEMORY))
     }
 
-    /// A device with these rules, which has no GID yet.
+    /// Returns a device with these rules, which has no GID yet.
     pub(crate) fn ruled(&self, number: u8, rules: Rules) -> Node {
         self.driven(Node::with_rules(self.backend(number), number, MEMORY, rules))
     }
 
-    /// A device on the memory of another, in a part that is its own.
+    /// Returns a device on the memory of another, in a part of its own.
     pub(crate) fn node_beside(&self, other: &Node, number: u8) -> Node {
         let pages = other.pages(64);
         let buffers = pages[pages.len() - 1]..pages[0];
         self.driven(Node::on(self.backend(number), number, Arc::clone(&other.memory), buffers))
     }
 
-    /// A device on memory of which it registers what the test says.
+    /// Returns a device on memory of which it registers the part that the test chooses.
     pub(crate) fn node_on(&self, number: u8, memory: Arc<DmaSpace>) -> Node {
         self.driven(Node::on(self.backend(number), number, memory, 0..0))
     }
 
-    /// Local delivery is done when a doorbell returns. Over the cable it takes some runs of both backends.
+    /// Sets the callback that drives the backends. Local delivery is complete when a doorbell returns and needs none;
+    /// delivery over the cable takes several runs of both backends.
     fn driven(&self, mut node: Node) -> Node {
         if SLOW.get() {
             node.memory.note_stall(Duration::from_secs(1));
@@ -142,8 +143,8 @@ impl World {
         node
     }
 
-    /// Runs what is ready, then moves the clock to the next deadline, until nothing is left. Gives the time that
-    /// passed.
+    /// Runs all ready tasks, then advances the clock to the next deadline, until there are no more. Returns the elapsed
+    /// virtual time.
     pub(crate) fn settle(&self) -> Duration {
         let start = self.clock.now();
         self.run();
@@ -151,17 +152,17 @@ impl World {
         self.clock.now() - start
     }
 
-    /// Runs what is ready.
+    /// Runs all ready tasks.
     pub(crate) fn run(&self) {
         run_all(&self.backends());
     }
 
-    /// When the next timer fires.
+    /// Returns the deadline of the next timer.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         self.backends().iter().filter_map(Rxe::next_deadline).min()
     }
 
-    /// Moves the clock to the next deadline, if there is one, and runs what is ready then.
+    /// Advances the clock to the next deadline, if there is one, and runs all tasks that are ready then.
     pub(crate) fn step(&self) -> bool {
         let Some(deadline) = self.next_deadline() else { return false };
         self.clock.advance(deadline.saturating_sub(self.clock.now()));
@@ -170,7 +171,7 @@ impl World {
     }
 }
 
-/// Runs all backends until none has anything to do now.
+/// Runs all backends until none has a ready task.
 fn run_all(backends: &[Rxe]) {
     while backends.iter().map(Rxe::run_ready).sum::<usize>() > 0 {}
 }
@@ -189,7 +190,7 @@ impl Pair {
         Self::with(World::new(), |_| {}, |_| {})
     }
 
-    /// `left` and `right` change the attributes of the two QPs.
+    /// Creates the pair; `left` and `right` change the attributes of the two QPs.
     pub(crate) fn with(world: World, left: impl FnOnce(&mut QpAttrs), right: impl FnOnce(&mut QpAttrs)) -> Self {
         let (a, b) = (world.node(1), world.node(2));
         let pair = Self { left: a.qp(QpType::Rc), right: b.qp(QpType::Rc), world, a, b };
@@ -204,7 +205,7 @@ impl Pair {
     }
 }
 
-/// A device on a cable whose other end is the test.
+/// Returns a device on a cable whose other end is the test.
 pub(crate) fn exposed(capacity: usize) -> (World, Node, MemoryLink, Uplink) {
     let world = World::new();
     let (ours, theirs) = memory::pair(capacity).unwrap();
@@ -213,7 +214,7 @@ pub(crate) fn exposed(capacity: usize) -> (World, Node, MemoryLink, Uplink) {
     (world, node, theirs, uplink)
 }
 
-/// A frame that a good peer sends to QP 0x100 of node 1.
+/// Returns a frame that a correct peer sends to QP 0x100 of node 1.
 pub(crate) fn request() -> Vec<u8> {
     let (world, far, cable, _uplink) = exposed(10);
     pvrdma_verbs::Hca::bind_gid(&far.hca, 0, gid(2), pvrdma_verbs::GidType::RoceV2).unwrap();
@@ -226,19 +227,19 @@ pub(crate) fn request() -> Vec<u8> {
     frame
 }
 
-/// Connects a QP of node 1 to the peer that the test plays.
+/// Connects a QP of node 1 to a peer that the test simulates.
 pub(crate) fn connect_to_test(end: &End) {
     end.connect(end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
 }
 
-/// What came out of an end of a cable.
+/// Returns the frames that came out of an end of a cable.
 pub(crate) fn taken(link: &impl Link) -> Vec<Vec<u8>> {
     let mut frames = Frames::default();
     link.receive(&mut frames, usize::MAX);
     frames.iter().map(<[u8]>::to_vec).collect()
 }
 
-/// Puts a frame into an end of a cable.
+/// Sends a frame into an end of a cable.
 pub(crate) fn give(link: &impl Link, frame: &[u8]) {
     let mut frames = Frames::default();
     frames.push(frame);

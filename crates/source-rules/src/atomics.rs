@@ -1,7 +1,7 @@
-//! Words that threads share without a lock are listed, with what keeps each right.
+//! Requires that all atomics are listed, each with the reason why its use is correct.
 //!
-//! A field or static of the product that is an atomic, or holds some, is in the table of one document, in the row of
-//! its file; and the table has no others. The crate of protocols, whose types have models, is not asked.
+//! A field or static of the product that is an atomic, or contains atomics, is in the table of one document, in the row
+//! of its file; and the table contains no others. The home folder of the settings, whose types have models, is exempt.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -13,10 +13,11 @@ use crate::Problem;
 use crate::tokens;
 use crate::workspace::Workspace;
 
-/// Words by file.
+/// Names of atomics by file.
 type Words = BTreeMap<String, BTreeSet<String>>;
 
-/// What the table lacks, and what it has too much. `document` is the text of the file that the settings name.
+/// Returns atomics that the table lacks and entries without an atomic. `document` is the text of the file that the
+/// settings name.
 #[must_use]
 pub fn check(workspace: &Workspace, document: &str) -> Vec<Problem> {
     let rule = &workspace.config.atomics;
@@ -33,14 +34,14 @@ pub fn check(workspace: &Workspace, document: &str) -> Vec<Problem> {
     missing.chain(stale).collect()
 }
 
-/// The words that only the first has.
+/// Iterates over the names that only the first map contains.
 fn difference<'a>(these: &'a Words, those: &'a Words) -> impl Iterator<Item = (&'a str, &'a str)> {
     let is_among = |file: &str, word: &str| those.get(file).is_some_and(|words| words.contains(word));
     let all = these.iter().flat_map(|(file, words)| words.iter().map(|word| (file.as_str(), word.as_str())));
     all.filter(move |(file, word)| !is_among(file, word))
 }
 
-/// The atomics of the product.
+/// Returns the atomics of the product.
 fn declared(workspace: &Workspace) -> Words {
     let mut all = Words::new();
     for (_, file) in workspace.product() {
@@ -56,7 +57,7 @@ fn declared(workspace: &Workspace) -> Words {
     all
 }
 
-/// The rows of the document's tables whose first cell is a file: the words of the second cell.
+/// Parses the rows of the document's tables whose first cell is a file; returns the names in the second cell.
 fn listed(document: &str) -> Words {
     let rows = document.lines().filter_map(|line| {
         let mut cells = line.strip_prefix('|')?.split('|');
@@ -70,7 +71,7 @@ fn listed(document: &str) -> Words {
     all
 }
 
-/// What stands between backticks.
+/// Returns the texts between backticks.
 fn quoted(text: &str) -> Vec<&str> {
     text.split('`').skip(1).step_by(2).collect()
 }
@@ -86,7 +87,7 @@ fn is_atomic(identifier: &str) -> bool {
 #[derive(Default)]
 struct Declarations {
     words: BTreeSet<String>,
-    /// The type whose fields have no names.
+    /// Type whose fields have no names.
     owner: String,
 }
 

@@ -1,9 +1,9 @@
-//! No import circle of product files that is larger than two files.
+//! Forbids import circles of more than two product files.
 //!
 //! An arrow leads from a file to each file that defines something it names: through re-exports to the definition, not
-//! to the file that passes it on. A `mod.rs` or `lib.rs` that only declares modules and re-exports has no arrows. A
+//! to the file that re-exports it. A `mod.rs` or `lib.rs` that only declares modules and re-exports has no arrows. A
 //! circle is a set of files each of which reaches each other along arrows (a strongly connected component), so two
-//! circles that share a file are one. See [`crate::imports`] for what counts as a name.
+//! circles that share a file are one. See [`crate::imports`] for the definition of a name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,26 +15,26 @@ use crate::imports::{self, Usage};
 use crate::modules::{Modules, Target};
 use crate::workspace::{Part, Workspace};
 
-/// The arrows between files: what ties them, by the indices of the two files.
+/// Arrows between files: the dependency, by the indices of the two files.
 pub type Arrows = BTreeMap<(usize, usize), BTreeMap<String, Tie>>;
 
-/// How a file uses a name that another file defines.
+/// Use of a name that another file defines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tie {
-    /// The first line that uses it.
+    /// First line that uses the name.
     pub line: usize,
-    /// Whether it is only passed on to others.
+    /// Whether the name is only re-exported.
     pub reexport: bool,
 }
 
 /// Files that all reach each other.
 #[derive(Clone, Debug)]
 pub struct Circle {
-    /// Their indices.
+    /// Indices of the files.
     pub files: BTreeSet<usize>,
 }
 
-/// The circles that are too large.
+/// Returns the circles that are too large.
 #[must_use]
 pub fn check(workspace: &Workspace) -> Vec<Problem> {
     let arrows = arrows(workspace);
@@ -50,8 +50,8 @@ pub fn check(workspace: &Workspace) -> Vec<Problem> {
         .collect()
 }
 
-/// Paths with `crate` or `super` in front that the resolver found nothing for. There should be none: each may hide an
-/// arrow.
+/// Returns the paths that begin with `crate` or `super` and that the resolver could not resolve. There should be none:
+/// each may hide an arrow.
 #[must_use]
 pub fn unresolved(workspace: &Workspace) -> Vec<Problem> {
     let modules = Modules::of(workspace);
@@ -67,7 +67,7 @@ pub fn unresolved(workspace: &Workspace) -> Vec<Problem> {
         .collect()
 }
 
-/// All arrows between product files.
+/// Returns all arrows between product files.
 #[must_use]
 pub fn arrows(workspace: &Workspace) -> Arrows {
     let modules = Modules::of(workspace);
@@ -93,7 +93,7 @@ pub fn arrows(workspace: &Workspace) -> Arrows {
     arrows
 }
 
-/// Returns `true` if a file only declares modules and passes names on.
+/// Returns `true` if a file only declares modules and re-exports names.
 fn is_facade(file: &syn::File) -> bool {
     file.items.iter().all(|item| match item {
         Item::Mod(module) => module.content.is_none(),
@@ -102,7 +102,7 @@ fn is_facade(file: &syn::File) -> bool {
     })
 }
 
-/// All circles of at least two files, the largest first.
+/// Returns all circles of at least two files, the largest first.
 #[must_use]
 pub fn circles(workspace: &Workspace, arrows: &Arrows) -> Vec<Circle> {
     let mut successors = vec![Vec::new(); workspace.files.len()];
@@ -166,8 +166,8 @@ impl Tarjan<'_> {
     }
 }
 
-/// Arrows that, taken away, leave the circle without a circle: few, and with few names on them. A good place to
-/// begin, not the smallest possible set (that is NP-hard); found by the ordering of Eades, Lin and Smyth (1993).
+/// Returns arrows whose removal breaks the circle: few, and with few names on them. The set is a good place to begin,
+/// not the smallest possible one (that is NP-hard); it is found by the ordering of Eades, Lin and Smyth (1993).
 #[must_use]
 pub fn cuts(arrows: &Arrows, circle: &Circle) -> Vec<(usize, usize)> {
     let inside: Vec<_> = arrows
@@ -200,10 +200,10 @@ pub fn cuts(arrows: &Arrows, circle: &Circle) -> Vec<(usize, usize)> {
     inside.iter().filter(|(from, to, _)| floor[from] > floor[to]).map(|(from, to, _)| (*from, *to)).collect()
 }
 
-/// A circle in words.
+/// Describes a circle as text.
 #[derive(Debug)]
 pub struct Report<'a> {
-    /// Where it is.
+    /// Workspace of the circle.
     pub workspace: &'a Workspace,
     /// The arrows of the workspace.
     pub arrows: &'a Arrows,

@@ -1,15 +1,15 @@
-//! Finding the comments of a source file: a parser drops them.
+//! Finds the comments of a source file, which a parser drops.
 
-/// The part of a comment that stands in one line.
+/// The part of a comment on one line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Comment {
-    /// Its line, from 1.
+    /// Line, from 1.
     pub line: usize,
-    /// Its text with the signs that make it a comment.
+    /// Text, including the comment markers.
     pub text: String,
 }
 
-/// All comments of a file, documentation included, line by line. Comments in string literals are none.
+/// Returns all comments of a file line by line, including doc comments. String literals are skipped.
 #[must_use]
 pub fn comments(source: &str) -> Vec<Comment> {
     let mut found = Vec::new();
@@ -27,7 +27,7 @@ pub fn comments(source: &str) -> Vec<Comment> {
     found
 }
 
-/// The length of the token at the beginning, and whether it is a comment. `before` is the character in front of it.
+/// Returns the length of the first token, and whether it is a comment. `before` is the preceding character.
 fn token(rest: &str, before: Option<char>) -> (usize, bool) {
     let in_word = before.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let first = rest.chars().next().map_or(1, char::len_utf8);
@@ -46,7 +46,7 @@ fn token(rest: &str, before: Option<char>) -> (usize, bool) {
     }
 }
 
-/// Block comments nest.
+/// Returns the length of a block comment; these may be nested.
 fn block_comment(rest: &str) -> usize {
     let mut depth = 0_usize;
     let mut at = 0;
@@ -67,7 +67,7 @@ fn block_comment(rest: &str) -> usize {
     rest.len()
 }
 
-/// The length up to and with the closing quote.
+/// Returns the length up to and including the closing quote.
 fn quoted(rest: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, c) in rest.char_indices() {
@@ -82,7 +82,7 @@ fn quoted(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// A character literal, or the quote of a lifetime.
+/// Returns the length of a character literal, or of the quote of a lifetime.
 fn character(rest: &str) -> usize {
     let mut inside = rest[1..].chars();
     match (inside.next(), inside.next()) {
@@ -92,7 +92,7 @@ fn character(rest: &str) -> usize {
     }
 }
 
-/// The length of `r".."`, `r#".."#`, `br".."` and the like.
+/// Returns the length of `r".."`, `r#".."#`, `br".."` and similar literals.
 fn raw_string(rest: &str) -> Option<usize> {
     let prefix = ["r", "br", "cr"]
         .into_iter()
@@ -108,7 +108,7 @@ fn raw_string(rest: &str) -> Option<usize> {
 mod tests {
     use super::comments;
 
-    /// The comments of a text as `line:text`.
+    /// Returns the comments of a text as `line:text`.
     fn found(source: &str) -> Vec<String> {
         comments(source).into_iter().map(|comment| format!("{}:{}", comment.line, comment.text)).collect()
     }

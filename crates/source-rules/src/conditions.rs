@@ -1,4 +1,4 @@
-//! Conditional compilation: which items a build without tests contains.
+//! Conditional compilation: the items that a build without tests contains.
 
 use std::ops::RangeInclusive;
 
@@ -7,10 +7,10 @@ use syn::spanned::Spanned;
 use syn::visit_mut::{self, VisitMut};
 use syn::{Attribute, Expr, Item, Lit, Meta, Token};
 
-/// What is known of a build when its `cfg` attributes are judged. Everything else may be either way.
+/// Known properties of a build, by which its `cfg` attributes are evaluated. All other conditions may be true or false.
 #[derive(Clone, Copy, Debug)]
 pub enum Build {
-    /// Neither tests nor the feature `testing`: what users run.
+    /// Neither tests nor the feature `testing`: the build that users run.
     Product,
     /// No tests; the feature `testing` may be on.
     Library,
@@ -27,7 +27,7 @@ impl Build {
             .all(|condition| self.judge(&condition) != Some(false))
     }
 
-    /// The value of a condition, `None` if it depends on what is not known.
+    /// Returns the value of a condition, or `None` if it depends on an unknown property.
     fn judge(self, condition: &Meta) -> Option<bool> {
         match condition {
             Meta::Path(path) => path.is_ident("test").then_some(false),
@@ -54,7 +54,8 @@ impl Build {
     }
 }
 
-/// `any` if `decisive` is `true`, else `all`: one decisive value decides, an unknown one leaves it open.
+/// Evaluates `any` if `decisive` is `true`, else `all`: one decisive value decides; otherwise an unknown value makes
+/// the result unknown.
 fn fold(values: &[Option<bool>], decisive: bool) -> Option<bool> {
     if values.contains(&Some(decisive)) {
         Some(decisive)
@@ -65,7 +66,7 @@ fn fold(values: &[Option<bool>], decisive: bool) -> Option<bool> {
     }
 }
 
-/// Takes everything out of a file that the build does not contain. Returns the lines of what was taken out.
+/// Removes all items from a file that the build does not contain. Returns the removed lines.
 pub fn prune(file: &mut syn::File, build: Build) -> Vec<RangeInclusive<usize>> {
     let mut pruner = Pruner { build, removed: Vec::new() };
     pruner.visit_file_mut(file);
@@ -146,7 +147,7 @@ impl VisitMut for Pruner {
     }
 }
 
-/// The attributes of an item of any kind.
+/// Returns the attributes of an item of any kind.
 #[must_use]
 pub fn item_attributes(item: &Item) -> &[Attribute] {
     match item {

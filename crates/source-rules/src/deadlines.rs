@@ -1,15 +1,15 @@
-//! The supervisor waits for no process, thread or message without a deadline.
+//! Requires that the supervisor waits for no process, thread or message without a deadline.
 //!
-//! Its product files call no method that waits for ever: `child.wait()`, `thread.join()`, `receiver.recv()`,
-//! `condvar.wait(&mut guard)`. Methods of the same name that take a time are fine. An exception is a file and a method,
-//! and has to be needed.
+//! Its product files call no method that may wait forever: `child.wait()`, `thread.join()`, `receiver.recv()`,
+//! `condvar.wait(&mut guard)`. Methods of the same name that take a timeout are allowed. An exception is a file and a
+//! method, and must be needed.
 
 use crate::Problem;
 use crate::imports::{self, Usage};
 use crate::modules::Modules;
 use crate::workspace::{Part, Workspace};
 
-/// The calls that wait for ever, and the exceptions that nothing needs.
+/// Returns calls that may wait forever, and unused exceptions.
 #[must_use]
 pub fn check(workspace: &Workspace) -> Vec<Problem> {
     let rule = &workspace.config.deadlines;

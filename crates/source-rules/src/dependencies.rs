@@ -1,11 +1,11 @@
-//! No dependency that is unused and none that is declared twice.
+//! Forbids unused dependencies and dependencies that are declared twice.
 //!
 //! * A dependency occurs as the beginning of a path (`name::`, `use name`) in the part that it is declared for: a
 //!   normal one in the product or behind the feature `testing`, a development one in tests, benches or examples, a
 //!   build one in `build.rs`. Optional and renamed ones count under the name they are used by.
 //! * A development dependency that repeats a normal one adds features; else it is declared twice.
-//! * What several members use, they take from `[workspace.dependencies]`; and nothing stands there that no member
-//!   uses.
+//! * A dependency of several members is declared in `[workspace.dependencies]`, which contains no dependency that no
+//!   member uses.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -16,7 +16,7 @@ use crate::Problem;
 use crate::conditions::{self, Build};
 use crate::workspace::{Package, Part, SourceFile, Workspace};
 
-/// The part of a manifest that declares a dependency.
+/// Section of a manifest that declares a dependency.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Section {
     /// `[dependencies]`
@@ -43,19 +43,19 @@ impl Section {
 /// A dependency as a manifest declares it.
 #[derive(Clone, Debug)]
 pub struct Dependency {
-    /// The key: the name of the package or what it is renamed to.
+    /// Key: the name of the package or the name that it is renamed to.
     pub name: String,
-    /// Where it stands.
+    /// Section that declares it.
     pub section: Section,
-    /// Whether it is taken from `[workspace.dependencies]`.
+    /// Whether it is inherited from `[workspace.dependencies]`.
     pub inherited: bool,
-    /// Its folder, if it is given by path.
+    /// Folder, if it is a path dependency.
     pub path: Option<String>,
-    /// The features that it asks for.
+    /// Features that it enables.
     pub features: BTreeSet<String>,
 }
 
-/// All dependencies of a manifest, those for single targets included.
+/// Returns all dependencies of a manifest, including target-specific ones.
 #[must_use]
 pub fn declared(manifest: &toml::Table) -> Vec<Dependency> {
     let targets = manifest.get("target").and_then(toml::Value::as_table);
@@ -81,7 +81,7 @@ fn features(value: &toml::Value) -> BTreeSet<String> {
     list.into_iter().flatten().filter_map(toml::Value::as_str).map(str::to_owned).collect()
 }
 
-/// Dependencies that are unused, declared twice, or not taken from the workspace.
+/// Returns dependencies that are unused, declared twice, or not inherited from the workspace.
 #[must_use]
 pub fn check(workspace: &Workspace) -> Vec<Problem> {
     let mut problems = Vec::new();
@@ -125,12 +125,12 @@ fn workspace_dependencies(workspace: &Workspace) -> Option<&toml::Table> {
     workspace.manifest.get("workspace")?.get("dependencies")?.as_table()
 }
 
-/// What several members use must be declared once.
+/// Checks that dependencies of several members are declared once.
 fn check_shared(workspace: &Workspace) -> Vec<Problem> {
     let mut users: BTreeMap<String, Vec<(&Package, Dependency)>> = BTreeMap::new();
     for package in workspace.packages.iter().filter(|package| package.member) {
         for dependency in declared(&package.manifest) {
-            // A package that tests itself with a feature has to name its own folder.
+            // A package that enables a feature of its own for its tests has to name its own folder.
             if dependency.path.as_deref() != Some(".") {
                 users.entry(dependency.name.clone()).or_default().push((package, dependency));
             }
@@ -153,13 +153,13 @@ fn check_shared(workspace: &Workspace) -> Vec<Problem> {
     problems
 }
 
-/// The names at the beginning of paths in the parts of a package.
+/// Names at the beginning of paths, by part of a package.
 #[derive(Default)]
 struct Used {
     library: HashSet<String>,
     tests: HashSet<String>,
     build: HashSet<String>,
-    /// Packages beside the workspace have one kind of dependency for everything.
+    /// `false` for packages outside the workspace, which have one kind of dependency for everything.
     member: bool,
 }
 
@@ -183,8 +183,8 @@ impl Used {
         let mut library = file.whole.clone();
         conditions::prune(&mut library, Build::Library);
         roots(library.to_token_stream(), &mut self.library);
-        // Whatever stands in the whole file and in the library may also be used by its tests. What only the product
-        // uses is in the normal dependencies anyway.
+        // Tests may also use everything in the whole file and in the library. Names that only the product uses are in
+        // the normal dependencies anyway.
         roots(file.whole.to_token_stream(), &mut self.tests);
         for word in example_words(&file.text) {
             self.tests.insert(word);
@@ -212,7 +212,7 @@ impl Used {
     }
 }
 
-/// The names that sources import a dependency by: its key, or the name of its library for a member of the workspace.
+/// Returns the names by which sources import a dependency: its key, or the library name for a member of the workspace.
 fn imported_names(workspace: &Workspace, dependency: &str) -> Vec<String> {
     let library = workspace.packages.iter().find(|package| package.name == dependency).map(Package::library);
     library.into_iter().chain([dependency.replace('-', "_")]).collect()
@@ -253,7 +253,7 @@ fn is_name(token: &TokenTree) -> bool {
     matches!(token, TokenTree::Ident(ident) if ident != "use")
 }
 
-/// The beginnings of paths in the examples of documentation comments, which are compiled as tests.
+/// Returns the beginnings of paths in the examples of doc comments, which are compiled as tests.
 fn example_words(text: &str) -> Vec<String> {
     let docs = text.lines().filter_map(|line| {
         let line = line.trim_start();

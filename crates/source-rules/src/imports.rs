@@ -1,8 +1,8 @@
-//! Which names a file uses, and what they mean: the arrows between files.
+//! Names that a file uses, and the items that they refer to: the arrows between files.
 //!
-//! Names are found in `use` items, in paths of expressions, types, patterns, bounds and attributes, in calls of
-//! macros and in the bodies of macros. An inherent or trait `impl` names its type. **Calls of methods and uses of
-//! fields are left out**: to know what they belong to takes types.
+//! Names are found in `use` items, in paths of expressions, types, patterns, bounds and attributes, in macro calls and
+//! in macro bodies. An inherent or trait `impl` names its type. **Method calls and field accesses are left out**: to
+//! resolve them takes type information.
 
 use std::collections::HashSet;
 
@@ -14,37 +14,37 @@ use crate::modules::{self, ModuleId, Modules, Target};
 use crate::tokens::{self, TokenPath};
 use crate::workspace::Workspace;
 
-/// A name in a file and what it means.
+/// A name in a file and the items that it may refer to.
 #[derive(Clone, Debug)]
 pub struct Reference {
     /// Index of the file.
     pub file: usize,
     /// Line, from 1.
     pub line: usize,
-    /// The name as it is written, without generic arguments.
+    /// Name as written, without generic arguments.
     pub name: String,
-    /// How it is used.
+    /// Kind of use.
     pub usage: Usage,
-    /// Everything it may mean; empty if that is not known.
+    /// All items that it may refer to; empty if unknown.
     pub targets: Vec<Target>,
 }
 
-/// How a name is used.
+/// Kind of use of a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Usage {
-    /// A `use` for the file itself.
+    /// A private `use`.
     Import,
-    /// A `use` that others can import from.
+    /// A `use` that other modules can import from.
     Reexport,
     /// A path anywhere else.
     Path,
-    /// A method of this name; what it means is not known.
+    /// A method of this name; its definition is unknown.
     Method,
-    /// A call of a macro.
+    /// A macro call.
     MacroCall,
 }
 
-/// All names that product files use.
+/// Returns all names that product files use.
 #[must_use]
 pub fn references(workspace: &Workspace, modules: &Modules<'_>) -> Vec<Reference> {
     let mut found = Vec::new();
@@ -65,10 +65,10 @@ fn visit_module_file(workspace: &Workspace, modules: &Modules<'_>, module: Modul
     }
 }
 
-/// Names that are only known inside of a block or a function.
+/// Names that are known only inside a block or a function.
 #[derive(Default)]
 struct Scope {
-    /// Local variables, type parameters, items in a block: they mean nothing outside.
+    /// Local variables, type parameters and items of a block, which are not visible outside.
     locals: HashSet<String>,
     imports: Vec<modules::Import>,
 }
@@ -91,7 +91,7 @@ impl Visitor<'_, '_> {
                 let path: Vec<_> = import.path.iter().chain(rest).cloned().collect();
                 return self.modules.resolve(self.module, &path);
             }
-            // A local variable has nothing behind `::`.
+            // A local variable is never followed by `::`.
             if rest.is_empty() && scope.locals.contains(first) {
                 return Vec::new();
             }
@@ -105,7 +105,7 @@ impl Visitor<'_, '_> {
 
     fn add_path(&mut self, path: &[String], line: usize) {
         let targets = self.resolve(path);
-        // Without a target it is a local name, unless it says where it should be found.
+        // A name without a target is local, unless its path says where it should be found.
         if !targets.is_empty() || path.first().is_some_and(|first| matches!(first.as_str(), "crate" | "super")) {
             self.add(path, line, Usage::Path, targets);
         }
@@ -119,7 +119,7 @@ impl Visitor<'_, '_> {
         self.add(path, line, Usage::MacroCall, targets);
     }
 
-    /// Names in the body of a macro: with a path in front, or a type or constant by its capital letter.
+    /// Adds names in a macro body: those with a path, and types or constants, recognised by their capital letter.
     fn add_tokens(&mut self, tokens: &proc_macro2::TokenStream) {
         let mut paths = Vec::new();
         tokens::paths(tokens, &mut paths);
@@ -159,7 +159,8 @@ impl<'ast> Visit<'ast> for Visitor<'_, '_> {
             let usage = if import.reexport { Usage::Reexport } else { Usage::Import };
             let mut targets = self.modules.resolve(self.module, &import.path);
             if import.glob {
-                // What is used of it is found where it is used; a glob over a crate's module is worth a look as such.
+                // Items that are used through the glob are found where they are used. Only a glob over an external
+                // module counts itself.
                 targets.retain(|target| matches!(target, Target::External(_)));
                 let mut path = import.path;
                 path.push("*".to_owned());
@@ -252,7 +253,7 @@ impl<'ast> Visit<'ast> for Visitor<'_, '_> {
 }
 
 impl Visitor<'_, '_> {
-    /// `#[serde(with = "path")]` and its like name functions and modules in strings.
+    /// Adds the paths of `#[serde(with = "path")]` and similar attributes, which name functions and modules in strings.
     fn add_serde_paths(&mut self, tokens: &proc_macro2::TokenStream) {
         for token in tokens.clone() {
             if let proc_macro2::TokenTree::Literal(literal) = token

@@ -1,14 +1,15 @@
-//! Crates depend downwards only.
+//! Enforces that crates depend downwards only.
 //!
 //! [`Config::layers`](crate::config::Config::layers) lists the layers from the bottom to the top. A member of the
-//! workspace depends only on members of lower layers, so that two crates of one layer do not know each other.
+//! workspace may depend only on members of lower layers, so two crates of one layer cannot depend on each other.
 //! Dependencies of tests do not count.
 
 use crate::Problem;
 use crate::dependencies::{Section, declared};
 use crate::workspace::Workspace;
 
-/// Members that are on no layer or on several, dependencies that do not go down, and names that no member has.
+/// Returns members that are in no layer or in several, dependencies that do not go down, and names that match no
+/// member.
 #[must_use]
 pub fn check(workspace: &Workspace) -> Vec<Problem> {
     let layers = workspace.config.layers;

@@ -1,29 +1,29 @@
-//! Checks how the sources of this repository are built: who may import whom, what the protocol core may know, how
-//! large files and functions are, which dependencies and words are used.
+//! Checks the structure of this repository's sources: the imports between files and crates, the dependencies of the
+//! protocol core, the size of files and functions, and the dependencies and words in use.
 //!
-//! A compiler accepts a crate in which every file imports every other one. A reader does not: he wants to open one
-//! file and need only the files below it. These rules keep it that way, and the tests in `tests/repository.rs` apply
-//! them to the repository itself. Each rule is a function over a parsed [`workspace::Workspace`] that returns the
-//! [`Problem`]s it found, and is tested on small trees with a seeded fault.
+//! A compiler accepts a crate in which every file imports every other one. Such a crate is hard to read, because no
+//! file can be understood without all others. With these rules a reader needs only the files below the one at hand. The
+//! tests in `tests/repository.rs` apply them to the repository itself. Each rule is a function over a parsed
+//! [`workspace::Workspace`] that returns the [`Problem`]s it found, and is tested on small trees with a seeded fault.
 //!
 //! | module | rule |
 //! | --- | --- |
-//! | [`atomics`] | what threads share without a lock is listed, with what keeps it right |
+//! | [`atomics`] | atomics are listed, each with the reason why its use is correct |
 //! | [`circles`] | no import circle of more than two product files |
 //! | [`layers`] | crates depend downwards only |
 //! | [`purity`] | no arrow from the protocol core to input, output or clocks |
-//! | [`publishing`] | crates have what a registry wants of them |
+//! | [`publishing`] | crates have the metadata that a registry requires |
 //! | [`sizes`] | product files of at most 500 lines, functions of at most 60, or a reason |
 //! | [`deadlines`] | the supervisor waits for no process or thread without a deadline |
 //! | [`dependencies`] | no dependency that is unused or declared twice |
 //! | [`module_style`] | `name/mod.rs`, tests in `tests.rs`, no `#[path]` |
-//! | [`logs`] | what others can cause is logged under a limit, or with a reason |
+//! | [`logs`] | log lines that others can cause are rate-limited, or have a reason |
 //! | [`threads`] | threads of the product start in one place |
-//! | [`words`] | the field's words, comments of at most 120 columns |
+//! | [`words`] | standard terms, comments of at most 120 columns |
 //!
-//! [`config`] holds all that is particular to this repository. [`workspace`] finds packages and files, [`conditions`]
-//! takes out what only tests contain, [`modules`] resolves names, [`imports`] finds them, [`comments`] finds
-//! comments.
+//! [`config`] holds all settings that are specific to this repository. [`workspace`] finds packages and files,
+//! [`conditions`] removes items that only tests contain, [`modules`] resolves names, [`imports`] finds them,
+//! [`comments`] finds comments.
 
 pub mod atomics;
 pub mod circles;
@@ -54,7 +54,7 @@ pub struct Problem {
     pub file: String,
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong and what to do instead.
+    /// Description of the violation and of the fix.
     pub message: String,
 }
 

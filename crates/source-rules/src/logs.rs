@@ -1,19 +1,18 @@
-//! What guests, peers and clients can cause does not fill the log.
+//! Keeps guests, peers and clients from filling the log.
 //!
-//! Product files log errors, warnings and information through the one file that limits them and says how many lines it
-//! swallowed. Who calls a macro of `log` directly has a comment with `Log:` and the reason directly above: nobody else
-//! decides how often the line comes. What is for finding faults (`debug!`, `trace!`) is free: it is off until somebody
-//! asks for all of it.
+//! Product files log errors, warnings and information through the one file that limits the rate and reports the number
+//! of suppressed lines. A direct call of a macro of `log` needs a comment directly above with `Log:` and the reason why
+//! the line cannot come often. `debug!` and `trace!` are exempt: they are off until an operator enables them.
 
 use crate::Problem;
 use crate::imports::{self, Usage};
 use crate::modules::{Modules, Target};
 use crate::workspace::{Part, SourceFile, Workspace};
 
-/// What announces the reason of a line without a limit.
+/// Marker before the reason for a line without a limit.
 pub const MARKER: &str = "Log:";
 
-/// The lines that are logged without a limit and without a reason.
+/// Returns the lines that are logged without a limit and without a reason.
 #[must_use]
 pub fn check(workspace: &Workspace) -> Vec<Problem> {
     let rule = &workspace.config.logs;
@@ -39,7 +38,7 @@ pub fn check(workspace: &Workspace) -> Vec<Problem> {
     problems
 }
 
-/// The full name of a target that is one of these.
+/// Returns the full name of a target that is one of these macros.
 fn forbidden(names: &[&str], target: &Target) -> Option<String> {
     let Target::External(path) = target else { return None };
     let name = path.join("::");

@@ -1,7 +1,7 @@
-//! One style of modules, one place for their tests.
+//! Enforces one style of modules and one place for their tests.
 //!
-//! A module with children is `name/mod.rs`, not `name.rs` beside `name/`. No `#[path]`. Longer unit tests stand in
-//! `tests.rs` in the folder of their module, not in `name_tests.rs`.
+//! A module with children is `name/mod.rs`, not `name.rs` beside `name/`. `#[path]` is not allowed. Longer unit tests
+//! are in `tests.rs` in the folder of their module, not in `name_tests.rs`.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use syn::visit::{self, Visit};
 use crate::Problem;
 use crate::workspace::{Workspace, path_attribute};
 
-/// Files and declarations of modules in another style.
+/// Returns the files and module declarations in another style.
 #[must_use]
 pub fn check(workspace: &Workspace) -> Vec<Problem> {
     let mut folders = BTreeSet::new();
@@ -41,7 +41,7 @@ pub fn check(workspace: &Workspace) -> Vec<Problem> {
     problems
 }
 
-/// The lines of modules with `#[path]`.
+/// Collects the lines of modules with `#[path]`.
 #[derive(Default)]
 struct PathAttributes(Vec<usize>);
 

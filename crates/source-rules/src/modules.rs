@@ -1,9 +1,9 @@
-//! The modules of all crates, what they declare and import, and what a path in one of them means.
+//! The modules of all crates with their declarations and imports, and the resolution of paths in them.
 //!
 //! This is a resolver for names, not for types. It follows `use` with groups, renames and globs, `self`, `super` and
-//! `crate`, re-exports through any number of modules and crates, variants of enums, aliases of types, and macros. It
-//! knows no methods and no fields, ignores visibility, and where a name means several things (a module and a
-//! function) it gives all of them.
+//! `crate`, re-exports through any number of modules and crates, enum variants, type aliases, and macros. It does not
+//! resolve methods and fields and ignores visibility. For a name with several meanings (a module and a function) it
+//! returns all of them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,14 +17,14 @@ use crate::workspace::{Part, Workspace};
 /// Index of a module in [`Modules`].
 pub type ModuleId = usize;
 
-/// What a path can mean.
+/// Possible meaning of a path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Target {
     /// A module of the workspace.
     Module(ModuleId),
-    /// An item of the workspace, or something that belongs to it: a variant, an associated function.
+    /// An item of the workspace, or a part of one: a variant, an associated function.
     Item(ItemId),
-    /// A path into a crate that is not part of the workspace, from the name of the crate on.
+    /// A path into a crate outside the workspace, starting with the name of the crate.
     External(Vec<String>),
 }
 
@@ -33,7 +33,7 @@ pub enum Target {
 pub struct ItemId {
     /// Index of the file that defines it.
     pub file: usize,
-    /// Its name where it is defined.
+    /// Name at the definition.
     pub name: String,
     kind: Kind,
 }
@@ -48,18 +48,18 @@ enum Kind {
     Macro,
 }
 
-/// One name that a `use` brings in.
+/// One name that a `use` imports.
 #[derive(Clone, Debug)]
 pub struct Import {
-    /// The path, from its first segment on.
+    /// Complete path.
     pub path: Vec<String>,
-    /// The name it gets; `None` for `_` and globs.
+    /// Name after renaming; `None` for `_` and globs.
     pub name: Option<String>,
-    /// Whether it ends in `*`.
+    /// Whether the path ends in `*`.
     pub glob: bool,
-    /// Whether others can import it from here.
+    /// Whether other modules can import it from here.
     pub reexport: bool,
-    /// Line of its last name.
+    /// Line of the last name.
     pub line: usize,
 }
 
@@ -71,7 +71,7 @@ struct Module {
     file: usize,
     items: HashMap<String, Vec<ItemId>>,
     imports: Vec<Import>,
-    /// Names in calls of macros between the items: the macro may have made an item of this name.
+    /// Names in macro calls between the items: the macro may have defined an item of this name.
     from_macros: HashSet<String>,
 }
 
@@ -80,13 +80,13 @@ struct Module {
 pub struct Modules<'w> {
     workspace: &'w Workspace,
     modules: Vec<Module>,
-    /// The root modules, with the file each begins in.
+    /// Root modules, each with the file that it begins in.
     roots: Vec<ModuleId>,
-    /// Root modules of libraries by the name others import them under.
+    /// Root modules of libraries by the name under which other crates import them.
     libraries: HashMap<String, ModuleId>,
-    /// Names that mean a crate, per package.
+    /// Names that refer to a crate, by package.
     externals: Vec<HashSet<String>>,
-    /// Macros by crate and name; they are visible below their definition without a path.
+    /// Macros by crate and name; after their definition they are visible without a path.
     macros: HashMap<(ModuleId, String), Vec<ItemId>>,
 }
 
@@ -116,19 +116,19 @@ impl<'w> Modules<'w> {
         modules
     }
 
-    /// The root modules of all libraries and programs.
+    /// Returns the root modules of all libraries and programs.
     #[must_use]
     pub fn roots(&self) -> &[ModuleId] {
         &self.roots
     }
 
-    /// The file that a module is written in.
+    /// Returns the file that contains a module.
     #[must_use]
     pub fn file(&self, module: ModuleId) -> usize {
         self.modules[module].file
     }
 
-    /// The child module of this name.
+    /// Returns the child module of this name.
     #[must_use]
     pub fn child(&self, module: ModuleId, name: &str) -> Option<ModuleId> {
         self.modules[module].items.get(name)?.iter().find_map(|item| match item.kind {
@@ -137,14 +137,14 @@ impl<'w> Modules<'w> {
         })
     }
 
-    /// What a path means in a module. Nothing if it means nothing that is known: a local variable, a type parameter,
-    /// a name of the prelude.
+    /// Resolves a path in a module. The result is empty for names that are not known here: local variables, type
+    /// parameters, names of the prelude.
     #[must_use]
     pub fn resolve(&self, module: ModuleId, path: &[String]) -> Vec<Target> {
         self.resolve_from(module, path, &mut Visited::new())
     }
 
-    /// What a macro means that is called without a path.
+    /// Resolves a macro that is called without a path.
     #[must_use]
     pub fn resolve_macro(&self, module: ModuleId, name: &str) -> Vec<Target> {
         let is_macro = |target: &Target| match target {
@@ -158,7 +158,7 @@ impl<'w> Modules<'w> {
         }
         let textual = self.macros.get(&(self.modules[module].root, name.to_owned()));
         let textual = textual.map_or(&[][..], Vec::as_slice);
-        // The nearest definition counts; one in the same file is the nearest.
+        // The nearest definition counts, and a definition in the same file is the nearest.
         let here = textual.iter().find(|item| item.file == self.modules[module].file);
         here.or_else(|| textual.first()).cloned().map(Target::Item).into_iter().collect()
     }
@@ -193,7 +193,7 @@ impl<'w> Modules<'w> {
         targets
     }
 
-    /// What a name means inside of what was found so far.
+    /// Resolves a name inside the target found so far.
     fn step(&self, target: Target, name: &str, visited: &mut Visited) -> Vec<Target> {
         match target {
             Target::Module(module) => self.lookup(module, name, visited),
@@ -215,7 +215,7 @@ impl<'w> Modules<'w> {
         }
     }
 
-    /// What a name means in a module: an item, else an import, else something behind a glob.
+    /// Resolves a name in a module: an item, else an import, else an item behind a glob.
     fn lookup(&self, module: ModuleId, name: &str, visited: &mut Visited) -> Vec<Target> {
         let own = &self.modules[module];
         let items = own.items.get(name).into_iter().flatten().cloned();
@@ -263,7 +263,7 @@ impl<'w> Modules<'w> {
         found
     }
 
-    /// The crate of this name.
+    /// Returns the crate of this name.
     fn external(&self, module: ModuleId, name: &str) -> Vec<Target> {
         let package = self.modules[module].package;
         let own = self.workspace.packages[package].library() == name;
@@ -341,7 +341,7 @@ impl<'w> Modules<'w> {
 
     fn collect_macro(&mut self, module: ModuleId, item: &syn::ItemMacro) {
         let Some(name) = &item.ident else {
-            // A call. Which items it makes is not known; their names stand in the call or in the macro.
+            // A macro call. The items that it defines are unknown; their names occur in the call or in the macro.
             let mut names = HashSet::new();
             tokens::identifiers(&item.mac.tokens, &mut names);
             self.modules[module].from_macros.extend(names);
@@ -386,14 +386,14 @@ impl From<ItemId> for Target {
     }
 }
 
-/// The segments of a path without their generic arguments. A leading `::` is an empty first segment.
+/// Returns the segments of a path without generic arguments. A leading `::` is an empty first segment.
 #[must_use]
 pub fn segments(path: &syn::Path) -> Vec<String> {
     let names = path.segments.iter().map(|segment| segment.ident.unraw().to_string());
     path.leading_colon.iter().map(|_| String::new()).chain(names).collect()
 }
 
-/// The single names that a `use` brings in.
+/// Returns the single names that a `use` imports.
 #[must_use]
 pub fn imports(item: &syn::ItemUse) -> Vec<Import> {
     let mut found = Vec::new();
@@ -436,14 +436,14 @@ fn flatten(tree: &UseTree, path: &mut Vec<String>, reexport: bool, found: &mut V
     }
 }
 
-/// The names of items in the body of a macro that are not parameters.
+/// Returns the names of items in a macro body, except those that are macro parameters.
 fn declared_names(body: TokenStream) -> HashSet<String> {
     let words = tokens::flat(body);
     let declares = |word: &str| matches!(word, "struct" | "enum" | "trait" | "type" | "fn" | "const" | "static");
     words.windows(2).filter(|pair| declares(&pair[0])).map(|pair| pair[1].clone()).filter(|name| name != "$").collect()
 }
 
-/// The names that mean a crate in a package: its dependencies and the standard library.
+/// Returns the names that refer to a crate in a package: its dependencies and the standard library.
 fn external_crates(manifest: &toml::Table) -> HashSet<String> {
     let mut names: HashSet<_> = ["std", "core", "alloc", "proc_macro"].map(str::to_owned).into();
     let tables = std::iter::once(manifest).chain(

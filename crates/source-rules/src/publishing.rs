@@ -1,9 +1,9 @@
-//! Crates are ready for a registry.
+//! Requires that crates are ready for a registry.
 //!
-//! * A member says `publish = false`, or has what a registry and its pages want: a description, the workspace's
+//! * A member says `publish = false`, or has the metadata for a registry and its pages: a description, the workspace's
 //!   version, edition, licence, keywords, categories and oldest compiler, and the targets that its documentation is
 //!   built for.
-//! * What is published depends only on what is published, and by version: a path means nothing elsewhere.
+//! * A published crate depends only on published crates, and by version: a path means nothing in a registry.
 
 use toml::{Table, Value};
 
@@ -11,15 +11,15 @@ use crate::Problem;
 use crate::dependencies::{Section, declared};
 use crate::workspace::{Package, Workspace};
 
-/// What a published crate takes from `[workspace.package]`.
+/// Keys that a published crate inherits from `[workspace.package]`.
 const INHERITED: [&str; 6] = ["version", "edition", "license", "keywords", "categories", "rust-version"];
-/// Bytes of a description, of which lists show no more.
+/// Maximum length of a description in bytes; lists show no more.
 const MAX_DESCRIPTION: usize = 150;
-/// Keywords that crates.io takes, and their length.
+/// Maximum number of keywords on crates.io, and their maximum length.
 const MAX_KEYWORDS: usize = 5;
 const MAX_KEYWORD: usize = 20;
 
-/// Members that a registry would not take, or whose pages would be poor.
+/// Returns members that a registry would refuse, or whose pages would lack information.
 #[must_use]
 pub fn check(workspace: &Workspace) -> Vec<Problem> {
     let mut problems = shared(workspace);
@@ -39,7 +39,7 @@ fn entry<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Value> {
     rest.iter().try_fold(table.get(*first)?, |value, key| value.get(key))
 }
 
-/// What is wrong with what they share.
+/// Returns problems of the keys that all members share.
 fn shared(workspace: &Workspace) -> Vec<Problem> {
     let of = |key| entry(&workspace.manifest, &["workspace", "package", key]);
     let mut wrong: Vec<_> = INHERITED.into_iter().filter(|key| of(key).is_none()).map(str::to_owned).collect();
@@ -75,7 +75,7 @@ fn lacks(workspace: &Workspace, package: &Package) -> Vec<String> {
     }
     for dependency in declared(&package.manifest) {
         let other = workspace.packages.iter().find(|other| other.name == dependency.name);
-        // A package that tests itself with a feature names its own folder, which is left out elsewhere.
+        // A package that enables its own feature for tests names its own folder, which is omitted when it is published.
         let Some(other) = other.filter(|other| other.name != package.name) else { continue };
         let name = &dependency.name;
         let versions = &workspace.manifest;

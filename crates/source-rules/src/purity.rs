@@ -1,10 +1,10 @@
-//! The crate of the protocol knows no input, no output and no clock.
+//! Keeps input, output and clocks out of the protocol crate.
 //!
-//! Its product files name nothing on the list of [`PureCrate::forbidden`], however the name is reached: `use`,
-//! renames, globs, full paths, aliases of types, re-exports of other crates of the workspace, bodies of macros. They
-//! call no method that reads a clock (`elapsed`) and no macro that prints. Its dependencies are on a list of those
-//! known to be as pure. That also holds for what it reaches of other crates of the workspace through re-exports. A
-//! `Duration`, an `Instant` that is passed in, and addresses as values are fine.
+//! Its product files name nothing on the list of [`PureCrate::forbidden`], however the name is reached: `use`, renames,
+//! globs, full paths, type aliases, re-exports of other crates of the workspace, macro bodies. They call no method that
+//! reads a clock (`elapsed`) and no macro that prints. Its dependencies are on a list of crates known to be equally
+//! pure. The same holds for items of other crates of the workspace that it reaches through re-exports. A `Duration`, an
+//! `Instant` that is passed in, and addresses as values are allowed.
 
 use crate::Problem;
 use crate::config::PureCrate;
@@ -13,7 +13,7 @@ use crate::imports::{self, Reference, Usage};
 use crate::modules::{Modules, Target};
 use crate::workspace::{Part, Workspace};
 
-/// The names and dependencies that the pure crate may not have, and the exceptions that nothing needs.
+/// Returns forbidden names and dependencies of the pure crate, and unused exceptions.
 #[must_use]
 pub fn check(workspace: &Workspace) -> Vec<Problem> {
     let pure = &workspace.config.pure;
@@ -72,7 +72,7 @@ fn check_dependencies(workspace: &Workspace, package: usize) -> Vec<Problem> {
         .collect()
 }
 
-/// The full name of what a reference means, if that is forbidden.
+/// Returns the full name of the referenced item if it is forbidden.
 fn forbidden(pure: &PureCrate, reference: &Reference) -> Option<String> {
     match reference.usage {
         Usage::Method => pure.forbidden_methods.contains(&reference.name.as_str()).then(|| reference.name.clone()),
@@ -84,7 +84,8 @@ fn forbidden(pure: &PureCrate, reference: &Reference) -> Option<String> {
     }
 }
 
-/// The name of an item of another crate of the workspace that is not among the dependencies: a re-export leads to it.
+/// Returns the name of an item of another crate of the workspace that is not a dependency: the item is reached through
+/// a re-export.
 fn foreign(workspace: &Workspace, package: usize, reference: &Reference) -> Option<String> {
     reference.targets.iter().find_map(|target| {
         let Target::Item(item) = target else { return None };
@@ -99,7 +100,7 @@ fn last(name: &str) -> &str {
     name.rsplit("::").next().unwrap_or(name)
 }
 
-/// The path with the name of the standard library in front, if it is at or below a forbidden one.
+/// Returns the path, with the name of the standard library as prefix, if it is at or below a forbidden one.
 fn forbidden_path(pure: &PureCrate, path: &[String]) -> Option<String> {
     let mut path = path.to_vec();
     if let Some(first) = path.first_mut().filter(|first| matches!(first.as_str(), "core" | "alloc")) {

@@ -1,8 +1,8 @@
-//! Product files and functions stay small, or say why not.
+//! Limits the size of product files and functions, unless a reason is given.
 //!
-//! A file counts the lines that are no test, a function those from `fn` to its closing brace. One that must be longer
-//! has a comment with `Long:` and the reason: a function directly above it or in its documentation, a file before its
-//! first item.
+//! The lines of a file are counted without its tests, those of a function from `fn` to its closing brace. A longer one
+//! needs a comment with `Long:` and the reason: for a function directly above it or in its documentation, for a file
+//! before its first item.
 
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
@@ -11,10 +11,10 @@ use syn::{Attribute, Block, Signature};
 use crate::Problem;
 use crate::workspace::{SourceFile, Workspace};
 
-/// What announces the reason of a long file or function.
+/// Marker before the reason of a long file or function.
 pub const MARKER: &str = "Long:";
 
-/// Files and functions that are too long.
+/// Returns the files and functions that are too long.
 #[must_use]
 pub fn check(workspace: &Workspace) -> Vec<Problem> {
     let mut problems = Vec::new();
@@ -39,7 +39,7 @@ fn file_says_why(file: &SourceFile) -> bool {
     file.text.lines().map(str::trim).take_while(is_head).any(gives_reason)
 }
 
-/// Returns `true` for a comment line with the marker and something behind it.
+/// Returns `true` for a comment line that has the marker followed by text.
 fn gives_reason(line: &str) -> bool {
     line.starts_with("//") && line.split_once(MARKER).is_some_and(|(_, reason)| !reason.trim().is_empty())
 }

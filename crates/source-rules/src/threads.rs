@@ -1,14 +1,14 @@
-//! Threads of the product start in one place, which confines each of them before its first step.
+//! Requires that all threads of the product start in one place, which confines each of them before it runs other code.
 //!
-//! No other product file names what starts a thread, however the name is reached. An exception is a file or a folder,
-//! and has to be needed.
+//! No other product file may name a function that starts a thread, however the name is reached. An exception is a file
+//! or a folder, and must be needed.
 
 use crate::Problem;
 use crate::imports;
 use crate::modules::{Modules, Target};
 use crate::workspace::{Part, Workspace};
 
-/// The places that start threads by themselves, and the exceptions that nothing needs.
+/// Returns the places that start threads by themselves, and unused exceptions.
 #[must_use]
 pub fn check(workspace: &Workspace) -> Vec<Problem> {
     let rule = &workspace.config.threads;
@@ -40,7 +40,7 @@ pub fn check(workspace: &Workspace) -> Vec<Problem> {
     problems
 }
 
-/// The full name of a target at or below one of these.
+/// Returns the full name of a target at or below one of these paths.
 fn forbidden(roots: &[&str], target: &Target) -> Option<String> {
     let Target::External(path) = target else { return None };
     let name = path.join("::");

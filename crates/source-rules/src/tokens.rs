@@ -1,4 +1,4 @@
-//! Reading names out of tokens: the bodies of macros have no syntax tree.
+//! Reads names from token streams: macro bodies have no syntax tree.
 
 use std::collections::HashSet;
 
@@ -7,17 +7,17 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 /// A path in a stream of tokens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TokenPath {
-    /// Its segments; a leading `::` is an empty first segment.
+    /// Segments of the path; a leading `::` is an empty first segment.
     pub segments: Vec<String>,
-    /// Line of its first segment.
+    /// Line of the first segment.
     pub line: usize,
-    /// Whether `!` follows: a call of a macro.
+    /// Whether `!` follows: a macro call.
     pub call: bool,
-    /// Whether a single `.` stands before it: a field or a method.
+    /// Whether a single `.` precedes it: a field or a method.
     pub member: bool,
 }
 
-/// All identifiers, those in groups included.
+/// Collects all identifiers, including those in groups.
 pub fn identifiers(tokens: &TokenStream, found: &mut HashSet<String>) {
     for token in tokens.clone() {
         match token {
@@ -30,7 +30,7 @@ pub fn identifiers(tokens: &TokenStream, found: &mut HashSet<String>) {
     }
 }
 
-/// All tokens as text, groups opened.
+/// Returns all tokens as text, with groups flattened.
 #[must_use]
 pub fn flat(tokens: TokenStream) -> Vec<String> {
     tokens
@@ -42,7 +42,8 @@ pub fn flat(tokens: TokenStream) -> Vec<String> {
         .collect()
 }
 
-/// All paths, those in groups included. A generic argument in the middle (`a::<B>::c`) ends a path and begins another.
+/// Collects all paths, including those in groups. A generic argument in the middle (`a::<B>::c`) ends one path and
+/// begins another.
 pub fn paths(tokens: &TokenStream, found: &mut Vec<TokenPath>) {
     let tokens: Vec<_> = tokens.clone().into_iter().collect();
     let punct =
@@ -56,7 +57,7 @@ pub fn paths(tokens: &TokenStream, found: &mut Vec<TokenPath>) {
         match &tokens[at] {
             TokenTree::Group(group) => paths(&group.stream(), found),
             TokenTree::Ident(first) => {
-                // `$name` is a parameter, `$crate` is not.
+                // `$name` is a macro parameter, `$crate` is not.
                 let dollar = at > 0 && punct(at - 1, '$');
                 let leading = at > 1 && punct(at - 1, ':') && punct(at - 2, ':');
                 let member = at > 0 && punct(at - 1, '.') && !(at > 1 && punct(at - 2, '.'));
@@ -67,7 +68,7 @@ pub fn paths(tokens: &TokenStream, found: &mut Vec<TokenPath>) {
                     segments.push(plain(next));
                     at += 3;
                 }
-                // What follows `Type::<..>::` belongs to the type.
+                // Segments after `Type::<..>::` belong to the type.
                 let tail = leading && at > 2 && punct(at - 3, '>');
                 if !tail && (!dollar || first == "crate") {
                     let call = punct(at + 1, '!') && !punct(at + 2, '=');
@@ -80,7 +81,7 @@ pub fn paths(tokens: &TokenStream, found: &mut Vec<TokenPath>) {
     }
 }
 
-/// Returns `true` for `#[cfg(test)]`: what follows in the body of a macro is no product.
+/// Returns `true` for `#[cfg(test)]`: the item that follows it in a macro body is not product.
 fn is_test_attribute(tokens: &[TokenTree]) -> bool {
     let [TokenTree::Punct(hash), TokenTree::Group(group), ..] = tokens else { return false };
     hash.as_char() == '#' && flat(group.stream()) == ["cfg", "test"]

@@ -1,8 +1,8 @@
-//! The field's words instead of our own, and comments no wider than the code.
+//! Requires standard terms in place of private ones, and limits the width of comments.
 //!
-//! A reader who knows the InfiniBand specification, TCP or the kernel's `rdma_rxe` searches for their terms. The
-//! table holds words that once stood here in place of them, with the word to use. Product identifiers and comments
-//! are checked.
+//! A reader who knows the InfiniBand specification, TCP or the kernel's `rdma_rxe` searches for their terms. The table
+//! lists private words that this project once used, each with the standard term. Product identifiers and comments are
+//! checked.
 
 use std::collections::HashSet;
 
@@ -13,10 +13,10 @@ use crate::Problem;
 use crate::comments::{self, Comment};
 use crate::workspace::{Part, SourceFile, Workspace};
 
-/// Where a word is looked for.
+/// Text in which a word is searched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// The whole identifier, upper and lower case as given.
+    /// The whole identifier, case-sensitive.
     Identifier,
     /// Words in comments; may be several.
     Comment,
@@ -24,14 +24,14 @@ pub enum Place {
     Everywhere,
 }
 
-/// A word that is not to be used.
+/// A word that must not be used.
 #[derive(Clone, Copy, Debug)]
 pub struct Word {
     /// The word; in lower case unless it is a whole identifier.
     pub wrong: &'static str,
-    /// Where it is looked for.
+    /// Text in which it is searched.
     pub place: Place,
-    /// What to say instead.
+    /// Term to use instead.
     pub instead: &'static str,
 }
 
@@ -47,7 +47,7 @@ const fn everywhere(wrong: &'static str, instead: &'static str) -> Word {
     Word { wrong, place: Place::Everywhere, instead }
 }
 
-/// The table.
+/// Table of refused words.
 pub const WORDS: &[Word] = &[
     everywhere("octet", "byte"),
     everywhere("octets", "bytes"),
@@ -81,7 +81,7 @@ pub const WORDS: &[Word] = &[
     identifier("show_region", "load_dsr"),
 ];
 
-/// Words of the table in product files, and comments that are too wide in any file.
+/// Returns words of the table in product files, and comments that are too wide in any file.
 #[must_use]
 pub fn check(workspace: &Workspace) -> Vec<Problem> {
     let mut problems = Vec::new();
@@ -140,8 +140,8 @@ fn problem(file: &SourceFile, line: usize, word: &Word, found: &str) -> Problem 
     Problem { file: file.path.clone(), line, message: format!("`{found}`: say {}", word.instead) }
 }
 
-/// All identifiers with their lines, but those behind `.` and `::`, which have their definition elsewhere: if not
-/// here, then in a crate whose words are not ours (`Ipv4Addr::octets`).
+/// Collects all identifiers with their lines, except those after `.` and `::`. Those are defined elsewhere, possibly in
+/// a foreign crate whose names are not checked (`Ipv4Addr::octets`).
 fn collect(tokens: TokenStream, found: &mut HashSet<(String, usize)>) {
     let mut behind = false;
     for token in tokens {
@@ -153,7 +153,7 @@ fn collect(tokens: TokenStream, found: &mut HashSet<(String, usize)>) {
             TokenTree::Ident(_) | TokenTree::Punct(_) | TokenTree::Literal(_) => {}
         }
         behind = match &token {
-            // The first colon of `::` is joint, the only one of `name: Type` is not.
+            // The first colon of `::` is joint; the single one of `name: Type` is not.
             TokenTree::Punct(punct) => match punct.as_char() {
                 '.' => true,
                 ':' => behind || punct.spacing() == Spacing::Joint,
@@ -164,7 +164,7 @@ fn collect(tokens: TokenStream, found: &mut HashSet<(String, usize)>) {
     }
 }
 
-/// The words of an identifier, in lower case.
+/// Splits an identifier into its words, in lower case.
 fn parts(identifier: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut before = '_';

@@ -1,4 +1,4 @@
-//! Finding the packages of a tree, their source files, and which of those are product.
+//! Finds the packages of a tree and their source files, and determines which of those are product.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -27,7 +27,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// A tree of these files, for tests.
+    /// Creates a tree of these files, for tests.
     #[must_use]
     pub fn of(files: &[(&str, &str)]) -> Self {
         Self(files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect())
@@ -51,14 +51,14 @@ impl Tree {
     }
 }
 
-/// What a file is there for.
+/// Purpose of a file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Part {
-    /// Users run it.
+    /// Part of the program or library that users run.
     Product,
-    /// It helps the tests of this and other crates.
+    /// Test support for this and other crates.
     Testing,
-    /// Only the tests of its own package contain it.
+    /// Part of the tests of its own package only.
     Test,
 }
 
@@ -69,15 +69,15 @@ pub struct SourceFile {
     pub path: String,
     /// Index of its package in [`Workspace::packages`].
     pub package: usize,
-    /// What it is there for.
+    /// Purpose of the file.
     pub part: Part,
-    /// Its text.
+    /// Source text.
     pub text: String,
-    /// All of it.
+    /// Complete syntax tree.
     pub whole: syn::File,
-    /// What a build without tests and without the feature `testing` contains of it.
+    /// Syntax tree of a build without tests and without the feature `testing`.
     pub product: syn::File,
-    /// The lines that [`Self::product`] lacks.
+    /// Lines that [`Self::product`] lacks.
     pub pruned: Vec<RangeInclusive<usize>>,
 }
 
@@ -92,27 +92,27 @@ impl SourceFile {
 /// A package: a folder with a manifest.
 #[derive(Debug)]
 pub struct Package {
-    /// Its name in the manifest.
+    /// Name in the manifest.
     pub name: String,
-    /// Its folder from the root, without a slash at the end; empty for the root.
+    /// Folder from the root, without a slash at the end; empty for the root.
     pub folder: String,
     /// `false` for packages beside the workspace, such as those of fuzz targets.
     pub member: bool,
-    /// The manifest.
+    /// Parsed manifest.
     pub manifest: toml::Table,
     /// Root files of its library and programs: indices of [`Workspace::files`].
     pub roots: Vec<usize>,
 }
 
 impl Package {
-    /// The name under which other crates import its library.
+    /// Returns the name under which other crates import its library.
     #[must_use]
     pub fn library(&self) -> String {
         let named = self.manifest.get("lib").and_then(|lib| lib.get("name")).and_then(toml::Value::as_str);
         named.unwrap_or(&self.name).replace('-', "_")
     }
 
-    /// The path of its manifest from the root.
+    /// Returns the path of its manifest from the root.
     #[must_use]
     pub fn manifest_path(&self) -> String {
         join(&self.folder, "Cargo.toml")
@@ -122,9 +122,9 @@ impl Package {
 /// A parsed repository.
 #[derive(Debug)]
 pub struct Workspace {
-    /// The settings it was parsed with.
+    /// Settings that the repository was parsed with.
     pub config: Config,
-    /// The manifest at the root.
+    /// Manifest at the root.
     pub manifest: toml::Table,
     /// All packages, sorted by folder.
     pub packages: Vec<Package>,
@@ -167,12 +167,12 @@ impl Workspace {
         Self::parse(Tree::read(root, &config)?, config)
     }
 
-    /// The product files with their indices.
+    /// Returns the product files with their indices.
     pub fn product(&self) -> impl Iterator<Item = (usize, &SourceFile)> {
         self.files.iter().enumerate().filter(|(_, file)| file.part == Part::Product)
     }
 
-    /// The file of a module that `file` declares with `mod name;`, inside the inline modules `inline`.
+    /// Returns the file of a module that `file` declares with `mod name;`, inside the inline modules `inline`.
     #[must_use]
     pub fn module_file(&self, file: usize, inline: &[String], module: &syn::ItemMod) -> Option<usize> {
         let path = &self.files[file].path;
@@ -192,7 +192,7 @@ impl Workspace {
         candidates.iter().find_map(|path| self.by_path.get(path).copied())
     }
 
-    /// Decides of each file what it is there for: by its place, and by the `cfg` of the `mod` that declares it.
+    /// Determines the purpose of each file by its path and by the `cfg` of the `mod` that declares it.
     fn assign_parts(&mut self) {
         let mut product = BTreeSet::new();
         let mut library = BTreeSet::new();
@@ -214,7 +214,7 @@ impl Workspace {
         }
     }
 
-    /// Collects the files that a build contains, from a root on.
+    /// Collects the files that a build contains, starting at a root.
     fn reach(&self, file: usize, build: Build, reached: &mut BTreeSet<usize>) {
         if reached.insert(file) {
             self.reach_items(file, &self.files[file].whole.items, &mut Vec::new(), build, reached);
@@ -245,7 +245,7 @@ impl Workspace {
     }
 }
 
-/// The value of `#[path = ".."]`.
+/// Returns the value of `#[path = ".."]`.
 #[must_use]
 pub fn path_attribute(attributes: &[syn::Attribute]) -> Option<String> {
     attributes.iter().find_map(|attribute| {
@@ -256,7 +256,7 @@ pub fn path_attribute(attributes: &[syn::Attribute]) -> Option<String> {
     })
 }
 
-/// What a file is there for, judged by its path alone.
+/// Returns the purpose of a file as far as its path alone tells.
 fn place(path: &str, package: &Package, config: &Config) -> Part {
     let inside = path.strip_prefix(package.folder.as_str()).unwrap_or(path).trim_start_matches('/');
     let (folders, name) = inside.rsplit_once('/').unwrap_or(("", inside));
@@ -278,7 +278,7 @@ fn parse_file(path: String, text: String, package: usize) -> Result<SourceFile> 
     Ok(SourceFile { path, package, part: Part::Product, text, whole, product, pruned })
 }
 
-/// The package that a file belongs to: the one in the innermost folder.
+/// Returns the package that a file belongs to: the one in the innermost folder.
 fn owner(packages: &[Package], path: &str) -> Option<usize> {
     let inside = |package: &&(usize, &Package)| {
         let folder = &package.1.folder;
@@ -308,7 +308,7 @@ fn find_packages(tree: &Tree, root: &toml::Table) -> Result<Vec<Package>> {
     Ok(packages)
 }
 
-/// Returns `true` if the folder is meant by an entry of `members`; `*` stands for one folder name or the end of one.
+/// Returns `true` if an entry of `members` matches the folder; `*` stands for one folder name or the end of one.
 fn matches(pattern: &str, folder: &str) -> bool {
     let (pattern, folder) = (pattern.trim_matches('/').split('/'), folder.split('/'));
     pattern.clone().count() == folder.clone().count()
@@ -338,7 +338,7 @@ fn join(folder: &str, name: &str) -> String {
     if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
 }
 
-/// A path without `.` and `..`.
+/// Returns the path without `.` and `..`.
 fn normalize(path: &str) -> String {
     let mut parts = Vec::new();
     for part in path.split('/') {

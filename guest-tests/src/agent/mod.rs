@@ -29,7 +29,7 @@ pub(crate) fn serve() -> Result<()> {
         running: Arc::new(Mutex::new(HashMap::new())),
     };
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    // Whoever was here before may have ended in the middle of a line.
+    // A previous agent may have ended in the middle of a line, so end that line first.
     agent.write(b"\n");
     agent.send(&Event::Hello { boot: boot.trim().to_owned() });
     for line in BufReader::new(port).lines() {
@@ -45,7 +45,7 @@ pub(crate) fn serve() -> Result<()> {
 #[derive(Clone, Debug)]
 struct Agent {
     port: Arc<Mutex<File>>,
-    /// Process ids of the running commands; each leads a group of its own.
+    /// Process ids of the running commands; each leads its own process group.
     running: Arc<Mutex<HashMap<u64, i32>>>,
 }
 
@@ -87,7 +87,7 @@ impl Agent {
             self.running.lock().unwrap_or_else(PoisonError::into_inner).insert(id, pid);
         }
         let agent = self.clone();
-        // Its own thread: a program that a command leaves in the background may hold the pipe for long.
+        // Reading has its own thread: a background program that the command leaves may keep the pipe open for long.
         let output = std::thread::spawn(move || {
             let mut buffer = [0; 16384];
             while let Ok(count @ 1..) = reader.read(&mut buffer) {
@@ -102,7 +102,7 @@ impl Agent {
                 Err(_) => -1,
             };
             agent.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
-            // The last output comes before the exit, unless somebody else keeps the pipe open.
+            // The last output comes before the exit event, unless a background program keeps the pipe open.
             for _ in 0..100 {
                 if output.is_finished() {
                     break;
@@ -117,7 +117,7 @@ impl Agent {
     fn kill(&self, id: u64) {
         let pid = self.running.lock().unwrap_or_else(PoisonError::into_inner).get(&id).copied();
         if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
-            // It may have ended in between, which is what is wanted.
+            // The kill fails if the command has ended in the meantime, which is the intended result.
             let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
         }
     }
@@ -138,7 +138,7 @@ impl Agent {
     }
 }
 
-/// A serial port that the kernel's command line names (`agent=/dev/ttyS1`), made to pass bytes as they are.
+/// Opens the serial port named on the kernel's command line (`agent=/dev/ttyS1`), in raw mode.
 fn named_port() -> Result<Option<PathBuf>> {
     let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let Some(path) = line.split_whitespace().find_map(|word| word.strip_prefix("agent=")) else {

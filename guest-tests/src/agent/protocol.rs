@@ -1,11 +1,11 @@
-//! What the host and the agent in a guest say to each other: one JSON object per line.
+//! Protocol between the host and the agent in a guest: one JSON object per line.
 
 use serde::{Deserialize, Serialize};
 
 /// Name of the virtio-serial port.
 pub(crate) const PORT_NAME: &str = "guest-tests";
 
-/// From the host.
+/// A message from the host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(crate) enum Request {
@@ -36,38 +36,38 @@ pub(crate) enum Request {
     },
 }
 
-/// From the guest.
+/// A message from the guest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
-    /// The agent has started: the guest is up, and nothing of before is running.
+    /// The agent has started: the guest is up, and no command from before is running.
     Hello {
         /// Changes with every boot.
         boot: String,
     },
-    /// A piece of a command's output, standard output and error as they came.
+    /// A piece of a command's output, standard output and error in order of arrival.
     Output {
         /// Which command.
         id: u64,
-        /// Not always valid text in the guest: lossy here.
+        /// Text; bytes that are not valid UTF-8 are replaced.
         text: String,
     },
     /// A command has ended.
     Exit {
         /// Which command.
         id: u64,
-        /// Exit code, 128 and more for a signal as in a shell, -1 when it could not be run.
+        /// Exit code; 128 plus the number for a signal as in a shell; -1 if the command could not be run.
         code: i32,
     },
 }
 
-/// Bytes as hexadecimal digits.
+/// Encodes bytes as hexadecimal digits.
 pub(crate) fn to_hex(bytes: &[u8]) -> String {
     const DIGITS: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
     bytes.iter().flat_map(|&byte| [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]).collect()
 }
 
-/// The bytes of hexadecimal digits, if they are.
+/// Decodes hexadecimal digits; returns `None` if the text is invalid.
 pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
     if !text.is_ascii() || !text.len().is_multiple_of(2) {
         return None;

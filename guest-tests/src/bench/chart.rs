@@ -12,12 +12,12 @@ const ROW: u32 = 34;
 const WIDTH: u32 = 1000;
 const LABELS: i32 = 520;
 
-/// Draws how many times better than its base line each figure is, as bars on a logarithmic scale.
+/// Draws the ratio of each figure to its baseline, as bars on a logarithmic scale.
 pub(super) fn draw(figures: &[Figure], path: &Path) -> Result<()> {
     std::fs::write(path, bars(figures)?).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The same as the text of an SVG.
+/// Returns the same as the text of an SVG.
 pub(super) fn bars(figures: &[Figure]) -> Result<String> {
     let bar = |figure: &Figure| Bar {
         title: figure.title.clone(),
@@ -27,7 +27,7 @@ pub(super) fn bars(figures: &[Figure]) -> Result<String> {
     draw_bars(&figures.iter().map(bar).collect::<Vec<_>>())
 }
 
-/// A bar of the chart, with the words before and behind it.
+/// A bar of the chart, with the texts before and after it.
 #[derive(Debug)]
 pub(super) struct Bar {
     pub(super) title: String,
@@ -42,10 +42,11 @@ pub(super) fn draw_bars(bars: &[Bar]) -> Result<String> {
     Ok(text)
 }
 
-/// A curve: what it is called, its colour, and its points.
+/// A curve: its name, colour and points.
 type Curve = (String, RGBColor, Vec<(f64, f64)>);
 
-/// Ours and what it is compared with over what varies, both logarithmic. `None`: there are too few points for a curve.
+/// Draws the device and the baseline over the varied parameter, both logarithmic. Returns `None` if there are too few
+/// points.
 pub(super) fn sweep(sweep: &Sweep, figures: &[Figure]) -> Result<Option<String>> {
     let points = sweep.points(figures);
     let Some((_, first)) = points.first().filter(|_| points.len() > 2) else { return Ok(None) };
@@ -57,7 +58,7 @@ pub(super) fn sweep(sweep: &Sweep, figures: &[Figure]) -> Result<Option<String>>
     lines(&curves, sweep.varies, first.unit).map(Some)
 }
 
-/// Shares of samples over their value, which is logarithmic. `None`: there are none.
+/// Draws fractions of samples over their value, which is logarithmic. Returns `None` if there are no samples.
 pub(super) fn distributions(distributions: &[Distribution]) -> Result<Option<String>> {
     let Some(first) = distributions.first() else { return Ok(None) };
     let points = |of: &Distribution| of.quantiles.iter().map(|&[share, value]| (value, share.max(0.001))).collect();
@@ -123,7 +124,7 @@ fn paint(bars: &[Bar], text: &mut String) -> Result<(), Box<dyn std::error::Erro
         let corners = [(LABELS, top), (x(bar.ratio), top + 18)];
         root.draw(&Rectangle::new(corners, colour.filled()))?;
         root.draw_text(&bar.title, &font.color(&BLACK), (10, top + 2))?;
-        // Behind the line where a short bar ends before it, so that no figure is struck through.
+        // The text is placed after the line at 1 if a short bar ends before it, so that no figure is struck through.
         let at = x(bar.ratio).max(x(1.0)) + 6;
         root.draw_text(&bar.value, &font.color(&BLACK), (at, top + 2))?;
     }

@@ -1,4 +1,4 @@
-//! What looking at a daemon costs: a scrape of its metrics, and `pvrdmad top`.
+//! Cost of observing a daemon: a scrape of its metrics, and `pvrdmad top`.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,15 +14,15 @@ use super::figure::{Figure, median};
 use crate::daemon::{Daemon, DaemonDevice, Setup};
 use crate::device_pair::{Side, SideOptions};
 
-/// Devices that are scraped, all of one network.
+/// Number of devices in a scrape, all of one network.
 const DEVICES: u8 = 64;
-/// Scrapes of a run, of which the median counts.
+/// Number of scrapes in a run, of which the median counts.
 const SCRAPES: usize = 21;
-/// Longer than the daemon gives the same text again.
+/// Longer than the time for which the daemon repeats the same text.
 const STALE: Duration = Duration::from_millis(150);
-/// Queue pairs that `top` shows.
+/// Number of queue pairs that `top` shows.
 const QPS: usize = 1_000;
-/// How long a run of `top` is.
+/// Duration of a run of `top`.
 const WATCHED: Duration = Duration::from_secs(10);
 
 pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
@@ -54,7 +54,7 @@ fn device(directory: &Path, number: u8) -> DaemonDevice {
     }
 }
 
-/// Milliseconds that a scrape takes for which the daemon asks its networks.
+/// Returns the milliseconds of a scrape for which the daemon queries its networks.
 fn fetch(metrics: &Path) -> Result<f64> {
     thread::sleep(STALE);
     let start = Instant::now();
@@ -97,13 +97,13 @@ fn top(runs: usize) -> Result<Figure> {
     Ok(Figure::against_target("daemon/top", title, "% of a core", true, values, 1.0))
 }
 
-/// Processor time of a process so far.
+/// Returns the processor time of a process so far.
 fn processor_ns(pid: u32) -> Result<u64> {
     let tasks = format!("/proc/{pid}/task");
     let mut sum = 0;
     for task in fs::read_dir(&tasks).with_context(|| tasks.clone())? {
         let path = task?.path().join("schedstat");
-        // A thread that has ended meanwhile did not do much.
+        // A thread that has ended meanwhile used little time.
         let Ok(text) = fs::read_to_string(&path) else { continue };
         let first = text.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
         sum += first.with_context(|| format!("{} is malformed", path.display()))?;

@@ -1,4 +1,4 @@
-//! What a measurement gives.
+//! Results of a measurement.
 
 use serde::Serialize;
 
@@ -7,29 +7,29 @@ use serde::Serialize;
 pub(crate) struct Figure {
     /// Stable name, `part/what`.
     pub(crate) name: String,
-    /// What a person reads.
+    /// Title for the reader.
     pub(crate) title: String,
     /// Unit of the values.
     pub(crate) unit: &'static str,
     /// Whether less is better.
     pub(crate) less_is_better: bool,
-    /// Median on our device.
+    /// Median on the device.
     pub(crate) value: f64,
-    /// All runs on our device.
+    /// All runs on the device.
     pub(crate) runs: Vec<f64>,
-    /// Median of what it is compared with, in the same run.
+    /// Median of the baseline in the same run.
     pub(crate) baseline: f64,
-    /// All runs of the base line.
+    /// All runs of the baseline.
     pub(crate) baseline_runs: Vec<f64>,
-    /// What the base line is.
+    /// Name of the baseline.
     pub(crate) baseline_name: &'static str,
-    /// How many times better than the base line.
+    /// Factor by which the device is better than the baseline.
     pub(crate) ratio: f64,
 }
 
 impl Figure {
-    /// A figure that is compared with a base line of the same rounds, `[ours, base line]` each: the ratio is the median
-    /// of the rounds' ratios, which share what disturbs them.
+    /// Returns a figure that is compared with a baseline of the same rounds, `[ours, baseline]` each: the ratio is the
+    /// median of the rounds' ratios, so that disturbances affect both sides of a ratio.
     pub(crate) fn of_rounds(
         name: impl Into<String>,
         title: String,
@@ -55,7 +55,7 @@ impl Figure {
         }
     }
 
-    /// A figure that is compared with what we aim at.
+    /// Returns a figure that is compared with a target value.
     pub(crate) fn against_target(
         name: impl Into<String>,
         title: String,
@@ -80,23 +80,23 @@ impl Figure {
     }
 }
 
-/// How single samples are spread.
+/// Distribution of single samples.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Distribution {
     /// Stable name, `part/what`.
     pub(crate) name: String,
-    /// What a person reads.
+    /// Title for the reader.
     pub(crate) title: String,
     /// Unit of the values.
     pub(crate) unit: &'static str,
-    /// How many samples there were.
+    /// Number of samples.
     pub(crate) samples: usize,
-    /// Shares of the samples, and the value that they do not exceed.
+    /// Fractions of the samples, each with the value that they do not exceed.
     pub(crate) quantiles: Vec<[f64; 2]>,
 }
 
 impl Distribution {
-    /// Of these samples.
+    /// Returns the distribution of these samples.
     pub(crate) fn of(name: impl Into<String>, title: String, unit: &'static str, mut samples: Vec<f64>) -> Self {
         const SHARES: [f64; 11] = [0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 0.9999, 1.0];
         samples.sort_by(f64::total_cmp);
@@ -107,7 +107,7 @@ impl Distribution {
     }
 }
 
-/// The middle of several runs.
+/// Returns the median of several runs.
 pub(crate) fn median(runs: &[f64]) -> f64 {
     let mut sorted = runs.to_vec();
     sorted.sort_by(f64::total_cmp);

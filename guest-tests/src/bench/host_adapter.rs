@@ -1,5 +1,5 @@
-//! The host's own adapter: the same writes by a program of its own and through two devices, on `rdma_rxe` in a guest
-//! that plays the host.
+//! The host's own adapter: the same writes by a native program and through two devices, on `rdma_rxe` in a guest that
+//! acts as the host.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use crate::cases::host_adapter::{DEVICE, PROGRAM, PlayedHost};
 use crate::host_adapter::Measured;
 use crate::image::GuestImage;
 
-/// Longest time of a round, for machines that emulate the guest and have other work: ten thousand posts can take 40 s
-/// each way.
+/// Maximum time of a round, for machines that emulate the guest and have other work: ten thousand posts can take 40 s
+/// on each side.
 const ROUND: Duration = Duration::from_secs(180);
 
 /// Measures everything in `runs` rounds.

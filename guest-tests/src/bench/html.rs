@@ -1,6 +1,6 @@
-//! The report: one file that a browser shows without asking anybody for anything.
+//! The report: one file that a browser shows without any request to a server.
 //!
-//! It is XML as well as HTML, so that any parser reads it. The results are in it as they are in the JSON.
+//! It is valid XML as well as HTML, so that any parser reads it. It contains the same results as the JSON file.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ use super::report::Report;
 use super::sweep::SWEEPS;
 use super::trend::{self, Change, Earlier};
 
-/// What stands above the first chart.
+/// Head and introduction of the page.
 const STYLE: &str = "body{font:15px/1.5 sans-serif;margin:2em auto;max-width:64em;padding:0 1em;color:#222}\
                      table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ccc;padding:.3em .6em;\
                      text-align:right}td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}\
@@ -40,7 +40,7 @@ pub(super) fn page(report: &Report, earlier: &[Earlier]) -> Result<String> {
         writeln!(page, "<p class=\"skipped\">Skipped: {}</p>", escaped(reason))?;
     }
     let json = serde_json::to_string(report).context("cannot encode the results")?;
-    // Both characters stand in strings only, where they can be written in another way.
+    // Both characters occur only in strings, where they can be escaped.
     let json = json.replace('&', "\\u0026").replace('<', "\\u003c");
     writeln!(page, "<script type=\"application/json\" id=\"results\">{json}</script>\n</body>\n</html>")?;
     Ok(page)
@@ -54,7 +54,7 @@ fn section_if_measured(page: &mut String, id: &str, title: &str, svg: Option<Str
 }
 
 fn section(page: &mut String, id: &str, title: &str, svg: &str) -> Result<()> {
-    // What the backend writes in front of the picture is for a file of its own.
+    // The XML declaration that the backend writes before the picture is only valid in a separate file.
     let picture = svg.find("<svg").and_then(|start| svg.get(start..)).ok_or_else(|| anyhow!("{id}: no picture"))?;
     writeln!(page, "<h2>{}</h2>\n<div id=\"{id}\">{picture}</div>", escaped(title))?;
     Ok(())
@@ -80,7 +80,7 @@ fn table(page: &mut String, figures: &[Figure]) -> Result<()> {
     Ok(())
 }
 
-/// How many times better, commit after commit.
+/// Adds the table of ratios, commit after commit.
 fn trend(page: &mut String, report: &Report, earlier: &[Earlier]) -> Result<()> {
     *page += "<h2>Times better, commit after commit</h2>\n<table id=\"trend\"><thead><tr><th>measured</th>";
     for commit in earlier.iter().map(|run| &run.commit).chain([&report.commit]) {
@@ -104,7 +104,7 @@ fn trend(page: &mut String, report: &Report, earlier: &[Earlier]) -> Result<()> 
     Ok(())
 }
 
-/// A row of ratios as a line, logarithmic, from the least to the greatest of them.
+/// Draws a row of ratios as a line on a logarithmic scale, from the minimum to the maximum.
 fn sparkline(cells: &trend::Row) -> String {
     const WIDTH: f64 = 100.0;
     const HEIGHT: f64 = 20.0;
@@ -112,7 +112,7 @@ fn sparkline(cells: &trend::Row) -> String {
         cells.iter().map(|cell| cell.map(|(ratio, _)| ratio.max(f64::MIN_POSITIVE).ln())).collect();
     let known = || logs.iter().flatten().copied();
     let (least, most) = (known().fold(f64::MAX, f64::min), known().fold(f64::MIN, f64::max));
-    // Two runs of one tree differ by a few percent: that is no slope.
+    // Two runs of one tree differ by a few percent: this must not look like a slope.
     let range = (most - least).max(0.2);
     let step = WIDTH / f64::from(u32::try_from(logs.len()).unwrap_or(u32::MAX).max(2) - 1);
     let mut points = String::new();
@@ -137,7 +137,7 @@ pub(crate) fn parts() -> impl Iterator<Item = &'static str> {
     ["bars", "latency", "figures", "trend"].into_iter().chain(SWEEPS.iter().map(|sweep| sweep.id))
 }
 
-/// A page of made-up figures with all that a page can have, for those who look at how it is shown.
+/// Returns a page of made-up figures with all possible parts, for tests of its appearance.
 pub(crate) fn example_page() -> Result<String> {
     page(&example(), &[Earlier::example()])
 }
@@ -161,7 +161,7 @@ fn example() -> Report {
 mod tests {
     use super::*;
 
-    /// The greatest ratio is on top, the least at the bottom; a commit that did not measure it leaves a gap.
+    /// The greatest ratio is at the top, the least at the bottom; a commit without this figure leaves a gap.
     #[test]
     fn a_row_as_a_line() {
         let line = sparkline(&vec![Some((1.0, Change::None)), None, Some((2.0, Change::Better))]);
@@ -170,7 +170,7 @@ mod tests {
         assert!(line.contains("points=\"0.0,20.0 100.0,19.0\""), "{line}");
     }
 
-    /// Any parser reads it, nothing is fetched from anywhere, and the results in it are the results.
+    /// Any XML parser reads the page, it fetches nothing, and the results in it are complete.
     #[test]
     fn the_page_is_whole() {
         let report = example();

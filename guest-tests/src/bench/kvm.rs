@@ -1,5 +1,6 @@
-//! Under KVM: two VMs of one `pvrdma-vmm`, whose device is in the same process, beside two QEMUs that reach theirs by
-//! vfio-user. All four are on one host, run by run in turn, so that a noisy machine disturbs both alike.
+//! Measurements under KVM: two VMs of one `pvrdma-vmm`, whose device is in the same process, beside two QEMUs that
+//! reach theirs by vfio-user. All four are on one host, in alternating runs, so that a noisy machine disturbs both
+//! alike.
 
 use anyhow::{Context, Result};
 
@@ -20,7 +21,7 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
     let ours = VmmPair::boot_alone(&image, &beds)?;
     let theirs = KvmQemuPair::boot(&image, &beds)?;
     eprintln!("{}", ours.description());
-    // A guest that waits in a loop is not to keep the other from the processor.
+    // A guest that waits in a loop must not take the processor from the other one.
     ours.spread()?;
     theirs.spread()?;
     let ends = [ours.endpoints()?, theirs.endpoints()?];

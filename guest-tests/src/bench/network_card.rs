@@ -1,6 +1,6 @@
-//! TCP and ping between two guests: through our cards and switch, through QEMU's vmxnet3 over `-netdev stream`, and
-//! through virtio-net over a bridge of the host. All three are in the same guests, run by run in turn, so that a noisy
-//! machine disturbs them alike.
+//! TCP and ping between two guests: through vNICs and switch of the daemon, through QEMU's vmxnet3 over `-netdev
+//! stream`, and through virtio-net over a bridge of the host. All three are in the same guests, in alternating runs, so
+//! that a noisy machine disturbs them alike.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -14,18 +14,18 @@ use crate::image::GuestImage;
 use crate::pair::{LinkKind, Pair, PairOptions};
 use crate::vm::Card;
 
-/// Seconds of a stream.
+/// Duration of a stream in seconds.
 const SECONDS: u32 = 5;
 /// Packets of a ping.
 const PINGS: u32 = 500;
 const PORT: u16 = 5201;
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What ours is compared with: its name in a figure, and what a person reads.
+/// Baselines: the name in a figure, and the title for the reader.
 const OTHERS: [(&str, &str); 2] =
     [("stream", "QEMU's vmxnet3, -netdev stream"), ("bridge", "virtio-net, tap and bridge")];
 
-/// A bridge of this machine with a tap device for each guest, gone when dropped.
+/// A bridge of this machine with a tap device for each guest, removed on drop.
 struct Bridge(u32);
 
 impl Bridge {
@@ -140,7 +140,7 @@ fn address(number: usize, end: usize) -> Ipv4Addr {
     Ipv4Addr::new(192, 168, 81 + last(number), 1 + last(end))
 }
 
-/// Gigabits a second from guest a to an address of guest b, and segments that were retransmitted.
+/// Returns the Gb/s from guest a to an address of guest b, and the number of retransmitted segments.
 fn stream(pair: &Pair, address: Ipv4Addr) -> Result<(f64, f64)> {
     let server = pair.b().spawn(&format!("iperf3 -s -1 -p {PORT}"))?;
     pair.b().wait_until(&listens(PORT), PATIENCE)?;
@@ -153,7 +153,7 @@ fn stream(pair: &Pair, address: Ipv4Addr) -> Result<(f64, f64)> {
     Ok((number("/end/sum_received/bits_per_second")? / 1e9, number("/end/sum_sent/retransmits")?))
 }
 
-/// Average round trip from guest a in microseconds.
+/// Returns the average round-trip time from guest a in microseconds.
 fn ping(pair: &Pair, address: Ipv4Addr) -> Result<f64> {
     let text = pair.a().spawn(&format!("ping -n -q -c {PINGS} -i 0.002 {address}"))?.wait_success(PATIENCE)?;
     // rtt min/avg/max/mdev = 0.1/0.2/0.3/0.4 ms

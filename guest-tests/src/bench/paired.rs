@@ -14,9 +14,9 @@ use super::figure::median;
 use super::report::{Machine, write_json};
 use crate::cli::BenchOptions;
 
-/// What is measured when nothing is asked for: all that needs no virtual machine.
+/// Default parts: all that need no virtual machine.
 const PARTS: [&str; 2] = ["in-process", "wire"];
-/// Fewer rounds give no interval worth the name.
+/// Minimum number of rounds for a meaningful interval.
 const FEWEST_ROUNDS: usize = 3;
 
 /// The part of a results file that both programs write.
@@ -52,8 +52,8 @@ struct Comparison {
     ratio: Ratio,
 }
 
-/// How many times better the new program is: new/old, or old/new where less is better, so above 1 is better for every
-/// figure.
+/// Factor by which the new program is better: new/old, or old/new where less is better, so values above 1 are better
+/// for every figure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Ratio {
     /// Median of the rounds' ratios.
@@ -70,7 +70,7 @@ struct Report {
     new_commit: String,
     #[serde(flatten)]
     machine: Machine,
-    /// How the interval was made, for who reads the file later.
+    /// Description of the interval's method, for readers of the file.
     method: &'static str,
     comparisons: Vec<Comparison>,
     skipped: Vec<String>,
@@ -117,7 +117,7 @@ pub(super) fn run(options: &BenchOptions, old: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Has a program measure one part once.
+/// Runs a program that measures one part once.
 fn measure(program: &Path, part: &str, output: &Path) -> Result<Measured> {
     let status = Command::new(program)
         .args(["bench", "--runs", "1", "--only", part, "--output"])
@@ -131,7 +131,7 @@ fn measure(program: &Path, part: &str, output: &Path) -> Result<Measured> {
     serde_json::from_slice(&json).with_context(|| format!("the results of {}", program.display()))
 }
 
-/// The commit that a program says it was built beside.
+/// Returns the commit that a program reports for its build.
 fn commit_of(runs: &[Measured]) -> String {
     runs.first().map(|run| run.commit.clone()).unwrap_or_default()
 }
@@ -163,7 +163,7 @@ fn compare(old_runs: &[Measured], new_runs: &[Measured]) -> Vec<Comparison> {
     comparisons
 }
 
-/// What was not measured, and what only one of the programs measures.
+/// Returns skipped measurements, and figures that only one of the programs measures.
 fn skipped(old_runs: &[Measured], new_runs: &[Measured]) -> Vec<String> {
     let mut reasons: Vec<String> = old_runs.iter().chain(new_runs).flat_map(|run| run.skipped.clone()).collect();
     for (runs, others, whose) in [(old_runs, new_runs, "old"), (new_runs, old_runs, "new")] {
@@ -179,7 +179,7 @@ fn skipped(old_runs: &[Measured], new_runs: &[Measured]) -> Vec<String> {
 }
 
 impl Ratio {
-    /// Of two rounds or more.
+    /// Returns the ratio of two rounds or more.
     #[expect(clippy::cast_precision_loss, reason = "a handful of rounds")]
     fn of(ratios: &[f64]) -> Self {
         let count = ratios.len() as f64;

@@ -1,4 +1,4 @@
-//! The figures that are published: the table of docs/figures.md, from which the chart is drawn and the README quotes.
+//! The published figures: the table of docs/figures.md, from which the chart is drawn and which the README quotes.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::chart::{self, Bar};
 
-/// What the chart shows, as the beginning of a row's title and, if several begin so, of what it is compared with.
+/// Rows of the chart, by the beginning of the title and, if that is not unique, of the baseline.
 const CHARTED: [(&str, &str); 13] = [
     ("RDMA write of 1 MiB, guest to guest", ""),
     ("RDMA read of 1 MiB, guest to guest", ""),
@@ -32,7 +32,7 @@ struct Row<'a> {
     ratio: &'a str,
 }
 
-/// The rows of the first table whose header begins with `measured`.
+/// Returns the rows of the first table whose header begins with `measured`.
 fn rows(document: &str) -> Vec<Row<'_>> {
     let table = document.lines().skip_while(|line| !line.starts_with("| measured |"));
     let row = |line| {
@@ -42,7 +42,7 @@ fn rows(document: &str) -> Vec<Row<'_>> {
     table.skip(2).take_while(|line| line.starts_with('|')).filter_map(row).collect()
 }
 
-/// The chart of a document's table.
+/// Returns the chart of a document's table.
 fn picture(document: &str) -> Result<String> {
     let rows = rows(document);
     let bar = |(title, baseline): (&str, &str)| -> Result<Bar> {
@@ -82,7 +82,7 @@ mod tests {
         let (readme, figures) = (read("README.md"), read("docs/figures.md"));
         let (quoted, rows) = (rows(&readme), rows(&figures));
         assert!(quoted.len() >= 5, "{quoted:?}");
-        // The same number may be compared with something that the README calls by another name.
+        // The README may compare the same number with a baseline of another name.
         let number = |text: &str| text.rsplit(": ").next().unwrap_or_default().split(',').next().map(str::to_owned);
         for quote in &quoted {
             let is_quoted = |row: &&Row<'_>| {
@@ -94,7 +94,7 @@ mod tests {
         }
     }
 
-    /// One run of `demo` has figures of its own, on whatever machine recorded it.
+    /// A run of `demo` has its own figures, which depend on the machine that recorded it.
     #[test]
     fn the_recording_has_no_speeds() {
         let picture = read("docs/demo.svg");

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::figure::{Distribution, Figure};
 
-/// Where something is measured.
+/// Machine of a measurement.
 #[derive(Debug, Serialize)]
 pub(super) struct Machine {
     pub(super) processor: String,
@@ -16,22 +16,22 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// This one.
+    /// Returns this machine.
     pub(super) fn this() -> Self {
         Self { processor: processor(), cpus: std::thread::available_parallelism().map_or(0, std::num::NonZero::get) }
     }
 }
 
-/// What was measured where.
+/// Results with the machine that they were measured on.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) commit: String,
     #[serde(flatten)]
     pub(super) machine: Machine,
     pub(super) figures: Vec<Figure>,
-    /// How single samples are spread.
+    /// Distributions of single samples.
     pub(super) distributions: Vec<Distribution>,
-    /// What was not measured, and why.
+    /// Skipped measurements, with the reasons.
     pub(super) skipped: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn write_json(output: &Path, results: &impl Serialize) -> Result<()> 
     std::fs::write(output, json + "\n").with_context(|| format!("cannot write {}", output.display()))
 }
 
-/// The figures for a person.
+/// Formats the figures as a table for the reader.
 pub(super) fn table(figures: &[Figure]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);

@@ -1,21 +1,21 @@
-//! Measurements of one kind over a range: of sizes, losses, connections.
+//! Measurements of one kind over a range of sizes, losses or connections.
 
 use super::figure::Figure;
 
-/// What varies, and where it stands in the report.
+/// The varied parameter, and its place in the report.
 #[derive(Debug)]
 pub(super) struct Sweep {
-    /// Of the chart's place on the page.
+    /// Id of the chart's place on the page.
     pub(super) id: &'static str,
-    /// What a person reads above it.
+    /// Title above the chart.
     pub(super) title: &'static str,
-    /// Names of its figures begin with this; what varies follows, as a number.
+    /// Prefix of the names of its figures; the value of the parameter follows, as a number.
     pub(super) prefix: &'static str,
-    /// What varies, with its unit.
+    /// The varied parameter with its unit.
     pub(super) varies: &'static str,
 }
 
-/// All that there are.
+/// All sweeps.
 pub(super) const SWEEPS: [Sweep; 9] = [
     Sweep {
         id: "sweep",
@@ -74,7 +74,7 @@ pub(super) const SWEEPS: [Sweep; 9] = [
 ];
 
 impl Sweep {
-    /// Its figures among these, from the least of what varies to the most.
+    /// Returns its figures among these, in ascending order of the parameter.
     pub(super) fn points<'a>(&self, figures: &'a [Figure]) -> Vec<(f64, &'a Figure)> {
         let at = |figure: &Figure| figure.name.strip_prefix(self.prefix)?.parse::<f64>().ok();
         let mut points: Vec<_> = figures.iter().filter_map(|figure| Some((at(figure)?, figure))).collect();

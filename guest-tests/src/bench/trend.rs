@@ -1,4 +1,4 @@
-//! Figures of earlier commits beside these.
+//! Comparison with figures of earlier commits.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,10 +8,10 @@ use serde::Deserialize;
 
 use super::figure::Figure;
 
-/// Results of an earlier run, as far as a comparison takes them.
+/// The parts of an earlier run's results that a comparison needs.
 #[derive(Debug, Deserialize)]
 pub(super) struct Earlier {
-    /// The tree that was measured.
+    /// Commit that was measured.
     pub(super) commit: String,
     figures: Vec<EarlierFigure>,
 }
@@ -22,7 +22,7 @@ struct EarlierFigure {
     ratio: f64,
 }
 
-/// How a ratio differs from the one before it.
+/// Difference of a ratio from the previous one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Worse,
@@ -30,27 +30,27 @@ pub(super) enum Change {
     Better,
 }
 
-/// A ratio differs if it does by a tenth: what is less is the machine.
+/// Minimum factor between ratios that counts as a change; smaller differences are noise of the machine.
 const NOTABLE: f64 = 1.1;
 
 impl Earlier {
-    /// Reads what `bench` has written.
+    /// Reads a results file of `bench`.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_str(&text).with_context(|| format!("{} has no results of bench", path.display()))
     }
 
-    /// Of a commit that nobody has made.
+    /// Returns made-up results.
     pub(super) fn example() -> Self {
         let figure = EarlierFigure { name: "in-process/write-rate".to_owned(), ratio: 1.5 };
         Self { commit: "0123abc".to_owned(), figures: vec![figure] }
     }
 }
 
-/// The ratios of a figure, commit after commit, and how each differs from the last one that there is before it.
+/// The ratios of a figure, commit after commit, each with its difference from the last one that exists before it.
 pub(super) type Row = Vec<Option<(f64, Change)>>;
 
-/// A row for each figure of now: what it was, and is.
+/// Returns a row of earlier and current ratios for each current figure.
 pub(super) fn rows<'a>(earlier: &[Earlier], now: &'a [Figure]) -> Vec<(&'a str, Row)> {
     let columns: Vec<BTreeMap<&str, f64>> = earlier
         .iter()

@@ -1,5 +1,5 @@
-//! Between two guests: our device beside `rdma_rxe` in the same guests, run by run in turn, so that a noisy machine
-//! disturbs both alike.
+//! Measurements between two guests: the PVRDMA device beside `rdma_rxe` in the same guests, in alternating runs, so
+//! that a noisy machine disturbs both alike.
 
 use anyhow::Result;
 

@@ -1,4 +1,4 @@
-//! The image itself: what all other tests rely on.
+//! Tests of the guest image itself, on which all other tests rely.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use super::case::Case;
 use crate::pair::{Link, Pair};
 
-/// The agent does what it is told.
+/// Requests to the agent.
 pub(crate) fn cases() -> Vec<Case> {
     vec![Case::new("bed/agent", agent)]
 }
@@ -24,7 +24,7 @@ fn agent(pair: &mut Pair, _link: &Link) -> Result<String> {
     if (failing.code, failing.text.as_str()) != (3, "out\nerr\n") {
         bail!("a command ended in a wrong way: {failing:?}");
     }
-    // Two at a time, and one of them is killed with all that it started.
+    // Two commands at a time, one of which is killed together with all its children.
     let endless = vm.spawn("echo started; sleep 1000 & sleep 1000")?;
     endless.wait_for_output("started", Duration::from_secs(10))?;
     vm.run("pgrep -x sleep")?;

@@ -1,4 +1,4 @@
-//! The page of `bench` in a real browser, which is that of a root directory of its own.
+//! The page of `bench` in a real browser, which is installed in a root directory of its own.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub(crate) fn cases() -> Vec<Case> {
     vec![Case::alone("slow/browser", browser).slow(WHEN)]
 }
 
-/// Each picture and table has its place on the page, nothing hangs over the edge, and a photograph is not empty.
+/// Each picture and table has its place on the page, nothing exceeds the edge, and a screenshot is not empty.
 fn browser(image: &GuestImage) -> Result<String> {
     if !rustix::process::geteuid().is_root() {
         return Err(skip("a browser in a root directory of its own needs root"));
@@ -46,16 +46,16 @@ fn browser(image: &GuestImage) -> Result<String> {
     Ok(format!("a photograph of {picture} bytes"))
 }
 
-/// Of the window.
+/// Width of the window.
 const WIDTH: f64 = 1000.0;
 
-/// Has the page itself say where a part is.
+/// Script by which the page itself reports the position of a part.
 const MEASURE: &str = "{
     const part = document.getElementById(id), box = (part.querySelector(':scope > svg') || part).getBoundingClientRect();
     document.body.setAttribute('data-' + id, [box.left, box.right, box.height].join(' '));
 }";
 
-/// What the browser prints about the page in `folder`, which it sees as `/mnt`.
+/// Returns the browser's output for the page in `folder`, which it sees as `/mnt`.
 fn browse(root: &HostRoot, folder: &Path, what: &str) -> Result<String> {
     let script = format!(
         "mount -t proc proc \"$0/proc\"; mount --rbind /dev \"$0/dev\"; mount --bind \"$1\" \"$0/mnt\"

@@ -7,42 +7,42 @@ use anyhow::Result;
 use crate::image::GuestImage;
 use crate::pair::{Link, Pair};
 
-/// Which guest has the server, and what the way is called.
+/// Guest with the server, and the name of the direction.
 pub(crate) const WAYS: [(usize, &str); 2] = [(1, "a-to-b"), (0, "b-to-a")];
 
-/// What the way to a server in this guest is called.
+/// Returns the name of the direction to a server in this guest.
 pub(crate) fn way(server: usize) -> &'static str {
     WAYS.iter().find(|(guest, _)| *guest == server).map_or("?", |(_, name)| name)
 }
 
 /// A named test; its function returns a short note for the report.
 pub(crate) struct Case {
-    /// `group/what`, for `--only`.
+    /// `group/name`, for `--only`.
     pub(crate) name: String,
     /// The test.
     pub(crate) body: Body,
-    /// The test drives kernel modules into warnings on purpose, or looks itself: the runner does not judge the kernel
+    /// The test provokes kernel warnings on purpose, or checks the log itself: the runner does not check the kernel
     /// log.
     pub(crate) ignore_kernel_log: bool,
-    /// Set when it takes so long that it runs only when asked for: what to tell those who did not.
+    /// Set if the test takes so long that it runs only on request: the hint for users who did not request it.
     pub(crate) slow: Option<&'static str>,
 }
 
 impl Case {
-    /// A test.
+    /// Creates a test in the shared pair.
     pub(crate) fn new(name: impl Into<String>, run: impl Fn(&mut Pair, &Link) -> Result<String> + 'static) -> Self {
         Self { name: name.into(), body: Body::InPair(Box::new(run)), ignore_kernel_log: false, slow: None }
     }
 
-    /// A test that starts what it needs itself.
+    /// Creates a test that starts all its machines itself.
     pub(crate) fn alone(name: impl Into<String>, run: impl Fn(&GuestImage) -> Result<String> + 'static) -> Self {
         Self { name: name.into(), body: Body::Alone(Box::new(run)), ignore_kernel_log: false, slow: None }
     }
 
-    /// The group of those that have machines of the runner.
+    /// Group of the tests that use machines of the runner.
     pub(crate) const IN_PAIR: &'static str = "in the pair";
 
-    /// Cases that may share machines have the same.
+    /// Returns the group. Cases of one group may share machines.
     pub(crate) fn group(&self) -> &str {
         match self.body {
             Body::InPair(_) => Self::IN_PAIR,
@@ -50,18 +50,18 @@ impl Case {
         }
     }
 
-    /// The same test, run only when asked for.
+    /// Makes the test run only on request.
     pub(crate) fn slow(mut self, what_to_do: &'static str) -> Self {
         self.slow = Some(what_to_do);
         self
     }
 
-    /// The same test, run only when asked for unless it is one of these.
+    /// Makes the test run only on request unless its name is in the list.
     pub(crate) fn slow_unless(self, ordinary: &[&str], what_to_do: &'static str) -> Self {
         if ordinary.contains(&&*self.name) { self } else { self.slow(what_to_do) }
     }
 
-    /// What is in its place when nobody has asked for it: the same unless it is slow.
+    /// Returns the test as it runs without a request: a skipped one if it is slow, else unchanged.
     pub(crate) fn unasked(self) -> Self {
         match self.slow {
             Some(what_to_do) => Self::alone(self.name, move |_| Err(skip(what_to_do))),
@@ -69,18 +69,18 @@ impl Case {
         }
     }
 
-    /// The same test, without the check of the kernel log after it.
+    /// Switches off the check of the kernel log after the test.
     pub(crate) fn ignore_kernel_log(mut self) -> Self {
         self.ignore_kernel_log = true;
         self
     }
 }
 
-/// What a test works with.
+/// Function of a test, by the machines that it needs.
 pub(crate) enum Body {
-    /// The pair of guests that most tests share, and the link between them.
+    /// Needs the pair of guests that most tests share, and the link between them.
     InPair(Box<InPair>),
-    /// Only the image.
+    /// Needs only the image.
     Alone(Box<Alone>),
 }
 
@@ -96,7 +96,7 @@ impl fmt::Debug for Case {
     }
 }
 
-/// Why a test did not run; an error that the runner counts as skipped.
+/// Reason why a test did not run; an error that the runner counts as skipped.
 #[derive(Debug)]
 pub(crate) struct Skipped(pub(crate) String);
 
@@ -108,7 +108,7 @@ impl fmt::Display for Skipped {
 
 impl std::error::Error for Skipped {}
 
-/// The error of a test that cannot run here.
+/// Returns the error of a test that cannot run here.
 pub(crate) fn skip(reason: impl Into<String>) -> anyhow::Error {
     Skipped(reason.into()).into()
 }

@@ -1,5 +1,5 @@
-//! Two guests of a Cloud Hypervisor that somebody names. Unpatched it has no slots with several functions: then what
-//! the guests see, and why the driver refuses, is what the documents say.
+//! Two guests of an external Cloud Hypervisor. An unpatched one has no slots with several functions: then the guests'
+//! view of the device, and the driver's reason to refuse it, are as documented.
 
 use std::path::Path;
 use std::time::Duration;
@@ -47,7 +47,7 @@ fn both_functions(pair: &PlayedPair) -> Result<String> {
     Ok(format!("RDMA between the guests; {}", pair.description()))
 }
 
-/// The function is there, and its driver misses another one.
+/// The function is present, and its driver reports that the other one is missing.
 fn one_function(pair: &PlayedPair) -> Result<String> {
     for vm in pair.vms() {
         vm.run("lspci -n | grep 15ad:0820")?;

@@ -1,4 +1,4 @@
-//! Programs that connect through the connection manager, that is over QP1.
+//! Programs that connect through the connection manager, which uses QP1.
 
 use anyhow::{Result, bail};
 
@@ -28,7 +28,8 @@ pub(crate) fn rping(endpoints: &Endpoints<'_>, server: usize) -> Result<String> 
         server: format!("rping -s -a {} -C 50 -V -S 4096", endpoints.address_of(server, server)),
         ready: Ready::ConnectionManager,
         client_vm: endpoints.vms[client],
-        // The beginnings of its lines are enough: all of them take a minute where a line to a guest is a serial port.
+        // The beginnings of its lines are enough: complete ones take a minute where the line to a guest is a serial
+        // port.
         client: format!(
             "rping -c -a {} -C 50 -V -v -S 4096 > /tmp/pings; code=$?; cut -c1-40 /tmp/pings; exit $code",
             endpoints.address_of(server, client)
@@ -36,7 +37,7 @@ pub(crate) fn rping(endpoints: &Endpoints<'_>, server: usize) -> Result<String> 
         timeout: endpoints.patience,
     }
     .run()?;
-    // The client prints what came back; a mismatch is a failure of its own, a short run must be one too.
+    // The client prints the data that came back. A mismatch fails by itself; this also detects a run that is too short.
     let pings = exchange.client.lines().filter(|line| line.contains("ping data")).count();
     if pings != 50 {
         bail!("{pings} of 50 pings came back:\n{}", exchange.client);
@@ -44,7 +45,7 @@ pub(crate) fn rping(endpoints: &Endpoints<'_>, server: usize) -> Result<String> 
     Ok(format!("{pings} pings verified"))
 }
 
-/// `ucmatose` or `udaddy`, which take the same options.
+/// Runs `ucmatose` or `udaddy`, which take the same options.
 pub(crate) fn address_pair(endpoints: &Endpoints<'_>, server: usize, program: &str) -> Result<String> {
     let client = 1 - server;
     let exchange = Programs {

@@ -1,5 +1,5 @@
-//! The container image of `pvrdma-lab`: built from nothing with buildah, and run with podman by the lines of the
-//! document. Both programs are those of a root directory of their own.
+//! The container image of `pvrdma-lab`: built from scratch with buildah, and run with podman by the commands of the
+//! document. Both programs are installed in a root directory of their own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::recipe::recipe;
 use crate::daemon;
 use crate::image::{GuestImage, HostRoot};
 
-/// Where the lines are.
+/// Document and marker of the commands.
 pub(super) const RECIPE: (&str, &str) = ("docs/ci.md", "container");
 const PACKAGES: [&str; 4] = ["buildah", "podman", "crun", "netavark"];
 
@@ -63,20 +63,20 @@ fn container(image: &GuestImage) -> Result<String> {
     Ok(lab::up_after(&said))
 }
 
-/// The folder of this program, which the others are in.
+/// Returns the folder of this program, which contains the others too.
 fn programs() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let programs = own.parent().context("this program is nowhere")?;
-    // Built if there is a cargo.
+    // Builds the daemon if cargo is available.
     daemon::program()?;
     ensure!(programs.join("pvrdma-lab").exists(), "there is no pvrdma-lab: cargo build --release -p guest-tests");
     Ok(programs.to_owned())
 }
 
-/// A control group is not what is tested, and not every machine's can be had from a root directory.
+/// Control groups are not under test, and some machines do not provide them inside a root directory.
 const SETTINGS: &str = "[containers]\ncgroups = \"disabled\"\n";
 
-/// The root directory sees this machine's devices and the files of the test, and keeps nothing.
+/// Enters the root directory with this machine's devices and the files of the test mounted; nothing persists.
 const PLACE: &str = r#"
 root=${1%/} directory=$2
 # Who unpacks an image changes the mount at its root, so there must be one.

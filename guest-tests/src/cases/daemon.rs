@@ -1,4 +1,4 @@
-//! The daemon by itself, without guests.
+//! The daemon alone, without guests.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use super::case::{Case, skip};
 use crate::daemon::{Daemon, DaemonDevice, Setup};
 use crate::host_adapter;
 
-/// What a build without libraries of the host is for.
+/// Target of a build that needs no libraries of the host.
 const STATIC: &str = "x86_64-unknown-linux-musl";
 
-/// What an idle daemon with two devices may use.
+/// Maximum memory of an idle daemon with two devices.
 const IDLE_KIB: u64 = 20 * 1024;
 
 /// Idle cost, status, and a clean end.
@@ -21,12 +21,12 @@ pub(crate) fn cases() -> Vec<Case> {
     vec![Case::alone("daemon/idle-status-end", |_| idle_status_end()), Case::alone("daemon/static", |_| static_build())]
 }
 
-/// A build for musl, which needs no library of the host, in its sandbox: two clients of a network, and two of networks
-/// that a wire connects.
+/// Runs a musl build, which needs no library of the host, in its sandbox: two clients of one network, and two clients
+/// of networks that a wire connects.
 fn static_build() -> Result<String> {
     let program = static_program()?;
     let directory = tempfile::tempdir().context("cannot create a directory")?;
-    // Addresses that no other process takes.
+    // Addresses that no other process uses.
     let number = std::process::id() << 1;
     let [near, far] = [number, number | 1].map(|number| Ipv4Addr::from_bits(0x7f00_0000 | number & 0xff_ffff));
     let networks = [
@@ -49,7 +49,7 @@ fn static_build() -> Result<String> {
     Ok(String::new())
 }
 
-/// The build, if somebody has made it.
+/// Returns the static program, if it was built.
 fn static_program() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let target = own.parent().and_then(Path::parent).context("this program lies in no target directory")?;
@@ -71,7 +71,7 @@ fn idle_status_end() -> Result<String> {
     });
     let mut daemon = Daemon::start(directory.path(), &devices)?;
     let before = daemon.processor_ticks()?;
-    // Not a wait for an event: the time in which nothing must happen.
+    // This is not a wait for an event: nothing may happen during this time.
     std::thread::sleep(Duration::from_secs(2));
     let used = daemon.processor_ticks()? - before;
     if used > 1 {

@@ -1,6 +1,6 @@
-//! Wireshark's opinion of what we send: every packet is dissected, and nothing in it is found to be wrong.
+//! Dissects every packet with Wireshark, which must not report an error.
 //!
-//! Its version in Debian does not check the ICRC, so we do.
+//! Debian's version of Wireshark does not check the ICRC, so this test does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -17,10 +17,10 @@ use super::packets;
 use crate::image::GuestImage;
 use crate::pair::{Link, Pair};
 
-/// From which severity on Wireshark complains: `warn`.
+/// Severity from which on a Wireshark message is an error: `warn`.
 const WARNING: u32 = 0x0060_0000;
 
-/// Dissectors that guess what the payload of a queue pair is. Ours is anything.
+/// Heuristic dissectors for the payload of a queue pair, which contains arbitrary data in this test.
 const GUESSES: [&str; 10] = [
     "smcr_infiniband",
     "smb_direct_infiniband",
@@ -34,7 +34,7 @@ const GUESSES: [&str; 10] = [
     "fc_infiniband",
 ];
 
-/// Fields that are asked for.
+/// Fields to print.
 const FIELDS: [&str; 6] = [
     "frame.number",
     "frame.protocols",
@@ -44,18 +44,17 @@ const FIELDS: [&str; 6] = [
     "_ws.expert.message",
 ];
 
-/// Opcodes of all RC operations that there are, by the position of their packets: sends, writes, reads, atomics,
-/// answers.
+/// Opcodes of all RC operations by the position of their packets: sends, writes, reads, atomics, responses.
 const RC_OPCODES: [u8; 22] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 23];
 /// The same for datagrams.
 const UD_OPCODES: [u8; 2] = [100, 101];
-/// A notification of congestion.
+/// Opcode of a congestion notification packet.
 const CNP: u8 = 129;
 
-/// What the guests' programs certainly do: sends, writes, reads and atomics with their answers, datagrams.
+/// Opcodes that the guests' programs certainly use: sends, writes, reads and atomics with their responses, datagrams.
 const GUEST_OPCODES: [u8; 14] = [0, 1, 2, 4, 6, 7, 8, 12, 13, 14, 15, 17, 18, 100];
 
-/// Packets of every kind, made in this process, and those of real guests.
+/// Packets of every kind, generated in this process, and those of real guests.
 pub(crate) fn cases() -> Vec<Case> {
     vec![
         Case::alone("dissect/every-encapsulation", encapsulations),
@@ -79,7 +78,7 @@ fn encapsulations(image: &GuestImage) -> Result<String> {
     Ok(format!("{total} packets"))
 }
 
-/// What guests do among themselves, through `pvrdmad capture`.
+/// Traffic between local guests, captured with `pvrdmad capture`.
 fn local_delivery(pair: &mut Pair, link: &Link) -> Result<String> {
     let daemon = pair.daemon().context("there is no daemon")?;
     let path = pair.directory().join("local.pcapng");
@@ -101,7 +100,7 @@ fn local_delivery(pair: &mut Pair, link: &Link) -> Result<String> {
         let command = |own| format!("{} {options}", verbs(program, own));
         run(Ready::Tcp(18515), &command(1), &format!("{} {peer}", command(0)))?;
     }
-    // Every operation, in lengths that give every position.
+    // Every operation, in lengths that produce every packet position.
     let integrity = |own: usize| format!("integrity {} {} 24 3", link.device, link.gid_index[own]);
     run(Ready::Tcp(18600), &integrity(1), &format!("{} {peer}", integrity(0)))?;
     let rping = |side: &str| format!("rping {side} -a {peer} -C 5 -V -S 3000");
@@ -117,12 +116,12 @@ fn local_delivery(pair: &mut Pair, link: &Link) -> Result<String> {
     Ok(format!("{} packets dissected; the capture: {said}", seen.frames))
 }
 
-/// What Wireshark found.
+/// Result of Wireshark.
 #[derive(Debug, Default)]
 struct Seen {
     /// RoCE packets.
     frames: usize,
-    /// How often each opcode.
+    /// Number of packets by opcode.
     opcodes: BTreeMap<u8, usize>,
     /// Attributes of management datagrams.
     mads: BTreeSet<u32>,
@@ -138,12 +137,12 @@ impl Seen {
     }
 }
 
-/// Has a file dissected. Frames that are not RoCE are others' business.
+/// Dissects a file. Frames that are not RoCE are ignored.
 fn dissect(image: &GuestImage, path: &Path) -> Result<Seen> {
     let (program, arguments) = image.tshark();
     let mut command = Command::new(program);
     command.args(arguments).arg("-r").arg(path).args(["-n", "-T", "fields", "-E", "separator=/t"]);
-    // IPv6 wants a UDP checksum, RoCE does not (IBA annex A17.9.2).
+    // IPv6 requires a UDP checksum, RoCE does not (IBA annex A17.9.2).
     for option in ["ip.check_checksum", "udp.check_checksum", "udp.ignore_ipv6_zero_checksum"] {
         command.arg("-o").arg(format!("{option}:TRUE"));
     }
@@ -184,7 +183,7 @@ fn dissect(image: &GuestImage, path: &Path) -> Result<Seen> {
     Ok(seen)
 }
 
-/// Numbers of the RoCE packets in a file, each of which is verified.
+/// Returns the numbers of the RoCE packets in a file, each of which is verified.
 fn roce_frames(path: &Path) -> Result<BTreeSet<usize>> {
     let file = File::open(path).with_context(|| path.display().to_string())?;
     let mut reader = PcapNgReader::new(file).context("not a capture")?;

@@ -1,5 +1,5 @@
 //! Two guests whose doorbell pages are memory (`doorbells=mapped`): the unmodified driver and library post, poll and
-//! arm without a message to the daemon, which its counters show exactly.
+//! arm without a message to the daemon, as its counters show exactly.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::image::GuestImage;
 use crate::pair::{LinkKind, PVRDMA_DEVICE, Pair, PairOptions};
 use crate::vm::{Job, Vm};
 
-/// The guests, and how programs in them name each other's devices.
+/// The guests with mapped doorbell pages.
 struct MappedPair(Pair);
 
 impl Machines for MappedPair {
@@ -29,11 +29,11 @@ impl Machines for MappedPair {
     }
 }
 
-/// What runs unasked.
+/// Cases that run by default.
 const ORDINARY: [&str; 2] = ["doorbells/rc_pingpong", "doorbells/rc_pingpong-events"];
 const WHEN: &str = "takes a minute with the others; runs when asked for: --only doorbells/";
 
-/// The guests boot for the first of them.
+/// Returns the cases. The first of them boots the guests.
 pub(crate) fn cases() -> Vec<Case> {
     let shared = Shared::new(boot);
     let mut cases = Vec::new();
@@ -72,13 +72,13 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.into_iter().map(|case| case.slow_unless(&ORDINARY, WHEN)).collect()
 }
 
-/// Both devices lend their pages, to guests that know nothing of it.
+/// Both devices export their pages, without knowledge of the guests.
 fn boot(image: &GuestImage) -> Result<MappedPair> {
     let options = PairOptions { rxe: false, doorbells: ["mapped"; 2], ..PairOptions::default() };
     boot_with(image, &options).map(MappedPair)
 }
 
-/// Two guests, if there can be such doorbells.
+/// Boots two guests, if such doorbells are possible.
 pub(super) fn boot_with(image: &GuestImage, options: &PairOptions) -> Result<Pair> {
     match Pair::boot(image, options) {
         Err(error) if format!("{error:#}").contains("doorbells=mapped:") => Err(skip(format!("{error:#}"))),
@@ -86,7 +86,7 @@ pub(super) fn boot_with(image: &GuestImage, options: &PairOptions) -> Result<Pai
     }
 }
 
-/// A program that rings no doorbell that is a message, in neither guest.
+/// Returns a case with a program that causes no doorbell message in either guest.
 fn case(shared: &Rc<Shared<MappedPair>>, name: &str, run: impl Fn(&Endpoints<'_>) -> Result<String> + 'static) -> Case {
     shared.case(format!("doorbells/{name}"), move |MappedPair(pair)| {
         let link = pair.link(LinkKind::Pvrdma)?;
@@ -95,7 +95,7 @@ fn case(shared: &Rc<Shared<MappedPair>>, name: &str, run: impl Fn(&Endpoints<'_>
         let mut notes = Vec::new();
         for (guest, before) in before.iter().enumerate() {
             let now = Counts::of(pair, guest)?;
-            // Guest b serves, and posts nothing where it is written to and read from.
+            // Guest b is the server, and posts nothing in writes and reads.
             now.check_since(before, guest == 0).with_context(|| format!("guest {guest}"))?;
             notes.push(format!("{} faults, {} arms", now.faults - before.faults, now.arms - before.arms));
         }
@@ -103,10 +103,10 @@ fn case(shared: &Rc<Shared<MappedPair>>, name: &str, run: impl Fn(&Endpoints<'_>
     })
 }
 
-/// What a device has counted.
+/// Counters of a device.
 #[derive(Debug)]
 struct Counts {
-    /// Doorbells of processes that came as messages.
+    /// Doorbells of processes that arrived as messages.
     messages: u64,
     /// Processes whose pages are memory.
     contexts: u64,
@@ -137,7 +137,8 @@ impl Counts {
         })
     }
 
-    /// Nothing came as a message, and no more faults than pages taken away and processes that began, since the start.
+    /// Checks that since `before` no doorbell arrived as a message, and that there were no more faults than revoked
+    /// pages and new processes.
     fn check_since(&self, before: &Self, posts: bool) -> Result<()> {
         ensure!(self.messages == 0, "doorbells came as messages: {self:?}, before {before:?}");
         if posts {
@@ -150,7 +151,7 @@ impl Counts {
     }
 }
 
-/// Sockets over RDMA, which poll for a while and sleep then.
+/// Runs sockets over RDMA, which poll for a while and then sleep.
 fn rstream(endpoints: &Endpoints<'_>, program: &str) -> Result<String> {
     let [a, b] = endpoints.vms;
     let server = b.spawn(&format!("{program} -b {} -S 4096 -C 200 -I 10", endpoints.ip[1]))?;
@@ -163,7 +164,7 @@ fn rstream(endpoints: &Endpoints<'_>, program: &str) -> Result<String> {
     Ok(String::new())
 }
 
-/// Who uses the device from the kernel rings on the first page, which traps.
+/// Kernel users of the device ring on the first page, which traps.
 fn kernel(MappedPair(pair): &MappedPair) -> Result<String> {
     let link = pair.link(LinkKind::Pvrdma)?;
     let before = Counts::of(pair, 0)?;
@@ -173,21 +174,21 @@ fn kernel(MappedPair(pair): &MappedPair) -> Result<String> {
     Ok(note)
 }
 
-/// What the thread that looks at rings of a guest does.
+/// Returns the state of the thread that polls the rings of a guest.
 fn watcher(daemon: &Daemon, guest: usize) -> Result<String> {
     let status = daemon.status()?;
     let word = status.pointer(&format!("/devices/{guest}/doorbells/watcher")).and_then(serde_json::Value::as_str);
     word.map(str::to_owned).with_context(|| format!("no watcher in {status}"))
 }
 
-/// A process of guest a that polls in vain, once it does.
+/// Starts a process of guest a that polls an empty queue, and waits until it does.
 fn poller(pair: &Pair) -> Result<Job> {
     let job = pair.a().spawn(&format!("/run/guest-tests doorbells --device {PVRDMA_DEVICE} --poll-for 600"))?;
     job.wait_for_output("polls", Duration::from_secs(60))?;
     Ok(job)
 }
 
-/// The driver gives the page of a process that has ended, here of one that was killed, to the next one.
+/// The driver reuses the page of a process that has ended, here of a killed one, for the next process.
 fn two_processes(MappedPair(pair): &MappedPair) -> Result<String> {
     let daemon = pair.daemon().context("no daemon")?;
     let contexts = || -> Result<Vec<serde_json::Value>> {
@@ -211,16 +212,16 @@ fn two_processes(MappedPair(pair): &MappedPair) -> Result<String> {
     Ok(format!("page {}", pages[0]))
 }
 
-/// Who looks at rings for a process that polls and posts nothing rests: 2 ms, but for a page that is touched after it
-/// was taken away.
+/// While a process only polls and posts nothing, the polling thread rests: 2 ms, except for a page that is touched
+/// after it was revoked.
 fn polls_in_vain(MappedPair(pair): &MappedPair) -> Result<String> {
     let daemon = pair.daemon().context("no daemon")?;
     let process = poller(pair)?;
-    // From then on it does not take more and more time.
+    // From this point on it does not use more and more time.
     pair.a().run("sleep 1")?;
     while watcher(daemon, 0)? != "polled" {}
     let (start, before, ticks) = (Instant::now(), Counts::of(pair, 0)?, daemon.processor_ticks()?);
-    // Time that only passes: what must not happen cannot be waited for.
+    // A fixed wait: the absence of an event cannot be awaited.
     pair.b().run("sleep 5")?;
     let (now, ticks) = (Counts::of(pair, 0)?, daemon.processor_ticks()? - ticks);
     let time = start.elapsed();
@@ -232,7 +233,7 @@ fn polls_in_vain(MappedPair(pair): &MappedPair) -> Result<String> {
     Ok(format!("{naps} rests, {arms} arms and {} ms of a processor in {:.1} s", 10 * ticks, time.as_secs_f64()))
 }
 
-/// A process that has asked for an event and waits costs nothing: who looks at rings sleeps, and is not woken.
+/// A process that has armed an event and waits costs nothing: the polling thread sleeps, and is not woken.
 fn idle(MappedPair(pair): &MappedPair) -> Result<String> {
     let link = pair.link(LinkKind::Pvrdma)?;
     let endpoints = pair.endpoints(&link);
@@ -241,7 +242,7 @@ fn idle(MappedPair(pair): &MappedPair) -> Result<String> {
     let daemon = pair.daemon().context("no daemon")?;
     while watcher(daemon, 1)? != "cold" {}
     let before = Counts::of(pair, 1)?;
-    // Time that only passes: what must not happen cannot be waited for.
+    // A fixed wait: the absence of an event cannot be awaited.
     endpoints.vms[1].run("sleep 10")?;
     let now = Counts::of(pair, 1)?;
     ensure!((now.sleeps, now.faults) == (before.sleeps, before.faults), "{now:?}, before {before:?}");

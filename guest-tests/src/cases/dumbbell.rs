@@ -1,4 +1,4 @@
-//! Congestion control over a line that marks, in one guest.
+//! Congestion control over a link with ECN marking, in one guest.
 
 use super::case::Case;
 use crate::bench::wire::dumbbell;

@@ -1,4 +1,4 @@
-//! Errors that one guest provokes at the other: what both are told, as their programs see it.
+//! Errors that one guest provokes at the other: the error codes that the programs on both sides see.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::case::Case;
 use super::exchange::{Programs, Ready};
 use crate::pair::{Link, Pair};
 
-/// One run each way.
+/// One run in each direction.
 pub(crate) fn cases() -> Vec<Case> {
     vec![
         Case::new("errors/a-to-b", |pair, link| errors(pair, link, 1)),
@@ -16,7 +16,7 @@ pub(crate) fn cases() -> Vec<Case> {
     ]
 }
 
-/// The programs compare; the table of what they provoke is in `guest/errors.c`.
+/// The programs compare the codes; the table of provoked errors is in `guest/errors.c`.
 fn errors(pair: &Pair, link: &Link, server: usize) -> Result<String> {
     let command = |vm: usize| format!("errors {} {}", link.device, link.gid_index[vm]);
     let exchange = Programs {

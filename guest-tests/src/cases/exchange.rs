@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use crate::endpoints::listens;
 use crate::vm::{Job, Vm};
 
-/// How one sees that a server listens. Programs write to a pipe in blocks, so their output does not tell.
+/// Method to detect that a server listens. Programs write to a pipe in blocks, so their output cannot be used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ready {
     /// It listens on a TCP port.
@@ -25,24 +25,24 @@ impl Ready {
     }
 }
 
-/// Two programs that belong together.
+/// A server and its client.
 #[derive(Debug)]
 pub(crate) struct Programs<'a> {
-    /// Where the server runs.
+    /// Guest that runs the server.
     pub(crate) server_vm: &'a Vm,
-    /// Its command.
+    /// Command of the server.
     pub(crate) server: String,
-    /// When to start the client.
+    /// Condition for starting the client.
     pub(crate) ready: Ready,
-    /// Where the client runs.
+    /// Guest that runs the client.
     pub(crate) client_vm: &'a Vm,
-    /// Its command.
+    /// Command of the client.
     pub(crate) client: String,
-    /// How long both may take.
+    /// Time limit for both.
     pub(crate) timeout: Duration,
 }
 
-/// What both printed.
+/// Output of both programs.
 #[derive(Clone, Debug)]
 pub(crate) struct Exchange {
     /// The server's output.
@@ -87,7 +87,7 @@ impl Programs<'_> {
 /// Waits for the end of both; both must succeed.
 pub(crate) fn finish(server: &Job, client: &Job, timeout: Duration) -> Result<Exchange> {
     let client_output = client.wait_success(timeout).with_context(|| {
-        // The server's side of the story belongs to it.
+        // The output of the server helps to explain the failure of the client.
         format!("the client failed; {} printed:\n{}", server.title(), server.output())
     })?;
     let server_output = server

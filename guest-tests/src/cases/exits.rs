@@ -1,4 +1,4 @@
-//! How often a guest's processors leave it for what its programs do with the device, counted by KVM.
+//! VM exits caused by programs that use the device, counted by KVM.
 
 use anyhow::{Context, Result, ensure};
 
@@ -7,23 +7,23 @@ use crate::endpoints::Endpoints;
 use crate::kvm_host::Exits;
 use crate::vm::Vm;
 
-/// How often each thing is done.
+/// Number of repetitions of each operation.
 const COUNT: u32 = 500;
-/// What else leaves the guest while a program runs that does nothing, at most: the network card is idle.
+/// Maximum number of other exits while an idle program runs: the vNIC is idle.
 const NOISE: u64 = COUNT as u64 / 10;
 
-/// Exits for accesses to memory space: of one post, one poll of an empty completion queue, and one arm.
+/// MMIO exits of one post, one poll of an empty completion queue, and one arm.
 pub(crate) struct Costs(Vec<(&'static str, f64)>);
 
 impl Costs {
-    /// Counts them in a guest, whose exits `exits` reads.
+    /// Measures them in a guest, whose exits `exits` reads.
     pub(crate) fn measure(vm: &Vm, device: &str, exits: &dyn Fn() -> Result<Exits>) -> Result<Self> {
         let ring = |what: &str| -> Result<u64> {
             let before = exits()?;
             vm.run(&format!("/run/guest-tests doorbells --device {device} {what}"))?;
             Ok(exits()?.mmio - before.mmio)
         };
-        // The library is loaded then, and both run as they always will.
+        // This loads the library, so that all following runs behave the same.
         ring("")?;
         let nothing = ring("")?;
         let mut costs = Vec::new();
@@ -36,7 +36,7 @@ impl Costs {
         Ok(Self(costs))
     }
 
-    /// What was done, and the exits of each: post, empty poll, arm.
+    /// Iterates over the operations with the exits of each: post, empty poll, arm.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&'static str, f64)> {
         self.0.iter().copied()
     }
@@ -49,14 +49,14 @@ impl std::fmt::Display for Costs {
     }
 }
 
-/// What the guest leaves its processor for, for a report.
+/// Formats the exits of the guest for a report.
 pub(crate) fn report(endpoints: &Endpoints<'_>, exits: &dyn Fn() -> Result<Exits>) -> Result<String> {
     let costs = Costs::measure(endpoints.vms[0], endpoints.device[0], exits)?;
     ensure!(costs.each().all(|(_, each)| each < 1.5), "a doorbell stops the processor once: {costs}");
     Ok(costs.to_string())
 }
 
-/// What a write of eight bytes takes from one guest to the other, in microseconds.
+/// Returns the latency of a write of eight bytes from one guest to the other, in microseconds.
 pub(crate) fn write_latency(endpoints: &Endpoints<'_>) -> Result<f64> {
     let rows = perftest::run(endpoints, 1, "ib_write_lat", "-n 200 -s 8")?;
     rows.last().and_then(perftest::Row::typical_microseconds).context("ib_write_lat reports no latency")

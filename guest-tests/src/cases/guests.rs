@@ -1,4 +1,4 @@
-//! Guests of other systems than the image's, each with the driver that DKMS built for its kernel.
+//! Guests with other systems than the image's, each with the driver that DKMS built for its kernel.
 
 use std::fs;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(crate) fn cases() -> Vec<Case> {
     SYSTEMS.iter().map(case).collect()
 }
 
-/// Two guests of it use RDMA with each other. What they are is kept for the table.
+/// Two guests of the system use RDMA with each other. Their versions are kept for the table.
 fn plays(image: &GuestImage, system: &GuestSystem) -> Result<String> {
     if !rustix::process::geteuid().is_root() {
         return Err(skip("debootstrap needs root"));
@@ -37,7 +37,7 @@ fn plays(image: &GuestImage, system: &GuestSystem) -> Result<String> {
     Ok(result)
 }
 
-/// All kinds of queue pairs, the connection manager, and every operation with each byte compared.
+/// Runs all kinds of queue pairs, the connection manager, and every operation with each byte compared.
 fn exchange(pair: &Pair) -> Result<String> {
     let link = pair.link(LinkKind::Pvrdma)?;
     let mut note = String::new();
@@ -56,7 +56,7 @@ fn exchange(pair: &Pair) -> Result<String> {
     Ok(note)
 }
 
-/// The kernel, rdma-core and where the driver is from, as cells of a table.
+/// Returns the versions of the kernel and rdma-core, and the source of the driver, as cells of a table.
 fn facts(pair: &Pair) -> Result<String> {
     let ask = |command: &str| -> Result<String> {
         Ok(pair.a().exec(command, Duration::from_secs(30))?.text.trim().to_owned())
@@ -80,7 +80,7 @@ pub(crate) fn run(image: &GuestImage, build: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The table of all systems that have passed here, as Markdown.
+/// Returns the table of all systems that have passed on this machine, as Markdown.
 fn table(image: &GuestImage) -> String {
     let rows = SYSTEMS.iter().filter_map(|system| fs::read_to_string(row_file(image, system)).ok());
     format!("{HEAD}{}", rows.collect::<String>())

@@ -1,4 +1,5 @@
-//! The host's own adapter as a backend: a guest plays the host, `rdma_rxe` its adapter, and this program runs there.
+//! The host's own adapter as a backend: a guest acts as the host, with `rdma_rxe` as its adapter, and runs this
+//! program.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -13,16 +14,16 @@ use crate::image::Disk;
 use crate::image::GuestImage;
 use crate::vm::{Job, Nic, NicModel, SHORT, Vm, VmBuilder};
 
-/// The machine's own address.
+/// Address of the machine.
 pub(crate) const IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 80, 1));
-/// The adapter.
+/// Name of the adapter.
 pub(crate) const DEVICE: &str = "rxe0";
-/// Where the machine's disk is.
+/// Mount point of the machine's disk.
 pub(crate) const TOOLS: &str = "/run/tools";
-/// This program in the machine.
+/// Command of this program in the machine.
 pub(crate) const PROGRAM: &str = "RUST_BACKTRACE=1 /run/guest-tests hca";
 
-/// One machine for all of it.
+/// Returns the cases, which share one machine.
 pub(crate) fn cases() -> Vec<Case> {
     vec![Case::alone("hca/rdma_rxe", on_rxe)]
 }
@@ -52,12 +53,12 @@ fn on_rxe(image: &GuestImage) -> Result<String> {
     run().with_context(|| vm.diagnosis())
 }
 
-/// A machine with an adapter: what cases and benchmarks run on.
+/// A machine with an adapter, for cases and benchmarks.
 #[derive(Debug)]
 pub(crate) struct PlayedHost {
     /// Size of its memory.
     pub(crate) memory_mib: u32,
-    /// A disk that it finds at [`TOOLS`].
+    /// A disk that is mounted at [`TOOLS`].
     pub(crate) disk: Option<PathBuf>,
 }
 
@@ -96,7 +97,7 @@ fn checked(vm: &Vm, what: &str, timeout: Duration) -> Result<String> {
     vm.spawn(&format!("{PROGRAM} {what} --device {DEVICE}"))?.wait_success(timeout)
 }
 
-/// A program of the host at the other end. The guest's address is put on the host's interface first.
+/// Runs against a program of the host. The guest's address is added to the host's interface first.
 fn pingpong(vm: &Vm) -> Result<()> {
     const GUEST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
     vm.run(&format!("ip address add {GUEST}/24 dev $(cat /run/nic-virtio_net)"))?;
@@ -113,7 +114,8 @@ fn pingpong(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// The daemon as a process, which the same driver reaches over its sockets. Whoever ends, and however: nothing is left.
+/// The daemon as a process, which the same driver reaches over its sockets. Whichever process ends, in whatever way, no
+/// resource remains.
 fn process(vm: &Vm) -> Result<()> {
     let daemon = serve(vm, "given", "")?;
     let client = vm.spawn(&format!("{PROGRAM} {SOCKETS}"))?;
@@ -132,8 +134,8 @@ fn process(vm: &Vm) -> Result<()> {
     kill(&guests)
 }
 
-/// The same operations of guests whose doorbells are memory: no post and no poll is a message, and completions come all
-/// the same.
+/// The same operations of guests whose doorbells are memory: no post and no poll is a message, and completions still
+/// arrive.
 fn mapped_doorbells(vm: &Vm) -> Result<()> {
     vm.run("modprobe fuse")?;
     let daemon = serve(vm, "given", ",doorbells=mapped")?;
@@ -149,8 +151,8 @@ fn mapped_doorbells(vm: &Vm) -> Result<()> {
     stop(vm, &daemon)
 }
 
-/// Guests' addresses on the adapter's interface come and go with the guests, and with the daemon however it ends. The
-/// first guest's is the administrator's and stays.
+/// Guests' addresses are added to and removed from the adapter's interface with the guests, and with the daemon however
+/// it ends. The first guest's address was set by the administrator and stays.
 fn addresses(vm: &Vm) -> Result<()> {
     let check = |when: &str, added: bool| -> Result<()> {
         let has = |address: &str, test: &str| {
@@ -180,7 +182,7 @@ fn addresses(vm: &Vm) -> Result<()> {
     check("no daemon", false)
 }
 
-/// Asks the daemon to end.
+/// Tells the daemon to end.
 fn stop(vm: &Vm, daemon: &Job) -> Result<()> {
     vm.run("pkill -TERM -x pvrdmad")?;
     let ended = daemon.wait(SHORT)?;
@@ -188,12 +190,12 @@ fn stop(vm: &Vm, daemon: &Job) -> Result<()> {
     nothing_left(vm).context("the daemon has ended")
 }
 
-/// The guests' network.
+/// Network of the guests.
 const NETWORK: &str = "10.0.0.0/24";
 /// Two devices over the daemon's sockets.
 const SOCKETS: &str = "sockets /run/vm1 /run/vm2";
 
-/// What the daemon reports.
+/// Returns the status report of the daemon.
 fn status(vm: &Vm) -> Result<serde_json::Value> {
     let text = vm.run(&format!("{TOOLS}/pvrdmad status --json --control /run/control"))?;
     serde_json::from_str(&text).with_context(|| format!("no JSON: {text}"))
@@ -220,7 +222,7 @@ fn serve(vm: &Vm, addresses: &str, options: &str) -> Result<Job> {
     Ok(daemon)
 }
 
-/// Guests with traffic, which has begun.
+/// Starts guests with traffic, and waits until it has begun.
 fn traffic(vm: &Vm) -> Result<Job> {
     let guests = vm.spawn(&format!("{PROGRAM} {SOCKETS} --hold"))?;
     guests.wait_for_output("traffic", SHORT)?;
@@ -234,23 +236,24 @@ fn kill(job: &Job) -> Result<()> {
     job.wait(SHORT).map(drop)
 }
 
-/// What guests have. A device of the daemon has its context (`ctx`) without a guest, too.
+/// Kinds of objects of guests. The context (`ctx`) is not among them, because a device of the daemon has one even
+/// without a guest.
 const OBJECTS: &str = "qp cq mr pd srq";
 
-/// Queue pairs, regions and so on of processes. The kernel's own stay.
+/// Lists queue pairs, regions and so on of processes. Those of the kernel are left out.
 fn resources(vm: &Vm, kinds: &str) -> Result<String> {
     vm.run(&format!(
         "for kind in {kinds}; do rdma resource show $kind | grep ' pid ' | sed \"s/^/$kind /\"; done; true"
     ))
 }
 
-/// Waits until nobody has anything.
+/// Waits until no process has any object.
 pub(crate) fn nothing_left(vm: &Vm) -> Result<()> {
     gone(vm, &format!("{OBJECTS} ctx"))
 }
 
 fn gone(vm: &Vm, kinds: &str) -> Result<()> {
-    // The kernel takes back what a dead process had when its files close.
+    // The kernel releases the objects of a dead process when its files close.
     vm.wait_until(
         &format!("[ -z \"$(for kind in {kinds}; do rdma resource show $kind | grep ' pid '; done)\" ]"),
         Duration::from_secs(30),

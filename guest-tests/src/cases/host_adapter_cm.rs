@@ -1,5 +1,5 @@
-//! Connection managers on the host's adapter: two machines play hosts, with `rdma_rxe` as adapter of each. On the
-//! first, and for one case on both, guests have our device; on the second runs the real `rping`.
+//! Connection managers on the host's adapter: two machines act as hosts, with `rdma_rxe` as the adapter of each. On the
+//! first, and for one case on both, guests have a PVRDMA device; the second runs the real `rping`.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -12,13 +12,13 @@ use crate::endpoints::{gid_index, network_script};
 use crate::image::GuestImage;
 use crate::vm::{Nic, NicModel, SHORT, Vm, VmBuilder};
 
-/// The hosts' own addresses.
+/// Addresses of the hosts.
 const HOSTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 101), Ipv4Addr::new(10, 0, 0, 102)];
-/// Those of guests 1 and 2, which the hosts have, too.
+/// Addresses of guests 1 and 2, which the hosts have as well.
 const GUESTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)];
 const MACS: [&str; 2] = ["52:54:00:00:03:11", "52:54:00:00:03:12"];
 
-/// Nobody in particular, without any capability, but with memory that can be locked.
+/// Prefix that runs a command as an unprivileged user without capabilities, but with memory that can be locked.
 const UNPRIVILEGED: &str =
     "ulimit -l unlimited; exec setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set=-all env";
 
@@ -71,7 +71,7 @@ impl Hosts {
     }
 }
 
-/// Runs both ends of `rping` by guests, each on a host of its own.
+/// Runs both ends of `rping` by guests on different hosts.
 fn between_guests(hosts: &Hosts) -> Result<()> {
     let [ours, theirs] = &hosts.0;
     let server = theirs.spawn(&format!("{PROGRAM} rping --device {DEVICE} --guest 2 serve"))?;
@@ -90,7 +90,7 @@ fn rping_client(hosts: &Hosts) -> Result<()> {
     let [ours, theirs] = &hosts.0;
     let server = ours.spawn(&format!("{PROGRAM} rping --device {DEVICE} --guest 1 serve"))?;
     server.wait_for_output("listening", SHORT)?;
-    // QP 1 has one owner.
+    // QP 1 has only one owner.
     let second = ours.exec(&format!("{PROGRAM} daemon --device {DEVICE} --cm umad"), SHORT)?;
     if second.code == 0 || !second.text.contains("another process has the connection manager") {
         bail!("a second owner: {}", second.text);
@@ -119,7 +119,7 @@ fn rping_server(hosts: &Hosts) -> Result<()> {
     Ok(())
 }
 
-/// With the kernel's own connection manager the daemon says so, and goes on without when it may.
+/// If the kernel's own connection manager owns QP 1, the daemon reports this, and continues without one if it may.
 fn taken(vm: &Vm) -> Result<()> {
     vm.run("modprobe ib_cm")?;
     let asked = vm.exec(&format!("{PROGRAM} daemon --device {DEVICE} --cm umad"), SHORT)?;
@@ -130,7 +130,7 @@ fn taken(vm: &Vm) -> Result<()> {
     if automatic.code != 0 || !automatic.text.contains("between guests of this process only") {
         bail!("without QP 1: {}", automatic.text);
     }
-    // The kernel's manager gives it back, and without ib_umad there is no way to it.
+    // This makes the kernel's manager release QP 1; without ib_umad there is still no access to it.
     vm.run("rmmod ib_cm")?;
     vm.spawn(&format!("{PROGRAM} daemon --device {DEVICE} --cm umad"))?.wait_success(SHORT)?;
     vm.run("rmmod ib_umad")?;
@@ -141,12 +141,12 @@ fn taken(vm: &Vm) -> Result<()> {
     nothing_left(vm)
 }
 
-/// The adapter goes away: the threads of the connection manager say so, and end.
+/// The adapter disappears: the threads of the connection manager report this and end.
 fn lost(vm: &Vm) -> Result<()> {
     vm.run("modprobe ib_umad")?;
     let server = vm.spawn(&format!("{PROGRAM} rping --device {DEVICE} --guest 1 serve"))?;
     server.wait_for_output("listening", SHORT)?;
-    // It may last until the process has closed its files.
+    // The removal may take until the process has closed its files.
     let removal = vm.spawn("rdma link delete rxe0")?;
     server.wait_for_output("the connection manager receives nothing any more", SHORT)?;
     server.wait_for_output("the connection manager sends nothing any more", SHORT)?;

@@ -1,4 +1,4 @@
-//! Every byte of a lot of mixed operations is compared.
+//! Compares every byte of a large number of mixed operations.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::case::Case;
 use super::exchange::{Programs, Ready};
 use crate::pair::{Link, LinkKind, Pair};
 
-/// One run each way.
+/// One run in each direction.
 pub(crate) fn cases() -> Vec<Case> {
     vec![
         Case::new("integrity/a-to-b", |pair, link| integrity(pair, link, 1, 1)),
@@ -16,12 +16,12 @@ pub(crate) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Half a gibibyte each way makes one; much less where the guests' own software does the work.
+/// Moves half a gibibyte in each direction; much less if software in the guests does the work.
 fn integrity(pair: &Pair, link: &Link, server: usize, seed: u64) -> Result<String> {
     compare(pair, link, server, if link.kind == LinkKind::Rxe { 16 } else { 512 }, seed)
 }
 
-/// What compares each byte of so much each way, with its server in this guest.
+/// Returns the programs that compare each byte of this amount in each direction, with the server in this guest.
 pub(super) fn programs<'a>(pair: &'a Pair, link: &Link, server: usize, mebibytes: u32, seed: u64) -> Programs<'a> {
     let command = |vm: usize| format!("integrity {} {} {mebibytes} {seed}", link.device, link.gid_index[vm]);
     Programs {
@@ -34,7 +34,7 @@ pub(super) fn programs<'a>(pair: &'a Pair, link: &Link, server: usize, mebibytes
     }
 }
 
-/// So much each way.
+/// Compares this amount in each direction.
 pub(crate) fn compare(pair: &Pair, link: &Link, server: usize, mebibytes: u32, seed: u64) -> Result<String> {
     let exchange = programs(pair, link, server, mebibytes, seed).run()?;
     let result = |output: &str| output.lines().find(|line| line.starts_with("compared")).map(str::to_owned);

@@ -1,5 +1,5 @@
-//! Another implementation at the other end: guest a has our device, guest b the kernel's `rdma_rxe`, and the daemon
-//! stands between a's network card and b's.
+//! Interoperability: guest a has a PVRDMA device, guest b the kernel's `rdma_rxe`, and the daemon connects a's vNIC and
+//! b's.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::image::GuestImage;
 use crate::pair::PVRDMA_DEVICE;
 use crate::vm::{Nic, NicModel, Vm, VmBuilder};
 
-/// Enough for packets with 4096 bytes.
+/// MTU that is large enough for packets with 4096 bytes of payload.
 const MTU: u32 = 4200;
 
-/// Everything that is done with the kernel's implementation.
+/// Returns all cases with the kernel's implementation.
 pub(crate) fn cases() -> Vec<Case> {
     let pair = Shared::new(|image| RxePair::boot(image, ""));
     let group = |name: &str, programs: &[Program], ip: [IpAddr; 2], mtu| {
@@ -44,7 +44,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.extend(programs::cases("interop/ethernet-1500", &MANAGED, &pair, move |pair, program, server| {
         pair.with_ethernet_mtu(1500, || pair.run(program, server, ipv4, 1024)).map(|(note, repairs)| note + &repairs)
     }));
-    // Before the cases that provoke it.
+    // This case runs before the cases that cause drops.
     cases.push(pair.case("interop/nothing-dropped", nothing_dropped));
     for (server, way) in WAYS {
         for program in ["ib_write_bw", "ib_read_bw"] {
@@ -60,7 +60,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Counters that loss moves, and what they count.
+/// Counters that increase on packet loss, with descriptions.
 const REPAIRS: [(&str, &str); 6] = [
     ("wire_resent", "sent again"),
     ("wire_sequence_naks", "gaps reported"),
@@ -70,7 +70,7 @@ const REPAIRS: [(&str, &str); 6] = [
     ("wire_out_of_sequence", "came too early"),
 ];
 
-/// The same cable, but it loses one frame in a hundred, each way.
+/// The same programs on a cable that loses one frame in a hundred in each direction.
 fn lossy() -> Vec<Case> {
     let pair = Shared::new(|image| RxePair::boot(image, ",fault=loss:0.01/seed:7"));
     programs::cases("interop/one-percent-lost", &LOSSY, &pair, |pair: &RxePair, program, server| {
@@ -82,7 +82,7 @@ fn lossy() -> Vec<Case> {
     })
 }
 
-/// The server's region is shorter than what the client asks for: the client must learn why it failed.
+/// The server's region is shorter than the client's request: the client must get the reason of the failure.
 fn beyond_region(pair: &RxePair, server: usize, program: &str) -> Result<String> {
     let refused = pair.ours.counter("refused_requests")?;
     let endpoints = pair.endpoints(IPV4.map(Into::into), 1024)?;
@@ -100,7 +100,7 @@ fn beyond_region(pair: &RxePair, server: usize, program: &str) -> Result<String>
     Ok("remote access error".to_owned())
 }
 
-/// More sends at a time than the peer has receives.
+/// Posts more sends at a time than the peer has receives.
 fn receives_run_out(pair: &RxePair) -> Result<String> {
     let before = pair.ours.counter("wire_rnr_naks")?;
     let endpoints = pair.endpoints(IPV4.map(Into::into), 1024)?;
@@ -113,10 +113,10 @@ fn receives_run_out(pair: &RxePair) -> Result<String> {
     Ok(format!("waited for receives {naks} times"))
 }
 
-/// A group on the link, as IPv6 has them: rxe listens at Ethernet addresses of IPv6 groups only.
+/// An IPv6 multicast group on the link: rxe only listens at Ethernet addresses of IPv6 groups.
 const GROUP: &str = "ff12::5:1860";
 
-/// Their queue pair is a member, ours sends.
+/// The queue pair of rxe is a member; the PVRDMA device sends.
 fn group_of_theirs(pair: &RxePair) -> Result<String> {
     let ends = pair.endpoints(IPV6.map(Into::into), 1024)?;
     let command =
@@ -133,8 +133,8 @@ fn group_of_theirs(pair: &RxePair) -> Result<String> {
     Ok(exchange.server.trim().to_owned())
 }
 
-/// No queue pair of ours becomes a member: `pvrdma_dev_ops` in the driver's `pvrdma_main.c` has no `attach_mcast`, so
-/// the kernel refuses before the device hears of it.
+/// A queue pair of the PVRDMA device cannot become a member: `pvrdma_dev_ops` in the driver's `pvrdma_main.c` has no
+/// `attach_mcast`, so the kernel refuses before the device is involved.
 fn no_member_of_ours(pair: &RxePair) -> Result<String> {
     let said = pair.ours.vm().run(&format!("multicast attach {PVRDMA_DEVICE} 0 {GROUP}"))?;
     match said.trim() {
@@ -143,7 +143,7 @@ fn no_member_of_ours(pair: &RxePair) -> Result<String> {
     }
 }
 
-/// What all of the above left in the counters of frames that are thrown away.
+/// The cases above have not increased any of the counters of discarded frames.
 fn nothing_dropped(pair: &RxePair) -> Result<String> {
     for counter in ["too_long", "no_room", "malformed", "damaged", "address", "vlan", "refused", "deferred"] {
         let counter = format!("wire_dropped_{counter}");
@@ -159,7 +159,7 @@ fn nothing_dropped(pair: &RxePair) -> Result<String> {
     ))
 }
 
-/// Our device and the kernel's.
+/// A guest with a PVRDMA device, and one with the kernel's.
 #[derive(Debug)]
 struct RxePair {
     // Declared in the order in which they must be dropped.
@@ -179,7 +179,7 @@ impl Machines for RxePair {
 }
 
 impl RxePair {
-    /// Boots both. `options` are more of our device's.
+    /// Boots both. `options` are additional options of the PVRDMA device.
     pub(super) fn boot(image: &GuestImage, options: &str) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
@@ -196,7 +196,7 @@ impl RxePair {
         Ok(Self { ours, theirs, _directory: directory })
     }
 
-    /// Runs a program; returns its note, and in words what loss there was to repair.
+    /// Runs a program; returns its note, and a description of the loss that was repaired.
     fn run(&self, program: &Program, server: usize, ip: [IpAddr; 2], path_mtu: u32) -> Result<(String, String)> {
         let before = self.repairs()?;
         let note = program.run(&self.endpoints(ip, path_mtu)?, server)?;
@@ -210,7 +210,7 @@ impl RxePair {
         Ok((note, words))
     }
 
-    /// Does something while the guests' interfaces have another MTU, from which the connection manager takes that of
+    /// Runs an action while the guests' interfaces have another MTU, from which the connection manager derives that of
     /// its paths.
     fn with_ethernet_mtu<T>(&self, mtu: u32, run: impl FnOnce() -> Result<T>) -> Result<T> {
         let set = |mtu: u32| -> Result<()> {
@@ -222,7 +222,7 @@ impl RxePair {
         result
     }
 
-    /// How often loss was seen and repaired, on our side.
+    /// Returns the counts of detected and repaired loss on the PVRDMA side.
     fn repairs(&self) -> Result<Vec<u64>> {
         let adapter = self.ours.counters()?;
         Ok(REPAIRS.iter().map(|(name, _)| adapter[name].as_u64().unwrap_or(0)).collect())

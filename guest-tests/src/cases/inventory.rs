@@ -1,4 +1,4 @@
-//! What the guest sees of the device.
+//! The device as the guest sees it.
 
 use anyhow::{Context, Result, bail};
 
@@ -6,7 +6,7 @@ use super::case::Case;
 use super::kernel_log;
 use crate::pair::{Link, Pair};
 
-/// Port state, limits, and the driver's words.
+/// Port state, limits, and the messages of the driver.
 pub(crate) fn cases() -> Vec<Case> {
     vec![
         Case::new("device/port-active", port_active),
@@ -25,7 +25,7 @@ fn port_active(pair: &mut Pair, link: &Link) -> Result<String> {
     Ok("ACTIVE, LINK_UP".to_owned())
 }
 
-/// At least so much is asked of the device.
+/// Minimum limits of the device.
 const LIMITS: [(&str, u64); 6] = [
     ("max_qp:", 16384),
     ("max_mr:", 65536),
@@ -71,7 +71,8 @@ fn number(text: &str) -> Result<u64> {
     .with_context(|| format!("{text} is no number"))
 }
 
-/// From loading the module to here nothing was wrong: the boot of the pair has looked already, this looks at a reload.
+/// Checks that loading the module causes no warning. The log of the first boot was already checked, so this checks a
+/// reload.
 fn no_driver_warning(pair: &mut Pair, _link: &Link) -> Result<String> {
     kernel_log::take_warnings(pair.a())?;
     pair.a().run("rmmod vmw_pvrdma")?;

@@ -1,16 +1,16 @@
-//! What a guest's kernel says about a test.
+//! Messages of a guest's kernel during a test.
 
 use anyhow::{Result, bail};
 
 use crate::vm::Vm;
 
-/// Empties the kernel log and returns the lines that tell of trouble.
+/// Empties the kernel log and returns the lines that report a problem.
 pub(crate) fn take_warnings(vm: &Vm) -> Result<Vec<String>> {
     let text = vm.run("dmesg --read-clear --decode")?;
     Ok(text.lines().filter(|line| is_warning(line)).map(str::to_owned).collect())
 }
 
-/// An error if there are such lines.
+/// Returns an error if there are such lines.
 pub(crate) fn check(vm: &Vm) -> Result<()> {
     let warnings = take_warnings(vm)?;
     if !warnings.is_empty() {
@@ -19,7 +19,7 @@ pub(crate) fn check(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// Whether a decoded line tells that the kernel itself has gone wrong.
+/// Returns `true` if a decoded line reports a fault of the kernel itself.
 pub(crate) fn is_fault(line: &str) -> bool {
     const ALWAYS: [&str; 8] = [
         "WARNING:",
@@ -34,12 +34,12 @@ pub(crate) fn is_fault(line: &str) -> bool {
     ALWAYS.iter().any(|word| line.contains(word))
 }
 
-/// Whether a decoded line is a warning of one of the drivers, or of the kernel itself.
+/// Returns `true` if a decoded line is a warning of one of the drivers, or of the kernel itself.
 fn is_warning(line: &str) -> bool {
     const LEVELS: [&str; 5] = [":warn", ":err", ":crit", ":alert", ":emerg"];
     let level = line.get(..20).unwrap_or(line);
     let serious = LEVELS.iter().any(|word| level.contains(word));
-    // Loading a module that is not part of the kernel's own build says so at warning level.
+    // Loading an out-of-tree module is reported at warning level.
     let taint = line.contains("taint") || line.contains("module verification");
     is_fault(line) || (serious && !taint && (line.contains("pvrdma") || line.contains("vmxnet3")))
 }

@@ -1,4 +1,4 @@
-//! Two VMs of one `pvrdma-vmm`, under KVM, with the unmodified kernel and drivers. One boot for all of it.
+//! Two VMs of one `pvrdma-vmm` under KVM, with the unmodified kernel and drivers. All cases share one boot.
 
 use std::time::Duration;
 
@@ -26,12 +26,12 @@ impl Machines for VmmPair {
     }
 }
 
-/// What only looks first, what kills last.
+/// Returns the cases; read-only ones come first, those that kill machines last.
 pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     let (for_pair, for_lonely) = (beds.clone(), beds.clone());
     let shared = Shared::new(move |image| VmmPair::boot(image, &for_pair));
     let mut cases = vec![shared.case("kvm/boot", boot)];
-    // Each takes several times as long as in a pair of guests: one way shows that both are there.
+    // Each takes several times as long as in an emulated pair: one direction shows that both ends work.
     let connected: Vec<_> = programs::CONNECTED.into_iter().map(Program::one_way).collect();
     let datagrams: Vec<_> = programs::DATAGRAMS.into_iter().map(Program::one_way).collect();
     let run = |pair: &VmmPair, program: &Program, server: usize| program.run(&pair.endpoints()?, server);
@@ -40,7 +40,7 @@ pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     cases.push(shared.case("kvm/network", network));
     cases.push(shared.case("kvm/exits", |pair| exits::report(&pair.endpoints()?, &|| pair.exits())));
     cases.push(shared.case("kvm/nvme-fio-verify", |pair| nvme::between(pair.vms(), pair.addresses()[0], 16)));
-    // Over the wire, with a guest of a daemon.
+    // Over the wire, with a daemon's guest.
     let run = |pair: &VmmPair, program: &Program, server: usize| program.run(&pair.uplink_endpoints()?, server);
     cases.extend(programs::cases("kvm/uplink", &programs::PATIENT, &shared, run));
     cases.extend(programs::cases("kvm/uplink", &datagrams, &shared, run));
@@ -55,7 +55,7 @@ pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     cases.into_iter().map(|case| case.slow_unless(&ORDINARY, WHEN)).collect()
 }
 
-/// What runs unasked: each operation, doorbells, and the end of the VMM.
+/// Cases that run by default: each operation, doorbells, and the end of the VMM.
 pub(super) const ORDINARY: [&str; 11] = [
     "kvm/boot",
     "kvm/rc_pingpong/a-to-b",
@@ -69,10 +69,10 @@ pub(super) const ORDINARY: [&str; 11] = [
     "kvm/exits",
     "kvm/killed",
 ];
-/// Where virtualisation is emulated each takes seconds, a reboot half a minute.
+/// Hint for the other cases. With emulated virtualisation each takes seconds, a reboot half a minute.
 const WHEN: &str = "takes minutes with the others; runs when asked for: --only kvm/";
 
-/// Both functions are where the driver wants them, with MSI-X, and the VMM found real KVM.
+/// Both functions are in the slot that the driver expects, with MSI-X, and the VMM found real KVM.
 fn boot(pair: &VmmPair) -> Result<String> {
     for (vm, cpus) in pair.vms().into_iter().zip(pair.cpus()) {
         let found = vm.run("nproc")?;
@@ -92,7 +92,7 @@ fn boot(pair: &VmmPair) -> Result<String> {
     Ok(format!("{}, {} exits ({} to memory space)", pair.description(), exits.all, exits.mmio))
 }
 
-/// What the network card carries: small packets, and some that are cut.
+/// Traffic over the vNIC: small packets, and some that are segmented.
 fn network(pair: &VmmPair) -> Result<String> {
     let [a, _] = pair.vms();
     let to = pair.addresses()[1];
@@ -114,9 +114,9 @@ fn reboot(pair: &VmmPair) -> Result<String> {
     rc.run(&pair.endpoints()?, 1).context("after the reboot")
 }
 
-/// A guest powers itself off: its VM ends and the other goes on; with the last one the VMM ends, and nothing is wrong.
+/// A guest powers itself off: its VM ends and the other one continues; with the last VM the VMM ends, without an error.
 fn powered_off(pair: &mut VmmPair) -> Result<String> {
-    // It ends with the guest, so its end is not waited for.
+    // The command ends with the guest, so its end is not awaited.
     let power_off = |vm: &Vm| vm.spawn("modprobe pvpanic-pci && sync && /bed/busybox poweroff -f");
     let [a, b] = pair.vms();
     let _job = power_off(a)?;
@@ -130,7 +130,7 @@ fn powered_off(pair: &mut VmmPair) -> Result<String> {
     Ok(String::new())
 }
 
-/// The VMM is killed while memory is written: nothing of it is left, and the host's kernel does not complain.
+/// The VMM is killed during memory writes: no resource of it remains, and the host's kernel reports no problem.
 fn killed(pair: &mut VmmPair) -> Result<String> {
     let endpoints = pair.endpoints()?;
     let command =

@@ -1,5 +1,5 @@
-//! Doorbells that stop no processor: two VMs of one `pvrdma-vmm`, or of QEMU on one daemon, of which one has its
-//! doorbell pages in memory while a program polls, and the other traps. What a message costs each is counted by KVM.
+//! Doorbells without VM exits: two VMs of one `pvrdma-vmm`, or of QEMU on one daemon. One of them has its doorbell
+//! pages mapped as memory while a program polls, the other traps. KVM counts the exits per message of each.
 
 use anyhow::{Context, Result, ensure};
 
@@ -13,15 +13,15 @@ use crate::kvm_host::Exits;
 use crate::kvm_qemu::KvmQemuPair;
 use crate::vmm_pair::VmmPair;
 
-/// Messages of the ping-pong that is counted, half of them each way.
+/// Messages of the measured ping-pong, half of them in each direction.
 const MESSAGES: u64 = 10_000;
-/// Of which VM.
+/// Index of the VM whose doorbells trap.
 const TRAPPED: usize = 0;
 const MAPPED: usize = 1;
 
 const WHEN: &str = "takes minutes; runs when asked for: --only kvm/doorbells";
 
-/// Cases `kvm/doorbells/...`.
+/// Returns the cases `kvm/doorbells/...`.
 pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     let (beds, of_qemu) = (beds.clone(), beds.clone());
     let shared = Shared::new(move |image| VmmPair::boot_with_doorbells(image, &beds));
@@ -35,19 +35,19 @@ pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     cases.into_iter().map(|case| case.slow(WHEN)).collect()
 }
 
-/// Exits of a ping-pong that polls, on either side.
+/// Counts the exits of a polling ping-pong on both sides.
 fn exits(pair: &VmmPair) -> Result<String> {
     let counted = Counted::of(&pair.endpoints()?, || pair.exits_of_each())?;
-    // A page traps again when nothing comes for a tenth of a second, which happens where virtualisation is emulated.
+    // A page traps again when no doorbell arrives for a tenth of a second, which happens under emulated virtualisation.
     ensure!(counted.mapped.mmio <= MESSAGES / 5, "doorbells in memory do not: {counted}");
     Ok(counted.to_string())
 }
 
-/// The same of two guests of QEMU, whose pages are those of a file of the daemon's.
+/// Does the same for two QEMU guests, whose pages are those of a file of the daemon.
 fn qemu_exits(pair: &KvmQemuPair) -> Result<String> {
     let counts = |name: &str| -> Result<u64> {
         let place = format!("/devices/{MAPPED}/counters/{name}");
-        // Who is slow to answer is left out of a status.
+        // A device that is slow to answer is left out of a status report.
         let count = (0..10).find_map(|_| pair.status().ok()?.pointer(&place)?.as_u64());
         count.with_context(|| format!("no {name} in ten reports"))
     };
@@ -56,12 +56,12 @@ fn qemu_exits(pair: &KvmQemuPair) -> Result<String> {
     let faults = counts("doorbell_faults")? - faults;
     let note = format!("{counted}; pages of the latter were touched {faults} times while they were away");
     ensure!(counts("doorbells_of_processes")? == 0, "doorbells in memory are no messages: {note}");
-    // What is left are accesses of the network card and of the guest's kernel.
+    // The remaining exits are accesses of the vNIC and of the guest's kernel.
     ensure!(counted.mapped.mmio <= MESSAGES / 5, "doorbells in memory do not: {note}");
     Ok(note)
 }
 
-/// What a ping-pong took.
+/// Exits of a ping-pong.
 struct Counted {
     trapped: Exits,
     mapped: Exits,
@@ -70,7 +70,7 @@ struct Counted {
 
 impl Counted {
     fn of(endpoints: &Endpoints<'_>, exits: impl Fn() -> Result<[Exits; 2]>) -> Result<Self> {
-        // The library is loaded then.
+        // This run loads the library.
         pingpong(endpoints, 1, "ibv_rc_pingpong", "-n 10")?;
         let before = exits()?;
         let speed = pingpong(endpoints, 1, "ibv_rc_pingpong", &format!("-n {}", MESSAGES / 2))?;
@@ -78,7 +78,7 @@ impl Counted {
         let [trapped, mapped] = [TRAPPED, MAPPED]
             .map(|vm| Exits { all: after[vm].all - before[vm].all, mmio: after[vm].mmio - before[vm].mmio });
         let counted = Self { trapped, mapped, speed };
-        // Each posts its half, and as many receives.
+        // Each side posts its half of the sends, and as many receives.
         ensure!(trapped.mmio >= MESSAGES, "doorbells that trap stop the processor: {counted}");
         Ok(counted)
     }

@@ -1,4 +1,5 @@
-//! Two guests of QEMU with `-accel kvm` on one daemon, with the unmodified kernel and drivers. One boot for all of it.
+//! Two guests of QEMU with `-accel kvm` on one daemon, with the unmodified kernel and drivers. All cases share one
+//! boot.
 
 use anyhow::{Context, Result, bail};
 
@@ -26,7 +27,7 @@ impl Machines for KvmQemuPair {
     }
 }
 
-/// What only looks first, what kills last.
+/// Returns the cases; read-only ones come first, those that kill machines last.
 pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     let beds = beds.clone();
     let shared = Shared::new(move |image| KvmQemuPair::boot(image, &beds));
@@ -40,7 +41,7 @@ pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     cases.into_iter().map(|case| case.slow_unless(&ORDINARY, WHEN)).collect()
 }
 
-/// What runs unasked.
+/// Cases that run by default.
 pub(super) const ORDINARY: [&str; 5] = [
     "kvm/qemu/boot",
     "kvm/qemu/rc_pingpong/a-to-b",
@@ -48,7 +49,7 @@ pub(super) const ORDINARY: [&str; 5] = [
     "kvm/qemu/rping/a-to-b",
     "kvm/qemu/exits",
 ];
-/// Where virtualisation is emulated each takes seconds, a boot half a minute.
+/// Hint for the other cases. With emulated virtualisation each takes seconds, a boot half a minute.
 const WHEN: &str = "takes minutes with the others; runs when asked for: --only kvm/qemu";
 
 /// The drivers have bound, and KVM runs both guests.
@@ -59,7 +60,7 @@ fn boot(pair: &KvmQemuPair) -> Result<String> {
         if drivers.split_whitespace().ne(["vmxnet3", "vmw_pvrdma"]) {
             bail!("{}: drivers of slot 10: {drivers}", vm.name());
         }
-        // What the guest's processor says of who runs it.
+        // The CPUID leaf of the hypervisor.
         let hypervisor = vm.run("lscpu | grep 'Hypervisor vendor'")?;
         if !hypervisor.contains("KVM") {
             bail!("{}: {hypervisor}", vm.name());
@@ -79,7 +80,8 @@ fn pingpong(pair: &KvmQemuPair) -> Result<String> {
     rc.run(&pair.endpoints()?, 1)
 }
 
-/// A guest is killed while another writes to its memory: that one is told, and the next guest finds a clean device.
+/// A guest is killed while another one writes to its memory: the writer gets an error, and the next guest finds a clean
+/// device.
 fn killed(pair: &mut KvmQemuPair) -> Result<String> {
     let endpoints = pair.endpoints()?;
     let command =
@@ -111,7 +113,7 @@ fn killed(pair: &mut KvmQemuPair) -> Result<String> {
     Ok(note)
 }
 
-/// Bytes that RDMA writes of the guests have moved.
+/// Returns the number of bytes that RDMA writes of the guests have moved.
 fn written(pair: &KvmQemuPair) -> Result<u64> {
     let status = pair.status()?;
     let devices = status["devices"].as_array().context("no devices")?;

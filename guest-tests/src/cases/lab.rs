@@ -1,4 +1,4 @@
-//! `pvrdma-lab`, as others use it: its other name is a subcommand of this program.
+//! `pvrdma-lab`, as other projects use it: it is also available as a subcommand of this program.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -23,7 +23,7 @@ pub(crate) fn cases() -> Vec<Case> {
     ]
 }
 
-/// The folder of a caller, in which the program stands where the documents have it.
+/// Returns the folder of a caller, with the program at the path that the documents use.
 fn callers_folder() -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir().context("cannot create a directory")?;
     let own = std::env::current_exe().context("cannot find this program")?;
@@ -33,7 +33,7 @@ fn callers_folder() -> Result<tempfile::TempDir> {
     Ok(folder)
 }
 
-/// Where the workflow of the document has the program.
+/// Path of the program in the document's workflow.
 const LAB: &str = "pvrdma/target/release/pvrdma-lab";
 
 fn write(path: &Path, text: &str) -> Result<()> {
@@ -46,11 +46,11 @@ fn write(path: &Path, text: &str) -> Result<()> {
 fn bash(image: &GuestImage, folder: &Path, script: &str) -> Result<Output> {
     let mut command = Command::new("bash");
     command.args(["-euc", script]).current_dir(folder).stdin(Stdio::null());
-    // A job of another user does not find it in his own cache.
+    // The job of another user would not find the image in its own cache.
     command.env("PVRDMA_BED_DIR", image.directory()).output().context("cannot run bash")
 }
 
-/// What a run said and how it ended.
+/// Returns the output and the exit status of a run.
 fn said(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     format!("{}\n{}{}", output.status, text(&output.stdout), text(&output.stderr))
@@ -61,7 +61,7 @@ fn ensure_status(output: &Output, status: u8) -> Result<()> {
     Ok(())
 }
 
-/// The last script of the document's workflow, with the document's test.
+/// Runs the last script of the document's workflow, with the document's test.
 fn last_step(image: &GuestImage) -> Result<String> {
     let folder = callers_folder()?;
     write_test(folder.path())?;
@@ -84,7 +84,7 @@ pub(super) fn write_test(folder: &Path) -> Result<()> {
     write(&folder.join("ci/rdma.sh"), &format!("{script}echo ended >> \"ended-$PVRDMA_LAB_NUMBER\"\n"))
 }
 
-/// Checks that it ran in both guests, to its end.
+/// Checks that the test ran in both guests, to its end.
 pub(super) fn ensure_played(folder: &Path, text: &str) -> Result<()> {
     for line in ["vm0: link vmw_pvrdma0/1 state ACTIVE", "vm1: link vmw_pvrdma0/1 state ACTIVE"] {
         ensure!(text.contains(line), "no '{line}': {text}");
@@ -96,13 +96,14 @@ pub(super) fn ensure_played(folder: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// How long the lab said that its guests took.
+/// Returns the boot time of the guests that the lab reported.
 pub(super) fn up_after(text: &str) -> String {
     let line = text.lines().find(|line| line.contains(" up after "));
     line.map_or_else(String::new, |line| line.trim_start_matches("pvrdma-lab: ").to_owned())
 }
 
-/// As a user who has nothing: no rights, no locked memory, and the bed of somebody else. The status is the command's.
+/// Runs as a user without privileges, without locked memory, and with the guest image of another user. The exit status
+/// is the command's.
 fn without_root(image: &GuestImage) -> Result<String> {
     if !rustix::process::getuid().is_root() {
         return Err(super::case::skip("gives rights away, so it needs root"));
@@ -116,7 +117,8 @@ fn without_root(image: &GuestImage) -> Result<String> {
     for path in [folder.path(), &folder.path().join("run")] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o777)).context("cannot give a directory away")?;
     }
-    // The bed and the programs are where only root gets; nobody gets there in a name space of his own.
+    // The image and the programs are in folders that only root can enter, so they are bind-mounted for the user
+    // `nobody` in a separate mount namespace.
     let script = format!(
         "mount --bind '{}' bed; mount --bind '{}' programs
          cd run
@@ -145,7 +147,7 @@ fn without_root(image: &GuestImage) -> Result<String> {
     Ok(up_after(&text))
 }
 
-/// The kernel of a guest panics below the command.
+/// The kernel of a guest panics while the command runs.
 fn failed_guest(image: &GuestImage) -> Result<String> {
     let folder = callers_folder()?;
     let output = bash(image, folder.path(), &format!("{LAB} run --vms 1 -- sh -c 'echo c > /proc/sysrq-trigger'"))?;
@@ -159,7 +161,7 @@ fn failed_guest(image: &GuestImage) -> Result<String> {
     Ok("said so, and kept the console".to_owned())
 }
 
-/// What fails before a command has begun.
+/// Failures before a command has begun.
 fn failures(image: &GuestImage) -> Result<String> {
     let folder = callers_folder()?;
     for (arguments, status, word) in [

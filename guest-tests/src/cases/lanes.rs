@@ -1,6 +1,6 @@
-//! All cases in two lanes, group by group.
+//! Runs all cases in two lanes, group by group.
 //!
-//! Two guests that talk to each other wait for one another much of the time: one pair alone keeps little more than one
+//! Two guests that communicate wait for each other much of the time: one pair alone keeps little more than one
 //! processor busy.
 
 use std::collections::VecDeque;
@@ -14,10 +14,10 @@ use crate::pair::{LinkKind, PairOptions};
 
 const LANES: usize = 2;
 
-/// Groups that take longest, which begin first, so that no lane ends long before the other.
+/// Groups that take longest. They start first, so that both lanes end at about the same time.
 const LONG: [&str; 3] = ["kvm", Case::IN_PAIR, "interop"];
 
-/// Runs all cases. Those of a group, which may share machines, are run one after the other; `cases` gives all of them
+/// Runs all cases. Those of a group, which may share machines, run one after the other; `cases` creates all of them
 /// anew for each lane, because machines are not shared between threads.
 pub(crate) fn run_in_lanes(
     image: &GuestImage,
@@ -40,7 +40,7 @@ pub(crate) fn run_in_lanes(
         let lanes: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
         let mut tally = Tally::default();
         for lane in lanes {
-            // What it had run is lost with it.
+            // The results of a lane that panicked are lost.
             tally.add(lane.join().unwrap_or_else(|_| Tally { failed: 1, ..Tally::default() }));
         }
         tally

@@ -1,7 +1,7 @@
-//! Two VMs of libvirt's: the lines of the document give each its device and start it.
+//! Two VMs of libvirt: the commands of the document add a device to each and start it.
 //!
-//! libvirt runs in a root directory of its own, seen by it and by the lines alone: mounts, processes and what it keeps
-//! are gone with the test.
+//! libvirt runs in a root directory of its own, visible only to it and to the commands: mounts, processes and saved
+//! state are gone with the test.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -23,14 +23,14 @@ use crate::pair::PVRDMA_DEVICE;
 use crate::process::BoundChild;
 use crate::vm::{Prepared, Vm, VmBuilder};
 
-/// Where the lines are.
+/// Document and marker of the commands.
 pub(super) const RECIPE: (&str, &str) = ("docs/two-vms.md", "libvirt");
-/// What the lines call the VMs.
+/// Names of the VMs in the commands.
 const NAMES: [&str; 2] = ["vm0", "vm1"];
-/// QEMU is that of the backports, which knows vfio-user.
+/// Packages. QEMU is that of the backports, which supports vfio-user.
 const PACKAGES: [&str; 6] =
     ["-t", BACKPORTS, "libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-clients", "qemu-system-x86"];
-/// Nobody is kept from anybody in a root directory of its own, where there is no systemd either.
+/// Settings without access control, which is not needed in a separate root directory without systemd.
 const SETTINGS: &str = "\
 user = \"root\"
 group = \"root\"
@@ -40,7 +40,7 @@ namespaces = []
 remember_owner = 0
 stdio_handler = \"file\"
 ";
-/// A test that waits for this has failed.
+/// Time limit of each wait.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The only test.
@@ -56,7 +56,7 @@ fn two_vms(image: &GuestImage) -> Result<String> {
         .map_err(|error| skip(format!("there is no libvirt: {error:#}")))?;
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
     let path = |name: &str| directory.path().join(name);
-    // Where the lines' `pvrdmad` looks for its daemon.
+    // Path at which the `pvrdmad` of the commands looks for its daemon.
     let run = path("pvrdmad");
     fs::create_dir(&run).context("cannot create a directory")?;
     let device = |index: usize| DaemonDevice {
@@ -82,7 +82,7 @@ fn two_vms(image: &GuestImage) -> Result<String> {
     result.with_context(|| format!("what was said:\n{}\n{}", said(), daemon.log_tail()))
 }
 
-/// Waits until the lines are through.
+/// Waits until the commands are finished.
 fn started(lines: &Mutex<BoundChild>, said: impl Fn() -> String) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !said().lines().any(|line| line == DONE) {
@@ -94,7 +94,7 @@ fn started(lines: &Mutex<BoundChild>, said: impl Fn() -> String) -> Result<()> {
     Ok(())
 }
 
-/// Brings both guests up and has them play.
+/// Brings both guests up and runs a ping-pong between them.
 fn between(vms: &[Vm; 2]) -> Result<String> {
     let play = || {
         for (end, vm) in vms.iter().enumerate() {
@@ -110,7 +110,7 @@ fn between(vms: &[Vm; 2]) -> Result<String> {
     Ok(result.with_context(|| format!("{}\n{}", vms[0].diagnosis(), vms[1].diagnosis()))?.join(", "))
 }
 
-/// A VM as somebody has it who does not know of RDMA yet: it boots the image.
+/// Returns a VM definition before RDMA is added: it boots the image.
 fn domain(prepared: &Prepared, image: &GuestImage, name: &str, console: &Path) -> Result<String> {
     let arguments = prepared.boot_arguments();
     let kernel_line = arguments.iter().skip_while(|argument| *argument != "-append").nth(1);
@@ -151,7 +151,7 @@ fn domain(prepared: &Prepared, image: &GuestImage, name: &str, console: &Path) -
     ))
 }
 
-/// The domains warn, and have the device once.
+/// Checks that the domains report the warning, and have the device exactly once.
 const WARNED: &str = r"
 for vm in vm0 vm1; do
     virsh dumpxml --inactive $vm > $vm.after.xml
@@ -161,10 +161,10 @@ for vm in vm0 vm1; do
 done
 ";
 
-/// What is printed when both VMs run.
+/// Text that is printed when both VMs run.
 const DONE: &str = "both are started";
 
-/// Starts libvirt and has it know both VMs, then runs the document's lines.
+/// Starts libvirt, defines both VMs, then runs the document's commands.
 fn start(image: &GuestImage, root: &HostRoot, directory: &Path) -> Result<Arc<Mutex<BoundChild>>> {
     let (document, name) = RECIPE;
     let lines = recipe(document, name)?;
@@ -174,7 +174,7 @@ fn start(image: &GuestImage, root: &HostRoot, directory: &Path) -> Result<Arc<Mu
     root.enter_in(&bin, "usr/bin/virsh")?;
     fs::write(directory.join("qemu.conf"), SETTINGS).context("cannot write libvirt's settings")?;
     let words: Vec<PathBuf> = vec![root.path(""), directory.to_owned(), image.directory().to_owned()];
-    // The second time they change nothing, and the warning is still there.
+    // The commands run twice. The second time they change nothing, and the warning is still present.
     let script = format!("{PLACE}\n{lines}\n{lines}\n{WARNED}\necho '{DONE}'\nwait\n");
     let log = File::create(directory.join("log")).context("cannot create a log")?;
     let errors = log.try_clone().context("cannot share a log")?;
@@ -187,7 +187,7 @@ fn start(image: &GuestImage, root: &HostRoot, directory: &Path) -> Result<Arc<Mu
     Ok(Arc::new(Mutex::new(process)))
 }
 
-/// The root directory sees this machine's devices, the files of the test and of the image, and keeps nothing.
+/// Enters the root directory with this machine's devices and the files of the test and of the image; nothing persists.
 const PLACE: &str = r#"
 root=${1%/} directory=$2 image=$3
 mount -t proc proc "$root/proc"

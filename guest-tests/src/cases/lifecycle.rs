@@ -1,4 +1,4 @@
-//! Drivers, guests and machines that come and go.
+//! Drivers, guests and machines that end and start again.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use super::exchange::{Programs, Ready};
 use super::pingpong::pingpong;
 use crate::pair::{Link, Pair};
 
-/// Memory that the daemon may keep after everything of a life was given back, in KiB: the allocator's own.
+/// Memory in KiB that the daemon may keep after all resources of a life were released: overhead of the allocator.
 pub(super) const SLACK_KIB: u64 = 4096;
 
 /// Reload, reboot, kill.
@@ -17,7 +17,7 @@ pub(crate) fn cases() -> Vec<Case> {
     vec![
         Case::new("lifecycle/reload-driver-20-times", reload_driver),
         Case::new("lifecycle/reboot", reboot),
-        // The survivor's kernel may well complain that its peer is gone.
+        // The survivor's kernel may report that its peer is gone.
         Case::new("lifecycle/qemu-killed-in-transfer", qemu_killed).ignore_kernel_log(),
         Case::new("slow/qemu-killed-at-10-points", killed_at_ten_points)
             .ignore_kernel_log()
@@ -26,7 +26,7 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 fn reload_driver(pair: &mut Pair, link: &Link) -> Result<String> {
-    // The first time warms the daemon's pools.
+    // The first run fills the daemon's pools.
     reload(pair, 0)?;
     let before = memory(pair)?;
     for _ in 0..20 {
@@ -37,7 +37,7 @@ fn reload_driver(pair: &mut Pair, link: &Link) -> Result<String> {
     Ok(note)
 }
 
-/// Loads the driver of a guest anew.
+/// Reloads the driver of a guest.
 pub(super) fn reload(pair: &Pair, index: usize) -> Result<()> {
     pair.vms()[index].run("rmmod vmw_pvrdma")?;
     pair.load_pvrdma(index)
@@ -56,13 +56,13 @@ fn qemu_killed(pair: &mut Pair, link: &Link) -> Result<String> {
     Ok(format!("noticed after {:.1} s; {}", noticed.as_secs_f64(), check_memory(pair, before)?))
 }
 
-/// Nothing is left of ten machines that end somewhere in a transfer: no memory, no descriptor, no mapping.
+/// Ten machines that end at different points of a transfer leave nothing behind: no memory, no descriptor, no mapping.
 fn killed_at_ten_points(pair: &mut Pair, link: &Link) -> Result<String> {
-    // The first time warms the daemon's pools.
+    // The first run fills the daemon's pools.
     kill_in_transfer(pair, link, 1 << 20)?;
     let (before, open) = (memory(pair)?, open_things(pair)?);
     for point in 0..10_u32 {
-        // From the first bytes to a gibibyte, in steps that meet nothing else's.
+        // From the first bytes to a gibibyte, in steps that coincide with no other size.
         kill_in_transfer(pair, link, 3_u64.pow(point) * 54_321).with_context(|| format!("point {point}"))?;
     }
     let note = check_memory(pair, before)?;
@@ -73,15 +73,15 @@ fn killed_at_ten_points(pair: &mut Pair, link: &Link) -> Result<String> {
     Ok(note)
 }
 
-/// Descriptors of the daemon's processes, and how many mappings of guests' memory they have.
+/// Returns the number of descriptors of the daemon's processes, and of their mappings of guest memory.
 pub(super) fn open_things(pair: &Pair) -> Result<(usize, usize)> {
     pair.daemon().context("there is no daemon")?.open_things()
 }
 
-/// Where `ib_write_bw` connects by itself.
+/// Default port of `ib_write_bw`.
 pub(super) const WRITES_PORT: u16 = 18515;
 
-/// What writes for so long, with its server in this guest.
+/// Returns programs that write for `time`, with the server in this guest.
 pub(super) fn writes<'a>(pair: &'a Pair, link: &Link, server: usize, time: Duration) -> Programs<'a> {
     let (device, seconds) = (link.device, time.as_secs());
     let command = |vm: usize| format!("ib_write_bw -F -d {device} -x {} -s 65536 -D {seconds}", link.gid_index[vm]);
@@ -95,8 +95,7 @@ pub(super) fn writes<'a>(pair: &'a Pair, link: &Link, server: usize, time: Durat
     }
 }
 
-/// Kills guest b when so much of a transfer is done, and starts it anew. Returns how long the other guest took to
-/// notice.
+/// Kills guest b when `bytes` of a transfer are done, and restarts it. Returns the time until the other guest noticed.
 fn kill_in_transfer(pair: &mut Pair, link: &Link, bytes: u64) -> Result<Duration> {
     let link = pair.link(link.kind)?;
     let start = written(pair)?;
@@ -120,14 +119,14 @@ fn kill_in_transfer(pair: &mut Pair, link: &Link, bytes: u64) -> Result<Duration
     Ok(noticed)
 }
 
-/// Bytes that RDMA writes of the guests have moved.
+/// Returns the number of bytes that RDMA writes of the guests have moved.
 pub(super) fn written(pair: &Pair) -> Result<u64> {
     let status = pair.daemon().context("there is no daemon")?.status()?;
     let devices = status["devices"].as_array().context("no devices")?;
     Ok(devices.iter().filter_map(|device| device["adapter"]["rc_write_bytes"].as_u64()).sum())
 }
 
-/// Data still flows, both ways; GID indices may have moved.
+/// Data still flows in both directions; GID indices may have changed.
 fn check_traffic(pair: &Pair, link: &Link) -> Result<()> {
     let link = pair.link(link.kind)?;
     pingpong(&pair.endpoints(&link), 0, "ibv_rc_pingpong", "-c")?;
@@ -135,13 +134,13 @@ fn check_traffic(pair: &Pair, link: &Link) -> Result<()> {
     Ok(())
 }
 
-/// Private memory of the daemon's processes, in KiB.
+/// Returns the private memory of the daemon's processes in KiB.
 pub(super) fn memory(pair: &Pair) -> Result<u64> {
     pair.daemon().context("there is no daemon")?.memory_kib()
 }
 
 fn check_memory(pair: &Pair, before: u64) -> Result<String> {
-    // Clean-up after a client has gone is not part of any answer, so it may take a moment.
+    // Clean-up after a client is not part of any answer, so it may take a moment.
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
         let after = memory(pair)?;

@@ -1,5 +1,5 @@
-//! Machines that are built in other ways than the shared pair: other memory, more processors, an IOMMU, QEMU's own
-//! write mode.
+//! Machines with other configurations than the shared pair: other memory, more processors, an IOMMU, QEMU's own write
+//! mode.
 
 use std::fs;
 use std::thread;
@@ -16,7 +16,7 @@ use crate::image::GuestImage;
 use crate::pair::{LinkKind, PVRDMA_DEVICE, Pair, PairOptions};
 use crate::vm::MemoryKind;
 
-/// One test per way.
+/// One test per configuration.
 pub(crate) fn cases() -> Vec<Case> {
     vec![
         Case::alone("machine/iommu", |image| {
@@ -50,7 +50,7 @@ fn traffic(image: &GuestImage, options: PairOptions) -> Result<String> {
         .with_context(|| pair.diagnosis())
 }
 
-/// Threads that run at the same time, with queues of their own and with shared ones.
+/// Threads that run at the same time, with their own queues and with shared ones.
 fn two_processors(image: &GuestImage) -> Result<String> {
     let pair = Pair::boot(image, &PairOptions { cpus: [2; 2], rxe: false, ..PairOptions::default() })?;
     let link = pair.link(LinkKind::Pvrdma)?;
@@ -78,7 +78,7 @@ fn hugetlb(image: &GuestImage) -> Result<String> {
     };
     let before = read()?;
     if fs::write(POOL, (before + WANTED).to_string()).is_err() || read()? < before + WANTED {
-        // Give back what part of it there was.
+        // Return the partial allocation.
         let _ = fs::write(POOL, before.to_string());
         return Err(skip(format!("cannot reserve {WANTED} huge pages (needs root and free memory)")));
     }
@@ -89,7 +89,7 @@ fn hugetlb(image: &GuestImage) -> Result<String> {
     result
 }
 
-/// The device works before all of it is populated; how long both take is the note.
+/// The device works before all memory is populated; the note contains the duration of both.
 fn sixteen_gib(image: &GuestImage) -> Result<String> {
     const MIB: u32 = 16 << 10;
     let available = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
@@ -113,7 +113,7 @@ fn sixteen_gib(image: &GuestImage) -> Result<String> {
         let client = guest.vm().spawn(&format!("{command} {}", addresses(0)[0]))?;
         finish(&server, &client, Duration::from_secs(60))?;
         let deadline = started + Duration::from_secs(300);
-        // What holds shadowed ROMs is not written by anybody, and not locked.
+        // The range of shadowed ROMs is never written, and not locked.
         let all = u64::from(MIB - 1) << 20;
         while guest.device()?["memory"]["pinned_bytes"].as_u64().is_none_or(|bytes| bytes < all) {
             if Instant::now() > deadline {
@@ -126,7 +126,7 @@ fn sixteen_gib(image: &GuestImage) -> Result<String> {
     run().with_context(|| guest.diagnosis())
 }
 
-/// The driver must not find a working device, and the daemon must say why and go on living.
+/// The driver must not find a working device, and the daemon must report the reason and continue.
 fn private_memory(image: &GuestImage) -> Result<String> {
     let options = PairOptions { memory_kind: MemoryKind::Private, rxe: false, ..PairOptions::default() };
     let pair = Pair::boot_without_driver(image, &options)?;

@@ -1,8 +1,8 @@
-//! What runs over what, as a table of Markdown, made from the names of the cases.
+//! Support table in Markdown, generated from the names of the cases.
 
 use crate::host_adapter::NESTED_PROGRAMS;
 
-/// What is between the programs: a title, and how the names of the cases begin.
+/// Transport between the programs: a title, and the prefixes of the case names.
 const COLUMNS: [(&str, &[&str]); 7] = [
     ("one daemon", &["pingpong", "perftest", "cm", "nvme", "errors", "integrity"]),
     ("wire to `rdma_rxe`", &["interop"]),
@@ -13,7 +13,7 @@ const COLUMNS: [(&str, &[&str]); 7] = [
     ("host adapter", &["hca", "slow/nested"]),
 ];
 
-/// What is run: a title, and the keys of all that it takes (see [`keys`]).
+/// Programs: a title, and the keys of all cases that it needs (see [`keys`]).
 const ROWS: [(&str, &[&str]); 13] = [
     ("connections: `ibv_rc_pingpong`", &["rc-pingpong"]),
     ("datagrams: `ibv_ud_pingpong`", &["ud-pingpong"]),
@@ -33,7 +33,7 @@ const ROWS: [(&str, &[&str]); 13] = [
     ("errors on purpose", &["errors"]),
 ];
 
-/// What cases do whose names do not say it.
+/// Programs of cases whose names do not contain them.
 const UNNAMED: [(&str, &[&str]); 4] = [
     ("hca/rdma_rxe", &["rc-pingpong", "integrity", "errors"]),
     ("hca/connection-manager", &["rping"]),
@@ -41,7 +41,7 @@ const UNNAMED: [(&str, &[&str]); 4] = [
     ("interop/beyond-region/ib_read_bw/a-to-b", &["errors"]),
 ];
 
-/// The table.
+/// Returns the table.
 pub(crate) fn table(names: &[String]) -> String {
     let mut table = String::from("| |");
     for (title, _) in COLUMNS {
@@ -61,7 +61,7 @@ pub(crate) fn table(names: &[String]) -> String {
     table
 }
 
-/// What a case of a group runs: words with dashes, without the group and what the programs' names begin with.
+/// Returns the programs of a case: words with dashes, without the group and the common prefix of the programs' names.
 fn keys(group: &str, name: &str) -> Vec<String> {
     let in_group = name.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     if !in_group {
@@ -84,14 +84,14 @@ fn keys(group: &str, name: &str) -> Vec<String> {
         "pingpong" => keys.push(format!("{}-pingpong", rest.split(['/', '-']).next().unwrap_or(rest))),
         "errors" | "integrity" => keys.push(group.to_owned()),
         "perftest" | "cm" | "nvme" => keys.push(program(rest)),
-        // Addresses and MTU come before the program.
+        // Addresses and MTU precede the program.
         "interop" | "vxlan" | "af_packet" => keys.extend(rest.split_once('/').map(|(_, rest)| program(rest))),
         _ => keys.push(program(rest)),
     }
     keys
 }
 
-/// Returns `true` if a key is this one, maybe with options of the program. Datagrams are another thing.
+/// Returns `true` if a key is this program, possibly with options. Datagrams are a separate key.
 fn is(key: &str, wanted: &str) -> bool {
     key.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with('-') && !rest.starts_with("-ud"))
 }
@@ -110,7 +110,7 @@ mod tests {
         };
         assert_eq!(ticks("ibv_rc_pingpong"), "––✓––––");
         assert_eq!(ticks("rping"), "✓––––––");
-        // A table without `ib_write_bw` says nothing of all three.
+        // Cases without `ib_write_bw` do not cover all programs of the row.
         assert_eq!(ticks("ib_write_bw"), "–––––––");
     }
 

@@ -61,7 +61,7 @@ pub(crate) use runner::{Tally, causes, run_cases, run_single};
 use crate::kvm_bed::KvmBeds;
 use crate::pair::LinkKind;
 
-/// All cases for a link, in the order in which they run: what only looks first, what kills machines last.
+/// Returns all cases for a link in execution order: read-only cases first, cases that kill machines last.
 pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
     let mut cases = agent::cases();
     if kind == LinkKind::Pvrdma {
@@ -130,7 +130,7 @@ mod tests {
         for name in &ordinary {
             assert!(unasked.iter().any(|case| case.name == *name), "there is no case {name}");
         }
-        // And the one that needs a binary of somebody else's.
+        // The additional one needs an external binary.
         assert_eq!(unasked.len(), ordinary.len() + 1);
     }
 }

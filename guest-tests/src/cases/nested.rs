@@ -1,4 +1,4 @@
-//! The host's own adapter with a real guest on it: a guest plays the host, and boots a guest of its own.
+//! The host's own adapter with a real guest on it: a guest acts as the host, and boots a guest of its own.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::image::Disk;
 use crate::image::GuestImage;
 use crate::vm::Vm;
 
-/// The guest's address, which the adapter has as well.
+/// Address of the guest, which the adapter has as well.
 const GUEST: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 80, 7));
-/// Room for the guest's guest.
+/// Memory in MiB, enough for the inner guest.
 const MEMORY_MIB: u32 = 2560;
 const LIMIT: Duration = Duration::from_secs(1500);
 
-/// Minutes, of which most is the boot of an emulated machine in an emulated machine.
+/// Takes minutes, most of them for the boot of an emulated machine in an emulated machine.
 pub(crate) fn cases() -> Vec<Case> {
     vec![Case::alone("slow/nested", on_rxe).slow("takes minutes; runs when asked for: --only nested")]
 }

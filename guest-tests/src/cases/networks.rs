@@ -1,4 +1,4 @@
-//! Two daemons with a guest each in network namespaces, over the links that real hosts have between them.
+//! Two daemons with a guest each in network namespaces, over the links that real hosts use.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::rc::Rc;
@@ -13,19 +13,20 @@ use crate::guest_with_daemon::{IPV4, IPV6};
 use crate::image::GuestImage;
 use crate::namespaces::{INTERFACE, Namespaces};
 
-/// Addresses of the hosts, which the guests know nothing of.
+/// Addresses of the hosts, which are invisible to the guests.
 const OUTER: [Ipv6Addr; 2] =
     [Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 0, 0, 2)];
-/// What a tunnel through these hosts' network of 1500 bytes carries.
+/// MTU of a tunnel through the hosts' network of 1500 bytes.
 const TUNNEL_MTU: u32 = 1430;
-/// Enough for packets with 4096 bytes.
+/// MTU that is large enough for packets with 4096 bytes of payload.
 const PACKET_MTU: u32 = 4200;
 
-/// The same programs over a tunnel and over the interfaces of the hosts. Both ends are the same, so one way is enough.
+/// The same programs over a tunnel and over the interfaces of the hosts. Both ends are equal, so one direction is
+/// enough.
 pub(crate) fn cases() -> Vec<Case> {
     let tunnel = Shared::new(|image| boot(image, "vxlan", 1500, TUNNEL_MTU, vxlan));
     let packet = Shared::new(|image| boot(image, "packet", PACKET_MTU, PACKET_MTU, af_packet));
-    // Latency of all sizes takes long, and the wire makes no difference to it.
+    // Latency of all sizes takes long, and does not depend on the wire.
     let bandwidth = &ALL_SIZES[..3];
     let (ipv4, ipv6) = (IPV4.map(Into::into), IPV6.map(Into::into));
     let mut cases = [
@@ -40,7 +41,7 @@ pub(crate) fn cases() -> Vec<Case> {
     .collect::<Vec<_>>();
     cases.push(tunnel.case("vxlan/nothing-dropped", |hosts: &TwoDaemons| nothing_dropped(hosts, &VXLAN_DROPS)));
     cases.push(packet.case("af_packet/nothing-dropped", |hosts: &TwoDaemons| nothing_dropped(hosts, &[])));
-    // Those of one pair of guests one after the other, so that no more than one pair runs.
+    // Cases of one pair of guests follow each other, so that only one pair runs at a time.
     cases.sort_by_key(|case| case.name.starts_with("af_packet"));
     cases
 }
@@ -62,7 +63,7 @@ fn vxlan(end: usize) -> String {
     format!("uplink=vxlan:{},remote={},vni=77", OUTER[end], OUTER[1 - end])
 }
 
-/// One of the ends has as many threads for each device as nobody needs here.
+/// Returns the link of one end. One of the ends has more threads for each device than it needs here.
 fn af_packet(end: usize) -> String {
     format!("uplink=af_packet:{INTERFACE},port-threads={}", 1 + 2 * end)
 }
@@ -70,7 +71,7 @@ fn af_packet(end: usize) -> String {
 const VXLAN_DROPS: [&str; 4] =
     ["vxlan_dropped_sender", "vxlan_dropped_malformed", "vxlan_dropped_vni", "vxlan_dropped_congested"];
 
-/// What the programs left in the counters of frames that are thrown away.
+/// The programs have not increased the counters of discarded frames.
 fn nothing_dropped(hosts: &TwoDaemons, more: &[&str]) -> Result<String> {
     let drops = ["too_long", "no_room", "malformed", "damaged", "address", "refused", "deferred"];
     let drops = drops.map(|word| format!("wire_dropped_{word}"));

@@ -9,7 +9,7 @@ use super::case::Case;
 use crate::pair::{Link, Pair};
 use crate::vm::Vm;
 
-/// The target in a, the host in b.
+/// The target in guest a, the host in guest b.
 pub(crate) fn cases() -> Vec<Case> {
     vec![Case::new("nvme/fio-verify", fio_verify)]
 }
@@ -18,11 +18,11 @@ fn fio_verify(pair: &mut Pair, link: &Link) -> Result<String> {
     between([pair.a(), pair.b()], link.ip[0], 48)
 }
 
-/// The target in the first guest, at this address, and the host in the second, which verifies so many MiB.
+/// Runs the target in the first guest, at this address, and the host in the second, which verifies `mib` MiB.
 pub(crate) fn between([a, b]: [&Vm; 2], ip: Ipv4Addr, mib: u32) -> Result<String> {
     a.run(&target_script(ip))?;
     let result = host(b, ip, mib);
-    // Take it down whatever came of it: the next case wants a device without users.
+    // Disconnect even after a failure: the next case needs a device without users.
     let disconnect = b.exec("nvme disconnect -n guest-tests", Duration::from_secs(60));
     let remove = a.exec(REMOVE_TARGET, Duration::from_secs(60));
     let note = result?;

@@ -1,4 +1,4 @@
-//! Open vSwitch as the fabric between two hosts: two network namespaces, in which the lines of the document are run.
+//! Open vSwitch as the fabric between two hosts: two network namespaces that run the commands of the document.
 
 use std::cell::RefCell;
 use std::fs::{self, File};
@@ -18,11 +18,11 @@ use crate::image::{GuestImage, HostRoot};
 use crate::namespaces::{INTERFACE, Namespaces};
 use crate::process::BoundChild;
 
-/// Where the lines are.
+/// Document and marker of the commands.
 pub(super) const RECIPE: (&str, &str) = ("docs/links.md", "open-vswitch");
-/// The hosts, as the recipe has them; it is the first one's.
+/// Addresses of the hosts in the recipe, which is written for the first one.
 const HOSTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)];
-/// The device's address there.
+/// Ethernet address of the device in the recipe.
 const MAC: &str = "52:54:00:00:00:01";
 
 const PROGRAMS: [&str; 5] = [
@@ -30,14 +30,14 @@ const PROGRAMS: [&str; 5] = [
     "usr/bin/ovs-ofctl",
     "usr/bin/ovsdb-tool",
     "usr/sbin/ovsdb-server",
-    // What `usr/sbin/ovs-vswitchd` leads to by a link that is absolute.
+    // Target of `usr/sbin/ovs-vswitchd`, which is an absolute link.
     "usr/lib/openvswitch-switch/ovs-vswitchd",
 ];
 const SCHEMA: &str = "usr/share/openvswitch/vswitch.ovsschema";
 
 /// Bytes that are written and read back.
 const BYTES: usize = 1 << 20;
-/// A test that waits for this has failed.
+/// Time limit of each wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The only test.
@@ -45,7 +45,7 @@ pub(crate) fn cases() -> Vec<Case> {
     vec![Case::alone("open-vswitch/two-hosts", two_hosts)]
 }
 
-/// A device on each host reaches the other one, through both bridges and the tunnel between them.
+/// A device on each host reaches the other one through both bridges and the tunnel between them.
 fn two_hosts(image: &GuestImage) -> Result<String> {
     if let Some(obstacle) = Namespaces::obstacle() {
         return Err(skip(obstacle));
@@ -62,14 +62,14 @@ fn two_hosts(image: &GuestImage) -> Result<String> {
         transfer(sides)
     });
     moved.with_context(|| hosts.each_ref().map(Host::diagnosis).join("\n"))?;
-    // The switch counts at times only.
+    // The switch updates its counters only from time to time.
     for host in &hosts {
         host.wait_for("a packet in the tunnel", || Ok(host.tunnelled()? > 0))?;
     }
     Ok(format!("{} KiB written and read through the tunnel", BYTES >> 10))
 }
 
-/// The first side writes all that it has, and reads it back into zeros.
+/// Writes the whole buffer of the first side to the second, and reads it back into zeroed memory.
 fn transfer([mut a, b]: [Side; 2]) -> Result<()> {
     let idle = |_: &mut _| std::thread::yield_now();
     let (sent, size) = (a.buffer.read(0, BYTES), 64 << 10);
@@ -85,9 +85,9 @@ fn transfer([mut a, b]: [Side; 2]) -> Result<()> {
     Ok(())
 }
 
-/// A host: a network namespace, a switch, and what the recipe starts.
+/// A host: a network namespace, a switch, and the processes that the recipe starts.
 struct Host<'a> {
-    // Dropped in this order.
+    // Fields are dropped in this order.
     lines: RefCell<Option<BoundChild>>,
     _switch: Option<BoundChild>,
     _database: BoundChild,
@@ -97,7 +97,7 @@ struct Host<'a> {
 }
 
 impl<'a> Host<'a> {
-    /// Starts the switch, which is as after its installation.
+    /// Starts the switch in the state after its installation.
     fn start(root: &HostRoot, network: &'a Namespaces, number: usize) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
@@ -122,12 +122,12 @@ impl<'a> Host<'a> {
         self.directory.path().join(name)
     }
 
-    /// Where the recipe puts the device.
+    /// Path of the device's socket in the recipe.
     fn socket(&self) -> PathBuf {
         self.path("vm0.sock")
     }
 
-    /// Runs the lines, the last of which is the daemon's, until the device is ready.
+    /// Runs the commands, the last of which is the daemon's, until the device is ready.
     fn run_recipe(&self) -> Result<()> {
         let lines = self.lines()?;
         let child = spawn(self.directory.path(), self.namespace, "bash", &["-euxc", &lines])?;
@@ -141,7 +141,7 @@ impl<'a> Host<'a> {
         })
     }
 
-    /// The lines with what this host has in the place of the document's.
+    /// Returns the commands with the document's values replaced by those of this host.
     fn lines(&self) -> Result<String> {
         let (document, name) = RECIPE;
         let mut lines = recipe(document, name)?;
@@ -151,7 +151,7 @@ impl<'a> Host<'a> {
         lines = lines.replace("eth1", INTERFACE).replace("/run/pvrdmad", &self.directory.path().to_string_lossy());
         let [own, peer] = HOSTS.map(|address| address.to_string());
         if self.number == 1 {
-            // The other host's lines are the same with the addresses exchanged and another MAC.
+            // The other host runs the same commands with the addresses exchanged and another MAC.
             lines = lines.replace(&own, "OWN").replace(&peer, &own).replace("OWN", &peer);
             lines = lines.replace(MAC, "52:54:00:00:00:02");
         }
@@ -167,7 +167,7 @@ impl<'a> Host<'a> {
         Ok(())
     }
 
-    /// Packets that its end of the tunnel has sent.
+    /// Returns the number of packets that this end of the tunnel has sent.
     fn tunnelled(&self) -> Result<u64> {
         let said = run(command(self.directory.path(), "ovs-ofctl").args(["dump-ports", "br-rdma", "vx7"]))?;
         let count = said.split_once("tx pkts=").and_then(|(_, rest)| rest.split(',').next());
@@ -185,14 +185,15 @@ impl<'a> Host<'a> {
     }
 }
 
-/// A program of the switch.
+/// Returns a command for a program of the switch.
 fn command(directory: &Path, program: &str) -> Command {
     let mut command = Command::new(program);
     enter(&mut command, directory);
     command
 }
 
-/// Has a command find the switch's programs, and these their files, which are all in one folder.
+/// Sets the environment in which a command finds the switch's programs, and these their files, which are all in one
+/// folder.
 fn enter(command: &mut Command, directory: &Path) {
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{}:{path}:/usr/sbin:/sbin", directory.join("bin").display()));
@@ -202,7 +203,7 @@ fn enter(command: &mut Command, directory: &Path) {
     }
 }
 
-/// Starts a program in a network namespace. What it says is in a file named after it.
+/// Starts a program in a network namespace. Its output goes to a file named after it.
 fn spawn(directory: &Path, namespace: &str, program: &str, arguments: &[&str]) -> Result<BoundChild> {
     let log = File::create(directory.join(format!("{program}.log"))).context("cannot create a log")?;
     let errors = log.try_clone().context("cannot share a log")?;
@@ -212,7 +213,7 @@ fn spawn(directory: &Path, namespace: &str, program: &str, arguments: &[&str]) -
     })
 }
 
-/// What a command says that succeeds.
+/// Runs a command that must succeed and returns its output.
 fn run(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot run {:?}", command.get_program()))?;
     let said = String::from_utf8_lossy(&output.stderr);

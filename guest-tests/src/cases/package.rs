@@ -11,7 +11,7 @@ use super::case::{Case, skip};
 use crate::image::{GuestImage, SystemdDisk};
 use crate::vm::{FOLDER_TAG, Folder, SHORT, Vm, VmBuilder};
 
-/// What takes long: two programs that make traffic, and the watchdog's half a minute.
+/// Time limit of long steps: two programs with traffic, and the watchdog's half a minute.
 const LONG: Duration = Duration::from_secs(240);
 
 /// The tests.
@@ -54,7 +54,7 @@ fn file_name(path: &Path) -> Result<String> {
     Ok(path.file_name().context("a path without a name")?.to_string_lossy().into_owned())
 }
 
-/// The file that a command puts into `folder`, which may have others.
+/// Returns the file that a command creates in `folder`, which may contain others.
 fn made_in(folder: &Path, command: &mut Command) -> Result<PathBuf> {
     std::fs::create_dir_all(folder).context("cannot create a folder")?;
     let files = || -> Result<BTreeSet<PathBuf>> {
@@ -77,7 +77,7 @@ fn packaging() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../pvrdmad/packaging")
 }
 
-/// Builds the package as the document says, into `folder`: another profile would be another program.
+/// Builds the package into `folder` as the document says, because another profile would build another program.
 fn build(folder: &Path, options: &[&str]) -> Result<PathBuf> {
     let quiet = |command: &mut Command| command.stdin(Stdio::null()).output();
     if !quiet(Command::new("cargo").args(["deb", "--version"])).is_ok_and(|output| output.status.success()) {
@@ -91,7 +91,7 @@ fn build(folder: &Path, options: &[&str]) -> Result<PathBuf> {
     made_in(folder, &mut command)
 }
 
-/// What Debian's own judge says against it.
+/// Checks the package with Debian's lintian.
 fn lintian(root: &Path, package: &Path) -> Result<()> {
     let folder = package.parent().context("a package without a folder")?;
     let script = format!(
@@ -113,9 +113,9 @@ fn lintian(root: &Path, package: &Path) -> Result<()> {
     Ok(())
 }
 
-/// From the installation to the purge.
+/// Life of the package from installation to purge.
 fn life(vm: &Vm, [name, newer]: &[String; 2]) -> Result<String> {
-    // The users are there before, and what `adduser` leaves is not the package's.
+    // The users exist before, because the files that `adduser` leaves do not belong to the package.
     vm.run(
         "groupadd vmm && useradd --no-create-home tenant && adduser tenant vmm && useradd --no-create-home stranger",
     )?;
@@ -140,7 +140,7 @@ fn life(vm: &Vm, [name, newer]: &[String; 2]) -> Result<String> {
     is(vm, "systemctl is-active pvrdmad", "inactive")?;
     is(vm, "pgrep -u pvrdmad; find /run/pvrdmad -mindepth 1", "")?;
 
-    // Removing it stops what runs, and leaves what it did not make.
+    // Removal stops the service, and keeps files that the package did not create.
     let drop_in = "/etc/systemd/system/pvrdmad.service.d";
     vm.run(&format!("mkdir {drop_in} && echo '# mine' > {drop_in}/mine.conf"))?;
     vm.run("systemctl start pvrdmad && apt-get purge -y -q pvrdmad")?;
@@ -152,7 +152,7 @@ fn life(vm: &Vm, [name, newer]: &[String; 2]) -> Result<String> {
     Ok(format!("restarted by its watchdog after {seconds} s"))
 }
 
-/// A user of the named group has two devices that work, another user has none.
+/// A user of the named group can use two devices, another user none.
 fn used_by_another(vm: &Vm) -> Result<()> {
     let program = |user: &str| {
         format!(
@@ -168,7 +168,7 @@ fn used_by_another(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// A device is put in by a reload, and another reload that fails changes nothing.
+/// A reload adds a device, and another reload that fails changes nothing.
 fn reloaded(vm: &Vm, config: &str) -> Result<()> {
     let device = |name: &str, number: u8| {
         format!(
@@ -185,8 +185,8 @@ fn reloaded(vm: &Vm, config: &str) -> Result<()> {
     vm.wait_until("! test -e /run/pvrdmad/vm2.sock", SHORT)
 }
 
-/// A newer package comes while the daemon serves: no VM loses its device, the configuration stays, and who restarts
-/// the service has the new program.
+/// Upgrades the package while the daemon serves: no VM loses its device, the configuration is kept, and a restart of
+/// the service runs the new program.
 fn upgraded(vm: &Vm, newer: &str, config: &str) -> Result<()> {
     let program = "readlink /proc/$(systemctl show -p MainPID --value pvrdmad)/exe";
     let own = "systemctl show -p MainPID --value pvrdmad";
@@ -201,7 +201,7 @@ fn upgraded(vm: &Vm, newer: &str, config: &str) -> Result<()> {
     is(vm, "dpkg-query -W -f '${Version}' pvrdmad | sed 's/.*-//'", "2")
 }
 
-/// The daemon stands still, and is started anew. Returns the seconds that took.
+/// The daemon hangs, and is restarted by the watchdog. Returns the seconds that this took.
 fn killed_by_its_watchdog(vm: &Vm) -> Result<u64> {
     let restarts = "systemctl show -p NRestarts --value pvrdmad";
     is(vm, restarts, "0")?;
@@ -212,7 +212,7 @@ fn killed_by_its_watchdog(vm: &Vm) -> Result<u64> {
     Ok(started.elapsed().as_secs())
 }
 
-/// Checks what a command prints, whatever its status.
+/// Checks the output of a command, whatever its exit status.
 fn is(vm: &Vm, command: &str, wanted: &str) -> Result<()> {
     let output = vm.exec(command, SHORT)?.text;
     if output.trim() != wanted {
@@ -221,7 +221,8 @@ fn is(vm: &Vm, command: &str, wanted: &str) -> Result<()> {
     Ok(())
 }
 
-/// All that a package could leave: files, users, groups. Not what belongs to the journal, to dpkg, or to nobody.
+/// Lists everything that a package could leave behind: files, users, groups, except those of the journal, of dpkg, or
+/// of no package.
 const SNAPSHOT: &str = "(find / /run -xdev \\( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /mnt \
     -o -path /var/log -o -path /var/lib/dpkg -o -path /var/cache -o -path /var/lib/apt -o -path /run/systemd -o -path /run/log \
     -o -path /run/user -o -path /run/udev -o -path /var/tmp -o -path /var/lib/systemd/timers -o -path '/etc/*-' \\) -prune -o -print; \

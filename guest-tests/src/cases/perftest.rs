@@ -16,12 +16,12 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Average bandwidth in Gb/s, of a bandwidth program.
+    /// Returns the average bandwidth in Gb/s of a bandwidth program.
     pub(crate) fn gigabits(&self) -> Option<f64> {
         self.values.get(2).copied()
     }
 
-    /// Typical latency in microseconds, of a latency program.
+    /// Returns the typical latency in microseconds of a latency program.
     pub(crate) fn typical_microseconds(&self) -> Option<f64> {
         self.values.get(3).copied()
     }
@@ -53,8 +53,8 @@ const VARIANTS: [(&str, &str, &str, usize); 21] = [
     ("send-lat/ud", "ib_send_lat", "-c UD -n 200 -s 1024", 1),
 ];
 
-/// Every variant with the server in guest b, and once more with it in guest a; those with all sizes take ten seconds
-/// each, and run one way.
+/// Every variant with the server in guest b, and again with it in guest a; variants with all sizes take ten seconds
+/// each, and run in one direction.
 pub(crate) fn cases() -> Vec<Case> {
     [(1, ""), (0, "/reversed")]
         .into_iter()
@@ -68,7 +68,7 @@ pub(crate) fn cases() -> Vec<Case> {
         .collect()
 }
 
-/// Runs a program whose table has this many rows; returns the best figure of it.
+/// Runs a program whose table has this many rows; returns its best figure.
 pub(crate) fn table(
     endpoints: &Endpoints<'_>,
     server: usize,
@@ -82,7 +82,7 @@ pub(crate) fn table(
     }
     Ok(match (program.ends_with("_lat"), options.contains("-C")) {
         (true, false) => latency_note(&rows),
-        // Cycles of an emulated processor tell nobody anything.
+        // Cycles of an emulated processor are not meaningful.
         (true, true) => String::new(),
         (false, _) => bandwidth_note(&rows),
     })
@@ -98,7 +98,7 @@ pub(crate) fn run(endpoints: &Endpoints<'_>, server: usize, program: &str, optio
     Ok(rows)
 }
 
-/// The two commands, each with its own options: the server's first.
+/// Returns the two commands, each with its own options: the server's first.
 pub(crate) fn programs<'a>(
     endpoints: &Endpoints<'a>,
     server: usize,
@@ -121,8 +121,8 @@ pub(crate) fn programs<'a>(
     }
 }
 
-/// The result table in a program's output: lines that begin with a size and a number of iterations. A figure that is
-/// none (the clock of an emulated processor may stand still during a short run) is NaN.
+/// Parses the result table in a program's output: lines that begin with a size and a number of iterations. An invalid
+/// figure is NaN (the clock of an emulated processor may not advance during a short run).
 pub(crate) fn parse(output: &str) -> Vec<Row> {
     output
         .lines()
@@ -135,12 +135,12 @@ pub(crate) fn parse(output: &str) -> Vec<Row> {
         .collect()
 }
 
-/// The figure of a single run.
+/// Returns the figure of a single run.
 pub(crate) fn single(rows: &[Row], value: impl Fn(&Row) -> Option<f64>) -> Result<f64> {
     rows.last().and_then(value).context("a result without the column that is wanted")
 }
 
-/// The best bandwidth, for a report.
+/// Formats the best bandwidth for a report.
 pub(crate) fn bandwidth_note(rows: &[Row]) -> String {
     let best = rows.iter().filter_map(Row::gigabits).fold(0.0, f64::max);
     // Atomics move eight bytes each.

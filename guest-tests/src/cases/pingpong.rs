@@ -16,7 +16,7 @@ const VARIANTS: [(&str, &str, &str); 6] = [
     ("srq", "ibv_srq_pingpong", ""),
 ];
 
-/// Each variant both ways.
+/// Each variant in both directions.
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, program, options) in VARIANTS {

@@ -1,4 +1,4 @@
-//! What is run between two guests whose devices reach each other over a wire: the same programs, whatever the wire is.
+//! Programs that run between two guests whose devices reach each other over a wire, independent of the kind of wire.
 
 use std::rc::Rc;
 
@@ -12,14 +12,14 @@ use crate::endpoints::Endpoints;
 /// A program with its options.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Program {
-    /// In the case's name.
+    /// Name in the case's name.
     name: &'static str,
     kind: Kind,
-    /// Which guests have the server, one after the other.
+    /// Guests that run the server, one after the other.
     servers: &'static [usize],
 }
 
-/// How it is started and what its output must say.
+/// Start command, and the expected output.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// Program and options.
@@ -32,12 +32,12 @@ enum Kind {
 }
 
 impl Program {
-    /// The same with its server in guest b only.
+    /// Returns the same program with its server in guest b only.
     pub(crate) const fn one_way(self) -> Self {
         Self { servers: &[1], ..self }
     }
 
-    /// Runs it with its server in guest `server`.
+    /// Runs the program with its server in guest `server`.
     pub(crate) fn run(&self, endpoints: &Endpoints<'_>, server: usize) -> Result<String> {
         match self.kind {
             Kind::PingPong(program, options) => pingpong::pingpong(endpoints, server, program, options),
@@ -58,8 +58,8 @@ const fn perftest(name: &'static str, program: &'static str, options: &'static s
     Program { name, kind: Kind::Perftest(program, options, 1), servers: BOTH }
 }
 
-/// All sizes from 2 bytes to 8 MiB. It takes many seconds where processors are emulated, so one guest serves bandwidth,
-/// the other latency.
+/// All sizes from 2 bytes to 8 MiB. This takes many seconds on emulated processors, so one guest serves bandwidth, the
+/// other latency.
 const fn all_sizes(
     name: &'static str,
     program: &'static str,
@@ -69,8 +69,8 @@ const fn all_sizes(
     Program { name, kind: Kind::Perftest(program, options, 23), servers }
 }
 
-/// Programs with connections. `-C` has latency reported in cycles: to find out how long one is takes perftest a third
-/// of a second for each size. Each takes about half a second where processors are emulated.
+/// Programs with connections. With `-C` latency is reported in cycles: perftest needs a third of a second for each size
+/// to measure the length of a cycle. Each takes about half a second on emulated processors.
 pub(crate) const CONNECTED: [Program; 13] = [
     pingpong("rc_pingpong", "ibv_rc_pingpong", "-c -n 200"),
     pingpong("rc_pingpong-64K-events", "ibv_rc_pingpong", "-c -e -s 65536 -n 20"),
@@ -90,10 +90,10 @@ pub(crate) const CONNECTED: [Program; 13] = [
 const RPING: Program = Program { name: "rping", kind: Kind::Rping, servers: BOTH };
 const UCMATOSE: Program = Program { name: "ucmatose", kind: Kind::AddressPair("ucmatose"), servers: BOTH };
 
-/// Programs whose path MTU the connection manager finds out.
+/// Programs whose path MTU the connection manager negotiates.
 pub(crate) const MANAGED: [Program; 2] = [RPING, UCMATOSE];
 
-/// Programs with datagrams. The guest's library makes no address handle of an IPv6 address that is not link-local.
+/// Programs with datagrams. The guest's library creates address handles only for link-local IPv6 addresses.
 pub(crate) const DATAGRAMS: [Program; 4] = [
     pingpong("ud_pingpong", "ibv_ud_pingpong", "-s 1024 -n 200"),
     perftest("send_bw-ud", "ib_send_bw", "-c UD -n 200 -s 1024"),
@@ -101,7 +101,7 @@ pub(crate) const DATAGRAMS: [Program; 4] = [
     Program { name: "udaddy", kind: Kind::AddressPair("udaddy"), servers: BOTH },
 ];
 
-/// One program of each kind, one way.
+/// One program of each kind, in one direction.
 pub(crate) const SMOKE: [Program; 4] = [
     pingpong("rc_pingpong", "ibv_rc_pingpong", "-c -n 200").one_way(),
     pingpong("ud_pingpong", "ibv_ud_pingpong", "-s 1024 -n 200").one_way(),
@@ -109,7 +109,7 @@ pub(crate) const SMOKE: [Program; 4] = [
     RPING.one_way(),
 ];
 
-/// One program of each kind and operation, one way, for machines where each takes many seconds.
+/// One program of each kind and operation, in one direction, for machines on which each takes many seconds.
 pub(crate) const EACH_OPERATION: [Program; 7] = [
     pingpong("rc_pingpong", "ibv_rc_pingpong", "-c -n 50").one_way(),
     pingpong("ud_pingpong", "ibv_ud_pingpong", "-s 1024 -n 50").one_way(),
@@ -120,7 +120,7 @@ pub(crate) const EACH_OPERATION: [Program; 7] = [
     RPING.one_way(),
 ];
 
-/// Programs that poll and programs that sleep, with connections, datagrams and shared receive queues, one way.
+/// Programs that poll and programs that sleep, with connections, datagrams and shared receive queues, in one direction.
 pub(crate) const POLL_AND_SLEEP: [Program; 7] = [
     pingpong("rc_pingpong", "ibv_rc_pingpong", "-c -n 200").one_way(),
     pingpong("rc_pingpong-events", "ibv_rc_pingpong", "-c -e -n 100").one_way(),
@@ -131,7 +131,7 @@ pub(crate) const POLL_AND_SLEEP: [Program; 7] = [
     RPING.one_way(),
 ];
 
-/// Programs whose connections wait for seconds: for a wire between machines of which one stands still now and then. The
+/// Programs whose connections wait for seconds: for a wire between machines that sometimes stop for a while. The
 /// ping-pongs give up after half a second.
 pub(crate) const PATIENT: [Program; 8] = [
     pingpong("rc_pingpong", "ibv_rc_pingpong", "-c -n 50").one_way(),
@@ -144,7 +144,7 @@ pub(crate) const PATIENT: [Program; 8] = [
     UCMATOSE.one_way(),
 ];
 
-/// Programs with thousands of packets, of which some are lost on a bad cable.
+/// Programs with thousands of packets, some of which a bad cable loses.
 pub(crate) const LOSSY: [Program; 4] = [
     perftest("send_bw", "ib_send_bw", "-n 50 -s 65536"),
     perftest("write_bw", "ib_write_bw", "-n 50 -s 65536"),
@@ -162,7 +162,7 @@ pub(crate) const ALL_SIZES: [Program; 6] = [
     all_sizes("read_lat-all-sizes", "ib_read_lat", "-C -a -n 5", &[0]),
 ];
 
-/// Cases `group/program/way`. `run` runs a program with its server in one guest.
+/// Returns the cases `group/program/way`. `run` runs a program with its server in one guest.
 pub(crate) fn cases<M: Machines>(
     group: &str,
     programs: &[Program],

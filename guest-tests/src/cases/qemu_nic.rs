@@ -1,5 +1,5 @@
-//! QEMU's own vmxnet3 beside our device, with the daemon between the card and the uplink (`nic=`): five cases for what
-//! all other groups do with both functions of ours.
+//! QEMU's own vmxnet3 beside the PVRDMA device, with the daemon between the vNIC and the uplink (`nic=`): five cases in
+//! place of all those that other groups run with both functions of the daemon.
 
 use anyhow::{Result, ensure};
 
@@ -24,7 +24,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Packets of one frame and of several pass between the two cards.
+/// Packets of one frame and of several pass between the two vNICs.
 fn ping(both: &TwoDaemons) -> Result<String> {
     let before = both.counter("passed_out")?;
     for size in [56, 1472, 9000] {

@@ -1,4 +1,4 @@
-//! What README tells a newcomer to paste: two machines of one's own. The lines are run as they stand there.
+//! The README's instructions for two machines, run verbatim.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -16,8 +16,7 @@ use crate::image::GuestImage;
 use crate::process::BoundChild;
 use crate::vm::{Prepared, SHORT, Vm, VmBuilder, processor};
 
-/// In the place of QEMU: gives the machine the image's disk in the place of the reader's, and a processor that is
-/// there.
+/// Wrapper for QEMU: replaces the reader's disk by that of the image, and selects an available processor.
 const QEMU: &str = r#"#!/bin/bash
 set -eu
 machine=()
@@ -52,7 +51,7 @@ fn two_vms(image: &GuestImage) -> Result<String> {
     })
 }
 
-/// Runs the host's lines.
+/// Runs the commands for the host.
 fn on_the_host(image: &GuestImage, directory: &Path, lines: &str) -> Result<[Vm; 2]> {
     let write = |name: &str, content: &str| {
         let path = directory.join(name);
@@ -102,7 +101,7 @@ fn on_the_host(image: &GuestImage, directory: &Path, lines: &str) -> Result<[Vm;
     Ok(vms)
 }
 
-/// Runs the guests' lines: those that say "in the first" or "in the second" there, the others in both.
+/// Runs the commands for the guests: those marked "in the first" or "in the second" there, the others in both.
 fn in_the_guests(vms: &[Vm; 2], lines: &str) -> Result<String> {
     let mut programs = [Vec::new(), Vec::new()];
     for line in lines.lines() {

@@ -1,11 +1,11 @@
-//! Lines of documents that tests run as they stand there.
+//! Commands of documents that tests run verbatim.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// The lines of the block of a document that a marker announces: `<!-- NAME -->`.
+/// Returns the block of a document after the marker `<!-- NAME -->`.
 pub(super) fn recipe(document: &str, name: &str) -> Result<String> {
     let text = read(document)?;
     let marker = format!("<!-- {name} -->\n```bash\n");
@@ -14,7 +14,7 @@ pub(super) fn recipe(document: &str, name: &str) -> Result<String> {
     Ok(lines.to_owned())
 }
 
-/// The workflow of the document about CI.
+/// Returns the workflow of the document about CI.
 pub(super) fn workflow() -> Result<String> {
     let text = read("docs/ci.md")?;
     let (_, from) = text.split_once("```yaml\n").context("the document has no workflow")?;

@@ -1,4 +1,4 @@
-//! RoCE v1, the encapsulation that the kernel's implementation does not have, between two daemons.
+//! RoCE v1, which the kernel's implementation does not support, between two daemons.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
@@ -14,8 +14,7 @@ use super::two_daemons::TwoDaemons;
 use crate::guest_with_daemon::{IPV4, cable, datagrams};
 use crate::pair::PVRDMA_DEVICE;
 
-/// Without and with a tag. Both ends are the same, so one way
-/// is enough.
+/// Without and with a VLAN tag. Both ends are equal, so one direction is enough.
 pub(crate) fn cases() -> Vec<Case> {
     let programs: Vec<Program> = CONNECTED.into_iter().chain(DATAGRAMS).map(Program::one_way).collect();
     let few: Vec<Program> = MANAGED.into_iter().chain(DATAGRAMS).map(Program::one_way).collect();
@@ -36,13 +35,13 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Neither end takes frames without a tag. So what they take from each other has one.
+/// Neither end accepts untagged frames. So the frames that they accept from each other are tagged.
 fn nothing_without_a_tag(both: &TwoDaemons) -> Result<String> {
     let cable = cable(both.directory());
     for (guest, uplink) in both.guests().iter().zip(cable) {
         let dropped = || guest.counter("passed_dropped_vlan");
         let before = dropped()?;
-        // To everybody, of a protocol that nobody knows.
+        // A broadcast frame of an unknown protocol.
         let mut frame = [0_u8; 60];
         frame[..6].fill(0xff);
         frame[6..14].copy_from_slice(&[0x52, 0x54, 0, 0, 2, 9, 0x88, 0xb5]);
@@ -58,12 +57,12 @@ fn nothing_without_a_tag(both: &TwoDaemons) -> Result<String> {
     Ok(String::new())
 }
 
-/// Otherwise the cases after it would say nothing.
+/// The cases after this one rely on it.
 fn all_gids_are_v1(both: &TwoDaemons) -> Result<String> {
-    // Waits for them.
+    // Waits for the GIDs.
     both.endpoints(IPV4.map(Into::into), None)?;
     for vm in both.vms() {
-        // What is not in use cannot be read.
+        // Unused entries cannot be read.
         let types =
             vm.run(&format!("cat /sys/class/infiniband/{PVRDMA_DEVICE}/ports/1/gid_attrs/types/* 2>&-; true"))?;
         if types.is_empty() || types.lines().any(|line| line != "IB/RoCE v1") {
@@ -73,7 +72,7 @@ fn all_gids_are_v1(both: &TwoDaemons) -> Result<String> {
     Ok(String::new())
 }
 
-/// Options of a device whose uplink is one end of a cable.
+/// Returns the options of a device whose uplink is one end of a cable.
 fn cabled(directory: &Path, end: usize, more: &str) -> String {
     let cable = cable(directory);
     format!("uplink={},{more}", datagrams(&cable[end], &cable[1 - end]))

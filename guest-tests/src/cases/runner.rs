@@ -9,7 +9,7 @@ use super::kernel_log;
 use crate::image::GuestImage;
 use crate::pair::{LinkKind, Pair, PairOptions};
 
-/// How many tests ended how.
+/// Number of tests by result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     /// Tests that passed.
@@ -30,11 +30,11 @@ impl Tally {
 }
 
 /// Boots a pair and runs the cases in it. A pair that a failed case has left unusable is replaced. Each case is dropped
-/// when it is done, and machines that it shared with others with the last of them.
+/// when it is done, and shared machines are dropped with the last of their cases.
 pub(crate) fn run_cases(image: &GuestImage, options: &PairOptions, kind: LinkKind, cases: Vec<Case>) -> Tally {
     let mut tally = Tally::default();
     let mut pair: Option<Pair> = None;
-    // A device that does not even come up fails every case; two attempts tell that from bad luck.
+    // A device that does not come up fails every case; a second attempt excludes a sporadic failure.
     let mut boot_failures = 0;
     for case in cases {
         let started = Instant::now();
@@ -71,7 +71,7 @@ pub(crate) fn run_cases(image: &GuestImage, options: &PairOptions, kind: LinkKin
                     text += &indented(&broken.diagnosis());
                     text += "      the guests are replaced";
                 }
-                // At once: another lane prints, too.
+                // Printed in one piece, because another lane prints, too.
                 println!("{text}");
             }
         }
@@ -92,7 +92,7 @@ fn boot(image: &GuestImage, options: &PairOptions) -> Result<Pair> {
     Ok(pair)
 }
 
-/// Runs one case in a pair, checks the kernel logs, and leaves no program running.
+/// Runs one case in a pair, checks the kernel logs, and ends all programs.
 pub(crate) fn run_single(case: &Case, pair: &mut Pair, kind: LinkKind) -> Result<String> {
     match &case.body {
         Body::InPair(run) => run_in_pair(case, run, pair, kind),
@@ -122,13 +122,13 @@ fn run_in_pair(case: &Case, run: &InPair, pair: &mut Pair, kind: LinkKind) -> Re
 
 fn is_healthy(pair: &Pair, kind: LinkKind) -> bool {
     let alive = pair.vms().iter().all(|vm| {
-        // The log is emptied, so that the next case is not blamed for it.
+        // The log is cleared, so that its messages are not attributed to the next case.
         vm.is_running() && vm.exec("dmesg --clear", Duration::from_secs(15)).is_ok_and(|output| output.code == 0)
     });
     alive && pair.link(kind).is_ok()
 }
 
-/// The whole chain, one cause after the other, without a backtrace: what failed is in the words.
+/// Formats the whole chain of causes without a backtrace, because the texts name the failed step.
 pub(crate) fn causes(error: &Error) -> String {
     let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
     causes.join("\nbecause: ")
@@ -136,7 +136,7 @@ pub(crate) fn causes(error: &Error) -> String {
 
 fn indented(text: &str) -> String {
     let mut out = String::new();
-    // perftest prints two lines per queue pair, which say nothing when it has failed.
+    // perftest prints two lines per queue pair, which do not explain a failure.
     let noise = |line: &&str| line.contains("address: LID") || line.starts_with(" GID: ");
     for line in text.lines().filter(|line| !noise(line)) {
         out.push_str("      | ");

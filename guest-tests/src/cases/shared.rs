@@ -1,4 +1,4 @@
-//! Machines that several cases share: booted by the first that runs, gone with the last.
+//! Machines shared by several cases: booted by the first one that runs, dropped with the last.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,29 +12,30 @@ use super::runner::causes;
 use crate::image::GuestImage;
 use crate::vm::Vm;
 
-/// What can be shared.
+/// Machines that can be shared.
 pub(crate) trait Machines: 'static {
     /// The guests.
     fn vms(&self) -> [&Vm; 2];
 
-    /// What helps to understand a failure, beside what the programs and the guests say.
+    /// Returns information that helps to understand a failure, in addition to the output of programs and guests.
     fn diagnosis(&self) -> String;
 
-    /// Returns `true` if the host under them has broken down, which says nothing about a test.
+    /// Returns `true` if the host under them has broken down, so that a failure is not the test's.
     fn are_lost(&self) -> bool {
         false
     }
 }
 
-/// How often a test is started whose host breaks down. A machine that emulates virtualisation does at times.
+/// Maximum number of attempts of a test whose host breaks down, as a machine that emulates virtualisation sometimes
+/// does.
 const ATTEMPTS: u32 = 3;
-/// What is said then.
+/// Message for this case.
 const LOST: &str = "the host has broken down, it is booted once more";
 
 /// Starts machines and brings everything up.
 type Boot<M> = Box<dyn Fn(&GuestImage) -> Result<M>>;
 
-/// Machines, once somebody needs them.
+/// Machines that are started on first use.
 pub(crate) struct Shared<M> {
     boot: Boot<M>,
     machines: RefCell<Option<M>>,
@@ -42,7 +43,7 @@ pub(crate) struct Shared<M> {
 }
 
 impl<M: Machines> Shared<M> {
-    /// None yet. `boot` starts them.
+    /// Creates it without machines. `boot` starts them.
     pub(crate) fn new(boot: impl Fn(&GuestImage) -> Result<M> + 'static) -> Rc<Self> {
         Rc::new(Self { boot: Box::new(boot), machines: RefCell::new(None), boot_failures: Cell::new(0) })
     }
@@ -53,7 +54,7 @@ impl<M: Machines> Shared<M> {
         Case::alone(name, move |image| shared.run(image, &run))
     }
 
-    /// The case that ends these machines: it looks at what is left itself, and they go with it.
+    /// Returns the case that ends these machines: it checks the logs itself, and the machines are dropped with it.
     pub(crate) fn last_case(
         self: &Rc<Self>,
         name: impl Into<String>,
@@ -94,7 +95,7 @@ impl<M: Machines> Shared<M> {
         };
         let mut text = format!("{}\n{}", causes(&error), machines.diagnosis());
         let broken: Vec<String> = machines.vms().into_iter().filter(|vm| !is_healthy(vm)).map(Vm::diagnosis).collect();
-        // A guest that does not answer any more must not fail the other cases, too.
+        // A guest that no longer answers must not fail the other cases, too.
         if !broken.is_empty() {
             text = format!("{text}\n{}\nthe guests are replaced", broken.join("\n"));
             *slot = None;
@@ -103,7 +104,7 @@ impl<M: Machines> Shared<M> {
     }
 
     fn start(&self, image: &GuestImage) -> Result<M> {
-        // Guests that do not come up fail every case; two attempts tell that from bad luck.
+        // Guests that do not come up fail every case; a second attempt excludes a sporadic failure.
         if self.boot_failures.get() >= 2 {
             return Err(anyhow!("not run: the guests cannot be booted, see above"));
         }
@@ -119,7 +120,7 @@ impl<M: Machines> Shared<M> {
 
     fn boot(&self, image: &GuestImage) -> Result<M> {
         (self.boot)(image).inspect_err(|error| {
-            // What cannot run here has not failed.
+            // A case that cannot run here has not failed.
             if error.downcast_ref::<Skipped>().is_none() {
                 self.boot_failures.set(self.boot_failures.get() + 1);
             }
@@ -127,7 +128,7 @@ impl<M: Machines> Shared<M> {
     }
 }
 
-/// Runs a case, leaves no program running and looks at the kernel logs.
+/// Runs a case, ends all programs and checks the kernel logs.
 fn judge<M: Machines>(machines: &M, run: &dyn Fn(&M) -> Result<String>) -> Result<String> {
     let result = run(machines);
     for vm in machines.vms() {
@@ -148,6 +149,6 @@ fn check_logs<M: Machines>(machines: &M) -> Result<()> {
 }
 
 fn is_healthy(vm: &Vm) -> bool {
-    // The log is emptied, so that the next case is not blamed for it.
+    // The log is cleared, so that its messages are not attributed to the next case.
     vm.is_running() && vm.exec("dmesg --clear", Duration::from_secs(15)).is_ok_and(|output| output.code == 0)
 }

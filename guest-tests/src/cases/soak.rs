@@ -1,5 +1,5 @@
-//! Everything at once, for long: traffic of all kinds of which every byte is compared, beside programs that are killed,
-//! and then a driver that is reloaded, a guest that reboots or a machine that is killed in the middle of it.
+//! Long-running test of everything at once: traffic of all kinds of which every byte is compared, beside programs that
+//! are killed; after that, a driver is reloaded, a guest reboots or a machine is killed during traffic.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -15,16 +15,16 @@ use crate::image::GuestImage;
 use crate::pair::{Link, LinkKind, Pair, PairOptions};
 use crate::vm::Vm;
 
-/// Seconds, unless the environment says otherwise.
+/// Duration in seconds, unless the environment sets another one.
 const LONG: u64 = 1800;
-/// What the comparing programs exchange in a round, and what the disk is written with.
+/// Amount that the comparing programs exchange in a round, and that is written to the disk.
 const MEBIBYTES: u32 = 64;
 const DISK_MEBIBYTES: u32 = 8;
-/// Rounds after which the daemon has all that it keeps: each thing has happened once.
+/// Rounds after which the daemon's caches are full: each event has happened once.
 const WARM: u64 = 3;
-/// Who writes is ended before.
+/// Run time of a writer that is killed earlier.
 const ENDLESS: Duration = Duration::from_secs(1200);
-/// How long anything may take. Guests are emulated, and everything happens at once.
+/// Time limit of each step. Guests are emulated, and everything happens at once.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The one case.
@@ -47,13 +47,13 @@ fn soak(image: &GuestImage) -> Result<String> {
     Ok(format!("{} s: {done}; {base}, then {now}", started.elapsed().as_secs()))
 }
 
-/// A number of the environment.
+/// Returns a number from the environment.
 pub(super) fn number(name: &str) -> Result<Option<u64>> {
     let value = std::env::var(name).ok();
     value.map(|value| value.parse().with_context(|| format!("{name}={value} is no number"))).transpose()
 }
 
-/// What has happened.
+/// Counts of all actions.
 #[derive(Debug, Default)]
 struct Done {
     rounds: u64,
@@ -75,7 +75,7 @@ impl fmt::Display for Done {
     }
 }
 
-/// What the daemon keeps.
+/// Resources that the daemon holds.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
     kib: u64,
@@ -84,7 +84,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// At this moment.
+    /// Returns the current values.
     pub(super) fn now(pair: &Pair) -> Result<Self> {
         let (descriptors, mappings) = open_things(pair)?;
         Ok(Self { kib: memory(pair)?, descriptors, mappings })
@@ -95,19 +95,19 @@ impl Kept {
     }
 }
 
-/// The least that the daemon kept, once each thing has happened.
+/// Minimum of the daemon's resources, once each event has happened.
 #[derive(Debug, Default)]
 pub(super) struct Base(Option<Kept>);
 
 impl Base {
-    /// What is kept now; an error if that stays more than it was. `warm`: it is to be remembered.
+    /// Returns the current resources; fails if they stay above the recorded ones. `warm`: the values are recorded.
     pub(super) fn look(&mut self, pair: &Pair, warm: bool) -> Result<Kept> {
         let mut kept = Kept::now(pair)?;
         let Some(base) = &mut self.0 else {
             self.0 = warm.then(|| kept.clone());
             return Ok(kept);
         };
-        // Clean-up after a client has gone is not part of any answer, so it may take a moment.
+        // Clean-up after a client is not part of any answer, so it may take a moment.
         let deadline = Instant::now() + Duration::from_secs(20);
         while kept.is_more_than(base) {
             if Instant::now() > deadline {
@@ -116,13 +116,13 @@ impl Base {
             std::thread::sleep(Duration::from_millis(200));
             kept = Kept::now(pair)?;
         }
-        // A look at the daemon's status may have had a descriptor still; nobody else may have that one.
+        // The status request may still have had a descriptor open, so the lower count is the right one.
         base.descriptors = base.descriptors.min(kept.descriptors);
         base.mappings = base.mappings.min(kept.mappings);
         Ok(kept)
     }
 
-    /// An error if nothing was remembered.
+    /// Returns the recorded values; fails if there are none.
     pub(super) fn kept(self) -> Result<Kept> {
         self.0.context("no round was measured")
     }
@@ -135,7 +135,7 @@ impl fmt::Display for Kept {
     }
 }
 
-/// All traffic at once, beside programs that are killed; then one thing that ends what runs.
+/// Runs all traffic at once, beside programs that are killed; then one action that interrupts everything.
 fn round(pair: &mut Pair, done: &mut Done) -> Result<()> {
     traffic(pair, done)?;
     interrupt(pair, done)?;
@@ -143,7 +143,7 @@ fn round(pair: &mut Pair, done: &mut Done) -> Result<()> {
     Ok(())
 }
 
-/// Nobody is disturbed by those who are killed: everything arrives, as it was sent.
+/// Killed programs disturb no other: all data arrives intact.
 fn traffic(pair: &Pair, done: &mut Done) -> Result<()> {
     let link = pair.link(LinkKind::Pvrdma)?;
     let both_ways = [0, 1].map(|server| {
@@ -164,7 +164,7 @@ fn traffic(pair: &Pair, done: &mut Done) -> Result<()> {
     Ok(())
 }
 
-/// One TCP stream of 32 MiB over the network cards.
+/// One TCP stream of 32 MiB over the vNICs.
 pub(super) fn tcp_stream<'a>(pair: &'a Pair, link: &Link) -> Programs<'a> {
     Programs {
         server_vm: pair.b(),
@@ -176,12 +176,13 @@ pub(super) fn tcp_stream<'a>(pair: &'a Pair, link: &Link) -> Programs<'a> {
     }
 }
 
-/// A program that writes is killed in the middle; the one at the other end notices.
+/// Kills a writing program during its run; the program at the other end notices.
 fn kill_a_program(pair: &Pair, link: &Link, done: &mut Done) -> Result<()> {
     let start = written(pair)?;
     let programs = Programs { timeout: PATIENCE, ..writes(pair, link, 1, ENDLESS) };
     let (server, client) = programs.start()?;
-    // The others write as well. Who was never connected would wait for the dead for ever.
+    // Other programs write as well, so the byte counter does not tell. A program without a connection would wait for
+    // the killed one forever.
     programs.server_vm.wait_until(&is_connected(WRITES_PORT), PATIENCE)?;
     wait_written(pair, start + (done.programs_killed + 1) * 654_321)?;
     let [dies, notices] = if done.programs_killed.is_multiple_of(2) { [&client, &server] } else { [&server, &client] };
@@ -193,7 +194,7 @@ fn kill_a_program(pair: &Pair, link: &Link, done: &mut Done) -> Result<()> {
     Ok(())
 }
 
-/// Waits until RDMA writes of the guests have moved so much.
+/// Waits until RDMA writes of the guests have moved `bytes` bytes.
 fn wait_written(pair: &Pair, bytes: u64) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while written(pair)? < bytes {
@@ -204,16 +205,16 @@ fn wait_written(pair: &Pair, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// A driver, a guest or a machine ends in the middle of what it does; the other guest notices.
+/// Ends a driver, a guest or a machine during traffic; the other guest notices.
 fn interrupt(pair: &mut Pair, done: &mut Done) -> Result<()> {
     let victim = usize::from(!done.rounds.is_multiple_of(2));
     let link = pair.link(LinkKind::Pvrdma)?;
     let start = written(pair)?;
     let survivor = {
-        // Who writes learns by its requests that nobody answers.
+        // The writer learns from its own requests that the peer does not answer.
         let programs = Programs { timeout: PATIENCE, ..writes(pair, &link, victim, ENDLESS) };
         let (_server, client) = programs.start()?;
-        // At least something: who was never connected would wait for the dead for ever.
+        // Waits for some bytes in any case: a program without a connection would wait for the killed one forever.
         wait_written(pair, start + (done.rounds % 16 + 1) * 543_210)?;
         let victim: &Vm = &pair.vms()[victim];
         match done.rounds % 3 {

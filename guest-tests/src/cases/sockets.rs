@@ -1,4 +1,4 @@
-//! Who may use a device's socket: QEMU as another user than the daemon.
+//! Access to a device's socket: QEMU as another user than the daemon.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -11,7 +11,7 @@ use crate::daemon::{Daemon, DaemonDevice};
 use crate::image::GuestImage;
 use crate::vm::{RunAs, Vm, VmBuilder};
 
-/// Numbers that no user or group of the host needs to have.
+/// Ids that need not belong to a user or group of the host.
 const USER: u32 = 47_110;
 const GROUP: u32 = 47_111;
 const OTHER_GROUP: u32 = 47_112;
@@ -23,13 +23,13 @@ pub(crate) fn cases() -> Vec<Case> {
     vec![Case::alone("sockets/group", group)]
 }
 
-/// A QEMU of another user brings the driver up if it is in the group of the socket, and is refused if it is not.
+/// A QEMU of another user can use the device if it is in the group of the socket, and is refused if it is not.
 fn group(image: &GuestImage) -> Result<String> {
     if !rustix::process::geteuid().is_root() {
         return Err(skip("QEMU as another user needs root"));
     }
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
-    // The socket's folder is the daemon's, the machine's is QEMU's.
+    // The socket's folder belongs to the daemon, the machine's to QEMU.
     let [sockets, own] = ["sockets", "vm"].map(|name| directory.path().join(name));
     for (folder, user) in [(&sockets, 0), (&own, USER)] {
         fs::create_dir(folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -71,7 +71,7 @@ fn refused(started: Result<Vm>) -> Result<()> {
             Ok(()) => bail!("a QEMU outside of the group has the device"),
             Err(_) => vm.qemu_messages(),
         },
-        // It may end before it has connected to its agent's socket.
+        // QEMU may end before it has connected to its agent's socket.
         Err(error) => format!("{error:#}"),
     };
     if !said.contains("Permission denied") {
@@ -80,14 +80,14 @@ fn refused(started: Result<Vm>) -> Result<()> {
     Ok(())
 }
 
-/// Clients that the daemon's device has had.
+/// Returns the number of clients that the daemon's device has had.
 fn connections(daemon: &Daemon) -> Result<u64> {
     let status = daemon.status()?;
     let find = |value: &serde_json::Value| value.pointer("/devices/0/counters/client_connections").cloned();
     find(&status).and_then(|count| count.as_u64()).with_context(|| format!("no client_connections in {status}"))
 }
 
-/// The real user of a machine's QEMU.
+/// Returns the real user id of a machine's QEMU.
 fn process_user(vm: &Vm) -> Result<u32> {
     let path = format!("/proc/{}/status", vm.process_id());
     let status = fs::read_to_string(Path::new(&path)).with_context(|| format!("cannot read {path}"))?;

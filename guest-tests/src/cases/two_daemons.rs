@@ -1,4 +1,4 @@
-//! Two guests with our device and a daemon each, as on hosts of their own: the daemons reach each other over a wire.
+//! Two guests with a PVRDMA device and a daemon each, as on separate hosts: the daemons reach each other over a wire.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -25,13 +25,13 @@ pub(crate) struct TwoDaemons {
 }
 
 impl TwoDaemons {
-    /// Boots both, on a network with this MTU. `options` are those of each end's device, its uplink among them; files
-    /// go into the directory that it is given, which is the same for both.
+    /// Boots both on a network with this MTU. `options` are those of each end's device, its uplink among them; files go
+    /// into the given directory, which is the same for both.
     pub(crate) fn boot(image: &GuestImage, mtu: u32, options: impl Fn(&Path, usize) -> String) -> Result<Self> {
         Self::boot_in(None, image, mtu, options)
     }
 
-    /// The same with network cards of QEMU's.
+    /// Does the same with vNICs of QEMU.
     pub(crate) fn boot_beside_qemu_nics(
         image: &GuestImage,
         mtu: u32,
@@ -43,7 +43,7 @@ impl TwoDaemons {
         })
     }
 
-    /// The same with the daemons in these network namespaces, if there are any.
+    /// Does the same with the daemons in these network namespaces, if there are any.
     pub(crate) fn boot_in(
         network: Option<Namespaces>,
         image: &GuestImage,
@@ -72,7 +72,7 @@ impl TwoDaemons {
         Ok(Self { guests, _network: network, directory })
     }
 
-    /// A counter of both ends together.
+    /// Returns the sum of a counter over both ends.
     pub(crate) fn counter(&self, name: &str) -> Result<u64> {
         self.guests.iter().map(|guest| guest.counter(name)).sum()
     }
@@ -82,12 +82,12 @@ impl TwoDaemons {
         &self.guests
     }
 
-    /// Where the sockets of both are.
+    /// Returns the directory of the sockets of both.
     pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// How programs reach each other between GIDs with these addresses.
+    /// Returns the endpoints for programs, with GIDs of these addresses.
     pub(crate) fn endpoints(&self, ip: [IpAddr; 2], path_mtu: Option<u32>) -> Result<Endpoints<'_>> {
         let endpoints = Endpoints::new(self.vms(), PVRDMA_DEVICE, IPV4, Duration::from_secs(60));
         Endpoints { path_mtu, ..endpoints }.with_gids(ip)

@@ -1,5 +1,5 @@
-//! The workflow of a document, as a runner has it: its scripts, one after the other, in a Debian in which nothing is
-//! installed and nothing built.
+//! Runs the workflow of a document as a CI runner does: its scripts, one after the other, in a Debian without installed
+//! packages and build results.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,14 +43,14 @@ fn run(image: &GuestImage) -> Result<String> {
     Ok(format!("{}; {}", report.join(", "), lab::up_after(&said)))
 }
 
-/// Where a runner has the sources, below the root directory.
+/// Path of the sources on a runner, below the root directory.
 const FOLDER: &str = "__w/test/test";
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// What `actions/checkout` does: the files of this repository, as they are now.
+/// Does what `actions/checkout` does: copies the current files of this repository.
 fn check_out(to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
     let script =
@@ -62,7 +62,7 @@ fn check_out(to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// This machine may reach the network by way of somebody whose certificates are its own.
+/// Copies this machine's CA certificates, because its network access may go through a proxy with its own certificates.
 fn trust_what_this_machine_trusts(root: &HostRoot) -> Result<()> {
     const CERTIFICATES: &str = "usr/local/share/ca-certificates";
     let own = Path::new("/").join(CERTIFICATES);
@@ -75,7 +75,7 @@ fn trust_what_this_machine_trusts(root: &HostRoot) -> Result<()> {
     Ok(())
 }
 
-/// Runs a step as a runner does in a privileged container. Gives what it said.
+/// Runs a step as a runner does in a privileged container. Returns its output.
 fn in_container(root: &HostRoot, variables: &[String], step: &Step) -> Result<String> {
     let output = Command::new("unshare")
         .args(["--mount", "--pid", "--fork", "--kill-child", "bash", "-euc", PLACE])
@@ -96,7 +96,7 @@ fn in_container(root: &HostRoot, variables: &[String], step: &Step) -> Result<St
     Ok(said)
 }
 
-/// Of the caller's environment nothing is left.
+/// Enters the root directory with an empty environment.
 const PLACE: &str = r#"
 root=${0%/} folder=$1 script=$2
 shift 2

@@ -1,5 +1,5 @@
-//! Command lines of our programs parse, scripts are ones for bash, configuration loads, and QEMU gets the sockets that
-//! pvrdmad serves.
+//! Checks that command lines of this project's programs parse, that scripts are valid for bash, that configuration
+//! loads, and that QEMU gets the sockets that pvrdmad serves.
 
 use std::process::{Command, Stdio};
 
@@ -11,7 +11,7 @@ use super::markdown::{Block, Document};
 use super::shell;
 use crate::workflow;
 
-/// What a document's command lines say of devices.
+/// Devices in a document's command lines.
 #[derive(Debug, Default)]
 struct Devices {
     sockets: Vec<String>,
@@ -19,7 +19,7 @@ struct Devices {
     nics: Vec<String>,
 }
 
-/// What is wrong.
+/// Returns the problems of a document.
 pub(super) fn check(document: &Document) -> Result<Vec<String>> {
     let (mut problems, mut devices, mut machines) = (Vec::new(), Devices::default(), Vec::new());
     for block in document.blocks() {
@@ -56,7 +56,7 @@ pub(super) fn check(document: &Document) -> Result<Vec<String>> {
     Ok(problems)
 }
 
-/// What bash says of a script that it does not run.
+/// Returns bash's error for a script, which it only parses.
 fn bash_refuses(script: &str) -> Result<Option<String>> {
     let output =
         Command::new("bash").args(["-n", "-c", script]).stdin(Stdio::null()).output().context("cannot run bash")?;
@@ -64,7 +64,7 @@ fn bash_refuses(script: &str) -> Result<Option<String>> {
     Ok((!output.status.success()).then(|| text.trim().to_owned()))
 }
 
-/// Which program a command runs, and with which arguments: variables that are set for it, `sudo` and cargo are skipped.
+/// Returns the program that a command runs, and its arguments: variable assignments, `sudo` and cargo are skipped.
 fn program(command: &[String]) -> Option<(&str, &[String])> {
     let is_set = |word: &String| {
         word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c == '_' || c.is_alphanumeric()))
@@ -84,7 +84,7 @@ fn program(command: &[String]) -> Option<(&str, &[String])> {
     Some((package, rest.get(dashes..).unwrap_or_default()))
 }
 
-/// What a program of ours says against its arguments.
+/// Returns the error of a program of this project for its arguments.
 fn refused(command: &[String]) -> Option<String> {
     let (name, arguments) = program(command)?;
     let words = std::iter::once(name).chain(arguments.iter().map(String::as_str));
@@ -95,21 +95,21 @@ fn refused(command: &[String]) -> Option<String> {
         _ => return None,
     }
     .err()?;
-    // --help and --version are answered, not refused.
+    // --help and --version also end in an `Err`, but are not errors.
     error.use_stderr().then(|| format!("{}: {}", command.join(" "), error.to_string().trim()))
 }
 
-/// What pvrdmad says against a configuration file.
+/// Returns pvrdmad's error for a configuration file.
 fn does_not_load(block: &Block) -> Result<Option<String>> {
     Ok(load(&block.text)?.map(|error| format!("the configuration does not load: {error}")))
 }
 
-/// What pvrdmad says against a configuration.
+/// Returns pvrdmad's error for a configuration.
 pub(super) fn load(text: &str) -> Result<Option<String>> {
     Ok(configuration(text)?.err().map(|error| format!("{:#}", anyhow::Error::from(error))))
 }
 
-/// Has pvrdmad read a configuration.
+/// Loads a configuration as pvrdmad does.
 pub(super) fn configuration(text: &str) -> Result<Result<Config, ConfigError>> {
     let directory = tempfile::tempdir().context("cannot create a directory")?;
     let path = directory.path().join("pvrdmad.toml");
@@ -122,7 +122,7 @@ fn is_qemu(command: &[String]) -> bool {
 }
 
 impl Devices {
-    /// Takes down the devices of a command line of pvrdmad.
+    /// Records the devices of a pvrdmad command line.
     fn note(&mut self, command: &[String]) {
         let Some(("pvrdmad", arguments)) = program(command) else { return };
         for field in arguments.iter().flat_map(|word| word.split(',')) {
@@ -138,7 +138,8 @@ impl Devices {
         }
     }
 
-    /// What a command line of QEMU names and pvrdmad does not. Documents without pvrdmad's line are not compared.
+    /// Returns sockets and addresses in a QEMU command line that pvrdmad does not have. Documents without a pvrdmad
+    /// command line are not compared.
     fn strangers(&self, command: &[String]) -> Vec<String> {
         let mut strangers = Vec::new();
         let mut compare = |what: &str, value: &str, known: &[String]| {
@@ -165,8 +166,8 @@ impl Devices {
     }
 }
 
-/// Returns `true` if a text with `$1`, `$(...)` and so on can be another text once they have values. Variables with
-/// names are the same in both.
+/// Returns `true` if a text with `$1`, `$(...)` and so on can equal another text after expansion. Named variables have
+/// the same value in both.
 fn may_be(pattern: &str, text: &str) -> bool {
     let Some(at) = pattern.find("$(").into_iter().chain(find_positional(pattern)).min() else { return pattern == text };
     let (head, hole) = pattern.split_at(at);
@@ -179,7 +180,7 @@ fn find_positional(text: &str) -> Option<usize> {
     text.match_indices('$').map(|(at, _)| at).find(|at| text[at + 1..].starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// What follows an expansion that a text begins with.
+/// Returns the rest of a text that begins with an expansion.
 fn after_expansion(text: &str) -> &str {
     let mut depth = 0_usize;
     for (at, c) in text.char_indices().skip(1) {

@@ -1,11 +1,11 @@
-//! No example names a folder in which everybody can write: who is there first listens in the place of the daemon.
+//! Checks that no example uses a world-writable folder: another user could listen there first in place of the daemon.
 
 use super::markdown::Document;
 
-/// Folders of this kind.
+/// World-writable folders.
 const SHARED: [&str; 3] = ["/tmp/", "/var/tmp/", "/dev/shm/"];
 
-/// What is wrong.
+/// Returns the problems of a document.
 pub(super) fn check(document: &Document) -> Vec<String> {
     let blocks = document.blocks();
     let lines = blocks.iter().flat_map(|block| (block.line + 1..).zip(block.text.lines()));

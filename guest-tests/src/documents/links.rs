@@ -1,8 +1,8 @@
-//! Relative links lead to files that exist, and to headings in them.
+//! Checks that relative links lead to files that exist, and to headings in them.
 
 use super::markdown::Document;
 
-/// What is wrong.
+/// Returns the problems of a document.
 pub(super) fn check(document: &Document) -> Vec<String> {
     let place = document.path.display();
     document

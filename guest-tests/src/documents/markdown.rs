@@ -1,10 +1,10 @@
-//! As much of Markdown as the checks need: fenced blocks, headings, links.
+//! Parser for the parts of Markdown that the checks need: fenced blocks, headings, links.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// A file.
+/// A Markdown file.
 #[derive(Clone, Debug)]
 pub(super) struct Document {
     pub(super) path: PathBuf,
@@ -30,12 +30,12 @@ impl Document {
         Ok(Self { path: path.to_owned(), text })
     }
 
-    /// The fenced blocks.
+    /// Returns the fenced blocks.
     pub(super) fn blocks(&self) -> Vec<Block> {
         self.split().0
     }
 
-    /// What is not in fenced blocks.
+    /// Returns the lines outside fenced blocks.
     pub(super) fn prose(&self) -> Vec<Line<'_>> {
         self.split().1
     }
@@ -68,7 +68,7 @@ impl Document {
         (blocks, prose)
     }
 
-    /// The anchors of its headings, as forges make them, and those that are written out.
+    /// Returns the anchors of its headings, as forges generate them, and explicit anchors.
     pub(super) fn anchors(&self) -> Vec<String> {
         let mut anchors: Vec<String> = Vec::new();
         for (_, line) in self.prose() {
@@ -89,7 +89,7 @@ impl Document {
         anchors
     }
 
-    /// The targets of links and pictures, with their lines.
+    /// Returns the targets of links and pictures, with their lines.
     pub(super) fn links(&self) -> Vec<(usize, String)> {
         let mut links = Vec::new();
         for (number, line) in self.prose() {
@@ -111,12 +111,12 @@ impl Document {
     }
 }
 
-/// A line with its inline code blanked out.
+/// Returns a line with its inline code blanked out.
 fn without_code(line: &str) -> String {
     line.split('`').enumerate().map(|(index, part)| if index % 2 == 0 { part } else { "" }).collect()
 }
 
-/// The anchor of a heading: lower case, spaces to dashes, no punctuation.
+/// Returns the anchor of a heading: lower case, spaces to dashes, no punctuation.
 fn slug(heading: &str) -> String {
     heading
         .chars()

@@ -1,8 +1,8 @@
-//! What the documents say must hold: command lines parse, configuration loads, links lead somewhere, and the table of
-//! what works is the one that the cases make.
+//! Checks of the documents: command lines parse, configuration loads, links lead to existing targets, and the table of
+//! supported features is the one that the cases generate.
 //!
 //! Fenced blocks of `sh`, `bash` and `toml` are checked, and the scripts of workflows in `yaml`. Any other info string,
-//! as `text`, leaves a block out.
+//! such as `text`, excludes a block.
 
 mod commands;
 mod folders;
@@ -18,12 +18,12 @@ use anyhow::{Context, Result};
 
 use markdown::Document;
 
-/// The repository.
+/// Returns the root of the repository.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a folder of the repository").to_owned()
 }
 
-/// All Markdown files below a directory, without what is built or hidden.
+/// Returns all Markdown files below a directory, except build output and hidden files.
 fn documents(directory: &Path) -> Result<Vec<Document>> {
     let mut found = Vec::new();
     let entries = std::fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
@@ -40,7 +40,7 @@ fn documents(directory: &Path) -> Result<Vec<Document>> {
     Ok(found)
 }
 
-/// What is wrong in all documents of a directory.
+/// Returns the problems of all documents of a directory.
 fn problems(directory: &Path) -> Result<Vec<String>> {
     let documents = documents(directory)?;
     let sources = sources::sources(directory);

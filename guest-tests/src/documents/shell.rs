@@ -1,6 +1,6 @@
-//! As much of the shell as documents use: its simple commands, word by word. Nothing is expanded.
+//! Parser for the subset of the shell that documents use: simple commands, word by word, without expansion.
 
-/// Takes the prompts away that tell where a line is typed: `host1$ `, `host3# `, `$ `.
+/// Removes the prompts that tell where a line is typed: `host1$ `, `host3# `, `$ `.
 pub(super) fn without_prompts(script: &str) -> String {
     let mut lines: Vec<&str> = Vec::new();
     for line in script.lines() {
@@ -17,7 +17,7 @@ fn is_name(c: char) -> bool {
     c.is_alphanumeric() || c == '-' || c == '_'
 }
 
-/// The simple commands of a script. A word keeps its expansions as they are written, quotes are gone.
+/// Returns the simple commands of a script. Words keep expansions as written; quotes are removed.
 pub(super) fn commands(script: &str) -> Vec<Vec<String>> {
     let mut lexer = Lexer { rest: script, commands: vec![Vec::new()], word: None };
     while lexer.step() {}
@@ -27,7 +27,7 @@ pub(super) fn commands(script: &str) -> Vec<Vec<String>> {
     lexer.commands
 }
 
-/// Takes out where the output of a command goes, and where its input comes from.
+/// Removes redirections of input and output.
 fn remove_redirections(words: &mut Vec<String>) {
     while let Some(at) = words.iter().position(|word| matches!(word.as_str(), ">" | ">>" | "<")) {
         words.drain(at..words.len().min(at + 2));
@@ -37,7 +37,7 @@ fn remove_redirections(words: &mut Vec<String>) {
 struct Lexer<'a> {
     rest: &'a str,
     commands: Vec<Vec<String>>,
-    /// The word that is being read.
+    /// Word that is being read.
     word: Option<String>,
 }
 
@@ -64,12 +64,12 @@ impl Lexer<'_> {
         self.commands.push(Vec::new());
     }
 
-    /// Reads a character, or more. Returns `false` at the end.
+    /// Reads one or more characters. Returns `false` at the end.
     fn step(&mut self) -> bool {
         let Some(c) = self.take() else { return false };
         match c {
             '\\' => {
-                // A line that goes on, or a character that means nothing.
+                // A continued line, or an escaped character.
                 if let Some(next) = self.take().filter(|next| *next != '\n') {
                     self.push(next);
                 }
@@ -88,7 +88,7 @@ impl Lexer<'_> {
     }
 
     fn quoted(&mut self, quote: char) {
-        // Nothing between quotes is a word, too.
+        // An empty pair of quotes is a word, too.
         self.word.get_or_insert_default();
         while let Some(c) = self.take() {
             match c {
@@ -104,7 +104,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// `$name`, `${...}` or `$(...)`, kept as it is.
+    /// Reads `$name`, `${...}` or `$(...)`, which are kept as they are.
     fn expansion(&mut self) {
         self.push('$');
         let mut depth = 0_usize;

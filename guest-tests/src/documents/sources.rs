@@ -1,10 +1,10 @@
-//! Source files that a document names in inline code exist: `path/to/file.rs`, or its end.
+//! Checks that source files in a document's inline code exist: `path/to/file.rs`, or its end.
 
 use std::path::{Path, PathBuf};
 
 use super::markdown::Document;
 
-/// What is wrong. `sources` are all source files of the repository.
+/// Returns the problems of a document. `sources` are all source files of the repository.
 pub(super) fn check(document: &Document, sources: &[PathBuf]) -> Vec<String> {
     let place = document.path.display();
     let exists = |name: &str| sources.iter().any(|source| source.ends_with(Path::new(name)));
@@ -20,7 +20,7 @@ pub(super) fn check(document: &Document, sources: &[PathBuf]) -> Vec<String> {
     wrong
 }
 
-/// All files with this ending below a directory, without what is built or hidden.
+/// Returns all files with this extension below a directory, except build output and hidden files.
 pub(super) fn sources(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for path in std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()) {

@@ -2,14 +2,14 @@ use std::fs;
 
 use super::*;
 
-/// The problems of a document with this text.
+/// Returns the problems of a document with this text.
 fn seeded(text: &str) -> Vec<String> {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("README.md"), text).unwrap();
     problems(directory.path()).unwrap()
 }
 
-/// Checks that there is one problem, and that it says this.
+/// Checks that there is exactly one problem, and that its message contains these words.
 #[track_caller]
 fn assert_problem(text: &str, words: &str) {
     let problems = seeded(text);
@@ -22,7 +22,7 @@ fn this_repository() {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
-/// What stands between the markers of the table of what works, if there are any.
+/// Returns the text between the markers of the table of supported features, if there are any.
 fn table_of_what_works(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once("<!-- works:begin -->\n")?;
     Some(rest.split_once("<!-- works:end -->")?.0)
@@ -43,7 +43,7 @@ fn a_table_between_markers_is_found() {
     assert_eq!(table_of_what_works("a\n<!-- works:begin -->\nb\n"), None);
 }
 
-/// What is measured and simulated as such is what the documents tell to configure.
+/// The parameters in measurements and simulations of a slow line are those that the documents recommend.
 #[test]
 fn the_documents_have_the_parameters_of_a_slow_line() {
     let blocks = Document::read(&root().join("docs/congestion.md")).unwrap().blocks();

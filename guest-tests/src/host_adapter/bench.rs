@@ -1,4 +1,4 @@
-//! What the device costs: the same RDMA writes by a program of its own on the adapter and through two devices, round by
+//! Overhead of the device: the same RDMA writes by a native program on the adapter and through two devices, round by
 //! round.
 
 use std::hint;
@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 use super::native::NativePair;
 use crate::device_pair::{connected, ring};
 
-/// Bytes of each buffer.
+/// Size of each buffer in bytes.
 const BUFFER: usize = 4 << 20;
-/// Posts of the latency measurement.
+/// Number of posts of the latency measurement.
 const POSTS: u32 = 10_000;
-/// Time before each post of the latency measurement that has one: the threads of a software adapter have gone to sleep
-/// then, so every write begins in the same state of it, whoever posts.
+/// Pause before each post of the latency measurement that has one: it lets the threads of a software adapter go to
+/// sleep, so every write finds the adapter in the same state on both sides.
 const PAUSE: Duration = Duration::from_micros(200);
 /// Bytes that a round of a bandwidth measurement moves.
 const ROUND: usize = 32 << 20;
@@ -55,7 +55,7 @@ pub(super) fn run(backend: &Ibverbs, device: &str, runs: usize) -> Result<()> {
     Ok(())
 }
 
-/// Seconds that `count` writes take: one after the other, or each after a pause, which is not counted.
+/// Returns the seconds that `count` writes take: one after the other, or each after a pause, which is not counted.
 fn timed(write: &mut impl FnMut(u32) -> Result<()>, count: u32, pause: Duration) -> Result<f64> {
     let mut total = Duration::ZERO;
     let (turns, each) = if pause.is_zero() { (1, count) } else { (count, 1) };

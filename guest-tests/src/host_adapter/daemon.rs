@@ -5,7 +5,7 @@ use pvrdmad::config::{Config, ConfigSpec};
 use pvrdmad::control::ask_status;
 use pvrdmad::daemon::Daemon;
 
-/// Starts the daemon with two devices, asks it, and ends it.
+/// Starts the daemon with two devices, queries its status, and ends it.
 pub(super) fn check(device: &str, cm: &str) -> Result<()> {
     let folder = tempfile::tempdir().context("cannot create a directory")?;
     let path = |name: &str| folder.path().join(name);

@@ -1,5 +1,5 @@
-//! What guests do, from their registers and rings on: operations, errors, integrity, kernel objects, the connection
-//! manager.
+//! Operations of guests on the level of registers and rings: data operations, errors, integrity, kernel objects, the
+//! connection manager.
 
 use anyhow::{Context, Result, ensure};
 use pvrdma_dev::testing::{
@@ -10,7 +10,7 @@ use pvrdma_verbs::testing::gid;
 
 use crate::device_pair::Side;
 
-/// Everything on two devices, one after the other.
+/// Runs all checks on two devices, one after the other.
 pub(super) fn check([mut a, mut b]: [Side; 2]) -> Result<()> {
     operations(&mut a, &mut b)?;
     println!("operations: ok");
@@ -29,7 +29,7 @@ pub(super) fn check([mut a, mut b]: [Side; 2]) -> Result<()> {
     Ok(())
 }
 
-/// Traffic that does not end.
+/// Runs endless traffic.
 pub(super) fn hold([mut a, b]: [Side; 2]) -> Result<()> {
     let mut first = true;
     loop {
@@ -79,7 +79,8 @@ fn operations(a: &mut Side, b: &mut Side) -> Result<()> {
     Ok(())
 }
 
-/// A few megabytes of writes and reads of all sizes; every byte of both buffers is compared with what it should be.
+/// Moves a few megabytes by writes and reads of all sizes; every byte of both buffers is compared with the expected
+/// one.
 pub(super) fn integrity(a: &mut Side, b: &mut Side) -> Result<()> {
     let len = a.buffer.len();
     a.buffer.fill_pattern(11);
@@ -112,8 +113,8 @@ pub(super) fn integrity(a: &mut Side, b: &mut Side) -> Result<()> {
     Ok(())
 }
 
-/// The device has seen every doorbell so far: over a socket a doorbell is answered before its work is done, and
-/// a datagram that finds no receive is lost. A command comes after them.
+/// Makes sure that the device has processed every doorbell so far: over a socket a doorbell is answered before its work
+/// is done, and a datagram that finds no receive is lost. A command is processed after all earlier doorbells.
 fn seen(side: &Side) -> Result<()> {
     side.driver.query_port().map(drop).context("a command")
 }
@@ -165,7 +166,7 @@ fn connect(left: &mut Qp, left_host: u8, right: &mut Qp, right_host: u8) -> Resu
     Ok(())
 }
 
-/// What a guest's kernel has.
+/// Objects of a guest's kernel.
 struct Kernel {
     pd: Pd,
     cq: Cq,
@@ -193,7 +194,7 @@ impl Kernel {
     }
 }
 
-/// The guests' kernels: keys for bus addresses, and fast registration with a key that the peer takes back.
+/// Tests kernel objects: keys for bus addresses, and fast registration with a key that the peer invalidates.
 fn kernel(a: &Side, b: &Side) -> Result<()> {
     let (mut left, mut right) = (Kernel::new(a)?, Kernel::new(b)?);
     connect(&mut left.qp, a.host, &mut right.qp, b.host)?;
@@ -220,7 +221,7 @@ fn kernel(a: &Side, b: &Side) -> Result<()> {
             done(&mut right.cq, 5, wc_opcode::LOCAL_INV)?;
         }
     }
-    // The key of a process of the other protection domain is none of theirs.
+    // The key belongs to a process of the other protection domain, so its use is refused.
     left.qp.post_send(&[SendWr::write(6, &[a.buffer.sge(&a.mr, 0, 8)], target.0, target.1)])?;
     let cqe = left.cq.wait();
     ensure!((cqe.wr_id, cqe.status) == (6, status::LOC_PROT), "{cqe:?}");
@@ -233,7 +234,7 @@ fn kernel(a: &Side, b: &Side) -> Result<()> {
     Ok(())
 }
 
-/// A management datagram from one guest's kernel to the other's.
+/// Sends a management datagram from one guest's kernel to the other's.
 fn connection_manager(a: &Side, b: &Side) -> Result<()> {
     const QKEY: u32 = 0x8001_0000;
     let mut endpoints = Vec::new();
@@ -255,7 +256,7 @@ fn connection_manager(a: &Side, b: &Side) -> Result<()> {
     let got = right.1.wait();
     ensure!((got.status, got.byte_len, got.src_qp) == (status::SUCCESS, 296, 1), "{got:?}");
     ensure!(right.4.read(1064, 256) == left.4.read(0, 256), "data of a management datagram");
-    // There is no other queue pair for them.
+    // There is no other queue pair for such datagrams.
     let dropped = a.counter("gsi_dropped");
     right.3.post_recv(&[RecvWr::new(3, &[right.4.dma_sge(right.2.lkey, 1024, 296)])])?;
     left.3.post_send(&[SendWr::datagram(4, &[left.4.dma_sge(left.2.lkey, 0, 256)], &to, 5, QKEY)])?;
@@ -265,10 +266,10 @@ fn connection_manager(a: &Side, b: &Side) -> Result<()> {
     Ok(())
 }
 
-/// Errors at both ends; then the connection is made anew and works.
+/// Causes errors at both ends; then the connection is re-established and works.
 fn errors(a: &mut Side, b: &mut Side) -> Result<()> {
     b.qp.post_recv(&[RecvWr::new(50, &[])])?;
-    // rdma_rxe flushes what is there when it fails, and never what comes later.
+    // rdma_rxe flushes the present requests when it fails, and never later ones.
     seen(b)?;
     let beyond = b.buffer.va() + b.buffer.len() as u64;
     a.qp.post_send(&[SendWr::write(1, &[a.buffer.sge(&a.mr, 0, 8)], beyond, b.mr.rkey), SendWr::send(2, &[])])?;

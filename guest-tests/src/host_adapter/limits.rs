@@ -1,4 +1,5 @@
-//! What one device may have of the host: more is refused with an error, and the other device notices nothing.
+//! Limits of one device on the host: requests beyond them are refused with an error, and the other device is not
+//! affected.
 
 use anyhow::{Result, bail, ensure};
 use pvrdma_dev::Limits;
@@ -10,13 +11,13 @@ use pvrdma_verbs::testing::gid;
 use crate::device_pair::{Side, SideOptions};
 
 const MIB: usize = 1 << 20;
-/// What ERR says when memory or a place in a table is short.
+/// Error code for lack of memory or of a table entry.
 const ENOMEM: u32 = 12;
 const ENOSPC: u32 = 28;
 /// More than any limit here.
 const MANY: usize = 100;
 
-/// A device that wants more and more, next to one that does not.
+/// Runs a device that exceeds its limits, next to one that does not.
 pub(super) fn check(device: &str) -> Result<()> {
     let backend = Ibverbs::new(IbverbsConfig { max_pinned: 4 * MIB as u64, ..IbverbsConfig::new(device) })?;
     let few = Limits {
@@ -48,7 +49,7 @@ fn write(from: &mut Side, to: &Side) -> Result<()> {
     Ok(())
 }
 
-/// Makes one after the other until one is refused, which must be with `error`. Those that were made.
+/// Creates objects until one is refused, which must be with `error`. Returns the created ones.
 fn until_refused<T>(error: u32, mut make: impl FnMut() -> Result<T, CommandError>) -> Result<Vec<T>> {
     let mut made = Vec::new();
     for _ in 0..MANY {
@@ -61,7 +62,7 @@ fn until_refused<T>(error: u32, mut make: impl FnMut() -> Result<T, CommandError
     bail!("{MANY} are not refused")
 }
 
-/// Each registration counts, also of the same memory; one that ends makes room.
+/// Each registration counts, even of the same memory; a released one frees its share.
 fn pinned(side: &Side) -> Result<()> {
     for _ in 0..2 {
         let more = until_refused(ENOMEM, || side.driver.reg_mr(&side.pd, &side.buffer, access::ALL))?;
@@ -73,7 +74,7 @@ fn pinned(side: &Side) -> Result<()> {
     Ok(())
 }
 
-/// Bus addresses are registered when they are used, and what fails then is the request.
+/// Bus addresses are registered on use, so the request is the operation that fails.
 fn bus_addresses(side: &Side) -> Result<()> {
     let (pd, mut cq) = (side.driver.create_pd(None)?, side.driver.create_cq(None, 64)?);
     let dma = side.driver.dma_mr(&pd)?;

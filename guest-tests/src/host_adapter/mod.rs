@@ -1,4 +1,4 @@
-//! `backend-ibverbs` on an adapter of this machine: a guest plays the host, and its `rdma_rxe` the adapter.
+//! `backend-ibverbs` on an adapter of this machine: a guest acts as the host, with `rdma_rxe` as its adapter.
 
 mod bench;
 mod cm;
@@ -25,25 +25,25 @@ use crate::device_pair::{connected, connected_at, connected_mapped_at};
 pub(crate) use bench::Measured;
 pub(crate) use nested::PROGRAMS as NESTED_PROGRAMS;
 
-/// What is left out, and by whom; more in `docs/host-adapter.md`.
+/// Deviations of the backend on this adapter, with their causes; see `docs/host-adapter.md`.
 const RXE: Profile = Profile {
     // The responder of `rdma_rxe` raises the limit event of SRQs and no other.
     responder_events: false,
     established_event: false,
-    // A completion of libibverbs does not say it.
+    // The completions of libibverbs do not report it.
     exact_solicited: false,
-    // `rdma_rxe` reports "remote invalid request" and "local QP operation" for what is a length and a protection error.
+    // `rdma_rxe` reports "remote invalid request" and "local QP operation" for length and protection errors.
     receive_errors: false,
-    // The request that is posted names keys of the host, so the guest's are checked before.
+    // The posted request contains keys of the host, so the guest's keys are checked before.
     peer_first: false,
-    // The host's GID stands for guests whose addresses the host does not have.
+    // The host's GID replaces those of guests whose addresses the host does not have.
     guest_addresses: false,
     // Memory windows of type 2B belong to the queue pair that binds them.
     fast_keys_for_all: false,
     ..Profile::FULL
 };
 
-/// The same where the daemon puts the guests' addresses on the host's interface.
+/// The same with the guests' addresses on the host's interface.
 const RXE_WITH_ADDRESSES: Profile = Profile { guest_addresses: true, ..RXE };
 
 /// All operations, errors and integrity on two devices of a daemon.
@@ -51,18 +51,18 @@ pub(crate) fn check_at(sockets: &[PathBuf; 2]) -> Result<()> {
     devices::check(connected_at(sockets, 1 << 20)?)
 }
 
-/// The same over a wire: connections, with each byte compared.
+/// Does the same over a wire: connections, with each byte compared.
 pub(crate) fn compare_at(sockets: &[PathBuf; 2]) -> Result<()> {
     let [mut a, mut b] = connected_at(sockets, 1 << 20)?;
     devices::integrity(&mut a, &mut b)
 }
 
-/// Does what a hidden command says.
+/// Runs a hidden command.
 pub(crate) fn run(command: &HostAdapterCommand) -> Result<()> {
     match command {
         HostAdapterCommand::Conformance { device, only } => {
             conformance(&backend(device)?, RXE, only)?;
-            // The rest of the suite does not look at addresses.
+            // The rest of the suite does not check addresses.
             conformance(&with_addresses(device)?, RXE_WITH_ADDRESSES, "datagrams::")
         }
         HostAdapterCommand::Devices { device } => {
@@ -88,19 +88,19 @@ fn backend(device: &str) -> Result<Ibverbs> {
     Ibverbs::new(IbverbsConfig::new(device)).context("backend ibverbs")
 }
 
-/// The same, where the addresses of the suite's devices are put on the host's interface.
+/// Opens the backend with the addresses of the suite's devices on the host's interface.
 fn with_addresses(device: &str) -> Result<Ibverbs> {
     let networks = vec!["10.0.0.0/24".parse().map_err(anyhow::Error::msg)?];
     let config = IbverbsConfig { add_addresses: networks, cm: CmMode::Local, ..IbverbsConfig::new(device) };
     Ibverbs::new(config).context("backend ibverbs with addresses")
 }
 
-/// The same, with a connection manager that reaches everybody.
+/// Opens the backend with a connection manager that may reach every address.
 fn everywhere(device: &str) -> Result<Ibverbs> {
     Ibverbs::new(IbverbsConfig { cm: CmMode::Umad, ..IbverbsConfig::new(device) }).context("backend ibverbs")
 }
 
-/// Every case whose name contains `only`, one after the other: they share GIDs.
+/// Runs every case whose name contains `only`, one after the other, because they share GIDs.
 fn conformance(backend: &Ibverbs, profile: Profile, only: &str) -> Result<()> {
     let subject = Subject { backend, profile };
     let (mut passed, mut failed) = (0, Vec::new());

@@ -1,5 +1,5 @@
-//! The opponent of the benchmark: a program of its own on the host's adapter, with two connected queue pairs, RDMA
-//! writes and a loop that polls.
+//! Baseline of the benchmark: a native program on the host's adapter, with two connected queue pairs, RDMA writes and a
+//! polling loop.
 
 use std::io;
 
@@ -11,7 +11,7 @@ pub(super) struct NativePair {
     b: BareQp,
     /// Bytes of each buffer.
     bytes: usize,
-    /// Where the next write begins.
+    /// Offset of the next write.
     next: usize,
 }
 
@@ -24,7 +24,7 @@ impl NativePair {
         Ok(Self { a, b, bytes, next: 0 })
     }
 
-    /// Writes `count` pieces of `size` bytes, `batch` with each call, and waits for all of each call.
+    /// Writes `count` pieces of `size` bytes, `batch` per call, and waits for all of each call.
     pub(super) fn write(&mut self, size: u32, count: u32, batch: u32) -> io::Result<()> {
         let Self { a, b, bytes, next } = self;
         let mut done = 0;

@@ -1,5 +1,5 @@
-//! A guest with a device on this machine, which is a guest itself: the daemon, QEMU and the driver as users have them,
-//! on an adapter of the host.
+//! A guest with a device on this machine, which is a guest itself: the daemon, QEMU and the driver as in production, on
+//! an adapter of the host.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -15,16 +15,16 @@ use crate::endpoints::{gid_index, listens, network_script};
 use crate::image::GuestImage;
 use crate::vm::{Vm, VmBuilder};
 
-/// Emulation within emulation.
+/// Slow-down factor of emulation within emulation.
 const PATIENCE: u32 = 8;
 const PROGRAM_TIME: Duration = Duration::from_secs(400);
 const MEMORY_MIB: u32 = 512;
 const MAC: &str = "52:54:00:00:03:02";
-/// Where QEMU has the guest, and this machine.
+/// Addresses of the guest and of this machine in QEMU's user network.
 const INNER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 2, 15));
 const OUTER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 
-/// Boots the guest and runs programs there, against the same on the adapter.
+/// Boots the guest and runs programs in it against the same programs on the adapter.
 pub(super) fn check(options: &NestedOptions) -> Result<()> {
     let folder = tempfile::tempdir().context("cannot create a directory")?;
     let directory = folder.path();
@@ -55,7 +55,7 @@ fn in_guest(options: &NestedOptions, directory: &Path, socket: &Path) -> Result<
     println!("up after {:.0} s", started.elapsed().as_secs_f64());
     let run = || -> Result<()> {
         vm.run(&network_script("vmxnet3", &[INNER, options.guest], 1500))?;
-        // The router answers for itself only; the driver wants to know whose card an address is on.
+        // The router only answers for itself; the driver needs to know the MAC address of the adapter's address.
         vm.run(&format!(
             "ip neigh replace {} lladdr {} dev $(cat /run/nic-vmxnet3)",
             options.host,
@@ -73,14 +73,15 @@ fn in_guest(options: &NestedOptions, directory: &Path, socket: &Path) -> Result<
     Ok(())
 }
 
-/// The hardware address of the adapter's network interface.
+/// Returns the Ethernet address of the adapter's network interface.
 fn mac(device: &str) -> Result<String> {
     let read = |path: String| std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"));
     let interface = read(format!("/sys/class/infiniband/{device}/parent"))?;
     Ok(read(format!("/sys/class/net/{}/address", interface.trim()))?.trim().to_owned())
 }
 
-/// What runs between the guest and the adapter: a program, its options, and those that name device and GID. Few rounds.
+/// Programs between the guest and the adapter: a program, its options, and those that name device and GID. Few
+/// iterations.
 pub(crate) const PROGRAMS: [(&str, &str, [&str; 2]); 5] = [
     ("ibv_rc_pingpong", "-c -s 4096 -n 200", ["-d", "-g"]),
     ("ib_send_bw", "-F -m 1024 -s 16384 -n 20", ["-d", "-x"]),
@@ -88,7 +89,7 @@ pub(crate) const PROGRAMS: [(&str, &str, [&str; 2]); 5] = [
     ("ib_read_bw", "-F -m 1024 -s 16384 -n 20", ["-d", "-x"]),
     ("ib_atomic_bw", "-F -m 1024 -n 20", ["-d", "-x"]),
 ];
-/// On which all of them listen.
+/// Port on which all of them listen.
 const PORT: u16 = 18515;
 
 /// The server is on the adapter, the client in the guest. `ibv_rc_pingpong` looks at the data on both sides.
@@ -106,7 +107,7 @@ fn between(
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {program}"))?;
-    // One that has ended without listening says why, behind the failure of its client.
+    // A server that has ended without listening reports the reason, after the failure of its client.
     while !listening()? && server.try_wait()?.is_none() {
         thread::sleep(Duration::from_millis(20));
     }
@@ -124,7 +125,7 @@ fn listening() -> Result<bool> {
     Ok(status.success())
 }
 
-/// Waits for the server if its client has ended well. Whether it has, too, and what it said.
+/// Waits for the server if its client has succeeded. Returns whether the server has succeeded, too, and its output.
 fn finish(mut server: std::process::Child, wait: bool) -> Result<(bool, String)> {
     if !wait {
         server.kill().context("cannot end the server")?;

@@ -1,5 +1,5 @@
-//! `ibv_rc_pingpong` on the adapter itself at one end, a device at the other: we speak what the program speaks over
-//! TCP.
+//! `ibv_rc_pingpong` on the adapter itself at one end, a device at the other: this module speaks the program's protocol
+//! over TCP.
 //!
 //! The guest's address is on the host's interface, so the program reaches the guest by it.
 
@@ -14,7 +14,7 @@ use pvrdma_verbs::testing::gid;
 
 use crate::device_pair::{Side, SideOptions};
 
-/// `0000:000000:000000:` and a GID, and the zero of a C string.
+/// Length of `0000:000000:000000:` and a GID, with the zero of a C string.
 const HELLO: usize = 52;
 const SIZE: usize = 3000;
 const ROUNDS: u64 = 200;

@@ -1,4 +1,4 @@
-//! What happens to the host's adapter while guests use it: another MTU, no link, no adapter.
+//! Events of the host's adapter while guests use it: change of MTU, loss of link, loss of the adapter.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -17,14 +17,14 @@ const PORT_ERROR: u32 = 10;
 /// States of a port.
 const DOWN: u32 = 1;
 const ACTIVE: u32 = 4;
-/// Writes in flight when the adapter goes.
+/// Writes in flight when the adapter disappears.
 const WRITES: u64 = 20;
 const MIB: usize = 1 << 20;
 
-/// All of it, on an interface of this machine that is as it was afterwards.
+/// Runs all tests on an interface of this machine, which is restored afterwards.
 pub(super) fn check(backend: &Ibverbs, device: &str) -> Result<()> {
     port_changes(backend, device)?;
-    // All devices hear of a loss, one after the other.
+    // All devices are notified of the loss, one after the other.
     for order in [[1, 2], [2, 1]] {
         lost(backend, order).with_context(|| format!("guest {} loses its adapter first", order[0]))?;
     }
@@ -37,7 +37,7 @@ fn port_changes(backend: &Ibverbs, device: &str) -> Result<()> {
         .context("the adapter has no network interface")?;
     let link = |change: &str| ip(&format!("link set dev {} {change}", interface.trim()));
     let [mut a, b] = connected(backend, MIB, Placement::Scattered)?;
-    // Path MTUs by their numbers: 2 is 512 bytes, 3 is 1024.
+    // Path MTUs by their codes: 2 is 512 bytes, 3 is 1024.
     for (mtu, code) in [(1500, 3), (700, 2), (1500, 3)] {
         link(&format!("mtu {mtu}"))?;
         for side in [&a, &b] {
@@ -62,7 +62,7 @@ fn port_changes(backend: &Ibverbs, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// State and MTU as the guest asks for them.
+/// Returns state and MTU as the guest queries them.
 fn port(driver: &Driver) -> (u32, u32) {
     let attributes = driver.query_port().unwrap_or([0; 48]);
     let word =
@@ -78,9 +78,9 @@ fn wait_for_events(driver: &Driver, wanted: &[u32]) {
     });
 }
 
-/// The driver of the adapter says that it is gone: everything posted ends, and so does what is posted later. `rdma_rxe`
-/// does not go while a process has it open, so the notice is ours, and until the second device has heard it that one
-/// goes on.
+/// The driver of the adapter reports that it is gone: everything posted completes with an error, and so do later posts.
+/// `rdma_rxe` cannot be removed while a process has it open, so the test injects the notification, and until the second
+/// device gets it that one continues to work.
 fn lost(backend: &Ibverbs, order: [u8; 2]) -> Result<()> {
     let [mut a, mut b] = connected(backend, MIB, Placement::Scattered)?;
     let write = |wr_id| SendWr::write(wr_id, &[a.buffer.sge(&a.mr, 0, MIB)], b.buffer.va(), b.mr.rkey);
@@ -95,7 +95,7 @@ fn lost(backend: &Ibverbs, order: [u8; 2]) -> Result<()> {
     ensure!(done.iter().map(|cqe| cqe.wr_id).eq(0..=WRITES), "not each write in its turn: {done:?}");
     let mut failed = done.iter().map(|cqe| cqe.status).skip_while(|&code| code == status::SUCCESS);
     if order[0] == b.host {
-        // The peer's memory is gone, and the adapter, which is there for the writer, says so.
+        // The peer's memory is gone, and the adapter, which still works for the writer, reports that.
         ensure!(failed.next() == Some(status::REM_ACCESS), "{done:?}");
     } else {
         ensure!(failed.next() == Some(status::WR_FLUSH), "{done:?}");

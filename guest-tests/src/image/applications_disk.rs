@@ -1,4 +1,4 @@
-//! The guests' system with programs that people run over RDMA: another disk, made when a test asks for it.
+//! The guests' system with RDMA applications: a separate disk, built when a test needs it.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use super::modules;
 use super::roots::{base_key, copy_tree, file_system, remove_tree, write};
 use super::steps::Steps;
 
-/// What the system has beside the guests' packages.
+/// Packages in addition to the guests' packages.
 const PACKAGES: [&str; 16] = [
     "ucx-utils",
     "libucx0",
@@ -48,10 +48,10 @@ const MODULES: [&str; 14] = [
     "smc_diag",
 ];
 
-/// Every byte compared, in each kind of exchange.
+/// Compares every byte in each kind of MPI exchange.
 const MPI_EXCHANGE: &str = include_str!("../../guest/mpi_exchange.c");
 
-/// Sockets of the kernel that go over RDMA.
+/// Kernel sockets over RDMA.
 const KERNEL_SOCKETS: &str = include_str!("../../guest/kernel_sockets.c");
 
 /// A root file system with these programs.
@@ -62,7 +62,7 @@ pub(crate) struct ApplicationsDisk {
 }
 
 impl ApplicationsDisk {
-    /// Builds what is missing of it.
+    /// Builds the missing parts.
     pub(crate) fn build(image: &GuestImage) -> Result<Self> {
         let directory = image.directory();
         let built = Self { root: directory.join("applications"), disk: directory.join("applications.ext4") };
@@ -78,7 +78,7 @@ impl ApplicationsDisk {
         Ok(built)
     }
 
-    /// The file system.
+    /// Path of the file system.
     pub(crate) fn disk(&self) -> &Path {
         &self.disk
     }
@@ -104,7 +104,7 @@ impl ApplicationsDisk {
     }
 }
 
-/// Each guest lets root of the other in, which starts the ranks of a program that way.
+/// Lets root of each guest log in to the other one by SSH, which starts the ranks of an MPI program.
 const LOG_IN: &str = "\
 ssh-keygen -A
 mkdir -p /root/.ssh

@@ -1,10 +1,10 @@
-//! The Debian mirror this machine itself uses, read from its apt sources.
+//! Finds the Debian mirror of this machine in its apt sources.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// The URL of the Debian mirror of this machine, or the one that `PVRDMA_BED_MIRROR` names.
+/// Returns the URL of the Debian mirror of this machine, or the one in `PVRDMA_BED_MIRROR`.
 pub(crate) fn mirror() -> Result<String> {
     if let Ok(named) = std::env::var("PVRDMA_BED_MIRROR") {
         return Ok(named);
@@ -35,7 +35,7 @@ struct Source {
 }
 
 impl Source {
-    /// The main archive, as opposed to security updates or a vendor's own repository.
+    /// Returns `true` for the main archive, as opposed to security updates or a vendor's own repository.
     fn is_debian_archive(&self) -> bool {
         const SUITES: [&str; 8] = ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing"];
         SUITES.contains(&self.suite.as_str())

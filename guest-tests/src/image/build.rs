@@ -7,7 +7,7 @@ use super::steps::Steps;
 use super::{initramfs, kernel, modules, programs, root_disk, roots};
 
 impl GuestImage {
-    /// Builds what is missing of the image and returns it.
+    /// Builds the missing parts of the image and returns it.
     pub(crate) fn build() -> Result<Self> {
         let dir = cache_directory()?;
         std::fs::create_dir_all(&dir)

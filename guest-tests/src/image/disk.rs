@@ -1,4 +1,4 @@
-//! Files of this machine on a disk for a guest.
+//! Packs files of this machine on a disk for a guest.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// What the file system needs for itself.
+/// Space for the file system itself.
 const SPARE_MIB: u64 = 32;
 
-/// What will be on the disk, collected in a directory.
+/// Content of a disk, collected in a directory.
 #[derive(Debug)]
 pub(crate) struct Disk {
     stage: PathBuf,
@@ -17,7 +17,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// An empty one, made in `directory`.
+    /// Creates an empty disk in `directory`.
     pub(crate) fn new(directory: &Path) -> Result<Self> {
         let stage = directory.join("disk");
         std::fs::create_dir_all(&stage).with_context(|| format!("cannot create {}", stage.display()))?;
@@ -34,7 +34,7 @@ impl Disk {
         symlink(target, self.place(at.as_ref())?).with_context(|| format!("cannot make a link {at}"))
     }
 
-    /// The path of an entry, with the directories above it.
+    /// Returns the path of an entry, after creating the directories above it.
     fn place(&self, path: &Path) -> Result<PathBuf> {
         let place = self.stage.join(path);
         let parent = place.parent().context("a path without a directory")?;
@@ -42,7 +42,7 @@ impl Disk {
         Ok(place)
     }
 
-    /// Makes the image (ext4) and returns its path.
+    /// Creates the image (ext4) and returns its path.
     pub(crate) fn build(self) -> Result<PathBuf> {
         let bytes = size(&self.stage)?;
         let _ = std::fs::remove_file(&self.image);
@@ -56,7 +56,7 @@ impl Disk {
     }
 }
 
-/// Bytes of all files in a directory.
+/// Returns the total size of all files in a directory in bytes.
 fn size(directory: &Path) -> Result<u64> {
     let mut bytes = 0;
     for entry in std::fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {

@@ -1,4 +1,4 @@
-//! Where the parts of a guest image are, and how its programs are run.
+//! Locations of the parts of a guest image, and commands that run its programs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::disk::Disk;
 
-/// Is in a folder that is a copy.
+/// Marker file in a folder that is a copy.
 const PACKED: &str = "packed";
 
 /// A complete guest image in its cache directory.
@@ -17,13 +17,12 @@ pub(crate) struct GuestImage {
 }
 
 impl GuestImage {
-    /// The parts of a image that [`Self::pack`] took, where they are now.
+    /// Returns the image in a directory, which may be one that [`Self::pack`] made.
     pub(crate) fn at(directory: &Path) -> Self {
         Self { dir: directory.to_owned() }
     }
 
-    /// Puts on a disk what a machine of this image needs to boot machines itself, in the directory `to`. Their image is
-    /// its own.
+    /// Adds to a disk all files that a machine of this image needs to boot machines itself, in the directory `to`.
     pub(crate) fn pack(&self, disk: &Disk, to: &str) -> Result<()> {
         for (from, at) in self.parts()? {
             disk.add(&from, Path::new(to).join(at))?;
@@ -31,7 +30,7 @@ impl GuestImage {
         disk.link("/dev/vda", &format!("{to}/guest.ext4"))
     }
 
-    /// Copies what boots guests into a folder that is not there yet. It can be used as it is, wherever it is then.
+    /// Copies all files that boot guests into a folder that does not exist yet. The copy can be used at any path.
     pub(crate) fn copy_to(&self, folder: &Path) -> Result<()> {
         ensure!(!folder.exists(), "{} is there already", folder.display());
         let mut parts = self.parts()?;
@@ -46,12 +45,12 @@ impl GuestImage {
         std::fs::write(folder.join(PACKED), "").context("cannot mark the copy")
     }
 
-    /// What is here is a copy of what boots guests, which nobody builds.
+    /// Returns `true` if this is a copy of the files that boot guests, which is never rebuilt.
     pub(super) fn is_packed(&self) -> bool {
         self.dir.join(PACKED).exists()
     }
 
-    /// What boots guests beside their disk: files and folders, and where they are in a bed.
+    /// Returns the files and folders that boot guests, except their disk, each with its place in an image directory.
     fn parts(&self) -> Result<Vec<(PathBuf, PathBuf)>> {
         let own = [self.kernel(), self.initramfs()];
         let qemu = ["usr/bin/qemu-system-x86_64", "usr/share/qemu", "usr/share/seabios"];
@@ -69,35 +68,36 @@ impl GuestImage {
         Ok(parts)
     }
 
-    /// The loader and the libraries of a program of the builder system.
+    /// Returns the loader and the libraries of a program of the builder system.
     fn libraries(&self, program: &str) -> Result<Vec<PathBuf>> {
         let mut words = host_command(&self.builder_root(), program);
         words.insert(1, "--list".to_owned());
         let output = Command::new(&words[0]).args(&words[1..]).output().context("cannot ask the loader")?;
         let text = String::from_utf8_lossy(&output.stdout);
         let mut paths = vec![PathBuf::from(&words[0])];
-        // `libz.so.1 => /path (0x…)`; what is not of that form is no file, or the loader.
+        // Lines have the form `libz.so.1 => /path (0x…)`; other lines name the loader or no file.
         paths.extend(text.lines().filter_map(|line| Some(line.split_once("=> ")?.1.split_once(" (")?.0.into())));
         Ok(paths)
     }
 
-    /// The kernel the guests boot.
+    /// Path of the guests' kernel.
     pub(crate) fn kernel(&self) -> PathBuf {
         self.dir.join("vmlinuz")
     }
 
-    /// The first stage, to which a guest's own files are appended.
+    /// Path of the first stage, to which a guest's own files are appended.
     pub(crate) fn initramfs(&self) -> PathBuf {
         self.dir.join("initramfs.cpio")
     }
 
-    /// The read-only root file system.
+    /// Path of the read-only root file system.
     pub(crate) fn root_disk(&self) -> PathBuf {
         self.dir.join("guest.ext4")
     }
 
-    /// QEMU from the builder system, run with that system's own loader and libraries: no chroot, so paths on the
-    /// command line are this machine's, and no root needed. Returns the program and its first arguments.
+    /// Returns QEMU from the builder system, run with that system's own loader and libraries. There is no chroot, so
+    /// paths on the command line are this machine's, and root is not needed. Returns the program and its first
+    /// arguments.
     pub(crate) fn qemu(&self) -> (String, Vec<String>) {
         let (loader, mut arguments) = self.host_program("usr/bin/qemu-system-x86_64");
         for directory in self.qemu_firmware() {
@@ -111,29 +111,29 @@ impl GuestImage {
         ["usr/share/qemu", "usr/share/seabios"].map(|directory| self.builder_root().join(directory))
     }
 
-    /// Wireshark's dissector for the command line, likewise.
+    /// Returns Wireshark's command-line dissector in the same form.
     pub(crate) fn tshark(&self) -> (String, Vec<String>) {
         self.host_program("usr/bin/tshark")
     }
 
-    /// A program of the builder system, run by that system's own loader.
+    /// Returns a program of the builder system, run by that system's own loader.
     fn host_program(&self, program: &str) -> (String, Vec<String>) {
         let mut words = host_command(&self.builder_root(), program);
         (words.remove(0), words)
     }
 
-    /// A program of the builder system, run likewise, if the image is built: the words of its command line.
+    /// Returns the command line of a program of the builder system, if the image is built.
     pub(crate) fn built_program(program: &str) -> Option<Vec<String>> {
         let root = cache_directory().ok()?.join("builder");
         root.join(program).exists().then(|| host_command(&root, program))
     }
 
-    /// Where QEMU finds its loadable modules.
+    /// Directory of QEMU's loadable modules.
     pub(crate) fn qemu_module_directory(&self) -> PathBuf {
         self.builder_root().join("usr/lib/x86_64-linux-gnu/qemu")
     }
 
-    /// The version of QEMU, for reports.
+    /// Returns the version of QEMU, for reports.
     pub(crate) fn qemu_version(&self) -> Result<String> {
         let (program, arguments) = self.qemu();
         let output =
@@ -159,12 +159,12 @@ impl GuestImage {
         self.dir.join("guest")
     }
 
-    /// The unpacked kernel image package.
+    /// Path of the unpacked kernel image package.
     pub(super) fn kernel_tree(&self) -> PathBuf {
         self.dir.join("kernel")
     }
 
-    /// The release of the kernel, as `uname -r` prints it.
+    /// Returns the release of the kernel, as `uname -r` prints it.
     pub(super) fn kernel_release(&self) -> Result<String> {
         let path = self.dir.join("kernel-release");
         Ok(std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?.trim().to_owned())
@@ -189,7 +189,7 @@ pub(super) fn cache_directory() -> Result<PathBuf> {
     Ok(cache.join("pvrdma-guest-bed"))
 }
 
-/// A program of a Debian system that is not ours, with that system's own loader and libraries.
+/// Returns the command line of a program in another Debian root, run with that system's own loader and libraries.
 pub(super) fn host_command(root: &Path, program: &str) -> Vec<String> {
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
     let (loader, program) = (libraries.join("ld-linux-x86-64.so.2"), root.join(program));

@@ -1,5 +1,5 @@
-//! Other systems for guests: releases of Debian with a kernel of theirs, for which DKMS builds the driver. Made when a
-//! test asks for one.
+//! Other systems for guests: releases of Debian with their own kernels, for which DKMS builds the driver. Built when a
+//! test needs one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,19 +16,19 @@ use super::{apt, initramfs, modules, root_disk};
 /// A system and its kernel.
 #[derive(Debug)]
 pub(crate) struct GuestSystem {
-    /// What it is called in names of tests.
+    /// Name in test names.
     pub(crate) name: &'static str,
-    /// What people call it.
+    /// Name for reports.
     pub(crate) title: &'static str,
-    /// The release, as the mirror calls it.
+    /// Name of the release on the mirror.
     suite: &'static str,
-    /// What the kernel is taken from beside it.
+    /// Additional suite from which the kernel is taken.
     more: Option<&'static str>,
-    /// How the kernel's version begins; the newest that does is taken.
+    /// Prefix of the kernel's version; the newest match is taken.
     kernel: &'static str,
 }
 
-/// All that are tested.
+/// All tested systems.
 pub(crate) static SYSTEMS: [GuestSystem; 8] = [
     system("debian-11-5.10", "Debian 11", "bullseye", None, "5.10."),
     system("debian-12-6.1", "Debian 12", "bookworm", None, "6.1."),
@@ -50,12 +50,12 @@ const fn system(
     GuestSystem { name, title, suite, more, kernel }
 }
 
-/// What a test runs there.
+/// Packages that a test needs.
 const PACKAGES: &str = "rdma-core ibverbs-utils ibverbs-providers rdmacm-utils perftest iproute2 iputils-ping kmod \
                         pciutils procps gcc libc6-dev libibverbs-dev xz-utils";
 
 impl GuestSystem {
-    /// Builds what is missing of it. It boots as the image does, with the image's QEMU.
+    /// Builds the missing parts. The result boots as the image does, with the image's QEMU.
     pub(crate) fn build(&self, image: &GuestImage) -> Result<GuestImage> {
         let own = self.place(image);
         let libraries = own_libraries()?;
@@ -66,14 +66,14 @@ impl GuestSystem {
             initramfs::KEY,
             INTEGRITY.1,
         );
-        // Steps of its own: whoever needs only the image does not wait for it.
+        // The steps are separate from those of the image, so that users of the image alone do not wait for this system.
         let mut steps = Steps::open(&self.folder(image))?;
         steps.run(self.name, &key, |log| self.make(image, &own, &libraries, log))?;
         steps.finish();
         Ok(own)
     }
 
-    /// Where it is, or will be.
+    /// Returns the location of the system, whether it is built or not.
     pub(crate) fn place(&self, image: &GuestImage) -> GuestImage {
         GuestImage::at(&self.folder(image).join("image"))
     }
@@ -107,7 +107,7 @@ impl GuestSystem {
         log.shell_in(&root, &format!("depmod {release}"))?;
         initramfs::write_first_stage(&own.initramfs(), &root_disk::busybox(image), &all)?;
 
-        // The agent's own, which may be newer than the system's.
+        // Directory for the agent's own libraries, which may be newer than the system's.
         std::fs::create_dir_all(root.join("bed/host")).context("cannot create a directory")?;
         for library in libraries {
             let name = library.file_name().context("a library without a name")?;
@@ -119,16 +119,16 @@ impl GuestSystem {
         write(&root.join("etc/hostname"), "guest\n")?;
         write(&root.join("etc/hosts"), "127.0.0.1 localhost\n")?;
         file_system(log, &root, &own.root_disk(), "3000M")?;
-        // What runs on this machine is the image's; the rest is on the disk.
+        // Programs for this machine are those of the image; the others are on the disk.
         std::os::unix::fs::symlink(image.builder_root(), own.builder_root()).context("cannot link QEMU")?;
         remove_tree(&root)
     }
 
-    /// The smallest system of the release.
+    /// Builds the minimal system of the release.
     fn base(&self, root: &Path, log: &StepLog) -> Result<()> {
         let mirror = apt::mirror()?;
         write(&root.join("etc/dpkg/dpkg.cfg.d/bed"), DPKG_CONFIG)?;
-        // A debootstrap that is older than the release has no script of its name; all of Debian's are the same.
+        // A debootstrap older than the release has no script of that name; all scripts for Debian are the same.
         let scripts = Path::new("/usr/share/debootstrap/scripts");
         let named = scripts.join(self.suite);
         let script = if named.exists() { named } else { scripts.join("sid") };
@@ -150,18 +150,18 @@ impl GuestSystem {
 /// The loader of this program.
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
-/// What this program needs to run in a system that is older than this machine's.
+/// Returns the libraries that this program needs to run in a system older than this machine's.
 fn own_libraries() -> Result<Vec<PathBuf>> {
     let loader = Path::new("/lib64").join(LOADER);
     let own = std::env::current_exe().context("cannot find this program")?;
     let output = Command::new(&loader).arg("--list").arg(own).output().context("cannot ask the loader")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    // `libm.so.6 => /path (0x…)`; what is not of that form is no file, or the loader.
+    // Lines have the form `libm.so.6 => /path (0x…)`; other lines name the loader or no file.
     let named = text.lines().filter_map(|line| Some(line.split_once("=> ")?.1.split_once(" (")?.0.into()));
     Ok(named.chain([loader]).collect())
 }
 
-/// What the driver's package is made of.
+/// Content of the driver's package.
 const DKMS: &str = concat!(
     include_str!("../../../pvrdmad/packaging/dkms/build"),
     include_str!("../../../pvrdmad/packaging/dkms/control"),
@@ -171,7 +171,8 @@ const DKMS: &str = concat!(
     include_str!("../../../pvrdmad/packaging/dkms/unpack"),
 );
 
-/// Programs, and the newest kernel. It is not installed: that would build an initramfs nobody uses.
+/// Installs programs and unpacks the newest kernel. The kernel is not installed, because that would build an unused
+/// initramfs.
 const KERNEL: &str = r#"
 apt-get update -q
 release=$(apt-cache search --names-only '^linux-image-[0-9][^ ]*-amd64$' | cut -d ' ' -f 1 | sed 's/^linux-image-//' |
@@ -199,7 +200,7 @@ rm -rf sound drivers/gpu drivers/media drivers/net/wireless drivers/staging driv
 depmod "$release"
 "#;
 
-/// The driver, from the package; then nothing is built any more.
+/// Builds the driver from the package, and then removes the sources, which are no longer needed.
 const DRIVER: &str = r#"
 apt-get install -y -q /bed/packages/*.deb
 release=$(cat /bed/release)

@@ -1,5 +1,5 @@
-//! Programs of a host that are neither the image's nor this machine's: a root directory for each purpose, made when a
-//! test asks for it.
+//! Host programs that belong neither to the image nor to this machine: a root directory for each purpose, built when a
+//! test needs it.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub(crate) struct HostRoot {
 }
 
 impl HostRoot {
-    /// Builds it if it is missing. `name` is that of its folder.
+    /// Builds the root directory `name` if it is missing.
     pub(crate) fn build(image: &GuestImage, name: &str, packages: &[&str]) -> Result<Self> {
         let built = Self { root: image.directory().join(name) };
         let mut steps = Steps::open(image.directory())?;
@@ -28,7 +28,7 @@ impl HostRoot {
         Ok(built)
     }
 
-    /// One for a single use at this place, in which nothing is installed.
+    /// Creates one at this path for a single use, without additional packages.
     pub(crate) fn clean(image: &GuestImage, root: PathBuf) -> Result<Self> {
         let log = StepLog::new(root.with_extension("log"))?;
         copy_tree(&log, &image.base_root(), &root)?;
@@ -40,19 +40,19 @@ impl HostRoot {
         log.shell_in(&self.root, &format!("apt-get update -q; apt-get install -y -q {packages}; apt-get clean"))
     }
 
-    /// A file of it.
+    /// Returns the path of a file in it.
     pub(crate) fn path(&self, file: &str) -> PathBuf {
         self.root.join(file)
     }
 
-    /// Makes a script in `folder` that runs a program of it, by the program's name.
+    /// Creates a script in `folder` that runs a program of it, by the program's name.
     pub(crate) fn name_in(&self, folder: &Path, program: &str) -> Result<()> {
         let words: Vec<_> = host_command(&self.root, program).iter().map(|word| format!("'{word}'")).collect();
         let path = folder.join(Path::new(program).file_name().unwrap_or_default());
         script(&path, &format!("exec {} \"$@\"", words.join(" ")))
     }
 
-    /// The same with a program that has to see the root directory as its own, and the folder that it is called in.
+    /// Does the same for a program that must see the root directory as its own, and its working directory.
     pub(crate) fn enter_in(&self, folder: &Path, program: &str) -> Result<()> {
         let path = folder.join(Path::new(program).file_name().unwrap_or_default());
         let inside = format!("cd \"$0\" && exec /{program} \"$@\"");

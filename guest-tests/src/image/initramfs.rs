@@ -1,4 +1,4 @@
-//! The first stage: a cpio archive with busybox and the modules that reach the root file system.
+//! The first stage: a cpio archive with busybox and the modules needed to mount the root file system.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,17 +10,18 @@ use super::guest_image::GuestImage;
 use super::log_command::StepLog;
 use super::{modules, root_disk};
 
-/// What the archive depends on besides the steps before it.
+/// Dependencies of the archive besides the steps before it.
 pub(crate) const KEY: &str = FIRST_STAGE;
 
-/// Builds the archive. It is not compressed: QEMU copies it at once, an emulated processor would unpack it slowly.
+/// Builds the archive. It is not compressed: QEMU copies it in no time, but an emulated processor would unpack it
+/// slowly.
 pub(crate) fn build(image: &GuestImage, _log: &StepLog) -> Result<()> {
     let release = image.kernel_release()?;
     let module_directory = image.guest_root().join("usr/lib/modules").join(&release);
     write_first_stage(&image.initramfs(), &root_disk::busybox(image), &module_directory)
 }
 
-/// Writes the archive: this busybox, and of these modules those that reach the root file system.
+/// Writes the archive with this busybox and those of the modules that the root file system needs.
 pub(super) fn write_first_stage(path: &Path, busybox: &Path, module_directory: &Path) -> Result<()> {
     let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
     let mut archive = CpioWriter::new(io::BufWriter::new(file));
@@ -50,8 +51,8 @@ pub(crate) fn append_program(initramfs: &Path, name: &str, from: &Path) -> Resul
     archive.finish()
 }
 
-/// What a processor sees of a program (ELF, 64 bit, little-endian), without the symbols behind it: these are most of
-/// it, and a guest would keep them in its memory, twice while it boots.
+/// Returns the part of a program (ELF, 64 bit, little-endian) that is loaded, without the symbols behind it. The
+/// symbols are most of the file, and a guest would keep them in its memory, twice while it boots.
 fn loaded_part(mut program: Vec<u8>) -> Option<Vec<u8>> {
     fn at<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
         bytes.get(offset..)?.first_chunk().copied()
@@ -61,17 +62,17 @@ fn loaded_part(mut program: Vec<u8>) -> Option<Vec<u8>> {
     if !program.starts_with(b"\x7fELF\x02\x01") {
         return None;
     }
-    // Of the table of segments: where it is, how long an entry is, how many there are.
+    // Program header table: its offset, the size of an entry, and the number of entries.
     let (table, size, count) = (long(32)?, short(54)?, short(56)?);
     let mut end = table.checked_add(size.checked_mul(count)?)?;
     for index in 0..count {
         let entry = table + index * size;
-        // A segment's offset in the file, and its length there.
+        // Offset of a segment in the file plus its length there.
         end = end.max(long(entry + 8)?.checked_add(long(entry + 32)?)?);
     }
     program.get(..end)?;
     program.truncate(end);
-    // There is no table of sections any more: offset, number, and the index of their names.
+    // Clears the reference to the removed section header table: offset, number, and the index of the names.
     program.get_mut(40..48)?.fill(0);
     program.get_mut(60..64)?.fill(0);
     Some(program)
@@ -137,7 +138,7 @@ impl<W: Write> CpioWriter<W> {
     }
 }
 
-/// Loads what reaches the root file system, puts a writable layer over it and goes there.
+/// Loads the modules for the root file system, mounts a writable layer over it and switches to it.
 const FIRST_STAGE: &str = "\
 #!/bin/busybox sh
 export PATH=/bin

@@ -6,10 +6,10 @@ use super::guest_image::GuestImage;
 use super::log_command::StepLog;
 use super::roots::remove_tree;
 
-/// What the driver step depends on besides the steps before it.
+/// Dependencies of the driver step besides the steps before it.
 pub(crate) const DRIVER_KEY: &str = DRIVER_SCRIPT;
 
-/// Unpacks the kernel image package. It is not installed: that would build an initramfs nobody uses.
+/// Unpacks the kernel image package. It is not installed, because that would build an unused initramfs.
 pub(crate) fn fetch(image: &GuestImage, log: &StepLog) -> Result<()> {
     let release = image.kernel_release()?;
     let root = image.builder_root();

@@ -1,4 +1,4 @@
-//! Commands of a build step: their output goes to the step's log and its tail into the error.
+//! Commands of a build step: their output goes to the step's log, and the tail of it into the error.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ impl StepLog {
         self.run(inside(Command::new("chroot").arg(root).args(["/bin/sh", "-ec", script])))
     }
 
-    /// The same where the script sees processes, as some programs want.
+    /// Does the same with `/proc` mounted, which some programs need.
     pub(crate) fn shell_with_proc(&self, root: &Path, script: &str) -> Result<()> {
         const ENTER: &str = "mount -t proc proc \"$0/proc\"; exec chroot \"$0\" /bin/sh -ec \"$1\"";
         self.run(inside(Command::new("unshare").args(["--mount", "sh", "-ec", ENTER]).arg(root).arg(script)))
@@ -55,13 +55,13 @@ impl StepLog {
     }
 }
 
-/// The environment of what installs packages inside a root directory.
+/// Sets the environment for package installation inside a root directory.
 fn inside(command: &mut Command) -> &mut Command {
     let path = "/usr/sbin:/usr/bin:/sbin:/bin";
     command.env("PATH", path).env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C")
 }
 
-/// What a command prints inside a root directory.
+/// Returns the output of a command inside a root directory.
 pub(crate) fn output_in(root: &Path, script: &str) -> Result<String> {
     let mut command = Command::new("chroot");
     command.arg(root).args(["/bin/sh", "-ec", script]).env("LC_ALL", "C");

@@ -26,7 +26,7 @@ const GUEST_MODULES: [&str; 36] = [
     "rdma_cm",
     "rdma_ucm",
     "rdma_rxe",
-    // rxe asks for it by the algorithm's name, so modules.dep does not know.
+    // rxe requests it by the name of the algorithm, so modules.dep does not list it.
     "crc32_generic",
     "nvmet",
     "nvmet_rdma",
@@ -40,28 +40,28 @@ const GUEST_MODULES: [&str; 36] = [
     "veth",
     "8021q",
     "sch_netem",
-    // A line that marks.
+    // Links with ECN marking.
     "bridge",
     "sch_tbf",
     "sch_red",
     "sch_prio",
     "cls_u32",
-    // Tunnels that guests build over their network cards.
+    // Tunnels that guests create over their vNICs.
     "vxlan",
     "geneve",
     "wireguard",
-    // Folders of the host.
+    // Shared folders of the host.
     "9p",
     "9pnet_virtio",
-    // A guest that plays a host, on emulated SVM.
+    // A guest that acts as a host, on emulated SVM.
     "kvm_amd",
-    // There a daemon may lend doorbell pages.
+    // In such a guest a daemon exports doorbell pages through FUSE.
     "fuse",
-    // How it powers itself off without ACPI.
+    // Power-off without ACPI.
     "pvpanic_pci",
 ];
 
-/// What the module selection depends on.
+/// Dependencies of the module selection.
 pub(crate) fn key() -> String {
     format!("{} {}", BOOT_MODULES.join(" "), GUEST_MODULES.join(" "))
 }
@@ -72,7 +72,7 @@ pub(crate) fn install(image: &GuestImage, log: &StepLog) -> Result<()> {
     let builder = image.builder_root();
     let source = image.kernel_tree().join("usr/lib/modules").join(&release);
     let source = if source.exists() { source } else { image.kernel_tree().join("lib/modules").join(&release) };
-    // The driver belongs to the tree before depmod runs, so that its dependencies are known.
+    // The driver is added to the tree before depmod runs, so that its dependencies are known.
     let extra = source.join("extra");
     std::fs::create_dir_all(&extra).with_context(|| format!("cannot create {}", extra.display()))?;
     std::fs::copy(image.driver(), extra.join("vmw_pvrdma.ko")).context("cannot copy the driver")?;
@@ -85,7 +85,7 @@ pub(crate) fn install(image: &GuestImage, log: &StepLog) -> Result<()> {
     copy(image, log, &image.guest_root(), BOOT_MODULES.into_iter().chain(GUEST_MODULES))
 }
 
-/// Puts modules and what they need into a guest's system, beside those that it has, and indexes them there.
+/// Adds modules and their dependencies to those of a guest's system, and indexes them there.
 pub(super) fn copy(
     image: &GuestImage,
     log: &StepLog,
@@ -124,7 +124,7 @@ pub(super) fn copy(
     log.shell_in(root, &format!("depmod {release}"))
 }
 
-/// The files the first stage loads, in load order, relative to the guest's module directory.
+/// Returns the files that the first stage loads, in load order, relative to the guest's module directory.
 pub(crate) fn boot_order(module_directory: &Path) -> Result<Vec<PathBuf>> {
     let index = ModuleIndex::read(&module_directory.join("modules.dep"))?;
     let mut order = Vec::new();
@@ -163,7 +163,7 @@ impl ModuleIndex {
         Self { entries }
     }
 
-    /// The files of a module and of all it needs, in load order.
+    /// Returns the files of a module and of all its dependencies, in load order.
     fn closure(&self, module: &str) -> Option<Vec<PathBuf>> {
         self.entries.get(&module.replace('-', "_")).cloned()
     }

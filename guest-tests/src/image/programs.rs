@@ -1,4 +1,4 @@
-//! Our own programs for the guest, compiled in the builder system.
+//! Test programs for the guest, compiled in the builder system.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::roots::write;
 /// A program's name and its source.
 pub(super) type Program = (&'static str, &'static str);
 
-/// Compares all that queue pairs move.
+/// Compares all data that queue pairs move.
 pub(super) const INTEGRITY: Program = ("integrity", include_str!("../../guest/integrity.c"));
 
 const PROGRAMS: [Program; 6] = [
@@ -23,10 +23,10 @@ const PROGRAMS: [Program; 6] = [
     ("xdp", include_str!("../../guest/xdp.c")),
 ];
 
-/// What they share.
+/// Source code that the programs share.
 pub(super) const CONTROL: &str = include_str!("../../guest/control.h");
 
-/// What the programs depend on besides the steps before.
+/// Dependencies of the programs besides the steps before.
 pub(crate) const KEY: &str = concat!(
     include_str!("../../guest/control.h"),
     include_str!("../../guest/integrity.c"),
@@ -42,7 +42,7 @@ pub(crate) fn build(image: &GuestImage, log: &StepLog) -> Result<()> {
     PROGRAMS.iter().try_for_each(|program| compile(program, &image.builder_root(), &image.guest_root(), log))
 }
 
-/// Compiles one in a root directory that has a compiler, and puts it into another.
+/// Compiles a program in a root directory with a compiler, and installs it into another.
 pub(super) fn compile((name, source): &Program, builder: &Path, guest: &Path, log: &StepLog) -> Result<()> {
     write(&builder.join("bed/control.h"), CONTROL)?;
     write(&builder.join(format!("bed/{name}.c")), source)?;

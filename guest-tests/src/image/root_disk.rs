@@ -6,7 +6,7 @@ use super::guest_image::GuestImage;
 use super::log_command::StepLog;
 use super::roots::{executable, file_system, write};
 
-/// What the image depends on besides the steps before it.
+/// Dependencies of the image besides the steps before it.
 pub(crate) const KEY: &str = INIT;
 
 /// Builds the image.
@@ -20,12 +20,12 @@ pub(crate) fn build(image: &GuestImage, log: &StepLog) -> Result<()> {
     file_system(log, &root, &image.root_disk(), "1500M")
 }
 
-/// The static busybox: the shell of the first stage, and `reboot` in the guest.
+/// Path of the static busybox: the shell of the first stage, and `reboot` in the guest.
 pub(crate) fn busybox(image: &GuestImage) -> std::path::PathBuf {
     image.kernel_tree().join("usr/bin/busybox")
 }
 
-/// The guest's first process. The agent does all the work; it is started again if it ends.
+/// The guest's first process. It starts the agent, which does all the work, and restarts it if it ends.
 const INIT: &str = "\
 #!/bin/sh
 export PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C

@@ -44,7 +44,7 @@ pub(crate) const GUEST_PACKAGES: [&str; 17] = [
     "wireguard-tools",
 ];
 
-/// Makes sure that the tools of this machine are there, with apt-get when they are not.
+/// Checks that the tools of this machine are installed, and installs missing ones with apt-get.
 pub(crate) fn install_tools(log: &StepLog) -> Result<()> {
     if !rustix::process::getuid().is_root() {
         bail!(
@@ -73,12 +73,12 @@ pub(crate) fn install_tools(log: &StepLog) -> Result<()> {
     )
 }
 
-/// What the base system depends on.
+/// Returns the dependencies of the base system.
 pub(crate) fn base_key() -> Result<String> {
     Ok(format!("{SUITE} {} {DPKG_CONFIG} {APT_CONFIG}", apt::mirror()?))
 }
 
-/// A minimal Debian, from which the others are copied.
+/// Builds a minimal Debian, from which the others are copied.
 pub(crate) fn base(image: &GuestImage, log: &StepLog) -> Result<()> {
     let root = image.base_root();
     remove_tree(&root)?;
@@ -91,11 +91,11 @@ pub(crate) fn base(image: &GuestImage, log: &StepLog) -> Result<()> {
     log.shell_in(&root, "apt-get update -q")
 }
 
-/// QEMU, kernel headers, a compiler and Wireshark without its windows.
+/// Builds the builder system: QEMU, kernel headers, a compiler and Wireshark without its GUI.
 pub(crate) fn builder(image: &GuestImage, log: &StepLog) -> Result<()> {
     let root = image.builder_root();
     copy_tree(log, &image.base_root(), &root)?;
-    // The kernel of the release itself, which the driver's source package matches; the backports have a newer one.
+    // Takes the kernel of the release, which the driver's source package matches; the backports have a newer one.
     let version =
         output_in(&root, "apt-cache madison linux-image-amd64 | grep -w trixie/main | head -n 1 | cut -d '|' -f 2")?;
     let release = output_in(
@@ -112,7 +112,7 @@ pub(crate) fn builder(image: &GuestImage, log: &StepLog) -> Result<()> {
     write(&image.dir.join("kernel-release"), &release)
 }
 
-/// The userland of the guests.
+/// Builds the userland of the guests.
 pub(crate) fn guest(image: &GuestImage, log: &StepLog) -> Result<()> {
     let root = image.guest_root();
     copy_tree(log, &image.base_root(), &root)?;
@@ -147,13 +147,13 @@ pub(crate) fn executable(path: &Path, text: &str) -> Result<()> {
         .with_context(|| format!("cannot make {} a program", path.display()))
 }
 
-/// Makes a copy of a directory with everything in it.
+/// Copies a directory with everything in it.
 pub(crate) fn copy_tree(log: &StepLog, from: &Path, to: &Path) -> Result<()> {
     remove_tree(to)?;
     log.run(Command::new("cp").arg("-a").arg(from).arg(to))
 }
 
-/// Makes a file system of a directory, for guests that only read it.
+/// Creates a file system from a directory, for guests that mount it read-only.
 pub(crate) fn file_system(log: &StepLog, root: &Path, disk: &Path, size: &str) -> Result<()> {
     log.shell(&format!("rm -f '{}'", disk.display()))?;
     log.run(
@@ -172,7 +172,7 @@ fn is_installed(program: &str) -> bool {
         .any(|directory| directory.join(program).exists())
 }
 
-/// The image can be built again, so nothing is worth an fsync; nobody reads manuals in it.
+/// dpkg settings. The image can be rebuilt, so fsync is switched off; manuals are left out because they are not used.
 pub(super) const DPKG_CONFIG: &str = "force-unsafe-io\npath-exclude=/usr/share/doc/*\npath-exclude=/usr/share/man/*\n\
                            path-exclude=/usr/share/locale/*\n";
 

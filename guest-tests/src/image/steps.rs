@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::log_command::StepLog;
 
-/// Runs steps in order and remembers which are done.
+/// Runs steps in order and records which are done.
 #[derive(Debug)]
 pub(crate) struct Steps {
     dir: PathBuf,
@@ -29,7 +29,7 @@ impl Steps {
         let dir = image.join("steps");
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let path = dir.join("lock");
-        // Whoever may only read the image can use it if it is complete.
+        // A user with read access only can use the image if it is complete.
         let lock = File::create(&path).or_else(|error| match error.kind() {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => File::open(&path),
             _ => Err(error),
@@ -60,7 +60,7 @@ impl Steps {
                 self.dir.display()
             );
         }
-        // A step that is interrupted must run again, whatever stamp it had.
+        // The stamp is removed first, so that an interrupted step runs again.
         match std::fs::remove_file(&stamp) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(error).with_context(|| format!("cannot remove {}", stamp.display()));

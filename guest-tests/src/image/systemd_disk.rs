@@ -1,4 +1,5 @@
-//! A Debian that boots systemd, with what checks packages: another disk for the guests, made when a test asks for it.
+//! A Debian that boots systemd, with tools that check packages: a separate disk for the guests, built when a test needs
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,10 +12,10 @@ use super::root_disk;
 use super::roots::{base_key, copy_tree, executable, file_system, remove_tree, write};
 use super::steps::Steps;
 
-/// What the system has beside a minimal Debian.
+/// Packages in addition to a minimal Debian.
 const PACKAGES: [&str; 7] = ["systemd", "systemd-sysv", "dbus", "adduser", "procps", "kmod", "lintian"];
 
-/// Units that wait for devices which nobody announces without udev.
+/// Units that wait for devices which are never announced without udev.
 const MASKED: [&str; 2] = ["serial-getty@ttyS0", "getty@tty1"];
 
 /// A root file system whose first process is systemd.
@@ -25,7 +26,7 @@ pub(crate) struct SystemdDisk {
 }
 
 impl SystemdDisk {
-    /// Builds what is missing of it.
+    /// Builds the missing parts.
     pub(crate) fn build(image: &GuestImage) -> Result<Self> {
         let built = Self { root: image.directory().join("systemd"), disk: image.directory().join("systemd.ext4") };
         let mut steps = Steps::open(image.directory())?;
@@ -35,12 +36,12 @@ impl SystemdDisk {
         Ok(built)
     }
 
-    /// The file system.
+    /// Path of the file system.
     pub(crate) fn disk(&self) -> &Path {
         &self.disk
     }
 
-    /// The folder that it was made of, for programs that can run here.
+    /// Path of the folder that it is built from, for programs that can run on this machine.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
@@ -60,14 +61,15 @@ impl SystemdDisk {
     }
 }
 
-/// What the first stage starts: it left the agent in `/run`, which everybody could write to until now.
+/// Program that the first stage starts. The first stage leaves the agent in `/run`, which is world-writable until this
+/// point.
 const INIT: &str = "\
 #!/bin/sh
 chmod 755 /run
 exec /lib/systemd/systemd
 ";
 
-/// The agent, up when the system is.
+/// Unit of the agent, which starts when the system is up.
 const AGENT: &str = "\
 [Unit]
 Description=The host's commands

@@ -1,4 +1,4 @@
-//! The command in the guests: what it says, and how it ends.
+//! Runs the command in the guests: its output and its end.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,22 +16,22 @@ use super::outcome::Outcome;
 use super::script::script;
 use crate::vm::{Job, Vm};
 
-/// How often a guest that says nothing is looked at.
+/// Interval at which a silent guest is checked.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// How a command ended in a guest.
+/// End of a command in a guest.
 #[derive(Debug)]
 enum Ended {
     Status(u8),
-    /// With the guest, and how that ended.
+    /// It ended with the guest, for this reason.
     Guest(&'static str),
-    /// Because it was told to.
+    /// It was told to stop.
     Stopped,
-    /// What it said cannot be passed on.
+    /// Its output cannot be passed on.
     Output(io::Error),
 }
 
-/// Runs the command and passes on what it says.
+/// Runs the command and passes its output on.
 ///
 /// # Errors
 /// It cannot be started.
@@ -73,13 +73,13 @@ pub(super) fn run(
             };
             break;
         }
-        // The others wait for somebody who is gone, most likely. Each is killed by who follows it.
+        // The other commands most likely wait for a peer that is gone. Each is killed by the thread that follows it.
         stop.store(true, Ordering::Release);
         Ok(outcome)
     })
 }
 
-/// Passes on what a command says until it ends.
+/// Passes on the output of a command until it ends.
 fn follow(vm: &Vm, job: &Job, output: &mut Output, stop: &AtomicBool, ended: &Sender<(String, Ended)>) {
     let how = loop {
         let (text, status) = job.take(LOOK);
@@ -95,13 +95,13 @@ fn follow(vm: &Vm, job: &Job, output: &mut Output, stop: &AtomicBool, ended: &Se
             None => {}
         }
     };
-    // What it was about to say is not worth a word about it.
+    // A failure to write the last partial line is not reported.
     let _ = output.end();
-    // Nobody listens if another one failed before.
+    // The receiver is gone if another command failed before.
     let _ = ended.send((vm.name().to_owned(), how));
 }
 
-/// What a command says: to standard output in whole lines with the guest's name if there are several, and to a log.
+/// Output of a command: to standard output in whole lines, with the guest's name if there are several, and to a log.
 struct Output {
     prefix: String,
     /// The beginning of a line.

@@ -7,16 +7,16 @@ use anyhow::{Context, Result, bail};
 use super::cli::RunArgs;
 use crate::vm::Folder;
 
-/// Folders of the guest's own system: whatever is put in their place, nothing runs there any more.
+/// Folders of the guest's own system: if they are hidden by another folder, nothing runs in the guest.
 const SYSTEM: [&str; 16] = [
     "bed", "bin", "boot", "dev", "etc", "image", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys",
     "usr", "var",
 ];
 
-/// The folder that is to be shared.
+/// Returns the folder to share.
 ///
 /// # Errors
-/// It is not there, or hides what guests need.
+/// The folder does not exist, or would hide folders that guests need.
 pub(super) fn of(args: &RunArgs) -> Result<Folder> {
     let named = args.folder.as_deref().unwrap_or_else(|| Path::new("."));
     let path = named.canonicalize().with_context(|| format!("--folder {}", named.display()))?;
@@ -32,12 +32,12 @@ pub(super) fn of(args: &RunArgs) -> Result<Folder> {
     Ok(Folder { path, read_only: args.read_only })
 }
 
-/// Returns `true` if a guest cannot have this path for a folder of the host.
+/// Returns `true` if a folder of the host cannot be mounted at this path in a guest.
 fn hides_the_guest(path: &Path) -> bool {
     let mut below_root = path.components().skip(1);
     let Some(Component::Normal(first)) = below_root.next() else { return true };
     let is_system = SYSTEM.iter().any(|name| first == *name);
-    // Below these the kernel makes the folders itself.
+    // Below these the kernel creates the folders itself.
     let is_kernels = ["dev", "proc", "sys"].iter().any(|name| first == *name);
     is_system && (is_kernels || below_root.next().is_none())
 }

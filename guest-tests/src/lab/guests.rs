@@ -15,10 +15,10 @@ use crate::image::GuestImage;
 use crate::pair::PVRDMA_DEVICE;
 use crate::vm::{FOLDER_TAG, Folder, Job, Vm, VmBuilder, has_kvm};
 
-/// What a network without an uplink carries, so that programs may ask for every path MTU.
+/// MTU of a network without an uplink: large enough for every path MTU.
 const MTU: u32 = 9000;
 
-/// For what a guest does at its start. Generous, for emulated processors on a busy machine.
+/// Time limit for the setup of a guest. Generous, for emulated processors on a busy machine.
 const SET_UP: Duration = Duration::from_secs(120);
 
 /// Running guests.
@@ -35,7 +35,7 @@ pub(super) struct Guests {
 }
 
 impl Guests {
-    /// Starts the daemon and the machines, and does not wait for the guests.
+    /// Starts the daemon and the machines without waiting for the guests.
     pub(super) fn start(image: &GuestImage, args: &RunArgs, folder: Folder) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("pvrdma-lab-").tempdir();
         let directory = directory.context("cannot create a directory for the machines' sockets")?;
@@ -45,7 +45,7 @@ impl Guests {
                 name: format!("vm{number}"),
                 socket: path(number, "pvrdma"),
                 mac: format!("52:54:00:00:00:{:02x}", number + 1),
-                // Nothing here is hardware, and the usual limit of locked memory is small.
+                // No real hardware accesses the memory, and the usual limit of locked memory is small.
                 options: format!(",nic-socket={},pin=off", path(number, "nic").display()),
             })
             .collect();
@@ -66,7 +66,7 @@ impl Guests {
         Ok(Self { vms, daemon, folder, addresses, gid_indices: Vec::new(), qemu, directory })
     }
 
-    /// Waits for the guests, gives them their addresses, loads the driver and mounts the folder.
+    /// Waits for the guests, sets their addresses, loads the driver and mounts the folder.
     ///
     /// # Errors
     /// A guest does not come up, or not in time.
@@ -89,12 +89,13 @@ impl Guests {
         Ok(())
     }
 
-    /// What a guest runs at its start.
+    /// Returns the setup script of a guest.
     fn set_up(&self, address: Ipv4Addr) -> String {
         let hosts: Vec<_> = self.names().map(|(name, address)| format!("{address} {name}")).collect();
         let folder = quoted(&self.folder.path.to_string_lossy());
         let option = if self.folder.read_only { "ro" } else { "rw" };
-        // Without a cache each guest sees at once what another one writes; mappings need one of their own.
+        // Without a cache each guest immediately sees what another one writes; `mmap` is the weakest mode that allows
+        // mappings.
         let options = format!("trans=virtio,version=9p2000.L,msize=512000,cache=mmap,{option}");
         format!(
             "{}
@@ -107,7 +108,7 @@ impl Guests {
         )
     }
 
-    /// Names of the guests with their addresses.
+    /// Iterates over the names of the guests with their addresses.
     fn names(&self) -> impl Iterator<Item = (&str, Ipv4Addr)> {
         self.vms.iter().map(Vm::name).zip(self.addresses.iter().copied())
     }
@@ -116,25 +117,25 @@ impl Guests {
         &self.vms
     }
 
-    /// Where the folder is.
+    /// Returns the path of the folder.
     pub(super) fn folder(&self) -> &Path {
         &self.folder.path
     }
 
-    /// What a command in a guest is told.
+    /// Returns the information for a command in a guest.
     pub(super) fn surroundings(&self, number: usize) -> Surroundings<'_> {
         let gid_index = self.gid_indices.get(number).copied().unwrap_or_default();
         Surroundings { number, addresses: &self.addresses, device: PVRDMA_DEVICE, gid_index }
     }
 
-    /// What there is, for the caller.
+    /// Describes the guests for the caller.
     pub(super) fn describe(&self) -> String {
         let count = self.vms.len();
         let processor = if has_kvm() { "KVM" } else { "emulated processors" };
         format!("{count} {} ({}, {processor})", if count == 1 { "guest" } else { "guests" }, self.qemu)
     }
 
-    /// What `pvrdmad status` says.
+    /// Returns the output of `pvrdmad status`.
     pub(super) fn status(&self) -> Result<serde_json::Value> {
         self.daemon.status()
     }
@@ -144,7 +145,7 @@ impl Guests {
         self.daemon.log()
     }
 
-    /// Ends everything.
+    /// Stops the guests and the daemon.
     pub(super) fn stop(self) {
         drop(self.vms);
         drop(self.daemon);

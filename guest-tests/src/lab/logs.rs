@@ -1,4 +1,4 @@
-//! What is left of a run.
+//! Logs of a run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use super::outcome::Outcome;
 #[derive(Debug)]
 pub(super) struct Logs {
     path: PathBuf,
-    /// Nobody named a folder, so this one goes away if nothing has failed.
+    /// Used if the caller names no folder; removed unless something has failed.
     temporary: Option<TempDir>,
 }
 
 impl Logs {
-    /// A folder, made if it is not there.
+    /// Opens the folder, and creates it if it does not exist.
     pub(super) fn new(named: Option<&Path>) -> Result<Self> {
         if let Some(path) = named {
             fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))?;
@@ -30,12 +30,12 @@ impl Logs {
         Ok(Self { path: directory.path().to_owned(), temporary: Some(directory) })
     }
 
-    /// Where a log is.
+    /// Returns the path of a log.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Collects what there is, if anybody may want it, and says where that is.
+    /// Collects the logs if they are wanted, and prints their path.
     ///
     /// # Errors
     /// It cannot be written.
@@ -53,7 +53,7 @@ impl Logs {
         };
         let copy = |from: &Path| {
             let name = from.file_name().unwrap_or_default().to_string_lossy();
-            // A machine that did not start has none.
+            // A machine that did not start has no log.
             write(&name, &String::from_utf8_lossy(&fs::read(from).unwrap_or_default()))
         };
         for vm in guests.vms() {

@@ -1,7 +1,7 @@
-//! `pvrdma-lab`: runs a command in guests that have RDMA with each other, for tests of other people's programs.
+//! `pvrdma-lab`: runs a command in guests that have RDMA with each other, for tests of other projects' programs.
 //!
-//! [`guests`] boots them, [`script`] says what the command finds there, [`command`] runs it and passes on what it says,
-//! [`outcome`] is the exit status of it all, and [`logs`] what is left.
+//! [`guests`] boots them, [`script`] defines the command's environment, [`command`] runs it and passes its output on,
+//! [`outcome`] is the resulting exit status, and [`logs`] keeps the logs.
 
 mod cli;
 mod command;
@@ -26,7 +26,7 @@ use self::outcome::Outcome;
 pub(crate) use self::outcome::{LAB_FAILED, TIMED_OUT, VM_FAILED};
 use crate::image::GuestImage;
 
-/// Does what is asked for.
+/// Runs the requested subcommand.
 pub(crate) fn run(cli: &LabCli) -> ExitCode {
     let outcome = match &cli.command {
         LabCommand::Run(args) => run_command(args),
@@ -41,9 +41,9 @@ pub(crate) fn run(cli: &LabCli) -> ExitCode {
     outcome.exit_code()
 }
 
-/// The exit status of a command line that is not understood: it must not be taken for the command's.
+/// Returns the exit status for an invalid command line: it must not be mistaken for the command's status.
 pub(crate) fn not_understood(error: &clap::Error) -> ExitCode {
-    // There is nowhere to say that this fails.
+    // A failure to print cannot be reported anywhere.
     let _ = error.print();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
@@ -64,7 +64,7 @@ fn pack(folder: &Path) -> Result<Outcome> {
 
 fn run_command(args: &RunArgs) -> Result<Outcome> {
     let started = Instant::now();
-    // Before anything is started: what is wrong with the folder is the caller's affair.
+    // The folder is checked before anything is started, because errors in it are the caller's.
     let folder = folder::of(args)?;
     let variables = script::variables(&args.env)?;
     let image = GuestImage::build()?;

@@ -1,4 +1,4 @@
-//! How a run ends.
+//! Outcome of a run, and its exit status.
 
 use std::process::ExitCode;
 
@@ -13,26 +13,26 @@ pub(crate) const TIMED_OUT: u8 = 124;
 /// Exit status: the lab itself failed.
 pub(crate) const LAB_FAILED: u8 = 125;
 
-/// How a run ended.
+/// Outcome of a run.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// The command ended with this status, the first that was not 0 if there was one.
+    /// The command ended with this status: the first non-zero one, if there was one.
     Ended(u8),
-    /// A guest failed, and how.
+    /// A guest failed, with the reason.
     Vm(String),
-    /// So many seconds were up.
+    /// The time limit of this many seconds was reached.
     TimedOut(u64),
-    /// It could not even be tried.
+    /// The run could not be started.
     Lab(Error),
 }
 
 impl Outcome {
-    /// Returns `true` if everything went well.
+    /// Returns `true` if the command succeeded.
     pub(super) const fn is_success(&self) -> bool {
         matches!(self, Self::Ended(0))
     }
 
-    /// What to say about it, if the command has not said it itself.
+    /// Returns the message for the user, unless the command has printed one itself.
     pub(super) fn message(&self) -> Option<String> {
         match self {
             Self::Ended(0) => None,

@@ -1,11 +1,11 @@
-//! The command as a script for the guest's shell, with what it is told by variables.
+//! The command as a script for the guest's shell, with its environment variables.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
 
 use anyhow::{Result, bail};
 
-/// What a command is told about its guest.
+/// Information about its guest that a command gets.
 #[derive(Clone, Debug)]
 pub(super) struct Surroundings<'a> {
     /// Number of the guest, from 0 on.
@@ -18,10 +18,10 @@ pub(super) struct Surroundings<'a> {
     pub(super) gid_index: u32,
 }
 
-/// The variables that the caller wants to be there as well.
+/// Returns the additional variables that the caller requests.
 ///
 /// # Errors
-/// One has a name that is none, or is not set here.
+/// A name is invalid, or the variable is not set here.
 pub(super) fn variables(given: &[String]) -> Result<Vec<(String, String)>> {
     let variable = |text: &String| {
         let (name, value) = match text.split_once('=') {
@@ -40,7 +40,7 @@ pub(super) fn variables(given: &[String]) -> Result<Vec<(String, String)>> {
     given.iter().map(variable).collect()
 }
 
-/// A script that becomes the command.
+/// Returns a script that execs the command.
 pub(super) fn script(
     around: &Surroundings<'_>,
     variables: &[(String, String)],
@@ -55,7 +55,7 @@ pub(super) fn script(
     script + "exec " + &words.join(" ")
 }
 
-/// The variables of the lab: [docs/ci.md](../../../docs/ci.md) lists them.
+/// Returns the variables of the lab: [docs/ci.md](../../../docs/ci.md) lists them.
 pub(super) fn own_variables(around: &Surroundings<'_>) -> Vec<(String, String)> {
     let own = around.addresses.get(around.number).map(ToString::to_string).unwrap_or_default();
     let all: Vec<_> = around.addresses.iter().map(ToString::to_string).collect();
@@ -74,7 +74,7 @@ pub(super) fn own_variables(around: &Surroundings<'_>) -> Vec<(String, String)> 
     .to_vec()
 }
 
-/// A word that the shell takes as it is.
+/// Quotes a word for the shell.
 pub(super) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -119,7 +119,7 @@ mod tests {
         assert!(given("THIS_IS_NOT_SET_HERE").unwrap_err().contains("not set here"));
     }
 
-    /// Each variable stands in the document that says what they mean.
+    /// The document that defines the variables lists each of them.
     #[test]
     fn the_document_lists_the_variables() {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ci.md");

@@ -1,33 +1,33 @@
-//! What a machine is made of.
+//! Description of a machine before it starts.
 
 use std::path::{Path, PathBuf};
 
 use crate::image::GuestImage;
 
-/// One network card, connected to another machine's by a pair of datagram sockets: no order of starting, and either
-/// side may be killed and come back.
+/// A vNIC connected to another machine's by a pair of datagram sockets: the machines start in any order, and either may
+/// be killed and come back.
 #[derive(Clone, Debug)]
 pub(crate) struct Nic {
-    /// Which device the guest sees.
+    /// Device model that the guest sees.
     pub(crate) model: NicModel,
-    /// The guest's hardware address.
+    /// Ethernet address in the guest.
     pub(crate) mac: String,
-    /// Our socket.
+    /// Socket of this machine.
     pub(crate) local: PathBuf,
-    /// The other machine's socket.
+    /// Socket of the other machine.
     pub(crate) remote: PathBuf,
 }
 
-/// Any other network card, in QEMU's words.
+/// Any other vNIC, as QEMU arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Card {
-    /// What follows `-netdev`.
+    /// Value of `-netdev`.
     pub(crate) netdev: String,
-    /// What follows `-device`.
+    /// Value of `-device`.
     pub(crate) device: String,
 }
 
-/// Kinds of network cards.
+/// Kinds of vNICs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NicModel {
     /// VMware's, at function 0 of the slot whose function 1 is the RDMA device.
@@ -36,10 +36,10 @@ pub(crate) enum NicModel {
     Virtio,
 }
 
-/// How guest memory is backed.
+/// Backing of guest memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MemoryKind {
-    /// A shared memfd, as the device needs it.
+    /// A shared memfd, which the device requires.
     #[default]
     Shared,
     /// The same in huge pages.
@@ -48,19 +48,19 @@ pub(crate) enum MemoryKind {
     Private,
 }
 
-/// A folder of this machine that a guest sees.
+/// A folder of this machine that is shared with a guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Folder {
-    /// Where it is here.
+    /// Path on this machine.
     pub(crate) path: PathBuf,
     /// The guest cannot change it.
     pub(crate) read_only: bool,
 }
 
-/// What the guest mounts a folder by.
+/// Tag by which the guest mounts a folder.
 pub(crate) const FOLDER_TAG: &str = "folder";
 
-/// The bus of the slot that is empty at first.
+/// Bus of the slot that is empty at boot.
 pub(crate) const EMPTY_SLOT: &str = "rp0";
 
 /// Describes a machine before it starts.
@@ -80,9 +80,9 @@ pub(crate) struct VmBuilder {
     pub(super) more_cards: Vec<Card>,
     /// A root port with an empty slot.
     pub(super) empty_slot: bool,
-    /// Hardware address of the card that leads to this machine.
+    /// Ethernet address of the vNIC that leads to this machine.
     pub(super) user_network: Option<String>,
-    /// Another root file system than the image's.
+    /// Root file system that replaces the image's.
     pub(super) root_disk: Option<PathBuf>,
     pub(super) disk: Option<PathBuf>,
     pub(super) folder: Option<Folder>,
@@ -90,18 +90,18 @@ pub(crate) struct VmBuilder {
     pub(super) ports: Vec<(String, PathBuf)>,
     pub(super) run_as: Option<RunAs>,
     pub(super) patience: u32,
-    /// KVM runs it, whatever this machine has.
+    /// Uses KVM, whatever this machine supports.
     pub(super) kvm: bool,
     /// QEMU ends when the guest's kernel panics, or the machine is reset.
     pub(super) ends_with_guest: bool,
     /// The kernel's timer interrupts every processor at fixed times.
     pub(super) ticks: bool,
-    /// Its clocks count instructions.
+    /// The clocks count instructions.
     pub(super) virtual_time: bool,
 }
 
-/// Who QEMU runs as. It may read every file, as those of the image are where only their owner finds them, and write to
-/// none but its own.
+/// User that QEMU runs as. It may read every file, because those of the image are in folders that only their owner can
+/// read, and write to none but its own.
 #[derive(Clone, Debug)]
 pub(crate) struct RunAs {
     /// The user, and the primary group of the same number.
@@ -111,7 +111,7 @@ pub(crate) struct RunAs {
 }
 
 impl VmBuilder {
-    /// A machine with 1 GiB, one processor and no device. `directory` is where its sockets and logs go.
+    /// Describes a machine with 1 GiB, one processor and no device. Its sockets and logs are created in `directory`.
     pub(crate) fn new(image: &GuestImage, directory: &Path) -> Self {
         Self {
             image: image.clone(),
@@ -141,31 +141,31 @@ impl VmBuilder {
         }
     }
 
-    /// The name, for messages and files.
+    /// Sets the name, for messages and files.
     pub(crate) fn name(mut self, name: &str) -> Self {
         self.name = name.to_owned();
         self
     }
 
-    /// The size of the memory.
+    /// Sets the size of the memory.
     pub(crate) fn memory_mib(mut self, memory_mib: u32) -> Self {
         self.memory_mib = memory_mib;
         self
     }
 
-    /// How memory is backed.
+    /// Sets the backing of the memory.
     pub(crate) fn memory_kind(mut self, kind: MemoryKind) -> Self {
         self.memory_kind = kind;
         self
     }
 
-    /// The number of processors.
+    /// Sets the number of processors.
     pub(crate) fn cpus(mut self, cpus: u32) -> Self {
         self.cpus = cpus;
         self
     }
 
-    /// Adds the RDMA device served at this socket; wants a vmxnet3 beside it.
+    /// Adds the RDMA device served at this socket; it needs a vmxnet3 beside it.
     pub(crate) fn pvrdma_socket(mut self, path: &Path) -> Self {
         self.pvrdma_socket = Some(path.to_owned());
         self
@@ -177,7 +177,7 @@ impl VmBuilder {
         self
     }
 
-    /// Any other property of the vfio-user device.
+    /// Sets any other property of the vfio-user device.
     pub(crate) fn vfio_user_option(mut self, name: &str, value: serde_json::Value) -> Self {
         self.vfio_user_options.push((name.to_owned(), value));
         self
@@ -189,33 +189,32 @@ impl VmBuilder {
         self
     }
 
-    /// Adds a network card.
+    /// Adds a vNIC.
     pub(crate) fn nic(mut self, nic: Nic) -> Self {
         self.nics.push(nic);
         self
     }
 
-    /// Adds other network cards.
+    /// Adds other vNICs.
     pub(crate) fn more_cards(mut self, cards: &[Card]) -> Self {
         self.more_cards.extend_from_slice(cards);
         self
     }
 
-    /// Adds an empty slot behind a root port, [`EMPTY_SLOT`], for what is plugged in later.
+    /// Adds an empty slot behind a root port, [`EMPTY_SLOT`], for devices that are hot-plugged later.
     pub(crate) fn empty_slot(mut self, there: bool) -> Self {
         self.empty_slot = there;
         self
     }
 
-    /// Adds a vmxnet3 behind which QEMU itself plays a router to this machine: the guest is 10.0.2.15, and what it
-    /// connects to at
-    /// 10.0.2.2 arrives here, at the loopback interface.
+    /// Adds a vmxnet3 behind which QEMU emulates a router to this machine: the guest is 10.0.2.15, and its connections
+    /// to 10.0.2.2 arrive at the loopback interface of this machine.
     pub(crate) fn user_network(mut self, mac: &str) -> Self {
         self.user_network = Some(mac.to_owned());
         self
     }
 
-    /// Boots another root file system than the image's.
+    /// Boots a root file system other than the image's.
     pub(crate) fn root_disk(mut self, disk: &Path) -> Self {
         self.root_disk = Some(disk.to_owned());
         self
@@ -233,38 +232,38 @@ impl VmBuilder {
         self
     }
 
-    /// Adds a virtio serial port that leads to a socket where somebody listens, sooner or later.
+    /// Adds a virtio serial port that leads to a socket, which need not be listening yet.
     pub(crate) fn port(mut self, name: &str, socket: &Path) -> Self {
         self.ports.push((name.to_owned(), socket.to_owned()));
         self
     }
 
-    /// QEMU runs as this user, to whom the directory belongs. Needs root.
+    /// Runs QEMU as this user, who owns the directory. Needs root.
     pub(crate) fn run_as(mut self, user: RunAs) -> Self {
         self.run_as = Some(user);
         self
     }
 
-    /// Everything may take so many times longer than usual.
+    /// Multiplies all time limits by `times`.
     pub(crate) fn patience(mut self, times: u32) -> Self {
         self.patience = times;
         self
     }
 
-    /// QEMU ends when the guest's kernel panics, or the machine is reset for whatever reason.
+    /// Ends QEMU when the guest's kernel panics, or the machine is reset for any reason.
     pub(crate) fn ends_with_guest(mut self) -> Self {
         self.ends_with_guest = true;
         self
     }
 
-    /// The kernel's timer interrupts every processor at fixed times, whether somebody waits for that or not.
+    /// Makes the kernel's timer interrupt every processor periodically, even if no timer is pending.
     pub(crate) fn ticks(mut self) -> Self {
         self.ticks = true;
         self
     }
 
-    /// An emulated processor whose clocks advance by a nanosecond with each instruction, and at once to the next timer
-    /// while it has nothing to do: however busy this machine is, the guest does not notice.
+    /// Uses an emulated processor whose clocks advance by a nanosecond with each instruction, and immediately to the
+    /// next timer while it is idle. The guest does not notice how busy this machine is.
     pub(crate) fn virtual_time(mut self) -> Self {
         self.virtual_time = true;
         self

@@ -1,4 +1,4 @@
-//! The host's end of the line to a guest's agent.
+//! Host side of the line to a guest's agent.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 
 use crate::agent::{Event, Request};
 
-/// Shared by a machine and its jobs.
+/// Connection to the agent, shared by a machine and its jobs.
 #[derive(Debug)]
 pub(crate) struct Channel {
     writer: Mutex<UnixStream>,
@@ -19,12 +19,12 @@ pub(crate) struct Channel {
     changed: Condvar,
 }
 
-/// What is known about one command in the guest.
+/// State of one command in the guest.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct JobState {
     /// All output so far.
     pub(crate) output: String,
-    /// Set when it has ended.
+    /// Exit code, once the command has ended.
     pub(crate) exit: Option<i32>,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct JobState {
 struct State {
     jobs: HashMap<u64, JobState>,
     next_id: u64,
-    /// How often the agent has said hello: once per boot.
+    /// Number of hello messages from the agent: one per boot.
     boots: u32,
     closed: bool,
 }
@@ -73,7 +73,8 @@ impl Channel {
         ids.into_iter().try_for_each(|id| self.kill(id))
     }
 
-    /// Waits until `done` says so about a job, or it ended, or the guest is gone, or time is up; then its state.
+    /// Waits until `done` returns `true` for a job, the job ends, the guest is gone, or time is up; returns the job's
+    /// state.
     pub(crate) fn wait_job(&self, id: u64, timeout: Duration, done: impl Fn(&JobState) -> bool) -> JobState {
         self.wait(timeout, |state| {
             state.closed || state.jobs.get(&id).is_some_and(|job| job.exit.is_some() || done(job))
@@ -84,7 +85,7 @@ impl Channel {
         .unwrap_or_default()
     }
 
-    /// Waits until a job has said something more, or ended, or the guest is gone, or time is up; takes what it said.
+    /// Waits until a job has new output or ends, the guest is gone, or time is up; takes the new output.
     pub(crate) fn take(&self, id: u64, timeout: Duration) -> JobState {
         let news = |state: &State| {
             state.closed || state.jobs.get(&id).is_some_and(|job| job.exit.is_some() || !job.output.is_empty())
@@ -99,20 +100,20 @@ impl Channel {
         self.wait(timeout, |state| state.closed || state.boots >= count).boots >= count
     }
 
-    /// How often the guest has booted.
+    /// Returns the number of boots of the guest.
     pub(crate) fn boots(&self) -> u32 {
         self.lock().boots
     }
 
-    /// Whether the machine has closed the line: QEMU is gone.
+    /// Returns `true` if the machine has closed the line because QEMU has ended.
     pub(crate) fn is_closed(&self) -> bool {
         self.lock().closed
     }
 
-    /// Ends the line, as far as this end is concerned: what is behind it may connect again. The thread that listens has
-    /// the socket, too, so dropping this one would not do.
+    /// Shuts the line down at this end, so that the other end may connect again. The receiving thread holds a clone of
+    /// the socket, so dropping this one would not close the connection.
     pub(crate) fn close(&self) {
-        // It is closed already if the machine has gone first.
+        // This fails if the machine has closed the line first.
         let _ = self.writer.lock().unwrap_or_else(PoisonError::into_inner).shutdown(Shutdown::Both);
     }
 
@@ -167,7 +168,7 @@ impl Channel {
             }
             match serde_json::from_slice::<Event>(&line) {
                 Ok(event) => self.lock().apply(event),
-                // A guest that was reset in the middle of a line leaves half of one.
+                // A guest that was reset in the middle of a line leaves half a line.
                 Err(error) => log::debug!("not an event: {error}: {}", String::from_utf8_lossy(&line)),
             }
             self.changed.notify_all();
@@ -183,7 +184,7 @@ impl State {
             Event::Hello { boot } => {
                 log::debug!("guest boot {boot}");
                 self.boots += 1;
-                // What ran before the boot does not run any more.
+                // Commands from before the boot no longer run.
                 for job in self.jobs.values_mut() {
                     job.exit.get_or_insert(-1);
                 }

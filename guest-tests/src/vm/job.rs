@@ -7,12 +7,12 @@ use anyhow::{Result, bail};
 
 use super::channel::Channel;
 
-/// What a command left.
+/// Result of a command.
 #[derive(Clone, Debug)]
 pub(crate) struct JobOutput {
     /// Exit code as a shell reports it.
     pub(crate) code: i32,
-    /// Standard output and error in the order they came.
+    /// Standard output and error in the order of arrival.
     pub(crate) text: String,
 }
 
@@ -30,7 +30,7 @@ impl Job {
         Self { channel, id, title }
     }
 
-    /// Waits for the end. An error when it does not come in time (the command is killed) or the machine is gone.
+    /// Waits for the end. Returns an error if it does not come in time (the command is killed) or the machine is gone.
     pub(crate) fn wait(&self, timeout: Duration) -> Result<JobOutput> {
         let started = Instant::now();
         let state = self.channel.wait_job(self.id, timeout, |_| false);
@@ -66,34 +66,34 @@ impl Job {
         Ok(())
     }
 
-    /// Waits for more output or the end, but no longer than this. Returns the output that was not taken yet, and how
-    /// the command ended if it has.
+    /// Waits at most `limit` for more output or the end. Returns the output that was not taken yet, and the exit code
+    /// if the command has ended.
     pub(crate) fn take(&self, limit: Duration) -> (String, Option<i32>) {
         let state = self.channel.take(self.id, limit);
         (state.output, state.exit)
     }
 
-    /// Waits for the end, but no longer than this; the command goes on when it has not ended.
+    /// Waits at most `limit` for the end; a command that has not ended continues.
     pub(crate) fn pause(&self, limit: Duration) {
         self.channel.wait_job(self.id, limit, |_| false);
     }
 
-    /// Kills it.
+    /// Kills the command.
     pub(crate) fn kill(&self) -> Result<()> {
         self.channel.kill(self.id)
     }
 
-    /// Whether it still runs.
+    /// Returns `true` if the command still runs.
     pub(crate) fn is_running(&self) -> bool {
         self.channel.wait_job(self.id, Duration::ZERO, |_| true).exit.is_none() && !self.channel.is_closed()
     }
 
-    /// The output so far.
+    /// Returns the output so far.
     pub(crate) fn output(&self) -> String {
         self.channel.wait_job(self.id, Duration::ZERO, |_| true).output
     }
 
-    /// What runs where, for messages.
+    /// Returns machine and command, for messages.
     pub(crate) fn title(&self) -> &str {
         &self.title
     }
@@ -102,7 +102,7 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         if self.is_running() {
-            // A machine that is gone has killed it already.
+            // If the machine is gone, so is the command.
             let _ = self.channel.kill(self.id);
         }
         self.channel.forget(self.id);

@@ -11,7 +11,7 @@ use super::job::{Job, JobOutput};
 use crate::agent::to_hex;
 use crate::process::BoundChild;
 
-/// How long a short command may take; generous, for emulated processors on a busy machine.
+/// Time limit of a short command; generous, for emulated processors on a busy machine.
 pub(crate) const SHORT: Duration = Duration::from_secs(60);
 
 const BOOT: Duration = Duration::from_secs(240);
@@ -20,7 +20,7 @@ const BOOT: Duration = Duration::from_secs(240);
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(super) name: String,
-    /// QEMU, or what runs the QEMUs of several machines.
+    /// QEMU, or the process that runs the QEMUs of several machines.
     pub(super) process: Arc<Mutex<BoundChild>>,
     pub(super) channel: Arc<Channel>,
     pub(super) console: PathBuf,
@@ -28,7 +28,7 @@ pub(crate) struct Vm {
     /// The socket of QEMU's monitor.
     pub(super) monitor: PathBuf,
     pub(super) started: Instant,
-    /// How many times longer than usual everything may take.
+    /// Factor by which everything may take longer than usual.
     pub(super) patience: u32,
 }
 
@@ -43,7 +43,7 @@ impl Vm {
         self.wait_boots(1)
     }
 
-    /// The same, but no longer than until then.
+    /// Does the same, but waits no longer than until `deadline`.
     pub(crate) fn wait_boot_until(&self, deadline: Instant) -> Result<()> {
         self.wait_boots_until(1, deadline)
     }
@@ -58,17 +58,17 @@ impl Vm {
         self.console_tail().contains("Kernel panic")
     }
 
-    /// Files with what it said: the console, and QEMU's messages.
+    /// Returns the files with its output: the console, and QEMU's messages.
     pub(crate) fn log_files(&self) -> [&Path; 2] {
         [&self.console, &self.qemu_log]
     }
 
-    /// Runs a command, which must succeed soon, and returns its output.
+    /// Runs a short command, which must succeed, and returns its output.
     pub(crate) fn run(&self, command: &str) -> Result<String> {
         self.spawn(command)?.wait_success(SHORT * self.patience)
     }
 
-    /// Runs a command and returns how it ended.
+    /// Runs a command and returns its exit code and output.
     pub(crate) fn exec(&self, command: &str, timeout: Duration) -> Result<JobOutput> {
         self.spawn(command)?.wait(timeout)
     }
@@ -81,15 +81,15 @@ impl Vm {
         Ok(Job::new(Arc::clone(&self.channel), id, title))
     }
 
-    /// Waits until a shell condition holds in the guest. The shell there asks again and again; the error says what
-    /// was waited for.
+    /// Waits until a shell condition holds in the guest. The guest's shell checks it repeatedly; the error contains the
+    /// condition.
     pub(crate) fn wait_until(&self, condition: &str, timeout: Duration) -> Result<()> {
         self.spawn(&format!("until {condition}; do sleep 0.05; done"))?.wait_success(timeout).map(drop)
     }
 
     /// Writes a file in the guest.
     pub(crate) fn write_file(&self, path: &str, mode: u32, content: &[u8]) -> Result<()> {
-        // An empty file is one empty piece.
+        // An empty file is written as one empty piece.
         let pieces: Vec<&[u8]> = if content.is_empty() { vec![&[]] } else { content.chunks(32 << 10).collect() };
         for (index, piece) in pieces.into_iter().enumerate() {
             let id = self.channel.write(path, index > 0, mode, to_hex(piece))?;
@@ -98,21 +98,21 @@ impl Vm {
         Ok(())
     }
 
-    /// Lets the guest reboot and waits until it is up again.
+    /// Reboots the guest and waits until it is up again.
     pub(crate) fn reboot(&self) -> Result<()> {
-        // It ends with the guest, so its end is not waited for.
+        // The command ends with the guest, so its end is not awaited.
         self.boot_again(|| self.spawn("sync; /bed/busybox reboot -f"))
     }
 
-    /// Does what makes the guest boot once more, and waits until it is up.
+    /// Runs an action that makes the guest boot once more, and waits until it is up.
     pub(crate) fn boot_again<T>(&self, start: impl FnOnce() -> Result<T>) -> Result<()> {
         let boots = self.channel.boots();
-        // What started it may have to live as long as it boots.
+        // The result of the action may have to live until the boot is complete.
         let _started = start()?;
         self.wait_boots(boots + 1)
     }
 
-    /// Kills every command that the host started and that still runs.
+    /// Kills every command of the host that still runs.
     pub(crate) fn kill_jobs(&self) -> Result<()> {
         self.channel.kill_all()
     }
@@ -122,18 +122,19 @@ impl Vm {
         self.process.lock().unwrap_or_else(PoisonError::into_inner).kill();
     }
 
-    /// Whether QEMU runs.
+    /// Returns `true` if QEMU runs.
     pub(crate) fn is_running(&self) -> bool {
         self.process.lock().unwrap_or_else(PoisonError::into_inner).exited().is_none()
     }
 
-    /// Whether QEMU has ended, for who has just lost the line to it or to something in it: that goes a moment before.
+    /// Returns `true` if QEMU has ended. The line closes a moment before the process ends, so this waits a little for
+    /// callers that have just lost the line.
     pub(crate) fn has_ended(&self) -> bool {
         let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         process.wait(Duration::from_secs(1)).is_some()
     }
 
-    /// What runs it, for machines that end with it.
+    /// Returns the process that runs it, for machines that end with it.
     pub(crate) fn process(&self) -> Arc<Mutex<BoundChild>> {
         Arc::clone(&self.process)
     }
@@ -143,12 +144,12 @@ impl Vm {
         self.process.lock().unwrap_or_else(PoisonError::into_inner).id()
     }
 
-    /// What QEMU itself printed.
+    /// Returns the output of QEMU itself.
     pub(crate) fn qemu_messages(&self) -> String {
         std::fs::read_to_string(&self.qemu_log).unwrap_or_default()
     }
 
-    /// The end of the console, for error messages.
+    /// Returns the end of the console, for error messages.
     pub(crate) fn console_tail(&self) -> String {
         let bytes = std::fs::read(&self.console).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
@@ -156,7 +157,7 @@ impl Vm {
         lines[lines.len().saturating_sub(40)..].join("\n")
     }
 
-    /// All that helps to understand a failure: QEMU's messages, the console, the kernel log.
+    /// Returns all information that helps to understand a failure: QEMU's messages, the console, the kernel log.
     pub(crate) fn diagnosis(&self) -> String {
         let dmesg = if self.is_running() && self.has_booted() {
             match self.exec("dmesg | tail -n 40", Duration::from_secs(15)) {

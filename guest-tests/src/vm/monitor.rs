@@ -1,4 +1,4 @@
-//! QEMU's monitor: what is plugged into a running machine.
+//! QEMU's monitor: hot-plugs devices into a running machine.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use super::machine::Vm;
 
 impl Vm {
-    /// Plugs a device in: the arguments of QEMU's `device_add`.
+    /// Plugs in a device; `arguments` are those of QEMU's `device_add`.
     pub(crate) fn add_device(&self, arguments: &Value) -> Result<()> {
         self.monitor(&json!({ "execute": "device_add", "arguments": arguments })).map(drop)
     }
 
-    /// Has the monitor do something, and gives its answer.
+    /// Sends a request to the monitor and returns its answer.
     fn monitor(&self, request: &Value) -> Result<Value> {
         let path = self.monitor.display();
         let mut stream = UnixStream::connect(&self.monitor).with_context(|| format!("cannot connect to {path}"))?;
@@ -22,7 +22,7 @@ impl Vm {
         let mut answer = Value::Null;
         for request in [&json!({ "execute": "qmp_capabilities" }), request] {
             writeln!(stream, "{request}").with_context(|| format!("cannot write to {path}"))?;
-            // Its greeting and events come in between.
+            // The greeting and events may come before the answer.
             loop {
                 let line = lines.next().with_context(|| format!("{}: the monitor is gone", self.name))??;
                 answer = serde_json::from_str(&line).with_context(|| format!("the monitor says {line}"))?;

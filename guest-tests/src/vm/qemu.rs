@@ -8,14 +8,14 @@ use serde_json::json;
 use super::builder::{EMPTY_SLOT, FOLDER_TAG, Folder, MemoryKind, Nic, NicModel, VmBuilder};
 use crate::agent::PORT_NAME;
 
-/// Whether the processor's own virtualisation can be used. `/dev/kvm` alone does not say: there are KVM variants that
-/// cannot run an unmodified kernel.
+/// Returns `true` if the processor's own virtualisation can be used. The presence of `/dev/kvm` is not enough: there
+/// are KVM variants that cannot run an unmodified kernel.
 pub(crate) fn has_kvm() -> bool {
     ["kvm_intel", "kvm_amd"].iter().any(|module| Path::new("/sys/module").join(module).exists())
         && std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
-/// Options and their values, as QEMU takes them.
+/// Options with their values for QEMU's command line.
 #[derive(Default)]
 struct Arguments(Vec<String>);
 
@@ -25,7 +25,7 @@ impl Arguments {
     }
 }
 
-/// What the machine is made of.
+/// Returns the arguments that describe the machine's hardware.
 pub(super) fn machine_arguments(vm: &VmBuilder) -> Result<Vec<String>> {
     let mut arguments = Arguments::default();
     arguments.add("name", format!("guest-tests-{}", vm.name));
@@ -75,27 +75,27 @@ pub(super) fn machine_arguments(vm: &VmBuilder) -> Result<Vec<String>> {
     Ok(arguments.0)
 }
 
-/// What leads to the agent.
+/// Connection to the agent.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Line<'a> {
-    /// A socket where somebody listens.
+    /// A listening socket.
     Socket(&'a Path),
     /// A character device.
     Device(&'a Path),
 }
 
 impl Line<'_> {
-    /// As an option of `-chardev`.
+    /// Formats it as an option of `-chardev`.
     fn backend(self) -> String {
         match self {
             Self::Socket(path) => format!("socket,id=agent,path={}", path.display()),
-            // QEMU opens it once, for both ways.
+            // QEMU opens the path once, for both directions.
             Self::Device(path) => format!("pipe,id=agent,path={}", path.display()),
         }
     }
 }
 
-/// What boots the image in whatever machine, and leads to the agent.
+/// Returns the arguments that boot the image on any machine and connect the agent.
 pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent: Line<'_>, console: &Path) -> Vec<String> {
     let mut arguments = Arguments(vec!["-nodefaults".to_owned(), "-no-user-config".to_owned()]);
     arguments.add("display", "none");
@@ -129,10 +129,10 @@ pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent: Line<'_>, 
     arguments.0
 }
 
-/// A folder by 9p: QEMU opens its files as whoever runs it, so what the guest makes there is his.
+/// Shares a folder by 9p. QEMU opens its files as its own user, who therefore owns the files that the guest creates.
 fn shared_folder(folder: &Folder) -> String {
     let read_only = if folder.read_only { ",readonly=on" } else { "" };
-    // A comma in a value is doubled.
+    // QEMU's syntax doubles a comma in a value.
     let path = folder.path.to_string_lossy().replace(',', ",,");
     format!("local,id=folder,security_model=none,multidevs=remap{read_only},path={path}")
 }
@@ -140,7 +140,7 @@ fn shared_folder(folder: &Folder) -> String {
 /// The processor's own virtualisation.
 const KVM: (&str, &str) = ("kvm", "host");
 
-/// What runs the guest's code, and the processor that the guest sees.
+/// Returns the accelerator, and the processor model that the guest sees.
 pub(crate) fn processor() -> (&'static str, &'static str) {
     if has_kvm() {
         return KVM;
@@ -148,7 +148,8 @@ pub(crate) fn processor() -> (&'static str, &'static str) {
     ("tcg,thread=multi", EMULATED)
 }
 
-/// Without these the guest's copies use 64-bit or vector moves; the emulator does `rep movsb` byte by byte.
+/// Features that are switched off. With them the guest copies with `rep movsb`, which the emulator executes byte by
+/// byte; without them it uses 64-bit or vector moves.
 const EMULATED: &str = "max,la57=off,erms=off,fsrm=off";
 
 fn memory_object(vm: &VmBuilder) -> String {
@@ -162,22 +163,23 @@ fn memory_object(vm: &VmBuilder) -> String {
 
 fn kernel_command_line(vm: &VmBuilder) -> String {
     let iommu = if vm.iommu { " intel_iommu=on iommu.strict=1" } else { "" };
-    // Mitigations cost emulated time and protect nothing here. After a panic the guest stands still,
-    // so that its console can be read; we look for the message. Or it resets the machine at once, see `boot_arguments`.
+    // Mitigations cost emulated time and protect nothing here. After a panic the guest halts, so that its console can
+    // be read; the host side searches it for the message. With `ends_with_guest` it resets the machine at once, see
+    // `boot_arguments`.
     let panic = if vm.ends_with_guest { -1 } else { 0 };
     let tick = if vm.ticks { " highres=off nohz=off" } else { "" };
     let watchdog = watchdog(vm.patience);
     format!("console=ttyS0 panic={panic} mitigations=off nokaslr net.ifnames=0{iommu}{tick}{watchdog}")
 }
 
-/// What makes a kernel as patient with its processors as whoever waits for the guest. It takes one for stuck that runs
-/// nothing else for twice ten seconds, or passes no quiescent state of RCU for 21, which where everything is slower is
-/// slow and no more.
+/// Returns kernel parameters that scale the watchdogs to the patience of the tests. The kernel reports a processor as
+/// stuck that runs one task for twice ten seconds, or passes no quiescent state of RCU for 21 seconds; on a slow
+/// machine such a processor is only slow.
 pub(crate) fn watchdog(patience: u32) -> String {
     if patience <= 1 {
         return String::new();
     }
-    // No more than the kernel takes.
+    // Limited to the maximum that the kernel accepts.
     let [thread, rcu] = [(10, 60), (21, 300)].map(|(usual, most): (u32, u32)| usual.saturating_mul(patience).min(most));
     format!(" watchdog_thresh={thread} rcupdate.rcu_cpu_stall_timeout={rcu}")
 }
@@ -199,7 +201,7 @@ fn nic_device(netdev: &str, model: NicModel, mac: &str) -> String {
     }
 }
 
-/// The network function is served as the RDMA function is.
+/// The network function is served in the same way as the RDMA function.
 fn network_function(socket: &Path) -> String {
     let device = json!({
         "driver": "vfio-user-pci",

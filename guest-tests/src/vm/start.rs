@@ -1,4 +1,4 @@
-//! From the description of a machine to a running one.
+//! Starts a machine from its description.
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, chown};
@@ -24,7 +24,7 @@ impl VmBuilder {
         Ok(vm)
     }
 
-    /// Starts the machine and does not wait for the guest.
+    /// Starts the machine without waiting for the guest.
     pub(crate) fn start(self) -> Result<Vm> {
         let prepared = self.prepare()?;
         let (mut qemu, mut arguments) = prepared.builder.image.qemu();
@@ -55,9 +55,9 @@ impl VmBuilder {
         prepared.accept(Arc::new(Mutex::new(process)))
     }
 
-    /// The words of a command that runs the machine in a guest which plays a host, with KVM there. All paths are that
-    /// guest's: those of the image, the first stage, the character device that leads to whoever waits for the agent,
-    /// and where the console goes.
+    /// Returns the words of a command that runs the machine under KVM in a guest that acts as the host. All paths are
+    /// those of that guest: the image, the first stage, the character device that leads to the listener for the agent,
+    /// and the console output.
     pub(crate) fn command(mut self, initramfs: &Path, agent: &Path, console: &Path) -> Result<Vec<String>> {
         self.kvm = true;
         let (program, mut words) = self.image.qemu();
@@ -67,7 +67,7 @@ impl VmBuilder {
         Ok(words)
     }
 
-    /// Makes what a machine needs before QEMU runs.
+    /// Prepares the files and sockets that a machine needs before QEMU runs.
     pub(crate) fn prepare(self) -> Result<Prepared> {
         let file = |suffix: &str| self.directory.join(format!("{}.{suffix}", self.name));
         let agent_socket = file("agent");
@@ -84,7 +84,7 @@ impl VmBuilder {
     }
 }
 
-/// A machine whose QEMU has not started: its files are there, and its agent is listened for.
+/// A machine whose QEMU has not started: its files exist, and the agent socket is listening.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     builder: VmBuilder,
@@ -97,27 +97,28 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// The options of QEMU that boot the image and connect the agent, whatever the machine is made of.
+    /// Returns the QEMU options that boot the image and connect the agent on any kind of machine.
     pub(crate) fn boot_arguments(&self) -> Vec<String> {
         qemu::boot_arguments(&self.builder, &self.initramfs, Line::Socket(&self.agent_socket), &self.console)
     }
 
-    /// The first stage with this program in it.
+    /// Returns the path of the first stage, which contains this program.
     pub(crate) fn initramfs(&self) -> &Path {
         &self.initramfs
     }
 
-    /// Another machine runs it: if it does not boot, that one's console says more, and its panic ends the wait.
+    /// Marks the machine as run by another one: if it does not boot, the host's console is reported too, and the host's
+    /// panic ends the wait.
     pub(crate) fn played_by(self, host: &Vm) -> Self {
         Self { console: host.console.clone(), ..self }
     }
 
-    /// Where the agent is listened for.
+    /// Returns the path of the socket for the agent.
     pub(crate) fn agent_socket(&self) -> &Path {
         &self.agent_socket
     }
 
-    /// Waits for QEMU, which `process` runs, and does not wait for the guest.
+    /// Waits for QEMU, which `process` runs, without waiting for the guest.
     pub(crate) fn accept(self, process: Arc<Mutex<BoundChild>>) -> Result<Vm> {
         let stream = accept(&self.listener, &process, &self.qemu_log)?;
         let channel = Channel::new(stream)?;
@@ -134,7 +135,7 @@ impl Prepared {
     }
 }
 
-/// The firmware once more, in a folder that every user can read: QEMU asks `access`, which does not know capabilities.
+/// Copies the firmware to a folder that every user can read: QEMU calls `access`, which ignores capabilities.
 fn readable_firmware(builder: &VmBuilder) -> Result<PathBuf> {
     let copies = builder.directory.join("firmware");
     let copy = || -> std::io::Result<()> {
@@ -154,8 +155,8 @@ fn readable_firmware(builder: &VmBuilder) -> Result<PathBuf> {
     Ok(copies)
 }
 
-/// Options of `setpriv` that become `program` as another user. Reading everything is the one capability that is left:
-/// it does not open a socket, which takes the right to write.
+/// Returns `setpriv` arguments that run `program` as another user. The only remaining capability permits reading every
+/// file; it does not permit connecting to a socket, which takes write permission.
 fn as_user(user: &RunAs, program: &str) -> Vec<String> {
     let RunAs { user, groups } = user;
     let kvm = std::fs::metadata("/dev/kvm").map(|device| device.gid());
@@ -173,7 +174,7 @@ fn as_user(user: &RunAs, program: &str) -> Vec<String> {
     ]
 }
 
-/// QEMU connects to us as it starts.
+/// Waits for QEMU, which connects to the socket as it starts.
 fn accept(
     listener: &UnixListener,
     process: &Mutex<BoundChild>,

@@ -11,7 +11,7 @@ use pvrdma_rxe::{Rxe, RxeConfig};
 use pvrdma_verbs::GidType;
 pub use pvrdma_verbs::testing::gid;
 
-/// Every version of the interface, with each addressing that its driver takes.
+/// Every version of the interface, with each GID type that its driver accepts.
 pub const VERSIONS: [(u32, GidType); 6] = [
     (17, GidType::RoceV1),
     (18, GidType::RoceV1),
@@ -21,28 +21,28 @@ pub const VERSIONS: [(u32, GidType); 6] = [
     (20, GidType::RoceV2),
 ];
 
-/// A device over the software adapter.
+/// Returns a device on the software adapter.
 pub fn rxe_device() -> TestDevice<Rxe> {
     rxe_device_with(TestDevice::<Rxe>::config(1))
 }
 
-/// A device of this configuration over a software adapter of its own.
+/// Returns a device of this configuration on a software adapter of its own.
 pub fn rxe_device_with(config: DeviceConfig) -> TestDevice<Rxe> {
     TestDevice::new(&Rxe::new(RxeConfig::default()).unwrap(), config, GuestMemory::new(64 << 20))
 }
 
-/// Two devices that reach each other, with GIDs 1 and 2 bound.
+/// Returns two devices that reach each other, with GIDs 1 and 2 bound.
 pub fn rxe_pair() -> [(TestDevice<Rxe>, Driver); 2] {
     rxe_pair_with(GuestMemory::new(128 << 20))
 }
 
-/// The same, with this memory for the second guest.
+/// Does the same, with this memory for the second guest.
 pub fn rxe_pair_with(memory: Arc<GuestMemory>) -> [(TestDevice<Rxe>, Driver); 2] {
     let backend = Rxe::new(RxeConfig::default()).unwrap();
     [(1, GuestMemory::new(128 << 20)), (2, memory)].map(|(host, memory)| rxe_member(&backend, host, memory))
 }
 
-/// A device of several that reach each other, with the GID of its host bound.
+/// Returns one of several devices that reach each other, with the GID of its host bound.
 pub fn rxe_member(backend: &Rxe, host: u8, memory: Arc<GuestMemory>) -> (TestDevice<Rxe>, Driver) {
     let test = TestDevice::new(backend, TestDevice::<Rxe>::config(host), memory);
     let driver = test.driver();
@@ -50,18 +50,18 @@ pub fn rxe_member(backend: &Rxe, host: u8, memory: Arc<GuestMemory>) -> (TestDev
     (test, driver)
 }
 
-/// A device over an adapter that the test plays.
+/// Returns a device on a mock adapter that the test controls.
 pub fn mock_device() -> (TestDevice<MockBackend>, Arc<MockDevice>) {
     mock_device_with(TestDevice::<MockBackend>::config(1), GuestMemory::new(64 << 20))
 }
 
-/// The same with this configuration and memory.
+/// Does the same with this configuration and memory.
 pub fn mock_device_with(config: DeviceConfig, memory: Arc<GuestMemory>) -> (TestDevice<MockBackend>, Arc<MockDevice>) {
     let backend = MockBackend::new();
     (TestDevice::new(&backend, config, memory), backend.device())
 }
 
-/// What a process has before it makes queue pairs.
+/// Objects that a process has before it creates queue pairs.
 pub struct Process {
     pub driver: Driver,
     pub context: Option<Context>,
@@ -70,7 +70,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// A process, or the kernel.
+    /// Creates the objects of a process, or of the kernel.
     pub fn new(driver: &Driver, user: bool, entries: u32) -> Self {
         let context = user.then(|| driver.open().unwrap());
         let pd = driver.create_pd(context.as_ref()).unwrap();

@@ -1,4 +1,4 @@
-//! What the kernel's first instruction finds (Documentation/arch/x86/boot.rst, "64-bit Boot Protocol").
+//! Initial guest state for the kernel's 64-bit entry point (Documentation/arch/x86/boot.rst, "64-bit Boot Protocol").
 
 mod mp_table;
 
@@ -13,20 +13,20 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::memory::layout;
 
-// Low memory, each with room to spare.
+// Layout of low memory. Each address leaves enough space for its structure.
 const GDT: u64 = 0x500;
 const ZERO_PAGE: u64 = 0x7000;
 const STACK: u64 = 0x8ff0;
 const PAGE_TABLES: u64 = 0x9000;
 const COMMAND_LINE: u64 = 0x2_0000;
 const COMMAND_LINE_SIZE: usize = 2048;
-/// Where memory of a PC ends for 360 KiB.
+/// End of conventional memory of a PC. Memory continues at 1 MiB.
 const LOW_MEMORY_END: u64 = 0x9_fc00;
 const HIGH_MEMORY: u64 = 0x10_0000;
 
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
-/// The 64-bit entry point is this far into the image.
+/// Offset of the 64-bit entry point in the loaded kernel.
 const ENTRY_64: u64 = 0x200;
 const XLF_KERNEL_64: u16 = 1;
 const LOADER_UNDEFINED: u8 = 0xff;
@@ -34,16 +34,16 @@ const LOADER_UNDEFINED: u8 = 0xff;
 const CODE: u16 = 0x10;
 const DATA: u16 = 0x18;
 const TASK: u16 = 0x20;
-/// Null, unused, code, data, task: flat.
+/// GDT entries: null, unused, flat code, flat data, TSS.
 const DESCRIPTORS: [u64; 5] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff, 0x008f_8b00_0000_ffff];
 
-/// Where a guest begins.
+/// Entry point of a guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     address: u64,
 }
 
-/// What a guest boots.
+/// Kernel, initramfs and command line that a guest boots.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Payload<'a> {
     pub(crate) kernel: &'a Path,
@@ -51,12 +51,12 @@ pub(crate) struct Payload<'a> {
     pub(crate) command_line: &'a str,
 }
 
-/// Puts all of it into memory of so many bytes.
+/// Loads the payload and all tables into guest memory of `bytes` bytes.
 pub(crate) fn load(memory: &GuestMemoryMmap, bytes: u64, cpus: u8, payload: Payload<'_>) -> Result<Entry> {
     let Payload { kernel, initramfs, command_line } = payload;
     let (load, mut header) = load_kernel(memory, kernel)?;
     let low_end = layout(bytes).first().map_or(0, |(_, len)| *len);
-    // Where it unpacks itself to.
+    // The kernel decompresses itself to its preferred address.
     let unpacked = load.max(header.pref_address).saturating_add(header.init_size.into());
     ensure!(unpacked < low_end, "{}: the kernel takes {} MiB of memory", kernel.display(), (unpacked >> 20) + 1);
     if let Some(path) = initramfs {
@@ -89,7 +89,7 @@ fn load_kernel(memory: &GuestMemoryMmap, path: &Path) -> Result<(u64, setup_head
     Ok((loaded.kernel_load.0, header))
 }
 
-/// Loads it as high as it may be.
+/// Loads the initramfs at the highest address that `room` allows.
 fn load_initramfs(memory: &GuestMemoryMmap, path: &Path, room: std::ops::Range<u64>) -> Result<(u32, u32)> {
     let name = path.display();
     let mut file = File::open(path).with_context(|| format!("cannot open the initramfs {name}"))?;
@@ -110,7 +110,7 @@ fn describe_memory(params: &mut boot_params, bytes: u64) -> Result<()> {
         entries.push((from, start.0 + len - from, E820_RAM));
     }
     params.e820_entries = u8::try_from(entries.len())?;
-    // One at a time: the structure is packed.
+    // Entries are copied one at a time: the structure is packed, so references to its fields are not allowed.
     let mut table = params.e820_table;
     for (entry, (addr, size, kind)) in table.iter_mut().zip(entries) {
         *entry = boot_e820_entry { addr, size, r#type: kind };
@@ -119,7 +119,7 @@ fn describe_memory(params: &mut boot_params, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Segments, and the first gibibyte at its own addresses in pages of 2 MiB.
+/// Writes the segment descriptors and the page tables, which identity-map the first GiB with 2 MiB pages.
 fn write_tables(memory: &GuestMemoryMmap) -> Result<()> {
     for (at, descriptor) in (GDT..).step_by(8).zip(DESCRIPTORS) {
         memory.write_obj(descriptor, GuestAddress(at))?;
@@ -136,12 +136,12 @@ fn write_tables(memory: &GuestMemoryMmap) -> Result<()> {
 }
 
 impl Entry {
-    /// The registers of the first processor.
+    /// Returns the general registers of the boot processor.
     pub(crate) fn registers(self) -> kvm_regs {
         kvm_regs { rip: self.address, rsi: ZERO_PAGE, rsp: STACK, rbp: STACK, rflags: 2, ..Default::default() }
     }
 
-    /// 64-bit mode, with paging, flat segments and interrupts off.
+    /// Returns the special registers: 64-bit mode with paging on and flat segments.
     pub(crate) fn special_registers(self, at_reset: kvm_sregs) -> kvm_sregs {
         const PROTECTED_PAGED: u64 = 1 | 1 << 4 | 1 << 31;
         const PHYSICAL_ADDRESS_EXTENSION: u64 = 1 << 5;

@@ -1,25 +1,25 @@
 //! The MP table: processors and interrupts for a kernel without ACPI (Intel MultiProcessor Specification 1.4).
 
-/// Registers of the local and of the I/O interrupt controllers.
+/// Register addresses of the local APIC and of the I/O APIC.
 const LOCAL_APIC: u32 = 0xfee0_0000;
 const IO_APIC: u32 = 0xfec0_0000;
 const PCI_BUS: u8 = 0;
 const ISA_BUS: u8 = 1;
 const HEADER: usize = 44;
 
-// Types of entries.
+// Entry types.
 const PROCESSOR: u8 = 0;
 const BUS: u8 = 1;
 const IO_CONTROLLER: u8 = 2;
 const IO_INTERRUPT: u8 = 3;
 const LOCAL_INTERRUPT: u8 = 4;
 
-// Types of interrupts.
+// Interrupt types.
 const VECTORED: u8 = 0;
 const NON_MASKABLE: u8 = 1;
 const EXTERNAL: u8 = 3;
 
-/// The byte that makes the sum of all zero.
+/// Returns the byte that makes the sum of all bytes zero.
 fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte))
 }
@@ -27,7 +27,7 @@ fn checksum(bytes: &[u8]) -> u8 {
 fn processor(number: u8) -> [u8; 20] {
     let flags = if number == 0 { 0b11 } else { 0b01 };
     let mut entry = [0; 20];
-    // Version of the local controller; family 6, with FPU and APIC.
+    // Version of the local APIC; CPU family 6, with FPU and APIC.
     for (to, from) in entry.iter_mut().zip([PROCESSOR, number, 0x14, flags, 0, 6, 0, 0, 0x01, 0x02]) {
         *to = from;
     }
@@ -43,7 +43,7 @@ fn io_interrupt(irq: u8, controller: u8) -> [u8; 8] {
     [IO_INTERRUPT, VECTORED, 0, 0, ISA_BUS, irq, controller, irq]
 }
 
-/// The table for so many processors, to be put at this address.
+/// Returns the table for `cpus` processors, to be stored at `address`.
 pub(super) fn bytes(address: u64, cpus: u8) -> Vec<u8> {
     let io_apic = cpus;
     let [a, b, c, d] = IO_APIC.to_le_bytes();
@@ -57,7 +57,7 @@ pub(super) fn bytes(address: u64, cpus: u8) -> Vec<u8> {
     add(&bus(PCI_BUS, *b"PCI   "));
     add(&bus(ISA_BUS, *b"ISA   "));
     add(&[IO_CONTROLLER, io_apic, 0x11, 1, a, b, c, d]);
-    // As KVM routes them. IRQ 2 is where the older controllers are joined.
+    // The ISA IRQs are routed as KVM routes them. IRQ 2 is the cascade of the 8259 controllers.
     (0..16).filter(|irq| *irq != 2).for_each(|irq| add(&io_interrupt(irq, io_apic)));
     add(&[LOCAL_INTERRUPT, EXTERNAL, 0, 0, ISA_BUS, 0, 0, 0]);
     add(&[LOCAL_INTERRUPT, NON_MASKABLE, 0, 0, ISA_BUS, 0, 0xff, 1]);
@@ -66,7 +66,7 @@ pub(super) fn bytes(address: u64, cpus: u8) -> Vec<u8> {
     let pointer = u32::try_from(address + 16).unwrap_or(0);
     table.extend_from_slice(b"_MP_");
     table.extend_from_slice(&pointer.to_le_bytes());
-    // One paragraph, version 1.4; no default configuration.
+    // Length of one paragraph, version 1.4; no default configuration.
     table.extend_from_slice(&[1, 4, 0, 0, 0, 0, 0, 0]);
     seal(&mut table, 0, 10);
     let length = u16::try_from(HEADER + entries.len()).unwrap_or(0);
@@ -83,7 +83,7 @@ pub(super) fn bytes(address: u64, cpus: u8) -> Vec<u8> {
     table
 }
 
-/// Puts the checksum of what begins at `start` to its place.
+/// Stores at `at` the checksum of the structure that begins at `start`.
 fn seal(table: &mut [u8], start: usize, at: usize) {
     let sum = checksum(table.get(start..).unwrap_or_default());
     if let Some(byte) = table.get_mut(at) {

@@ -13,7 +13,7 @@ fn file(content: &[u8]) -> NamedTempFile {
     file
 }
 
-/// An image with one sector of setup and 16 bytes of kernel.
+/// Builds an image with one setup sector and 16 bytes of kernel.
 fn image(change: impl Fn(&mut Vec<u8>)) -> NamedTempFile {
     let mut bytes = vec![0; 1024];
     let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -55,7 +55,7 @@ fn everything_is_where_the_kernel_looks() {
     let table = params.e820_table;
     let list: Vec<_> = table.iter().take(params.e820_entries.into()).map(|e| (e.addr, e.size, e.r#type)).collect();
     assert_eq!(list, [(0, 0x9_fc00, 1), (0x9_fc00, 0x6_0400, 2), (0x10_0000, BYTES - 0x10_0000, 1)]);
-    // An address in the last page of the first gibibyte is itself.
+    // The page tables map an address in the last 2 MiB page of the first GiB to itself.
     let pages: u64 = memory.read_obj(GuestAddress(PAGE_TABLES + 0x2000 + 511 * 8)).unwrap();
     assert_eq!(pages, (511 << 21) | 0x83);
     let mut mp = [0; 4];

@@ -1,7 +1,7 @@
-//! A disk: a virtio block device on PCI (Virtual I/O Device 1.2, sections 4.1 and 5.2), with one queue.
+//! A disk: a virtio block device on PCI (Virtual I/O Device 1.2, sections 4.1 and 5.2) with one queue.
 //!
-//! Not virtio-mmio: without ACPI a guest learns of such devices by its command line only, which distributions' kernels
-//! switch off.
+//! virtio-mmio is not used: without ACPI a guest can find such devices only through its command line, and the kernels
+//! of distributions disable that.
 
 mod registers;
 mod requests;
@@ -37,7 +37,7 @@ const NOTIFY: u64 = 3 * PAGE;
 /// BAR 1: MSI-X.
 const MSIX: MsixPlace = MsixPlace { capability: FIRST_CAPABILITY, vectors: 2, bar: 1, table: 0, pending: 0x800 };
 
-/// The capabilities that say where the structures are: type, start, bytes.
+/// Capabilities that locate the structures: type, start, bytes.
 const STRUCTURES: [(u8, u64, u32); 4] =
     [(1, COMMON, COMMON_SIZE), (2, NOTIFY, 4), (3, INTERRUPT_STATUS, 1), (4, DEVICE, 64)];
 const VENDOR_CAPABILITY: u8 = 9;
@@ -52,7 +52,7 @@ pub(crate) struct Disk {
     config: Mutex<ConfigSpace>,
 }
 
-/// Configuration space of any disk.
+/// Returns the configuration space, which is the same for every disk.
 fn config_space() -> Result<ConfigSpace> {
     let bar = |size| Some(Bar { size, is_64bit: false });
     let mut config = ConfigSpace::new(&ConfigLayout {
@@ -68,7 +68,7 @@ fn config_space() -> Result<ConfigSpace> {
         let mut capability = vec![VENDOR_CAPABILITY, 0, bytes, kind, 0, 0, 0, 0];
         capability.extend_from_slice(&start);
         capability.extend_from_slice(&len.to_le_bytes());
-        // All queues are notified at the same place.
+        // The notify multiplier is zero: all queues are notified at the same address.
         capability.resize(bytes.into(), 0);
         config.add_capability(&capability).context("no room for a capability")?;
     }
@@ -76,7 +76,7 @@ fn config_space() -> Result<ConfigSpace> {
 }
 
 impl Disk {
-    /// A slot with a disk of this image.
+    /// Returns a slot with a disk that is backed by this image.
     pub(crate) fn slot(number: u8, options: &DiskOptions, memory: &GuestMemoryMmap) -> Result<Arc<Slot>> {
         let image = Image::open(options)?;
         let builder = Slot::builder(number);
@@ -89,7 +89,7 @@ impl Disk {
         Ok(Self { image, memory, interrupts, registers, config: Mutex::new(config_space()?) })
     }
 
-    /// Serves all requests that are there.
+    /// Serves all available requests.
     fn serve(&self) {
         let registers = &mut *self.registers.lock();
         let memory = &self.memory;
@@ -146,7 +146,7 @@ impl PciFunction for Disk {
         if bar == REGISTERS && offset < PAGE {
             self.registers.lock().write(offset, data);
         }
-        // A notification says nothing: `run_deferred` looks.
+        // A notification carries no information; `run_deferred` checks the queue.
     }
 
     fn run_deferred(&self) {

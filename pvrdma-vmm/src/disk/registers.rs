@@ -3,17 +3,17 @@
 use anyhow::{Context, Result};
 use virtio_queue::{Queue, QueueT};
 
-/// Bytes of the structure.
+/// Size of the structure in bytes.
 pub(super) const COMMON_SIZE: u32 = 56;
 const QUEUES: u16 = 1;
-/// Entries that the queue has at most.
+/// Maximum number of entries of the queue.
 const QUEUE_SIZE: u16 = 256;
-/// No vector.
+/// Value of a vector register without a vector.
 const NONE: u16 = 0xffff;
 const FEATURE_VERSION_1: u64 = 1 << 32;
 const STATUS_DRIVER_OK: u8 = 1 << 2;
 
-/// The registers of a device with one queue.
+/// Registers of a device with one queue.
 pub(super) struct Registers {
     offered: u64,
     accepted: u64,
@@ -28,7 +28,7 @@ pub(super) struct Registers {
 }
 
 impl Registers {
-    /// As after power-on, with these features beside that of version 1.
+    /// Creates registers in the power-on state that offer these features in addition to `VIRTIO_F_VERSION_1`.
     pub(super) fn new(features: u64) -> Result<Self> {
         Ok(Self {
             offered: features | FEATURE_VERSION_1,
@@ -43,19 +43,19 @@ impl Registers {
         })
     }
 
-    /// As after power-on.
+    /// Restores the power-on state.
     pub(super) fn reset(&mut self) {
         (self.accepted, self.offered_select, self.accepted_select) = (0, 0, 0);
         (self.config_vector, self.status, self.queue_select, self.vector) = (NONE, 0, 0, NONE);
         self.queue.reset();
     }
 
-    /// Returns `true` if the driver has set everything up.
+    /// Returns `true` if the driver has finished the setup.
     pub(super) fn is_running(&self) -> bool {
         self.status & STATUS_DRIVER_OK != 0 && self.accepted & FEATURE_VERSION_1 != 0 && self.queue.ready()
     }
 
-    /// What a driver reads.
+    /// Returns the structure as the driver reads it.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let half = |features: u64, select: u32| match select {
             0 => features & 0xffff_ffff,
@@ -86,7 +86,7 @@ impl Registers {
         bytes.collect()
     }
 
-    /// A write of one, two, four or eight bytes. What is no register is ignored.
+    /// Handles a write of one, two, four or eight bytes. Writes to anything but a register are ignored.
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
         match *data {
             [value] if offset == 20 => self.set_status(value),

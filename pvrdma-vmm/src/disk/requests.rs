@@ -1,4 +1,4 @@
-//! Requests, and the file behind them (section 5.2.6).
+//! Block requests and the backing file (section 5.2.6).
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -11,7 +11,7 @@ use vm_memory::GuestMemoryMmap;
 use crate::options::DiskOptions;
 
 const SECTOR: u64 = 512;
-/// Pieces of memory that a request may have.
+/// Maximum number of data segments of a request.
 const MAX_SEGMENTS: u32 = 128;
 /// Bytes that are copied at a time.
 const PIECE: usize = 64 << 10;
@@ -29,7 +29,7 @@ const OK: u8 = 0;
 const ERROR: u8 = 1;
 const UNSUPPORTED: u8 = 2;
 
-/// What is on the disk.
+/// Content of a disk.
 #[derive(Debug)]
 pub(super) struct Image {
     file: File,
@@ -44,7 +44,7 @@ impl Image {
         let name = path.display();
         let open = File::options().read(true).write(*writable).open(path);
         let mut file = open.with_context(|| format!("cannot open the disk {name}"))?;
-        // A block device has no length in its metadata.
+        // The metadata of a block device do not contain its length, so seek to the end.
         let bytes = file.seek(SeekFrom::End(0)).with_context(|| format!("cannot look at the disk {name}"))?;
         ensure!(
             bytes > 0 && bytes.is_multiple_of(SECTOR),
@@ -57,7 +57,7 @@ impl Image {
         FEATURE_SEGMENTS | FEATURE_FLUSH | if self.writable { 0 } else { FEATURE_READ_ONLY }
     }
 
-    /// What the driver reads of the device: capacity in sectors, and the most pieces of a request.
+    /// Returns the device configuration: capacity in sectors, and the maximum number of segments of a request.
     pub(super) fn config(&self) -> [u8; 16] {
         let mut config = [0; 16];
         let fields = (self.bytes / SECTOR).to_le_bytes().into_iter().chain([0; 4]).chain(MAX_SEGMENTS.to_le_bytes());
@@ -65,7 +65,8 @@ impl Image {
         config
     }
 
-    /// Serves a request and returns how many bytes it has written to the guest's memory. One that is none gets nothing.
+    /// Serves a request and returns the number of bytes written to guest memory. For a malformed request nothing is
+    /// written.
     pub(super) fn serve(&self, memory: &GuestMemoryMmap, chain: DescriptorChain<&GuestMemoryMmap>) -> u32 {
         let (Ok(mut reader), Ok(mut writer)) = (chain.clone().reader(memory), chain.writer(memory)) else { return 0 };
         let mut header = [0; HEADER];
@@ -92,7 +93,7 @@ impl Image {
         if result.is_ok() { OK } else { ERROR }
     }
 
-    /// Where so many bytes from a sector on are, if they are on the disk.
+    /// Returns the file offset of `len` bytes from a sector on, if they are within the disk.
     fn place(&self, sector: u64, len: usize) -> io::Result<u64> {
         let start = sector.checked_mul(SECTOR);
         let inside = start.filter(|start| start.checked_add(len as u64).is_some_and(|end| end <= self.bytes));

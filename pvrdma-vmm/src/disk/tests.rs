@@ -21,7 +21,7 @@ impl InterruptSink for Interrupts {
     fn intx(&self, _asserted: bool) {}
 }
 
-/// A driver of a disk with eight sectors, each filled with its number.
+/// Driver of a disk with eight sectors, each of which is filled with its number.
 struct Driver {
     disk: Disk,
     memory: GuestMemoryMmap,
@@ -69,7 +69,7 @@ impl Driver {
         u64::from_le_bytes(data)
     }
 
-    /// Posts a chain of pieces (address, bytes, whether the device writes) and notifies.
+    /// Posts a chain of buffers (address, length, whether the device writes) and notifies the device.
     fn post(&mut self, pieces: &[(u64, u32, bool)]) {
         for (index, (address, len, written)) in (0_u16..).zip(pieces) {
             let more = usize::from(index) + 1 < pieces.len();
@@ -87,7 +87,7 @@ impl Driver {
         self.disk.run_deferred();
     }
 
-    /// A request with its header and status; returns the status and the bytes written.
+    /// Sends a request with header and status; returns the status and the number of bytes written.
     fn request(&mut self, kind: u32, sector: u64, data: &[(u64, u32, bool)]) -> (u8, u32) {
         self.memory.write_obj(kind, GuestAddress(DATA)).unwrap();
         self.memory.write_obj(sector, GuestAddress(DATA + 8)).unwrap();
@@ -141,7 +141,7 @@ fn what_is_not_on_the_disk_is_an_error() {
     assert_eq!(driver.request(0, 0, &[(PAGE_A, 512, true)]).0, 0, "and the disk goes on");
 }
 
-/// Requests that are none are answered with nothing written, and nothing else happens.
+/// Malformed requests complete with zero bytes written and have no other effect.
 #[test]
 fn hostile_requests_are_survived() {
     let mut driver = Driver::up(true);
@@ -156,7 +156,7 @@ fn hostile_requests_are_survived() {
         driver.memory.write_obj(1_u32, GuestAddress(DATA)).unwrap();
         driver.post(pieces);
     }
-    // A chain without an end.
+    // A descriptor chain that loops.
     driver.memory.write_obj([DATA, 16 | 1 << 32], GuestAddress(DESCRIPTORS)).unwrap();
     driver.posted += 1;
     driver.memory.write_obj(driver.posted, GuestAddress(AVAILABLE + 2)).unwrap();
@@ -164,7 +164,7 @@ fn hostile_requests_are_survived() {
     assert_eq!(driver.request(0, 1, &[(PAGE_A, 512, true)]), (0, 513));
     let file = std::fs::read(driver.file.path()).unwrap();
     assert!(file.chunks(512).zip(0..).all(|(sector, number)| sector == [number; 512]), "nothing was written");
-    // Rings where no memory is.
+    // Rings at addresses without memory.
     driver.write(0x14, &[0]);
     driver.set_up();
     driver.write(0x28, &(1_u64 << 40).to_le_bytes());
@@ -196,14 +196,14 @@ fn registers_are_those_of_the_specification() {
     assert_eq!(driver.read(0x04, 4), 1);
     driver.write(0x00, &[2, 0, 0, 0]);
     assert_eq!(driver.read(0x04, 4), 0);
-    // No second queue.
+    // There is no second queue.
     driver.write(0x16, &[1, 0]);
     assert_eq!((driver.read(0x18, 2), driver.read(0x1a, 2)), (0, 0xffff));
     driver.write(0x18, &[4, 0]);
     driver.write(0x16, &[0, 0]);
     assert_eq!(driver.read(0x18, 2), 16);
     assert_eq!((driver.read(DEVICE, 8), driver.read(DEVICE + 12, 4), driver.read(DEVICE + 64, 4)), (8, 128, 0));
-    // The capabilities lead to the structures.
+    // The capabilities point to the structures.
     let config = |at: usize, len: usize| {
         let mut data = vec![0; len];
         driver.disk.config_read(at, &mut data);

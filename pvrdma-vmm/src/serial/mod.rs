@@ -1,4 +1,4 @@
-//! Two serial ports, and the line that resets the machine.
+//! Two serial ports, and the reset line of the machine.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -17,17 +17,17 @@ use vm_superio::serial::{NoEvents, SerialEvents};
 use vm_superio::{I8042Device, Serial, Trigger};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// An event as the devices of `vm-superio` want it.
+/// An event in the form that the devices of `vm-superio` need.
 #[derive(Debug)]
 pub(crate) struct Line(EventFd);
 
 impl Line {
-    /// One that nobody listens to yet.
+    /// Creates an event without a listener.
     pub(crate) fn new() -> io::Result<Self> {
         EventFd::new(EFD_NONBLOCK).map(Self)
     }
 
-    /// What it signals.
+    /// The event that it signals.
     pub(crate) const fn event(&self) -> &EventFd {
         &self.0
     }
@@ -46,28 +46,28 @@ type Output = Box<dyn Write + Send>;
 /// A serial port on the bus.
 pub(crate) struct Port<E: SerialEvents>(Serial<Line, E, Output>);
 
-// Registers of a 16550A, and bits in them.
+// Registers of a 16550A and their bits.
 const INTERRUPT_ENABLE: u8 = 1;
 const ENABLE_RECEIVED: u8 = 1;
 const INTERRUPT_IDENTIFICATION: u8 = 2;
-/// Received data, from a port with FIFOs.
+/// Value of the interrupt identification register: received data, from a port with FIFOs.
 const RECEIVED: u8 = 0xc4;
 const LINE_CONTROL: u8 = 3;
 const DIVISOR_LATCH: u8 = 1 << 7;
-/// Bytes that a port keeps for its guest.
+/// Bytes that a port buffers for its guest.
 const FIFO: usize = 64;
 
 impl<E: SerialEvents> Port<E> {
-    /// Returns `true` if bytes wait for a guest that wants to be told of them.
+    /// Returns `true` if received bytes are pending and the guest has enabled the interrupt for them.
     fn has_received(&mut self) -> bool {
         self.0.fifo_capacity() < FIFO
             && self.0.read(LINE_CONTROL) & DIVISOR_LATCH == 0
             && self.0.read(INTERRUPT_ENABLE) & ENABLE_RECEIVED != 0
     }
 
-    /// Reads a register. `vm-superio` takes "received data" back as soon as one byte is read, though more wait. Linux's
-    /// driver reads at most 256 bytes and then asks once more; told that there is nothing, it waits for an interrupt
-    /// that never comes. On a 16550A this condition lasts until the FIFO is empty.
+    /// Reads a register. `vm-superio` clears the "received data" condition as soon as one byte is read, even if more
+    /// are pending. Linux's driver reads at most 256 bytes and then checks once more; if the condition is clear it
+    /// waits for an interrupt that never comes. On a 16550A this condition lasts until the FIFO is empty.
     fn read(&mut self, register: u8) -> u8 {
         match register {
             INTERRUPT_IDENTIFICATION if self.has_received() => RECEIVED,
@@ -88,17 +88,17 @@ impl<E: SerialEvents> MutDevicePio for Port<E> {
         if let ([byte], Ok(offset)) = (data, u8::try_from(offset))
             && let Err(error) = self.0.write(offset, *byte)
         {
-            // Nobody reads the other end.
+            // There is no reader at the other end.
             debug!("serial port: {error:?}");
         }
     }
 }
 
-/// The first port: what the guest says goes to a file or to standard output.
+/// Creates the first port, whose output goes to a file or to standard output.
 pub(crate) fn console(path: Option<&Path>) -> Result<(Arc<Mutex<Port<NoEvents>>>, EventFd)> {
     let output: Output = match path {
         Some(path) => {
-            // What was said before a reset stays.
+            // Output from before a reset is kept.
             let file = File::options().create(true).append(true).open(path);
             Box::new(file.with_context(|| format!("cannot open the console {}", path.display()))?)
         }
@@ -109,7 +109,7 @@ pub(crate) fn console(path: Option<&Path>) -> Result<(Arc<Mutex<Port<NoEvents>>>
     Ok((Arc::new(Mutex::new(Port(Serial::new(line, output)))), event))
 }
 
-/// Signalled when the guest has read everything.
+/// Event that is signalled when the guest has read all bytes.
 pub(crate) struct Drained(EventFd);
 
 impl SerialEvents for Drained {
@@ -120,7 +120,7 @@ impl SerialEvents for Drained {
     fn tx_lost_byte(&self) {}
 
     fn in_buffer_empty(&self) {
-        // Fails only if nobody has looked for 2^64 bytes.
+        // The write fails only if the event was signalled 2^64 times without a read.
         let _ = self.0.write(1);
     }
 }
@@ -128,19 +128,19 @@ impl SerialEvents for Drained {
 /// A port whose other end is a socket.
 pub(crate) type SocketPort = Arc<Mutex<Port<Drained>>>;
 
-/// Brings what comes from a socket to the guest, as fast as the guest takes it.
+/// Feeds bytes from a socket to the guest, at the rate at which the guest reads them.
 pub(crate) struct Input {
     port: SocketPort,
     from: File,
     drained: EventFd,
-    /// The port is full: nothing is read.
+    /// The port is full: the socket is not read.
     paused: bool,
 }
 
 const INPUT: u32 = 0;
 const DRAINED: u32 = 1;
 
-/// The second port, with what feeds it. `path` is a Unix socket that somebody listens at, or a character device.
+/// Creates the second port and its input. `path` is a Unix socket with a listener, or a character device.
 pub(crate) fn connected(path: &Path) -> Result<(SocketPort, EventFd, Input)> {
     let open = || -> io::Result<File> {
         if std::fs::metadata(path)?.file_type().is_socket() {
@@ -158,7 +158,7 @@ pub(crate) fn connected(path: &Path) -> Result<(SocketPort, EventFd, Input)> {
 }
 
 impl Input {
-    /// Reads as much as there is room for.
+    /// Reads as many bytes as the port has room for.
     fn read(&mut self, ops: &mut EventOps<'_>) {
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bytes = [0; FIFO];
@@ -172,7 +172,7 @@ impl Input {
         match bytes.get_mut(..room).map_or(Ok(0), |bytes| self.from.read(bytes)) {
             Ok(0) => {
                 drop(port);
-                // The other end has gone. The guest goes on.
+                // The peer has closed the connection. The guest continues without it.
                 let _ = ops.remove(Events::empty(&self.from));
             }
             Ok(count) => {
@@ -212,11 +212,11 @@ impl MutEventSubscriber for Input {
     }
 }
 
-/// The keyboard controller: there is none but for the line that resets the machine.
+/// The keyboard controller. Only its reset line is implemented.
 pub(crate) struct ResetLine(I8042Device<Line>);
 
 impl ResetLine {
-    /// The controller, and what it signals.
+    /// Creates the controller. Returns it with the event that a reset signals.
     pub(crate) fn new() -> io::Result<(Self, EventFd)> {
         let line = Line::new()?;
         let event = line.event().try_clone()?;
@@ -225,14 +225,14 @@ impl ResetLine {
 }
 
 impl MutDevicePio for ResetLine {
-    /// As if nobody were there: drivers need not look further.
+    /// Reads as if no controller were present, so that drivers stop probing.
     fn pio_read(&mut self, _base: PioAddress, _offset: PioAddressOffset, data: &mut [u8]) {
         data.fill(0xff);
     }
 
     fn pio_write(&mut self, _base: PioAddress, offset: PioAddressOffset, data: &[u8]) {
         if let ([byte], Ok(offset)) = (data, u8::try_from(offset)) {
-            // Fails only if the machine has been reset 2^64 times.
+            // The write fails only if the machine has been reset 2^64 times.
             let _ = self.0.write(offset, *byte);
         }
     }

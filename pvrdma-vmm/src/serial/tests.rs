@@ -13,7 +13,7 @@ fn read(port: &SocketPort, offset: u16) -> u8 {
     data[0]
 }
 
-/// More than the port keeps arrives whole and in order, and nothing is read ahead of the guest.
+/// More data than the port can buffer arrives complete and in order, and is not read ahead of the guest.
 #[test]
 fn a_socket_feeds_the_port_as_fast_as_the_guest_reads() {
     let folder = tempfile::tempdir().unwrap();
@@ -28,7 +28,7 @@ fn a_socket_feeds_the_port_as_fast_as_the_guest_reads() {
     other.write_all(&sent).unwrap();
     let mut got = Vec::new();
     while got.len() < sent.len() {
-        // Whatever is ready, without waiting: the guest's reads make more of it.
+        // Handles all ready events without blocking: the guest's reads make more events ready.
         while events.run_with_timeout(0).unwrap() > 0 {}
         assert_eq!(read(&port, LINE_STATUS) & 1, 1, "after {} bytes", got.len());
         while read(&port, LINE_STATUS) & 1 == 1 {
@@ -44,13 +44,13 @@ fn a_socket_feeds_the_port_as_fast_as_the_guest_reads() {
     other.read_exact(&mut said).unwrap();
     assert_eq!(&said, b"hello");
 
-    // An end that goes does not keep the loop busy.
+    // A closed peer does not make the event loop spin.
     drop(other);
     while events.run_with_timeout(0).unwrap() > 0 {}
 }
 
-/// A driver reads so many bytes at a time, and then asks whether there is more to do. Without an answer it waits for an
-/// interrupt, and there is none for bytes that came before.
+/// A driver reads a limited number of bytes and then checks whether more are pending. Without a positive answer it
+/// waits for an interrupt, which does not come for bytes that have already arrived.
 #[test]
 fn a_driver_that_stops_reading_is_told_of_the_rest() {
     const INTERRUPT_IDENTIFICATION: u16 = 2;
@@ -71,7 +71,7 @@ fn a_driver_that_stops_reading_is_told_of_the_rest() {
     let mut got = Vec::new();
     while got.len() < sent.len() {
         while events.run_with_timeout(0).unwrap() > 0 {}
-        // Interrupted once for what has come to an empty port, told of it as often as it asks.
+        // One interrupt for the bytes that arrive at an empty port; after that each check of the driver gets an answer.
         assert_eq!(interrupt.read().unwrap(), 1, "after {} bytes", got.len());
         while read(&port, INTERRUPT_IDENTIFICATION) == RECEIVED {
             for _ in 0..7 {
@@ -84,7 +84,7 @@ fn a_driver_that_stops_reading_is_told_of_the_rest() {
     assert_eq!(got, sent);
     assert_eq!(read(&port, INTERRUPT_IDENTIFICATION), NOTHING);
 
-    // What comes while nobody wants to be told is told of when somebody does.
+    // Bytes that arrive while the interrupt is disabled are reported when it is enabled.
     enable(0);
     other.write_all(b"x").unwrap();
     while events.run_with_timeout(0).unwrap() > 0 {}

@@ -20,18 +20,18 @@ use super::frozen::{ENOSYS, GETATTR, INIT, LOOKUP, OPEN, attributes, number, rep
 const RELEASE: u32 = 18;
 const FLUSH: u32 = 25;
 
-/// The file system. Dropping it lets all calls that wait return.
+/// The file system. Dropping it lets all blocked calls return.
 pub struct EndlessClose {
     /// Ends the thread.
     stop: OwnedFd,
-    /// Has the only descriptor of the connection to the kernel, which ends when that is closed.
+    /// Owns the only descriptor of the connection to the kernel; the connection ends when that is closed.
     server: Option<JoinHandle<()>>,
     held: Arc<Held>,
     /// Not visible in any folder.
     mount: OwnedFd,
 }
 
-/// Processes whose `close(2)` waits, in the order of their calls.
+/// Processes blocked in `close(2)`, in the order of their calls.
 #[derive(Default)]
 struct Held {
     processes: Mutex<Vec<u32>>,
@@ -42,7 +42,7 @@ impl EndlessClose {
     /// Mounts it.
     ///
     /// # Errors
-    /// This process may not. A test gives the error to `skipped`.
+    /// This process lacks the permission. A test passes the error to `skipped`.
     pub fn mount() -> Result<Self, String> {
         let failed = |errno: rustix::io::Errno| format!("no FUSE file system can be mounted here: {errno}");
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -60,7 +60,7 @@ impl EndlessClose {
         rustix::fs::openat(&self.mount, "memory", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap().into()
     }
 
-    /// Waits until `count` calls of `close(2)` wait, and gives the ids of their processes.
+    /// Waits until `count` calls of `close(2)` are blocked, and returns the ids of their processes.
     #[track_caller]
     pub fn wait_held(&self, count: usize) -> Vec<u32> {
         let held = self.held.processes.lock().unwrap();
@@ -70,7 +70,7 @@ impl EndlessClose {
         held.clone()
     }
 
-    /// Lets all calls that wait return, and those that come later.
+    /// Lets all blocked calls return, and later ones as well.
     pub fn release(&mut self) {
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         let served = self.server.take().map_or(Ok(()), JoinHandle::join);
@@ -107,7 +107,7 @@ fn serve(mut device: &File, stop: &OwnedFd, held: &Held) {
         match device.read(&mut request) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            // A request that was withdrawn meanwhile.
+            // The request was withdrawn meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => continue,
             Err(error) => panic!("{error}"),
         }
@@ -129,14 +129,14 @@ fn serve(mut device: &File, stop: &OwnedFd, held: &Held) {
             }
             _ => (-ENOSYS, Vec::new()),
         };
-        // The caller may be gone.
+        // The write fails if the caller is gone.
         let _ = device.write(&reply(&request, error, &body));
     }
 }
 
-/// The process of a thread, unless it is this process or a child of it.
+/// Returns the process of a thread, unless it is this process or a child of it.
 ///
-/// A child has this process's descriptors until it executes its program, which closes them: that must not wait, or
+/// A child has this process's descriptors until it executes its program, which closes them: that must not block, or
 /// `Command::spawn` would.
 fn stranger(thread: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;

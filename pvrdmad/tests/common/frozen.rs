@@ -1,4 +1,4 @@
-//! A file system whose only file, `memory`, can be opened and has a size, and whose content never comes.
+//! A file system whose only file, `memory`, can be opened and has a size, but whose reads never complete.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -18,22 +18,22 @@ pub(super) const INIT: u32 = 26;
 pub(super) const ENOSYS: i32 = 38;
 const ROOT: u64 = 1;
 
-/// Mounted at a folder, until it is dropped.
+/// Mount at a folder, which ends on drop.
 pub struct Frozen(TempDir);
 
 impl Frozen {
-    /// `None` where one may not mount it.
+    /// Returns `None` if mounting is not permitted.
     pub fn mount() -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").ok()?;
-        // For the program that mounts it.
+        // The mount program inherits the descriptor.
         fcntl_setfd(&device, FdFlags::empty()).unwrap();
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
         let mut mount = Command::new("mount");
         mount.args(["-i", "-t", "fuse", "-o", &options, "frozen"]).arg(folder.path());
         let mounted = mount.stdin(Stdio::null()).stderr(Stdio::null()).status().ok()?.success();
         fcntl_setfd(&device, FdFlags::CLOEXEC).unwrap();
-        // Ends with the mount.
+        // The thread ends with the mount.
         thread::spawn(move || while serve(&device).is_some() {});
         mounted.then_some(Self(folder))
     }
@@ -64,12 +64,12 @@ fn serve(mut device: &File) -> Option<()> {
         READ => return Some(()),
         _ => (-ENOSYS, Vec::new()),
     };
-    // Who asked may be gone.
+    // The write fails if the caller is gone.
     let _ = device.write(&reply(&request, error, &body));
     Some(())
 }
 
-/// The answer to a request.
+/// Returns the answer to a request.
 pub(super) fn reply(request: &[u8], error: i32, body: &[u8]) -> Vec<u8> {
     let mut reply = u32::try_from(16 + body.len()).unwrap().to_le_bytes().to_vec();
     reply.extend(error.to_le_bytes());
@@ -78,12 +78,12 @@ pub(super) fn reply(request: &[u8], error: i32, body: &[u8]) -> Vec<u8> {
     reply
 }
 
-/// A field of a request.
+/// Returns a field of a request.
 pub(super) fn number(request: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(request[at..at + 4].try_into().unwrap())
 }
 
-/// `struct fuse_attr`.
+/// Returns a `struct fuse_attr`.
 pub(super) fn attributes(node: u64) -> Vec<u8> {
     let mode = if node == ROOT { 0o40_755 } else { 0o100_600 };
     let (inode, size) = (u32::try_from(node).unwrap(), 2 << 20);

@@ -18,15 +18,15 @@ use rustix::process::{Pid, Signal, kill_process};
 pub struct Daemon(Child);
 
 impl Daemon {
-    /// Starts it as the command says.
+    /// Starts the daemon with this command.
     pub fn spawn(command: &mut Command) -> Self {
         Self(command.spawn().unwrap())
     }
 
-    /// Starts it, and waits until it is ready.
+    /// Starts the daemon, and waits until it is ready.
     ///
     /// # Panics
-    /// It ends before. Its errors are said if the command left them to a pipe.
+    /// The daemon ends before. Its errors are part of the message if the command pipes standard error.
     #[track_caller]
     pub fn start(command: &mut Command) -> Self {
         let mut daemon = Self::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
@@ -38,12 +38,12 @@ impl Daemon {
         daemon
     }
 
-    /// What it writes to standard error, if the command left that to a pipe.
+    /// Returns the standard error of the daemon, if the command pipes it.
     pub fn errors(&mut self) -> std::process::ChildStderr {
         self.0.stderr.take().unwrap()
     }
 
-    /// Its number.
+    /// Returns its process id.
     pub fn id(&self) -> u32 {
         self.0.id()
     }
@@ -53,19 +53,19 @@ impl Daemon {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
-    /// Waits for its end, and gives its status.
+    /// Waits for its end, and returns its status.
     pub fn wait(&mut self) -> Option<i32> {
         self.0.wait().unwrap().code()
     }
 
-    /// Has it end, and waits for that.
+    /// Tells it to end, and waits for that.
     #[track_caller]
     pub fn stop(&mut self) {
         self.signal(Signal::TERM);
         assert_eq!(self.wait(), Some(0));
     }
 
-    /// Ends it without a word.
+    /// Kills it.
     pub fn kill(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

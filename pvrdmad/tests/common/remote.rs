@@ -1,4 +1,4 @@
-//! A function behind a vfio-user socket as the in-process driver sees it.
+//! A function behind a vfio-user socket as seen by the in-process driver.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use pvrdmad::testing::RemoteFunction;
 
 use super::memfd;
 
-/// The same with the doorbell pages mapped that the device lends.
+/// Does the same with the exported doorbell pages of the device mapped.
 pub fn probe_mapped(socket: &Path, bytes: u64) -> Driver {
     let file = memfd("guest", bytes);
     let (function, irqs) = RemoteFunction::connect_mapped(socket, &file).unwrap();

@@ -24,7 +24,7 @@ pub fn gid(number: u8) -> Gid {
     gid
 }
 
-/// A guest of a daemon. Those of one number have equal addresses.
+/// A guest of a daemon. Guests with the same number have equal addresses.
 pub struct Guest {
     pub number: u8,
     pub driver: Driver,
@@ -39,10 +39,10 @@ impl Guest {
     }
 }
 
-/// Connected requests of each kind, and a datagram, from one guest to the other. Path MTU as the numbering of verbs has
-/// it.
+/// Runs connected requests of each kind, and a datagram, from one guest to the other. The path MTU is encoded as in the
+/// verbs interface.
 ///
-/// Gives the numbers of the connected QPs.
+/// Returns the numbers of the connected QPs.
 pub fn transfer(from: &Guest, to: &Guest, mtu: u32) -> [u32; 2] {
     let [(a, a_pd, mut a_cq), (b, b_pd, mut b_cq)] = [from, to].map(|guest| {
         let driver = &guest.driver;
@@ -58,7 +58,7 @@ pub fn transfer(from: &Guest, to: &Guest, mtu: u32) -> [u32; 2] {
     let whole = [mine.sge(&mine_mr, 0, LENGTH)];
     let remote = theirs.sge(&theirs_mr, 0, LENGTH);
 
-    // Write, and look at the far memory once a send has come behind it.
+    // Write, and check the remote memory once a later send has arrived.
     mine.fill_pattern(1);
     right.post_recv(&[RecvWr::new(7, &[])]).unwrap();
     left.post_send(&[SendWr::write(1, &whole, remote.addr, theirs_mr.rkey), SendWr::send(2, &[])]).unwrap();

@@ -1,5 +1,5 @@
-//! Two devices of a daemon and a client that drives them, as a guest's process does, without a virtual machine: what a
-//! doorbell costs is a message there, without the exit that a guest has beside it.
+//! Two devices of a daemon and a client that drives them as a guest's process does, without a virtual machine: a
+//! doorbell costs a message here, without the additional VM exit of a guest.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,10 +15,10 @@ use crate::device_pair::{Side, connected_at, connected_mapped_at, ring};
 const WRITES: u32 = 5_000;
 const WARM_UP: u32 = 500;
 
-/// Writes of 8 bytes, one at a time.
+/// Measures writes of 8 bytes, one at a time.
 pub(super) fn measure(runs: usize) -> Result<Figure> {
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
-    // Threads that this starts keep the place, and the caller does not.
+    // Threads inherit the placement of the thread that starts them; the caller's own placement does not change.
     let rounds = std::thread::scope(|scope| {
         let rounds = scope.spawn(|| -> Result<Vec<[f64; 2]>> {
             let mut mapped = Ends::start(&directory.path().join("mapped"), "mapped")?;
@@ -33,7 +33,7 @@ pub(super) fn measure(runs: usize) -> Result<Figure> {
     Ok(Figure::of_rounds("doorbells/client-write", title, "µs", true, &rounds, TRAPPED))
 }
 
-/// A daemon and what drives its devices.
+/// A daemon with a driver of its devices.
 struct Ends {
     sides: [Side; 2],
     element: Vec<Encoded>,
@@ -62,7 +62,7 @@ impl Ends {
         Ok(Self { sides, element, _daemon: daemon })
     }
 
-    /// Microseconds from a post to its completion.
+    /// Returns the microseconds from a post to its completion.
     fn write(&mut self) -> Result<f64> {
         let Self { sides: [a, _], element, .. } = self;
         a.post_and_reap(element, WARM_UP, 1, ring)?;

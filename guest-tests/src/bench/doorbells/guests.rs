@@ -1,5 +1,5 @@
-//! Guests whose doorbells trap beside guests whose doorbells are memory: two on as many processors as they need
-//! themselves, and one that talks to itself, with a processor to spare.
+//! Guests whose doorbells trap compared with guests whose doorbells are memory: two guests without a spare processor,
+//! and one that talks to itself with a spare processor.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +15,14 @@ use crate::pair::{LinkKind, PVRDMA_DEVICE, Pair, PairOptions};
 
 /// Iterations of a ping-pong between two guests, of two messages each.
 const ITERATIONS: u32 = 1_000;
-/// Writes of a guest to itself.
+/// Number of writes of a guest to itself.
 const WRITES: u32 = 2_000;
-/// How long a guest polls in vain, and for how much of that the daemon is watched.
+/// Seconds for which a guest polls an empty queue, and for which of these the daemon is observed.
 const POLLS: u32 = 8;
 const WATCH: Duration = Duration::from_secs(5);
-/// Of the kernel's, in a second, as programs see them.
+/// Clock ticks per second in the kernel's interface to programs.
 const TICKS: f64 = 100.0;
-/// Share of a processor that it may cost, in percent.
+/// Maximum share of a processor for polling, in percent.
 const POLL_COST: f64 = 3.0;
 
 /// Measures everything `runs` times.
@@ -57,15 +57,15 @@ fn rounds(runs: usize, both: [&Guests; 2], measure: impl Fn(&Guests) -> Result<C
     (0..runs).map(round).collect()
 }
 
-/// What messages took.
+/// Cost of messages.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
-    /// Messages a second.
+    /// Messages per second.
     rate: f64,
-    /// Doorbells that came as messages of the VMM's and pages that were touched while they were away, for each message
-    /// of the guests. Each is an exit where the guest's processor is not emulated.
+    /// Doorbells that arrived as messages of the VMM and faults on revoked pages, for each message of the guests. Each
+    /// is a VM exit where the guest's processor is not emulated.
     exits: f64,
-    /// From post to completion, in microseconds; of two guests that of an iteration.
+    /// Microseconds from post to completion; with two guests those of an iteration.
     latency: f64,
 }
 
@@ -106,7 +106,7 @@ impl Guests {
         self.0.daemon().context("there is no daemon")
     }
 
-    /// The first guest runs on one processor and the daemon on another, or everybody everywhere.
+    /// Places the first guest on one processor and the daemon on another, or everything on all processors.
     fn spare_a_processor(&self, spare: bool) -> Result<()> {
         let [guest, device] = if spare { [Place::Guest, Place::Spare] } else { [Place::Anywhere; 2] };
         for vm in self.0.vms() {
@@ -115,7 +115,7 @@ impl Guests {
         self.daemon()?.processes().try_for_each(|process| device.of_process(process))
     }
 
-    /// Doorbells of processes that stopped a processor, or would have.
+    /// Returns the number of doorbells of processes that caused an exit, or would have.
     #[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
     fn exits(&self) -> Result<f64> {
         let status = self.daemon()?.status()?;
@@ -142,7 +142,8 @@ impl Guests {
         Ok(Cost { rate: f64::from(WRITES) / writes.seconds, exits, latency: writes.median * 1e6 })
     }
 
-    /// What the daemon uses of a processor while a guest polls an empty completion queue without a pause, in percent.
+    /// Returns the processor usage of the daemon in percent while a guest polls an empty completion queue without a
+    /// pause.
     #[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
     fn polls(&self) -> Result<f64> {
         let daemon = self.daemon()?;

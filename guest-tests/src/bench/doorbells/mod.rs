@@ -1,5 +1,5 @@
-//! Doorbells that trap beside doorbells that are memory, round by round: with a processor to spare for who looks at
-//! rings, and without one.
+//! Doorbells that trap compared with doorbells that are memory, round by round: with a spare processor for the polling
+//! thread, and without one.
 
 mod client;
 mod guests;
@@ -11,7 +11,8 @@ use pvrdmad::doorbells::PageFile;
 
 use super::figure::Figure;
 
-/// Measures everything `runs` times, without guests if none are wanted. What cannot be measured here is a reason.
+/// Measures everything `runs` times, without guests if none are wanted. A measurement that is not possible here yields
+/// the reason.
 pub(super) fn measure(runs: usize, guests: bool) -> Result<Vec<Result<Figure, String>>> {
     let mut rows = vec![Ok(to_device::measure(runs)?)];
     if let Err(error) = PageFile::make(1) {

@@ -1,4 +1,4 @@
-//! From a post to the moment at which the adapter is told, with a watcher that has a processor of its own.
+//! Latency from a post to the notification of the adapter, with a polling thread that has its own processor.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,10 +16,10 @@ use super::sides::Place;
 use crate::bench::figure::{Figure, median};
 
 const POSTS: usize = 20_000;
-/// What the library and the caches need.
+/// Iterations that warm up the library and the caches.
 const WARM_UP: usize = 1_000;
 
-/// Posts one request at a time, and compares the two clocks, which are one.
+/// Posts one request at a time, and compares the two timestamps, which come from the same clock.
 pub(super) fn measure(runs: usize) -> Result<Figure> {
     let rounds = (0..runs).map(|_| round()).collect::<Result<_>>()?;
     Ok(Figure::against_target(
@@ -32,7 +32,7 @@ pub(super) fn measure(runs: usize) -> Result<Figure> {
     ))
 }
 
-/// The median of a round, in microseconds.
+/// Returns the median of a round in microseconds.
 fn round() -> Result<f64> {
     let backend = MockBackend::new();
     let test = TestDevice::new(&backend, TestDevice::<MockBackend>::config(1), GuestMemory::new(64 << 20));

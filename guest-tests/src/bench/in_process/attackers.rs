@@ -1,4 +1,4 @@
-//! What those who mean no good cost a tenant, against what others cost it who use as much as they are given.
+//! Cost of attackers for a tenant, compared with the cost of other guests that use their full share.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
@@ -17,12 +17,12 @@ use crate::device_pair::{Side, SideOptions, connect, spin};
 const SAMPLES: u32 = 20_000;
 /// Other guests beside it.
 const OTHERS: u8 = 3;
-/// Bytes of the others' buffers, and of what one of them writes at a time.
+/// Size in bytes of the others' buffers, and of their writes.
 const BUFFER: usize = 1 << 20;
 const WRITE: usize = 64 << 10;
 
-/// The 99th percentile of an 8-byte write beside three guests that do what nobody should, and beside three that write
-/// all the time.
+/// Measures the 99th percentile of an 8-byte write beside three attackers, and beside three guests that write all the
+/// time.
 pub(super) fn p99_beside_attackers(runs: usize) -> Result<Figure> {
     let backend = Rxe::new(RxeConfig::default())?;
     let options = SideOptions { depth: DEPTH, cq_entries: 1024, ..SideOptions::new(BUFFER, Placement::Contiguous) };
@@ -44,7 +44,7 @@ pub(super) fn p99_beside_attackers(runs: usize) -> Result<Figure> {
     Ok(Figure::of_rounds("in-process/p99-beside-attackers", title, "µs", true, &rounds, than))
 }
 
-/// The 99th percentile of a tenant's write, in microseconds, while each of `others` does its steps on a thread.
+/// Returns the 99th percentile of a tenant's write, in microseconds, while each of `others` runs its steps on a thread.
 fn beside<T: Send>(
     tenant: &mut Side,
     write: &[Encoded],
@@ -110,7 +110,7 @@ impl Worker {
     }
 }
 
-/// A guest that does harm as far as it can: one floods its own queue pair with foreign keys, one the command slot, one
+/// A guest that does as much harm as it can: one floods its own queue pair with foreign keys, one the command slot, one
 /// the doorbell page.
 struct Attacker {
     side: Side,
@@ -138,11 +138,11 @@ impl Attacker {
         }
     }
 
-    /// Writes with the keys of a tenant, which end the queue pair each time.
+    /// Writes with the keys of a tenant, which moves the queue pair to the error state each time.
     fn post(&mut self) -> Result<()> {
         self.qp.to_reset()?;
         self.qp.connect(&Path::to(gid(self.side.host), self.qp.qpn))?;
-        // Each is taken as soon as it is there, and flushed.
+        // Each request is taken as soon as it is posted, and flushed.
         for _ in 0..8 {
             self.qp.post_encoded(&self.foreign, 1);
         }
@@ -150,7 +150,7 @@ impl Attacker {
         Ok(())
     }
 
-    /// Queue pairs, regions and connections to whatever is there, as fast as the device answers.
+    /// Issues commands for queue pairs, regions and connections to existing objects, as fast as the device answers.
     fn command(&mut self) -> Result<()> {
         let (side, turn) = (&self.side, self.turn);
         let mut qp = side.driver.create_qp(&QpInit::rc(&side.pd, &side.cq))?;
@@ -160,7 +160,7 @@ impl Attacker {
         Ok(())
     }
 
-    /// Doorbells of queue pairs that are there and that are not, and indices that make no sense.
+    /// Rings doorbells of existing and of non-existing queue pairs, and with invalid indices.
     fn ring(&mut self) -> Result<()> {
         let page = self.side.context.uar;
         for at in 0..64_u32 {

@@ -1,4 +1,4 @@
-//! What objects cost.
+//! Memory cost of objects.
 
 use anyhow::{Context, Result};
 use pvrdma_dev::testing::{QpInit, access};
@@ -20,7 +20,7 @@ pub(super) fn objects() -> Result<Figure> {
         mrs.push(a.driver.reg_mr(&a.pd, &a.buffer, access::ALL)?);
     }
     let after = resident_without_guest(&a)?;
-    // What the test guest itself remembers of each object is a small part of this; it is counted against us.
+    // The records of the test guest for each object are a small part of this; they are counted as the device's.
     let mebibytes = after.saturating_sub(before) / (1 << 10);
     drop((qps, mrs));
     #[expect(clippy::cast_precision_loss, reason = "a few MiB")]
@@ -35,7 +35,7 @@ pub(super) fn objects() -> Result<Figure> {
     ))
 }
 
-/// Resident KiB of the process, the guest's memory excepted.
+/// Returns the resident KiB of the process without the guest's memory.
 fn resident_without_guest(side: &Side) -> Result<usize> {
     let slice = side.memory.slice(side.buffer.bus(0), 1);
     let guest = slice.ptr_guard().as_ptr() as usize;
@@ -52,7 +52,7 @@ fn resident_without_guest(side: &Side) -> Result<usize> {
     Ok(total)
 }
 
-/// The address range that a line of `smaps` opens with, if it is one of those.
+/// Returns the address range at the beginning of a line of `smaps`, if there is one.
 fn range(line: &str) -> Option<(usize, usize)> {
     let (start, end) = line.split_whitespace().next()?.split_once('-')?;
     Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))

@@ -1,6 +1,7 @@
-//! In one process: the device, the adapter and a test guest that drives them through configuration space and BARs.
+//! Measurements in one process: the device, the adapter and a test guest that drives them through configuration space
+//! and BARs.
 //!
-//! Every comparison alternates between what is measured and its base line, round by round.
+//! Every comparison alternates between the measured side and its baseline, round by round.
 
 mod attackers;
 mod memory;
@@ -18,7 +19,7 @@ use super::figure::{Distribution, Figure};
 
 /// Measures everything, each figure in `runs` rounds.
 pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
-    // First, while the heap has no holes that would hide what objects take.
+    // Memory is measured first, while the heap has no free blocks that would hide the size of objects.
     let mut figures = vec![memory::objects()?];
     for size in [64 << 10, 1 << 20, 16 << 20] {
         figures.push(rates::write_against_memcpy(size, runs)?);
@@ -44,7 +45,7 @@ pub(super) fn sweep(runs: usize) -> Result<Vec<Figure>> {
         .collect()
 }
 
-/// How long single writes take.
+/// Measures the latency of single writes.
 pub(super) fn latencies() -> Result<Distribution> {
     rates::latencies()
 }

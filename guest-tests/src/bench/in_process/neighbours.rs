@@ -1,4 +1,4 @@
-//! What a guest costs another one, in time.
+//! Time that one guest costs another one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -14,16 +14,16 @@ use crate::bench::figure::Figure;
 use crate::bench::wire::processor_time;
 use crate::device_pair::{Side, SideOptions, connect, spin};
 
-/// Queue pairs of the guest that is busy.
+/// Number of queue pairs of the busy guest.
 const BUSY: usize = 500;
-/// Queue pairs of the guest that waits for receives which nobody posts.
+/// Number of queue pairs of the guest that waits for receives which are never posted.
 const WAITING: usize = 4000;
-/// Bytes of the write that is measured.
+/// Size of the measured write in bytes.
 const WRITE: usize = 16 << 20;
-/// For how long an idle guest is watched.
+/// Time for which an idle guest is observed.
 const WATCH: Duration = Duration::from_secs(2);
 
-/// A side on its own, with room for many queue pairs.
+/// Creates a side without a peer, with room for many queue pairs.
 fn guest(backend: &Rxe, host: u8, bytes: usize) -> Result<Side> {
     let options = SideOptions {
         other_memory: 512 << 20,
@@ -34,7 +34,7 @@ fn guest(backend: &Rxe, host: u8, bytes: usize) -> Result<Side> {
     Side::private(backend, host, &options)
 }
 
-/// Queue pairs of a side that are connected to themselves.
+/// Creates queue pairs of a side that are connected to themselves.
 fn loops(side: &Side, count: usize, change: impl Fn(&mut Path)) -> Result<Vec<Qp>> {
     let one = || -> Result<Qp> {
         let init = QpInit { max_send_wr: 8, max_recv_wr: 8, ..QpInit::rc(&side.pd, &side.cq) };
@@ -47,7 +47,7 @@ fn loops(side: &Side, count: usize, change: impl Fn(&mut Path)) -> Result<Vec<Qp
     (0..count).map(|_| one()).collect()
 }
 
-/// A write of 16 MiB beside a guest with 500 busy queue pairs, and alone.
+/// Measures a write of 16 MiB beside a guest with 500 busy queue pairs, and alone.
 pub(super) fn write_beside_busy_guest(runs: usize) -> Result<Figure> {
     let backend = Rxe::new(RxeConfig::default())?;
     let [mut a, b] = connect(guest(&backend, 1, WRITE)?, guest(&backend, 2, WRITE)?)?;
@@ -77,7 +77,7 @@ pub(super) fn write_beside_busy_guest(runs: usize) -> Result<Figure> {
             stop.store(true, Ordering::Relaxed);
             beside
         })?;
-        // What is still posted would be in the way of the next round.
+        // Requests that are still posted would disturb the next round.
         while busy.cq.reap(u32::MAX).0 > 0 {
             thread::sleep(Duration::from_millis(20));
         }
@@ -87,7 +87,7 @@ pub(super) fn write_beside_busy_guest(runs: usize) -> Result<Figure> {
     Ok(Figure::of_rounds("in-process/write-beside-busy", title, "ms", true, &rounds, "alone"))
 }
 
-/// Processor time of queue pairs that wait for receives, with the shortest timer there is, while nothing is posted.
+/// Measures the processor time of queue pairs that wait for receives, with the shortest timer, while nothing is posted.
 pub(super) fn idle_guest_without_receives() -> Result<Figure> {
     let backend = Rxe::new(RxeConfig::default())?;
     let side = guest(&backend, 1, 4096)?;

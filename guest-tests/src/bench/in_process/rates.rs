@@ -18,10 +18,10 @@ const ROUND: usize = 512 << 20;
 /// Requests of a round of a rate measurement.
 const REQUESTS: u32 = 1 << 20;
 
-/// Requests for each doorbell where a target names a number.
+/// Requests per doorbell, where a target specifies a number.
 const BATCH: u32 = 64;
 
-/// RDMA writes against `memcpy` between the same buffers.
+/// Compares RDMA writes with `memcpy` between the same buffers.
 pub(super) fn write_against_memcpy(size: usize, runs: usize) -> Result<Figure> {
     let [mut a, b] = connected(WORKING_SET)?;
     let elements: Vec<Encoded> = a.writes(&b, size).collect();
@@ -62,7 +62,7 @@ pub(super) fn small_writes(runs: usize) -> Result<Figure> {
     Ok(Figure::against_target("in-process/write-rate", title, "million/s", false, rates, 3.0))
 }
 
-/// From the doorbell of an 8-byte write to the poll that finds its completion.
+/// Measures from the doorbell of an 8-byte write to the poll that finds its completion.
 pub(super) fn latency(runs: usize) -> Result<Figure> {
     const ROUNDS: u32 = 100_000;
     let [mut a, b] = connected(1 << 20)?;
@@ -84,7 +84,7 @@ pub(super) fn latency(runs: usize) -> Result<Figure> {
     ))
 }
 
-/// The same, each write for itself.
+/// Measures the same for each single write.
 pub(super) fn latencies() -> Result<Distribution> {
     const SAMPLES: u32 = 200_000;
     let [mut a, b] = connected(1 << 20)?;
@@ -99,7 +99,7 @@ pub(super) fn latencies() -> Result<Distribution> {
     Ok(Distribution::of("in-process/latency", "8-byte RDMA write, post to completion".to_owned(), "µs", samples))
 }
 
-/// Send and receive against write, at the same size.
+/// Compares send and receive with write, at the same size.
 pub(super) fn sends_against_writes(size: usize, runs: usize) -> Result<Figure> {
     let small = size < 4096;
     let requests = if small { REQUESTS } else { count(size) };

@@ -1,5 +1,4 @@
-//! What devices do with packets that come, and nothing else: they are recorded once, and a link brings them as fast as
-//! they are taken.
+//! Cost of received packets alone: the packets are recorded once, and a link delivers them as fast as they are taken.
 
 use anyhow::Result;
 
@@ -10,10 +9,10 @@ use crate::bench::figure::Figure;
 const QPS: usize = 8;
 /// Devices of the row with many.
 const DEVICES: u8 = 64;
-/// As a requester has it.
+/// Window of a requester.
 const WINDOW: usize = 256;
 
-/// RDMA writes that come for a port with two threads, against one.
+/// Compares received RDMA writes for a port with two threads and with one.
 pub(super) fn threads(runs: usize) -> Result<Figure> {
     let load = |port_threads| Load {
         devices: 1,
@@ -30,7 +29,7 @@ pub(super) fn threads(runs: usize) -> Result<Figure> {
     Ok(Figure::of_rounds("in-process/receive-threads", title, "GB/s", false, &rounds, "one thread"))
 }
 
-/// What a packet costs if those of as many connections are for many devices of a network, against one.
+/// Compares the cost of a packet for many devices of a network and for one, with the same number of connections.
 pub(super) fn devices(runs: usize) -> Result<Figure> {
     let load = |devices| Load {
         devices,
@@ -48,7 +47,7 @@ pub(super) fn devices(runs: usize) -> Result<Figure> {
     Ok(Figure::of_rounds("in-process/receive-devices", title, "µs", true, &rounds, baseline))
 }
 
-/// Alternates between two.
+/// Measures two loads alternately.
 fn compare(runs: usize, ours: Load, baseline: Load, of: impl Fn(Played) -> f64) -> Result<Vec<[f64; 2]>> {
     let (mut ours, mut baseline) = (Receivers::new(ours)?, Receivers::new(baseline)?);
     (0..runs).map(|_| Ok([of(ours.play()?), of(baseline.play()?)])).collect()

@@ -1,4 +1,4 @@
-//! Devices to which RDMA writes come that were recorded once, and nothing else.
+//! Devices that only receive RDMA writes that were recorded once.
 
 use std::sync::Arc;
 use std::thread;
@@ -18,22 +18,22 @@ use crate::device_pair::{Side, SideOptions, mac};
 
 /// Writes of a connection.
 const WRITES: usize = 8;
-/// The host that sends; the others get.
+/// Number of the sending host; the others receive.
 const SENDER: u8 = 1;
-/// Bytes of an IP packet.
+/// IP MTU.
 const MTU: u32 = 1500;
 
-/// What comes, for whom.
+/// Recorded load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
-    /// Devices, which have as many connections each.
+    /// Number of devices, each with the same number of connections.
     pub(super) devices: u8,
     pub(super) connections: usize,
     /// Bytes of a write.
     pub(super) write: usize,
-    /// Packets of a connection that are on their way at most.
+    /// Maximum number of packets of a connection in flight.
     pub(super) window: usize,
-    /// A switch is between devices and link, as there is in a network.
+    /// Whether a switch is between devices and link, as in a network.
     pub(super) switched: bool,
     /// Threads of each device's port.
     pub(super) port_threads: usize,
@@ -45,13 +45,13 @@ impl Load {
     }
 }
 
-/// What it took to take everything.
+/// Cost of receiving all packets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Played {
     pub(super) bytes: usize,
     pub(super) packets: usize,
     pub(super) seconds: f64,
-    /// Seconds of processor time of this process, which includes who brings the packets.
+    /// Seconds of processor time of this process, including the thread that delivers the packets.
     pub(super) processor: f64,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Station {
 }
 
 impl Station {
-    /// A device with so many queue pairs and a buffer for a write of each, in a network with this MTU.
+    /// Creates a device with queue pairs and a buffer for a write of each, in a network with this MTU.
     pub(super) fn new(
         backend: &Rxe,
         host: u8,
@@ -82,7 +82,7 @@ impl Station {
         Ok(Self { side, qps, path_mtu, _uplink: uplink })
     }
 
-    /// Connects each queue pair with that of the same place in the list, with a receive.
+    /// Connects each queue pair with the one at the same index in the list, and posts a receive.
     pub(super) fn connect(&mut self, peers: &[(u8, u32)]) -> Result<()> {
         for (qp, &(host, peer)) in self.qps.iter_mut().zip(peers) {
             qp.connect(&Path { mtu: self.path_mtu as u32, dmac: mac(host).0, ..Path::to(gid(host), peer) })?;
@@ -95,13 +95,13 @@ impl Station {
         self.qps.iter().map(|qp| (self.side.host, qp.qpn))
     }
 
-    /// Waits until all that comes on each connection has come. Both processors are for the ports.
+    /// Waits until all data on each connection has arrived. Sleeping leaves both processors to the ports.
     fn reap(&mut self) -> Result<()> {
         self.side.reap(u32::try_from(self.qps.len())?, |_| thread::sleep(Duration::from_micros(200)))
     }
 }
 
-/// Devices of a network, to which a tape brings writes.
+/// Devices of a network, to which a tape replays writes.
 pub(super) struct Receivers {
     stations: Vec<Station>,
     tape: Arc<Tape>,
@@ -152,7 +152,7 @@ impl Receivers {
         Ok(Self { stations, tape, peers, load, switch })
     }
 
-    /// Brings everything once more.
+    /// Replays everything once more.
     pub(super) fn play(&mut self) -> Result<Played> {
         for (station, peers) in self.stations.iter_mut().zip(&self.peers) {
             station.qps.iter_mut().try_for_each(|qp| qp.to_reset())?;

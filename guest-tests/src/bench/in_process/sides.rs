@@ -1,4 +1,4 @@
-//! The sides of these measurements: on the software adapter, with deep queues and a buffer in one piece.
+//! Sides of these measurements: on the software adapter, with deep queues and a contiguous buffer.
 
 use anyhow::Result;
 use pvrdma_dev::testing::Placement;
@@ -14,7 +14,7 @@ pub(super) fn connected(bytes: usize) -> Result<[Side; 2]> {
     connected_with_spare(bytes, 64 << 20)
 }
 
-/// The same with a choice of how much more memory the guests have.
+/// Does the same with a given amount of additional guest memory.
 pub(super) fn connected_with_spare(bytes: usize, other_memory: usize) -> Result<[Side; 2]> {
     let backend = Rxe::new(RxeConfig::default())?;
     let options = SideOptions {

@@ -1,4 +1,4 @@
-//! A link that remembers the writes that came, and brings them again.
+//! A link that records the writes that arrive, and replays them.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,8 +9,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use pvrdma_ether_link::memory::MemoryLink;
 use pvrdma_ether_link::{Bell, Frames, Link, LinkInspect, Readiness};
 
-/// Packets of a connection that follow each other: a super-frame of packets of 1024 bytes, as in a network with an MTU
-/// of 1500.
+/// Consecutive packets of a connection: a super-frame of packets of 1024 bytes, as in a network with an MTU of 1500.
 const RUN: usize = 44;
 /// Positions in an Ethernet frame with IPv4, UDP and BTH.
 const DESTINATION: Range<usize> = 0..6;
@@ -20,7 +19,7 @@ const PSN: Range<usize> = 51..54;
 /// The opcode of an ACK.
 const ACK: u8 = 0x11;
 
-/// A connection: the Ethernet address of who gets its packets, its QP there, and the QP that gets the ACKs.
+/// A connection: the Ethernet address of the receiver, its QP there, and the QP that gets the ACKs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
     pub(super) mac: [u8; 6],
@@ -28,7 +27,7 @@ pub(super) struct Way {
     pub(super) from: u32,
 }
 
-/// What came on a connection, packet by packet.
+/// Recorded packets of a connection.
 #[derive(Debug)]
 struct Track {
     way: Way,
@@ -37,12 +36,12 @@ struct Track {
     next: usize,
 }
 
-/// How far a PSN is from the first.
+/// Returns the distance of a PSN from the first.
 fn distance(first_psn: u32, psn: u32) -> usize {
     (psn.wrapping_sub(first_psn) & 0xff_ffff) as usize
 }
 
-/// Three bytes of a frame.
+/// Returns three bytes of a frame as a number.
 fn word(frame: &[u8], at: Range<usize>) -> Option<u32> {
     frame.get(at)?.first_chunk().map(|&[a, b, c]| u32::from_be_bytes([0, a, b, c]))
 }
@@ -50,21 +49,21 @@ fn word(frame: &[u8], at: Range<usize>) -> Option<u32> {
 #[derive(Debug, Default)]
 struct Reel {
     tracks: Vec<Track>,
-    /// The track whose turn it is, and what is left of that.
+    /// The current track, and the remaining packets of its turn.
     turn: usize,
     left: usize,
 }
 
-/// What was acknowledged of a track.
+/// Acknowledged part of a track.
 #[derive(Debug)]
 struct Acked {
     first_psn: u32,
-    /// Packets, of how many.
+    /// Number of acknowledged packets, and of all packets.
     count: AtomicUsize,
     of: usize,
 }
 
-/// What was acknowledged of each track, and which one an ACK is for: whoever sends one waits for nobody who reads.
+/// Acknowledged part of each track, and the track of an ACK. A thread that sends an ACK never waits for the reader.
 #[derive(Debug)]
 struct Acks {
     list: Vec<Acked>,
@@ -72,7 +71,7 @@ struct Acks {
 }
 
 impl Reel {
-    /// Keeps a packet that came, if it is the next of its connection: none is kept twice.
+    /// Records a packet if it is the next of its connection, so that none is recorded twice.
     fn record(&mut self, frame: &[u8]) {
         let (Some(to), Some(psn)) = (word(frame, DESTINATION_QP), word(frame, PSN)) else { return };
         let is_for = |track: &&mut Track| frame.get(DESTINATION) == Some(&track.way.mac) && track.way.to == to;
@@ -85,7 +84,8 @@ impl Reel {
         }
     }
 
-    /// Brings what may be brought, in turns, as if all had sent at the same time. `false`: nothing more before an ACK.
+    /// Delivers packets within the windows, in turns, as if all connections sent at the same time. Returns `false` if
+    /// there are no more before an ACK.
     fn bring(&mut self, acks: &Acks, window: usize, out: &mut Frames, most: usize) -> bool {
         let ready = |track: &Track, acked: &Acked| {
             let end = acked.count.load(Ordering::Acquire).saturating_add(window).min(acked.of);
@@ -121,7 +121,7 @@ impl Acks {
         Self { list: tracks.iter().map(acked).collect(), by_sender }
     }
 
-    /// Notes what an ACK says. Returns `true` if it makes room.
+    /// Processes an ACK. Returns `true` if it makes room in a window.
     fn note(&self, frame: &[u8]) -> bool {
         let (Some(qpn), Some(psn)) = (word(frame, DESTINATION_QP), word(frame, PSN)) else { return false };
         let acked = self.by_sender.get(&qpn).and_then(|&index| self.list.get(index));
@@ -131,21 +131,21 @@ impl Acks {
     }
 }
 
-/// An end of a cable that remembers what came, and brings it again as fast as it is taken and acknowledged.
+/// An end of a cable that records arriving packets, and replays them as fast as they are taken and acknowledged.
 #[derive(Debug)]
 pub(super) struct Tape {
     cable: MemoryLink,
     reel: Mutex<Reel>,
-    /// From the first time that it plays.
+    /// Set when the first replay begins.
     acks: OnceLock<Acks>,
-    /// Packets of a connection that are on their way at most.
+    /// Maximum number of packets of a connection in flight.
     window: usize,
-    /// Readable while there may be something to bring.
+    /// Readable while there may be a packet to deliver.
     more: Bell,
 }
 
 impl Tape {
-    /// What comes over a cable. Later, so many packets of each connection may be on their way.
+    /// Records the packets of a cable. In a replay, up to `window` packets of each connection may be in flight.
     pub(super) fn new(cable: MemoryLink, window: usize) -> io::Result<Self> {
         Ok(Self { cable, reel: Mutex::default(), acks: OnceLock::new(), window, more: Bell::new()? })
     }
@@ -154,14 +154,14 @@ impl Tape {
         self.reel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says which connections are recorded from now on.
+    /// Sets the connections to record from now on.
     pub(super) fn set_ways(&self, ways: &[Way]) {
         let track = |&way: &Way| Track { way, frames: Vec::new(), first_psn: 0, next: 0 };
         *self.reel() = Reel { tracks: ways.iter().map(track).collect(), ..Reel::default() };
     }
 
-    /// Begins to bring everything, and gives how many packets that are. From the first time on there is something else
-    /// to wait for: a switch has to be told.
+    /// Begins to replay everything, and returns the number of packets. The first replay changes the descriptor to wait
+    /// for, so a switch must be notified.
     pub(super) fn play(&self) -> usize {
         let mut reel = self.reel();
         (reel.turn, reel.left) = (0, RUN);
@@ -179,7 +179,7 @@ impl Link for Tape {
         if let Some(acks) = self.acks.get() {
             if !reel.bring(acks, self.window, frames, most) {
                 self.more.clear();
-                // What was acknowledged in between said so before that.
+                // An ACK that arrived in between has already signalled this.
                 if reel.bring(acks, self.window, frames, most.saturating_sub(frames.len())) {
                     self.more.ring();
                 }

@@ -21,12 +21,12 @@ const WRITE: usize = 1 << 20;
 /// Writes in flight, and in a round.
 const DEPTH: u32 = 4;
 const WRITES: u32 = 400;
-/// Bytes of an IP packet of the network inside.
+/// IP MTU of the inner network.
 const MTU: u32 = 9000;
-/// A connection over the loopback interface is there within this time.
+/// Time limit for a connection over the loopback interface.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// RDMA writes through a TLS link against the same through a plain tunnel (VXLAN).
+/// Compares RDMA writes through a TLS link with the same through a plain tunnel (VXLAN).
 pub(super) fn tls_against_vxlan(runs: usize) -> Result<Figure> {
     let folder = tempfile::tempdir().context("no folder for keys")?;
     let (mut tls, mut plain) = (Ends::new(tls(folder.path())?)?, Ends::new(vxlan()?)?);
@@ -55,7 +55,7 @@ impl Ends {
         Ok(Self([one, other]))
     }
 
-    /// Writes, and gives how much arrived in a second, in Gb.
+    /// Writes, and returns the received Gb/s.
     #[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
     fn play(&mut self) -> Result<f64> {
         let [Station { side, qps, .. }, to] = &mut self.0;
@@ -75,7 +75,7 @@ impl Ends {
     }
 }
 
-/// Both ends of a plain tunnel.
+/// Returns both ends of a plain tunnel.
 fn vxlan() -> Result<[Arc<dyn Link>; 2]> {
     let hosts = [1, 2].map(|host| Ipv4Addr::new(127, 0, 0, host));
     let port = UdpSocket::bind((hosts[0], 0))?.local_addr()?.port();
@@ -87,7 +87,7 @@ fn vxlan() -> Result<[Arc<dyn Link>; 2]> {
     Ok([end(hosts[0], hosts[1])?, end(hosts[1], hosts[0])?])
 }
 
-/// Both ends of a TLS link, with keys in a folder.
+/// Returns both ends of a TLS link, with keys in a folder.
 fn tls(folder: &Path) -> Result<[Arc<dyn Link>; 2]> {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -1,4 +1,4 @@
-//! What the wire is compared with on the same pair of interfaces: a TCP stream, and datagrams without any protocol.
+//! Baselines of the wire on the same pair of interfaces: a TCP stream, and datagrams without any protocol.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::UdpSocket;
@@ -14,27 +14,27 @@ use super::peer::{Outcome, PeerOptions, next_line, processor_time};
 use super::session::{self, Talker};
 use crate::image::GuestImage;
 
-/// Datagrams in a call.
+/// Datagrams per system call.
 const BATCH: usize = 64;
 const PORT: u16 = 4790;
 
 /// One TCP stream, measured by `iperf3`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
-    /// Gb/s that arrived.
+    /// Received Gb/s.
     pub(super) gigabits: f64,
     /// Processor seconds of both sides.
     pub(super) processor: f64,
-    /// Bytes that arrived.
+    /// Received bytes.
     pub(super) bytes: f64,
 }
 
-/// Sends for a while over one stream.
+/// Sends for `seconds` over one stream.
 pub(super) fn stream(network: &Network, seconds: f64) -> Result<Stream> {
     stream_with(network, seconds, &[])
 }
 
-/// The same with arguments of `iperf3`: the size of its writes, how many streams.
+/// Does the same with arguments of `iperf3`: the size of its writes, the number of streams.
 pub(super) fn stream_with(network: &Network, seconds: f64, arguments: &[&str]) -> Result<Stream> {
     let iperf = GuestImage::built_program("usr/bin/iperf3").context("there is no iperf3")?;
     let command =
@@ -61,16 +61,16 @@ pub(super) fn stream_with(network: &Network, seconds: f64, arguments: &[&str]) -
     })
 }
 
-/// Datagrams of `size` bytes, in batches and without any protocol. Gives how many millions arrived in a second.
+/// Sends datagrams of `size` bytes, in batches and without any protocol. Returns the received millions per second.
 pub(super) fn datagrams(network: &Network, size: usize) -> Result<f64> {
     let [_, received] = session::run(network, &PeerOptions { udp: true, size, ..PeerOptions::SMALL })?;
     Ok(received.million_messages())
 }
 
-/// Plays one side of [`datagrams`], with the same lines as one that has a device.
+/// Runs one side of [`datagrams`], with the same protocol on standard streams as a side with a device.
 pub(crate) fn run_udp(options: &PeerOptions) -> Result<()> {
     let address = |side| (Network::host_address(side), PORT);
-    // Bound before the other side hears of it.
+    // The socket is bound before the other side learns its address.
     let socket = UdpSocket::bind(address(options.side))?;
     println!("bound");
     next_line()?;
@@ -81,7 +81,7 @@ pub(crate) fn run_udp(options: &PeerOptions) -> Result<()> {
         send(&socket, options.size, length)?
     } else {
         let received = receive(&socket, options.size, length)?;
-        // Until then there must be a socket, or the sender is refused.
+        // The socket must exist until then, otherwise the sender's packets are refused.
         next_line()?;
         received
     };
@@ -90,7 +90,7 @@ pub(crate) fn run_udp(options: &PeerOptions) -> Result<()> {
     Ok(())
 }
 
-/// Sends once it is told to. Gives how many, and in how many seconds.
+/// Sends after a start line. Returns the number of datagrams, and the seconds.
 fn send(socket: &UdpSocket, size: usize, length: Duration) -> Result<(u64, f64)> {
     next_line()?;
     let mut headers = MultiHeaders::<SockaddrIn>::preallocate(BATCH, None);
@@ -102,7 +102,7 @@ fn send(socket: &UdpSocket, size: usize, length: Duration) -> Result<(u64, f64)>
     Ok((count as u64, start.elapsed().as_secs_f64()))
 }
 
-/// Takes what comes, from the first datagram on, and stops before the sender does. Gives how many, and in how many
+/// Receives from the first datagram on, and stops before the sender does. Returns the number of datagrams, and the
 /// seconds.
 fn receive(socket: &UdpSocket, size: usize, length: Duration) -> Result<(u64, f64)> {
     let mut headers = MultiHeaders::<SockaddrIn>::preallocate(BATCH, None);

@@ -1,4 +1,4 @@
-//! The same inside a guest, where the kernel has an adapter of the same kind: `rdma_rxe`. Both run on the same
+//! The same measurements inside a guest, whose kernel has an adapter of the same kind: `rdma_rxe`. Both run on the same
 //! (emulated) processors, over a pair of interfaces with the same MTU.
 
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::endpoints::{gid_index, listens};
 use crate::image::GuestImage;
 use crate::vm::{Vm, VmBuilder};
 
-/// Emulated processors are slow.
+/// Duration, longer because emulated processors are slow.
 const SECONDS: f64 = 6.0;
 const TIMEOUT: Duration = Duration::from_secs(180);
-/// Messages of a round of `rdma_rxe`: enough for seconds.
+/// Messages in a round of `rdma_rxe`, which take several seconds.
 const MESSAGES: u64 = 40;
 const LOSS: &str = "1%";
 /// The addresses of the two `rdma_rxe` devices.
@@ -53,7 +53,7 @@ fn measure_in(vm: &Vm, runs: usize) -> Result<Vec<Figure>> {
     ])
 }
 
-/// The engine on both sides of a pair of interfaces, in Gb/s.
+/// Measures the engine on both sides of a pair of interfaces, in Gb/s.
 fn engine(vm: &Vm, loss: u16) -> Result<f64> {
     let output = vm.spawn(&format!("/run/guest-tests wire-in-guest --loss {loss}"))?.wait_success(TIMEOUT)?;
     let line =
@@ -63,7 +63,7 @@ fn engine(vm: &Vm, loss: u16) -> Result<f64> {
     Ok(outcome.gigabits(PeerOptions::BULK.size))
 }
 
-/// Runs in the guest and prints what the sender did.
+/// Runs in the guest and prints the sender's result.
 pub(crate) fn run_inside(loss: u16) -> Result<()> {
     let network = Network::new()?;
     let [sent, _] = session::run(&network, &PeerOptions { loss, seconds: SECONDS, ..PeerOptions::BULK })?;
@@ -74,8 +74,8 @@ pub(crate) fn run_inside(loss: u16) -> Result<()> {
 /// Two `rdma_rxe` devices, on both ends of a pair of interfaces.
 ///
 /// `rdma_rxe` has its sockets in the first network namespace only, so both ends are there, and the kernel would deliver
-/// what one address sends to the other without any interface. Rules that come before the table of local addresses send
-/// it over the wire instead.
+/// packets from one address to the other without any interface. Rules before the table of local addresses send them
+/// over the wire instead.
 struct RxePair<'a> {
     vm: &'a Vm,
     gid_index: [u32; 2],
@@ -112,12 +112,12 @@ impl<'a> RxePair<'a> {
         Ok(Self { vm, gid_index: [index("rxe_a", a)?, index("rxe_b", b)?] })
     }
 
-    /// RDMA writes from one to the other, in Gb/s.
+    /// Measures RDMA writes from one to the other, in Gb/s.
     fn write(&self) -> Result<f64> {
         let before = self.crossed()?;
         let options = format!("-F --report_gbits -s {} -n {MESSAGES}", PeerOptions::BULK.size);
         let [client, server] = self.gid_index;
-        // They tell each other their parameters over the loopback interface.
+        // The programs exchange their parameters over the loopback interface.
         let output = self
             .vm
             .spawn(&format!(
@@ -136,7 +136,7 @@ impl<'a> RxePair<'a> {
         perftest::single(&perftest::parse(&output), perftest::Row::gigabits)
     }
 
-    /// The same while each interface loses packets.
+    /// Measures the same while each interface loses packets.
     fn write_with_loss(&self) -> Result<f64> {
         let on_both = |verb: &str| {
             self.vm.run(&format!(
@@ -149,7 +149,7 @@ impl<'a> RxePair<'a> {
         written
     }
 
-    /// Bytes that have arrived at the far end.
+    /// Returns the number of bytes that have arrived at the far end.
     fn crossed(&self) -> Result<u64> {
         let text = self.vm.run("cat /sys/class/net/rxe-b/statistics/rx_bytes")?;
         text.trim().parse().with_context(|| format!("no number of bytes: {text}"))

@@ -1,6 +1,7 @@
-//! Over the wire: two processes with a device each, in network namespaces with a pair of interfaces between them.
+//! Measurements over the wire: two processes with a device each, in network namespaces with a pair of interfaces
+//! between them.
 //!
-//! Each process has a processor of its own. What is compared alternates, round by round.
+//! Each process has its own processor. Compared sides alternate, round by round.
 
 mod baseline;
 pub(crate) mod dumbbell;
@@ -21,17 +22,17 @@ use crate::image::GuestImage;
 use crate::namespaces::Namespaces;
 use network::Network;
 
-/// Bytes that a SEND packet has beside its payload: BTH and ICRC.
+/// Bytes of a SEND packet in addition to its payload: BTH and ICRC.
 const PACKET_OVERHEAD: usize = 16;
 
-/// Plays one side (hidden command `wire-peer`).
+/// Runs one side (hidden command `wire-peer`).
 pub(crate) fn run_peer(options: &PeerOptions) -> Result<()> {
     if options.udp { baseline::run_udp(options) } else { peer::run(options) }
 }
 
 const NO_IPERF: &str = "one TCP stream over the same wire: iperf3 comes with the guest image (guest-tests image)";
 
-/// A figure, or why there is none.
+/// A figure, or the reason why there is none.
 pub(super) type Row = Result<Figure, String>;
 
 /// Measures everything, each figure in `runs` rounds.
@@ -55,7 +56,7 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Sizes, connections and losses, for curves.
+/// Measures sizes, connections and losses, for curves.
 pub(super) fn sweep(runs: usize) -> Result<Vec<Row>> {
     if let Some(obstacle) = Namespaces::obstacle() {
         return Ok(vec![Err(format!("sweeps over the wire between two processes: {obstacle}"))]);
@@ -72,7 +73,7 @@ pub(super) fn sweep(runs: usize) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Bandwidth of RDMA writes against one TCP stream, and the processor time of both.
+/// Compares the bandwidth of RDMA writes with one TCP stream, and the processor time of both.
 fn against_tcp(network: &Network, runs: usize) -> Result<[Figure; 2]> {
     let (mut speed, mut cost) = (Vec::new(), Vec::new());
     for _ in 0..runs {
@@ -108,7 +109,7 @@ fn against_tcp(network: &Network, runs: usize) -> Result<[Figure; 2]> {
     ])
 }
 
-/// The same where super-frames, ours and those of TCP, are cut before the interface.
+/// Measures the same while super-frames, of the device and of TCP, are segmented before the interface.
 fn without_super_frames(network: &Network, runs: usize) -> Result<Figure> {
     let rounds = network.without_super_frames(|network| {
         let round = |_| {
@@ -123,7 +124,7 @@ fn without_super_frames(network: &Network, runs: usize) -> Result<Figure> {
     Ok(Figure::of_rounds("wire/cut", title, "Gb/s", false, &rounds, "one TCP stream there (iperf3)"))
 }
 
-/// Goodput of eight connections over a slow line with a short queue, against one TCP stream there.
+/// Compares the goodput of eight connections over a slow line with a short queue with one TCP stream.
 fn over_slow_line(runs: usize) -> Result<Vec<Figure>> {
     const MESSAGE: usize = 256 << 10;
     const EIGHT: PeerOptions = PeerOptions { size: MESSAGE, qps: 8, seconds: 4.0, ..PeerOptions::BULK };
@@ -151,7 +152,7 @@ fn over_slow_line(runs: usize) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Rate of small sends against datagrams of the same size without any protocol.
+/// Compares the rate of small sends with datagrams of the same size without any protocol.
 fn against_datagrams(network: &Network, runs: usize) -> Result<Figure> {
     let mut rounds = Vec::new();
     for _ in 0..runs {
@@ -164,7 +165,7 @@ fn against_datagrams(network: &Network, runs: usize) -> Result<Figure> {
     Ok(Figure::of_rounds("wire/send-rate", title, "million/s", false, &rounds, "sendmmsg and recvmmsg of UDP"))
 }
 
-/// What is left when packets are lost or overtaken in each direction.
+/// Measures the remaining bandwidth when packets are lost or reordered in each direction.
 fn with_faults(network: &Network, runs: usize) -> Result<Vec<Figure>> {
     const BULK: PeerOptions = PeerOptions::BULK;
     let kinds =
@@ -195,7 +196,7 @@ fn with_faults(network: &Network, runs: usize) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Many connections at once against one.
+/// Compares many simultaneous connections with one.
 fn many_connections(network: &Network, runs: usize) -> Result<Figure> {
     let many = PeerOptions { qps: 1000, ..PeerOptions::BULK };
     let mut rounds = Vec::new();
@@ -208,7 +209,7 @@ fn many_connections(network: &Network, runs: usize) -> Result<Figure> {
     Ok(Figure::of_rounds("wire/qps", "wire: RDMA write of 1 MiB on 1,000 QPs".into(), "Gb/s", false, &rounds, "one QP"))
 }
 
-/// How long small writes take beside large ones of another connection.
+/// Measures the latency of small writes beside large ones of another connection.
 fn beside_bulk(network: &Network, runs: usize) -> Result<Figure> {
     let alone = PeerOptions { latency: true, ..PeerOptions::BULK };
     let p99 = |options: &PeerOptions| -> Result<f64> {

@@ -9,35 +9,35 @@ use crate::namespaces::Namespaces;
 /// The IP MTU of the interfaces.
 pub(super) const MTU: u32 = 9000;
 
-/// The network, gone with the value.
+/// The network, removed on drop.
 #[derive(Debug)]
 pub(super) struct Network {
     namespaces: Namespaces,
 }
 
 impl Network {
-    /// Makes it, with interfaces that are up and have addresses of their own ([`Network::host_address`]).
+    /// Creates it, with interfaces that are up and have addresses of their own ([`Network::host_address`]).
     pub(super) fn new() -> Result<Self> {
         let addresses = [0, 1].map(|side| IpAddr::V4(Self::host_address(side)));
         Ok(Self { namespaces: Namespaces::new("bench", MTU, addresses)? })
     }
 
-    /// The same over a line of 100 Mb/s whose queue drops what is more than 60 KB.
+    /// Creates the same with a line of 100 Mb/s whose queue drops everything beyond 60 KB.
     pub(super) fn slow() -> Result<Self> {
         const LINE: &str = "rate 100mbit burst 32kb limit 60kb";
         let addresses = [0, 1].map(|side| IpAddr::V4(Self::host_address(side)));
         let slow = Self { namespaces: Namespaces::behind_filter("slow", MTU, addresses, LINE)? };
-        // A super-frame would be one of the frames that are dropped.
+        // The queue would drop super-frames as a whole.
         slow.namespaces.limit_super_frames(MTU + 100, 1)?;
         Ok(slow)
     }
 
-    /// The address that the host's own network stack has on a side.
+    /// Returns the address of the host's own network stack on a side.
     pub(super) fn host_address(side: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, 78, 0, side + 1)
     }
 
-    /// Measures while the interfaces take no super-frames: who builds them has them cut.
+    /// Measures while the interfaces accept no super-frames: the kernel segments them before.
     pub(super) fn without_super_frames<T>(&self, measure: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         const DEFAULT: (u32, u32) = (65_536, 65_535);
         self.namespaces.limit_super_frames(MTU + 100, 1)?;
@@ -46,7 +46,7 @@ impl Network {
         measured
     }
 
-    /// A command line that runs a program on one side, on a processor of its own.
+    /// Returns a command prefix that runs a program on one side, on a processor of its own.
     pub(super) fn enter(&self, side: usize) -> Vec<String> {
         let cpu = side % std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let name = self.namespaces.name(side);

@@ -1,4 +1,4 @@
-//! Two processes, one on each side of a network, that talk to us over their standard streams.
+//! Two processes, one on each side of a network, controlled over their standard streams.
 
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write};
 use std::process::Stdio;
@@ -25,7 +25,7 @@ impl Talker {
         Self::spawn(&words)
     }
 
-    /// Starts a command here.
+    /// Starts a command on this machine.
     pub(super) fn spawn(words: &[String]) -> Result<Self> {
         let (their_input, input) = std::io::pipe().context("cannot create a pipe")?;
         let (output, their_output) = std::io::pipe().context("cannot create a pipe")?;
@@ -44,7 +44,7 @@ impl Talker {
         Self::start(network, side, &command)
     }
 
-    /// The next line it prints.
+    /// Returns the next line of its output.
     pub(super) fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line).context("cannot read from a side")?;
@@ -52,18 +52,18 @@ impl Talker {
         Ok(line)
     }
 
-    /// Everything until it ends.
+    /// Returns all remaining output until it ends.
     pub(super) fn rest(&mut self) -> Result<String> {
         std::io::read_to_string(&mut self.output).context("cannot read from a side")
     }
 
-    /// Gives it a line.
+    /// Sends it a line.
     pub(super) fn tell(&mut self, line: &str) -> Result<()> {
         writeln!(self.input, "{}", line.trim()).context("cannot write to a side")
     }
 }
 
-/// Runs this program on both sides. Gives what the sender and the receiver did.
+/// Runs this program on both sides. Returns the outcomes of sender and receiver.
 pub(super) fn run(network: &Network, options: &PeerOptions) -> Result<[Outcome; 2]> {
     let mut sides = [0, 1].map(|side| Talker::start_self(network, side, options.arguments(side)));
     let [Ok(sender), Ok(receiver)] = &mut sides else {

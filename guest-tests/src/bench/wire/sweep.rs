@@ -1,4 +1,4 @@
-//! The wire over ranges: sizes and connections beside TCP, losses beside none.
+//! Sweeps over the wire: sizes and connections compared with TCP, losses compared with none.
 
 use anyhow::Result;
 
@@ -9,10 +9,10 @@ use crate::bench::figure::Figure;
 
 const BULK: PeerOptions = PeerOptions::BULK;
 
-/// RDMA writes of many sizes beside one TCP stream that writes as much at a time.
+/// Compares RDMA writes of many sizes with one TCP stream that writes as much at a time.
 pub(super) fn sizes(network: &Network, runs: usize) -> Result<Vec<Figure>> {
     let figure = |size: usize| {
-        // As many bytes in flight at each size, as far as a queue holds them.
+        // The same number of bytes in flight at each size, as far as a queue holds them.
         let depth =
             u32::try_from(BULK.size / size).unwrap_or(u32::MAX).saturating_mul(BULK.depth).clamp(BULK.depth, 256);
         let options = PeerOptions { size, depth, ..BULK };
@@ -31,7 +31,7 @@ pub(super) fn sizes(network: &Network, runs: usize) -> Result<Vec<Figure>> {
     [64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20].into_iter().map(figure).collect()
 }
 
-/// RDMA writes on many connections beside as many TCP streams.
+/// Compares RDMA writes on many connections with the same number of TCP streams.
 pub(super) fn connections(network: &Network, runs: usize) -> Result<Vec<Figure>> {
     let figure = |qps: usize| {
         let options = PeerOptions { qps, ..BULK };
@@ -49,7 +49,7 @@ pub(super) fn connections(network: &Network, runs: usize) -> Result<Vec<Figure>>
     [1, 4, 16, 64, 128].into_iter().map(figure).collect()
 }
 
-/// RDMA writes on many connections over a slow line with a short queue, beside as many TCP streams there.
+/// Compares RDMA writes on many connections over a slow line with a short queue with the same number of TCP streams.
 pub(super) fn slow_connections(runs: usize) -> Result<Vec<Figure>> {
     let network = Network::slow()?;
     let figure = |qps: usize| {
@@ -68,9 +68,9 @@ pub(super) fn slow_connections(runs: usize) -> Result<Vec<Figure>> {
     [1, 2, 4, 8, 16].into_iter().map(figure).collect()
 }
 
-/// RDMA writes while packets are lost in each direction, beside those where none are.
+/// Compares RDMA writes while packets are lost in each direction with those without loss.
 pub(super) fn losses(network: &Network, runs: usize) -> Result<Vec<Figure>> {
-    /// Hundredths of a percent.
+    /// Loss rates in hundredths of a percent.
     const LOSSES: [u16; 5] = [3, 10, 30, 100, 300];
     let mut rounds = [const { Vec::new() }; LOSSES.len()];
     for _ in 0..runs {

@@ -1,4 +1,4 @@
-//! What the kernel itself does over RDMA: files, disks and sockets.
+//! RDMA users in the kernel: files, disks and sockets.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use crate::cases::case::Case;
 use crate::cases::exchange::Ready;
 use crate::cases::shared::Shared;
 
-/// Address of guest b, which serves.
+/// Address of guest b, the server.
 const SERVER: &str = "192.168.77.2";
 /// Address of guest a.
 const CLIENT: &str = "192.168.77.1";
@@ -20,12 +20,12 @@ pub(super) fn cases(shared: &Rc<Shared<ApplicationsPair>>) -> Vec<Case> {
         shared.case("applications/iser", iser),
         shared.case("applications/srp", srp),
         shared.case("applications/rds", rds),
-        // Without networks that have names, SMC-R asks for RoCE v1.
+        // Without named networks, SMC-R requests RoCE v1.
         Shared::new(|image| ApplicationsPair::boot_with(image, ",roce=v1")).case("applications/smc-r", smc),
     ]
 }
 
-/// Files of 1 to 4 million bytes, written, read without what the client remembers, and compared.
+/// Files of 1 to 4 million bytes are written, read after the client's cache is dropped, and compared.
 fn nfs(pair: &ApplicationsPair) -> Result<String> {
     pair.prepare(
         "set -e
@@ -60,7 +60,7 @@ fn nfs(pair: &ApplicationsPair) -> Result<String> {
     Ok("4 MB".to_owned())
 }
 
-/// A disk of the target's kernel, verified by fio.
+/// A disk of the kernel's target, verified by fio.
 fn iser(pair: &ApplicationsPair) -> Result<String> {
     pair.prepare(&format!(
         "set -e
@@ -105,7 +105,7 @@ fn iser(pair: &ApplicationsPair) -> Result<String> {
     Ok("16 MB verified".to_owned())
 }
 
-/// The same disk by SRP, whose target listens with the connection manager.
+/// The same disk over SRP, whose target listens with the connection manager.
 fn srp(pair: &ApplicationsPair) -> Result<String> {
     let guid = "cat /sys/class/infiniband/vmw_pvrdma0/node_guid";
     let initiator = pair.command(guid)?.trim().replace(':', "");
@@ -142,7 +142,7 @@ const FIO: &str = "fio --name=verify --filename=/dev/sda --direct=1 --ioengine=l
     --bsrange=4k-256k --size=16m --verify=crc32c --do_verify=1 --verify_fatal=1 --randseed=7 > /tmp/fio 2>&1 || \
     { cat /tmp/fio; exit 1; }";
 
-/// Datagrams, both ways at once, every byte compared. There is no TCP to fall back to: that is another module.
+/// Datagrams in both directions at once, every byte compared. There is no fallback to TCP, which is a separate module.
 fn rds(pair: &ApplicationsPair) -> Result<String> {
     let load = "modprobe rds_rdma";
     pair.prepare(load)?;
@@ -151,21 +151,21 @@ fn rds(pair: &ApplicationsPair) -> Result<String> {
     Ok("8 MB each way".to_owned())
 }
 
-/// A stream, which the kernel would carry over RDMA. It does not with this driver: right after it has made a QP,
-/// SMC asks for the sizes of its queues (`smc_wr_remember_qp_attr`), and `pvrdma_query_qp` leaves them out of what it
-/// answers for a QP in RESET. So SMC prepares no work request, sends an empty one, hears nothing and falls back to TCP.
+/// A stream that the kernel would carry over RDMA, but cannot with this driver: right after it has created a QP, SMC
+/// queries the sizes of its queues (`smc_wr_remember_qp_attr`), and `pvrdma_query_qp` leaves them out of its answer for
+/// a QP in RESET. So SMC prepares no work request, sends an empty one, gets no response and falls back to TCP.
 fn smc(pair: &ApplicationsPair) -> Result<String> {
-    // The module tells of the device at the level of warnings.
+    // The module reports the device at warning level.
     let load = "modprobe smc && modprobe smc_diag && dmesg --clear";
     pair.prepare(load)?;
     pair.command(load)?;
     let client = pair.refused(&sockets("smc", "listen"), Ready::Tcp(7001), &sockets("smc", "connect"))?;
-    // `SMC_CLC_DECL_TIMEOUT_CL`: nothing came over the link.
+    // `SMC_CLC_DECL_TIMEOUT_CL`: no message arrived over the link.
     ensure!(client.contains("is not RDMA, for the reason 0x2010000"), "SMC does something else now: {client}");
     Ok("does not work with this driver: falls back to TCP".to_owned())
 }
 
-/// The command that compares, at one end.
+/// Returns the command that compares, for one end.
 fn sockets(family: &str, side: &str) -> String {
     let (own, other) = if side == "listen" { (SERVER, CLIENT) } else { (CLIENT, SERVER) };
     format!("kernel_sockets {family} {side} {own} {other}")

@@ -11,7 +11,7 @@ use crate::cases::case::Case;
 use crate::cases::exchange::Ready;
 use crate::cases::shared::Shared;
 
-/// The tests of `ucx_perftest` above the transports.
+/// Tests of `ucx_perftest` above the transports.
 const UCX_TESTS: [&str; 15] = [
     "tag_lat",
     "tag_bw",
@@ -30,8 +30,8 @@ const UCX_TESTS: [&str; 15] = [
     "ucp_cswap",
 ];
 
-/// The tests of qperf with connections; those that begin with `ver` verify what atomics return. For datagrams it makes
-/// address handles without a GRH, which RoCE does not have on any adapter.
+/// Tests of qperf with connections; those that begin with `ver` verify the results of atomics. Its datagram tests are
+/// left out: it creates address handles without a GRH, which RoCE does not allow on any adapter.
 const QPERF_TESTS: &str = "rc_lat rc_bw rc_bi_bw rc_rdma_read_lat rc_rdma_read_bw rc_rdma_write_lat \
     rc_rdma_write_poll_lat rc_rdma_write_bw rc_compare_swap_mr rc_fetch_add_mr ver_rc_compare_swap ver_rc_fetch_add";
 
@@ -63,7 +63,7 @@ fn is_atomic(test: &str) -> bool {
     ["ucp_add", "ucp_fadd", "ucp_swap", "ucp_cswap"].contains(&test)
 }
 
-/// It compares what comes (`-c`), with all sizes.
+/// Runs `fi_pingpong` with all sizes; it compares the received data (`-c`).
 fn fi_pingpong(pair: &ApplicationsPair, options: &str) -> Result<String> {
     let program = format!("fi_pingpong {options} -c -I 50 -S all");
     let exchange = pair.run(&program, Ready::Tcp(47592), &format!("{program} 192.168.77.2"))?;
@@ -79,7 +79,7 @@ fn qperf(pair: &ApplicationsPair) -> Result<String> {
     Ok(format!("{done} tests"))
 }
 
-/// A program that uses the C library's sockets, and compares what comes.
+/// Runs a program that uses the C library's sockets, and compares the received data.
 fn rsockets(pair: &ApplicationsPair) -> Result<String> {
     let program = format!("{RSOCKETS} rstream -T s -T v -I 20 -C 20 -S 65536");
     let [server, client] = ["-b", "-s"].map(|side| format!("{program} {side} 192.168.77.2"));

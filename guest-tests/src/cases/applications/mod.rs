@@ -1,5 +1,4 @@
-//! Programs that people run over RDMA, between two guests whose data they verify: libraries and MPI, and what the
-//! kernel itself does.
+//! RDMA applications between two guests, which verify the data: libraries and MPI, and RDMA users in the kernel.
 
 mod kernel;
 mod libraries;
@@ -10,13 +9,13 @@ use super::case::Case;
 use super::shared::Shared;
 use pair::ApplicationsPair;
 
-/// Where the library with `socket` and its friends over RDMA is.
+/// Preloads the library that implements the socket calls over RDMA.
 pub(super) const RSOCKETS: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
-/// Why they do not run with the others.
+/// Reason why they do not run by default.
 const WHEN: &str = "needs a disk with more programs; runs when asked for: --only applications/";
 
-/// The guests boot for the first of them.
+/// Returns the cases. The first of them boots the guests.
 pub(crate) fn cases() -> Vec<Case> {
     let shared = Shared::new(ApplicationsPair::boot);
     let cases = [mpi::cases(&shared), libraries::cases(&shared), kernel::cases(&shared)];

@@ -8,7 +8,7 @@ use super::pair::ApplicationsPair;
 use crate::cases::case::Case;
 use crate::cases::shared::Shared;
 
-/// Each library over each of its ways to the device.
+/// Each library over each of its transports to the device.
 pub(super) fn cases(shared: &Rc<Shared<ApplicationsPair>>) -> Vec<Case> {
     let open_mpi = |transport: &'static str| {
         shared.case(format!("applications/openmpi/ucx-{transport}"), move |pair| {
@@ -29,21 +29,21 @@ pub(super) fn cases(shared: &Rc<Shared<ApplicationsPair>>) -> Vec<Case> {
     vec![open_mpi("rc_verbs"), open_mpi("ud_verbs"), mpich("rc_verbs"), mpich("ud_verbs")]
 }
 
-/// What UCX has to be told, in variables of the environment.
+/// Returns the environment variables that UCX needs.
 pub(super) fn ucx(pair: &ApplicationsPair, transport: &str) -> Result<[(&'static str, String); 4]> {
     let endpoints = pair.endpoints()?;
     let [index, _] = endpoints.gid_index;
     Ok([
-        // Connections are agreed on with datagrams.
+        // Connections are negotiated with datagrams.
         ("UCX_TLS", if transport == "ud_verbs" { transport.to_owned() } else { format!("{transport},ud_verbs:aux") }),
         ("UCX_NET_DEVICES", format!("{}:1", endpoints.device[0])),
         ("UCX_IB_GID_INDEX", index.to_string()),
-        // Before 1.19 it takes the service level of a completion for the kind of a packet, and drops all of IPv4.
+        // Before 1.19 UCX takes the service level of a completion for the packet type, and drops all IPv4 packets.
         ("UCX_UD_VERBS_ETH_DGID_CHECK", "n".to_owned()),
     ])
 }
 
-/// Both ranks say how much they have compared.
+/// Checks that both ranks report the amount that they have compared.
 fn compared(output: &str) -> Result<String> {
     let mut ranks: Vec<&str> = output.lines().filter(|line| line.ends_with(" bytes compared")).collect();
     ranks.sort_unstable();

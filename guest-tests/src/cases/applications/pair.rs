@@ -1,4 +1,4 @@
-//! The guests that have these programs.
+//! Guests with RDMA applications.
 
 use std::time::Duration;
 
@@ -11,32 +11,32 @@ use crate::image::{ApplicationsDisk, GuestImage};
 use crate::pair::{LinkKind, Pair, PairOptions};
 use crate::vm::Vm;
 
-/// What a program may take where processors are emulated.
+/// Time limit of a program on emulated processors.
 pub(super) const LONG: Duration = Duration::from_secs(300);
 
 /// Two guests, each of which may log in at the other.
 pub(super) struct ApplicationsPair(Pair);
 
 impl ApplicationsPair {
-    /// Boots them and starts what lets the other in.
+    /// Boots both and starts their SSH servers.
     pub(super) fn boot(image: &GuestImage) -> Result<Self> {
         Self::boot_with(image, "")
     }
 
-    /// The same, with more options of each device.
+    /// Does the same with more options for each device.
     pub(super) fn boot_with(image: &GuestImage, device_options: &str) -> Result<Self> {
         let disk = ApplicationsDisk::build(image)?;
         let root_disk = Some(disk.disk().to_owned());
         let device_options = device_options.to_owned();
         let pair = Pair::boot(image, &PairOptions { rxe: false, root_disk, device_options, ..PairOptions::default() })?;
         for vm in pair.vms() {
-            // Libraries take machines of the same name for one.
+            // Libraries treat machines of the same name as one.
             vm.run(&format!("hostname {} && mkdir -p /run/sshd && /usr/sbin/sshd", vm.name()))?;
         }
         Ok(Self(pair))
     }
 
-    /// How programs name their devices and each other.
+    /// Returns the endpoints by which programs reach each other.
     pub(super) fn endpoints(&self) -> Result<Endpoints<'_>> {
         Ok(self.0.endpoints(&self.0.link(LinkKind::Pvrdma)?))
     }
@@ -46,7 +46,7 @@ impl ApplicationsPair {
         self.programs(server, ready, client).run()
     }
 
-    /// Runs both likewise, of which the client must fail. Returns what it said.
+    /// Does the same, but the client must fail. Returns its output.
     pub(super) fn refused(&self, server: &str, ready: Ready, client: &str) -> Result<String> {
         let (_server, client) = self.programs(server, ready, client).start()?;
         let output = client.wait(LONG)?;
@@ -60,7 +60,7 @@ impl ApplicationsPair {
         Programs { server_vm, server, ready, client_vm, client, timeout: LONG }
     }
 
-    /// Runs a script in guest b, which serves.
+    /// Runs a script in guest b, the server.
     pub(super) fn prepare(&self, script: &str) -> Result<String> {
         self.0.b().spawn(script)?.wait_success(LONG).context("in guest b")
     }

@@ -1,4 +1,4 @@
-//! Addresses of RDMA devices that come, go and move, and as many of them and of connections as there can be.
+//! Addresses of RDMA devices that are added, removed and moved, and the maximum number of addresses and connections.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -25,12 +25,12 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// The address of one end is removed under a connection that writes, and added again. The connection goes on, though
-/// the kernel gives the address another place in the GID table while the old one is used.
+/// The address of one end is removed under a connection that writes, and added again. The connection continues,
+/// although the kernel assigns the address another GID index while the old one is in use.
 fn renewed(pair: &mut Pair, link: &Link, end: usize) -> Result<String> {
     let command = |vm: usize| {
         let (device, index) = (link.device, link.gid_index[vm]);
-        // It waits for seconds before it takes the other end for gone.
+        // The retry settings tolerate an outage of seconds.
         format!("ib_write_bw -F -d {device} -x {index} -u 18 -s 65536 -D 3")
     };
     let programs = Programs {
@@ -62,11 +62,11 @@ fn renewed(pair: &mut Pair, link: &Link, end: usize) -> Result<String> {
     Ok(format!("GID index {} is now {index}", link.gid_index[end]))
 }
 
-/// An address that goes from one guest to the other and back.
+/// An address that moves from one guest to the other and back.
 const SERVICE: Ipv4Addr = Ipv4Addr::new(192, 168, 77, 50);
 
-/// The address of a service moves from guest a to guest b, which is given it while a still has it: RDMA follows
-/// after a has lost its link and given the address up (`unplugged`), or given it up alone.
+/// The address of a service moves from guest a to guest b, which gets it while a still has it: RDMA follows after a has
+/// lost its link and removed the address (`unplugged`), or has only removed it.
 fn moved(pair: &mut Pair, unplugged: bool) -> Result<String> {
     let daemon = pair.daemon().context("there is no daemon")?;
     let add = format!("ip addr add {SERVICE}/32 dev {CARD}");
@@ -108,12 +108,12 @@ fn moved(pair: &mut Pair, unplugged: bool) -> Result<String> {
     })
 }
 
-/// As many addresses as the device has room for; the last one works as the first does, and one more harms nothing.
+/// As many addresses as the device supports; the last one works as the first does, and one more does no harm.
 fn full_table(pair: &mut Pair, link: &Link) -> Result<String> {
     let gids = format!("/sys/class/infiniband/{PVRDMA_DEVICE}/ports/1/gids");
     let free = format!("cat {gids}/* 2>/dev/null | grep -c -x 0000:0000:0000:0000:0000:0000:0000:0000");
     let count = |command: &str| -> Result<u32> {
-        // `grep -c` fails when it finds none.
+        // `grep -c` fails when the count is zero.
         let text = pair.a().run(&format!("{command} || true"))?;
         text.trim().parse().with_context(|| format!("no number: {text}"))
     };
@@ -125,7 +125,7 @@ fn full_table(pair: &mut Pair, link: &Link) -> Result<String> {
         ))?;
         let full = format!("test $({free}) = 0");
         pair.a().wait_until(&full, PATIENCE)?;
-        // Guest b answers there.
+        // Guest b has a route for its answers.
         pair.b().run(&format!("ip route replace 10.4.0.0/16 dev {CARD}"))?;
         pair.a().run(&format!("ip addr add 10.5.0.1/32 dev {CARD}"))?;
         rdma_between(pair, [last.into(), link.ip[1].into()], 0)?;
@@ -141,7 +141,7 @@ fn full_table(pair: &mut Pair, link: &Link) -> Result<String> {
     Ok(note)
 }
 
-/// A thousand connections at a time, made by the connection manager, each with its own queues.
+/// A thousand simultaneous connections made by the connection manager, each with its own queues.
 fn connections(pair: &mut Pair, link: &Link) -> Result<String> {
     const CONNECTIONS: u32 = 1000;
     let count = format!("-c {CONNECTIONS} -C 1 -S 64");

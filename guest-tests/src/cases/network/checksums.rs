@@ -1,4 +1,4 @@
-//! Checksums as a guest sees them that looks at whole packets, or passes them on.
+//! Checksums in a guest that inspects or forwards whole packets.
 
 use anyhow::{Context, Result, ensure};
 
@@ -13,14 +13,14 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Datagrams of a check, whose sizes make packets of one piece.
+/// Datagrams of a check, small enough for single packets.
 const DATAGRAMS: usize = 20;
 
-/// Sends datagrams and a stream to an address while `tcpdump` in the other guest calculates the checksums of what
-/// comes in at an interface.
+/// Sends datagrams and a stream to an address while `tcpdump` in the other guest verifies the checksums of the packets
+/// that arrive at an interface.
 fn check_sums(pair: &Pair, to: usize, address: &str, interface: &str, prefix: &str) -> Result<String> {
     let _server = serve(pair, to, prefix)?;
-    // Segments that are longer than a packet were never one on a wire.
+    // Segments longer than a packet never existed on the wire in this form.
     let filter = format!("dst host {address} and dst port {PORT} and less 1515");
     let dump = format!("{prefix} tcpdump -l -n -vvv -Q in -i {interface} -c 30 '{filter}' 2>&1");
     let dump = started(pair, to, &dump, "listening on")?;
@@ -43,7 +43,7 @@ fn packet_socket(pair: &mut Pair, link: &Link) -> Result<String> {
     check_sums(pair, 1, &link.ip[1].to_string(), CARD, "")
 }
 
-/// Guest b is the router of a network namespace. What it forwards has the checksums that it has received.
+/// Guest b is the router of a network namespace. Forwarded packets keep the checksums with which they arrived.
 fn forwarded(pair: &mut Pair, link: &Link) -> Result<String> {
     let work = || {
         pair.b().run(
@@ -57,7 +57,7 @@ fn forwarded(pair: &mut Pair, link: &Link) -> Result<String> {
     };
     and_then_restore(work, || {
         pair.a().run("ip route del 10.3.0.0/24")?;
-        // A router's kernel turns off what makes one segment of several.
+        // The kernel disables LRO on a router.
         let undo = format!("echo 0 > /proc/sys/net/ipv4/ip_forward; ethtool -K {CARD} lro on; ip netns del behind");
         pair.b().run(&undo).context("no host again").map(drop)
     })

@@ -1,4 +1,4 @@
-//! The interface goes to another place and comes back.
+//! The interface is moved elsewhere and back.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Into another network namespace, where it works, and back.
+/// Moves it to another network namespace, where it works, and back.
 fn other_namespace(pair: &mut Pair, link: &Link) -> Result<String> {
     let address = link.ip[1];
     let work = || {
@@ -37,7 +37,7 @@ fn other_namespace(pair: &mut Pair, link: &Link) -> Result<String> {
     Ok(note)
 }
 
-/// Each function is taken from its driver and given back, the interface while the RDMA device is there.
+/// Unbinds each function from its driver and binds it again, the interface while the RDMA device is bound.
 fn unbound(pair: &mut Pair, link: &Link) -> Result<String> {
     let slot = pair.b().run(&format!("basename $(readlink /sys/class/net/{CARD}/device)"))?;
     let slot = slot.trim().strip_suffix(".0").context("the network card is not function 0")?;
@@ -71,7 +71,7 @@ fn bridge(pair: &mut Pair, link: &Link) -> Result<String> {
     })
 }
 
-/// A program in the driver passes most packets, and sends some back from where they have come.
+/// An XDP program in the driver passes most packets, and sends some back to their source.
 fn xdp(pair: &mut Pair, link: &Link) -> Result<String> {
     const SENT: usize = 20;
     let ip = link.ip.map(IpAddr::V4);

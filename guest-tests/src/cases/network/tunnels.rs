@@ -1,4 +1,4 @@
-//! Tunnels that guests build over their network cards.
+//! Tunnels that guests create over their vNICs.
 
 use anyhow::{Result, ensure};
 
@@ -6,13 +6,13 @@ use super::super::case::Case;
 use super::steps::{and_then_restore, checked_traffic};
 use crate::pair::{Link, Pair};
 
-/// The guests' ends of a tunnel.
+/// Addresses of the guests in a tunnel.
 const INNER: [&str; 2] = ["10.2.0.1", "10.2.0.2"];
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new("network/vxlan", |pair, link| {
-            // Without an outer checksum the inner one is all that the receiver has, and with it both are.
+            // Without an outer checksum the receiver relies on the inner one; otherwise both are checked.
             for checksum in ["noudpcsum", "udpcsum"] {
                 let add = |end: usize| {
                     let [local, remote] = [link.ip[end], link.ip[1 - end]];
@@ -31,7 +31,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Builds a tunnel and sends checked traffic through it both ways. The kernel finds no wrong checksum.
+/// Creates a tunnel and sends checked traffic through it in both directions. The kernel counts no wrong checksum.
 fn through(pair: &Pair, add: impl Fn(usize) -> String) -> Result<String> {
     let work = || {
         for (end, vm) in pair.vms().iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Two guests whose only network cards are ours, which all cases of the group share.
+//! Two guests whose only network interfaces are vmxnet3 devices of the daemon, shared by all cases of the group.
 
 use std::net::Ipv4Addr;
 use std::rc::Rc;
@@ -12,23 +12,23 @@ use crate::image::GuestImage;
 use crate::pair::{LinkKind, PVRDMA_DEVICE, Pair, PairOptions};
 use crate::vm::{Job, Vm};
 
-/// Processors of the guests, and so the number of queues of their cards.
+/// Number of processors of each guest, which is also the number of queues of its vNIC.
 pub(super) const QUEUES: [u32; 2] = [4, 2];
 /// The guests' only network interface.
 pub(super) const CARD: &str = "eth0";
-/// What Ethernet carries without being told.
+/// Default MTU of Ethernet.
 pub(super) const MTU: u32 = 1500;
-/// Where [`crate::net_peer`] listens.
+/// Port of [`crate::net_peer`].
 pub(super) const PORT: u16 = 7000;
-/// Our program in a guest.
+/// Command of the traffic program in a guest.
 pub(super) const PEER: &str = "/run/guest-tests net-peer";
-/// How long a program may take.
+/// Time limit of a program.
 pub(super) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Machines that all cases of the group share.
 pub(super) type Both = Rc<Shared<Cards>>;
 
-/// Two guests with cards of ours.
+/// Two guests with vNICs of the daemon.
 pub(super) struct Cards(pub(super) Pair);
 
 impl Machines for Cards {
@@ -48,13 +48,13 @@ impl Cards {
             rxe: false,
             cpus: QUEUES,
             networks: vec!["name=lan,vlan=trunk".to_owned()],
-            // Stations behind the guests, whose frames are flooded to them.
+            // Permits other source addresses behind the guests; frames to such addresses are flooded.
             device_options: ",network=lan,forged-transmits=mac".to_owned(),
             ..PairOptions::default()
         };
         let cards = Self(Pair::boot(image, &options)?);
         for vm in cards.vms() {
-            // Without these multicast questions are not answered.
+            // Without this the guests do not answer multicast pings.
             vm.run("echo 0 > /proc/sys/net/ipv4/icmp_echo_ignore_broadcasts && ip link show eth0")?;
         }
         Ok(cards)
@@ -64,22 +64,22 @@ impl Cards {
         self.vms()[end]
     }
 
-    /// The guests' addresses.
+    /// Returns the addresses of the guests.
     pub(super) fn addresses(&self) -> Result<[Ipv4Addr; 2]> {
         Ok(self.0.link(LinkKind::Pvrdma)?.ip)
     }
 
-    /// What the daemon says of a guest's device.
+    /// Returns the daemon's status of a guest's device.
     pub(super) fn device(&self, end: usize) -> Result<serde_json::Value> {
         Ok(self.0.daemon().context("there is no daemon")?.status()?["devices"][end].take())
     }
 
-    /// What a card counts.
+    /// Returns the counters of a vNIC.
     pub(super) fn counters(&self, end: usize) -> Result<serde_json::Value> {
         Ok(self.device(end)?["nic"]["counters"].take())
     }
 
-    /// One of them.
+    /// Returns one counter.
     pub(super) fn counter(&self, end: usize, name: &str) -> Result<u64> {
         self.counters(end)?[name].as_u64().with_context(|| format!("the card does not count {name}"))
     }
@@ -97,14 +97,14 @@ impl Cards {
         programs.start_server()
     }
 
-    /// Sends streams to a guest, which looks at each byte, over this address of it.
+    /// Sends streams to an address of a guest, which compares each byte.
     pub(super) fn stream(&self, to: usize, address: &str, bytes: u64, connections: usize) -> Result<()> {
         let _server = self.serve(to)?;
         let command = format!("{PEER} stream {address}:{PORT} --bytes {bytes} --connections {connections}");
         self.vm(1 - to).spawn(&command)?.wait_success(PATIENCE).map(drop)
     }
 
-    /// Sends streams both ways.
+    /// Sends streams in both directions.
     pub(super) fn both_ways(&self, bytes: u64, connections: usize) -> Result<()> {
         for (end, address) in self.addresses()?.into_iter().enumerate() {
             self.stream(end, &address.to_string(), bytes, connections)
@@ -113,7 +113,7 @@ impl Cards {
         Ok(())
     }
 
-    /// What the driver reads of the card (`ethtool -S`), added up over all queues.
+    /// Returns a statistic that the driver reads from the vNIC (`ethtool -S`), summed over all queues.
     pub(super) fn statistic(&self, end: usize, name: &str) -> Result<u64> {
         let text = self.vm(end).run(&format!("ethtool -S {CARD}"))?;
         let values = text.lines().filter_map(|line| line.trim().split_once(':')).filter(|(key, _)| *key == name);

@@ -1,4 +1,4 @@
-//! Drivers that come and go, and a cable that is taken out.
+//! Drivers that are unloaded and loaded, and a cable that is unplugged.
 
 use anyhow::{Context, Result, ensure};
 
@@ -7,14 +7,14 @@ use super::super::pingpong::pingpong;
 use super::cards::{Both, CARD, Cards, PATIENCE};
 use crate::pair::{LinkKind, PVRDMA_DEVICE};
 
-/// Memory that the daemon may keep after everything of a life was given back, in KiB: the allocator's own.
+/// Memory in KiB that the daemon may keep after all resources of a life were released: overhead of the allocator.
 const SLACK_KIB: u64 = 4096;
 
 pub(super) fn cases(cards: &Both) -> Vec<Case> {
     vec![cards.case("nic/reload-driver-20-times", reload), cards.case("nic/link-down-and-up", link_down_and_up)]
 }
 
-/// Both drivers, because that of the RDMA function looks for the other one's interface.
+/// Reloads both drivers, because that of the RDMA function looks up the interface of the other one.
 fn reload(cards: &Cards) -> Result<String> {
     let [_, b] = cards.addresses()?;
     let again = || -> Result<()> {
@@ -23,7 +23,7 @@ fn reload(cards: &Cards) -> Result<String> {
         cards.vm(0).run(&format!("ping -n -q -c 3 -i 0.01 -W 20 {b}")).map(drop)
     };
     let memory = || cards.0.daemon().context("there is no daemon")?.memory_kib();
-    // The first time warms the daemon's pools.
+    // The first run fills the daemon's pools.
     again()?;
     let (before, starts) = (memory()?, cards.counter(0, "vmxnet3_activations")?);
     for number in 0..20 {
@@ -38,7 +38,7 @@ fn reload(cards: &Cards) -> Result<String> {
     Ok(format!("daemon memory {before} -> {after} KiB"))
 }
 
-/// Both functions see it, and what was in progress comes to its end when the cable is back.
+/// Both functions notice, and traffic in progress completes when the cable is back.
 fn link_down_and_up(cards: &Cards) -> Result<String> {
     let [a, b] = cards.addresses()?;
     let daemon = cards.0.daemon().context("there is no daemon")?;
@@ -50,7 +50,7 @@ fn link_down_and_up(cards: &Cards) -> Result<String> {
     let command =
         format!("{} stream {b}:{} --bytes {} --connections 2", super::cards::PEER, super::cards::PORT, 64 << 20);
     let stream = cards.vm(0).spawn(&command)?;
-    // It has begun.
+    // The stream has begun.
     let before = cards.counter(1, "vmxnet3_received_bytes")?;
     while cards.counter(1, "vmxnet3_received_bytes")? < before + (1 << 20) {
         ensure!(stream.is_running(), "the stream ended before the link went down:\n{}", stream.output());
@@ -61,7 +61,7 @@ fn link_down_and_up(cards: &Cards) -> Result<String> {
         cards.wait_port(1, "DOWN")?;
         let text = vm.run(&format!("ethtool {CARD}; ip link show {CARD}"))?;
         ensure!(text.contains("Link detected: no") && text.contains("NO-CARRIER"), "{text}");
-        // The other guest's cable is in its place.
+        // The other guest's link is still up.
         cards.vm(0).run(&format!("grep -qx 1 /sys/class/net/{CARD}/carrier"))?;
         ensure!(cards.vm(0).exec(&format!("ping -n -q -c 1 -W 0.2 {b}"), PATIENCE)?.code != 0, "a ping came through");
         daemon.set_link("vm1", true)?;

@@ -1,5 +1,5 @@
-//! The network function that the daemon serves, with the kernel's own driver: two guests whose only network cards are
-//! ours. All cases share the two.
+//! The network function of the daemon with the kernel's own driver: two guests without any other network interface. All
+//! cases share the two.
 
 mod cards;
 mod life;
@@ -24,13 +24,14 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// What a card counts of frames that make no sense, and of rings and commands that do not.
+/// Counters of the vNIC for malformed frames, rings and commands.
 const REFUSED: [&str; 3] = ["vmxnet3_send_errors", "vmxnet3_queue_errors", "vmxnet3_command_errors"];
-/// What the network counts of frames that it does not let through. Many streams may well fill a queue.
+/// Counters of the network for frames that it refuses. Full queues are not among them, because many streams may fill a
+/// queue.
 const REFUSED_BY_NETWORK: [&str; 4] =
     ["passed_dropped_roce", "passed_dropped_address", "passed_dropped_vlan", "switch_dropped_too_long"];
 
-/// What all of the above left in the counters of what was wrong.
+/// The cases above have not increased any of the error counters.
 fn nothing_refused(cards: &Cards) -> Result<String> {
     let mut frames = 0;
     for end in [0, 1] {

@@ -1,4 +1,4 @@
-//! What `ethtool` shows and sets: the card does as it is told, and goes on working.
+//! Settings of `ethtool`: the vNIC applies them and continues to work.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use anyhow::{Context, Result, bail, ensure};
 use super::super::case::Case;
 use super::cards::{Both, CARD, Cards, QUEUES};
 
-/// Enough for segments, acknowledgements and some interrupts.
+/// Amount that is enough for segments, acknowledgements and some interrupts.
 const BYTES: u64 = 2 << 20;
-/// Streams whose ports are left to chance, and what each sends: that none of them meets one of four queues happens once
-/// in 10^7 runs.
+/// Streams with random ports, and the size of each: the probability that one of four queues gets none of them is 1 in
+/// 10^7 runs.
 const FLOWS: usize = 64;
 const FLOW_BYTES: u64 = 64 << 10;
 
@@ -25,7 +25,7 @@ pub(super) fn cases(cards: &Both) -> Vec<Case> {
     ]
 }
 
-/// As many queues as the guest has processors, each with an interrupt of its own, and each used.
+/// There are as many queues as the guest has processors, each with its own interrupt, and each is used.
 fn channels(cards: &Cards) -> Result<String> {
     cards.both_ways(FLOW_BYTES, FLOWS)?;
     for (end, queues) in QUEUES.into_iter().enumerate() {
@@ -46,26 +46,26 @@ fn channels(cards: &Cards) -> Result<String> {
     Ok(String::new())
 }
 
-/// Packets to the card alone that each receive queue has got.
+/// Returns the number of unicast packets that each receive queue has received.
 fn received(cards: &Cards, end: usize) -> Result<Vec<u64>> {
     let text = cards.vm(end).run(&format!("ethtool -S {CARD}"))?;
     let values = text.lines().filter_map(|line| line.trim().strip_prefix("ucast pkts rx:"));
     values.map(|value| value.trim().parse().with_context(|| format!("no number: {value}"))).collect()
 }
 
-/// Features and their states, of those that can be changed.
+/// Returns the changeable features with their states.
 fn changeable(cards: &Cards, end: usize) -> Result<BTreeMap<String, bool>> {
     let text = cards.vm(end).run(&format!("ethtool -k {CARD}"))?;
     let states = text.lines().filter_map(|line| line.trim().split_once(": ")).filter_map(|(name, state)| match state {
         "on" => Some((name.to_owned(), true)),
         "off" => Some((name.to_owned(), false)),
-        // Fixed, or wanted and not possible.
+        // Fixed, or requested but not possible.
         _ => None,
     });
     Ok(states.collect())
 }
 
-/// Each feature of a card the other way: it is as asked, and bytes still arrive right, from it and at it.
+/// Toggles each feature: it takes the requested state, and bytes still arrive intact in both directions.
 fn features(cards: &Cards) -> Result<String> {
     let before = changeable(cards, 0)?;
     let of_card = ["rx-checksumming", "tcp-segmentation-offload", "large-receive-offload", "rx-vlan-offload"];
@@ -83,7 +83,7 @@ fn features(cards: &Cards) -> Result<String> {
         cards.both_ways(BYTES, 2).with_context(|| format!("with {name} {}", if on { "off" } else { "on" }))?;
         set(on)?;
     }
-    // What depends on others comes back with them only if it is asked for.
+    // A feature that depends on others is not restored with them, so each is restored explicitly.
     for (name, on) in &before {
         let word = if *on { "on" } else { "off" };
         cards.vm(0).run(&format!("ethtool -K {CARD} {name} {word} 2>&1"))?;
@@ -93,7 +93,7 @@ fn features(cards: &Cards) -> Result<String> {
     Ok(format!("{} features", before.len()))
 }
 
-/// The card cuts segments if the driver may leave that to it, and only then.
+/// The vNIC segments packets if the driver may offload this, and only then.
 fn segmentation(cards: &Cards) -> Result<String> {
     let [_, b] = cards.addresses()?;
     let segments = |on: &str| -> Result<u64> {
@@ -107,7 +107,7 @@ fn segmentation(cards: &Cards) -> Result<String> {
     Ok(format!("{on} segments"))
 }
 
-/// The current half of `ethtool -g`.
+/// Returns the current settings of `ethtool -g`.
 fn ring_sizes(cards: &Cards, end: usize) -> Result<BTreeMap<String, String>> {
     let text = cards.vm(end).run(&format!("ethtool -g {CARD}"))?;
     let (_, current) = text.split_once("Current hardware settings:").context("no current settings")?;
@@ -139,7 +139,7 @@ fn rings(cards: &Cards) -> Result<String> {
     Ok(String::new())
 }
 
-/// Every way of sparing interrupts: none of them keeps a packet for ever.
+/// With every kind of interrupt moderation, no packet is held back forever.
 fn coalescing(cards: &Cards) -> Result<String> {
     let [_, b] = cards.addresses()?;
     let shown = |name: &str| -> Result<String> {
@@ -157,7 +157,7 @@ fn coalescing(cards: &Cards) -> Result<String> {
         let now = shown(name)?;
         ensure!(now.starts_with(value), "{setting}: {name} is {now}");
         cards.both_ways(BYTES, 4).with_context(|| setting.to_owned())?;
-        // One packet at a time, which no other one pushes.
+        // One packet at a time, so that no later packet triggers the interrupt.
         let text = cards.vm(0).run(&format!("ping -n -q -c 20 -i 0.01 -W 20 {b}"))?;
         if !text.contains(" 0% packet loss") {
             bail!("{setting}: {text}");
@@ -166,7 +166,7 @@ fn coalescing(cards: &Cards) -> Result<String> {
     Ok(String::new())
 }
 
-/// Packets go to the queues that the table names.
+/// Packets go to the queues that the indirection table names.
 fn indirection(cards: &Cards) -> Result<String> {
     let [a, _] = cards.addresses()?;
     let packets = |weights: &str| -> Result<Vec<u64>> {

@@ -1,4 +1,4 @@
-//! Which frames a card takes: VLANs, groups, everything, longer ones.
+//! Receive filters of a vNIC: VLANs, multicast, promiscuous mode, MTU.
 
 use anyhow::{Context, Result, ensure};
 
@@ -17,23 +17,23 @@ pub(super) fn cases(cards: &Both) -> Vec<Case> {
     ]
 }
 
-/// Frames that the card of guest b did not let through while guest a ran a command, and then showed by a ping that
-/// everything before has come.
+/// Returns the number of frames that the vNIC of guest b filtered while guest a ran a command. A ping afterwards shows
+/// that all earlier frames have arrived.
 fn filtered(cards: &Cards, command: &str) -> Result<u64> {
     let [_, b] = cards.addresses()?;
     let before = cards.counter(1, "vmxnet3_receive_filtered")?;
-    // Whether the command succeeds is not the question.
+    // The exit code of the command is irrelevant.
     cards.vm(0).exec(command, PATIENCE)?;
     cards.vm(0).run(&format!("ping -n -q -c 1 -W 20 {b}"))?;
     Ok(cards.counter(1, "vmxnet3_receive_filtered")? - before)
 }
 
-/// A packet that nobody is to answer.
+/// Returns a command that sends a packet which must not be answered.
 fn unanswered(address: &str) -> String {
     format!("ping -n -q -c 1 -W 0.1 {address}")
 }
 
-/// Two VLANs beside the untagged network, with tags that the card puts in and takes out, and that it leaves alone.
+/// Two VLANs beside the untagged network, with tags that the vNIC inserts and strips, and with tags that it passes.
 fn vlans(cards: &Cards) -> Result<String> {
     let add = |end: usize, vlan: u16| {
         let address = format!("10.1.{vlan}.{}", end + 1);
@@ -62,7 +62,7 @@ fn vlans(cards: &Cards) -> Result<String> {
         vm.run(&format!("ethtool -K {CARD} rxvlan on txvlan on"))?;
     }
     result?;
-    // Guest b is not in VLAN 99, until it is.
+    // Guest b joins VLAN 99 only later.
     let kept_out = filtered(cards, &unanswered("10.1.99.2"))?;
     ensure!(kept_out > 0, "the card let a frame of another VLAN through");
     add(1, 99)?;
@@ -74,8 +74,8 @@ fn vlans(cards: &Cards) -> Result<String> {
     Ok(String::new())
 }
 
-/// TCP behind two VLAN tags, of which the card takes one out or none. Older drivers crash on such a frame if the card
-/// calls it TCP.
+/// TCP behind two VLAN tags, of which the vNIC strips one or none. Older drivers crash on such a frame if the vNIC
+/// reports it as TCP.
 fn two_vlan_tags(cards: &Cards) -> Result<String> {
     const ADDRESSES: [&str; 2] = ["10.1.79.1", "10.1.79.2"];
     let work = || -> Result<()> {
@@ -103,15 +103,15 @@ fn two_vlan_tags(cards: &Cards) -> Result<String> {
     result.map(|()| String::new())
 }
 
-/// A group is heard while somebody listens to it.
+/// A multicast group is received while a socket of the guest is a member.
 fn multicast(cards: &Cards) -> Result<String> {
     let group = "239.7.7.7";
     cards.vm(0).run(&format!("ip route replace {group}/32 dev {CARD}"))?;
     ensure!(filtered(cards, &unanswered(group))? > 0, "the card let frames of a group through that nobody asked for");
-    // The kernel joins the group.
+    // This makes the kernel join the group.
     cards.vm(1).run(&format!("ip address add {group}/32 dev {CARD} autojoin"))?;
     ensure!(filtered(cards, &unanswered(group))? == 0, "the card did not take frames of a group that it was asked for");
-    // All stations, without being asked.
+    // The all-hosts group, which every host has joined.
     let text = cards.vm(0).run(&format!("ping -n -c 3 -i 0.01 -W 20 -I {CARD} 224.0.0.1"))?;
     let [a, b] = cards.addresses()?;
     ensure!(text.contains(&format!("from {b}")), "guest b ({b}) did not answer {a}:\n{text}");
@@ -121,7 +121,7 @@ fn multicast(cards: &Cards) -> Result<String> {
     Ok(String::new())
 }
 
-/// Frames to another station: only a card that takes everything takes them.
+/// Frames to another MAC address: only a vNIC in promiscuous mode receives them.
 fn promiscuous(cards: &Cards) -> Result<String> {
     let stranger = "192.168.77.99";
     cards.vm(0).run(&format!("ip neigh replace {stranger} lladdr 52:54:00:00:99:99 dev {CARD} nud permanent"))?;
@@ -133,8 +133,8 @@ fn promiscuous(cards: &Cards) -> Result<String> {
     Ok(String::new())
 }
 
-/// Has guest b wait for a frame with `tcpdump`, which guest a causes by `command` again and again. Returns what the
-/// card kept out meanwhile.
+/// Waits in guest b with `tcpdump` for a frame, which guest a causes by running `command` repeatedly. Returns the
+/// number of frames that the vNIC filtered meanwhile.
 fn heard(cards: &Cards, options: &str, filter: &str, command: &str) -> Result<u64> {
     let dump = cards.vm(1).spawn(&format!("tcpdump -l -n {options} -c 1 -i {CARD} {filter} 2>&1"))?;
     dump.wait_for_output("listening on", PATIENCE)?;
@@ -156,7 +156,7 @@ fn all_multicast(cards: &Cards) -> Result<String> {
     Ok(String::new())
 }
 
-/// The guest gives its card another address, and the first again.
+/// The guest changes the address of its vNIC, and then restores it.
 fn own_address(cards: &Cards) -> Result<String> {
     let [a, _] = cards.addresses()?;
     let set = |mac: &str| cards.vm(1).run(&format!("ip link set {CARD} address {mac}"));
@@ -170,7 +170,7 @@ fn own_address(cards: &Cards) -> Result<String> {
     Ok(String::new())
 }
 
-/// Long frames, which a card with a shorter MTU does not take.
+/// Long frames, which a vNIC with a smaller MTU does not receive.
 fn mtu_9000(cards: &Cards) -> Result<String> {
     let [a, b] = cards.addresses()?;
     let longest = format!("ping -n -q -c 3 -i 0.01 -W 20 -M do -s 8972 {b}");
@@ -180,7 +180,7 @@ fn mtu_9000(cards: &Cards) -> Result<String> {
         cards.vm(1).run(&format!("ping -n -q -c 3 -i 0.01 -W 20 -M do -s 8972 {a}"))?;
         ensure!(cards.vm(0).exec(&longest.replace("8972", "8973"), PATIENCE)?.code != 0, "longer than the MTU");
         cards.both_ways(32 << 20, 4)?;
-        // Segments as long as that, and datagrams that take several packets.
+        // Segments of that size, and datagrams that take several packets.
         let _server = cards.serve(1)?;
         let command = format!("{} datagrams {b}:{} --from 8900 --to 9100", super::cards::PEER, super::cards::PORT);
         cards.vm(0).spawn(&command)?.wait_success(PATIENCE)?;

@@ -1,4 +1,4 @@
-//! Bytes from guest to guest: ping, `iperf3`, and a program of ours that looks at each.
+//! Traffic between the guests: ping, `iperf3`, and a program that compares each byte.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use super::super::case::{Case, WAYS};
 use super::super::exchange::{Exchange, Programs, Ready};
 use super::cards::{Both, CARD, Cards, PATIENCE, PEER, PORT};
 
-/// Where `iperf3` listens.
+/// Port of the `iperf3` server.
 const IPERF_PORT: u16 = 5201;
 
 pub(super) fn cases(cards: &Both) -> Vec<Case> {
@@ -25,8 +25,8 @@ pub(super) fn cases(cards: &Both) -> Vec<Case> {
     cases
 }
 
-/// `ping` compares what comes back, so one way is both. Sizes at every border: of a frame's padding, of the MTU, of IP
-/// fragments.
+/// `ping` compares the replies, so one direction covers both. The sizes are at every boundary: of a frame's padding, of
+/// the MTU, of IP fragments.
 fn ping_sizes(cards: &Cards) -> Result<String> {
     let sizes = "$(seq 0 66) $(seq 77 11 1463) $(seq 1466 1482) 2952 2953 4096 9000 16384 32768 65507";
     let [_, b] = cards.addresses()?;
@@ -43,7 +43,7 @@ fn ping_sizes(cards: &Cards) -> Result<String> {
     Ok(String::new())
 }
 
-/// One stream, whose window is less than our queues hold: nothing of it is dropped, however slow its receiver.
+/// One stream with a window that fits in the device's queues: no packet is dropped, however slow the receiver is.
 fn stream(cards: &Cards) -> Result<String> {
     let dropped = || -> Result<u64> {
         let ends = [cards.device(0)?, cards.device(1)?];
@@ -68,7 +68,7 @@ fn ping_flood(cards: &Cards) -> Result<String> {
     Ok(times.unwrap_or_default().trim().to_owned())
 }
 
-/// UDP of every size up to one that takes two packets, then of others up to the longest.
+/// UDP of every size up to one that takes two packets, then of others up to the maximum.
 fn datagram_sizes(cards: &Cards) -> Result<String> {
     for (end, address) in cards.addresses()?.into_iter().enumerate() {
         let _server = cards.serve(end)?;
@@ -80,7 +80,7 @@ fn datagram_sizes(cards: &Cards) -> Result<String> {
     Ok(String::new())
 }
 
-/// Runs `iperf3` with its server in a guest. What both sides report.
+/// Runs `iperf3` with its server in a guest. Returns the reports of both sides.
 fn iperf(cards: &Cards, server: usize, options: &str) -> Result<[Value; 2]> {
     let address = cards.addresses()?[server];
     let programs = Programs {
@@ -93,7 +93,7 @@ fn iperf(cards: &Cards, server: usize, options: &str) -> Result<[Value; 2]> {
     };
     let Exchange { client, server } = programs.run()?;
     let parse = |text: &str| -> Result<Value> {
-        // Warnings stand in front.
+        // Warnings may precede the report.
         let (_, json) = text.split_at(text.find('{').unwrap_or(0));
         let report: Value = serde_json::from_str(json).with_context(|| format!("iperf3 printed no JSON:\n{text}"))?;
         match report["error"].as_str() {
@@ -108,18 +108,18 @@ fn number(report: &Value, path: &str) -> Result<f64> {
     report.pointer(path).and_then(Value::as_f64).with_context(|| format!("no {path} in {report}"))
 }
 
-/// Four streams, in which nothing of ours gets lost.
+/// Four streams, in which the device loses no packet.
 fn iperf_tcp(cards: &Cards, server: usize) -> Result<String> {
     let [client, _] = iperf(cards, server, "-n 128M -P 4")?;
     let (sent, received) = (number(&client, "/end/sum_sent/bytes")?, number(&client, "/end/sum_received/bytes")?);
-    // The client ends the test when it has sent enough; what is in flight is not counted.
+    // The client ends the test when it has sent enough; bytes in flight are not counted.
     ensure!(sent >= f64::from(128 << 20) && received > 0.5 * sent, "{received} of {sent} bytes were received");
     let (speed, again) =
         (number(&client, "/end/sum_received/bits_per_second")?, number(&client, "/end/sum_sent/retransmits")?);
     Ok(format!("{:.2} Gb/s, {again} segments retransmitted", speed / 1e9))
 }
 
-/// Datagrams of one packet and of several. What is missing was dropped by the guest's socket for want of room.
+/// Datagrams of one packet and of several. Missing ones were dropped by the guest's socket for lack of buffer space.
 fn iperf_udp(cards: &Cards, server: usize) -> Result<String> {
     let overflow = || -> Result<f64> {
         let text = cards.vm(server).run("awk '/^Udp: [0-9]/ { print $6 }' /proc/net/snmp")?;

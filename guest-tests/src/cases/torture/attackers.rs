@@ -1,4 +1,4 @@
-//! Attackers that have devices of their own, in the network of the guests.
+//! Attackers with devices of their own, in the network of the guests.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -21,33 +21,33 @@ use super::wire::{self, Wire};
 use crate::daemon::DaemonDevice;
 use crate::pair::{Pair, device_mac};
 
-/// Addresses of the device of a VMM, and of who has a driver.
+/// Ethernet addresses of the devices of the hostile VMM and of the hostile driver.
 const VMM: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 0x67]);
 const DRIVER: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 0x66]);
 const DRIVER_IP: [u8; 4] = [192, 168, 77, 66];
-/// Memory of its guest.
+/// Memory of the attacker's guest in bytes.
 const MEMORY: u64 = 8 << 20;
-/// Steps of it in a life, at most.
+/// Maximum number of steps in one life.
 const STEPS: usize = 1000;
 
-/// Names of their devices: of the VMM, and of who has a driver.
+/// Names of the devices of the VMM and of the driver.
 const DEVICES: [&str; 2] = ["vmm", "driver"];
 
 /// Sockets of their devices.
 #[derive(Debug)]
 pub(super) struct Attackers {
-    /// Of a VMM, which has a network card as well.
+    /// Sockets of the VMM, which has a vNIC as well.
     vmm: [(PathBuf, Behind); 2],
     driver: PathBuf,
     wire: Wire,
 }
 
-/// What they did.
+/// Counts of the attackers' actions.
 #[derive(Debug)]
 pub(super) struct Deeds {
-    /// Clients that came.
+    /// Clients that connected.
     pub(super) clients: u64,
-    /// Drivers that came.
+    /// Driver instances that ran.
     pub(super) drivers: u64,
     /// Frames that the peer sent.
     pub(super) frames: u64,
@@ -72,7 +72,7 @@ impl Attackers {
         Ok(Self { vmm: [(vmm, Behind::Rdma), (nic, Behind::Network(VMM))], driver, wire })
     }
 
-    /// Waits until the daemon has noticed that all have gone.
+    /// Waits until the daemon has noticed that all attackers are gone.
     pub(super) fn wait_gone(pair: &Pair) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -126,7 +126,7 @@ impl Attackers {
     }
 }
 
-/// Clients that say anything, one after the other.
+/// Runs clients that send arbitrary messages, one after the other.
 fn talk(socket: &Path, behind: Behind, mut dice: Dice, stop: &AtomicBool) -> Result<u64> {
     let mut clients = 0;
     while !stop.load(Ordering::Acquire) {
@@ -142,7 +142,7 @@ fn talk(socket: &Path, behind: Behind, mut dice: Dice, stop: &AtomicBool) -> Res
     Ok(clients)
 }
 
-/// Takes what is answered until the daemon hangs up, as it has to.
+/// Reads answers until the daemon closes the connection, which it must do.
 fn hear(mut stream: &UnixStream) -> Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     match io::copy(&mut stream, &mut io::sink()) {
@@ -151,7 +151,7 @@ fn hear(mut stream: &UnixStream) -> Result<()> {
     }
 }
 
-/// Processes of a guest that does as they say, each on a driver of its own.
+/// Runs processes of a guest that perform arbitrary operations, each on a driver of its own.
 fn drive(socket: &Path, mut dice: Dice, targets: &Targets, stop: &AtomicBool) -> Result<u64> {
     let mut own = Gid::default();
     own.0[10..12].fill(0xff);
@@ -179,7 +179,7 @@ fn drive(socket: &Path, mut dice: Dice, targets: &Targets, stop: &AtomicBool) ->
     Ok(drivers)
 }
 
-/// Connects, as soon as the daemon has got over the client before.
+/// Connects as soon as the daemon has cleaned up after the previous client.
 fn connect(socket: &Path, memory: &File) -> Result<(Arc<RemoteFunction>, Arc<Irqs>)> {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -1,6 +1,6 @@
-//! Torture: two guests exchange data of which every byte is compared, beside everybody who means no good: a process in
-//! one of them, clients of two devices of their own, which the guests' worker serves as well, and a peer on the wire.
-//! What they do follows from a seed; when, from the machine.
+//! Torture: two guests exchange data of which every byte is compared, beside attackers of all kinds: a process in one
+//! of them, clients of two devices of their own, which the guests' worker serves as well, and a peer on the wire. Their
+//! actions follow from a seed, their timing from the machine.
 
 mod attackers;
 mod victims;
@@ -23,15 +23,15 @@ use attackers::{Attackers, Deeds};
 use victims::Victim;
 use wire::Wire;
 
-/// Seconds, unless the environment says otherwise.
+/// Duration in seconds, unless the environment sets another one.
 const LONG: u64 = 600;
-/// What the comparing programs exchange in a round, each way.
+/// Amount that the comparing programs exchange in a round, in each direction.
 const MEBIBYTES: u32 = 192;
-/// Rounds after which the daemon has all that it keeps: each guest has had the process.
+/// Rounds after which the daemon's caches are full: each guest has had the hostile process.
 const WARM: u64 = 4;
-/// How long anything may take. Guests are emulated, and everything happens at once.
+/// Time limit of each step. Guests are emulated, and everything happens at once.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// What tells the process to end.
+/// File that tells the hostile process to end.
 const CALM: &str = "/run/hostile/calm";
 
 /// The one case.
@@ -74,7 +74,7 @@ fn torture(image: &GuestImage) -> Result<String> {
     Ok(format!("{} s from SEED={first} on: {done}; {base}, then {now}", started.elapsed().as_secs()))
 }
 
-/// What has happened.
+/// Counts of all actions.
 #[derive(Debug, Default)]
 struct Done {
     rounds: u64,
@@ -111,7 +111,7 @@ impl fmt::Display for Done {
     }
 }
 
-/// Traffic of all kinds from its beginning to its end, beside all attackers.
+/// Runs traffic of all kinds from beginning to end, beside all attackers.
 fn round(pair: &Pair, attackers: &Attackers, seed: u64, number: u64) -> Result<Done> {
     let link = pair.link(LinkKind::Pvrdma)?;
     let inside = usize::from(!number.is_multiple_of(2));
@@ -142,13 +142,13 @@ fn round(pair: &Pair, attackers: &Attackers, seed: u64, number: u64) -> Result<D
     Ok(Done { rounds: 1, compared_mib: 2 * u64::from(MEBIBYTES), processes, drivers, clients, frames })
 }
 
-/// What the driver and the verbs warn of that a process wants, and what the kernel says of one that died of its own
-/// memory.
+/// Returns `true` for warnings of the driver and the verbs about requests of a process, and for the kernel's message
+/// about a process that died of an access to its own memory.
 fn is_refusal(line: &str) -> bool {
     line.contains("hostile[") || (line.contains(":warn") && !kernel_log::is_fault(line))
 }
 
-/// Starts the process, as a user without rights.
+/// Starts the process as an unprivileged user.
 fn start_process(vm: &Vm, device: &str, gid_index: u32, seed: u64, victims: &[Victim]) -> Result<Job> {
     let victims: Vec<String> = victims.iter().map(Victim::to_string).collect();
     vm.run(&format!("mkdir -p /run/hostile && rm -f {CALM}"))?;
@@ -159,7 +159,7 @@ fn start_process(vm: &Vm, device: &str, gid_index: u32, seed: u64, victims: &[Vi
     ))
 }
 
-/// Has it end, and gives how often it has lived.
+/// Tells the process to end, and returns the number of its lives.
 fn end_process(vm: &Vm, process: &Job) -> Result<u64> {
     vm.run(&format!("touch {CALM}"))?;
     let said = process.wait_success(PATIENCE)?;
@@ -170,14 +170,14 @@ fn end_process(vm: &Vm, process: &Job) -> Result<u64> {
     }
 }
 
-/// The processes of the daemon's networks, as they are now.
+/// Returns the current processes of the daemon's networks.
 fn workers(pair: &Pair) -> Result<Vec<(serde_json::Value, serde_json::Value)>> {
     let status = pair.daemon().context("no daemon")?.status()?;
     let networks = status["networks"].as_array().context("no networks")?;
     Ok(networks.iter().map(|network| (network["pid"].clone(), network["restarts"].clone())).collect())
 }
 
-/// Counts of a guest's device that show more than load.
+/// Returns counters of a guest's device that show more than load.
 fn misdeeds(pair: &Pair, guest: usize) -> Result<Vec<(&'static str, u64)>> {
     let status = pair.daemon().context("no daemon")?.status()?;
     let device = &status["devices"][guest];

@@ -1,4 +1,4 @@
-//! What attackers know: the queue pairs and regions of the programs that compare, with their keys, as the guests'
+//! Knowledge of the attackers: the queue pairs and regions of the comparing programs, with their keys, as the guests'
 //! administrators could tell them.
 
 use std::fmt;
@@ -11,7 +11,7 @@ use pvrdmad::testing::Target;
 
 use crate::pair::{Link, Pair};
 
-/// Of which connections of the programs begin (`guest/integrity.c`).
+/// First PSN of the programs' connections (`guest/integrity.c`).
 const PSN: u32 = 0x12_3456;
 /// Programs in each guest.
 const PROGRAMS: usize = 2;
@@ -31,14 +31,14 @@ pub(super) struct Victim {
 }
 
 impl Victim {
-    /// The guest that it is in.
+    /// Returns the index of its guest.
     pub(super) const fn guest(&self) -> usize {
         self.guest
     }
 }
 
 impl fmt::Display for Victim {
-    /// As the process in a guest takes it.
+    /// Formats it in the syntax of the hostile process.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { gid, qpn, handle, key, address, length, .. } = self;
         write!(f, "{gid},{qpn},{handle},{key},{address},{length}")
@@ -61,7 +61,7 @@ impl From<&Victim> for Target {
     }
 }
 
-/// All of them, once they are connected.
+/// Returns all victims, once they are connected.
 pub(super) fn find(pair: &Pair, link: &Link) -> Result<Vec<Victim>> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut found = Vec::new();
@@ -83,7 +83,7 @@ pub(super) fn find(pair: &Pair, link: &Link) -> Result<Vec<Victim>> {
 fn look(pair: &Pair, link: &Link, guest: usize) -> Result<Vec<Victim>> {
     let shown = pair.daemon().context("no daemon")?.show(&format!("vm{guest}"), "qp")?;
     let shown = shown.as_array().with_context(|| format!("no list: {shown}"))?;
-    // At once: the programs do not wait.
+    // Immediately, because the programs continue meanwhile.
     let said = pair.vms()[guest].run(LOOK)?;
     let of_programs =
         |name: &'static str| said.lines().filter(move |line| line.contains("comm integrity") && line.contains(name));
@@ -108,11 +108,11 @@ fn look(pair: &Pair, link: &Link, guest: usize) -> Result<Vec<Victim>> {
     Ok(found)
 }
 
-/// What a guest's administrator looks at: the kernel's objects, a line each, and the programs' maps.
+/// Commands of a guest's administrator: list the kernel's objects, a line each, and the programs' maps.
 const LOOK: &str = "rdma -dd resource show mr; rdma -dd resource show qp; \
                     for pid in $(pidof integrity); do echo \"maps of $pid\"; cat /proc/$pid/maps; done";
 
-/// The number behind a word.
+/// Returns the number after a word.
 fn value(line: &str, name: &str, radix: u32) -> Result<u64> {
     let mut words = line.split_whitespace();
     let word = words.find(|&word| word == name).and_then(|_| words.next());
@@ -120,7 +120,7 @@ fn value(line: &str, name: &str, radix: u32) -> Result<u64> {
     u64::from_str_radix(word.trim_start_matches("0x"), radix).with_context(|| format!("{name}: {line}"))
 }
 
-/// The largest memory without a name of a process: start and length. None of who has ended.
+/// Returns the largest anonymous memory of a process: start and length; `None` if the process has ended.
 fn arena(said: &str, pid: u64) -> Option<(u64, u64)> {
     let maps = said.lines().skip_while(|line| *line != format!("maps of {pid}")).skip(1);
     let maps = maps.take_while(|line| !line.starts_with("maps of")).filter(|line| line.split_whitespace().count() == 5);

@@ -1,4 +1,4 @@
-//! The wire that the guests' network ends at, with a peer that means no good.
+//! The uplink of the guests' network, with a hostile peer.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -13,19 +13,19 @@ use tempfile::TempDir;
 
 use crate::guest_with_daemon::{cable, datagrams};
 
-/// What puts a device on it.
+/// Option that attaches a device to it.
 pub(super) const DEVICE_OPTIONS: &str = ",network=wire";
-/// Between two bursts of the peer, unless something comes: guests are emulated, and have to take them.
+/// Time between two bursts of the peer, unless a frame arrives: the guests are emulated, and must process them.
 const PAUSE: Duration = Duration::from_millis(1);
-/// When the daemon has to have taken a frame.
+/// Time within which the daemon must take a frame.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Frames that it remembers.
+/// Number of frames that the peer remembers.
 const RECENT: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct Wire {
     socket: UnixDatagram,
-    /// Where the daemon is, and the peer.
+    /// Sockets of the daemon and of the peer.
     ends: [PathBuf; 2],
     _directory: TempDir,
 }
@@ -41,12 +41,12 @@ impl Wire {
         Ok(Self { socket, ends, _directory: directory })
     }
 
-    /// The network that ends here, as the daemon takes it.
+    /// Returns the network in the daemon's syntax.
     pub(super) fn network(&self) -> String {
         format!("name=wire,uplink={}", datagrams(&self.ends[0], &self.ends[1]))
     }
 
-    /// Lets a peer send until it shall stop. Gives how many frames that were.
+    /// Lets a peer send until it is told to stop. Returns the number of frames.
     pub(super) fn attack(&self, mut peer: HostilePeer, stop: &AtomicBool) -> Result<u64> {
         let (mut sent, mut recent) = (0, VecDeque::new());
         while !stop.load(Ordering::Acquire) {
@@ -66,7 +66,7 @@ impl Wire {
         Ok(sent)
     }
 
-    /// What has come, after a pause if nothing has.
+    /// Returns a received frame, or `None` after a pause.
     fn receive(&self) -> Result<Option<Vec<u8>>> {
         let mut frame = vec![0; 1 << 16];
         match self.socket.recv(&mut frame) {

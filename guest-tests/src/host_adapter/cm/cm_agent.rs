@@ -13,13 +13,13 @@ use super::message::{Body, MAD, Message, Offer, Request};
 use crate::device_pair::Side;
 
 const QKEY: u32 = 0x8001_0000;
-/// The network header in front of what is received.
+/// Size of the network header in front of received data.
 const HEADER: usize = 40;
 const RECEIVES: usize = 8;
 const PAGE: usize = 4096;
-/// The interrupt for completions.
+/// Interrupt vector of completions.
 const COMPLETIONS: usize = 2;
-/// How often it is waited for.
+/// Number of waits for it before the test fails.
 const PATIENCE: u32 = 8;
 
 /// Speaks for a guest.
@@ -31,11 +31,11 @@ pub(super) struct CmAgent {
     buffer: Buffer,
     irqs: Arc<Irqs>,
     address: Ipv4Addr,
-    /// Messages that came before they were waited for.
+    /// Messages that arrived before the code waited for them.
     early: Vec<Message>,
 }
 
-/// A connection that stands.
+/// An established connection.
 pub(super) struct Connection {
     transaction: u64,
     ours: u32,
@@ -70,14 +70,14 @@ impl CmAgent {
         self.buffer.write(at, &message.encode());
         let sge = self.buffer.dma_sge(self.dma.lkey, at, MAD);
         self.qp.post_send(&[SendWr::datagram(0, &[sge], &AddressHandle::new(self.pd.handle, peer), 1, QKEY)])?;
-        // What comes meanwhile is kept.
+        // Messages that arrive meanwhile are kept.
         while let Some(message) = self.next()? {
             self.early.push(message);
         }
         Ok(())
     }
 
-    /// The next message that is not about patience.
+    /// Returns the next message other than a request for more time.
     pub(super) fn receive(&mut self) -> Result<Message> {
         loop {
             let message = if self.early.is_empty() {
@@ -94,7 +94,7 @@ impl CmAgent {
         }
     }
 
-    /// The next completion: a message, or `None` when it is that of a send.
+    /// Processes the next completion: returns a message, or `None` for a send.
     fn next(&mut self) -> Result<Option<Message>> {
         let cqe = self.completion()?;
         ensure!(cqe.status == status::SUCCESS, "the connection manager's queue pair: {cqe:?}");
@@ -108,7 +108,7 @@ impl CmAgent {
         Message::decode(&mad).map(Some)
     }
 
-    /// Sleeps until there is one: a program on the other machine takes a while to start.
+    /// Sleeps until there is a completion: a program on the other machine takes a while to start.
     fn completion(&mut self) -> Result<Cqe> {
         for _ in 0..PATIENCE {
             let seen = self.irqs.count(COMPLETIONS);
@@ -121,8 +121,8 @@ impl CmAgent {
         bail!("no message came")
     }
 
-    /// Waits for who wants to connect to a port, connects this queue pair to it, and says so. Receives must be posted
-    /// already.
+    /// Waits for a client that connects to a port, connects this queue pair to it, and confirms. Receives must be
+    /// posted already.
     pub(super) fn accept(&mut self, port: u16, side: &mut Side) -> Result<Connection> {
         let asked = self.receive()?;
         let Body::Request(request) = asked.body else { bail!("instead of a request: {asked:?}") };
@@ -163,7 +163,7 @@ impl CmAgent {
         Ok(connection)
     }
 
-    /// Endpoints a connection, and waits until the peer has ended it, too.
+    /// Disconnects, and waits until the peer has done so, too.
     pub(super) fn disconnect(&mut self, connection: &Connection) -> Result<()> {
         self.say(connection, Body::Disconnect(connection.peer_qpn))?;
         let answer = self.receive()?;
@@ -185,7 +185,7 @@ impl CmAgent {
     }
 }
 
-/// Our communication id as a client.
+/// Communication id of the client.
 const ID: u32 = 0x6001;
 const TRANSACTION: u64 = 0x77_0000_0001;
 const PSN: u32 = 0x12_3456;

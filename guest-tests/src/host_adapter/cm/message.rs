@@ -6,9 +6,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use anyhow::{Context, Result, bail, ensure};
 use pvrdma_verbs::Gid;
 
-/// Bytes of each.
+/// Size of a message in bytes.
 pub(super) const MAD: usize = 256;
-/// Where a message starts, after the header that all management datagrams have.
+/// Offset of the message after the common header of management datagrams.
 const BODY: usize = 24;
 /// `RDMA_PS_TCP` of `rdma_cm`'s service numbers.
 const PORT_SPACE: u64 = 0x0106_0000;
@@ -25,9 +25,9 @@ const DREP: u16 = 0x16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Offer {
     pub(super) qpn: u32,
-    /// With which the other side's first packet is to come.
+    /// PSN of the first packet from the other side.
     pub(super) psn: u32,
-    /// Of the adapter; names it together with the communication id.
+    /// GUID of the adapter; identifies the side together with the communication id.
     pub(super) guid: u64,
 }
 
@@ -41,17 +41,17 @@ pub(super) struct Request {
     pub(super) to: Ipv4Addr,
 }
 
-/// What a message is about.
+/// Content of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Body {
     Request(Request),
     Reply(Offer),
     ReadyToUse,
     Reject(u16),
-    /// Names the queue pair of the receiver.
+    /// Queue pair number of the receiver.
     Disconnect(u32),
     Disconnected,
-    /// The peer asks for patience.
+    /// The peer asks for more time.
     Delay,
 }
 
@@ -129,7 +129,7 @@ impl Request {
         let Self { offer, port, from, to } = self;
         put(body, 8, &(PORT_SPACE | u64::from(*port)).to_be_bytes());
         put(body, 16, &offer.guid.to_be_bytes());
-        // One read at a time each way; answers within 4 s; a reliable connection with flow control, 7 retries.
+        // One read at a time in each direction; answers within 4 s; a reliable connection with flow control, 7 retries.
         put(body, 32, &(offer.qpn << 8 | 1).to_be_bytes());
         put(body, 36, &1_u32.to_be_bytes());
         put(body, 40, &(20_u32 << 3 | 1).to_be_bytes());
@@ -141,7 +141,7 @@ impl Request {
         put(body, 56, &Gid::from(IpAddr::V4(*from)).0);
         put(body, 72, &Gid::from(IpAddr::V4(*to)).0);
         put(body, 88, &[0, 0, 0, 2, 0, 64, 0, 14 << 3]);
-        // Private data: version 4 of IP, and both addresses in the last bytes of their fields.
+        // Private data: IP version 4, and both addresses in the last bytes of their fields.
         put(body, 141, &[4 << 4]);
         put(body, 142, &port.to_be_bytes());
         put(body, 156, &from.octets());

@@ -1,5 +1,5 @@
-//! Guests' connection managers on the host's adapter: a small one speaks for the guest, `rping` runs over what it
-//! connects.
+//! Guests' connection managers on the host's adapter: a minimal one acts for the guest, and `rping` runs over its
+//! connections.
 
 mod cm_agent;
 mod message;

@@ -1,7 +1,7 @@
-//! `rping` as a guest's process would run it, over a connection that its connection manager has made.
+//! `rping` as a guest's process would run it, over a connection made by the guest's connection manager.
 //!
-//! The client tells where a message is, the server reads it and says so; the client tells where there is room, the
-//! server writes the message there and says so.
+//! The client announces the place of a message, the server reads it and confirms; the client announces a free place,
+//! the server writes the message there and confirms.
 
 use std::net::Ipv4Addr;
 
@@ -14,9 +14,10 @@ use crate::device_pair::{Side, SideOptions};
 
 /// The program's default.
 pub(super) const PORT: u16 = 7174;
-/// Bytes that tell of a place: address, key, length, the most significant first.
+/// Size of an announcement in bytes: address, key, length, in network byte order.
 const PLACE: usize = 16;
-/// In our buffer: what we tell, what we are told, the message, and where it is to come back to.
+/// Offsets in the buffer: sent announcements, received announcements, the message, and the place for the returned
+/// message.
 const TOLD: usize = 0;
 const HEARD: usize = 64;
 const MESSAGE: usize = 4096;
@@ -28,11 +29,11 @@ struct Pinger {
     side: Side,
     /// Receives that have ended and were not waited for yet.
     heard: u32,
-    /// Likewise of requests.
+    /// Requests that have completed and were not awaited yet.
     done: u32,
 }
 
-/// Serves one client, that asks `count` times.
+/// Serves one client, which asks `count` times.
 pub(super) fn serve<B: Backend + 'static>(backend: &B, guest: u8, count: u32) -> Result<()> {
     let mut pinger = Pinger::new(backend, guest)?;
     let mut agent = CmAgent::new(&pinger.side)?;
@@ -42,7 +43,7 @@ pub(super) fn serve<B: Backend + 'static>(backend: &B, guest: u8, count: u32) ->
         pinger.answer(round)?;
     }
     agent.wait_end(&connection, &pinger.side)?;
-    // What waits for its way out goes with the device: the answers to REQ and DREQ have to be gone before.
+    // Queued messages are lost with the device: the answers to REQ and DREQ must have been sent before.
     wait_for("answers to leave", || pinger.side.counter("cm_sent").filter(|sent| *sent >= 2));
     pinger.check(&["cm_sent", "cm_received"], &["cm_refused", "cm_failed", "cm_overflow", "gsi_dropped"])
 }
@@ -65,7 +66,7 @@ pub(super) fn ask<B: Backend + 'static>(
     pinger.check(&["cm_sent", "cm_received"], &["cm_refused", "cm_failed", "cm_overflow", "gsi_dropped"])
 }
 
-/// What is not the guest's own address does not leave this process.
+/// A request from an address that is not the guest's does not leave this process.
 pub(super) fn refused<B: Backend + 'static>(backend: &B, guest: u8, server: Ipv4Addr) -> Result<()> {
     let pinger = Pinger::new(backend, guest)?;
     let mut agent = CmAgent::new(&pinger.side)?;
@@ -85,7 +86,7 @@ impl Pinger {
         Ok(pinger)
     }
 
-    /// Which of its counters must have moved and which must not.
+    /// Checks which counters have increased and which have not.
     fn check(&self, moved: &[&str], still: &[&str]) -> Result<()> {
         for (names, wanted) in [(moved, true), (still, false)] {
             for name in names {
@@ -101,7 +102,7 @@ impl Pinger {
         Ok(self.side.qp.post_recv(&[RecvWr::new(1, &[sge])])?)
     }
 
-    /// Takes a completion.
+    /// Processes a completion.
     fn note(&mut self) -> Result<()> {
         let cqe = self.side.cq.wait();
         ensure!(cqe.status == status::SUCCESS, "{cqe:?}");
@@ -123,7 +124,7 @@ impl Pinger {
         Ok(())
     }
 
-    /// Tells the peer of a place in our buffer.
+    /// Announces a place in the buffer to the peer.
     fn tell(&mut self, at: usize, size: usize) -> Result<()> {
         let mut place = Vec::with_capacity(PLACE);
         place.extend_from_slice(&(self.side.buffer.va() + at as u64).to_be_bytes());
@@ -133,7 +134,7 @@ impl Pinger {
         self.request(SendWr::send(2, &[self.side.buffer.sge(&self.side.mr, TOLD, PLACE)]))
     }
 
-    /// Waits for what the peer tells.
+    /// Waits for an announcement of the peer.
     fn hear(&mut self) -> Result<(u64, u32, usize)> {
         while self.heard == 0 {
             self.note()?;

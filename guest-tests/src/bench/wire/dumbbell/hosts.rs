@@ -1,5 +1,5 @@
-//! The hosts at both ends of the dumbbell (hidden command `dumbbell-hosts`): all that send in one process, and the one
-//! that receives in another. Each host is an adapter of its own.
+//! The hosts at both ends of the dumbbell (hidden command `dumbbell-hosts`): all senders in one process, and the
+//! receiver in another. Each host is an adapter of its own.
 
 use std::net::IpAddr;
 use std::thread;
@@ -18,9 +18,9 @@ use crate::namespaces::INTERFACE;
 
 /// Bytes of a message.
 pub(super) const MESSAGE: usize = 16 << 10;
-/// Messages that a host has in flight, all the time.
+/// Messages that a host keeps in flight.
 const DEPTH: u64 = 16;
-/// Completions are counted for each such part of a second.
+/// Number of intervals per second in which completions are counted.
 pub(super) const PARTS: u32 = 10;
 
 /// What they do.
@@ -47,7 +47,7 @@ pub(crate) struct HostsOptions {
 }
 
 impl HostsOptions {
-    /// As arguments.
+    /// Formats the options as arguments.
     pub(super) fn arguments(&self) -> Vec<String> {
         let numbers = [
             ("--senders", self.senders.into()),
@@ -78,10 +78,10 @@ impl HostsOptions {
     }
 }
 
-/// What the senders did.
+/// Results of the senders.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Sent {
-    /// Completions of each host, in each part of a second.
+    /// Completions of each host, by interval.
     pub(super) hosts: Vec<Vec<u64>>,
     /// Counters of each host's wire.
     pub(super) counters: Vec<serde_json::Value>,
@@ -107,7 +107,7 @@ fn path(to: u8, qpn: u32) -> Path {
     Path { mtu: 3, dmac: mac(to).0, timeout: 16, ..Path::to(gid(to), qpn) }
 }
 
-/// Plays them until standard input says that it is over.
+/// Runs the hosts until standard input signals the end.
 pub(crate) fn run(options: &HostsOptions) -> Result<()> {
     if options.receives { receive(options) } else { send(options) }
 }
@@ -151,7 +151,7 @@ fn send(options: &HostsOptions) -> Result<()> {
     Ok(())
 }
 
-/// What one host does. Gives its completions by parts of a second.
+/// Runs one host. Returns its completions by interval.
 fn produce(peer: &mut Peer, options: &HostsOptions, remote: &Place, number: usize, began: Instant) -> Result<Vec<u64>> {
     let requests = peer.requests(&options.requests(), remote);
     let mut counts = vec![0; usize::try_from(options.seconds * PARTS)?];

@@ -1,4 +1,5 @@
-//! Runs in the guest (hidden command `dumbbell`): the hosts of both ends, and somebody who watches the queue between.
+//! Part that runs in the guest (hidden command `dumbbell`): the hosts of both ends, and a thread that samples the
+//! queue.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use super::hosts::{HostsOptions, MESSAGE, PARTS, Sent};
 use super::line::{KERNELS, Queue, RATE, Watch};
 use super::losses::{self, Losses};
 
-/// The queue is looked at so often.
+/// Interval of the queue samples.
 const LOOKS: Duration = Duration::from_millis(10);
 
 /// What is run.
@@ -29,7 +30,7 @@ pub(crate) struct DumbbellOptions {
 }
 
 impl DumbbellOptions {
-    /// As arguments.
+    /// Formats the options as arguments.
     pub(super) fn arguments(&self) -> Vec<String> {
         let mut words = self.hosts.arguments();
         "dumbbell".clone_into(&mut words[0]);
@@ -39,7 +40,7 @@ impl DumbbellOptions {
     }
 }
 
-/// What came of it, after the warm-up unless it says otherwise.
+/// Results after the warm-up, unless stated otherwise.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Shares {
     /// Mb/s of each host, and of the TCP stream.
@@ -47,18 +48,18 @@ pub(crate) struct Shares {
     pub(crate) tcp: Option<f64>,
     /// Jain's index of the hosts.
     pub(crate) jain: f64,
-    /// Share of the line's time that it sent.
+    /// Fraction of time in which the line was sending.
     pub(crate) utilisation: f64,
-    /// Most bytes that waited, their mean, and how often somebody looked.
+    /// Maximum of queued bytes, their mean, and the number of samples.
     pub(crate) most: f64,
     pub(crate) mean: f64,
     pub(crate) looks: usize,
-    /// Most bytes that waited before.
+    /// Maximum of queued bytes before.
     pub(crate) most_warm: f64,
-    /// From the begin on.
+    /// Marked packets since the start.
     pub(crate) marked: u64,
     pub(crate) dropped: u64,
-    /// Where packets were lost, from the begin on.
+    /// Lost packets by place, since the start.
     pub(crate) losses: Losses,
     /// Counters of all senders, and of the receiver.
     pub(crate) sent: serde_json::Value,
@@ -78,7 +79,7 @@ fn start_hosts(namespace: &str, options: &HostsOptions) -> Result<Talker> {
     start(namespace, &words)
 }
 
-/// Runs it and prints what came of it.
+/// Runs it and prints the results.
 pub(crate) fn run(options: &DumbbellOptions) -> Result<()> {
     let hosts = &options.hosts;
     let mut receiver = start_hosts("receiver", &HostsOptions { receives: true, ..*hosts })?;
@@ -115,7 +116,7 @@ fn look(watch: &mut Watch, length: Duration) -> Result<Vec<(Duration, Queue)>> {
     Ok(seen)
 }
 
-/// `(sum x)² / (n sum x²)`: 1 if all have as much.
+/// Returns `(sum x)² / (n sum x²)`: 1 if all shares are equal.
 #[expect(clippy::cast_precision_loss, reason = "few")]
 fn jain(shares: &[f64]) -> f64 {
     let (sum, squares) = shares.iter().fold((0.0, 0.0), |(sum, squares), x| (sum + x, squares + x * x));
@@ -180,7 +181,7 @@ impl Tcp {
         Ok(Self { client, _server: server })
     }
 
-    /// What it sent after the warm-up.
+    /// Returns its rate after the warm-up.
     #[expect(clippy::cast_precision_loss, reason = "seconds")]
     fn megabits(mut self, warm: u32) -> Result<f64> {
         let result: serde_json::Value = serde_json::from_str(&self.client.rest()?).context("the output of iperf3")?;

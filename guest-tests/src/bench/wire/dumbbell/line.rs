@@ -10,19 +10,19 @@ use serde::Deserialize;
 
 use super::super::session::Talker;
 
-/// Of all interfaces.
+/// MTU of all interfaces.
 pub(super) const MTU: u32 = 1500;
-/// Hosts that can send.
+/// Number of hosts that can send.
 pub(super) const HOSTS: usize = 16;
 /// The addresses of the two kernels' own network stacks, for TCP.
 pub(super) const KERNELS: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
 
 /// Bits per second of the bottleneck.
 pub(super) const RATE: f64 = 100e6;
-/// Bytes that wait when it marks.
+/// Queued bytes from which on it marks.
 pub(super) const MARK: f64 = 60_000.0;
 
-/// A shell script that makes it.
+/// Returns a shell script that creates the network.
 pub(super) fn script() -> String {
     let mut script = format!(
         "set -e
@@ -60,7 +60,8 @@ pub(super) fn script() -> String {
     for host in 0..HOSTS {
         let _ = writeln!(script, "connect senders {} switch port{host}", interface(host));
     }
-    // A port forwards once its carrier was noticed, up to a second later. What comes before is lost, and not counted.
+    // A port forwards once the kernel has noticed its carrier, up to a second later. Earlier packets are lost, and not
+    // counted.
     script.push_str(
         "for name in switch cable; do
              while bridge -n $name link | grep -q 'state disabled'; do sleep 0.1; done
@@ -69,15 +70,15 @@ pub(super) fn script() -> String {
     script
 }
 
-/// The interface of a sending host.
+/// Returns the interface of a sending host.
 pub(super) fn interface(host: usize) -> String {
     format!("wire{host}")
 }
 
-/// A shell script that makes all queues anew. `lost` is how many of 100 notifications get lost.
+/// Returns a shell script that recreates all queues. `lost` of 100 notifications are lost.
 ///
-/// RED's average follows the queue at once (weight 1/2, the most there is), and from its threshold on marks everything,
-/// as a switch does for DCQCN. What cannot be marked passes.
+/// RED's average follows the queue immediately (weight 1/2, the maximum), and from its threshold on it marks
+/// everything, as a switch does for DCQCN. Packets that cannot be marked pass.
 pub(super) fn queues(lost: u32) -> String {
     const LONG: &str = "netem delay 5ms limit 100000";
     let notifications = format!(
@@ -101,18 +102,18 @@ pub(super) fn queues(lost: u32) -> String {
     )
 }
 
-/// What the bottleneck's queue is at a moment.
+/// State of the bottleneck's queue at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Queue {
-    /// Bytes that wait.
+    /// Queued bytes.
     pub(super) backlog: u64,
-    /// Since it was made: bytes that left, packets that were marked and dropped.
+    /// Since its creation: bytes sent, packets marked and dropped.
     pub(super) bytes: u64,
     pub(super) marked: u64,
     pub(super) dropped: u64,
 }
 
-/// Asks `tc` again and again, which costs no process each time.
+/// Queries `tc` repeatedly in one process, which avoids a new process for each query.
 #[derive(Debug)]
 pub(super) struct Watch(Talker);
 

@@ -1,4 +1,4 @@
-//! Where packets were lost: at interfaces, in their queues, and in front of a processor.
+//! Places where packets were lost: at interfaces, in their queues, and in the backlog of a processor.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// Places, and packets that were lost there.
+/// Places with the number of packets lost there.
 pub(crate) type Losses = BTreeMap<String, u64>;
 
 /// The namespaces.
@@ -37,7 +37,7 @@ struct Qdisc {
     drops: u64,
 }
 
-/// Since the guest booted; of queues since they were made.
+/// Returns the losses since the guest booted; those of queues since their creation.
 fn all() -> Result<Losses> {
     let mut losses = Losses::from([("backlog".to_owned(), backlog()?)]);
     let mut add = |place: String, count: u64| *losses.entry(place).or_default() += count;
@@ -61,7 +61,7 @@ fn answer<T: for<'de> Deserialize<'de>>(program: &str, arguments: &[&str]) -> Re
     serde_json::from_slice(&output.stdout).with_context(|| format!("the output of {program} {arguments:?}"))
 }
 
-/// Of all processors: the second column (Linux, `net/core/net-procfs.c`).
+/// Returns the sum over all processors: the second column (Linux, `net/core/net-procfs.c`).
 fn backlog() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/net/softnet_stat").context("the processors' backlogs")?;
     let dropped = |line: &str| {
@@ -71,7 +71,7 @@ fn backlog() -> Result<u64> {
     text.lines().map(dropped).sum()
 }
 
-/// What is counted from its beginning on.
+/// Counts losses from its creation on.
 #[derive(Debug)]
 pub(super) struct Watch(Losses);
 
@@ -80,7 +80,7 @@ impl Watch {
         all().map(Self)
     }
 
-    /// What was lost since.
+    /// Returns the losses since then.
     pub(super) fn losses(self) -> Result<Losses> {
         let since = |(place, count): (String, u64)| {
             let lost = count.saturating_sub(self.0.get(&place).copied().unwrap_or(0));

@@ -1,7 +1,8 @@
-//! A bottleneck of 100 Mb/s, 5 ms long, that marks what finds 60 KB in front of it, in a guest whose kernel can mark:
-//! the network of `crates/roce/tests/pair/dumbbell.rs`, with the engine's own threads and timers, and real queues.
+//! A bottleneck of 100 Mb/s and 5 ms delay that marks packets which find 60 KB queued before them, in a guest whose
+//! kernel supports marking: the network of `crates/roce/tests/pair/dumbbell.rs`, with the engine's own threads and
+//! timers, and real queues.
 //!
-//! The guest's clocks count its instructions, so that what else this machine does changes nothing.
+//! The guest's clocks count its instructions, so that other load of this machine has no effect.
 
 mod hosts;
 mod inside;
@@ -20,7 +21,7 @@ use crate::bench::figure::Figure;
 use crate::image::GuestImage;
 use crate::vm::{Vm, VmBuilder};
 
-/// Of wall time: a second of the guest takes ten and more.
+/// Wall-clock limit: a second of the guest takes ten seconds and more.
 const TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A guest with the network.
@@ -38,7 +39,7 @@ impl Dumbbell {
         Ok(Self { vm, _directory: directory })
     }
 
-    /// Runs it once, while so many of 100 notifications get lost.
+    /// Runs it once, while `lost` of 100 notifications are lost.
     pub(crate) fn run(&self, options: &DumbbellOptions, lost: u32) -> Result<Shares> {
         self.measured(options, lost).with_context(|| self.vm.diagnosis())
     }
@@ -54,15 +55,15 @@ impl Dumbbell {
     }
 }
 
-/// So many hosts that write all the time, measured for ten seconds once they have had four.
+/// Returns options for `senders` hosts that write all the time, measured for ten seconds after a warm-up of four.
 fn equal(senders: u8) -> DumbbellOptions {
     let hosts = HostsOptions { receives: false, senders, seconds: 14, joins: 0, burst: 0, rack: false };
     DumbbellOptions { hosts, warm: 4, tcp: false }
 }
 
-/// Hosts, and what the simulation has for them: Jain's index, utilisation, most bytes that wait.
+/// Returns the numbers of hosts with the results of the simulation: Jain's index, utilisation, maximum of queued bytes.
 fn simulated() -> Result<Vec<(u8, [f64; 3])>> {
-    // Its test holds it to this.
+    // The test of the simulation checks this file.
     let figures = include_str!("../../../../../crates/roce/tests/pair/dumbbell.txt");
     let line = |line: &str| {
         let words: Vec<_> = line.split(' ').collect();
@@ -72,12 +73,12 @@ fn simulated() -> Result<Vec<(u8, [f64; 3])>> {
     figures.lines().map(line).collect()
 }
 
-/// What is run beside equal hosts.
+/// A scenario in addition to equal hosts.
 struct Scenario {
     name: &'static str,
     title: &'static str,
     options: DumbbellOptions,
-    /// Of 100 notifications.
+    /// Lost notifications, of 100.
     lost: u32,
 }
 
@@ -95,7 +96,7 @@ fn scenarios() -> [Scenario; 4] {
     ]
 }
 
-/// The three figures of each number of hosts beside those of the simulation, and what else was run.
+/// Compares the three figures of each number of hosts with those of the simulation, and runs the other scenarios.
 pub(in crate::bench) fn measure(runs: usize) -> Result<Vec<Figure>> {
     let dumbbell = Dumbbell::boot(&GuestImage::build()?)?;
     let mut figures = Vec::new();
@@ -126,10 +127,10 @@ fn beside(name: &str, title: &str, rounds: &[Shares], other: [f64; 3], base: &'s
     ]
 }
 
-/// Ten points under what the simulation has to reach.
+/// Ten percentage points below the minimum of the simulation.
 const LEAST: f64 = 0.8;
 
-/// Hosts share the line, use it, keep its queue short and lose nothing but what is taken from them.
+/// Checks that hosts share the line, use it, keep its queue short and lose only the packets that the test drops.
 pub(crate) fn check(image: &GuestImage) -> Result<String> {
     let dumbbell = Dumbbell::boot(image)?;
     let mut notes = Vec::new();
@@ -145,7 +146,7 @@ pub(crate) fn check(image: &GuestImage) -> Result<String> {
 fn check_one(dumbbell: &Dumbbell, title: &str, options: &DumbbellOptions, lost: u32) -> Result<String> {
     let got = dumbbell.run(options, lost)?;
     ensure!(got.looks > 100, "{title}: the queue was looked at too seldom: {got:?}");
-    // With pauses there is not always something to send.
+    // With pauses there is not always data to send.
     let least = if options.hosts.burst > 0 { 0.7 } else { LEAST };
     ensure!(got.jain >= LEAST && got.utilisation >= least, "{title}: {got:?}");
     ensure!(got.most < 2.2 * MARK && got.marked > 0 && got.dropped == 0, "{title}: {got:?}");

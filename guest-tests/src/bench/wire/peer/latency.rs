@@ -1,4 +1,4 @@
-//! How long small writes take, alone or beside large ones.
+//! Latency of small writes, alone or beside large ones.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,14 +8,14 @@ use pvrdma_dev::testing::{Cqe, SendWr};
 
 use super::{COMPLETIONS, Peer, PeerOptions, Place};
 
-/// Bytes of a small write.
+/// Size of a small write in bytes.
 const SMALL: usize = 8;
-/// What tells a small write from a large one.
+/// Work request id that distinguishes small writes from large ones.
 const SMALL_ID: u64 = 1;
 
 impl Peer {
     /// Makes small writes one after the other on the first QP, while the second one, if there is one, is kept busy.
-    /// Gives the microseconds from each post to the moment at which its completion is seen.
+    /// Returns the microseconds from each post to the moment at which its completion is seen.
     pub(super) fn time_small(&mut self, options: &PeerOptions, remote: &Place) -> Result<Vec<f64>> {
         let large = self.requests(options, remote);
         let list = [self.buffer.sge(&self.mr, 0, SMALL)];
@@ -63,7 +63,7 @@ impl Peer {
     }
 }
 
-/// What 99 of 100 of these are at most.
+/// Returns the 99th percentile.
 pub(super) fn p99(mut times: Vec<f64>) -> Option<f64> {
     times.sort_by(f64::total_cmp);
     times.get(times.len() * 99 / 100).copied()

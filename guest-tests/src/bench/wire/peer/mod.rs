@@ -1,7 +1,7 @@
 //! One of two processes with a device each, connected by an interface of the host (hidden command `wire-peer`).
 //!
-//! It prints where it is, reads where the other one is, and connects. The sending side then works for a while after a
-//! line on its standard input; both report when they are told to end.
+//! It prints its address information, reads that of the other one, and connects. The sending side then works for a
+//! while after a line on its standard input; both report when they are told to end.
 
 mod latency;
 
@@ -110,7 +110,7 @@ impl PeerOptions {
     }
 }
 
-/// Where a side is.
+/// Address information of a side.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Place {
     pub(super) qpns: Vec<u32>,
@@ -118,41 +118,41 @@ pub(super) struct Place {
     rkey: u32,
 }
 
-/// What a side did.
+/// Result of a side.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Outcome {
-    /// Messages sent and confirmed.
+    /// Messages sent and acknowledged.
     pub(crate) messages: u64,
-    /// How long that took.
+    /// Duration in seconds.
     pub(crate) seconds: f64,
-    /// Processor time of the process meanwhile.
+    /// Processor time of the process during that time.
     pub(crate) processor: f64,
-    /// Microseconds that 99 of 100 timed writes took at most, if any were timed.
+    /// 99th percentile of the timed writes in microseconds, if any were timed.
     pub(crate) p99_us: Option<f64>,
-    /// Counters of the wire that are not zero.
+    /// Non-zero counters of the wire.
     pub(crate) counters: serde_json::Value,
 }
 
 impl Outcome {
-    /// What the sender sent, in bytes, if each message has this size.
+    /// Returns the number of bytes sent, if each message has this size.
     #[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
     pub(super) fn bytes(&self, size: usize) -> f64 {
         self.messages as f64 * size as f64
     }
 
-    /// The same in Gb/s.
+    /// Returns the same in Gb/s.
     pub(super) fn gigabits(&self, size: usize) -> f64 {
         self.bytes(size) * 8.0 / self.seconds / 1e9
     }
 
-    /// Millions of messages a second.
+    /// Returns millions of messages per second.
     #[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
     pub(super) fn million_messages(&self) -> f64 {
         self.messages as f64 / self.seconds / 1e6
     }
 }
 
-/// Where a device is, and how it answers to congestion.
+/// Placement of a device, and its congestion settings.
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     pub(super) interface: String,
@@ -191,7 +191,7 @@ pub(super) fn next_line() -> Result<String> {
     Ok(line)
 }
 
-/// Plays one side until standard input ends.
+/// Runs one side until standard input ends.
 pub(crate) fn run(options: &PeerOptions) -> Result<()> {
     let mut peer = Peer::new(options)?;
     println!("{}", serde_json::to_string(&peer.place())?);
@@ -231,7 +231,7 @@ impl Peer {
         Self::on(&host, options)
     }
 
-    /// The same with another place in another network.
+    /// Does the same at another place in another network.
     pub(super) fn on(host: &Host, options: &PeerOptions) -> Result<Self> {
         let depth = options.depth.max(1);
         let bytes = options.size * if options.size < 4096 { depth as usize } else { 1 };
@@ -244,7 +244,7 @@ impl Peer {
             let faults = Faults { loss: options.loss, reorder: options.reorder, ..Faults::default() };
             Arc::new(FaultLink::new(link, faults, options.side.into()))
         };
-        // As the daemon has it.
+        // The same rules as in the daemon.
         let rules = PortRules { negotiate: true, multipath: true, congestion: host.congestion, ..PortRules::default() };
         let uplink = backend.plug(address, PortConfig { uplink: link, nic: None, mtu: host.mtu, rules })?;
         let ring = 64 << 10;
@@ -276,17 +276,17 @@ impl Peer {
         Ok(self.qps.get_mut(qp).context("no such QP")?.connect(path)?)
     }
 
-    /// Posts so many of these on the first QP. Gives how many there was room for.
+    /// Posts `count` of these on the first QP. Returns the number for which there was room.
     pub(super) fn post(&mut self, requests: &[Encoded], count: u32) -> u32 {
         self.qps.first_mut().map_or(0, |qp| qp.post_encoded(requests, count))
     }
 
-    /// Keeps all connections busy for a while and waits for what was begun. Gives how many messages that were.
+    /// Keeps all connections busy for a while and waits for the posted requests. Returns the number of messages.
     fn produce(&mut self, options: &PeerOptions, remote: &Place) -> Result<u64> {
         let elements = self.requests(options, remote);
         let batch = (options.depth / 4).max(1);
         let end = Instant::now() + Duration::from_secs_f64(options.seconds);
-        // Each QP gets the batches that it has completed; a completion does not say whose it is, so they take turns.
+        // Each QP gets as many batches as it has completed. A completion does not identify its QP, so they take turns.
         let (mut next, mut under_way, mut done) = (0_usize, 0_u64, 0_u64);
         let most = u64::from(options.depth) * options.qps as u64;
         while Instant::now() < end || under_way > 0 {
@@ -324,7 +324,7 @@ impl Peer {
             .collect()
     }
 
-    /// Posts receives as they are used up, until a line comes.
+    /// Posts receives as they are consumed, until a line arrives.
     fn consume(&mut self, options: &PeerOptions) -> Result<u64> {
         let element = RecvWr::new(0, &[self.buffer.sge(&self.mr, 0, options.size)]).encode();
         for qp in &mut self.qps {
@@ -337,7 +337,7 @@ impl Peer {
         std::thread::spawn(move || {
             let line = next_line();
             tell.store(true, Ordering::Release);
-            // Wakes the one that waits for completions.
+            // Wakes the thread that waits for completions.
             pvrdma_dev::InterruptSink::msix(&*irqs, 2);
             line
         });
@@ -365,7 +365,7 @@ impl Peer {
             }
             match seen {
                 _ if done > 0 => return Ok(done),
-                // What comes between the look and the arming makes no interrupt.
+                // A completion between the last poll and the arming causes no interrupt, so poll once more.
                 None => {
                     seen = Some(self.irqs.count(COMPLETIONS));
                     self.cq.arm();
@@ -405,7 +405,7 @@ impl Peer {
     }
 }
 
-/// Processor time of this process so far.
+/// Returns the processor time of this process so far.
 #[expect(clippy::cast_precision_loss, reason = "seconds")]
 pub(crate) fn processor_time() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
