@@ -380,19 +380,15 @@ fn an_idle_daemon_does_not_run() {
     let _client = Client::new(&place.path("a.sock")).unwrap();
     let processes = place.processes();
     let run_time = || processes.iter().map(Process::run_time).sum::<u64>();
-    // The control threads may still be on its way back to sleep.
-    let mut before = run_time();
-    loop {
-        // Time itself is what is waited for here: idleness has no event.
-        std::thread::sleep(Duration::from_millis(100));
-        let now = run_time();
-        if now == before {
-            break;
-        }
-        before = now;
-    }
-    std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(run_time(), before);
+    // The control thread may still be on its way back to sleep, and the supervisor looks at its workers every few
+    // seconds. A daemon that polls or spins has no quiet window.
+    let quiet = (0..20).any(|_| {
+        let before = run_time();
+        // Time itself is awaited here: idleness has no event.
+        std::thread::sleep(Duration::from_millis(400));
+        run_time() == before
+    });
+    assert!(quiet);
 }
 
 #[test]

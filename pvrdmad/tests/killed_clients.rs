@@ -14,6 +14,7 @@ use std::path::Path as FilePath;
 use std::process::{Child, Command as Process, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use common::traffic::{gid, mac};
 use common::{Raw, access as access_body, eventfd, irqs_body, map_body, memfd, take_signals, write_body};
@@ -344,9 +345,18 @@ fn a_client_killed_anywhere_leaves_nothing_behind() {
         assert_eq!(daemon.worker(), worker, "seed {seed}, round {number}, after {left} bytes");
     }
     assert!(connected > ROUNDS / 10, "{connected} of {ROUNDS} were killed under load");
-    let after = daemon.holdings(worker);
+    // A thread that delivers interrupts of the peer ends after a second without one.
+    let mut after = daemon.holdings(worker);
+    for _ in 0..200 {
+        if after.threads <= before.threads {
+            break;
+        }
+        thread::sleep(Duration::from_millis(50));
+        after = daemon.holdings(worker);
+    }
     assert_eq!(after.descriptors, before.descriptors, "seed {seed}");
-    assert_eq!((after.guest_mappings, after.locked_kib, after.threads), (0, 0, before.threads), "seed {seed}");
+    assert_eq!((after.guest_mappings, after.locked_kib), (0, 0), "seed {seed}");
+    assert!(after.threads <= before.threads, "seed {seed}: {before:?} {after:?}");
     assert!(after.mappings <= before.mappings + 16, "seed {seed}: {before:?} {after:?}");
     assert!(after.anonymous_kib <= before.anonymous_kib + 3000, "seed {seed}: {before:?} {after:?}");
 }

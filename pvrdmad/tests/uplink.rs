@@ -45,7 +45,12 @@ impl Site {
         };
         // A system call that the sandbox does not know ends the process, and the test.
         command.args(["--sandbox", "strict"]);
-        command.arg("--device").arg(format!("{device},pin=off,{options}")).arg("--control").arg(&control).args(more);
+        command
+            .arg("--device")
+            .arg(format!("{device},pin=off,address=any,{options}"))
+            .arg("--control")
+            .arg(&control)
+            .args(more);
         let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().next();
         assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "the daemon ended at its start");
@@ -58,7 +63,8 @@ impl Site {
         let neighbour = tempfile::tempdir().unwrap();
         let socket = neighbour.path().join("device");
         let device = format!("name=vm{second},socket={},mac=52:54:00:00:03:{second:02x}", socket.display());
-        let first = Self::start_with(first, None, options, &["--device", &format!("{device},pin=off,{options}")]);
+        let first =
+            Self::start_with(first, None, options, &["--device", &format!("{device},pin=off,address=any,{options}")]);
         let guest = Guest::new(second, &socket);
         let second = Self { guest, daemon: None, control: first.control.clone(), _folder: neighbour };
         [first, second]

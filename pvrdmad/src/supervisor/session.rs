@@ -67,6 +67,9 @@ const ARENAS: (&str, &str) = ("MALLOC_ARENA_MAX", "2");
 /// Interval of checks for processes that have ended without a sign of it: killed, with one thread stuck in the kernel
 /// that keeps all descriptors open.
 pub(super) const LOOK: Duration = Duration::from_millis(500);
+/// The same while nothing is asked of the process: an idle daemon should sleep, and a process that was killed without
+/// being asked for anything may be noticed a little later.
+const IDLE_LOOK: Duration = Duration::from_secs(5);
 /// Time for a process to exit after its socket has ended, as it most likely does.
 const MOMENT: Duration = Duration::from_secs(1);
 
@@ -261,7 +264,7 @@ impl Session {
         if now < self.next_look {
             return Ok(());
         }
-        self.next_look = now + LOOK;
+        self.next_look = now + if self.connection.oldest().is_some() { LOOK } else { IDLE_LOOK };
         self.services.look_for_wedged();
         // The pidfd of a process that ends regularly provides its exit status shortly.
         if self.process.as_ref().is_some_and(WorkerProcess::is_over) { Err(self.gone()) } else { Ok(()) }
