@@ -43,6 +43,10 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
         tally.add(guest_tests(options, image));
     }
     println!("      {:.1} s in all", started.elapsed().as_secs_f64());
+    // The end of a long log is often all that is kept of it.
+    for failure in &tally.failures {
+        println!("FAIL  {failure}");
+    }
     print!("{} passed, {} failed", tally.passed, tally.failed);
     if tally.skipped > 0 {
         print!(", {} skipped", tally.skipped);
@@ -92,7 +96,11 @@ fn guest_tests(options: &TestOptions, image: Result<GuestImage>) -> Tally {
         Ok(image) => image,
         Err(error) => {
             println!("FAIL  the guest image cannot be built: {}", cases::causes(&error));
-            return Tally { failed: asked_for(options).len().max(1) as u64, ..Tally::default() };
+            return Tally {
+                failed: asked_for(options).len().max(1) as u64,
+                failures: vec![format!("all guest tests: {:#}", error.root_cause())],
+                ..Tally::default()
+            };
         }
     };
     let pair = PairOptions { pvrdma: kind == LinkKind::Pvrdma, rxe: kind == LinkKind::Rxe, ..PairOptions::default() };
@@ -136,6 +144,7 @@ fn cargo_test(which: impl FnOnce(&mut Command) -> &mut Command) -> Result<Tally>
         let line = line.context("cannot read the output of cargo test")?;
         println!("{line}");
         tally.add(result_line(&line));
+        tally.failures.extend(failed_test(&line).map(str::to_owned));
         skips += u64::from(is_skip(&line));
     }
     // libtest counts skipped tests as passed.
@@ -145,6 +154,7 @@ fn cargo_test(which: impl FnOnce(&mut Command) -> &mut Command) -> Result<Tally>
     if !status.success() && tally.failed == 0 {
         println!("FAIL  cargo test ended with {status}");
         tally.failed += 1;
+        tally.failures.push(format!("cargo test: {status}"));
     }
     Ok(tally)
 }
@@ -153,6 +163,11 @@ fn cargo_test(which: impl FnOnce(&mut Command) -> &mut Command) -> Result<Tally>
 /// thread the name of the test precedes the report.
 fn is_skip(line: &str) -> bool {
     line.starts_with("skipped: ") || line.contains(" ... skipped: ")
+}
+
+/// Returns the name in libtest's line about a test that failed.
+fn failed_test(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }
 
 /// Returns the counts of a `test result:` line of libtest; all zero for any other line.
@@ -168,7 +183,7 @@ fn result_line(line: &str) -> Tally {
             .and_then(|(number, _)| number.parse().ok())
             .unwrap_or(0)
     };
-    Tally { passed: count("passed"), failed: count("failed"), skipped: count("ignored") }
+    Tally { passed: count("passed"), failed: count("failed"), skipped: count("ignored"), ..Tally::default() }
 }
 
 #[cfg(test)]
@@ -194,7 +209,9 @@ mod tests {
     #[test]
     fn libtest_results_are_counted() {
         let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.02s";
-        assert_eq!(result_line(line), Tally { passed: 12, failed: 3, skipped: 1 });
+        assert_eq!(result_line(line), Tally { passed: 12, failed: 3, skipped: 1, ..Tally::default() });
+        assert_eq!(failed_test("test a::b ... FAILED"), Some("a::b"));
+        assert_eq!(failed_test("test a::b ... ok"), None);
         assert_eq!(result_line("running 3 tests"), Tally::default());
         assert!(is_skip("skipped: no promtool") && is_skip("test it ... skipped: no promtool"));
         assert!(!is_skip("test what_is_skipped ... ok"));

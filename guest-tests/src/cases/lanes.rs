@@ -41,7 +41,11 @@ pub(crate) fn run_in_lanes(
         let mut tally = Tally::default();
         for lane in lanes {
             // The results of a lane that panicked are lost.
-            tally.add(lane.join().unwrap_or_else(|_| Tally { failed: 1, ..Tally::default() }));
+            tally.add(lane.join().unwrap_or_else(|_| Tally {
+                failed: 1,
+                failures: vec!["a lane of guest tests panicked".to_owned()],
+                ..Tally::default()
+            }));
         }
         tally
     })

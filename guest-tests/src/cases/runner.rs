@@ -10,7 +10,7 @@ use crate::image::GuestImage;
 use crate::pair::{LinkKind, Pair, PairOptions};
 
 /// Number of tests by result.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     /// Tests that passed.
     pub(crate) passed: u64,
@@ -18,6 +18,8 @@ pub(crate) struct Tally {
     pub(crate) failed: u64,
     /// Tests that could not run here.
     pub(crate) skipped: u64,
+    /// Names of tests that failed, with the cause where it is known.
+    pub(crate) failures: Vec<String>,
 }
 
 impl Tally {
@@ -26,6 +28,7 @@ impl Tally {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
+        self.failures.extend(other.failures);
     }
 }
 
@@ -66,6 +69,9 @@ pub(crate) fn run_cases(image: &GuestImage, options: &PairOptions, kind: LinkKin
             }
             Err(error) => {
                 tally.failed += 1;
+                // The summary has one line for each; the whole text is printed here.
+                let cause = error.root_cause().to_string();
+                tally.failures.push(format!("{}: {}", case.name, cause.lines().next_back().unwrap_or_default()));
                 let mut text = format!("FAIL  {:<44} {seconds:6.1} s\n{}", case.name, indented(&causes(&error)));
                 if let Some(broken) = pair.take_if(|pair| !is_healthy(pair, kind)) {
                     text += &indented(&broken.diagnosis());
