@@ -192,7 +192,7 @@ table! {
     max_ah: 0..=4_294_967_295,
     /// Entries of the GID table.
     gid_table: 1..=256,
-    /// Bytes of the daemon's memory that the guest and its peers may make it keep, beside the guest's own.
+    /// Bytes of the daemon's memory that the guest and its peers can occupy; guest memory is not included.
     max_memory: 0..=18_446_744_073_709_551_615,
 }
 

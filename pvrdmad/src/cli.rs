@@ -27,57 +27,57 @@ use crate::sandbox::Profile;
     after_long_help = help::AFTER
 )]
 pub struct Cli {
-    /// Something else than serving.
+    /// Command other than serving.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// What to serve.
+    /// Devices and networks to serve.
     #[command(flatten)]
     pub serve: ServeArgs,
 }
 
-/// Something else than serving.
+/// Command other than serving.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Shows what a running daemon does.
+    /// Shows the state of a running daemon.
     Status(StatusArgs),
     /// Shows a device or its objects: states, rings with head and tail, paths to peers.
     Show(ShowArgs),
-    /// Shows what devices, or queue pairs of one, move a second, again and again.
+    /// Shows throughput of devices, or of the queue pairs of one, periodically.
     Top(TopArgs),
     /// Writes the packets of a device to a pcapng file.
     Capture(CaptureArgs),
-    /// Adds a device to a running daemon, until that ends.
+    /// Adds a device to a running daemon until the daemon ends.
     Add(AddArgs),
-    /// Removes a device: its VM loses it.
+    /// Removes a device from a running daemon and its VM.
     Remove(DeviceArgs),
     /// Takes the link of a device up or down.
     Link(LinkArgs),
-    /// Shows the limits of a device, or sets some of them.
+    /// Shows or sets limits of a device.
     Limits(LimitsArgs),
-    /// Shows what a device may use of what it shares with others, or sets some of that.
+    /// Shows or sets rates and weight of a device.
     Share(ShareArgs),
-    /// Has the uplink of a network lose, reorder or damage frames, for tests.
+    /// Injects faults on the uplink of a network, for tests.
     Fault(FaultArgs),
-    /// Sets what a running daemon logs.
+    /// Sets the log level of a running daemon.
     LogLevel(LogLevelArgs),
-    /// Prints what happens in a running daemon, a line of JSON for each event.
+    /// Prints events of a running daemon as lines of JSON.
     Events(EventsArgs),
-    /// Checks a configuration and what it needs of this host, and opens nothing.
+    /// Checks a configuration and its requirements on this host without opening anything.
     Check(CheckArgs),
     /// Looks for what keeps VMs on this host from using their devices.
     Doctor(DoctorArgs),
-    /// Prints what libvirt has to be told of a device.
+    /// Prints the libvirt XML of a device.
     Xml(XmlArgs),
     /// Prints the reference page of the configuration.
     #[command(hide = true)]
     Reference,
-    /// Writes manual pages and completions for a package.
+    /// Writes the manual pages and completions of a package.
     #[command(hide = true)]
     PackageFiles(PackageArgs),
-    /// Serves one network; a running daemon starts these.
+    /// Serves one network; started by the daemon.
     #[command(hide = true)]
     Worker(WorkerArgs),
-    /// Guards the doorbell pages of a network. The daemon starts it.
+    /// Guards the doorbell pages of a network; started by the daemon.
     #[command(hide = true)]
     StandIn(StandInArgs),
 }
@@ -102,44 +102,44 @@ pub struct WorkerArgs {
     pub network: String,
 }
 
-/// What to serve.
+/// Devices and networks to serve.
 #[derive(Args, Debug, Default)]
 pub struct ServeArgs {
     /// A device: name=NAME,socket=PATH,mac=MAC and more keys; repeatable.
     #[arg(long = "device", value_name = "KEY=VALUE,...", long_help = help::device())]
     pub devices: Vec<DeviceSpec>,
-    /// A network: name=NAME and, if it has one, its uplink; repeatable.
+    /// A network: name=NAME, its uplink and more keys; repeatable.
     #[arg(long = "network", value_name = "KEY=VALUE,...", long_help = help::network())]
     pub networks: Vec<NetworkSpec>,
-    /// What moves the data: rxe or ibverbs,device=NAME [default: rxe]
+    /// Data path: rxe, or ibverbs,device=NAME [default: rxe]
     #[arg(long, value_name = "BACKEND", long_help = help::backend())]
     pub backend: Option<BackendSpec>,
-    /// Socket that answers questions about the daemon.
+    /// Control socket for `status`, `show` and other commands.
     #[arg(long, value_name = "PATH", long_help = help::control())]
     pub control: Option<ControlSpec>,
-    /// Where metrics can be fetched over HTTP: unix:PATH or ADDRESS:PORT
+    /// Address of metrics over HTTP: unix:PATH or ADDRESS:PORT
     #[arg(long, value_name = "ADDRESS", long_help = help::metrics())]
     pub metrics: Option<MetricsSpec>,
-    /// What has a process of its own [default: network]
+    /// Units that run in separate processes [default: network]
     #[arg(long, value_enum, value_name = "network|none", hide_possible_values = true)]
     pub isolate: Option<Isolate>,
-    /// Keeps these processes from the rest of the host [default: on]
+    /// Confine these processes [default: on]
     #[arg(long, value_enum, value_name = "on|off|strict", hide_possible_values = true)]
     pub sandbox: Option<SandboxMode>,
-    /// Whether packets may be captured [default: on]
+    /// Allow captures of packets [default: on]
     #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true)]
     pub captures: Option<Switch>,
-    /// How log lines are written [default: text]
+    /// Format of log lines [default: text]
     #[arg(long, value_enum, value_name = "text|json|journald", hide_possible_values = true, default_value_t)]
     #[arg(hide_default_value = true)]
     pub log_format: LogFormat,
-    /// Configuration file, - is standard input; the command line wins.
+    /// Configuration file, or - for standard input; the command line takes precedence.
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
 }
 
 impl ServeArgs {
-    /// The configuration file, and what to put over it.
+    /// The configuration file, and values that replace its own.
     pub fn into_parts(self) -> (Option<PathBuf>, ConfigSpec) {
         let Self { devices, networks, backend, control, metrics, isolate, sandbox, captures, config, log_format: _ } =
             self;
@@ -151,7 +151,7 @@ impl ServeArgs {
 /// Arguments of `check`: those of the daemon itself.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
-    /// What would be served.
+    /// Devices and networks to check.
     #[command(flatten)]
     pub serve: ServeArgs,
 }
@@ -170,14 +170,14 @@ pub struct DoctorArgs {
 /// Arguments of `package-files`.
 #[derive(Args, Debug)]
 pub struct PackageArgs {
-    /// Folder, made if it is not there.
+    /// Directory; created if it does not exist.
     pub directory: PathBuf,
 }
 
-/// Which daemon to ask.
+/// Daemon to connect to.
 #[derive(Args, Debug)]
 pub struct DaemonArgs {
-    /// Control socket of the daemon [default: where a daemon without --control has it]
+    /// Control socket of the daemon [default: the default socket of a daemon]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }
@@ -220,36 +220,36 @@ pub struct StatusArgs {
     /// Which daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,
-    /// As --format json.
+    /// Same as --format json.
     #[arg(long, conflicts_with = "format")]
     pub json: bool,
-    /// For people, programs, or monitoring [default: table]
+    /// Output format [default: table]
     #[arg(long, value_enum, value_name = "table|json|openmetrics", hide_possible_values = true)]
     pub format: Option<StatusFormat>,
 }
 
-/// How a status is printed.
+/// Output format of `status`.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StatusFormat {
-    /// Tables for people.
+    /// Tables.
     Table,
-    /// All there is, with what the counters mean.
+    /// Complete, including the descriptions of counters.
     Json,
-    /// Numbers, for Prometheus and its like.
+    /// Metrics in the format of Prometheus.
     Openmetrics,
 }
 
 /// Arguments of `show`.
 #[derive(Args, Debug)]
 pub struct ShowArgs {
-    /// What to show.
+    /// Objects to show.
     #[arg(value_name = "OBJECT", value_parser = PossibleValuesParser::new(ObjectKind::ALL.map(ObjectKind::name))
         .try_map(|name| name.parse::<ObjectKind>()))]
     pub object: ObjectKind,
     /// Which device.
     #[command(flatten)]
     pub of: DeviceArgs,
-    /// JSON with all there is, instead of a table.
+    /// Complete output as JSON.
     #[arg(long)]
     pub json: bool,
 }
@@ -260,13 +260,13 @@ pub struct TopArgs {
     /// Which daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,
-    /// Shows this device and its queue pairs [default: all devices]
+    /// Show this device and its queue pairs [default: all devices]
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
-    /// Seconds between two looks.
+    /// Interval of updates in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub interval: u64,
-    /// End after so many frames [default: at a signal]
+    /// End after this number of frames [default: at a signal]
     #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 }
@@ -277,16 +277,16 @@ pub struct CaptureArgs {
     /// Which device.
     #[command(flatten)]
     pub of: DeviceArgs,
-    /// Where to write; - is standard output.
+    /// File to write, or - for standard output.
     #[arg(short, long, value_name = "FILE")]
     pub write: PathBuf,
-    /// Bytes that are kept of each frame [default: all]
+    /// Bytes to keep of each frame [default: all]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
     pub snaplen: Option<u32>,
-    /// End after so many frames [default: at a signal]
+    /// End after this number of frames [default: at a signal]
     #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// End after so many seconds [default: at a signal]
+    /// End after this number of seconds [default: at a signal]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: Option<u64>,
 }
@@ -297,7 +297,7 @@ pub struct EventsArgs {
     /// Which daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,
-    /// End after so many events [default: at a signal]
+    /// End after this number of events [default: at a signal]
     #[arg(long, value_name = "EVENTS", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 }
@@ -308,12 +308,12 @@ pub struct AddArgs {
     /// Which daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,
-    /// The device, as `pvrdmad --device` takes it, with paths that begin with /.
+    /// The device, in the syntax of `pvrdmad --device`, with absolute paths.
     #[arg(value_name = "KEY=VALUE,...", value_parser = device)]
     pub device: String,
 }
 
-/// Checks a device before anybody is asked.
+/// Checks a device before the daemon is asked.
 fn device(text: &str) -> Result<String, String> {
     text.parse::<DeviceSpec>().map(|_| text.to_owned())
 }
@@ -321,7 +321,7 @@ fn device(text: &str) -> Result<String, String> {
 /// Arguments of `link`.
 #[derive(Args, Debug)]
 pub struct LinkArgs {
-    /// How it is from now on.
+    /// New state of the link.
     #[arg(value_enum, hide_possible_values = true, value_name = "up|down")]
     pub state: LinkState,
     /// Which device.
@@ -338,7 +338,7 @@ pub struct LimitsArgs {
     /// JSON instead of a table.
     #[arg(long)]
     pub json: bool,
-    /// New values of limits; without any they are only shown.
+    /// New values; without any, the limits are shown.
     #[arg(value_name = "LIMIT=NUMBER", value_parser = limit)]
     pub set: Vec<(String, u64)>,
 }
@@ -352,7 +352,7 @@ pub struct ShareArgs {
     /// JSON instead of lines of KEY=VALUE.
     #[arg(long)]
     pub json: bool,
-    /// New values: weight=1..1000, max-rate, qp-max-rate, min-rate, burst; off takes one away.
+    /// New values: weight=1..1000, max-rate, qp-max-rate, min-rate, burst; `off` removes one.
     #[arg(value_name = "KEY=VALUE", value_parser = pair)]
     pub set: Vec<(String, String)>,
 }
@@ -373,7 +373,7 @@ pub struct FaultArgs {
     /// Which daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,
-    /// Whose uplink.
+    /// Network with the uplink.
     #[arg(long, value_name = "NAME", default_value = DEFAULT_NETWORK)]
     pub network: String,
     /// Rates of faults, as loss:0.01/reorder:0.001, or off.

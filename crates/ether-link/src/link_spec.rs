@@ -175,11 +175,11 @@ pub const LINKS: &[(&str, &str)] = &[
     #[cfg(feature = "vxlan")]
     ("vxlan:ADDRESS[:PORT]", "a tunnel over UDP from this address; uplink only"),
     #[cfg(feature = "tls")]
-    ("tls:ADDRESS:PORT", "listens for another daemon, over TCP and encrypted; uplink only"),
+    ("tls:ADDRESS:PORT", "listens for another daemon, encrypted over TCP; uplink only"),
     #[cfg(feature = "tls")]
-    ("tls-connect:ADDRESS:PORT", "connects to one that does"),
+    ("tls-connect:ADDRESS:PORT", "connects to such a listener; uplink only"),
     #[cfg(feature = "tap")]
-    ("tap:NAME", "an interface of this host that ends here"),
+    ("tap:NAME", "a new interface of this host, whose other end is the daemon"),
     #[cfg(feature = "unix")]
     ("unix:PATH", "listens for QEMU's -netdev stream,server=off"),
     #[cfg(feature = "unix")]

@@ -25,43 +25,43 @@ pub enum BackendSpec {
 keys! {
     /// The backend `ibverbs`: an RDMA adapter of the host.
     pub(crate) struct IbverbsSpec {
-        /// RDMA device, as `rdma link` shows it.
+        /// RDMA device, by its name in `rdma link`.
         ["device", "NAME", "required"]
         device: String,
         /// Port of that device; RoCE only.
         ["port", "1..255", "1"]
         port: Option<Port>,
-        /// Host GID that stands for guests.
+        /// GID of the host that replaces those of guests.
         ///
         /// `auto`: the first RoCE v2 address that is not link-local.
         ["gid-index", "auto|NUMBER", "auto"]
         gid_index: Option<GidChoice>,
         /// Networks of guest addresses.
         ///
-        /// A list with `+` between them, as `192.0.2.0/24+fd00:1::/64`. The daemon puts an address of these networks on
-        /// the host's interface while a guest has it. `given`: it puts none there.
+        /// A list separated by `+`: `192.0.2.0/24+fd00:1::/64`. The daemon adds an address of these networks to the
+        /// host's interface while a guest has it. `given`: it adds none.
         ["addresses", "given|NETWORKS", "given"]
         addresses: Option<Addresses>,
-        /// Memory that one device may register.
+        /// Maximum amount of memory that a device may register.
         ///
-        /// Each registration counts. The default is 64 GiB.
+        /// Overlapping registrations each count. The default is 64 GiB.
         ["max-pinned", "BYTES", "68719476736"]
         max_pinned: Option<u64>,
-        /// Pieces of scattered memory of one device.
+        /// Maximum number of pieces of scattered memory of a device.
         ///
-        /// Each piece is one of the process's memory mappings, of which Linux allows 65,530 (`vm.max_map_count`), or on
-        /// huge pages a registration of its own.
+        /// Each piece is a memory mapping of the process, of which Linux allows 65,530 (`vm.max_map_count`), or, on
+        /// huge pages, a separate registration.
         ["max-mappings", "NUMBER", "16384"]
         max_mappings: Option<u64>,
         /// Reach of the guests' rdma_cm.
         ///
         /// `umad`: beyond this daemon, through the host's `ib_umad`. `local`: guests of this daemon. `auto`: `umad` if
-        /// that is possible, otherwise `local` with a warning.
+        /// possible, otherwise `local` with a warning.
         ["cm", "auto|umad|local", "auto"]
         cm: Option<Cm>,
-        /// Polling after a completion.
+        /// Time of polling after a completion.
         ///
-        /// Then the thread sleeps until the next one. 0 never polls.
+        /// After it, the thread sleeps until the next completion. 0 disables polling.
         ["poll", "MICROSECONDS", "50"]
         poll: Option<u32>,
     }

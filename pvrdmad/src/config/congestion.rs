@@ -15,9 +15,9 @@ const RATES: RangeInclusive<u32> = 1..=1_000_000;
 pub(super) const MEGABIT: u64 = 125_000;
 
 keys! {
-    /// Parameters of congestion control; what is not given keeps its default, see [`Congestion`].
+    /// Parameters of congestion control; omitted ones keep their defaults, see [`Congestion`].
     pub struct CongestionSpec {
-        /// Shortest time between two CNPs for a queue pair.
+        /// Minimum interval of CNPs for a queue pair.
         ["cnp_interval_us", "MICROSECONDS", "50"]
         cnp_interval_us: Option<u32>,
         /// DSCP of CNPs.
@@ -26,35 +26,35 @@ keys! {
         /// 802.1p priority of CNPs that have a tag.
         ["cnp_priority", "0..7", "6"]
         cnp_priority: Option<u8>,
-        /// Rate before the first cut, in Mb/s. Where it is not given it is `link-rate` of the network, or else the
-        /// speed that the interface of the uplink says it has, or else 10000.
+        /// Rate before the first cut, in Mb/s. The default is `link-rate` of the network, or the speed that the
+        /// interface of the uplink reports, or 10000.
         ["line_rate_mbps", "MBPS", ""]
         line_rate_mbps: Option<u32>,
-        /// Rate below which no cut goes, in Mb/s.
+        /// Minimum rate after cuts, in Mb/s.
         ["min_rate_mbps", "MBPS", "10"]
         min_rate_mbps: Option<u32>,
-        /// Shortest time between two rate cuts.
+        /// Minimum interval of rate cuts.
         ["cut_interval_us", "MICROSECONDS", "200"]
         cut_interval_us: Option<u32>,
         /// Time between two updates of alpha, the estimate of congestion.
         ["alpha_interval_us", "MICROSECONDS", "220"]
         alpha_interval_us: Option<u32>,
-        /// Weight of a new observation in alpha: one in so many (1/g).
+        /// Reciprocal of the weight of a new observation in alpha (1/g).
         ["alpha_weight", "1..65536", "256"]
         alpha_weight: Option<u32>,
-        /// Time without a cut after which the rate increases, a tenth more or less.
+        /// Time without a cut after which the rate increases, randomized by 10 %.
         ["increase_interval_us", "MICROSECONDS", "220"]
         increase_interval_us: Option<u32>,
-        /// Bytes sent without a cut after which the rate increases, too.
+        /// Bytes sent without a cut after which the rate also increases.
         ["increase_bytes", "BYTES", "10485760"]
         increase_bytes: Option<u64>,
-        /// Increases of each kind that go half of the way back (fast recovery, F).
+        /// Increases of each kind that recover half of the cut (fast recovery, F).
         ["recovery_steps", "NUMBER", "5"]
         recovery_steps: Option<u32>,
-        /// Increase of the target rate after that, in Mb/s (R_AI).
+        /// Later increases of the target rate, in Mb/s (additive increase, R_AI).
         ["additive_increase_mbps", "MBPS", "40"]
         additive_increase_mbps: Option<u32>,
-        /// The same once both time and bytes have come so far, in Mb/s (R_HAI).
+        /// Increases once both kinds have passed fast recovery, in Mb/s (hyper increase, R_HAI).
         ["hyper_increase_mbps", "MBPS", "400"]
         hyper_increase_mbps: Option<u32>,
     }

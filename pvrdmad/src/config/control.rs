@@ -25,18 +25,18 @@ pub struct ControlSpec {
 keys! {
     /// The control socket.
     pub(crate) struct ControlKeys {
-        /// Where it is.
+        /// Path of the socket.
         ["path", "PATH", "required"]
         path: PathBuf,
-        /// User that owns it, by name or number.
+        /// User that owns the socket, by name or number.
         ["owner", "USER", ""]
         owner: Option<UserId>,
-        /// Group that owns it and may ask, by name or number.
+        /// Group that owns the socket, by name or number; its members may connect.
         ["group", "GROUP", ""]
         group: Option<GroupId>,
-        /// Its permissions, in octal.
+        /// Permissions of the socket, in octal.
         ///
-        /// A string in the file. 600 unless it is given; with `group` 660.
+        /// A string in the file. The default is 600, or 660 with `group`.
         ["mode", "OCTAL", ""]
         mode: Option<Mode>,
     }

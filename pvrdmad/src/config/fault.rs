@@ -17,22 +17,22 @@ const STEPS: f64 = 10_000.0;
 keys! {
     /// Faults of a link in both directions: each rate is a fraction of all frames, omitted faults are off.
     pub(crate) struct FaultKeys {
-        /// Frames that are lost.
+        /// Fraction of frames to drop.
         ["loss", "RATE", ""]
         loss: Option<Rate>,
-        /// Frames that arrive twice.
+        /// Fraction of frames to duplicate.
         ["duplicate", "RATE", ""]
         duplicate: Option<Rate>,
-        /// Frames that later ones overtake.
+        /// Fraction of frames to reorder.
         ["reorder", "RATE", ""]
         reorder: Option<Rate>,
-        /// Frames with a flipped bit.
+        /// Fraction of frames in which to flip a bit.
         ["corrupt", "RATE", ""]
         corrupt: Option<Rate>,
-        /// Frames that arrive late.
+        /// Fraction of frames to delay.
         ["delay", "RATE", ""]
         delay: Option<Rate>,
-        /// The same seed makes the same faults again.
+        /// Seed; equal seeds give equal faults.
         ["seed", "NUMBER", "1"]
         seed: Option<u64>,
     }

@@ -18,22 +18,22 @@ const COLUMN: usize = 24;
 pub(crate) const AFTER: &str = "\
 Environment:
   RUST_LOG             Log level: error, warn, info, debug or trace [default: info]
-  RUNTIME_DIRECTORY    Control socket is RUNTIME_DIRECTORY/control unless --control is given
-  XDG_RUNTIME_DIR      Otherwise it is XDG_RUNTIME_DIR/pvrdmad/control
+  RUNTIME_DIRECTORY    Default control socket: RUNTIME_DIRECTORY/control
+  XDG_RUNTIME_DIR      Otherwise: XDG_RUNTIME_DIR/pvrdmad/control
 
 Signals:
-  SIGTERM, SIGINT      End: disconnect clients and remove sockets; a second one ends at once
-  SIGHUP               Read the configuration again: devices are added and removed
+  SIGTERM, SIGINT      Disconnect clients, remove sockets and exit; a second one exits at once
+  SIGHUP               Reload the configuration: devices are added and removed
   SIGUSR1, SIGUSR2     Ignored
 
 Exit status:
-  0                    Ended as asked
-  1                    Failed: a socket, a device, an interface or the daemon that was asked
-  2                    Wrong command line or configuration";
+  0                    Success
+  1                    Failure, for example of a socket, a device, an interface or a running daemon
+  2                    Invalid command line or configuration";
 
 /// Returns the text about `--device`.
 pub(crate) fn device() -> String {
-    let mut text = "A device. These values replace those of a device of the same name in the file.\n\n\
+    let mut text = "A device. Values replace those of a device of the same name in the file.\n\n\
                     Keys:\n"
         .to_owned();
     table::<DeviceSpec>(&mut text, '=');
@@ -48,8 +48,8 @@ pub(crate) fn device() -> String {
 
 /// Returns the text about `--network`.
 pub(crate) fn network() -> String {
-    let mut text = "A network. Devices reach those of their own network only.\n\
-                    These values replace those of a network of the same name in the file.\n\n\
+    let mut text = "A network. A device reaches only devices of its own network.\n\
+                    Values replace those of a network of the same name in the file.\n\n\
                     Keys:\n"
         .to_owned();
     table::<NetworkSpec>(&mut text, '=');
@@ -58,7 +58,7 @@ pub(crate) fn network() -> String {
 
 /// Returns the text about `--control`.
 pub(crate) fn control() -> String {
-    let mut text = "Socket that answers questions about the daemon: PATH or PATH,KEY=VALUE,...\n\nKeys:\n".to_owned();
+    let mut text = "Control socket: PATH or PATH,KEY=VALUE,...\n\nKeys:\n".to_owned();
     for key in ControlKeys::KEYS.iter().filter(|key| key.name != "path") {
         row(&mut text, &format!("{}={}", key.name, key.value), key.summary(), &key.note());
     }
@@ -67,8 +67,8 @@ pub(crate) fn control() -> String {
 
 /// Returns the text about `--metrics`.
 pub(crate) fn metrics() -> String {
-    let mut text = "Where metrics can be fetched over HTTP (GET /metrics): unix:PATH, or\n\
-                    ADDRESS:PORT for everybody who reaches it; then KEY=VALUE,...\n\nKeys:\n"
+    let mut text = "Address of metrics over HTTP (GET /metrics): unix:PATH, or ADDRESS:PORT, which any\n\
+                    host that reaches it can read; then KEY=VALUE,...\n\nKeys:\n"
         .to_owned();
     for key in MetricsKeys::KEYS.iter().filter(|key| key.name != "address") {
         row(&mut text, &format!("{}={}", key.name, key.value), key.summary(), &key.note());
@@ -78,7 +78,7 @@ pub(crate) fn metrics() -> String {
 
 /// Returns the text about `--backend`.
 pub(crate) fn backend() -> String {
-    let mut text = "What moves the data.\n\n\
+    let mut text = "Data path.\n\n\
                     rxe: the software adapter, which is the default.\n\
                     ibverbs,KEY=VALUE,...: an RDMA adapter of this host. Keys:\n"
         .to_owned();

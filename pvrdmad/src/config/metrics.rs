@@ -63,20 +63,20 @@ impl Serialize for MetricsAddress {
 }
 
 keys! {
-    /// Where metrics can be fetched.
+    /// Address of the metrics server.
     pub(crate) struct MetricsKeys {
-        /// Where to listen.
+        /// Address to listen on.
         ["address", "unix:PATH|ADDRESS:PORT", "required"]
         address: Option<MetricsAddress>,
         /// User that owns a Unix socket.
         ["owner", "USER", ""]
         owner: Option<UserId>,
-        /// Group that owns a Unix socket and may connect.
+        /// Group that owns a Unix socket; its members may connect.
         ["group", "GROUP", ""]
         group: Option<GroupId>,
         /// Permissions of a Unix socket, in octal.
         ///
-        /// A string in the file. 600 unless it is given; with `group` 660.
+        /// A string in the file. The default is 600, or 660 with `group`.
         ["mode", "OCTAL", ""]
         mode: Option<Mode>,
     }

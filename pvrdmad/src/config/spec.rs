@@ -35,105 +35,104 @@ pub(super) fn is_name(name: &str) -> bool {
 keys! {
     /// A network as the file or the command line describes it, possibly incompletely.
     pub struct NetworkSpec {
-        /// Name in status, logs and `network` of devices.
+        /// Name in `status`, in logs and in the key `network` of devices.
         ///
-        /// 1 to 32 letters, digits, `-`, `_` or `.`. A network of the same name in the file is changed, not added.
-        /// Devices that name no network are in `default`.
+        /// 1 to 32 letters, digits, `-`, `_` or `.`. An entry with the name of a network of the file changes that
+        /// network. Devices without the key `network` are in the network `default`.
         ["name", "NAME", "required"]
         name: String,
         /// Link to other hosts.
         ///
-        /// Without one the network is that of its devices alone.
+        /// Without an uplink, the devices of the network reach only each other.
         ["uplink", "LINK", ""]
         #[serde(default, deserialize_with = "word")]
         uplink: Option<LinkSpec>,
-        /// Other end of a vxlan uplink; repeatable.
+        /// Other end of a `vxlan` uplink; repeatable.
         ///
-        /// A list in the file. The port is 4789 unless it is given; an IPv6 address with a port stands in brackets.
+        /// A list in the file. The default port is 4789. An IPv6 address with a port is written in brackets.
         ["remote", "ADDRESS[:PORT]", ""]
         #[serde(default)]
         remotes: Vec<TunnelAddress>,
-        /// VXLAN network identifier of the uplink.
+        /// VXLAN network identifier (VNI) of the uplink.
         ["vni", "0..16777215", "0"]
         vni: Option<u32>,
-        /// Whom a vxlan uplink listens to.
+        /// Sources from which a `vxlan` uplink accepts datagrams.
         ///
-        /// `stations`: to its remotes only. `remotes`: to everybody, and senders become remotes.
+        /// `stations`: the configured remotes. `remotes`: any source, which is added to the remotes.
         ["learn", "stations|remotes", "stations"]
         learn: Option<Learn>,
-        /// File with the certificate of a tls uplink.
+        /// File with the certificate of a `tls` uplink.
         ///
-        /// In PEM format, as the others; certificates between it and the authority stand behind it. Files are read
-        /// once, at the start.
+        /// All TLS files are in PEM format and are read once, at the start. Intermediate certificates follow the
+        /// certificate in the same file.
         ["tls-certificate", "FILE", ""]
         tls_certificate: Option<PathBuf>,
-        /// File with its private key.
+        /// File with the private key of the certificate.
         ["tls-key", "FILE", ""]
         tls_key: Option<PathBuf>,
         /// File with certificates of authorities.
         ///
-        /// The other end needs a certificate of one of them. Who has one may connect: take an authority that signs for
-        /// nothing else.
+        /// The peer needs a certificate that one of them has signed. Any holder of such a certificate may connect, so
+        /// use an authority that signs nothing else.
         ["tls-authority", "FILE", ""]
         tls_authority: Option<PathBuf>,
-        /// Name or address in the other end's certificate.
+        /// Name or address that the peer's certificate must contain.
         ///
-        /// Without it the certificate of who is connected to has to be for the address in `uplink`, and that of who
-        /// connects for anybody.
+        /// By default, the connecting end requires the address in `uplink`, and the listening end accepts any name.
         ["tls-peer", "NAME", ""]
         tls_peer: Option<String>,
-        /// VLAN of the devices and their network cards.
+        /// VLAN of the devices and their network functions.
         ///
-        /// Not given: untagged frames only, in both directions. A number: access ports, guests see no tags and the
-        /// uplink sees one. `trunk`: tags are the guests' affair.
+        /// A number makes access ports: the guests' frames are untagged, and frames on the uplink have this tag.
+        /// `trunk` passes the guests' tags. By default, only untagged frames pass, in both directions.
         ["vlan", "1..4094|trunk", ""]
         vlan: Option<VlanWord>,
-        /// Longest IP packet, 576 to 65535 bytes.
+        /// Maximum size of an IP packet, 576 to 65535 bytes.
         ///
-        /// In a tunnel the default is 1450 over IPv4 and 1430 over IPv6. Without an uplink it is 9000, what network
-        /// cards of ours carry. The path MTU of the RDMA ports follows from it.
+        /// The default is 1450 for tunnels over IPv4, 1430 for tunnels over IPv6, and 9000 without an uplink. The path
+        /// MTU of the RDMA ports follows from it.
         ["mtu", "BYTES", "1500"]
         mtu: Option<u32>,
-        /// What the network carries, in bits per second.
+        /// Capacity of the uplink, in bits per second.
         ///
-        /// Units `k`, `M`, `G` and `T`; a string in the file. Nothing is measured: it is what the `min-rate` of all
-        /// devices together may not exceed.
+        /// Units `k`, `M`, `G` and `T`; a string in the file. It is not measured. The sum of the `min-rate` values of
+        /// all devices must not exceed it.
         ["link-rate", "RATE", ""]
         link_rate: Option<BitRate>,
-        /// Runs of packets leave the uplink as one.
+        /// Send runs of packets to the uplink as one segmented frame.
         ///
-        /// On an `af_packet` uplink the kernel or the adapter cuts them; at the start it is tried out what the kernel
-        /// makes of one. `off` is for an adapter that does not count up the identification of IPv4.
+        /// On an `af_packet` uplink the kernel or the adapter segments them; the daemon tests this at the start. Use
+        /// `off` for an adapter that does not increment the IPv4 identification of the segments.
         ["offload", "on|off", "on"]
         offload: Option<Switch>,
-        /// Links of devices are down while the interface is.
+        /// Take links of devices down while the interface of the uplink is down.
         ///
-        /// An `af_packet` or `tap` uplink whose interface is down, carries nothing or is not there. With `off` devices
-        /// of the network go on reaching each other.
+        /// Applies to an `af_packet` or `tap` uplink whose interface is down, absent or without carrier. With `off`,
+        /// devices of the network continue to reach each other.
         ["follow-carrier", "on|off", "on"]
         follow_carrier: Option<Switch>,
-        /// Faults injected on the uplink, for tests.
+        /// Faults to inject on the uplink, for tests.
         ["fault", "FAULT:RATE/...", ""]
         #[serde(default, deserialize_with = "word")]
         fault: Option<FaultSpec>,
-        /// With whom its devices may talk; repeatable.
+        /// Addresses that its devices may communicate with; repeatable.
         ///
-        /// An address or `ADDRESS/BITS`; a list in the file. Not given: everybody. It holds for RDMA between devices of
-        /// the daemon, over the uplink in both directions, and for connection requests. A device's own `peers` must
-        /// allow a peer as well.
+        /// `ADDRESS` or `ADDRESS/BITS`; a list in the file. The default is all addresses. The rule covers RDMA between
+        /// devices of the daemon, over the uplink in both directions, and connection requests. The `peers` of a device
+        /// must allow an address as well.
         ["peers", "CIDR", ""]
         #[serde(default)]
         peers: Vec<Prefix>,
-        /// Devices of the network reach each other directly.
+        /// Deliver directly between devices of the network.
         ///
-        /// `on` unless it is given. `off`: all that one device sends to another leaves through the uplink, whose other
-        /// end has to send it back, so that the filters of that network see it. A device still reaches itself.
+        /// The default is `on`. With `off`, traffic between devices leaves through the uplink and must be sent back by
+        /// its other end, so that the filters of that network apply. A device still reaches itself.
         ["local", "on|off", ""]
         local: Option<Switch>,
-        /// Threads of a device that take frames.
+        /// Number of receiving threads of each device.
         ///
-        /// With more than one, others help when frames come from the uplink faster than one takes them; a queue pair is
-        /// with one of them at a time. It is for hosts with processors to spare.
+        /// With more than one, additional threads help when frames arrive from the uplink faster than one thread
+        /// processes them. The packets of a queue pair stay in order. For hosts with idle processors.
         ["port-threads", "1..16", "1"]
         port_threads: Option<usize>,
     }
@@ -151,231 +150,231 @@ impl FromStr for NetworkSpec {
 keys! {
     /// A device as the file or the command line describes it, possibly incompletely.
     pub struct DeviceSpec {
-        /// Name in logs, in status and for captures.
+        /// Name in logs, in `status` and for captures.
         ///
-        /// 1 to 32 letters, digits, `-`, `_` or `.`. A device of the same name in the file is changed, not added.
+        /// 1 to 32 letters, digits, `-`, `_` or `.`. An entry with the name of a device of the file changes that
+        /// device.
         ["name", "NAME", "required"]
         name: String,
-        /// Socket where the VMM connects.
+        /// Socket to which the VMM connects.
         ///
-        /// A socket of a process that is gone is replaced; anything else at this path is left alone. `fd:NUMBER` or
-        /// `fd:NAME` is a socket that listens already and was passed on by whoever started the daemon (`LISTEN_FDS`,
-        /// `LISTEN_FDNAMES`); `owner`, `group` and `mode` are not applied to it.
+        /// The daemon replaces a socket that a terminated process has left, and refuses any other existing file.
+        /// `fd:NUMBER` or `fd:NAME` is a listening socket that the daemon inherited (`LISTEN_FDS`, `LISTEN_FDNAMES`);
+        /// `owner`, `group` and `mode` do not apply to it.
         ["socket", "PATH|fd:NAME", "required"]
         #[serde(default, deserialize_with = "word")]
         socket: Option<SocketPlace>,
-        /// MAC address of the guest's network card.
+        /// MAC address of the guest's network function.
         ///
-        /// Six hexadecimal bytes with colons or dashes. The driver demands a vmxnet3 with this address in the same
-        /// slot.
+        /// Six hexadecimal bytes with colons or dashes. The guest driver requires a vmxnet3 with this address in the
+        /// same slot.
         ["mac", "MAC", "required"]
         mac: Option<Mac>,
         /// User that owns the socket, by name or number.
         ["owner", "USER", ""]
         owner: Option<UserId>,
-        /// Group that owns the socket and may connect.
+        /// Group that owns the socket, by name or number.
         ///
-        /// By name or number.
+        /// Its members may connect.
         ["group", "GROUP", ""]
         group: Option<GroupId>,
         /// Permissions of the socket, in octal.
         ///
-        /// A string in the file. 600 unless it is given; with `group` 660.
+        /// A string in the file. The default is 600, or 660 with `group`.
         ["mode", "OCTAL", ""]
         mode: Option<Mode>,
         /// Encapsulation of RDMA packets.
         ///
-        /// `v1`: directly in Ethernet frames. `v2`: in UDP, so that routers pass them. Versions below 18 know `v1`
-        /// only, which is their default.
+        /// `v1`: Ethernet frames. `v2`: UDP, which routers forward. Interface versions below 18 support and default to
+        /// `v1`.
         ["roce", "v1|v2", "v2"]
         roce: Option<Roce>,
-        /// Guest memory that stays resident.
+        /// Guest memory to lock in RAM.
         ///
-        /// `registered`: memory regions, for as long as they are registered. `all`: all of it, from the moment the VMM
-        /// maps it; pages that the guest has not used yet from their first use on. `off`: nothing. What is locked
-        /// counts against `RLIMIT_MEMLOCK`.
+        /// `registered`: memory regions while they are registered. `all`: all memory from the time the VMM maps it; a
+        /// page that the guest has not used yet is locked at its first use. `off`: none. Locked memory counts against
+        /// `RLIMIT_MEMLOCK`.
         ["pin", "all|registered|off", "registered"]
         pin: Option<Pin>,
-        /// Files that guest memory may be in.
+        /// Files that may back guest memory.
         ///
-        /// `any`: those that cannot block, of memfd, tmpfs or hugetlbfs. `sealed`: those of them that cannot shrink
-        /// any more (`F_SEAL_SHRINK`), as QEMU's `memory-backend-memfd` makes them.
+        /// `any`: files of memfd, tmpfs or hugetlbfs, on which access cannot block. `sealed`: only those that cannot
+        /// shrink (`F_SEAL_SHRINK`), as created by QEMU's `memory-backend-memfd`.
         ["memory", "any|sealed", "any"]
         memory: Option<MemoryFiles>,
-        /// Most guest memory mapped.
+        /// Maximum amount of mapped guest memory.
         ///
-        /// What a VMM wants mapped beyond that is refused. The default is 1 TiB.
+        /// Mappings beyond it are refused. The default is 1 TiB.
         ["max-memory", "BYTES", "1099511627776"]
         max_memory: Option<u64>,
-        /// Most guest memory locked.
+        /// Maximum amount of locked guest memory.
         ///
-        /// Pages that a VMM has not used yet count as well, and are not populated. The default is seven eighths of the
+        /// Includes pages that the VMM has not used yet; they are not populated. The default is seven eighths of the
         /// host's memory.
         ["max-locked", "BYTES", ""]
         max_locked: Option<u64>,
-        /// What a doorbell of a process costs.
+        /// Delivery of user-space doorbells.
         ///
-        /// `trapped`: an exit of the VM and a message of its VMM. `mapped`: nothing; the rings are watched, for which
-        /// the daemon needs `/dev/fuse` and the right to mount. `auto`: `mapped` where there are processors for it;
-        /// where there are not, status says why.
+        /// `trapped`: each one exits the VM and is a message of the VMM. `mapped`: none exits; the daemon watches the
+        /// rings, for which it needs `/dev/fuse` and the privilege to mount. `auto`: `mapped` if the host has enough
+        /// processors; otherwise `status` shows the reason.
         ["doorbells", "auto|trapped|mapped", "trapped"]
         doorbells: Option<DoorbellMode>,
         /// Version of the PVRDMA interface.
         ["version", "17..20", "20"]
         version: Option<u32>,
-        /// Offer a legacy interrupt beside MSI-X.
+        /// Offer a legacy interrupt in addition to MSI-X.
         ["intx", "on|off", "off"]
         intx: Option<Switch>,
-        /// Name of the network that the device is in.
+        /// Network of the device.
         ///
-        /// Devices reach those of their own network only.
+        /// A device reaches only devices of its own network.
         ["network", "NAME", "default"]
         network: Option<String>,
-        /// Link to the network card of the same MAC.
+        /// Link to a network function of the VMM with the same MAC.
         ///
-        /// The other end is QEMU's `-netdev`. Frames that are not RDMA pass between this link and the uplink.
+        /// Its other end is a `-netdev` of QEMU. Frames other than RDMA pass between this link and the uplink.
         ["nic", "LINK", ""]
         #[serde(default, deserialize_with = "word")]
         nic: Option<LinkSpec>,
-        /// Socket where the VMM connects to a network card of ours.
+        /// Socket of a network function that the daemon serves.
         ///
-        /// A vmxnet3 for function 0 of the device's slot, on the same network; instead of `nic`. `owner`, `group` and
-        /// `mode` are for both sockets.
+        /// A vmxnet3 for function 0 of the slot, on the same network; replaces `nic`. `owner`, `group` and `mode` apply
+        /// to both sockets.
         ["nic-socket", "PATH|fd:NAME", ""]
         #[serde(default, deserialize_with = "word")]
         nic_socket: Option<SocketPlace>,
-        /// Which packets carry an 802.1p priority.
+        /// Packets that carry an 802.1p priority.
         ///
-        /// `tagged`: those with a tag for their VLAN. `always`: all; packets of no VLAN get a tag with VLAN 0.
+        /// `tagged`: packets with a VLAN tag. `always`: all packets; those without a VLAN get a priority tag (VLAN 0).
         ["pcp", "tagged|always", "tagged"]
         pcp: Option<Pcp>,
-        /// What the card may forge.
+        /// Forged frames that the guest may send.
         ///
-        /// `off`: nothing. `mac`: frames from other MACs, as a bridge inside the guest needs it. `roce`: RoCE packets,
-        /// which receivers take for those of queue pairs. `all`: both.
+        /// `off`: none. `mac`: frames from other MACs, as needed by a bridge in the guest. `roce`: RoCE packets, which
+        /// receivers cannot tell from those of queue pairs. `all`: both.
         ["forged-transmits", "off|mac|roce|all", "off"]
         forged: Option<ForgedTransmits>,
-        /// Addresses that the guest may bind; repeatable.
+        /// IP addresses that the guest may use; repeatable.
         ///
-        /// A list in the file. `own`: the link-local address of the MAC, addresses given beside it, and others that no
-        /// device of the network had in the last minute, and no host beyond the uplink answers for. `any`: the same
-        /// whatever hosts beyond the uplink have. IP addresses alone: these and the link-local one. No other device
-        /// gets an address that is listed, nor a link-local one of another device's MAC.
+        /// A list in the file. Addresses alone: these and the link-local address of the MAC. `own`: in addition, any
+        /// address that no other device of the network had in the last minute and that no host beyond the uplink
+        /// answers for. `any`: as `own`, without regard to hosts beyond the uplink. No device gets an address that is
+        /// listed for another device, or the link-local address of its MAC.
         ["address", "own|any|ADDRESS", "own"]
         #[serde(default)]
         addresses: Vec<AddressWord>,
-        /// Hold IP packets of the card to the listed addresses.
+        /// Drop IP packets of the network function from other sources than its addresses.
         ///
-        /// Their source is an address of `address`, the link-local one of the MAC, or none. Only where `address` lists
-        /// all addresses; there it is on.
+        /// Allowed sources are the addresses of `address`, the link-local address of the MAC, and the unspecified
+        /// address. Available, and on by default, only if `address` lists all addresses.
         ["source-guard", "on|off", ""]
         source_guard: Option<Switch>,
-        /// Drop router advertisements of the card.
+        /// Drop router advertisements of the network function.
         ///
-        /// On where `address` lists all addresses, otherwise off.
+        /// On by default if `address` lists all addresses.
         ["ra-guard", "on|off", ""]
         ra_guard: Option<Switch>,
-        /// Drop what the card sends as a DHCP server.
+        /// Drop packets that the network function sends as a DHCP server.
         ///
-        /// From UDP port 67 (IPv4) or 547 (IPv6), as relays do too. On where `address` lists all addresses, otherwise
-        /// off.
+        /// These have UDP source port 67 (IPv4) or 547 (IPv6), as do those of relays. On by default if `address` lists
+        /// all addresses.
         ["dhcp-guard", "on|off", ""]
         dhcp_guard: Option<Switch>,
-        /// With whom the device may talk; repeatable.
+        /// Addresses that the device may communicate with; repeatable.
         ///
-        /// As the key of the network; both must allow a peer.
+        /// As `peers` of the network; both must allow an address.
         ["peers", "CIDR", ""]
         #[serde(default)]
         peers: Vec<Prefix>,
-        /// Where QP numbers and keys begin, for tests.
+        /// Seed of QP numbers and keys, for tests.
         ///
-        /// The same number gives the same ones, which everybody can guess then. Without it they begin at random.
+        /// The same seed gives the same numbers, which makes them predictable. By default they start at random.
         ["seed", "NUMBER", ""]
         seed: Option<u64>,
         /// Congestion control (DCQCN, RoCE v2 only).
         ///
-        /// Its parameters are in the table `[congestion]` of the file.
+        /// The table `[congestion]` of the file has its parameters.
         ["congestion", "on|off", "on"]
         congestion: Option<Switch>,
-        /// Selective acknowledgements, if both agree.
+        /// Negotiate selective acknowledgements.
         ///
-        /// The first requests of a connection set reserved bits, which other implementations ignore. Two devices of
-        /// this daemon's kind that know them recover from losses with selective acknowledgements.
+        /// The first requests of a connection set reserved bits, which other implementations ignore. If both ends
+        /// support it, the connection recovers from losses by selective acknowledgements.
         ["negotiate", "on|off", "on"]
         negotiate: Option<Switch>,
-        /// Other paths, where one is congested or dead.
+        /// Change the path of a connection that is congested or dead.
         ///
-        /// Connections that agreed on selective acknowledgements change their UDP source port, in the range that
-        /// RoCE v2 has, when their path is congested or nothing is heard. Off: each connection keeps one, for firewalls
-        /// that know connections by it.
+        /// A connection with selective acknowledgements changes its UDP source port, within the range of RoCE v2. With
+        /// `off`, it keeps one port, for firewalls that track connections.
         ["multipath", "on|off", "on"]
         multipath: Option<Switch>,
-        /// Share of the device beside others of its network.
+        /// Share of the device relative to others of its network.
         ///
-        /// While several are busy, each moves bytes in proportion to its weight: of the workers' time, and of the
-        /// uplink while that is full. Who is alone has everything.
+        /// While several devices are busy, each gets worker time, and uplink capacity while the uplink is full, in
+        /// proportion to its weight. A device that is busy alone is not limited.
         ["weight", "1..1000", "100"]
         weight: Option<u32>,
-        /// What the device moves at most, in bits per second.
+        /// Maximum throughput of the device, in bits per second.
         ///
-        /// Units `k`, `M`, `G` and `T`, as `2.5G`; a string in the file. Payload counts between devices of the
-        /// network, and whole frames on the uplink, what peers read from the device included.
+        /// Units `k`, `M`, `G` and `T`, for example `2.5G`; a string in the file. Counts the payload between devices of
+        /// the network and complete frames on the uplink, including READs by peers.
         ["max-rate", "RATE", ""]
         max_rate: Option<BitRate>,
-        /// What it may move at once after a pause, with `max-rate`.
+        /// Number of bytes that may exceed `max-rate` after an idle time.
         ///
-        /// Without: what comes in 10 ms, at least 64 KiB.
+        /// The default is the throughput of 10 ms, at least 64 KiB.
         ["burst", "BYTES", ""]
         burst: Option<u64>,
-        /// Bits per second that one queue pair's requests move at most.
+        /// Maximum throughput of the requests of each queue pair, in bits per second.
         ["qp-max-rate", "RATE", ""]
         qp_max_rate: Option<BitRate>,
-        /// Bits per second that the device moves before others.
+        /// Guaranteed throughput, in bits per second.
         ///
-        /// Before those that have theirs, or none. Needs `link-rate` of its network, which those of all its devices
-        /// together do not exceed.
+        /// Takes precedence over devices without a guarantee or above theirs. Requires `link-rate` of the network; the
+        /// guarantees of all its devices must not exceed it.
         ["min-rate", "RATE", ""]
         min_rate: Option<BitRate>,
         /// Link to other hosts, instead of `network`.
         ///
-        /// This and the keys up to `fault` describe a network in place of `network`. Devices with equal uplinks and
-        /// VLANs are in one network, and then the others of these keys are equal, too.
+        /// This key and those below, up to `fault`, describe a network. Devices with equal uplinks and VLANs share one
+        /// network, and must agree in the other keys.
         ["uplink", "LINK", ""]
         #[serde(default, deserialize_with = "word")]
         uplink: Option<LinkSpec>,
-        /// Other end of a vxlan uplink; repeatable.
+        /// Other end of a `vxlan` uplink; repeatable.
         ["remote", "ADDRESS[:PORT]", ""]
         #[serde(default)]
         remotes: Vec<TunnelAddress>,
-        /// VXLAN network identifier of the uplink.
+        /// VXLAN network identifier (VNI) of the uplink.
         ["vni", "0..16777215", "0"]
         vni: Option<u32>,
-        /// Whom a vxlan uplink listens to.
+        /// Sources from which a `vxlan` uplink accepts datagrams.
         ["learn", "stations|remotes", "stations"]
         learn: Option<Learn>,
-        /// VLAN of the device and its network card.
+        /// VLAN of the device and its network function.
         ["vlan", "1..4094|trunk", ""]
         vlan: Option<VlanWord>,
-        /// Longest IP packet, 576 to 65535 bytes.
+        /// Maximum size of an IP packet, 576 to 65535 bytes.
         ["mtu", "BYTES", "1500"]
         mtu: Option<u32>,
-        /// What the uplink carries, in bits per second.
+        /// Capacity of the uplink, in bits per second.
         ["link-rate", "RATE", ""]
         link_rate: Option<BitRate>,
-        /// Threads of a device that take frames.
+        /// Number of receiving threads of the device.
         ["port-threads", "1..16", "1"]
         port_threads: Option<usize>,
-        /// Runs of packets leave the uplink as one.
+        /// Send runs of packets to the uplink as one segmented frame.
         ["offload", "on|off", "on"]
         offload: Option<Switch>,
-        /// Links of devices are down while the interface is.
+        /// Take links of devices down while the interface of the uplink is down.
         ["follow-carrier", "on|off", "on"]
         follow_carrier: Option<Switch>,
-        /// Faults injected on the uplink, for tests.
+        /// Faults to inject on the uplink, for tests.
         ["fault", "FAULT:RATE/...", ""]
         #[serde(default, deserialize_with = "word")]
         fault: Option<FaultSpec>,
-        /// Upper limits, a table.
+        /// Upper limits of the device, a table.
         ["limits", "TABLE", "", file]
         limits: Option<Limits>,
     }
