@@ -54,6 +54,17 @@
 //!
 //! Completions and events are published while a lock of level 4 is held, so that destroying a QP, which takes it, waits
 //! for them.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use pvrdma_ibverbs::{Ibverbs, IbverbsConfig};
+//!
+//! // Port 1 of the adapter; guests use its first RoCE v2 address that is not link-local.
+//! let backend = Ibverbs::new(IbverbsConfig { max_pinned: 4 << 30, ..IbverbsConfig::new("mlx5_0") })?;
+//! # drop(backend);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod adapter;
 mod addresses;

@@ -64,6 +64,25 @@
 //! Guest memory is accessed only while 2 and 3 are held. Removing a region from its table needs the table's write lock
 //! and therefore waits for every copy in flight; destroying a QP needs both of its halves; unbinding a GID increments
 //! the generation that routes are cached under and then waits for the views of its adapter.
+//!
+//! # Example
+//!
+//! A network whose devices reach each other, and hosts at the other end of `cable`:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use pvrdma_link::memory;
+//! use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig};
+//!
+//! let backend = Rxe::new(RxeConfig::default())?;
+//! let (uplink, cable) = memory::pair(256)?;
+//! let config = PortConfig { uplink: Arc::new(uplink), nic: None, mtu: 1500, rules: PortRules::default() };
+//! // The adapter that attaches with this MAC address uses the link for as long as `port` lives.
+//! let port = backend.plug("52:54:00:00:00:01".parse()?, config)?;
+//! # drop((port, cable));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod adapter;
 mod addresses;

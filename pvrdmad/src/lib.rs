@@ -4,6 +4,19 @@
 //! network and speaks to them by the [`protocol`] that the command line speaks to it. In a worker [`vfio_user`] turns
 //! messages of a VMM into calls of [`pvrdma_dev::PciFunction`]. Each device has a thread that accepts clients and,
 //! while there is one, a thread that serves it. All of them sleep when there is nothing to do.
+//!
+//! # Example
+//!
+//! A configuration is complete before anything is opened: defaults are filled in, and conflicts are refused.
+//!
+//! ```
+//! use pvrdmad::config::{Config, ConfigSpec, DEFAULT_NETWORK};
+//!
+//! let device = "name=vm0,socket=/run/pvrdmad/vm0.sock,mac=52:54:00:00:00:01".parse()?;
+//! let config = Config::load(None, ConfigSpec { devices: vec![device], ..ConfigSpec::default() })?;
+//! assert_eq!(config.networks[0].name, DEFAULT_NETWORK);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod capture;
 pub mod check;

@@ -28,6 +28,39 @@
 //!
 //! Revisions 4 and later (encapsulated offloads, more than 8 queues), wake on LAN, saved state. Rate-based coalescing
 //! is accepted and handled as adaptive coalescing.
+//!
+//! # Example
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use pvrdma_guest_memory::{DmaSpace, PinPolicy};
+//! use pvrdma_pci_function::{InterruptSink, PciFunction};
+//! use pvrdma_vmxnet3::{Frame, FramePort, PortOffloads, Sent, Vmxnet3Config, Vmxnet3Device};
+//! use vm_memory::GuestMemoryMmap;
+//!
+//! /// A port without a network: every frame is lost.
+//! struct Unconnected;
+//!
+//! impl FramePort for Unconnected {
+//!     fn offloads(&self) -> PortOffloads {
+//!         PortOffloads::default()
+//!     }
+//!
+//!     fn send(&self, _frame: &Frame<'_>) -> Sent {
+//!         Sent::Taken
+//!     }
+//! }
+//!
+//! fn plug_in(
+//!     memory: &GuestMemoryMmap,
+//!     interrupts: Arc<dyn InterruptSink>,
+//! ) -> Result<Arc<dyn PciFunction>, Box<dyn std::error::Error>> {
+//!     let space = DmaSpace::from_guest_memory(memory, PinPolicy::Off)?;
+//!     let config = Vmxnet3Config::new("vm0", "52:54:00:00:00:01".parse()?);
+//!     Ok(Vmxnet3Device::new(config, space, interrupts, Arc::new(Unconnected))?)
+//! }
+//! ```
 
 mod abi;
 mod cmd;

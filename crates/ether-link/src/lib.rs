@@ -17,6 +17,32 @@
 //! * [`tap`]: a virtual network interface of the host.
 //!
 //! [`InterfaceWatch`] reports whether an interface of this host has a carrier.
+//!
+//! # Example
+//!
+//! One end of a cable between two processes, described as on a command line:
+//!
+//! ```
+//! # #[cfg(feature = "unix")] {
+//! use pvrdma_ether_link::link_spec::LinkSpec;
+//! use pvrdma_ether_link::{Frames, Link};
+//!
+//! let directory = tempfile::tempdir()?;
+//! let [a, b] = ["a", "b"].map(|name| directory.path().join(name).display().to_string());
+//! let this: LinkSpec = format!("unix-dgram:{a}:{b}").parse()?;
+//! let other: LinkSpec = format!("unix-dgram:{b}:{a}").parse()?;
+//! let (this, other) = (this.open()?, other.open()?);
+//!
+//! let mut frames = Frames::default();
+//! frames.push(&[0xff; 60]);
+//! assert_eq!(this.send(&frames, 0), 1);
+//!
+//! let mut received = Frames::default();
+//! other.receive(&mut received, 64);
+//! assert_eq!(received.get(0), frames.get(0));
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #[cfg(feature = "af-packet")]
 pub mod af_packet;

@@ -6,6 +6,29 @@
 //! up in it.
 //!
 //! Pointers never leave this module: a view hands out [`vm_memory::VolatileSlice`]s that cannot outlive it.
+//!
+//! # Example
+//!
+//! ```
+//! use pvrdma_guest_memory::{Direction, DmaSpace, PinPolicy};
+//! use vm_memory::{GuestAddress, GuestMemoryMmap};
+//!
+//! let memory: GuestMemoryMmap = GuestMemoryMmap::from_ranges(&[(GuestAddress(0x10_0000), 1 << 20)])?;
+//! let space = DmaSpace::from_guest_memory(&memory, PinPolicy::Off)?;
+//!
+//! let view = space.view();
+//! view.write(0x10_0040, b"completion")?;
+//! let mut copy = [0; 10];
+//! view.read(0x10_0040, &mut copy)?;
+//! assert_eq!(&copy, b"completion");
+//! assert!(view.slice(0, 4, Direction::Read).is_err(), "no memory is mapped there");
+//! drop(view);
+//!
+//! // Waits for every view. Afterwards no thread uses the range.
+//! space.unmap(0x10_0000, 1 << 20)?;
+//! assert!(space.view().read(0x10_0040, &mut copy).is_err());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod budget;
 mod error;

@@ -8,6 +8,25 @@
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p pvrdma-handover --test models
 //! ```
+//!
+//! # Example
+//!
+//! An object that several threads give work to is on a queue at most once:
+//!
+//! ```
+//! use pvrdma_handover::Pending;
+//!
+//! const SEND: u8 = 1;
+//! const RECEIVE: u8 = 2;
+//!
+//! let pending = Pending::new();
+//! assert!(pending.add(SEND), "the first thread puts the object on the queue");
+//! assert!(!pending.add(RECEIVE), "it is there already");
+//!
+//! // A worker takes the object from the queue, and then the work.
+//! assert_eq!(pending.take(), SEND | RECEIVE);
+//! assert!(pending.add(SEND), "later work puts the object on the queue again");
+//! ```
 
 mod combiner;
 mod event;

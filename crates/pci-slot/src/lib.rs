@@ -4,8 +4,30 @@
 //! doorbells leave behind ([`DeferredWork`]). With the feature `kvm`, interrupts are irqfds and doorbells are
 //! ioeventfds ([`kvm`]).
 //!
-//! A function is anything that implements [`PciFunction`](pvrdma_pci_function::PciFunction). The following code adds
-//! the pair of a network and an RDMA function to a VMM:
+//! # Example
+//!
+//! A bus without devices, whose guest finds the host bridge:
+//!
+//! ```
+//! use pvrdma_pci_slot::{ConfigPorts, HostBridge, PciBus};
+//! use vm_device::DevicePio;
+//! use vm_device::bus::PioAddress;
+//!
+//! let bus = PciBus::new([HostBridge::slot()?])?;
+//! let ports = ConfigPorts::new(bus);
+//!
+//! // The guest selects device 0, function 0, register 0 and reads vendor and device.
+//! ports.pio_write(PioAddress(0xcf8), 0, &0x8000_0000_u32.to_le_bytes());
+//! let mut identity = [0; 4];
+//! ports.pio_read(PioAddress(0xcf8), 4, &mut identity);
+//! assert_eq!(identity[..2], 0x8086_u16.to_le_bytes());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # A network and an RDMA function
+//!
+//! A function is anything that implements [`PciFunction`](pvrdma_pci_function::PciFunction). This code adds a
+//! network and an RDMA function to a VMM:
 //!
 //! ```no_run
 //! use std::error::Error;

@@ -37,6 +37,24 @@
 //!
 //! Not implemented: end-to-end credits (received ones are ignored, and every ACK says that it carries none: IBA 9.7.7.2
 //! requires them of HCAs, and RoCE peers work without), automatic path migration, ATOMIC WRITE and FLUSH (refused), UC.
+//!
+//! # Example
+//!
+//! The packets of a SEND of 2,500 bytes over a path with an MTU of 1,024 bytes:
+//!
+//! ```
+//! use pvrdma_roce::{PacketPlan, SizedWr};
+//! use pvrdma_verbs_types::{Mtu, SendData, SendOp, SendWr};
+//!
+//! let op = SendOp::Send { data: SendData::None, to: None };
+//! let request = SendWr { op, ..SendWr::default() };
+//! let request = SizedWr::new(&request, 2500, Mtu::M1024);
+//!
+//! let packets: Vec<PacketPlan> =
+//!     (0..request.count).filter_map(|index| PacketPlan::new(&request, index, 1024, 1)).collect();
+//! assert_eq!(packets.iter().map(|packet| packet.len).collect::<Vec<_>>(), [1024, 1024, 452]);
+//! assert!(packets.last().is_some_and(|last| last.ends_message));
+//! ```
 
 // The modules refer to the value types by the name of the crate that re-exports them.
 extern crate pvrdma_verbs_types as pvrdma_verbs;

@@ -3,6 +3,7 @@
 //! * A member says `publish = false`, or has the metadata for a registry and its pages: a description, the workspace's
 //!   version, edition, licence, keywords, categories and oldest compiler, and the targets that its documentation is
 //!   built for.
+//! * The front page of a published library has an example.
 //! * A published crate depends only on published crates, and by version: a path means nothing in a registry.
 
 use toml::{Table, Value};
@@ -18,6 +19,8 @@ const MAX_DESCRIPTION: usize = 150;
 /// Maximum number of keywords on crates.io, and their maximum length.
 const MAX_KEYWORDS: usize = 5;
 const MAX_KEYWORD: usize = 20;
+/// Maximum number of lines of an example on the front page of a library.
+const MAX_EXAMPLE: usize = 30;
 
 /// Returns members that a registry would refuse, or whose pages would lack information.
 #[must_use]
@@ -26,8 +29,40 @@ pub fn check(workspace: &Workspace) -> Vec<Problem> {
     for package in workspace.packages.iter().filter(|package| package.member && is_published(package)) {
         let lacks = lacks(workspace, package);
         problems.extend(lacks.into_iter().map(|message| Problem { file: package.manifest_path(), line: 1, message }));
+        problems.extend(front_page(workspace, package));
     }
     problems
+}
+
+/// Returns a problem if a library has no example on its front page, or only long ones.
+fn front_page(workspace: &Workspace, package: &Package) -> Option<Problem> {
+    let roots = package.roots.iter().filter_map(|&root| workspace.files.get(root));
+    let library = roots.into_iter().find(|file| file.path.ends_with("src/lib.rs"))?;
+    let short = examples(&library.text).iter().any(|lines| (1..=MAX_EXAMPLE).contains(lines));
+    (!short).then(|| Problem {
+        file: library.path.clone(),
+        line: 1,
+        message: format!("the front page has no example of at most {MAX_EXAMPLE} lines"),
+    })
+}
+
+/// Returns the number of lines of each Rust example on the front page. Lines that rustdoc hides do not count.
+fn examples(library: &str) -> Vec<usize> {
+    let mut lengths = Vec::new();
+    let mut example: Option<usize> = None;
+    for line in library.lines().filter_map(|line| line.strip_prefix("//!")).map(str::trim) {
+        let fence = line.strip_prefix("```");
+        example = match (example, fence) {
+            (None, Some(kind)) if !kind.contains("text") => Some(0),
+            (None, _) => None,
+            (Some(length), Some(_)) => {
+                lengths.push(length);
+                None
+            }
+            (Some(length), None) => Some(if line.starts_with("# ") { length } else { length + 1 }),
+        };
+    }
+    lengths
 }
 
 fn is_published(package: &Package) -> bool {

@@ -28,6 +28,20 @@
 //! [`DmaView`]: pvrdma_guest_memory::DmaView
 //! [`DmaSpace`]: pvrdma_guest_memory::DmaSpace
 //! [`SpaceId`]: pvrdma_guest_memory::SpaceId
+//!
+//! # Example
+//!
+//! A function that works with the adapters of any backend:
+//!
+//! ```
+//! use pvrdma_verbs::{Backend, DeviceContext, Hca, VerbsError};
+//!
+//! fn paths<B: Backend>(backend: &B, device: DeviceContext) -> Result<String, VerbsError> {
+//!     let adapter = backend.attach(device)?;
+//!     let limits = adapter.limits();
+//!     Ok(format!("{} queue pairs of {} requests", limits.max_qp, limits.max_qp_wr))
+//! }
+//! ```
 
 #[cfg(feature = "testing")]
 pub mod conformance;

@@ -57,3 +57,20 @@ fn what_crates_share_is_there() {
         assert_one(&check(&shared, VERSION, READY, READY), &["at most 5 keywords of at most 20 bytes"]);
     }
 }
+
+#[test]
+fn a_library_has_an_example_on_its_front_page() {
+    let root = format!("[workspace]\nmembers = [\"crates/*\"]\n{SHARED}");
+    let manifest = format!("[package]\nname = \"a\"\n{READY}");
+    let check = |library: &str| {
+        let files = [("Cargo.toml", &*root), ("crates/a/Cargo.toml", &manifest), ("crates/a/src/lib.rs", library)];
+        publishing::check(&parse(&files))
+    };
+    let example = |lines: usize| format!("//! A crate.\n//! ```\n{}//! ```\n", "//! x();\n".repeat(lines));
+    assert_eq!(check(&example(30)), []);
+    for library in
+        ["//! A crate.\n", &example(31), "//! ```text\n//! no code\n//! ```\n", "//! ```\n//! # x();\n//! ```\n"]
+    {
+        assert_one(&check(library), &["crates/a/src/lib.rs", "no example of at most 30 lines"]);
+    }
+}
