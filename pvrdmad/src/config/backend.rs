@@ -42,12 +42,12 @@ keys! {
         /// host's interface while a guest has it. `given`: it adds none.
         ["addresses", "given|NETWORKS", "given"]
         addresses: Option<Addresses>,
-        /// Maximum amount of memory that a device may register.
+        /// Maximum registered memory of a device.
         ///
         /// Overlapping registrations each count. The default is 64 GiB.
         ["max-pinned", "BYTES", "68719476736"]
         max_pinned: Option<u64>,
-        /// Maximum number of pieces of scattered memory of a device.
+        /// Maximum number of scattered pieces of memory.
         ///
         /// Each piece is a memory mapping of the process, of which Linux allows 65,530 (`vm.max_map_count`), or, on
         /// huge pages, a separate registration.

@@ -31,7 +31,9 @@ keys! {
         /// User that owns the socket, by name or number.
         ["owner", "USER", ""]
         owner: Option<UserId>,
-        /// Group that owns the socket, by name or number; its members may connect.
+        /// Group that owns the socket, by name or number.
+        ///
+        /// Its members may connect.
         ["group", "GROUP", ""]
         group: Option<GroupId>,
         /// Permissions of the socket, in octal.

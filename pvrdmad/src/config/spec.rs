@@ -35,7 +35,7 @@ pub(super) fn is_name(name: &str) -> bool {
 keys! {
     /// A network as the file or the command line describes it, possibly incompletely.
     pub struct NetworkSpec {
-        /// Name in `status`, in logs and in the key `network` of devices.
+        /// Name in `status`, logs and the devices' `network`.
         ///
         /// 1 to 32 letters, digits, `-`, `_` or `.`. An entry with the name of a network of the file changes that
         /// network. Devices without the key `network` are in the network `default`.
@@ -56,7 +56,7 @@ keys! {
         /// VXLAN network identifier (VNI) of the uplink.
         ["vni", "0..16777215", "0"]
         vni: Option<u32>,
-        /// Sources from which a `vxlan` uplink accepts datagrams.
+        /// Accepted sources of a `vxlan` uplink.
         ///
         /// `stations`: the configured remotes. `remotes`: any source, which is added to the remotes.
         ["learn", "stations|remotes", "stations"]
@@ -87,25 +87,25 @@ keys! {
         /// `trunk` passes the guests' tags. By default, only untagged frames pass, in both directions.
         ["vlan", "1..4094|trunk", ""]
         vlan: Option<VlanWord>,
-        /// Maximum size of an IP packet, 576 to 65535 bytes.
+        /// Maximum IP packet size, 576 to 65535 bytes.
         ///
         /// The default is 1450 for tunnels over IPv4, 1430 for tunnels over IPv6, and 9000 without an uplink. The path
         /// MTU of the RDMA ports follows from it.
         ["mtu", "BYTES", "1500"]
         mtu: Option<u32>,
-        /// Capacity of the uplink, in bits per second.
+        /// Capacity of the uplink, in bits/s.
         ///
         /// Units `k`, `M`, `G` and `T`; a string in the file. It is not measured. The sum of the `min-rate` values of
         /// all devices must not exceed it.
         ["link-rate", "RATE", ""]
         link_rate: Option<BitRate>,
-        /// Send runs of packets to the uplink as one segmented frame.
+        /// Leave segmentation of packet runs to the uplink.
         ///
-        /// On an `af_packet` uplink the kernel or the adapter segments them; the daemon tests this at the start. Use
+        /// Long frames pass the uplink unsegmented; on `af_packet` the kernel or the adapter segments them, which the daemon tests at the start. Use
         /// `off` for an adapter that does not increment the IPv4 identification of the segments.
         ["offload", "on|off", "on"]
         offload: Option<Switch>,
-        /// Take links of devices down while the interface of the uplink is down.
+        /// Links of devices follow the uplink's interface.
         ///
         /// Applies to an `af_packet` or `tap` uplink whose interface is down, absent or without carrier. With `off`,
         /// devices of the network continue to reach each other.
@@ -264,7 +264,7 @@ keys! {
         ["address", "own|any|ADDRESS", "own"]
         #[serde(default)]
         addresses: Vec<AddressWord>,
-        /// Drop IP packets of the network function from other sources than its addresses.
+        /// Drop IP packets from other sources than the addresses.
         ///
         /// Allowed sources are the addresses of `address`, the link-local address of the MAC, and the unspecified
         /// address. Available, and on by default, only if `address` lists all addresses.
@@ -303,19 +303,19 @@ keys! {
         /// support it, the connection recovers from losses by selective acknowledgements.
         ["negotiate", "on|off", "on"]
         negotiate: Option<Switch>,
-        /// Change the path of a connection that is congested or dead.
+        /// Change the path of congested or dead connections.
         ///
         /// A connection with selective acknowledgements changes its UDP source port, within the range of RoCE v2. With
         /// `off`, it keeps one port, for firewalls that track connections.
         ["multipath", "on|off", "on"]
         multipath: Option<Switch>,
-        /// Share of the device relative to others of its network.
+        /// Share relative to other devices of the network.
         ///
         /// While several devices are busy, each gets worker time, and uplink capacity while the uplink is full, in
         /// proportion to its weight. A device that is busy alone is not limited.
         ["weight", "1..1000", "100"]
         weight: Option<u32>,
-        /// Maximum throughput of the device, in bits per second.
+        /// Maximum throughput of the device, in bits/s.
         ///
         /// Units `k`, `M`, `G` and `T`, for example `2.5G`; a string in the file. Counts the payload between devices of
         /// the network and complete frames on the uplink, including READs by peers.
@@ -326,10 +326,10 @@ keys! {
         /// The default is the throughput of 10 ms, at least 64 KiB.
         ["burst", "BYTES", ""]
         burst: Option<u64>,
-        /// Maximum throughput of the requests of each queue pair, in bits per second.
+        /// Maximum throughput of each queue pair's requests, in bits/s.
         ["qp-max-rate", "RATE", ""]
         qp_max_rate: Option<BitRate>,
-        /// Guaranteed throughput, in bits per second.
+        /// Guaranteed throughput, in bits/s.
         ///
         /// Takes precedence over devices without a guarantee or above theirs. Requires `link-rate` of the network; the
         /// guarantees of all its devices must not exceed it.
@@ -349,25 +349,25 @@ keys! {
         /// VXLAN network identifier (VNI) of the uplink.
         ["vni", "0..16777215", "0"]
         vni: Option<u32>,
-        /// Sources from which a `vxlan` uplink accepts datagrams.
+        /// Accepted sources of a `vxlan` uplink.
         ["learn", "stations|remotes", "stations"]
         learn: Option<Learn>,
         /// VLAN of the device and its network function.
         ["vlan", "1..4094|trunk", ""]
         vlan: Option<VlanWord>,
-        /// Maximum size of an IP packet, 576 to 65535 bytes.
+        /// Maximum IP packet size, 576 to 65535 bytes.
         ["mtu", "BYTES", "1500"]
         mtu: Option<u32>,
-        /// Capacity of the uplink, in bits per second.
+        /// Capacity of the uplink, in bits/s.
         ["link-rate", "RATE", ""]
         link_rate: Option<BitRate>,
         /// Number of receiving threads of the device.
         ["port-threads", "1..16", "1"]
         port_threads: Option<usize>,
-        /// Send runs of packets to the uplink as one segmented frame.
+        /// Leave segmentation of packet runs to the uplink.
         ["offload", "on|off", "on"]
         offload: Option<Switch>,
-        /// Take links of devices down while the interface of the uplink is down.
+        /// Links of devices follow the uplink's interface.
         ["follow-carrier", "on|off", "on"]
         follow_carrier: Option<Switch>,
         /// Faults to inject on the uplink, for tests.
