@@ -178,9 +178,12 @@ mod tests {
         let loaded = loaded_part(own).unwrap();
         assert!(loaded.len() < before, "{before} bytes, and all are loaded");
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("program");
-        std::fs::write(&path, &loaded).unwrap();
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let (bytes, path) = (directory.path().join("bytes"), directory.path().join("program"));
+        std::fs::write(&bytes, &loaded).unwrap();
+        // Another process creates the program: children that other tests start meanwhile inherit the descriptors of
+        // this one, and a file that is open for writing cannot be executed.
+        let install = std::process::Command::new("install").args([&bytes, &path]).status().unwrap();
+        assert!(install.success());
         let output = std::process::Command::new(&path).args(["--list", "without_its_symbols"]).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         assert!(String::from_utf8_lossy(&output.stdout).contains("a_program_runs_without_its_symbols"));
