@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -151,8 +150,11 @@ fn recorded(folder: &Path, programs: &[(&str, &str)]) -> String {
     for (name, does) in programs {
         let path = folder.join(name);
         let calls = folder.join("calls");
-        fs::write(&path, format!("#!/bin/sh\necho {name} \"$@\" >> '{}'\n{does}\n", calls.display())).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let text = folder.join("text");
+        fs::write(&text, format!("#!/bin/sh\necho {name} \"$@\" >> '{}'\n{does}\n", calls.display())).unwrap();
+        // Another process creates the program: children of other tests inherit the descriptors of this one, and a file
+        // that is open for writing cannot be executed.
+        assert!(Command::new("install").args([&text, &path]).status().unwrap().success());
     }
     format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
 use super::recipe::{recipe, workflow};
-use crate::image::GuestImage;
+use crate::image::{GuestImage, executable};
 use crate::lab::{LAB_FAILED, TIMED_OUT, VM_FAILED};
 use crate::workflow::steps;
 
@@ -28,8 +28,7 @@ fn callers_folder() -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir().context("cannot create a directory")?;
     let own = std::env::current_exe().context("cannot find this program")?;
     let program = folder.path().join(LAB);
-    write(&program, &format!("#!/bin/sh\nexec '{}' lab \"$@\"\n", own.display()))?;
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).context("cannot make a program of it")?;
+    executable(&program, &format!("#!/bin/sh\nexec '{}' lab \"$@\"\n", own.display()))?;
     Ok(folder)
 }
 

@@ -1,7 +1,7 @@
 //! The README's instructions for two machines, run verbatim.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use super::case::Case;
 use super::exchange::{Programs, Ready};
 use super::recipe::recipe;
 use crate::daemon;
-use crate::image::GuestImage;
+use crate::image::{GuestImage, executable};
 use crate::process::BoundChild;
 use crate::vm::{Prepared, SHORT, Vm, VmBuilder, processor};
 
@@ -69,9 +69,7 @@ fn on_the_host(image: &GuestImage, directory: &Path, lines: &str) -> Result<[Vm;
     }
     // The daemon was built before the tests began.
     for (name, content) in [("cargo", "#!/bin/sh\n"), ("qemu-system-x86_64", QEMU)] {
-        write(&format!("bin/{name}"), content)?;
-        fs::set_permissions(directory.join("bin").join(name), fs::Permissions::from_mode(0o755))
-            .context("cannot make a program of it")?;
+        executable(&directory.join("bin").join(name), content)?;
     }
     symlink(daemon::program()?, directory.join("target/release/pvrdmad")).context("cannot name the daemon")?;
     let log = fs::File::create(directory.join("log")).context("cannot create a log")?;

@@ -1,14 +1,13 @@
 //! Host programs that belong neither to the image nor to this machine: a root directory for each purpose, built when a
 //! test needs it.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::guest_image::{GuestImage, host_command};
 use super::log_command::StepLog;
-use super::roots::{base_key, copy_tree};
+use super::roots::{base_key, copy_tree, executable};
 use super::steps::Steps;
 
 /// A Debian with some packages, whose programs are run by its own loader.
@@ -61,7 +60,5 @@ impl HostRoot {
 }
 
 fn script(path: &Path, line: &str) -> Result<()> {
-    let write = std::fs::write(path, format!("#!/bin/sh\n{line}\n"));
-    let made = write.and_then(|()| std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)));
-    made.with_context(|| format!("cannot make {}", path.display()))
+    executable(path, &format!("#!/bin/sh\n{line}\n"))
 }

@@ -24,5 +24,5 @@ pub(crate) use guest_image::GuestImage;
 pub(crate) use guest_system::{GuestSystem, SYSTEMS};
 pub(crate) use host_root::HostRoot;
 pub(crate) use initramfs::append_program;
-pub(crate) use roots::BACKPORTS;
+pub(crate) use roots::{BACKPORTS, executable};
 pub(crate) use systemd_disk::SystemdDisk;

@@ -1,10 +1,10 @@
 //! The root directories: a minimal Debian 13, and from it the builder system (QEMU, compiler) and the guest's system.
 
-use std::os::unix::fs::PermissionsExt;
+use std::io::Write;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::apt;
 use super::guest_image::GuestImage;
@@ -140,11 +140,19 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Writes a program.
+/// Writes a program and creates the directories above it.
+///
+/// Another process writes the file. A child that another thread of this process starts meanwhile inherits this
+/// process's descriptors, and a file that is open for writing cannot be executed.
 pub(crate) fn executable(path: &Path, text: &str) -> Result<()> {
-    write(path, text)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
-        .with_context(|| format!("cannot make {} a program", path.display()))
+    let mut install = Command::new("install");
+    install.args(["-D", "-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped());
+    let mut install = install.spawn().context("cannot run install")?;
+    let written = install.stdin.take().context("install has no input")?.write_all(text.as_bytes());
+    let status = install.wait().context("cannot wait for install")?;
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    ensure!(status.success(), "install of {} ended with {status}", path.display());
+    Ok(())
 }
 
 /// Copies a directory with everything in it.
