@@ -186,7 +186,7 @@ mod tests {
     /// The attack: datagrams to addresses without end. There are no more flows than there may be, those in use stay,
     /// and nothing is lost from the sum.
     #[test]
-    fn sec_f1_addresses_without_end_are_so_many_flows() {
+    fn the_number_of_flows_is_bounded() {
         let table = FlowTable::default();
         let (mut used, mut last) = (LastFlow::default(), LastFlow::default());
         used.to(&table, peer(0), Road::Wire).add(1, 7, 9);
@@ -211,7 +211,7 @@ mod tests {
 
     /// All flows are in use: another one is one of the rest, and is none of these later.
     #[test]
-    fn sec_f2_flows_in_use_are_so_many() {
+    fn the_number_of_flows_in_use_is_bounded() {
         let table = FlowTable::default();
         let mut held: Vec<_> = (0..1000).map(|number| table.flow(peer(number), Road::Local)).collect();
         held.iter().for_each(|flow| flow.add(1, 1, 0));

@@ -419,7 +419,7 @@ fn no_responder_is_taken_for_another_in_the_middle_of_a_message() {
 
 /// A guest that registers memory must not block another one that delivers to it.
 #[test]
-fn wire_c12_delivery_goes_on_beside_a_registration() {
+fn delivery_continues_during_a_registration() {
     let rxe = engine();
     let (a, b) = (Node::new(&rxe, 1), Node::new(&rxe, 2));
     let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));

@@ -442,7 +442,7 @@ mod tests {
 
     /// C4, S11: the status is available whatever locks are held, and marks the parts that it cannot read as busy.
     #[test]
-    fn sec_c4_the_status_waits_for_no_lock() {
+    fn the_status_waits_for_no_lock() {
         let guest = TypedDriver::up();
         let core = guest.device.core();
         let command = (guest.device.control.lock(), guest.device.pci.lock(), core.objects.gids.lock());
@@ -466,7 +466,7 @@ mod tests {
 
     /// In an earlier version this waited for the GID table, and for the map of guest memory with each ring.
     #[test]
-    fn sec_c4_what_is_shown_of_objects_waits_for_no_lock() {
+    fn showing_objects_waits_for_no_lock() {
         let guest = TypedDriver::up();
         let pd = guest.create_pd(0);
         let cq = guest.create_cq(0);

@@ -172,7 +172,7 @@ fn target(exposed: &Exposed) -> (Mr, u64) {
 
 /// Packets behind a READ were counted and not measured: 128 of any length that a link carries, 7.3 MiB a QP.
 #[test]
-fn sec_c9_what_waits_behind_a_read_is_no_longer_than_the_path_mtu() {
+fn packets_that_wait_behind_a_read_fit_the_path_mtu() {
     let _alone = ALONE.lock();
     let exposed = Exposed::new(256 << 20);
     let ((mr, at), qps) = (target(&exposed), [(); 8].map(|()| exposed.qp().unwrap()));
@@ -189,7 +189,7 @@ fn sec_c9_what_waits_behind_a_read_is_no_longer_than_the_path_mtu() {
 
 /// Packets of legal length were bounded for each QP and not for the device: with 10,000 connections 5 GiB.
 #[test]
-fn wire_c7_packets_that_wait_share_one_budget() {
+fn waiting_packets_share_one_budget() {
     let _alone = ALONE.lock();
     let exposed = Exposed::new(32 << 20);
     let ((mr, at), qps) = (target(&exposed), [(); 24].map(|()| exposed.qp().unwrap()));
@@ -223,7 +223,7 @@ fn post_lists(exposed: &Exposed, qp: &mut Qp, directory: u64) {
 
 /// Their lists were copied for 128 requests ahead, and nobody paid for them: 320 KiB a QP.
 #[test]
-fn sec_c11_page_lists_that_wait_are_few_and_paid_for() {
+fn waiting_page_lists_are_bounded_and_charged() {
     let _alone = ALONE.lock();
     let exposed = Exposed::new(256 << 20);
     let mut qps = [(); 32].map(|()| exposed.qp().unwrap());
@@ -238,7 +238,7 @@ fn sec_c11_page_lists_that_wait_are_few_and_paid_for() {
 
 /// What is remembered of READs was paid for with 16 of them, and a guest may ask for 128: 35 KiB a QP more.
 #[test]
-fn sec_c9_reads_that_wait_are_paid_for() {
+fn waiting_reads_are_charged() {
     let _alone = ALONE.lock();
     let exposed = Exposed::new(256 << 20);
     let (mr, at) = target(&exposed);
@@ -273,7 +273,7 @@ fn sec_c9_reads_that_wait_are_paid_for() {
 
 /// A device that has no room for it keeps the QP as it was, and gets everything back with RESET.
 #[test]
-fn sec_c9_reads_beyond_the_limit_are_refused() {
+fn reads_beyond_the_limit_are_refused() {
     let _alone = ALONE.lock();
     let exposed = Exposed::new(32 << 20);
     let idle = exposed.kept().used_bytes;
@@ -294,7 +294,7 @@ fn sec_c9_reads_beyond_the_limit_are_refused() {
 
 /// What is remembered of locked memory was bounded by number, and nobody paid: with `pin=registered` some 50 MiB.
 #[test]
-fn sec_s9_what_is_remembered_of_pins_is_less_than_what_is_paid() {
+fn the_record_of_pins_is_smaller_than_its_charge() {
     let _alone = ALONE.lock();
     let backend = Rxe::new(RxeConfig::default()).unwrap();
     let memory = GuestMemory::with_policy(256 << 20, PinPolicy::Registered);
@@ -328,7 +328,7 @@ fn sec_s9_what_is_remembered_of_pins_is_less_than_what_is_paid() {
 /// All that the review's table of memory names, until each is refused: the heap grows by less than what the device may
 /// keep. Everything is given back in the end.
 #[test]
-fn sec_the_worst_legal_guest_and_peer_stay_below_the_limit() {
+fn the_worst_legal_guest_and_peer_stay_below_the_limit() {
     const LIMIT: u64 = 48 << 20;
     let _alone = ALONE.lock();
     let exposed = Exposed::new(LIMIT);

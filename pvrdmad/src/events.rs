@@ -213,7 +213,7 @@ mod tests {
 
     /// Attack: a subscriber that does not read. It is disconnected, and no thread has waited for it.
     #[test]
-    fn sec_e1_who_does_not_read_is_disconnected() {
+    fn a_subscriber_that_does_not_read_is_disconnected() {
         let events = Events::default();
         let (mut slow, a) = UnixStream::pair().unwrap();
         events.subscribe(a, b"", false).unwrap();
@@ -231,7 +231,7 @@ mod tests {
 
     /// Attack: more subscribers than permitted. Those that have disconnected make room.
     #[test]
-    fn sec_e2_there_are_so_many_subscribers() {
+    fn the_number_of_subscribers_is_bounded() {
         let events = Events::default();
         let mut held = Vec::new();
         for _ in 0..MAX_SUBSCRIBERS {

@@ -328,7 +328,7 @@ mod tests {
 
     /// Attack: a compromised worker writes control characters, or text that is not a record.
     #[test]
-    fn sec_l1_a_worker_says_nothing_that_a_terminal_obeys() {
+    fn a_worker_logs_no_control_characters() {
         let text = r#"{"time":"\u001b[2J","level":"x\u0007","target":"\n","network":"blue","message":"\u001b[31m"}"#;
         let line = Line::relayed("red", text);
         assert_eq!(line.network.as_deref(), Some("red"), "it speaks for its own network");

@@ -13,7 +13,7 @@ const PAGE: u64 = 4096;
 
 /// C6: a client's descriptors leave none to the others: neither to accept somebody nor for another client's memory.
 #[test]
-fn sec_c6_the_last_descriptors_are_not_for_clients() {
+fn the_last_descriptors_are_not_for_clients() {
     let (attacked, neighbour) = (Served::new(), Served::new());
     let mut client = attacked.client();
     let file = memfd("memory", 16 * PAGE);

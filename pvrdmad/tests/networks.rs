@@ -98,7 +98,7 @@ fn bind_in_vlan(guest: &Guest, vlan: u32) -> Result<(), CommandError> {
 
 /// The first and the last attack: writes into another network, its addresses, and a VLAN.
 #[test]
-fn sec_c2_two_networks_of_one_host() {
+fn two_networks_of_one_host_are_isolated() {
     for isolate in ISOLATION {
         // The second guest binds the address of the first one here; before, it was refused.
         let host = Host::start(isolate, "", "", &[1, 2]);
@@ -119,7 +119,7 @@ fn sec_c2_two_networks_of_one_host() {
 /// The first and the second attack on the wire: a remote host is as far away as its network, and its address is its own
 /// whatever guests in other networks bind.
 #[test]
-fn sec_c2_two_networks_on_the_wire() {
+fn two_networks_on_the_wire_are_isolated() {
     // Addresses that no other process has.
     let [.., high, low] = std::process::id().to_be_bytes();
     for (isolate, first) in ISOLATION.into_iter().zip([20, 22]) {

@@ -43,7 +43,7 @@ fn raise_descriptors() {
 
 /// C1: each lost page was replaced by a mapping of its own, until the process had no more of them and died.
 #[test]
-fn sec_c1_a_client_that_truncates_its_memory_is_evicted_alone() {
+fn a_client_that_truncates_its_memory_is_evicted_alone() {
     let (attacked, neighbour) = (Served::new(), Served::new());
     let log = LogLines::watch();
     let mut client = attacked.client();
@@ -123,7 +123,7 @@ fn a_client_whose_memory_stalls_is_disconnected_alone() {
 
 /// C5: two signals find room for one in an eventfd that blocks.
 #[test]
-fn sec_c5_an_eventfd_that_blocks_stops_nobody() {
+fn an_eventfd_that_blocks_stops_no_thread() {
     const ROUNDS: usize = 5000;
     let served = Served::new();
     let mut client = served.client();
@@ -155,7 +155,7 @@ fn sec_c5_an_eventfd_that_blocks_stops_nobody() {
 
 /// C6: the whole file was mapped for a range of a page, until there was no address left for anybody.
 #[test]
-fn sec_c6_ranges_are_mapped_and_not_files() {
+fn ranges_are_mapped_and_not_files() {
     let (attacked, neighbour) = (Served::new(), Served::new());
     let mut client = attacked.client();
     // All addresses there are, with ever smaller files for the rest.
@@ -171,7 +171,7 @@ fn sec_c6_ranges_are_mapped_and_not_files() {
 
 /// C6: what guards mappings, and descriptors, were there for all clients together.
 #[test]
-fn sec_c6_files_have_a_limit_for_each_device() {
+fn files_have_a_limit_for_each_device() {
     raise_descriptors();
     let (attacked, neighbour) = (Served::new(), Served::new());
     let mut client = attacked.client();
@@ -193,7 +193,7 @@ fn sec_c6_files_have_a_limit_for_each_device() {
 
 /// C4: a file whose content never comes stopped everybody who waited for a page of it.
 #[test]
-fn sec_c4_memory_that_never_comes_is_not_taken() {
+fn memory_that_never_arrives_is_refused() {
     let Some(frozen) = Frozen::mount() else {
         skipped("no file system of ours can be mounted here");
         return;
@@ -209,7 +209,7 @@ fn sec_c4_memory_that_never_comes_is_not_taken() {
 
 /// C4: memory in a file of a file system that somebody else answers for, or not.
 #[test]
-fn sec_c4_memory_is_a_file_that_cannot_block() {
+fn memory_is_a_file_that_cannot_block() {
     let served = Served::new();
     let mut client = served.client();
     let log = LogLines::watch();

@@ -95,7 +95,7 @@ mod tests {
 
     /// A datagram of a network peer does not reach a guest whose rules exclude the peer.
     #[test]
-    fn sec_c2_a_guest_hears_its_peers_only() {
+    fn a_guest_receives_from_its_peers_only() {
         let (flags, folder) = (SocketFlags::NONBLOCK, tempfile::tempdir().unwrap());
         let (kernel, ours) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let gids = HostGids::in_folder(folder.path());

@@ -143,7 +143,7 @@ fn own_addresses(backend: &FakeBackend, number: u8, listed: &[u8]) -> Node<IbvHc
 /// Regression test: a guest that assigned the host's address to its interface sent as the host, and received the host's
 /// messages.
 #[test]
-fn sec_s1_the_hosts_own_address_is_no_guests() {
+fn the_hosts_own_address_is_not_a_guests() {
     let backend = FakeBackend::new();
     backend.set_host_gid(&HostGid { index: 3, gid: gid(7), kind: GidType::RoceV2 });
     for addresses in [AddressRule::default(), AddressRule::ANY] {
@@ -208,7 +208,7 @@ fn management_datagrams_stay_inside_the_process_without_a_way_out() {
 /// Each piece of scattered memory is one of the process's 65,530 mappings: without a limit, two buffers of 128 MiB made
 /// registration fail for all guests.
 #[test]
-fn sec_s3_pieces_of_scattered_memory_are_bounded_for_a_device() {
+fn pieces_of_scattered_memory_are_bounded_for_a_device() {
     let backend = FakeBackend::with(|config| config.max_mappings = 10);
     let (node, other) = (Node::new(&backend, 1), Node::new(&backend, 2));
     let scattered = |node: &Node<IbvHca>, pages: u64| {

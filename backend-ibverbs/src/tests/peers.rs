@@ -45,7 +45,7 @@ fn connects(backend: &FakeBackend, node: &Node<IbvHca>, dgid: Gid) -> bool {
 
 /// Regression test: the configuration used to refuse `peers` with this adapter, because the rules were not checked.
 #[test]
-fn sec_c2_connections_are_made_with_peers_only() {
+fn connections_are_made_with_peers_only() {
     for (rules, allowed) in [
         (Rules::default(), [true; 4]),
         // Itself, a guest of this process, another one, a host outside.
@@ -71,7 +71,7 @@ fn sec_c2_connections_are_made_with_peers_only() {
 
 /// The rule also applies when the path is changed later.
 #[test]
-fn sec_c2_a_connection_does_not_move_to_somebody_else() {
+fn a_connection_does_not_move_to_another_device() {
     let backend = FakeBackend::new();
     let node = ruled(&backend, 1, own("10.0.0.2"));
     let end = node.qp(QpType::Rc);
@@ -87,7 +87,7 @@ fn sec_c2_a_connection_does_not_move_to_somebody_else() {
 
 /// A datagram of any sender is in the guest's memory before the backend is notified of it.
 #[test]
-fn sec_c2_a_device_with_peers_has_no_datagram_queue_pairs() {
+fn a_device_with_peers_has_no_datagram_queue_pairs() {
     let backend = FakeBackend::new();
     for (rules, allowed) in [
         (Rules::default(), true),
@@ -103,7 +103,7 @@ fn sec_c2_a_device_with_peers_has_no_datagram_queue_pairs() {
 }
 
 #[test]
-fn sec_c2_management_datagrams_are_for_peers_only() {
+fn management_datagrams_are_for_peers_only() {
     for (rules, delivered) in [
         ([Rules::default(), Rules::default()], true),
         ([own("10.0.0.2"), own("10.0.0.1")], true),

@@ -181,7 +181,7 @@ fn datagram_to(number: u8) -> SendOp {
 /// Regression test: an unknown peer was looked up on the doorbell's thread, with the guest's memory locked, for seconds
 /// each time. The doorbell of this test did not return.
 #[test]
-fn sec_s2_a_peer_that_nobody_has_stops_neither_doorbells_nor_commands() {
+fn an_absent_peer_stops_neither_doorbells_nor_commands() {
     let backend = FakeBackend::new();
     let node = Node::new(&backend, 1);
     let (end, other) = (node.qp(QpType::Ud), node.qp(QpType::Ud));
@@ -215,7 +215,7 @@ fn sec_s2_a_peer_that_nobody_has_stops_neither_doorbells_nor_commands() {
 
 /// Destroying a queue pair does not wait for an answer, and resetting one repeatedly does not start further look-ups.
 #[test]
-fn sec_s2_an_answer_that_comes_too_late_is_nobodys() {
+fn an_answer_that_comes_too_late_is_ignored() {
     let backend = FakeBackend::new();
     let node = Node::new(&backend, 1);
     let (gone, end) = (node.qp(QpType::Ud), node.qp(QpType::Ud));

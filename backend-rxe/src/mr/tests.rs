@@ -71,7 +71,7 @@ fn every_key_of_a_small_table() {
 
 /// Regression: the first key of each device was 0x101.
 #[test]
-fn sec_c3_keys_begin_anywhere() {
+fn keys_begin_at_a_random_number() {
     let keys = |random| {
         let table = MrTables::new(random).unwrap();
         let keys = [(); 3].map(|()| table.insert(user(0, 0x1000, 16, Access::empty())).unwrap());
@@ -209,7 +209,7 @@ fn fast_registration() {
 
 /// Regression: a new copy waited behind a registration that waited for the copies in progress.
 #[test]
-fn wire_c12_a_change_waits_for_copies_and_nobody_waits_for_it() {
+fn a_change_waits_for_copies_and_delays_none() {
     let tables = MrTables::new(Random::Seed(0)).unwrap();
     let keys = [(); 2].map(|()| tables.insert(user(0, 0x1000, 16, Access::empty())).unwrap());
     let has = |key| tables.read().lookup(key, 0, 0x1000, 1, Access::empty()).is_some();

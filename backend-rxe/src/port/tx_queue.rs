@@ -260,7 +260,7 @@ mod tests {
 
     /// A congestion notification must not wait behind the frames that cause the congestion.
     #[test]
-    fn wire_s7_what_is_urgent_does_not_wait_behind_bulk() {
+    fn urgent_packets_do_not_wait_behind_bulk() {
         let link = Arc::new(Slow::default());
         let queue = TxQueue::new(Arc::clone(&link) as _, Arc::default());
         assert_eq!((queue.send(&frames(1..=5, 100)), queue.send_urgent(&frames([100, 101], 100))), (0, 0));

@@ -218,7 +218,7 @@ mod tests {
 
     /// Attack: a peer causes events without end. The number of entries is limited, and repeated events are one entry.
     #[test]
-    fn sec_r1_a_recording_is_bounded() {
+    fn a_recording_is_bounded() {
         let recorder = FlightRecorder::default();
         for number in 0..100_000_u32 {
             recorder.record(number * MS, if number % 2 == 0 { FlightEvent::RnrNak } else { FlightEvent::Timeout });

@@ -59,7 +59,7 @@ fn advertisement(source: u8, address: Gid) -> Vec<u8> {
 
 /// Hijacker first, victim second. Before, the hijacker had the addresses, and the victim was refused.
 #[test]
-fn sec_c2_a_hijacker_that_comes_first_gets_nothing_reserved() {
+fn a_device_that_claims_first_gets_no_reserved_address() {
     let world = World::new();
     let (hijacker, reckless) = (world.ruled(1, own()), world.ruled(3, Rules { addresses: AddressRule::ANY, ..own() }));
     let victim = world.ruled(2, listed(&[gid(2)]));
@@ -79,7 +79,7 @@ fn sec_c2_a_hijacker_that_comes_first_gets_nothing_reserved() {
 
 /// Before, whoever bound the address of a guest that restarts had it for good.
 #[test]
-fn sec_c2_a_victim_that_restarts_keeps_its_addresses() {
+fn a_guest_that_restarts_keeps_its_addresses() {
     let world = World::new();
     let (hijacker, victim) = (world.ruled(1, own()), world.ruled(2, own()));
     bind(&victim.hca, 0, gid(2)).unwrap();
@@ -107,7 +107,7 @@ fn sec_c2_a_victim_that_restarts_keeps_its_addresses() {
 /// The second attack of the finding. Before, the neighbour had the remote host's address, whose packets were then
 /// dropped as forged, and got the connection requests for it.
 #[test]
-fn sec_c2_the_address_of_a_remote_host_is_nobody_elses() {
+fn the_address_of_a_remote_host_is_not_granted() {
     let world = World::new();
     let (ours, cable) = memory::pair(99).unwrap();
     let _uplink = plug(&world.rxe, 1, ours, PortRules::default());
@@ -154,7 +154,7 @@ fn to(number: u8, qpn: pvrdma_verbs::Qpn) -> SendOp {
 
 /// An address that a network function says it has is held to the table of what guests bind, and the reverse.
 #[test]
-fn sec_s4_arp_and_neighbour_discovery_keep_to_the_addresses() {
+fn arp_and_neighbour_discovery_follow_the_address_rules() {
     let world = World::new();
     let (network, guest, _uplink) = with_nic(&world, 1, PortRules::default());
     let (_other_network, other_guest, _other_uplink) = with_nic(&world, 3, PortRules::default());
@@ -197,7 +197,7 @@ fn sec_s4_arp_and_neighbour_discovery_keep_to_the_addresses() {
 
 /// A host beyond the uplink says by ARP what it has.
 #[test]
-fn sec_c2_what_remote_hosts_say_counts() {
+fn announcements_of_remote_hosts_count() {
     let world = World::new();
     let (network, _guest, _uplink) = with_nic(&world, 1, PortRules::default());
     let (device, listing) = (world.ruled(1, own()), world.ruled(3, listed(&[gid(9)])));
@@ -225,7 +225,7 @@ fn forged_roce(source: u8, tag: &[u8]) -> Vec<u8> {
 
 /// Before, a process of the guest sent packets of any queue pair of the guest, as ordinary UDP.
 #[test]
-fn sec_c13_the_network_card_sends_no_roce() {
+fn the_network_function_sends_no_roce() {
     use ForgedTransmits as F;
     for (forged, roce, foreign) in [(F::Off, 0, 0), (F::Mac, 0, 1), (F::Roce, 1, 0), (F::All, 1, 1)] {
         let world = World::new();
@@ -283,7 +283,7 @@ fn meet(left: Rules, right: Rules) -> (bool, [u64; 2]) {
 
 /// Before, nothing but the network itself said who may talk to whom.
 #[test]
-fn sec_c2_peers_hold_for_local_delivery_both_ways() {
+fn peers_apply_to_local_delivery_both_ways() {
     assert_eq!(meet(own(), own()), (true, [0, 0]));
     assert_eq!(meet(peers("10.0.0.2"), peers("10.0.0.0/24 fd00::/8")), (true, [0, 0]));
     for (left, right) in [(peers("10.0.0.3"), own()), (own(), peers("10.0.1.0/24")), (own(), peers("fe80::/10"))] {
@@ -295,7 +295,7 @@ fn sec_c2_peers_hold_for_local_delivery_both_ways() {
 }
 
 #[test]
-fn sec_c2_peers_hold_for_the_wire_both_ways() {
+fn peers_apply_to_the_wire_both_ways() {
     for (allowed, rules) in [(true, peers("10.0.0.0/24")), (false, peers("10.0.0.3"))] {
         let world = World::new();
         let (ours, cable) = memory::pair(99).unwrap();
@@ -383,7 +383,7 @@ fn reflect(rxe: &Rxe, cable: &MemoryLink, passes: bool) -> usize {
 
 /// With `local=off` all that one device sends to another crosses the uplink, where a filter can stop it.
 #[test]
-fn sec_c2_without_local_delivery_everything_crosses_the_uplink() {
+fn without_local_delivery_everything_crosses_the_uplink() {
     for (local, passes) in [(true, true), (false, true), (false, false)] {
         let (world, [a, b], cable, _uplinks) = reflected(local);
         let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));

@@ -158,7 +158,7 @@ fn read_requests(remote: RemoteAddress, len: u64) -> (Vec<Vec<u8>>, u64) {
 
 /// The attack: a peer that reads has others wait until it has everything.
 #[test]
-fn sec_q1_little_is_sent_on_the_thread_of_others() {
+fn work_for_a_device_on_another_devices_thread_is_bounded() {
     let (_world, node, link, cable, _uplink) = handing(1);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
@@ -182,7 +182,7 @@ fn sec_q1_little_is_sent_on_the_thread_of_others() {
 /// The attack: a device whose own thread does not come back from what it received. Whoever has frames for it, and for
 /// others, does not wait for that.
 #[test]
-fn sec_q1_nobody_waits_for_a_device_that_is_busy() {
+fn no_device_waits_for_one_that_is_busy() {
     let (_world, node, link, cable, _uplink) = handing(1);
     let (gate, reached, leave) = Gate::new();
     let cq = node.hca.create_cq(gate).unwrap();

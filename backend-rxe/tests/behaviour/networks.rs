@@ -24,7 +24,7 @@ fn arp(source: u8, tag: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn sec_c2_a_guest_without_a_vlan_binds_no_address_in_one() {
+fn a_guest_without_a_vlan_binds_no_address_in_one() {
     for plugged in [false, true] {
         let world = World::new();
         let (uplink, _network) = memory::pair(9).unwrap();
@@ -41,7 +41,7 @@ fn sec_c2_a_guest_without_a_vlan_binds_no_address_in_one() {
 }
 
 #[test]
-fn sec_c2_frames_of_a_guest_without_a_vlan_are_in_none() {
+fn frames_of_a_guest_without_a_vlan_are_in_none() {
     let world = World::new();
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
     let rules = PortRules { forged: ForgedTransmits::Mac, ..PortRules::default() };
@@ -66,7 +66,7 @@ fn sec_c2_frames_of_a_guest_without_a_vlan_are_in_none() {
 }
 
 #[test]
-fn sec_c2_packets_in_a_vlan_find_no_address_without_one() {
+fn packets_in_a_vlan_find_no_address_without_one() {
     let frame = request();
     let tagged = |tag: &[u8]| [&frame[..12], tag, &frame[12..]].concat();
     let (world, node, cable, _uplink) = exposed(10);
@@ -151,7 +151,7 @@ fn equal_addresses() {
 
 /// The first attack: before, the second network's addresses were refused, and a write reached the first one.
 #[test]
-fn sec_c2_networks_with_equal_addresses_exchange_their_own_data() {
+fn networks_with_equal_addresses_exchange_their_own_data() {
     equal_addresses();
 }
 
@@ -194,14 +194,14 @@ fn reaches(from: &World, to: &World) -> bool {
 
 /// What somebody in one network sends to an address of the other one finds nobody.
 #[test]
-fn sec_c2_an_address_of_another_network_is_nobody() {
+fn an_address_of_another_network_is_not_found() {
     let [red, blue] = [World::new(), World::new()];
     assert!(reaches(&red, &red) && !reaches(&blue, &red));
 }
 
 /// The second attack: before, the first message went to the remote host and the second to whoever took its address.
 #[test]
-fn sec_c2_an_address_taken_in_another_network_stays_where_it_was() {
+fn an_address_taken_in_another_network_stays_where_it_was() {
     on_the_wire(Default::default(), 1, || {
         let red = Pair::new();
         let blue = World::new();

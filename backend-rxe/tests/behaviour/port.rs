@@ -98,7 +98,7 @@ fn narrow() -> (World, pvrdma_rxe::Uplink, memory::MemoryLink) {
 
 /// Packets of 4096 bytes would be lost, each of them: the guest hears of it before it sends.
 #[test]
-fn wire_c14_a_path_mtu_above_that_of_the_port_is_refused() {
+fn a_path_mtu_above_that_of_the_port_is_refused() {
     use QpAttrMask as M;
     let (world, _uplink, _cable) = narrow();
     let (a, b) = (world.node(1), world.node(3));
@@ -117,7 +117,7 @@ fn wire_c14_a_path_mtu_above_that_of_the_port_is_refused() {
 
 /// What a datagram may carry does not depend on where its receiver is.
 #[test]
-fn wire_c14_datagrams_have_one_limit() {
+fn datagrams_have_one_limit() {
     let (world, _uplink, _cable) = narrow();
     let (a, b) = (world.node(1), world.node(3));
     let (left, right) = (a.qp(QpType::Ud), b.qp(QpType::Ud));

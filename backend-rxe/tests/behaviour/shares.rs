@@ -37,7 +37,7 @@ fn pass(world: &World, time: Duration) {
 }
 
 #[test]
-fn sec_c7_rnr_timers_of_an_idle_guest_fire_rarely() {
+fn rnr_timers_of_an_idle_guest_fire_rarely() {
     const QPS: u64 = 4000;
     let world = World::new();
     let (a, _b, ends) = deaf_to_receives(&world, 4000, false);
@@ -54,7 +54,7 @@ fn sec_c7_rnr_timers_of_an_idle_guest_fire_rarely() {
 }
 
 #[test]
-fn sec_c7_rnr_timers_on_the_wire_fire_rarely() {
+fn rnr_timers_on_the_wire_fire_rarely() {
     const QPS: u64 = 400;
     on_the_wire(Faults::default(), 1, || {
         let world = World::new();
@@ -91,7 +91,7 @@ fn deaf(node: &Node, buffer: &Buffer) -> End {
 }
 
 #[test]
-fn wire_c1_deaf_qps_without_timeout_stop_nobody() {
+fn qps_without_a_timeout_and_an_answer_stop_no_other() {
     on_the_wire(Faults::default(), 1, || {
         let world = World::new();
         let (a, b) = (world.node(1), world.node(2));
@@ -110,7 +110,7 @@ fn wire_c1_deaf_qps_without_timeout_stop_nobody() {
 
 /// As many deaf ones as a process likes: another process of the guest has its share of the turns.
 #[test]
-fn sec_c10_a_process_cannot_keep_the_window_to_a_host() {
+fn a_process_cannot_reserve_the_window_of_a_host() {
     on_the_wire(Faults::default(), 1, || {
         let world = World::new();
         let (mut a, b) = (world.node(1), world.node(2));
@@ -130,7 +130,7 @@ fn sec_c10_a_process_cannot_keep_the_window_to_a_host() {
 
 /// Queue pairs that owe much READ data do not keep the port from its socket.
 #[test]
-fn wire_c4_reception_goes_on_beside_readers() {
+fn reception_continues_beside_readers() {
     const READERS: u64 = 50;
     let (world, taps) = crate::tap::tapped([PortRules::default(), PortRules::default()]);
     let (a, b) = (world.node(1), world.node(2));
@@ -226,7 +226,7 @@ fn close(what: f64, to: f64, within: f64) -> bool {
 }
 
 #[test]
-fn sec_c7_a_device_beside_500_busy_qps_has_half() {
+fn a_device_beside_500_busy_qps_has_half() {
     let world = fine();
     let many = Busy::new(&world, 1, 500, 8, 64 * KIB);
     let one = Busy::new(&world, 3, 1, 512, 64 * KIB);

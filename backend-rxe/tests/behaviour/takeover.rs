@@ -22,7 +22,7 @@ fn take_over(world: &World, victim: &End, former: &End, psns: (u32, u32)) -> (No
 
 /// Before, each request of the attacker succeeded, whatever its PSNs were, and the victim's next message went to it.
 #[test]
-fn sec_c3_takeover_of_a_connection_meets_silence() {
+fn a_taken_over_connection_gets_no_answer() {
     // PSNs of no meaning, those of the connection when it began, and those that it has come to.
     for psns in [(0x77_7777, 0x12_3456), (5, 5), (6, 6)] {
         let pair = Pair::new();
@@ -54,7 +54,7 @@ fn sec_c3_takeover_of_a_connection_meets_silence() {
 
 /// The victim's own requests do not go to whoever came after its peer.
 #[test]
-fn sec_c3_takeover_of_a_connection_hears_nothing() {
+fn a_taken_over_connection_receives_nothing() {
     let pair = Pair::new();
     let secret = pair.b.buffer(64);
     secret.write(0, b"secret of the victim");
@@ -82,7 +82,7 @@ fn pair_gone(node: Node, end: &End) {
 
 /// Two queue pairs that never talked: PSNs that do not agree are those of somebody else's connection.
 #[test]
-fn sec_c3_the_first_request_has_the_psn_that_was_agreed_on() {
+fn the_first_request_has_the_agreed_psn() {
     for (offset, status) in [(0, WcStatus::Success), (1, WcStatus::RetryExceeded)] {
         let pair = Pair::with(World::new(), |a| (a.sq_psn, a.retry_cnt) = (a.sq_psn.plus(offset), 1), |_| {});
         pair.right.recv(1, &[]);
@@ -95,7 +95,7 @@ fn sec_c3_the_first_request_has_the_psn_that_was_agreed_on() {
 
 /// RESET ends a connection: both ends can begin another one, also with each other. One end alone cannot.
 #[test]
-fn sec_c3_reset_begins_anew() {
+fn a_reset_draws_new_numbers() {
     let Pair { world, a: _a, b: _b, left, right } = Pair::new();
     let send = |expected| {
         right.recv(1, &[]);
@@ -126,7 +126,7 @@ fn read_request(remote: pvrdma_verbs::RemoteAddress, length: u32) -> Vec<u8> {
 
 /// Before, the rest of a READ, up to 2 GiB, left with the address of whoever had it by then.
 #[test]
-fn wire_c5_responses_end_with_their_address() {
+fn responses_end_with_their_address() {
     let (world, node, cable, _uplink) = exposed(32);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
@@ -149,7 +149,7 @@ fn wire_c5_responses_end_with_their_address() {
 
 /// The address comes back, and so does the peer with its request.
 #[test]
-fn wire_c5_an_address_that_comes_back_answers_again() {
+fn an_address_that_comes_back_answers_again() {
     let (world, node, cable, _uplink) = exposed(32);
     let end = node.qp(QpType::Rc);
     connect_to_test(&end);
@@ -174,7 +174,7 @@ fn wire_c5_an_address_that_comes_back_answers_again() {
 
 /// Before, requests went on to the old peer, over the wire, whatever the address vector said.
 #[test]
-fn wire_c14_an_address_vector_that_turns_local_leaves_the_old_peer() {
+fn an_address_vector_that_turns_local_leaves_the_old_peer() {
     use QpAttrMask as M;
     let (world, node, cable, _uplink) = exposed(100);
     let local = world.node(3);

@@ -247,7 +247,7 @@ mod tests {
 
     /// C5: the counter is full, and the eventfd blocks its writers.
     #[test]
-    fn sec_c5_a_full_counter_blocks_nobody() {
+    fn a_full_eventfd_blocks_no_thread() {
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         for _ in 0..1000 {

@@ -101,7 +101,7 @@ mod tests {
 
     /// C4: accesses to files of these file systems wait for another machine or process, or for a disk.
     #[test]
-    fn sec_c4_file_systems_that_may_block_are_refused() {
+    fn file_systems_that_may_block_are_refused() {
         let others: [(&str, i64); 12] = [
             ("fuse", 0x6573_5546),
             ("nfs", 0x6969),

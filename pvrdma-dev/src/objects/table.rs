@@ -211,7 +211,7 @@ mod tests {
 
     /// In an earlier version the first QP of each guest had the same QPN.
     #[test]
-    fn sec_c3_a_table_begins_anywhere() {
+    fn a_table_begins_at_a_random_number() {
         let table = HandleTable::beginning("thing", 2..6, (0xffff_fff2, 7));
         let seen: Vec<_> = (0..6)
             .map(|_| {

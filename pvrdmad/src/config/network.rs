@@ -196,7 +196,7 @@ mod tests {
 
     /// C10: the line rate of congestion control used to be a constant.
     #[test]
-    fn wire_c10_an_interface_says_how_fast_it_is() {
+    fn an_interface_reports_its_speed() {
         let file = tempfile::NamedTempFile::new().unwrap();
         for (text, bytes) in [("25000\n", Some(3_125_000_000)), ("-1\n", None), ("0\n", None), ("", None)] {
             fs::write(file.path(), text).unwrap();

@@ -232,7 +232,7 @@ fn a_frame_that_is_refused_is_the_only_one_that_suffers() {
 
 /// Tagged runs are sent and received as super-frames, too.
 #[test]
-fn wire_c9_tagged_runs_are_super_frames() {
+fn tagged_runs_are_super_frames() {
     let tag = [0x81, 0, 0x60, 0x2a];
     let tagged = |frame: Vec<u8>| [&frame[..12], &tag, &frame[12..]].concat();
     let sent: Vec<_> = mixture().into_iter().map(tagged).collect();
@@ -273,7 +273,7 @@ const SAMPLE: SegmentationSample = SegmentationSample {
 
 /// The place of segmentation is known before any other frame leaves; without offloads there are no super-frames.
 #[test]
-fn wire_s3_a_super_frame_is_looked_at_before_others_leave() {
+fn a_super_frame_is_inspected_before_others_leave() {
     let Some(host) = Namespace::new("cutter") else { return };
     host.veth();
     host.enter(|| {
@@ -313,7 +313,7 @@ fn of_class(ident: u16, class: u8) -> Vec<u8> {
 
 /// Frames are sent with the priority of their class, whatever was sent before.
 #[test]
-fn wire_c8_packets_have_the_priority_of_their_class() {
+fn packets_have_the_priority_of_their_class() {
     let Some(host) = Namespace::new("classes") else { return };
     host.veth();
     host.enter(|| {
@@ -330,7 +330,7 @@ fn wire_c8_packets_have_the_priority_of_their_class() {
 
 /// A VLAN interface maps the priority of a packet to the tag, so that it is visible on the wire.
 #[test]
-fn wire_c8_a_vlan_interface_sees_the_priority() {
+fn a_vlan_interface_sees_the_priority() {
     let Some(host) = Namespace::new("egress") else { return };
     host.veth();
     let vlan = ["-n", &host.0, "link", "add", "link", "va", "name", "va.5", "type", "vlan", "id", "5"];

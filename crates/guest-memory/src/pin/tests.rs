@@ -157,7 +157,7 @@ fn the_error_names_need_and_limit() {
 
 /// C6: a client makes the daemon populate memory without limit.
 #[test]
-fn sec_c6_nothing_is_populated_before_the_limit_is_asked() {
+fn no_page_is_populated_before_the_limit_is_checked() {
     let limits = MemoryLimits { locked_bytes: 8 * PAGE_SIZE, ..MemoryLimits::default() };
     // 16 GiB, none of which is allocated yet.
     let (space, addresses) = limited(PinPolicy::All, 4 << 20, limits);
@@ -216,7 +216,7 @@ fn a_guest_of_16_gib_is_locked() {
 
 /// C8: registrations with gaps between them use up the mappings of the process.
 #[test]
-fn sec_c8_scattered_registrations_leave_mappings_to_others() {
+fn scattered_registrations_leave_mappings_to_others() {
     let (space, addresses) = limited(PinPolicy::Registered, 70_000, MemoryLimits::default());
     // The guest has used the registered pages, and none between them.
     let mapping = Arc::clone(&space.view().all_pieces()[0].1.mapping);
@@ -239,7 +239,7 @@ fn sec_c8_scattered_registrations_leave_mappings_to_others() {
 
 /// C8: if the gaps must not be locked, the share of mappings is the limit, and the error says so.
 #[test]
-fn sec_c8_the_share_of_mappings_is_refused_by_name() {
+fn the_share_of_mappings_is_refused_by_name() {
     let limits = MemoryLimits { locked_bytes: 32 * PAGE_SIZE, lock_runs: 4, ..MemoryLimits::default() };
     let (space, _) = limited(PinPolicy::Registered, 64, limits);
     let guards: Vec<_> = (0..4).map(|i| space.pin_pages(&unlimited(), &list(4 * i, 1)).unwrap()).collect();
@@ -263,7 +263,7 @@ fn sec_c8_the_share_of_mappings_is_refused_by_name() {
 
 /// In an earlier version the bookkeeping of registrations was not charged to the device's budget.
 #[test]
-fn sec_s9_what_is_remembered_of_pins_is_paid_for() {
+fn the_record_of_pins_is_charged() {
     let (space, _) = limited(PinPolicy::Registered, 4096, MemoryLimits::default());
     let budget = MemoryBudget::new(16 << 10);
     let pages = scattered(0, 8);
@@ -288,7 +288,7 @@ fn sec_s9_what_is_remembered_of_pins_is_paid_for() {
 
 /// S9: the bookkeeping of registered memory grows with the number of its pieces, not of its pages, and has a limit.
 #[test]
-fn sec_s9_the_book_of_registered_memory_is_small() {
+fn the_record_of_registered_memory_is_small() {
     let limits = MemoryLimits { pinned_parts: 100, ..MemoryLimits::default() };
     let (space, _) = limited(PinPolicy::Registered, 4096, limits);
     let guards: Vec<_> = (0..100).map(|_| space.pin_pages(&unlimited(), &list(0, 4096)).unwrap()).collect();

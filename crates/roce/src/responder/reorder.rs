@@ -158,7 +158,7 @@ mod tests {
 
     /// A packet from the far end of PSN space that arrives first after a gap must not keep the others out.
     #[test]
-    fn sec_c16_a_packet_far_ahead_keeps_nobody_out() {
+    fn a_packet_far_ahead_blocks_no_other() {
         let mut buffer = ReorderBuffer::new();
         assert!(!buffer.insert(psn(1), psn(1 + (1 << 23) - 1), || Some("far")));
         assert!(buffer.is_empty());

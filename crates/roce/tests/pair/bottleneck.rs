@@ -219,7 +219,7 @@ fn faults_wake_nobody() {
 
 /// A queue that overflows and says nothing: whoever loses much sends less, until the queue does for it.
 #[test]
-fn wire_c11_losses_without_ecn_slow_a_flow_down() {
+fn losses_without_ecn_slow_a_flow_down() {
     for kind in [Kind::Write, Kind::Send] {
         let (goodput, packets) = goodput(&setup(), kind, Faults { queue: 64, ..Faults::default() }, 1);
         println!("{kind:?} over a short queue: {goodput:.3} of the link, {packets:.3} packets for one");

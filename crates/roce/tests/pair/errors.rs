@@ -451,7 +451,7 @@ fn a_lost_refusal_is_silence() {
 /// A READ whose responses are late or lost, in front of a request that the responder refuses. Before, it was flushed
 /// first, and the cause came later.
 #[test]
-fn wire_c14_a_flush_is_never_the_first_error() {
+fn a_flush_is_never_the_first_error() {
     let bad = RemoteAddress { rkey: 0x9999, ..REMOTE };
     let run = |timeout: u8, responses: &[usize]| {
         let mut pair = with(|attrs| attrs.timeout = timeout);
@@ -493,7 +493,7 @@ fn wire_c14_a_flush_is_never_the_first_error() {
 
 /// The same in front of one that found no receive: the responder is alive, and the READ is repeated.
 #[test]
-fn wire_c14_a_read_completes_before_the_request_that_found_no_receive() {
+fn a_read_completes_before_the_request_that_found_no_receive() {
     let mut pair = with(|attrs| (attrs.timeout, attrs.rnr_retry) = (0, 0));
     let mut now = pair.now;
     let [ours, peer] = &mut pair.ends;

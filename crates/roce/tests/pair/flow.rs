@@ -36,7 +36,7 @@ fn cross(pair: &mut Pair) -> usize {
 
 /// A receive that is late is no loss: once it is there, everything may go.
 #[test]
-fn wire_c14_a_late_receive_costs_no_slow_start() {
+fn a_late_receive_costs_no_slow_start() {
     let mut pair = Pair::new(&Setup::default(), 1);
     pair.ends[0].post(work(0, SendOp::Send { data: SendData::None, to: None }, 200, KEY));
     assert_eq!(cross(&mut pair), 200);
@@ -51,7 +51,7 @@ fn wire_c14_a_late_receive_costs_no_slow_start() {
 
 /// A responder that misses a packet and keeps none behind it gets half of what it got before, at once.
 #[test]
-fn wire_c14_a_nak_costs_half_of_the_window() {
+fn a_nak_costs_half_of_the_window() {
     let mut pair = Pair::new(&Setup::default(), 1);
     pair.ends[0].post(write(0, 250, KEY));
     let now = pair.now;
@@ -66,7 +66,7 @@ fn wire_c14_a_nak_costs_half_of_the_window() {
 
 /// The shortest timeouts that can be asked for are shorter than what a busy host takes from a process.
 #[test]
-fn wire_c14_the_shortest_ack_timeout_outlasts_a_scheduler() {
+fn the_shortest_ack_timeout_outlasts_a_scheduler() {
     for (timeout, least) in [(1, 4000), (6, 4000), (9, 4000), (10, 4194), (14, 67_108)] {
         let base = Setup::default();
         let mut pair = Pair::new(&Setup { attrs: QpAttrs { timeout, ..base.attrs }, ..base }, 1);
@@ -79,7 +79,7 @@ fn wire_c14_the_shortest_ack_timeout_outlasts_a_scheduler() {
 
 /// A storage initiator invalidates a key with each request: only what uses that key need be done before.
 #[test]
-fn wire_c13_an_invalidation_waits_for_its_key_only() {
+fn an_invalidation_waits_for_its_key_only() {
     const OTHER: u32 = 0x7700;
     let mut pair = Pair::new(&Setup::default(), 1);
     pair.ends[0].host.any_key = true;
@@ -106,7 +106,7 @@ fn wire_c13_an_invalidation_waits_for_its_key_only() {
 
 /// What is lost in front of an invalidation that did not wait is retransmitted, and the invalidation not repeated.
 #[test]
-fn wire_c13_an_invalidation_is_executed_once() {
+fn an_invalidation_is_executed_once() {
     const OTHER: u32 = 0x7700;
     let mut pair = Pair::new(&Setup::default(), 1);
     let ours = &mut pair.ends[0];
@@ -124,7 +124,7 @@ fn wire_c13_an_invalidation_is_executed_once() {
 
 /// Fabrics that choose a path by the flow label of IPv6 see a flow for each connection, both ways the same.
 #[test]
-fn wire_s11_connections_over_ipv6_have_a_flow_label() {
+fn connections_over_ipv6_have_a_flow_label() {
     let label = |frame: &[u8]| match Packet::parse(frame).unwrap().header.network {
         Network::V2Ipv6(ip, udp) => (ip.flow_label, udp.source_port),
         _ => panic!(),

@@ -193,7 +193,7 @@ fn a_peer_that_stops_to_keep_gets_everything_again() {
 
 /// A packet that was overtaken and comes in the same batch was never missing.
 #[test]
-fn wire_s10_a_packet_that_is_late_in_its_batch_is_not_asked_for() {
+fn a_packet_that_is_late_in_its_batch_is_not_requested_again() {
     let mut pair = pair();
     let now = pair.now;
     let [ours, peer] = &mut pair.ends;
@@ -209,7 +209,7 @@ fn wire_s10_a_packet_that_is_late_in_its_batch_is_not_asked_for() {
 
 /// A requester that repeats what it did not hear of, without asking for an answer, hears of it.
 #[test]
-fn wire_s5_a_duplicate_is_acknowledged_whether_it_asks_or_not() {
+fn a_duplicate_is_acknowledged_even_if_it_does_not_ask() {
     let mut pair = pair();
     let now = pair.now;
     let [ours, peer] = &mut pair.ends;

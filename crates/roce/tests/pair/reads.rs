@@ -193,7 +193,7 @@ fn a_lost_response_is_asked_for_alone() {
 /// Adapters acknowledge a duplicate with the newest PSN that they have executed. In a READ that says nothing about its
 /// responses, which are on their way.
 #[test]
-fn wire_s6_an_ack_within_a_read_loses_no_response() {
+fn an_ack_within_a_read_loses_no_response() {
     let mut pair = calibrated(1);
     let now = pair.now;
     let [ours, peer] = &mut pair.ends;

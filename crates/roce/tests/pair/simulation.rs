@@ -262,7 +262,7 @@ fn lost_notifications_cost_little() {
 
 /// Without marks only losses tell of a full queue. Shares are rougher then, but nobody starves and the line is used.
 #[test]
-fn wire_c11_flows_share_a_line_that_only_drops() {
+fn flows_share_a_line_that_only_drops() {
     let line = Line { queue: 1 << 20, mark: u64::MAX, ..marking().0 };
     for flows in [2, 8] {
         let got = shares(flows, line, None, Duration::ZERO);

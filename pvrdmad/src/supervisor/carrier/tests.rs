@@ -132,7 +132,7 @@ fn what_was_perhaps_taken_is_taken_back() {
 
 /// Attack: an interface, or another one of the host, that changes without end.
 #[test]
-fn sec_w1_looks_are_limited() {
+fn the_rate_of_carrier_checks_is_limited() {
     let forever = Duration::from_secs(100_000);
     let bench = Bench::start(Rate { burst: 3, each: forever }, 0);
     for state in [CUT, UP, CUT] {

@@ -181,7 +181,7 @@ fn who_takes_may_send() {
 
 /// Attack: devices get more frames than they can take, so that the thread has no time left for other devices.
 #[test]
-fn sec_q1_who_takes_long_leaves_time_for_others() {
+fn a_device_that_takes_long_leaves_time_for_others() {
     let bench = Bench::new();
     let [first, second, third, (modest, taker)] = bench.ports([1, 2, 3, 4]);
     let greedy = [first, second, third];
@@ -213,7 +213,7 @@ fn sec_q1_who_takes_long_leaves_time_for_others() {
 
 /// Attack: a device whose memory makes the thread wait, again and again.
 #[test]
-fn sec_q1_who_was_slow_has_others_wait_no_more() {
+fn a_device_that_was_slow_delays_others_no_more() {
     let bench = Bench::new();
     let [(one, first), (_two, second)] = bench.ports([1, 2]);
     *first.time.lock() = 100 * MS;
