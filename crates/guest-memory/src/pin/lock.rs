@@ -39,10 +39,7 @@ pub(super) fn lock(mapping: &MmapRegion, offset: usize, len: usize) -> io::Resul
 /// not to the owner's. Memory without a file belongs to this process and is faulted in completely.
 ///
 /// The owner can punch holes between the check and the call. Each part is checked only once, so this process allocates
-/// no more than the owner had allocated before.
-///
-/// The owner can make holes between the look and the call. A part is looked at once, so what that has the process
-/// allocate is no more than the owner had allocated before.
+/// no more than the owner had allocated before. The cost is linear in the length of the part.
 ///
 /// # Errors
 /// A page cannot be faulted in, for example one behind the end of the file.
@@ -50,23 +47,20 @@ pub(super) fn populate(mapping: &MmapRegion, offset: usize, len: usize) -> io::R
     let Some(place) = mapping.file_offset() else { return populate_all(mapping, offset, len) };
     let (file, start) = (place.file(), place.start());
     let end = start.saturating_add(offset.saturating_add(len).min(mapping.size()) as u64);
+    let size = file.metadata()?.len();
+    if end > size.next_multiple_of(HOST_PAGE as u64) {
+        return Err(io::Error::from_raw_os_error(libc::ENXIO));
+    }
     let mut at = start.saturating_add(offset as u64);
-    if at >= end {
-        return Ok(());
-    }
-    // The end of the file counts as a hole, and a position behind it is an error. Searching for a hole from the last
-    // byte on therefore fails if the part extends past the end of the file.
-    match seek(file, libc::SEEK_HOLE, end - 1) {
-        Ok(_) => {}
-        // Hugetlbfs does not support seeking. Its pages need no populating, because a resident one is never swapped
-        // out.
-        Err(error) if error.raw_os_error() == Some(libc::ESPIPE) => return Ok(()),
-        Err(error) => return Err(error),
-    }
-    while at < end
-        && let Some(data) = found(seek(file, libc::SEEK_DATA, at))?.filter(|&data| data < end)
-    {
-        let hole = found(seek(file, libc::SEEK_HOLE, data))?.unwrap_or(end).clamp(data, end);
+    while at < end {
+        let data = match seek(file, libc::SEEK_DATA, at) {
+            // Hugetlbfs does not support seeking. Its pages need no populating, because a resident one is never swapped
+            // out.
+            Err(error) if error.raw_os_error() == Some(libc::ESPIPE) => return Ok(()),
+            data => found(data)?,
+        };
+        let Some(data) = data.filter(|&data| data < end) else { return Ok(()) };
+        let hole = data_end(file, data, end, size)?;
         // Both lie in the mapping, whose size is a usize. Data begins on a page boundary, or where the part does.
         #[expect(clippy::cast_possible_truncation, reason = "bounded by the size of the mapping")]
         let (first, last) = ((data - start) as usize, ((hole - start) as usize).next_multiple_of(HOST_PAGE));
@@ -76,6 +70,26 @@ pub(super) fn populate(mapping: &MmapRegion, offset: usize, len: usize) -> io::R
         at = start.saturating_add(last as u64);
     }
     Ok(())
+}
+
+/// Quotient of the length of a file and that of a part from which on the kernel searches for the end of data. Per page,
+/// its search costs a tenth of a system call.
+const SEARCH_SHARE: u64 = 8;
+
+/// Returns the end of the data that begins at `data`, at most `end`, in a file of `size` bytes.
+///
+/// The kernel searches up to the next hole and has no limit for it: in the memory of a large guest one search takes
+/// milliseconds, and a registration may have a hundred thousand pieces. So only a part that is a considerable share of
+/// the file is searched by the kernel, and any other page by page.
+fn data_end(file: &File, data: u64, end: u64, size: u64) -> io::Result<u64> {
+    if end - data >= size / SEARCH_SHARE {
+        return Ok(found(seek(file, libc::SEEK_HOLE, data))?.unwrap_or(end).clamp(data, end));
+    }
+    let mut next = (data + 1).next_multiple_of(HOST_PAGE as u64);
+    while next < end && found(seek(file, libc::SEEK_DATA, next))? == Some(next) {
+        next += HOST_PAGE as u64;
+    }
+    Ok(next.min(end))
 }
 
 /// Returns the start of the next data or hole at or after `at`. This moves the file position that the owner may share;

@@ -9,6 +9,7 @@ mod runs;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use thiserror::Error;
@@ -253,24 +254,36 @@ impl PinTable {
         self.ranges_locked.saturating_add(self.run_bytes)
     }
 
+    /// Pins parts of the space, all or none. Parts that touch are locked by one system call, in whatever order they
+    /// come: a registration of many single pages would split the process's mappings as often otherwise.
     pub(super) fn pin_parts(&mut self, parts: &[Part]) -> Result<(), PinError> {
-        for (done, part) in parts.iter().enumerate() {
-            if let Err(reason) = self.pin_part(part) {
-                let error = self.error(bytes_of(parts), reason);
-                self.unpin_parts(parts.get(..done).unwrap_or_default());
-                return Err(error);
+        if self.parts.saturating_add(parts.len()) > self.limits.pinned_parts {
+            let limit = self.limits.pinned_parts;
+            let problem = format!("the device's limit of {limit} registered pieces of memory is used up");
+            return Err(self.error(bytes_of(parts), PinRefusal::Device(problem)));
+        }
+        let sorted = sorted(parts);
+        let mut done = 0;
+        while let Some(rest) = sorted.get(done..).filter(|rest| !rest.is_empty()) {
+            let run = touching(rest);
+            if let Err(reason) = self.pin_run(run) {
+                self.unpin_sorted(sorted.get(..done).unwrap_or_default());
+                return Err(self.error(bytes_of(parts), reason));
             }
+            done += run.len();
         }
         Ok(())
     }
 
-    fn pin_part(&mut self, (mapping, offset, len): &Part) -> Result<(), PinRefusal> {
-        if self.parts >= self.limits.pinned_parts {
-            let problem = format!("the device's limit of {} registered pieces of memory is used up", self.parts);
-            return Err(PinRefusal::Device(problem));
-        }
-        let (start, end) = pages(*offset, *len);
-        let registered = self.registered.entry(mapping.as_ptr() as usize).or_default();
+    /// Pins parts of one mapping that touch, in ascending order.
+    fn pin_run(&mut self, run: &[&Part]) -> Result<(), PinRefusal> {
+        let Some((mapping, ..)) = run.first() else { return Ok(()) };
+        let (start, end) = run.iter().fold((usize::MAX, 0), |(first, last), (_, offset, len)| {
+            let (start, end) = pages(*offset, *len);
+            (first.min(start), last.max(end))
+        });
+        let address = mapping.as_ptr() as usize;
+        let registered = self.registered.entry(address).or_default();
         let (count, bytes) = (registered.runs.count(), registered.runs.bytes());
         let others = self.runs.saturating_sub(count);
         let mut gaps = registered.runs.gaps(start, end);
@@ -285,27 +298,25 @@ impl PinTable {
                 PinRefusal::kernel(&error)
             })
         });
-        let Some(registered) = self.registered.get_mut(&(mapping.as_ptr() as usize)) else { return result };
+        let Some(registered) = self.registered.get_mut(&address) else { return result };
         if result.is_ok() {
             gaps.into_iter().for_each(|gap| registered.runs.cover(gap));
-            registered.runs.acquire(start, end);
-            registered.parts += 1;
-            self.parts += 1;
+            for (_, offset, len) in run {
+                let (start, end) = pages(*offset, *len);
+                registered.runs.acquire(start, end);
+            }
+            registered.parts += run.len();
+            self.parts += run.len();
             self.runs = others + registered.runs.count();
             self.run_bytes = self.run_bytes.saturating_sub(bytes).saturating_add(registered.runs.bytes());
         } else if registered.parts == 0 {
-            self.registered.remove(&(mapping.as_ptr() as usize));
+            self.registered.remove(&address);
         }
         result
     }
 
     /// Checks the limits and locks the gaps. `others` is the number of runs of other mappings.
-    fn lock_gaps(
-        &self,
-        mapping: &Arc<MmapRegion>,
-        gaps: &[std::ops::Range<usize>],
-        others: usize,
-    ) -> Result<(), PinRefusal> {
+    fn lock_gaps(&self, mapping: &Arc<MmapRegion>, gaps: &[Range<usize>], others: usize) -> Result<(), PinRefusal> {
         let (Some(first), Some(last)) = (gaps.first(), gaps.last()) else { return Ok(()) };
         let registered = self.registered.get(&(mapping.as_ptr() as usize));
         if registered.map_or(1, |registered| registered.runs.count_with(gaps)) + others > self.limits.lock_runs {
@@ -313,7 +324,7 @@ impl PinTable {
             let problem = format!("the device's share of {limit} locked pieces with gaps between them is used up");
             return Err(PinRefusal::Device(problem));
         }
-        let bytes: usize = gaps.iter().map(std::ops::Range::len).sum();
+        let bytes: usize = gaps.iter().map(Range::len).sum();
         self.check_bytes(self.run_bytes.saturating_add(bytes as u64))?;
         // Memory between two gaps is locked already, so one call can cover them all.
         lock(mapping, first.start, last.end - first.start).map_err(|error| {
@@ -323,18 +334,37 @@ impl PinTable {
     }
 
     pub(super) fn unpin_parts(&mut self, parts: &[Part]) {
-        parts.iter().for_each(|part| self.unpin_part(part));
+        self.unpin_sorted(&sorted(parts));
     }
 
-    fn unpin_part(&mut self, (mapping, offset, len): &Part) {
+    /// Unpins parts, in ascending order.
+    fn unpin_sorted(&mut self, mut sorted: &[&Part]) {
+        while !sorted.is_empty() {
+            let (run, rest) = sorted.split_at(touching(sorted).len());
+            self.unpin_run(run);
+            sorted = rest;
+        }
+    }
+
+    /// Unpins parts of one mapping that touch, in ascending order.
+    fn unpin_run(&mut self, run: &[&Part]) {
+        let Some((mapping, ..)) = run.first() else { return };
         let address = mapping.as_ptr() as usize;
         let Some(registered) = self.registered.get_mut(&address) else { return };
-        let (start, end) = pages(*offset, *len);
         let (count, bytes) = (registered.runs.count(), registered.runs.bytes());
         let others = self.runs.saturating_sub(count);
-        let idle = registered.runs.release(start, end);
-        registered.parts = registered.parts.saturating_sub(1);
-        self.parts = self.parts.saturating_sub(1);
+        let mut idle: Vec<Range<usize>> = Vec::new();
+        for (_, offset, len) in run {
+            let (start, end) = pages(*offset, *len);
+            for range in registered.runs.release(start, end) {
+                match idle.last_mut() {
+                    Some(last) if last.end == range.start => last.end = range.end,
+                    _ => idle.push(range),
+                }
+            }
+        }
+        registered.parts = registered.parts.saturating_sub(run.len());
+        self.parts = self.parts.saturating_sub(run.len());
         self.run_bytes = self.run_bytes.saturating_sub(bytes);
         if registered.parts == 0 {
             unlock(mapping, 0, mapping.size().next_multiple_of(HOST_PAGE));
@@ -361,6 +391,27 @@ impl PinTable {
 /// Returns the total length of parts in bytes.
 fn bytes_of(parts: &[Part]) -> u64 {
     parts.iter().map(|(_, _, len)| *len as u64).sum()
+}
+
+/// Returns the parts in ascending order of their mappings and offsets.
+fn sorted(parts: &[Part]) -> Vec<&Part> {
+    let mut sorted: Vec<&Part> = parts.iter().collect();
+    sorted.sort_unstable_by_key(|(mapping, offset, _)| (mapping.as_ptr() as usize, *offset));
+    sorted
+}
+
+/// Returns the longest beginning of sorted parts whose host pages touch or overlap, in one mapping.
+fn touching<'a, 'b>(parts: &'a [&'b Part]) -> &'a [&'b Part] {
+    let Some((mapping, offset, len)) = parts.first() else { return parts };
+    let (_, mut end) = pages(*offset, *len);
+    let touches = |(other, offset, len): &&&Part| {
+        let (first, last) = pages(*offset, *len);
+        let touches = Arc::ptr_eq(mapping, other) && first <= end;
+        end = end.max(last);
+        touches
+    };
+    let count = parts.iter().take_while(touches).count();
+    parts.get(..count).unwrap_or_default()
 }
 
 /// Returns the host pages around a part: offset of the first, and offset behind the last.

@@ -323,6 +323,41 @@ fn what_the_vmm_has_not_used_stays_unused() {
     }
 }
 
+/// A part that is a small share of its file is searched page by page for what the VMM has used.
+#[test]
+fn a_small_part_of_a_large_file_is_populated_where_it_is_used() {
+    let (space, addresses) = limited(PinPolicy::Registered, 20_000, MemoryLimits::default());
+    for used in [0..1, 3..5, 99..101] {
+        fill_space(&space, used);
+    }
+    let _guard = space.pin_pages(&unlimited(), &list(0, 100)).unwrap();
+    assert_eq!(kernel_view(&addresses).1, 4 * PAGE_SIZE);
+    let _end = space.pin_pages(&unlimited(), &list(19_990, 10)).unwrap();
+    assert_eq!(kernel_view(&addresses).1, 4 * PAGE_SIZE);
+}
+
+/// Each page of a registration may be anywhere. Pages that touch are locked by one call: locked one by one, they would
+/// split the process's mappings until the share of the device is used up, and take seconds.
+#[test]
+fn pages_that_touch_are_one_run_in_any_order() {
+    let limits = MemoryLimits { lock_runs: 1, locked_bytes: 600 * PAGE_SIZE, ..MemoryLimits::default() };
+    let (space, addresses) = limited(PinPolicy::Registered, 2048, limits);
+    fill_space(&space, 0..2048);
+    let mut shuffled = PageListBuilder::default();
+    (0..512).for_each(|i| shuffled.push(0x10_0000 + (i * 37 % 512) * PAGE_SIZE).unwrap());
+    let pages = shuffled.finish();
+    let first = space.pin_pages(&unlimited(), &pages).unwrap();
+    let second = space.pin_pages(&unlimited(), &pages).unwrap();
+    let behind = space.pin_pages(&unlimited(), &list(512, 1)).unwrap();
+    assert_eq!((space.pinned_bytes(), kernel_view(&addresses).2), (513 * PAGE_SIZE, 513 * PAGE_SIZE));
+    drop(first);
+    assert_eq!(kernel_view(&addresses).2, 513 * PAGE_SIZE);
+    drop(second);
+    assert_eq!((space.pinned_bytes(), kernel_view(&addresses).2), (PAGE_SIZE, PAGE_SIZE));
+    drop(behind);
+    assert_eq!((space.pinned_bytes(), kernel_view(&addresses)), (0, (1, 513 * PAGE_SIZE, 0)));
+}
+
 /// A page that cannot be faulted in is an error, and nothing of the registration stays locked.
 #[test]
 fn what_cannot_be_populated_is_not_locked() {
