@@ -47,7 +47,8 @@ pub(super) fn populate(mapping: &MmapRegion, offset: usize, len: usize) -> io::R
     let Some(place) = mapping.file_offset() else { return populate_all(mapping, offset, len) };
     let (file, start) = (place.file(), place.start());
     let end = start.saturating_add(offset.saturating_add(len).min(mapping.size()) as u64);
-    let size = file.metadata()?.len();
+    // Unlike fstat, seeking is among the calls of a worker's sandbox.
+    let size = seek(file, libc::SEEK_END, 0)?;
     if end > size.next_multiple_of(HOST_PAGE as u64) {
         return Err(io::Error::from_raw_os_error(libc::ENXIO));
     }
@@ -92,7 +93,7 @@ fn data_end(file: &File, data: u64, end: u64, size: u64) -> io::Result<u64> {
     Ok(next.min(end))
 }
 
-/// Returns the start of the next data or hole at or after `at`. This moves the file position that the owner may share;
+/// Returns the start of the next data or hole at or after `at`, or the end of the file. This moves the file position that the owner may share;
 /// VMMs do not use it for guest memory.
 fn seek(file: &File, whence: libc::c_int, at: u64) -> io::Result<u64> {
     let at = libc::off_t::try_from(at).map_err(io::Error::other)?;
