@@ -183,8 +183,12 @@ static RUNTIME: Group = Group {
 };
 
 /// Finds the pages of a guest's memory that are present, before they are locked.
-const FIND_DATA: Call =
-    when("lseek", libc::SYS_lseek, &[&[is(2, libc::SEEK_DATA)], &[is(2, libc::SEEK_HOLE)]], "SEEK_DATA, SEEK_HOLE");
+const FIND_DATA: Call = when(
+    "lseek",
+    libc::SYS_lseek,
+    &[&[is(2, libc::SEEK_DATA)], &[is(2, libc::SEEK_HOLE)], &[is(2, libc::SEEK_END)]],
+    "SEEK_DATA, SEEK_HOLE, SEEK_END",
+);
 
 static GUEST: Group = Group {
     name: "guest",
