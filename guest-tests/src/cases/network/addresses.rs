@@ -62,15 +62,14 @@ fn renewed(pair: &mut Pair, link: &Link, end: usize) -> Result<String> {
     Ok(format!("GID index {} is now {index}", link.gid_index[end]))
 }
 
-/// An address that moves from one guest to the other and back.
-const SERVICE: Ipv4Addr = Ipv4Addr::new(192, 168, 77, 50);
-
 /// The address of a service moves from guest a to guest b, which gets it while a still has it: RDMA follows after a has
 /// lost its link and removed the address (`unplugged`), or has only removed it.
 fn moved(pair: &mut Pair, unplugged: bool) -> Result<String> {
     let daemon = pair.daemon().context("there is no daemon")?;
-    let add = format!("ip addr add {SERVICE}/32 dev {CARD}");
-    let delete = format!("ip addr del {SERVICE}/32 dev {CARD}");
+    // Each case has its own address: the daemon reserves one for the guest that had it last, for a minute.
+    let service = Ipv4Addr::new(192, 168, 77, if unplugged { 50 } else { 51 });
+    let add = format!("ip addr add {service}/32 dev {CARD}");
+    let delete = format!("ip addr del {service}/32 dev {CARD}");
     let waiting = || -> Result<bool> {
         let device = daemon.show("vm1", "device")?;
         Ok(device["backend"]["waiting_gids"].as_array().is_some_and(|gids| !gids.is_empty()))
@@ -78,9 +77,9 @@ fn moved(pair: &mut Pair, unplugged: bool) -> Result<String> {
     let own = pair.link(LinkKind::Pvrdma)?.ip.map(IpAddr::V4);
     let work = || {
         pair.a().run(&add)?;
-        rdma_between(pair, [SERVICE.into(), own[1]], 0).context("at the first guest")?;
+        rdma_between(pair, [service.into(), own[1]], 0).context("at the first guest")?;
         pair.b().run(&add)?;
-        gid_index(pair.b(), PVRDMA_DEVICE, SERVICE.into())?;
+        gid_index(pair.b(), PVRDMA_DEVICE, service.into())?;
         ensure!(waiting()?, "two guests have one address: {}", daemon.show("vm1", "device")?);
         if unplugged {
             daemon.set_link("vm0", false)?;
@@ -96,7 +95,7 @@ fn moved(pair: &mut Pair, unplugged: bool) -> Result<String> {
             daemon.set_link("vm0", true)?;
             gid_index(pair.a(), PVRDMA_DEVICE, own[0])?;
         }
-        rdma_between(pair, [own[0], SERVICE.into()], 1).context("at the second guest")?;
+        rdma_between(pair, [own[0], service.into()], 1).context("at the second guest")?;
         Ok(format!("free after {:.1} s", waited.as_secs_f64()))
     };
     and_then_restore(work, || {
