@@ -1,17 +1,13 @@
-//! Control socket: a request is one JSON object in a line, and so is its answer. Requests are [`Request`]s, optionally
-//! with their `version`; requests that only a worker accepts are refused.
+//! Control socket: serves calls of JSON-RPC 2.0, one a line (see [`crate::protocol::json_rpc`]), whose methods are the
+//! [`Request`]s that are not internal.
 //!
-//! `{"request":"status"}` is answered with `{"ok":…}`, `{"request":"show","device":"vm0","object":"qp"}` with
-//! `{"objects":[…]}`. `{"request":"capture","device":"vm0"}` is answered with `{"capturing":{}}`, after which the
-//! connection carries a capture in pcapng (see [`crate::capture`]) until the client shuts down its half. Requests for a
-//! change, such as `{"request":"remove-device","device":"vm0"}`, are answered with `{"done":{}}` when the change is
-//! complete. `{"request":"events"}` is answered with `{"events":{}}`, after which the connection carries events (see
-//! [`crate::events`]). The same requests exist as JSON-RPC calls (see [`crate::protocol::json_rpc`]). Any other input
-//! is answered with `{"error":"…"}`.
+//! A change, such as `remove-device`, is complete when it is answered. After the response to `capture`, the connection
+//! carries a capture in pcapng (see [`crate::capture`]) until the client shuts down its half; after the response to
+//! `events`, it carries notifications (see [`crate::events`]).
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -29,13 +25,14 @@ use pvrdma_verbs::LogLimit;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFlags};
 use rustix::net::RecvFlags;
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::control_access::ControlAccess;
 use crate::protocol::json_rpc::{self, Call, CallRefused, Method};
-use crate::protocol::{Reply, Request, VERSION, is_printable_json, printable, printable_text};
+use crate::protocol::{Reply, Request, is_printable_json, printable, printable_text};
 use crate::socket::{SocketFile, user};
 use crate::status::{DaemonStatus, QueuePairTraffic, by_name, describe_counters};
 use crate::stop::wait;
@@ -162,27 +159,23 @@ impl Server {
             line.extend_from_slice(chunk.get(..count).unwrap_or_default());
             while let Some(end) = line.iter().position(|&byte| byte == b'\n') {
                 let rest = line.split_off(end.saturating_add(1));
-                let call = Call::parse_line(&line);
-                let id = call.as_ref().map(|call| call.id.clone());
-                let asked = match call {
-                    Some(Call { method, .. }) => method,
-                    None => Request::parse_line(&line).map(Method::Request).map_err(CallRefused::plain),
-                };
-                let answer = match asked {
+                let Call { id, method } = Call::parse_line(&line);
+                let answer = match method {
                     Ok(Method::Request(Request::Capture { device, snaplen })) => {
-                        return self.capture(stream, &device, snaplen);
+                        return self.capture(&stream, &device, snaplen, id);
                     }
-                    Ok(Method::Request(Request::Events {})) => return self.subscribe(stream, id),
+                    Ok(Method::Request(Request::Events {})) => return self.subscribe(stream, id.as_ref()),
                     Ok(Method::Request(request)) => answer(id.as_ref(), &self.answer(request))?,
-                    Ok(Method::Hello) => answer_rpc(id.as_ref(), |id| json_rpc::result(id, &json_rpc::greeting()))?,
-                    Err(refused) if id.is_none() => answer(None, &Response::Error(refused.message))?,
-                    Err(refused) => answer_rpc(id.as_ref(), |id| json_rpc::error(id, &refused))?,
+                    Ok(Method::Hello) => line_for(id.as_ref(), |id| json_rpc::result(id, &json_rpc::greeting()))?,
+                    Err(refused) => line_for(id.as_ref(), |id| json_rpc::error(id, &refused))?,
                 };
                 (&stream).write_all(&answer)?;
                 line = rest;
             }
             if line.len() > MAX_REQUEST {
-                return send(&stream, &Response::Error(format!("a request has at most {MAX_REQUEST} bytes")));
+                let refused = CallRefused::too_long(format!("a call has at most {MAX_REQUEST} bytes"));
+                let answer = line_for(Some(&Value::Null), |id| json_rpc::error(id, &refused))?;
+                return (&stream).write_all(&answer);
             }
         }
         Ok(())
@@ -209,32 +202,39 @@ impl Server {
             | Request::Events {}
             | Request::Hello { .. }
             | Request::Carrier { .. }
+            | Request::StartCapture { .. }
             | Request::Serve { .. } => Response::Error("not on this socket".to_owned()),
         }
     }
 
     /// Hands the connection over to the event log.
-    fn subscribe(&self, stream: UnixStream, id: Option<Option<Value>>) -> io::Result<()> {
-        let first = answer(id.as_ref(), &Response::Events {})?;
-        match self.supervisor.events().subscribe(stream, &first, id.is_some()) {
+    fn subscribe(&self, stream: UnixStream, id: Option<&Value>) -> io::Result<()> {
+        let first = answer(id, &Response::Events {})?;
+        match self.supervisor.events().subscribe(stream, &first) {
             Ok(()) => Ok(()),
             Err(stream) => {
-                let refused = Response::Error("there are enough who are told of events".to_owned());
-                (&stream).write_all(&answer(id.as_ref(), &refused)?)
+                let refused = Response::Error("the maximum number of subscribers is reached".to_owned());
+                (&stream).write_all(&answer(id, &refused)?)
             }
         }
     }
 
     /// Hands the connection to the worker of the device's network, which answers the client.
-    fn capture(&self, stream: UnixStream, device: &str, snaplen: Option<u32>) -> io::Result<()> {
+    fn capture(
+        &self,
+        mut stream: &UnixStream,
+        device: &str,
+        snaplen: Option<u32>,
+        id: Option<Value>,
+    ) -> io::Result<()> {
         let to = stream.as_fd().try_clone_to_owned()?;
         let permitted = self.access.permits_capture(device).map_err(CaptureError::Refused);
-        match permitted.and_then(|()| self.supervisor.capture(device, snaplen, to)) {
+        match permitted.and_then(|()| self.supervisor.capture(device, snaplen, id.clone(), to)) {
             Ok(()) => Ok(()),
             // An error line in the middle of a capture would corrupt it, so the connection is only closed.
             Err(CaptureError::HandedOver) => stream.shutdown(Shutdown::Both),
             Err(CaptureError::Refused(problem)) => {
-                let sent = send(&stream, &Response::Error(problem));
+                let sent = stream.write_all(&answer(id.as_ref(), &Response::Error(problem))?);
                 // A worker that did not reply in time may still have the connection.
                 stream.shutdown(Shutdown::Both)?;
                 sent
@@ -253,24 +253,14 @@ pub(crate) fn status(access: &ControlAccess, supervisor: &Supervisor, describe: 
     status
 }
 
-/// Encodes the answer to a request: in the plain form, or as a response to a call unless that is a notification.
-fn answer(call: Option<&Option<Value>>, response: &Response) -> io::Result<Vec<u8>> {
-    match call {
-        Some(_) => answer_rpc(call, |id| json_rpc::response(id, response)),
-        None => {
-            let mut text = serde_json::to_vec(response)?;
-            text.push(b'\n');
-            Ok(text)
-        }
-    }
+/// Encodes the response to a call, and nothing for a notification.
+fn answer(id: Option<&Value>, response: &Response) -> io::Result<Vec<u8>> {
+    line_for(id, |id| json_rpc::response(id, response))
 }
 
 /// Encodes a line for a call with an id, and nothing for a notification.
-fn answer_rpc(
-    call: Option<&Option<Value>>,
-    text: impl FnOnce(&Value) -> serde_json::Result<Vec<u8>>,
-) -> io::Result<Vec<u8>> {
-    let Some(Some(id)) = call else { return Ok(Vec::new()) };
+fn line_for(id: Option<&Value>, text: impl FnOnce(&Value) -> serde_json::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
+    let Some(id) = id else { return Ok(Vec::new()) };
     let mut text = text(id)?;
     text.push(b'\n');
     Ok(text)
@@ -280,22 +270,12 @@ fn done(result: Result<(), String>) -> Response {
     result.map_or_else(Response::Error, |()| Response::Done {})
 }
 
-fn send(mut stream: &UnixStream, response: &Response) -> io::Result<()> {
-    let mut text = serde_json::to_vec(response)?;
-    text.push(b'\n');
-    stream.write_all(&text)
-}
-
 /// Asks a running daemon for its status, with descriptions of the counters if `describe` is set.
 ///
 /// # Errors
 /// No daemon answers, or its answer is invalid.
 pub fn ask_status(path: &Path, describe: bool) -> Result<DaemonStatus> {
-    let (_, response) = ask(path, &Request::Status { describe })?;
-    match response {
-        Response::Ok(status) => Ok(*status),
-        _ => bail!("{}: the answer is not understood", path.display()),
-    }
+    ask(path, &Request::Status { describe }).map(|(_, status)| status)
 }
 
 /// Asks a running daemon for the objects of a device.
@@ -303,11 +283,8 @@ pub fn ask_status(path: &Path, describe: bool) -> Result<DaemonStatus> {
 /// # Errors
 /// No daemon answers, it refuses, or its answer is invalid.
 pub fn ask_objects(path: &Path, device: &str, object: ObjectKind) -> Result<Value> {
-    let (_, response) = ask(path, &Request::Show { device: device.to_owned(), object })?;
-    match response {
-        Response::Objects(objects) => parse_objects(&objects),
-        _ => bail!("{}: the answer is not understood", path.display()),
-    }
+    let (_, objects) = ask::<Box<RawValue>>(path, &Request::Show { device: device.to_owned(), object })?;
+    parse_objects(&objects)
 }
 
 /// Asks a running daemon for the traffic of a device's queue pairs.
@@ -315,11 +292,9 @@ pub fn ask_objects(path: &Path, device: &str, object: ObjectKind) -> Result<Valu
 /// # Errors
 /// No daemon answers, it refuses, or its answer is invalid.
 pub fn ask_traffic(path: &Path, device: &str) -> Result<Vec<QueuePairTraffic>> {
-    let (_, response) = ask(path, &Request::Show { device: device.to_owned(), object: ObjectKind::Traffic })?;
-    match response {
-        Response::Objects(objects) => parse_objects(&objects),
-        _ => bail!("{}: the answer is not understood", path.display()),
-    }
+    let request = Request::Show { device: device.to_owned(), object: ObjectKind::Traffic };
+    let (_, objects) = ask::<Box<RawValue>>(path, &request)?;
+    parse_objects(&objects)
 }
 
 /// Parses objects of a device and replaces control characters in their text.
@@ -338,28 +313,26 @@ fn parse_objects<T: DeserializeOwned>(objects: &RawValue) -> Result<T> {
 /// # Errors
 /// No daemon answers, it refuses, or its answer is invalid.
 pub fn start_capture(path: &Path, device: &str, snaplen: Option<u32>) -> Result<UnixStream> {
-    let (stream, response) = ask(path, &Request::Capture { device: device.to_owned(), snaplen })?;
-    match response {
-        Response::Capturing {} => {
-            stream.set_read_timeout(None)?;
-            Ok(stream)
-        }
-        _ => bail!("{}: the answer is not understood", path.display()),
-    }
+    let (stream, _) = ask::<IgnoredAny>(path, &Request::Capture { device: device.to_owned(), snaplen })?;
+    stream.set_read_timeout(None)?;
+    Ok(stream)
 }
 
-/// Subscribes to the events of a running daemon: lines of JSON that can be read from the returned stream.
+/// Subscribes to the events of a running daemon. Each is an object of JSON, on one line.
 ///
 /// # Errors
 /// No daemon answers, it refuses, or its answer is invalid.
-pub fn start_events(path: &Path) -> Result<UnixStream> {
-    match ask(path, &Request::Events {})? {
-        (stream, Response::Events {}) => {
-            stream.set_read_timeout(None)?;
-            Ok(stream)
-        }
-        _ => bail!("{}: the answer is not understood", path.display()),
+pub fn start_events(path: &Path) -> Result<impl Iterator<Item = Result<String>> + use<>> {
+    #[derive(Deserialize)]
+    struct Notification {
+        params: Box<RawValue>,
     }
+    let (stream, _) = ask::<IgnoredAny>(path, &Request::Events {})?;
+    stream.set_read_timeout(None)?;
+    Ok(BufReader::new(stream).lines().map(|line| {
+        let event: Notification = serde_json::from_str(&line?).context("the event is not understood")?;
+        Ok(printable_text(event.params.get()))
+    }))
 }
 
 /// Asks a running daemon for a change.
@@ -367,10 +340,7 @@ pub fn start_events(path: &Path) -> Result<UnixStream> {
 /// # Errors
 /// No daemon answers, it refuses, or its answer is invalid.
 pub fn change(path: &Path, request: &Request) -> Result<()> {
-    match ask(path, request)? {
-        (_, Response::Done {}) => Ok(()),
-        _ => bail!("{}: the answer is not understood", path.display()),
-    }
+    ask::<IgnoredAny>(path, request).map(|_| ())
 }
 
 /// Asks a running daemon to set limits of a device, and returns all of its limits.
@@ -378,10 +348,7 @@ pub fn change(path: &Path, request: &Request) -> Result<()> {
 /// # Errors
 /// No daemon answers, it refuses, or its answer is invalid.
 pub fn limits(path: &Path, device: &str, set: BTreeMap<String, u64>) -> Result<Vec<LimitStatus>> {
-    match ask(path, &Request::Limits { device: device.to_owned(), set })? {
-        (_, Response::Limits(limits)) => Ok(limits),
-        _ => bail!("{}: the answer is not understood", path.display()),
-    }
+    ask(path, &Request::Limits { device: device.to_owned(), set }).map(|(_, limits)| limits)
 }
 
 /// Asks a running daemon to set a device's share, and returns the resulting share.
@@ -389,10 +356,7 @@ pub fn limits(path: &Path, device: &str, set: BTreeMap<String, u64>) -> Result<V
 /// # Errors
 /// No daemon answers, it refuses, or its answer is invalid.
 pub fn share(path: &Path, device: &str, set: BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
-    match ask(path, &Request::Share { device: device.to_owned(), set })? {
-        (_, Response::Share(words)) => Ok(printable_words(words)),
-        _ => bail!("{}: the answer is not understood", path.display()),
-    }
+    ask(path, &Request::Share { device: device.to_owned(), set }).map(|(_, words)| printable_words(words))
 }
 
 /// Replaces control characters in keys and values.
@@ -400,16 +364,13 @@ fn printable_words(words: BTreeMap<String, String>) -> BTreeMap<String, String> 
     words.into_iter().map(|(key, value)| (printable_text(&key), printable_text(&value))).collect()
 }
 
-fn ask(path: &Path, request: &Request) -> Result<(UnixStream, Response)> {
-    let ask = || -> Result<(UnixStream, Response)> {
+/// Sends a call, and returns its result with the connection.
+fn ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result<(UnixStream, T)> {
+    let ask = || -> Result<(UnixStream, T)> {
         let stream = UnixStream::connect(path).map_err(|error| unreachable(path, error))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let Value::Object(mut members) = serde_json::to_value(request)? else { bail!("no request") };
-        members.insert("version".to_owned(), VERSION.into());
-        let mut request = serde_json::to_vec(&members)?;
-        request.push(b'\n');
-        (&stream).write_all(&request)?;
+        (&stream).write_all(&json_rpc::call(request)?)?;
         let answer = read_line(&stream)?;
         if answer.is_empty() {
             bail!(
@@ -421,9 +382,9 @@ fn ask(path: &Path, request: &Request) -> Result<(UnixStream, Response)> {
         if answer.contains(&0) {
             bail!("this is the socket of a device, for its VMM; use the control socket");
         }
-        match serde_json::from_slice(&answer).context("the answer is not understood")? {
-            Response::Error(problem) => bail!("the daemon refused: {}", printable_text(&problem)),
-            response => Ok((stream, response)),
+        match json_rpc::parse_response(&answer).context("the answer is not understood")? {
+            Ok(result) => Ok((stream, result)),
+            Err(refused) => bail!("the daemon refused: {refused}"),
         }
     };
     ask().with_context(|| path.display().to_string())

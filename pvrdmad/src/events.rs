@@ -10,7 +10,6 @@ use std::os::unix::net::UnixStream;
 use parking_lot::Mutex;
 use rustix::net::RecvFlags;
 use serde::Serialize;
-use serde_json::json;
 
 /// Most subscribers.
 const MAX_SUBSCRIBERS: usize = 8;
@@ -127,6 +126,14 @@ impl Event {
     ];
 }
 
+/// An event as a notification of JSON-RPC.
+#[derive(Serialize)]
+struct Notification<'a> {
+    jsonrpc: &'static str,
+    method: &'static str,
+    params: &'a Event,
+}
+
 /// All subscribers.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
@@ -136,7 +143,6 @@ pub(crate) struct Events {
 #[derive(Debug)]
 struct Subscriber {
     stream: UnixStream,
-    json_rpc: bool,
 }
 
 impl Subscriber {
@@ -147,10 +153,7 @@ impl Subscriber {
     }
 
     fn tell(&mut self, event: &Event) -> bool {
-        let text = match self.json_rpc {
-            true => serde_json::to_vec(&json!({"jsonrpc": "2.0", "method": "event", "params": event})),
-            false => serde_json::to_vec(event),
-        };
+        let text = serde_json::to_vec(&Notification { jsonrpc: "2.0", method: "event", params: event });
         text.is_ok_and(|text| self.write([text.as_slice(), b"\n"].concat().as_slice()))
     }
 
@@ -165,14 +168,14 @@ impl Events {
     ///
     /// # Errors
     /// There are too many subscribers: the connection is returned.
-    pub(crate) fn subscribe(&self, stream: UnixStream, answer: &[u8], json_rpc: bool) -> Result<(), UnixStream> {
+    pub(crate) fn subscribe(&self, stream: UnixStream, answer: &[u8]) -> Result<(), UnixStream> {
         let mut subscribers = self.subscribers.lock();
         subscribers.retain(Subscriber::is_there);
         if subscribers.len() >= MAX_SUBSCRIBERS {
             return Err(stream);
         }
         if stream.set_nonblocking(true).is_ok() {
-            let mut subscriber = Subscriber { stream, json_rpc };
+            let mut subscriber = Subscriber { stream };
             if subscriber.write(answer) {
                 subscribers.push(subscriber);
             }
@@ -199,16 +202,14 @@ mod tests {
     #[test]
     fn subscribers_are_told_in_order() {
         let events = Events::default();
-        let [(plain, a), (rpc, b)] = [UnixStream::pair().unwrap(), UnixStream::pair().unwrap()];
+        let (client, server) = UnixStream::pair().unwrap();
         events.tell(&link("before"));
-        events.subscribe(a, b"{}\n", false).unwrap();
-        events.subscribe(b, b"{}\n", true).unwrap();
+        events.subscribe(server, b"{}\n").unwrap();
         events.tell(&link("vm0"));
         drop(events);
-        let lines = |stream| BufReader::new(stream).lines().map(Result::unwrap).collect::<Vec<_>>();
-        assert_eq!(lines(plain), ["{}", r#"{"event":"link","device":"vm0","state":"down"}"#]);
-        let wrapped = r#"{"jsonrpc":"2.0","method":"event","params":{"device":"vm0","event":"link","state":"down"}}"#;
-        assert_eq!(lines(rpc), ["{}", wrapped]);
+        let lines: Vec<_> = BufReader::new(client).lines().map(Result::unwrap).collect();
+        let event = r#"{"jsonrpc":"2.0","method":"event","params":{"event":"link","device":"vm0","state":"down"}}"#;
+        assert_eq!(lines, ["{}", event]);
     }
 
     /// Attack: a subscriber that does not read. It is disconnected, and no thread has waited for it.
@@ -216,7 +217,7 @@ mod tests {
     fn a_subscriber_that_does_not_read_is_disconnected() {
         let events = Events::default();
         let (mut slow, a) = UnixStream::pair().unwrap();
-        events.subscribe(a, b"", false).unwrap();
+        events.subscribe(a, b"").unwrap();
         let event = link(&"x".repeat(1000));
         let mut told = 0;
         while !events.subscribers.lock().is_empty() {
@@ -236,13 +237,13 @@ mod tests {
         let mut held = Vec::new();
         for _ in 0..MAX_SUBSCRIBERS {
             let (mine, theirs) = UnixStream::pair().unwrap();
-            events.subscribe(theirs, b"", false).unwrap();
+            events.subscribe(theirs, b"").unwrap();
             held.push(mine);
         }
         let (_mine, theirs) = UnixStream::pair().unwrap();
-        let given_back = events.subscribe(theirs, b"", false).unwrap_err();
+        let given_back = events.subscribe(theirs, b"").unwrap_err();
         held.pop();
-        events.subscribe(given_back, b"", false).unwrap();
+        events.subscribe(given_back, b"").unwrap();
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `pvrdmad`: see the library.
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use pvrdmad::doorbells;
 use pvrdmad::keeper;
 use pvrdmad::logging::{self, LogFormat};
 use pvrdmad::package;
-use pvrdmad::protocol::{Request, printable_text};
+use pvrdmad::protocol::Request;
 use pvrdmad::service::{self, Watchdog};
 use pvrdmad::status::{render_limits, render_objects};
 use pvrdmad::top;
@@ -259,10 +259,10 @@ fn change(daemon: &DaemonArgs, request: &Request) -> Result<()> {
 
 /// Prints what happens, until the daemon ends or there was enough.
 fn events(args: &EventsArgs) -> Result<()> {
-    let stream = control::start_events(&args.daemon.control()?)?;
+    let events = control::start_events(&args.daemon.control()?)?;
     let most = args.count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
-    for line in BufReader::new(stream).lines().take(most) {
-        print(&(printable_text(&line?) + "\n"))?;
+    for event in events.take(most) {
+        print(&(event? + "\n"))?;
     }
     Ok(())
 }

@@ -17,6 +17,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+/// Starts a capture on the connection that it is sent over.
+const CALL: &[u8] = b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"capture\",\"params\":{\"device\":\"vm0\"}}\n";
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 
 struct Killed(Child);
@@ -218,11 +221,11 @@ fn a_capture_ends_when_it_has_enough() {
 fn a_reader_who_does_not_read_loses_frames_and_nothing_else() {
     let mut bench = Bench::new();
     let control = UnixStream::connect(bench.path("control")).unwrap();
-    (&control).write_all(b"{\"request\":\"capture\",\"device\":\"vm0\"}\n").unwrap();
+    (&control).write_all(CALL).unwrap();
     let mut input = BufReader::new(control.try_clone().unwrap());
     let mut answer = String::new();
     input.read_line(&mut answer).unwrap();
-    assert_eq!(answer, "{\"capturing\":{}}\n");
+    assert_eq!(answer, "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n");
     let mut sent = 0;
     let capture = loop {
         for _ in 0..10_000 {
@@ -248,7 +251,7 @@ fn a_reader_who_does_not_read_loses_frames_and_nothing_else() {
     assert!(dropped > 0 && seen <= u64::from(sent));
     // Another one that does not read, while the daemon ends.
     let control = UnixStream::connect(bench.path("control")).unwrap();
-    (&control).write_all(b"{\"request\":\"capture\",\"device\":\"vm0\"}\n").unwrap();
+    (&control).write_all(CALL).unwrap();
     let mut head = [0; 20];
     (&control).read_exact(&mut head).unwrap();
     for number in 0..100_000 {

@@ -115,15 +115,15 @@ impl Host {
     fn carrier(&self) -> impl FnMut(&str) {
         let stream = UnixStream::connect(self.path("control")).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        (&stream).write_all(b"{\"request\":\"events\"}\n").unwrap();
+        (&stream).write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"events\"}\n").unwrap();
         let mut lines = BufReader::new(stream).lines();
         let mut next = move || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
-        assert_eq!(next(), json!({"events": {}}));
+        assert_eq!(next()["result"], json!({}));
         let about = json!({"event": "carrier", "network": "near", "interface": "wire"});
         let is_about = move |event: &Value| about.as_object().unwrap().iter().all(|(key, value)| event[key] == *value);
         move |wanted| {
             loop {
-                let event = next();
+                let event = next()["params"].take();
                 let carries = |mtu: u64| mtu.to_string() == wanted;
                 if is_about(&event) && (event["state"] == wanted || event["mtu"].as_u64().is_some_and(carries)) {
                     break;

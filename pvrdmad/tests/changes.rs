@@ -19,7 +19,7 @@ use common::traffic::{Guest, gid, mac, transfer};
 use pvrdma_dev::testing::{Path, QpInit, SendWr, status};
 use pvrdmad::testing::{Pair, beside_traffic};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
@@ -193,7 +193,7 @@ fn devices_come_and_go_beside_traffic() {
             for _ in 0..2 {
                 host.add("vm3", 3, "network=red").unwrap();
                 host.add("vm4", 4, "network=red").unwrap();
-                assert_eq!(host.network("red")["devices"], serde_json::json!(["vm1", "vm2", "vm3", "vm4"]));
+                assert_eq!(host.network("red")["devices"], json!(["vm1", "vm2", "vm3", "vm4"]));
                 let (left, right) = (host.guest("vm3", 3), host.guest("vm4", 4));
                 let [qpn, _] = transfer(&left, &right, 5);
                 transfer(&right, &left, 5);
@@ -213,7 +213,7 @@ fn devices_come_and_go_beside_traffic() {
         });
         assert_eq!(host.files(), files, "{isolate}");
         let network = host.network("red");
-        assert_eq!((&network["restarts"], &network["lost_vms"]), (&0.into(), &serde_json::json!([])), "{network:#}");
+        assert_eq!((&network["restarts"], &network["lost_vms"]), (&0.into(), &json!([])), "{network:#}");
     }
 }
 
@@ -236,8 +236,8 @@ fn a_network_comes_and_goes_with_its_devices() {
                 // What a packet of 1500 bytes carries.
                 transfer(&host.guest("one", 1), &host.guest("two", 2), 3);
                 let name = uplink.strip_prefix("uplink=").unwrap();
-                assert_eq!(host.network(name)["devices"], serde_json::json!(["one", "two"]));
-                assert_eq!(host.network("default")["devices"], serde_json::json!(["three"]));
+                assert_eq!(host.network(name)["devices"], json!(["one", "two"]));
+                assert_eq!(host.network("default")["devices"], json!(["three"]));
                 // The same network, not another one like it.
                 let error = host.add("four", 4, &format!("{uplink},mtu=9000")).unwrap_err();
                 assert!(error.contains("mtu is another than that of one"), "{error}");
@@ -290,30 +290,35 @@ fn what_cannot_be_added_leaves_nothing_behind() {
             (String::new(), "KEY=VALUE"),
         ] {
             // Straight to the socket: the command line would not even ask for some of these.
-            let request = serde_json::json!({"request": "add-device", "device": device});
-            let answer = say(&host, &request.to_string());
-            assert!(answer["error"].as_str().is_some_and(|error| error.contains(word)), "{device}: {answer}");
+            let answer = call(&host, "add-device", &json!({"device": device}));
+            let error = answer["error"]["message"].as_str();
+            assert!(error.is_some_and(|error| error.contains(word)), "{device}: {answer}");
             assert_eq!(host.files(), files, "{device}");
         }
-        for wrong in [
-            serde_json::json!({"request": "add-device"}),
-            serde_json::json!({"request": "add-device", "device": {"name": "new"}}),
-            serde_json::json!({"request": "add-device", "device": "", "also": 1}),
-            serde_json::json!({"request": "add-device", "device": "x".repeat(5000)}),
-            serde_json::json!({"request": "remove-device", "device": 7}),
-            serde_json::json!({"request": "remove-device", "device": "\u{1b}[31m"}),
-            serde_json::json!({"request": "serve", "device": "vm1"}),
-            serde_json::json!({"request": "hello", "version": 2}),
-            serde_json::json!({"request": "remove-device", "device": "vm1", "version": 1}),
+        for (method, params) in [
+            ("add-device", json!({})),
+            ("add-device", json!({"device": {"name": "new"}})),
+            ("add-device", json!({"device": "", "also": 1})),
+            ("add-device", json!({"device": "x".repeat(5000)})),
+            ("remove-device", json!({"device": 7})),
+            ("remove-device", json!({"device": "\u{1b}[31m"})),
+            ("serve", json!({"device": "vm1"})),
+            ("start-capture", json!({"device": "vm1", "snaplen": null, "id": 1})),
+            ("hello", json!({"version": 3})),
         ] {
-            assert!(say(&host, &wrong.to_string())["error"].is_string(), "{wrong}");
+            assert!(call(&host, method, &params)["error"].is_object(), "{method} {params}");
         }
-        assert_eq!(host.network("red")["devices"], serde_json::json!(["vm1", "vm2"]));
+        assert_eq!(host.network("red")["devices"], json!(["vm1", "vm2"]));
         host.wait_costs(before);
         assert_eq!(fs::read_to_string(host.path("file")).unwrap(), "kept");
         // And what was refused as a whole can still be had.
         host.add("new", 3, "network=red").unwrap();
     }
+}
+
+/// Calls a method, and returns the response.
+fn call(host: &Host, method: &str, params: &Value) -> Value {
+    say(host, &json!({"jsonrpc": "2.0", "id": 7, "method": method, "params": params}).to_string())
 }
 
 /// One line to the control socket, and the line that it answers.
@@ -356,14 +361,12 @@ fn a_hundred_comings_and_goings_leave_nothing_behind() {
 fn a_thousand_devices_come_and_go_beside_traffic() {
     let host = Host::start("none");
     let mut pair = host.pair();
-    let added = serde_json::json!({"request": "add-device", "device": describe(&host.folder, "vm3", 3, "network=red")});
-    let removed = serde_json::json!({"request": "remove-device", "device": "vm3"});
-    let (added, removed) = (added.to_string(), removed.to_string());
-    let done = serde_json::json!({"done": {}});
+    let added = json!({"device": describe(&host.folder, "vm3", 3, "network=red")});
+    let removed = json!({"device": "vm3"});
     let cycles = |count: usize| {
         for _ in 0..count {
-            assert_eq!(say(&host, &added), done);
-            assert_eq!(say(&host, &removed), done);
+            assert_eq!(call(&host, "add-device", &added)["result"], json!({}));
+            assert_eq!(call(&host, "remove-device", &removed)["result"], json!({}));
         }
     };
     // Heap of the daemon, in KiB.
@@ -385,7 +388,7 @@ fn a_thousand_devices_come_and_go_beside_traffic() {
     println!("{before} KiB, {grown} more behind 800 devices");
     // It is nothing here: 128 bytes that each of them leaves would show.
     assert!(grown < 100, "{before} KiB, {grown} more");
-    assert_eq!(host.network("red")["devices"], serde_json::json!(["vm1", "vm2"]));
+    assert_eq!(host.network("red")["devices"], json!(["vm1", "vm2"]));
 }
 
 /// A line of events, as it comes.
@@ -395,12 +398,10 @@ fn next(lines: &mut impl Iterator<Item = std::io::Result<String>>) -> Value {
 
 #[test]
 fn calls_are_answered_and_subscribers_told() {
-    use serde_json::json;
     for isolate in ISOLATION {
         let host = Host::start(isolate);
         let call = |method: &str, params: Value| {
-            let call = json!({"jsonrpc": "2.0", "id": 7, "method": method, "params": params});
-            let mut response = say(&host, &call.to_string());
+            let mut response = call(&host, method, &params);
             assert_eq!((response["jsonrpc"].take(), response["id"].take()), (json!("2.0"), json!(7)), "{response}");
             response
         };
@@ -416,7 +417,7 @@ fn calls_are_answered_and_subscribers_told() {
         };
 
         let greeting = call("hello", json!({}))["result"].take();
-        assert_eq!((&greeting["daemon"], &greeting["protocol"]), (&json!("pvrdmad"), &json!(2)), "{greeting}");
+        assert_eq!((&greeting["daemon"], &greeting["protocol"]), (&json!("pvrdmad"), &json!(3)), "{greeting}");
         assert!(greeting["methods"].as_array().unwrap().contains(&json!("add-device")), "{greeting}");
         let device = describe(&host.folder, "vm3", 3, "network=red");
         assert_eq!(call("add-device", json!({"device": device}))["result"], json!({}), "{isolate}");
@@ -464,7 +465,7 @@ fn changes_survive_a_worker() {
             assert!(start.elapsed() < PATIENCE);
         }
         host.worker("red");
-        assert_eq!(host.network("red")["devices"], serde_json::json!(["vm1", "vm3"]));
+        assert_eq!(host.network("red")["devices"], json!(["vm1", "vm3"]));
         assert!(!host.path("vm2").exists());
         transfer(&host.guest("vm1", 1), &host.guest("vm3", 3), 5);
     }
@@ -481,7 +482,7 @@ fn changes_while_a_worker_is_replaced() {
         transfer(&host.guest("vm1", 1), &host.guest("vm3", 3), 5);
         kill_process(host.worker("red"), Signal::KILL).unwrap();
         host.remove("vm3").unwrap();
-        assert_eq!(host.network("red")["devices"], serde_json::json!(["vm1", "vm2"]), "{round}");
+        assert_eq!(host.network("red")["devices"], json!(["vm1", "vm2"]), "{round}");
         assert!(!host.path("vm3").exists());
     }
     host.worker("red");
@@ -506,7 +507,7 @@ fn changes_while_a_worker_stands_still() {
         assert!(error.contains("network red") && error.contains("does not respond"), "{error}");
     });
     assert!(!host.path("vm2").exists());
-    assert_eq!(host.network("red")["devices"], serde_json::json!(["vm1"]));
+    assert_eq!(host.network("red")["devices"], json!(["vm1"]));
     kill_process(worker, Signal::CONT).unwrap();
     // In the order in which it was told.
     host.add("vm2", 2, "network=red").unwrap();
@@ -640,9 +641,8 @@ fn limits_are_set_while_a_guest_runs() {
         }
         for (set, problem) in [("max_uar", "size of a BAR"), ("", "there is no limit"), ("max_sge", "max_sge must be")]
         {
-            let request = serde_json::json!({"request": "limits", "device": "vm1", "set": {set: 0, "max_pd": 7}});
-            let answer = say(&host, &request.to_string());
-            assert!(answer["error"].as_str().is_some_and(|error| error.contains(problem)), "{answer}");
+            let answer = call(&host, "limits", &json!({"device": "vm1", "set": {set: 0, "max_pd": 7}}));
+            assert!(answer["error"]["message"].as_str().is_some_and(|error| error.contains(problem)), "{answer}");
         }
         assert_eq!(limit(&limits(&[]).unwrap(), "max_pd"), [16_384; 2]);
         drop((cq, pd));

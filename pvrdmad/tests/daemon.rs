@@ -483,21 +483,25 @@ fn the_control_socket_takes_nonsense() {
     let place = Place::new();
     let _running = place.start();
     let control = place.path("control");
-    let two = control_says(&control, b"{\"request\":\"status\"}\n{\"request\":\"status\"}\n");
-    assert_eq!(two.lines().filter(|line| line.starts_with("{\"ok\":{")).count(), 2);
+    let status = b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"status\"}\n";
+    let two = control_says(&control, &status.repeat(2));
+    assert_eq!(two.lines().filter(|line| line.starts_with("{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{")).count(), 2);
     for nonsense in [
         &b"\n"[..],
         b"{}\n",
         b"[1,2\n",
-        b"{\"request\":\"stop\"}\n",
-        b"{\"request\":\"status\",\"x\":1}\n",
+        b"{\"request\":\"status\"}\n",
+        b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"stop\"}\n",
+        b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"status\",\"params\":{\"x\":1}}\n",
         b"\xff\xfe\n",
     ] {
         let answer = control_says(&control, nonsense);
-        assert!(answer.starts_with("{\"error\":"), "{answer}");
+        assert!(answer.contains("\"error\":{"), "{answer}");
     }
+    let notification = b"{\"jsonrpc\":\"2.0\",\"method\":\"status\"}\n";
+    assert_eq!(control_says(&control, notification), "");
     assert_eq!(control_says(&control, b""), "");
-    assert_eq!(control_says(&control, b"{\"request\""), "");
+    assert_eq!(control_says(&control, b"{\"jsonrpc\""), "");
     let answer = control_says(&control, &[b'x'; 100_000]);
     assert!(answer.is_empty() || answer.contains("at most"), "{answer}");
     // A connection that says nothing delays others but does not stop them.

@@ -190,13 +190,17 @@ impl Events {
     fn of(host: &Host) -> Self {
         let stream = UnixStream::connect(host.path("control")).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        (&stream).write_all(b"{\"request\":\"events\"}\n").unwrap();
+        (&stream).write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"events\"}\n").unwrap();
         let mut events = Self(BufReader::new(stream));
-        assert_eq!(events.next(), json!({"events": {}}));
+        assert_eq!(events.line()["result"], json!({}));
         events
     }
 
     fn next(&mut self) -> Value {
+        self.line()["params"].take()
+    }
+
+    fn line(&mut self) -> Value {
         let mut line = String::new();
         self.0.read_line(&mut line).unwrap();
         serde_json::from_str(&line).unwrap()

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use libfuzzer_sys::fuzz_target;
 use pvrdma_dev::Limits;
 use pvrdmad::config::DeviceSpec;
+use pvrdmad::protocol::json_rpc::{self, Call};
 use pvrdmad::protocol::{FrameReader, HostRequest, Incoming, MAX_HOST_REQUEST, Received, Reply, Request};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use serde_json::Value;
@@ -49,11 +50,12 @@ fuzz_target!(|data: &[u8]| {
 
 /// A line of the control socket. What is taken can be said again; a device is taken apart as when it is added.
 fn control(line: &[u8]) {
-    match Request::parse_line(line) {
+    match Call::parse_line(line).request() {
         Ok(request) => {
             assert!(!request.is_internal());
-            let again = serde_json::to_vec(&request).unwrap();
-            assert_eq!(serde_json::to_vec(&Request::parse_line(&again).unwrap()).unwrap(), again);
+            let again = json_rpc::call(&request).unwrap();
+            let parsed = Call::parse_line(&again).request().unwrap();
+            assert_eq!(json_rpc::call(&parsed).unwrap(), again);
             match request {
                 Request::AddDevice { device } => drop(device.parse::<DeviceSpec>()),
                 Request::Limits { set, .. } => {

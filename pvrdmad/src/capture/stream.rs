@@ -15,9 +15,10 @@ use pvrdma_verbs::LogLimit;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
+use serde_json::Value;
 
 use super::pcapng::File;
-use crate::protocol::Reply;
+use crate::protocol::{Reply, json_rpc};
 
 /// Limited, because clients may request any number of captures.
 static LOG: LogLimit = LogLimit::new();
@@ -57,12 +58,13 @@ struct Running {
 }
 
 impl Streams {
-    /// Announces the capture on `stream`, and writes the frames that `capture` sees of `device` there, until the client
+    /// Answers the call `id` on `stream`, unless that is a notification, and writes the frames that `capture` sees of `device` there, until the client
     /// sends data or closes the connection.
     pub(crate) fn start(
         &mut self,
         stream: UnixStream,
         device: String,
+        id: Option<Value>,
         snaplen: usize,
         capture: Capture,
     ) -> io::Result<()> {
@@ -73,7 +75,8 @@ impl Streams {
         let stopping = Arc::clone(&stopped);
         let thread = threads::spawn(ThreadKind::Capture, "capture", move || {
             LOG.log(module_path!(), Level::Info, &device, format_args!("a capture begins"));
-            let result = run(&Patient { stream: &stream, stopping: &stopping }, &device, snaplen, &capture);
+            let out = Patient { stream: &stream, stopping: &stopping };
+            let result = run(&out, &device, id.as_ref(), snaplen, &capture);
             // The server still holds the stream, so dropping it here would not close it, and the client waits for its
             // end.
             let closed = stream.shutdown(Shutdown::Both);
@@ -142,12 +145,14 @@ impl Write for &Patient<'_> {
     }
 }
 
-fn run(out: &Patient<'_>, device: &str, snaplen: usize, capture: &Capture) -> io::Result<()> {
+fn run(out: &Patient<'_>, device: &str, id: Option<&Value>, snaplen: usize, capture: &Capture) -> io::Result<()> {
     let snaplen = u32::try_from(snaplen).unwrap_or(u32::MAX);
-    let mut line = serde_json::to_vec(&Reply::<()>::Capturing {})?;
-    line.push(b'\n');
-    let mut to = out;
-    to.write_all(&line)?;
+    if let Some(id) = id {
+        let mut line = json_rpc::response(id, &Reply::<()>::Capturing {})?;
+        line.push(b'\n');
+        let mut to = out;
+        to.write_all(&line)?;
+    }
     let mut file = File::begin(BufWriter::with_capacity(CHUNK, out), device, snaplen)?;
     file.flush()?;
     let mut batch = Batch::default();

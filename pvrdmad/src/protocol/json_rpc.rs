@@ -1,20 +1,22 @@
-//! JSON-RPC 2.0 form of the control socket's requests: one line per call, one line per response.
+//! JSON-RPC 2.0, the protocol of the control socket: one line per call, one line per response.
 //!
-//! The method is the `request` of the plain form, and `params` are its other members. The reply of the plain form
-//! becomes the `result`; a refusal becomes an error.
+//! The method is the name of a [`Request`], and `params` are its members. The content of its [`Reply`] is the `result`;
+//! a refusal is an error.
 
-use serde::Serialize;
+use serde::de::{DeserializeOwned, Error as _, IgnoredAny};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::message::{Reply, Request, VERSION};
 use super::text::printable_text;
 use crate::events::Event;
 
-/// Available methods. `capture` is not among them, because its answer is not JSON.
-pub(crate) const METHODS: [&str; 11] = [
+/// Available methods.
+pub(crate) const METHODS: [&str; 12] = [
     "hello",
     "status",
     "show",
+    "capture",
     "add-device",
     "remove-device",
     "link",
@@ -34,8 +36,8 @@ const REFUSED: i32 = -32000;
 
 /// A call.
 #[derive(Debug)]
-pub(crate) struct Call {
-    /// Identifier for the response, or `None` for a notification.
+pub struct Call {
+    /// Identifier for the response, or `None` for a notification, which is not answered.
     pub(crate) id: Option<Value>,
     /// The method and its parameters.
     pub(crate) method: Result<Method, CallRefused>,
@@ -46,7 +48,7 @@ pub(crate) struct Call {
 pub(crate) enum Method {
     /// Asks for the server's name and capabilities.
     Hello,
-    /// A request that also exists in the plain form.
+    /// Any other method.
     Request(Request),
 }
 
@@ -55,46 +57,58 @@ pub(crate) enum Method {
 pub(crate) struct CallRefused {
     code: i32,
     /// Explanation for the client.
-    pub(crate) message: String,
+    message: String,
 }
 
 impl CallRefused {
-    /// Makes a refusal of the plain form, which has no codes.
-    pub(crate) const fn plain(message: String) -> Self {
-        Self { code: PARSE_ERROR, message }
+    /// Refuses a call that is too long to be parsed.
+    pub(crate) const fn too_long(message: String) -> Self {
+        Self { code: INVALID_REQUEST, message }
     }
 }
 
 impl Call {
-    /// Parses a line. Returns `None` if it is in the plain form instead of JSON-RPC.
-    pub(crate) fn parse_line(line: &[u8]) -> Option<Self> {
-        let refused = |code, message: &str| Err(CallRefused { code, message: printable_text(message) });
+    /// Parses a line. A line that is not a call gets a refusal with the identifier null.
+    pub fn parse_line(line: &[u8]) -> Self {
+        let invalid = |code, message: &str| {
+            let method = Err(CallRefused { code, message: printable_text(message) });
+            Self { id: Some(Value::Null), method }
+        };
         let mut members = match serde_json::from_slice(line) {
-            Ok(Value::Object(members)) if members.contains_key("jsonrpc") => members,
-            Ok(Value::Array(_)) => {
-                let method = refused(INVALID_REQUEST, "batches are not taken");
-                return Some(Self { id: Some(Value::Null), method });
-            }
-            _ => return None,
+            Ok(Value::Object(members)) => members,
+            Ok(Value::Array(_)) => return invalid(INVALID_REQUEST, "batches are not supported"),
+            Ok(_) => return invalid(INVALID_REQUEST, "a call is an object"),
+            Err(error) => return invalid(PARSE_ERROR, &error.to_string()),
         };
         let id = members.remove("id");
-        let id = match id {
-            None | Some(Value::Null | Value::String(_) | Value::Number(_)) => id,
-            Some(_) => {
-                let method = refused(INVALID_REQUEST, "an id is a string or a number");
-                return Some(Self { id: Some(Value::Null), method });
-            }
-        };
+        if !matches!(id, None | Some(Value::Null | Value::String(_) | Value::Number(_))) {
+            return invalid(INVALID_REQUEST, "an id is a string or a number");
+        }
         let version = members.remove("jsonrpc");
         let (name, params) = (members.remove("method"), members.remove("params"));
-        let method = match (version, name, params) {
-            _ if !members.is_empty() => refused(INVALID_REQUEST, "a call has jsonrpc, id, method and params"),
-            (Some(Value::String(version)), Some(Value::String(name)), params) if version == "2.0" => {
-                Self::method(name, params)
+        match (version, name) {
+            _ if !members.is_empty() => invalid(INVALID_REQUEST, "a call has jsonrpc, id, method and params"),
+            (Some(Value::String(version)), Some(Value::String(name))) if version == "2.0" => {
+                Self { id, method: Self::method(name, params) }
             }
-            _ => refused(INVALID_REQUEST, "this is no call of JSON-RPC 2.0"),
-        };
-        Some(Self { id, method })
+            _ => invalid(
+                INVALID_REQUEST,
+                "this is not a call of JSON-RPC 2.0, such as \
+                {\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"status\"}",
+            ),
+        }
+    }
+
+    /// Returns the request of a call that asks for one.
+    ///
+    /// # Errors
+    /// The call is refused with this message, or greets.
+    pub fn request(self) -> Result<Request, String> {
+        match self.method {
+            Ok(Method::Request(request)) => Ok(request),
+            Ok(Method::Hello) => Err("hello is answered by the control socket itself".to_owned()),
+            Err(refused) => Err(refused.message),
+        }
     }
 
     fn method(name: String, params: Option<Value>) -> Result<Method, CallRefused> {
@@ -123,6 +137,43 @@ impl Call {
     }
 }
 
+/// Encodes a request as a call, a line whose identifier is 1.
+///
+/// # Errors
+/// Does not fail in practice: a request is an object.
+pub fn call(request: &Request) -> serde_json::Result<Vec<u8>> {
+    let Value::Object(mut params) = serde_json::to_value(request)? else {
+        return Err(serde_json::Error::custom("a request is an object"));
+    };
+    let method = params.remove("request");
+    let mut line = serde_json::to_vec(&json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}))?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// Parses the response to a call: its result, or the reason why the call was refused.
+///
+/// # Errors
+/// The line is not a response, or its result is of another type.
+pub(crate) fn parse_response<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<Result<T, String>> {
+    #[derive(Deserialize)]
+    struct Refused {
+        message: String,
+    }
+    #[derive(Deserialize)]
+    struct Response<T> {
+        #[serde(rename = "jsonrpc")]
+        _jsonrpc: IgnoredAny,
+        result: Option<T>,
+        error: Option<Refused>,
+    }
+    match serde_json::from_slice(line)? {
+        Response { result: Some(result), error: None, .. } => Ok(Ok(result)),
+        Response { result: None, error: Some(refused), .. } => Ok(Err(printable_text(&refused.message))),
+        Response { .. } => Err(serde_json::Error::custom("a response has a result or an error")),
+    }
+}
+
 /// Returns the server's name and capabilities.
 pub(crate) fn greeting() -> Value {
     json!({
@@ -148,7 +199,7 @@ pub(crate) fn result(id: &Value, result: &impl Serialize) -> serde_json::Result<
     serde_json::to_vec(&Response { jsonrpc: "2.0", id, result })
 }
 
-/// Encodes a plain reply as a response.
+/// Encodes a reply as a response.
 ///
 /// # Errors
 /// The reply cannot be represented as JSON.
@@ -177,36 +228,60 @@ mod tests {
     use super::*;
 
     fn code(line: &str) -> i32 {
-        Call::parse_line(line.as_bytes()).unwrap().method.unwrap_err().code
+        Call::parse_line(line.as_bytes()).method.unwrap_err().code
     }
 
     #[test]
     fn calls() {
         let call = |line: &str| Call::parse_line(line.as_bytes());
-        assert!(call(r#"{"request":"status"}"#).is_none() && call("nonsense").is_none());
-        let hello = call(r#"{"jsonrpc":"2.0","id":"a","method":"hello"}"#).unwrap();
+        let hello = call(r#"{"jsonrpc":"2.0","id":"a","method":"hello"}"#);
         assert_eq!(hello.id, Some(json!("a")));
         assert!(matches!(hello.method, Ok(Method::Hello)));
         let link = r#"{"jsonrpc":"2.0","method":"link","params":{"device":"vm0","state":"down"}}"#;
-        let link = call(link).unwrap();
+        let link = call(link);
         assert!(link.id.is_none() && matches!(link.method, Ok(Method::Request(Request::Link { .. }))));
     }
 
     #[test]
+    fn a_response_has_a_result_or_an_error() {
+        let parse = |line: &str| parse_response::<u32>(line.as_bytes());
+        assert_eq!(parse(r#"{"jsonrpc":"2.0","id":1,"result":7}"#).unwrap(), Ok(7));
+        let refused = parse(r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"no\u001b"}}"#).unwrap();
+        assert!(refused.is_err_and(|message| message.starts_with("no") && !message.contains('\u{1b}')));
+        for wrong in [
+            "SSH-2.0-OpenSSH",
+            r#"{"ok":7}"#,
+            r#"{"jsonrpc":"2.0","id":1}"#,
+            r#"{"jsonrpc":"2.0","id":1,"result":"seven"}"#,
+            r#"{"jsonrpc":"2.0","id":1,"result":7,"error":{"code":1,"message":""}}"#,
+        ] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn wrong_calls() {
-        assert_eq!(code("[]"), INVALID_REQUEST);
+        for (line, expected) in [
+            ("nonsense", PARSE_ERROR),
+            ("[]", INVALID_REQUEST),
+            ("7", INVALID_REQUEST),
+            ("{}", INVALID_REQUEST),
+            (r#"{"request":"status"}"#, INVALID_REQUEST),
+        ] {
+            assert_eq!((code(line), Call::parse_line(line.as_bytes()).id), (expected, Some(Value::Null)), "{line}");
+        }
         assert_eq!(code(r#"{"jsonrpc":"1.0","id":1,"method":"status"}"#), INVALID_REQUEST);
         assert_eq!(code(r#"{"jsonrpc":"2.0","id":{},"method":"status"}"#), INVALID_REQUEST);
         assert_eq!(code(r#"{"jsonrpc":"2.0","id":1,"method":"status","also":1}"#), INVALID_REQUEST);
-        // Internal methods of workers, and the method whose answer is not JSON.
-        for name in ["serve", "capture", "no-such"] {
+        // Internal methods of workers.
+        for name in ["serve", "start-capture", "no-such"] {
             assert_eq!(code(&json!({"jsonrpc": "2.0", "id": 1, "method": name}).to_string()), METHOD_NOT_FOUND);
         }
         for params in [json!([1]), json!({"request": "serve"}), json!({"x": 1}), json!({"device": 1})] {
             let call = json!({"jsonrpc": "2.0", "id": 1, "method": "remove-device", "params": params});
             assert_eq!(code(&call.to_string()), INVALID_PARAMS, "{call}");
         }
-        let text = Call::parse_line(br#"{"jsonrpc":"2.0","id":1,"method":"\u001b[31m"}"#).unwrap();
+        let text = Call::parse_line(br#"{"jsonrpc":"2.0","id":1,"method":"\u001b[31m"}"#);
         assert!(!text.method.unwrap_err().message.contains('\u{1b}'));
     }
 
@@ -226,7 +301,7 @@ mod tests {
                 assert!(given.keys().all(|key| known.contains_key(key)), "{example}");
                 let taken = |params: &Map<String, Value>| {
                     let call = json!({"jsonrpc": "2.0", "id": 1, "method": name, "params": params});
-                    Call::parse_line(call.to_string().as_bytes()).unwrap().method.is_ok()
+                    Call::parse_line(call.to_string().as_bytes()).method.is_ok()
                 };
                 assert!(taken(&given), "{example}");
                 for required in params["required"].as_array().into_iter().flatten() {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use pvrdma_dev::{LimitStatus, ObjectKind};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
 
 use super::text::{is_printable_json, printable, printable_text};
 use crate::config::{BackendSpec, Device, FaultWord, LinkState, Network, SandboxMode};
@@ -15,7 +15,7 @@ use crate::status::WorkerStatus;
 
 /// Version of the requests. A worker of another version refuses [`Request::Hello`]; a daemon of another version reports
 /// it.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// State of an uplink's interface, as far as links of devices follow it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -52,8 +52,8 @@ pub enum Request {
         /// Kind of the objects.
         object: ObjectKind,
     },
-    /// Captures the traffic of a device. A worker gets the client's connection as a descriptor, and sends
-    /// [`Reply::Capturing`] to it directly.
+    /// Captures the traffic of a device: the connection carries a capture in pcapng afterwards. The worker gets
+    /// [`Self::StartCapture`] for it.
     Capture {
         /// Name of the device.
         device: String,
@@ -120,6 +120,16 @@ pub enum Request {
         /// The new state.
         carrier: Carrier,
     },
+    /// Internal: captures the traffic of a device. The descriptor is the client's connection, to which the worker sends
+    /// the response and then the capture.
+    StartCapture {
+        /// Name of the device.
+        device: String,
+        /// Bytes of each frame that are kept.
+        snaplen: Option<u32>,
+        /// Identifier of the client's call, or `None` if it is not answered.
+        id: Option<Value>,
+    },
     /// Internal: serves a device. Descriptors: its listening socket; if its doorbell pages are mapped, the connection
     /// to the kernel, their file and, with a fallback server, the pipe end whose closing tells it that the worker has
     /// ended; then those of its `nic` or its `nic-socket`.
@@ -153,20 +163,6 @@ pub struct NetworkSetup {
 }
 
 impl Request {
-    /// Parses a line of the control socket: an object with the members of a request and, optionally, its version.
-    ///
-    /// # Errors
-    /// The line is not a request, or is one that only workers accept.
-    pub fn parse_line(line: &[u8]) -> Result<Self, String> {
-        let wrong = |error: serde_json::Error| printable_text(&error.to_string());
-        let mut members: Map<String, Value> = serde_json::from_slice(line).map_err(wrong)?;
-        if let Some(version) = members.remove("version").filter(|version| *version != VERSION) {
-            return Err(printable_text(&format!("this daemon speaks version {VERSION}, not {version}")));
-        }
-        let request: Self = serde_json::from_value(Value::Object(members)).map_err(wrong)?;
-        if request.is_internal() { Err("not on this socket".to_owned()) } else { Ok(request) }
-    }
-
     /// Returns `true` if only a supervisor may send this request.
     pub const fn is_internal(&self) -> bool {
         match self {
@@ -181,7 +177,7 @@ impl Request {
             | Self::Fault { .. }
             | Self::LogLevel { .. }
             | Self::Events {} => false,
-            Self::Hello { .. } | Self::Carrier { .. } | Self::Serve { .. } => true,
+            Self::Hello { .. } | Self::Carrier { .. } | Self::StartCapture { .. } | Self::Serve { .. } => true,
         }
     }
 
@@ -191,14 +187,14 @@ impl Request {
             (_, Reply::Error(_))
             | (Self::Status { .. }, Reply::Ok(_))
             | (Self::Show { .. }, Reply::Objects(_))
-            | (Self::Capture { .. }, Reply::Capturing {})
+            | (Self::StartCapture { .. }, Reply::Capturing {})
             | (Self::Events {}, Reply::Events {})
             | (Self::Limits { .. }, Reply::Limits(_))
             | (Self::Share { .. }, Reply::Share(_)) => true,
             (
                 Self::Status { .. }
                 | Self::Show { .. }
-                | Self::Capture { .. }
+                | Self::StartCapture { .. }
                 | Self::Limits { .. }
                 | Self::Share { .. }
                 | Self::Events {},

@@ -1,7 +1,7 @@
 //! Messages between the supervisor, the workers and the command line.
 //!
-//! The same [`Request`] type serves two connections. The command line sends it in lines of JSON over the control
-//! socket. The supervisor sends it in [`frame`]s over a socket pair to the worker of a network, together with
+//! The same [`Request`] type serves two connections. The command line sends it as a call of JSON-RPC ([`json_rpc`]) over
+//! the control socket. The supervisor sends it in [`frame`]s over a socket pair to the worker of a network, together with
 //! descriptors, and there also uses the internal requests. A worker sends [`HostRequest`]s to the supervisor on a
 //! separate socket pair.
 //!
@@ -11,7 +11,7 @@
 
 pub mod frame;
 mod host;
-pub(crate) mod json_rpc;
+pub mod json_rpc;
 mod message;
 #[cfg(test)]
 mod tests;

@@ -37,6 +37,7 @@ use anyhow::{Context, Result};
 use log::info;
 use parking_lot::{Mutex, RwLock};
 use pvrdma_dev::{LimitStatus, ObjectKind};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use self::changes::Removed;
@@ -157,13 +158,20 @@ impl Supervisor {
         }
     }
 
-    /// Starts a capture of a device's traffic to a connection. The worker itself confirms the start on that connection.
+    /// Starts a capture of a device's traffic to a connection. The worker itself answers
+    /// the call `id` on that connection.
     ///
     /// # Errors
     /// There is no such device, or it cannot be captured.
-    pub(crate) fn capture(&self, device: &str, snaplen: Option<u32>, to: OwnedFd) -> Result<(), CaptureError> {
+    pub(crate) fn capture(
+        &self,
+        device: &str,
+        snaplen: Option<u32>,
+        id: Option<Value>,
+        to: OwnedFd,
+    ) -> Result<(), CaptureError> {
         let network = self.network(device).map_err(CaptureError::Refused)?;
-        let problem = match network.call(Request::Capture { device: device.to_owned(), snaplen }, vec![to]) {
+        let problem = match network.call(Request::StartCapture { device: device.to_owned(), snaplen, id }, vec![to]) {
             Ok(Reply::Capturing {}) => return Ok(()),
             Ok(Reply::Error(problem)) => problem,
             Ok(_) => "its worker's reply is not understood".to_owned(),

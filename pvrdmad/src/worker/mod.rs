@@ -24,6 +24,7 @@ use pvrdma_ether_link::Link;
 use pvrdma_ibverbs::Ibverbs;
 use pvrdma_rxe::{ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig};
 use pvrdma_verbs::LogLimit;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use self::device::{Place, ServedDevice};
@@ -100,7 +101,9 @@ impl Worker {
         let reply = match request {
             Request::Status { describe } => Ok(Reply::Ok(Box::new(self.status(describe)))),
             Request::Show { device, object } => self.show(&device, object).map(Reply::Objects),
-            Request::Capture { device, snaplen } => self.capture(&device, snaplen, fds).map(|()| Reply::Capturing {}),
+            Request::StartCapture { device, snaplen, id } => {
+                self.capture(&device, snaplen, id, fds).map(|()| Reply::Capturing {})
+            }
             Request::Serve { device, link, doorbells } => {
                 self.serve(*device, link, doorbells, fds).map(|()| Reply::Done {})
             }
@@ -114,9 +117,10 @@ impl Worker {
                 logging::set(&level);
                 Ok(Reply::Done {})
             }
-            Request::AddDevice { .. } => Err(anyhow!("the supervisor adds devices")),
-            Request::Events {} => Err(anyhow!("the supervisor tells what happens")),
-            Request::Hello { .. } => Err(anyhow!("said twice")),
+            Request::AddDevice { .. } | Request::Capture { .. } | Request::Events {} => {
+                Err(anyhow!("the supervisor serves this request"))
+            }
+            Request::Hello { .. } => Err(anyhow!("the second greeting")),
         };
         reply.unwrap_or_else(|error| Reply::Error(format!("{error:#}")))
     }
@@ -324,7 +328,7 @@ impl Worker {
     }
 
     /// Starts a capture to the connection that came with the request.
-    fn capture(&self, device: &str, snaplen: Option<u32>, fds: Vec<OwnedFd>) -> Result<()> {
+    fn capture(&self, device: &str, snaplen: Option<u32>, id: Option<Value>, fds: Vec<OwnedFd>) -> Result<()> {
         if !self.setup.captures {
             bail!("captures are switched off (captures=off)");
         }
@@ -337,7 +341,7 @@ impl Worker {
         let mac = find(&devices, device)?.reporter.device.config.mac;
         drop(devices);
         let capture = rxe.capture(mac, config)?;
-        self.captures.lock().start(UnixStream::from(to), device.to_owned(), config.snaplen, capture)?;
+        self.captures.lock().start(UnixStream::from(to), device.to_owned(), id, config.snaplen, capture)?;
         Ok(())
     }
 }

@@ -86,7 +86,7 @@ impl Place {
             5 => supervisor.link("liar1", dice.pick(&[LinkState::Up, LinkState::Down])),
             6 => {
                 let (ours, theirs) = UnixStream::pair().unwrap();
-                let _ = supervisor.capture("liar1", None, theirs.into());
+                let _ = supervisor.capture("liar1", None, Some(json!(1)), theirs.into());
                 drop(ours);
                 Ok(())
             }
@@ -243,7 +243,7 @@ impl Liar {
                     json!({"ok": {"lost_mappings": 0, "devices": [device_report("liar1", "/s")]}})
                 }
                 Request::Show { .. } => json!({"objects": []}),
-                Request::Capture { .. } => json!({"capturing": {}}),
+                Request::StartCapture { .. } => json!({"capturing": {}}),
                 Request::Limits { .. } => json!({"limits": []}),
                 Request::Share { .. } => json!({"share": {}}),
                 _ => json!({"done": {}}),
