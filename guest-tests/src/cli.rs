@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::bench::wire::PeerOptions;
 use crate::bench::wire::dumbbell::{DumbbellOptions, HostsOptions};
+use crate::demo_cli::DemoOptions;
 use crate::doorbells::DoorbellOptions;
 use crate::lab::LabCli;
 use crate::net_peer::NetPeer;
@@ -14,7 +15,7 @@ use crate::pair::LinkKind;
 
 /// Tests and measures the PVRDMA device in QEMU guests that run the unmodified Linux driver.
 #[derive(Debug, Parser)]
-#[command(version = pvrdmad::VERSION)]
+#[command(name = "guest-tests", version = pvrdmad::VERSION)]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -28,11 +29,7 @@ pub(crate) enum Command {
     #[command(visible_alias = "bed")]
     Image,
     /// Boot two guests, run the RDMA programs between them and print what they achieved.
-    Demo {
-        /// Leave out what is measured.
-        #[arg(long)]
-        no_speed: bool,
-    },
+    Demo(DemoOptions),
     /// Run everything: the workspace's tests, then those in guests.
     Test(TestOptions),
     /// Print what runs over what, as a table of Markdown.

@@ -1,15 +1,49 @@
 //! `demo`: shows the device's work for two guests in one table.
 
-use anyhow::{Context, Result};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
 use comfy_table::{ContentArrangement, Table, presets};
 
 use crate::cases::{Case, causes, perftest, run_single};
+use crate::daemon::{cargo, set_program, workspace_manifest};
+use crate::demo_cli::DemoOptions;
 use crate::image::GuestImage;
 use crate::pair::{Link, LinkKind, Pair, PairOptions};
+use crate::process::BoundChild;
 use crate::vm::has_kvm;
 
+/// Time limit for building the daemon.
+const BUILD: Duration = Duration::from_secs(3600);
+
+/// Builds the daemon and, meanwhile, the missing parts of the image; then shows the demo.
+pub(crate) fn run_from_sources(options: &DemoOptions) -> Result<()> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let target = own.parent().and_then(Path::parent).context("this program lies in no target directory")?;
+    // The image step mostly downloads and unpacks, so it runs in parallel to the compiler. If it fails, which it does
+    // at once without root, the compiler is killed.
+    let mut compiler = build_daemon(target)?;
+    let image = GuestImage::build()?;
+    let status = compiler.wait(BUILD).context("the daemon was not built within an hour")?;
+    ensure!(status.success(), "cannot build the daemon: cargo ended with {status}");
+    set_program(target.join("demo/pvrdmad"));
+    if options.prepare { Ok(()) } else { run(&image, options) }
+}
+
+/// Starts a build of the daemon in the profile `demo`, with the same features of common crates as this program.
+fn build_daemon(target: &Path) -> Result<BoundChild> {
+    let manifest = workspace_manifest().context("the workspace this program was built from is gone")?;
+    BoundChild::spawn("the compiler", &cargo().to_string_lossy(), |command| {
+        command.args(["build", "--profile", "demo", "--bin", "pvrdmad", "-p", "pvrdmad"]);
+        command.args(["-p", "guest-tests", "--features", "guest-tests/demo", "--manifest-path"]).arg(manifest);
+        command.arg("--target-dir").arg(target).stdin(Stdio::null());
+    })
+}
+
 /// Boots two guests with both kinds of RDMA, runs the programs and prints the table.
-pub(crate) fn run(image: &GuestImage, with_speed: bool) -> Result<()> {
+fn run(image: &GuestImage, options: &DemoOptions) -> Result<()> {
     let processor = if has_kvm() { "KVM" } else { "emulated processors: slow, but a fair comparison" };
     println!("Two guests with the unmodified vmw_pvrdma driver; {} ({processor})", image.qemu_version()?);
     let mut pair = Pair::boot(image, &PairOptions::default())?;
@@ -34,7 +68,7 @@ pub(crate) fn run(image: &GuestImage, with_speed: bool) -> Result<()> {
         programs.add_row([title.to_owned(), outcome]);
     }
 
-    let speed = if with_speed { format!("\n\n{}", speed(&pair, &links)?) } else { String::new() };
+    let speed = if options.no_speed { String::new() } else { format!("\n\n{}", speed(&pair, &links)?) };
     println!("\n{programs}{speed}");
     if failed > 0 {
         anyhow::bail!("{failed} programs failed");
@@ -202,7 +236,7 @@ mod tests {
     /// `guest-tests/recording/record` recreates the recording.
     #[test]
     fn the_recording_shows_the_demo() {
-        let root = crate::daemon::workspace_manifest().unwrap();
+        let root = workspace_manifest().unwrap();
         let picture = std::fs::read_to_string(root.with_file_name("docs").join("demo.svg")).unwrap();
         let picture = roxmltree::Document::parse(&picture).unwrap();
         let words: Vec<_> =

@@ -1,73 +1,83 @@
-//! Builds the guest image, boots guests with the device, and tests and measures it there.
+//! Boots guests with the device, and tests and measures it there.
 //!
-//! The crate has two programs: `guest-tests` is for this project, `pvrdma-lab` for other projects, whose programs it
-//! runs in guests.
+//! The package has three programs. `guest-tests` builds one of the others and becomes it: `guest-tests-demo`, which
+//! needs few crates, or `guest-tests-suite`, which is everything else. `pvrdma-lab` builds the guest image and runs
+//! machines.
+#![cfg(feature = "demo")]
+#![cfg_attr(not(feature = "suite"), expect(dead_code, reason = "the demo needs a part of the cases"))]
 
-mod agent;
+#[cfg(feature = "suite")]
 mod bench;
 mod cases;
+#[cfg(feature = "suite")]
 mod cli;
 mod cloud_hypervisor;
-mod daemon;
 mod demo;
+mod demo_cli;
+#[cfg(feature = "suite")]
 mod device_pair;
 #[cfg(test)]
 mod documents;
+#[cfg(feature = "suite")]
 mod doorbells;
-mod endpoints;
 mod guest_with_daemon;
+#[cfg(feature = "suite")]
 mod host_adapter;
-mod image;
 mod kvm_bed;
 mod kvm_host;
 mod kvm_qemu;
-mod lab;
 mod namespaces;
+#[cfg(feature = "suite")]
 mod net_peer;
 mod pair;
 mod played_pair;
-mod process;
+#[cfg(feature = "suite")]
 mod recording;
+#[cfg(feature = "suite")]
 mod shell;
+#[cfg(feature = "suite")]
 mod suite;
-mod vm;
 mod vmm_pair;
 mod workflow;
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
+use pvrdma_lab::{agent, daemon, endpoints, image, lab, process, vm};
 
-use cli::{Cli, Command};
-use image::GuestImage;
+use demo_cli::DemoCli;
 
-/// The program `guest-tests`.
-pub fn guest_tests() -> ExitCode {
-    init_log();
-    match run(Cli::parse()) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {}", cases::causes(&error));
-            ExitCode::FAILURE
-        }
-    }
+/// The program `guest-tests-demo`.
+pub fn guest_tests_demo() -> ExitCode {
+    finish(|| match DemoCli::parse() {
+        DemoCli::Demo(options) => demo::run_from_sources(&options).map(|()| ExitCode::SUCCESS),
+        DemoCli::Agent => agent::serve().map(|()| ExitCode::SUCCESS),
+    })
 }
 
-/// The program `pvrdma-lab`.
-pub fn pvrdma_lab() -> ExitCode {
-    init_log();
-    match lab::LabCli::try_parse() {
-        Ok(cli) => lab::run(&cli),
-        Err(error) => lab::not_understood(&error),
-    }
+/// The program `guest-tests-suite`.
+#[cfg(feature = "suite")]
+pub fn guest_tests_suite() -> ExitCode {
+    finish(|| run(cli::Cli::parse()))
 }
 
-fn init_log() {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+/// Runs a program and reports its error.
+fn finish(run: impl FnOnce() -> Result<ExitCode>) -> ExitCode {
+    pvrdma_lab::init_log();
+    run().unwrap_or_else(|error| {
+        eprintln!("error: {}", pvrdma_lab::causes(&error));
+        ExitCode::FAILURE
+    })
 }
 
-fn run(cli: Cli) -> Result<ExitCode> {
+#[cfg(feature = "suite")]
+fn run(cli: cli::Cli) -> Result<ExitCode> {
+    use anyhow::Context;
+
+    use cli::Command;
+    use image::GuestImage;
+
     match cli.command {
         Command::Agent => agent::serve()?,
         Command::NetPeer(peer) => net_peer::run(&peer)?,
@@ -81,7 +91,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             let image = GuestImage::build()?;
             println!("the image is ready in {} ({})", image.directory().display(), image.qemu_version()?);
         }
-        Command::Demo { no_speed } => demo::run(&GuestImage::build()?, !no_speed)?,
+        Command::Demo(options) => demo::run_from_sources(&options)?,
         Command::Published => {
             let root = daemon::workspace_manifest().context("the workspace this program was built from is gone")?;
             bench::published::draw(&root.with_file_name("docs"))?;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use pvrdma_verbs::MacAddr;
+pub(crate) use pvrdma_lab::endpoints::PVRDMA_DEVICE;
+use pvrdma_verbs_types::MacAddr;
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -324,8 +325,6 @@ const fn mac(model: NicModel, index: usize) -> MacAddr {
 }
 
 const NAMES: [&str; 2] = ["a", "b"];
-/// Name that the driver gives to its first device.
-pub(crate) const PVRDMA_DEVICE: &str = "vmw_pvrdma0";
 const PVRDMA_IP: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 77, 1), Ipv4Addr::new(192, 168, 77, 2)];
 const RXE_IP: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 78, 1), Ipv4Addr::new(192, 168, 78, 2)];
 /// Default MTU of Ethernet.

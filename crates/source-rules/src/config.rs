@@ -118,7 +118,7 @@ pub const REPOSITORY: Config = Config {
         &["pvrdma-link", "pvrdma-roce", "pvrdma-verbs"],
         &["pvrdma-ether-link"],
         &["pvrdma-dev", "pvrdma-ibverbs", "pvrdma-rxe", "pvrdma-vfio-user-server", "pvrdma-vmxnet3"],
-        &["pvrdma-vmm", "pvrdmad"],
+        &["pvrdma-lab", "pvrdma-vmm", "pvrdmad"],
         &["guest-tests"],
     ],
     pure: PureCrate {
@@ -172,6 +172,7 @@ pub const REPOSITORY: Config = Config {
         ],
         exceptions: &[
             ("guest-tests/", "the test bed, which serves nobody"),
+            ("lab/", "the programs that boot guests, which serve nobody"),
             ("pvrdmad/src/capture/client.rs", "the command that asks the daemon"),
             ("pvrdma-vmm/", "an example of a VMM, which confines nobody"),
         ],
@@ -191,7 +192,10 @@ pub const REPOSITORY: Config = Config {
     logs: Logs {
         home: "crates/base/src/log_limit.rs",
         forbidden: &["log::error", "log::info", "log::log", "log::warn"],
-        exceptions: &[("guest-tests/", "the test bed, which serves nobody")],
+        exceptions: &[
+            ("guest-tests/", "the test bed, which serves nobody"),
+            ("lab/", "the programs that boot guests, which serve nobody"),
+        ],
     },
     file_lines: 500,
     function_lines: 60,

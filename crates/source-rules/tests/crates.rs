@@ -20,9 +20,14 @@ fn crates_depend_downwards() {
 /// The names of all crates that `package` is built from with its default features, as Cargo resolves them: itself and
 /// procedural macros included.
 fn crates_of(package: &str) -> BTreeSet<String> {
+    crates_with(package, "")
+}
+
+/// The same with these features, separated by commas.
+fn crates_with(package: &str, features: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
         .args(["tree", "--offline", "--locked", "--edges", "normal", "--prefix", "none", "--format", "{p}"])
-        .args(["--package", package])
+        .args(["--package", package, "--features", features])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()
         .unwrap();
@@ -56,6 +61,35 @@ fn the_example_of_a_vmm_has_no_tls() {
     let found = crates_of("pvrdma-vmm");
     let others: Vec<_> = found.iter().filter(|name| *name == "ring" || name.starts_with("rustls")).collect();
     assert!(found.contains("pvrdma-ether-link") && others.is_empty(), "pvrdma-vmm is also built from {others:?}");
+}
+
+/// Crates of this workspace that the lab and the demo may be built from. They start the daemon as a program.
+const OF_THE_LAB: [&str; 5] = ["guest-tests", "pvrdma-lab", "pvrdma-packet", "pvrdma-pages", "pvrdma-verbs-types"];
+
+/// Crates that only benchmarks, captures, checks of documents, or TLS need.
+const OF_THE_SUITE: [&str; 7] = ["nix", "pcap-file", "plotters", "rcgen", "ring", "roxmltree", "rustls"];
+
+/// The crates that the lab is linked from beside itself, and those that the demo has in addition.
+const LINKED_WITH_LAB: usize = 60;
+
+#[test]
+fn lab_and_demo_are_built_without_device_charts_certificates_and_captures() {
+    let (lab, demo) = (crates_of("pvrdma-lab"), crates_with("guest-tests", "demo"));
+    assert!(demo.is_superset(&lab) && lab.contains("pvrdma-verbs-types"), "{demo:?}");
+    let of_the_device = |name: &str| name.starts_with("pvrdma") && !OF_THE_LAB.contains(&name);
+    let others: Vec<_> =
+        demo.iter().filter(|name| of_the_device(name) || OF_THE_SUITE.contains(&name.as_str())).collect();
+    assert!(others.is_empty(), "the demo is also built from {others:?}");
+    let linked: Vec<_> = demo.iter().filter(|name| !COMPILER.contains(&name.as_str())).collect();
+    assert!(linked.len() <= LINKED_WITH_LAB, "{} crates: {linked:?}", linked.len());
+    // The suite has each of them, so the names are right.
+    let suite = crates_with("guest-tests", "suite");
+    assert!(suite.contains("plotters") && suite.contains("pvrdmad") && suite.contains("rcgen"), "{suite:?}");
+}
+
+#[test]
+fn the_command_guest_tests_is_built_from_nothing_else() {
+    assert_eq!(crates_of("guest-tests").into_iter().collect::<Vec<_>>(), ["guest-tests"]);
 }
 
 /// The crates that the protocol may be built from. Those of this workspace below it are `no_std`; the others open no

@@ -31,11 +31,11 @@ fn container(image: &GuestImage) -> Result<String> {
     let programs = programs()?;
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
     let folder = directory.path().join("pvrdma");
-    for part in ["bin", "containers", "pvrdma/target", "pvrdma/guest-tests"] {
+    for part in ["bin", "containers", "pvrdma/target", "pvrdma/lab"] {
         fs::create_dir_all(directory.path().join(part)).context("cannot create a directory")?;
     }
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
-    std::os::unix::fs::symlink(repository.join("container"), folder.join("guest-tests/container"))?;
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    std::os::unix::fs::symlink(repository.join("lab/container"), folder.join("lab/container"))?;
     std::os::unix::fs::symlink(&programs, folder.join("target/release"))?;
     lab::write_test(&folder)?;
     for program in ["usr/bin/buildah", "usr/bin/podman"] {
@@ -67,9 +67,9 @@ fn container(image: &GuestImage) -> Result<String> {
 fn programs() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let programs = own.parent().context("this program is nowhere")?;
-    // Builds the daemon if cargo is available.
+    // Builds both if cargo is available.
     daemon::program()?;
-    ensure!(programs.join("pvrdma-lab").exists(), "there is no pvrdma-lab: cargo build --release -p guest-tests");
+    daemon::program_of("pvrdma-lab")?;
     Ok(programs.to_owned())
 }
 

@@ -1,15 +1,20 @@
-//! The test cases that run in a pair of guests.
+//! The test cases that run in a pair of guests. Cases that link crates of the device belong to the feature `suite`, so
+//! that the demo is built without them.
 
 mod agent;
 mod applications;
+#[cfg(feature = "suite")]
 mod browser;
 mod case;
 mod cloud_hypervisor;
 mod connection;
 mod container;
+#[cfg(feature = "suite")]
 mod daemon;
+#[cfg(feature = "suite")]
 mod dissect;
 mod doorbells;
+#[cfg(feature = "suite")]
 mod dumbbell;
 mod errors;
 mod exchange;
@@ -30,14 +35,17 @@ mod libvirt;
 mod lifecycle;
 mod machines;
 mod many;
+#[cfg(feature = "suite")]
 pub(crate) mod matrix;
 mod nested;
 mod network;
 mod networks;
 mod nic;
 mod nvme;
+#[cfg(feature = "suite")]
 mod open_vswitch;
 mod package;
+#[cfg(feature = "suite")]
 mod packets;
 pub(crate) mod perftest;
 pub(crate) mod pingpong;
@@ -50,13 +58,17 @@ mod runner;
 mod shared;
 mod soak;
 mod sockets;
+#[cfg(feature = "suite")]
 mod torture;
 mod two_daemons;
 mod workflow;
 
 pub(crate) use case::Case;
+#[cfg(feature = "suite")]
 pub(crate) use lanes::run_in_lanes;
-pub(crate) use runner::{Tally, causes, run_cases, run_single};
+#[cfg(feature = "suite")]
+pub(crate) use runner::{Tally, run_cases};
+pub(crate) use runner::{causes, run_single};
 
 use crate::kvm_bed::KvmBeds;
 use crate::pair::LinkKind;
@@ -75,18 +87,22 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
     cases.extend(nvme::cases());
     if kind == LinkKind::Pvrdma {
         cases.extend(errors::cases());
+        #[cfg(feature = "suite")]
         cases.extend(dissect::cases());
         cases.extend(network::cases());
         cases.extend(lifecycle::cases());
+        #[cfg(feature = "suite")]
         cases.extend(daemon::cases());
         cases.extend(machines::cases());
         cases.extend(soak::cases());
+        #[cfg(feature = "suite")]
         cases.extend(torture::cases());
         cases.extend(sockets::cases());
         cases.extend(readme::cases());
         cases.extend(lab::cases());
         cases.extend(container::cases());
         cases.extend(workflow::cases());
+        #[cfg(feature = "suite")]
         cases.extend(browser::cases());
         cases.extend(package::cases());
         cases.extend(libvirt::cases());
@@ -97,10 +113,12 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(host_adapter_cm::cases());
         cases.extend(roce_v1::cases());
         cases.extend(networks::cases());
+        #[cfg(feature = "suite")]
         cases.extend(open_vswitch::cases());
         cases.extend(nic::cases());
         cases.extend(qemu_nic::cases());
         cases.extend(doorbells::cases());
+        #[cfg(feature = "suite")]
         cases.extend(dumbbell::cases());
         let beds = KvmBeds::default();
         cases.extend(kvm::cases(&beds));

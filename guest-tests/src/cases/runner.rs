@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Error, Result, anyhow};
+use anyhow::{Context, Result, anyhow};
+pub(crate) use pvrdma_lab::causes;
 
 use super::case::{Body, Case, InPair, Skipped};
 use super::kernel_log;
@@ -132,12 +133,6 @@ fn is_healthy(pair: &Pair, kind: LinkKind) -> bool {
         vm.is_running() && vm.exec("dmesg --clear", Duration::from_secs(15)).is_ok_and(|output| output.code == 0)
     });
     alive && pair.link(kind).is_ok()
-}
-
-/// Formats the whole chain of causes without a backtrace, because the texts name the failed step.
-pub(crate) fn causes(error: &Error) -> String {
-    let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
-    causes.join("\nbecause: ")
 }
 
 fn indented(text: &str) -> String {

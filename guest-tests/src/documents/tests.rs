@@ -88,7 +88,7 @@ fn wrong_steps_of_workflows_are_found() {
     assert_problem(&steps("out/pvrdma-lab run --vm 3 -- make check"), "--vm");
     assert_problem(&steps("echo 'never closed"), "unexpected EOF");
     assert_problem("```yaml\n- run: pvrdma-lab bedd\n```\n", "bedd");
-    assert_problem("```sh\ncargo run --release -p guest-tests --bin pvrdma-lab -- run\n```\n", "COMMAND");
+    assert_problem("```sh\ncargo run --release -p pvrdma-lab -- run\n```\n", "COMMAND");
 }
 
 #[test]

@@ -1,0 +1,64 @@
+//! Host programs that belong neither to the image nor to this machine: a root directory for each purpose, built when a
+//! test needs it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use super::guest_image::{GuestImage, host_command};
+use super::log_command::StepLog;
+use super::roots::{base_key, copy_tree, executable};
+use super::steps::Steps;
+
+/// A Debian with some packages, whose programs are run by its own loader.
+#[derive(Debug)]
+pub struct HostRoot {
+    root: PathBuf,
+}
+
+impl HostRoot {
+    /// Builds the root directory `name` if it is missing.
+    pub fn build(image: &GuestImage, name: &str, packages: &[&str]) -> Result<Self> {
+        let built = Self { root: image.directory().join(name) };
+        let mut steps = Steps::open(image.directory())?;
+        let packages = packages.join(" ");
+        steps.run(name, &format!("{} {packages}", base_key()?), |log| built.make(image, &packages, log))?;
+        steps.finish();
+        Ok(built)
+    }
+
+    /// Creates one at this path for a single use, without additional packages.
+    pub fn clean(image: &GuestImage, root: PathBuf) -> Result<Self> {
+        let log = StepLog::new(root.with_extension("log"))?;
+        copy_tree(&log, &image.base_root(), &root)?;
+        Ok(Self { root })
+    }
+
+    fn make(&self, image: &GuestImage, packages: &str, log: &StepLog) -> Result<()> {
+        copy_tree(log, &image.base_root(), &self.root)?;
+        log.shell_in(&self.root, &format!("apt-get update -q; apt-get install -y -q {packages}; apt-get clean"))
+    }
+
+    /// Returns the path of a file in it.
+    pub fn path(&self, file: &str) -> PathBuf {
+        self.root.join(file)
+    }
+
+    /// Creates a script in `folder` that runs a program of it, by the program's name.
+    pub fn name_in(&self, folder: &Path, program: &str) -> Result<()> {
+        let words: Vec<_> = host_command(&self.root, program).iter().map(|word| format!("'{word}'")).collect();
+        let path = folder.join(Path::new(program).file_name().unwrap_or_default());
+        script(&path, &format!("exec {} \"$@\"", words.join(" ")))
+    }
+
+    /// Does the same for a program that must see the root directory as its own, and its working directory.
+    pub fn enter_in(&self, folder: &Path, program: &str) -> Result<()> {
+        let path = folder.join(Path::new(program).file_name().unwrap_or_default());
+        let inside = format!("cd \"$0\" && exec /{program} \"$@\"");
+        script(&path, &format!("exec chroot '{}' sh -c '{inside}' \"$PWD\" \"$@\"", self.root.display()))
+    }
+}
+
+fn script(path: &Path, line: &str) -> Result<()> {
+    executable(path, &format!("#!/bin/sh\n{line}\n"))
+}

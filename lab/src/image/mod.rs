@@ -1,0 +1,28 @@
+//! The guest image: QEMU, a kernel, the unchanged `vmw_pvrdma` driver and a root file system, all built from Debian
+//! packages at run time into a cache directory. Nothing of it is part of this repository.
+
+mod applications_disk;
+mod apt;
+mod build;
+mod disk;
+mod guest_image;
+mod guest_system;
+mod host_root;
+mod initramfs;
+mod kernel;
+mod log_command;
+mod modules;
+mod programs;
+mod root_disk;
+mod roots;
+mod steps;
+mod systemd_disk;
+
+pub use applications_disk::ApplicationsDisk;
+pub use disk::Disk;
+pub use guest_image::GuestImage;
+pub use guest_system::{GuestSystem, SYSTEMS};
+pub use host_root::HostRoot;
+pub use initramfs::append_program;
+pub use roots::{BACKPORTS, executable};
+pub use systemd_disk::SystemdDisk;

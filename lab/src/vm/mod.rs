@@ -1,0 +1,15 @@
+//! A virtual machine and what runs in it.
+
+mod builder;
+mod channel;
+mod job;
+mod machine;
+mod monitor;
+mod qemu;
+mod start;
+
+pub use builder::{Card, EMPTY_SLOT, FOLDER_TAG, Folder, MemoryKind, Nic, NicModel, RunAs, VmBuilder};
+pub use job::Job;
+pub use machine::{SHORT, Vm};
+pub use qemu::{has_kvm, processor, watchdog};
+pub use start::Prepared;
