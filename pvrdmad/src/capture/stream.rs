@@ -58,8 +58,8 @@ struct Running {
 }
 
 impl Streams {
-    /// Answers the call `id` on `stream`, unless that is a notification, and writes the frames that `capture` sees of `device` there, until the client
-    /// sends data or closes the connection.
+    /// Answers the call `id` on `stream`, unless that is a notification, and writes the frames that `capture` sees of
+    /// `device` there, until the client sends data or closes the connection.
     pub(crate) fn start(
         &mut self,
         stream: UnixStream,

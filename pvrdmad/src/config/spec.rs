@@ -101,8 +101,9 @@ keys! {
         link_rate: Option<BitRate>,
         /// Leave segmentation of packet runs to the uplink.
         ///
-        /// Long frames pass the uplink unsegmented; on `af_packet` the kernel or the adapter segments them, which the daemon tests at the start. Use
-        /// `off` for an adapter that does not increment the IPv4 identification of the segments.
+        /// Long frames pass the uplink unsegmented; on `af_packet` the kernel or the adapter segments them, which the
+        /// daemon tests at the start. Use `off` for an adapter that does not increment the IPv4 identification of the
+        /// segments.
         ["offload", "on|off", "on"]
         offload: Option<Switch>,
         /// Links of devices follow the uplink's interface.

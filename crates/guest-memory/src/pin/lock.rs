@@ -93,8 +93,8 @@ fn data_end(file: &File, data: u64, end: u64, size: u64) -> io::Result<u64> {
     Ok(next.min(end))
 }
 
-/// Returns the start of the next data or hole at or after `at`, or the end of the file. This moves the file position that the owner may share;
-/// VMMs do not use it for guest memory.
+/// Returns the start of the next data or hole at or after `at`, or the end of the file. This moves the file position
+/// that the owner may share; VMMs do not use it for guest memory.
 fn seek(file: &File, whence: libc::c_int, at: u64) -> io::Result<u64> {
     let at = libc::off_t::try_from(at).map_err(io::Error::other)?;
     // SAFETY: lseek takes no address.
