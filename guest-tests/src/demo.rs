@@ -37,7 +37,7 @@ fn build_daemon(target: &Path) -> Result<BoundChild> {
     let manifest = workspace_manifest().context("the workspace this program was built from is gone")?;
     BoundChild::spawn("the compiler", &cargo().to_string_lossy(), |command| {
         command.args(["build", "--profile", "demo", "--bin", "pvrdmad", "-p", "pvrdmad"]);
-        command.args(["-p", "guest-tests", "--features", "guest-tests/demo", "--manifest-path"]).arg(manifest);
+        command.args(["-p", "guest-tests", "--features", "demo", "--manifest-path"]).arg(manifest);
         command.arg("--target-dir").arg(target).stdin(Stdio::null());
     })
 }

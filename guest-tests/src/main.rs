@@ -34,8 +34,8 @@ fn become_program(arguments: &[OsString]) -> String {
     // Cargo resolves features for all named packages. The demo builds the daemon with the same names, so that both
     // programs share each crate that they have in common.
     let packages: &[&str] = match is_demo {
-        true => &["-p", "guest-tests", "-p", "pvrdmad", "--features", "guest-tests/demo"],
-        false => &["-p", "guest-tests", "--features", "guest-tests/suite"],
+        true => &["-p", "guest-tests", "-p", "pvrdmad", "--features", "demo"],
+        false => &["-p", "guest-tests", "--features", "suite"],
     };
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
