@@ -29,7 +29,7 @@ counters! {
         fast_registrations,
         /// Management datagrams that reached a guest of this process.
         gsi_delivered,
-        /// Management datagrams that reached nobody.
+        /// Management datagrams that no guest received.
         gsi_dropped,
         /// Addresses of guests that were added to the host's interface.
         addresses_added,

@@ -146,7 +146,7 @@ impl Hca for IbvHca {
             // check them.
             QpType::Ud if adapter.member.rules.limit_peers() => {
                 bump(&adapter.counters.peers_refused);
-                Err(VerbsError::Unsupported("a datagram queue pair of a device that may not talk to everybody (peers)"))
+                Err(VerbsError::Unsupported("a datagram queue pair of a device with peers"))
             }
             QpType::Rc | QpType::Ud => Ok(IbvQp::Host(Qp::create(adapter, mrs, qps, parts)?)),
         }

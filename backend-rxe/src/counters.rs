@@ -26,7 +26,7 @@ counters! {
         ud_send_bytes in Bytes,
         /// Datagrams that reached a receive.
         ud_delivered,
-        /// Datagrams to a GID that nobody here has bound.
+        /// Datagrams to a GID that no device of the network has bound.
         ud_dropped_no_route,
         /// Datagrams to a QPN that does not take any.
         ud_dropped_no_qp,

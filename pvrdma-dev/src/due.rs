@@ -14,7 +14,7 @@ use crate::watcher::{Depth, DoorbellWatcher};
 counters! {
     /// What was notified without having been asked for.
     pub(crate) struct InferCounters {
-        /// Notifications of completions that nobody consumed, for processes whose requests to arm are not heard.
+        /// Notifications of unconsumed completions, for processes whose arming is not noticed.
         notifications_inferred,
         /// Those of them after which the guest consumed something.
         notifications_useful,

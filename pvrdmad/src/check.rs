@@ -159,7 +159,7 @@ fn look_at_link(subject: &str, link: &LinkSpec, report: &mut Report) {
             report.note(subject, TlsKeys::read(config).map(drop).map_err(anyhow::Error::new));
             let key = &config.files.key;
             if fs::metadata(key).is_ok_and(|file| file.mode() & 0o004 != 0) {
-                report.warnings.push(format!("{subject}: everybody on this host can read {}", key.display()));
+                report.warnings.push(format!("{subject}: all users of this host can read {}", key.display()));
             }
             if config.role == TlsRole::Listen {
                 report.note(subject, is_own_address(config.address));
@@ -300,7 +300,7 @@ mod tests {
         let text = tls("tls:192.0.2.1:7").text();
         for part in [
             "/c: line 2: the line with END is missing",
-            "everybody on this host can read",
+            "all users of this host can read",
             "192.0.2.1 is no address of",
         ] {
             assert!(text.contains(part), "{text}");

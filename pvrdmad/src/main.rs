@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Who closed standard error does not want to know.
+            // The caller that closed standard error wants no messages.
             let _ = writeln!(io::stderr(), "pvrdmad: {error:#}");
             // As for a wrong command line: starting again does not help.
             if error.is::<ConfigError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
@@ -93,7 +93,7 @@ fn serve(args: ServeArgs) -> Result<()> {
     service::ready(&daemon.summary());
     wait_for_end(&mut signals, || reload(&mut daemon, file.as_deref(), &command_line));
     service::stopping();
-    // Log: whoever runs the daemon sends signals.
+    // Log: the operator sends signals.
     info!("stopping");
     threads::spawn(ThreadKind::Supervisor, "end", || {
         thread::sleep(LONGEST_END);
@@ -101,7 +101,7 @@ fn serve(args: ServeArgs) -> Result<()> {
         error!("the daemon has not ended within {} s, and exits", LONGEST_END.as_secs());
         std::process::exit(1);
     })?;
-    // Whoever asks twice does not want to wait.
+    // A second signal ends the daemon at once.
     threads::spawn(ThreadKind::Supervisor, "signals", move || {
         wait_for_end(&mut signals, || ());
         std::process::exit(1);
@@ -132,7 +132,7 @@ fn reload(daemon: &mut Daemon, file: Option<&Path>, command_line: &ConfigSpec) {
     };
     let state = match read.and_then(|config| daemon.reload(config)) {
         Ok(changes) => {
-            // Log: whoever runs the daemon sends signals.
+            // Log: the operator sends signals.
             info!("SIGHUP: {changes}");
             daemon.summary()
         }

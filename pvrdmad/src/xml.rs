@@ -9,7 +9,7 @@ use crate::status::DeviceReport;
 /// The slot of both functions, as the documents have it.
 const SLOT: &str = "10";
 
-/// What an administrator has to know who comes to the domain later.
+/// Notes in the domain for its administrators.
 const WARNING: &str = "do not migrate, save or snapshot the domain: QEMU does not refuse it";
 const QEMU_NAMESPACE: &str = "xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'";
 /// The driver in QEMU.

@@ -190,7 +190,7 @@ fn links_come_and_go() {
     let waits = |link: &Path| {
         let (status, said) = ask(&["status", "--control", &control]);
         assert_eq!(status, Some(0), "{said}");
-        said.contains(&format!("{}: nobody is connected", link.display()))
+        said.contains(&format!("{}: no peer is connected", link.display()))
     };
     // Status does not wait for whoever works at the link.
     while !waits(&nic) {}
@@ -218,7 +218,7 @@ fn sockets_that_somebody_removed() {
     let removed = || {
         let (status, said) = ask(&["status", "--control", &control]);
         assert_eq!(status, Some(0), "{said}");
-        let lost = said.lines().filter_map(|line| line.split_once(": somebody has removed this socket: "));
+        let lost = said.lines().filter_map(|line| line.split_once(": the file of this socket was removed: "));
         lost.map(|(path, _)| path.to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(removed(), Vec::<String>::new());

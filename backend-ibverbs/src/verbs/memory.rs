@@ -89,7 +89,7 @@ impl HostMr {
 
 impl Drop for HostMr {
     fn drop(&mut self) {
-        // SAFETY: registered once, deregistered once. Who posts requests with it holds it until they were posted.
+        // SAFETY: registered once, deregistered once. Each poster of requests with it holds it until they were posted.
         let code = unsafe { (self.pd.device.library.ibv_dereg_mr)(self.raw.as_ptr()) };
         if check(code).is_err() {
             // The adapter may still access the memory, so its addresses must not be reused for another mapping.

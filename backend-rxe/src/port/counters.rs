@@ -49,7 +49,7 @@ counters! {
         wire_cnps_sent,
         /// Congestion notifications that came.
         wire_cnps_received,
-        /// Of these, notifications that are not from the peer of a connection, or that nobody wants.
+        /// Of these, notifications that are not from the peer of a connection, or for no connection.
         wire_cnps_ignored,
         /// Times that a notification cut the rate of a QP.
         wire_rate_cuts,
@@ -83,7 +83,7 @@ counters! {
         passed_in,
         /// Frames passed from the network function to the network.
         passed_out,
-        /// Frames that were not for the RDMA function, with nobody to pass them to or no room there.
+        /// Frames other than RDMA that had no network function or no room there.
         passed_dropped,
         /// Frames of the network function from an address that is not the device's.
         passed_dropped_forged,

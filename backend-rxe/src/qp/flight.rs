@@ -61,7 +61,7 @@ impl fmt::Display for FlightEvent {
             Self::SequenceNak => f.write_str("sequence NAK"),
             Self::RnrNak => f.write_str("RNR NAK"),
             Self::LostResponses => f.write_str("responses lost"),
-            Self::Unanswered => f.write_str("nobody answers"),
+            Self::Unanswered => f.write_str("no answer"),
             Self::Refused(nak) => write!(f, "request of the peer refused: {nak:?}"),
             Self::Request(status) => write!(f, "request ended: {status:?}"),
         }

@@ -238,7 +238,7 @@ impl VmBuilder {
         self
     }
 
-    /// Runs QEMU as this user, who owns the directory. Needs root.
+    /// Runs QEMU as this user, which owns the directory. Needs root.
     pub fn run_as(mut self, user: RunAs) -> Self {
         self.run_as = Some(user);
         self

@@ -129,7 +129,7 @@ pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent: Line<'_>, 
     arguments.0
 }
 
-/// Shares a folder by 9p. QEMU opens its files as its own user, who therefore owns the files that the guest creates.
+/// Shares a folder by 9p. QEMU opens its files as its own user, which therefore owns the files that the guest creates.
 fn shared_folder(folder: &Folder) -> String {
     let read_only = if folder.read_only { ",readonly=on" } else { "" };
     // QEMU's syntax doubles a comma in a value.

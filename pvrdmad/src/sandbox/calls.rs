@@ -108,7 +108,7 @@ const THREAD: i32 = libc::CLONE_VM
 const DETACHED: i32 = libc::CLONE_DETACHED;
 
 /// Without an address, a datagram can only go to the socket's peer. With one, it could go to any socket.
-const SEND: Call = when("sendto", libc::SYS_sendto, &[&[Null { argument: 4 }]], "to whom the socket is connected");
+const SEND: Call = when("sendto", libc::SYS_sendto, &[&[Null { argument: 4 }]], "to the peer of a connected socket");
 
 static RUNTIME: Group = Group {
     name: "runtime",
@@ -254,7 +254,7 @@ static ASK: Group = Group {
 
 static LINK: Group = Group {
     name: "link",
-    purpose: "frames from and to a link, who connects to it",
+    purpose: "frames from and to a link, its connections",
     calls: &[
         call("accept4", libc::SYS_accept4),
         call("getsockname", libc::SYS_getsockname),
@@ -362,7 +362,7 @@ pub(super) static KEEPER: Group = Group {
 
 static CAPTURE: Group = Group {
     name: "capture",
-    purpose: "writing to whoever asked for a capture",
+    purpose: "writing to the client of a capture",
     calls: &[
         SEND,
         when(

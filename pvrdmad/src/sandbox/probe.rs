@@ -237,7 +237,7 @@ fn close(result: &io::Result<c_long>) {
 fn call(number: c_long, arguments: [c_long; 6]) -> io::Result<c_long> {
     let [a, b, c, d, e, f] = arguments;
     // SAFETY: of the calls of this file, those that read or write memory get the address of a value that lives on, and
-    // those that change the address space get pages that the call before it made, which nobody else uses.
+    // those that change the address space get pages that the call before it made, which no other code uses.
     let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

@@ -5,7 +5,7 @@ use clap::ValueEnum;
 /// What the process serves a network with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Profile {
-    /// The software adapter: it opens nothing, and sends to whom a socket is connected.
+    /// The software adapter: it opens nothing, and sends to the peers of connected sockets.
     Rxe,
     /// The same with frames that are sent to addresses, by VXLAN or a packet socket.
     RxeAddressed,

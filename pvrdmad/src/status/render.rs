@@ -133,7 +133,7 @@ impl DaemonStatus {
         for (what, name, LinkReport { link, up }) in uplinks.chain(nics) {
             if *up == Some(false) {
                 let missing =
-                    if link.starts_with("unix") { "nobody is connected" } else { "the interface is not there" };
+                    if link.starts_with("unix") { "no peer is connected" } else { "the interface is not there" };
                 text += &format!("{what} {}: {link}: {missing}\n", short(name));
             }
         }
@@ -156,7 +156,7 @@ impl DaemonStatus {
         }
         for path in self.networks.iter().flat_map(|network| &network.lost_sockets) {
             text += &format!(
-                "{path}: somebody has removed this socket: start the daemon again, or remove and add its device\n"
+                "{path}: the file of this socket was removed: restart the daemon, or remove and add its device\n"
             );
         }
         text
@@ -188,7 +188,7 @@ impl DaemonStatus {
         let count = self.devices.iter().filter(unguarded).count();
         let mut text = String::new();
         if count > 0 {
-            text += &format!("addresses: unguarded for {count} devices: who binds one first has it\n");
+            text += &format!("addresses: unguarded for {count} devices: the first device that binds one has it\n");
         }
         for device in &self.devices {
             for (peers, whose) in device.peers.iter().zip(["", " of its network"]) {

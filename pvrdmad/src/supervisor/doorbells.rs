@@ -62,7 +62,7 @@ impl DoorbellHost {
             return Ok(DoorbellSetup::Trapped { reason: None });
         }
         if *backend != BackendSpec::Rxe && wanted == DoorbellMode::Auto {
-            let reason = "nobody has measured it on the host's adapter";
+            let reason = "it has not been measured on the host's adapter";
             return Ok(DoorbellSetup::Trapped { reason: Some(reason.to_owned()) });
         }
         let facts = self.facts();

@@ -359,7 +359,7 @@ fn served_file(doorbells: &DoorbellSetup, fds: &mut impl Iterator<Item = OwnedFd
             let (Some(device), Some(file)) = (fds.next(), fds.next()) else { bail!("no file of doorbell pages") };
             let life = match unguarded {
                 Some(_) => None,
-                None => Some(fds.next().context("nothing that ends with who serves doorbell pages")?),
+                None => Some(fds.next().context("no descriptor that ends with the server of doorbell pages")?),
             };
             Some(ServedFile { file: PageFile { device, file }, life })
         }

@@ -62,7 +62,7 @@ pub enum SocketError {
         directory: PathBuf,
     },
     /// The file at the path is not the socket that was bound there a moment ago.
-    #[error("{}: somebody has put something else in the place of the socket", .0.display())]
+    #[error("{}: another file has replaced the socket", .0.display())]
     Exchanged(PathBuf),
     /// Any other error of the system.
     #[error("{}", path.display())]
