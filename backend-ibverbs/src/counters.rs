@@ -5,25 +5,25 @@ use pvrdma_verbs::{Count, Counter, Unit, counters};
 counters! {
     /// Counts of an adapter.
     pub(crate) struct Counters {
-        /// Send requests that the host's queue pairs took.
+        /// Send requests posted to the host.
         sends_posted,
-        /// Receive requests that the host's queues took.
+        /// Receive requests posted to the host.
         receives_posted,
         /// Completions that reached a guest.
         completions,
-        /// Completions of the host that report an error, flushes included.
+        /// Completions of the host in error, including flushes.
         completion_errors,
-        /// Send requests that ended with an error before the host saw them.
+        /// Send requests that completed in error before they were posted to the host.
         local_errors,
-        /// Completions of the host for requests that are over.
+        /// Completions of the host for requests that have ended.
         stale_completions,
-        /// Completions lost because a queue was full.
+        /// Completions that were lost because a queue was full.
         cq_overruns,
-        /// Times that the host's completion channel woke the adapter's thread.
+        /// Wake-ups of the adapter's thread by the host's completion channel.
         wakeups,
         /// Asynchronous events of the host.
         async_events,
-        /// Memory regions that ended because their memory or the host's device went away.
+        /// Memory regions that ended because their memory or the host's device was removed.
         regions_revoked,
         /// Fast registrations.
         fast_registrations,
@@ -35,19 +35,19 @@ counters! {
         addresses_added,
         /// Addresses of guests that could not be added to the host's interface.
         addresses_refused,
-        /// Addresses that the guest wanted to bind and may not have.
+        /// Addresses that the guest may not bind.
         gids_refused,
-        /// Requests, each time they are tried, and datagrams to a peer that one of the two may not talk to.
+        /// Attempts of requests, and datagrams, to a peer that the rules of either device refuse.
         peers_refused,
         /// Management datagrams sent through the host.
         cm_sent,
-        /// Management datagrams of the network that reached a guest.
+        /// Management datagrams from the network that reached a guest.
         cm_received,
-        /// Management datagrams that are no messages of the connection manager, or whose source address is gone.
+        /// Management datagrams that are not messages of the connection manager, or whose source address is gone.
         cm_refused,
-        /// Management datagrams for which there was no room in the queue to the host.
+        /// Management datagrams that found no room in the queue to the host.
         cm_overflow,
-        /// Management datagrams that the host did not take.
+        /// Management datagrams that the host did not accept.
         cm_failed,
     }
 }
@@ -55,16 +55,16 @@ counters! {
 counters! {
     /// Counts of the connection manager that belong to no device. It is one number for the process.
     pub(crate) struct Strays {
-        /// Management datagrams of the network that do not parse.
+        /// Invalid management datagrams from the network.
         cm_process_malformed,
-        /// Management datagrams of the network for an address that no device has.
+        /// Management datagrams from the network for an address that no device has.
         cm_process_unowned,
     }
 }
 
 /// Returns the number of bytes of memory that are currently registered with the host.
 pub(crate) fn registered_bytes(bytes: u64) -> Counter {
-    Counter::gauge("registered_bytes", Unit::Bytes, "Guest memory that is registered with the host.", bytes)
+    Counter::gauge("registered_bytes", Unit::Bytes, "Guest memory registered with the host.", bytes)
 }
 
 /// Returns all counters of an adapter and of the connection manager, at zero.

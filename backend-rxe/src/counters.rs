@@ -6,64 +6,63 @@ use pvrdma_verbs::{Count, SendOp, counters};
 counters! {
     /// Counts of an adapter.
     pub(crate) struct Counters {
-        /// Sends of connected QPs.
+        /// SENDs of connected queue pairs.
         rc_sends,
-        /// Bytes in them.
+        /// Bytes of SENDs of connected queue pairs.
         rc_send_bytes in Bytes,
-        /// RDMA writes.
+        /// RDMA WRITEs.
         rc_writes,
-        /// Bytes in them.
+        /// Bytes of RDMA WRITEs.
         rc_write_bytes in Bytes,
-        /// RDMA reads.
+        /// RDMA READs.
         rc_reads,
-        /// Bytes in them.
+        /// Bytes of RDMA READs.
         rc_read_bytes in Bytes,
-        /// Atomics.
+        /// Atomic operations.
         rc_atomics,
         /// Datagrams sent.
         ud_sends,
-        /// Bytes in them, without headers.
+        /// Bytes of sent datagrams, without headers.
         ud_send_bytes in Bytes,
-        /// Datagrams that reached a receive.
+        /// Datagrams delivered to a receive.
         ud_delivered,
         /// Datagrams to a GID that no device of the network has bound.
         ud_dropped_no_route,
-        /// Datagrams to a QPN that does not take any.
+        /// Datagrams to a QPN without a datagram queue pair.
         ud_dropped_no_qp,
-        /// Datagrams with the wrong Q_Key.
+        /// Datagrams with a wrong Q_Key.
         ud_dropped_qkey,
         /// Datagrams for which no receive was posted.
         ud_dropped_no_receive,
         /// Datagrams longer than the receive.
         ud_too_long,
-        /// Addresses that the guest wanted to bind and may not have.
+        /// Addresses that the guest may not bind.
         gids_refused,
-        /// Times that an address that the guest has bound belonged to another device or host, so that the guest has to
-        /// wait for it.
+        /// Bound addresses that the guest has to wait for, because another device or host has them.
         gids_waited,
-        /// Times that the guest got such an address after all.
+        /// Addresses that were granted after the guest had to wait for them.
         gids_granted,
-        /// Requests, each time they are tried, and datagrams to a peer that one of the two may not talk to.
+        /// Attempts of requests, and datagrams, to a peer that the rules of either device refuse.
         peers_refused,
-        /// Datagrams and tries of requests between devices of this process while the link of one of them was down.
+        /// Datagrams and attempts of requests between devices of this process while the link of one was down.
         dropped_link_down,
         /// Fast registrations and local invalidations.
         key_operations,
-        /// Times a peer had no receive posted.
+        /// Requests for which the peer had no receive posted.
         rnr_waits,
-        /// Times a request was retried after such a wait.
+        /// Retries of requests after a receiver-not-ready wait.
         rnr_retries,
-        /// Times a peer did not respond.
+        /// Requests to which a peer did not respond.
         unanswered,
-        /// Times a request was retried because of that.
+        /// Retries of requests to a peer that did not respond.
         retries,
-        /// Requests that ended with an error, flushes excepted.
+        /// Requests that completed in error, except flushes.
         request_errors,
         /// Requests of peers that were refused.
         refused_requests,
-        /// Flushed send requests and receives.
+        /// Send requests and receives that were flushed.
         flushed,
-        /// Completions lost because a queue was full.
+        /// Completions that were lost because a queue was full.
         cq_overruns,
     }
 

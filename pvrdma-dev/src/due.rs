@@ -16,9 +16,9 @@ counters! {
     pub(crate) struct InferCounters {
         /// Notifications of unconsumed completions, for processes whose arming is not noticed.
         notifications_inferred,
-        /// Those of them after which the guest consumed something.
+        /// Inferred notifications after which the guest consumed completions.
         notifications_useful,
-        /// Those of them after which it did not.
+        /// Inferred notifications after which the guest consumed none.
         notifications_useless,
     }
 }

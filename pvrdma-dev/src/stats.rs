@@ -12,15 +12,15 @@ use crate::intr::InterruptCounters;
 counters! {
     /// What a device counts, except commands.
     pub(crate) struct DeviceCounters {
-        /// Shared regions that a driver showed and that were accepted.
+        /// Device shared regions that were accepted.
         handshakes,
-        /// Shared regions that a driver showed and that were refused.
+        /// Device shared regions that were refused.
         handshakes_refused,
-        /// Times that a driver started the device.
+        /// Activations by a driver.
         activations,
-        /// Times that the device was reset.
+        /// Resets of the device.
         resets,
-        /// Accesses to registers that do not exist or with a wrong size.
+        /// Accesses to nonexistent registers, or of an invalid size.
         register_errors,
         /// MODIFY_QP commands that the adapter refused.
         modify_qp_refused,
@@ -28,21 +28,21 @@ counters! {
         commands_unknown,
         /// Doorbells of send queues.
         doorbells_send,
-        /// Doorbells of receive queues, shared ones included.
+        /// Doorbells of receive queues, including shared ones.
         doorbells_recv,
         /// Doorbells that arm a completion queue.
         doorbells_arm,
-        /// Doorbells that tell that a completion queue was polled and found empty.
+        /// Doorbells that report a poll of an empty completion queue.
         doorbells_poll,
         /// Doorbells that name no object of their context.
         doorbells_ignored,
-        /// Doorbells on pages of processes that came as messages.
+        /// Doorbells on pages of processes that arrived as messages.
         doorbells_of_processes,
-        /// Doorbell pages of processes that turned out to be memory.
+        /// Doorbell pages of processes that were found to be memory.
         doorbells_mapped,
         /// Doorbell pages of processes that were memory and trap again.
         doorbells_unmapped,
-        /// Rings that were found to have something by looking at them.
+        /// Rings in which polling found work.
         doorbells_found,
     }
 }
@@ -50,9 +50,9 @@ counters! {
 counters! {
     /// What the VMM's system refused. Nothing is lost by it: doorbells of such pages are heard, or their rings watched.
     pub(crate) struct WindowCounters {
-        /// Times that a doorbell page could not become memory.
+        /// Failures to turn a doorbell page into memory.
         doorbells_map_refused,
-        /// Times that a doorbell page that was memory could not be made to trap.
+        /// Failures to make a doorbell page that is memory trap again.
         doorbells_unmap_refused,
     }
 }
@@ -184,14 +184,31 @@ impl KeptStatus {
         let Self { used_bytes, limit_bytes, objects_bytes, requests_bytes, packets_bytes, queues_bytes, .. } = *self;
         let bytes = |name, help, value| Counter::gauge(name, Unit::Bytes, help, value);
         vec![
-            bytes("kept_bytes", "What the guest and its peers make the daemon keep, beside guest memory.", used_bytes),
-            bytes("kept_limit_bytes", "What they may make the daemon keep.", limit_bytes),
-            bytes("kept_objects_bytes", "Kept for objects, with their page lists.", objects_bytes),
-            bytes("kept_requests_bytes", "Kept for requests that were taken ahead of their turn.", requests_bytes),
-            bytes("kept_packets_bytes", "Kept for packets of peers that wait for others.", packets_bytes),
-            bytes("kept_queues_bytes", "Kept for packets on their way and queues in front of links.", queues_bytes),
-            bytes("kept_pins_bytes", "Kept to know which guest pages are locked.", self.pins_bytes),
-            Counter::total("kept_refused", Unit::None, "Times that the limit left no room.", self.refused),
+            bytes(
+                "kept_bytes",
+                "Daemon memory in use for the guest and its peers, excluding guest memory.",
+                used_bytes,
+            ),
+            bytes("kept_limit_bytes", "Maximum of `kept_bytes` (`max_memory`).", limit_bytes),
+            bytes("kept_objects_bytes", "Part of `kept_bytes` for objects and their page lists.", objects_bytes),
+            bytes("kept_requests_bytes", "Part of `kept_bytes` for prefetched requests.", requests_bytes),
+            bytes(
+                "kept_packets_bytes",
+                "Part of `kept_bytes` for packets of peers that wait for others.",
+                packets_bytes,
+            ),
+            bytes(
+                "kept_queues_bytes",
+                "Part of `kept_bytes` for packets in transit and queues in front of links.",
+                queues_bytes,
+            ),
+            bytes("kept_pins_bytes", "Part of `kept_bytes` for the record of locked guest pages.", self.pins_bytes),
+            Counter::total(
+                "kept_refused",
+                Unit::None,
+                "Requests that were refused because `kept_bytes` would exceed its maximum.",
+                self.refused,
+            ),
         ]
     }
 }

@@ -100,29 +100,29 @@ impl RxStats {
 counters! {
     /// What a device counts in all.
     pub(crate) struct DeviceCounters {
-        /// Frames that the guest sent, each segment of TCP by itself.
+        /// Frames sent by the guest; each TCP segment counts.
         vmxnet3_sent_frames,
-        /// Bytes in them.
+        /// Bytes of sent frames.
         vmxnet3_sent_bytes in Bytes,
-        /// Frames that the guest received, each segment of TCP by itself.
+        /// Frames received by the guest; each TCP segment counts.
         vmxnet3_received_frames,
-        /// Bytes in them.
+        /// Bytes of received frames.
         vmxnet3_received_bytes in Bytes,
-        /// Frames of the guest that made no sense.
+        /// Invalid frames of the guest.
         vmxnet3_send_errors,
-        /// Frames of the guest for which the link had no place.
+        /// Frames of the guest that were dropped because the link had no room.
         vmxnet3_send_discards,
-        /// Times that a frame found no receive buffer.
+        /// Frames that found no receive buffer.
         vmxnet3_receive_no_buffers,
-        /// Frames that the guest does not want: another address, another VLAN, too long.
+        /// Frames that the guest's filters drop: another address, another VLAN, or too long.
         vmxnet3_receive_filtered,
-        /// Queues that were stopped because the driver's rings made no sense.
+        /// Queues that were stopped because of invalid rings.
         vmxnet3_queue_errors,
-        /// Commands that were refused.
+        /// Refused commands.
         vmxnet3_command_errors,
-        /// Times that a driver started the device.
+        /// Activations by a driver.
         vmxnet3_activations,
-        /// Times that the device was reset.
+        /// Resets of the device.
         vmxnet3_resets,
     }
 }

@@ -7,77 +7,76 @@ use pvrdma_roce::{RequesterStats, ResponderStats};
 counters! {
     /// Counts of a port.
     pub(crate) struct PortCounters {
-        /// Frames of queue pairs that left.
+        /// Frames of queue pairs sent.
         wire_frames_sent,
-        /// Bytes in them.
+        /// Bytes of sent frames of queue pairs.
         wire_sent_bytes in Bytes,
-        /// RoCE frames that came for this device.
+        /// RoCE frames received for the device.
         wire_frames_received,
-        /// Bytes in them.
+        /// Bytes of received RoCE frames.
         wire_received_bytes in Bytes,
-        /// Frames of queue pairs that are longer than the link's MTU allows.
+        /// Frames of queue pairs that exceed the link's MTU.
         wire_dropped_too_long,
-        /// Frames that were not built or not kept because the link did not keep up.
+        /// Frames that were dropped because the link was too slow.
         wire_dropped_no_room,
-        /// RoCE frames that do not parse.
+        /// Invalid RoCE frames.
         wire_dropped_malformed,
         /// Packets with a wrong ICRC or UDP checksum.
         wire_dropped_damaged,
-        /// Packets to or from an address that has no business here.
+        /// Packets from or to an address that does not belong to the connection or the device.
         wire_dropped_address,
-        /// Packets to an address that the device has bound, at an Ethernet address that is not the device's: they are
-        /// for the network function, unless `forged-transmits` allows the device others.
+        /// Packets to an address of the device at another Ethernet address. They go to the network function, unless
+        /// `forged-transmits` permits the address.
         wire_foreign_mac,
-        /// Packets from an address that the device may not talk to.
+        /// Packets from an address that the device may not communicate with.
         wire_dropped_peer,
-        /// Packets to an address of ours with the tag of another VLAN, without the tag of its VLAN, or with one where
-        /// it has none.
+        /// Packets to an address of the device with the tag of another VLAN, or without the tag of its VLAN.
         wire_dropped_vlan,
         /// Packets to a QPN that does not exist.
         wire_dropped_no_qp,
-        /// Packets to a QP that is in no state to take them: late ones, when a connection ends.
+        /// Packets to a queue pair whose state does not permit them, such as late ones of an ended connection.
         wire_dropped_state,
-        /// Packets that a QP does not take: wrong service, partition or version.
+        /// Packets that a queue pair does not accept: wrong service, partition or version.
         wire_dropped_refused,
-        /// Packets that would have had to wait for responses to leave first: too many, or no memory was left for them.
+        /// Packets that had to wait for earlier responses and were dropped: too many, or out of memory.
         wire_dropped_deferred,
-        /// Packets ahead of a lost one that were not kept: too far ahead, or no memory was left for them.
+        /// Packets behind a lost one that were not kept: too far ahead, or out of memory.
         wire_dropped_ahead,
-        /// Packets of queue pairs that a switch marked for congestion.
+        /// Packets of queue pairs with a congestion mark (ECN).
         wire_marked,
-        /// Congestion notifications sent.
+        /// Congestion notifications (CNPs) sent.
         wire_cnps_sent,
-        /// Congestion notifications that came.
+        /// Congestion notifications (CNPs) received.
         wire_cnps_received,
-        /// Of these, notifications that are not from the peer of a connection, or for no connection.
+        /// Received congestion notifications that are not from the peer of a connection, or for no connection.
         wire_cnps_ignored,
-        /// Times that a notification cut the rate of a QP.
+        /// Rate cuts of queue pairs by congestion notifications.
         wire_rate_cuts,
-        /// Times that a packet had to wait for the rate of its QP.
+        /// Packets that waited for the rate of their queue pair.
         wire_paced,
-        /// Times that connections to a peer paused, because of one of them nothing gets there any more.
+        /// Pauses of all connections to a peer because one of them no longer reaches it.
         wire_quiet,
-        /// Times that a connection took another path, because of congestion or because nothing was heard.
+        /// Path changes of connections, because of congestion or silence.
         wire_rehashed,
         /// Packets retransmitted.
         wire_resent,
-        /// Times that nothing was acknowledged for a few round trips, so that the oldest packet was retransmitted.
+        /// Retransmissions of the oldest packet because nothing was acknowledged for a few round trips.
         wire_probes,
-        /// Times that an ACK timeout was put off, because received packets still waited in the socket.
+        /// ACK timeouts that were postponed because received packets waited in the socket.
         wire_unread,
         /// ACK timeouts.
         wire_timeouts,
-        /// Gaps that a peer reported.
+        /// Sequence NAKs received.
         wire_sequence_naks,
-        /// Receives that a peer did not have.
+        /// Receiver-not-ready NAKs received.
         wire_rnr_naks,
-        /// Answers that were lost on their way.
+        /// Responses that were lost in transit.
         wire_lost_answers,
-        /// Packets that came again.
+        /// Duplicate packets received.
         wire_duplicates,
-        /// Packets that came too early.
+        /// Packets received ahead of their sequence.
         wire_out_of_sequence,
-        /// Frames of queue pairs and of the network function, in both directions, while the link was down.
+        /// Frames of queue pairs and the network function, in both directions, while the link was down.
         frames_dropped_link_down,
         /// Frames passed from the network to the network function.
         passed_in,
@@ -85,40 +84,40 @@ counters! {
         passed_out,
         /// Frames other than RDMA that had no network function or no room there.
         passed_dropped,
-        /// Frames of the network function from an address that is not the device's.
+        /// Frames of the network function from another Ethernet address than the device's.
         passed_dropped_forged,
         /// RoCE frames of the network function, which only queue pairs may send.
         passed_dropped_roce,
-        /// ARP, RARP and neighbour discovery of the network function that give it an address which the device may not
-        /// have or another Ethernet address, or that are not understood.
+        /// ARP, RARP and neighbour discovery of the network function that were dropped: an address that the device may
+        /// not have, another Ethernet address, or not understood.
         passed_dropped_address,
         /// IP packets of the network function from an address that is not listed for the device.
         passed_dropped_source,
-        /// Router advertisements and packets of DHCP servers of the network function, where it may be neither.
+        /// Router advertisements and DHCP server packets of the network function that were dropped.
         passed_dropped_server,
-        /// Frames of the network function with a checksum to calculate, or to be cut, that are no whole TCP segment or
+        /// Frames of the network function that request a checksum or segmentation and are not a complete TCP segment or
         /// UDP datagram.
         passed_dropped_offload,
-        /// Frames of or for the network function that are not in the VLAN of the port, or have a tag where it passes
-        /// none.
+        /// Frames from or to the network function outside the VLAN of the port, or with a tag that the port does not
+        /// pass.
         passed_dropped_vlan,
     }
 }
 
 /// Returns the counter of address conflicts.
 pub(super) fn address_conflicts(conflicts: u64) -> Counter {
-    let help = "Times that a host beyond the uplink used an address that the device holds.";
+    let help = "Uses of an address of the device by a host beyond the uplink.";
     Counter::total("address_conflicts", Unit::None, help, conflicts)
 }
 
 /// Returns the counter of frames that the uplink's link lost.
 pub(super) fn wire_lost_in_link(frames: u64) -> Counter {
-    Counter::total("wire_lost_in_link", Unit::None, "Frames that the link took and did not carry.", frames)
+    Counter::total("wire_lost_in_link", Unit::None, "Frames that the link accepted and lost.", frames)
 }
 
 /// Returns the counter of frames that the network function's link lost.
 pub(super) fn passed_lost_in_link(frames: u64) -> Counter {
-    let help = "Frames that the link to the network function took and did not carry.";
+    let help = "Frames that the link to the network function accepted and lost.";
     Counter::total("passed_lost_in_link", Unit::None, help, frames)
 }
 

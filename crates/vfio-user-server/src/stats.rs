@@ -9,29 +9,28 @@ use rustix::process::Pid;
 counters! {
     /// Counts of a device's socket over all its clients.
     pub struct ClientCounters {
-        /// Clients served so far, with the present one.
+        /// Clients served, including the present one.
         client_connections,
-        /// Clients sent away because there was one already.
+        /// Clients that were refused because another one was connected.
         client_connections_turned_away,
-        /// Connections that we ended because of what the client did, or because we were too slow.
+        /// Connections that the daemon closed, because of an invalid message or because a reply took too long.
         client_connections_broken,
-        /// Connections that ended by a bug of ours; their devices were reset at once.
+        /// Connections that ended by a panic of the daemon; their devices were reset.
         client_connections_panicked,
         /// Messages received.
         client_messages,
-        /// Messages that wanted no answer. Not 0 means that a client posts writes, which the driver does not survive
-        /// for long.
+        /// Messages without a reply. If this is not 0, the client posts writes, which the driver does not support.
         client_messages_posted,
         /// Error replies.
         client_messages_refused,
-        /// Ranges of memory that were refused, for what their files are or because a limit of the device is used up.
+        /// Memory ranges that were refused because of their file or a limit of the device.
         client_memory_refused,
-        /// Clients that were disconnected because they took memory away that was mapped.
+        /// Clients that were disconnected because they removed mapped memory.
         client_memory_lost,
-        /// Times that an access to guest memory waited in the kernel, for 50 ms or more, as while the client punches a
-        /// hole there.
+        /// Accesses to guest memory that waited in the kernel for 50 ms or more, for example while the client punches a
+        /// hole.
         client_memory_stalls,
-        /// Clients that were disconnected because their memory stalled three times in ten minutes.
+        /// Clients that were disconnected because accesses to their memory stalled three times in ten minutes.
         client_memory_slow,
     }
 }

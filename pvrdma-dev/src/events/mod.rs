@@ -281,7 +281,7 @@ impl EventRings {
 counters! {
     /// What became of events.
     pub(crate) struct EventCounters {
-        /// Asynchronous events that came while the driver had shown no rings.
+        /// Asynchronous events that were lost because the driver had not set up rings.
         events_dropped,
     }
 }

@@ -5,13 +5,13 @@ use pvrdma_base::{Counter, counters};
 counters! {
     /// Counters of a TLS link, in addition to those that every link has.
     pub(super) struct TlsCounters {
-        /// Connections whose other end proved its identity.
+        /// Connections whose peer was authenticated.
         tls_connected,
-        /// Connections that were refused: no TLS 1.3, no certificate, another authority or name, or not in time.
+        /// Connections that were refused: no TLS 1.3, no certificate, another authority or name, or too late.
         tls_refused,
-        /// Connections that were closed in favour of others before they had proved anything.
+        /// Connections that were closed in favour of others before they authenticated.
         tls_given_up,
-        /// Connections of the other end that ended because the received data were damaged, or were not a frame.
+        /// Connections of the peer that ended because of damaged data or an invalid frame.
         tls_malformed,
     }
 }

@@ -5,29 +5,29 @@ use pvrdma_base::{Counter, Unit, counters};
 counters! {
     /// Counters of a tunnel, in addition to those that every link has.
     pub(super) struct VxlanCounters {
-        /// Datagrams of a sender that is not a remote.
+        /// Datagrams from a sender that is not a remote.
         vxlan_dropped_sender,
-        /// Datagrams that contain no VXLAN header, no VNI or no frame.
+        /// Datagrams without a VXLAN header, a VNI or a frame.
         vxlan_dropped_malformed,
-        /// Datagrams of another network.
+        /// Datagrams with another VNI.
         vxlan_dropped_vni,
-        /// Frames that met congestion, and whose senders do not understand the mark.
+        /// Frames with congestion experienced whose senders do not support ECN.
         vxlan_dropped_congested,
         /// Stations that appeared behind another remote.
         vxlan_moved,
-        /// Frames of stations that were not learned because there are too many behind their remote.
+        /// Frames of stations that were not learned because their remote has too many.
         vxlan_not_learned,
     }
 }
 
 /// Returns the gauge of known addresses, for all remotes together.
 pub(super) fn vxlan_stations(stations: usize) -> Counter {
-    Counter::gauge("vxlan_stations", Unit::None, "Stations that are known to be behind a remote.", stations as u64)
+    Counter::gauge("vxlan_stations", Unit::None, "Stations known behind remotes.", stations as u64)
 }
 
 /// Returns the counter of trains that were sent.
 pub(super) fn vxlan_trains_sent(trains: u64) -> Counter {
-    Counter::total("vxlan_trains_sent", Unit::None, "Runs of datagrams that the kernel took as one.", trains)
+    Counter::total("vxlan_trains_sent", Unit::None, "Runs of datagrams that the kernel accepted as one.", trains)
 }
 
 /// Returns all counters of a tunnel, at zero.

@@ -90,8 +90,7 @@ counters! {
     pub struct IrqCounters {
         /// MSI-X interrupts raised.
         interrupts_raised,
-        /// MSI-X interrupts that had nowhere to go, because the client has set no descriptor for them, or none that
-        /// takes them.
+        /// MSI-X interrupts that were lost because the client has set no descriptor, or an unusable one.
         interrupts_dropped,
         /// Interrupts that took the kernel longer than 20 microseconds to deliver. After each of them a thread of the
         /// device delivers its interrupts for some time: for a minute after one that took 20 ms.
