@@ -47,8 +47,8 @@ const HEAD: &str = "\
 # Counters
 
 All counters of devices, by the part of the daemon that counts. They have these names in
-`pvrdmad status --json` and `pvrdmad show device`. A [metric](looking-inside.md#metrics) has the prefix
-`pvrdma_`, and the suffix `_total` if it is a total.
+`pvrdmad status --json` and `pvrdmad show device`. A [metric](looking-inside.md#metrics) has the
+prefix `pvrdma_`, and the suffix `_total` if it is a total.
 ";
 
 /// Sections of the page: title, first sentence, counters.
@@ -57,7 +57,7 @@ fn sections() -> [(&'static str, &'static str, Vec<Counter>); 5] {
         ("RDMA function", "Commands, rings, events and clients of the RDMA function.", device()),
         (
             "Network function",
-            "Rings and offloads of the network function, which also has the `client_` and interrupt counters above.",
+            "Rings and offloads. The network function also has the `client_` and `interrupts_` counters above.",
             pvrdma_vmxnet3::all_counters(),
         ),
         (
