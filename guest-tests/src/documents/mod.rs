@@ -1,11 +1,12 @@
-//! Checks of the documents: command lines parse, configuration loads, links lead to existing targets, and the table of
-//! supported features is the one that the cases generate.
+//! Checks of the documents: command lines parse, configuration loads, links lead to existing targets, prose is wrapped,
+//! and the table of supported features is the one that the cases generate.
 //!
 //! Fenced blocks of `sh`, `bash` and `toml` are checked, and the scripts of workflows in `yaml`. Any other info string,
 //! such as `text`, excludes a block.
 
 mod commands;
 mod folders;
+mod layout;
 mod links;
 mod markdown;
 mod shell;
@@ -48,6 +49,7 @@ fn problems(directory: &Path) -> Result<Vec<String>> {
     for document in &documents {
         problems.extend(commands::check(document)?);
         problems.extend(folders::check(document));
+        problems.extend(layout::check(document));
         problems.extend(links::check(document));
         problems.extend(sources::check(document, &sources));
     }

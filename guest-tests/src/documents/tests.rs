@@ -139,6 +139,17 @@ fn wrong_links_are_found() {
 }
 
 #[test]
+fn wrong_layout_is_found() {
+    let (long, table) = ("word ".repeat(21), format!("| {} |\n", "cell ".repeat(30)));
+    let good = format!("# Title\n\n{}\n{table}\n## Section\n\n### Part\n\n## Section\n", "word ".repeat(20).trim_end());
+    assert_eq!(seeded(&good), Vec::<String>::new());
+    assert_eq!(seeded(&format!("```text\n{long}\n### no heading\n```\n")), Vec::<String>::new());
+    assert_problem(&format!("# Title\n\n{long}\n"), "README.md:3: prose beyond column 100");
+    assert_problem("# Title\n\n### Part\n", "README.md:3: a heading of level 3 below one of level 1");
+    assert_problem("## Section\n", "a heading of level 2 below one of level 0");
+}
+
+#[test]
 fn source_files_that_do_not_exist_are_found() {
     let document = Document {
         path: PathBuf::from("a.md"),
