@@ -1,5 +1,4 @@
 //! Everything that a daemon can count has a name, a unit and a help text that an exporter takes as they are.
-#![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::BTreeMap;
 use std::path::Path;

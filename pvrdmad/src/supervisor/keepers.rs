@@ -36,10 +36,18 @@ pub(super) struct Keepers {
     program: Option<Program>,
     sandbox: SandboxMode,
     network: String,
-    devices: Mutex<HashMap<String, Kept>>,
+    devices: Mutex<Devices>,
     killed: Mutex<Vec<Killed>>,
     wedged: Arc<Wedged>,
     events: Arc<Events>,
+}
+
+/// Devices with keepers, by name.
+#[derive(Debug, Default)]
+struct Devices {
+    kept: HashMap<String, Kept>,
+    /// The network stops: no other keeper starts.
+    closed: bool,
 }
 
 /// Keepers of a device.
@@ -81,8 +89,11 @@ impl Keepers {
     pub(super) fn start(&self, device: &str) -> io::Result<OwnedFd> {
         let program = self.program.as_ref().ok_or_else(|| io::Error::other("networks have no processes"))?;
         let mut devices = self.devices.lock();
+        if devices.closed {
+            return Err(io::Error::other("the network stops"));
+        }
         let none = || Kept { now: None, starts: Budget::new(STARTS, Instant::now()) };
-        let kept = devices.entry(device.to_owned()).or_insert_with(none);
+        let kept = devices.kept.entry(device.to_owned()).or_insert_with(none);
         if let Some(keeper) = kept.now.take() {
             self.kill(device, keeper);
         }
@@ -113,16 +124,23 @@ impl Keepers {
 
     /// Kills the keeper of a device, and waits a moment for its end.
     pub(super) fn end(&self, device: &str) {
-        let kept = self.devices.lock().remove(device);
+        let kept = self.devices.lock().kept.remove(device);
         if let Some(keeper) = kept.and_then(|kept| kept.now) {
             self.kill(device, keeper);
             self.wait(DEATH);
         }
     }
 
+    /// Kills all keepers, and starts no others: before the worker is stopped, so that wedged keepers miss their deadline
+    /// while the worker ends, and not after that.
+    pub(super) fn close(&self) {
+        self.devices.lock().closed = true;
+        self.end_all();
+    }
+
     /// Kills all keepers.
     pub(super) fn end_all(&self) {
-        for (device, kept) in &mut *self.devices.lock() {
+        for (device, kept) in &mut self.devices.lock().kept {
             if let Some(keeper) = kept.now.take() {
                 self.kill(device, keeper);
             }
@@ -139,12 +157,13 @@ impl Keepers {
         self.killed.lock().push(Killed { keeper, device: device.to_owned(), since: Instant::now() });
     }
 
-    /// Waits up to `patience` for the killed keepers.
+    /// Waits up to `patience` for the killed keepers, for none beyond its deadline.
     fn wait(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         // The list is taken out, so that its lock is not held during the wait.
         let killed = std::mem::take(&mut *self.killed.lock());
         for Killed { mut keeper, device, since } in killed {
+            let deadline = deadline.min(since + DEATH);
             match keeper.end_within(deadline.saturating_duration_since(Instant::now())) {
                 Ok(None) if since.elapsed() < DEATH => self.killed.lock().push(Killed { keeper, device, since }),
                 Ok(None) => self.wedged.keep(keeper, &self.network, Some(&device), &self.events),

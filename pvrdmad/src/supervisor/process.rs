@@ -231,7 +231,10 @@ impl Keeper {
         };
         let Timing { stop, kill, .. } = self.plan.timing;
         match end {
-            End::Stopped => session.end(stop, kill / 2),
+            End::Stopped => {
+                self.plan.services.close_keepers();
+                session.end(stop, kill / 2);
+            }
             _ => session.end(Duration::ZERO, kill),
         }
         self.plan.stand_ins.worker_ended();

@@ -82,6 +82,11 @@ impl Services {
         clients.lost.remove(device);
     }
 
+    /// Ends the keepers, and starts no others: the network stops.
+    pub(super) fn close_keepers(&self) {
+        self.keepers.close();
+    }
+
     /// Records a process of the network that was killed and has not ended.
     pub(super) fn leave_behind(&self, process: WorkerProcess) {
         self.wedged.keep(process, &self.network, None, &self.events);
