@@ -21,7 +21,7 @@ use pvrdma_ether_link::Link;
 use pvrdma_ether_link::af_packet::AfPacketLink;
 use pvrdma_ether_link::fault::{FaultLink, Faults};
 use pvrdma_rxe::{Congestion, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
-use pvrdma_verbs::{Gid, MacAddr};
+use pvrdma_verbs::{AddressRule, Gid, MacAddr, Rules};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -250,7 +250,9 @@ impl Peer {
         let ring = 64 << 10;
         let (memory, irqs) = (GuestMemory::new(bytes + (32 << 20) + options.qps * 2 * ring), Irqs::new());
         let reserved = memory.alloc(bytes.div_ceil(4096), Placement::Contiguous);
-        let config = DeviceConfig::new("wire".to_owned(), address);
+        // A probe for the address on the uplink would take the first second of the measurement.
+        let rules = Rules { addresses: AddressRule::ANY, ..Rules::default() };
+        let config = DeviceConfig { rules, ..DeviceConfig::new("wire".to_owned(), address) };
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &backend)?;
         let driver = Driver::probe(device, &memory, &irqs)?;
         driver.bind_gid(0, host.gid)?;
