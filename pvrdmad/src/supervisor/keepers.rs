@@ -131,8 +131,8 @@ impl Keepers {
         }
     }
 
-    /// Kills all keepers, and starts no others: before the worker is stopped, so that wedged keepers miss their deadline
-    /// while the worker ends, and not after that.
+    /// Kills all keepers, and starts no others. Called before the worker is stopped, so that wedged keepers miss their
+    /// deadline while the worker ends, and not after that.
     pub(super) fn close(&self) {
         self.devices.lock().closed = true;
         self.end_all();
