@@ -48,18 +48,18 @@ pub(super) fn populate(mapping: &MmapRegion, offset: usize, len: usize) -> io::R
     let (file, start) = (place.file(), place.start());
     let end = start.saturating_add(offset.saturating_add(len).min(mapping.size()) as u64);
     // Unlike fstat, seeking is among the calls of a worker's sandbox.
-    let size = seek(file, libc::SEEK_END, 0)?;
+    let size = match seek(file, libc::SEEK_END, 0) {
+        // Hugetlbfs need not support seeking. Its pages need no populating, because a resident one is never swapped
+        // out.
+        Err(error) if error.raw_os_error() == Some(libc::ESPIPE) => return Ok(()),
+        size => size?,
+    };
     if end > size.next_multiple_of(HOST_PAGE as u64) {
         return Err(io::Error::from_raw_os_error(libc::ENXIO));
     }
     let mut at = start.saturating_add(offset as u64);
     while at < end {
-        let data = match seek(file, libc::SEEK_DATA, at) {
-            // Hugetlbfs does not support seeking. Its pages need no populating, because a resident one is never swapped
-            // out.
-            Err(error) if error.raw_os_error() == Some(libc::ESPIPE) => return Ok(()),
-            data => found(data)?,
-        };
+        let data = found(seek(file, libc::SEEK_DATA, at))?;
         let Some(data) = data.filter(|&data| data < end) else { return Ok(()) };
         let hole = data_end(file, data, end, size)?;
         // Both lie in the mapping, whose size is a usize. Data begins on a page boundary, or where the part does.
