@@ -260,10 +260,7 @@ fn answer(id: Option<&Value>, response: &Response) -> io::Result<Vec<u8>> {
 
 /// Encodes a line for a call with an id, and nothing for a notification.
 fn line_for(id: Option<&Value>, text: impl FnOnce(&Value) -> serde_json::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
-    let Some(id) = id else { return Ok(Vec::new()) };
-    let mut text = text(id)?;
-    text.push(b'\n');
-    Ok(text)
+    Ok(id.map_or_else(|| Ok(Vec::new()), text)?)
 }
 
 fn done(result: Result<(), String>) -> Response {

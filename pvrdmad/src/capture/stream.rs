@@ -148,10 +148,8 @@ impl Write for &Patient<'_> {
 fn run(out: &Patient<'_>, device: &str, id: Option<&Value>, snaplen: usize, capture: &Capture) -> io::Result<()> {
     let snaplen = u32::try_from(snaplen).unwrap_or(u32::MAX);
     if let Some(id) = id {
-        let mut line = json_rpc::response(id, &Reply::<()>::Capturing {})?;
-        line.push(b'\n');
         let mut to = out;
-        to.write_all(&line)?;
+        to.write_all(&json_rpc::response(id, &Reply::<()>::Capturing {})?)?;
     }
     let mut file = File::begin(BufWriter::with_capacity(CHUNK, out), device, snaplen)?;
     file.flush()?;

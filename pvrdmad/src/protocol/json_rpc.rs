@@ -146,7 +146,15 @@ pub fn call(request: &Request) -> serde_json::Result<Vec<u8>> {
         return Err(serde_json::Error::custom("a request is an object"));
     };
     let method = params.remove("request");
-    let mut line = serde_json::to_vec(&json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}))?;
+    line(&json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}))
+}
+
+/// Encodes a message as a line.
+///
+/// # Errors
+/// The message cannot be represented as JSON.
+fn line(message: &impl Serialize) -> serde_json::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     Ok(line)
 }
@@ -185,7 +193,7 @@ pub(crate) fn greeting() -> Value {
     })
 }
 
-/// Encodes a response with a result.
+/// Encodes a response with a result, as a line.
 ///
 /// # Errors
 /// The result cannot be represented as JSON.
@@ -196,10 +204,10 @@ pub(crate) fn result(id: &Value, result: &impl Serialize) -> serde_json::Result<
         id: &'a Value,
         result: &'a T,
     }
-    serde_json::to_vec(&Response { jsonrpc: "2.0", id, result })
+    line(&Response { jsonrpc: "2.0", id, result })
 }
 
-/// Encodes a reply as a response.
+/// Encodes a reply as a response, a line.
 ///
 /// # Errors
 /// The reply cannot be represented as JSON.
@@ -214,13 +222,13 @@ pub(crate) fn response<S: Serialize>(id: &Value, reply: &Reply<S>) -> serde_json
     }
 }
 
-/// Encodes an error response.
+/// Encodes an error response, as a line.
 ///
 /// # Errors
 /// Does not fail in practice: the response consists of text.
 pub(crate) fn error(id: &Value, refused: &CallRefused) -> serde_json::Result<Vec<u8>> {
     let CallRefused { code, message } = refused;
-    serde_json::to_vec(&json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}))
+    line(&json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}))
 }
 
 #[cfg(test)]
