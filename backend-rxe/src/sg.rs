@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use pvrdma_guest_memory::{Direction, DmaView};
+use pvrdma_guest_memory::{Direction, DmaSpace, DmaView};
 use pvrdma_roce::AccessError;
 use pvrdma_verbs::{Access, Sge};
 use vm_memory::{Bytes, VolatileSlice};
@@ -209,13 +209,9 @@ impl<'a> MemoryGuard<'a> {
         let peer = peer.filter(|peer| peer.id != own.id);
         let (own_view, peer_view) = match peer.filter(|peer| peer.memory.id() != own.memory.id()) {
             None => (own.memory.view(), None),
-            Some(peer) if own.memory.id() < peer.memory.id() => {
-                let view = own.memory.view();
-                (view, Some(peer.memory.view()))
-            }
             Some(peer) => {
-                let view = peer.memory.view();
-                (own.memory.view(), Some(view))
+                let (own, peer) = DmaSpace::view_pair(&own.memory, &peer.memory);
+                (own, Some(peer))
             }
         };
         let (own_mrs, peer_mrs) = match peer {

@@ -9,7 +9,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::pin::PinTable;
-use super::stall::{Stall, StallMeter, Stalls};
+use super::stall::{Hold, Stall, StallMeter, Stalls};
 use super::{
     Backing, DmaRange, DmaView, MapError, MemoryBudget, MemoryLimits, MemoryWatcher, PageList, PinError, PinGuard,
     PinPolicy, SpaceId,
@@ -234,18 +234,33 @@ impl DmaSpace {
     /// Locks the map for reading and returns a view of it. The calling thread must not already hold a view of this
     /// space.
     pub fn view(&self) -> DmaView<'_> {
-        self.view_of(self.ranges.read())
+        let ranges = self.ranges.read();
+        self.view_of(ranges, self.stalls.hold())
     }
 
     /// As [`Self::view`]. Returns `None` if a thread removes memory or waits to do so.
     pub fn try_view(&self) -> Option<DmaView<'_>> {
         let ranges = self.ranges.try_read()?;
-        Some(self.view_of(ranges))
+        Some(self.view_of(ranges, self.stalls.hold()))
     }
 
-    fn view_of<'a>(&'a self, ranges: RwLockReadGuard<'a, Vec<DmaRange>>) -> DmaView<'a> {
+    /// Returns views of two different spaces. Locks their maps in the order of the spaces' identifiers, so that threads
+    /// with the same pair never wait for each other. The calling thread must hold a view of neither.
+    pub fn view_pair<'a>(first: &'a Self, second: &'a Self) -> (DmaView<'a>, DmaView<'a>) {
+        let (first_ranges, second_ranges) = if first.id < second.id {
+            let ranges = first.ranges.read();
+            (ranges, second.ranges.read())
+        } else {
+            let ranges = second.ranges.read();
+            (first.ranges.read(), ranges)
+        };
+        let (first_hold, second_hold) = first.stalls.hold_pair(&second.stalls);
+        (first.view_of(first_ranges, first_hold), second.view_of(second_ranges, second_hold))
+    }
+
+    fn view_of<'a>(&'a self, ranges: RwLockReadGuard<'a, Vec<DmaRange>>, hold: Hold<'a>) -> DmaView<'a> {
         let enabled = self.enabled.load(Ordering::Relaxed) && !self.revoked.load(Ordering::Relaxed);
-        DmaView { id: self.id, enabled, ranges, hold: self.stalls.hold() }
+        DmaView { id: self.id, enabled, ranges, hold }
     }
 
     /// Enables or disables all access: a function without bus mastering reaches no memory, even if it is mapped. When

@@ -50,20 +50,6 @@ pub trait StallMeter: Send + Sync + fmt::Debug {
     fn sleeps(&self) -> u64;
 }
 
-/// Clock and sleep counter of the system.
-#[derive(Debug)]
-struct SystemMeter;
-
-impl StallMeter for SystemMeter {
-    fn now(&self) -> Duration {
-        lock::coarse_time()
-    }
-
-    fn sleeps(&self) -> u64 {
-        lock::voluntary_switches()
-    }
-}
-
 /// Stall of an access to a device's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stall {
@@ -77,7 +63,9 @@ type Observer = Arc<dyn Fn(Stall) + Send + Sync>;
 
 /// Stall history of one space.
 pub(crate) struct Stalls {
-    meter: Box<dyn StallMeter>,
+    /// Replaces the clock and the sleep counter of the system. Every view reads the clock, so the system's is called
+    /// directly.
+    meter: Option<Box<dyn StallMeter>>,
     /// Ends of the periods in which accesses are timed, and in which they also check for sleep, in nanoseconds.
     timed: AtomicU64,
     verified: AtomicU64,
@@ -94,7 +82,7 @@ pub(crate) struct Stalls {
 impl Stalls {
     pub(crate) fn new(revoked: Arc<AtomicBool>, meter: Option<Box<dyn StallMeter>>) -> Self {
         Self {
-            meter: meter.unwrap_or_else(|| Box::new(SystemMeter)),
+            meter,
             timed: AtomicU64::new(0),
             verified: AtomicU64::new(0),
             slow: AtomicU64::new(0),
@@ -103,6 +91,16 @@ impl Stalls {
             revoked,
             observer: Mutex::default(),
         }
+    }
+
+    /// Returns the monotonic time in nanoseconds.
+    #[inline]
+    fn now(&self) -> u64 {
+        nanos(self.meter.as_ref().map_or_else(lock::coarse_time, |meter| meter.now()))
+    }
+
+    fn sleeps(&self) -> u64 {
+        self.meter.as_ref().map_or_else(lock::voluntary_switches, |meter| meter.sleeps())
     }
 
     pub(crate) fn observe(&self, observer: Observer) {
@@ -118,21 +116,34 @@ impl Stalls {
     #[inline]
     pub(crate) fn is_slow(&self) -> bool {
         let until = self.slow.load(Ordering::Relaxed);
-        until != 0 && nanos(self.meter.now()) < until
+        until != 0 && self.now() < until
     }
 
     /// Starts to measure how long a view is held.
     #[inline]
     pub(crate) fn hold(&self) -> Hold<'_> {
-        let since = nanos(self.meter.now());
-        let watch = if since >= self.timed.load(Ordering::Relaxed) {
+        let since = self.now();
+        Hold { stalls: self, watch: self.watch(since), span: Some(Span { since, beside: None }) }
+    }
+
+    /// Starts to measure how long a view is held together with a view of `beside`. The first measures for both.
+    #[inline]
+    pub(crate) fn hold_pair<'a>(&'a self, beside: &'a Self) -> (Hold<'a>, Hold<'a>) {
+        let since = self.now();
+        let span = Some(Span { since, beside: Some(beside) });
+        let own = Hold { stalls: self, watch: self.watch(since), span };
+        (own, Hold { stalls: beside, watch: beside.watch(since), span: None })
+    }
+
+    #[inline]
+    fn watch(&self, now: u64) -> Watch {
+        if now >= self.timed.load(Ordering::Relaxed) {
             Watch::Off
-        } else if since >= self.verified.load(Ordering::Relaxed) {
+        } else if now >= self.verified.load(Ordering::Relaxed) {
             Watch::Timed
         } else {
             Watch::Verified
-        };
-        Hold { stalls: self, since, watch }
+        }
     }
 
     #[cold]
@@ -148,7 +159,7 @@ impl Stalls {
     }
 
     pub(crate) fn note_now(&self, duration: Duration) {
-        self.note(nanos(self.meter.now()), duration);
+        self.note(self.now(), duration);
     }
 
     #[cold]
@@ -187,11 +198,20 @@ enum Watch {
     Verified,
 }
 
-/// Measures how long a view is held.
+/// Measures how long a view is held, and observes its accesses.
 pub(crate) struct Hold<'a> {
     stalls: &'a Stalls,
-    since: u64,
     watch: Watch,
+    /// `None` if another view measures.
+    span: Option<Span<'a>>,
+}
+
+/// Time that one or two views are held.
+struct Span<'a> {
+    /// Start, in nanoseconds.
+    since: u64,
+    /// Memory of the other view.
+    beside: Option<&'a Stalls>,
 }
 
 impl Hold<'_> {
@@ -205,10 +225,10 @@ impl Hold<'_> {
 
     #[cold]
     fn touch_watched(&self, piece: &VolatileSlice<'_>) {
-        let meter = &*self.stalls.meter;
+        let stalls = self.stalls;
         let verified = self.watch == Watch::Verified;
-        let sleeps = if verified { meter.sleeps() } else { 0 };
-        let (mut last, mut longest) = (meter.now(), Duration::ZERO);
+        let sleeps = if verified { stalls.sleeps() } else { 0 };
+        let (mut last, mut longest) = (stalls.now(), 0);
         // Pages are computed from the address, because a piece may begin anywhere in a page.
         #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
         let page = PAGE_SIZE as usize;
@@ -217,18 +237,18 @@ impl Hold<'_> {
         while offset < piece.len().min(AHEAD) {
             // The load never fails: the offset is inside the piece.
             let _ = piece.load::<u8>(offset, Ordering::Relaxed);
-            let now = meter.now();
+            let now = stalls.now();
             longest = longest.max(now.saturating_sub(last));
             last = now;
             offset = (into + offset + 1).next_multiple_of(page) - into;
         }
-        if longest < LONG {
+        if longest < nanos(LONG) {
             return;
         }
         if !verified {
-            self.stalls.verify(nanos(last));
-        } else if meter.sleeps() != sleeps {
-            self.stalls.note(nanos(last), longest);
+            stalls.verify(last);
+        } else if stalls.sleeps() != sleeps {
+            stalls.note(last, Duration::from_nanos(longest));
         }
     }
 }
@@ -236,9 +256,13 @@ impl Hold<'_> {
 impl Drop for Hold<'_> {
     #[inline]
     fn drop(&mut self) {
-        let now = nanos(self.stalls.meter.now());
-        if now.saturating_sub(self.since) >= nanos(LONG) {
+        let Some(span) = &self.span else { return };
+        let now = self.stalls.now();
+        if now.saturating_sub(span.since) >= nanos(LONG) {
             self.stalls.time(now);
+            if let Some(beside) = span.beside {
+                beside.time(now);
+            }
         }
     }
 }
@@ -326,10 +350,10 @@ mod tests {
     /// N6: the owner punches holes while a view of another device's memory is held. A suspect is not revoked without
     /// proof.
     #[test]
-    fn the_third_stall_revokes_the_memory_of_who_caused_it() {
+    fn the_third_stall_revokes_the_memory_that_caused_it() {
         let (slow, neighbour) = (Guest::new(), Guest::new());
         {
-            let _both = (slow.space.view(), neighbour.space.view());
+            let _both = DmaSpace::view_pair(&neighbour.space, &slow.space);
             slow.script.pass(LONG);
             neighbour.script.pass(LONG);
         }

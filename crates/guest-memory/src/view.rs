@@ -51,7 +51,9 @@ impl DmaView<'_> {
     ///
     /// # Errors
     /// The first byte cannot be accessed.
-    #[inline]
+    // Always inline, as all accessors here: every copy calls them several times, with constants that most of the checks
+    // depend on.
+    #[inline(always)]
     pub fn piece(&self, addr: u64, len: u64, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
         let piece = self.find(addr, len, direction)?;
         self.hold.touch(&piece);
@@ -59,7 +61,7 @@ impl DmaView<'_> {
     }
 
     /// As [`Self::piece`], but without accessing the memory now.
-    #[inline]
+    #[inline(always)]
     fn find(&self, addr: u64, len: u64, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
         let after = self.ranges.partition_point(|r| r.iova <= addr);
         let unmapped = DmaError::Unmapped { addr, len };
@@ -86,7 +88,7 @@ impl DmaView<'_> {
     ///
     /// # Errors
     /// Part of the memory cannot be accessed, or it extends over more than one range.
-    #[inline]
+    #[inline(always)]
     pub fn slice(&self, addr: u64, len: usize, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
         let piece = self.piece(addr, len as u64, direction)?;
         if piece.len() < len {
@@ -129,7 +131,7 @@ impl DmaView<'_> {
     ///
     /// # Errors
     /// The address is misaligned or cannot be read.
-    #[inline]
+    #[inline(always)]
     pub fn load_u32(&self, addr: u64, order: Ordering) -> Result<u32, DmaError> {
         let slice = self.slice(addr, 4, Direction::Read)?;
         slice.load::<u32>(0, order).map(u32::from_le).map_err(|_| DmaError::Misaligned { addr })
@@ -139,7 +141,7 @@ impl DmaView<'_> {
     ///
     /// # Errors
     /// The address is misaligned or cannot be written.
-    #[inline]
+    #[inline(always)]
     pub fn store_u32(&self, addr: u64, value: u32, order: Ordering) -> Result<(), DmaError> {
         let slice = self.slice(addr, 4, Direction::Write)?;
         slice.store(value.to_le(), 0, order).map_err(|_| DmaError::Misaligned { addr })

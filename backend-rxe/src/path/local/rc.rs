@@ -258,7 +258,8 @@ pub(super) struct Exchange<'a> {
 }
 
 impl<'a> Exchange<'a> {
-    #[inline]
+    // Always inline: see `Requester::end_with_success`.
+    #[inline(always)]
     pub(super) fn execute(&mut self, tally: &mut Tally) -> Result<Step, NakReason> {
         if self.progress.done == 0 {
             self.progress.epoch = self.responder.epoch;
@@ -324,6 +325,7 @@ impl<'a> Exchange<'a> {
         Ok(Step::Done(0))
     }
 
+    #[inline(always)]
     fn write(&mut self, remote: RemoteAddress, immediate: Option<[u8; 4]>) -> Result<Step, NakReason> {
         let (peer, view) = (self.peer, self.memory.view);
         let length = self.progress.length;
@@ -426,7 +428,7 @@ pub(super) fn own_list<'a>(memory: Memory<'a>, qp: &'a Qp, work: &'a SendWr, nee
 }
 
 /// Moves a part of a message to the responder. Returns `true` if the message is complete.
-#[inline]
+#[inline(always)]
 fn put(
     own: &mut OwnSide<'_>,
     (qp, work): (&Qp, &SendWr),
