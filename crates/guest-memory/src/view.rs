@@ -51,8 +51,8 @@ impl DmaView<'_> {
     ///
     /// # Errors
     /// The first byte cannot be accessed.
-    // Always inline, as all accessors here: every copy calls them several times, with constants that most of the checks
-    // depend on.
+    // Always inline, as `find`, `slice`, `load_u32` and `store_u32`: every copy calls them several times, mostly with a
+    // constant length or direction that decides some of the checks.
     #[inline(always)]
     pub fn piece(&self, addr: u64, len: u64, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
         let piece = self.find(addr, len, direction)?;
