@@ -93,14 +93,15 @@ impl<M: Machines> Shared<M> {
                 passed => return passed,
             }
         };
-        let mut text = format!("{}\n{}", causes(&error), machines.diagnosis());
+        let mut text = machines.diagnosis();
         let broken: Vec<String> = machines.vms().into_iter().filter(|vm| !is_healthy(vm)).map(Vm::diagnosis).collect();
         // A guest that no longer answers must not fail the other cases, too.
         if !broken.is_empty() {
             text = format!("{text}\n{}\nthe guests are replaced", broken.join("\n"));
             *slot = None;
         }
-        Err(anyhow!(text))
+        // The error stays the root cause: the summary prints its last line.
+        Err(error.context(text))
     }
 
     fn start(&self, image: &GuestImage) -> Result<M> {

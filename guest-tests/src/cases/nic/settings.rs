@@ -177,7 +177,9 @@ fn indirection(cards: &Cards) -> Result<String> {
         Ok(after.into_iter().zip(before).map(|(after, before)| after - before).collect())
     };
     let one = packets("weight 0 0 1 0")?;
-    ensure!(one.len() == 4 && one[2] > 100 && [one[0], one[1], one[3]] == [0; 3], "queue 2 alone: {one:?}");
+    // The device computes no hash for ARP, and the stack may probe a neighbour with it at any time: those few packets
+    // are received by queue 0.
+    ensure!(one.len() == 4 && one[2] > 100 && one[0] < 10 && [one[1], one[3]] == [0; 2], "queue 2 alone: {one:?}");
     let all = packets("equal 4")?;
     ensure!(all.iter().all(|&packets| packets > 0), "all queues: {all:?}");
     Ok(String::new())
