@@ -45,6 +45,8 @@ fn the_neighbours_memory_is_not_held_while_slow_memory_is_used() {
     let mapping = pvrdma_verbs::testing::shared_memory(16 << 20);
     let backing = Some(Backing { mapping, offset: 0 });
     slow.map(DmaRange { iova: 0x10_0000, len: 16 << 20, writable: true, backing }).unwrap();
+    // Only observed memory asks the meter at each view.
+    slow.observe_stalls(|_| {});
     slow.note_stall(Duration::from_secs(1));
     let (a, b) = (world.node(1), Node::on(&world.rxe, 2, Arc::clone(&slow), 0x40_0000..0x100_0000));
     let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
