@@ -1,4 +1,4 @@
-//! The script for guests, on a folder that looks like one, with one thing wrong at a time.
+//! The script for guests, run on a folder that imitates a guest with one fault at a time.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::fs;
@@ -65,7 +65,7 @@ impl Guest {
         if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
     }
 
-    /// What the script says, and whether it found no error.
+    /// Runs the script. Returns its output, and whether it found no error.
     fn doctor(&self) -> (bool, String) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/pvrdma-guest-doctor");
         let mut command = Command::new("sh");
@@ -75,7 +75,7 @@ impl Guest {
         (output.status.success(), said)
     }
 
-    /// Checks that there is one finding, a line with its cure, and that it says this.
+    /// Checks that there is a single finding, on one line with its fix, and that it contains this text.
     #[track_caller]
     fn assert_finding(&self, kind: &str, problem: &str, cure: &str) {
         let (success, said) = self.doctor();

@@ -1,4 +1,4 @@
-//! SET_IRQS as QEMU and Cloud Hypervisor use it, and as nobody should.
+//! SET_IRQS, as QEMU and Cloud Hypervisor use it and in invalid forms.
 
 mod common;
 
@@ -118,7 +118,7 @@ fn a_full_counter_does_not_block() {
     rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     client.set_irqs(MSIX, EVENTFD | TRIGGER, 0, 1, &[fd.as_fd()]).ok();
     raise(&mut client, 0);
-    // As the kernel's own signals count: no write gets there.
+    // The largest count, which only the kernel's own signals can reach; a write cannot.
     assert_eq!(take_signals(&fd), u64::MAX);
 }
 
@@ -146,7 +146,7 @@ fn the_legacy_line_masks_itself() {
     served.irqs.intx(true);
     served.irqs.intx(true);
     assert_eq!(take_signals(&fd), 1);
-    // Unmasked while asserted: again. Unmasked when it is not: nothing.
+    // Unmasking signals again while INTx is asserted, and does not while it is not.
     client.set_irqs(0, NONE | UNMASK, 0, 1, &[]).ok();
     assert_eq!(take_signals(&fd), 1);
     served.irqs.intx(false);

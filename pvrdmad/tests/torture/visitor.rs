@@ -1,5 +1,5 @@
-//! A guest that does nothing wrong and reboots: while it is away, and when it is another one, its peer still has a
-//! connection with who it was.
+//! A well-behaved guest that reboots. While it is away, and after it has come back as another one, its peer still has a
+//! connection to the earlier guest.
 
 use pvrdma_dev::testing::{GuestMemory, register, status};
 use pvrdma_dev::{ObjectCounts, PciFunction};
@@ -11,7 +11,7 @@ use crate::network::{ACK_TIMEOUT, Network, VISITOR};
 use crate::tenant::{End, Flow, MEMORY, Tenant};
 use pvrdmad::testing::{Dice, Targets};
 
-/// Addresses that it has after each other, unless it gets the one again that it had.
+/// Addresses that the guest uses in turn, unless it gets its previous one again.
 const ADDRESSES: std::ops::Range<u8> = 100..200;
 
 pub(crate) struct Visitor {
@@ -22,14 +22,15 @@ pub(crate) struct Visitor {
     targets: Targets,
     dice: Dice,
     pub(crate) lives: u64,
-    /// What was kept for its device before it had a driver: room for its port.
+    /// Memory that the device used before it had a driver, for its port.
     idle_bytes: u64,
 }
 
 /// What it left at its peer.
 struct Left {
     end: End,
-    /// It went between two batches, so that its peer's bytes are known, and nobody else's requests are taken.
+    /// The guest left between two batches. The bytes at its peer are therefore known, and no further request must be
+    /// accepted.
     is_sound: bool,
     /// Its peer has sent something.
     has_asked: bool,
@@ -96,7 +97,7 @@ impl Visitor {
             1 => driver.pci().set_bus_master(false),
             _ => driver.pci().set_register(register::CTL, 2),
         }
-        // Whatever is written there from now on breaks what comes next.
+        // A later write to this memory would corrupt the next life's data, and so be found.
         device.memory.free_all();
         let (mut end, target) = flow.part(self.tenant.number);
         self.targets.go(target);
@@ -134,7 +135,7 @@ impl Visitor {
         }
     }
 
-    /// Sees how what is under way does, without beginning anything.
+    /// Checks traffic in progress without starting more.
     pub(crate) fn look(&mut self, network: &Network) {
         if let Some(flow) = &mut self.flow {
             flow.look(network.now());

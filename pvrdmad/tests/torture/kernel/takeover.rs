@@ -1,4 +1,4 @@
-//! Comes as the peer that has left a victim: with its address, its number and the PSN that was agreed on.
+//! Impersonates a peer that has left: with its address, its queue pair number and the agreed PSN.
 
 use pvrdma_dev::PciFunction;
 use pvrdma_dev::testing::{Path, Request, SendWr, Sge, command_id as id};
@@ -6,7 +6,7 @@ use pvrdmad::testing::Target;
 
 use super::{Kernel, Pair};
 
-/// Numbers come round after so many resets.
+/// Upper limit of resets until a queue pair number is reused.
 const ROUNDS: u32 = 256;
 
 impl Kernel {
@@ -27,7 +27,7 @@ impl Kernel {
         self.ask(pair, victim);
     }
 
-    /// Begins again and again, until the first number is this one.
+    /// Restarts the driver until its first queue pair has this number.
     fn reach(&mut self, qpn: u32) -> Option<Pair> {
         for _ in 0..8 {
             self.begin();
@@ -42,7 +42,7 @@ impl Kernel {
         None
     }
 
-    /// A receive for what the victim sends, and requests for what it has.
+    /// Posts a receive for the victim's data, and requests for the victim's memory.
     fn ask(&mut self, pair: Pair, victim: &Target) {
         self.reset_indices(pair);
         let key = self.regions.last().map_or(0, |region| region.1);
