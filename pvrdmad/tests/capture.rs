@@ -101,13 +101,13 @@ impl Bench {
     }
 }
 
-/// What a file says.
+/// Content of a capture file.
 #[derive(Debug, Default, PartialEq)]
 struct Content {
     interfaces: Vec<String>,
     /// For each frame: interface, flags, length on the wire, and its last four bytes.
     frames: Vec<(u32, u32, u32, u32)>,
-    /// Seen and dropped, by interface.
+    /// Frames seen and dropped, by interface.
     statistics: Vec<(u64, u64)>,
 }
 
@@ -157,7 +157,7 @@ fn a_signal_ends_a_capture_with_a_whole_file() {
     for signal in [Signal::INT, Signal::TERM] {
         let bench = Bench::new();
         let (mut client, mut output) = bench.begun();
-        // The header comes at once.
+        // The file header arrives at once.
         let mut head = [0; 4];
         output.read_exact(&mut head).unwrap();
         for number in 0..3 {
@@ -209,9 +209,9 @@ fn a_capture_ends_when_it_has_enough() {
     let content = content(File::open(&path).unwrap());
     assert_eq!(content.frames, [(0, 1, 60, u32::MAX); 5]);
     assert!(content.statistics[0].0 >= 5);
-    // Guest memory is in there.
+    // Only the owner may read the file, because it contains guest memory.
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    // So much time, whatever comes.
+    // The capture ends after this time, whether or not frames arrive.
     let output = bench.capture(&["-w", &file, "--seconds", "1"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "0 frames\n");

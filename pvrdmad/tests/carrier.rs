@@ -77,7 +77,7 @@ impl Host {
         assert!(status.success(), "ip {arguments}");
     }
 
-    /// Makes the cable.
+    /// Connects the two ends.
     fn plug_in(&self) {
         for arguments in [ADD_WIRE, "link set wire up", "link set far up"] {
             self.ip(arguments);
@@ -99,13 +99,13 @@ impl Host {
         serde_json::from_slice(&output.unwrap().stdout).unwrap()
     }
 
-    /// What status says in words.
+    /// Returns the text form of the status.
     fn words(&self) -> String {
         let output = Command::new(PROGRAM).args(["status", "--control"]).arg(self.path("control")).output();
         String::from_utf8(output.unwrap().stdout).unwrap()
     }
 
-    /// What status says of a network.
+    /// Returns a network's part of the status.
     fn network(&self, name: &str) -> Value {
         self.status()["networks"].as_array().unwrap().iter().find(|network| network["name"] == name).unwrap().clone()
     }
@@ -151,13 +151,13 @@ fn hears(guest: &Guest, event: u32) {
     assert_eq!(is_active(guest), event == PORT_ACTIVE);
 }
 
-/// Its port as the guest's driver sees it.
+/// Returns `true` if the guest's driver sees an active port.
 fn is_active(guest: &Guest) -> bool {
     const ACTIVE: u8 = 4;
     guest.driver.query_port().unwrap()[0] == ACTIVE
 }
 
-/// As the guest's driver sees it.
+/// Returns the largest path MTU that the guest's driver sees.
 fn path_mtu(guest: &Guest) -> u8 {
     guest.driver.query_port().unwrap()[8]
 }
@@ -209,7 +209,7 @@ fn ports_follow_the_cable() {
     }
 }
 
-/// A port is up only if both say so.
+/// A port is up only if both the interface and the operator say so.
 #[test]
 fn the_administrator_and_the_cable() {
     for isolate in ["network", "none"] {

@@ -236,7 +236,7 @@ fn a_network_comes_and_goes_with_its_devices() {
                 host.add("one", 1, &format!("{uplink},address=any")).unwrap();
                 host.add("two", 2, &format!("{uplink},address=any")).unwrap();
                 host.add("three", 1, "roce=v2").unwrap();
-                // What a packet of 1500 bytes carries.
+                // Path MTU that fits packets of 1500 bytes.
                 transfer(&host.guest("one", 1), &host.guest("two", 2), 3);
                 let name = uplink.strip_prefix("uplink=").unwrap();
                 assert_eq!(host.network(name)["devices"], json!(["one", "two"]));
@@ -342,13 +342,13 @@ fn a_hundred_comings_and_goings_leave_nothing_behind() {
         let cycle = |serve: bool| {
             host.add("vm3", 3, "network=red").unwrap();
             if serve {
-                // Its VM is there when it goes.
+                // The device's VM is connected when the device is removed.
                 let right = host.guest("vm3", 3);
                 transfer(&left, &right, 5);
             }
             host.remove("vm3").unwrap();
         };
-        // What is made once is made now.
+        // Allocates everything that is allocated only once.
         cycle(true);
         let (costs, mapped) = (host.costs(), host.mapped());
         for number in 0..100 {
@@ -380,7 +380,7 @@ fn a_thousand_devices_come_and_go_beside_traffic() {
     };
     let (mut costs, mut before, mut after) = ([0; 4], 0, 0);
     beside_traffic(&mut pair, || {
-        // What is made once is made now.
+        // Allocates everything that is allocated only once.
         cycles(200);
         (costs, before) = (host.costs(), memory());
         cycles(800);
@@ -394,7 +394,7 @@ fn a_thousand_devices_come_and_go_beside_traffic() {
     assert_eq!(host.network("red")["devices"], json!(["vm1", "vm2"]));
 }
 
-/// A line of events, as it comes.
+/// Returns the next line of the event stream.
 fn next(lines: &mut impl Iterator<Item = std::io::Result<String>>) -> Value {
     serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap()
 }
@@ -478,7 +478,7 @@ fn changes_survive_a_worker() {
 #[test]
 fn changes_while_a_worker_is_replaced() {
     let host = Host::start("network");
-    // Each time the next one comes later.
+    // The next worker comes later in each round.
     for round in 0..2 {
         kill_process(host.worker("red"), Signal::KILL).unwrap();
         host.add("vm3", 3, "network=red").unwrap();
@@ -512,7 +512,7 @@ fn changes_while_a_worker_stands_still() {
     assert!(!host.path("vm2").exists());
     assert_eq!(host.network("red")["devices"], json!(["vm1"]));
     kill_process(worker, Signal::CONT).unwrap();
-    // In the order in which it was told.
+    // The worker handles the requests in their order.
     host.add("vm2", 2, "network=red").unwrap();
     assert!(client.driver.query_port().is_err());
     transfer(&host.guest("vm1", 1), &host.guest("vm2", 2), 5);
@@ -551,7 +551,7 @@ fn a_link_goes_down_and_up() {
             assert_eq!(events, [(PORT_ERR, 1)], "{isolate}");
             assert!(!is_active(&to) && is_active(&from));
             assert_eq!((port(device), port(peer)), ("down".to_owned(), "active".to_owned()));
-            // It is so already.
+            // A repeated command changes nothing.
             host.run(&["link", "down", "--device", device]).unwrap();
             assert!(to.driver.async_events().is_empty());
             assert_eq!(knock(&from, own, qpn), status::RETRY_EXC, "{isolate}: to {device}");
@@ -625,7 +625,7 @@ fn limits_are_set_while_a_guest_runs() {
         assert_eq!((u64::from(driver.cap_u32(MAX_QP)), told, next), (told, 16_384, 16_384));
         assert_eq!(limit(&limits(&["max_qp=5", "max_cq=9"]).unwrap(), "max_qp"), [told, 5]);
         let many: Vec<_> = (0..8).map(|_| driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap()).collect();
-        // Nothing more, and what is there works.
+        // No further objects are allowed; existing ones continue to work.
         assert_eq!(limit(&limits(&["max_memory=0"]).unwrap(), "max_memory"), [0, 0]);
         assert!(driver.create_cq(None, 4).is_err(), "{isolate}");
         drop(many);

@@ -1,4 +1,4 @@
-//! The program from its start to its end.
+//! The program from start to exit.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ impl Running {
     }
 }
 
-/// What the system has of a process.
+/// A process as seen in `/proc`.
 struct Process(u64);
 
 impl Process {
@@ -367,7 +367,7 @@ fn clients_leave_nothing_behind() {
         last = visit();
     }
     assert_eq!(worker.descriptors(), descriptors);
-    // Guest memory is the worker's alone.
+    // Only the worker maps guest memory.
     for (process, count) in [(worker, 1), (supervisor, 0)] {
         let maps = fs::read_to_string(process.proc("maps")).unwrap();
         assert_eq!(maps.lines().filter(|line| line.contains("/memfd:ram")).count(), count);
@@ -406,7 +406,7 @@ fn sockets_of_the_dead_the_living_and_others() {
     let message = String::from_utf8(refused.stderr).unwrap();
     let who = format!("another process (PID {}) is listening", running.child.id());
     assert!(message.contains(&who), "{message}");
-    // The one that runs was not disturbed.
+    // The running daemon was not disturbed.
     place.status();
     drop(running);
 

@@ -167,7 +167,7 @@ fn processes_ring_without_a_message() {
             assert!(daemon.count(number, "doorbells_found") > 0, "vm{number}");
         }
     }
-    // Who has nothing to do sleeps.
+    // A watcher without work sleeps.
     let cold = || (daemon.report(1)["doorbells"]["watcher"] == "cold").then_some(());
     wait_for("sleep", cold);
     let report = daemon.report(1);
@@ -342,7 +342,7 @@ fn a_vmm_outlives_the_process_of_its_network() {
     let mapping = finish(touching);
     wait_for("the next worker", || worker().filter(|pid| *pid != first));
     (1..1024).for_each(|page| mapping.store(page));
-    // The next one lends pages of its own.
+    // The next worker exports other pages.
     let mut client = Raw::connect(&daemon.socket(1));
     client.negotiate();
     let (_, files) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 64));
@@ -350,7 +350,7 @@ fn a_vmm_outlives_the_process_of_its_network() {
     drop(files);
     next.store(1);
     wait_for("a fault", || (daemon.count(1, "doorbell_faults") == 1).then_some(()));
-    // And the end of all.
+    // Finally the daemon itself ends.
     drop(daemon);
     for mapping in [&mapping, &next] {
         (1..1024).for_each(|page| mapping.store(page));

@@ -42,7 +42,7 @@ struct Place {
 }
 
 impl Place {
-    /// `None` where no such file can be made.
+    /// Returns `None` where such a file cannot be created.
     fn start() -> Option<Self> {
         Self::with(&["a1", "a2", "a3", "b1", "b2", "b3"])
     }
@@ -98,7 +98,7 @@ impl Place {
         status["networks"].as_array().unwrap().iter().find(|network| network["name"] == name).unwrap().clone()
     }
 
-    /// Waits until the status is as `is` says.
+    /// Waits until `is` accepts the status.
     #[track_caller]
     fn wait(&self, is: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
@@ -111,7 +111,7 @@ impl Place {
         }
     }
 
-    /// What happens from now on.
+    /// Returns the events from now on.
     fn events(&self) -> impl Iterator<Item = Value> + use<> {
         let mut stream = UnixStream::connect(self.path("control")).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -200,7 +200,7 @@ fn removed_beside_traffic(mut place: Place, remove: impl FnOnce(&Place)) {
     probe(&place.path("a3"), 4 << 20).remove();
     place.wait_log("a3: the thread of its client does not come back");
     assert!(place.run(&["status"]).contains("a3"), "the status names it");
-    // It ends when the call returns.
+    // The thread ends when the call returns.
     let Place { files, .. } = &mut place;
     files.release();
     place.wait(|status| named(&status["networks"], "a")["stuck_clients"] == serde_json::json!([]));

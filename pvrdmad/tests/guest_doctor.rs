@@ -20,14 +20,14 @@ const PORT: &str = "sys/bus/pci/devices/0000:00:10.1/infiniband/vmw_pvrdma0/port
 const PROVIDER: &str = "usr/lib/x86_64-linux-gnu/libibverbs/libvmw_pvrdma-rdmav57.so";
 
 impl Guest {
-    /// One in which everything is right.
+    /// Creates a guest without faults.
     fn new() -> Self {
         let guest = Self { root: tempfile::tempdir().unwrap(), memlock: "unlimited" };
         for (function, device) in [(CARD, "0x07b0"), (DEVICE, "0x0820")] {
             guest.write(&format!("{function}/vendor"), "0x15ad");
             guest.write(&format!("{function}/device"), device);
         }
-        // Another card, in another slot.
+        // Another network card, in another slot.
         guest.write("sys/bus/pci/devices/0000:00:03.0/vendor", "0x1af4");
         guest.write("sys/bus/pci/devices/0000:00:03.0/device", "0x1000");
         guest.link(&format!("{CARD}/driver"), "../../../../bus/pci/drivers/vmxnet3");

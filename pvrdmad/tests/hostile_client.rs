@@ -68,7 +68,7 @@ fn a_panic_ends_the_connection_and_nothing_of_it_stays() {
         .write_all(&header(Command::REGION_WRITE, u32::try_from(HEADER_SIZE + write.len()).unwrap(), 0))
         .unwrap();
     client.stream.write_all(&write).unwrap();
-    // The client is hung up on.
+    // The server has closed the connection.
     assert_eq!(client.stream.read(&mut [0; 16]).unwrap_or(0), 0);
     served.function.wait_reset();
     // The memory is unmapped soon, without a further connection.
@@ -181,7 +181,7 @@ fn messages_in_small_pieces_are_put_together() {
         client.send_raw(&[*byte], &[]);
     }
     assert_eq!(client.receive().ok()[16..], [0; 4]);
-    // And many in one piece.
+    // The same message many times in one write.
     client.send_raw(&message.repeat(50), &[]);
     for _ in 0..50 {
         assert_eq!(client.receive().header.id, 7);

@@ -78,7 +78,7 @@ impl Place {
         Process::new(i32::try_from(self.network(name)["pid"].as_i64().unwrap()).unwrap())
     }
 
-    /// Waits until a network is as `is` says.
+    /// Waits until `is` accepts a network's status.
     fn wait_network(&self, name: &str, is: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
         loop {
@@ -120,7 +120,7 @@ fn is_running(network: &Value) -> bool {
     network["state"] == "running"
 }
 
-/// A process that is not ours to wait for.
+/// A process that is not a child of the test.
 struct Process {
     pid: Pid,
     fd: OwnedFd,
@@ -241,7 +241,7 @@ fn a_worker_that_stands_still_holds_nobody_else_up() {
         assert!(show("b1").output().unwrap().status.success());
         assert_untouched(&place, "b");
         worker.signal(Signal::CONT);
-        // Its answer came too late for nobody.
+        // The request still gets its reply.
         let output = waiting.wait_with_output().unwrap();
         assert!(output.status.success(), "{output:?}");
     });
@@ -284,7 +284,7 @@ fn memory_that_cannot_be_locked_ends_no_worker() {
     let output = add.args(["add", &device, "--control"]).arg(place.path("control")).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let pid = i32::try_from(place.network("a")["pid"].as_i64().unwrap()).unwrap();
-    // One that is none would not have it ask.
+    // A privileged supervisor would lift the limit.
     let limit = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
     prlimit(Pid::from_raw(pid), Resource::Memlock, limit).unwrap();
     let mut client = Raw::connect(&socket);
@@ -358,7 +358,7 @@ fn workers_end_with_their_supervisor() {
     for signal in [Signal::KILL, Signal::TERM, Signal::INT] {
         let mut place = Place::start(&[]);
         let workers = ["a", "b"].map(|name| place.worker(name));
-        // One that cannot do anything by itself.
+        // A stopped worker, which cannot end by itself.
         workers[1].signal(Signal::STOP);
         kill_process(Pid::from_child(&place.daemon), signal).unwrap();
         let status = place.daemon.wait().unwrap();

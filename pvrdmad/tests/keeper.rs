@@ -67,7 +67,7 @@ impl Place {
         serde_json::from_str(&self.run(&["status", "--json"])).unwrap()
     }
 
-    /// Waits until the status is as `is` says.
+    /// Waits until `is` accepts the status.
     #[track_caller]
     fn wait(&self, is: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
@@ -220,7 +220,7 @@ fn descriptors_where_none_belong_are_never_received() {
 #[test]
 fn a_keeper_lives_with_its_worker_and_is_replaced_when_it_ends() {
     let mut place = Place::start(&[]);
-    // None before the first client.
+    // There is no keeper before the first client.
     assert_eq!(place.keepers(), []);
     let (mut client, mut nic) = (place.client("a3"), place.client("nic"));
     works(&mut client);

@@ -48,7 +48,7 @@ impl Mortal {
         Self { said: Mutex::new(Said { client: Some(Raw::connect(socket)), left }) }
     }
 
-    /// Says something. Returns the answer.
+    /// Sends a message. Returns the reply.
     fn call(&self, command: Command, body: &[u8], fds: &[BorrowedFd<'_>]) -> Vec<u8> {
         let mut guard = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         let said = &mut *guard;
@@ -112,7 +112,7 @@ impl PciFunction for Mortal {
     }
 }
 
-/// Where a queue pair and its buffer are.
+/// A queue pair and its buffer.
 #[derive(Clone, Copy)]
 struct Place {
     qpn: u32,
@@ -181,7 +181,7 @@ fn load(driver: &Driver, to_peer: &mpsc::Sender<Place>, from_peer: &mpsc::Receiv
     let _ = from_peer.recv();
 }
 
-/// A guest that lives on.
+/// A guest that survives.
 struct Peer {
     driver: Driver,
     cq: Cq,
@@ -311,7 +311,7 @@ fn splitmix(state: &mut u64) -> u64 {
     mixed ^ mixed >> 31
 }
 
-/// With `KILL_SEED` the points are others.
+/// `KILL_SEED` selects other points.
 #[test]
 fn a_client_killed_anywhere_leaves_nothing_behind() {
     let seed = std::env::var("KILL_SEED").map_or(7, |seed| seed.parse().unwrap());
@@ -340,7 +340,7 @@ fn a_client_killed_anywhere_leaves_nothing_behind() {
     let before = daemon.holdings(worker);
     let (mut state, mut connected) = (seed, 0);
     for number in 0..ROUNDS {
-        // The last bytes are said under load.
+        // The later messages are sent under load.
         let left = usize::try_from(splitmix(&mut state) % 9000).unwrap();
         let answered = round(left);
         connected += u64::from(answered > 0);

@@ -26,7 +26,7 @@ fn ask(arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(output.stdout).unwrap())
 }
 
-/// Runs the program to its end. Returns its exit status and standard error, after a check that no message appears
+/// Runs the program to its end. Returns its exit status and standard error, after a check that no cause is printed
 /// twice.
 #[track_caller]
 fn run(arguments: &[&str]) -> (Option<i32>, String) {
@@ -53,7 +53,7 @@ impl Place {
         self.path(name).display().to_string()
     }
 
-    /// The words for a device.
+    /// Returns the description of a device.
     fn device(&self, name: &str, number: u8) -> String {
         format!("name={name},socket={},mac=52:54:00:00:00:0{number},pin=off", self.text(&format!("{name}.sock")))
     }
@@ -229,7 +229,7 @@ fn sockets_that_somebody_removed() {
         fs::remove_file(path).unwrap();
     }
     assert_eq!(removed(), paths);
-    // What is there is somebody else's.
+    // The existing socket belongs to another process.
     let other = UnixListener::bind(&paths[0]).unwrap();
     assert_eq!(removed(), paths);
     drop(running);

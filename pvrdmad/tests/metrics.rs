@@ -51,7 +51,7 @@ impl Host {
         stream
     }
 
-    /// What is told over HTTP.
+    /// Returns the text of the metrics page.
     fn metrics(&self) -> String {
         let mut text = String::new();
         self.connect().read_to_string(&mut text).unwrap();

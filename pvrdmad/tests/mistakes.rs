@@ -162,7 +162,7 @@ fn a_configuration_on_standard_input() {
         let mut program = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
         program.args(command.split_whitespace()).args(["--config", "-"]).env("RUST_LOG", "off");
         let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Who has read enough does not read on.
+        // The program may exit before it has read everything.
         let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
         child.wait_with_output().unwrap()
     };

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 /// Values of `--isolate`.
 const ISOLATION: [&str; 2] = ["network", "none"];
-/// Bytes that an attack is about.
+/// Size of the memory under attack in bytes.
 const LENGTH: usize = 64;
 
 /// A daemon with two networks, whose guests have the same numbers and so the same addresses.
@@ -89,7 +89,7 @@ fn shoot(attacker: &Guest, victim: &Guest) -> bool {
     hit
 }
 
-/// CREATE_BIND in a VLAN.
+/// Sends CREATE_BIND with a VLAN.
 fn bind_in_vlan(guest: &Guest, vlan: u32) -> Result<(), CommandError> {
     let request = Request::new(command_id::CREATE_BIND).u32(16, 1024).u32(20, vlan).u32(24, 3);
     guest.driver.execute(&request.set(28, &gid(9).0).u8(44, guest.driver.gid_type())).map(drop)

@@ -1,4 +1,4 @@
-//! What the Debian package is made of.
+//! Content and behaviour of the Debian package.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::BTreeSet;
@@ -98,7 +98,7 @@ fn the_unit_is_confined() {
         fs::write(&path, format!("{unit}\n{drop_in}")).unwrap();
         let Some(said) = systemd_analyze(&["security", "--offline=true", &path.to_string_lossy()]) else { return };
         let Some(last) = said.lines().rfind(|line| line.contains("Overall exposure level")) else {
-            // An old one that cannot look at files.
+            // This version of systemd cannot analyze files.
             return;
         };
         let level: f64 = last.split(": ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();

@@ -70,7 +70,7 @@ fn no_reply_means_no_reply() {
     for value in 0..100u32 {
         client.send(Command::REGION_WRITE, Header::NO_REPLY, &write_body(2, 0, &value.to_le_bytes()), &[]);
     }
-    // Not even when it makes no sense.
+    // A posted write gets no reply even if it is invalid.
     client.send(Command::REGION_WRITE, Header::NO_REPLY, &write_body(77, 0, &[1]), &[]);
     client.send(Command::REGION_WRITE, Header::NO_REPLY, &[1, 2, 3], &[]);
     client.send(Command(999), Header::NO_REPLY, &[0; 50], &[]);
@@ -115,7 +115,7 @@ fn accesses_never_fail() {
     assert_eq!(client.read(1, 0xffe, 2), [0xff, 0xff]);
     assert!(client.read(1, 0, 0).is_empty());
     client.write(1, 0, &[]);
-    // The largest ones.
+    // The largest messages.
     let data: Vec<u8> = (0..1 << 20).map(|i: u32| i.to_le_bytes()[1]).collect();
     client.write(1, 0, &data);
     assert_eq!(client.read(1, 0, 1 << 20)[..0x1000], data[..0x1000]);
@@ -248,7 +248,7 @@ fn few_mappings_for_all_ranges_and_none_after_the_client() {
     }
     // A limited number of ranges have their own mapping; one mapping of the whole file serves the others.
     assert_eq!(mappings_of("one-mapping"), 17);
-    // The file has grown by a DIMM.
+    // The file grows by a hot-plugged DIMM.
     ram.set_len(2 << 20).unwrap();
     client.map(0x10_0000, 0x10_0000, 0x10_0000, RW, Some(&ram)).ok();
     assert_eq!(mappings_of("one-mapping"), 18);
@@ -315,7 +315,7 @@ fn clients_come_and_go() {
         client.write(1, 0x20, &[round | 1]);
         client.map(0, 0x1000, 0, RW, Some(&memfd("ram", 0x1000))).ok();
         if round % 2 == 0 {
-            // In the middle of a message.
+            // Ends in the middle of a message.
             client.send_raw(&[1, 2, 3], &[]);
         }
     }

@@ -46,7 +46,7 @@ impl Shared {
     }
 }
 
-/// What the process says.
+/// Runs the probe. Returns its sandbox report and its output.
 fn ask<T: DeserializeOwned>(what: &str, profile: &str, mode: &str) -> (Option<SandboxReport>, T) {
     let output = probe(what, profile, mode).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -140,7 +140,7 @@ fn with_the_hosts_adapter_only_what_libibverbs_needs_is_allowed() {
                 what if NETLINK_AND_UDP.contains(&what) => {
                     !matches!(kind.as_str(), "supervisor" | "doorbell-pages" | "pin" | "interrupts" | "capture")
                 }
-                // Stopped by the file that is no socket.
+                // Fails because the descriptor is not a socket.
                 "connect" | "bind" | "sendmsg" | "setsockopt(SO_ATTACH_FILTER)" => errno == Some(ENOTSOCK),
                 _ => false,
             };

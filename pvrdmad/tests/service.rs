@@ -103,7 +103,7 @@ impl Service<'_> {
         self.wait("READY=1")
     }
 
-    /// What its status says.
+    /// Returns the daemon's status.
     fn status(&self) -> Value {
         let output = Command::new(PROGRAM)
             .args(["status", "--json", "--control"])
@@ -225,7 +225,7 @@ fn a_reload_that_fails_changes_nothing() {
     fails(red, &[(1, ""), (3, "network = 'red'"), (4, "network = 'red'")], "exists and is not a socket");
     assert_eq!(service.status()["networks"].as_array().unwrap().len(), 1);
     assert!(!place.path("vm3").exists());
-    // And the way is free.
+    // The failed reload has left nothing in the way.
     fs::remove_file(place.path("vm4")).unwrap();
     assert!(service.reload().contains("STATUS=devices: 3; networks: 2\n"));
     assert_eq!(names(&service.devices()), ["vm1", "vm3", "vm4"]);
@@ -247,7 +247,7 @@ fn activated(place: &Place, listener: &UnixListener, names: &str, arguments: &[&
 fn sockets_of(pid: u64) -> Vec<String> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let targets = entries.map(|entry| fs::read_link(entry.unwrap().path()));
-    // One may be closed while we look.
+    // A descriptor may be closed meanwhile.
     targets
         .flatten()
         .map(|target| target.display().to_string())
@@ -274,7 +274,7 @@ fn sockets_that_were_passed_on() {
         let devices = status["devices"].as_array().unwrap();
         let device = devices.iter().find(|device| device["name"] == "vm1").unwrap();
         assert_eq!(device["socket"], place_of_socket);
-        // It is for its own network alone.
+        // Each socket is known only to the process of its own network.
         let pid = |index: usize| status["networks"][index]["pid"].as_u64().unwrap();
         let has = [0, 1].map(|index| sockets_of(pid(index)).contains(&inode));
         let of_the_other = usize::from(status["networks"][0]["name"] != "red");
@@ -326,7 +326,7 @@ fn a_check_opens_nothing() {
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains("device vm2: socket ") && text.contains("control socket "), "{text}");
     assert!(!place.path("vm1").exists() && !place.path("control").exists());
-    // While the daemon runs, too.
+    // The same while the daemon runs.
     let service = place.start();
     let (status, text) = check(place.folder.path());
     assert_eq!(status, Some(0), "{text}");

@@ -101,7 +101,7 @@ impl Host {
         fs::read_to_string(self.path("log")).unwrap()
     }
 
-    /// Has it end, and waits for that.
+    /// Ends the daemon, and waits for its exit.
     fn stop(&mut self) {
         self.daemon.stop();
     }
@@ -136,7 +136,7 @@ fn a_share_changes_while_the_device_runs() {
     }
 }
 
-/// What a request to a peer ends with.
+/// Sends a request to a peer. Returns the status of its completion.
 fn knock(from: &Guest, to: &Guest) -> u32 {
     let [(pd, mut cq), (far_pd, far_cq)] = [from, to].map(|guest| {
         let driver = &guest.driver;
@@ -183,7 +183,7 @@ fn faults_come_and_go_while_the_daemon_runs() {
     assert!(alone.run("fault --network red loss:1").unwrap_err().contains("network red has no uplink"));
 }
 
-/// What a subscriber is told.
+/// The events of a subscriber.
 struct Events(BufReader<UnixStream>);
 
 impl Events {
@@ -225,7 +225,7 @@ fn a_queue_pair_that_fails_tells_its_story() {
         for words in ["its requester; ", " ms timeout", "packets retransmitted", "request ended: RetryExceeded"] {
             assert!(history.contains(words), "{words}: {history}");
         }
-        // The line comes on another way.
+        // The log line arrives independently of the event.
         let start = Instant::now();
         while !near.log().contains("failed by its requester; ") {
             assert!(start.elapsed() < PATIENCE, "{}", near.log());
@@ -300,6 +300,6 @@ fn what_is_logged_changes_while_the_daemon_runs() {
     let log = host.log();
     assert!(log.contains("the next one starts in"), "{log}");
     assert!(!log[quiet.len()..].contains("its link goes"), "{log}");
-    // That is of the worker that came later.
+    // This line is from the new worker.
     assert!(log.contains("the supervisor has closed its end"), "{log}");
 }

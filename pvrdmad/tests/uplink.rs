@@ -19,7 +19,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 /// A daemon with one device, and the guest that uses it.
 struct Site {
     guest: Guest,
-    /// None: that of a neighbour.
+    /// `None` for the second device of a daemon.
     daemon: Option<Child>,
     control: PathBuf,
     _folder: TempDir,
@@ -79,12 +79,12 @@ impl Site {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// Whether frames can pass its uplink.
+    /// Returns `true` if frames can pass the uplink.
     fn is_up(&self) -> bool {
         self.status()["networks"][0]["uplink"]["up"] == true
     }
 
-    /// What status says of the device.
+    /// Returns the device's part of the status.
     fn report(&self) -> Value {
         let status = self.status();
         let devices = status["devices"].as_array().unwrap().iter();

@@ -134,7 +134,7 @@ fn an_eventfd_that_blocks_stops_no_thread() {
     let (done, signalled) = mpsc::channel();
     for _ in 0..2 {
         let (irqs, barrier, done) = (Arc::clone(&served.irqs), Arc::clone(&barrier), done.clone());
-        // Not joined: a thread that blocks stays.
+        // Not joined, because a blocked thread does not end.
         thread::spawn(move || {
             for _ in 0..ROUNDS {
                 barrier.wait();
@@ -186,7 +186,7 @@ fn files_have_a_limit_for_each_device() {
     assert_eq!(refused, Some((64, NO_SPACE)));
     let memory = memfd("other", PAGE);
     neighbour.client().map(0, PAGE, 0, RW, Some(&memory)).ok();
-    // What is not used any more makes room.
+    // Unmapping an unused file makes room.
     client.unmap(0, PAGE, 0).ok();
     client.read(3, 0, 4);
     client.map(0, PAGE, 0, RW, Some(&memory)).ok();

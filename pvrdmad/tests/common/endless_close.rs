@@ -22,7 +22,7 @@ const FLUSH: u32 = 25;
 
 /// The file system. Dropping it completes all blocked calls.
 pub struct EndlessClose {
-    /// Ends the thread.
+    /// Signals the thread to end.
     stop: OwnedFd,
     /// Owns the only descriptor of the connection to the kernel; the connection ends when that is closed.
     server: Option<JoinHandle<()>>,

@@ -39,10 +39,10 @@ use tempfile::TempDir;
 /// Longer than any step takes; a test that waits for this long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Writing here finds a bug.
+/// Register whose write panics.
 pub const PANIC: u64 = 0x90;
 
-/// Writing a vector number here raises it.
+/// Register whose write raises the MSI-X vector of this number.
 pub const RAISE: u64 = 0x80;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -275,14 +275,14 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The body of a success.
+    /// Returns the body of a successful reply.
     #[track_caller]
     pub fn ok(self) -> Vec<u8> {
         assert_eq!((self.header.flags, self.header.error), (Header::REPLY, 0), "{self:?}");
         self.body
     }
 
-    /// The errno of a failure.
+    /// Returns the errno of a failed request.
     #[track_caller]
     pub fn errno(self) -> u32 {
         assert_eq!(self.header.flags, Header::REPLY | Header::ERROR, "{self:?}");
@@ -307,7 +307,7 @@ impl Raw {
         Self { stream, next_id: 100 }
     }
 
-    /// What QEMU says first.
+    /// Sends QEMU's first message.
     pub fn negotiate(&mut self) -> Vec<u8> {
         let mut body = vec![0; 4];
         body.extend(
@@ -332,7 +332,7 @@ impl Raw {
         self.next_id
     }
 
-    /// The next reply, or `None` at the end.
+    /// Returns the next reply, or `None` when the connection ends.
     pub fn try_receive(&mut self) -> Option<Answer> {
         let mut header = [0; HEADER_SIZE];
         match self.stream.read_exact(&mut header) {

@@ -58,7 +58,7 @@ impl Daemon {
         self.0.wait().unwrap().code()
     }
 
-    /// Tells it to end, and waits for that.
+    /// Asks the daemon to end, and waits for its exit.
     #[track_caller]
     pub fn stop(&mut self) {
         self.signal(Signal::TERM);

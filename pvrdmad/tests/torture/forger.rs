@@ -15,7 +15,7 @@ use crate::network::{BEYOND, KERNEL, ON_THE_WIRE};
 
 /// Part of each of the forger's frames, and of no others.
 const MARK: &[u8] = b"a frame of the forger's.";
-/// Descriptors that a frame takes at most.
+/// Maximum number of descriptors of a frame.
 const DESCRIPTORS: u32 = 24;
 /// Number of kinds of frames. A run has sent each kind.
 const KINDS: usize = 5;

@@ -22,25 +22,25 @@ const LLDP: u16 = 0x88cc;
 /// Shortest and longest payload of a frame in bytes.
 const SHORTEST: usize = 46;
 const LONGEST: usize = 1500;
-/// Memory of a guest, for its card.
+/// Memory of a guest in bytes.
 const MEMORY: usize = 4 << 20;
-/// After which a frame is taken for lost.
+/// Time after which a frame counts as lost.
 const RESEND: Duration = Duration::from_millis(50);
 /// Counters that stay at zero while the driver makes no errors.
 const NEVER_HERE: [&str; 3] = ["vmxnet3_send_errors", "vmxnet3_queue_errors", "vmxnet3_command_errors"];
 
-/// A card, before there is a network.
+/// A network function and its guest, before the network exists.
 pub(crate) struct Card {
     pub(crate) owner: u8,
     pub(crate) link: Arc<NicLink>,
     pub(crate) guest: Guest,
 }
 
-/// All cards with a driver of this test.
+/// All network functions that this test drives.
 pub(crate) struct Cards {
     /// Network functions of the tenants that compare frames.
     pub(crate) tenants: [Card; 2],
-    /// That of a kernel that forges.
+    /// Network function of the forging kernel.
     pub(crate) forger: Card,
 }
 

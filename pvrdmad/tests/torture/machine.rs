@@ -51,7 +51,7 @@ struct State {
 }
 
 impl Watcher {
-    /// Of nobody yet.
+    /// Creates a watcher without machines.
     pub(crate) fn new(clock: Arc<dyn Clock>, dice: Dice) -> Self {
         Self { clock, state: Mutex::new(State { pages: Vec::new(), dice }) }
     }

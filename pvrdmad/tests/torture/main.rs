@@ -60,7 +60,7 @@ const WORKERS: usize = 2;
 /// Bytes by which the heap may grow between the first run and later ones, for maps that have grown.
 const ROOM: usize = 64 << 10;
 
-/// Everybody.
+/// All actors, and the network between them.
 struct World<'a> {
     flows: Vec<Flow>,
     frames: FrameFlow<'a>,
@@ -79,7 +79,7 @@ struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// `cards`: those with a driver.
+    /// `cards`: network functions that the test drives.
     fn new(seed: u64, workers: usize, cards: &'a Cards) -> Self {
         let card = HostileCard::new();
         let have_drivers = cards.iter().map(|card| (card.owner, Arc::clone(&card.link)));
@@ -115,7 +115,7 @@ impl<'a> World<'a> {
         Self { flows, frames, forger, tenants, kept, process, visitor, kernel, peer, vmm, operator, network, seed }
     }
 
-    /// Does what the dice say, on this thread.
+    /// Runs randomly chosen steps on this thread.
     fn run(&mut self) {
         let mut dice = Dice::new(self.seed, 6);
         for _ in 0..STEPS {
@@ -258,7 +258,7 @@ fn settle(network: &Network, flows: &mut [Flow], batches: u64) {
     }
 }
 
-/// Says what failed.
+/// Prints the seed of a run that fails.
 struct Running {
     seed: u64,
     test: &'static str,
@@ -302,7 +302,7 @@ fn runs(seeds: impl Iterator<Item = u64>, workers: usize) {
     println!("{runs} runs, {batches} batches compared");
 }
 
-/// A number of the environment.
+/// Returns a number from the environment.
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
 }
@@ -322,7 +322,7 @@ fn nobody_harms_a_tenant() {
     runs(1..=24, 0);
 }
 
-/// Else no failure could be looked into.
+/// A failing seed must be repeatable.
 #[test]
 fn a_seed_does_the_same_again() {
     let _alone = ALONE.lock();

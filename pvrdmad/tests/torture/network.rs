@@ -22,13 +22,13 @@ use crate::wire::{Cable, Wire};
 pub(crate) const BEYOND: u8 = 4;
 /// Devices of the daemon that are connected to the wire. All except the first belong to attackers.
 pub(crate) const ON_THE_WIRE: [u8; 3] = [3, KERNEL, VMM];
-/// Who reboots.
+/// The guest that reboots.
 pub(crate) const VISITOR: u8 = 5;
 /// The attackers' devices.
 pub(crate) const KERNEL: u8 = 66;
 pub(crate) const VMM: u8 = 67;
 
-/// IP packets on the wire.
+/// Length of IP packets on the wire in bytes.
 const MTU: u32 = 1500;
 /// Queue pair runs before ports are served, and rounds of both between two steps.
 const RUNS: usize = 16;
@@ -47,11 +47,11 @@ pub(crate) struct Network {
     pub(crate) watcher: Watcher,
     _uplinks: Vec<Uplink>,
     pub(crate) wire: Arc<Mutex<Wire>>,
-    /// All that lead to the wire.
+    /// All cables of the wire.
     pub(crate) cables: Vec<Arc<Cable>>,
     /// Connects devices of the daemon to one cable, if they share one.
     pub(crate) switch: Option<Arc<Switch>>,
-    /// Of the daemon's devices.
+    /// Shares of the daemon's devices.
     pub(crate) shares: Vec<DeviceShare>,
     here: Rxe,
     beyond: Rxe,
@@ -179,7 +179,7 @@ impl Network {
         }
     }
 
-    /// The code of the tenants' ACK timeouts.
+    /// Returns the code of the tenants' ACK timeout.
     pub(crate) const fn ack_timeout(&self) -> u8 {
         if self.manual.is_some() { ACK_TIMEOUT } else { PATIENT_ACK_TIMEOUT }
     }

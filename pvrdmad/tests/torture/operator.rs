@@ -12,7 +12,7 @@ use pvrdmad::testing::Dice;
 
 use crate::network::{BEYOND, KERNEL, Network, VMM};
 
-/// Captures at a time.
+/// Maximum number of simultaneous captures.
 const CAPTURES: usize = 3;
 /// Bytes of each frame that a capture keeps, and size of its buffer.
 const CAPTURE: CaptureConfig = CaptureConfig { snaplen: 96, buffer: 16 << 10 };
@@ -23,7 +23,7 @@ const BURSTS: [Option<u64>; 3] = [None, Some(4 << 10), Some(1 << 20)];
 const PROMISES: [Option<u64>; 2] = [None, Some(64 << 10)];
 /// Duration of an outage. Retries of a connection last at least half a second.
 pub(crate) const DOWN: Duration = Duration::from_millis(100);
-/// ACK timeouts between two outages.
+/// Number of ACK timeouts between two outages.
 const UP: u32 = 4;
 
 pub(crate) struct Operator {
@@ -31,12 +31,12 @@ pub(crate) struct Operator {
     captures: Vec<Capture>,
     batch: Batch,
     outage: Option<Outage>,
-    /// When the last one was over.
+    /// End of the last outage.
     restored: Duration,
     dice: Dice,
 }
 
-/// Something is down.
+/// An outage in progress.
 struct Outage {
     what: Down,
     since: Duration,
@@ -51,7 +51,7 @@ enum Down {
 }
 
 impl Operator {
-    /// Of these devices, by their numbers.
+    /// Creates an operator of these numbered devices.
     pub(crate) fn new(devices: Vec<(u8, Arc<PvrdmaDevice<Rxe>>)>, seed: u64) -> Self {
         let dice = Dice::new(seed, 14);
         Self { devices, captures: Vec::new(), batch: Batch::default(), outage: None, restored: Duration::ZERO, dice }
@@ -142,7 +142,7 @@ impl Operator {
         }
     }
 
-    /// All is as it was.
+    /// Restores the initial state.
     pub(crate) fn end(&mut self, network: &Network) {
         self.restore_after(network, Duration::ZERO);
         self.captures.clear();

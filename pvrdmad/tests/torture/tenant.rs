@@ -34,7 +34,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Further counters that stay at zero: tenants do not flush, run out of receives, or bind other addresses.
 const NEVER_HERE: [&str; 4] = ["gids_refused", "flushed", "ud_dropped_no_receive", "ud_too_long"];
 
-/// A guest that does nothing wrong.
+/// A well-behaved guest.
 pub(crate) struct Tenant {
     pub(crate) number: u8,
     pub(crate) gid: Gid,
@@ -47,7 +47,7 @@ impl Tenant {
         Self::begin(network.machine(number, GuestMemory::new(MEMORY), seed), number)
     }
 
-    /// On a machine that has no driver.
+    /// Creates a tenant on a machine without a driver.
     pub(crate) fn begin(machine: Machine, number: u8) -> Self {
         let driver = machine.driver();
         driver.bind_gid(0, gid(number)).unwrap();
@@ -58,12 +58,12 @@ impl Tenant {
         self.machine.test.device.status()
     }
 
-    /// What the process keeps for it.
+    /// Returns the resources that the process holds for the guest.
     pub(crate) fn kept(&self) -> KeptStatus {
         self.status().kept
     }
 
-    /// Nobody saw anything but load here.
+    /// Checks that no counter of errors or attacks has increased.
     pub(crate) fn check_counters(&self) {
         let DeviceStatus { counters, adapter, .. } = self.status();
         let all: Vec<Counter> = [counters, adapter].concat();
@@ -82,7 +82,7 @@ pub(crate) struct End {
     pd: Pd,
     cq: Cq,
     qp: Qp,
-    /// For datagrams.
+    /// Queue pair for datagrams.
     ud: Qp,
     buffer: Buffer,
     mr: Mr,
@@ -155,18 +155,18 @@ impl End {
         }
     }
 
-    /// Writes as the guest does.
+    /// Writes to the buffer and the model.
     fn store(&mut self, at: usize, bytes: &[u8]) {
         self.buffer.write(at, bytes);
         self.expect(at, bytes);
     }
 
-    /// The peer will have written this.
+    /// Records in the model what the peer will write.
     fn expect(&mut self, at: usize, bytes: &[u8]) {
         self.model[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Takes what has completed.
+    /// Polls completions.
     fn poll(&mut self) {
         while let Some(cqe) = self.cq.poll() {
             assert_eq!(cqe.status, status::SUCCESS, "guest {}: {cqe:?}", self.number);
@@ -174,7 +174,7 @@ impl End {
             let at = waiting.iter().position(|&name| name == cqe.wr_id);
             waiting.remove(at.unwrap_or_else(|| panic!("nobody waits for {cqe:?}")));
         }
-        // What the kernel's handlers do.
+        // Does what the kernel's interrupt handlers do.
         self.driver.notifications();
     }
 
@@ -212,7 +212,7 @@ impl End {
         self.sends.is_empty() && self.receives.is_empty()
     }
 
-    /// Gives back all that it has.
+    /// Destroys all objects.
     pub(crate) fn end(self) {
         let Self { context, pd, cq, qp, ud, buffer, mr, private, private_mr, .. } = self;
         [qp, ud].into_iter().for_each(|qp| qp.destroy().unwrap());
@@ -241,10 +241,10 @@ impl End {
 pub(crate) struct Flow {
     ends: [End; 2],
     dice: Dice,
-    /// When the batch began that is under way.
+    /// Start of the batch in progress.
     since: Option<Duration>,
     pub(crate) batches: u64,
-    /// Datagrams are not lost on their way.
+    /// Datagrams are part of the traffic, because no link loses them.
     datagrams: bool,
     /// Ends that have sent a request to the other end. From then on the connection has an identity.
     has_asked: [bool; 2],
@@ -333,7 +333,7 @@ impl Flow {
                     SendWr::read(name, &[me.buffer.sge(&me.mr, to_at, len)], remote(peer, from), rkey)
                 }
                 2 => {
-                    // At a word's address, and to anywhere.
+                    // Atomic operations use the address of a word.
                     let at = from + (8 - (remote(peer, from) % 8) as usize) % 8;
                     let old: [u8; 8] = peer.model[at..at + 8].try_into().unwrap();
                     let add = dice.long();
@@ -346,7 +346,7 @@ impl Flow {
                     peer.receives.push(name);
                     me.store(from, &bytes);
                     peer.expect(to_at, &bytes);
-                    // In two pieces.
+                    // The message is sent from two SGEs.
                     let cut = dice.below(len + 1);
                     let pieces = [(from, cut), (from + cut, len - cut)];
                     SendWr::send(name, &pieces.map(|(at, len)| me.buffer.sge(&me.mr, at, len)))
@@ -367,7 +367,7 @@ impl Flow {
             *has_asked |= !datagram;
             let qp = if datagram { &mut me.ud } else { &mut me.qp };
             qp.publish_send(&[request]).unwrap();
-            // One doorbell for several, at times.
+            // Sometimes one doorbell announces several requests.
             if dice.one_in(2) {
                 qp.ring_send();
             }

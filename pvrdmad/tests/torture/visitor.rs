@@ -16,7 +16,7 @@ const ADDRESSES: std::ops::Range<u8> = 100..200;
 
 pub(crate) struct Visitor {
     tenant: Tenant,
-    /// While it is there.
+    /// Its traffic, while the guest runs.
     pub(crate) flow: Option<Flow>,
     left: Option<Left>,
     targets: Targets,
@@ -26,13 +26,13 @@ pub(crate) struct Visitor {
     idle_bytes: u64,
 }
 
-/// What it left at its peer.
+/// The end that remains at the peer.
 struct Left {
     end: End,
     /// The guest left between two batches. The bytes at its peer are therefore known, and no further request must be
     /// accepted.
     is_sound: bool,
-    /// Its peer has sent something.
+    /// The peer has sent a request since.
     has_asked: bool,
 }
 
@@ -50,7 +50,7 @@ impl Visitor {
         &self.tenant.machine
     }
 
-    /// What it does of late, with its peer.
+    /// Does the next step of the guest or of its peer.
     pub(crate) fn step(&mut self, network: &Network, host: &Tenant) {
         match &mut self.flow {
             Some(flow) => {
@@ -65,13 +65,13 @@ impl Visitor {
         self.look_back();
     }
 
-    /// A life begins.
+    /// Starts the guest.
     pub(crate) fn come(&mut self, host: &Tenant) {
         self.lives += 1;
         let driver = self.tenant.machine.driver();
         let fresh = gid(ADDRESSES.start + (self.lives % ADDRESSES.len() as u64) as u8);
         let wanted = if self.dice.one_in(2) { self.tenant.gid } else { fresh };
-        // Somebody may have it by now.
+        // Another guest may have the address by now.
         let waits = || {
             let device = serde_json::to_value(self.tenant.machine.test.device.inspect()).unwrap();
             device["backend"]["waiting_gids"].as_array().is_some_and(|waiting| !waiting.is_empty())
@@ -86,7 +86,7 @@ impl Visitor {
         self.flow = Some(flow);
     }
 
-    /// A life ends, whatever is under way.
+    /// Ends the guest, whatever requests are outstanding.
     fn go(&mut self) {
         self.forget();
         let Some(flow) = self.flow.take() else { return };
@@ -107,7 +107,7 @@ impl Visitor {
         self.left = Some(Left { end, is_sound, has_asked: false });
     }
 
-    /// What its peer sees.
+    /// Checks the end that remains at the peer.
     fn look_back(&mut self) {
         let Some(left) = &mut self.left else { return };
         let statuses = left.end.poll_any();
@@ -127,7 +127,7 @@ impl Visitor {
         }
     }
 
-    /// Its peer gives the connection up.
+    /// The peer closes the connection.
     fn forget(&mut self) {
         if let Some(left) = self.left.take() {
             self.targets.forget();
@@ -143,17 +143,17 @@ impl Visitor {
         self.look_back();
     }
 
-    /// Its peer waits for who it was.
+    /// Returns `true` if the peer still has a connection to the earlier guest.
     pub(crate) fn has_left(&self) -> bool {
         self.left.is_some()
     }
 
-    /// Nothing is under way, and nobody waits.
+    /// Returns `true` if no request is outstanding at the guest or its peer.
     pub(crate) fn is_idle(&self) -> bool {
         self.flow.as_ref().is_none_or(Flow::is_idle) && self.left.as_ref().is_none_or(|left| left.end.is_idle())
     }
 
-    /// Nothing is left of it.
+    /// Ends the guest, and checks that no resources remain.
     pub(crate) fn end(&mut self) {
         self.go();
         self.forget();

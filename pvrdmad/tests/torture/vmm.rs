@@ -82,7 +82,7 @@ impl Vmm {
         assert_eq!(self.objects(), ObjectCounts::default());
     }
 
-    /// As soon as nobody else looks.
+    /// Returns the counts of objects once the device is not locked otherwise.
     fn objects(&self) -> ObjectCounts {
         loop {
             let objects = self.device.status().objects;
@@ -93,7 +93,7 @@ impl Vmm {
         }
     }
 
-    /// Nothing is left of it.
+    /// Checks that no resources remain.
     pub(crate) fn end(&self) {
         assert_eq!(self.device.status().kept.used_bytes, self.idle_bytes);
     }

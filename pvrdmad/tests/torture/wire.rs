@@ -25,7 +25,7 @@ const CARRY: usize = 64;
 /// Interval between checks whether a cable is connected again.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The other ends of all cables.
+/// The far ends of all cables.
 #[derive(Debug)]
 pub(crate) struct Wire {
     ports: Vec<Port>,
@@ -36,10 +36,10 @@ pub(crate) struct Wire {
     recent: VecDeque<Vec<u8>>,
 }
 
-/// Where a cable ends.
+/// The far end of a cable.
 #[derive(Debug)]
 struct Port {
-    /// The stations at it.
+    /// MAC addresses at this cable.
     stations: Vec<MacAddr>,
     towards: MemoryLink,
     away: MemoryLink,
@@ -53,7 +53,7 @@ impl Wire {
         Self { ports: Vec::new(), dice, longest_stop, recent: VecDeque::new() }
     }
 
-    /// A cable to these stations.
+    /// Creates a cable to these MAC addresses.
     pub(crate) fn cable(&mut self, stations: Vec<MacAddr>) -> Arc<Cable> {
         let (input, towards) = memory::pair(TOWARDS).unwrap();
         let (output, away) = memory::pair(self.dice.pick(&AWAY)).unwrap();
@@ -63,7 +63,7 @@ impl Wire {
         cable
     }
 
-    /// Somebody has yet to take what has come.
+    /// Returns `true` if too many frames wait for a device.
     fn is_crowded(&self) -> bool {
         self.ports.iter().any(|port| port.towards.sent() - port.cable.received.load(Ordering::Relaxed) > CROWDED)
     }
@@ -110,7 +110,7 @@ impl Wire {
         frames.len()
     }
 
-    /// A peer sends a few frames.
+    /// Sends a few frames of the hostile peer.
     pub(crate) fn attack(&mut self, peer: &mut HostilePeer) {
         if self.is_crowded() {
             return;
@@ -121,7 +121,7 @@ impl Wire {
         }
     }
 
-    /// A frame that was carried of late.
+    /// Returns one of the recorded frames.
     fn recent(&mut self) -> Option<Vec<u8>> {
         let at = self.dice.below(self.recent.len().max(1));
         self.recent.get(at).cloned()
@@ -149,7 +149,7 @@ pub(crate) struct Cable {
     input: MemoryLink,
     output: MemoryLink,
     unplugged: AtomicBool,
-    /// Frames that came out of it.
+    /// Frames that the device has received.
     received: AtomicU64,
     lost: AtomicU64,
 }

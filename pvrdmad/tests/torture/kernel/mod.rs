@@ -22,10 +22,10 @@ const POOLS: usize = 8;
 const POOL_PAGES: usize = 12;
 /// Size of a ring element with four SGEs, in bytes.
 const STRIDE: u64 = 256;
-/// Of a doorbell.
+/// Bits of a doorbell value.
 const QP_SEND: u32 = 1 << 30;
 const QP_RECV: u32 = 1 << 31;
-/// Elements of its queues.
+/// Number of elements in each of its queues.
 const ELEMENTS: u32 = 32;
 
 /// Pages and their directory, which the kernel may overwrite.
@@ -35,7 +35,7 @@ struct Pool {
     pages: Vec<u64>,
 }
 
-/// A queue pair that it believes to have.
+/// A queue pair that the kernel has created.
 #[derive(Clone, Copy)]
 struct Pair {
     handle: u32,
@@ -98,7 +98,7 @@ impl Kernel {
     }
 
     pub(crate) fn step(&mut self) {
-        // Who has ended itself does little harm.
+        // A kernel whose device is in error does little harm, so it starts again.
         if self.dice.one_in(4) && !self.is_alive() {
             self.begin();
         }
@@ -159,7 +159,7 @@ impl Kernel {
         }
     }
 
-    /// Nothing is left of it.
+    /// Resets the device, and checks that no resources remain.
     pub(crate) fn end(&mut self) {
         self.plug_all();
         self.machine.test.device.reset();
@@ -190,7 +190,7 @@ impl Kernel {
         }
     }
 
-    /// Makes a directory good.
+    /// Restores a directory.
     fn repair(&self, pool: &Pool) {
         let memory = &self.machine.test.memory;
         memory.write(pool.directory, &pool.table.to_le_bytes());
@@ -259,7 +259,7 @@ impl Kernel {
         }
     }
 
-    /// A command of numbers.
+    /// Sends a command of random numbers.
     fn anything(&mut self) {
         let mut bytes = [0; REQUEST_SIZE];
         for at in bytes.chunks_exact_mut(4) {
@@ -277,7 +277,7 @@ impl Kernel {
         &self.pools[at]
     }
 
-    /// A word anywhere in its memory.
+    /// Overwrites a random word of memory.
     fn store(&mut self) {
         let dice = &mut self.dice;
         let at = match dice.below(4) {
@@ -488,7 +488,7 @@ impl Kernel {
         }
     }
 
-    /// Takes its completions, without a look.
+    /// Consumes completions without reading them.
     fn consume(&self) {
         for pool in &self.pools[..2] {
             let tail = self.machine.test.memory.load(pool.pages[0] + 8);

@@ -14,7 +14,7 @@ impl Kernel {
         let Some(pair) = self.reach(victim.peer_qpn) else { return };
         let index = 1 + self.dice.word() % 3;
         let bind = Request::new(id::CREATE_BIND).u32(16, 1024).u32(20, 0xfff).u32(24, index);
-        // Another has it, perhaps.
+        // Another guest may have the address.
         self.command(&bind.set(28, &victim.peer.0).u8(44, 2));
         let path = Path {
             sgid_index: index as u8,
@@ -35,7 +35,7 @@ impl Kernel {
             if first.qpn == qpn {
                 return Some(first);
             }
-            // To begin is a step, or some, by itself.
+            // Each restart advances the numbers by one or more.
             let rounds = (qpn.wrapping_sub(first.qpn) >> 16) % ROUNDS;
             (1..rounds.saturating_sub(2)).for_each(|_| self.machine.test.device.reset());
         }
