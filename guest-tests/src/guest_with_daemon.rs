@@ -47,7 +47,7 @@ impl GuestWithDaemon {
         Self::start_at(&place, image, name, mac, options)
     }
 
-    /// Does the same with the daemon in a network namespace, if one is named.
+    /// Same as [`start`](Self::start), with the daemon in a network namespace, if one is named.
     pub(crate) fn start_in(
         namespace: Option<&str>,
         image: &GuestImage,

@@ -361,7 +361,8 @@ pub struct ShareArgs {
 fn pair(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
     let pair = (key.to_owned(), value.to_owned());
-    // Whether values go together depends on what is in force. That they are some at all does not.
+    // Only the daemon can check whether values fit together, because that depends on the current ones. Each value alone
+    // is checked here.
     let any = ShareConfig { max_rate: Some(u64::MAX), ..ShareConfig::default() };
     change_share(any, &BTreeMap::from([pair.clone()]))?;
     Ok(pair)
@@ -465,7 +466,7 @@ mod tests {
         assert_eq!(limits.set, [("max_qp".to_owned(), 7), ("max_memory".to_owned(), 0)]);
     }
 
-    /// Lines of the documents that ask a daemon, as they stand there.
+    /// Commands in the documents that talk to a daemon parse.
     #[test]
     fn the_documents_give_commands_that_there_are() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -486,7 +487,7 @@ mod tests {
         }
     }
 
-    /// The text of `--help`, for each command that people give, as a terminal shows it.
+    /// Returns the text of `--help` for each user command, as shown in a terminal.
     fn helps() -> Vec<String> {
         let mut command = Cli::command();
         command.build();
@@ -523,7 +524,7 @@ mod tests {
         }
     }
 
-    /// A line of a table says one whole thing: it begins with a capital letter, and its default is said once.
+    /// Each line of a help table is complete: it begins with a capital letter, and states its default once.
     #[test]
     fn help_is_made_of_whole_lines() {
         let keys = DeviceSpec::KEYS.iter().chain(NetworkSpec::KEYS).chain(ControlKeys::KEYS);

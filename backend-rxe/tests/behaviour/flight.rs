@@ -1,4 +1,4 @@
-//! What a queue pair that fails says about its end.
+//! The history that a failed queue pair reports.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ fn refused_requests_on_the_wire() {
     on_the_wire(Faults::default(), 1, refused_requests_are_told_on_both_sides);
 }
 
-/// A guest that ends its own queue pairs has not failed, whatever happened before.
+/// A queue pair that its guest ends reports no failure, whatever happened to it before.
 #[test]
 fn a_guest_that_ends_its_queue_pair_is_no_failure() {
     on_the_wire(Faults { loss: 2000, ..Faults::default() }, 3, || {

@@ -13,8 +13,8 @@ use crate::world::*;
 /// Longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The meter of slow memory, which is asked at each view of it and at each access. Each time, the memory of the
-/// neighbour can be taken away without a wait.
+/// The stall meter of slow memory, called for each view and each access. At each call, another device's memory can be
+/// unmapped without a wait.
 #[derive(Clone, Debug, Default)]
 struct Neighbour(Arc<OnceLock<Weak<DmaSpace>>>);
 
@@ -36,7 +36,7 @@ impl StallMeter for Neighbour {
     }
 }
 
-/// N6: the neighbour's VMM takes memory away, and waited for the hole that another one punches.
+/// N6: while one VMM's memory is slow because of punched holes, another VMM can unmap its own memory without waiting.
 #[test]
 fn the_neighbours_memory_is_not_held_while_slow_memory_is_used() {
     let world = World::new();

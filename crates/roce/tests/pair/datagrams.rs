@@ -1,4 +1,4 @@
-//! Datagrams: ours against the captured ones, and what is dropped.
+//! Datagrams: comparison with captured ones, and reasons for drops.
 
 use pvrdma_roce::wire::{CrcError, Extension, Header, MAX_FRAME, Network, Opcode, Packet, build};
 use pvrdma_roce::{Datagram, DatagramSender, DropReason, EgressMarking, Origin, Path, admit};

@@ -1,4 +1,4 @@
-//! What goes wrong, and how both ends hear of it.
+//! Errors, and the way in which both ends learn of them.
 
 use std::time::Duration;
 
@@ -448,8 +448,8 @@ fn a_lost_refusal_is_silence() {
     assert_eq!(naks(&pair).len(), 1);
 }
 
-/// A READ whose responses are late or lost, in front of a request that the responder refuses. Before, it was flushed
-/// first, and the cause came later.
+/// A READ with late or lost responses is in front of a request that the responder refuses. The READ must not be flushed
+/// before the error is reported.
 #[test]
 fn a_flush_is_never_the_first_error() {
     let bad = RemoteAddress { rkey: 0x9999, ..REMOTE };
@@ -491,7 +491,7 @@ fn a_flush_is_never_the_first_error() {
     }
 }
 
-/// The same in front of one that found no receive: the responder is alive, and the READ is repeated.
+/// The READ is in front of a request that found no receive. The responder is alive, so the READ is repeated.
 #[test]
 fn a_read_completes_before_the_request_that_found_no_receive() {
     let mut pair = with(|attrs| (attrs.timeout, attrs.rnr_retry) = (0, 0));

@@ -1,6 +1,6 @@
-//! A network for several connections: each end sends over a link of its own into a switch, from which one link leads
-//! each way, or several of which a hash of the UDP source port chooses one. Links have a rate; the switch has queues
-//! that overflow, mark and lose. Ends react to marks as the engine does. Everything follows from a seed.
+//! A network for several connections. Each end has its own link to a switch, from which one link leads to each side, or
+//! several, one of which a hash of the UDP source port selects. Links have a rate; the switch has queues that overflow,
+//! mark and lose frames. Ends react to marks as the engine does. A seed decides all random choices.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,4 +1,4 @@
-//! What keeps a requester from sending although nothing is lost: late receives, keys that are still needed, timers.
+//! Delays of a requester without losses: late receives, keys in use, timers.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn invalidate(wr_id: u64, key: u32) -> SendWr {
     SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges: Vec::new() }
 }
 
-/// What end 0 has crosses and is answered. Gives the number of packets.
+/// Delivers the packets of end 0 and their responses. Returns the number of packets.
 fn cross(pair: &mut Pair) -> usize {
     let now = pair.now;
     let [ours, peer] = &mut pair.ends;
@@ -34,7 +34,7 @@ fn cross(pair: &mut Pair) -> usize {
     sent.len()
 }
 
-/// A receive that is late is no loss: once it is there, everything may go.
+/// A late receive is not a loss: once it is posted, the whole window may be sent.
 #[test]
 fn a_late_receive_costs_no_slow_start() {
     let mut pair = Pair::new(&Setup::default(), 1);

@@ -1,5 +1,6 @@
-//! Two ends that may agree on selective acknowledgements, and somebody between them who drops, repeats, delays, edits
-//! and invents packets with a right ICRC, as a script of bytes says. The fuzzer `fuzz_selective` writes such scripts.
+//! Two ends that may negotiate selective acknowledgements, with a forger between them. It drops, repeats, delays, edits
+//! and invents packets with a valid ICRC, as a script of bytes says. The fuzzer `fuzz_selective` generates such
+//! scripts.
 
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use pvrdma_verbs::{Mtu, Psn, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp
 use super::host::KEY;
 use super::net::{End, Setup};
 
-/// Addresses of an end: what it sends from, what its peer changes, where its READs and its messages land. An operation
-/// has a slot of its own in each.
+/// Addresses in an end's memory: sources, targets of the peer, targets of READs, and messages. Each operation has its
+/// own slot in each.
 const SOURCE: u64 = 0x100_0000;
 const TARGET: u64 = 0x200_0000;
 const LANDING: u64 = 0x300_0000;
@@ -80,7 +81,8 @@ struct Play {
     receives: [u64; 2],
     /// The header of some packet to each end.
     templates: [Option<Header>; 2],
-    /// Forged packets never say what is not so: that a packet was executed, or data.
+    /// Forged packets contain no false statements: no acknowledgement of packets that were not executed, and no false
+    /// data.
     honest: bool,
 }
 
@@ -355,7 +357,8 @@ impl Play {
         format!("{:?}\n{}\n{}", self.now, of(&self.ends[0]), of(&self.ends[1]))
     }
 
-    /// Everything ended once, in order; and as long as nobody lied of what was executed, what succeeded has happened.
+    /// Checks that every request ended once and in order. Unless the forger lied about execution, the effect of each
+    /// successful request is checked, too.
     fn check(&self) {
         for (side, posted) in self.posted.iter().enumerate() {
             let (host, peer) = (&self.ends[side].host, &self.ends[1 - side].host);

@@ -174,8 +174,8 @@ fn a_flood_of_duplicates_behind_a_gap_is_bounded() {
     }
 }
 
-/// A peer has no receive for a READ, which needs none, and says nothing more. What is behind the wait does not fit
-/// beside the READ in front, which nobody answers: that ends all the same.
+/// A peer has no receive for a READ, which needs none, and then sends nothing more. Packets behind the wait do not fit
+/// beside the unanswered READ in front. The request must end nevertheless.
 #[test]
 fn a_wait_for_a_receive_does_not_end_in_silence() {
     let mut now = Duration::from_secs(1);
@@ -199,9 +199,9 @@ fn a_wait_for_a_receive_does_not_end_in_silence() {
     }
 }
 
-/// Far more is under way than a window, because the peer says what it has behind a gap. Then nothing is heard, and what
-/// it had said is forgotten. An ACK that says that a few packets came late makes all of it count once more, but nothing
-/// leaves that was not sent before.
+/// Much more than a window is in flight, because the peer acknowledged packets behind a gap. Then it is silent, and its
+/// acknowledgements are forgotten. A forged ACK for a few late packets makes all of them count again, but lets no new
+/// packet out.
 #[test]
 fn a_forged_ack_lets_nothing_new_out() {
     let mut now = Duration::from_secs(1);

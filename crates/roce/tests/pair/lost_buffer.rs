@@ -1,4 +1,4 @@
-//! A responder that loses the packets that it kept behind a gap, as one that is restored without them does.
+//! A responder that loses the packets that it kept behind a gap, like one that is restored without them.
 
 use std::time::Duration;
 

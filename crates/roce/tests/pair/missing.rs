@@ -1,5 +1,4 @@
-//! What is sent again and what is not: to a responder that keeps what comes behind a gap, and after a timeout that was
-//! too early.
+//! Retransmission to a responder that keeps packets behind a gap, and after a timeout that was too early.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Mixed operations in both directions over a bad network: every byte right, everything once and in order.
+//! Mixed operations in both directions over a faulty network: every byte is right, and every request completes once and
+//! in order.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Several equal lines between two switches, of which a hash of the UDP source port chooses one: connections that meet
-//! on a line spread out, one that is dead or slow is left, and where all are equally full nobody moves for long.
+//! Several equal lines between two switches. A hash of the UDP source port selects one. Connections that share a line
+//! spread out, they leave a dead or slow line, and they stop changing paths where all lines are equally full.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

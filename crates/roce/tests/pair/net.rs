@@ -1,4 +1,4 @@
-//! Two ends and the network between them. Time moves to the next thing that happens.
+//! Two ends and the network between them. Time advances to the next event.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -154,7 +154,7 @@ impl End {
         frames
     }
 
-    /// Lets the next NAK say what came behind a gap.
+    /// Lets the next NAK report the packets that arrived behind a gap.
     pub(crate) fn tell_received(&mut self) {
         if let Some(missing) = self.responder.wants_received() {
             self.responder.set_received(self.reorder.received(missing));
@@ -187,7 +187,7 @@ impl End {
         self.arrived.is_empty()
     }
 
-    /// Handles what arrived, as far as nothing that is owed stands in the way.
+    /// Handles received packets, as long as no owed response has to be sent before.
     pub(crate) fn handle(&mut self, now: Duration) {
         while let Some(frame) = self.arrived.pop_front() {
             let Ok(packet) = Packet::parse(&frame) else { continue };
@@ -216,7 +216,7 @@ impl End {
         }
     }
 
-    /// Has a kept packet come next, or tells that one is missing.
+    /// Handles a kept packet next, or reports that one is missing.
     fn catch_up(&mut self) {
         if self.reorder.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! READs whose responses are late, lost, or overtake each other: what is requested again, and what is not.
+//! READs with late, lost or reordered responses: which parts are requested again.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn pair(reads: u64) -> Pair {
     pair
 }
 
-/// The same, with a round trip time that is known: 30 us.
+/// Same, with a known round-trip time of 30 µs.
 fn calibrated(reads: u64) -> Pair {
     let mut pair = pair(reads);
     for wr_id in 100..110 {
@@ -60,8 +60,8 @@ fn asked(frame: &[u8]) -> Option<(Psn, u32)> {
     }
 }
 
-/// What end 0 has to send crosses, is answered, and `delay` later those responses arrive for which `arrives` says so by
-/// their number. Gives what was sent.
+/// Delivers the packets of end 0, and after `delay` those responses whose numbers `arrives` accepts. Returns the
+/// packets sent.
 fn step(pair: &mut Pair, delay: Duration, arrives: impl Fn(usize) -> bool) -> Vec<Vec<u8>> {
     let now = pair.now;
     let [ours, peer] = &mut pair.ends;
@@ -83,7 +83,7 @@ fn assert_done(pair: &Pair, reads: u64) {
     assert!(ours.host.memory.get(LANDING, length) == peer.host.memory.get(TARGET, length), "wrong data");
 }
 
-/// Lets time pass until `until` with nothing arriving. Gives the response packets that were asked for again.
+/// Lets time pass until `until` without any arrival. Returns the response packets that were requested again.
 fn silence(pair: &mut Pair, until: Duration) -> u32 {
     let mut again = 0;
     while let Some(deadline) = pair.ends[0].requester.poll_timeout()

@@ -1,5 +1,5 @@
-//! Several connections over one network: every byte right in bounded time whatever the network does, and fair shares of
-//! a line that marks.
+//! Several connections over one network: every byte is right in bounded time whatever the network does, and a line that
+//! marks is shared fairly.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A slow line with a short queue that only drops: flows find its rate, and each of them goes on.
+//! A slow line with a short queue that drops without marking: flows find its rate, and none of them starves.
 
 use std::time::Duration;
 
@@ -175,8 +175,8 @@ fn hosts_share_a_line_that_only_drops() {
     }
 }
 
-/// What waits behind a gap is not late: losses for no reason, one packet in a hundred, cut next to nothing where a
-/// round trip takes 10 ms. Chance has it now and then that more than enough come together.
+/// Packets that wait behind a gap are not late. Random losses of one in a hundred reduce the rate very little at a
+/// round-trip time of 10 ms, except when several happen together by chance.
 #[test]
 fn losses_without_a_queue_cut_little() {
     for read in [false, true] {

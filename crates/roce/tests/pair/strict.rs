@@ -1,8 +1,8 @@
-//! A second opinion beside rxe: a requester that takes responses as literally as an adapter may.
+//! A strict requester, as a second reference beside rxe: it interprets responses as literally as an adapter may.
 //!
-//! It finds requests that are done by the MSN, goes back to whatever is missing, and dies where others shrug: on an ACK
-//! that is older than what it has, on one between the responses of a READ, on an MSN that goes back or runs ahead of
-//! what was sent, on READ responses of the wrong kind.
+//! It identifies completed requests by the MSN, goes back to any missing packet, and fails where other requesters are
+//! tolerant: on an ACK older than its own state, on an ACK between the responses of a READ, on an MSN that goes back or
+//! ahead of what was sent, and on READ responses of the wrong kind.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -86,7 +86,7 @@ struct Strict {
     msn: u32,
     /// Responses to what was asked for before are still coming.
     recovering: bool,
-    /// It has sent packets before this one again of its own accord: their ACKs may come again as well.
+    /// Packets before this one were retransmitted without being asked for, so their ACKs may arrive twice.
     repeated_until: u32,
     /// Rounds since something was done.
     idle: u32,
@@ -175,8 +175,8 @@ impl Strict {
         assert!(!std::mem::replace(&mut self.requests[index].done, true), "done twice");
     }
 
-    /// Takes the MSN of a response: the packets before `seq` were executed. `exact`: if this is no repetition, so many
-    /// messages are done.
+    /// Checks the MSN of a response: the packets before `seq` were executed. `exact`: unless this is a repetition,
+    /// exactly this many messages are complete.
     fn count(&mut self, msn: u32, seq: u32, exact: Option<usize>, peer: &Host) {
         assert!(exact.is_none_or(|exact| msn as usize == exact), "MSN {msn}, and {exact:?} messages are done");
         assert!(msn >= self.msn, "MSN {msn} after {}", self.msn);

@@ -1,6 +1,8 @@
-//! One half of a captured connection against ours: the captured requester meets our responder, and the captured
-//! responder answers our requester. What we send must be what the capture has, up to what is free: the IPv4
-//! identification, and the flow label, which rxe keeps out of the IPv6 header.
+//! One half of a captured connection against our engine: the captured requester with our responder, and the captured
+//! responder with our requester.
+//!
+//! Our packets must equal the captured ones except for fields with a free choice: the IPv4 identification, and the flow
+//! label, which rxe does not copy to the IPv6 header.
 
 mod losses;
 mod packets;

@@ -1,4 +1,4 @@
-//! What Linux's rxe put on the wire: everything parses, verifies, and is rebuilt to the same bytes.
+//! Packets of Linux's rxe: all of them parse, verify, and are rebuilt to the same bytes.
 
 use pvrdma_roce::wire::{CrcError, Header, Network, Packet, build, connected_source_port, datagram_source_port};
 
@@ -37,7 +37,7 @@ fn assert_rebuilt(packet: &Packet<'_>, frame: &[u8], at: &str) {
     assert!(whole || pad.iter().any(|&byte| byte != 0), "{at}: {packet}");
 }
 
-/// One line a packet, compared so that the format does not drift unseen.
+/// Prints one line per packet and compares them, so that changes of the format are noticed.
 #[test]
 fn packets_print() {
     let frames = pcap::load("ops_mix");

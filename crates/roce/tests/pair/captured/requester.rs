@@ -60,7 +60,7 @@ pub(super) fn works(packets: &[&Packet<'_>], host: &mut Host) -> Vec<SendWr> {
     works
 }
 
-/// The work of the captured requester gives the captured requests, and the captured answers complete it.
+/// The work requests of the captured requester produce the captured packets, and the captured responses complete them.
 #[test]
 fn our_requester_asks_as_captured() {
     let mut compared = 0;
