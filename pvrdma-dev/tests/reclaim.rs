@@ -66,7 +66,7 @@ enum Object {
     Srq,
 }
 
-/// What is left of a receiver.
+/// The remaining objects of a receiver.
 type Rest = (Process, Option<Cq>, Option<Srq>, Option<Qp>);
 
 /// Destroys one object of the receiver. Returns the pages that the owner may reuse from then on.

@@ -241,7 +241,7 @@ fn datagrams_and_general_services() {
             right.recv(2, &[theirs.sge(4200, 100)]);
             left.submit(3, datagram(to, 0x77), &[]);
             left.submit(4, datagram(Qpn::new(0x9999), qkey), &[]);
-            // It does not fit, and takes no receive.
+            // Does not fit into the receive, and leaves it for the next datagram.
             left.submit(5, datagram(to, qkey), &[mine.sge(0, 61)]);
             left.submit(6, datagram(to, qkey), &[mine.sge(0, 60)]);
             assert!(left.scq.poll_statuses().into_iter().eq((1..7).map(|wr_id| (wr_id, WcStatus::Success))));
