@@ -33,7 +33,7 @@ pub(crate) struct DoorbellOptions {
     poll_for: u32,
 }
 
-/// What writes took, in seconds.
+/// Time that writes took, in seconds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Writes {
     /// All of them.

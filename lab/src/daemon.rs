@@ -66,12 +66,12 @@ impl Daemon {
         Self::launch(&Setup::default(), directory, devices)
     }
 
-    /// Does the same in a network namespace, if one is named.
+    /// Same as [`Self::start`], in a network namespace if one is named.
     pub fn start_in(namespace: Option<&str>, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
         Self::launch(&Setup { namespace, ..Setup::default() }, directory, devices)
     }
 
-    /// Does the same on another backend.
+    /// Same as [`Self::start`], on another backend.
     pub fn start_on(backend: &str, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
         Self::launch(&Setup { backend: Some(backend), ..Setup::default() }, directory, devices)
     }

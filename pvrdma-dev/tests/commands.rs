@@ -94,7 +94,7 @@ impl Sender<'_> {
     }
 }
 
-/// What commands name as pages.
+/// Creates the page directory that commands name.
 fn directory(driver: &Driver, pages: usize) -> u64 {
     let pages = driver.memory().alloc(pages, Placement::Scattered);
     driver.memory().directory(&pages).addr

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// How many numbers the list has.
 const NUMBERS: u32 = 75;
 
-/// What a row without tests begins with.
+/// Beginning of the last cell of a row without tests.
 const NO_TEST: &str = "No test: ";
 
 /// Cases of virtual machines are listed by the name of their function, and need not name numbers.

@@ -7,7 +7,7 @@ use common::{Process, connect, gid, rxe_pair};
 use proptest::prelude::*;
 use pvrdma_dev::testing::{AddressHandle, Driver, Qp, RecvWr, SendWr, access, state, status, wait_for};
 
-/// What a guest does to one QP.
+/// An action of a guest on one QP.
 #[derive(Clone, Debug)]
 enum Step {
     /// Writes an element of these bytes, with some fields made plausible, and publishes it.

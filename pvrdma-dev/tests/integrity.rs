@@ -194,7 +194,7 @@ fn a_gibibyte_of_mixed_operations() {
         }
         moved += len;
     }
-    // Nothing else was touched all the while.
+    // No other memory was written.
     assert!(a.buffer.read(0, MEMORY) == a.expected);
     assert!(b.buffer.read(0, MEMORY) == b.expected);
 }

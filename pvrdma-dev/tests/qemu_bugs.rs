@@ -17,7 +17,7 @@ use pvrdma_verbs::{GidType, HcaLimits, MacAddr};
 
 const MAC: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
 
-/// What a device holds of its guest.
+/// The objects and memory that a device holds for its guest.
 fn held(status: &DeviceStatus) -> impl PartialEq + std::fmt::Debug + use<> {
     (status.objects, status.kept.used_bytes)
 }
@@ -448,7 +448,7 @@ fn tables_that_are_full() {
     let pages = driver.memory().alloc(6, Placement::Scattered);
     let dir = directory(&driver, &pages);
     let run = |request: Request| driver.execute(&request).map(|response| [16, 20].map(|at| response.u32(at)));
-    // As many as there is room for, then none; after one was destroyed, one.
+    // Creates objects until one is refused. After one is destroyed, exactly one can be created.
     let fill = |create: &dyn Fn(u32) -> Request, destroy: u32, room: u32, handle: usize, end: u32| {
         let handles: Vec<u32> = (0..room).map(|i| run(create(i)).unwrap()[handle]).collect();
         assert!(handles.iter().all(|&handle| handle < end), "{handles:?}");

@@ -66,7 +66,7 @@ enum Object {
     Srq,
 }
 
-/// What is left of a receiver.
+/// The remaining objects of a receiver.
 type Rest = (Process, Option<Cq>, Option<Srq>, Option<Qp>);
 
 /// Destroys one object of the receiver. Returns the pages that the owner may reuse from then on.
@@ -292,7 +292,7 @@ fn general_services_by_address() {
                 start.wait();
                 let others: Vec<u8> = (1..4).filter(|&host| host != me).collect();
                 for &host in &others {
-                    // Who it is from and for.
+                    // The message names its sender and its receiver.
                     message.write(usize::from(host) * 8, &[me, host, 0, 0, 0, 0, 0, 0]);
                 }
                 for i in 0..COUNT {

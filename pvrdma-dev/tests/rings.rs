@@ -176,7 +176,7 @@ fn event_rings_full() {
         process.cq.arm();
         mock.complete_send(qp.handle, &success(qp.handle, 1)).unwrap();
         mock.event(event(i));
-        // What waits already is not doubled.
+        // A pending event is not added a second time.
         (i >= 1000).then(|| mock.event(event(i)));
         qp.destroy().unwrap();
     }
@@ -185,7 +185,7 @@ fn event_rings_full() {
     for _ in 0..4 {
         events.extend(driver.async_events().iter().map(|e| e.info));
         notified.extend(driver.notifications());
-        // Any doorbell is a sign of life.
+        // Any doorbell shows that the driver continues.
         processes[0].cq.ring_poll();
     }
     assert_eq!(events, (0..count).collect::<Vec<_>>());

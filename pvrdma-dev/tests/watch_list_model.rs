@@ -11,17 +11,17 @@ use loom::thread;
 
 use Command::{Create, Destroy, EndAll};
 
-/// What is taken for the same on the list.
+/// How the list treats objects with the same handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Same {
     Object,
-    /// Objects with the same handle; the first one is kept.
+    /// The first one stays on the list.
     HandleFirst,
-    /// Objects with the same handle; the last one is kept.
+    /// The last one stays on the list.
     HandleLast,
 }
 
-/// What a model has, or leaves out.
+/// A variant of the model, by the steps that it has.
 #[derive(Clone, Copy)]
 struct Has {
     same: Same,
@@ -49,7 +49,7 @@ const fn owner(object: usize) -> usize {
 }
 
 struct World {
-    /// What has the handle.
+    /// The object that has the handle.
     table: Mutex<Option<usize>>,
     list: Mutex<Vec<usize>>,
     /// Contexts whose pages are memory. The lock is `Context::changing`.

@@ -24,14 +24,14 @@ struct Queue {
     armed: bool,
 }
 
-/// What the guest sleeps for.
+/// The events for which the guest sleeps.
 struct Events {
     count: u32,
     /// Threads that may still wake the guest. Without any, a sleeping guest would sleep for ever.
     others: u32,
 }
 
-/// What all share.
+/// The state that all threads share.
 struct World {
     /// The producer's index in guest memory, and the number of requests that the device has executed.
     tail: AtomicU32,
@@ -39,7 +39,7 @@ struct World {
     /// The page is memory. The kernel's lock makes each change, and each store, a single step.
     memory: Mutex<bool>,
     queue: Mutex<Queue>,
-    /// What the guest has consumed.
+    /// Number of completions that the guest has consumed.
     consumed: AtomicU32,
     events: Mutex<Events>,
     wakes: Condvar,

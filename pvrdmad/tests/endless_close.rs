@@ -223,7 +223,8 @@ fn a_reload_removes_a_device_whose_client_wedged_its_connection() {
     });
 }
 
-/// The killed process stays, without its main thread, and serves no device. The supervisor does not wait for it.
+/// A killed worker may not end, because one of its threads hangs in the kernel. It serves no device then, and the
+/// supervisor replaces it without waiting for it.
 #[test]
 fn a_worker_that_cannot_be_killed_is_replaced() {
     let Some(mut place) = Place::start() else { return };

@@ -9,7 +9,7 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-/// What a model has, or leaves out.
+/// A variant of the model: the situation, and the steps that it has.
 #[derive(Clone, Copy)]
 struct Has {
     /// The driver is in a polling round: at its end it unmasks its vector, and does not check for a doorbell request.

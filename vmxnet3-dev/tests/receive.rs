@@ -386,7 +386,7 @@ fn a_long_frame_waits_for_one_round() {
     driver.unmask(0);
     assert_eq!(guest.device.receive(&frame), Received::Delivered);
     assert_eq!(driver.poll(0).len(), 14);
-    // Nor when it is not at work at all.
+    // The frame does not wait either if the driver is not in a round at all.
     guest.device.flush();
     driver.unmask(0);
     assert_eq!(guest.device.receive(&frame), Received::Delivered);

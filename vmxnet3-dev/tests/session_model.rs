@@ -10,7 +10,7 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use loom::sync::{Arc, Mutex, RwLock};
 use loom::thread;
 
-/// What a model has, or leaves out.
+/// A variant of the model, by the steps that it has.
 #[derive(Clone, Copy)]
 struct Has {
     /// The last session's bits are cleared under the lock, before there is a next session.

@@ -14,12 +14,12 @@ use pvrdma_verbs::{GidType, Hca, QpType, RemoteAddress, SendOp, WcStatus};
 use crate::gate::Gate;
 use crate::world::*;
 
-/// A link that records its receiver, and the threads that send.
+/// A link that records its receiver, and the threads that send with their numbers of bytes.
 #[derive(Debug)]
 struct Handing {
     inner: MemoryLink,
     receiver: Mutex<Receiver>,
-    /// And how many bytes.
+    /// Each thread that sent, with the number of bytes.
     senders: Mutex<Vec<(ThreadId, usize)>>,
 }
 
@@ -169,7 +169,7 @@ fn work_for_a_device_on_another_devices_thread_is_bounded() {
     assert_eq!(link.hand_patiently(&frames), frames.len());
     let (mut come, start) = (0, Instant::now());
     while come < len {
-        // With what is beside the data.
+        // Headers are counted as well.
         come += taken(&cable).iter().map(|frame| frame.len() as u64).sum::<u64>();
         assert!(start.elapsed() < Duration::from_secs(60), "{come} bytes came");
         thread::yield_now();

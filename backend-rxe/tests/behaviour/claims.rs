@@ -97,7 +97,7 @@ fn a_host_that_is_silent_keeps_its_address() {
         assert!(!says() && !has(&device, gid(9)), "it has answered");
     }
     assert_eq!(waits(&device), ["remote"]);
-    // Then it is gone for good.
+    // Then the host is gone for good.
     advance(&world, HOLD);
     assert_eq!((has(&device, gid(9)), waits(&device)), (false, vec!["probing".to_owned()]));
     taken(&network);

@@ -87,7 +87,7 @@ fn a_notification_slows_the_sender_down() {
         let data = pattern(7, LEN);
         source.write(0, &data);
         let op = || if read { SendOp::Read { remote: theirs.remote(0) } } else { write(theirs.remote(0)) };
-        // Nobody complains: no time passes.
+        // Without a mark, no time passes.
         rig.ends[0].submit(1, op(), &[mine.all()]);
         assert_eq!(rig.ends[0].scq.poll_statuses(), [(1, WcStatus::Success)]);
         // The end that sends data, and the other.

@@ -9,7 +9,7 @@ use pvrdma_verbs::{QpState, QueuePair, SendOp, WcStatus};
 
 use crate::world::*;
 
-/// What is told of a device.
+/// Records the failures that are reported for a device.
 fn watch(world: &World, number: u8) -> (Arc<Mutex<Vec<QpFailure>>>, pvrdma_rxe::ObservedFailures) {
     let told = Arc::<Mutex<Vec<QpFailure>>>::default();
     let list = Arc::clone(&told);
@@ -25,7 +25,7 @@ fn a_peer_that_does_not_answer() {
         pair.left.send(1, &[]);
         pair.settle();
         assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::RetryExceeded)]);
-        // Flushed again and again, and told once.
+        // Later requests are flushed, too, but only the first failure is reported.
         pair.left.send(2, &[]);
         pair.settle();
         let told = told.lock();

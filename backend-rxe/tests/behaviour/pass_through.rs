@@ -167,7 +167,7 @@ impl Link for Function {
 /// Longer than any step takes; a test that waits for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// With real threads.
+/// A world with real threads and real time.
 fn threaded() -> World {
     World::with(|config| {
         config.workers = 1;

@@ -125,7 +125,7 @@ fn datagrams_have_one_limit() {
     right.start_datagrams(0x1234);
     let (mine, theirs) = (a.buffer(4096), b.buffer(8192));
     for (length, status) in [(1024, WcStatus::Success), (1025, WcStatus::LocalLength)] {
-        // A neighbour, and somebody on the wire.
+        // To a device of this process, and to an address on the wire.
         for dgid in [gid(3), gid(9)] {
             right.recv(1, &[theirs.all()]);
             let qpn = right.qp.qpn();

@@ -293,7 +293,7 @@ fn a_device_keeps_to_its_rate() {
     let rate = rate(&world, 1000 * MS, || device.moved());
     assert!(close(rate, 100e6, 5e6), "{rate}");
     assert!(share.usage().throttled > 100);
-    // Nobody else is held up by that.
+    // No other device is slowed down by that.
     let other = Busy::new(&world, 3, 1, 100, 64 * KIB);
     other.ring();
     world.run();

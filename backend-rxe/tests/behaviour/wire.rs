@@ -41,7 +41,7 @@ fn sqd_finishes_what_was_started() {
 #[test]
 fn waits_end_with_their_status() {
     on_the_wire(GOOD, 1, || {
-        // Nobody answers: the peer's QP is gone.
+        // The peer's QP is destroyed, so there is no answer.
         let mut pair = Pair::with(World::new(), |a| a.retry_cnt = 2, |_| {});
         pair.right.qp.destroy();
         pair.left.post(1, SEND, &[]);
@@ -50,7 +50,7 @@ fn waits_end_with_their_status() {
         let statuses = [(1, WcStatus::RetryExceeded), (2, WcStatus::Flushed)];
         assert_eq!(pair.left.scq.poll_statuses(), statuses);
         assert!(pair.b.counter("wire_dropped_no_qp") >= 3);
-        // Or in no state to receive.
+        // The peer's QP is in a state in which it does not receive.
         pair = Pair::with(World::new(), |a| a.retry_cnt = 2, |_| {});
         pair.right.to(QpState::Reset);
         pair.left.submit(1, SEND, &[]);
@@ -58,7 +58,7 @@ fn waits_end_with_their_status() {
         assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::RetryExceeded)]);
         let [unready, refused] = ["state", "refused"].map(|why| pair.b.counter(&format!("wire_dropped_{why}")));
         assert!(unready >= 3 && refused == 0, "{unready} {refused}");
-        // Nobody posts a receive.
+        // The peer posts no receive.
         pair = Pair::with(World::new(), |a| a.rnr_retry = 1, |_| {});
         pair.left.submit(1, SEND, &[]);
         pair.settle();
@@ -241,7 +241,7 @@ fn datagrams_and_general_services() {
             right.recv(2, &[theirs.sge(4200, 100)]);
             left.submit(3, datagram(to, 0x77), &[]);
             left.submit(4, datagram(Qpn::new(0x9999), qkey), &[]);
-            // It does not fit, and takes no receive.
+            // Does not fit into the receive, and leaves it for the next datagram.
             left.submit(5, datagram(to, qkey), &[mine.sge(0, 61)]);
             left.submit(6, datagram(to, qkey), &[mine.sge(0, 60)]);
             assert!(left.scq.poll_statuses().into_iter().eq((1..7).map(|wr_id| (wr_id, WcStatus::Success))));

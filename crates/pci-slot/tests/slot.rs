@@ -25,7 +25,7 @@ use vmm_sys_util::eventfd::EventFd;
 const NET: usize = 0;
 const RDMA: usize = 1;
 
-/// What the tests' machines are made of.
+/// The parts of a test's machine.
 struct Pair {
     machine: Machine,
     bus: Arc<PciBus>,
@@ -63,7 +63,7 @@ fn place(bus: &PciBus) {
     .unwrap();
 }
 
-/// Memory space, bus mastering.
+/// Enables memory accesses and bus mastering of a function.
 fn enable(machine: &Machine, function: usize) {
     machine.config_write(SLOT, function, 4, &[6, 0]);
 }
@@ -113,7 +113,7 @@ fn a_guest_finds_the_functions() {
         assert!(data.iter().all(|byte| *byte == 0xff), "{select:#x} {port:#x} {len}");
         machine.port_write(port, &data);
     }
-    // Another bus.
+    // Another bus has no functions.
     machine.port_write(0xcf8, &0x8001_0000_u32.to_le_bytes());
     machine.port_read(0xcfc, &mut address);
     assert_eq!(address, [0xff; 4]);
@@ -165,7 +165,7 @@ fn bars_answer_where_they_are_and_when_they_may() {
     machine.config_write(SLOT, RDMA, 0x1c, &[1, 0, 0, 0]);
     assert_eq!((machine.read(doorbells), machine.read(doorbells + (1 << 32))), (u32::MAX, 0));
 
-    // Over the end.
+    // An access beyond the end of the BAR.
     let mut data = [0; 8];
     machine.read_bytes(0xd123_4ffc, &mut data);
     assert_eq!(data, [0xff; 8]);
@@ -190,7 +190,7 @@ fn an_rdma_driver_works_through_the_slot() {
     // The driver places BAR 0 itself, not at the address of the table.
     let driver = {
         let behind = Arc::clone(&function);
-        // What the kernel does for MSI-X: it writes the table before it enables the function's MSI-X.
+        // As the kernel does, the driver writes the MSI-X table before it enables MSI-X.
         machine.config_write(SLOT, RDMA, 0x10, &0xfebd_0000_u32.to_le_bytes());
         unmask(&machine, 3);
         Driver::probe(behind, &memory, &irqs).unwrap()
@@ -214,7 +214,7 @@ fn an_rdma_driver_works_through_the_slot() {
     assert_eq!(machine.read(0xfebe_0000), u32::MAX, "no BAR answers after a reset");
 }
 
-/// What was caught where.
+/// The intercepted doorbells: address and event.
 #[derive(Default)]
 struct Recording(Mutex<Vec<(u64, EventFd)>>);
 
@@ -302,7 +302,7 @@ fn a_write_does_the_work_itself_when_nobody_else_does() {
     driver.tx[0].post(&net.memory, &packet);
     machine.write(doorbell, 1);
     assert_eq!(port.take().len(), 1);
-    // One that goes leaves nothing undone.
+    // A subscriber that leaves has done all its work.
     let work = slot.deferred(None).unwrap();
     driver.tx[0].post(&net.memory, &packet);
     machine.write(doorbell, 2);

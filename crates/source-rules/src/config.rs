@@ -17,13 +17,13 @@ pub struct Config {
     pub layers: &'static [&'static [&'static str]],
     /// The crate without input, output and clocks.
     pub pure: PureCrate,
-    /// Where threads start.
+    /// The one file that starts threads.
     pub threads: Threads,
-    /// Where no wait is without a deadline.
+    /// The folder in which each wait has a deadline.
     pub deadlines: Deadlines,
-    /// Where words that threads share are listed.
+    /// The document that lists the atomics.
     pub atomics: Atomics,
-    /// What may be logged without a limit.
+    /// The file and the folders that may log without a limit.
     pub logs: Logs,
     /// Lines that a product file may have.
     pub file_lines: usize,
@@ -48,7 +48,7 @@ pub struct PureCrate {
     pub forbidden_macros: &'static [&'static str],
     /// The only dependencies that it may have. None of them does input or output or reads a clock.
     pub dependencies: &'static [&'static str],
-    /// What it may name nevertheless.
+    /// Names that it may use nevertheless.
     pub exceptions: &'static [PurityException],
 }
 
@@ -74,7 +74,7 @@ pub struct Threads {
     pub exceptions: &'static [(&'static str, &'static str)],
 }
 
-/// The folder without waits that may last for ever.
+/// The folder in which no wait may last for ever.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
     /// The folder. It ends in `/`.

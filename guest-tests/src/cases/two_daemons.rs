@@ -31,7 +31,7 @@ impl TwoDaemons {
         Self::boot_in(None, image, mtu, options)
     }
 
-    /// Does the same with vNICs of QEMU.
+    /// Same as [`Self::boot`], with vNICs of QEMU.
     pub(crate) fn boot_beside_qemu_nics(
         image: &GuestImage,
         mtu: u32,

@@ -284,8 +284,8 @@ impl Session {
         }
     }
 
-    /// Ends the process: closes its socket, gives it `stop` to exit, and then kills it, with `kill` for that. Upcalls
-    /// that it sent before are still processed.
+    /// Ends the process: closes its socket, gives it the time `stop` to exit, then kills it and waits for at most the
+    /// time `kill`. Upcalls that it sent before are still processed.
     pub(super) fn end(mut self, stop: Duration, kill: Duration) {
         self.kill = kill;
         self.connection.end();

@@ -40,7 +40,7 @@ pub struct HostileClient {
     event: OwnedFd,
 }
 
-/// One that talks.
+/// A conversation of the client with a server.
 struct Talk<'a> {
     stream: &'a UnixStream,
     dice: &'a mut Dice,
@@ -49,17 +49,17 @@ struct Talk<'a> {
 }
 
 impl HostileClient {
-    /// A client with fresh memory.
+    /// Creates a client with fresh memory.
     pub fn new(dice: &mut Dice) -> Self {
         let file = File::from(rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(PAGES * PAGE).unwrap();
-        // One that blocks, at times.
+        // Sometimes an event whose writes block.
         let flags = if dice.one_in(2) { EventfdFlags::NONBLOCK } else { EventfdFlags::empty() };
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | flags).unwrap();
         Self { file, event }
     }
 
-    /// Sends all its messages, until the socket is full.
+    /// Sends messages until the conversation ends or the socket is full.
     pub fn talk(&self, stream: &UnixStream, dice: &mut Dice, behind: Behind) {
         Talk { stream, dice, file: &self.file, event: &self.event }.talk(behind);
     }

@@ -27,7 +27,7 @@ pub struct EndlessClose {
     /// Owns the only descriptor of the connection to the kernel; the connection ends when that is closed.
     server: Option<JoinHandle<()>>,
     held: Arc<Held>,
-    /// Not visible in any folder.
+    /// Attached to no folder, so that no other process finds it.
     mount: OwnedFd,
 }
 

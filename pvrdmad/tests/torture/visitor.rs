@@ -22,7 +22,7 @@ pub(crate) struct Visitor {
     targets: Targets,
     dice: Dice,
     pub(crate) lives: u64,
-    /// Memory that the device used before it had a driver, for its port.
+    /// Bytes charged to the device before it had a driver: the buffers of its port.
     idle_bytes: u64,
 }
 

@@ -42,7 +42,7 @@ pub(crate) struct Vmm {
     /// The VMM truncates memory while the device uses it, which needs another thread.
     truncates: bool,
     dice: Dice,
-    /// Memory that the device used before it had a client, for its port.
+    /// Bytes charged to the device before it had a client: the buffers of its port.
     idle_bytes: u64,
 }
 

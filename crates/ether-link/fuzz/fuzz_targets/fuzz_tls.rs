@@ -27,7 +27,7 @@ const MAX_STEPS: usize = 32;
 enum Script {
     /// A client without a key sends these pieces. The first piece may begin like a ClientHello.
     Stranger { hello: bool, pieces: Vec<Vec<u8>> },
-    /// Who has one.
+    /// A client with a key completes the handshake and executes these steps.
     Peer(Vec<Step>),
 }
 
@@ -87,7 +87,7 @@ impl End {
 
     fn is_up(&self) -> bool {
         loop {
-            // Nobody holds the lock for long.
+            // The lock is never held for long.
             if let Some(up) = self.link.inspect().up.taken() {
                 return up;
             }

@@ -21,7 +21,7 @@ struct Looks {
     left: bool,
 }
 
-/// The way to a port.
+/// The state of a port and of the frames on their way to it.
 struct Way {
     notice: Notice<Counter>,
     mailbox: Mutex<Vec<usize>>,
@@ -34,7 +34,7 @@ struct Way {
     /// A modelled step before the unlock; loom does not treat the unlock itself as one.
     passes: AtomicUsize,
     combiner: Combiner,
-    /// What has come through.
+    /// The frames that the port has processed.
     got: FairMutex<Vec<usize>>,
 }
 

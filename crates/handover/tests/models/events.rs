@@ -101,7 +101,7 @@ fn notice() {
     notice_of(true);
 }
 
-/// What a reader of the link below does.
+/// Steps of the thread that reads the link. The model omits some of them.
 #[derive(Clone, Copy)]
 struct Reader {
     /// The reader checks the bits again after it has lowered the notice.
@@ -254,7 +254,7 @@ impl Deferring {
         (0..2).filter(|which| bits >> which & 1 == 1).for_each(|which| self.run_deferred(which));
     }
 
-    /// What a guest's processor does.
+    /// A write of a guest's processor, which defers work.
     fn write(&self, which: usize, look_again: bool) {
         self.work[which].store(1, Ordering::Relaxed);
         if !self.left.load(Ordering::Acquire) {

@@ -104,7 +104,7 @@ fn pending() {
             }
         }
     };
-    // It is on the queue already.
+    // The queue pair is already on the ready queue.
     ring(1)();
     let take = || {
         if queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| count.checked_sub(1)).is_ok() {
@@ -184,7 +184,7 @@ struct Window {
 }
 
 impl Window {
-    /// Somebody else has what there is.
+    /// A window whose only permit another connection has.
     fn full() -> Arc<Self> {
         let (level, scheduled) = (Level::new(), AtomicUsize::new(0));
         level.change(1);

@@ -91,7 +91,7 @@ impl Turns {
         self.scheduled.take();
         match self.receiver.try_lock() {
             Ok(_receiver) => self.sent.store(true, Ordering::Relaxed),
-            // Whoever has it is about to look.
+            // The thread that holds the receive queue is about to check for a turn.
             Err(_) => self.may.store(true, Ordering::Release),
         }
         if wake {

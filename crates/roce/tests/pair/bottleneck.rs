@@ -40,7 +40,7 @@ struct Network {
     ends: [End; 2],
     faults: Faults,
     random: Random,
-    /// When each direction has sent what waits in front of it.
+    /// When each direction will have sent everything that waits in front of it.
     free: [Duration; 2],
     flights: BinaryHeap<Flight>,
     sent: u64,
@@ -139,7 +139,7 @@ fn request(kind: Kind, wr_id: u64) -> SendWr {
     SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges }
 }
 
-/// Returns the packets that arrive per packet time, and the packets sent for each of them.
+/// Returns the number of packets that arrive per packet time, and the number of packets sent for each of them.
 fn goodput(setup: &Setup, kind: Kind, faults: Faults, seed: u64) -> (f64, f64) {
     let (goodput, packets, _) = transfer(setup, kind, faults, seed);
     (goodput, packets)

@@ -13,9 +13,10 @@ use super::net::Setup;
 use super::simulation::jain;
 
 const MESSAGE: u32 = 16 << 10;
-/// What `bench --only dumbbell` puts beside its own figures: hosts, Jain's index, utilisation, most bytes that wait.
+/// The expected figures, which `bench --only dumbbell` prints beside those that it measures: hosts, Jain's index,
+/// utilisation, and the most bytes that waited.
 const FIGURES: &str = include_str!("dumbbell.txt");
-/// Before anything is measured.
+/// Time for which the network runs before anything is measured.
 const WARM: Duration = Duration::from_secs(4);
 const LENGTH: Duration = Duration::from_secs(10);
 
@@ -37,9 +38,9 @@ struct Shares {
 #[derive(Clone, Copy, Debug, Default)]
 struct Senders {
     count: usize,
-    /// The others begin that much later than the first.
+    /// The other hosts start this much later than the first.
     joins: Duration,
-    /// Notifications that are lost, of ten thousand.
+    /// Lost notifications, in ten-thousandths.
     lost: u64,
     /// All hosts write this many messages at the start of each second, followed by a pause.
     burst: Option<usize>,
@@ -92,7 +93,7 @@ fn shares(senders: Senders, seed: u64) -> Shares {
             break;
         }
         if fabric.step().is_none() {
-            // Until the next burst.
+            // Let time pass until the next burst.
             fabric.now += Duration::from_millis(1);
         }
     }
@@ -110,7 +111,7 @@ fn shares(senders: Senders, seed: u64) -> Shares {
     }
 }
 
-/// What has to hold of equal senders.
+/// Checks the figures of equal senders against their bounds.
 fn assert_shared(what: &str, got: &Shares) {
     println!("{what}: {got:.3?}");
     assert!(got.jain >= 0.9 && got.utilisation >= 0.9, "{what}: {got:.3?}");

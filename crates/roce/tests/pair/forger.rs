@@ -22,18 +22,18 @@ const RECEIVES: u64 = 0x400_0000;
 const SLOT: u64 = LENGTH as u64;
 /// Bytes of a slot.
 const LENGTH: u32 = 0x8000;
-/// What the peer reads stands so far behind what an end sends.
+/// Distance between the addresses that an end sends from and those that the peer reads.
 const READ: u64 = 0x80_0000;
 /// Operations of an end.
 const OPERATIONS: u64 = 40;
 /// PSNs of the longest READ request.
 const CHUNK: u64 = 64;
-/// READs and atomics that may be under way.
+/// READs and atomics that may be outstanding.
 const RESOURCES: u8 = 4;
-/// Time that all that was posted may take once nobody interferes.
+/// Longest time that the posted requests may take once the forger has stopped.
 const BOUND: Duration = Duration::from_secs(30);
 
-/// A script. Behind its end there are zeros.
+/// A script of bytes. Beyond its end it consists of zeros.
 #[derive(Debug)]
 struct Script<'a>(&'a [u8]);
 
@@ -50,7 +50,7 @@ impl Script<'_> {
     }
 }
 
-/// The byte of an operation of an end at a place of its slot.
+/// The byte at one place of the slot of an end's operation.
 fn byte(side: usize, id: u64, at: u64) -> u8 {
     (id.wrapping_mul(31) ^ at.wrapping_mul(7) ^ (at >> 8) ^ (side as u64 * 0x55) ^ 0x80).to_le_bytes()[0]
 }
@@ -151,7 +151,7 @@ impl Play {
         }
     }
 
-    /// An end sends at most so many packets of each half.
+    /// An end sends at most `most` packets of each of its halves.
     fn transmit(&mut self, side: usize, most: u32) -> bool {
         let (mut out, before) = ([0; MAX_FRAME], self.flying[1 - side].len());
         for _ in 0..most {
@@ -177,7 +177,7 @@ impl Play {
         let length = end.requester.poll_transmit(self.now, &mut end.host, &mut out);
         let after = end.requester.inspect(self.now);
         if after.snd_max != before.snd_max {
-            // What was never sent leaves only if there is room for it, or if nothing is under way.
+            // A new packet leaves only if the window has room for it, or if nothing is in flight.
             let room = u64::from(before.window);
             assert!(before.in_flight == 0 || after.in_flight <= room, "{before:?}\n{after:?}");
             let span = after.snd_max.since(after.snd_una);
@@ -202,9 +202,10 @@ impl Play {
         if end.host.failed && !end.responder.has_responses() {
             end.requester.flush(&mut end.host);
         }
-        // Twice as many responses as resources, an ACK between any two, a NAK and an ACK on each side of it.
+        // At most two responses for each resource, with an ACK between any two of them, and a NAK with an ACK on each
+        // side of it.
         let owed = end.responder.pending_responses();
-        // Who agreed keeps more, to repeat what was lost.
+        // An end that agreed keeps more resources, so that it can repeat what was lost.
         let most = |agreed| if agreed { AGREED_RESOURCES } else { usize::from(RESOURCES) };
         let kept = end.responder.inspect().resources;
         let limit = 2 * (usize::from(RESOURCES) + most(kept > usize::from(RESOURCES))) + 3;
@@ -239,10 +240,10 @@ impl Play {
         let (mut header, mut payload) = (packet.header, packet.payload.to_vec());
         let is_nak = matches!(header.extension, Extension::Aeth(_)) && header.bth.opcode == Opcode::ACKNOWLEDGE;
         match what % 8 {
-            // The agreement.
+            // The bits that negotiate selective acknowledgements.
             0 => header.bth.reserved7 = value,
             1 => header.bth.reserved7 = [0, 0x2d, 0x53][usize::from(value % 3)],
-            // What a NAK says has come.
+            // The packets that a NAK reports as received.
             2 if is_nak => payload.iter_mut().step_by(1 + usize::from(value % 5)).for_each(|byte| *byte ^= value),
             3 if is_nak => payload.truncate(usize::from(value)),
             4 if is_nak => payload.extend(std::iter::repeat_n(value, 4 * usize::from(value % 40))),
@@ -260,11 +261,11 @@ impl Play {
         }
     }
 
-    /// An ACK or NAK to an end, which nobody sent.
+    /// Sends an end an ACK or NAK that its peer never sent.
     fn invent(&mut self, side: usize, script: &mut Script<'_>) {
         let Some(template) = self.templates[side] else { return };
         let (kind, near, bits) = (script.next(), script.next(), script.next());
-        // Everything before it was executed, as long as nobody lies.
+        // An honest forger names only packets before which everything was executed.
         let distance = if self.honest { -i32::from(near % 4) } else { i32::from(near.cast_signed()) };
         let psn = self.ends[1 - side].responder.expected_psn().plus(distance.cast_unsigned());
         let syndrome = match kind % 8 {
@@ -324,7 +325,7 @@ impl Play {
         }
     }
 
-    /// Nobody interferes any more: everything that was posted ends.
+    /// The forger has stopped: every request that was posted must complete.
     fn finish(&mut self) {
         let limit = self.now + BOUND;
         (0..2).for_each(|side| self.post_receives(side, OPERATIONS));

@@ -51,7 +51,7 @@ pub(crate) struct Setup {
     pub(crate) kind: GidType,
     pub(crate) ipv4: bool,
     pub(crate) vlan: Option<u16>,
-    /// Both ends react to congestion, and say so.
+    /// Whether both ends react to congestion and announce that they do.
     pub(crate) ecn: bool,
 }
 
@@ -85,10 +85,10 @@ pub(crate) struct End {
     pub(crate) host: Host,
     /// Frames that arrived and were not handled.
     arrived: VecDeque<Vec<u8>>,
-    /// The responder keeps packets behind a gap, and which.
+    /// Whether the responder keeps packets behind a gap, and which ones.
     pub(crate) keeps: bool,
     reorder: ReorderBuffer<Vec<u8>>,
-    /// The requester takes answers even when it is switched off.
+    /// The requester handles responses even while it is switched off.
     pub(crate) deaf: bool,
 }
 
@@ -300,7 +300,7 @@ impl Pair {
         }
     }
 
-    /// Moves to the next thing that happens. `false`: nothing will.
+    /// Advances to the next event. Returns `false` if there is none.
     pub(crate) fn step(&mut self) -> bool {
         let sent = self.count;
         self.transmit();
@@ -340,7 +340,7 @@ impl Pair {
         }
     }
 
-    /// Where both ends stand, for a failed test.
+    /// Describes the state of both ends, for the message of a failed test.
     pub(crate) fn report(&self) -> String {
         let end = |end: &End| {
             let (events, sent) = (&end.host.events, &end.host.sent);

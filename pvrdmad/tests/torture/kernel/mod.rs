@@ -60,7 +60,7 @@ pub(crate) struct Kernel {
     regions: Vec<(u32, u32)>,
     targets: Targets,
     dice: Dice,
-    /// Memory that the device used before it had a driver, for its port.
+    /// Bytes charged to the device before it had a driver: the buffers of its port.
     idle_bytes: u64,
 }
 

@@ -56,7 +56,7 @@ fn our_responder_takes_every_attempt() {
         let ours: HashSet<_> = ours.iter().filter_map(data).collect();
         let theirs: HashSet<_> = theirs.iter().filter_map(data).collect();
         assert!(theirs.is_subset(&ours), "{name}");
-        // A place has one answer, however often it is asked for.
+        // Every attempt at one place gets the same data.
         assert_eq!(ours.iter().map(|(psn, _)| psn).collect::<HashSet<_>>().len(), ours.len(), "{name}");
         compared += theirs.len();
         let first = first_attempts(&both, Mtu::M256);
@@ -158,7 +158,7 @@ fn our_responder_is_not_ready_as_captured() {
         let packets: Vec<Packet<'_>> = frames.iter().map(|frame| Packet::parse(frame).unwrap()).collect();
         let (own, peer, both) = connections(&packets).remove(0);
         let last = both.iter().rposition(|packet| matches!(syndrome(packet), Some(Syndrome::RnrNak { .. }))).unwrap();
-        // Receives come after the last refusal, as they did.
+        // As in the capture, the receives are posted after the last RNR NAK.
         let (before, after) = both.split_at(last + 1);
         let (mut attrs, path) = receiver_of(both[0], peer, Mtu::M1024, 0);
         attrs.min_rnr_timer = timer;
@@ -233,14 +233,14 @@ fn our_requester_waits_as_captured() {
                 let ours = Packet::parse(&out[..length]).unwrap();
                 let mut header = comparable(&ours.header);
                 if round > 0 {
-                    // Free: we ask for an acknowledgement of the first packet that is sent again.
+                    // This bit is a free choice: we ask for an acknowledgement of the first packet that is sent again.
                     header.bth.ack_request &= captured.header.bth.ack_request;
                 }
                 assert_eq!(header, comparable(&captured.header), "{name} round {round}");
                 assert!(ours.payload == captured.payload, "{name} round {round}");
             }
             for answer in answers {
-                // Not before its time.
+                // Our requester sends nothing before the wait is over.
                 assert_eq!(requester.poll_transmit(now, &mut host, &mut out), None, "{name} round {round}");
                 requester.handle_packet(now, answer, &mut host);
             }

@@ -48,8 +48,8 @@ fn packets_print() {
     );
 }
 
-/// The rules for source ports, checked on everything that rxe sent. `ops_mix_v6` and the connection manager's
-/// connections use a flow label that is not on the wire, injected requests are not rxe's.
+/// The rules for source ports, checked on everything that rxe sent. Left out are `ops_mix_v6` and the connection
+/// manager's connections, whose flow label is not on the wire, and injected requests, which rxe did not send.
 #[test]
 fn source_ports() {
     let mut checked = 0;
@@ -64,7 +64,7 @@ fn source_ports() {
             let expected = match header.extension.deth() {
                 Some(deth) => datagram_source_port(deth.source),
                 None => {
-                    // The sender's own number is the destination of what comes back.
+                    // The sender's own QPN is the destination of the packets that come back.
                     let back = packets.iter().find(|other| {
                         other.header.network.source() == header.network.destination()
                             && source_port(&other.header) == Some(port)

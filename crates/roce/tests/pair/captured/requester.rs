@@ -12,7 +12,7 @@ use crate::pcap;
 
 const SOURCE: u64 = 0xa_0000_0000;
 
-/// The requests of one captured direction as work, with their payload in `host`.
+/// Turns the requests of one captured direction into work requests, and puts their payload into the memory of `host`.
 pub(super) fn works(packets: &[&Packet<'_>], host: &mut Host) -> Vec<SendWr> {
     let mut works: Vec<SendWr> = Vec::new();
     let mut end = SOURCE;

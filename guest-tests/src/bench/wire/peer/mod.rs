@@ -87,7 +87,7 @@ impl PeerOptions {
     /// Small sends on one connection.
     pub(super) const SMALL: Self = Self { size: 64, depth: 256, send: true, ..Self::BULK };
 
-    /// As arguments.
+    /// Returns the command line arguments for one side of this measurement.
     pub(crate) fn arguments(&self, side: usize) -> Vec<String> {
         let mut arguments = vec!["wire-peer".to_owned()];
         for (name, value) in [
