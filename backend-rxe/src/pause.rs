@@ -5,12 +5,16 @@
 //! The adapter is marked first. Each thread that would touch its queue pairs or the guest's memory looks at the mark
 //! with a lock held, and the pause then waits once for each of these locks:
 //!
-//! | threads | lock with which they look | what they do in a pause |
+//! | threads | lock | in a pause |
 //! | --- | --- | --- |
-//! | those that run a queue pair of the adapter: engine, doorbells, port | its requester | nothing |
-//! | those that handle received packets or send responses | a receive queue of the port | drop requests and responses of peers, which repeat them; owe the responses |
-//! | those that run a queue pair of another adapter which delivers to this one | views of both memories | [wait](crate::paused::Paused::wait) |
-//! | those that look for receives in a shared receive queue | a view of the memory | nothing |
+//! | those that run a queue pair of the adapter: engine, doorbells, port | its requester | they do nothing |
+//! | those that handle received packets or send responses | a receive queue of the port | they drop the packets |
+//! | those that run a peer in the process, which delivers to the adapter | views of both memories | they [wait] |
+//! | those that look for receives in a shared receive queue | a view of the memory | they do nothing |
+//!
+//! Responses that are owed stay owed.
+//!
+//! [wait]: crate::paused::Paused::wait
 //!
 //! Requesters of other adapters look at the generation of the directory instead of the mark, because they do so for
 //! every batch anyway. The generation ends after the mark is set, so a thread that finds it unchanged took its views
