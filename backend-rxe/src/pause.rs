@@ -22,10 +22,9 @@
 //!
 //! # Time
 //!
-//! Time does not pass for requests in a pause. The adapter's own requesters start their timers anew when it ends.
-//! Requesters of other adapters compare the number of pauses in the process with the number when their wait began
-//! ([`Directory::pauses`](crate::path::directory::Directory::pauses)): if it has changed, they try again without
-//! spending a retry.
+//! Time does not pass for requests in a pause. Requesters of connections in the process compare the number of pauses
+//! with that at their last run ([`Directory::pauses`](crate::path::directory::Directory::pauses)): if it has changed,
+//! they try again without spending a retry. The adapter's own connections to other hosts start their timers anew.
 
 use pvrdma_verbs::PauseHca;
 
@@ -40,7 +39,7 @@ impl PauseHca for RxeHca {
         }
         self.fabric.directory.pause(&self.node);
         if let Some(port) = &self.fabric.port {
-            port.wait_for_receivers();
+            port.pause();
         }
         self.node.qps().iter().for_each(|endpoint| endpoint.wait_for_run());
         adapter.memory.barrier();
