@@ -280,6 +280,9 @@ impl Endpoint {
         match route {
             Route::Unresolved(_) | Route::Local(_) => self.run_local(half, budget, tally),
             Route::Wire(wire) => match port {
+                Some(_) if !self.fabric.local && wire.waits_for_peer(qp, requester, &self.fabric.directory) => {
+                    Run::Idle
+                }
                 Some(port) => {
                     wire_rc::run(WireBatch { port, qp, rate: &self.wire.rate, requester, wire, budget, tally })
                 }
