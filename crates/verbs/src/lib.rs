@@ -51,6 +51,7 @@ mod network;
 mod progress;
 mod queue;
 mod rules;
+mod save;
 #[cfg(feature = "testing")]
 pub mod testing;
 
@@ -63,6 +64,7 @@ pub use network::Network;
 pub use progress::SendProgress;
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
 pub use rules::{AddressRule, OtherAddresses, Peers, Prefix, Rules, link_local};
+pub use save::{RingPosition, SaveHca, SavedMr, SavedQp, SavedRing, SavedSrq};
 
 pub use pvrdma_verbs_types::{
     Access, AddressVector, Completion, FastRegister, Gid, GidType, InvalidAttribute, InvalidValue, Invalidate,
