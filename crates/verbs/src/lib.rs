@@ -48,6 +48,7 @@ pub mod conformance;
 mod error;
 mod hca;
 mod network;
+mod pause;
 mod progress;
 mod queue;
 mod rules;
@@ -61,6 +62,7 @@ pub use hca::{
     QpInit, QueuePair, SharedReceiveQueue, SrqInit,
 };
 pub use network::Network;
+pub use pause::PauseHca;
 pub use progress::SendProgress;
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
 pub use rules::{AddressRule, OtherAddresses, Peers, Prefix, Rules, link_local};
