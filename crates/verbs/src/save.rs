@@ -11,7 +11,8 @@
 use pvrdma_guest_memory::PageList;
 
 use crate::error::{IndexError, VerbsError};
-use crate::hca::{Hca, MrRequest, QpInit, SrqInit};
+use crate::hca::{MrRequest, QpInit, SrqInit};
+use crate::pause::PauseHca;
 
 /// Position of the adapter in a queue that the guest fills. Indices run from 0 to twice the size of the ring, minus 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -76,7 +77,7 @@ pub struct SavedQp {
 /// Restoring begins with an adapter without objects, with [`Self::restore_tables`], and then follows the order in which
 /// a guest creates objects. Until then, guest memory need not be mapped. [`Self::map_mr`] and the binding of GIDs need
 /// it, and come last, before the adapter is resumed.
-pub trait SaveHca: Hca {
+pub trait SaveHca: PauseHca {
     /// Name of the format of the adapter's parts. States are restored only in an adapter with the same name.
     const FORMAT: &'static str;
 
@@ -101,7 +102,7 @@ pub trait SaveHca: Hca {
     /// Restores a memory region. The caller has checked the request as that of a guest.
     ///
     /// # Errors
-    /// The state is invalid, or as for [`Hca::register_mr`].
+    /// The state is invalid, or as for [`crate::Hca::register_mr`].
     fn restore_mr(&self, pd: &Self::Pd, saved: SavedMr) -> Result<Self::Mr, VerbsError>;
 
     /// Maps the memory of a restored region: checks its pages and pins them as the policy requires.
@@ -119,7 +120,7 @@ pub trait SaveHca: Hca {
     /// Restores a shared receive queue. The ring is at its saved position.
     ///
     /// # Errors
-    /// The state is invalid, or as for [`Hca::create_srq`].
+    /// The state is invalid, or as for [`crate::Hca::create_srq`].
     fn restore_srq(&self, init: SrqInit<'_, Self>, adapter: &[u8]) -> Result<Self::Srq, VerbsError>;
 
     /// Saves a queue pair.
@@ -131,6 +132,6 @@ pub trait SaveHca: Hca {
     /// Restores a queue pair with the QPN of `init`. The rings are at their saved positions.
     ///
     /// # Errors
-    /// The state is invalid or does not match the rings, or as for [`Hca::create_qp`].
+    /// The state is invalid or does not match the rings, or as for [`crate::Hca::create_qp`].
     fn restore_qp(&self, init: QpInit<'_, Self>, adapter: &[u8]) -> Result<Self::Qp, VerbsError>;
 }
