@@ -117,7 +117,10 @@ fn fields(message: &[u8]) -> BTreeSet<u64> {
         let key = varint(&mut rest);
         found.insert(key >> 3);
         let length = match key & 7 {
-            0 => varint(&mut rest).min(0),
+            0 => {
+                varint(&mut rest);
+                0
+            }
             1 => 8,
             2 => varint(&mut rest),
             _ => 4,
