@@ -23,6 +23,7 @@ mod path_choice;
 mod read_grid;
 mod request;
 mod response_tracker;
+mod resume;
 mod retransmit;
 mod rtt;
 mod scoreboard;
