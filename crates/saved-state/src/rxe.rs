@@ -1,6 +1,5 @@
-//! Messages of the software adapter: memory regions and queue pairs. Kinds `0x02xx`.
-
-use crate::record::records;
+//! Messages of the software adapter: memory regions and queue pairs. They are contents of
+//! [`crate::pvrdma::AdapterPart`]s.
 
 /// The table of memory regions, without the regions.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -14,8 +13,4 @@ pub struct RegionTable {
     /// Free slots, in the order in which they are used.
     #[prost(uint32, repeated, tag = "3")]
     pub free: Vec<u32>,
-}
-
-records! {
-    0x0201 => RegionTable,
 }
