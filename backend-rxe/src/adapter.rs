@@ -16,6 +16,7 @@ use crate::failures::FailureObserver;
 use crate::flows::FlowTable;
 use crate::gid::{BoundGid, GidTable};
 use crate::mr::MrTables;
+use crate::paused::Paused;
 use crate::port::kept::PacketBudget;
 use crate::share::Share;
 
@@ -40,6 +41,8 @@ pub(crate) struct Adapter {
     pub(crate) rules: Rules,
     /// The link is up. Changed by the directory only, together with its generation.
     pub(crate) link_up: AtomicBool,
+    /// Whether the adapter is paused. Changed by the directory only, together with its generation.
+    pub(crate) paused: Paused,
     pub(crate) mrs: MrTables,
     pub(crate) gids: GidTable,
     /// Budget for memory that the guest and its peers can make this process allocate.
@@ -87,6 +90,7 @@ impl Adapter {
             rules: context.rules,
             mrs: MrTables::new(context.random)?,
             link_up: AtomicBool::new(true),
+            paused: Paused::default(),
             gids: GidTable::default(),
             packets: PacketBudget::new(&context.budget),
             budget: context.budget,

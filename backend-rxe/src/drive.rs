@@ -228,7 +228,8 @@ impl Endpoint {
         let (mut tally, before) = (Tally::default(), budget.used());
         let more = loop {
             let run = match self.qp.state() {
-                QpState::Rts | QpState::Sqd => match half.requester.readiness(&self.qp) {
+                QpState::Rts | QpState::Sqd => match half.requester.readiness(&self.qp, self.fabric.directory.pauses())
+                {
                     Readiness::Ready => self.run_requests(half, budget, &mut tally),
                     Readiness::Waiting => Run::Idle,
                     Readiness::Failed(status) => {
@@ -317,6 +318,15 @@ impl Endpoint {
     #[cold]
     fn leave_local(&self, half: &mut SendHalf, guard: &MemoryGuard<'_>) -> Run {
         let SendHalf { requester, route, .. } = half;
+        if let Route::Unresolved(local) | Route::Local(local) = &route
+            && let Some(adapter) = &local.paused
+        {
+            if !adapter.paused.wait(self.qp.task()) {
+                return Run::Again;
+            }
+            requester.wait_for_resume();
+            return Run::Idle;
+        }
         if matches!(route, Route::Unresolved(_))
             && let Some(port) = &self.fabric.port
             && let Some(path) = self.wire_path(&requester.attrs, Qp::usable_source)
@@ -359,6 +369,13 @@ impl Endpoint {
         let attrs = &half.requester.attrs;
         let source = self.qp.usable_source(attrs.av.sgid_index);
         let node = source.and_then(|from| self.meet(from, from.beside(attrs.av.dgid)));
+        if let Some(node) = node.as_ref().filter(|node| node.adapter.paused.is_set()) {
+            if let Route::Unresolved(local) | Route::Local(local) = &mut half.route {
+                local.set_peer(generation, source, None);
+                local.paused = Some(Arc::clone(&node.adapter));
+            }
+            return None;
+        }
         let node = node.filter(|node| {
             let linked = self.qp.adapter.is_link_up() && node.adapter.is_link_up();
             if !linked {
@@ -457,6 +474,9 @@ impl Endpoint {
             return Err(VerbsError::Invalid("a path MTU above that of the port"));
         }
         let SendHalf { requester, route, more_reads, .. } = &mut *self.send.lock();
+        if self.qp.adapter.paused.is_set() {
+            return Err(VerbsError::NotAllowed("the adapter is paused"));
+        }
         let guard = MemoryGuard::open(&self.qp.adapter, None);
         let responder = &mut *self.qp.responder.lock();
         self.pay_for_reads(more_reads, &responder.attrs, new, mask)?;
@@ -563,6 +583,35 @@ impl Endpoint {
         self.wire.respond(port, &self.qp, most, sent)
     }
 
+    /// Waits until no thread runs the requester. The adapter is paused: work that is left to this thread meanwhile is
+    /// done after the pause.
+    pub(crate) fn wait_for_run(&self) {
+        drop(self.send.lock());
+    }
+
+    /// Starts the timers of the requester anew, at the end of a pause.
+    pub(crate) fn restart_timers(&self) {
+        let SendHalf { requester, route, .. } = &mut *self.send.lock();
+        requester.stop_waiting();
+        if let Route::Wire(wire) = route {
+            wire.resume(self.qp.adapter.engine.now());
+        }
+    }
+
+    /// Makes up for all that a pause has let pass: doorbells, timers, and turns of the port.
+    pub(crate) fn ring(&self) {
+        self.qp.receive_posted();
+        if let Some(srq) = &self.qp.srq {
+            srq.notify();
+        }
+        if let Some(port) = &self.fabric.port
+            && self.wire.path().is_some()
+        {
+            port.resume(self.qp.qpn);
+        }
+        self.qp.task().schedule();
+    }
+
     /// Returns the path of requests and the peer's QPN, if the peer is on the wire.
     pub(crate) fn request_path(&self) -> Option<(Path, Qpn)> {
         let (path, left) = self.qp.task().hold(&self.send, |half| match &half.route {
@@ -596,6 +645,7 @@ impl Endpoint {
 impl Runnable for Endpoint {
     fn run(&self, budget: &mut Budget) -> bool {
         let _guard = EndOnPanic::new("the data path");
-        self.qp.task().run_exclusive(&self.send, |half| self.run_half(half, budget))
+        let paused = &self.qp.adapter.paused;
+        self.qp.task().run_exclusive(&self.send, |half| !paused.is_set() && self.run_half(half, budget))
     }
 }

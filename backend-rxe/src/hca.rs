@@ -35,8 +35,8 @@ use crate::srq::{RxeSrq, Srq};
 /// An adapter. Dropping it removes its GIDs from the directory, and makes its QPs inert.
 #[derive(Debug)]
 pub struct RxeHca {
-    node: Arc<Node<Endpoint>>,
-    fabric: Arc<Fabric>,
+    pub(crate) node: Arc<Node<Endpoint>>,
+    pub(crate) fabric: Arc<Fabric>,
     bindings: Arc<Bindings>,
     pds: Quota,
     cqs: Quota,
@@ -261,6 +261,11 @@ impl Drop for RxeHca {
         self.bindings.end();
         for endpoint in self.node.qps() {
             endpoint.destroy(&self.node);
+        }
+        let complete = &mut *self.adapter().paused.change();
+        if std::mem::take(complete) {
+            // Requesters of other devices find out that their peer has gone.
+            self.fabric.directory.resume(&self.node).values().for_each(|task| task.schedule());
         }
         self.shared.addresses.leave(self.adapter().point.mac);
     }

@@ -140,11 +140,15 @@ impl Srq {
         self.ring.lock().waiters.len()
     }
 
-    fn notify(&self) {
+    /// Wakes waiters, if there are receives for them.
+    pub(crate) fn notify(&self) {
         if !self.waiting.is_set() {
             return;
         }
         let view = self.adapter.memory.view();
+        if self.adapter.paused.is_set() {
+            return;
+        }
         let mut ring = self.ring.lock();
         let posted = match ring.source.as_mut().map(|source| source.posted(&view)) {
             Some(Ok(posted)) => posted as usize,

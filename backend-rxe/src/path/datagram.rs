@@ -27,6 +27,8 @@ pub(crate) enum Destination {
     Peer(Arc<Qp>),
     /// A host on the network: no device in this process owns the address.
     Wire,
+    /// A QP of this adapter, which is paused.
+    Paused(Arc<Adapter>),
     /// Unknown: the datagram is dropped.
     Nowhere,
 }
@@ -99,8 +101,8 @@ enum Sent {
     Gone,
     /// The memory of another adapter has to be held first.
     Elsewhere(Arc<Qp>),
-    /// The link is full, or it is not known yet whether the guest owns the source address. The queue pair is woken when
-    /// that has changed.
+    /// The link is full, the receiver is paused, or it is not known yet whether the guest owns the source address. The
+    /// queue pair is woken when that has changed.
     NoRoom,
 }
 
@@ -206,6 +208,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
             // slow device is accessed.
             Destination::Peer(peer) if qp.adapter.is_apart_from(&peer.adapter) => return Ok(Sent::Gone),
             Destination::Peer(peer) => peer,
+            Destination::Paused(adapter) => return Ok(self.wait_for_resume(&adapter)),
             Destination::Wire => return self.send_on_wire(&to, source, own, frames),
             Destination::Nowhere => {
                 self.capture(&to, source, own, None);
@@ -224,6 +227,22 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         self.requester.count_datagram(qp, to.dgid, Road::Local);
         self.capture(&to, source, own, Some(&peer));
         Ok(Sent::Gone)
+    }
+
+    /// Lets a datagram wait for the end of a pause, or loses it if the pause takes long.
+    #[cold]
+    fn wait_for_resume(&mut self, adapter: &Adapter) -> Sent {
+        let until = adapter.paused.datagrams_wait_until();
+        if self.qp.adapter.engine.now() >= until {
+            self.tally.ud_dropped_paused += 1;
+            return Sent::Gone;
+        }
+        if adapter.paused.wait(self.qp.task()) {
+            self.requester.arm(self.qp, until);
+        } else {
+            self.qp.task().schedule();
+        }
+        Sent::NoRoom
     }
 
     /// Decides about a datagram whose source index has no usable GID. If the guest has bound an address there, the
@@ -275,7 +294,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
                 let peer = Arc::downgrade(peer);
                 Some(LastPeer { generation, source, qpn: to.qpn, to: address, peer })
             }
-            Destination::Wire | Destination::Nowhere => None,
+            Destination::Wire | Destination::Paused(_) | Destination::Nowhere => None,
         };
         found
     }

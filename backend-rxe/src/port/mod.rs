@@ -312,9 +312,14 @@ impl Port {
         // Threads that service the port may have read frames before the state changed: wait until they have finished
         // with them.
         drop(self.reading.lock());
-        self.queues.iter().for_each(ReceiveQueue::wait);
+        self.wait_for_receivers();
         drop(self.reading_nic.lock());
         self.wake();
+    }
+
+    /// Waits until no thread handles received packets or sends responses.
+    pub(crate) fn wait_for_receivers(&self) {
+        self.queues.iter().for_each(ReceiveQueue::wait);
     }
 
     fn is_link_down(&self) -> bool {

@@ -46,6 +46,7 @@ mod networks;
 mod ops;
 mod panics;
 mod pass_through;
+mod pause;
 mod port;
 mod port_security;
 mod retry;

@@ -402,13 +402,16 @@ pub struct Qp {
     /// Handle of its protection domain.
     #[prost(uint32, tag = "4")]
     pub pd: u32,
-    /// Handle of the completion queue of sends.
-    #[prost(uint32, tag = "5")]
-    pub send_cq: u32,
-    /// Handle of the completion queue of receives.
-    #[prost(uint32, tag = "6")]
-    pub recv_cq: u32,
-    /// Handle of its shared receive queue.
+    /// Handle of the completion queue of sends. Missing: the guest has destroyed the queue.
+    #[prost(uint32, optional, tag = "5")]
+    pub send_cq: Option<u32>,
+    /// Handle of the completion queue of receives. Missing: the guest has destroyed the queue.
+    #[prost(uint32, optional, tag = "6")]
+    pub recv_cq: Option<u32>,
+    /// It has a shared receive queue.
+    #[prost(bool, tag = "16")]
+    pub has_srq: bool,
+    /// Handle of its shared receive queue. Missing: it has none, or the guest has destroyed the queue.
     #[prost(uint32, optional, tag = "7")]
     pub srq: Option<u32>,
     /// Requests of the send ring.

@@ -6,7 +6,7 @@
 //!
 //! To add a command: a row in `abi/cmd.rs`, its request structure there, its handler here.
 
-mod bind;
+pub(crate) mod bind;
 pub(crate) mod cq;
 pub(crate) mod mr;
 pub(crate) mod pd;

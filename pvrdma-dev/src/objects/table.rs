@@ -102,14 +102,9 @@ impl<T> HandleTable<T> {
         self.inner.write().put(handle, object);
     }
 
-    /// Stores a restored object at its handle. Returns `false` if the table has no such handle, or it is in use.
-    pub(crate) fn restore(&self, handle: u32, object: Arc<T>) -> bool {
-        let mut inner = self.inner.write();
-        let free = (self.first..self.end.load(Ordering::Relaxed)).contains(&handle) && inner.at(handle).is_none();
-        if free {
-            inner.put(handle, object);
-        }
-        free
+    /// Returns `true` if the table has this handle, in use or free.
+    pub(crate) fn has_handle(&self, handle: u32) -> bool {
+        (self.first..self.end.load(Ordering::Relaxed)).contains(&handle)
     }
 
     /// Returns the state that determines the next handles.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use pvrdma_verbs::{Gid, Qpn};
 use serde::Serialize;
 
+use crate::adapter::Adapter;
 use crate::capture::SyntheticTrace;
 use crate::gid::BoundGid;
 use crate::qp::Qp;
@@ -18,6 +19,8 @@ pub(crate) struct LocalRoute {
     /// The GID that requests are sent from.
     pub(crate) source: Option<BoundGid>,
     peer: Weak<Qp>,
+    /// The adapter of the peer, if it is paused. There is no `peer` then.
+    pub(crate) paused: Option<Arc<Adapter>>,
     /// Identity of the connection: ties requester and responder together.
     pub(crate) connection: Connection,
     /// State of captures for the connection, until its QP is reset.
@@ -64,6 +67,7 @@ impl LocalRoute {
         self.generation = generation;
         self.source = source;
         self.peer = peer.map_or_else(Weak::new, Arc::downgrade);
+        self.paused = None;
     }
 
     /// Forgets the route, because the addresses may have changed.

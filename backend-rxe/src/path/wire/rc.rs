@@ -92,6 +92,11 @@ impl WireRequester {
         self.transport.set_draining(qp.state() == QpState::Sqd);
     }
 
+    /// Starts the timers anew after a pause.
+    pub(crate) fn resume(&mut self, now: Duration) {
+        self.transport.resume(now);
+    }
+
     /// Returns `true` if nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.transport.is_idle()

@@ -401,6 +401,9 @@ impl WireSide {
     /// Builds a batch of responses, at least one and about `most` bytes. Returns `true` if none is left.
     fn build_responses(&self, port: &Port, qp: &Qp, most: u64, frames: &mut Frames) -> bool {
         let guard = MemoryGuard::open(&qp.adapter, None);
+        if qp.adapter.paused.is_set() {
+            return true;
+        }
         let responder = &mut *qp.responder.lock();
         let wire = &mut *self.responder.lock();
         let Some(wire) = wire else { return true };

@@ -24,6 +24,7 @@ mod path_choice;
 mod read_grid;
 mod request;
 mod response_tracker;
+mod resume;
 mod retransmit;
 mod rtt;
 mod save;

@@ -104,24 +104,35 @@ pub(crate) fn build<H: Hca>(
 
 /// Looks up the objects and checks all fields that need no access to memory. The guest's kernel hardly checks the
 /// requests of a process (section 13 B14).
-pub(crate) fn parts<H: Hca>(core: &Core<H>, request: &CreateQp) -> Result<Parts<H>, CmdError> {
+fn parts<H: Hca>(core: &Core<H>, request: &CreateQp) -> Result<Parts<H>, CmdError> {
+    let objects = &core.objects;
+    let pd = objects.pds.find(request.pd_handle)?;
+    let send_cq = objects.cqs.find(request.send_cq_handle)?;
+    let recv_cq = objects.cqs.find(request.recv_cq_handle)?;
+    let srq = if request.is_srq == 0 { None } else { Some(objects.srqs.find(request.srq_handle)?) };
+    checked_parts(core, request, pd, (send_cq, recv_cq), srq)
+}
+
+/// Checks whether a QP may consist of these objects, and the other fields that need no access to memory.
+pub(crate) fn checked_parts<H: Hca>(
+    core: &Core<H>,
+    request: &CreateQp,
+    pd: Arc<Pd<H>>,
+    (send_cq, recv_cq): (Arc<Cq<H>>, Arc<Cq<H>>),
+    srq: Option<Arc<Srq<H>>>,
+) -> Result<Parts<H>, CmdError> {
     let qp_type = match request.qp_type {
         qp_type::GSI => QpType::Gsi,
         qp_type::RC => QpType::Rc,
         qp_type::UD => QpType::Ud,
         other => return Err(CmdError::Invalid("QP type", other.into())),
     };
-    let objects = &core.objects;
-    let pd = objects.pds.find(request.pd_handle)?;
     if qp_type == QpType::Gsi && pd.owner != KERNEL {
         return Err(CmdError::Foreign("the general services QP"));
     }
-    let send_cq = objects.cqs.find(request.send_cq_handle)?;
-    let recv_cq = objects.cqs.find(request.recv_cq_handle)?;
     if send_cq.owner != pd.owner || recv_cq.owner != pd.owner {
         return Err(CmdError::Foreign("a completion queue of the QP"));
     }
-    let srq = if request.is_srq == 0 { None } else { Some(objects.srqs.find(request.srq_handle)?) };
     if srq.as_ref().is_some_and(|srq| srq.pd.owner != pd.owner) {
         return Err(CmdError::Foreign("the SRQ of the QP"));
     }

@@ -114,6 +114,12 @@ impl CqRing {
         Ok(Arc::new(Self { handle, user, words, state, hub }))
     }
 
+    /// Creates the producer of a queue that the guest has destroyed and a QP still uses.
+    pub(crate) fn ended(hub: Arc<EventHub>) -> Arc<Self> {
+        let state = Mutex::new(State { ring: None, armed: Armed::Not, inferred: None });
+        Arc::new(Self { handle: u32::MAX, user: false, words: RingWords::at(0, StateWords::Rx, 1), state, hub })
+    }
+
     /// Returns the state to be saved. `None`: notifications are inferred, because doorbells do not trap, and that state
     /// is not saved.
     pub(crate) fn save(&self) -> Option<SavedCqRing> {
