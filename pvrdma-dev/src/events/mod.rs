@@ -133,7 +133,7 @@ impl<E: Entry> EventRing<E> {
         Ok(Self { name, ring: Some(ring), waiting: VecDeque::new(), queued: HashSet::new(), log: None })
     }
 
-    /// Restores a ring. Events that are listed twice wait once.
+    /// Restores a ring.
     ///
     /// # Errors
     /// The pages are not those of such a ring, or the index is not one of it.
@@ -144,9 +144,8 @@ impl<E: Entry> EventRing<E> {
         };
         let new = Self::new(name, pages)?;
         let ring = new.ring.map(|ring| ring.at(tail)).transpose()?;
-        let mut queued = HashSet::new();
-        let waiting = waiting.into_iter().filter(|&entry| queued.insert(entry)).collect();
-        Ok(Self { ring, waiting, queued, ..new })
+        let queued = waiting.iter().copied().collect();
+        Ok(Self { ring, waiting: waiting.into(), queued, ..new })
     }
 
     fn save(&self) -> SavedEventRing<E> {

@@ -21,6 +21,9 @@ mod objects;
 mod read;
 mod write;
 
+#[cfg(test)]
+mod tests;
+
 use std::io::{Read, Write};
 
 use pvrdma_guest_memory::{Direction, DmaError, PageList};
@@ -62,6 +65,16 @@ where
         let control = self.control.lock();
         let pci = self.pci.lock();
         write::device(self.core(), &control, &pci, to)
+    }
+
+    /// Pauses the device.
+    pub fn pause(&self) {
+        self.core().hca.pause();
+    }
+
+    /// Ends the pause of the device.
+    pub fn resume(&self) {
+        self.core().hca.resume();
     }
 
     /// Resets the device and reads a state into it. The device is paused afterwards, and [`Self::finish_restore`] must

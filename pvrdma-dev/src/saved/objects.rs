@@ -264,7 +264,11 @@ impl<H: SaveHca> Restorer<'_, H> {
     fn parts(&self, request: &CreateQp, gone: Gone) -> Result<cmd::qp::Parts<H>, CmdError> {
         let objects = &self.core.objects;
         let pd = objects.pds.find(request.pd_handle)?;
-        let cq = |gone, handle| if gone { self.ended_cq(&pd) } else { objects.cqs.find(handle) };
+        let ended = gone.cqs.contains(&true).then(|| self.ended_cq(&pd)).transpose()?;
+        let cq = |gone: bool, handle| match &ended {
+            Some(ended) if gone => Ok(Arc::clone(ended)),
+            _ => objects.cqs.find(handle),
+        };
         let [send_gone, recv_gone] = gone.cqs;
         let (send_cq, recv_cq) = (cq(send_gone, request.send_cq_handle)?, cq(recv_gone, request.recv_cq_handle)?);
         let srq = match request.is_srq {

@@ -1,5 +1,7 @@
 //! Reading of a saved state.
 
+use std::collections::HashSet;
+use std::hash::Hash;
 use std::io::Read;
 use std::sync::Arc;
 
@@ -295,13 +297,16 @@ impl<H: SaveHca> Restorer<'_, H> {
 }
 
 /// Returns the state of an event ring; `event` checks an event.
-fn ring_of<E>(
+fn ring_of<E: Copy + Eq + Hash>(
     read: ReadRing,
     event: impl Fn((Option<u32>, u32)) -> Option<E>,
 ) -> Result<SavedEventRing<E>, RestoreError> {
     let ReadRing { pages, tail, waiting } = read;
+    let mut seen = HashSet::new();
+    // An event waits at most once.
     let checked = |fields: (Option<u32>, u32)| {
-        event(fields).ok_or(RestoreError::Invalid { what: "event", value: fields.1.into() })
+        let event = event(fields).filter(|&event| seen.insert(event));
+        event.ok_or(RestoreError::Invalid { what: "event", value: fields.1.into() })
     };
     Ok(SavedEventRing { pages, tail, waiting: waiting.into_iter().map(checked).collect::<Result<_, _>>()? })
 }
