@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use pvrdma_verbs::{
     AsyncEvent, Backend, Completion, CompletionQueue, CompletionSink, Counter, CqOverrun, DeviceContext, Gid, GidType,
-    Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Mtu, Object, PortAttributes, PortState, QpAttrMask, QpAttrs,
-    QpInit, QpState, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SendSource, SendWr, SharedReceiveQueue,
-    SrqInit, VerbsError, qp_state,
+    Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Mtu, Object, PauseHca, PortAttributes, PortState, QpAttrMask,
+    QpAttrs, QpInit, QpState, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SendSource, SendWr,
+    SharedReceiveQueue, SrqInit, VerbsError, qp_state,
 };
 
 /// Limits of an adapter that supports everything.
@@ -61,9 +61,9 @@ impl Backend for MockBackend {
             next_key: AtomicU32::new(0x101),
             calls: Mutex::default(),
             refuse: AtomicBool::new(false),
-            paused: AtomicBool::new(false),
             port_down: AtomicBool::new(false),
             carries_less: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
             cqs_armed: AtomicUsize::new(0),
         });
         self.devices.lock().push(Arc::clone(&device));
@@ -81,9 +81,9 @@ pub struct MockDevice {
     /// Verbs in the order of the calls; notifications are counted instead.
     calls: Mutex<Vec<String>>,
     refuse: AtomicBool,
-    pub(super) paused: AtomicBool,
     port_down: AtomicBool,
     carries_less: AtomicBool,
+    paused: AtomicBool,
     cqs_armed: AtomicUsize,
 }
 
@@ -272,6 +272,21 @@ pub struct MockSrq {
 pub struct MockQp {
     device: Arc<MockDevice>,
     pub(super) shared: Arc<QpShared>,
+}
+
+/// Pausing has no effect on what the test does itself.
+impl PauseHca for MockHca {
+    fn pause(&self) -> bool {
+        !self.0.paused.swap(true, Ordering::SeqCst)
+    }
+
+    fn resume(&self) -> bool {
+        self.0.paused.swap(false, Ordering::SeqCst)
+    }
+
+    fn is_paused(&self) -> bool {
+        self.0.paused.load(Ordering::SeqCst)
+    }
 }
 
 impl Hca for MockHca {

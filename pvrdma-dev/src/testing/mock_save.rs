@@ -1,27 +1,13 @@
-//! Pausing and saving of the mock adapter: of its objects, it saves keys and states.
+//! Saving of the mock adapter: of its objects, it saves keys and states.
 
 use std::sync::atomic::Ordering;
 
 use pvrdma_verbs::{
-    Hca, MrRequest, PauseHca, QpAttrs, QpInit, QpState, SaveHca, SavedMr, SavedQp, SavedSrq, SharedReceiveQueue,
+    Hca, MrRequest, QpAttrs, QpInit, QpState, SaveHca, SavedMr, SavedQp, SavedSrq, SharedReceiveQueue,
     SrqInit, VerbsError,
 };
 
 use super::{MockHca, MockMr, MockQp, MockSrq};
-
-impl PauseHca for MockHca {
-    fn pause(&self) -> bool {
-        !self.0.paused.swap(true, Ordering::SeqCst)
-    }
-
-    fn resume(&self) -> bool {
-        self.0.paused.swap(false, Ordering::SeqCst)
-    }
-
-    fn is_paused(&self) -> bool {
-        self.0.paused.load(Ordering::SeqCst)
-    }
-}
 
 fn word(bytes: &[u8]) -> Result<u32, VerbsError> {
     bytes.try_into().map(u32::from_le_bytes).map_err(|_| VerbsError::Invalid("part of the adapter"))
