@@ -69,6 +69,8 @@ pub mod work;
 pub use error::{LoadError, SaveError};
 pub use header::{DeviceKind, FEATURES, Header};
 pub use kinds::kind_name;
+/// Encoding and decoding of messages that are no records, as parts of others.
+pub use prost::{DecodeError, Message};
 pub use reader::{RawRecord, Reader};
 pub use record::{MAX_RECORD, Record};
 pub use writer::Writer;
