@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use pvrdma_verbs::{
-    Hca, MrRequest, QpAttrs, QpInit, QpState, SaveHca, SavedMr, SavedQp, SavedSrq, SharedReceiveQueue,
-    SrqInit, VerbsError,
+    Hca, MrRequest, QpAttrs, QpInit, QpState, SaveHca, SavedMr, SavedQp, SavedSrq, SharedReceiveQueue, SrqInit,
+    VerbsError,
 };
 
 use super::{MockHca, MockMr, MockQp, MockSrq};

@@ -378,9 +378,14 @@ fn queues_and_regions() {
     refused(&mr(saved::MrKind::User, |mr| mr.start = u64::MAX), "memory region length");
     refused(&mr(saved::MrKind::User, |mr| mr.kind = 0), "kind of a memory region");
     refused(&mr(saved::MrKind::User, |mr| mr.kind = 4), "kind of a memory region");
+    refused(&mr(saved::MrKind::User, |mr| mr.set_kind(saved::MrKind::Dma)), "field of a memory region");
+    refused(&mr(saved::MrKind::User, |mr| mr.access = 16), "field of a memory region");
+    refused(&mr(saved::MrKind::User, |mr| mr.max_pages = 1), "field of a memory region");
+    refused(&mr(saved::MrKind::Dma, |mr| mr.access = 4), "field of a memory region");
+    refused(&mr(saved::MrKind::FastRegister, |mr| mr.start = 1), "field of a memory region");
     // A process must not get a key for all of memory, or a region that work requests fill.
-    refused(&mr(saved::MrKind::User, |mr| mr.set_kind(saved::MrKind::Dma)), "belongs to another context");
-    refused(&mr(saved::MrKind::User, |mr| mr.set_kind(saved::MrKind::FastRegister)), "belongs to another context");
+    refused(&mr(saved::MrKind::Dma, |mr| mr.pd = 1), "belongs to another context");
+    refused(&mr(saved::MrKind::FastRegister, |mr| mr.pd = 1), "belongs to another context");
     refused(&mr(saved::MrKind::FastRegister, |mr| mr.max_pages = 129), "number of pages");
     refused(&mr(saved::MrKind::FastRegister, |mr| mr.max_pages = 0), "number of pages");
 }
