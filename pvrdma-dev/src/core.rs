@@ -71,6 +71,8 @@ pub(crate) struct Core<H: Hca> {
     /// Watches rings whose doorbells are not trapped.
     pub(crate) watch: Watch<H>,
     pub(crate) gate: Gate,
+    /// The device is paused. Changed with the control lock of the device held.
+    pub(crate) paused: AtomicBool,
     pub(crate) stats: Stats,
     /// Budget of the memory that the guest and its peers may make this process allocate.
     pub(crate) budget: Arc<MemoryBudget>,
@@ -109,6 +111,7 @@ impl<H: Hca> Core<H> {
             pending_doorbells: PendingDoorbells::new(),
             watch: Watch::new(),
             gate: Gate::default(),
+            paused: AtomicBool::new(false),
             stats: Stats::default(),
             budget,
             log,

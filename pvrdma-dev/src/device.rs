@@ -13,7 +13,7 @@ use crate::cmd;
 use crate::config::DeviceConfig;
 use crate::core::Core;
 use crate::dsr::{self, Session};
-use crate::error::RegisterError;
+use crate::error::{HandshakeError, RegisterError};
 use crate::events::EventRings;
 use crate::intr::Interrupts;
 use crate::limits::LimitStatus;
@@ -101,6 +101,11 @@ impl<B: Backend> PvrdmaDevice<B> {
         let pci = config_space(core.limits().max_uar, core.config.intx);
         let phase = Mutex::new(Phase::Reset);
         Ok(Arc::new(Self { core, control: Mutex::new(control), phase, pci: Mutex::new(pci) }))
+    }
+
+    /// Waits for the command in progress, and keeps others out.
+    pub(crate) fn lock_commands(&self) -> impl Drop + '_ {
+        self.control.lock()
     }
 
     /// Returns the core, on which commands and doorbells operate.
@@ -215,9 +220,9 @@ impl<B: Backend> PvrdmaDevice<B> {
         self.teardown(control);
         core.renew_offer();
         let address = u64::from(high) << 32 | u64::from(control.dsr_low);
-        let accepted = {
-            let view = core.memory.view();
-            dsr::handshake(&view, address, core.config.version, &core.offer().caps, &core.interrupts)
+        let accepted = match core.view_unless_paused() {
+            Some(view) => dsr::handshake(&view, address, core.config.version, &core.offer().caps, &core.interrupts),
+            None => Err(HandshakeError::Paused),
         };
         match accepted {
             Ok((session, rings)) => {
@@ -234,6 +239,7 @@ impl<B: Backend> PvrdmaDevice<B> {
 
     fn control(&self, control: &mut Control, value: u32) -> Result<(), RegisterError> {
         match value {
+            ctl::ACTIVATE if self.core.is_paused() => Err(RegisterError::Paused),
             ctl::ACTIVATE => self.activate(control),
             // Nothing else to do: the driver itself announces PORT_ACTIVE to its consumers, and QUERY_PORT asks the
             // adapter each time.
@@ -281,6 +287,9 @@ impl<B: Backend> PvrdmaDevice<B> {
         let State::Active(session) = control.state else { return Err(RegisterError::NotReady("active")) };
         if !self.core.gate.is_open() {
             return Err(RegisterError::Masked);
+        }
+        if self.core.is_paused() {
+            return Err(RegisterError::Paused);
         }
         cmd::execute(&self.core, &session)
     }

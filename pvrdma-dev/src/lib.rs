@@ -62,6 +62,7 @@ mod limits;
 mod mapped;
 mod objects;
 mod page_dir;
+mod pause;
 mod pci;
 mod pending_doorbells;
 mod reclaim;

@@ -112,6 +112,8 @@ struct EventRing<E> {
     /// `None` after an invalid consumer index, or after the rings were shut: nothing is posted until the next
     /// handshake.
     ring: Option<ProducerRing>,
+    /// The device is paused: all entries wait.
+    paused: bool,
     waiting: VecDeque<E>,
     queued: HashSet<E>,
     /// Log of the device, set when the ring is installed.
@@ -130,27 +132,27 @@ impl<E: Entry> EventRing<E> {
         let entries = nominal & nominal.wrapping_neg();
         let shape = RingShape { pages, first_page, page_count, entries, stride, words: StateWords::Rx };
         let ring = ProducerRing::new(shape)?;
-        Ok(Self { name, ring: Some(ring), waiting: VecDeque::new(), queued: HashSet::new(), log: None })
+        Ok(Self { name, ring: Some(ring), paused: false, waiting: VecDeque::new(), queued: HashSet::new(), log: None })
     }
 
-    /// Restores a ring. Events that are listed twice wait once.
+    /// Restores a ring.
     ///
     /// # Errors
     /// The pages are not those of such a ring, or the index is not one of it.
     fn restore(name: &'static str, saved: SavedEventRing<E>) -> Result<Self, RingShapeError> {
         let SavedEventRing { pages, tail, waiting } = saved;
         let Some(tail) = tail else {
-            return Ok(Self { name, ring: None, waiting: VecDeque::new(), queued: HashSet::new(), log: None });
+            let (waiting, queued) = (VecDeque::new(), HashSet::new());
+            return Ok(Self { name, ring: None, paused: false, waiting, queued, log: None });
         };
         let new = Self::new(name, pages)?;
         let ring = new.ring.map(|ring| ring.at(tail)).transpose()?;
-        let mut queued = HashSet::new();
-        let waiting = waiting.into_iter().filter(|&entry| queued.insert(entry)).collect();
-        Ok(Self { ring, waiting, queued, ..new })
+        let queued = waiting.iter().copied().collect();
+        Ok(Self { ring, waiting: waiting.into(), queued, ..new })
     }
 
     fn save(&self) -> SavedEventRing<E> {
-        let Self { name: _, ring, waiting, queued: _, log: _ } = self;
+        let Self { name: _, ring, paused: _, waiting, queued: _, log: _ } = self;
         let shut = || SavedEventRing { pages: PageList::default(), tail: None, waiting: Vec::new() };
         let Some(ring) = ring else { return shut() };
         let (elements, tail) = ring.save();
@@ -195,7 +197,11 @@ impl<E: Entry> EventRing<E> {
 
     /// Pushes an entry. Returns `false` if there is no room now, and `None` if there is no ring (any more).
     fn push(&mut self, view: &DmaView<'_>, entry: E) -> Option<bool> {
-        match entry.push(self.ring.as_mut()?, view) {
+        let ring = self.ring.as_mut()?;
+        if self.paused {
+            return Some(false);
+        }
+        match entry.push(ring, view) {
             Ok(pushed) => Some(pushed),
             // Bus mastering is disabled, or the map is changing. That may be temporary, so the entry waits; their
             // number is bounded.
@@ -214,7 +220,7 @@ impl<E: Entry> EventRing<E> {
     }
 
     fn shut(&mut self) {
-        let Self { name: _, log: _, ring, waiting, queued } = self;
+        let Self { name: _, log: _, paused: _, ring, waiting, queued } = self;
         (*ring, *waiting, *queued) = (None, VecDeque::new(), HashSet::new());
     }
 }
@@ -328,6 +334,12 @@ impl EventRings {
         ]
     }
 
+    /// Makes all entries wait, or ends that. When this returns from the former, nothing writes to the rings.
+    pub(crate) fn set_paused(&self, paused: bool) {
+        self.asynchronous.lock().paused = paused;
+        self.notifications.lock().paused = paused;
+    }
+
     /// Shuts the rings. When this returns, neither the rings nor the interrupts are used.
     pub(crate) fn shut(&self) {
         self.asynchronous.lock().shut();
@@ -404,6 +416,13 @@ impl EventHub {
     pub(crate) fn save(&self) -> Option<SavedEventRings> {
         let Self { rings, log: _, counters: _ } = self;
         rings.read().as_ref().map(|rings| rings.save())
+    }
+
+    /// Makes all events wait, or ends that; [`Self::retry_pending`] then posts them. No rings are installed in a pause.
+    pub(crate) fn set_paused(&self, paused: bool) {
+        if let Some(rings) = &*self.rings.read() {
+            rings.set_paused(paused);
+        }
     }
 
     /// Posts an asynchronous event.

@@ -31,6 +31,9 @@ pub(super) fn restore_position(
         saved::BrokenBy::TooFarAhead => Some(IndexError::TooFarAhead { index, capacity }),
         saved::BrokenBy::BehindTaken => Some(IndexError::BehindTaken { index, capacity }),
     };
+    if broken.is_none() && index != 0 {
+        return Err(RestoreError::Invalid { what: "index of a ring", value: index.into() });
+    }
     Ok(RingPosition { next, head, broken })
 }
 

@@ -21,9 +21,14 @@ mod objects;
 mod read;
 mod write;
 
+#[cfg(test)]
+mod tests;
+
 use std::io::{Read, Write};
+use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::{Direction, DmaError, PageList};
+use pvrdma_pci_function::{Migratable, StateError};
 use pvrdma_verbs::{Backend, PauseHca, SaveHca};
 
 use crate::abi::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
@@ -55,7 +60,7 @@ where
     /// # Errors
     /// The device is not paused, holds something that cannot be saved, or the output fails.
     pub fn save(&self, to: &mut dyn Write) -> Result<(), SaveError> {
-        if !self.core().hca.is_paused() {
+        if !self.is_paused() {
             return Err(SaveError::NotPaused);
         }
         // No command and no access to configuration space changes the device meanwhile.
@@ -73,6 +78,7 @@ where
     pub fn restore(&self, from: &mut dyn Read) -> Result<(), RestoreError> {
         let control = &mut *self.control.lock();
         self.power_on(control);
+        self.core().paused.store(true, Ordering::Release);
         self.core().hca.pause();
         let result = read::device(self, control, from);
         if result.is_err() {
@@ -107,6 +113,7 @@ where
             core.map_regions()?;
             core.bind_restored_gids()?;
             if active {
+                event_rings.set_paused(true);
                 core.hub.install(event_rings);
                 control.state = State::Active(session);
                 core.gate.set_active(true);
@@ -122,7 +129,31 @@ where
     fn give_up(&self, control: &mut Control) {
         self.power_on(control);
         self.core().renew_offer();
+        self.core().paused.store(false, Ordering::Release);
         self.core().hca.resume();
+    }
+}
+
+impl<B: Backend> Migratable for PvrdmaDevice<B>
+where
+    B::Hca: SaveHca,
+{
+    fn pause(&self) {
+        Self::pause(self);
+    }
+
+    fn save(&self, to: &mut dyn Write) -> Result<(), StateError> {
+        Ok(Self::save(self, to)?)
+    }
+
+    fn restore(&self, from: &mut dyn Read) -> Result<(), StateError> {
+        Ok(Self::restore(self, from)?)
+    }
+
+    fn resume(&self) -> Result<(), StateError> {
+        self.finish_restore()?;
+        Self::resume(self);
+        Ok(())
     }
 }
 

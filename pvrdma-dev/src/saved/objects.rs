@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pvrdma_guest_memory::{DmaView, PageList};
 use pvrdma_saved_state::pvrdma as saved;
 use pvrdma_verbs::{
-    CompletionSink, Gid, Object, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SaveHca, SavedMr,
+    Access, CompletionSink, Gid, Object, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SaveHca, SavedMr,
     SharedReceiveQueue, SrqInit,
 };
 
@@ -26,6 +26,20 @@ const HANDLE_BITS: u32 = 0xffff;
 fn exactly(pages: PageList, needed: u64) -> Result<PageList, CmdError> {
     let count = u64::from(pages.pages());
     if count == needed { Ok(pages) } else { Err(CmdError::Invalid("number of pages", count)) }
+}
+
+/// Checks that a memory region has no rights, and no values of fields, that regions of its kind do not have.
+fn check_mr(message: &saved::Mr, pages: u32) -> Result<(), CmdError> {
+    let &saved::Mr { handle: _, pd: _, kind: _, start, length, access, max_pages } = message;
+    let has_rights = |most: Access| Access::from_bits(access).is_some_and(|access| most.contains(access));
+    let has_range = start != 0 || length != 0 || pages != 0;
+    let fits = match message.kind() {
+        saved::MrKind::User => has_rights(Access::all()) && max_pages == 0,
+        saved::MrKind::Dma => has_rights(Access::LOCAL_WRITE) && !has_range && max_pages == 0,
+        saved::MrKind::FastRegister => access == 0 && !has_range,
+        saved::MrKind::None => false,
+    };
+    if fits { Ok(()) } else { Err(CmdError::Invalid("field of a memory region", access.into())) }
 }
 
 impl<H: SaveHca> Restorer<'_, H> {
@@ -131,6 +145,7 @@ impl<H: SaveHca> Restorer<'_, H> {
             |restorer| {
                 let (core, pages, adapter) = (restorer.core, restorer.take_pages(), restorer.take_part());
                 let nchunks = count.unwrap_or_else(|| pages.pages());
+                check_mr(message, pages.pages())?;
                 let request =
                     CreateMr { start, length, pdir_dma: 0, pd_handle: pd, access_flags: access, flags, nchunks };
                 let (pd, request, charge) = cmd::mr::checked(core, &request, || Ok(pages))?;
@@ -264,7 +279,11 @@ impl<H: SaveHca> Restorer<'_, H> {
     fn parts(&self, request: &CreateQp, gone: Gone) -> Result<cmd::qp::Parts<H>, CmdError> {
         let objects = &self.core.objects;
         let pd = objects.pds.find(request.pd_handle)?;
-        let cq = |gone, handle| if gone { self.ended_cq(&pd) } else { objects.cqs.find(handle) };
+        let ended = gone.cqs.contains(&true).then(|| self.ended_cq(&pd)).transpose()?;
+        let cq = |gone: bool, handle| match &ended {
+            Some(ended) if gone => Ok(Arc::clone(ended)),
+            _ => objects.cqs.find(handle),
+        };
         let [send_gone, recv_gone] = gone.cqs;
         let (send_cq, recv_cq) = (cq(send_gone, request.send_cq_handle)?, cq(recv_gone, request.recv_cq_handle)?);
         let srq = match request.is_srq {

@@ -1,5 +1,7 @@
 //! Reading of a saved state.
 
+use std::collections::HashSet;
+use std::hash::Hash;
 use std::io::Read;
 use std::sync::Arc;
 
@@ -17,6 +19,9 @@ use crate::dsr::{Session, is_aligned};
 use crate::events::{Cqne, EventRings, SavedEventRing, SavedEventRings};
 use crate::intr::SavedInterrupts;
 use crate::objects::TablePosition;
+
+/// Number of handle tables.
+const TABLES: usize = 6;
 
 /// Number of the port in events.
 const PORT: u32 = 1;
@@ -82,6 +87,7 @@ where
         charges: Vec::new(),
         event_rings: Vec::new(),
         has_tables: false,
+        tables: Vec::new(),
         rings: Vec::new(),
     };
     while let Some(record) = reader.next()? {
@@ -147,6 +153,8 @@ pub(super) struct Restorer<'a, H: SaveHca> {
     charges: Vec<Charge>,
     event_rings: Vec<ReadRing>,
     has_tables: bool,
+    /// Kinds of the handle tables so far.
+    tables: Vec<saved::ObjectKind>,
     /// Pages of all rings so far. At most as many as the rings hold themselves, and only until the restore is finished.
     pub(super) rings: Vec<PageList>,
 }
@@ -190,6 +198,9 @@ impl<H: SaveHca> Restorer<'_, H> {
         }
         if !self.has_tables {
             return Err(RestoreError::Misplaced("the state of the adapter"));
+        }
+        if self.tables.len() != TABLES {
+            return Err(RestoreError::Misplaced("a handle table"));
         }
         let mut read = std::mem::take(&mut self.event_rings).into_iter();
         let (asynchronous, notifications) = match (read.next(), read.next(), read.next()) {
@@ -278,10 +289,15 @@ impl<H: SaveHca> Restorer<'_, H> {
         Ok(())
     }
 
-    fn table(&self, message: &saved::Table) -> Result<(), RestoreError> {
+    fn table(&mut self, message: &saved::Table) -> Result<(), RestoreError> {
         let &saved::Table { kind, begin, next, rounds } = message;
         let (objects, position) = (&self.core.objects, TablePosition { begin, next, rounds });
-        match convert::number::<saved::ObjectKind>("kind of a table", kind)? {
+        let kind = convert::number::<saved::ObjectKind>("kind of a table", kind)?;
+        if self.tables.contains(&kind) {
+            return Err(RestoreError::Misplaced("a second handle table"));
+        }
+        self.tables.push(kind);
+        match kind {
             saved::ObjectKind::Context => objects.contexts.set_position(position),
             saved::ObjectKind::Pd => objects.pds.set_position(position),
             saved::ObjectKind::Mr => objects.mrs.set_position(position),
@@ -295,13 +311,16 @@ impl<H: SaveHca> Restorer<'_, H> {
 }
 
 /// Returns the state of an event ring; `event` checks an event.
-fn ring_of<E>(
+fn ring_of<E: Copy + Eq + Hash>(
     read: ReadRing,
     event: impl Fn((Option<u32>, u32)) -> Option<E>,
 ) -> Result<SavedEventRing<E>, RestoreError> {
     let ReadRing { pages, tail, waiting } = read;
+    let mut seen = HashSet::new();
+    // An event waits at most once.
     let checked = |fields: (Option<u32>, u32)| {
-        event(fields).ok_or(RestoreError::Invalid { what: "event", value: fields.1.into() })
+        let event = event(fields).filter(|&event| seen.insert(event));
+        event.ok_or(RestoreError::Invalid { what: "event", value: fields.1.into() })
     };
     Ok(SavedEventRing { pages, tail, waiting: waiting.into_iter().map(checked).collect::<Result<_, _>>()? })
 }

@@ -50,6 +50,7 @@ pub(super) fn device<H: SaveHca>(
         pending_doorbells: _,
         watch: _,
         gate: _,
+        paused: _,
         stats: _,
         budget,
         log: _,

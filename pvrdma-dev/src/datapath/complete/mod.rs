@@ -170,21 +170,39 @@ impl CqRing {
     pub(crate) fn arm(&self, view: &DmaView<'_>, solicited_only: bool, check_not_empty: bool) {
         let mut state = self.state.lock();
         let State { ring, armed, .. } = &mut *state;
-        let Some(producer) = ring else { return };
+        if ring.is_none() {
+            return;
+        }
         if !solicited_only {
             *armed = Armed::Any;
         } else if *armed == Armed::Not {
             *armed = Armed::Solicited;
         }
         if check_not_empty {
-            match producer.is_empty(view) {
-                Ok(true) => {}
-                Ok(false) => {
-                    *armed = Armed::Not;
-                    self.hub.notify_cq(view, self.handle);
-                }
-                Err(error) => self.die(view, ring, &error),
+            self.check(view, &mut state);
+        }
+    }
+
+    /// Notifies the guest if the queue is armed and not empty. For queues that may have been armed in a pause: the look
+    /// that arming implies was left out then.
+    pub(crate) fn check_armed(&self, view: &DmaView<'_>) {
+        let mut state = self.state.lock();
+        if state.armed != Armed::Not {
+            self.check(view, &mut state);
+        }
+    }
+
+    /// Notifies the guest if the armed queue is not empty.
+    fn check(&self, view: &DmaView<'_>, state: &mut State) {
+        let State { ring, armed, .. } = state;
+        let Some(producer) = ring else { return };
+        match producer.is_empty(view) {
+            Ok(true) => {}
+            Ok(false) => {
+                *armed = Armed::Not;
+                self.hub.notify_cq(view, self.handle);
             }
+            Err(error) => self.die(view, ring, &error),
         }
     }
 
@@ -206,11 +224,15 @@ impl CqRing {
     /// Stops inferring notifications: doorbells trap from now on. An earlier one may have been missed. If the queue
     /// holds completions of which the guest was not notified, it is notified now. If it is empty, the queue is armed.
     /// If the guest was notified of all of them, nothing more is needed, because it arms the queue again after a
-    /// notification.
-    pub(crate) fn listen(&self, view: &DmaView<'_>) {
+    /// notification. In a pause there is no `view`, and the queue is armed: [`Self::check_armed`] follows.
+    pub(crate) fn listen(&self, view: Option<&DmaView<'_>>) {
         let mut state = self.state.lock();
         let State { ring, armed, inferred } = &mut *state;
         let (Some(producer), Some(inferred)) = (ring.as_mut(), inferred.take()) else { return };
+        let Some(view) = view else {
+            *armed = Armed::Any;
+            return;
+        };
         match producer.unconsumed(view) {
             Ok((_, count)) if count > 0 && !inferred.is_announced() => {
                 *armed = Armed::Not;
