@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pvrdma_guest_memory::{DmaSpace, DmaView, MemoryBudget, PageList, PinGuard};
 use pvrdma_roce::{EgressMarking, Origin};
-use pvrdma_verbs::{DeviceContext, DeviceLog, EventSink, Rules};
+use pvrdma_verbs::{DeviceContext, DeviceLog, EventSink, Gid, GidType, Rules, VerbsError};
 
 use crate::capture::{Captures, Point};
 use crate::counters::Counters;
@@ -116,6 +116,22 @@ impl Adapter {
     pub(crate) fn origin(&self, source: BoundGid) -> Origin {
         let BoundGid { gid, kind, vlan } = source;
         Origin { mac: self.point.mac, gid, kind, vlan, marks: self.marking }
+    }
+
+    /// Returns the address of a host beside this GID, on the network of RoCE v2 without a VLAN.
+    pub(crate) const fn any_address(&self, gid: Gid) -> BoundGid {
+        BoundGid { gid, kind: GidType::RoceV2, vlan: None }
+    }
+
+    /// Pins pages as the policy of the device requires, without a view of its memory.
+    ///
+    /// # Errors
+    /// They cannot be pinned; the reason was logged.
+    pub(crate) fn pin_alone(&self, pages: &PageList) -> Result<PinGuard, VerbsError> {
+        self.memory.pin_pages(&self.budget, pages).map_err(|error| {
+            self.log.warn(module_path!(), format_args!("{error}"));
+            VerbsError::Exhausted("locked memory")
+        })
     }
 
     /// Pins pages as the policy of the device requires. Logs an error. `view` is a view of this adapter's memory.

@@ -61,6 +61,17 @@ struct SendHalf {
     more_reads: Option<Charge>,
 }
 
+/// The parts of a queue pair.
+pub(crate) struct Parts<'a> {
+    pub(crate) qp: &'a Arc<Qp>,
+    pub(crate) fabric: &'a Fabric,
+    pub(crate) requester: &'a mut Requester,
+    pub(crate) route: &'a mut Route,
+    pub(crate) more_reads: &'a mut Option<Charge>,
+    pub(crate) responder: &'a mut Responder,
+    pub(crate) wire: &'a WireSide,
+}
+
 /// Result of a run on a thread of the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunElsewhere {
@@ -455,8 +466,16 @@ impl Endpoint {
         if state == qp.state() { Run::Idle } else { Run::Again }
     }
 
+    /// Locks all parts of the queue pair, to save or restore them. The adapter is paused.
+    pub(crate) fn with_parts<R>(&self, f: impl FnOnce(Parts<'_>) -> R) -> R {
+        let SendHalf { requester, route, limit: _, limit_made: _, more_reads } = &mut *self.send.lock();
+        let responder = &mut *self.qp.responder.lock();
+        let (qp, fabric, wire) = (&self.qp, &*self.fabric, &self.wire);
+        f(Parts { qp, fabric, requester, route, more_reads, responder, wire })
+    }
+
     /// Returns the largest path MTU of the port.
-    fn port_mtu(&self) -> Mtu {
+    pub(crate) fn port_mtu(&self) -> Mtu {
         self.fabric.port.as_ref().map_or(PORT_MTU, |port| port.path_mtu())
     }
 
@@ -509,7 +528,7 @@ impl Endpoint {
 
     /// Charges the memory for READs and atomics on the wire. Queues that have grown do not shrink, so the charge is not
     /// released before RESET.
-    fn pay_for_reads(
+    pub(crate) fn pay_for_reads(
         &self,
         paid: &mut Option<Charge>,
         old: &QpAttrs,

@@ -100,6 +100,13 @@ impl RxeHca {
         })
     }
 
+    /// Checks the access rights of a region of a process.
+    pub(crate) fn check_access(access: Access) -> Result<(), VerbsError> {
+        let remote_change = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let allowed = !access.intersects(remote_change) || access.contains(Access::LOCAL_WRITE);
+        if allowed { Ok(()) } else { Err(VerbsError::Invalid("access rights")) }
+    }
+
     pub(crate) fn adapter(&self) -> &Arc<Adapter> {
         &self.node.adapter
     }
@@ -162,14 +169,8 @@ impl Hca for RxeHca {
         let adapter = self.adapter();
         let mr = match request {
             MrRequest::User { start, length, pages, access } => {
-                let remote_change = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-                if access.intersects(remote_change) && !access.contains(Access::LOCAL_WRITE) {
-                    return Err(VerbsError::Invalid("access rights"));
-                }
-                let pin = adapter.memory.pin_pages(&adapter.budget, &pages).map_err(|error| {
-                    adapter.log.warn(module_path!(), format_args!("{error}"));
-                    VerbsError::Exhausted("locked memory")
-                })?;
+                Self::check_access(access)?;
+                let pin = adapter.pin_alone(&pages)?;
                 let region = Region::paged(start, length, access, pages).ok_or(VerbsError::Invalid("memory region"))?;
                 Mr::fixed(pd.id, region, pin)
             }
@@ -274,7 +275,7 @@ impl Drop for RxeHca {
 /// Protection domain.
 #[derive(Debug)]
 pub struct RxePd {
-    id: u64,
+    pub(crate) id: u64,
     _permit: Permit,
 }
 
@@ -289,9 +290,9 @@ impl RxeHca {
 /// A registered memory region. Dropping it ends the registration.
 #[derive(Debug)]
 pub struct RxeMr {
-    adapter: Arc<Adapter>,
-    key: u32,
-    destroyed: AtomicBool,
+    pub(crate) adapter: Arc<Adapter>,
+    pub(crate) key: u32,
+    pub(crate) destroyed: AtomicBool,
 }
 
 impl MemoryRegion for RxeMr {

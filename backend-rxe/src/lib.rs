@@ -109,6 +109,7 @@ mod qp;
 mod quota;
 mod ready_queue;
 mod rxe;
+mod saved;
 mod sg;
 mod share;
 mod shared;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_handover::WaitFlag;
-use pvrdma_verbs::{AsyncEvent, QueueError, RecvSource, RecvWr, SharedReceiveQueue, Snapshot, SrqEvent};
+use pvrdma_verbs::{AsyncEvent, QueueError, RecvSource, RecvWr, SavedRing, SharedReceiveQueue, Snapshot, SrqEvent};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -83,6 +83,19 @@ impl Srq {
     ) -> Self {
         let ring = Ring { source: Some(source), broken: false, limit, waiters: VecDeque::new() };
         Self { adapter, cookie, pd, ring: Mutex::new(ring), waiting: WaitFlag::new(), _permit: permit }
+    }
+
+    /// Saves the queue: its ring, its limit, and whether the ring is broken. `None`: it was destroyed, or its ring
+    /// cannot be saved.
+    pub(crate) fn save(&self) -> Option<(SavedRing, u32, bool)> {
+        let Self { adapter: _, cookie: _, pd: _, ring, waiting: _, _permit } = self;
+        let Ring { source, broken, limit, waiters: _ } = &*ring.lock();
+        Some((source.as_ref()?.save()?, *limit, *broken))
+    }
+
+    /// Marks the ring as broken.
+    pub(crate) fn set_broken(&self) {
+        self.ring.lock().broken = true;
     }
 
     /// Returns a value that identifies the queue.

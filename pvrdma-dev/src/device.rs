@@ -19,6 +19,7 @@ use crate::intr::Interrupts;
 use crate::limits::LimitStatus;
 use crate::pci::config_space;
 use crate::regs::{RegRead, RegWrite};
+use crate::saved::Restored;
 use crate::stats::{DeviceStatus, KeptStatus, MemoryStatus, Phase};
 use crate::watcher::MappedDoorbells;
 use pvrdma_pci_function::{
@@ -32,24 +33,26 @@ use pvrdma_pci_function::{
 /// device from its [`InterruptSink`].
 pub struct PvrdmaDevice<B: Backend> {
     core: Core<B::Hca>,
-    control: Mutex<Control>,
+    pub(crate) control: Mutex<Control>,
     /// Phase after the last completed register write. No other lock is taken while this one is held, so a reader does
     /// not wait for a command.
     phase: Mutex<Phase>,
-    pci: Mutex<ConfigSpace>,
+    pub(crate) pci: Mutex<ConfigSpace>,
 }
 
 /// State behind the registers.
 #[derive(Debug)]
-struct Control {
-    state: State,
-    dsr_low: u32,
-    err: u32,
-    mac: [u32; 2],
+pub(crate) struct Control {
+    pub(crate) state: State,
+    pub(crate) dsr_low: u32,
+    pub(crate) err: u32,
+    pub(crate) mac: [u32; 2],
+    /// A state that was read and takes effect when the restore is finished.
+    pub(crate) restored: Option<Box<Restored>>,
 }
 
 #[derive(Debug)]
-enum State {
+pub(crate) enum State {
     /// No shared region is installed.
     Reset,
     /// The shared region was accepted. The rings are kept here, so that nothing can write to them before ACTIVATE.
@@ -62,7 +65,7 @@ impl Control {
     fn new(config: &DeviceConfig) -> Self {
         let [a, b, c, d, e, f] = config.mac.0;
         let mac = [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, 0, 0])];
-        Self { state: State::Reset, dsr_low: 0, err: 0, mac }
+        Self { state: State::Reset, dsr_low: 0, err: 0, mac, restored: None }
     }
 
     const fn phase(&self) -> Phase {
@@ -191,7 +194,23 @@ impl<B: Backend> PvrdmaDevice<B> {
     fn teardown(&self, control: &mut Control) {
         self.core.gate.set_active(false);
         control.state = State::Reset;
+        control.restored = None;
         self.core.end_all();
+    }
+
+    /// Returns to the power-on state, except for the phase that is shown.
+    pub(crate) fn power_on(&self, control: &mut Control) {
+        self.teardown(control);
+        *control = Control::new(&self.core.config);
+        let mut pci = self.pci.lock();
+        let before = pci.switches();
+        pci.reset();
+        self.apply_command_register(before, pci.switches());
+    }
+
+    /// Shows the phase after a change.
+    pub(crate) fn publish_phase(&self, control: &Control) {
+        *self.phase.lock() = control.phase();
     }
 
     /// Handles a write to DSRHIGH. The only response are the capabilities; the driver notices a refusal at its next
@@ -323,7 +342,7 @@ impl<B: Backend> PvrdmaDevice<B> {
     /// Applies changes of the command register, except that the caller destroys the objects when bus mastering ends.
     /// Memory access is disabled before interrupts: [`DmaSpace::set_enabled`] waits for all views, and after that
     /// nothing can produce an interrupt either.
-    fn apply_command_register(&self, before: Switches, after: Switches) {
+    pub(crate) fn apply_command_register(&self, before: Switches, after: Switches) {
         let core = &self.core;
         if after.msix != before.msix {
             core.interrupts.set_msix(after.msix);
@@ -415,14 +434,9 @@ where
 
     fn reset(&self) {
         let mut control = self.control.lock();
-        self.teardown(&mut control);
+        self.power_on(&mut control);
         self.core.stats.counts.resets.increment();
-        *control = Control::new(&self.core.config);
-        *self.phase.lock() = control.phase();
-        let mut pci = self.pci.lock();
-        let before = pci.switches();
-        pci.reset();
-        self.apply_command_register(before, pci.switches());
+        self.publish_phase(&control);
     }
 }
 

@@ -46,11 +46,11 @@ impl<B: Backend<Hca: PauseHca>> PvrdmaDevice<B> {
 
     /// Ends the pause: looks at all queues, posts the events that waited, and raises the interrupts of the event rings.
     ///
-    /// Returns `false` if the device is not paused.
+    /// Returns `false` if the device is not paused, or a restore is not finished.
     pub fn resume(&self) -> bool {
-        let _commands = self.lock_commands();
+        let control = self.control.lock();
         let core = self.core();
-        if !core.is_paused() {
+        if !core.is_paused() || control.restored.is_some() {
             return false;
         }
         core.hub.set_paused(false);

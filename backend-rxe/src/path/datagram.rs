@@ -4,7 +4,8 @@ use std::sync::{Arc, Weak};
 
 use pvrdma_link::Frames;
 use pvrdma_roce::DatagramSender;
-use pvrdma_verbs::{QpAttrs, QpState, Qpn, SendData, SendOp, UdDestination, WcStatus};
+use pvrdma_saved_state::rxe as saved;
+use pvrdma_verbs::{Psn, QpAttrs, QpState, Qpn, SendData, SendOp, UdDestination, WcStatus};
 
 use super::local::ud::LocalDatagram;
 use super::wire;
@@ -56,6 +57,23 @@ struct LastPeer {
 }
 
 impl DatagramRoute {
+    /// Saves the route. Receivers are looked up again.
+    pub(crate) fn save(&self) -> saved::Datagrams {
+        let Self { last: _, sender, trace: _ } = self;
+        saved::Datagrams { psn: sender.as_ref().map(|sender| sender.psn().get()) }
+    }
+
+    /// Restores the route of a QP with this number and Q_Key. `None`: the PSN is not valid.
+    pub(crate) fn restore(qpn: Qpn, qkey: u32, state: saved::Datagrams) -> Option<Self> {
+        let saved::Datagrams { psn } = state;
+        let sender = match psn {
+            None => None,
+            Some(psn) if psn >> 24 > 0 => return None,
+            Some(psn) => Some(Box::new(DatagramSender::new(qpn, qkey, Psn::new(psn)))),
+        };
+        Some(Self { sender, ..Self::default() })
+    }
+
     /// Returns the cached receiver, if the last datagram had the same destination.
     fn last(&self, generation: u64, source: BoundGid, to: BoundGid, qpn: Qpn) -> Option<Arc<Qp>> {
         let last = self.last.as_ref()?;

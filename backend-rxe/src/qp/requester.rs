@@ -42,7 +42,7 @@ pub(crate) struct Progress {
 
 /// Reason to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Wait {
+pub(super) enum Wait {
     Nothing,
     /// The peer had no receive. Ends at the deadline, or when the peer posts one.
     Receive(Duration),
@@ -107,29 +107,29 @@ struct WaitInspect {
 
 /// The requester half of a QP. Its knowledge about the path to the peer is kept separately ([`crate::path::Route`]).
 pub(crate) struct Requester {
-    source: Box<dyn SendSource>,
+    pub(super) source: Box<dyn SendSource>,
     /// The ring can no longer be read.
-    broken: bool,
+    pub(super) broken: bool,
     /// The request in flight, if `current` is set.
     pub(crate) work: SendWr,
     pub(crate) current: Option<Progress>,
-    wait: Wait,
+    pub(super) wait: Wait,
     /// Value of [`Directory::pauses`](crate::path::directory::Directory::pauses) at the last run.
-    pauses: u64,
-    retries: u8,
-    rnr_retries: u8,
+    pub(super) pauses: u64,
+    pub(super) retries: u8,
+    pub(super) rnr_retries: u8,
     /// Time to wait the next time that the peer has no receive.
-    rnr_backoff: RnrBackoff,
+    pub(super) rnr_backoff: RnrBackoff,
     /// The timer of this requester, which may have fired since.
-    armed: Option<TimerKey>,
+    pub(super) armed: Option<TimerKey>,
     pub(crate) attrs: QpAttrs,
     /// Raise an event when the send queue is drained in SQD.
     pub(super) notify_drained: bool,
     /// Requests that have ended and whose completions are not published yet. Empty while the requester is not locked.
     pub(crate) pending: PendingCompletions,
     /// Number of requests that succeeded, and of datagrams, since RESET, and the bytes in them.
-    moved: [u64; 2],
-    flow: LastFlow,
+    pub(super) moved: [u64; 2],
+    pub(super) flow: LastFlow,
 }
 
 impl Requester {

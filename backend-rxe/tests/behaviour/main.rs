@@ -50,6 +50,7 @@ mod pause;
 mod port;
 mod port_security;
 mod retry;
+mod saved;
 mod shares;
 mod slow_memory;
 mod srq;

@@ -1,5 +1,6 @@
-//! The interface between a PCI function and its VMM ([`PciFunction`], [`InterruptSink`], [`DoorbellWindow`]), and the
-//! configuration space and interrupt pin that the functions of this project share ([`ConfigSpace`], [`InterruptPin`]).
+//! The interface between a PCI function and its VMM ([`PciFunction`], [`InterruptSink`], [`DoorbellWindow`],
+//! [`Migratable`]), and the configuration space and interrupt pin that the functions of this project share
+//! ([`ConfigSpace`], [`InterruptPin`]).
 //!
 //! # Example
 //!
@@ -30,8 +31,10 @@ mod config_space;
 mod doorbell_window;
 mod function;
 mod interrupt_pin;
+mod migratable;
 
 pub use config_space::{CONFIG_SIZE, ConfigLayout, ConfigSpace, FIRST_CAPABILITY, Identity, Switches};
 pub use doorbell_window::{DOORBELL_PAGE_SIZE, DoorbellPages, DoorbellWindow};
 pub use function::{Bar, Doorbell, InterruptSink, MsixPlace, PciFunction};
 pub use interrupt_pin::InterruptPin;
+pub use migratable::{Migratable, StateError};

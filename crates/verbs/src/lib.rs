@@ -52,6 +52,7 @@ mod pause;
 mod progress;
 mod queue;
 mod rules;
+mod save;
 #[cfg(feature = "testing")]
 pub mod testing;
 
@@ -65,6 +66,7 @@ pub use pause::PauseHca;
 pub use progress::SendProgress;
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
 pub use rules::{AddressRule, OtherAddresses, Peers, Prefix, Rules, link_local};
+pub use save::{RingPosition, SaveHca, SavedMr, SavedQp, SavedRing, SavedSrq};
 
 pub use pvrdma_verbs_types::{
     Access, AddressVector, Completion, FastRegister, Gid, GidType, InvalidAttribute, InvalidValue, Invalidate,

@@ -44,6 +44,11 @@ struct LocalPeer {
 }
 
 impl LocalRoute {
+    /// Creates the route of a connection that was met before. The peer is looked up again.
+    pub(crate) fn restore(connection: Connection) -> Self {
+        Self { connection, ..Self::default() }
+    }
+
     /// Returns the state of the route for inspection.
     pub(crate) fn inspect(&self) -> LocalRouteInspect {
         let peer = self.peer.upgrade().filter(|peer| !peer.state.is_dead());

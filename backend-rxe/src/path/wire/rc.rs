@@ -29,18 +29,18 @@ use crate::task::Run;
 /// Requester state of a QP whose peer is on the wire.
 #[derive(Debug)]
 pub(crate) struct WireRequester {
-    transport: pvrdma_roce::Requester,
-    path: Path,
+    pub(super) transport: pvrdma_roce::Requester,
+    pub(super) path: Path,
     /// Source GID of the path. `None`: no packet can be sent on it.
-    source: Option<BoundGid>,
-    remote: Qpn,
-    share: WindowShare,
+    pub(super) source: Option<BoundGid>,
+    pub(super) remote: Qpn,
+    pub(super) share: WindowShare,
     /// Time until which the rate of the QP, or a quiet period for another one, delays it.
-    paced: Option<Duration>,
-    grace: TimeoutGrace,
+    pub(super) paced: Option<Duration>,
+    pub(super) grace: TimeoutGrace,
     /// Number of pauses in the process at the last run. `None`: it was not compared yet, or the peer is paused.
-    pauses: Option<u64>,
-    room: Room,
+    pub(super) pauses: Option<u64>,
+    pub(super) room: Room,
 }
 
 /// State of a route to the wire at one moment.
