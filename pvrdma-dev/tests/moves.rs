@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use common::{Process, gid};
 use pvrdma_dev::testing::{
-    Buffer, Driver, GuestMemory, Mr, MovingFunction, Path, Placement, Qp, QpInit, RecvWr, SendWr, Srq, TestDevice,
+    Buffer, Driver, GuestMemory, MovingFunction, Mr, Path, Placement, Qp, QpInit, RecvWr, SendWr, Srq, TestDevice,
     access, status, wc_flag,
 };
 use pvrdma_dev::{ObjectKind, PciFunction};
 use pvrdma_link::memory::{self, MemoryLink};
-use pvrdma_link::{Clock, Frames, Link, ManualClock, Readiness};
+use pvrdma_link::{Clock, Frames, Link, LinkInspect, ManualClock, Readiness};
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 use pvrdma_saved_state::Reader;
 use pvrdma_verbs::MacAddr;
@@ -67,6 +67,14 @@ impl Link for Plugged {
 
     fn readiness(&self) -> Readiness {
         self.cable.readiness()
+    }
+
+    fn lost(&self) -> u64 {
+        self.cable.lost()
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        self.cable.inspect()
     }
 }
 
@@ -142,8 +150,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(clock: &Arc<ManualClock>, adapter: Adapter, host: u8, cable: Option<Arc<MemoryLink>>, shared: bool) -> Self {
-        let _ = clock;
+    fn new(adapter: Adapter, host: u8, cable: Option<Arc<MemoryLink>>, shared: bool) -> Self {
         let memory = GuestMemory::new(16 << 20);
         let test = TestDevice::new(&adapter.rxe, TestDevice::<Rxe>::config(host), memory);
         let function = MovingFunction::new(test.function());
@@ -259,8 +266,8 @@ impl Pair {
             None => Adapter { rxe: first.rxe.clone(), cut: Arc::default(), _uplink: None },
         };
         let cable = |index: usize| cables.as_ref().map(|cables| Arc::clone(&cables[index]));
-        let mut a = Side::new(&clock, first, 1, cable(0), shared);
-        let mut b = Side::new(&clock, second, 2, cable(1), false);
+        let mut a = Side::new(first, 1, cable(0), shared);
+        let mut b = Side::new(second, 2, cable(1), false);
         a.connect(2, b.qp.qpn);
         b.connect(1, a.qp.qpn);
         Self { clock, sides: [a, b] }
