@@ -330,7 +330,7 @@ impl Endpoint {
     fn leave_local(&self, half: &mut SendHalf, guard: &MemoryGuard<'_>) -> Run {
         let SendHalf { requester, route, .. } = half;
         if let Route::Unresolved(local) | Route::Local(local) = &route
-            && let Some(adapter) = &local.paused
+            && let Some(adapter) = local.paused.upgrade()
         {
             if !adapter.paused.wait(self.qp.task()) {
                 return Run::Again;
@@ -383,7 +383,7 @@ impl Endpoint {
         if let Some(node) = node.as_ref().filter(|node| node.adapter.paused.is_set()) {
             if let Route::Unresolved(local) | Route::Local(local) = &mut half.route {
                 local.set_peer(generation, source, None);
-                local.paused = Some(Arc::clone(&node.adapter));
+                local.paused = Arc::downgrade(&node.adapter);
             }
             return None;
         }
@@ -608,11 +608,9 @@ impl Endpoint {
         drop(self.send.lock());
     }
 
-    /// Starts the timers of the requester anew, at the end of a pause.
+    /// Starts the timers of the wire anew, at the end of a pause.
     pub(crate) fn restart_timers(&self) {
-        let SendHalf { requester, route, .. } = &mut *self.send.lock();
-        requester.stop_waiting();
-        if let Route::Wire(wire) = route {
+        if let Route::Wire(wire) = &mut self.send.lock().route {
             wire.resume(self.qp.adapter.engine.now());
         }
     }

@@ -5,12 +5,16 @@
 //! The adapter is marked first. Each thread that would touch its queue pairs or the guest's memory looks at the mark
 //! with a lock held, and the pause then waits once for each of these locks:
 //!
-//! | threads | lock with which they look | what they do in a pause |
+//! | threads | lock | in a pause |
 //! | --- | --- | --- |
-//! | those that run a queue pair of the adapter: engine, doorbells, port | its requester | nothing |
-//! | those that handle received packets or send responses | a receive queue of the port | drop requests and responses of peers, which repeat them; owe the responses |
-//! | those that run a queue pair of another adapter which delivers to this one | views of both memories | [wait](crate::paused::Paused::wait) |
-//! | those that look for receives in a shared receive queue | a view of the memory | nothing |
+//! | those that run a queue pair of the adapter: engine, doorbells, port | its requester | they do nothing |
+//! | those that handle received packets or send responses | a receive queue of the port | they drop the packets |
+//! | those that run a peer in the process, which delivers to the adapter | views of both memories | they [wait] |
+//! | those that look for receives in a shared receive queue | a view of the memory | they do nothing |
+//!
+//! Responses that are owed stay owed.
+//!
+//! [wait]: crate::paused::Paused::wait
 //!
 //! Requesters of other adapters look at the generation of the directory instead of the mark, because they do so for
 //! every batch anyway. The generation ends after the mark is set, so a thread that finds it unchanged took its views
@@ -18,10 +22,9 @@
 //!
 //! # Time
 //!
-//! Time does not pass for requests in a pause. The adapter's own requesters start their timers anew when it ends.
-//! Requesters of other adapters compare the number of pauses in the process with the number when their wait began
-//! ([`Directory::pauses`](crate::path::directory::Directory::pauses)): if it has changed, they try again without
-//! spending a retry.
+//! Time does not pass for requests in a pause. Requesters of connections in the process compare the number of pauses
+//! with that at their last run ([`Directory::pauses`](crate::path::directory::Directory::pauses)): if it has changed,
+//! they try again without spending a retry. The adapter's own connections to other hosts start their timers anew.
 
 use pvrdma_verbs::PauseHca;
 
@@ -36,7 +39,7 @@ impl PauseHca for RxeHca {
         }
         self.fabric.directory.pause(&self.node);
         if let Some(port) = &self.fabric.port {
-            port.wait_for_receivers();
+            port.pause();
         }
         self.node.qps().iter().for_each(|endpoint| endpoint.wait_for_run());
         adapter.memory.barrier();

@@ -51,7 +51,7 @@ impl SaveHca for RxeHca {
     fn restore_mr(&self, pd: &RxePd, saved: SavedMr) -> Result<RxeMr, VerbsError> {
         let SavedMr { request, adapter: state } = saved;
         if let MrRequest::User { access, .. } = &request {
-            RxeHca::check_access(*access)?;
+            Self::check_access(*access)?;
         }
         let adapter = self.adapter();
         let key = adapter.mrs.insert_restored(Mr::restore(pd.id, request, decode(&state)?)?)?;
@@ -116,7 +116,7 @@ fn save_qp(parts: Parts<'_>) -> Result<SavedQp, VerbsError> {
     let route = match route {
         Route::Unresolved(local) => saved::Route::Unresolved(local.connection.save()),
         Route::Local(local) => saved::Route::Local(local.connection.save()),
-        Route::Wire(wire) => saved::Route::Wire(wire.save(qp.adapter.engine.now())),
+        Route::Wire(wire) => saved::Route::Wire(Box::new(wire.save(qp.adapter.engine.now()))),
         Route::Datagram(route) => saved::Route::Datagram(route.save()),
     };
     let (state, draining, source) = qp.save();
@@ -162,7 +162,7 @@ fn restore_qp(endpoint: &Endpoint, state: saved::QueuePair) -> Result<(), VerbsE
             Some(saved::Route::Unresolved(number)) if !datagrams => Route::Unresolved(local(number)),
             Some(saved::Route::Local(number)) if !datagrams => Route::Local(local(number)),
             Some(saved::Route::Wire(wire)) if !datagrams => {
-                Route::Wire(WireRequester::restore(port()?, qp, &attrs, &fabric.windows, wire)?)
+                Route::Wire(WireRequester::restore(port()?, qp, &attrs, &fabric.windows, *wire)?)
             }
             Some(saved::Route::Datagram(state)) if datagrams => {
                 let restored = DatagramRoute::restore(qp.qpn, attrs.qkey, state);

@@ -6,7 +6,7 @@
 //! | access | effect |
 //! | --- | --- |
 //! | a doorbell that posts | none: all queues are looked at when the pause ends |
-//! | a doorbell that arms a completion queue | the queue is armed. The look for completions that the doorbell came too late for follows when the pause ends |
+//! | a doorbell that arms a completion queue | the queue is armed; it is checked for completions when the pause ends |
 //! | a store to a doorbell page that is memory | as a doorbell that posts |
 //! | an event, such as a change of the link | it waits until the pause ends |
 //! | a command, a handshake, ACTIVATE | refused, with an error in ERR |

@@ -107,7 +107,7 @@ fn stale_keys_stay_stale() {
 #[test]
 fn as_many_regions_come_and_go_as_somebody_likes() {
     let table = MrTables::new(Random::Seed(0)).unwrap();
-    for _ in 0..=crate::limits::MAX_MR {
+    for _ in 0..=MAX_MR {
         let key = table.insert(user(0, 0x1000, 16, Access::empty())).unwrap();
         assert!(table.remove(key).is_some());
     }

@@ -111,8 +111,8 @@ impl<Q> Directory<Q> {
         self.generation.get()
     }
 
-    /// Returns a number that changes whenever a device is paused or resumed. Requests that wait for a peer across such a
-    /// change try again without spending a retry.
+    /// Returns a number that changes whenever a device is paused or resumed. Requests that wait for a peer across such
+    /// a change try again without spending a retry.
     #[inline]
     pub(crate) fn pauses(&self) -> u64 {
         self.pauses.get()

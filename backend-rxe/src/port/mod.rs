@@ -312,14 +312,16 @@ impl Port {
         // Threads that service the port may have read frames before the state changed: wait until they have finished
         // with them.
         drop(self.reading.lock());
-        self.wait_for_receivers();
+        self.queues.iter().for_each(ReceiveQueue::wait);
         drop(self.reading_nic.lock());
         self.wake();
     }
 
-    /// Waits until no thread handles received packets or sends responses.
-    pub(crate) fn wait_for_receivers(&self) {
+    /// Waits until no thread handles received packets or sends responses. The device is paused. Packets that are left
+    /// to this thread meanwhile are dropped by the port's thread.
+    pub(crate) fn pause(&self) {
         self.queues.iter().for_each(ReceiveQueue::wait);
+        self.wake();
     }
 
     fn is_link_down(&self) -> bool {

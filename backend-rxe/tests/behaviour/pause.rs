@@ -7,8 +7,8 @@ use std::time::Duration;
 use pvrdma_link::MonotonicClock;
 use pvrdma_link::fault::Faults;
 use pvrdma_verbs::{
-    Hca, PauseHca, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, SendData, SendOp, SharedReceiveQueue,
-    UdDestination, VerbsError, WcStatus,
+    Hca, PauseHca, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, SendData, SendOp, UdDestination, VerbsError,
+    WcStatus,
 };
 
 use crate::world::*;

@@ -202,7 +202,8 @@ fn regions_keep_their_keys() {
 /// Each change of a valid state is refused, and leaves the number free for another queue pair.
 #[test]
 fn forged_queue_pairs_are_refused() {
-    let refused = |change: &dyn Fn(&mut saved::QueuePair)| {
+    type Change<'a> = &'a dyn Fn(&mut saved::QueuePair);
+    let refused = |change: Change<'_>| {
         let Pair { world, a, b, left, right } = Pair::new();
         let (mine, theirs) = (a.buffer(0x2000), b.buffer(0x2000));
         left.submit(0, write(theirs.remote(0)), &[mine.all()]);
@@ -232,7 +233,7 @@ fn forged_queue_pairs_are_refused() {
     let part = Some("saved queue pair without a part");
     let count = Some("number of send requests");
     for wire in [false, true] {
-        let both: [(&dyn Fn(&mut saved::QueuePair), _); 15] = [
+        let both: [(Change<'_>, _); 15] = [
             (&|_| {}, None),
             (&|state| state.state = 7, Some("QP state")),
             (&|state| state.state = QpState::Sqe as u32, Some("QP state")),
@@ -258,7 +259,7 @@ fn forged_queue_pairs_are_refused() {
         if wire { on_the_wire(Faults::default(), 0, body) } else { body() }
     }
     // In local delivery, the message without a receive is the request in flight.
-    let local = |change: &dyn Fn(&mut saved::QueuePair)| refused(change);
+    let local = |change: Change<'_>| refused(change);
     assert_eq!(local(&|state| own(state).current = None), count);
     assert_eq!(local(&|state| own(state).current.as_mut().unwrap().flags = 8), Some("send request"));
     let many = |state: &mut saved::QueuePair| {
@@ -272,7 +273,7 @@ fn forged_queue_pairs_are_refused() {
         own(state).current = None;
         let requests = vec![Default::default()];
         let transport = Some(pvrdma_saved_state::roce::Requester { requests, ..Default::default() });
-        own(state).route = Some(saved::Route::Wire(saved::WireRequester { source: None, transport }));
+        own(state).route = Some(saved::Route::Wire(Box::new(saved::WireRequester { source: None, transport })));
     };
     assert_eq!(local(&wire), Some("a peer on the network without an uplink"));
     on_the_wire(Faults::default(), 0, || {

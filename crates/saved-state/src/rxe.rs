@@ -206,8 +206,8 @@ pub enum Route {
     #[prost(uint64, tag = "9")]
     Local(u64),
     /// The peer is on the network.
-    #[prost(message, tag = "10")]
-    Wire(WireRequester),
+    #[prost(message, boxed, tag = "10")]
+    Wire(Box<WireRequester>),
     /// Each request has its own path.
     #[prost(message, tag = "11")]
     Datagram(Datagrams),

@@ -19,8 +19,8 @@ pub(crate) struct LocalRoute {
     /// The GID that requests are sent from.
     pub(crate) source: Option<BoundGid>,
     peer: Weak<Qp>,
-    /// The adapter of the peer, if it is paused. There is no `peer` then.
-    pub(crate) paused: Option<Arc<Adapter>>,
+    /// The adapter of the peer, if it was paused at that lookup. There is no `peer` then.
+    pub(crate) paused: Weak<Adapter>,
     /// Identity of the connection: ties requester and responder together.
     pub(crate) connection: Connection,
     /// State of captures for the connection, until its QP is reset.
@@ -72,7 +72,7 @@ impl LocalRoute {
         self.generation = generation;
         self.source = source;
         self.peer = peer.map_or_else(Weak::new, Arc::downgrade);
-        self.paused = None;
+        self.paused = Weak::new();
     }
 
     /// Forgets the route, because the addresses may have changed.
