@@ -4,21 +4,22 @@
 
 mod common;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{Process, gid};
 use pvrdma_dev::testing::{
-    Buffer, Driver, GuestMemory, Mr, MovingFunction, Path, Placement, Qp, QpInit, RecvWr, SendWr, Srq, TestDevice,
-    access, status, wc_flag,
+    Buffer, Driver, FastMr, GuestMemory, MovingFunction, Mr, Path, Placement, Qp, QpInit, RecvWr, SendWr, Sge, Srq,
+    TestDevice, access, status, wc_flag,
 };
 use pvrdma_dev::{ObjectKind, PciFunction};
 use pvrdma_link::memory::{self, MemoryLink};
-use pvrdma_link::{Clock, Frames, Link, ManualClock, Readiness};
+use pvrdma_link::{Clock, Frames, Link, LinkInspect, ManualClock, Readiness};
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
-use pvrdma_saved_state::Reader;
+use pvrdma_saved_state::work::{Operation, SendWork};
+use pvrdma_saved_state::{Message, Reader, Record, pvrdma as saved, roce, rxe};
 use pvrdma_verbs::MacAddr;
 use serde_json::Value;
 
@@ -68,6 +69,14 @@ impl Link for Plugged {
     fn readiness(&self) -> Readiness {
         self.cable.readiness()
     }
+
+    fn lost(&self) -> u64 {
+        self.cable.lost()
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        self.cable.inspect()
+    }
 }
 
 /// An adapter at the end of a cable.
@@ -100,6 +109,44 @@ fn records(stream: &[u8]) -> Vec<(u16, Vec<u8>)> {
         records.push((record.kind, record.body.to_vec()));
     }
     records
+}
+
+/// Names what is in progress in a saved state.
+fn in_progress(stream: &[u8]) -> Vec<&'static str> {
+    let (mut part, mut found) = (Vec::new(), Vec::new());
+    let mut note = |holds: bool, what| found.extend(holds.then_some(what));
+    for (kind, body) in records(stream) {
+        match kind {
+            saved::AdapterPart::KIND => part.extend(saved::AdapterPart::decode(&*body).unwrap().bytes),
+            saved::Cq::KIND => note(saved::Cq::decode(&*body).unwrap().armed != 0, "armed queue"),
+            saved::Qp::KIND => queue_pair(&rxe::QueuePair::decode(&*std::mem::take(&mut part)).unwrap(), &mut note),
+            _ => part.clear(),
+        }
+    }
+    found
+}
+
+fn queue_pair(qp: &rxe::QueuePair, note: &mut impl FnMut(bool, &'static str)) {
+    let (requester, responder) = (qp.requester.as_ref().unwrap(), qp.responder.as_ref().unwrap());
+    note(requester.current.is_some(), "local request");
+    note(responder.receive.is_some(), "receive in use");
+    let registers =
+        |work: Option<&SendWork>| work.is_some_and(|work| matches!(work.operation, Some(Operation::FastRegister(_))));
+    if let Some(rxe::Route::Wire(wire)) = &requester.route {
+        let transport = wire.transport.as_ref().unwrap();
+        note(transport.sent > 0, "unacknowledged packets");
+        note(transport.rnr_wait > 0, "RNR wait");
+        let begun = |request: &roce::Request| request.stage() != roce::Stage::Posted;
+        note(transport.requests.iter().any(|request| !begun(request)), "request not begun");
+        let registration = |request: &roce::Request| !begun(request) && registers(request.work.as_ref());
+        note(transport.requests.iter().any(registration), "pending registration");
+    }
+    if let Some(transport) = responder.wire.as_ref().and_then(|wire| wire.transport.as_ref()) {
+        note(transport.message.is_some(), "half a message");
+        note(!transport.responses.is_empty(), "response owed");
+        let is_atomic = |resource: &roce::Resource| matches!(resource.executed, Some(roce::Executed::Atomic(_)));
+        note(transport.resources.iter().any(is_atomic), "repeatable atomic");
+    }
 }
 
 /// Describes the objects of a device, without the adapter's part, of which the saved state tells more.
@@ -139,20 +186,25 @@ struct Side {
     added: u64,
     /// What must be in the memory in the end: offset and bytes.
     expected: Vec<(usize, Vec<u8>)>,
+    /// Regions for one fast registration each, if the guest's kernel has the QP.
+    fast: Vec<FastMr>,
+    /// Number of times that something was in progress when the device was saved.
+    counts: BTreeMap<&'static str, u32>,
 }
 
 impl Side {
-    fn new(clock: &Arc<ManualClock>, adapter: Adapter, host: u8, cable: Option<Arc<MemoryLink>>, shared: bool) -> Self {
-        let _ = clock;
+    /// `user`: the objects belong to a process. `shared`: the QP has a shared receive queue.
+    fn new(adapter: Adapter, host: u8, cable: Option<Arc<MemoryLink>>, (user, shared): (bool, bool)) -> Self {
         let memory = GuestMemory::new(16 << 20);
         let test = TestDevice::new(&adapter.rxe, TestDevice::<Rxe>::config(host), memory);
         let function = MovingFunction::new(test.function());
         let moving: Arc<dyn PciFunction> = Arc::<MovingFunction>::clone(&function);
         let driver = Driver::probe(moving, &test.memory, &test.irqs).unwrap();
         driver.bind_gid(0, gid(host)).unwrap();
-        let process = Process::new(&driver, true, 256);
+        let process = Process::new(&driver, user, 256);
         let srq = shared.then(|| driver.create_srq(&process.pd, 64, 2, 0).unwrap());
         let qp = driver.create_qp(&QpInit { srq: srq.as_ref(), ..QpInit::rc(&process.pd, &process.cq) }).unwrap();
+        let fast = (0..if user { 0 } else { 12 }).map(|_| driver.fast_mr(&process.pd, 4).unwrap()).collect();
         let buffer = driver.buffer(COUNTER + 8, 0, Placement::Scattered);
         let mr = driver.reg_mr(&process.pd, &buffer, access::ALL).unwrap();
         Self {
@@ -172,6 +224,8 @@ impl Side {
             requests: 0,
             added: 0,
             expected: Vec::new(),
+            fast,
+            counts: BTreeMap::new(),
         }
     }
 
@@ -181,11 +235,26 @@ impl Side {
     }
 
     /// Pauses the device and returns its state.
-    fn save(&self) -> Vec<u8> {
+    fn save(&mut self) -> Vec<u8> {
         let mut saved = Vec::new();
         assert!(self.test.device.pause());
         self.test.device.save(&mut saved).unwrap();
+        for what in in_progress(&saved) {
+            *self.counts.entry(what).or_default() += 1;
+        }
         saved
+    }
+
+    /// Returns the requests that register a slot and write it with the new key to this address of the peer.
+    fn registration(&mut self, id: u64, slot: usize, length: usize, (addr, rkey): (u64, u32)) -> Vec<SendWr> {
+        let Some(fast) = self.fast.pop() else { return Vec::new() };
+        let (key, iova) = (fast.mr.rkey ^ 0x55, 0x7000_0000 + slot as u64);
+        let pages: Vec<u64> = (0..SLOT).step_by(4096).map(|at| self.buffer.bus(slot + at)).collect();
+        let directory = fast.set_pages(&pages);
+        let register = SendWr::fast_register(id, key, iova, directory, 3, u32::try_from(SLOT).unwrap(), 1);
+        let local = Sge { addr: iova, length: u32::try_from(length).unwrap(), lkey: key };
+        let write = SendWr::write(id, &[local], addr, rkey);
+        vec![register, write, SendWr::local_invalidate(id, key)]
     }
 
     /// Restores the state in a device on another adapter, which stays paused. The first device is gone.
@@ -259,8 +328,8 @@ impl Pair {
             None => Adapter { rxe: first.rxe.clone(), cut: Arc::default(), _uplink: None },
         };
         let cable = |index: usize| cables.as_ref().map(|cables| Arc::clone(&cables[index]));
-        let mut a = Side::new(&clock, first, 1, cable(0), shared);
-        let mut b = Side::new(&clock, second, 2, cable(1), false);
+        let mut a = Side::new(first, 1, cable(0), (true, shared));
+        let mut b = Side::new(second, 2, cable(1), (false, false));
         a.connect(2, b.qp.qpn);
         b.connect(1, a.qp.qpn);
         Self { clock, sides: [a, b] }
@@ -307,7 +376,17 @@ impl Pair {
         let data = Buffer::pattern(id + 77 * u64::from(near.host), length);
         let sges = if length == 0 { vec![] } else { vec![near.buffer.sge(&near.mr, own, length)] };
         let (addr, rkey) = (far.buffer.va() + remote as u64, far.mr.rkey);
-        let kind = random.below(6);
+        let kind = random.below(7);
+        if kind == 6 {
+            near.buffer.write(own, &data);
+            let requests = near.registration(id, own, length, (addr, rkey));
+            near.sends.extend(requests.iter().map(|_| id));
+            if !requests.is_empty() {
+                far.expected.push((remote, data));
+                near.qp.post_send(&requests).unwrap();
+            }
+            return;
+        }
         let request = match kind {
             0 | 1 => {
                 near.buffer.write(own, &data);
@@ -388,8 +467,14 @@ impl Pair {
     }
 }
 
-/// Runs a random script; before each step, a side moves if `moves` returns it, or both for 2.
-fn run(seed: u64, wire: bool, mut moves: impl FnMut(usize, &mut Random) -> Option<usize>) {
+/// Runs a random script; before each step, a side moves if `moves` returns it, or both for 2. Adds what was in progress
+/// at the moves to `counts`.
+fn run(
+    seed: u64,
+    wire: bool,
+    counts: &mut BTreeMap<&'static str, u32>,
+    mut moves: impl FnMut(usize, &mut Random) -> Option<usize>,
+) {
     let mut random = Random::new(seed);
     let mut pair = Pair::new(wire, seed.is_multiple_of(2));
     for step in 0..60 {
@@ -401,21 +486,42 @@ fn run(seed: u64, wire: bool, mut moves: impl FnMut(usize, &mut Random) -> Optio
         pair.step(&mut random);
     }
     pair.finish();
+    for (what, count) in pair.sides.iter().flat_map(|side| &side.counts) {
+        *counts.entry(what).or_default() += count;
+    }
+}
+
+/// Checks that everything of a list was in progress often.
+fn assert_often(counts: &BTreeMap<&'static str, u32>, all: &[&str]) {
+    assert!(all.iter().all(|&what| counts.get(what).is_some_and(|&count| count >= 100)), "{counts:?}");
 }
 
 /// An idle connection moves, and works afterwards.
 #[test]
 fn an_idle_connection_moves() {
     for side in 0..3 {
-        run(1, true, |step, _| (step == 0).then_some(side));
+        run(1, true, &mut BTreeMap::new(), |step, _| (step == 0).then_some(side));
     }
 }
 
 #[test]
 fn scripts_at_a_cable() {
-    for seed in 0..40 {
-        run(seed, true, |_, random| (random.below(4) == 0).then(|| random.below(3)));
+    let mut counts = BTreeMap::new();
+    for seed in 0..400 {
+        run(seed, true, &mut counts, |_, random| (random.below(4) == 0).then(|| random.below(3)));
     }
+    let all = [
+        "armed queue",
+        "half a message",
+        "pending registration",
+        "receive in use",
+        "repeatable atomic",
+        "request not begun",
+        "response owed",
+        "RNR wait",
+        "unacknowledged packets",
+    ];
+    assert_often(&counts, &all);
 }
 
 /// Each step of a few scripts is the one before which a guest moves.
@@ -423,7 +529,7 @@ fn scripts_at_a_cable() {
 fn a_move_at_each_step() {
     for seed in 0..2 {
         for at in 0..60 {
-            run(seed, true, |step, _| (step == at).then_some(at % 3));
+            run(seed, true, &mut BTreeMap::new(), |step, _| (step == at).then_some(at % 3));
         }
     }
 }
@@ -431,7 +537,9 @@ fn a_move_at_each_step() {
 /// Guests of one process move together, and stay local.
 #[test]
 fn scripts_in_one_process() {
-    for seed in 0..40 {
-        run(seed, false, |_, random| (random.below(4) == 0).then_some(2));
+    let mut counts = BTreeMap::new();
+    for seed in 0..200 {
+        run(seed, false, &mut counts, |_, random| (random.below(4) == 0).then_some(2));
     }
+    assert_often(&counts, &["armed queue", "local request"]);
 }

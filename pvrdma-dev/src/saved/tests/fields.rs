@@ -119,9 +119,12 @@ fn each_field_is_restored_or_refused() {
                 continue;
             }
             accepted += 1;
-            let again = records(&world.save());
+            // Objects are saved in the order of their handles.
+            let [mut expected, mut again] = [records(&stream), records(&world.save())];
+            expected.sort_unstable();
+            again.sort_unstable();
             let name = kind_name(*kind).unwrap();
-            if !is_not_restored(*kind, &field) && records(&stream) != again {
+            if !is_not_restored(*kind, &field) && expected != again {
                 lost.push(format!("{name} field {field}"));
             }
         }
