@@ -1,0 +1,72 @@
+//! The format in which a device is saved, for a hand-over to another process, a snapshot, or a migration.
+//!
+//! A saved state is a stream:
+//!
+//! ```text
+//! stream: "PVRDMA" 0x01 0x00 | u32 length | header | record* | end record
+//! record: u16 kind | u16 0 | u32 length | body        (little endian, a body has at most 64 KiB)
+//! ```
+//!
+//! The header and each body are Protobuf messages. The end record has kind 0, the number of records, and the CRC-32 of
+//! all bytes before it. [`Writer`] and [`Reader`] hold one record at a time.
+//!
+//! The messages are in a module for each owner: [`roce`], [`rxe`], [`pvrdma`], [`vmxnet3`]. They are types of their own
+//! and contain no product type, so that a change of the product does not change the format. A message is public data
+//! without invariants: the owner that restores it checks each value as it would check a guest's.
+//!
+//! # Compatibility
+//!
+//! A release reads the states of the release before it, and of the release after it:
+//!
+//! * A new field gets a new number, and its default value (0, empty) means that the device behaves as before the field
+//!   existed. Readers skip fields, and records of a kind, that they do not know.
+//! * A state that an older reader would restore wrongly names a feature in [`Header::needs`], only while the feature is
+//!   in use. A reader that does not know the name refuses the state and reports the name. [`FEATURES`] lists the names.
+//! * The number of a removed field or kind is never used again: it moves to the list in `reserved.rs`.
+//!
+//! A field that has an enumeration's type is read with `try_from`: the accessor that `prost` generates returns the
+//! default for an unknown number.
+//!
+//! A saved state contains keys and PSNs, which peers must not learn.
+//!
+//! # Example
+//!
+//! ```
+//! use pvrdma_saved_state::{DeviceKind, Header, Reader, Writer, rxe};
+//!
+//! let header = Header { name: "vm1".to_owned(), ..Header::new(DeviceKind::Pvrdma, [2, 0, 0, 0, 0, 1]) };
+//! let mut stream = Vec::new();
+//! let mut writer = Writer::new(&mut stream, &header, 1 << 20)?;
+//! writer.write(&rxe::RegionTable { base: 7, ..rxe::RegionTable::default() })?;
+//! writer.finish()?;
+//!
+//! let mut input = stream.as_slice();
+//! let mut reader = Reader::new(&mut input, 1 << 20)?;
+//! assert_eq!(reader.header().name, "vm1");
+//! while let Some(record) = reader.next()? {
+//!     assert_eq!(record.decode::<rxe::RegionTable>()?.base, 7);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+mod header;
+mod kinds;
+mod reader;
+mod record;
+mod writer;
+
+#[cfg(test)]
+mod reserved;
+
+pub mod pvrdma;
+pub mod roce;
+pub mod rxe;
+pub mod vmxnet3;
+
+pub use error::{LoadError, SaveError};
+pub use header::{DeviceKind, FEATURES, Header};
+pub use kinds::kind_name;
+pub use reader::{RawRecord, Reader};
+pub use record::{MAX_RECORD, Record};
+pub use writer::Writer;
