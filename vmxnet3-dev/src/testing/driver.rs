@@ -98,7 +98,7 @@ pub struct Driver<'a> {
 }
 
 /// A driver whose guest has no device at the moment.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct DetachedDriver {
     config: DriverConfig,
     shared: u64,

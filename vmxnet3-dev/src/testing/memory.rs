@@ -66,10 +66,10 @@ impl Memory {
         }
     }
 
-    /// Returns a copy of the memory.
+    /// Returns a copy of the memory. Bytes that were not allocated are zero.
     pub fn copied(&self) -> Arc<Self> {
         let copy = Self::with_region(Arc::new(MmapRegion::new(self.region.size()).unwrap()), self.mark());
-        copy.write(MEMORY_BASE, &self.read(MEMORY_BASE, self.region.size()));
+        copy.write(MEMORY_BASE, &self.read(MEMORY_BASE, usize::try_from(self.mark() - MEMORY_BASE).unwrap()));
         copy
     }
 
