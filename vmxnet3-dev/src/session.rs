@@ -155,6 +155,39 @@ fn load_queue(view: &DmaView<'_>, base: u64, number: u8) -> Result<[u8; QUEUE_DE
     Ok(bytes)
 }
 
+/// Queues of a saved session.
+struct RestoredQueues {
+    tx: Vec<Mutex<TxQueue>>,
+    rx: Vec<Mutex<RxQueue>>,
+    wishes: Vec<(u8, AtomicBool)>,
+    stopped: Vec<AtomicU32>,
+}
+
+impl RestoredQueues {
+    fn new(
+        transmit: Vec<saved::TransmitQueue>,
+        receive: Vec<saved::ReceiveQueue>,
+        vectors: u16,
+        revision: u8,
+    ) -> Result<Self, RestoreError> {
+        queue_count("transmit queues", transmit.len())?;
+        let count = queue_count("receive queues", receive.len())?;
+        let mut queues = Self { tx: Vec::new(), rx: Vec::new(), wishes: Vec::new(), stopped: Vec::new() };
+        for queue in transmit {
+            queues.stopped.push(AtomicU32::new(queue_error(queue.error)?));
+            queues.tx.push(Mutex::new(TxQueue::restore(queue, vectors)?));
+        }
+        for (number, queue) in (0..count).zip(receive) {
+            queues.stopped.push(AtomicU32::new(queue_error(queue.error)?));
+            let asked = queue.doorbell_wanted;
+            let queue = RxQueue::restore(queue, (number, count), vectors, revision, MAX_RX_BUFFERS)?;
+            queues.wishes.push((queue.vector(), AtomicBool::new(asked)));
+            queues.rx.push(Mutex::new(queue));
+        }
+        Ok(queues)
+    }
+}
+
 fn queue_count(name: &'static str, count: usize) -> Result<u8, RestoreError> {
     let few = u8::try_from(count).ok().filter(|few| (1..=MAX_QUEUES).contains(few));
     few.ok_or(RestoreError::Invalid { field: name, value: count as u64 })
@@ -295,22 +328,10 @@ impl Session {
         let revision = narrow("revision", revision)?;
         require("MTU", mtu, MTUS.contains(&mtu))?;
         require("features", features, features <= Features::ALL)?;
-        let (tx_count, rx_count) =
-            (queue_count("transmit queues", transmit.len())?, queue_count("receive queues", receive.len())?);
-        let needed = (u64::from(tx_count) + u64::from(rx_count)) * QUEUE_DESC_LEN;
+        let RestoredQueues { tx, rx, wishes, stopped } = RestoredQueues::new(transmit, receive, vectors, revision)?;
+        let needed = stopped.len() as u64 * QUEUE_DESC_LEN;
         require("queue descriptors", queue_descriptors, can_have_descriptors(queue_descriptors, needed))?;
-        let (mut tx, mut rx, mut wishes, mut stopped) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for queue in transmit {
-            stopped.push(AtomicU32::new(queue_error(queue.error)?));
-            tx.push(Mutex::new(TxQueue::restore(queue, vectors)?));
-        }
-        for (number, queue) in (0..rx_count).zip(receive) {
-            stopped.push(AtomicU32::new(queue_error(queue.error)?));
-            let asked = queue.doorbell_wanted;
-            let queue = RxQueue::restore(queue, (number, rx_count), vectors, revision, MAX_RX_BUFFERS)?;
-            wishes.push((queue.vector(), AtomicBool::new(asked)));
-            rx.push(Mutex::new(queue));
-        }
+        let rx_count = u8::try_from(rx.len()).unwrap_or(MAX_QUEUES);
         let rss = rss.map(|rss| RssConf::restore(rss, rx_count)).transpose()?;
         Ok(Self {
             shared,

@@ -210,7 +210,7 @@ fn states_of_other_devices() {
     writer.write(&multicast[0]).unwrap();
     writer.finish().unwrap();
     assert!(matches!(refused(busy, &state), RestoreError::Stream(LoadError::Unexpected { .. })));
-    let state = state_of(&busy.state, &function, &[function.clone()]);
+    let state = state_of(&busy.state, &function, std::slice::from_ref(&function));
     assert!(matches!(refused(busy, &state), RestoreError::Stream(LoadError::Unexpected { .. })));
 }
 

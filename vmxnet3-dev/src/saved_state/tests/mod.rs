@@ -1,5 +1,7 @@
 //! Tests of saving and restoring.
 
+#![expect(clippy::cast_possible_truncation, reason = "numbers of queues, and random numbers below a limit")]
+
 mod busy;
 mod dump;
 mod hostile;

@@ -92,7 +92,9 @@ macro_rules! mutate_messages {
                 let Self { $($field),* } = self;
                 let mut mutants = Vec::new();
                 $(mutants.extend($field.mutants().into_iter().map(|(path, value)| {
-                    (format!(".{}{path}", stringify!($field)), Self { $field: value, ..self.clone() })
+                    let mut changed = self.clone();
+                    changed.$field = value;
+                    (format!(".{}{path}", stringify!($field)), changed)
                 }));)*
                 mutants
             }

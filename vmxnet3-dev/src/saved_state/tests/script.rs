@@ -235,7 +235,7 @@ impl World {
             let flow = Flow { to, ports, ipv6: dice.flip(), ..Flow::TO_GUEST };
             let bytes = if dice.flip() { flow.udp(&data) } else { flow.tcp(7, 0x10, 0, &data) };
             let tag = (dice.below(4) == 0).then(|| VLANS[dice.below(3) as usize]);
-            let bytes = tag.map_or(bytes.clone(), |tag| tagged(&bytes, tag));
+            let bytes = tag.map_or_else(|| bytes.clone(), |tag| tagged(&bytes, tag));
             let received = driver.guest.device.receive(&Frame::new(&bytes, false).unwrap());
             if received == Received::Delivered {
                 self.delivered.insert(self.next, data);
