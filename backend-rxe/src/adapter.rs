@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pvrdma_guest_memory::{DmaSpace, DmaView, MemoryBudget, PageList, PinGuard};
 use pvrdma_roce::{EgressMarking, Origin};
-use pvrdma_verbs::{DeviceContext, DeviceLog, EventSink, Rules};
+use pvrdma_verbs::{DeviceContext, DeviceLog, EventSink, Gid, GidType, Rules, VerbsError};
 
 use crate::capture::{Captures, Point};
 use crate::counters::Counters;
@@ -16,6 +16,7 @@ use crate::failures::FailureObserver;
 use crate::flows::FlowTable;
 use crate::gid::{BoundGid, GidTable};
 use crate::mr::MrTables;
+use crate::paused::Paused;
 use crate::port::kept::PacketBudget;
 use crate::share::Share;
 
@@ -40,6 +41,8 @@ pub(crate) struct Adapter {
     pub(crate) rules: Rules,
     /// The link is up. Changed by the directory only, together with its generation.
     pub(crate) link_up: AtomicBool,
+    /// Whether the adapter is paused. Changed by the directory only, together with its generation.
+    pub(crate) paused: Paused,
     pub(crate) mrs: MrTables,
     pub(crate) gids: GidTable,
     /// Budget for memory that the guest and its peers can make this process allocate.
@@ -87,6 +90,7 @@ impl Adapter {
             rules: context.rules,
             mrs: MrTables::new(context.random)?,
             link_up: AtomicBool::new(true),
+            paused: Paused::default(),
             gids: GidTable::default(),
             packets: PacketBudget::new(&context.budget),
             budget: context.budget,
@@ -112,6 +116,22 @@ impl Adapter {
     pub(crate) fn origin(&self, source: BoundGid) -> Origin {
         let BoundGid { gid, kind, vlan } = source;
         Origin { mac: self.point.mac, gid, kind, vlan, marks: self.marking }
+    }
+
+    /// Returns the address of a host beside this GID, on the network of RoCE v2 without a VLAN.
+    pub(crate) const fn any_address(&self, gid: Gid) -> BoundGid {
+        BoundGid { gid, kind: GidType::RoceV2, vlan: None }
+    }
+
+    /// Pins pages as the policy of the device requires, without a view of its memory.
+    ///
+    /// # Errors
+    /// They cannot be pinned; the reason was logged.
+    pub(crate) fn pin_alone(&self, pages: &PageList) -> Result<PinGuard, VerbsError> {
+        self.memory.pin_pages(&self.budget, pages).map_err(|error| {
+            self.log.warn(module_path!(), format_args!("{error}"));
+            VerbsError::Exhausted("locked memory")
+        })
     }
 
     /// Pins pages as the policy of the device requires. Logs an error. `view` is a view of this adapter's memory.

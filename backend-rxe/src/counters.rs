@@ -34,6 +34,8 @@ counters! {
         ud_dropped_qkey,
         /// Datagrams for which no receive was posted.
         ud_dropped_no_receive,
+        /// Datagrams to a device that was paused for longer than a second.
+        ud_dropped_paused,
         /// Datagrams longer than the receive.
         ud_too_long,
         /// Addresses that the guest may not bind.

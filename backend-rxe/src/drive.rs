@@ -61,6 +61,17 @@ struct SendHalf {
     more_reads: Option<Charge>,
 }
 
+/// The parts of a queue pair.
+pub(crate) struct Parts<'a> {
+    pub(crate) qp: &'a Arc<Qp>,
+    pub(crate) fabric: &'a Fabric,
+    pub(crate) requester: &'a mut Requester,
+    pub(crate) route: &'a mut Route,
+    pub(crate) more_reads: &'a mut Option<Charge>,
+    pub(crate) responder: &'a mut Responder,
+    pub(crate) wire: &'a WireSide,
+}
+
 /// Result of a run on a thread of the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunElsewhere {
@@ -228,7 +239,8 @@ impl Endpoint {
         let (mut tally, before) = (Tally::default(), budget.used());
         let more = loop {
             let run = match self.qp.state() {
-                QpState::Rts | QpState::Sqd => match half.requester.readiness(&self.qp) {
+                QpState::Rts | QpState::Sqd => match half.requester.readiness(&self.qp, self.fabric.directory.pauses())
+                {
                     Readiness::Ready => self.run_requests(half, budget, &mut tally),
                     Readiness::Waiting => Run::Idle,
                     Readiness::Failed(status) => {
@@ -317,6 +329,15 @@ impl Endpoint {
     #[cold]
     fn leave_local(&self, half: &mut SendHalf, guard: &MemoryGuard<'_>) -> Run {
         let SendHalf { requester, route, .. } = half;
+        if let Route::Unresolved(local) | Route::Local(local) = &route
+            && let Some(adapter) = local.paused.upgrade()
+        {
+            if !adapter.paused.wait(self.qp.task()) {
+                return Run::Again;
+            }
+            requester.wait_for_resume();
+            return Run::Idle;
+        }
         if matches!(route, Route::Unresolved(_))
             && let Some(port) = &self.fabric.port
             && let Some(path) = self.wire_path(&requester.attrs, Qp::usable_source)
@@ -359,6 +380,13 @@ impl Endpoint {
         let attrs = &half.requester.attrs;
         let source = self.qp.usable_source(attrs.av.sgid_index);
         let node = source.and_then(|from| self.meet(from, from.beside(attrs.av.dgid)));
+        if let Some(node) = node.as_ref().filter(|node| node.adapter.paused.is_set()) {
+            if let Route::Unresolved(local) | Route::Local(local) = &mut half.route {
+                local.set_peer(generation, source, None);
+                local.paused = Arc::downgrade(&node.adapter);
+            }
+            return None;
+        }
         let node = node.filter(|node| {
             let linked = self.qp.adapter.is_link_up() && node.adapter.is_link_up();
             if !linked {
@@ -435,8 +463,16 @@ impl Endpoint {
         if state == qp.state() { Run::Idle } else { Run::Again }
     }
 
+    /// Locks all parts of the queue pair, to save or restore them. The adapter is paused.
+    pub(crate) fn with_parts<R>(&self, f: impl FnOnce(Parts<'_>) -> R) -> R {
+        let SendHalf { requester, route, limit: _, limit_made: _, more_reads } = &mut *self.send.lock();
+        let responder = &mut *self.qp.responder.lock();
+        let (qp, fabric, wire) = (&self.qp, &*self.fabric, &self.wire);
+        f(Parts { qp, fabric, requester, route, more_reads, responder, wire })
+    }
+
     /// Returns the largest path MTU of the port.
-    fn port_mtu(&self) -> Mtu {
+    pub(crate) fn port_mtu(&self) -> Mtu {
         self.fabric.port.as_ref().map_or(PORT_MTU, |port| port.path_mtu())
     }
 
@@ -457,6 +493,9 @@ impl Endpoint {
             return Err(VerbsError::Invalid("a path MTU above that of the port"));
         }
         let SendHalf { requester, route, more_reads, .. } = &mut *self.send.lock();
+        if self.qp.adapter.paused.is_set() {
+            return Err(VerbsError::NotAllowed("the adapter is paused"));
+        }
         let guard = MemoryGuard::open(&self.qp.adapter, None);
         let responder = &mut *self.qp.responder.lock();
         self.pay_for_reads(more_reads, &responder.attrs, new, mask)?;
@@ -486,7 +525,7 @@ impl Endpoint {
 
     /// Charges the memory for READs and atomics on the wire. Queues that have grown do not shrink, so the charge is not
     /// released before RESET.
-    fn pay_for_reads(
+    pub(crate) fn pay_for_reads(
         &self,
         paid: &mut Option<Charge>,
         old: &QpAttrs,
@@ -563,6 +602,33 @@ impl Endpoint {
         self.wire.respond(port, &self.qp, most, sent)
     }
 
+    /// Waits until no thread runs the requester. The adapter is paused: work that is left to this thread meanwhile is
+    /// done after the pause.
+    pub(crate) fn wait_for_run(&self) {
+        drop(self.send.lock());
+    }
+
+    /// Starts the timers of the wire anew, at the end of a pause.
+    pub(crate) fn restart_timers(&self) {
+        if let Route::Wire(wire) = &mut self.send.lock().route {
+            wire.resume(self.qp.adapter.engine.now());
+        }
+    }
+
+    /// Makes up for all that a pause has let pass: doorbells, timers, and turns of the port.
+    pub(crate) fn ring(&self) {
+        self.qp.receive_posted();
+        if let Some(srq) = &self.qp.srq {
+            srq.notify();
+        }
+        if let Some(port) = &self.fabric.port
+            && self.wire.path().is_some()
+        {
+            port.resume(self.qp.qpn);
+        }
+        self.qp.task().schedule();
+    }
+
     /// Returns the path of requests and the peer's QPN, if the peer is on the wire.
     pub(crate) fn request_path(&self) -> Option<(Path, Qpn)> {
         let (path, left) = self.qp.task().hold(&self.send, |half| match &half.route {
@@ -596,6 +662,7 @@ impl Endpoint {
 impl Runnable for Endpoint {
     fn run(&self, budget: &mut Budget) -> bool {
         let _guard = EndOnPanic::new("the data path");
-        self.qp.task().run_exclusive(&self.send, |half| self.run_half(half, budget))
+        let paused = &self.qp.adapter.paused;
+        self.qp.task().run_exclusive(&self.send, |half| !paused.is_set() && self.run_half(half, budget))
     }
 }

@@ -69,6 +69,9 @@ impl Resolver for Fabric {
             tally.ud_dropped_no_route += 1;
             return Destination::Nowhere;
         };
+        if node.adapter.paused.is_set() {
+            return Destination::Paused(Arc::clone(&node.adapter));
+        }
         if !node.adapter.is_link_up() {
             tally.dropped_link_down += 1;
             return Destination::Nowhere;

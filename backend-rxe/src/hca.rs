@@ -35,8 +35,8 @@ use crate::srq::{RxeSrq, Srq};
 /// An adapter. Dropping it removes its GIDs from the directory, and makes its QPs inert.
 #[derive(Debug)]
 pub struct RxeHca {
-    node: Arc<Node<Endpoint>>,
-    fabric: Arc<Fabric>,
+    pub(crate) node: Arc<Node<Endpoint>>,
+    pub(crate) fabric: Arc<Fabric>,
     bindings: Arc<Bindings>,
     pds: Quota,
     cqs: Quota,
@@ -98,6 +98,13 @@ impl RxeHca {
             shared,
             _queues: queues,
         })
+    }
+
+    /// Checks the access rights of a region of a process.
+    pub(crate) fn check_access(access: Access) -> Result<(), VerbsError> {
+        let remote_change = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let allowed = !access.intersects(remote_change) || access.contains(Access::LOCAL_WRITE);
+        if allowed { Ok(()) } else { Err(VerbsError::Invalid("access rights")) }
     }
 
     pub(crate) fn adapter(&self) -> &Arc<Adapter> {
@@ -162,14 +169,8 @@ impl Hca for RxeHca {
         let adapter = self.adapter();
         let mr = match request {
             MrRequest::User { start, length, pages, access } => {
-                let remote_change = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-                if access.intersects(remote_change) && !access.contains(Access::LOCAL_WRITE) {
-                    return Err(VerbsError::Invalid("access rights"));
-                }
-                let pin = adapter.memory.pin_pages(&adapter.budget, &pages).map_err(|error| {
-                    adapter.log.warn(module_path!(), format_args!("{error}"));
-                    VerbsError::Exhausted("locked memory")
-                })?;
+                Self::check_access(access)?;
+                let pin = adapter.pin_alone(&pages)?;
                 let region = Region::paged(start, length, access, pages).ok_or(VerbsError::Invalid("memory region"))?;
                 Mr::fixed(pd.id, region, pin)
             }
@@ -262,6 +263,11 @@ impl Drop for RxeHca {
         for endpoint in self.node.qps() {
             endpoint.destroy(&self.node);
         }
+        let complete = &mut *self.adapter().paused.change();
+        if std::mem::take(complete) {
+            // Requesters of other devices find out that their peer has gone.
+            self.fabric.directory.resume(&self.node).values().for_each(|task| task.schedule());
+        }
         self.shared.addresses.leave(self.adapter().point.mac);
     }
 }
@@ -269,7 +275,7 @@ impl Drop for RxeHca {
 /// Protection domain.
 #[derive(Debug)]
 pub struct RxePd {
-    id: u64,
+    pub(crate) id: u64,
     _permit: Permit,
 }
 
@@ -284,9 +290,9 @@ impl RxeHca {
 /// A registered memory region. Dropping it ends the registration.
 #[derive(Debug)]
 pub struct RxeMr {
-    adapter: Arc<Adapter>,
-    key: u32,
-    destroyed: AtomicBool,
+    pub(crate) adapter: Arc<Adapter>,
+    pub(crate) key: u32,
+    pub(crate) destroyed: AtomicBool,
 }
 
 impl MemoryRegion for RxeMr {

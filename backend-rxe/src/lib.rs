@@ -22,6 +22,7 @@
 //! | `sg`, `mr` | held guest memory, scatter/gather lists, memory regions |
 //! | `addresses` | ownership of addresses |
 //! | `bindings` | GIDs that a guest has bound, and whether it can use them |
+//! | `pause`, `paused` | pausing an adapter, and the mark that it is paused |
 //! | `adapter` | state that the objects of a device share |
 //! | `engine`, `ready_queue`, `task`, `timer` | workers, and the tasks that they schedule |
 //! | `failures` | observers of failed queue pairs |
@@ -101,11 +102,14 @@ mod hca;
 mod limits;
 mod mr;
 mod path;
+mod pause;
+mod paused;
 mod port;
 mod qp;
 mod quota;
 mod ready_queue;
 mod rxe;
+mod saved;
 mod sg;
 mod share;
 mod shared;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_handover::WaitFlag;
-use pvrdma_verbs::{AsyncEvent, QueueError, RecvSource, RecvWr, SharedReceiveQueue, Snapshot, SrqEvent};
+use pvrdma_verbs::{AsyncEvent, QueueError, RecvSource, RecvWr, SavedRing, SharedReceiveQueue, Snapshot, SrqEvent};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -85,6 +85,19 @@ impl Srq {
         Self { adapter, cookie, pd, ring: Mutex::new(ring), waiting: WaitFlag::new(), _permit: permit }
     }
 
+    /// Saves the queue: its ring, its limit, and whether the ring is broken. `None`: it was destroyed, or its ring
+    /// cannot be saved.
+    pub(crate) fn save(&self) -> Option<(SavedRing, u32, bool)> {
+        let Self { adapter: _, cookie: _, pd: _, ring, waiting: _, _permit } = self;
+        let Ring { source, broken, limit, waiters: _ } = &*ring.lock();
+        Some((source.as_ref()?.save()?, *limit, *broken))
+    }
+
+    /// Marks the ring as broken.
+    pub(crate) fn set_broken(&self) {
+        self.ring.lock().broken = true;
+    }
+
     /// Returns a value that identifies the queue.
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
@@ -140,11 +153,15 @@ impl Srq {
         self.ring.lock().waiters.len()
     }
 
-    fn notify(&self) {
+    /// Wakes waiters, if there are receives for them.
+    pub(crate) fn notify(&self) {
         if !self.waiting.is_set() {
             return;
         }
         let view = self.adapter.memory.view();
+        if self.adapter.paused.is_set() {
+            return;
+        }
         let mut ring = self.ring.lock();
         let posted = match ring.source.as_mut().map(|source| source.posted(&view)) {
             Some(Ok(posted)) => posted as usize,

@@ -77,7 +77,7 @@ impl DeviceConfig {
 
 impl Limits {
     /// Returns the capabilities that advertise these limits (section 2.4).
-    fn caps(&self, config: &DeviceConfig) -> Caps {
+    pub(crate) fn caps(&self, config: &DeviceConfig) -> Caps {
         let verbs = &self.verbs;
         let guid = config.mac.eui64();
         Caps {

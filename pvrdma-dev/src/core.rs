@@ -58,9 +58,9 @@ pub(crate) struct Offer {
 /// backend is called), a view of guest memory, a CQ, the event hub, an event ring, the interrupts.
 pub(crate) struct Core<H: Hca> {
     pub(crate) config: DeviceConfig,
-    offer: RwLock<Offer>,
+    pub(crate) offer: RwLock<Offer>,
     /// Configured limits, which take effect when the next driver starts.
-    wanted: Mutex<Limits>,
+    pub(crate) wanted: Mutex<Limits>,
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) interrupts: Arc<Interrupts>,
     pub(crate) hub: Arc<EventHub>,
@@ -71,6 +71,8 @@ pub(crate) struct Core<H: Hca> {
     /// Watches rings whose doorbells are not trapped.
     pub(crate) watch: Watch<H>,
     pub(crate) gate: Gate,
+    /// The device is paused. Changed with the control lock of the device held.
+    pub(crate) paused: AtomicBool,
     pub(crate) stats: Stats,
     /// Budget of the memory that the guest and its peers may make this process allocate.
     pub(crate) budget: Arc<MemoryBudget>,
@@ -109,6 +111,7 @@ impl<H: Hca> Core<H> {
             pending_doorbells: PendingDoorbells::new(),
             watch: Watch::new(),
             gate: Gate::default(),
+            paused: AtomicBool::new(false),
             stats: Stats::default(),
             budget,
             log,
@@ -147,6 +150,22 @@ impl<H: Hca> Core<H> {
             }
             Err(error) => self.log.warn(module_path!(), format_args!("limits stay as they were: {error}")),
         }
+    }
+
+    /// Puts the limits in force that the driver of a restored device has read. There must be no objects.
+    ///
+    /// # Errors
+    /// The adapter has less, or BAR 2 has another size.
+    pub(crate) fn restore_offer(&self, limits: Limits) -> Result<(), VerbsError> {
+        if limits.max_uar != self.limits().max_uar {
+            return Err(VerbsError::Invalid("size of BAR 2"));
+        }
+        if limits.bounded_by(&self.hca.limits())? != limits {
+            return Err(VerbsError::Exhausted("object: the adapter has lower limits"));
+        }
+        self.objects.set_limits(&limits);
+        *self.offer.write() = Offer { limits, caps: limits.caps(&self.config) };
+        Ok(())
     }
 
     /// Sets limits. Those that are not visible to the guest take effect immediately, others when the next driver

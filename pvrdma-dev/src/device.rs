@@ -13,12 +13,13 @@ use crate::cmd;
 use crate::config::DeviceConfig;
 use crate::core::Core;
 use crate::dsr::{self, Session};
-use crate::error::RegisterError;
+use crate::error::{HandshakeError, RegisterError};
 use crate::events::EventRings;
 use crate::intr::Interrupts;
 use crate::limits::LimitStatus;
 use crate::pci::config_space;
 use crate::regs::{RegRead, RegWrite};
+use crate::saved::Restored;
 use crate::stats::{DeviceStatus, KeptStatus, MemoryStatus, Phase};
 use crate::watcher::MappedDoorbells;
 use pvrdma_pci_function::{
@@ -32,24 +33,26 @@ use pvrdma_pci_function::{
 /// device from its [`InterruptSink`].
 pub struct PvrdmaDevice<B: Backend> {
     core: Core<B::Hca>,
-    control: Mutex<Control>,
+    pub(crate) control: Mutex<Control>,
     /// Phase after the last completed register write. No other lock is taken while this one is held, so a reader does
     /// not wait for a command.
     phase: Mutex<Phase>,
-    pci: Mutex<ConfigSpace>,
+    pub(crate) pci: Mutex<ConfigSpace>,
 }
 
 /// State behind the registers.
 #[derive(Debug)]
-struct Control {
-    state: State,
-    dsr_low: u32,
-    err: u32,
-    mac: [u32; 2],
+pub(crate) struct Control {
+    pub(crate) state: State,
+    pub(crate) dsr_low: u32,
+    pub(crate) err: u32,
+    pub(crate) mac: [u32; 2],
+    /// A state that was read and takes effect when the restore is finished.
+    pub(crate) restored: Option<Box<Restored>>,
 }
 
 #[derive(Debug)]
-enum State {
+pub(crate) enum State {
     /// No shared region is installed.
     Reset,
     /// The shared region was accepted. The rings are kept here, so that nothing can write to them before ACTIVATE.
@@ -62,7 +65,7 @@ impl Control {
     fn new(config: &DeviceConfig) -> Self {
         let [a, b, c, d, e, f] = config.mac.0;
         let mac = [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, 0, 0])];
-        Self { state: State::Reset, dsr_low: 0, err: 0, mac }
+        Self { state: State::Reset, dsr_low: 0, err: 0, mac, restored: None }
     }
 
     const fn phase(&self) -> Phase {
@@ -98,6 +101,11 @@ impl<B: Backend> PvrdmaDevice<B> {
         let pci = config_space(core.limits().max_uar, core.config.intx);
         let phase = Mutex::new(Phase::Reset);
         Ok(Arc::new(Self { core, control: Mutex::new(control), phase, pci: Mutex::new(pci) }))
+    }
+
+    /// Waits for the command in progress, and keeps others out.
+    pub(crate) fn lock_commands(&self) -> impl Drop + '_ {
+        self.control.lock()
     }
 
     /// Returns the core, on which commands and doorbells operate.
@@ -186,7 +194,23 @@ impl<B: Backend> PvrdmaDevice<B> {
     fn teardown(&self, control: &mut Control) {
         self.core.gate.set_active(false);
         control.state = State::Reset;
+        control.restored = None;
         self.core.end_all();
+    }
+
+    /// Returns to the power-on state, except for the phase that is shown.
+    pub(crate) fn power_on(&self, control: &mut Control) {
+        self.teardown(control);
+        *control = Control::new(&self.core.config);
+        let mut pci = self.pci.lock();
+        let before = pci.switches();
+        pci.reset();
+        self.apply_command_register(before, pci.switches());
+    }
+
+    /// Shows the phase after a change.
+    pub(crate) fn publish_phase(&self, control: &Control) {
+        *self.phase.lock() = control.phase();
     }
 
     /// Handles a write to DSRHIGH. The only response are the capabilities; the driver notices a refusal at its next
@@ -196,9 +220,9 @@ impl<B: Backend> PvrdmaDevice<B> {
         self.teardown(control);
         core.renew_offer();
         let address = u64::from(high) << 32 | u64::from(control.dsr_low);
-        let accepted = {
-            let view = core.memory.view();
-            dsr::handshake(&view, address, core.config.version, &core.offer().caps, &core.interrupts)
+        let accepted = match core.view_unless_paused() {
+            Some(view) => dsr::handshake(&view, address, core.config.version, &core.offer().caps, &core.interrupts),
+            None => Err(HandshakeError::Paused),
         };
         match accepted {
             Ok((session, rings)) => {
@@ -215,6 +239,7 @@ impl<B: Backend> PvrdmaDevice<B> {
 
     fn control(&self, control: &mut Control, value: u32) -> Result<(), RegisterError> {
         match value {
+            ctl::ACTIVATE if self.core.is_paused() => Err(RegisterError::Paused),
             ctl::ACTIVATE => self.activate(control),
             // Nothing else to do: the driver itself announces PORT_ACTIVE to its consumers, and QUERY_PORT asks the
             // adapter each time.
@@ -262,6 +287,9 @@ impl<B: Backend> PvrdmaDevice<B> {
         let State::Active(session) = control.state else { return Err(RegisterError::NotReady("active")) };
         if !self.core.gate.is_open() {
             return Err(RegisterError::Masked);
+        }
+        if self.core.is_paused() {
+            return Err(RegisterError::Paused);
         }
         cmd::execute(&self.core, &session)
     }
@@ -314,7 +342,7 @@ impl<B: Backend> PvrdmaDevice<B> {
     /// Applies changes of the command register, except that the caller destroys the objects when bus mastering ends.
     /// Memory access is disabled before interrupts: [`DmaSpace::set_enabled`] waits for all views, and after that
     /// nothing can produce an interrupt either.
-    fn apply_command_register(&self, before: Switches, after: Switches) {
+    pub(crate) fn apply_command_register(&self, before: Switches, after: Switches) {
         let core = &self.core;
         if after.msix != before.msix {
             core.interrupts.set_msix(after.msix);
@@ -406,14 +434,9 @@ where
 
     fn reset(&self) {
         let mut control = self.control.lock();
-        self.teardown(&mut control);
+        self.power_on(&mut control);
         self.core.stats.counts.resets.increment();
-        *control = Control::new(&self.core.config);
-        *self.phase.lock() = control.phase();
-        let mut pci = self.pci.lock();
-        let before = pci.switches();
-        pci.reset();
-        self.apply_command_register(before, pci.switches());
+        self.publish_phase(&control);
     }
 }
 

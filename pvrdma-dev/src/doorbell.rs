@@ -51,7 +51,11 @@ impl<H: Hca> Core<H> {
                     self.stats.counts.doorbells_arm.increment();
                     // The ring accesses event rings under this view, so a reset, which waits for all views, waits for
                     // the notification, too.
-                    cq.ring.arm(&self.memory.view(), arm == Arm::Solicited, self.config.posted_doorbells);
+                    let view = self.memory.view();
+                    // The end of a pause checks all armed queues.
+                    let check_not_empty = self.config.posted_doorbells && !self.is_paused();
+                    cq.ring.arm(&view, arm == Arm::Solicited, check_not_empty);
+                    drop(view);
                     cq.verbs.notify_arm();
                 }
             }

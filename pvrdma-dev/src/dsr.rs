@@ -70,8 +70,13 @@ pub(crate) fn handshake(
     Ok((session, rings))
 }
 
+/// Returns `true` if the region or a slot can be at this address.
+pub(crate) const fn is_aligned(address: u64) -> bool {
+    address != 0 && address.is_multiple_of(ALIGNMENT)
+}
+
 const fn aligned(what: &'static str, address: u64) -> Result<(), HandshakeError> {
-    if address == 0 || !address.is_multiple_of(ALIGNMENT) {
+    if !is_aligned(address) {
         return Err(HandshakeError::Misaligned(what, address));
     }
     Ok(())

@@ -91,6 +91,9 @@ pub(crate) enum HandshakeError {
     /// Guest memory could not be accessed.
     #[error("{0}: {1}")]
     Memory(&'static str, DmaError),
+    /// The device is paused, and does not access guest memory.
+    #[error("the device is paused")]
+    Paused,
     /// The device reads zeros where the driver has written.
     #[error("the shared region is empty: the guest's memory is private to the VMM (it needs share=on)")]
     PrivateMemory,
@@ -111,6 +114,9 @@ pub(crate) enum RegisterError {
     /// Bus mastering is disabled.
     #[error("bus mastering is off")]
     Masked,
+    /// The device is paused.
+    #[error("the device is paused")]
+    Paused,
     /// The control function does not exist.
     #[error("unknown control {0:#x}")]
     Control(u32),
@@ -131,6 +137,7 @@ impl RegisterError {
         match self {
             Self::NotReady(_) => errno::ENODEV,
             Self::Masked => errno::EIO,
+            Self::Paused => errno::EBUSY,
             Self::Control(_) => errno::EINVAL,
             Self::Pin(_) => errno::ENOMEM,
             Self::Command(_, error) => error.code(),

@@ -48,6 +48,16 @@ struct State {
     pin: InterruptPin,
 }
 
+/// State of the interrupts that is saved. What configuration space determines, and the level of the line, follow from
+/// other state, and causes that were held back are raised again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SavedInterrupts {
+    /// IMR.
+    pub(crate) mask: u32,
+    /// ICR.
+    pub(crate) cause: u32,
+}
+
 counters! {
     /// How often each vector was raised.
     pub(crate) struct InterruptCounters {
@@ -109,6 +119,27 @@ impl Interrupts {
             state.cause = vector.cause();
             self.update_line(state);
         }
+    }
+
+    /// Returns the state to be saved.
+    pub(crate) fn save(&self) -> SavedInterrupts {
+        let Self { sink: _, state, counters: _ } = self;
+        let State { mask, cause, held: _, bus_master: _, pin: _ } = *state.lock();
+        SavedInterrupts { mask, cause }
+    }
+
+    /// Sets the saved state, and raises the vectors of both event rings: the guest may not have been told of all their
+    /// entries. The response to a command is not announced again, because it would complete the next one.
+    pub(crate) fn restore(&self, saved: SavedInterrupts) {
+        let SavedInterrupts { mask, cause } = saved;
+        {
+            let mut state = self.state.lock();
+            state.mask = mask;
+            state.cause = cause & Vector::Response.cause();
+            self.update_line(&mut state);
+        }
+        self.raise(Vector::Async);
+        self.raise(Vector::Completion);
     }
 
     fn update_line(&self, state: &mut State) {

@@ -41,8 +41,7 @@
 //!
 //! # Not implemented
 //!
-//! Resizing of CQs (the driver never requests it), multicast, power management. [`saved_state`] refuses to save a
-//! device, and documents the requirements for doing so.
+//! Resizing of CQs (the driver never requests it), multicast, power management.
 //!
 //! Section and conformance numbers in comments are those of `docs/interface.md`.
 
@@ -63,12 +62,13 @@ mod limits;
 mod mapped;
 mod objects;
 mod page_dir;
+mod pause;
 mod pci;
 mod pending_doorbells;
 mod reclaim;
 mod regs;
 mod ring;
-pub mod saved_state;
+mod saved;
 mod stats;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -89,6 +89,7 @@ pub use limits::{LimitChange, LimitKey, LimitStatus, Limits};
 pub use objects::GidInspect;
 pub use pvrdma_pci_function::{Bar, DoorbellWindow, InterruptSink, MsixPlace, PciFunction};
 pub use ring::RingInspect;
+pub use saved::{RestoreError, SaveError};
 pub use stats::{CommandCount, DeviceStatus, KeptStatus, MemoryStatus, ObjectCounts, Phase, all_counters};
 pub use watcher::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
 pub use window::{Clock, DoorbellMode, Pause, Processors, WindowConfigError, WindowPolicy, WindowWatcher};

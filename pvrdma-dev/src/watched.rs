@@ -128,10 +128,29 @@ impl<H: Hca> Core<H> {
                 self.unwatch_ended_srq(&srq);
             }
         }
+        self.infer_cqs_of(owner, looks, delay);
+    }
+
+    /// Makes the completion queues of a context infer notifications. In a pause, its end does that.
+    fn infer_cqs_of(&self, owner: u32, looks: &Arc<DueLooks>, delay: u64) {
         for handle in self.objects.cqs.handles(|cq| cq.owner == owner) {
-            if let Some(cq) = self.objects.cqs.get(handle) {
-                cq.ring.infer(&self.memory.view(), looks, delay);
+            if let Some(cq) = self.objects.cqs.get(handle)
+                && let Some(view) = self.view_unless_paused()
+            {
+                cq.ring.infer(&view, looks, delay);
             }
+        }
+    }
+
+    /// Makes the completion queues of a context infer notifications, if its doorbells do not trap.
+    pub(crate) fn infer_all_of(&self, owner: u32, delay: u64) {
+        self.watch_new(owner, |looks| self.infer_cqs_of(owner, looks, delay));
+    }
+
+    /// Makes the watcher look again.
+    pub(crate) fn wake_watcher(&self) {
+        if let Some(looks) = self.watch.looks.get() {
+            looks.watcher().wake();
         }
     }
 
@@ -161,7 +180,7 @@ impl<H: Hca> Core<H> {
                 self.watch.rings.remove_owner(owner);
                 for handle in self.objects.cqs.handles(|cq| cq.owner == owner) {
                     if let Some(cq) = self.objects.cqs.get(handle) {
-                        cq.ring.listen(&self.memory.view());
+                        cq.ring.listen(self.view_unless_paused().as_ref());
                     }
                 }
             };
@@ -178,7 +197,7 @@ impl<H: Hca> Core<H> {
         if self.gate.is_open() && !self.watch.rings.is_empty() {
             let mut below = Some(usize::MAX);
             while let Some(end) = below {
-                let view = self.memory.view();
+                let Some(view) = self.view_unless_paused() else { break };
                 let (more, rest) = self.watch.rings.look(&view, now, depth, end, &self.pending_doorbells);
                 moved += more;
                 below = rest;
@@ -196,13 +215,21 @@ impl<H: Hca> Core<H> {
         self.run_deferred();
         // Bounded by the current number, because a queue that is looked at may be listed again.
         for _ in 0..looks.len() {
+            if self.is_paused() {
+                break;
+            }
             let Some(handle) = looks.take(now) else { break };
             if let Some(cq) = self.objects.cqs.get(handle) {
-                cq.ring.look(&self.memory.view(), now);
+                match self.view_unless_paused() {
+                    Some(view) => cq.ring.look(&view, now),
+                    None => looks.add(now, handle),
+                }
             }
         }
         self.retry_events();
-        Outcome { moved, completed, due: looks.plan(depth == Depth::All) }
+        // The end of a pause wakes the watcher.
+        let due = looks.plan(depth == Depth::All).filter(|_| !self.is_paused());
+        Outcome { moved, completed, due }
     }
 }
 

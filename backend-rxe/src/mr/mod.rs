@@ -6,11 +6,12 @@
 //! them, without blocking others meanwhile ([`MrTables`]). Fast-registered regions change while the table is held; each
 //! has its own lock, which is held during a copy.
 
+mod saved;
 mod tables;
 
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use pvrdma_guest_memory::{PAGE_SIZE, PageList, PinGuard};
@@ -70,7 +71,8 @@ impl Region {
 
 #[derive(Debug)]
 enum Body {
-    Fixed(Region, #[expect(dead_code, reason = "keeps the pages resident")] PinGuard),
+    /// The guard keeps the pages resident. A restored region gets it when its memory is mapped.
+    Fixed(Region, OnceLock<PinGuard>),
     /// Boxed, because it is larger and less frequent.
     Fast(Box<Fast>),
 }
@@ -92,7 +94,7 @@ const INVALID: u32 = 0;
 #[derive(Debug)]
 struct Filled {
     region: Region,
-    #[expect(dead_code, reason = "keeps the pages resident")]
+    /// Keeps the pages resident.
     pin: PinGuard,
 }
 
@@ -106,8 +108,8 @@ pub(crate) struct Mr {
 
 impl Mr {
     /// Creates a region that is valid until it is destroyed.
-    pub(crate) const fn fixed(pd: u64, region: Region, pin: PinGuard) -> Self {
-        Self { key: AtomicU32::new(0), pd, body: Body::Fixed(region, pin) }
+    pub(crate) fn fixed(pd: u64, region: Region, pin: PinGuard) -> Self {
+        Self { key: AtomicU32::new(0), pd, body: Body::Fixed(region, OnceLock::from(pin)) }
     }
 
     /// Creates a region that work requests fill.

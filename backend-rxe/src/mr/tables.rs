@@ -6,22 +6,26 @@
 //! ended: those of all queue pairs of the device, and those of other guests that deliver to it. With [two
 //! copies](TwoCopies), readers use the active one, and a change is first made to the other one.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::{Mutex, RwLockReadGuard};
 use pvrdma_handover::TwoCopies;
+use pvrdma_saved_state::rxe as saved;
 use pvrdma_verbs::{Random, VerbsError};
 
-use super::{Mr, MrTable};
+use super::{Body, Mr, MrTable};
 use crate::limits::MAX_MR;
 
 /// Number of slots that stay free before the oldest of them is reused.
 const KEEP_FREE: usize = 256;
 /// Number of indices that a key can hold.
 const INDICES: u32 = 1 << 24;
+/// Values of the first index. It is not 0, see [`MrTable`].
+const BASES: RangeInclusive<u32> = 1..=INDICES - 1 - MAX_MR;
 
 /// Guard of a table: no region in it is removed.
 pub(crate) type MrTableGuard<'a> = RwLockReadGuard<'a, MrTable>;
@@ -43,6 +47,8 @@ struct Keys {
     bytes: Vec<u8>,
     /// Free slots, the oldest first: a slot is reused as late as possible.
     free: VecDeque<u32>,
+    /// Slots whose regions are still to be restored.
+    restoring: BTreeSet<u32>,
     count: u32,
 }
 
@@ -52,6 +58,8 @@ impl Keys {
         if self.count >= MAX_MR {
             return Err(VerbsError::Exhausted("memory region"));
         }
+        // Restoring is over. A state that was refused half-way leaves slots without a region.
+        self.free.extend(std::mem::take(&mut self.restoring));
         let reuse = self.free.len() > KEEP_FREE || self.bytes.len() >= MAX_MR as usize;
         let slot = match reuse.then(|| self.free.pop_front()).flatten() {
             Some(slot) => slot,
@@ -75,11 +83,18 @@ impl MrTables {
     /// # Errors
     /// The kernel cannot provide random numbers.
     pub(crate) fn new(mut random: Random) -> io::Result<Self> {
-        let base = 1 + random.draw()? % (INDICES - 1 - MAX_MR);
+        let base = BASES.start() + random.draw()? % (BASES.end() - BASES.start() + 1);
         let table = MrTable { base, slots: Vec::new() };
         Ok(Self {
             copies: TwoCopies::new(table.clone(), table),
-            keys: Mutex::new(Keys { base, random, bytes: Vec::new(), free: VecDeque::new(), count: 0 }),
+            keys: Mutex::new(Keys {
+                base,
+                random,
+                bytes: Vec::new(),
+                free: VecDeque::new(),
+                restoring: BTreeSet::new(),
+                count: 0,
+            }),
         })
     }
 
@@ -113,6 +128,52 @@ impl MrTables {
         Ok(key)
     }
 
+    /// Saves the keys.
+    pub(crate) fn save(&self) -> saved::RegionTable {
+        let Keys { base, random: _, bytes, free, restoring, count: _ } = &*self.keys.lock();
+        let free = free.iter().chain(restoring).copied().collect();
+        saved::RegionTable { base: *base, keys: bytes.clone(), free }
+    }
+
+    /// Restores the keys of tables without regions. The regions follow.
+    ///
+    /// # Errors
+    /// The state is invalid, or there are regions.
+    pub(crate) fn restore(&self, state: saved::RegionTable) -> Result<(), VerbsError> {
+        let saved::RegionTable { base, keys: bytes, free } = state;
+        if !BASES.contains(&base) {
+            return Err(VerbsError::Invalid("first index of keys"));
+        }
+        let slots = u32::try_from(bytes.len()).ok().filter(|&slots| slots <= MAX_MR);
+        let restoring = slots_in_use(slots.ok_or(VerbsError::Exhausted("memory region"))?, &free)?;
+        let keys = &mut *self.keys.lock();
+        if keys.count > 0 {
+            return Err(VerbsError::InUse("the table of memory regions"));
+        }
+        (keys.base, keys.bytes, keys.free, keys.restoring) = (base, bytes, free.into(), restoring);
+        self.copies.change(|table| *table = MrTable { base, slots: Vec::new() });
+        Ok(())
+    }
+
+    /// Adds a restored region in the slot of its key.
+    ///
+    /// # Errors
+    /// The slot is free or has a region, or the key has another byte than the slot.
+    pub(crate) fn insert_restored(&self, mr: Mr) -> Result<u32, VerbsError> {
+        let keys = &mut *self.keys.lock();
+        let key = mr.key.load(Ordering::Relaxed);
+        let slot = (key >> 8).wrapping_sub(keys.base);
+        let byte = keys.bytes.get(slot as usize).copied();
+        // A fast registration chooses the byte.
+        let fits = matches!(mr.body, Body::Fast(_)) || byte == Some(key.to_le_bytes()[0]);
+        if !fits || !keys.restoring.remove(&slot) {
+            return Err(VerbsError::Invalid("key of a memory region"));
+        }
+        keys.count += 1;
+        drop(self.replace(slot as usize, Some(Arc::new(mr))));
+        Ok(key)
+    }
+
     /// Removes a region and waits until it is no longer in use. Only the index of the key is used: fast registration
     /// changes the byte.
     pub(crate) fn remove(&self, key: u32) -> Option<Arc<Mr>> {
@@ -138,4 +199,11 @@ impl MrTables {
     pub(crate) fn block(&self) -> parking_lot::RwLockWriteGuard<'_, MrTable> {
         self.copies.active().write()
     }
+}
+
+/// Checks the list of free slots. Returns the others, whose regions are still to be restored.
+fn slots_in_use(slots: u32, free: &[u32]) -> Result<BTreeSet<u32>, VerbsError> {
+    let mut used: BTreeSet<u32> = (0..slots).collect();
+    // A slot that is listed twice is not in the set any more.
+    if free.iter().all(|slot| used.remove(slot)) { Ok(used) } else { Err(VerbsError::Invalid("list of free slots")) }
 }

@@ -2,6 +2,7 @@ use pvrdma_guest_memory::PageListBuilder;
 use pvrdma_verbs::Random;
 
 use super::*;
+use crate::limits::MAX_MR;
 
 fn pages(list: &[u64]) -> PageList {
     let mut builder = PageListBuilder::default();
@@ -106,7 +107,7 @@ fn stale_keys_stay_stale() {
 #[test]
 fn as_many_regions_come_and_go_as_somebody_likes() {
     let table = MrTables::new(Random::Seed(0)).unwrap();
-    for _ in 0..=crate::limits::MAX_MR {
+    for _ in 0..=MAX_MR {
         let key = table.insert(user(0, 0x1000, 16, Access::empty())).unwrap();
         assert!(table.remove(key).is_some());
     }
@@ -228,4 +229,115 @@ fn a_change_waits_for_copies_and_delays_none() {
             assert_eq!(Arc::strong_count(&removed.join().unwrap().unwrap()), 1, "nobody else has it");
         });
     }
+}
+
+/// Saves the keys and regions of a table, and restores them in another one.
+fn moved(table: &MrTables, keys: &[(u32, u64)]) -> MrTables {
+    let other = MrTables::new(Random::Seed(99)).unwrap();
+    other.restore(table.save()).unwrap();
+    for &(key, pd) in keys {
+        let (request, region) = table.read().save(key).unwrap();
+        assert_eq!(other.insert_restored(Mr::restore(pd, request, region).unwrap()).unwrap(), key);
+    }
+    other
+}
+
+#[test]
+fn restored_regions_have_their_keys_and_later_ones_are_as_before() {
+    let table = MrTables::new(Random::Seed(7)).unwrap();
+    let first = table.insert(user(3, 0x7_0100, 0x1800, Access::LOCAL_WRITE)).unwrap();
+    let gone = table.insert(user(3, 0x7_0100, 0x1800, Access::empty())).unwrap();
+    let dma = table.insert(Mr::fixed(4, Region::dma(Access::LOCAL_WRITE), PinGuard::none())).unwrap();
+    let fast = table.insert(Mr::fast(3, 4)).unwrap();
+    table.remove(gone).unwrap();
+    let key = fast & !0xff | 0x5a;
+    let mut request = FastRegister {
+        key,
+        iova: 0x8_0010,
+        length: 0x1ff0,
+        access: Access::REMOTE_READ,
+        pages: Some(pages(&[0x1000, 0x7000])),
+    };
+    assert!(table.read().fast_register(&mut request, 3, |_| Some(PinGuard::none())));
+
+    let other = moved(&table, &[(first, 3), (dma, 4), (key, 3)]);
+    assert_eq!(other.save(), table.save());
+    let lookup = |table: &MrTables, key, pd, addr, len, need| table.read().lookup(key, pd, addr, len, need).is_some();
+    for table in [&table, &other] {
+        assert!(lookup(table, first, 3, 0x7_0100, 0x1800, Access::LOCAL_WRITE));
+        assert!(lookup(table, dma, 4, 0, 1 << 40, Access::LOCAL_WRITE));
+        assert!(lookup(table, key, 3, 0x8_0010, 0x1ff0, Access::REMOTE_READ));
+        assert!(!lookup(table, gone, 3, 0x7_0100, 1, Access::empty()), "a stale key");
+        assert!(!lookup(table, fast, 3, 0x8_0010, 1, Access::empty()), "the key before the registration");
+        let held = table.read();
+        let region = held.lookup(key, 3, 0x8_1000, 1, Access::empty()).unwrap();
+        assert_eq!(region.locate(0x8_1000), Some((0x7000, 0x1000)));
+    }
+    // The region can be invalidated, and slots are reused in the same order and with the same bytes.
+    for table in [&table, &other] {
+        assert!(table.read().invalidate(key, 3));
+        assert!(!table.read().invalidate(key, 3));
+        table.remove(fast).unwrap();
+    }
+    let next = |table: &MrTables| {
+        let keys: Vec<_> = (0..300).map(|_| table.insert(Mr::fast(3, 1)).unwrap()).collect();
+        keys.iter().for_each(|&key| drop(table.remove(key).unwrap()));
+        (0..60).map(|_| table.insert(Mr::fast(3, 1)).unwrap()).collect::<Vec<_>>()
+    };
+    // Bytes of new slots are random.
+    let indices = |keys: Vec<u32>| keys.into_iter().map(|key| key >> 8).collect::<Vec<_>>();
+    assert_eq!(indices(next(&other)), indices(next(&table)));
+}
+
+#[test]
+fn a_fast_registration_without_a_valid_key_stays_empty() {
+    let table = MrTables::new(Random::Seed(7)).unwrap();
+    let fast = table.insert(Mr::fast(3, 4)).unwrap();
+    let (request, region) = table.read().save(fast).unwrap();
+    assert_eq!((region.filled.is_none(), region.key), (true, fast));
+    assert!(matches!(request, pvrdma_verbs::MrRequest::FastRegister { max_pages: 4 }));
+    let other = moved(&table, &[(fast, 3)]);
+    assert!(!other.read().invalidate(fast, 3));
+}
+
+#[test]
+fn forged_tables_and_regions_are_refused() {
+    use pvrdma_saved_state::{pages::PageList as SavedPages, rxe as saved};
+    use pvrdma_verbs::MrRequest;
+
+    let table = MrTables::new(Random::Seed(7)).unwrap();
+    let state = |base, slots, free: &[u32]| saved::RegionTable { base, keys: vec![9; slots], free: free.to_vec() };
+    let refused = |state| table.restore(state).is_err();
+    let most = MAX_MR as usize;
+    assert!(refused(state(0, 2, &[])) && refused(state((1 << 24) - MAX_MR, 2, &[])));
+    assert!(refused(state(5, most + 1, &[])) && refused(state(5, 2, &[2])) && refused(state(5, 2, &[1, 1])));
+    table.restore(state((1 << 24) - 1 - MAX_MR, most, &[])).unwrap();
+    table.restore(state(5, 3, &[2])).unwrap();
+
+    let mr = |key| Mr::restore(3, MrRequest::Dma { access: Access::empty() }, saved::Region { key, filled: None });
+    let insert = |key| table.insert_restored(mr(key).unwrap());
+    // A free slot, one that does not exist, one before the first, another byte, and one that is taken.
+    for key in [7 << 8 | 9, 8 << 8 | 9, 4 << 8 | 9, 5 << 8 | 8] {
+        assert!(insert(key).is_err(), "{key:#x}");
+    }
+    insert(5 << 8 | 9).unwrap();
+    assert!(insert(5 << 8 | 9).is_err());
+    assert!(refused(state(5, 3, &[2])), "there are regions");
+
+    let filled = |length, access, first: &[u64], max_pages| {
+        let pages = Some(SavedPages { first: first.to_vec(), count: vec![1; first.len()] });
+        let filled = Some(saved::Filled { start: 0x1000, length, access, pages });
+        Mr::restore(3, MrRequest::FastRegister { max_pages }, saved::Region { key: 1, filled })
+    };
+    assert!(filled(4096, 1, &[1], 1).is_ok());
+    assert!(filled(4097, 1, &[1], 1).is_err() && filled(1, 16, &[1], 1).is_err());
+    assert!(filled(1, 1, &[1, 2], 1).is_err() && filled(1, 1, &[0], 1).is_err());
+    let content = Some(saved::Filled::default());
+    let region = saved::Region { key: 1, filled: content };
+    assert!(Mr::restore(3, MrRequest::Dma { access: Access::empty() }, region).is_err());
+
+    // A slot whose region never came is used like a free one.
+    drop(table.remove(5 << 8 | 9).unwrap());
+    table.restore(state(5, most, &[])).unwrap();
+    assert_eq!(table.insert(Mr::fast(3, 1)).unwrap(), 5 << 8 | 10);
 }

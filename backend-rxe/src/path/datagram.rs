@@ -4,7 +4,8 @@ use std::sync::{Arc, Weak};
 
 use pvrdma_link::Frames;
 use pvrdma_roce::DatagramSender;
-use pvrdma_verbs::{QpAttrs, QpState, Qpn, SendData, SendOp, UdDestination, WcStatus};
+use pvrdma_saved_state::rxe as saved;
+use pvrdma_verbs::{Psn, QpAttrs, QpState, Qpn, SendData, SendOp, UdDestination, WcStatus};
 
 use super::local::ud::LocalDatagram;
 use super::wire;
@@ -27,6 +28,8 @@ pub(crate) enum Destination {
     Peer(Arc<Qp>),
     /// A host on the network: no device in this process owns the address.
     Wire,
+    /// A QP of this adapter, which is paused.
+    Paused(Arc<Adapter>),
     /// Unknown: the datagram is dropped.
     Nowhere,
 }
@@ -54,6 +57,23 @@ struct LastPeer {
 }
 
 impl DatagramRoute {
+    /// Saves the route. Receivers are looked up again.
+    pub(crate) fn save(&self) -> saved::Datagrams {
+        let Self { last: _, sender, trace: _ } = self;
+        saved::Datagrams { psn: sender.as_ref().map(|sender| sender.psn().get()) }
+    }
+
+    /// Restores the route of a QP with this number and Q_Key. `None`: the PSN is not valid.
+    pub(crate) fn restore(qpn: Qpn, qkey: u32, state: saved::Datagrams) -> Option<Self> {
+        let saved::Datagrams { psn } = state;
+        let sender = match psn {
+            None => None,
+            Some(psn) if psn >> 24 > 0 => return None,
+            Some(psn) => Some(Box::new(DatagramSender::new(qpn, qkey, Psn::new(psn)))),
+        };
+        Some(Self { sender, ..Self::default() })
+    }
+
     /// Returns the cached receiver, if the last datagram had the same destination.
     fn last(&self, generation: u64, source: BoundGid, to: BoundGid, qpn: Qpn) -> Option<Arc<Qp>> {
         let last = self.last.as_ref()?;
@@ -99,8 +119,8 @@ enum Sent {
     Gone,
     /// The memory of another adapter has to be held first.
     Elsewhere(Arc<Qp>),
-    /// The link is full, or it is not known yet whether the guest owns the source address. The queue pair is woken when
-    /// that has changed.
+    /// The link is full, the receiver is paused, or it is not known yet whether the guest owns the source address. The
+    /// queue pair is woken when that has changed.
     NoRoom,
 }
 
@@ -206,6 +226,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
             // slow device is accessed.
             Destination::Peer(peer) if qp.adapter.is_apart_from(&peer.adapter) => return Ok(Sent::Gone),
             Destination::Peer(peer) => peer,
+            Destination::Paused(adapter) => return Ok(self.wait_for_resume(&adapter)),
             Destination::Wire => return self.send_on_wire(&to, source, own, frames),
             Destination::Nowhere => {
                 self.capture(&to, source, own, None);
@@ -224,6 +245,22 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         self.requester.count_datagram(qp, to.dgid, Road::Local);
         self.capture(&to, source, own, Some(&peer));
         Ok(Sent::Gone)
+    }
+
+    /// Lets a datagram wait for the end of a pause, or loses it if the pause takes long.
+    #[cold]
+    fn wait_for_resume(&mut self, adapter: &Adapter) -> Sent {
+        let until = adapter.paused.datagrams_wait_until();
+        if self.qp.adapter.engine.now() >= until {
+            self.tally.ud_dropped_paused += 1;
+            return Sent::Gone;
+        }
+        if adapter.paused.wait(self.qp.task()) {
+            self.requester.arm(self.qp, until);
+        } else {
+            self.qp.task().schedule();
+        }
+        Sent::NoRoom
     }
 
     /// Decides about a datagram whose source index has no usable GID. If the guest has bound an address there, the
@@ -275,7 +312,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
                 let peer = Arc::downgrade(peer);
                 Some(LastPeer { generation, source, qpn: to.qpn, to: address, peer })
             }
-            Destination::Wire | Destination::Nowhere => None,
+            Destination::Wire | Destination::Paused(_) | Destination::Nowhere => None,
         };
         found
     }

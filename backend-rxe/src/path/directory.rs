@@ -14,6 +14,7 @@ use crate::adapter::Adapter;
 use crate::addresses::Address;
 use crate::gid::BoundGid;
 use crate::limits::MAX_QP;
+use crate::paused::Waiters;
 
 /// Returns the address that has a single owner: the encapsulation does not distinguish owners.
 pub(crate) const fn address(bound: BoundGid) -> Address {
@@ -86,11 +87,13 @@ struct Owner<Q> {
 pub(crate) struct Directory<Q> {
     owners: RwLock<HashMap<Address, Owner<Q>>>,
     generation: Generation,
+    /// Number of changes between paused and not paused, of all devices.
+    pauses: Generation,
 }
 
 impl<Q> Default for Directory<Q> {
     fn default() -> Self {
-        Self { owners: RwLock::default(), generation: Generation::new() }
+        Self { owners: RwLock::default(), generation: Generation::new(), pauses: Generation::new() }
     }
 }
 
@@ -106,6 +109,13 @@ impl<Q> Directory<Q> {
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.generation.get()
+    }
+
+    /// Returns a number that changes whenever a device is paused or resumed. Requests that wait for a peer across such
+    /// a change try again without spending a retry.
+    #[inline]
+    pub(crate) fn pauses(&self) -> u64 {
+        self.pauses.get()
     }
 
     /// Returns the device that has bound this GID in this VLAN.
@@ -156,6 +166,23 @@ impl<Q> Directory<Q> {
             adapter.memory.barrier();
         }
         true
+    }
+
+    /// Marks a device as paused. When the caller has then waited for all views of its memory, no other device delivers
+    /// to it.
+    pub(crate) fn pause(&self, node: &Node<Q>) {
+        node.adapter.paused.set(node.adapter.engine.now());
+        self.pauses.end();
+        // Routes have to be looked up again, as after a change of a binding.
+        self.generation.end();
+    }
+
+    /// Removes the mark. Returns the tasks that wait for that.
+    pub(crate) fn resume(&self, node: &Node<Q>) -> Waiters {
+        let waiters = node.adapter.paused.clear();
+        self.pauses.end();
+        self.generation.end();
+        waiters
     }
 
     fn bind(&self, gid: BoundGid, node: &Arc<Node<Q>>) -> Result<(), VerbsError> {

@@ -44,6 +44,8 @@ counters! {
         wire_dropped_ahead,
         /// Packets of queue pairs with a congestion mark (ECN).
         wire_marked,
+        /// RoCE frames that arrived while the device was paused.
+        wire_dropped_paused,
         /// Congestion notifications (CNPs) sent.
         wire_cnps_sent,
         /// Congestion notifications (CNPs) received.

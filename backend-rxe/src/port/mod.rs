@@ -317,6 +317,13 @@ impl Port {
         self.wake();
     }
 
+    /// Waits until no thread handles received packets or sends responses. The device is paused. Packets that are left
+    /// to this thread meanwhile are dropped by the port's thread.
+    pub(crate) fn pause(&self) {
+        self.queues.iter().for_each(ReceiveQueue::wait);
+        self.wake();
+    }
+
     fn is_link_down(&self) -> bool {
         self.link_down.load(Ordering::Acquire)
     }

@@ -8,6 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pvrdma_verbs::Psn;
 
+/// Largest number that a process can count up to.
+const MAX_COUNTED: u64 = 1 << 62;
+/// Next identifier.
+static NEXT: AtomicU64 = AtomicU64::new(2);
+
 /// Identifier of the connection that a half of a QP belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Connection(u64);
@@ -16,12 +21,26 @@ impl Connection {
     /// No request has arrived at the responder, or was accepted from the requester, yet.
     const NONE: Self = Self(0);
     /// The other half is on the wire.
-    const WIRE: Self = Self(1);
+    pub(crate) const WIRE: Self = Self(1);
 
     /// Returns a new identifier.
     fn begin() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(2);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Returns the number that identifies the connection in a saved state.
+    pub(crate) const fn save(self) -> u64 {
+        self.0
+    }
+
+    /// Restores an identifier, so that halves that are restored in one process still belong together. A number that is
+    /// in use already does no harm: halves of different connections differ in their addresses or QPNs.
+    pub(crate) fn restore(number: u64) -> Self {
+        // A forged number must not use up the numbers of later connections.
+        if number < MAX_COUNTED {
+            NEXT.fetch_max(number + 1, Ordering::Relaxed);
+        }
+        Self(number)
     }
 
     /// Handles a request from the wire at this responder. Returns `true` if the responder's requests come from the

@@ -14,6 +14,7 @@ pub(crate) mod payload;
 mod pending_completions;
 pub(crate) mod requester;
 pub(crate) mod responder;
+pub(crate) mod saved;
 pub(crate) mod state;
 
 use std::fmt;
@@ -149,6 +150,11 @@ impl Qp {
     /// Returns the source GID of the connection, if it can be used now.
     pub(crate) fn usable_source(&self, index: u8) -> Option<BoundGid> {
         self.source(index).filter(|source| self.adapter.gids.contains_at(index, *source))
+    }
+
+    /// Returns `true` if every send generates a completion.
+    pub(crate) const fn signal_all(&self) -> bool {
+        self.signal_all
     }
 
     /// Forgets the source GID, because the address vector has changed or was reset.

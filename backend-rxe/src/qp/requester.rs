@@ -42,12 +42,14 @@ pub(crate) struct Progress {
 
 /// Reason to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Wait {
+pub(super) enum Wait {
     Nothing,
     /// The peer had no receive. Ends at the deadline, or when the peer posts one.
     Receive(Duration),
     /// There was no response. Ends at the deadline.
     Response(Duration),
+    /// The peer's adapter is paused. Ends with the pause.
+    Resume,
 }
 
 /// State of the requester before a run.
@@ -96,36 +98,38 @@ struct RequestInspect {
 /// Reason to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 struct WaitInspect {
-    /// `receive`: the peer had no receive; `response`: there was no response.
+    /// `receive`: the peer had no receive; `response`: there was no response; `resume`: the peer is paused.
     #[serde(rename = "for")]
     what: &'static str,
-    /// Microseconds until the wait ends, 0 if that time has passed.
-    due_in_us: u64,
+    /// Microseconds until the wait ends, 0 if that time has passed. `null`: it has no deadline.
+    due_in_us: Option<u64>,
 }
 
 /// The requester half of a QP. Its knowledge about the path to the peer is kept separately ([`crate::path::Route`]).
 pub(crate) struct Requester {
-    source: Box<dyn SendSource>,
+    pub(super) source: Box<dyn SendSource>,
     /// The ring can no longer be read.
-    broken: bool,
+    pub(super) broken: bool,
     /// The request in flight, if `current` is set.
     pub(crate) work: SendWr,
     pub(crate) current: Option<Progress>,
-    wait: Wait,
-    retries: u8,
-    rnr_retries: u8,
+    pub(super) wait: Wait,
+    /// Value of [`Directory::pauses`](crate::path::directory::Directory::pauses) at the last run.
+    pub(super) pauses: u64,
+    pub(super) retries: u8,
+    pub(super) rnr_retries: u8,
     /// Time to wait the next time that the peer has no receive.
-    rnr_backoff: RnrBackoff,
+    pub(super) rnr_backoff: RnrBackoff,
     /// The timer of this requester, which may have fired since.
-    armed: Option<TimerKey>,
+    pub(super) armed: Option<TimerKey>,
     pub(crate) attrs: QpAttrs,
     /// Raise an event when the send queue is drained in SQD.
     pub(super) notify_drained: bool,
     /// Requests that have ended and whose completions are not published yet. Empty while the requester is not locked.
     pub(crate) pending: PendingCompletions,
     /// Number of requests that succeeded, and of datagrams, since RESET, and the bytes in them.
-    moved: [u64; 2],
-    flow: LastFlow,
+    pub(super) moved: [u64; 2],
+    pub(super) flow: LastFlow,
 }
 
 impl Requester {
@@ -136,6 +140,7 @@ impl Requester {
             work: SendWr::default(),
             current: None,
             wait: Wait::Nothing,
+            pauses: 0,
             retries: 0,
             rnr_retries: 0,
             rnr_backoff: RnrBackoff::default(),
@@ -160,8 +165,11 @@ impl Requester {
             }),
             wait: match self.wait {
                 Wait::Nothing => None,
-                Wait::Receive(deadline) => Some(WaitInspect { what: "receive", due_in_us: due_in_us(deadline) }),
-                Wait::Response(deadline) => Some(WaitInspect { what: "response", due_in_us: due_in_us(deadline) }),
+                Wait::Receive(deadline) => Some(WaitInspect { what: "receive", due_in_us: Some(due_in_us(deadline)) }),
+                Wait::Response(deadline) => {
+                    Some(WaitInspect { what: "response", due_in_us: Some(due_in_us(deadline)) })
+                }
+                Wait::Resume => Some(WaitInspect { what: "resume", due_in_us: None }),
             },
             retries_left: self.retries,
             rnr_retries_left: self.rnr_retries,
@@ -262,8 +270,13 @@ impl Requester {
         }
     }
 
-    /// Checks whether the request in flight can run now.
-    pub(crate) fn readiness(&mut self, qp: &Qp) -> Readiness {
+    /// Checks whether the request in flight can run now. `pauses` is the number of pauses in the process.
+    pub(crate) fn readiness(&mut self, qp: &Qp, pauses: u64) -> Readiness {
+        if self.pauses != pauses {
+            // The peer may have been paused for a part of the wait, which therefore counts for nothing.
+            self.pauses = pauses;
+            self.wait = Wait::Nothing;
+        }
         let (Wait::Receive(deadline) | Wait::Response(deadline)) = self.wait else { return Readiness::Ready };
         let woken = qp.task().take_wake() && matches!(self.wait, Wait::Receive(_));
         if woken {
@@ -277,7 +290,7 @@ impl Requester {
             return Readiness::Waiting;
         }
         match self.wait {
-            Wait::Nothing => {}
+            Wait::Nothing | Wait::Resume => {}
             Wait::Receive(_) => {
                 Counters::bump(&counters.rnr_retries);
                 if self.attrs.rnr_retry < 7 {
@@ -322,6 +335,11 @@ impl Requester {
         self.wait = Wait::Receive(deadline);
         self.arm(qp, deadline);
         Ok(())
+    }
+
+    /// Waits for the end of the peer's pause. The request in flight then continues where it was.
+    pub(crate) const fn wait_for_resume(&mut self) {
+        self.wait = Wait::Resume;
     }
 
     /// Waits for the timeout because there was no response; the request then starts again from its beginning.

@@ -68,22 +68,22 @@ pub(crate) struct Responder {
     pub(super) recv: RecvWr,
     pub(super) in_use: bool,
     /// Receives that have ended and whose completions are not published yet. Empty while the responder is not locked.
-    pending: Vec<Completion>,
+    pub(super) pending: Vec<Completion>,
     /// Number of receives of the batch that were published.
-    receives_published: usize,
+    pub(super) receives_published: usize,
     /// A receive of the batch could not be published.
-    lost: bool,
+    pub(super) lost: bool,
     /// Changes when a partial message is discarded.
     pub(crate) epoch: Epoch,
     pub(crate) attrs: QpAttrs,
     /// The first request in RTR has arrived.
-    established: bool,
+    pub(super) established: bool,
     /// Identity of the connection whose requests it accepts.
     pub(crate) connection: Connection,
     /// The last-WQE event was raised.
     pub(super) last_wqe_raised: bool,
     /// The GID of this QP's address vector, with the directory's generation at the lookup.
-    own_gid: Option<(u64, Option<BoundGid>)>,
+    pub(super) own_gid: Option<(u64, Option<BoundGid>)>,
 }
 
 impl Responder {

@@ -69,6 +69,11 @@ impl Extent {
         self.count as u64 * PAGE_SIZE
     }
 
+    /// Number of pages.
+    pub const fn pages(&self) -> u32 {
+        self.count
+    }
+
     /// Returns the index in the list of the first page after the extent.
     const fn end(&self) -> u32 {
         // This cannot wrap: the builder counts the pages of a list in a u32.
@@ -167,20 +172,46 @@ impl PageListBuilder {
     /// # Errors
     /// The address is 0, not page aligned or at the very end of the address space.
     pub fn push(&mut self, iova: u64) -> Result<(), PageError> {
+        self.push_run(iova, 1)
+    }
+
+    /// Appends all pages of another list.
+    ///
+    /// # Errors
+    /// The list would have more than its maximum number of pages.
+    pub fn append(&mut self, list: &PageList) -> Result<(), PageError> {
+        list.extents().iter().try_for_each(|extent| self.push_run(extent.iova, extent.count))
+    }
+
+    /// Appends `count` adjacent pages.
+    ///
+    /// # Errors
+    /// As for [`Self::push`], for any of the pages; or there is none. The list is unchanged then.
+    pub fn push_run(&mut self, iova: u64, count: u32) -> Result<(), PageError> {
         if iova == 0 || !iova.is_multiple_of(PAGE_SIZE) {
             return Err(PageError::Misaligned { addr: iova });
         }
         // An extent must not reach past the top of the address space, so that the sums below cannot overflow.
-        if iova.checked_add(PAGE_SIZE).is_none() {
-            return Err(PageError::OutOfRange { addr: iova });
-        }
+        let out_of_range = PageError::OutOfRange { addr: iova };
+        let bytes = u64::from(count).checked_mul(PAGE_SIZE).filter(|&bytes| bytes > 0).ok_or(out_of_range)?;
+        iova.checked_add(bytes).ok_or(out_of_range)?;
         let index = self.pages;
-        self.pages = index.checked_add(1).ok_or(PageError::OutOfRange { addr: iova })?;
+        self.pages = index.checked_add(count).ok_or(out_of_range)?;
         match self.extents.last_mut() {
-            Some(last) if last.iova + last.bytes() == iova => last.count += 1,
-            _ => self.extents.push(Extent { first: index, count: 1, iova }),
+            Some(last) if last.iova + last.bytes() == iova => last.count += count,
+            _ => self.extents.push(Extent { first: index, count, iova }),
         }
         Ok(())
+    }
+
+    /// Returns the number of pages so far.
+    pub const fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    /// Returns the size in bytes of the list's heap allocation so far.
+    pub const fn heap_bytes(&self) -> usize {
+        self.extents.capacity() * size_of::<Extent>()
     }
 
     /// Finishes the list.

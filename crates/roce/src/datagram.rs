@@ -21,6 +21,11 @@ impl DatagramSender {
         Self { qpn, qkey, psn, ident: 0 }
     }
 
+    /// PSN of the next packet.
+    pub const fn psn(&self) -> Psn {
+        self.psn
+    }
+
     /// Builds the packet of a request whose path is known, with a path MTU of `mtu` bytes. The caller completes the
     /// request. Returns the length of the frame in bytes.
     ///

@@ -31,7 +31,8 @@
 //!
 //! The division of a request into packets is a value of its own, independent of a connection ([`PacketPlan`]).
 //!
-//! Each half exports its state as plain data ([`Requester::inspect`], [`Responder::inspect`]).
+//! Each half exports its state as plain data ([`Requester::inspect`], [`Responder::inspect`]), and can be saved and
+//! restored ([`saved`]).
 //!
 //! Congestion control is separate from the halves, because both send at one common rate: [`ReactionPoint`].
 //!
@@ -68,6 +69,7 @@ mod quiet;
 mod requester;
 mod responder;
 mod rnr_backoff;
+pub mod saved;
 mod split_mix;
 pub mod wire;
 

@@ -1,8 +1,8 @@
 //! The kinds of records of all modules.
 
-use crate::{pvrdma, roce, rxe, vmxnet3};
+use crate::{pvrdma, vmxnet3};
 
-/// A module of messages.
+/// A module of messages that are records.
 pub(crate) struct Module {
     pub(crate) name: &'static str,
     /// High byte of its kinds.
@@ -10,14 +10,12 @@ pub(crate) struct Module {
     pub(crate) records: &'static [(u16, &'static str)],
 }
 
-pub(crate) const MODULES: [Module; 4] = [
+pub(crate) const MODULES: [Module; 2] = [
     Module { name: "pvrdma", high: 1, records: pvrdma::RECORDS },
-    Module { name: "rxe", high: 2, records: rxe::RECORDS },
-    Module { name: "roce", high: 3, records: roce::RECORDS },
     Module { name: "vmxnet3", high: 4, records: vmxnet3::RECORDS },
 ];
 
-/// Returns the name of the message of a kind, with its module, for example `rxe::RegionTable`. `None`: this release
+/// Returns the name of the message of a kind, with its module, for example `pvrdma::Cq`. `None`: this release
 /// does not know the kind.
 pub fn kind_name(kind: u16) -> Option<String> {
     let [high, _] = kind.to_be_bytes();

@@ -10,9 +10,11 @@
 //! The header and each body are Protobuf messages. The end record has kind 0, the number of records, and the CRC-32 of
 //! all bytes before it. [`Writer`] and [`Reader`] hold one record at a time.
 //!
-//! The messages are in a module for each owner: [`roce`], [`rxe`], [`pvrdma`], [`vmxnet3`]. They are types of their own
-//! and contain no product type, so that a change of the product does not change the format. A message is public data
-//! without invariants: the owner that restores it checks each value as it would check a guest's.
+//! The messages are in a module for each owner. Those of the functions, [`pvrdma`] and [`vmxnet3`], are records; those
+//! of adapters and transports, [`rxe`] and [`roce`], are parts of them, and [`pages`] and [`work`] are parts of those.
+//! They are types of their own and contain no product type, so that a change of the product does not change the format.
+//! A message is public data without invariants: the owner that restores it checks each value as it would check a
+//! guest's.
 //!
 //! # Compatibility
 //!
@@ -32,19 +34,19 @@
 //! # Example
 //!
 //! ```
-//! use pvrdma_saved_state::{DeviceKind, Header, Reader, Writer, rxe};
+//! use pvrdma_saved_state::{DeviceKind, Header, Reader, Writer, pvrdma};
 //!
 //! let header = Header { name: "vm1".to_owned(), ..Header::new(DeviceKind::Pvrdma, [2, 0, 0, 0, 0, 1]) };
 //! let mut stream = Vec::new();
 //! let mut writer = Writer::new(&mut stream, &header, 1 << 20)?;
-//! writer.write(&rxe::RegionTable { base: 7, ..rxe::RegionTable::default() })?;
+//! writer.write(&pvrdma::Pd { handle: 7, owner: 1 })?;
 //! writer.finish()?;
 //!
 //! let mut input = stream.as_slice();
 //! let mut reader = Reader::new(&mut input, 1 << 20)?;
 //! assert_eq!(reader.header().name, "vm1");
 //! while let Some(record) = reader.next()? {
-//!     assert_eq!(record.decode::<rxe::RegionTable>()?.base, 7);
+//!     assert_eq!(record.decode::<pvrdma::Pd>()?.handle, 7);
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -59,14 +61,18 @@ mod writer;
 #[cfg(test)]
 mod reserved;
 
+pub mod pages;
 pub mod pvrdma;
 pub mod roce;
 pub mod rxe;
 pub mod vmxnet3;
+pub mod work;
 
 pub use error::{LoadError, SaveError};
 pub use header::{DeviceKind, FEATURES, Header};
 pub use kinds::kind_name;
+/// Encoding and decoding of messages that are no records, as parts of others.
+pub use prost::{DecodeError, Message};
 pub use reader::{RawRecord, Reader};
 pub use record::{MAX_RECORD, Record};
 pub use writer::Writer;

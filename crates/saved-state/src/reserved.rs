@@ -9,12 +9,14 @@ const FIELDS: &[(&str, &[u32])] = &[];
 const KINDS: &[u16] = &[];
 
 /// The sources of the messages.
-const SOURCES: [(&str, &str); 5] = [
+const SOURCES: [(&str, &str); 7] = [
     ("header", include_str!("header.rs")),
+    ("pages", include_str!("pages.rs")),
     ("pvrdma", include_str!("pvrdma.rs")),
     ("roce", include_str!("roce.rs")),
     ("rxe", include_str!("rxe.rs")),
     ("vmxnet3", include_str!("vmxnet3.rs")),
+    ("work", include_str!("work.rs")),
 ];
 
 /// Returns the fields of a source: `module::Message` and number.

@@ -37,7 +37,18 @@ fn crates_with(package: &str, features: &str) -> BTreeSet<String> {
 }
 
 /// Crates that run in the compiler only.
-const COMPILER: [&str; 6] = ["proc-macro2", "quote", "serde_derive", "syn", "thiserror-impl", "unicode-ident"];
+const COMPILER: [&str; 10] = [
+    "anyhow",
+    "either",
+    "itertools",
+    "proc-macro2",
+    "prost-derive",
+    "quote",
+    "serde_derive",
+    "syn",
+    "thiserror-impl",
+    "unicode-ident",
+];
 
 /// The crates of this workspace, and of others, that the network card is linked from beside itself.
 const LINKED_WITH_VMXNET3: usize = 20;
@@ -94,13 +105,16 @@ fn the_command_guest_tests_is_built_from_nothing_else() {
 
 /// The crates that the protocol may be built from. Those of this workspace below it are `no_std`; the others open no
 /// files or sockets, start no threads and read no clock.
-const PURE: [&str; 10] = [
+const PURE: [&str; 13] = [
     "bitflags",
+    "bytes",
     "cfg-if",
     "crc32fast",
+    "prost",
     "pvrdma-packet",
     "pvrdma-pages",
     "pvrdma-roce",
+    "pvrdma-saved-state",
     "pvrdma-verbs-types",
     "serde",
     "serde_core",

@@ -7,7 +7,7 @@ use bitflags::bitflags;
 use pvrdma_packet::MacAddr;
 use pvrdma_pages::PageList;
 
-use crate::types::{Access, Gid, NetworkType, Qpn};
+use crate::types::{Access, Gid, InvalidValue, NetworkType, Qpn};
 
 /// One element of a scatter/gather list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -237,6 +237,33 @@ pub enum WcStatus {
     Fatal = 19,
     ResponseTimeout = 20,
     General = 21,
+}
+
+impl TryFrom<u32> for WcStatus {
+    type Error = InvalidValue;
+
+    fn try_from(value: u32) -> Result<Self, InvalidValue> {
+        Ok(match value {
+            0 => Self::Success,
+            1 => Self::LocalLength,
+            2 => Self::LocalQpOperation,
+            4 => Self::LocalProtection,
+            5 => Self::Flushed,
+            6 => Self::MwBind,
+            7 => Self::BadResponse,
+            8 => Self::LocalAccess,
+            9 => Self::RemoteInvalidRequest,
+            10 => Self::RemoteAccess,
+            11 => Self::RemoteOperation,
+            12 => Self::RetryExceeded,
+            13 => Self::RnrRetryExceeded,
+            16 => Self::RemoteAborted,
+            19 => Self::Fatal,
+            20 => Self::ResponseTimeout,
+            21 => Self::General,
+            _ => return Err(InvalidValue { what: "completion status", value: value.into() }),
+        })
+    }
 }
 
 /// Type of a completed operation.

@@ -48,9 +48,11 @@ pub mod conformance;
 mod error;
 mod hca;
 mod network;
+mod pause;
 mod progress;
 mod queue;
 mod rules;
+mod save;
 #[cfg(feature = "testing")]
 pub mod testing;
 
@@ -60,9 +62,11 @@ pub use hca::{
     QpInit, QueuePair, SharedReceiveQueue, SrqInit,
 };
 pub use network::Network;
+pub use pause::PauseHca;
 pub use progress::SendProgress;
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
 pub use rules::{AddressRule, OtherAddresses, Peers, Prefix, Rules, link_local};
+pub use save::{RingPosition, SaveHca, SavedMr, SavedQp, SavedRing, SavedSrq};
 
 pub use pvrdma_verbs_types::{
     Access, AddressVector, Completion, FastRegister, Gid, GidType, InvalidAttribute, InvalidValue, Invalidate,

@@ -1,6 +1,7 @@
 //! Queues and events: the interface through which a backend pulls work and pushes results.
 
 use crate::error::{CqOverrun, QueueError};
+use crate::save::SavedRing;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs_types::{Completion, RecvWr, SendWr};
 
@@ -18,6 +19,11 @@ pub trait SendSource: Send {
 
     /// Starts over at index 0, as the guest does when it moves the QP to RESET.
     fn reset(&mut self);
+
+    /// Returns the state of the ring. `None`: it cannot be saved.
+    fn save(&self) -> Option<SavedRing> {
+        None
+    }
 }
 
 /// Consumer side of a receive queue. A slot returns to the guest when its request is popped.
@@ -36,6 +42,11 @@ pub trait RecvSource: Send {
 
     /// Starts over at index 0.
     fn reset(&mut self);
+
+    /// Returns the state of the ring. `None`: it cannot be saved.
+    fn save(&self) -> Option<SavedRing> {
+        None
+    }
 }
 
 /// Producer side of a completion queue.

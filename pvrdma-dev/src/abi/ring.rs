@@ -55,6 +55,26 @@ pub(crate) mod eqe {
     pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
     /// QP takes no more receives from its SRQ.
     pub(crate) const QP_LAST_WQE_REACHED: u32 = 16;
+
+    /// Kind of the object that an event names.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) enum Subject {
+        Cq,
+        Qp,
+        Srq,
+        Port,
+    }
+
+    /// Returns the kind of the object that an event of this kind names. `None`: there is no such event.
+    pub(crate) const fn subject(kind: u32) -> Option<Subject> {
+        Some(match kind {
+            CQ_ERR => Subject::Cq,
+            QP_FATAL | QP_REQ_ERR | QP_ACCESS_ERR | COMM_EST | SQ_DRAINED | QP_LAST_WQE_REACHED => Subject::Qp,
+            PORT_ACTIVE | PORT_ERR => Subject::Port,
+            SRQ_ERR | SRQ_LIMIT_REACHED => Subject::Srq,
+            _ => return None,
+        })
+    }
 }
 
 /// An asynchronous event entry (spec §10).

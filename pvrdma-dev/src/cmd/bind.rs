@@ -11,7 +11,7 @@ use crate::error::CmdError;
 use crate::objects::GidInspect;
 
 /// Value of the driver's `vlan` field without a VLAN.
-const NO_VLAN: u16 = 0xfff;
+pub(crate) const NO_VLAN: u16 = 0xfff;
 
 /// Binds a GID, replacing the entry at the index if there is one.
 pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &CreateBind) -> Result<Response, CmdError> {
@@ -47,7 +47,8 @@ pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &Dest
     Ok(Response::header())
 }
 
-fn index<H: Hca>(core: &Core<H>, index: u32) -> Result<u8, CmdError> {
+/// Checks an index in the GID table.
+pub(crate) fn index<H: Hca>(core: &Core<H>, index: u32) -> Result<u8, CmdError> {
     if index >= core.limits().gid_table {
         return Err(CmdError::Invalid("GID index", index.into()));
     }

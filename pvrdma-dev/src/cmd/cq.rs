@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_guest_memory::{Direction, PAGE_SIZE, PageList};
+use pvrdma_guest_memory::{Charge, Direction, PAGE_SIZE, PageList};
 use pvrdma_verbs::{CompletionSink, Hca, Object};
 
 use super::pd::owner;
@@ -18,13 +18,9 @@ use crate::page_dir::{check_mapped, read_page_directory};
 
 pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &CreateCq) -> Result<Response, CmdError> {
     let &CreateCq { pdir_dma, ctx_handle, cqe, nchunks } = request;
-    let owner = owner(core, ctx_handle)?;
-    if !cqe.is_power_of_two() || cqe > core.limits().verbs.max_cqe {
-        return Err(CmdError::Invalid("number of CQ entries", cqe.into()));
-    }
     let vacancy = core.objects.cqs.room()?;
-    let pages = ring_pages(core, pdir_dma, nchunks, ring_pages_of(cqe, CQE_SIZE as u64))?;
-    let charge = core.charge(Object::Cq, &[&pages])?;
+    let pages = |needed| ring_pages(core, pdir_dma, nchunks, needed);
+    let (owner, pages, charge) = checked(core, ctx_handle, cqe, pages)?;
     let handle = vacancy.handle;
     let ring = CqRing::new(handle, cqe, pages, owner != KERNEL, Arc::clone(&core.hub))?;
     let verbs = core.hca.create_cq(Arc::<CqRing>::clone(&ring) as Arc<dyn CompletionSink>)?;
@@ -32,6 +28,23 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     core.objects.cqs.insert(vacancy, Arc::clone(&cq));
     core.watch_new_cq(&cq);
     Ok(Response::new(&CreateCqResp { cq_handle: handle, cqe }).created(Created::Cq(handle)))
+}
+
+/// Checks the parameters of a completion queue and charges it. `pages` returns its pages, given their number. Returns
+/// its owner, pages and charge.
+pub(crate) fn checked<H: Hca>(
+    core: &Core<H>,
+    ctx_handle: u32,
+    cqe: u32,
+    pages: impl FnOnce(u64) -> Result<PageList, CmdError>,
+) -> Result<(u32, PageList, Charge), CmdError> {
+    let owner = owner(core, ctx_handle)?;
+    if !cqe.is_power_of_two() || cqe > core.limits().verbs.max_cqe {
+        return Err(CmdError::Invalid("number of CQ entries", cqe.into()));
+    }
+    let pages = pages(ring_pages_of(cqe, CQE_SIZE as u64))?;
+    let charge = core.charge(Object::Cq, &[&pages])?;
+    Ok((owner, pages, charge))
 }
 
 /// Returns the number of pages of a ring, including its state page.

@@ -6,15 +6,15 @@
 //!
 //! To add a command: a row in `abi/cmd.rs`, its request structure there, its handler here.
 
-mod bind;
-mod cq;
-mod mr;
-mod pd;
-mod qp;
+pub(crate) mod bind;
+pub(crate) mod cq;
+pub(crate) mod mr;
+pub(crate) mod pd;
+pub(crate) mod qp;
 mod qp_attr;
 mod query;
 mod response;
-mod srq;
+pub(crate) mod srq;
 mod uc;
 
 use pvrdma_verbs::Hca;

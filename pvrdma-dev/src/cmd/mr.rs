@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_guest_memory::{Charge, Direction, Extent, PAGE_SIZE};
+use pvrdma_guest_memory::{Charge, Direction, Extent, PAGE_SIZE, PageList};
 use pvrdma_verbs::{Access, Hca, MemoryRegion, MrRequest, Object};
 
 use super::response::{Created, Response};
@@ -15,19 +15,35 @@ use crate::objects::{KERNEL, Mr, Pd};
 use crate::page_dir::{check_mapped, read_page_directory};
 
 pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &CreateMr) -> Result<Response, CmdError> {
-    let pd = core.objects.pds.find(request.pd_handle)?;
     let vacancy = core.objects.mrs.room()?;
-    let (registration, charge) = match request.flags {
-        0 => user(core, request)?,
-        mr_flags::DMA => dma(core, &pd, request)?,
-        mr_flags::FAST_REGISTER => fast_register(core, &pd, request)?,
-        other => return Err(CmdError::Invalid("memory region flags", other.into())),
-    };
+    let (pd, registration, charge) = checked(core, request, || {
+        let view = core.memory.view();
+        let pages = read_page_directory(&view, request.pdir_dma, request.nchunks)?;
+        check_mapped(&view, &pages, Direction::Read)?;
+        Ok(pages)
+    })?;
     let verbs = core.hca.register_mr(&pd.verbs, registration)?;
     let handle = vacancy.handle;
     let response = CreateMrResp { mr_handle: handle, lkey: verbs.lkey(), rkey: verbs.rkey() };
     core.objects.mrs.insert(vacancy, Arc::new(Mr { pd, verbs, _charge: charge }));
     Ok(Response::new(&response).created(Created::Mr(handle)))
+}
+
+/// Checks a request for a memory region and charges it. `pages` returns the pages of a process's memory, as many as the
+/// request says.
+pub(crate) fn checked<H: Hca>(
+    core: &Core<H>,
+    request: &CreateMr,
+    pages: impl FnOnce() -> Result<PageList, CmdError>,
+) -> Result<(Arc<Pd<H>>, MrRequest, Charge), CmdError> {
+    let pd = core.objects.pds.find(request.pd_handle)?;
+    let (registration, charge) = match request.flags {
+        0 => user(core, request, pages)?,
+        mr_flags::DMA => dma(core, &pd, request)?,
+        mr_flags::FAST_REGISTER => fast_register(core, &pd, request)?,
+        other => return Err(CmdError::Invalid("memory region flags", other.into())),
+    };
+    Ok((pd, registration, charge))
 }
 
 /// Returns the known access rights. The driver passes on all bits that the application set.
@@ -36,8 +52,12 @@ const fn access(request: &CreateMr) -> Access {
 }
 
 /// Registers memory of a process. Address, length and number of pages must be consistent, computed in 64 bits.
-fn user<H: Hca>(core: &Core<H>, request: &CreateMr) -> Result<(MrRequest, Charge), CmdError> {
-    let &CreateMr { start, length, nchunks, pdir_dma, .. } = request;
+fn user<H: Hca>(
+    core: &Core<H>,
+    request: &CreateMr,
+    pages: impl FnOnce() -> Result<PageList, CmdError>,
+) -> Result<(MrRequest, Charge), CmdError> {
+    let &CreateMr { start, length, nchunks, .. } = request;
     if length == 0 || length > core.limits().verbs.max_mr_size || start.checked_add(length).is_none() {
         return Err(CmdError::Invalid("memory region length", length));
     }
@@ -45,12 +65,7 @@ fn user<H: Hca>(core: &Core<H>, request: &CreateMr) -> Result<(MrRequest, Charge
     if span != u64::from(nchunks) {
         return Err(CmdError::Invalid("number of pages", nchunks.into()));
     }
-    let pages = {
-        let view = core.memory.view();
-        let pages = read_page_directory(&view, pdir_dma, nchunks)?;
-        check_mapped(&view, &pages, Direction::Read)?;
-        pages
-    };
+    let pages = pages()?;
     let charge = core.charge(Object::Mr, &[&pages])?;
     Ok((MrRequest::User { start, length, pages, access: access(request) }, charge))
 }

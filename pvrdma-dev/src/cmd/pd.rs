@@ -22,7 +22,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
 }
 
 /// Returns the owner that a command names: an existing context, or the kernel.
-pub(super) fn owner<H: Hca>(core: &Core<H>, context: u32) -> Result<u32, CmdError> {
+pub(crate) fn owner<H: Hca>(core: &Core<H>, context: u32) -> Result<u32, CmdError> {
     if context != KERNEL {
         core.objects.contexts.find(context)?;
     }

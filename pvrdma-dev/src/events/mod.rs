@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use log::debug;
 use parking_lot::{Mutex, RwLock};
-use pvrdma_guest_memory::{DmaSpace, DmaView, PageList};
+use pvrdma_guest_memory::{DmaSpace, DmaView, PageList, PageListBuilder};
 use pvrdma_handover::WaitFlag;
 use pvrdma_verbs::{AsyncEvent, Counter, DeviceLog, EventSink, PortEvent, QpEvent, QueueError, SrqEvent, counters};
 use serde::Serialize;
@@ -68,6 +68,17 @@ impl From<AsyncEvent> for Eqe {
     }
 }
 
+/// State of an event ring that is saved. The events are those of the ring: [`Eqe`], or [`Cqne`].
+#[derive(Debug)]
+pub(crate) struct SavedEventRing<E> {
+    /// All pages of the ring; none if it is shut.
+    pub(crate) pages: PageList,
+    /// Index that the device publishes. `None`: the ring is shut.
+    pub(crate) tail: Option<u32>,
+    /// Events that wait for room, in order.
+    pub(crate) waiting: Vec<E>,
+}
+
 /// Entry of an event ring.
 trait Entry: Copy + Eq + Hash {
     const SIZE: usize;
@@ -84,7 +95,7 @@ impl Entry for Eqe {
 
 /// CQ handle, in the format of `pvrdma_cqne`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct Cqne(u32);
+pub(crate) struct Cqne(pub(crate) u32);
 
 impl Entry for Cqne {
     const SIZE: usize = CQNE_SIZE;
@@ -101,6 +112,8 @@ struct EventRing<E> {
     /// `None` after an invalid consumer index, or after the rings were shut: nothing is posted until the next
     /// handshake.
     ring: Option<ProducerRing>,
+    /// The device is paused: all entries wait.
+    paused: bool,
     waiting: VecDeque<E>,
     queued: HashSet<E>,
     /// Log of the device, set when the ring is installed.
@@ -119,7 +132,37 @@ impl<E: Entry> EventRing<E> {
         let entries = nominal & nominal.wrapping_neg();
         let shape = RingShape { pages, first_page, page_count, entries, stride, words: StateWords::Rx };
         let ring = ProducerRing::new(shape)?;
-        Ok(Self { name, ring: Some(ring), waiting: VecDeque::new(), queued: HashSet::new(), log: None })
+        Ok(Self { name, ring: Some(ring), paused: false, waiting: VecDeque::new(), queued: HashSet::new(), log: None })
+    }
+
+    /// Restores a ring.
+    ///
+    /// # Errors
+    /// The pages are not those of such a ring, or the index is not one of it.
+    fn restore(name: &'static str, saved: SavedEventRing<E>) -> Result<Self, RingShapeError> {
+        let SavedEventRing { pages, tail, waiting } = saved;
+        let Some(tail) = tail else {
+            let (waiting, queued) = (VecDeque::new(), HashSet::new());
+            return Ok(Self { name, ring: None, paused: false, waiting, queued, log: None });
+        };
+        let new = Self::new(name, pages)?;
+        let ring = new.ring.map(|ring| ring.at(tail)).transpose()?;
+        let queued = waiting.iter().copied().collect();
+        Ok(Self { ring, waiting: waiting.into(), queued, ..new })
+    }
+
+    fn save(&self) -> SavedEventRing<E> {
+        let Self { name: _, ring, paused: _, waiting, queued: _, log: _ } = self;
+        let shut = || SavedEventRing { pages: PageList::default(), tail: None, waiting: Vec::new() };
+        let Some(ring) = ring else { return shut() };
+        let (elements, tail) = ring.save();
+        let mut pages = PageListBuilder::default();
+        // The pages are those of one list, so a list accepts them.
+        match pages.push(ring.words().state_page()).and_then(|()| pages.append(elements)) {
+            Ok(()) => {}
+            Err(_) => return shut(),
+        }
+        SavedEventRing { pages: pages.finish(), tail: Some(tail), waiting: waiting.iter().copied().collect() }
     }
 
     /// Posts an entry after those that wait already. Returns `true` if anything was published.
@@ -154,7 +197,11 @@ impl<E: Entry> EventRing<E> {
 
     /// Pushes an entry. Returns `false` if there is no room now, and `None` if there is no ring (any more).
     fn push(&mut self, view: &DmaView<'_>, entry: E) -> Option<bool> {
-        match entry.push(self.ring.as_mut()?, view) {
+        let ring = self.ring.as_mut()?;
+        if self.paused {
+            return Some(false);
+        }
+        match entry.push(ring, view) {
             Ok(pushed) => Some(pushed),
             // Bus mastering is disabled, or the map is changing. That may be temporary, so the entry waits; their
             // number is bounded.
@@ -173,7 +220,7 @@ impl<E: Entry> EventRing<E> {
     }
 
     fn shut(&mut self) {
-        let Self { name: _, log: _, ring, waiting, queued } = self;
+        let Self { name: _, log: _, paused: _, ring, waiting, queued } = self;
         (*ring, *waiting, *queued) = (None, VecDeque::new(), HashSet::new());
     }
 }
@@ -187,6 +234,20 @@ fn inspect<E>(name: &'static str, ring: &Mutex<EventRing<E>>, memory: &DmaSpace)
         Some(EventRing { ring: Some(ring), waiting, .. }) => ("open", Some(waiting.len()), Some(ring.words())),
     };
     EventRingInspect { name, state, waiting, ring: words.map(|words| words.inspect(memory)) }
+}
+
+/// Name of the ring of asynchronous events.
+const ASYNCHRONOUS: &str = "asynchronous event";
+/// Name of the ring of CQ notifications.
+const NOTIFICATIONS: &str = "CQ notification";
+
+/// State of both rings that is saved.
+#[derive(Debug)]
+pub(crate) struct SavedEventRings {
+    /// Ring of asynchronous events.
+    pub(crate) asynchronous: SavedEventRing<Eqe>,
+    /// Ring of CQ notifications.
+    pub(crate) notifications: SavedEventRing<Cqne>,
 }
 
 /// Event rings of one handshake.
@@ -207,11 +268,34 @@ impl EventRings {
         interrupts: Arc<Interrupts>,
     ) -> Result<Self, RingShapeError> {
         Ok(Self {
-            asynchronous: Mutex::new(EventRing::new("asynchronous event", async_pages)?),
-            notifications: Mutex::new(EventRing::new("CQ notification", notification_pages)?),
+            asynchronous: Mutex::new(EventRing::new(ASYNCHRONOUS, async_pages)?),
+            notifications: Mutex::new(EventRing::new(NOTIFICATIONS, notification_pages)?),
             pending: WaitFlag::new(),
             interrupts,
         })
+    }
+
+    /// Restores the rings of a handshake.
+    ///
+    /// # Errors
+    /// The pages are not those of such rings, or an index is not one of its ring.
+    pub(crate) fn restore(saved: SavedEventRings, interrupts: Arc<Interrupts>) -> Result<Self, RingShapeError> {
+        let SavedEventRings { asynchronous, notifications } = saved;
+        let rings = Self {
+            asynchronous: Mutex::new(EventRing::restore(ASYNCHRONOUS, asynchronous)?),
+            notifications: Mutex::new(EventRing::restore(NOTIFICATIONS, notifications)?),
+            pending: WaitFlag::new(),
+            interrupts,
+        };
+        // The first access of the guest finds out whether events wait.
+        rings.pending.set();
+        Ok(rings)
+    }
+
+    /// Returns the state to be saved.
+    pub(crate) fn save(&self) -> SavedEventRings {
+        let Self { asynchronous, notifications, pending: _, interrupts: _ } = self;
+        SavedEventRings { asynchronous: asynchronous.lock().save(), notifications: notifications.lock().save() }
     }
 
     /// Posts an asynchronous event of the adapter.
@@ -248,6 +332,12 @@ impl EventRings {
             inspect("asynchronous events", &self.asynchronous, memory),
             inspect("CQ notifications", &self.notifications, memory),
         ]
+    }
+
+    /// Makes all entries wait, or ends that. When this returns from the former, nothing writes to the rings.
+    pub(crate) fn set_paused(&self, paused: bool) {
+        self.asynchronous.lock().paused = paused;
+        self.notifications.lock().paused = paused;
     }
 
     /// Shuts the rings. When this returns, neither the rings nor the interrupts are used.
@@ -319,6 +409,19 @@ impl EventHub {
     pub(crate) fn remove(&self) {
         if let Some(old) = self.rings.write().take() {
             old.shut();
+        }
+    }
+
+    /// Returns the state of the rings to be saved. `None`: there are no rings.
+    pub(crate) fn save(&self) -> Option<SavedEventRings> {
+        let Self { rings, log: _, counters: _ } = self;
+        rings.read().as_ref().map(|rings| rings.save())
+    }
+
+    /// Makes all events wait, or ends that; [`Self::retry_pending`] then posts them. No rings are installed in a pause.
+    pub(crate) fn set_paused(&self, paused: bool) {
+        if let Some(rings) = &*self.rings.read() {
+            rings.set_paused(paused);
         }
     }
 

@@ -29,7 +29,7 @@ pub(crate) use mr::Mr;
 pub(crate) use pd::Pd;
 pub(crate) use qp::{FIRST_HANDLE, GSI_HANDLE, Qp};
 pub(crate) use srq::Srq;
-pub(crate) use table::{HandleTable, Vacancy};
+pub(crate) use table::{HandleTable, TablePosition, Vacancy};
 
 /// Entry of the GID table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]

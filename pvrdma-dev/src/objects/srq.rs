@@ -7,7 +7,7 @@ use pvrdma_handover::Pending;
 use pvrdma_verbs::Hca;
 
 use super::Pd;
-use crate::ring::{Progress, RingWords};
+use crate::ring::{Progress, RingWords, StateWords};
 
 /// Shared receive queue; the adapter holds its ring.
 pub(crate) struct Srq<H: Hca> {
@@ -29,4 +29,21 @@ pub(crate) struct Srq<H: Hca> {
     pub(crate) pending_doorbells: Pending,
     /// Charge for its memory.
     pub(crate) _charge: Charge,
+}
+
+impl<H: Hca> Srq<H> {
+    /// Creates a queue that the guest has destroyed and a QP still uses.
+    pub(crate) fn ended(pd: Arc<Pd<H>>, verbs: H::Srq, charge: Charge) -> Self {
+        Self {
+            handle: u32::MAX,
+            pd,
+            verbs,
+            words: RingWords::at(0, StateWords::Rx, 1),
+            progress: None,
+            max_wr: 1,
+            max_sge: 1,
+            pending_doorbells: Pending::new(),
+            _charge: charge,
+        }
+    }
 }

@@ -19,8 +19,6 @@ pub(crate) struct HandleTable<T> {
     first: u32,
     /// End of the range of handles.
     end: AtomicU32,
-    /// First handle to be allocated.
-    begin: u32,
     inner: RwLock<Inner<T>>,
 }
 
@@ -28,10 +26,19 @@ pub(crate) struct HandleTable<T> {
 struct Inner<T> {
     /// Slots, which grow as handles are used for the first time.
     slots: Vec<Option<Arc<T>>>,
-    next: u32,
     live: u32,
+    position: TablePosition,
+}
+
+/// State of a table that determines the handles of the next objects. All values are valid.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TablePosition {
+    /// First handle to be allocated after [`HandleTable::drain`].
+    pub(crate) begin: u32,
+    /// First handle to try for the next object.
+    pub(crate) next: u32,
     /// Number of passes through the table. A [`HandleTable::drain`] counts as one.
-    rounds: u32,
+    pub(crate) rounds: u32,
 }
 
 /// Free handle.
@@ -46,16 +53,18 @@ pub(crate) struct Vacancy {
 impl<T> HandleTable<T> {
     /// Creates a table of the handles `first..end`.
     pub(crate) const fn new(what: &'static str, first: u32, end: u32) -> Self {
-        let inner = RwLock::new(Inner { slots: Vec::new(), next: first, live: 0, rounds: 0 });
-        Self { what, first, end: AtomicU32::new(end), begin: first, inner }
+        let position = TablePosition { begin: first, next: first, rounds: 0 };
+        let inner = RwLock::new(Inner { slots: Vec::new(), live: 0, position });
+        Self { what, first, end: AtomicU32::new(end), inner }
     }
 
     /// Creates a table whose first handle and first round are chosen by two random numbers.
     pub(crate) fn beginning(what: &'static str, handles: Range<u32>, (place, round): (u32, u32)) -> Self {
         let Range { start: first, end } = handles;
         let begin = first.saturating_add(place.checked_rem(end.saturating_sub(first)).unwrap_or(0));
-        let inner = RwLock::new(Inner { slots: Vec::new(), next: begin, live: 0, rounds: round });
-        Self { what, first, end: AtomicU32::new(end), begin, inner }
+        let position = TablePosition { begin, next: begin, rounds: round };
+        let inner = RwLock::new(Inner { slots: Vec::new(), live: 0, position });
+        Self { what, first, end: AtomicU32::new(end), inner }
     }
 
     /// Returns the kind of the objects.
@@ -71,25 +80,41 @@ impl<T> HandleTable<T> {
     /// Returns the next handle to use, `None` if all are in use.
     pub(crate) fn vacancy(&self) -> Option<Vacancy> {
         let inner = self.inner.read();
+        let TablePosition { begin: _, next, rounds } = inner.position;
         let free = |handle: &u32| inner.at(*handle).is_none();
         let end = self.end.load(Ordering::Relaxed);
-        (inner.next..end).find(free).map(|handle| Vacancy { handle, round: inner.rounds }).or_else(|| {
-            let round = inner.rounds.wrapping_add(1);
-            (self.first..inner.next.min(end)).find(free).map(|handle| Vacancy { handle, round })
+        (next.max(self.first)..end).find(free).map(|handle| Vacancy { handle, round: rounds }).or_else(|| {
+            let round = rounds.wrapping_add(1);
+            (self.first..next.min(end)).find(free).map(|handle| Vacancy { handle, round })
         })
     }
 
     /// Stores an object at a free handle.
     pub(crate) fn insert(&self, vacancy: Vacancy, object: Arc<T>) {
         let mut inner = self.inner.write();
-        inner.next = vacancy.handle.saturating_add(1);
-        inner.rounds = vacancy.round;
+        inner.position.next = vacancy.handle.saturating_add(1);
+        inner.position.rounds = vacancy.round;
         inner.put(vacancy.handle, object);
     }
 
     /// Stores an object at a handle that is not allocated in turn.
     pub(crate) fn insert_at(&self, handle: u32, object: Arc<T>) {
         self.inner.write().put(handle, object);
+    }
+
+    /// Returns `true` if the table has this handle, in use or free.
+    pub(crate) fn has_handle(&self, handle: u32) -> bool {
+        (self.first..self.end.load(Ordering::Relaxed)).contains(&handle)
+    }
+
+    /// Returns the state that determines the next handles.
+    pub(crate) fn position(&self) -> TablePosition {
+        self.inner.read().position
+    }
+
+    /// Sets the state that determines the next handles.
+    pub(crate) fn set_position(&self, position: TablePosition) {
+        self.inner.write().position = position;
     }
 
     /// Returns the object with a handle.
@@ -109,9 +134,9 @@ impl<T> HandleTable<T> {
     pub(crate) fn drain(&self) -> Vec<Arc<T>> {
         let mut inner = self.inner.write();
         let slots = std::mem::take(&mut inner.slots);
-        inner.next = self.begin;
         inner.live = 0;
-        inner.rounds = inner.rounds.wrapping_add(1);
+        inner.position.next = inner.position.begin;
+        inner.position.rounds = inner.position.rounds.wrapping_add(1);
         slots.into_iter().flatten().collect()
     }
 
@@ -182,7 +207,7 @@ mod tests {
     #[test]
     fn rounds_come_round_in_their_order() {
         let table = HandleTable::new("thing", 2, 4);
-        table.inner.write().rounds = u32::MAX - 1;
+        table.inner.write().position.rounds = u32::MAX - 1;
         let rounds: Vec<u32> = (0..6)
             .map(|_| {
                 let vacancy = create(&table).unwrap();

@@ -11,7 +11,7 @@ mod progress;
 use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::{Direction, DmaError, DmaSpace, DmaView, PAGE_SIZE, PageList};
-use pvrdma_verbs::{IndexError, QueueError};
+use pvrdma_verbs::{IndexError, QueueError, RingPosition, SavedRing};
 use serde::Serialize;
 use thiserror::Error;
 use vm_memory::{ByteValued, VolatileSlice};
@@ -50,6 +50,14 @@ pub(crate) enum RingShapeError {
         count: u32,
         /// Number of pages of the object.
         pages: u32,
+    },
+    /// A saved position is not one of such a ring.
+    #[error("no ring of {entries} elements is at index {index:#x}")]
+    Position {
+        /// Index.
+        index: u32,
+        /// Number of elements.
+        entries: u32,
     },
 }
 
@@ -253,6 +261,11 @@ impl RingWords {
         Self { entries, prod_tail: state_page | words.prod_tail() }
     }
 
+    /// Returns the number of elements.
+    pub(crate) const fn entries(self) -> u32 {
+        self.entries
+    }
+
     /// Loads the producer's index without checking it.
     ///
     /// # Errors
@@ -310,6 +323,30 @@ impl ConsumerRing {
     /// Returns the location of its indices.
     pub(crate) const fn words(&self) -> RingWords {
         self.ring.words()
+    }
+
+    /// Moves a new ring to a saved position.
+    ///
+    /// # Errors
+    /// The position is not one of such a ring.
+    pub(crate) fn at(mut self, position: RingPosition) -> Result<Self, RingShapeError> {
+        let RingPosition { next, head, broken } = position;
+        let entries = self.ring.entries;
+        for index in [next, head] {
+            if index > self.ring.mask() || self.ring.distance(next, head) > entries {
+                return Err(RingShapeError::Position { index, entries });
+            }
+        }
+        // The guest's index is loaded, and checked, when the next element is needed.
+        (self.tail, self.next, self.head, self.broken) = (next, next, head, broken);
+        Ok(self)
+    }
+
+    /// Returns the state of the ring.
+    pub(crate) fn save(&self) -> SavedRing {
+        let Self { ring, tail: _, next, head, broken, progress: _ } = self;
+        let position = RingPosition { next: *next, head: *head, broken: *broken };
+        SavedRing { pages: ring.pages.clone(), position }
     }
 
     /// Returns the progress of this consumer, for the watcher of the ring.
@@ -397,6 +434,27 @@ pub(crate) struct ProducerRing {
 impl ProducerRing {
     pub(crate) fn new(shape: RingShape) -> Result<Self, RingShapeError> {
         Ok(Self { ring: Ring::new(shape)?, tail: 0, head: 0 })
+    }
+
+    /// Moves a new ring to a saved position.
+    ///
+    /// # Errors
+    /// The position is not one of such a ring.
+    pub(crate) fn at(mut self, tail: u32) -> Result<Self, RingShapeError> {
+        let entries = self.ring.entries;
+        if tail > self.ring.mask() {
+            return Err(RingShapeError::Position { index: tail, entries });
+        }
+        self.tail = tail;
+        // The ring counts as full, so that the guest's index is loaded, and checked, when the next element is written.
+        self.head = tail.wrapping_sub(entries) & self.ring.mask();
+        Ok(self)
+    }
+
+    /// Returns the pages of the elements, and the index that the device publishes.
+    pub(crate) const fn save(&self) -> (&PageList, u32) {
+        let Self { ring, tail, head: _ } = self;
+        (&ring.pages, *tail)
     }
 
     /// Returns the location of its indices.

@@ -112,6 +112,14 @@ impl GuestMemory {
         Self::with_region(Arc::new(region), parts, policy)
     }
 
+    /// Returns another space that maps all memory, without a lock, for a device that takes the place of another one.
+    pub fn another_space(&self) -> Arc<DmaSpace> {
+        let (space, len) = (DmaSpace::new(PinPolicy::Off), self.region.size() as u64);
+        let backing = Some(Backing { mapping: Arc::clone(&self.region), offset: 0 });
+        space.map(DmaRange { iova: MEMORY_BASE, len, writable: true, backing }).unwrap();
+        space
+    }
+
     fn with_region(region: Arc<MmapRegion>, parts: usize, policy: PinPolicy) -> Arc<Self> {
         let pages = region.size() / PAGE_SIZE as usize;
         let space = DmaSpace::new(policy);

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use pvrdma_verbs::{
     AsyncEvent, Backend, Completion, CompletionQueue, CompletionSink, Counter, CqOverrun, DeviceContext, Gid, GidType,
-    Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Mtu, Object, PortAttributes, PortState, QpAttrMask, QpAttrs,
-    QpInit, QpState, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SendSource, SendWr, SharedReceiveQueue,
-    SrqInit, VerbsError, qp_state,
+    Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Mtu, Object, PauseHca, PortAttributes, PortState, QpAttrMask,
+    QpAttrs, QpInit, QpState, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SendSource, SendWr,
+    SharedReceiveQueue, SrqInit, VerbsError, qp_state,
 };
 
 /// Limits of an adapter that supports everything.
@@ -63,6 +63,7 @@ impl Backend for MockBackend {
             refuse: AtomicBool::new(false),
             port_down: AtomicBool::new(false),
             carries_less: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
             cqs_armed: AtomicUsize::new(0),
         });
         self.devices.lock().push(Arc::clone(&device));
@@ -76,24 +77,26 @@ pub struct MockDevice {
     context: DeviceContext,
     qps: Mutex<HashMap<u32, Arc<QpShared>>>,
     srqs: Mutex<HashMap<u32, Arc<SrqShared>>>,
-    next_key: AtomicU32,
+    pub(super) next_key: AtomicU32,
     /// Verbs in the order of the calls; notifications are counted instead.
     calls: Mutex<Vec<String>>,
     refuse: AtomicBool,
     port_down: AtomicBool,
     carries_less: AtomicBool,
+    paused: AtomicBool,
     cqs_armed: AtomicUsize,
 }
 
-struct QpShared {
+pub(super) struct QpShared {
     cookie: u32,
     qpn: Qpn,
     qp_type: QpType,
-    send: Mutex<Option<Box<dyn SendSource>>>,
-    recv: Mutex<Option<Box<dyn RecvSource>>>,
+    pub(super) signal_all: bool,
+    pub(super) send: Mutex<Option<Box<dyn SendSource>>>,
+    pub(super) recv: Mutex<Option<Box<dyn RecvSource>>>,
     send_cq: Arc<dyn CompletionSink>,
     recv_cq: Arc<dyn CompletionSink>,
-    attrs: Mutex<QpAttrs>,
+    pub(super) attrs: Mutex<QpAttrs>,
     sends_notified: AtomicUsize,
     recvs_notified: AtomicUsize,
 }
@@ -104,9 +107,9 @@ impl std::fmt::Debug for QpShared {
     }
 }
 
-struct SrqShared {
+pub(super) struct SrqShared {
     cookie: u32,
-    recv: Mutex<Option<Box<dyn RecvSource>>>,
+    pub(super) recv: Mutex<Option<Box<dyn RecvSource>>>,
     limit: AtomicU32,
     notified: AtomicUsize,
 }
@@ -137,7 +140,7 @@ impl MockDevice {
         self.calls.lock().push(call);
     }
 
-    fn create(&self, what: &'static str) -> Result<(), VerbsError> {
+    pub(super) fn create(&self, what: &'static str) -> Result<(), VerbsError> {
         if self.refuse.swap(false, Ordering::Relaxed) {
             return Err(VerbsError::Exhausted(what));
         }
@@ -232,7 +235,7 @@ impl MockDevice {
 
 /// Device's side of an adapter.
 #[derive(Debug)]
-pub struct MockHca(Arc<MockDevice>);
+pub struct MockHca(pub(super) Arc<MockDevice>);
 
 /// A completion queue.
 #[expect(missing_debug_implementations, reason = "holds a trait object of the device")]
@@ -251,22 +254,39 @@ impl CompletionQueue for MockCq {
 #[derive(Debug)]
 pub struct MockMr {
     device: Arc<MockDevice>,
-    key: u32,
+    pub(super) key: u32,
     shape: MrShape,
+    /// Request that creates such a region.
+    pub(super) saved: MrRequest,
 }
 
 /// A shared receive queue.
 #[derive(Debug)]
 pub struct MockSrq {
     device: Arc<MockDevice>,
-    shared: Arc<SrqShared>,
+    pub(super) shared: Arc<SrqShared>,
 }
 
 /// A queue pair.
 #[derive(Debug)]
 pub struct MockQp {
     device: Arc<MockDevice>,
-    shared: Arc<QpShared>,
+    pub(super) shared: Arc<QpShared>,
+}
+
+/// Pausing has no effect on what the test does itself.
+impl PauseHca for MockHca {
+    fn pause(&self) -> bool {
+        !self.0.paused.swap(true, Ordering::SeqCst)
+    }
+
+    fn resume(&self) -> bool {
+        self.0.paused.swap(false, Ordering::SeqCst)
+    }
+
+    fn is_paused(&self) -> bool {
+        self.0.paused.load(Ordering::SeqCst)
+    }
 }
 
 impl Hca for MockHca {
@@ -313,18 +333,19 @@ impl Hca for MockHca {
 
     fn register_mr(&self, _pd: &(), request: MrRequest) -> Result<MockMr, VerbsError> {
         self.0.create("MR")?;
-        let (line, shape) = match request {
-            MrRequest::User { start, length, pages, access } => {
+        let (line, shape) = match &request {
+            &MrRequest::User { start, length, ref pages, access } => {
                 let line = format!("user MR {start:#x}+{length:#x} in {} pages, {access:?}", pages.pages());
                 (line, MrShape::User { start, length, access })
             }
-            MrRequest::Dma { access } => (format!("DMA MR {access:?}"), MrShape::Dma { access }),
-            MrRequest::FastRegister { max_pages } => {
+            &MrRequest::Dma { access } => (format!("DMA MR {access:?}"), MrShape::Dma { access }),
+            &MrRequest::FastRegister { max_pages } => {
                 (format!("fast-register MR of {max_pages} pages"), MrShape::fast_register(max_pages))
             }
         };
         self.0.log(line);
-        Ok(MockMr { device: Arc::clone(&self.0), shape, key: self.0.next_key.fetch_add(0x101, Ordering::Relaxed) })
+        let key = self.0.next_key.fetch_add(0x101, Ordering::Relaxed);
+        Ok(MockMr { device: Arc::clone(&self.0), shape, key, saved: request })
     }
 
     fn create_cq(&self, sink: Arc<dyn CompletionSink>) -> Result<MockCq, VerbsError> {
@@ -350,6 +371,7 @@ impl Hca for MockHca {
             cookie,
             qpn,
             qp_type,
+            signal_all: init.signal_all,
             send: Mutex::new(Some(init.send_queue)),
             recv: Mutex::new(init.recv_queue),
             send_cq: Arc::clone(&init.send_cq.sink),

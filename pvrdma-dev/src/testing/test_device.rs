@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pvrdma_guest_memory::DmaSpace;
 use pvrdma_verbs::{Backend, GidType, MacAddr, Random};
 
 use super::{Driver, GuestMemory, Irqs};
@@ -30,6 +31,22 @@ impl<B: Backend + 'static> TestDevice<B> {
         let irqs = Irqs::new();
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), Arc::clone(&irqs) as _, backend).unwrap();
         Self { memory, irqs, device }
+    }
+
+    /// Creates another device for the same guest, with this space for its memory.
+    ///
+    /// # Panics
+    /// The device cannot be created.
+    pub fn successor<S: Backend + 'static>(
+        &self,
+        backend: &S,
+        config: DeviceConfig,
+        space: Arc<DmaSpace>,
+    ) -> TestDevice<S> {
+        let (memory, irqs) = (Arc::clone(&self.memory), Arc::clone(&self.irqs));
+        let config = DeviceConfig { random: Random::Seed(1), ..config };
+        let device = PvrdmaDevice::new(config, space, Arc::clone(&irqs) as _, backend).unwrap();
+        TestDevice { memory, irqs, device }
     }
 
     /// Returns the configuration of most tests: version 20, RoCE v2, the MAC address 52:54:00:00:00:`host`.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use pvrdma_verbs::{Gid, Qpn};
 use serde::Serialize;
 
+use crate::adapter::Adapter;
 use crate::capture::SyntheticTrace;
 use crate::gid::BoundGid;
 use crate::qp::Qp;
@@ -18,6 +19,8 @@ pub(crate) struct LocalRoute {
     /// The GID that requests are sent from.
     pub(crate) source: Option<BoundGid>,
     peer: Weak<Qp>,
+    /// The adapter of the peer, if it was paused at that lookup. There is no `peer` then.
+    pub(crate) paused: Weak<Adapter>,
     /// Identity of the connection: ties requester and responder together.
     pub(crate) connection: Connection,
     /// State of captures for the connection, until its QP is reset.
@@ -41,6 +44,11 @@ struct LocalPeer {
 }
 
 impl LocalRoute {
+    /// Creates the route of a connection that was met before. The peer is looked up again.
+    pub(crate) fn restore(connection: Connection) -> Self {
+        Self { connection, ..Self::default() }
+    }
+
     /// Returns the state of the route for inspection.
     pub(crate) fn inspect(&self) -> LocalRouteInspect {
         let peer = self.peer.upgrade().filter(|peer| !peer.state.is_dead());
@@ -64,6 +72,7 @@ impl LocalRoute {
         self.generation = generation;
         self.source = source;
         self.peer = peer.map_or_else(Weak::new, Arc::downgrade);
+        self.paused = Weak::new();
     }
 
     /// Forgets the route, because the addresses may have changed.

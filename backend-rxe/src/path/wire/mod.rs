@@ -23,6 +23,7 @@ pub(crate) mod rc;
 pub(crate) mod receive;
 pub(crate) mod responder;
 pub(crate) mod room;
+pub(crate) mod saved;
 pub(crate) mod sources;
 mod timeout_grace;
 pub(crate) mod ud;

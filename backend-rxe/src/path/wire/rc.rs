@@ -28,16 +28,16 @@ use crate::task::Run;
 /// Requester state of a QP whose peer is on the wire.
 #[derive(Debug)]
 pub(crate) struct WireRequester {
-    transport: pvrdma_roce::Requester,
-    path: Path,
+    pub(super) transport: pvrdma_roce::Requester,
+    pub(super) path: Path,
     /// Source GID of the path. `None`: no packet can be sent on it.
-    source: Option<BoundGid>,
-    remote: Qpn,
-    share: WindowShare,
+    pub(super) source: Option<BoundGid>,
+    pub(super) remote: Qpn,
+    pub(super) share: WindowShare,
     /// Time until which the rate of the QP, or a quiet period for another one, delays it.
-    paced: Option<Duration>,
-    grace: TimeoutGrace,
-    room: Room,
+    pub(super) paced: Option<Duration>,
+    pub(super) grace: TimeoutGrace,
+    pub(super) room: Room,
 }
 
 /// State of a route to the wire at one moment.
@@ -90,6 +90,11 @@ impl WireRequester {
         self.remote = attrs.dest_qpn;
         self.transport.set_attrs(attrs, self.path);
         self.transport.set_draining(qp.state() == QpState::Sqd);
+    }
+
+    /// Starts the timers anew after a pause.
+    pub(crate) fn resume(&mut self, now: Duration) {
+        self.transport.resume(now);
     }
 
     /// Returns `true` if nothing is in flight.

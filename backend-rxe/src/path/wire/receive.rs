@@ -93,6 +93,11 @@ impl Inbox {
         Self { node, sources, newly_owing, owing, answered, notifications: Frames::default() }
     }
 
+    /// Returns `true` if the device is paused. As the receive queue is locked, a pause that begins later waits.
+    fn is_paused(&self) -> bool {
+        self.node.upgrade().is_some_and(|node| node.adapter.paused.is_set())
+    }
+
     /// Returns `true` if the device accepts packets of this flow. Counts the reason if it does not.
     fn admits(&mut self, port: &Port, node: &Node<Endpoint>, flow: Flow) -> bool {
         let (counters, gids) = (&port.counters, &node.adapter.gids);
@@ -220,6 +225,9 @@ impl Inbox {
 impl RoceReceiver for Inbox {
     fn receive<'p>(&mut self, port: &Port, arrivals: &mut dyn Iterator<Item = Arrival<'p>>) {
         let Some(node) = self.node.upgrade() else { return };
+        if node.adapter.paused.is_set() {
+            return PortCounters::add(&port.counters.wire_dropped_paused, arrivals.count() as u64);
+        }
         let (counters, mut frames, mut bytes) = (&port.counters, 0, 0);
         let parse = |arrival: Arrival<'p>| {
             frames += 1;
@@ -258,12 +266,19 @@ impl RoceReceiver for Inbox {
     }
 
     fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool {
+        if self.is_paused() {
+            return false;
+        }
         let sent = self.send_to_readers(port, budget.bytes().min(PASS_BYTES));
         budget.take_bytes(sent);
         !self.owing.is_empty()
     }
 
     fn respond(&mut self, port: &Port, resumed: Vec<Qpn>, most: u64) -> bool {
+        if self.is_paused() {
+            // The end of the pause names all responders again.
+            return false;
+        }
         self.sources.end_batch();
         if !self.notifications.is_empty() {
             port.send_urgent(&self.notifications);

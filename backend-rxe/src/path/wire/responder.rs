@@ -33,21 +33,21 @@ const RECEIVE_WAIT: Duration = Duration::from_micros(400);
 /// Responder state of a QP whose peer is on the wire.
 #[derive(Debug)]
 pub(crate) struct WireResponder {
-    transport: pvrdma_roce::Responder,
-    path: Path,
+    pub(super) transport: pvrdma_roce::Responder,
+    pub(super) path: Path,
     /// Source GID of the path. `None`: no packet can be sent on it.
-    source: Option<BoundGid>,
-    remote: Qpn,
+    pub(super) source: Option<BoundGid>,
+    pub(super) remote: Qpn,
     /// Packets that must not overtake responses, or wait for a receive.
-    deferred: VecDeque<KeptPacket>,
+    pub(super) deferred: VecDeque<KeptPacket>,
     /// Time until which the first of them waits for a receive.
-    receive_wait: Option<Duration>,
+    pub(super) receive_wait: Option<Duration>,
     /// Packets behind a lost one.
-    reorder: ReorderBuffer<KeptPacket>,
+    pub(super) reorder: ReorderBuffer<KeptPacket>,
     /// The QP ended while a request of the peer was handled. The response that says so is owed and must still be sent.
-    refused: bool,
+    pub(super) refused: bool,
     /// Timer that ends a wait for the QP's rate, or for a receive.
-    timer: Option<TimerKey>,
+    pub(super) timer: Option<TimerKey>,
 }
 
 /// Responder state for the wire at one moment.
@@ -82,7 +82,7 @@ impl WireResponder {
         }
     }
 
-    fn new(port: &Port, attrs: &QpAttrs, (path, source): (Path, BoundGid)) -> Box<Self> {
+    pub(super) fn new(port: &Port, attrs: &QpAttrs, (path, source): (Path, BoundGid)) -> Box<Self> {
         let transport = pvrdma_roce::Responder::new(attrs, path);
         let transport = if port.takes_paths() { transport.following_paths() } else { transport };
         Box::new(Self {
@@ -283,7 +283,7 @@ pub(crate) struct WireSide {
     /// Turns of both halves on the port's thread.
     pub(crate) turns: PortTurns,
     /// Created by the first packet of the peer. The QP's responder is locked before this, if both are.
-    responder: Mutex<Option<Box<WireResponder>>>,
+    pub(super) responder: Mutex<Option<Box<WireResponder>>>,
 }
 
 /// Returns the state for the wire of the responder that accepts this packet. The first packet of its peer creates that
@@ -401,6 +401,9 @@ impl WireSide {
     /// Builds a batch of responses, at least one and about `most` bytes. Returns `true` if none is left.
     fn build_responses(&self, port: &Port, qp: &Qp, most: u64, frames: &mut Frames) -> bool {
         let guard = MemoryGuard::open(&qp.adapter, None);
+        if qp.adapter.paused.is_set() {
+            return true;
+        }
         let responder = &mut *qp.responder.lock();
         let wire = &mut *self.responder.lock();
         let Some(wire) = wire else { return true };

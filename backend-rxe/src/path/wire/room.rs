@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use pvrdma_guest_memory::{Charge, Kept, MemoryBudget};
 use pvrdma_roce::{Requester, Tuning};
+use pvrdma_verbs::VerbsError;
 
 /// Number of requests that a QP can take: initially, and with each step.
 const REQUESTS: [usize; 3] = [8, 32, 128];
@@ -86,6 +87,35 @@ impl Room {
         }
         transport.set_room(self.requests.value(REQUESTS), self.page_lists.value(PAGE_LISTS));
         transport.has_room()
+    }
+
+    /// Extends the limits until a restored requester with this many requests, and fast registrations that were not
+    /// started, has the room that it uses.
+    ///
+    /// # Errors
+    /// It has more than a requester can take, or the budget does not cover them.
+    pub(super) fn cover(
+        &mut self,
+        budget: &Arc<MemoryBudget>,
+        transport: &mut Requester,
+        [requests, page_lists]: [usize; 2],
+    ) -> Result<(), VerbsError> {
+        let max_sge = self.max_sge;
+        let limits: [(&mut Step, _, _, &dyn Fn(usize) -> usize); 2] = [
+            (&mut self.requests, REQUESTS, requests, &|count| requests_bytes(count, max_sge)),
+            (&mut self.page_lists, PAGE_LISTS, page_lists, &|count| count * PAGE_LIST_BYTES),
+        ];
+        for (step, steps, needed, bytes) in limits {
+            while step.value(steps) < needed {
+                let before = step.at;
+                step.grow(budget, steps, bytes);
+                if step.at == before {
+                    return Err(VerbsError::Exhausted("request in flight"));
+                }
+            }
+        }
+        transport.set_room(self.requests.value(REQUESTS), self.page_lists.value(PAGE_LISTS));
+        Ok(())
     }
 
     /// Releases the additional room of a QP without requests in flight, if the device's budget is low.

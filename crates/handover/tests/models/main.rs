@@ -29,6 +29,7 @@ mod events;
 mod forgiven;
 mod lookups;
 mod pages;
+mod pause;
 mod ports;
 mod regions;
 

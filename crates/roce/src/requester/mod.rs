@@ -9,7 +9,8 @@
 //! * `selective`, with `scoreboard`: the same if the responder reports the packets that it has;
 //! * `multipath`, with `path_choice`: selection among equal-cost paths;
 //! * `timers`: deadlines;
-//! * `inspect`: export of the state.
+//! * `inspect`: export of the state;
+//! * `save`: saving and restoring.
 
 mod ack_policy;
 mod acks;
@@ -23,8 +24,10 @@ mod path_choice;
 mod read_grid;
 mod request;
 mod response_tracker;
+mod resume;
 mod retransmit;
 mod rtt;
+mod save;
 mod scoreboard;
 mod selective;
 mod send_state;
@@ -34,11 +37,11 @@ mod transmit;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use pvrdma_verbs::{MAX_MESSAGE, QpAttrs, Qpn, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs::{QpAttrs, Qpn, SendOp, SendWr, Sge, WcStatus};
 use serde::Serialize;
 
-use crate::ops::{RequesterOps, is_local};
-use crate::path::{Path, packets};
+use crate::ops::RequesterOps;
+use crate::path::Path;
 use ack_policy::AckPolicy;
 use loss_recovery::{LossRecovery, Probe};
 use path_choice::Multipath;
@@ -293,20 +296,10 @@ impl Requester {
             ops.finish(&wr, WcStatus::Flushed, 0);
             return;
         }
-        let length = match wr.op {
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => Some(8),
-            _ => u32::try_from(Sge::total_length(&wr.sges)).ok().filter(|&length| length <= MAX_MESSAGE),
-        };
-        let (count, stage) = match (&wr.op, length) {
-            (op, _) if is_local(op) => (0, Stage::Posted),
-            (_, None) => (0, Stage::Failed(WcStatus::LocalLength)),
-            (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, _) => (1, Stage::Posted),
-            (_, Some(length)) => (packets(length, self.attrs.path_mtu), Stage::Posted),
-        };
         self.page_lists += usize::from(matches!(wr.op, SendOp::FastRegister(_)));
-        let first = self.snd.posted;
-        self.snd.posted += Seq::from(count);
-        self.requests.push_back(Request { wr, first, count, length: length.unwrap_or(0), stage });
+        let request = Request::new(wr, self.snd.posted, self.attrs.path_mtu);
+        self.snd.posted = request.end();
+        self.requests.push_back(request);
     }
 
     /// Sets whether the QP is in SQD, where no new request is started and started ones are finished.

@@ -9,8 +9,14 @@
 //! resources that a responder still holds from an earlier transmission may be READs that it executes along with the
 //! next one. The part after a split takes one more of its resources, so it waits until the part before it is done.
 
+use pvrdma_saved_state::roce as saved;
+
 use super::request::Request;
 use super::send_state::Seq;
+use crate::saved::{RestoreError, ensure, invalid};
+
+/// Largest number of saved splits. A request is split only while no part of one waits, or by a probe.
+const MAX_SPLITS: usize = 16;
 
 /// Lengths of READ requests.
 #[derive(Debug)]
@@ -26,6 +32,42 @@ impl ReadGrid {
     /// Creates a grid in which every request has `length` PSNs.
     pub(super) const fn new(length: u32) -> Self {
         Self { new: (length, 0), old: (length, 0), splits: Vec::new() }
+    }
+
+    /// Saves the grid for requests from `first` on. Everything before `una` is done.
+    pub(super) fn save(&self, first: Seq, una: Seq) -> saved::ReadGrid {
+        let Self { new: (new_length, new_since), old: (old_length, old_since), splits } = self;
+        // A grid applies to each request from its first PSN on, so an earlier start has no effect.
+        let position = |seq: Seq| u32::try_from(seq.saturating_sub(first)).unwrap_or(u32::MAX);
+        saved::ReadGrid {
+            new_length: *new_length,
+            new_since: position(*new_since),
+            old_length: *old_length,
+            old_since: position(*old_since),
+            splits: splits.iter().filter(|&&split| split >= una).map(|&split| position(split)).collect(),
+        }
+    }
+
+    /// Restores a grid for requests from `first` on, of which those before `max` were sent.
+    pub(super) fn restore(grid: &saved::ReadGrid, first: Seq, max: Seq) -> Result<Self, RestoreError> {
+        let saved::ReadGrid { new_length, new_since, old_length, old_since, splits } = grid;
+        let seq = |position: u32| first.saturating_add(position.into());
+        let this = Self {
+            new: (*new_length, seq(*new_since)),
+            old: (*old_length, seq(*old_since)),
+            splits: splits.iter().copied().map(seq).collect(),
+        };
+        for length in [this.new.0, this.old.0] {
+            if length == 0 {
+                return Err(invalid("length of READ requests", length));
+            }
+        }
+        if this.splits.len() > MAX_SPLITS {
+            return Err(RestoreError::TooMany { elements: "split READ requests", most: MAX_SPLITS });
+        }
+        let sent = this.splits.iter().chain([&this.old.1, &this.new.1]).all(|&seq| seq <= max);
+        ensure(sent && this.old.1 <= this.new.1, "the division of READs is not one of requests that were sent")?;
+        Ok(this)
     }
 
     /// Sets the length of future requests. Everything before `una` is done; `max` is the first PSN that was never sent.

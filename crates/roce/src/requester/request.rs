@@ -1,9 +1,12 @@
 //! Posted requests.
 
-use pvrdma_verbs::{SendOp, SendWr, WcStatus};
+use pvrdma_saved_state::roce as saved;
+use pvrdma_verbs::{MAX_MESSAGE, Mtu, SendOp, SendWr, Sge, WcStatus};
 
 use super::send_state::Seq;
-use crate::ops::RequesterOps;
+use crate::ops::{RequesterOps, is_local};
+use crate::path::packets;
+use crate::saved::{RestoreError, ensure, failure, invalid, restore_send, save_send};
 
 /// Progress of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,6 +32,48 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// Creates a request that was just posted and begins at the PSN `first`. `mtu` is the path MTU.
+    pub(super) fn new(wr: SendWr, first: Seq, mtu: Mtu) -> Self {
+        let length = match wr.op {
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => Some(8),
+            _ => u32::try_from(Sge::total_length(&wr.sges)).ok().filter(|&length| length <= MAX_MESSAGE),
+        };
+        let (count, stage) = match (&wr.op, length) {
+            (op, _) if is_local(op) => (0, Stage::Posted),
+            (_, None) => (0, Stage::Failed(WcStatus::LocalLength)),
+            (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, _) => (1, Stage::Posted),
+            (_, Some(length)) => (packets(length, mtu), Stage::Posted),
+        };
+        Self { wr, first, count, length: length.unwrap_or(0), stage }
+    }
+
+    /// Saves the request. Its PSNs follow from those of the requests before it.
+    pub(super) fn save(&self) -> saved::Request {
+        let Self { wr, first: _, count: _, length: _, stage } = self;
+        let (stage, status) = match *stage {
+            Stage::Posted => (saved::Stage::Posted, 0),
+            Stage::Started => (saved::Stage::Started, 0),
+            Stage::Failed(status) => (saved::Stage::Failed, status as u32),
+        };
+        saved::Request { work: Some(save_send(wr)), stage: stage.into(), status }
+    }
+
+    /// Restores a request that begins at the PSN `first`.
+    pub(super) fn restore(request: saved::Request, first: Seq, mtu: Mtu) -> Result<Self, RestoreError> {
+        let saved::Request { work, stage, status } = request;
+        let work = work.ok_or(RestoreError::Missing { field: "work request" })?;
+        let new = Self::new(restore_send(work)?, first, mtu);
+        let stage = match saved::Stage::try_from(stage) {
+            Ok(saved::Stage::Posted) => Stage::Posted,
+            Ok(saved::Stage::Started) => Stage::Started,
+            Ok(saved::Stage::Failed) => Stage::Failed(failure(status)?),
+            Err(_) => return Err(invalid("stage of a request", stage.cast_unsigned())),
+        };
+        let too_long = matches!(new.stage, Stage::Failed(_));
+        ensure(!too_long || matches!(stage, Stage::Failed(_)), "a request that is too long has not failed")?;
+        Ok(Self { stage, ..new })
+    }
+
     /// Starts the request: it is checked, and executed if it is local. `page_lists` counts the fast registrations not
     /// started.
     pub(super) fn begin(&mut self, ops: &mut impl RequesterOps, page_lists: &mut usize) {

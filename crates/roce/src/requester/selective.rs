@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use pvrdma_saved_state::roce::Agreement;
+
 use super::Requester;
 use super::loss_recovery::Setback;
 use super::read_grid::ReadGrid;
@@ -27,6 +29,22 @@ pub(super) enum Sack {
 }
 
 impl Sack {
+    pub(super) const fn save(self) -> Agreement {
+        match self {
+            Self::Off => Agreement::Off,
+            Self::Offered => Agreement::Open,
+            Self::On => Agreement::On,
+        }
+    }
+
+    pub(super) const fn restore(agreement: Agreement) -> Self {
+        match agreement {
+            Agreement::Off => Self::Off,
+            Agreement::Open => Self::Offered,
+            Agreement::On => Self::On,
+        }
+    }
+
     /// Value of the reserved bits of requests.
     #[inline]
     pub(super) const fn offer(self) -> u8 {

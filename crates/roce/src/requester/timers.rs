@@ -42,6 +42,11 @@ impl TimerTable {
         *self = Self::default();
     }
 
+    /// Deadline of a timer.
+    pub(super) const fn deadline(&self, timer: Timer) -> Option<Duration> {
+        self.deadlines[timer as usize]
+    }
+
     /// Returns `true` if the timer runs, whether its deadline has passed or not.
     pub(super) const fn is_running(&self, timer: Timer) -> bool {
         self.deadlines[timer as usize].is_some()

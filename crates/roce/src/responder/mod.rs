@@ -3,6 +3,7 @@
 mod execute;
 mod reorder;
 mod responses;
+mod save;
 
 use std::collections::VecDeque;
 

@@ -3,11 +3,13 @@
 //! Their number is bounded whatever the peer sends: responses to new READs and atomics by the responder resources,
 //! repeated ones by one for each resource, and there is at most one ACK or NAK between two of them.
 
+use pvrdma_saved_state::roce as saved;
 use pvrdma_verbs::{Mtu, Psn, RemoteAddress};
 
 use super::{NakSent, Responder, SEQUENCE_ERROR, Sack};
 use crate::ops::{NakReason, ResponderOps};
 use crate::path::packets;
+use crate::saved::{RestoreError, invalid, message_length, msn, narrow, psn};
 use crate::wire::{ACCEPT, Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Position, Reth, SackMap, Syndrome};
 
 /// Response of a READ, with the packets from `psn` on still to be sent.
@@ -74,6 +76,41 @@ pub(super) enum Response {
 }
 
 impl Response {
+    pub(super) fn save(&self) -> saved::Response {
+        let (psn, msn, kind) = match *self {
+            Self::Ack { psn, msn } => (psn, msn, saved::ResponseKind::Ack(true)),
+            Self::Nak { psn, syndrome, msn } => (psn, msn, saved::ResponseKind::Nak(syndrome.byte().into())),
+            Self::Read(ReadResponse { request, psn, reth, starts, duplicate, msn }) => {
+                let Reth { address: addr, rkey, length } = reth;
+                let request = request.get();
+                let read = saved::ReadResponse { request, addr, rkey, length, starts, duplicate };
+                (psn, msn, saved::ResponseKind::Read(read))
+            }
+            Self::Atomic { psn, original, duplicate, msn } => {
+                (psn, msn, saved::ResponseKind::Atomic(saved::AtomicResponse { original, duplicate }))
+            }
+        };
+        saved::Response { psn: psn.get(), msn, kind: Some(kind) }
+    }
+
+    pub(super) fn restore(response: saved::Response) -> Result<Self, RestoreError> {
+        let saved::Response { psn: number, msn: messages, kind } = response;
+        let (at, msn) = (psn("PSN of a response", number)?, msn(messages)?);
+        Ok(match kind.ok_or(RestoreError::Missing { field: "kind of a response" })? {
+            saved::ResponseKind::Ack(_) => Self::Ack { psn: at, msn },
+            saved::ResponseKind::Nak(byte) => Self::Nak { psn: at, syndrome: restore_syndrome(byte)?, msn },
+            saved::ResponseKind::Read(read) => {
+                let saved::ReadResponse { request, addr: address, rkey, length, starts, duplicate } = read;
+                let request = psn("PSN of a READ", request)?;
+                let reth = Reth { address, rkey, length: message_length(length)? };
+                Self::Read(ReadResponse { request, psn: at, reth, starts, duplicate, msn })
+            }
+            saved::ResponseKind::Atomic(saved::AtomicResponse { original, duplicate }) => {
+                Self::Atomic { psn: at, original, duplicate, msn }
+            }
+        })
+    }
+
     /// Returns `true` if later requests must not change memory before this response is sent.
     pub(super) const fn reads_memory(&self) -> bool {
         matches!(self, Self::Read(read) if !read.duplicate)
@@ -271,5 +308,14 @@ impl Responder {
         let reth = Reth { address: read.reth.address.wrapping_add(len.into()), length: left, ..read.reth };
         let rest = ReadResponse { psn: read.psn.plus(1), reth, starts: false, ..read };
         Some((frame.finish(), (left > 0).then_some(rest)))
+    }
+}
+
+/// Restores a syndrome that this responder sends.
+fn restore_syndrome(byte: u32) -> Result<Syndrome, RestoreError> {
+    match Syndrome::from_byte(narrow("syndrome of a NAK", byte)?) {
+        Syndrome::Nak(NakCode::InvalidRdRequest | NakCode::Reserved(_)) => Err(invalid("syndrome of a NAK", byte)),
+        syndrome @ (Syndrome::RnrNak { .. } | Syndrome::Nak(_)) => Ok(syndrome),
+        Syndrome::Ack { .. } | Syndrome::Reserved(_) => Err(invalid("syndrome of a NAK", byte)),
     }
 }

@@ -22,6 +22,8 @@ mod multipath;
 mod net;
 mod pcap;
 mod reads;
+mod refused;
+mod saved;
 mod simulation;
 mod slow_line;
 mod strict;

@@ -221,6 +221,11 @@ pub(crate) fn setup(random: &mut Random) -> Setup {
 
 /// Runs one seed. Receives are posted at once, or late. Gives the packets resent.
 fn scenario(seed: u64, faults: Option<Faults>, late: bool) -> u64 {
+    scenario_with(seed, faults, late, |_| {})
+}
+
+/// The same with something that happens before each step.
+pub(crate) fn scenario_with(seed: u64, faults: Option<Faults>, late: bool, mut before: impl FnMut(&mut Pair)) -> u64 {
     let mut random = Random(seed);
     let mut pair = Pair::new(&setup(&mut random), random.next());
     let lossless = faults.is_none();
@@ -251,6 +256,7 @@ fn scenario(seed: u64, faults: Option<Faults>, late: bool) -> u64 {
             }
         }
         let done = (0..2).all(|end| pair.ends[end].host.sent.len() == directions[end].expected.len());
+        before(&mut pair);
         if !pair.step() {
             if done {
                 break;

@@ -4,8 +4,10 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
+use pvrdma_roce::saved::RestoreError;
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
 use pvrdma_roce::{EgressMarking, Handled, Origin, Path, ReorderBuffer, Requester, Responder, Tuning, admit_connected};
+use pvrdma_saved_state::{Message, roce as saved};
 use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, SendWr, WcStatus};
 
 use super::host::Host;
@@ -80,6 +82,8 @@ pub(crate) struct End {
     pub(crate) qpn: Qpn,
     pub(crate) dest_qpn: Qpn,
     pub(crate) path: Path,
+    pub(crate) attrs: QpAttrs,
+    pub(crate) tuning: Tuning,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
     pub(crate) host: Host,
@@ -109,6 +113,28 @@ fn origin(setup: &Setup, end: u8) -> Origin {
     }
 }
 
+/// The state without the NAK that tells an agreed peer that nothing is kept.
+fn without_sequence_naks(state: saved::Responder) -> saved::Responder {
+    if state.sack() != saved::Agreement::On || state.ended {
+        return state;
+    }
+    let is_nak = |response: &saved::Response| response.kind == Some(saved::ResponseKind::Nak(0x60));
+    let is_ack = |response: &saved::Response| matches!(response.kind, Some(saved::ResponseKind::Ack(_)));
+    let mut responses: Vec<_> = state.responses.into_iter().filter(|response| !is_nak(response)).collect();
+    // ACKs that become neighbours are merged, and the last one says what is newest.
+    responses.dedup_by(|later, earlier| {
+        let same = is_ack(later) && is_ack(earlier);
+        if same {
+            *earlier = *later;
+        }
+        same
+    });
+    if let Some(last) = responses.last_mut().filter(|last| is_ack(last)) {
+        (last.psn, last.msn) = (state.ack_psn, state.ack_msn);
+    }
+    saved::Responder { responses, nak_sent: 0, has_sent_nak: false, ..state }
+}
+
 impl End {
     pub(crate) fn new(setup: &Setup, own: u8, peer: u8) -> Self {
         let (local, remote) = (origin(setup, own), origin(setup, peer));
@@ -131,6 +157,8 @@ impl End {
             qpn,
             dest_qpn,
             path,
+            attrs,
+            tuning: setup.tuning,
             requester: Requester::new(&attrs, path, setup.tuning),
             responder: if setup.tuning.multipath { responder.following_paths() } else { responder },
             host,
@@ -171,6 +199,28 @@ impl End {
     pub(crate) fn lose_kept(&mut self) {
         self.reorder.clear();
         self.responder.forget_received();
+    }
+
+    /// Both halves go on as new ones, with what was saved of the old. Everything that arrived and was not executed is
+    /// lost.
+    pub(crate) fn replace(&mut self, now: Duration) {
+        let (requester, responder) = (self.requester.save(now), self.responder.save());
+        self.restore(now, &requester.encode_to_vec(), &responder.encode_to_vec()).unwrap();
+        assert_eq!(self.requester.save(now), requester);
+        assert_eq!(without_sequence_naks(self.responder.save()), without_sequence_naks(responder));
+    }
+
+    /// Goes on with halves from saved bytes.
+    pub(crate) fn restore(&mut self, now: Duration, requester: &[u8], responder: &[u8]) -> Result<(), RestoreError> {
+        let undecodable = |_| RestoreError::Missing { field: "whole" };
+        let requester = saved::Requester::decode(requester).map_err(undecodable)?;
+        let responder = saved::Responder::decode(responder).map_err(undecodable)?;
+        let responder = Responder::restore(&self.attrs, self.path, responder)?;
+        self.requester = Requester::restore(&self.attrs, self.path, self.tuning, now, requester)?;
+        self.responder = responder;
+        self.reorder.clear();
+        self.arrived.clear();
+        Ok(())
     }
 
     /// Packets that it keeps behind a gap.

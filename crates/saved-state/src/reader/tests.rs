@@ -1,7 +1,8 @@
 use std::io;
 
 use super::*;
-use crate::{DeviceKind, SaveError, Writer, rxe};
+use crate::pvrdma::{AdapterPart, Context};
+use crate::{DeviceKind, SaveError, Writer};
 
 const LIMIT: u64 = 1 << 20;
 
@@ -16,27 +17,25 @@ impl Record for Later {
     const KIND: u16 = 0x7f01;
 }
 
-/// [`rxe::RegionTable`] in another release: one field is new, one is gone.
+/// [`Context`] in another release: one field is new, one is gone.
 #[derive(Clone, PartialEq, prost::Message)]
-struct OtherTable {
-    #[prost(bytes = "vec", tag = "2")]
-    keys: Vec<u8>,
-    #[prost(uint32, repeated, tag = "3")]
-    free: Vec<u32>,
+struct OtherContext {
+    #[prost(uint32, tag = "2")]
+    uar_page: u32,
     #[prost(message, optional, tag = "1000")]
     later: Option<Later>,
 }
 
-impl Record for OtherTable {
-    const KIND: u16 = rxe::RegionTable::KIND;
+impl Record for OtherContext {
+    const KIND: u16 = Context::KIND;
 }
 
 fn header() -> Header {
     Header { name: "vm1".to_owned(), time: 77, live: true, ..Header::new(DeviceKind::Vmxnet3, [2, 0, 0, 0, 0, 9]) }
 }
 
-fn table(base: u32) -> rxe::RegionTable {
-    rxe::RegionTable { base, keys: vec![1, 2, 3], free: vec![2, 0] }
+fn context(handle: u32) -> Context {
+    Context { handle, uar_page: 9 }
 }
 
 fn stream(write: impl FnOnce(&mut Writer<'_>) -> Result<(), SaveError>) -> Vec<u8> {
@@ -47,50 +46,50 @@ fn stream(write: impl FnOnce(&mut Writer<'_>) -> Result<(), SaveError>) -> Vec<u
     stream
 }
 
-/// Reads a whole stream of tables.
-fn read(mut stream: &[u8]) -> Result<(Header, Vec<rxe::RegionTable>), LoadError> {
+/// Reads a whole stream of contexts.
+fn read(mut stream: &[u8]) -> Result<(Header, Vec<Context>), LoadError> {
     let mut reader = Reader::new(&mut stream, LIMIT)?;
-    let mut tables = Vec::new();
+    let mut contexts = Vec::new();
     while let Some(record) = reader.next()? {
-        tables.push(record.decode()?);
+        contexts.push(record.decode()?);
     }
-    Ok((reader.header().clone(), tables))
+    Ok((reader.header().clone(), contexts))
 }
 
 #[test]
 fn records_come_back_in_order_and_nothing_is_read_beyond_the_end() {
     let mut bytes = stream(|writer| {
-        writer.write(&table(1))?;
-        writer.write(&table(2))
+        writer.write(&context(1))?;
+        writer.write(&context(2))
     });
-    assert_eq!(read(&bytes).unwrap(), (header(), vec![table(1), table(2)]));
+    assert_eq!(read(&bytes).unwrap(), (header(), vec![context(1), context(2)]));
     bytes.extend_from_slice(b"next");
     let mut rest = bytes.as_slice();
     let mut reader = Reader::new(&mut rest, LIMIT).unwrap();
-    assert_eq!(reader.expect::<rxe::RegionTable>().unwrap(), table(1));
-    assert!(matches!(reader.expect::<rxe::RegionTable>(), Ok(found) if found == table(2)));
+    assert_eq!(reader.expect::<Context>().unwrap(), context(1));
+    assert!(matches!(reader.expect::<Context>(), Ok(found) if found == context(2)));
     for _ in 0..2 {
         assert_eq!(reader.next().unwrap(), None);
     }
-    let error = reader.expect::<rxe::RegionTable>().unwrap_err();
-    assert!(matches!(error, LoadError::Unexpected { found: 0, expected: rxe::RegionTable::KIND }), "{error:?}");
+    let error = reader.expect::<Context>().unwrap_err();
+    assert!(matches!(error, LoadError::Unexpected { found: 0, expected: Context::KIND }), "{error:?}");
     assert_eq!(rest, b"next");
 }
 
 #[test]
 fn unknown_kinds_and_fields_are_skipped_and_missing_fields_have_their_default() {
     let later = Later { text: "later".to_owned() };
-    let other = OtherTable { keys: vec![1, 2, 3], free: vec![2, 0], later: Some(later.clone()) };
+    let other = OtherContext { uar_page: 9, later: Some(later.clone()) };
     let bytes = stream(|writer| {
         writer.write(&later)?;
         writer.write(&other)?;
         writer.write(&later)?;
-        writer.write(&table(5))
+        writer.write(&context(5))
     });
-    assert_eq!(read(&bytes).unwrap().1, [table(0), table(5)]);
+    assert_eq!(read(&bytes).unwrap().1, [context(0), context(5)]);
     // The other release reads the stream of this one.
-    let (bytes, own) = (stream(|writer| writer.write(&table(5))), OtherTable { later: None, ..other });
-    assert_eq!(Reader::new(&mut bytes.as_slice(), LIMIT).unwrap().expect::<OtherTable>().unwrap(), own);
+    let (bytes, own) = (stream(|writer| writer.write(&context(5))), OtherContext { later: None, ..other });
+    assert_eq!(Reader::new(&mut bytes.as_slice(), LIMIT).unwrap().expect::<OtherContext>().unwrap(), own);
 }
 
 #[test]
@@ -111,7 +110,7 @@ fn a_needed_feature_that_the_reader_lacks_is_refused_by_name() {
 fn every_truncation_and_every_changed_byte_is_refused() {
     let bytes = stream(|writer| {
         writer.write(&Later { text: "later".to_owned() })?;
-        writer.write(&table(1))
+        writer.write(&context(1))
     });
     read(&bytes).unwrap();
     for length in 0..bytes.len() {
@@ -152,10 +151,10 @@ fn malformed_streams_are_refused_with_the_reason() {
     assert!(matches!(error(b"\x08\x01\x18\x01\x2a\x05MAC..", &[]), LoadError::Header { field: "MAC address" }));
     assert!(matches!(error(b"\x07", &[]), LoadError::Malformed { kind: 0, .. }));
     // The second field of a record is reserved, and a length is refused before it is allocated.
-    let kind = rxe::RegionTable::KIND;
+    let kind = Context::KIND;
     assert!(matches!(error(&valid, &[(kind, 1, 0, b"")]), LoadError::RecordHeader { .. }));
     assert!(matches!(error(&valid, &[(kind, 0, u32::MAX, b"")]), LoadError::RecordTooLong { length: u32::MAX, .. }));
-    assert!(matches!(error(&valid, &[(kind, 0, 2, b"\x08\xff")]), LoadError::Malformed { kind: 0x0201, .. }));
+    assert!(matches!(error(&valid, &[(kind, 0, 2, b"\x08\xff")]), LoadError::Malformed { kind: Context::KIND, .. }));
     // An end record with another number of records, and one with another checksum.
     assert!(matches!(error(&valid, &[(END, 0, 2, b"\x08\x01")]), LoadError::Records { found: 0, expected: 1 }));
     assert!(matches!(error(&valid, &[(END, 0, 0, b"")]), LoadError::Checksum));
@@ -163,19 +162,21 @@ fn malformed_streams_are_refused_with_the_reason() {
 
 #[test]
 fn both_sides_have_a_bound() {
-    let long = rxe::RegionTable { keys: vec![0; MAX_RECORD], ..rxe::RegionTable::default() };
-    let fits = rxe::RegionTable { keys: vec![0; MAX_RECORD - 4], ..rxe::RegionTable::default() };
+    let long = AdapterPart { bytes: vec![0; MAX_RECORD] };
+    let fits = AdapterPart { bytes: vec![0; MAX_RECORD - 4] };
     let mut out = Vec::new();
     let mut writer = Writer::new(&mut out, &header(), MAX_RECORD as u64 + 100).unwrap();
-    assert!(matches!(writer.write(&long), Err(SaveError::RecordTooLong { kind: 0x0201, .. })));
+    assert!(matches!(writer.write(&long), Err(SaveError::RecordTooLong { kind: AdapterPart::KIND, .. })));
     writer.write(&fits).unwrap();
     let written = writer.written();
-    assert!(matches!(writer.write(&table(1)).and_then(|()| writer.write(&long)), Err(SaveError::RecordTooLong { .. })));
+    assert!(matches!(
+        writer.write(&context(1)).and_then(|()| writer.write(&long)),
+        Err(SaveError::RecordTooLong { .. })
+    ));
     assert!(matches!(writer.write(&fits), Err(SaveError::TooLong { .. })));
     assert!(written > MAX_RECORD as u64);
 
     let bytes = stream(|writer| writer.write(&fits));
-    assert_eq!(read(&bytes).unwrap().1, [fits]);
     let limited = |limit| {
         let mut input = bytes.as_slice();
         let mut reader = Reader::new(&mut input, limit)?;
@@ -192,7 +193,7 @@ fn both_sides_have_a_bound() {
 #[test]
 fn a_dropped_writer_leaves_a_stream_that_is_refused() {
     let mut bytes = Vec::new();
-    Writer::new(&mut bytes, &header(), LIMIT).unwrap().write(&table(1)).unwrap();
+    Writer::new(&mut bytes, &header(), LIMIT).unwrap().write(&context(1)).unwrap();
     assert!(matches!(read(&bytes), Err(LoadError::Truncated)));
 }
 

@@ -12,6 +12,7 @@ use crate::hca::{
 };
 use crate::queue::{CompletionSink, EventSink, RecvSource};
 use crate::rules::{AddressRule, Rules};
+use crate::save::SaveHca;
 use pvrdma_base::{DeviceLog, Random};
 use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, MemoryBudget, PAGE_SIZE, PageList, PageListBuilder, PinPolicy};
 use pvrdma_verbs_types::{
@@ -229,6 +230,34 @@ impl<H: Hca> Node<H> {
         let qp = self.hca.create_qp(init)?;
         let (node, drive) = (self.number, self.drive.clone());
         Ok(End { node, qp_type, qp, sends, receives, scq, rcq, cookie, drive, cqs: (send_cq, recv_cq) })
+    }
+
+    /// Restores a queue pair from the adapter's part of a saved one, with the rings and completions of `end`, whose QP
+    /// is destroyed.
+    ///
+    /// # Errors
+    /// The adapter refuses.
+    pub fn restore(&self, end: End<H>, adapter: &[u8]) -> Result<End<H>, VerbsError>
+    where
+        H: SaveHca,
+    {
+        end.qp.destroy();
+        let caps = QpCaps { max_send_wr: DEPTH, max_recv_wr: DEPTH, max_send_sge: 4, max_recv_sge: 4 };
+        let init = QpInit {
+            cookie: end.cookie,
+            qpn: end.qp.qpn(),
+            qp_type: end.qp_type,
+            pd: &self.pd,
+            send_cq: &end.cqs.0,
+            recv_cq: &end.cqs.1,
+            srq: None,
+            send_queue: Box::new(Consumer(Arc::clone(&end.sends))),
+            recv_queue: Some(Box::new(Consumer(Arc::clone(&end.receives)))),
+            caps,
+            signal_all: false,
+        };
+        let qp = self.hca.restore_qp(init, adapter)?;
+        Ok(End { qp, ..end })
     }
 
     /// Creates a shared receive queue, with cookie 77.

@@ -10,7 +10,8 @@ use parking_lot::{Condvar, Mutex};
 use super::DEADLINE;
 use crate::error::{CqOverrun, QueueError};
 use crate::queue::{AsyncEvent, CompletionSink, EventSink, RecvSource, SendSource};
-use pvrdma_guest_memory::{DmaError, DmaView};
+use crate::save::{RingPosition, SavedRing};
+use pvrdma_guest_memory::{DmaError, DmaView, PageList};
 use pvrdma_verbs_types::{Completion, RecvWr, SendWr, WcStatus};
 
 /// Ring that the test fills in the role of the guest.
@@ -63,6 +64,13 @@ impl<T> Ring<T> {
         Ok(true)
     }
 
+    /// Returns the position of the adapter, if it has taken fewer requests than an index can count.
+    fn save(&self) -> SavedRing {
+        let index = |count: &AtomicU64| u32::try_from(count.load(Ordering::SeqCst)).unwrap_or(u32::MAX);
+        let position = RingPosition { next: index(&self.popped), head: index(&self.retired), broken: None };
+        SavedRing { pages: PageList::default(), position }
+    }
+
     fn clear(&self) {
         self.posted.lock().clear();
         self.popped.store(0, Ordering::SeqCst);
@@ -87,6 +95,10 @@ impl SendSource for Consumer<SendWr> {
     fn reset(&mut self) {
         self.0.clear();
     }
+
+    fn save(&self) -> Option<SavedRing> {
+        Some(self.0.save())
+    }
 }
 
 impl RecvSource for Consumer<RecvWr> {
@@ -100,6 +112,10 @@ impl RecvSource for Consumer<RecvWr> {
 
     fn reset(&mut self) {
         self.0.clear();
+    }
+
+    fn save(&self) -> Option<SavedRing> {
+        Some(self.0.save())
     }
 }
 

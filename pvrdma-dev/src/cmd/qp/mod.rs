@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pvrdma_guest_memory::PageList;
 use pvrdma_handover::Pending;
-use pvrdma_verbs::{Hca, Object, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvSource};
+use pvrdma_verbs::{Hca, Object, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvSource, VerbsError};
 
 use super::cq::ring_pages;
 use super::qp_attr;
@@ -16,11 +16,11 @@ use crate::datapath::{RecvRing, SendRing, SendRingParams};
 use crate::dsr::Session;
 use crate::error::CmdError;
 use crate::objects::{Cq, GSI_HANDLE, KERNEL, Pd, Qp, Srq, Vacancy};
-use crate::ring::recv_stride;
+use crate::ring::{RingShapeError, recv_stride};
 
 /// Checked parts of a new QP.
-struct Parts<H: Hca> {
-    qp_type: QpType,
+pub(crate) struct Parts<H: Hca> {
+    pub(crate) qp_type: QpType,
     pd: Arc<Pd<H>>,
     send_cq: Arc<Cq<H>>,
     recv_cq: Arc<Cq<H>>,
@@ -31,17 +31,48 @@ struct Parts<H: Hca> {
 pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &CreateQp) -> Result<Response, CmdError> {
     let parts = parts(core, request)?;
     let (vacancy, qpn) = number(core, session, parts.qp_type)?;
-    let handle = vacancy.handle;
-    let pages = pages(core, request, &parts)?;
+    let (handle, qp_type) = (vacancy.handle, parts.qp_type);
+    let pages = |needed| ring_pages(core, request.pdir_dma, request.total_chunks.into(), needed);
+    let qp = build(core, (handle, qpn), parts, request, pages, Ok, |init| core.hca.create_qp(init))?;
+    let qpn = qp.verbs.qpn();
+    if session.version < VERSION_QP_HANDLE && qpn.get() != handle {
+        // The driver would use the number as an index into its tables (section 2.3).
+        qp.verbs.destroy();
+        return Err(CmdError::Invalid("QP number for this interface version", qpn.get().into()));
+    }
+    if qp_type == QpType::Gsi {
+        core.objects.qps.insert_at(handle, Arc::clone(&qp));
+    } else {
+        core.objects.qps.insert(vacancy, Arc::clone(&qp));
+    }
+    core.watch_new_qp(&qp);
+    Ok(response(session, handle, qpn, &qp.caps).created(Created::Qp(handle)))
+}
+
+/// Rings of a QP.
+pub(crate) type Rings = (SendRing, Option<RecvRing>);
+
+/// Charges a QP and creates it. `pages` returns its pages, given their number. `place` moves its rings to their
+/// positions; `make` creates the object of the adapter.
+pub(crate) fn build<H: Hca>(
+    core: &Core<H>,
+    (handle, qpn): (u32, Qpn),
+    parts: Parts<H>,
+    request: &CreateQp,
+    pages: impl FnOnce(u64) -> Result<PageList, CmdError>,
+    place: impl FnOnce(Rings) -> Result<Rings, RingShapeError>,
+    make: impl FnOnce(QpInit<'_, H>) -> Result<H::Qp, VerbsError>,
+) -> Result<Arc<Qp<H>>, CmdError> {
+    let pages = pages(needed_pages(request, &parts)?)?;
     // Each ring keeps the pages of its elements. An extent may hold pages of both rings.
     let lists = if parts.srq.is_some() { &[&pages][..] } else { &[&pages, &pages] };
     let charge = core.charge(Object::Qp(parts.caps), lists)?;
-    let (mut send_queue, mut recv_queue) = rings(request, &parts, pages)?;
+    let (mut send_queue, mut recv_queue) = place(rings(request, &parts, pages)?)?;
     let state_page = send_queue.words().state_page();
     let watched = core.may_watch(parts.pd.owner);
     let send_progress = watched.then(|| send_queue.watch());
     let recv_progress = recv_queue.as_mut().filter(|_| watched).map(RecvRing::watch);
-    let verbs = core.hca.create_qp(QpInit {
+    let verbs = make(QpInit {
         cookie: handle,
         qpn,
         qp_type: parts.qp_type,
@@ -54,14 +85,8 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
         caps: parts.caps,
         signal_all: request.sq_sig_all != 0,
     })?;
-    let qpn = verbs.qpn();
-    if session.version < VERSION_QP_HANDLE && qpn.get() != handle {
-        // The driver would use the number as an index into its tables (section 2.3).
-        verbs.destroy();
-        return Err(CmdError::Invalid("QP number for this interface version", qpn.get().into()));
-    }
     let Parts { pd, send_cq, recv_cq, srq, caps, qp_type } = parts;
-    let qp = Qp {
+    Ok(Arc::new(Qp {
         qp_type,
         pd,
         send_cq,
@@ -74,37 +99,40 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
         caps,
         pending_doorbells: Pending::new(),
         _charge: charge,
-    };
-    let qp = Arc::new(qp);
-    if qp_type == QpType::Gsi {
-        core.objects.qps.insert_at(handle, Arc::clone(&qp));
-    } else {
-        core.objects.qps.insert(vacancy, Arc::clone(&qp));
-    }
-    core.watch_new_qp(&qp);
-    Ok(response(session, handle, qpn, &caps).created(Created::Qp(handle)))
+    }))
 }
 
 /// Looks up the objects and checks all fields that need no access to memory. The guest's kernel hardly checks the
 /// requests of a process (section 13 B14).
 fn parts<H: Hca>(core: &Core<H>, request: &CreateQp) -> Result<Parts<H>, CmdError> {
+    let objects = &core.objects;
+    let pd = objects.pds.find(request.pd_handle)?;
+    let send_cq = objects.cqs.find(request.send_cq_handle)?;
+    let recv_cq = objects.cqs.find(request.recv_cq_handle)?;
+    let srq = if request.is_srq == 0 { None } else { Some(objects.srqs.find(request.srq_handle)?) };
+    checked_parts(core, request, pd, (send_cq, recv_cq), srq)
+}
+
+/// Checks whether a QP may consist of these objects, and the other fields that need no access to memory.
+pub(crate) fn checked_parts<H: Hca>(
+    core: &Core<H>,
+    request: &CreateQp,
+    pd: Arc<Pd<H>>,
+    (send_cq, recv_cq): (Arc<Cq<H>>, Arc<Cq<H>>),
+    srq: Option<Arc<Srq<H>>>,
+) -> Result<Parts<H>, CmdError> {
     let qp_type = match request.qp_type {
         qp_type::GSI => QpType::Gsi,
         qp_type::RC => QpType::Rc,
         qp_type::UD => QpType::Ud,
         other => return Err(CmdError::Invalid("QP type", other.into())),
     };
-    let objects = &core.objects;
-    let pd = objects.pds.find(request.pd_handle)?;
     if qp_type == QpType::Gsi && pd.owner != KERNEL {
         return Err(CmdError::Foreign("the general services QP"));
     }
-    let send_cq = objects.cqs.find(request.send_cq_handle)?;
-    let recv_cq = objects.cqs.find(request.recv_cq_handle)?;
     if send_cq.owner != pd.owner || recv_cq.owner != pd.owner {
         return Err(CmdError::Foreign("a completion queue of the QP"));
     }
-    let srq = if request.is_srq == 0 { None } else { Some(objects.srqs.find(request.srq_handle)?) };
     if srq.as_ref().is_some_and(|srq| srq.pd.owner != pd.owner) {
         return Err(CmdError::Foreign("the SRQ of the QP"));
     }
@@ -149,8 +177,9 @@ fn number<H: Hca>(core: &Core<H>, session: &Session, qp_type: QpType) -> Result<
     Ok((vacancy, Qpn::new(generation | vacancy.handle)))
 }
 
-/// Reads the pages of the rings: state, `send_chunks` of send elements, the rest for receive elements (section 5.3).
-fn pages<H: Hca>(core: &Core<H>, request: &CreateQp, parts: &Parts<H>) -> Result<PageList, CmdError> {
+/// Returns the number of pages of the rings: state, `send_chunks` of send elements, the rest for receive elements
+/// (section 5.3).
+fn needed_pages<H: Hca>(request: &CreateQp, parts: &Parts<H>) -> Result<u64, CmdError> {
     let caps = &parts.caps;
     let recv_bytes = if parts.srq.is_some() {
         0
@@ -160,16 +189,11 @@ fn pages<H: Hca>(core: &Core<H>, request: &CreateQp, parts: &Parts<H>) -> Result
         u64::from(caps.max_recv_wr).saturating_mul(stride.into())
     };
     let recv_pages = recv_bytes.div_ceil(pvrdma_guest_memory::PAGE_SIZE);
-    let needed = recv_pages.saturating_add(u64::from(request.send_chunks)).saturating_add(1);
-    ring_pages(core, request.pdir_dma, request.total_chunks.into(), needed)
+    Ok(recv_pages.saturating_add(u64::from(request.send_chunks)).saturating_add(1))
 }
 
 /// Creates the rings, which checks that the elements fit their pages.
-fn rings<H: Hca>(
-    request: &CreateQp,
-    parts: &Parts<H>,
-    pages: PageList,
-) -> Result<(SendRing, Option<RecvRing>), CmdError> {
+fn rings<H: Hca>(request: &CreateQp, parts: &Parts<H>, pages: PageList) -> Result<Rings, CmdError> {
     let caps = &parts.caps;
     let send_pages = u32::from(request.send_chunks);
     let first_recv_page = send_pages.saturating_add(1);

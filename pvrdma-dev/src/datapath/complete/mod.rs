@@ -6,7 +6,7 @@ mod inferred;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_guest_memory::{DmaView, PageList};
+use pvrdma_guest_memory::{DmaView, PageList, PageListBuilder};
 use pvrdma_verbs::{Completion, CompletionSink, CqOverrun, NetworkType, WcFlags, WcOpcode, WcStatus};
 
 use crate::abi::layout::GuestLayout;
@@ -20,10 +20,23 @@ use inferred::Inferred;
 
 /// Completions for which the guest requested a notification (spec §9.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Armed {
+pub(crate) enum Armed {
     Not,
     Solicited,
     Any,
+}
+
+/// State of a completion queue that is saved.
+#[derive(Debug)]
+pub(crate) struct SavedCqRing {
+    /// Number of entries.
+    pub(crate) entries: u32,
+    /// All pages of the queue; of a dead one only the first, which holds the ring state.
+    pub(crate) pages: PageList,
+    /// Index that the device publishes. `None`: the queue is dead.
+    pub(crate) tail: Option<u32>,
+    /// Completions for which the guest requested a notification.
+    pub(crate) armed: Armed,
 }
 
 impl Armed {
@@ -69,13 +82,64 @@ impl CqRing {
         user: bool,
         hub: Arc<EventHub>,
     ) -> Result<Arc<Self>, RingShapeError> {
-        let stride = u32::try_from(CQE_SIZE).map_err(|_| RingShapeError::Elements(0))?;
-        let page_count = pages.pages().saturating_sub(1);
-        let shape = RingShape { pages, first_page: 1, page_count, entries, stride, words: StateWords::Rx };
-        let ring = ProducerRing::new(shape)?;
-        let words = ring.words();
-        let state = State { ring: Some(ring), armed: Armed::Not, inferred: None };
-        Ok(Arc::new(Self { handle, user, words, state: Mutex::new(state), hub }))
+        Self::restore(handle, SavedCqRing { entries, pages, tail: Some(0), armed: Armed::Not }, user, hub)
+    }
+
+    /// Restores the producer.
+    ///
+    /// # Errors
+    /// The ring does not fit its pages, or the index is not one of such a ring.
+    pub(crate) fn restore(
+        handle: u32,
+        saved: SavedCqRing,
+        user: bool,
+        hub: Arc<EventHub>,
+    ) -> Result<Arc<Self>, RingShapeError> {
+        let SavedCqRing { entries, pages, tail, armed } = saved;
+        let (words, ring) = match tail {
+            Some(tail) => {
+                let stride = u32::try_from(CQE_SIZE).map_err(|_| RingShapeError::Elements(0))?;
+                let page_count = pages.pages().saturating_sub(1);
+                let shape = RingShape { pages, first_page: 1, page_count, entries, stride, words: StateWords::Rx };
+                let ring = ProducerRing::new(shape)?.at(tail)?;
+                (ring.words(), Some(ring))
+            }
+            None => {
+                let no_page = RingShapeError::PageRange { first: 0, count: 1, pages: 0 };
+                let (state_page, _) = pages.locate(0).ok_or(no_page)?;
+                (RingWords::at(state_page, StateWords::Rx, entries), None)
+            }
+        };
+        let state = Mutex::new(State { ring, armed, inferred: None });
+        Ok(Arc::new(Self { handle, user, words, state, hub }))
+    }
+
+    /// Creates the producer of a queue that the guest has destroyed and a QP still uses.
+    pub(crate) fn ended(hub: Arc<EventHub>) -> Arc<Self> {
+        let state = Mutex::new(State { ring: None, armed: Armed::Not, inferred: None });
+        Arc::new(Self { handle: u32::MAX, user: false, words: RingWords::at(0, StateWords::Rx, 1), state, hub })
+    }
+
+    /// Returns the state to be saved. `None`: notifications are inferred, because doorbells do not trap, and that state
+    /// is not saved.
+    pub(crate) fn save(&self) -> Option<SavedCqRing> {
+        let Self { handle: _, user: _, words, state, hub: _ } = self;
+        let State { ring, armed, inferred } = &*state.lock();
+        if inferred.is_some() {
+            return None;
+        }
+        let mut pages = PageListBuilder::default();
+        // The address was taken from a list, so a list accepts it.
+        pages.push(words.state_page()).ok()?;
+        let tail = match ring {
+            Some(ring) => {
+                let (elements, tail) = ring.save();
+                pages.append(elements).ok()?;
+                Some(tail)
+            }
+            None => None,
+        };
+        Some(SavedCqRing { entries: words.entries(), pages: pages.finish(), tail, armed: *armed })
     }
 
     /// Returns the queue's handle.
@@ -106,21 +170,39 @@ impl CqRing {
     pub(crate) fn arm(&self, view: &DmaView<'_>, solicited_only: bool, check_not_empty: bool) {
         let mut state = self.state.lock();
         let State { ring, armed, .. } = &mut *state;
-        let Some(producer) = ring else { return };
+        if ring.is_none() {
+            return;
+        }
         if !solicited_only {
             *armed = Armed::Any;
         } else if *armed == Armed::Not {
             *armed = Armed::Solicited;
         }
         if check_not_empty {
-            match producer.is_empty(view) {
-                Ok(true) => {}
-                Ok(false) => {
-                    *armed = Armed::Not;
-                    self.hub.notify_cq(view, self.handle);
-                }
-                Err(error) => self.die(view, ring, &error),
+            self.check(view, &mut state);
+        }
+    }
+
+    /// Notifies the guest if the queue is armed and not empty. For queues that may have been armed in a pause: the look
+    /// that arming implies was left out then.
+    pub(crate) fn check_armed(&self, view: &DmaView<'_>) {
+        let mut state = self.state.lock();
+        if state.armed != Armed::Not {
+            self.check(view, &mut state);
+        }
+    }
+
+    /// Notifies the guest if the armed queue is not empty.
+    fn check(&self, view: &DmaView<'_>, state: &mut State) {
+        let State { ring, armed, .. } = state;
+        let Some(producer) = ring else { return };
+        match producer.is_empty(view) {
+            Ok(true) => {}
+            Ok(false) => {
+                *armed = Armed::Not;
+                self.hub.notify_cq(view, self.handle);
             }
+            Err(error) => self.die(view, ring, &error),
         }
     }
 
@@ -142,11 +224,15 @@ impl CqRing {
     /// Stops inferring notifications: doorbells trap from now on. An earlier one may have been missed. If the queue
     /// holds completions of which the guest was not notified, it is notified now. If it is empty, the queue is armed.
     /// If the guest was notified of all of them, nothing more is needed, because it arms the queue again after a
-    /// notification.
-    pub(crate) fn listen(&self, view: &DmaView<'_>) {
+    /// notification. In a pause there is no `view`, and the queue is armed: [`Self::check_armed`] follows.
+    pub(crate) fn listen(&self, view: Option<&DmaView<'_>>) {
         let mut state = self.state.lock();
         let State { ring, armed, inferred } = &mut *state;
         let (Some(producer), Some(inferred)) = (ring.as_mut(), inferred.take()) else { return };
+        let Some(view) = view else {
+            *armed = Armed::Any;
+            return;
+        };
         match producer.unconsumed(view) {
             Ok((_, count)) if count > 0 && !inferred.is_announced() => {
                 *armed = Armed::Not;

@@ -1,7 +1,7 @@
 //! Receive queues, of one QP or shared (spec §8.2).
 
 use pvrdma_guest_memory::{DmaView, PageList};
-use pvrdma_verbs::{QueueError, RecvSource, RecvWr};
+use pvrdma_verbs::{QueueError, RecvSource, RecvWr, RingPosition, SavedRing};
 
 use super::gather::{HEAD, gather};
 use crate::abi::layout::GuestLayout;
@@ -33,6 +33,14 @@ impl RecvRing {
     /// Returns the location of the indices of its ring.
     pub(crate) const fn words(&self) -> RingWords {
         self.ring.words()
+    }
+
+    /// Moves a new ring to a saved position.
+    ///
+    /// # Errors
+    /// The position is not one of such a ring.
+    pub(crate) fn at(self, position: RingPosition) -> Result<Self, RingShapeError> {
+        Ok(Self { ring: self.ring.at(position)?, ..self })
     }
 
     /// Returns the progress of the ring, for the watcher.
@@ -67,6 +75,10 @@ impl RecvSource for RecvRing {
 
     fn reset(&mut self) {
         self.ring.reset();
+    }
+
+    fn save(&self) -> Option<SavedRing> {
+        Some(self.ring.save())
     }
 }
 

@@ -2,7 +2,8 @@
 
 use pvrdma_guest_memory::{DmaView, PageList};
 use pvrdma_verbs::{
-    Access, FastRegister, Invalidate, QpType, QueueError, SendData, SendFlags, SendOp, SendSource, SendWr,
+    Access, FastRegister, Invalidate, QpType, QueueError, RingPosition, SavedRing, SendData, SendFlags, SendOp,
+    SendSource, SendWr,
 };
 
 use super::gather::{HEAD, gather};
@@ -56,6 +57,14 @@ impl SendRing {
         self.ring.words()
     }
 
+    /// Moves a new ring to a saved position.
+    ///
+    /// # Errors
+    /// The position is not one of such a ring.
+    pub(crate) fn at(self, position: RingPosition) -> Result<Self, RingShapeError> {
+        Ok(Self { ring: self.ring.at(position)?, ..self })
+    }
+
     /// Returns the progress of the ring, for the watcher.
     pub(crate) fn watch(&mut self) -> Progress {
         self.ring.watch()
@@ -89,6 +98,10 @@ impl SendSource for SendRing {
 
     fn reset(&mut self) {
         self.ring.reset();
+    }
+
+    fn save(&self) -> Option<SavedRing> {
+        Some(self.ring.save())
     }
 }
 

@@ -1,0 +1,137 @@
+//! Saving and restoring an adapter's objects.
+//!
+//! The device saves its own state and asks its adapter for the adapter's part of each object. The adapter encodes that
+//! part itself, as opaque bytes, so that the device does not depend on the adapter. What a verb passes to the adapter
+//! when it creates an object (sizes, page lists, queues) is the device's part: restoring an object repeats that verb
+//! with the adapter's part as an additional argument.
+//!
+//! The bytes may come from a file or another host, so they are as trustworthy as a command of a guest: an adapter checks
+//! them completely, and refuses them with an error.
+
+use pvrdma_guest_memory::PageList;
+
+use crate::error::{IndexError, VerbsError};
+use crate::hca::{MrRequest, QpInit, SrqInit};
+use crate::pause::PauseHca;
+
+/// Position of the adapter in a queue that the guest fills. Indices run from 0 to twice the size of the ring, minus 1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RingPosition {
+    /// Index of the next request to take.
+    pub next: u32,
+    /// Index of the oldest request that was taken and whose slot was not returned. Equal to `next` if all were.
+    pub head: u32,
+    /// The invalid index of the guest that has made the ring unusable.
+    pub broken: Option<IndexError>,
+}
+
+/// State of a queue that the guest fills.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SavedRing {
+    /// Pages of its elements.
+    pub pages: PageList,
+    /// Position of the adapter.
+    pub position: RingPosition,
+}
+
+/// State of a memory region.
+#[derive(Debug)]
+pub struct SavedMr {
+    /// Request that creates such a region.
+    pub request: MrRequest,
+    /// Part of the adapter.
+    pub adapter: Vec<u8>,
+}
+
+/// State of a shared receive queue.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SavedSrq {
+    /// Its ring.
+    pub ring: SavedRing,
+    /// The armed limit, 0 if disarmed.
+    pub limit: u32,
+    /// Part of the adapter.
+    pub adapter: Vec<u8>,
+}
+
+/// State of a queue pair.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SavedQp {
+    /// Send ring.
+    pub send: SavedRing,
+    /// Receive ring, unless the QP has a shared receive queue.
+    pub recv: Option<SavedRing>,
+    /// Every send generates a completion.
+    pub signal_all: bool,
+    /// Part of the adapter.
+    pub adapter: Vec<u8>,
+}
+
+/// An adapter whose objects can be saved, and restored in another adapter of the same kind.
+///
+/// All methods require that the adapter is paused. Objects keep their identity: keys, QPNs and PSNs are those of the
+/// saved objects.
+///
+/// # Order
+///
+/// Restoring begins with an adapter without objects, with [`Self::restore_tables`], and then follows the order in which
+/// a guest creates objects. Until then, guest memory need not be mapped. [`Self::map_mr`] and the binding of GIDs need
+/// it, and come last, before the adapter is resumed.
+pub trait SaveHca: PauseHca {
+    /// Name of the format of the adapter's parts. States are restored only in an adapter with the same name.
+    const FORMAT: &'static str;
+
+    /// Returns the state that belongs to no object: the keys that were in use before.
+    ///
+    /// # Errors
+    /// The adapter cannot save its objects now; the error names the reason.
+    fn save_tables(&self) -> Result<Vec<u8>, VerbsError>;
+
+    /// Restores the state that belongs to no object.
+    ///
+    /// # Errors
+    /// The state is invalid, or there are objects.
+    fn restore_tables(&self, saved: &[u8]) -> Result<(), VerbsError>;
+
+    /// Saves a memory region.
+    ///
+    /// # Errors
+    /// The region is destroyed.
+    fn save_mr(&self, mr: &Self::Mr) -> Result<SavedMr, VerbsError>;
+
+    /// Restores a memory region. The caller has checked the request as that of a guest.
+    ///
+    /// # Errors
+    /// The state is invalid, or as for [`crate::Hca::register_mr`].
+    fn restore_mr(&self, pd: &Self::Pd, saved: SavedMr) -> Result<Self::Mr, VerbsError>;
+
+    /// Maps the memory of a restored region: checks its pages and pins them as the policy requires.
+    ///
+    /// # Errors
+    /// The memory is not mapped, or cannot be pinned.
+    fn map_mr(&self, mr: &Self::Mr) -> Result<(), VerbsError>;
+
+    /// Saves a shared receive queue.
+    ///
+    /// # Errors
+    /// The queue is destroyed, or its ring cannot be saved.
+    fn save_srq(&self, srq: &Self::Srq) -> Result<SavedSrq, VerbsError>;
+
+    /// Restores a shared receive queue. The ring is at its saved position.
+    ///
+    /// # Errors
+    /// The state is invalid, or as for [`crate::Hca::create_srq`].
+    fn restore_srq(&self, init: SrqInit<'_, Self>, adapter: &[u8]) -> Result<Self::Srq, VerbsError>;
+
+    /// Saves a queue pair.
+    ///
+    /// # Errors
+    /// The QP is destroyed, or one of its rings cannot be saved.
+    fn save_qp(&self, qp: &Self::Qp) -> Result<SavedQp, VerbsError>;
+
+    /// Restores a queue pair with the QPN of `init`. The rings are at their saved positions.
+    ///
+    /// # Errors
+    /// The state is invalid or does not match the rings, or as for [`crate::Hca::create_qp`].
+    fn restore_qp(&self, init: QpInit<'_, Self>, adapter: &[u8]) -> Result<Self::Qp, VerbsError>;
+}

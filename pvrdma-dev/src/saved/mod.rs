@@ -1,0 +1,187 @@
+//! Saving a device, and restoring it in another one: for snapshots, migration, and the hand-over to another process.
+//!
+//! A saved state is a stream of the messages of [`pvrdma_saved_state::pvrdma`]. What the guest and its peers have learned
+//! is restored as it was: handles, QPNs, keys, the positions in all rings. What they have not is new: the adapter's
+//! numbers, timers, counters. The limits in force are those that the guest's driver has read; `max_memory`, and the
+//! limits for the next driver, are the configuration's. Doorbells are not saved, because resuming looks at every queue.
+//!
+//! A state is restored in two steps. [`PvrdmaDevice::restore`] reads it and creates the objects in a paused adapter,
+//! without access to guest memory, which a VMM may map later. [`PvrdmaDevice::finish_restore`] checks all addresses
+//! against the map, pins memory and binds GIDs.
+//!
+//! A state is input as hostile as a guest's: objects are created through the checks of the commands that create them,
+//! and everything that is kept is charged to the budget of the device. After a refusal the device is in power-on state.
+//!
+//! To save a new field: the pattern that takes its struct apart in this module, or beside the struct, does not compile
+//! until it names the field.
+
+mod convert;
+mod error;
+mod objects;
+mod read;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+use std::io::{Read, Write};
+use std::sync::atomic::Ordering;
+
+use pvrdma_guest_memory::{Direction, DmaError, PageList};
+use pvrdma_pci_function::{Migratable, StateError};
+use pvrdma_verbs::{Backend, PauseHca, SaveHca};
+
+use crate::abi::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
+use crate::core::Core;
+use crate::device::{Control, PvrdmaDevice, State};
+use crate::dsr::Session;
+use crate::events::EventRings;
+use crate::intr::SavedInterrupts;
+use crate::page_dir::check_mapped;
+
+pub use error::{RestoreError, SaveError};
+
+/// State that was read, and takes effect when the restore is finished.
+#[derive(Debug)]
+pub(crate) struct Restored {
+    /// The session with its event rings, and whether it is active, unless the device is in reset.
+    session: Option<(Session, EventRings, bool)>,
+    interrupts: SavedInterrupts,
+    /// Pages of all rings.
+    rings: Vec<PageList>,
+}
+
+impl<B: Backend> PvrdmaDevice<B>
+where
+    B::Hca: SaveHca,
+{
+    /// Writes the state of the device, which must be paused, and stays so.
+    ///
+    /// # Errors
+    /// The device is not paused, holds something that cannot be saved, or the output fails.
+    pub fn save(&self, to: &mut dyn Write) -> Result<(), SaveError> {
+        if !self.is_paused() {
+            return Err(SaveError::NotPaused);
+        }
+        // No command and no access to configuration space changes the device meanwhile.
+        let control = self.control.lock();
+        let pci = self.pci.lock();
+        write::device(self.core(), &control, &pci, to)
+    }
+
+    /// Resets the device and reads a state into it. The device is paused afterwards, and [`Self::finish_restore`] must
+    /// be called before it is resumed. Guest memory is not accessed.
+    ///
+    /// # Errors
+    /// The state is damaged, is not one of a device with this configuration, or an object in it would be refused to a
+    /// guest, too. The device is then in power-on state, and not paused.
+    pub fn restore(&self, from: &mut dyn Read) -> Result<(), RestoreError> {
+        let control = &mut *self.control.lock();
+        self.power_on(control);
+        self.core().paused.store(true, Ordering::Release);
+        self.core().hca.pause();
+        let result = read::device(self, control, from);
+        if result.is_err() {
+            self.give_up(control);
+        }
+        self.publish_phase(control);
+        result
+    }
+
+    /// Finishes a restore after guest memory was mapped. Does nothing if there is none to finish.
+    ///
+    /// # Errors
+    /// The state refers to memory that is not mapped or cannot be pinned, or a GID cannot be bound. The device is then
+    /// in power-on state, and not paused.
+    pub fn finish_restore(&self) -> Result<(), RestoreError> {
+        let control = &mut *self.control.lock();
+        let Some(restored) = control.restored.take() else { return Ok(()) };
+        let result = self.finish(control, *restored);
+        if result.is_err() {
+            self.give_up(control);
+        }
+        self.publish_phase(control);
+        result
+    }
+
+    fn finish(&self, control: &mut Control, restored: Restored) -> Result<(), RestoreError> {
+        let core = self.core();
+        let Restored { session, interrupts, rings } = restored;
+        if let Some((session, event_rings, active)) = session {
+            core.memory.lock_all()?;
+            core.check_memory(&session, &rings)?;
+            core.map_regions()?;
+            core.bind_restored_gids()?;
+            if active {
+                event_rings.set_paused(true);
+                core.hub.install(event_rings);
+                control.state = State::Active(session);
+                core.gate.set_active(true);
+            } else {
+                control.state = State::Ready(session, Box::new(event_rings));
+            }
+        }
+        core.interrupts.restore(interrupts);
+        Ok(())
+    }
+
+    /// Returns to the power-on state after a refusal.
+    fn give_up(&self, control: &mut Control) {
+        self.power_on(control);
+        self.core().renew_offer();
+        self.core().paused.store(false, Ordering::Release);
+        self.core().hca.resume();
+    }
+}
+
+impl<B: Backend> Migratable for PvrdmaDevice<B>
+where
+    B::Hca: SaveHca,
+{
+    fn pause(&self) {
+        Self::pause(self);
+    }
+
+    fn save(&self, to: &mut dyn Write) -> Result<(), StateError> {
+        Ok(Self::save(self, to)?)
+    }
+
+    fn restore(&self, from: &mut dyn Read) -> Result<(), StateError> {
+        Ok(Self::restore(self, from)?)
+    }
+
+    fn resume(&self) -> Result<(), StateError> {
+        self.finish_restore()?;
+        Self::resume(self);
+        Ok(())
+    }
+}
+
+impl<H: SaveHca> Core<H> {
+    /// Checks that the slots and all rings are mapped.
+    fn check_memory(&self, session: &Session, rings: &[PageList]) -> Result<(), RestoreError> {
+        let unmapped = |what| move |source: DmaError| RestoreError::Memory { what, source };
+        let view = self.memory.view();
+        let &Session { command_slot, response_slot, uar_pfn: _, version: _ } = session;
+        view.slice(command_slot, REQUEST_SIZE, Direction::Read).map_err(unmapped("command slot"))?;
+        view.slice(response_slot, RESPONSE_SIZE, Direction::Write).map_err(unmapped("response slot"))?;
+        rings.iter().try_for_each(|pages| check_mapped(&view, pages, Direction::Write)).map_err(unmapped("ring"))
+    }
+
+    fn map_regions(&self) -> Result<(), RestoreError> {
+        for (handle, mr) in self.objects.mrs.all() {
+            let refused = |source| RestoreError::object(self.objects.mrs.what(), handle, source);
+            self.hca.map_mr(&mr.verbs).map_err(refused)?;
+        }
+        Ok(())
+    }
+
+    fn bind_restored_gids(&self) -> Result<(), RestoreError> {
+        let entries = self.objects.gids.lock().entries();
+        for gid in entries {
+            let refused = |source| RestoreError::object("GID", gid.index.into(), source);
+            self.hca.bind_gid_in_vlan(gid.index, gid.gid, gid.kind, gid.vlan).map_err(refused)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,326 @@
+//! Reading of a saved state.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+use std::io::Read;
+use std::sync::Arc;
+
+use pvrdma_guest_memory::{Charge, Kept, PageList, PageListBuilder};
+use pvrdma_pci_function::{CONFIG_SIZE, Switches};
+use pvrdma_saved_state::{DeviceKind, RawRecord, Reader, Record, pvrdma as saved};
+use pvrdma_verbs::{Backend, SaveHca};
+
+use super::{RestoreError, Restored, convert};
+use crate::abi::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
+use crate::abi::ring::{Eqe, MAX_PAGES, eqe};
+use crate::core::Core;
+use crate::device::{Control, PvrdmaDevice};
+use crate::dsr::{Session, is_aligned};
+use crate::events::{Cqne, EventRings, SavedEventRing, SavedEventRings};
+use crate::intr::SavedInterrupts;
+use crate::objects::TablePosition;
+
+/// Number of handle tables.
+const TABLES: usize = 6;
+
+/// Number of the port in events.
+const PORT: u32 = 1;
+
+/// Reads a state into a device in power-on state, whose adapter is paused. After an error, the device must be reset.
+pub(super) fn device<B: Backend>(
+    device: &PvrdmaDevice<B>,
+    control: &mut Control,
+    from: &mut dyn Read,
+) -> Result<(), RestoreError>
+where
+    B::Hca: SaveHca,
+{
+    let core = device.core();
+    let mut reader = Reader::new(from, core.budget.limit())?;
+    let header = reader.header();
+    if header.device != DeviceKind::Pvrdma {
+        return Err(RestoreError::Differs("kind"));
+    }
+    if header.mac != core.config.mac.0 {
+        return Err(RestoreError::Differs("MAC address"));
+    }
+    let saved::Device {
+        config_space,
+        version,
+        roce,
+        adapter,
+        dsr_low,
+        err,
+        mac_low,
+        mac_high,
+        interrupt_mask: mask,
+        interrupt_cause: cause,
+        phase,
+        session,
+        limits,
+    } = reader.expect()?;
+    if version > core.config.version {
+        return Err(RestoreError::Differs("interface version"));
+    }
+    if convert::number::<saved::Encapsulation>("GID type", roce)? != convert::save_encapsulation(core.config.roce) {
+        return Err(RestoreError::Differs("GID type"));
+    }
+    if adapter != B::Hca::FORMAT {
+        return Err(RestoreError::Differs("adapter"));
+    }
+    let limits = limits.ok_or(RestoreError::Misplaced("the list of limits"))?;
+    let limits = convert::restore_limits(&limits, core.wanted_limits().max_memory)?;
+    core.restore_offer(limits).map_err(RestoreError::Limits)?;
+    let switches = restore_config_space(device, &config_space)?;
+    let phase = convert::number::<saved::Phase>("phase", phase)?;
+    let session = session.map(|session| restore_session(&session, version)).transpose()?;
+    // A handshake reads guest memory, and the end of bus mastering ends the session.
+    if session.is_some() != (phase != saved::Phase::Reset) || session.is_some() && !switches.bus_master {
+        return Err(RestoreError::Invalid { what: "phase", value: phase as u64 });
+    }
+    (control.dsr_low, control.err, control.mac) = (dsr_low, err, [mac_low, mac_high]);
+    let mut restorer = Restorer {
+        core,
+        session: session.filter(|_| phase == saved::Phase::Active),
+        pages: PageListBuilder::default(),
+        part: Vec::new(),
+        charges: Vec::new(),
+        event_rings: Vec::new(),
+        has_tables: false,
+        tables: Vec::new(),
+        rings: Vec::new(),
+    };
+    while let Some(record) = reader.next()? {
+        restorer.record(record)?;
+    }
+    let (event_rings, rings) = restorer.end()?;
+    let session = match (session, event_rings) {
+        (Some(session), Some(rings)) => Some((session, rings, phase == saved::Phase::Active)),
+        (None, None) => None,
+        _ => return Err(RestoreError::Misplaced("an event ring")),
+    };
+    let interrupts = SavedInterrupts { mask, cause };
+    control.restored = Some(Box::new(Restored { session, interrupts, rings }));
+    Ok(())
+}
+
+/// Restores configuration space, and applies it.
+fn restore_config_space<B: Backend>(device: &PvrdmaDevice<B>, bytes: &[u8]) -> Result<Switches, RestoreError> {
+    let mut pci = device.pci.lock();
+    let mut identity = [0; 4];
+    pci.read(0, &mut identity, false);
+    if bytes.len() != CONFIG_SIZE || !bytes.starts_with(&identity) {
+        return Err(RestoreError::Differs("configuration space"));
+    }
+    let before = pci.switches();
+    pci.write(0, bytes);
+    device.apply_command_register(before, pci.switches());
+    Ok(pci.switches())
+}
+
+fn restore_session(session: &saved::Session, device_version: u32) -> Result<Session, RestoreError> {
+    let &saved::Session { command_slot, response_slot, uar_pfn, version } = session;
+    let invalid = |what, value| Err(RestoreError::Invalid { what, value });
+    for (slot, size) in [(command_slot, REQUEST_SIZE), (response_slot, RESPONSE_SIZE)] {
+        if !is_aligned(slot) || slot.checked_add(size as u64).is_none() {
+            return invalid("address of a slot", slot);
+        }
+    }
+    if version > device_version {
+        return invalid("interface version", version.into());
+    }
+    Ok(Session { command_slot, response_slot, uar_pfn, version })
+}
+
+/// An event ring that was read.
+struct ReadRing {
+    pages: PageList,
+    tail: Option<u32>,
+    /// Kinds and subjects of the events that wait.
+    waiting: Vec<(Option<u32>, u32)>,
+}
+
+/// Restores objects, record by record.
+pub(super) struct Restorer<'a, H: SaveHca> {
+    pub(super) core: &'a Core<H>,
+    /// The session, if commands are served.
+    pub(super) session: Option<Session>,
+    /// Pages of the next object.
+    pages: PageListBuilder,
+    /// The adapter's part of the next object.
+    part: Vec<u8>,
+    /// Charges for both.
+    charges: Vec<Charge>,
+    event_rings: Vec<ReadRing>,
+    has_tables: bool,
+    /// Kinds of the handle tables so far.
+    tables: Vec<saved::ObjectKind>,
+    /// Pages of all rings so far. At most as many as the rings hold themselves, and only until the restore is finished.
+    pub(super) rings: Vec<PageList>,
+}
+
+impl<H: SaveHca> Restorer<'_, H> {
+    fn record(&mut self, record: RawRecord<'_>) -> Result<(), RestoreError> {
+        match record.kind {
+            saved::Pages::KIND => self.add_pages(&record.decode()?),
+            saved::AdapterPart::KIND => self.add_part(&record.decode()?),
+            saved::EventRing::KIND => self.event_ring(&record.decode()?),
+            saved::WaitingEvents::KIND => self.waiting_events(record.decode()?),
+            saved::Table::KIND => self.table(&record.decode()?),
+            saved::AdapterTables::KIND => {
+                let saved::AdapterTables {} = record.decode()?;
+                let part = self.take_part();
+                self.has_tables = true;
+                self.core.hca.restore_tables(&part).map_err(RestoreError::Adapter)
+            }
+            saved::Context::KIND => self.context(&record.decode()?),
+            saved::Pd::KIND => self.pd(&record.decode()?),
+            saved::Cq::KIND => self.cq(&record.decode()?),
+            saved::Srq::KIND => self.srq(record.decode()?),
+            saved::Mr::KIND => self.mr(&record.decode()?),
+            saved::Qp::KIND => self.qp(record.decode()?),
+            saved::Gid::KIND => self.gid(record.decode()?),
+            saved::Device::KIND => Err(RestoreError::Misplaced("a second device")),
+            // A record of a later release, or of another function.
+            _ => Ok(()),
+        }?;
+        let is_part_of_next = matches!(record.kind, saved::Pages::KIND | saved::AdapterPart::KIND);
+        if !is_part_of_next && (self.pages.pages() > 0 || !self.part.is_empty()) {
+            return Err(RestoreError::Misplaced("the object of a list of pages"));
+        }
+        Ok(())
+    }
+
+    /// Ends the restore of objects. Returns the event rings, and the pages of all rings.
+    fn end(mut self) -> Result<(Option<EventRings>, Vec<PageList>), RestoreError> {
+        if self.pages.pages() > 0 || !self.part.is_empty() {
+            return Err(RestoreError::Misplaced("the object of a list of pages"));
+        }
+        if !self.has_tables {
+            return Err(RestoreError::Misplaced("the state of the adapter"));
+        }
+        if self.tables.len() != TABLES {
+            return Err(RestoreError::Misplaced("a handle table"));
+        }
+        let mut read = std::mem::take(&mut self.event_rings).into_iter();
+        let (asynchronous, notifications) = match (read.next(), read.next(), read.next()) {
+            (None, None, None) => return Ok((None, self.rings)),
+            (Some(asynchronous), Some(notifications), None) => (asynchronous, notifications),
+            _ => return Err(RestoreError::Misplaced("an event ring")),
+        };
+        let asynchronous = ring_of(asynchronous, |(kind, info)| self.event(kind?, info))?;
+        let notifications = ring_of(notifications, |(kind, info)| {
+            (kind.is_none() && self.core.objects.cqs.has_handle(info)).then_some(Cqne(info))
+        })?;
+        let saved = SavedEventRings { asynchronous, notifications };
+        let rings = EventRings::restore(saved, Arc::clone(&self.core.interrupts));
+        Ok((Some(rings.map_err(|error| RestoreError::EventRings(error.into()))?), self.rings))
+    }
+
+    /// Returns an asynchronous event, if there can be such an event.
+    fn event(&self, kind: u32, info: u32) -> Option<Eqe> {
+        let objects = &self.core.objects;
+        let can_be = match eqe::subject(kind)? {
+            eqe::Subject::Cq => objects.cqs.has_handle(info),
+            eqe::Subject::Qp => objects.qps.has_handle(info),
+            eqe::Subject::Srq => objects.srqs.has_handle(info),
+            eqe::Subject::Port => info == PORT,
+        };
+        can_be.then_some(Eqe { kind, info })
+    }
+
+    fn charge(&mut self, bytes: usize) -> Result<(), RestoreError> {
+        self.charges.push(self.core.budget.charge(Kept::Objects, bytes as u64)?);
+        Ok(())
+    }
+
+    fn add_pages(&mut self, message: &saved::Pages) -> Result<(), RestoreError> {
+        let saved::Pages { addresses, counts } = message;
+        if addresses.len() != counts.len() {
+            return Err(RestoreError::Invalid { what: "list of pages", value: counts.len() as u64 });
+        }
+        let before = self.pages.heap_bytes();
+        for (&address, &count) in addresses.iter().zip(counts) {
+            let invalid = RestoreError::Invalid { what: "run of pages", value: address };
+            if self.pages.push_run(address, count).is_err() || self.pages.pages() > MAX_PAGES {
+                return Err(invalid);
+            }
+        }
+        self.charge(self.pages.heap_bytes().saturating_sub(before))
+    }
+
+    fn add_part(&mut self, message: &saved::AdapterPart) -> Result<(), RestoreError> {
+        let saved::AdapterPart { bytes } = message;
+        self.charge(bytes.len())?;
+        self.part.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Takes the pages of an object.
+    pub(super) fn take_pages(&mut self) -> PageList {
+        self.charges.clear();
+        std::mem::take(&mut self.pages).finish()
+    }
+
+    /// Takes the adapter's part of an object.
+    pub(super) fn take_part(&mut self) -> Vec<u8> {
+        self.charges.clear();
+        std::mem::take(&mut self.part)
+    }
+
+    fn event_ring(&mut self, message: &saved::EventRing) -> Result<(), RestoreError> {
+        let &saved::EventRing { tail } = message;
+        let pages = self.take_pages();
+        self.rings.push(pages.clone());
+        self.event_rings.push(ReadRing { pages, tail, waiting: Vec::new() });
+        Ok(())
+    }
+
+    fn waiting_events(&mut self, message: saved::WaitingEvents) -> Result<(), RestoreError> {
+        let saved::WaitingEvents { kinds, subjects } = message;
+        let ring = self.event_rings.last_mut().ok_or(RestoreError::Misplaced("an event ring"))?;
+        if kinds.is_empty() {
+            ring.waiting.extend(subjects.into_iter().map(|subject| (None, subject)));
+        } else if kinds.len() == subjects.len() {
+            ring.waiting.extend(kinds.into_iter().map(Some).zip(subjects));
+        } else {
+            return Err(RestoreError::Invalid { what: "list of events", value: kinds.len() as u64 });
+        }
+        Ok(())
+    }
+
+    fn table(&mut self, message: &saved::Table) -> Result<(), RestoreError> {
+        let &saved::Table { kind, begin, next, rounds } = message;
+        let (objects, position) = (&self.core.objects, TablePosition { begin, next, rounds });
+        let kind = convert::number::<saved::ObjectKind>("kind of a table", kind)?;
+        if self.tables.contains(&kind) {
+            return Err(RestoreError::Misplaced("a second handle table"));
+        }
+        self.tables.push(kind);
+        match kind {
+            saved::ObjectKind::Context => objects.contexts.set_position(position),
+            saved::ObjectKind::Pd => objects.pds.set_position(position),
+            saved::ObjectKind::Mr => objects.mrs.set_position(position),
+            saved::ObjectKind::Cq => objects.cqs.set_position(position),
+            saved::ObjectKind::Srq => objects.srqs.set_position(position),
+            saved::ObjectKind::Qp => objects.qps.set_position(position),
+            saved::ObjectKind::None => return Err(RestoreError::Invalid { what: "kind of a table", value: 0 }),
+        }
+        Ok(())
+    }
+}
+
+/// Returns the state of an event ring; `event` checks an event.
+fn ring_of<E: Copy + Eq + Hash>(
+    read: ReadRing,
+    event: impl Fn((Option<u32>, u32)) -> Option<E>,
+) -> Result<SavedEventRing<E>, RestoreError> {
+    let ReadRing { pages, tail, waiting } = read;
+    let mut seen = HashSet::new();
+    // An event waits at most once.
+    let checked = |fields: (Option<u32>, u32)| {
+        let event = event(fields).filter(|&event| seen.insert(event));
+        event.ok_or(RestoreError::Invalid { what: "event", value: fields.1.into() })
+    };
+    Ok(SavedEventRing { pages, tail, waiting: waiting.into_iter().map(checked).collect::<Result<_, _>>()? })
+}

@@ -1,0 +1,437 @@
+//! Guests that move between software adapters in the middle of their work: every byte arrives, every completion comes
+//! once and in order.
+#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+
+mod common;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{Process, gid};
+use pvrdma_dev::testing::{
+    Buffer, Driver, GuestMemory, Mr, MovingFunction, Path, Placement, Qp, QpInit, RecvWr, SendWr, Srq, TestDevice,
+    access, status, wc_flag,
+};
+use pvrdma_dev::{ObjectKind, PciFunction};
+use pvrdma_link::memory::{self, MemoryLink};
+use pvrdma_link::{Clock, Frames, Link, ManualClock, Readiness};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_saved_state::Reader;
+use pvrdma_verbs::MacAddr;
+use serde_json::Value;
+
+/// Bytes of a slot: each request has one at either end.
+const SLOT: usize = 12 << 10;
+/// Requests in each direction.
+const REQUESTS: usize = 40;
+/// Offset of the slots that the peer uses.
+const PEERS: usize = REQUESTS * SLOT;
+/// Offset of the number that the peer adds to.
+const COUNTER: usize = 2 * PEERS;
+
+/// A xorshift generator: the same steps in every run.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 16).unwrap() % limit
+    }
+}
+
+/// An end of a cable that an adapter has until its device moves on.
+#[derive(Debug)]
+struct Plugged {
+    cable: Arc<MemoryLink>,
+    cut: Arc<AtomicBool>,
+}
+
+impl Link for Plugged {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        if !self.cut.load(Ordering::SeqCst) {
+            self.cable.receive(frames, most);
+        }
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        if self.cut.load(Ordering::SeqCst) { frames.len() - from } else { self.cable.send(frames, from) }
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.cable.readiness()
+    }
+}
+
+/// An adapter at the end of a cable.
+struct Adapter {
+    rxe: Rxe,
+    cut: Arc<AtomicBool>,
+    _uplink: Option<Uplink>,
+}
+
+impl Adapter {
+    fn new(clock: &Arc<ManualClock>, host: u8, cable: Option<&Arc<MemoryLink>>) -> Self {
+        let clock = Arc::<ManualClock>::clone(clock) as Arc<dyn Clock>;
+        let rxe = Rxe::new(RxeConfig { workers: 0, clock, ..RxeConfig::default() }).unwrap();
+        let cut = Arc::new(AtomicBool::new(false));
+        let uplink = cable.map(|cable| {
+            let uplink = Arc::new(Plugged { cable: Arc::clone(cable), cut: Arc::clone(&cut) });
+            let config = PortConfig { uplink, nic: None, mtu: 4500, rules: PortRules::default() };
+            rxe.plug(MacAddr([0x52, 0x54, 0, 0, 0, host]), config).unwrap()
+        });
+        Self { rxe, cut, _uplink: uplink }
+    }
+}
+
+/// Returns the records of a stream, without its header, which has the time.
+fn records(stream: &[u8]) -> Vec<(u16, Vec<u8>)> {
+    let mut input = stream;
+    let mut reader = Reader::new(&mut input, u64::MAX).unwrap();
+    let mut records = Vec::new();
+    while let Some(record) = reader.next().unwrap() {
+        records.push((record.kind, record.body.to_vec()));
+    }
+    records
+}
+
+/// Describes the objects of a device, without the adapter's part, of which the saved state tells more.
+fn shown(test: &TestDevice<Rxe>) -> Vec<Value> {
+    let kinds = ObjectKind::ALL.into_iter().filter(|&kind| kind != ObjectKind::Device);
+    let mut shown: Vec<_> = kinds.map(|kind| test.device.inspect_objects(kind)).collect();
+    for object in shown.iter_mut().filter_map(Value::as_array_mut).flatten().filter_map(Value::as_object_mut) {
+        object.remove("adapter");
+        // The path of a connection is looked up again.
+        if let Some(progress) = object.get_mut("progress").and_then(Value::as_object_mut) {
+            progress.remove("path");
+        }
+    }
+    shown
+}
+
+/// One guest: its device, its objects, and what it waits for.
+struct Side {
+    host: u8,
+    adapter: Adapter,
+    cable: Option<Arc<MemoryLink>>,
+    test: TestDevice<Rxe>,
+    function: Arc<MovingFunction>,
+    process: Process,
+    qp: Qp,
+    srq: Option<Srq>,
+    buffer: Buffer,
+    mr: Mr,
+    /// Identifiers of the send requests that are to complete, in order.
+    sends: VecDeque<u64>,
+    /// Receives that the peer's requests need and that are not posted yet.
+    to_post: VecDeque<(u64, usize, usize)>,
+    /// Receives that are to complete, in order: identifier, bytes, and whether there is immediate data.
+    receives: VecDeque<(u64, usize, bool)>,
+    /// Number of requests so far, and sum of the numbers added to the peer's counter.
+    requests: usize,
+    added: u64,
+    /// What must be in the memory in the end: offset and bytes.
+    expected: Vec<(usize, Vec<u8>)>,
+}
+
+impl Side {
+    fn new(clock: &Arc<ManualClock>, adapter: Adapter, host: u8, cable: Option<Arc<MemoryLink>>, shared: bool) -> Self {
+        let _ = clock;
+        let memory = GuestMemory::new(16 << 20);
+        let test = TestDevice::new(&adapter.rxe, TestDevice::<Rxe>::config(host), memory);
+        let function = MovingFunction::new(test.function());
+        let moving: Arc<dyn PciFunction> = Arc::<MovingFunction>::clone(&function);
+        let driver = Driver::probe(moving, &test.memory, &test.irqs).unwrap();
+        driver.bind_gid(0, gid(host)).unwrap();
+        let process = Process::new(&driver, true, 256);
+        let srq = shared.then(|| driver.create_srq(&process.pd, 64, 2, 0).unwrap());
+        let qp = driver.create_qp(&QpInit { srq: srq.as_ref(), ..QpInit::rc(&process.pd, &process.cq) }).unwrap();
+        let buffer = driver.buffer(COUNTER + 8, 0, Placement::Scattered);
+        let mr = driver.reg_mr(&process.pd, &buffer, access::ALL).unwrap();
+        Self {
+            host,
+            adapter,
+            cable,
+            test,
+            function,
+            process,
+            qp,
+            srq,
+            buffer,
+            mr,
+            sends: VecDeque::new(),
+            to_post: VecDeque::new(),
+            receives: VecDeque::new(),
+            requests: 0,
+            added: 0,
+            expected: Vec::new(),
+        }
+    }
+
+    fn connect(&mut self, peer: u8, qpn: u32) {
+        let path = Path { dmac: [0x52, 0x54, 0, 0, 0, peer], ..Path::to(gid(peer), qpn) };
+        self.qp.connect(&path).unwrap();
+    }
+
+    /// Pauses the device and returns its state.
+    fn save(&self) -> Vec<u8> {
+        let mut saved = Vec::new();
+        assert!(self.test.device.pause());
+        self.test.device.save(&mut saved).unwrap();
+        saved
+    }
+
+    /// Restores the state in a device on another adapter, which stays paused. The first device is gone.
+    fn restore(&mut self, adapter: Adapter, saved: &[u8]) {
+        let before = shown(&self.test);
+        self.adapter.cut.store(true, Ordering::SeqCst);
+        let config = TestDevice::<Rxe>::config(self.host);
+        let next = self.test.successor(&adapter.rxe, config, self.test.memory.another_space());
+        next.device.restore(&mut &saved[..]).unwrap();
+        next.device.finish_restore().unwrap();
+        assert_eq!(before, shown(&next));
+        let mut again = Vec::new();
+        next.device.save(&mut again).unwrap();
+        assert!(records(saved) == records(&again), "the state changes on its way");
+        self.function.move_to(next.function());
+        self.test = next;
+        self.adapter = adapter;
+    }
+
+    /// Posts a receive that the peer needs.
+    fn post_receive(&mut self) {
+        let Some((id, at, len)) = self.to_post.pop_front() else { return };
+        let sges = if len == 0 { vec![] } else { vec![self.buffer.sge(&self.mr, at, len)] };
+        let receive = [RecvWr::new(id, &sges)];
+        match &mut self.srq {
+            Some(srq) => srq.post(&receive).unwrap(),
+            None => self.qp.post_recv(&receive).unwrap(),
+        }
+    }
+
+    /// Takes completions and compares them.
+    fn poll(&mut self) {
+        while let Some(cqe) = self.process.cq.poll() {
+            assert_eq!(cqe.status, status::SUCCESS, "{cqe:?}");
+            if cqe.opcode >= 128 {
+                let (id, length, immediate) = self.receives.pop_front().expect("a receive that was not posted");
+                let has_immediate = cqe.wc_flags & wc_flag::WITH_IMM != 0;
+                assert_eq!((cqe.wr_id, cqe.byte_len as usize, has_immediate), (id, length, immediate), "{cqe:?}");
+            } else {
+                assert_eq!(Some(cqe.wr_id), self.sends.pop_front(), "{cqe:?}");
+            }
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.sends.is_empty() && self.receives.is_empty() && self.to_post.is_empty()
+    }
+
+    /// Compares all memory that requests have changed.
+    fn check_memory(&self) {
+        for (at, bytes) in &self.expected {
+            assert!(self.buffer.read(*at, bytes.len()) == *bytes, "{} bytes at {at}", bytes.len());
+        }
+    }
+}
+
+/// Two guests with a connection.
+struct Pair {
+    clock: Arc<ManualClock>,
+    sides: [Side; 2],
+}
+
+impl Pair {
+    /// Creates the pair: at a cable, or in one process.
+    fn new(wire: bool, shared: bool) -> Self {
+        let clock = Arc::new(ManualClock::default());
+        let cables = wire.then(|| memory::pair(100_000).unwrap()).map(|(a, b)| [Arc::new(a), Arc::new(b)]);
+        let first = Adapter::new(&clock, 1, cables.as_ref().map(|cables| &cables[0]));
+        let second = match &cables {
+            Some(cables) => Adapter::new(&clock, 2, Some(&cables[1])),
+            None => Adapter { rxe: first.rxe.clone(), cut: Arc::default(), _uplink: None },
+        };
+        let cable = |index: usize| cables.as_ref().map(|cables| Arc::clone(&cables[index]));
+        let mut a = Side::new(&clock, first, 1, cable(0), shared);
+        let mut b = Side::new(&clock, second, 2, cable(1), false);
+        a.connect(2, b.qp.qpn);
+        b.connect(1, a.qp.qpn);
+        Self { clock, sides: [a, b] }
+    }
+
+    fn adapter(&self, side: usize) -> Adapter {
+        let Side { host, cable, .. } = &self.sides[side];
+        Adapter::new(&self.clock, *host, cable.as_ref())
+    }
+
+    /// Moves a guest to another adapter.
+    fn move_one(&mut self, side: usize) {
+        let saved = self.sides[side].save();
+        let adapter = self.adapter(side);
+        self.sides[side].restore(adapter, &saved);
+        assert!(self.sides[side].test.device.resume());
+    }
+
+    /// Moves both guests at the same moment, to the same adapter if they were on one.
+    fn move_both(&mut self) {
+        let saved = [0, 1].map(|side| self.sides[side].save());
+        let first = self.adapter(0);
+        let second = match self.sides[1].cable {
+            Some(_) => self.adapter(1),
+            None => Adapter { rxe: first.rxe.clone(), cut: Arc::default(), _uplink: None },
+        };
+        self.sides[0].restore(first, &saved[0]);
+        self.sides[1].restore(second, &saved[1]);
+        self.sides.iter().for_each(|side| assert!(side.test.device.resume()));
+    }
+
+    /// Posts a random request from one side to the other.
+    fn post(&mut self, from: usize, random: &mut Random) {
+        let [a, b] = &mut self.sides;
+        let (near, far) = if from == 0 { (a, b) } else { (b, a) };
+        let index = near.requests;
+        if index == REQUESTS {
+            return;
+        }
+        near.requests += 1;
+        let (id, receive_id) = (index as u64, 1000 + index as u64);
+        let (own, remote) = (index * SLOT, PEERS + index * SLOT);
+        let length = [0, 1, 100, 1024, 3000, SLOT][random.below(6)];
+        let data = Buffer::pattern(id + 77 * u64::from(near.host), length);
+        let sges = if length == 0 { vec![] } else { vec![near.buffer.sge(&near.mr, own, length)] };
+        let (addr, rkey) = (far.buffer.va() + remote as u64, far.mr.rkey);
+        let kind = random.below(6);
+        let request = match kind {
+            0 | 1 => {
+                near.buffer.write(own, &data);
+                far.expected.push((remote, data));
+                let write = SendWr::write(id, &sges, addr, rkey);
+                if kind == 1 { write.immediate([1, 2, 3, 4]) } else { write }
+            }
+            2 | 3 => {
+                near.buffer.write(own, &data);
+                far.expected.push((remote, data));
+                let send = SendWr::send(id, &sges);
+                if kind == 3 { send.immediate([4, 3, 2, 1]) } else { send }
+            }
+            4 => {
+                far.buffer.write(remote, &data);
+                near.expected.push((own, data));
+                SendWr::read(id, &sges, addr, rkey)
+            }
+            _ => {
+                let operand = id * id + 1;
+                near.expected.push((own, near.added.to_le_bytes().to_vec()));
+                near.added += operand;
+                let result = near.buffer.sge(&near.mr, own, 8);
+                SendWr::fetch_add(id, result, far.buffer.va() + COUNTER as u64, rkey, operand)
+            }
+        };
+        if matches!(kind, 1..=3) {
+            let room = if kind == 1 { 0 } else { length };
+            far.to_post.push_back((receive_id, remote, room));
+            far.receives.push_back((receive_id, length, kind != 2));
+        }
+        near.sends.push_back(id);
+        near.qp.post_send(&[request]).unwrap();
+    }
+
+    /// Does one random step, which moves no guest.
+    fn step(&mut self, random: &mut Random) {
+        let side = random.below(2);
+        match random.below(8) {
+            0..=2 => self.post(side, random),
+            3 => self.sides[side].post_receive(),
+            4 => self.sides[side].poll(),
+            5 => self.sides[side].process.cq.arm(),
+            6 => {
+                self.sides[side].adapter.rxe.run_some(1 + random.below(3));
+            }
+            _ => self.clock.advance(Duration::from_micros(random.below(3000) as u64)),
+        }
+    }
+
+    /// Lets everything end, and compares what has arrived.
+    fn finish(&mut self) {
+        for _ in 0..20_000 {
+            for side in &mut self.sides {
+                side.post_receive();
+                side.poll();
+            }
+            if self.sides.iter().all(Side::is_done) {
+                break;
+            }
+            if self.sides.iter().map(|side| side.adapter.rxe.run_some(64)).sum::<usize>() > 0 {
+                continue;
+            }
+            let deadline = self.sides.iter().filter_map(|side| side.adapter.rxe.next_deadline()).min();
+            if let Some(deadline) = deadline {
+                self.clock.advance(deadline.saturating_sub(self.clock.now()));
+            }
+        }
+        for side in &mut self.sides {
+            side.poll();
+            assert!(side.is_done(), "sends {:?}, receives {:?}", side.sends, side.receives);
+            side.check_memory();
+        }
+        let [a, b] = &self.sides;
+        for (near, far) in [(a, b), (b, a)] {
+            assert_eq!(far.buffer.read(COUNTER, 8), near.added.to_le_bytes());
+        }
+    }
+}
+
+/// Runs a random script; before each step, a side moves if `moves` returns it, or both for 2.
+fn run(seed: u64, wire: bool, mut moves: impl FnMut(usize, &mut Random) -> Option<usize>) {
+    let mut random = Random::new(seed);
+    let mut pair = Pair::new(wire, seed.is_multiple_of(2));
+    for step in 0..60 {
+        match moves(step, &mut random) {
+            Some(2) => pair.move_both(),
+            Some(side) => pair.move_one(side),
+            None => {}
+        }
+        pair.step(&mut random);
+    }
+    pair.finish();
+}
+
+/// An idle connection moves, and works afterwards.
+#[test]
+fn an_idle_connection_moves() {
+    for side in 0..3 {
+        run(1, true, |step, _| (step == 0).then_some(side));
+    }
+}
+
+#[test]
+fn scripts_at_a_cable() {
+    for seed in 0..40 {
+        run(seed, true, |_, random| (random.below(4) == 0).then(|| random.below(3)));
+    }
+}
+
+/// Each step of a few scripts is the one before which a guest moves.
+#[test]
+fn a_move_at_each_step() {
+    for seed in 0..2 {
+        for at in 0..60 {
+            run(seed, true, |step, _| (step == at).then_some(at % 3));
+        }
+    }
+}
+
+/// Guests of one process move together, and stay local.
+#[test]
+fn scripts_in_one_process() {
+    for seed in 0..40 {
+        run(seed, false, |_, random| (random.below(4) == 0).then_some(2));
+    }
+}
