@@ -26,8 +26,8 @@
 //!
 //! # Not implemented
 //!
-//! Revisions 4 and later (encapsulated offloads, more than 8 queues), wake on LAN, saved state. Rate-based coalescing
-//! is accepted and handled as adaptive coalescing.
+//! Revisions 4 and later (encapsulated offloads, more than 8 queues), wake on LAN. Rate-based coalescing is accepted
+//! and handled as adaptive coalescing.
 //!
 //! # Example
 //!
@@ -78,6 +78,7 @@ mod regs;
 mod ring;
 mod rss;
 mod rx;
+mod saved_state;
 mod session;
 mod stats;
 #[cfg(any(test, feature = "testing"))]
@@ -91,4 +92,5 @@ pub use error::ConfigError;
 pub use frame::{Checksum, Frame, FrameError, FramePort, MAX_FRAME, MAX_SEGMENTS, MAX_SUPER_FRAME, PortOffloads, Sent};
 pub use link::NicLink;
 pub use receive::Received;
+pub use saved_state::{RestoreError, SaveError};
 pub use stats::all_counters;
