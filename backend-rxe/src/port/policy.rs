@@ -5,18 +5,17 @@
 //! carries all their frames in that VLAN and delivers no others to them. Only on a trunk do the functions choose tags
 //! themselves.
 
-use pvrdma_verbs::{AddressRule, Gid, MacAddr, VerbsError};
+use pvrdma_verbs::{AddressRule, Gid, VerbsError};
 use serde::{Deserialize, Serialize};
 
-use super::classify::is_tag;
 use super::outgoing::{Claim, claim};
 use super::source_guard;
 use pvrdma_link::{Frames, Offload};
-use pvrdma_roce::wire::{EtherType, Ethernet, Vlan};
+use pvrdma_packet::{EtherType, Ethernet, MacAddr, Vlan};
 use pvrdma_roce::{Congestion, EgressMarking};
 
 /// Offset of the tag, or of the ethertype in an untagged frame.
-const TAG_AT: usize = 12;
+const TAG_AT: usize = Ethernet::TYPE_AT;
 
 /// Treatment of IEEE 802.1Q tags by the ports of a network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -134,8 +133,7 @@ impl VlanMode {
 
 /// Returns `true` if a frame begins with a tag. A frame that is too short for a tag has none.
 fn has_tag(frame: &[u8]) -> bool {
-    let kind = frame.get(TAG_AT..).and_then(<[u8]>::first_chunk);
-    kind.is_some_and(|&kind| is_tag(EtherType(u16::from_be_bytes(kind))))
+    Ethernet::first_type(frame).is_some_and(EtherType::is_tag)
 }
 
 /// Filter of a port: the rules of its device on its network.
@@ -185,7 +183,7 @@ impl Policy {
             return Err(Violation::Forged);
         }
         // A tag behind a priority tag puts a frame into its VLAN as well.
-        if self.vlan != VlanMode::Trunk && (ethernet.vlan_id().is_some() || is_tag(kind)) {
+        if self.vlan != VlanMode::Trunk && (ethernet.vlan_id().is_some() || kind.is_tag()) {
             return Err(Violation::Vlan);
         }
         match claim(frame) {
@@ -238,7 +236,7 @@ impl Policy {
             return Ok(());
         }
         let (ethernet, kind, _) = Ethernet::parse(frame).map_err(|_| Violation::Vlan)?;
-        if ethernet.vlan_id() != self.vlan.access() || is_tag(kind) {
+        if ethernet.vlan_id() != self.vlan.access() || kind.is_tag() {
             return Err(Violation::Vlan);
         }
         match self.vlan.access() {
