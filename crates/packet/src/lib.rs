@@ -47,6 +47,7 @@ extern crate alloc;
 mod arp;
 mod checksum;
 mod discovery;
+mod error;
 mod ethernet;
 pub mod field;
 mod ip;
@@ -59,15 +60,11 @@ mod transport;
 pub use arp::Arp;
 pub use checksum::Checksum;
 pub use discovery::{Discovery, DiscoveryOption, DiscoveryOptions};
+pub use error::Truncated;
 pub use ethernet::{EtherType, Ethernet, Vlan};
 pub use ip::{IpPacket, IpVersion, Transport};
 pub use ipv4::Ipv4Header;
 pub use ipv6::{Extension, ExtensionKind, Ipv6Header};
 pub use mac_addr::MacAddr;
-pub use protocol::{IPV6_LEN, PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT, UDP_LEN};
+pub use protocol::{PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT};
 pub use transport::{TcpHeader, UdpHeader};
-
-/// A frame is too short for this header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
-#[error("truncated in the {0}")]
-pub struct Truncated(pub &'static str);
