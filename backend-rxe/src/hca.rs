@@ -36,7 +36,7 @@ use crate::srq::{RxeSrq, Srq};
 #[derive(Debug)]
 pub struct RxeHca {
     node: Arc<Node<Endpoint>>,
-    fabric: Arc<Fabric>,
+    fabric: Arc<Fabric<Endpoint>>,
     bindings: Arc<Bindings>,
     pds: Quota,
     cqs: Quota,

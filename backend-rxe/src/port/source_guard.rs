@@ -6,7 +6,7 @@ use pvrdma_packet::{EtherType, Ipv4Header, Ipv6Header, MacAddr, PROTOCOL_UDP, Ud
 use pvrdma_verbs::link_local;
 
 use super::outgoing::{Transport, behind_tags, transport};
-use super::policy::{PortRules, Violation};
+use super::rules::{PortRules, Violation};
 
 /// UDP source ports of DHCP servers and relays (RFC 2131, 4.1; RFC 8415, 7.2).
 const DHCP_SERVER: u16 = 67;
