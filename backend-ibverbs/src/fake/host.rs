@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use pvrdma_verbs::testing::DEADLINE;
 use rustix::event::EventfdFlags;
 
-use super::gate::Gate;
+use super::gate::{Call, Gate};
 use crate::sys::{EVENT_SRQ_LIMIT_REACHED, Sge, Wc};
 
 /// QP states, as the library's numbers.
@@ -127,6 +127,33 @@ impl FakeHost {
             }
         }
         !state.refuse_look_ups
+    }
+
+    /// Holds the next call of this kind before it takes effect.
+    pub(crate) fn hold(&self, call: Call) {
+        self.with(|state| state.gate = Gate { held: Some(call), came: false });
+    }
+
+    /// Waits until a call is held.
+    pub(crate) fn wait_held(&self) {
+        self.wait("nobody makes the call that is held", |state| state.gate.came);
+    }
+
+    /// Releases the held call, and lets later ones pass.
+    pub(crate) fn let_go(&self) {
+        self.with(|state| state.gate = Gate::default());
+    }
+
+    /// Waits while this call is held, with a limit. Further calls of the same kind are not held in the meantime.
+    pub(super) fn pass(&self, call: Call) {
+        let end = Instant::now() + DEADLINE;
+        let mut state = self.state.lock();
+        if state.gate.held != Some(call) || state.gate.came {
+            return;
+        }
+        state.gate.came = true;
+        self.changed.notify_all();
+        while state.gate.came && !self.changed.wait_until(&mut state, end).timed_out() {}
     }
 }
 
