@@ -19,17 +19,19 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
 use pvrdma_ether_link::ManualClock;
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
-use pvrdmad::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
+use pvrdmad::vfio_user::{
+    AdoptError, AdoptedClient, ClientConnection, ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server,
+};
 use rustix::fs::MemfdFlags;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -87,10 +89,15 @@ impl TestFunction {
 
     /// Waits until the recorded events satisfy `done`, and takes them.
     pub fn wait(&self, done: impl Fn(&[Event]) -> bool) -> Vec<Event> {
+        std::mem::take(&mut *self.wait_for(done))
+    }
+
+    /// Waits until the recorded events satisfy `done`.
+    pub fn wait_for(&self, done: impl Fn(&[Event]) -> bool) -> MutexGuard<'_, Vec<Event>> {
         let events = self.events.lock().unwrap();
-        let (mut events, result) = self.changed.wait_timeout_while(events, PATIENCE, |events| !done(events)).unwrap();
+        let (events, result) = self.changed.wait_timeout_while(events, PATIENCE, |events| !done(events)).unwrap();
         assert!(!result.timed_out(), "only {events:?}");
-        std::mem::take(&mut *events)
+        events
     }
 
     pub fn wait_reset(&self) -> Vec<Event> {
@@ -200,6 +207,30 @@ impl Served {
     }
 
     fn with_memory(intx: bool, reply_deadline: Duration, files: FileRules, memory: Arc<DmaSpace>) -> Self {
+        let start = |path: &Path, endpoint| (Server::listen(path, endpoint).unwrap(), ());
+        Self::with_server(intx, reply_deadline, files, memory, start).0
+    }
+
+    /// A second server, which adopts the client of another one.
+    pub fn adopt(connection: ClientConnection) -> (Self, Result<AdoptedClient, AdoptError>) {
+        let (rules, memory) = (FileRules::default(), DmaSpace::new(PinPolicy::Off));
+        let (served, adopted) = Self::with_server(true, REPLY_DEADLINE, rules, memory, |path, endpoint| {
+            let listener = UnixListener::bind(path).unwrap();
+            match Server::adopt(listener, endpoint, connection) {
+                Ok((server, adopted)) => (Some(server), Ok(adopted)),
+                Err(error) => (None, Err(error)),
+            }
+        });
+        (served, adopted)
+    }
+
+    fn with_server<S: Into<Option<Server>>, R>(
+        intx: bool,
+        reply_deadline: Duration,
+        files: FileRules,
+        memory: Arc<DmaSpace>,
+        start: impl FnOnce(&Path, Endpoint) -> (S, R),
+    ) -> (Self, R) {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("device-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let folder = tempfile::tempdir().unwrap();
@@ -208,23 +239,20 @@ impl Served {
         let irqs = Arc::new(IrqTable::with_clock(Arc::new(ManualClock::default())));
         let function = Arc::new(TestFunction::new(Arc::clone(&irqs)));
         let stats = Arc::new(ConnectionStats::default());
-        let server = Server::listen(
-            &path,
-            Endpoint {
-                name: name.clone(),
-                function: function.clone(),
-                memory: Arc::clone(&memory),
-                files,
-                irqs: Arc::clone(&irqs),
-                keeper: None,
-                stats: Arc::clone(&stats),
-                mappable: None,
-                intx,
-                reply_deadline,
-            },
-        )
-        .unwrap();
-        Self { function, memory, irqs, stats, name, path, server: Some(server), _folder: folder }
+        let endpoint = Endpoint {
+            name: name.clone(),
+            function: function.clone(),
+            memory: Arc::clone(&memory),
+            files,
+            irqs: Arc::clone(&irqs),
+            keeper: None,
+            stats: Arc::clone(&stats),
+            mappable: None,
+            intx,
+            reply_deadline,
+        };
+        let (server, result) = start(&path, endpoint);
+        (Self { function, memory, irqs, stats, name, path, server: server.into(), _folder: folder }, result)
     }
 
     /// Connects a client that has not sent a message yet.
