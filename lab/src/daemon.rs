@@ -180,6 +180,15 @@ impl Daemon {
         self.ask(&["link", if up { "up" } else { "down" }, "--device", device]).map(drop)
     }
 
+    /// Replaces the processes of all networks, under running guests. Returns the longest time in milliseconds during
+    /// which guests were not served.
+    pub fn upgrade(&self) -> Result<u64> {
+        let said: serde_json::Value =
+            serde_json::from_slice(&self.ask(&["upgrade", "--json"])?).context("pvrdmad upgrade: not JSON")?;
+        let networks = said.as_array().into_iter().flatten();
+        networks.filter_map(|network| network["millis"].as_u64()).max().context("no network was upgraded")
+    }
+
     /// Runs a command of `pvrdmad` and returns its output.
     fn ask(&self, arguments: &[&str]) -> Result<Vec<u8>> {
         let words = arguments.join(" ");

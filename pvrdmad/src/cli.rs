@@ -58,6 +58,8 @@ pub enum Command {
     Share(ShareArgs),
     /// Injects faults on the uplink of a network, for tests.
     Fault(FaultArgs),
+    /// Replaces the processes of networks by the installed version, under running VMs.
+    Upgrade(UpgradeArgs),
     /// Sets the log level of a running daemon.
     LogLevel(LogLevelArgs),
     /// Prints events of a running daemon as lines of JSON.
@@ -380,6 +382,20 @@ pub struct FaultArgs {
     /// Rates of faults, as loss:0.01/reorder:0.001, or off.
     #[arg(value_name = "FAULT:RATE/...|off")]
     pub fault: FaultWord,
+}
+
+/// Arguments of `upgrade`.
+#[derive(Args, Debug)]
+pub struct UpgradeArgs {
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// Network to upgrade [default: all, one after the other].
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
+    /// Prints JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `log-level`.

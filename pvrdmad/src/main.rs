@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, ValueEnum};
 use log::{error, info};
 use pvrdma_verbs::threads::{self, ThreadKind};
@@ -15,7 +15,7 @@ use pvrdmad::capture;
 use pvrdmad::check;
 use pvrdmad::cli::{
     CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DoctorArgs, EventsArgs, LimitsArgs, ServeArgs, ShareArgs,
-    ShowArgs, StandInArgs, StatusArgs, StatusFormat, WorkerArgs, XmlArgs,
+    ShowArgs, StandInArgs, StatusArgs, StatusFormat, UpgradeArgs, WorkerArgs, XmlArgs,
 };
 use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, SandboxMode, reference};
 use pvrdmad::control;
@@ -25,7 +25,7 @@ use pvrdmad::doorbells;
 use pvrdmad::keeper;
 use pvrdmad::logging::{self, LogFormat};
 use pvrdmad::package;
-use pvrdmad::protocol::Request;
+use pvrdmad::protocol::{Request, Upgraded, printable_text};
 use pvrdmad::service::{self, Watchdog};
 use pvrdmad::status::{render_limits, render_objects};
 use pvrdmad::top;
@@ -55,6 +55,7 @@ fn main() -> ExitCode {
         Some(Command::Fault(args)) => {
             change(&args.daemon, &Request::Fault { network: args.network, fault: args.fault })
         }
+        Some(Command::Upgrade(args)) => upgrade(&args),
         Some(Command::LogLevel(args)) => change(&args.daemon, &Request::LogLevel { level: args.level }),
         Some(Command::Events(args)) => events(&args),
         Some(Command::Check(args)) => check(args),
@@ -252,6 +253,20 @@ fn share(args: ShareArgs) -> Result<()> {
     let share = control::share(&args.of.daemon.control()?, &args.of.device, args.set.into_iter().collect())?;
     let lines = || share.iter().map(|(key, value)| format!("{key}={value}\n")).collect();
     print(&if args.json { serde_json::to_string_pretty(&share)? + "\n" } else { lines() })
+}
+
+/// Upgrades networks and prints the result for each. Fails if one of them was not upgraded.
+fn upgrade(args: &UpgradeArgs) -> Result<()> {
+    let upgraded = control::upgrade(&args.daemon.control()?, args.network.as_deref())?;
+    let line = |Upgraded { network, millis, problem }: &Upgraded| match (millis, problem) {
+        (_, Some(problem)) => format!("network {network}: not upgraded: {}\n", printable_text(problem)),
+        (millis, None) => format!("network {network}: upgraded in {} ms\n", millis.unwrap_or_default()),
+    };
+    let lines = || upgraded.iter().map(line).collect();
+    print(&if args.json { serde_json::to_string_pretty(&upgraded)? + "\n" } else { lines() })?;
+    let failed = upgraded.iter().filter(|upgraded| upgraded.problem.is_some()).count();
+    ensure!(failed == 0, "{failed} of {} networks were not upgraded", upgraded.len());
+    Ok(())
 }
 
 fn change(daemon: &DaemonArgs, request: &Request) -> Result<()> {

@@ -173,6 +173,19 @@ impl Session {
         }
     }
 
+    /// Waits for the reply to a request that was sent before. Returns `None` if it is time to stop.
+    ///
+    /// # Errors
+    /// The worker ended, or took too long.
+    pub(super) fn wait(
+        &mut self,
+        reply: &Receiver<Reply>,
+        stop: &OwnedFd,
+        patience: Duration,
+    ) -> Result<Option<Reply>, End> {
+        self.pump_until(Some(reply), stop, patience)
+    }
+
     /// Serves the worker's sockets until it ends.
     pub(super) fn run(&mut self, stop: &OwnedFd, patience: Duration) -> End {
         match self.pump_until(None, stop, patience) {

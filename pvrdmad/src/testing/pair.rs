@@ -45,14 +45,19 @@ impl Guest {
 }
 
 impl Pair {
-    /// Connects two guests with new devices.
-    pub fn new([left, right]: [Driver; 2]) -> Self {
+    /// Connects two guests with new devices of one network.
+    pub fn new(drivers: [Driver; 2]) -> Self {
+        Self::with_macs(drivers, [Path::to(gid(1), 0).dmac; 2])
+    }
+
+    /// Connects two guests with new devices that have these MAC addresses. They matter between networks.
+    pub fn with_macs([left, right]: [Driver; 2], macs: [[u8; 6]; 2]) -> Self {
         let mut guests = [Guest::new(left, 1), Guest::new(right, 2)];
         let numbers = guests.each_ref().map(|guest| guest.qp.qpn);
         let [left, right] = &mut guests;
         // A second between two retries, so that the connection survives the actions of the test.
-        left.qp.connect(&Path { timeout: 18, ..Path::to(gid(2), numbers[1]) }).unwrap();
-        right.qp.connect(&Path { timeout: 18, ..Path::to(gid(1), numbers[0]) }).unwrap();
+        left.qp.connect(&Path { timeout: 18, dmac: macs[1], ..Path::to(gid(2), numbers[1]) }).unwrap();
+        right.qp.connect(&Path { timeout: 18, dmac: macs[0], ..Path::to(gid(1), numbers[0]) }).unwrap();
         Self { guests, round: 0 }
     }
 
