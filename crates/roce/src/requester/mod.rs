@@ -34,10 +34,9 @@ mod transmit;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use pvrdma_verbs::{MAX_MESSAGE, QpAttrs, Qpn, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs::{MAX_MESSAGE, QpAttrs, Qpn, RequesterOps, SendOp, SendWr, Sge, WcStatus};
 use serde::Serialize;
 
-use crate::ops::{RequesterOps, is_local};
 use crate::path::{Path, packets};
 use ack_policy::AckPolicy;
 use loss_recovery::{LossRecovery, Probe};
@@ -298,7 +297,7 @@ impl Requester {
             _ => u32::try_from(Sge::total_length(&wr.sges)).ok().filter(|&length| length <= MAX_MESSAGE),
         };
         let (count, stage) = match (&wr.op, length) {
-            (op, _) if is_local(op) => (0, Stage::Posted),
+            (op, _) if op.is_local() => (0, Stage::Posted),
             (_, None) => (0, Stage::Failed(WcStatus::LocalLength)),
             (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, _) => (1, Stage::Posted),
             (_, Some(length)) => (packets(length, self.attrs.path_mtu), Stage::Posted),

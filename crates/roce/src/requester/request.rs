@@ -1,9 +1,8 @@
 //! Posted requests.
 
-use pvrdma_verbs::{SendOp, SendWr, WcStatus};
+use pvrdma_verbs::{RequesterOps, SendOp, SendWr, WcStatus};
 
 use super::send_state::Seq;
-use crate::ops::RequesterOps;
 
 /// Progress of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

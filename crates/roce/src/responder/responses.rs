@@ -3,10 +3,9 @@
 //! Their number is bounded whatever the peer sends: responses to new READs and atomics by the responder resources,
 //! repeated ones by one for each resource, and there is at most one ACK or NAK between two of them.
 
-use pvrdma_verbs::{Mtu, Psn, RemoteAddress};
+use pvrdma_verbs::{Mtu, NakReason, Psn, RemoteAddress, ResponderOps};
 
 use super::{NakSent, Responder, SEQUENCE_ERROR, Sack};
-use crate::ops::{NakReason, ResponderOps};
 use crate::path::packets;
 use crate::wire::{ACCEPT, Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Position, Reth, SackMap, Syndrome};
 
