@@ -260,7 +260,7 @@ fn play(input: &[u8]) {
         play.step();
     }
     play.stream.flush(&mut play.host);
-    let finished: Vec<u64> = play.host.sent.iter().map(|ended| ended.wr_id).collect();
+    let finished: Vec<u64> = play.host.statuses().iter().map(|&(wr_id, _)| wr_id).collect();
     assert!(finished.iter().copied().eq(0..play.posted), "{finished:?}");
 }
 

@@ -1,6 +1,6 @@
 //! Streams against each other over a pipe of bytes, and against bytes that no correct peer sends.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
+#![expect(clippy::unwrap_used, reason = "a test may fail")]
 
 mod bad_input;
 mod ends;

@@ -66,7 +66,7 @@ fn cut(start: usize, length: usize, count: usize, random: &mut Random) -> Vec<Sg
 }
 
 /// Plans the requests of `from`, and applies them to images of both memories.
-fn plan(steps: &[Step], from: &mut Vec<u8>, to: &mut Vec<u8>, at: &mut [[usize; 2]; 2], random: &mut Random) -> Plan {
+fn plan(steps: &[Step], from: &mut [u8], to: &mut [u8], at: &mut [[usize; 2]; 2], random: &mut Random) -> Plan {
     let [[here_target, here_landing], [there_target, there_landing]] = at;
     let mut plan = Plan {
         requests: vec![],
