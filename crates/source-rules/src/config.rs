@@ -115,14 +115,14 @@ pub const REPOSITORY: Config = Config {
     layers: &[
         &["pvrdma-base", "pvrdma-handover", "pvrdma-packet", "pvrdma-pages", "pvrdma-pci-function", "source-rules"],
         &["pvrdma-guest-memory", "pvrdma-pci-slot", "pvrdma-verbs-types"],
-        &["pvrdma-iwarp", "pvrdma-link", "pvrdma-roce", "pvrdma-verbs"],
+        &["pvrdma-ib-cm", "pvrdma-iwarp", "pvrdma-link", "pvrdma-roce", "pvrdma-verbs"],
         &["pvrdma-ether-link"],
         &["pvrdma-dev", "pvrdma-ibverbs", "pvrdma-rxe", "pvrdma-vfio-user-server", "pvrdma-vmxnet3"],
         &["pvrdma-lab", "pvrdma-vmm", "pvrdmad"],
         &["guest-tests"],
     ],
     pure: PureCrates {
-        folders: &["crates/iwarp", "crates/roce"],
+        folders: &["crates/ib-cm", "crates/iwarp", "crates/roce"],
         forbidden: &[
             "std::env",
             "std::fs",
