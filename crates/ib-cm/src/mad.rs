@@ -4,13 +4,12 @@ use pvrdma_packet::field::{field, put};
 use thiserror::Error;
 
 use crate::message::Message;
+use crate::req::BODY_LEN;
 
 /// Length of a management datagram.
 pub const MAD_LEN: usize = 256;
 /// Length of its header.
-const HEADER_LEN: usize = 24;
-/// Length of a message.
-pub(crate) const BODY_LEN: usize = MAD_LEN - HEADER_LEN;
+const HEADER_LEN: usize = MAD_LEN - BODY_LEN;
 
 const BASE_VERSION: u8 = 1;
 /// Management class of the connection manager, which service ID resolution shares.

@@ -3,8 +3,7 @@
 use pvrdma_packet::field::{field, put, u24, u24_bytes};
 use pvrdma_verbs_types::{Psn, Qpn};
 
-use crate::mad::BODY_LEN;
-use crate::req::Req;
+use crate::req::{BODY_LEN, Req};
 
 /// Kind of a message that a REJ or MRA answers; two bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

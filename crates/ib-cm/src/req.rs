@@ -3,7 +3,8 @@
 use pvrdma_packet::field::{field, put, u24, u24_bytes};
 use pvrdma_verbs_types::{Gid, Psn, Qpn};
 
-use crate::mad::BODY_LEN;
+/// Length of a message, whatever its kind.
+pub(crate) const BODY_LEN: usize = 232;
 
 /// Path of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

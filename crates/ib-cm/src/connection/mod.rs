@@ -193,8 +193,8 @@ impl Connection {
         establishes
     }
 
-    /// Rejects the peer's REQ or REP, or gives up a REQ of this end. Private data is cut to 148 bytes. Without effect in
-    /// other states.
+    /// Rejects the peer's REQ or REP, or gives up a REQ of this end. Private data is cut to 148 bytes. Without effect
+    /// in other states.
     pub fn reject(&mut self, now: Duration, reason: RejectReason, private_data: &[u8]) {
         let (rejected, has_id) = match self.state {
             State::ReqReceived => (MessageKind::Req, false),
