@@ -72,6 +72,10 @@ pub(super) struct Cq {
 
 #[derive(Default)]
 pub(super) struct State {
+    /// `IBV_TRANSPORT_` number of the adapter; by default InfiniBand, which includes RoCE.
+    pub(super) transport: c_int,
+    /// `IBV_LINK_LAYER_` number of the port; by default Ethernet.
+    pub(super) link_layer: Option<u8>,
     /// Number of existing objects.
     pub(super) objects: usize,
     pub(super) next_number: u32,
@@ -108,6 +112,12 @@ impl FakeHost {
         (state.hold_look_ups, state.refuse_look_ups) = (answer.is_none(), answer == Some(false));
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// Sets the transport of the adapter and the link layer of its port.
+    pub(crate) fn speak(&self, transport: c_int, link_layer: u8) {
+        let mut state = self.state.lock();
+        (state.transport, state.link_layer) = (transport, Some(link_layer));
     }
 
     /// Returns the number of peer look-ups.

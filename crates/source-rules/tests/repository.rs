@@ -34,10 +34,11 @@ fn no_import_circle_of_more_than_two_files() {
 }
 
 #[test]
-fn the_protocol_knows_no_input_output_or_clock() {
+fn the_protocols_know_no_input_output_or_clock() {
     let workspace = repository();
-    let folder = workspace.config.pure.folder;
-    assert!(workspace.packages.iter().any(|package| package.folder == folder), "there is no {folder}");
+    for folder in workspace.config.pure.folders {
+        assert!(workspace.packages.iter().any(|package| package.folder == *folder), "there is no {folder}");
+    }
     judge(&purity::check(&workspace));
 }
 
