@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{Process, gid};
 use pvrdma_dev::testing::{
-    Buffer, Driver, GuestMemory, Mr, MovingFunction, Path, Placement, Qp, QpInit, RecvWr, SendWr, Srq, TestDevice,
+    Buffer, Driver, GuestMemory, MovingFunction, Mr, Path, Placement, Qp, QpInit, RecvWr, SendWr, Srq, TestDevice,
     access, status, wc_flag,
 };
 use pvrdma_dev::{ObjectKind, PciFunction};

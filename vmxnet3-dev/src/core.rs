@@ -16,7 +16,7 @@ use crate::config::Vmxnet3Config;
 use crate::error::QueueError;
 use crate::frame::FramePort;
 use crate::intr::Interrupts;
-use crate::saved_state::{RestoreError, require};
+use crate::saved_state::error::{RestoreError, require};
 use crate::session::{Session, Which};
 use crate::stats::{self, DeviceCounters, RxStats, TxStats};
 
@@ -60,8 +60,9 @@ pub(crate) struct Pause {
 /// State that a device shares between its threads.
 ///
 /// Lock order, outermost first: the device's control lock, configuration space; a transmit queue; the session; the
-/// settings; a receive queue; a view of guest memory; the interrupts; the pause. A thread that calls the port holds the lock of a
-/// transmit queue and no other. A thread that waits for a transmit queue may hold the control lock, but no other lock.
+/// settings; a receive queue; a view of guest memory; the interrupts; the pause. A thread that calls the port holds the
+/// lock of a transmit queue and no other. A thread that waits for a transmit queue may hold the control lock and, to
+/// pause the device, other transmit queues, but no other lock.
 pub(crate) struct Core {
     pub(crate) config: Vmxnet3Config,
     pub(crate) memory: Arc<DmaSpace>,

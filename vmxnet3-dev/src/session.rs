@@ -21,7 +21,7 @@ use crate::offload::headers::Headers;
 use crate::ring::check_range;
 use crate::rss;
 use crate::rx::RxQueue;
-use crate::saved_state::{RestoreError, narrow, require};
+use crate::saved_state::error::{RestoreError, narrow, require};
 use crate::stats::STATS_LEN;
 use crate::tx::TxQueue;
 
