@@ -407,7 +407,7 @@ impl Session {
         self.rx.get(index).filter(|_| self.error(Which::Rx(index)) == 0)
     }
 
-    /// Locks all transmit queues, also those that have stopped.
+    /// Locks the transmit queues one after the other, also those that have stopped.
     pub(crate) fn lock_transmit_queues(&self) -> impl Iterator<Item = MutexGuard<'_, TxQueue>> {
         self.tx.iter().map(Mutex::lock)
     }
