@@ -11,15 +11,14 @@ use pvrdma_verbs::{AsyncEvent, Backend, EventSink, Hca, PortEvent, PortState, Ve
 use crate::abi::regs::ctl;
 use crate::cmd;
 use crate::config::DeviceConfig;
+use crate::control::{Control, State};
 use crate::core::Core;
-use crate::dsr::{self, Session};
+use crate::dsr;
 use crate::error::{HandshakeError, RegisterError};
-use crate::events::EventRings;
 use crate::intr::Interrupts;
 use crate::limits::LimitStatus;
 use crate::pci::config_space;
 use crate::regs::{RegRead, RegWrite};
-use crate::saved::Restored;
 use crate::stats::{DeviceStatus, KeptStatus, MemoryStatus, Phase};
 use crate::watcher::MappedDoorbells;
 use pvrdma_pci_function::{
@@ -38,43 +37,6 @@ pub struct PvrdmaDevice<B: Backend> {
     /// not wait for a command.
     phase: Mutex<Phase>,
     pub(crate) pci: Mutex<ConfigSpace>,
-}
-
-/// State behind the registers.
-#[derive(Debug)]
-pub(crate) struct Control {
-    pub(crate) state: State,
-    pub(crate) dsr_low: u32,
-    pub(crate) err: u32,
-    pub(crate) mac: [u32; 2],
-    /// A state that was read and takes effect when the restore is finished.
-    pub(crate) restored: Option<Box<Restored>>,
-}
-
-#[derive(Debug)]
-pub(crate) enum State {
-    /// No shared region is installed.
-    Reset,
-    /// The shared region was accepted. The rings are kept here, so that nothing can write to them before ACTIVATE.
-    Ready(Session, Box<EventRings>),
-    /// Commands are served.
-    Active(Session),
-}
-
-impl Control {
-    fn new(config: &DeviceConfig) -> Self {
-        let [a, b, c, d, e, f] = config.mac.0;
-        let mac = [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, 0, 0])];
-        Self { state: State::Reset, dsr_low: 0, err: 0, mac, restored: None }
-    }
-
-    const fn phase(&self) -> Phase {
-        match self.state {
-            State::Reset => Phase::Reset,
-            State::Ready(..) => Phase::Handshake,
-            State::Active(_) => Phase::Active,
-        }
-    }
 }
 
 impl<B: Backend> std::fmt::Debug for PvrdmaDevice<B> {

@@ -48,6 +48,7 @@
 mod abi;
 mod cmd;
 mod config;
+mod control;
 mod core;
 mod datapath;
 mod device;

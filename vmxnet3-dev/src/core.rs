@@ -16,7 +16,7 @@ use crate::config::Vmxnet3Config;
 use crate::error::QueueError;
 use crate::frame::FramePort;
 use crate::intr::Interrupts;
-use crate::saved_state::{RestoreError, require};
+use crate::saved_state::error::{RestoreError, require};
 use crate::session::{Session, Which};
 use crate::stats::{self, DeviceCounters, RxStats, TxStats};
 
@@ -60,8 +60,9 @@ pub(crate) struct Pause {
 /// State that a device shares between its threads.
 ///
 /// Lock order, outermost first: the device's control lock, configuration space; a transmit queue; the session; the
-/// settings; a receive queue; a view of guest memory; the interrupts; the pause. A thread that calls the port holds the lock of a
-/// transmit queue and no other. A thread that waits for a transmit queue may hold the control lock, but no other lock.
+/// settings; a receive queue; a view of guest memory; the interrupts; the pause. A thread that calls the port holds the
+/// lock of a transmit queue and no other. A thread that waits for a transmit queue may hold the control lock, but no
+/// other lock.
 pub(crate) struct Core {
     pub(crate) config: Vmxnet3Config,
     pub(crate) memory: Arc<DmaSpace>,
@@ -70,7 +71,7 @@ pub(crate) struct Core {
     session: RwLock<Option<Arc<Session>>>,
     /// Set while the device is paused. Changed with the control lock held.
     pub(crate) paused: Mutex<Option<Pause>>,
-    /// A thread waits for the transmit queues in order to pause the device.
+    /// A thread is about to pause the device: see [`Core::pause`].
     pausing: AtomicBool,
     bus_master: AtomicBool,
     pub(crate) link_up: AtomicBool,
@@ -183,14 +184,15 @@ impl Core {
         }
         self.pausing.store(true, Ordering::Relaxed);
         let session = self.session().clone();
-        // Between the call of the port and its completion, a packet is in the ring although it was sent. The lock of
-        // its queue is held in that time, so with all of these locks no packet would be sent twice.
-        let queues: Vec<_> = session.iter().flat_map(|session| session.lock_transmit_queues()).collect();
+        // Between the call of the port and its completion, a packet is in the ring although it was sent, and would be
+        // sent twice. The lock of its queue is held in that time, and a thread that locks a queue after this one takes
+        // no packet, because it sees `pausing`.
+        session.iter().flat_map(|session| session.lock_transmit_queues()).for_each(drop);
         let mut current = self.session.write();
         let vectors = self.rx_vectors.swap(0, Ordering::AcqRel) | self.tx_vectors.swap(0, Ordering::AcqRel);
         self.interrupts.hold(vectors);
         *self.paused.lock() = Some(Pause { session: current.take(), restored: false });
-        drop(queues);
+        drop(current);
         self.pausing.store(false, Ordering::Relaxed);
     }
 
@@ -282,7 +284,8 @@ impl Core {
         self.paused.lock().is_some()
     }
 
-    /// Returns `true` if a thread waits for the transmit queues in order to pause the device.
+    /// Returns `true` if a thread is about to pause the device. The caller has locked a transmit queue, and takes no
+    /// packet from it then.
     pub(crate) fn is_pausing(&self) -> bool {
         self.pausing.load(Ordering::Relaxed)
     }

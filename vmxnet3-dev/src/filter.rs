@@ -2,7 +2,7 @@
 
 use crate::abi::shared::{FilterConfig, RxMode, VLAN_TABLE_LEN};
 use crate::offload::headers;
-use crate::saved_state::{RestoreError, exact, require};
+use crate::saved_state::error::{RestoreError, exact, require};
 
 /// Mask of the VLAN ID in a tag.
 const VLAN_ID: u16 = 0xfff;

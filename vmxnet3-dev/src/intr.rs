@@ -10,7 +10,7 @@ use pvrdma_base::Count;
 use pvrdma_pci_function::{InterruptPin, InterruptSink};
 use pvrdma_saved_state::vmxnet3 as saved;
 
-use crate::saved_state::{RestoreError, require};
+use crate::saved_state::error::{RestoreError, require};
 
 #[derive(Clone, Copy, Debug)]
 struct Vector {
@@ -128,7 +128,8 @@ impl Interrupts {
         }
     }
 
-    /// Stops calling the sink, and makes vectors pending, one bit per vector. When this returns, no call is in progress.
+    /// Stops calling the sink, and makes vectors pending, one bit per vector. When this returns, no call is in
+    /// progress.
     pub(crate) fn hold(&self, vectors: u32) {
         let mut state = self.state.lock();
         state.held = true;

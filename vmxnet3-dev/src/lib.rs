@@ -19,8 +19,8 @@
 //!
 //! * Data written by the guest is copied once and then validated. An invalid ring stops its queue, and the driver is
 //!   notified.
-//! * After QUIESCE, RESET, clearing Bus Master Enable or a function reset has returned, no thread accesses guest
-//!   memory.
+//! * After QUIESCE, RESET, clearing Bus Master Enable, a function reset or
+//!   [`Migratable::pause`](pvrdma_pci_function::Migratable::pause) has returned, no thread accesses guest memory.
 //! * The device never writes to a command ring.
 //! * The device holds no lock that frame delivery to this or another device takes while it calls a port.
 //!

@@ -21,7 +21,7 @@ use crate::offload::headers::Headers;
 use crate::ring::check_range;
 use crate::rss;
 use crate::rx::RxQueue;
-use crate::saved_state::{RestoreError, narrow, require};
+use crate::saved_state::error::{RestoreError, narrow, require};
 use crate::stats::STATS_LEN;
 use crate::tx::TxQueue;
 
@@ -407,7 +407,7 @@ impl Session {
         self.rx.get(index).filter(|_| self.error(Which::Rx(index)) == 0)
     }
 
-    /// Locks all transmit queues, also those that have stopped.
+    /// Locks the transmit queues one after the other, also those that have stopped.
     pub(crate) fn lock_transmit_queues(&self) -> impl Iterator<Item = MutexGuard<'_, TxQueue>> {
         self.tx.iter().map(Mutex::lock)
     }

@@ -4,7 +4,7 @@ use pvrdma_base::{Count, Counter, counters};
 use pvrdma_saved_state::vmxnet3 as saved;
 
 use crate::filter::is_multicast;
-use crate::saved_state::{RestoreError, require};
+use crate::saved_state::error::{RestoreError, require};
 
 /// Size of a queue's statistics, in bytes.
 pub(crate) const STATS_LEN: usize = 80;

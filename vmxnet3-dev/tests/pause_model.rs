@@ -11,15 +11,17 @@ use loom::thread;
 /// Parts of the protocol, which a model may leave out.
 #[derive(Clone, Copy)]
 struct Has {
-    /// The pause takes the lock of the transmit queue.
+    /// The pause waits for the transmit queue.
     queue_lock: bool,
+    /// A thread that locks the queue after that takes no packet.
+    flag: bool,
     /// The pause waits for threads that use the session. Otherwise it only sets a flag.
     barrier: bool,
     /// The pause takes the vectors of the batch after that.
     vectors_last: bool,
 }
 
-const ALL: Has = Has { queue_lock: true, barrier: true, vectors_last: true };
+const ALL: Has = Has { queue_lock: true, flag: true, barrier: true, vectors_last: true };
 /// Packets in the ring.
 const PACKETS: usize = 2;
 
@@ -29,6 +31,8 @@ struct World {
     session: RwLock<bool>,
     /// The same as a flag, for a pause that does not wait.
     active: AtomicBool,
+    /// `Core::pausing`.
+    pausing: AtomicBool,
     /// Position in the transmit ring.
     queue: Mutex<usize>,
     sent: AtomicUsize,
@@ -45,6 +49,7 @@ impl World {
         Arc::new(Self {
             session: RwLock::new(true),
             active: AtomicBool::new(true),
+            pausing: AtomicBool::new(false),
             queue: Mutex::new(0),
             sent: AtomicUsize::new(0),
             vectors: AtomicUsize::new(0),
@@ -67,7 +72,7 @@ impl World {
     /// `transmit::run`.
     fn transmit(&self) {
         let mut next = self.queue.lock().unwrap();
-        while self.during(|| *next < PACKETS) == Some(true) {
+        while !self.pausing.load(Ordering::Relaxed) && self.during(|| *next < PACKETS) == Some(true) {
             self.sent.fetch_add(1, Ordering::AcqRel);
             if self.during(|| self.access_memory()).is_none() {
                 return;
@@ -89,7 +94,10 @@ impl World {
 
     /// `Core::pause`. Returns the position of the transmit queue, and the vectors that are pending.
     fn pause(&self) -> (usize, usize) {
-        let queue = self.has.queue_lock.then(|| self.queue.lock().unwrap());
+        self.pausing.store(self.has.flag, Ordering::Relaxed);
+        if self.has.queue_lock {
+            drop(self.queue.lock().unwrap());
+        }
         let early = if self.has.vectors_last { 0 } else { self.vectors.swap(0, Ordering::AcqRel) };
         if self.has.barrier {
             *self.session.write().unwrap() = false;
@@ -97,7 +105,6 @@ impl World {
             self.active.store(false, Ordering::Release);
         }
         let vectors = if self.has.vectors_last { self.vectors.swap(0, Ordering::AcqRel) } else { early };
-        drop(queue);
         self.saved.store(true, Ordering::Release);
         (*self.queue.lock().unwrap(), vectors)
     }
@@ -153,6 +160,12 @@ fn a_pause_forgets_no_interrupt() {
 #[should_panic(expected = "a packet is sent twice")]
 fn without_the_lock_of_the_queue_a_packet_is_sent_twice() {
     transmits(Has { queue_lock: false, ..ALL });
+}
+
+#[test]
+#[should_panic(expected = "a packet is sent twice")]
+fn without_the_flag_a_packet_is_sent_twice() {
+    transmits(Has { flag: false, ..ALL });
 }
 
 #[test]

@@ -326,6 +326,12 @@ impl Port {
         self.wake();
     }
 
+    /// Locks the receive queue of a queue pair, as a thread that empties it does.
+    #[cfg(test)]
+    pub(crate) fn hold_receiver(&self, qpn: Qpn) -> Option<impl Drop + '_> {
+        self.queues.of(qpn).try_receiver()
+    }
+
     fn is_link_down(&self) -> bool {
         self.link_down.load(Ordering::Acquire)
     }

@@ -110,7 +110,7 @@ pub const REPOSITORY: Config = Config {
     test_folders: &["tests", "benches", "examples", "fuzz"],
     testing_folders: &["testing", "conformance"],
     skipped_folders: &["target", "corpus", "artifacts"],
-    largest_circle: 1,
+    largest_circle: 2,
     reexports_are_arrows: true,
     layers: &[
         &[

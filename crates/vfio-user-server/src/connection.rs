@@ -52,11 +52,18 @@ pub(crate) struct Adoption {
 }
 
 impl Endpoint {
+    /// Serves one client on the calling thread until it disconnects. For callers that accept clients themselves.
+    ///
+    /// Afterwards the device is reset and holds no state of the client.
+    pub fn serve(&self, stream: &UnixStream) {
+        self.serve_session(stream, &Session::default(), None);
+    }
+
     /// Serves the client of a session on the calling thread until it disconnects or is given away.
     ///
     /// If it disconnects, the device is reset afterwards and holds no state of the client, even after a panic. A panic
     /// is a bug in the server and ends the connection.
-    pub(crate) fn serve(&self, stream: &UnixStream, session: &Session, adoption: Option<Adoption>) -> Ended {
+    pub(crate) fn serve_session(&self, stream: &UnixStream, session: &Session, adoption: Option<Adoption>) -> Ended {
         let admitted = self.keeper.as_ref().map_or(Ok(()), |keeper| keeper.admit(stream.as_fd()));
         let mut connection = Connection::new(self, stream, session);
         match (admitted, adoption) {

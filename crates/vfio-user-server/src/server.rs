@@ -370,7 +370,7 @@ impl Acceptor {
         let (ended, end) = sync_channel::<()>(0);
         let thread = threads::spawn(ThreadKind::Connection, endpoint.name.clone(), move || {
             let (_ended, mut served) = (ended, hang_up);
-            served.given = endpoint.serve(&served.stream, &session, adoption) == Ended::Given;
+            served.given = endpoint.serve_session(&served.stream, &session, adoption) == Ended::Given;
             endpoint.stats.set_connected(false);
         });
         match thread {

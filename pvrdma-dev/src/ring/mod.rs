@@ -7,12 +7,12 @@
 //! through the device (spec §13 B10).
 
 mod progress;
+mod words;
 
 use std::sync::atomic::Ordering;
 
-use pvrdma_guest_memory::{Direction, DmaError, DmaSpace, DmaView, PAGE_SIZE, PageList};
+use pvrdma_guest_memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList};
 use pvrdma_verbs::{IndexError, QueueError, RingPosition, SavedRing};
-use serde::Serialize;
 use thiserror::Error;
 use vm_memory::{ByteValued, VolatileSlice};
 
@@ -20,6 +20,8 @@ use crate::abi::ring::{PROD_TO_CONS, RX_PROD_TAIL, TX_PROD_TAIL};
 use crate::abi::wqe::{RQ_HEADER, SGE_SIZE, SQ_HEADER};
 
 pub(crate) use progress::{Progress, Seen};
+pub use words::RingInspect;
+pub(crate) use words::RingWords;
 
 /// Maximum number of elements; twice as many must fit an index.
 const MAX_ENTRIES: u32 = 1 << 30;
@@ -88,7 +90,7 @@ pub(crate) enum StateWords {
 
 impl StateWords {
     /// Returns the offset of the producer's word in the state page.
-    const fn prod_tail(self) -> u64 {
+    pub(super) const fn prod_tail(self) -> u64 {
         match self {
             Self::Tx => TX_PROD_TAIL,
             Self::Rx => RX_PROD_TAIL,
@@ -166,7 +168,7 @@ impl Ring {
     }
 
     const fn words(&self) -> RingWords {
-        RingWords { entries: self.entries, prod_tail: self.prod_tail }
+        RingWords::new(self.entries, self.prod_tail)
     }
 
     const fn cons_head(&self) -> u64 {
@@ -231,64 +233,6 @@ impl Ring {
             into = 0;
         }
         Ok(view.slice(self.near.bus + into, self.stride as usize, direction)?)
-    }
-}
-
-/// Location of a ring's indices: enough to inspect a ring that another object operates.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RingWords {
-    entries: u32,
-    prod_tail: u64,
-}
-
-/// State of a ring at one moment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub struct RingInspect {
-    /// Number of elements.
-    pub size: u32,
-    /// Index of the consumer, modulo twice the size. `None` if the memory is not accessible, or its map is being
-    /// changed.
-    pub head: Option<u32>,
-    /// Index of the producer, likewise.
-    pub tail: Option<u32>,
-    /// Number of elements produced and not consumed. `None` if an index is invalid.
-    pub used: Option<u32>,
-}
-
-impl RingWords {
-    /// Returns the location for a ring of `entries` elements whose state page is at this bus address.
-    pub(crate) const fn at(state_page: u64, words: StateWords, entries: u32) -> Self {
-        Self { entries, prod_tail: state_page | words.prod_tail() }
-    }
-
-    /// Returns the number of elements.
-    pub(crate) const fn entries(self) -> u32 {
-        self.entries
-    }
-
-    /// Loads the producer's index without checking it.
-    ///
-    /// # Errors
-    /// The ring's memory is no longer mapped.
-    #[inline]
-    pub(crate) fn producer_index(self, view: &DmaView<'_>) -> Result<u32, DmaError> {
-        view.load_u32(self.prod_tail, Ordering::Acquire)
-    }
-
-    /// Returns the bus address of the state page.
-    pub(crate) const fn state_page(self) -> u64 {
-        self.prod_tail & !(PAGE_SIZE - 1)
-    }
-
-    /// Reads both indices, unless the map of guest memory is being changed.
-    pub(crate) fn inspect(&self, memory: &DmaSpace) -> RingInspect {
-        let view = memory.try_view();
-        let index = |address| view.as_ref()?.load_u32(address, Ordering::Acquire).ok();
-        let (head, tail) = (index(self.prod_tail + PROD_TO_CONS), index(self.prod_tail));
-        let mask = (self.entries << 1) - 1;
-        let used = head.zip(tail).filter(|&(head, tail)| head <= mask && tail <= mask);
-        let used = used.map(|(head, tail)| tail.wrapping_sub(head) & mask).filter(|&used| used <= self.entries);
-        RingInspect { size: self.entries, head, tail, used }
     }
 }
 

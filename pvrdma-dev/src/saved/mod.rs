@@ -32,8 +32,9 @@ use pvrdma_pci_function::{Migratable, StateError};
 use pvrdma_verbs::{Backend, PauseHca, SaveHca};
 
 use crate::abi::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
+use crate::control::{Control, State};
 use crate::core::Core;
-use crate::device::{Control, PvrdmaDevice, State};
+use crate::device::PvrdmaDevice;
 use crate::dsr::Session;
 use crate::events::EventRings;
 use crate::intr::SavedInterrupts;

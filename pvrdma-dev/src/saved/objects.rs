@@ -5,8 +5,8 @@ use std::sync::Arc;
 use pvrdma_guest_memory::{DmaView, PageList};
 use pvrdma_saved_state::pvrdma as saved;
 use pvrdma_verbs::{
-    Access, CompletionSink, Gid, Object, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SaveHca, SavedMr,
-    SharedReceiveQueue, SrqInit,
+    Access, CompletionSink, Gid, Object, QpInit, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SaveHca,
+    SavedMr, SharedReceiveQueue, SrqInit,
 };
 
 use super::read::Restorer;
@@ -40,6 +40,50 @@ fn check_mr(message: &saved::Mr, pages: u32) -> Result<(), CmdError> {
         saved::MrKind::None => false,
     };
     if fits { Ok(()) } else { Err(CmdError::Invalid("field of a memory region", access.into())) }
+}
+
+/// Returns the request that creates such a queue pair.
+fn create_request(message: &saved::Qp) -> Result<CreateQp, CmdError> {
+    let &saved::Qp {
+        handle: _,
+        qpn: _,
+        qp_type: kind,
+        pd,
+        send_cq,
+        recv_cq,
+        has_srq,
+        srq,
+        max_send_wr,
+        max_recv_wr,
+        max_send_sge,
+        max_recv_sge,
+        signal_all,
+        send_pages,
+        send_ring: _,
+        recv_ring: _,
+    } = message;
+    let qp_type = match saved::QpType::try_from(kind) {
+        Ok(saved::QpType::Rc) => qp_type::RC,
+        Ok(saved::QpType::Ud) => qp_type::UD,
+        Ok(saved::QpType::Gsi) => qp_type::GSI,
+        Ok(saved::QpType::None) | Err(_) => return Err(CmdError::Invalid("QP type", kind.cast_unsigned().into())),
+    };
+    let too_many = CmdError::Invalid("number of pages", send_pages.into());
+    Ok(CreateQp {
+        pd_handle: pd,
+        send_cq_handle: send_cq.unwrap_or_default(),
+        recv_cq_handle: recv_cq.unwrap_or_default(),
+        srq_handle: srq.unwrap_or_default(),
+        max_send_wr,
+        max_recv_wr,
+        max_send_sge,
+        max_recv_sge,
+        send_chunks: u16::try_from(send_pages).map_err(|_| too_many)?,
+        sq_sig_all: signal_all.into(),
+        qp_type,
+        is_srq: has_srq.into(),
+        ..CreateQp::default()
+    })
 }
 
 impl<H: SaveHca> Restorer<'_, H> {
@@ -169,65 +213,26 @@ impl<H: SaveHca> Restorer<'_, H> {
         let core = self.core;
         let (pages, part) = (self.take_pages(), self.take_part());
         self.rings.push(pages.clone());
-        let saved::Qp {
-            handle,
-            qpn,
-            qp_type: kind,
-            pd,
-            send_cq,
-            recv_cq,
-            has_srq,
-            srq,
-            max_send_wr,
-            max_recv_wr,
-            max_send_sge,
-            max_recv_sge,
-            signal_all,
-            send_pages,
-            send_ring,
-            recv_ring,
-        } = message;
-        let invalid = |what, value: u32| CmdError::Invalid(what, value.into());
-        let kind = saved::QpType::try_from(kind).map_err(|_| invalid("QP type", kind.cast_unsigned()))?;
-        let request = CreateQp {
-            pd_handle: pd,
-            send_cq_handle: send_cq.unwrap_or_default(),
-            recv_cq_handle: recv_cq.unwrap_or_default(),
-            srq_handle: srq.unwrap_or_default(),
-            max_send_wr,
-            max_recv_wr,
-            max_send_sge,
-            max_recv_sge,
-            send_chunks: u16::try_from(send_pages).map_err(|_| invalid("number of pages", send_pages))?,
-            sq_sig_all: signal_all.into(),
-            qp_type: match kind {
-                saved::QpType::Rc => qp_type::RC,
-                saved::QpType::Ud => qp_type::UD,
-                saved::QpType::Gsi => qp_type::GSI,
-                saved::QpType::None => return Err(invalid("QP type", 0)),
-            },
-            is_srq: has_srq.into(),
-            ..CreateQp::default()
+        let request = create_request(&message)?;
+        let gone = Gone {
+            cqs: [message.send_cq.is_none(), message.recv_cq.is_none()],
+            srq: message.has_srq && message.srq.is_none(),
         };
-        let position = |ring, size| convert::restore_position(ring, size).map_err(|_| invalid("state of a ring", size));
-        let (send_ring, recv_ring) = (position(send_ring, max_send_wr)?, position(recv_ring, max_recv_wr)?);
-        let gone = Gone { cqs: [send_cq.is_none(), recv_cq.is_none()], srq: has_srq && srq.is_none() };
+        let position = |ring, size: u32| {
+            convert::restore_position(ring, size).map_err(|_| CmdError::Invalid("state of a ring", size.into()))
+        };
+        let send_ring = position(message.send_ring, message.max_send_wr)?;
+        let recv_ring = position(message.recv_ring, message.max_recv_wr)?;
         let parts = self.parts(&request, gone)?;
+        let (handle, qpn) = (message.handle, message.qpn);
         self.check_number(handle, qpn, parts.qp_type)?;
+        let pages = |needed| exactly(pages, needed);
         let place =
             |(send, recv): cmd::qp::Rings| Ok((send.at(send_ring)?, recv.map(|recv| recv.at(recv_ring)).transpose()?));
-        let make = |init: pvrdma_verbs::QpInit<'_, H>| core.hca.restore_qp(init, &part);
-        let qp = cmd::qp::build(
-            core,
-            (handle, Qpn::new(qpn)),
-            parts,
-            &request,
-            |needed| exactly(pages, needed),
-            place,
-            make,
-        )?;
+        let make = |init: QpInit<'_, H>| core.hca.restore_qp(init, &part);
+        let qp = cmd::qp::build(core, (handle, Qpn::new(qpn)), parts, &request, pages, place, make)?;
         if qp.verbs.qpn().get() != qpn {
-            return Err(invalid("QPN", qpn));
+            return Err(CmdError::Invalid("QPN", qpn.into()));
         }
         Ok(qp)
     }

@@ -13,8 +13,9 @@ use pvrdma_verbs::{Backend, SaveHca};
 use super::{RestoreError, Restored, convert};
 use crate::abi::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
 use crate::abi::ring::{Eqe, MAX_PAGES, eqe};
+use crate::control::Control;
 use crate::core::Core;
-use crate::device::{Control, PvrdmaDevice};
+use crate::device::PvrdmaDevice;
 use crate::dsr::{Session, is_aligned};
 use crate::events::{Cqne, EventRings, SavedEventRing, SavedEventRings};
 use crate::intr::SavedInterrupts;
@@ -37,13 +38,38 @@ where
 {
     let core = device.core();
     let mut reader = Reader::new(from, core.budget.limit())?;
-    let header = reader.header();
-    if header.device != DeviceKind::Pvrdma {
+    if reader.header().device != DeviceKind::Pvrdma {
         return Err(RestoreError::Differs("kind"));
     }
-    if header.mac != core.config.mac.0 {
+    if reader.header().mac != core.config.mac.0 {
         return Err(RestoreError::Differs("MAC address"));
     }
+    let (session, interrupts) = restore_registers(device, control, reader.expect()?)?;
+    let mut restorer = Restorer::new(core, session.filter(|&(_, active)| active).map(|(session, _)| session));
+    while let Some(record) = reader.next()? {
+        restorer.record(record)?;
+    }
+    let (event_rings, rings) = restorer.end()?;
+    let session = match (session, event_rings) {
+        (Some((session, active)), Some(rings)) => Some((session, rings, active)),
+        (None, None) => None,
+        _ => return Err(RestoreError::Misplaced("an event ring")),
+    };
+    control.restored = Some(Box::new(Restored { session, interrupts, rings }));
+    Ok(())
+}
+
+/// Restores registers, configuration space and the limits in force. Returns the session, with whether it is active, and
+/// the interrupts.
+fn restore_registers<B: Backend>(
+    device: &PvrdmaDevice<B>,
+    control: &mut Control,
+    message: saved::Device,
+) -> Result<(Option<(Session, bool)>, SavedInterrupts), RestoreError>
+where
+    B::Hca: SaveHca,
+{
+    let core = device.core();
     let saved::Device {
         config_space,
         version,
@@ -58,7 +84,7 @@ where
         phase,
         session,
         limits,
-    } = reader.expect()?;
+    } = message;
     if version > core.config.version {
         return Err(RestoreError::Differs("interface version"));
     }
@@ -79,29 +105,7 @@ where
         return Err(RestoreError::Invalid { what: "phase", value: phase as u64 });
     }
     (control.dsr_low, control.err, control.mac) = (dsr_low, err, [mac_low, mac_high]);
-    let mut restorer = Restorer {
-        core,
-        session: session.filter(|_| phase == saved::Phase::Active),
-        pages: PageListBuilder::default(),
-        part: Vec::new(),
-        charges: Vec::new(),
-        event_rings: Vec::new(),
-        has_tables: false,
-        tables: Vec::new(),
-        rings: Vec::new(),
-    };
-    while let Some(record) = reader.next()? {
-        restorer.record(record)?;
-    }
-    let (event_rings, rings) = restorer.end()?;
-    let session = match (session, event_rings) {
-        (Some(session), Some(rings)) => Some((session, rings, phase == saved::Phase::Active)),
-        (None, None) => None,
-        _ => return Err(RestoreError::Misplaced("an event ring")),
-    };
-    let interrupts = SavedInterrupts { mask, cause };
-    control.restored = Some(Box::new(Restored { session, interrupts, rings }));
-    Ok(())
+    Ok((session.map(|session| (session, phase == saved::Phase::Active)), SavedInterrupts { mask, cause }))
 }
 
 /// Restores configuration space, and applies it.
@@ -159,7 +163,21 @@ pub(super) struct Restorer<'a, H: SaveHca> {
     pub(super) rings: Vec<PageList>,
 }
 
-impl<H: SaveHca> Restorer<'_, H> {
+impl<'a, H: SaveHca> Restorer<'a, H> {
+    fn new(core: &'a Core<H>, session: Option<Session>) -> Self {
+        Self {
+            core,
+            session,
+            pages: PageListBuilder::default(),
+            part: Vec::new(),
+            charges: Vec::new(),
+            event_rings: Vec::new(),
+            has_tables: false,
+            tables: Vec::new(),
+            rings: Vec::new(),
+        }
+    }
+
     fn record(&mut self, record: RawRecord<'_>) -> Result<(), RestoreError> {
         match record.kind {
             saved::Pages::KIND => self.add_pages(&record.decode()?),

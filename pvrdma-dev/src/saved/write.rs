@@ -13,9 +13,9 @@ use pvrdma_verbs::{
 
 use super::{SaveError, convert};
 use crate::abi::ring::Eqe;
+use crate::control::{Control, State};
 use crate::core::Core;
 use crate::datapath::SavedCqRing;
-use crate::device::{Control, State};
 use crate::dsr::Session;
 use crate::events::{Cqne, SavedEventRing, SavedEventRings};
 use crate::intr::SavedInterrupts;
@@ -59,22 +59,45 @@ pub(super) fn device<H: SaveHca>(
     let time = u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX);
     let header = Header { name: config.name.clone(), time, ..Header::new(DeviceKind::Pvrdma, config.mac.0) };
     let mut writer = Writer::new(to, &header, budget.limit())?;
+    let rings = match &control.state {
+        State::Reset => None,
+        State::Ready(_, rings) => Some(rings.save()),
+        State::Active(_) => hub.save(),
+    };
+    writer.write(&registers(core, interrupts.save(), control, pci)?)?;
+    if let Some(SavedEventRings { asynchronous, notifications }) = rings {
+        event_ring(&mut writer, asynchronous, |Eqe { kind, info }| (Some(kind), info))?;
+        event_ring(&mut writer, notifications, |Cqne(info)| (None, info))?;
+    }
+    part(&mut writer, &hca.save_tables()?)?;
+    writer.write(&saved::AdapterTables {})?;
+    Saver { writer: &mut writer, hca }.objects(objects)?;
+    Ok(writer.finish()?)
+}
+
+/// Returns the message of the registers and of configuration space.
+fn registers<H: SaveHca>(
+    core: &Core<H>,
+    interrupts: SavedInterrupts,
+    control: &Control,
+    pci: &ConfigSpace,
+) -> Result<saved::Device, SaveError> {
     let Control { state, dsr_low, err, mac: [mac_low, mac_high], restored } = control;
     if restored.is_some() {
         return Err(SaveError::Unfinished);
     }
     let mut config_space = vec![0; CONFIG_SIZE];
     pci.read(0, &mut config_space, false);
-    let SavedInterrupts { mask: interrupt_mask, cause: interrupt_cause } = interrupts.save();
-    let (phase, session, rings) = match state {
-        State::Reset => (saved::Phase::Reset, None, None),
-        State::Ready(session, rings) => (saved::Phase::Handshake, Some(session), Some(rings.save())),
-        State::Active(session) => (saved::Phase::Active, Some(session), hub.save()),
+    let SavedInterrupts { mask: interrupt_mask, cause: interrupt_cause } = interrupts;
+    let (phase, session) = match state {
+        State::Reset => (saved::Phase::Reset, None),
+        State::Ready(session, _) => (saved::Phase::Handshake, Some(session)),
+        State::Active(session) => (saved::Phase::Active, Some(session)),
     };
-    writer.write(&saved::Device {
+    Ok(saved::Device {
         config_space,
-        version: config.version,
-        roce: convert::save_encapsulation(config.roce).into(),
+        version: core.config.version,
+        roce: convert::save_encapsulation(core.config.roce).into(),
         adapter: H::FORMAT.to_owned(),
         dsr_low: *dsr_low,
         err: *err,
@@ -85,15 +108,7 @@ pub(super) fn device<H: SaveHca>(
         phase: phase.into(),
         session: session.map(session_message),
         limits: Some(convert::save_limits(&core.limits())),
-    })?;
-    if let Some(SavedEventRings { asynchronous, notifications }) = rings {
-        event_ring(&mut writer, asynchronous, |Eqe { kind, info }| (Some(kind), info))?;
-        event_ring(&mut writer, notifications, |Cqne(info)| (None, info))?;
-    }
-    part(&mut writer, &hca.save_tables()?)?;
-    writer.write(&saved::AdapterTables {})?;
-    Saver { writer: &mut writer, hca }.objects(objects)?;
-    Ok(writer.finish()?)
+    })
 }
 
 const fn session_message(session: &Session) -> saved::Session {

@@ -4,6 +4,7 @@ use thiserror::Error;
 
 use super::{byte, le16, le32, le64};
 use crate::ring::{RingShape, RingShapeError};
+use crate::saved_state::error::RestoreError;
 
 /// Size of a descriptor of either kind, in bytes.
 pub(crate) const QUEUE_DESC_SIZE: usize = 256;
@@ -44,6 +45,18 @@ pub(crate) enum QueueDescError {
     /// The interrupt vector does not exist.
     #[error("vector {0}")]
     Vector(u32),
+}
+
+impl From<QueueDescError> for RestoreError {
+    fn from(error: QueueDescError) -> Self {
+        let (field, value) = match error {
+            QueueDescError::Ring(error) => return error.into(),
+            QueueDescError::DataRing(base) => ("data ring", base),
+            QueueDescError::DataSlot(slot) => ("slot of the data ring", slot.into()),
+            QueueDescError::Vector(vector) => ("interrupt vector", vector.into()),
+        };
+        Self::Invalid { field, value }
+    }
 }
 
 /// Configuration of a transmit queue.

@@ -4,7 +4,7 @@ use pvrdma_saved_state::vmxnet3 as saved;
 use thiserror::Error;
 
 use super::le16;
-use crate::saved_state::{RestoreError, exact, narrow, require};
+use crate::saved_state::error::{RestoreError, exact, narrow, require};
 
 /// Size in memory, in bytes.
 pub(crate) const RSS_CONF_LEN: usize = 8 + KEY_LEN + MAX_TABLE;
@@ -30,6 +30,18 @@ pub(crate) enum RssConfError {
     /// An entry names a queue that does not exist.
     #[error("RSS queue {0}")]
     Queue(u8),
+}
+
+impl From<RssConfError> for RestoreError {
+    fn from(error: RssConfError) -> Self {
+        let (field, value) = match error {
+            RssConfError::Function(function) => ("RSS hash function", function.into()),
+            RssConfError::Key(len) => ("length of the RSS key", len.into()),
+            RssConfError::Table(entries) => ("length of the RSS table", entries.into()),
+            RssConfError::Queue(queue) => ("RSS queue", queue.into()),
+        };
+        Self::Invalid { field, value }
+    }
 }
 
 /// RSS configuration: hash types, key, and indirection table.

@@ -13,7 +13,7 @@ use thiserror::Error;
 use crate::abi::completion::Completion;
 use crate::abi::rx_desc::RxDesc;
 use crate::abi::tx_desc::{DESC_LEN, TxDesc};
-use crate::saved_state::{RestoreError, present, require};
+use crate::saved_state::error::{RestoreError, present, require};
 
 /// Alignment of a ring, in bytes.
 const RING_ALIGN: u64 = 512;
@@ -29,6 +29,15 @@ pub(crate) enum RingShapeError {
     /// The address is not aligned, or the ring extends past the end of the address space.
     #[error("{0} at {1:#x}")]
     Base(&'static str, u64),
+}
+
+impl From<RingShapeError> for RestoreError {
+    fn from(error: RingShapeError) -> Self {
+        match error {
+            RingShapeError::Entries(field, entries) => Self::Invalid { field, value: entries.into() },
+            RingShapeError::Base(field, value) => Self::Invalid { field, value },
+        }
+    }
 }
 
 /// Location and size of a ring.

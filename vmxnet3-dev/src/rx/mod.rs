@@ -10,7 +10,7 @@ use crate::abi::queue_desc::{DataRing, MAX_RING, MAX_RX_COMPLETIONS, RxQueueConf
 use crate::error::{CommandError, QueueError};
 use crate::offload::checksum::{Missing, Sum};
 use crate::ring::{CompletionRing, Position, RingShape, check_range, load_rx};
-use crate::saved_state::{RestoreError, narrow, require};
+use crate::saved_state::error::{RestoreError, narrow, require};
 use plan::{After, Plan, Planned};
 
 /// A ring of receive buffers.

@@ -4,10 +4,6 @@ use pvrdma_guest_memory::DmaError;
 use pvrdma_saved_state::LoadError;
 use thiserror::Error;
 
-use crate::abi::queue_desc::QueueDescError;
-use crate::abi::rss_conf::RssConfError;
-use crate::ring::RingShapeError;
-
 /// Reason a device was not saved.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -52,39 +48,6 @@ pub enum RestoreError {
         /// Reason.
         source: DmaError,
     },
-}
-
-impl From<RingShapeError> for RestoreError {
-    fn from(error: RingShapeError) -> Self {
-        match error {
-            RingShapeError::Entries(field, entries) => Self::Invalid { field, value: entries.into() },
-            RingShapeError::Base(field, value) => Self::Invalid { field, value },
-        }
-    }
-}
-
-impl From<QueueDescError> for RestoreError {
-    fn from(error: QueueDescError) -> Self {
-        let (field, value) = match error {
-            QueueDescError::Ring(error) => return error.into(),
-            QueueDescError::DataRing(base) => ("data ring", base),
-            QueueDescError::DataSlot(slot) => ("slot of the data ring", slot.into()),
-            QueueDescError::Vector(vector) => ("interrupt vector", vector.into()),
-        };
-        Self::Invalid { field, value }
-    }
-}
-
-impl From<RssConfError> for RestoreError {
-    fn from(error: RssConfError) -> Self {
-        let (field, value) = match error {
-            RssConfError::Function(function) => ("RSS hash function", function.into()),
-            RssConfError::Key(len) => ("length of the RSS key", len.into()),
-            RssConfError::Table(entries) => ("length of the RSS table", entries.into()),
-            RssConfError::Queue(queue) => ("RSS queue", queue.into()),
-        };
-        Self::Invalid { field, value }
-    }
 }
 
 /// Requires a condition of a value.

@@ -7,14 +7,15 @@
 //!
 //! # State that is not saved
 //!
-//! | state | reason |
-//! | --- | --- |
-//! | state of the link | that of the destination holds; if it differs from what the driver was told, the driver is notified |
-//! | doorbells, transmit completions and receive batches for which no interrupt was raised | the end of the pause looks at all rings and interrupts the driver on every unmasked vector; masked ones are saved as pending |
-//! | a frame for which there was no receive buffer | the port has it, and may lose it |
-//! | name, speed, offloads of the port | configuration of the destination |
+//! * The state of the link: that of the destination holds. If it is not the one of which the driver was last notified,
+//!   the driver is notified when the pause ends.
+//! * Doorbells: the end of the pause looks at all rings.
+//! * Transmit completions and batches of received frames for which the driver has not been interrupted. They make a
+//!   masked vector pending; on unmasked vectors the end of the pause interrupts the driver in any case.
+//! * A frame for which there was no receive buffer: the port has it, and may lose it.
+//! * Name, speed, number of vectors, and offloads of the port: the configuration of the destination.
 
-mod error;
+pub(crate) mod error;
 #[cfg(test)]
 mod tests;
 

@@ -11,7 +11,7 @@ use crate::frame::{Frame, MAX_SUPER_FRAME};
 use crate::offload::headers::{self, ETHERNET_LEN, Headers, TAG_LEN};
 use crate::offload::{checksum, segment};
 use crate::ring::{CompletionRing, Position, RingShape, load_tx};
-use crate::saved_state::RestoreError;
+use crate::saved_state::error::RestoreError;
 
 /// A packet in the command ring.
 #[derive(Clone, Copy, Debug)]

@@ -95,8 +95,8 @@ impl WireRequester {
         self.transport.set_draining(qp.state() == QpState::Sqd);
     }
 
-    /// Returns `true` if the peer is a paused device of this process, which is reached by links because local delivery is
-    /// off. The requester is woken when the pause ends.
+    /// Returns `true` if the peer is a paused device of this process, which is reached by links because local delivery
+    /// is off. The requester is woken when the pause ends.
     pub(crate) fn waits_for_peer<Q>(&mut self, qp: &Qp, requester: &mut Requester, directory: &Directory<Q>) -> bool {
         let pauses = directory.pauses();
         if self.pauses == Some(pauses) {

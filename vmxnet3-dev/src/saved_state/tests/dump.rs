@@ -2,8 +2,7 @@
 
 use crate::Vmxnet3Device;
 
-/// Fields that may differ between a saved device and its copy: buffers, counts of the moderation of interrupts, and what
-/// is of the surroundings of a device.
+/// Fields that may differ between a saved device and the one that continues its state, each with the reason.
 const IGNORED: &[&str] = &[
     // Buffers.
     "descs",

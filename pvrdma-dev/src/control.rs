@@ -1,0 +1,50 @@
+//! State behind the registers.
+
+use crate::config::DeviceConfig;
+use crate::dsr::Session;
+use crate::events::EventRings;
+use crate::saved::Restored;
+use crate::stats::Phase;
+
+/// State behind the registers.
+#[derive(Debug)]
+pub(crate) struct Control {
+    /// Phase of the driver, with what it needs.
+    pub(crate) state: State,
+    /// Register DSRLOW.
+    pub(crate) dsr_low: u32,
+    /// Register ERR.
+    pub(crate) err: u32,
+    /// Registers MACL and MACH.
+    pub(crate) mac: [u32; 2],
+    /// A state that was read and takes effect when the restore is finished.
+    pub(crate) restored: Option<Box<Restored>>,
+}
+
+#[derive(Debug)]
+pub(crate) enum State {
+    /// No shared region is installed.
+    Reset,
+    /// The shared region was accepted. The rings are kept here, so that nothing can write to them before ACTIVATE.
+    Ready(Session, Box<EventRings>),
+    /// Commands are served.
+    Active(Session),
+}
+
+impl Control {
+    /// Creates the power-on state.
+    pub(crate) fn new(config: &DeviceConfig) -> Self {
+        let [a, b, c, d, e, f] = config.mac.0;
+        let mac = [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, 0, 0])];
+        Self { state: State::Reset, dsr_low: 0, err: 0, mac, restored: None }
+    }
+
+    /// Returns the phase of the driver.
+    pub(crate) const fn phase(&self) -> Phase {
+        match self.state {
+            State::Reset => Phase::Reset,
+            State::Ready(..) => Phase::Handshake,
+            State::Active(_) => Phase::Active,
+        }
+    }
+}
