@@ -11,7 +11,7 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed={COMMIT}");
     let of_environment = env::var(COMMIT).ok().filter(|commit| !commit.is_empty());
-    // A build for development is not made anew for each commit, so that it cannot name one.
+    // Development builds are not rebuilt for each commit, so they cannot name one.
     let is_release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
     let folder = env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
     let found = is_release.then(|| of_tree(Path::new(&folder))).flatten();
@@ -20,7 +20,7 @@ fn main() {
     println!("cargo::rustc-env=PVRDMAD_VERSION={} ({commit})", env!("CARGO_PKG_VERSION"));
 }
 
-/// The commit of a tree: of a package from a registry, which says so in a file, or of a clone.
+/// Returns the commit of a source tree: from the file that a registry's package contains, or from git.
 fn of_tree(folder: &Path) -> Option<String> {
     let packaged = folder.join(".cargo_vcs_info.json");
     if packaged.exists() {
@@ -29,7 +29,7 @@ fn of_tree(folder: &Path) -> Option<String> {
         let (_, rest) = text.split_once("\"sha1\"")?;
         return rest.split('"').nth(1).and_then(short);
     }
-    // Unpacked inside of another repository, the commit would be that one's.
+    // A tree that is unpacked inside another repository must not report that repository's commit.
     git(folder, &["ls-files", "--error-unmatch", "build.rs"])?;
     // The commit changes when HEAD names another branch, or its branch another commit.
     let head = git(folder, &["rev-parse", "--symbolic-full-name", "HEAD"])?;
@@ -47,7 +47,7 @@ fn short(commit: &str) -> Option<String> {
     commit.get(..12).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit())).map(str::to_owned)
 }
 
-/// What git prints. `None`: there is no git, or it fails.
+/// Returns git's output, or `None` if there is no git or it fails.
 fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").arg("-C").arg(folder).args(arguments).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

@@ -1,5 +1,6 @@
 //! The backend: the library, the device and the state that all guests of a process share.
 
+use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ use crate::gid::{Fabric, GivenAddresses, HostGids};
 use crate::hca::IbvHca;
 use crate::shared::Shared;
 use crate::sys::library::Library;
+use crate::sys::{LINK_LAYER_ETHERNET, LINK_LAYER_INFINIBAND, TRANSPORT_IB, TRANSPORT_IWARP};
 use crate::verbs::{HostDevice, OpenError};
 
 #[cfg(feature = "testing")]
@@ -36,10 +38,11 @@ impl Ibverbs {
     /// Loads the library, and opens the device once to check that it is suitable.
     ///
     /// # Errors
-    /// The library, the device, the port or the GID does not exist, or the connection manager is required but
-    /// unavailable.
+    /// The library, the device, the port or the GID does not exist, the port does not speak RoCE, or the connection
+    /// manager is required but unavailable.
     pub fn new(config: IbverbsConfig) -> Result<Self, OpenError> {
-        Self::start(config, |config| Ok(host_addresses(config)?.map(|addresses| addresses as Arc<dyn AddressOwner>)))
+        let owner = |config: &_| Ok(host_addresses(config)?.map(|addresses| addresses as Arc<dyn AddressOwner>));
+        Self::start(Library::load()?, config, owner)
     }
 
     /// Like [`Self::new`], with an `owner` that adds guests' addresses to the host's interface, if
@@ -48,22 +51,21 @@ impl Ibverbs {
     /// # Errors
     /// As for [`Self::new`].
     pub fn with_addresses(config: IbverbsConfig, owner: Arc<dyn AddressOwner>) -> Result<Self, OpenError> {
-        Self::start(config, |config| Ok((!config.add_addresses.is_empty()).then_some(owner)))
+        Self::start(Library::load()?, config, |config| Ok((!config.add_addresses.is_empty()).then_some(owner)))
     }
 
-    fn start(
+    pub(crate) fn start(
+        library: Arc<Library>,
         config: IbverbsConfig,
         owner: impl FnOnce(&IbverbsConfig) -> Result<Option<Arc<dyn AddressOwner>>, String>,
     ) -> Result<Self, OpenError> {
-        let library = Library::load()?;
         let device = HostDevice::open(&library, &config.device)?;
         let unfit = |problem: String| OpenError::Unfit { name: config.device.clone(), problem };
         let port = device
             .port(config.port)
             .map_err(|error| unfit(format!("port {} cannot be queried: {error}", config.port)))?;
-        if !port.ethernet {
-            return Err(unfit(format!("port {} is not Ethernet; guests speak RoCE", config.port)));
-        }
+        check_protocol(device.transport(), port.link_layer)
+            .map_err(|problem| unfit(format!("port {}: {problem}", config.port)))?;
         // Must precede the choice of a GID, because the addresses that an earlier process left are removed here.
         let addresses = owner(&config).map_err(unfit)?;
         let gids = HostGids::new(&config.device, config.port, port.gids);
@@ -103,6 +105,30 @@ impl Ibverbs {
             #[cfg(feature = "testing")]
             attached: Attached::default(),
         })
+    }
+}
+
+/// Checks that a port speaks RoCE: the guest's driver reports RoCE whatever the adapter is, so its connections would
+/// fail one by one on any other.
+fn check_protocol(transport: c_int, link_layer: u8) -> Result<(), String> {
+    const REMEDY: &str = "or the software adapter (--backend rxe) with the Ethernet interface as its uplink";
+    match (transport, link_layer) {
+        (TRANSPORT_IB, LINK_LAYER_ETHERNET) => Ok(()),
+        (TRANSPORT_IWARP, _) => Err(format!(
+            "the adapter speaks iWARP, and guests speak RoCE: switch the adapter to RoCE if it can, or use an adapter \
+             that speaks RoCE, {REMEDY}"
+        )),
+        (TRANSPORT_IB, LINK_LAYER_INFINIBAND) => Err(format!(
+            "its link layer is InfiniBand, where a guest cannot have an address of its own: use an Ethernet port, \
+             {REMEDY}"
+        )),
+        (TRANSPORT_IB, _) => {
+            Err(format!("its link layer is unknown ({link_layer}), not Ethernet: use an Ethernet port, {REMEDY}"))
+        }
+        _ => Err(format!(
+            "the adapter speaks neither InfiniBand nor RoCE (transport type {transport}): use an adapter that speaks \
+             RoCE, {REMEDY}"
+        )),
     }
 }
 

@@ -13,7 +13,8 @@ use serde_json::Value;
 
 use crate::adapter::Adapter;
 use crate::counters::Counters;
-use crate::qp::state::{ErrorCause, StateCell};
+use crate::qp::error_cause::ErrorCause;
+use crate::qp::state::StateCell;
 use crate::quota::Permit;
 
 /// A completion queue of the engine: the device's sink, and the QPs that publish to it.

@@ -34,7 +34,8 @@ use crate::path::local::apart::ApartStep;
 use crate::path::local::rc::{self as local_rc, LocalBatch};
 use crate::path::wire::rate_limiter::RateLimiter;
 use crate::path::wire::rc::{self as wire_rc, WireBatch, WireRequester};
-use crate::path::wire::responder::{PortTurns, WireResponderInspect, WireSide};
+use crate::path::wire::responder::{WireResponderInspect, WireSide};
+use crate::path::wire::turns::PortTurns;
 use crate::path::wire::{self, NewPath};
 use crate::path::{Route, RouteInspect};
 use crate::port::{Arrival, Port};
@@ -64,7 +65,7 @@ struct SendHalf {
 /// The parts of a queue pair.
 pub(crate) struct Parts<'a> {
     pub(crate) qp: &'a Arc<Qp>,
-    pub(crate) fabric: &'a Fabric,
+    pub(crate) fabric: &'a Fabric<Endpoint>,
     pub(crate) requester: &'a mut Requester,
     pub(crate) route: &'a mut Route,
     pub(crate) more_reads: &'a mut Option<Charge>,
@@ -84,7 +85,7 @@ pub(crate) struct RunElsewhere {
 /// A queue pair that can run.
 pub(crate) struct Endpoint {
     qp: Arc<Qp>,
-    fabric: Arc<Fabric>,
+    fabric: Arc<Fabric<Self>>,
     // The mutex is fair, so that a command does not starve behind the batches of a busy QP.
     send: FairMutex<SendHalf>,
     wire: WireSide,
@@ -119,10 +120,16 @@ impl fmt::Debug for Endpoint {
     }
 }
 
+impl AsRef<Arc<Qp>> for Endpoint {
+    fn as_ref(&self) -> &Arc<Qp> {
+        &self.qp
+    }
+}
+
 impl Endpoint {
     pub(crate) fn new(
         parts: QpParts,
-        fabric: Arc<Fabric>,
+        fabric: Arc<Fabric<Self>>,
         send_queue: Box<dyn SendSource>,
         recv_queue: Option<Box<dyn RecvSource>>,
     ) -> Arc<Self> {
@@ -291,6 +298,9 @@ impl Endpoint {
         match route {
             Route::Unresolved(_) | Route::Local(_) => self.run_local(half, budget, tally),
             Route::Wire(wire) => match port {
+                Some(_) if !self.fabric.local && wire.waits_for_peer(qp, requester, &self.fabric.directory) => {
+                    Run::Idle
+                }
                 Some(port) => {
                     wire_rc::run(WireBatch { port, qp, rate: &self.wire.rate, requester, wire, budget, tally })
                 }

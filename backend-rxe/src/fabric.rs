@@ -6,20 +6,20 @@ use pvrdma_verbs::Qpn;
 
 use crate::adapter::Adapter;
 use crate::counters::Tally;
-use crate::drive::Endpoint;
 use crate::gid::BoundGid;
 use crate::path::datagram::{Destination, Resolver};
 use crate::path::directory::{Directory, Node};
 use crate::path::wire::peer_window::PeerWindows;
 use crate::port::Port;
+use crate::qp::Qp;
 
-/// Peers that the queue pairs of a device can reach, and the means to reach them.
+/// Peers that the queue pairs of a device can reach, and the means to reach them. `Q` is a queue pair that can run.
 #[derive(Debug)]
-pub(crate) struct Fabric {
+pub(crate) struct Fabric<Q> {
     /// The device itself.
     pub(crate) own: Arc<Adapter>,
     /// All devices in this process.
-    pub(crate) directory: Arc<Directory<Endpoint>>,
+    pub(crate) directory: Arc<Directory<Q>>,
     /// Other devices in this process are reached by local delivery. Otherwise only the device itself is.
     pub(crate) local: bool,
     /// The port to other hosts, if the device is plugged in.
@@ -28,20 +28,20 @@ pub(crate) struct Fabric {
     pub(crate) windows: PeerWindows,
 }
 
-impl Fabric {
+impl<Q> Fabric<Q> {
     /// Returns the device that owns a GID, if it is reached by local delivery.
-    pub(crate) fn neighbour(&self, gid: BoundGid) -> Option<Arc<Node<Endpoint>>> {
+    pub(crate) fn neighbour(&self, gid: BoundGid) -> Option<Arc<Node<Q>>> {
         self.directory.find(gid).filter(|node| self.local || node.adapter.id == self.own.id)
     }
 
     /// Returns `true` if both devices' peer rules allow the connection. Loopback is always allowed.
-    pub(crate) fn may_meet(&self, from: BoundGid, node: &Node<Endpoint>, to: BoundGid) -> bool {
+    pub(crate) fn may_meet(&self, from: BoundGid, node: &Node<Q>, to: BoundGid) -> bool {
         let theirs = &node.adapter;
         theirs.id == self.own.id || self.own.rules.allow_peer(to.gid) && theirs.rules.allow_peer(from.gid)
     }
 }
 
-impl Resolver for Fabric {
+impl<Q: AsRef<Arc<Qp>>> Resolver for Fabric<Q> {
     fn generation(&self) -> u64 {
         self.directory.generation()
     }
@@ -76,10 +76,11 @@ impl Resolver for Fabric {
             tally.dropped_link_down += 1;
             return Destination::Nowhere;
         }
-        let Some(peer) = node.qp(qpn).filter(|peer| peer.qp().qp_type.is_datagram()) else {
+        let peer = node.qp(qpn).map(|peer| Arc::clone(Q::as_ref(&peer)));
+        let Some(peer) = peer.filter(|peer| peer.qp_type.is_datagram()) else {
             tally.ud_dropped_no_qp += 1;
             return Destination::Nowhere;
         };
-        Destination::Peer(Arc::clone(peer.qp()))
+        Destination::Peer(peer)
     }
 }

@@ -36,7 +36,7 @@ use crate::srq::{RxeSrq, Srq};
 #[derive(Debug)]
 pub struct RxeHca {
     pub(crate) node: Arc<Node<Endpoint>>,
-    pub(crate) fabric: Arc<Fabric>,
+    pub(crate) fabric: Arc<Fabric<Endpoint>>,
     bindings: Arc<Bindings>,
     pds: Quota,
     cqs: Quota,

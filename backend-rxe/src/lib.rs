@@ -127,7 +127,7 @@ pub use failures::{ObservedFailures, QpFailure};
 pub use flows::{DeviceFlows, FlowCount, Road};
 pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
 pub use port::PortConfig;
-pub use port::policy::{ForgedTransmits, PortRules, VlanMode};
+pub use port::rules::{ForgedTransmits, PortRules, VlanMode};
 pub use port::uplink::Uplink;
 pub use pvrdma_link::{Clock, ManualClock, MonotonicClock};
 pub use pvrdma_roce::Congestion;

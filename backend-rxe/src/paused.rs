@@ -71,3 +71,39 @@ impl Paused {
         Duration::from_nanos(self.since.load(Ordering::Relaxed)).saturating_add(DATAGRAMS_WAIT)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::Budget;
+    use crate::ready_queue::ReadyQueue;
+    use crate::task::Runnable;
+
+    struct Nothing;
+
+    impl Runnable for Nothing {
+        fn run(&self, _budget: &mut Budget) -> bool {
+            false
+        }
+    }
+
+    /// Attack: a guest creates queue pairs that wait for a paused peer, and destroys them.
+    #[test]
+    fn waiters_that_have_ended_take_no_memory() {
+        let (paused, queue) = (Paused::default(), Arc::new(ReadyQueue::default()));
+        let task = |runnable: &Arc<dyn Runnable>| Task::new(&queue, &Arc::default(), Arc::downgrade(runnable));
+        let alive: Arc<dyn Runnable> = Arc::new(Nothing);
+        let waiting = task(&alive);
+        assert!(!paused.wait(&waiting), "the adapter is not paused");
+        paused.set(Duration::ZERO);
+        assert!(paused.wait(&waiting) && paused.wait(&waiting));
+        for _ in 0..10_000 {
+            let ended: Arc<dyn Runnable> = Arc::new(Nothing);
+            assert!(paused.wait(&task(&ended)));
+        }
+        let waiters = paused.clear();
+        assert!(waiters.capacity() < 100, "{}", waiters.capacity());
+        assert_eq!(waiters.values().filter(|task| task.is_alive()).count(), 1);
+        assert!(!paused.wait(&waiting));
+    }
+}

@@ -14,7 +14,7 @@ use crate::engine::{Engine, Workers};
 use crate::failures::{FailureObservers, ObservedFailures, QpFailure};
 use crate::flows::{DeviceFlows, FlowTables};
 use crate::hca::RxeHca;
-use crate::port::policy::VlanMode;
+use crate::port::rules::VlanMode;
 use crate::port::uplink::Uplink;
 use crate::port::{Port, PortConfig};
 use crate::share::{DeviceShare, ShareConfig, Shares};

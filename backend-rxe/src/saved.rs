@@ -5,8 +5,8 @@
 //! is saved or dropped on purpose. Dropped are timers, waits, rates, windows, caches of routes, captures, packets that
 //! wait, and counters of the adapter.
 //!
-//! A queue pair comes back with its path: a peer on the wire stays there. A message of local delivery in progress starts
-//! from its beginning, in the receive that it has taken.
+//! A queue pair comes back with its path: a peer on the wire stays there. A message of local delivery in progress
+//! starts from its beginning, in the receive that it has taken.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -12,8 +12,8 @@ use crate::engine::{Engine, Workers};
 use crate::failures::FailureObservers;
 use crate::flows::FlowTables;
 use crate::path::directory::Directory;
-use crate::port::policy::VlanMode;
 use crate::port::registry::Ports;
+use crate::port::rules::VlanMode;
 use crate::port::{PortPlace, Room};
 use crate::share::Shares;
 

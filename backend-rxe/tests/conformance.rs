@@ -1,4 +1,4 @@
-//! The verbs conformance suite on this adapter: by local delivery, and with a cable between the devices.
+//! The verbs conformance suite on this adapter: with local delivery, and with a cable between the devices.
 
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
@@ -27,8 +27,8 @@ struct Cabled {
 
 impl Cabled {
     fn new() -> Self {
-        // A test sends datagrams to two queue pairs of the second device, and relies on who gets his first: with
-        // several threads there is no such order.
+        // One test sends datagrams to two queue pairs of the second device and relies on their order, which several
+        // threads do not keep.
         let engines = [with_port_threads(), engine()];
         let (near, far) = memory::pair(10_000).unwrap();
         let plug = |rxe: &Rxe, number, link| {

@@ -62,7 +62,7 @@ impl Side {
         Self::with_memory(backend, host, options, &memory)
     }
 
-    /// Does the same with memory that is private to this process.
+    /// Same as [`new`](Self::new), with memory that is private to this process.
     pub(crate) fn private<B: Backend + 'static>(backend: &B, host: u8, options: &SideOptions) -> Result<Self> {
         let memory = GuestMemory::new(options.bytes + options.other_memory);
         Self::with_memory(backend, host, options, &memory)
@@ -208,13 +208,13 @@ pub(crate) fn connected_at(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side
     connected_by(RemoteFunction::connect, sockets, bytes)
 }
 
-/// Does the same with the exported doorbell pages of the devices mapped.
+/// Same as [`connected_at`], with the exported doorbell pages of the devices mapped.
 pub(crate) fn connected_mapped_at(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
     connected_by(RemoteFunction::connect_mapped, sockets, bytes)
 }
 
-/// Does the same for devices with a network between them: Ethernet addresses matter there, and the network may lose the
-/// first packets while it resolves these.
+/// Same as [`connected_at`], for devices with a network between them. Ethernet addresses matter there, and the network
+/// may lose the first packets while it resolves them.
 pub(crate) fn connected_across(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
     let options = SideOptions::new(bytes, Placement::Scattered);
     let side = |host: u8| Side::at(&sockets[usize::from(host - 1)], host, &options, RemoteFunction::connect);

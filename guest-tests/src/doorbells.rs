@@ -25,15 +25,15 @@ pub(crate) struct DoorbellOptions {
     /// A completion queue is armed.
     #[arg(long, default_value_t = 0)]
     arms: u32,
-    /// Bytes are written to the other queue pair, one write at a time, and what that took is printed.
+    /// Number of writes to the other queue pair, one at a time. The time that they took is printed.
     #[arg(long, default_value_t = 0)]
     writes: u32,
-    /// An empty completion queue is polled for so many seconds.
+    /// Seconds for which an empty completion queue is polled.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     poll_for: u32,
 }
 
-/// What writes took, in seconds.
+/// Time that writes took, in seconds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Writes {
     /// All of them.
@@ -77,7 +77,7 @@ fn write(a: &mut BareQp, b: &BareQp, count: u32) -> Result<Writes> {
         while a.poll()? == 0 {}
         Ok(start.elapsed())
     };
-    // Pages are there and the library is warm then.
+    // Populates the pages and warms up the library.
     for _ in 0..count / 10 {
         one()?;
     }

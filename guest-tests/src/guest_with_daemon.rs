@@ -34,7 +34,7 @@ impl GuestWithDaemon {
         Self::start_in(None, image, directory, name, mac, options)
     }
 
-    /// Does the same with a given memory size.
+    /// Same as [`Self::start`], with a given memory size.
     pub(crate) fn start_with(
         image: &GuestImage,
         directory: &Path,
@@ -47,7 +47,7 @@ impl GuestWithDaemon {
         Self::start_at(&place, image, name, mac, options)
     }
 
-    /// Does the same with the daemon in a network namespace, if one is named.
+    /// Same as [`start`](Self::start), with the daemon in a network namespace, if one is named.
     pub(crate) fn start_in(
         namespace: Option<&str>,
         image: &GuestImage,
@@ -60,7 +60,7 @@ impl GuestWithDaemon {
         Self::start_at(&place, image, name, mac, options)
     }
 
-    /// Does the same beside a vNIC of QEMU.
+    /// Same as [`Self::start`], beside a vNIC of QEMU.
     pub(crate) fn start_beside_qemu_nic(
         image: &GuestImage,
         directory: &Path,

@@ -37,9 +37,9 @@ const ATTEMPTS: u32 = 6;
 pub(crate) struct KvmBeds(Rc<RefCell<Option<Rc<KvmBed>>>>);
 
 impl KvmBeds {
-    /// Starts something on the host. The host is booted if it is not running, and once more if it breaks down
-    /// meanwhile: the emulation of virtualisation was seen to corrupt its memory while guests boot, so that its kernel
-    /// panics, or resets the machine without a message.
+    /// Starts something on the host. Boots the host if it is not running, and once more if it breaks down meanwhile:
+    /// emulated virtualisation has been seen to corrupt the host's memory while guests boot, so that its kernel panics,
+    /// or to reset it without a message.
     pub(crate) fn start<T>(&self, image: &GuestImage, start: impl Fn(Rc<KvmBed>) -> Result<T>) -> Result<T> {
         for _ in 1..ATTEMPTS {
             let bed = self.get(image)?;

@@ -32,10 +32,11 @@ impl KvmHost {
     ) -> Result<Self> {
         let disk = tools.build()?;
         let builder = VmBuilder::new(image, directory).name("host").cpus(2).memory_mib(MEMORY_MIB).disk(&disk);
-        // The end of the host is reported at once to all waiters. In addition, the emulation sometimes forgets that an
-        // interrupt is pending while a processor runs a guest (seen: pending in the APIC, and a guest's loop that goes
-        // on for minutes). The next interrupt delivers it; with one-shot timers, which the last interrupt sets anew,
-        // there is no next one. So the host uses periodic ticks.
+        // The end of the host is reported at once to all waiters.
+        //
+        // Emulated processors sometimes forget a pending interrupt while they run a guest: the interrupt stays pending
+        // in the APIC, and the guest continues for minutes. The next interrupt delivers it. One-shot timers, which each
+        // interrupt arms again, would not cause another one, so the host uses periodic ticks.
         let builder = builder.ends_with_guest().ticks();
         let builder = ports.iter().fold(builder.nic(card), |builder, (name, socket)| builder.port(name, socket));
         let vm = builder.boot()?;

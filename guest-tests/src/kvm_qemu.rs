@@ -27,7 +27,7 @@ impl KvmQemuPair {
         Self::boot_with_doorbells(image, beds, ["trapped"; 2])
     }
 
-    /// Does the same with a doorbell mode for each device.
+    /// Same as [`boot`](Self::boot), with a doorbell mode for each device.
     pub(crate) fn boot_with_doorbells(
         image: &GuestImage,
         beds: &KvmBeds,

@@ -1,8 +1,8 @@
-//! Builds the program that a command needs, and becomes it.
+//! Builds the program that a command needs, and executes it in its own place.
 //!
-//! The demo is to start minutes earlier than all benchmarks and tests could be compiled, and `cargo run` compiles every
-//! dependency of a package. So this program has none. The demo is built without link-time optimisation, in the profile
-//! `demo`; the other commands are built in the profile that this program was built in, or, for one with assertions, in
+//! `cargo run` compiles every dependency of a package, and the demo should start minutes earlier than all benchmarks
+//! and tests could be compiled. So this program has no dependencies. The demo is built without link-time optimisation,
+//! in the profile `demo`. The other commands are built in the profile of this program or, if they need assertions, in
 //! the profile of the workspace's tests.
 
 use std::env;

@@ -28,8 +28,8 @@ impl Namespaces {
         Ok(pair)
     }
 
-    /// Does the same with a bridge in between, whose port to each end has a token bucket filter with these `tc`
-    /// parameters.
+    /// Same as [`new`](Self::new), with a bridge in between. The bridge's port to each end has a token bucket filter
+    /// with these `tc` parameters.
     pub(crate) fn behind_filter(purpose: &str, mtu: u32, addresses: [IpAddr; 2], filter: &str) -> Result<Self> {
         let name = |end| format!("guest-tests-{purpose}-{}-{end}", std::process::id());
         let pair = Self { names: ["a", "b"].map(name), switch: Some(name("switch")) };

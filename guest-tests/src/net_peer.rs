@@ -20,13 +20,13 @@ const MAX_DATAGRAM: usize = 65_507;
 /// What one side does.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum NetPeer {
-    /// Takes streams and answers datagrams with themselves, until killed.
+    /// Receives streams and echoes datagrams, until killed.
     Serve {
         /// Of TCP and UDP.
         #[arg(long)]
         port: u16,
     },
-    /// Sends streams at the same time, and hears whether each came as it was sent.
+    /// Sends several streams at the same time, and checks the receiver's report for each.
     Stream {
         /// The other side.
         server: SocketAddr,

@@ -52,11 +52,11 @@ pub(crate) struct PairOptions {
     pub(crate) memory_kind: MemoryKind,
     /// Guests have an IOMMU.
     pub(crate) iommu: bool,
-    /// The network cards beside the devices are QEMU's, and not the daemon's.
+    /// The vNICs of the guests are QEMU's own instead of the daemon's.
     pub(crate) qemu_nic: bool,
-    /// More properties of QEMU's vfio-user device.
+    /// Further properties of QEMU's vfio-user device.
     pub(crate) vfio_user: Vec<(&'static str, serde_json::Value)>,
-    /// More options of each device of the daemon.
+    /// Further options of each device of the daemon.
     pub(crate) device_options: String,
     /// Doorbell mode of each device.
     pub(crate) doorbells: [&'static str; 2],

@@ -53,7 +53,7 @@ impl PlayedPair {
         Self::boot_with_doorbells(image, bed, command, ["trapped"; 2])
     }
 
-    /// Does the same with a doorbell mode for each device.
+    /// Same as [`boot`](Self::boot), with a doorbell mode for each device.
     pub(crate) fn boot_with_doorbells(
         image: &GuestImage,
         bed: Rc<KvmBed>,

@@ -108,13 +108,13 @@ impl VmmPair {
         Self::boot_on(image, beds, Kind { names: VMM_GUESTS, uplink: true, doorbells: ["trapped"; 2] })
     }
 
-    /// Does the same on a network that ends in the VMM.
+    /// Same as [`boot`](Self::boot), on a network that ends in the VMM.
     pub(crate) fn boot_alone(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
         Self::boot_on(image, beds, Kind { names: VMM_GUESTS, uplink: false, doorbells: ["trapped"; 2] })
     }
 
-    /// Does the same with doorbells of the first VM that trap, and of the second that are memory while a program polls,
-    /// with a processor reserved for the thread that polls them.
+    /// Same as [`boot_alone`](Self::boot_alone), but with trapped doorbells in the first VM, and doorbells that are
+    /// memory while a program polls in the second. A processor is reserved for the polling thread.
     pub(crate) fn boot_with_doorbells(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
         let doorbells = ["trapped", "mapped"];
         let pair = Self::boot_on(image, beds, Kind { names: DOORBELL_GUESTS, uplink: false, doorbells })?;
@@ -173,7 +173,7 @@ impl VmmPair {
         Self::between(self.vms(), IPV4)
     }
 
-    /// Returns the same for the first VM and a daemon's guest at the other end of the uplink.
+    /// Returns the endpoints of the first VM and of a daemon's guest at the other end of the uplink.
     pub(crate) fn uplink_endpoints(&self) -> Result<Endpoints<'_>> {
         let outside = match self.outside.get() {
             Some(outside) => outside,
@@ -201,7 +201,7 @@ impl VmmPair {
         Ok(outside)
     }
 
-    /// Returns the number of processors of each.
+    /// Returns the number of processors of each VM.
     pub(crate) const fn cpus(&self) -> [u32; 2] {
         CPUS
     }

@@ -66,12 +66,12 @@ impl Daemon {
         Self::launch(&Setup::default(), directory, devices)
     }
 
-    /// Does the same in a network namespace, if one is named.
+    /// Same as [`Self::start`], in a network namespace if one is named.
     pub fn start_in(namespace: Option<&str>, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
         Self::launch(&Setup { namespace, ..Setup::default() }, directory, devices)
     }
 
-    /// Does the same on another backend.
+    /// Same as [`Self::start`], on another backend.
     pub fn start_on(backend: &str, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
         Self::launch(&Setup { backend: Some(backend), ..Setup::default() }, directory, devices)
     }
@@ -178,6 +178,15 @@ impl Daemon {
     /// Takes the link of a device up or down.
     pub fn set_link(&self, device: &str, up: bool) -> Result<()> {
         self.ask(&["link", if up { "up" } else { "down" }, "--device", device]).map(drop)
+    }
+
+    /// Replaces the processes of all networks, under running guests. Returns the longest time in milliseconds during
+    /// which guests were not served.
+    pub fn upgrade(&self) -> Result<u64> {
+        let said: serde_json::Value =
+            serde_json::from_slice(&self.ask(&["upgrade", "--json"])?).context("pvrdmad upgrade: not JSON")?;
+        let networks = said.as_array().into_iter().flatten();
+        networks.filter_map(|network| network["millis"].as_u64()).max().context("no network was upgraded")
     }
 
     /// Runs a command of `pvrdmad` and returns its output.

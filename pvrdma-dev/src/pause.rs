@@ -31,6 +31,8 @@ impl<B: Backend<Hca: PauseHca>> PvrdmaDevice<B> {
     /// [`Self::resume`]; see [`PauseHca`] for peers. It waits for a command in progress and for bounded batches of
     /// requests, but not for the guest.
     ///
+    /// The caller keeps commands of the guest back if its processors run, because they are refused meanwhile.
+    ///
     /// Pauses do not nest. Returns `false` if the device is paused already.
     pub fn pause(&self) -> bool {
         let _commands = self.lock_commands();

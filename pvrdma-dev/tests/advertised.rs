@@ -1,4 +1,4 @@
-//! A guest can make as many objects of each kind as its device advertises.
+//! A guest can create as many objects of each kind as its device advertises.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -11,7 +11,7 @@ use pvrdma_dev::{DeviceConfig, Limits};
 use pvrdma_link::memory;
 use pvrdma_rxe::{ManualClock, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 
-/// Where the counts are among the capabilities.
+/// Offsets of the limits in the capabilities.
 const MAX_QP: u64 = 76;
 const MAX_CQ: u64 = 96;
 const MAX_MR: u64 = 104;
@@ -19,7 +19,8 @@ const MAX_PD: u64 = 108;
 const MAX_SRQ: u64 = 176;
 const KINDS: [u64; 5] = [MAX_QP, MAX_CQ, MAX_MR, MAX_PD, MAX_SRQ];
 
-/// A device with a port, so that a queue pair costs the most. Its guest's kernel has a domain and a queue.
+/// A device with a port, which makes a queue pair as expensive as possible. The guest's kernel has a protection domain
+/// and a completion queue.
 struct Connected {
     device: TestDevice<Rxe>,
     driver: Driver,
@@ -42,7 +43,8 @@ impl Connected {
         Self { device, driver, kernel, _uplink }
     }
 
-    /// Makes objects of a kind until there are `count`; `None`: one was refused. What the kernel has already counts.
+    /// Creates objects of a kind until there are `count`, including the kernel's own. Returns `None` if one was
+    /// refused.
     fn make(&self, kind: u64, count: u32) -> Option<()> {
         let Self { device, driver, kernel, .. } = self;
         let count = |made: u32| 0..count - made;
@@ -69,7 +71,7 @@ impl Connected {
     }
 }
 
-/// A device that may keep little advertises little, and all of it can be made.
+/// A device with a low memory limit advertises few objects, and all of them can be created.
 #[test]
 fn what_is_advertised_can_be_made() {
     for kind in KINDS {
@@ -83,7 +85,7 @@ fn what_is_advertised_can_be_made() {
     }
 }
 
-/// With the default limits memory stands in the way of none of the counts.
+/// With the default limits, memory suffices for all advertised objects.
 #[test]
 fn the_default_memory_pays_for_the_default_counts() {
     let Limits { verbs, max_memory, .. } = Limits::default();

@@ -1,4 +1,4 @@
-//! From power-on to a working device and back, as the kernel driver does it.
+//! From power-on to a working device and back, in the order of the kernel driver.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -47,8 +47,8 @@ fn probe_and_first_commands() {
     driver.remove();
 }
 
-/// Conformance 10, 11, 71: twenty times through load and unload, memory all back, nothing written afterwards; and a
-/// probe without a removal before it, as after a crash.
+/// Conformance 10, 11, 71: loading and unloading twenty times returns all memory, and nothing is written afterwards. A
+/// probe also works without a removal before it, as after a crash.
 #[test]
 fn load_and_unload() {
     let test = rxe_device();
@@ -80,7 +80,7 @@ fn load_and_unload() {
     assert_eq!(test.device.status().objects, status.objects);
 }
 
-/// Conformance 8: activation and commands without a shared region are refused, and harmless.
+/// Conformance 8: activation and commands without a shared region are refused without any other effect.
 #[test]
 fn not_without_handshake() {
     let test = rxe_device();
@@ -101,7 +101,7 @@ fn not_without_handshake() {
     assert_eq!(test.irqs.counts()[1..], [0, 0]);
 }
 
-/// Conformance 74: each version is probed with the GID type that its driver demands.
+/// Conformance 74: each version is probed with the GID type that its driver requires.
 #[test]
 fn versions() {
     for (version, roce) in VERSIONS {
@@ -119,7 +119,8 @@ fn versions() {
     }
 }
 
-/// Conformance 14, 15: with the legacy line commands complete through ICR, and there are no other interrupts.
+/// Conformance 14, 15: with the legacy interrupt line, commands complete through ICR, and there are no other
+/// interrupts.
 #[test]
 fn legacy_interrupt() {
     let config = DeviceConfig { intx: true, ..DeviceConfig::new("intx", MacAddr([0x52, 0x54, 0, 0, 0, 1])) };
@@ -134,7 +135,7 @@ fn legacy_interrupt() {
     driver.remove();
 }
 
-/// A function reset takes everything, bus mastering included; the next probe works.
+/// A function reset clears everything, including bus mastering; the next probe works.
 #[test]
 fn function_reset() {
     let test = rxe_device();

@@ -1,4 +1,4 @@
-//! Rings that the guest broke, over the software adapter.
+//! Rings with invalid indices, over the software adapter.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -16,7 +16,7 @@ fn wait_event(driver: &Driver, kind: u32, info: u32) {
     });
 }
 
-/// Conformance 40: a send or receive index that is none ends its QP with QP_FATAL, at once, and nobody else.
+/// Conformance 40: an invalid send or receive index ends its QP with QP_FATAL at once, and affects no other QP.
 #[test]
 fn queue_pair() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -33,7 +33,7 @@ fn queue_pair() {
             } else {
                 qp.recv_ring().set_prod_tail(index);
                 qp.ring_recv();
-                // The ring is looked at when a message wants a receive.
+                // The device reads the ring when a message needs a receive.
                 peer.post_send(&[SendWr::send(1, &[])]).unwrap();
             }
             wait_event(&driver_a, 1, qp.handle);
@@ -54,7 +54,7 @@ fn queue_pair() {
     assert_eq!(a.cq.wait().status, status::SUCCESS);
 }
 
-/// Conformance 40: the same for a shared queue: SRQ_ERR, and it is not served any more.
+/// Conformance 40: an invalid index in a shared receive queue causes SRQ_ERR, and the queue is no longer used.
 #[test]
 fn shared_queue() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -91,7 +91,7 @@ fn overrun(a: &mut Process, qp: &mut Qp, driver: &Driver) {
     assert_eq!(driver.async_events(), [], "one event");
 }
 
-/// Conformance 41: more completions than entries. None is overwritten, CQ_ERR comes once, the QP ends in ERR.
+/// Conformance 41: more completions than entries. None is overwritten, CQ_ERR is raised once, and the QP ends in ERR.
 #[test]
 fn completion_queue() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -109,7 +109,7 @@ fn completion_queue() {
         qp.destroy().unwrap();
         a.cq.destroy().unwrap();
     }
-    // An index that is none, found when the queue seems full.
+    // An invalid index, which is detected when the queue seems full.
     let mut a = Process::new(&driver_a, true, 16);
     let (mut qp, mut peer) = (a.rc(), b.rc());
     connect(&mut qp, 1, &mut peer, 2);
@@ -120,8 +120,8 @@ fn completion_queue() {
     overrun(&mut a, &mut qp, &driver_a);
 }
 
-/// Conformance 46: elements rewritten at full speed while the device executes them. Each gets one completion, and
-/// nothing but the two legitimate targets is written.
+/// Conformance 46: elements are rewritten at full speed while the device executes them. Each gets one completion, and
+/// only the two legitimate targets are written.
 #[test]
 fn rewritten_under_way() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -159,7 +159,8 @@ fn rewritten_under_way() {
     assert_eq!(target.read(8192 + 192, 3000), [0; 3000]);
 }
 
-/// Too many SGEs for the queue: the request, or the message, fails; nobody reads past the element.
+/// With more SGEs than the queue allows, the request or the message fails, and the device does not read beyond the
+/// element.
 #[test]
 fn too_many_sges() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();

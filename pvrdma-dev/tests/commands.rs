@@ -1,4 +1,4 @@
-//! The rules that hold for every command, for all of them in one life of the device's objects.
+//! Rules that hold for every command, checked for all commands in one life of the device's objects.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -10,7 +10,7 @@ use pvrdma_dev::testing::{
 };
 use pvrdma_verbs::Backend;
 
-/// Bytes of each command's structures, by number: of the request, and of the response if there is one.
+/// Sizes of each command's structures by number: request, and response if there is one.
 const SIZES: [(usize, usize); 21] = [
     (24, 64),
     (24, 24),
@@ -35,10 +35,10 @@ const SIZES: [(usize, usize); 21] = [
     (24, 0),
 ];
 
-/// Sends commands one after the other and looks at everything that a driver could.
+/// Sends commands one after the other, and checks everything that a driver could see.
 struct Sender<'a> {
     driver: &'a Driver,
-    /// What lies behind the command in the slot.
+    /// Fill byte behind the command in the slot.
     tail: u8,
     key: u64,
     /// Commands that were executed.
@@ -77,7 +77,7 @@ impl Sender<'_> {
         Response(slot[..RESPONSE_SIZE].try_into().unwrap())
     }
 
-    /// A command that is refused: by ERR, without a response that the driver could take for one.
+    /// Sends a command that must be refused by ERR, without writing a response.
     fn refused(&mut self, request: &Request) {
         let (error, slot, raised) = self.submit(request);
         assert_ne!(error, 0, "{request:?}");
@@ -85,7 +85,7 @@ impl Sender<'_> {
         assert_eq!(self.driver.pci().register(register::ERR), error, "ERR keeps its value");
     }
 
-    /// The response to MODIFY_QP that the driver passes on as EINVAL.
+    /// Sends a MODIFY_QP whose response must report an error, which the driver passes on as EINVAL.
     fn failed(&mut self, request: &Request) {
         let (error, slot, raised) = self.submit(request);
         assert_eq!((error, raised), (0, 1));
@@ -94,13 +94,13 @@ impl Sender<'_> {
     }
 }
 
-/// What commands name as pages.
+/// Creates the page directory that commands name.
 fn directory(driver: &Driver, pages: usize) -> u64 {
     let pages = driver.memory().alloc(pages, Placement::Scattered);
     driver.memory().directory(&pages).addr
 }
 
-/// All twenty commands, in an order in which they succeed.
+/// Runs all twenty commands, in an order in which they succeed.
 fn life<B: Backend + 'static>(test: &TestDevice<B>, sender: &mut Sender<'_>) {
     let driver = sender.driver;
     let counts = || test.device.status().objects;
@@ -147,9 +147,9 @@ fn life<B: Backend + 'static>(test: &TestDevice<B>, sender: &mut Sender<'_>) {
     assert_eq!(all, [0; 7]);
 }
 
-/// Conformance 17, 18, 19: each command that the driver waits for gets its response, nothing more, and one interrupt;
-/// the others are over when ERR can be read, without either. What lies behind the command in the slot makes no
-/// difference.
+/// Conformance 17, 18, 19: each command that the driver waits for gets its response, nothing more, and one interrupt.
+/// The other commands are complete when ERR can be read, without response and interrupt. Bytes behind the command in
+/// the slot have no effect.
 #[test]
 fn each_command() {
     let test = rxe_device();
@@ -164,8 +164,8 @@ fn each_command() {
     }
 }
 
-/// Conformance 20, 24, 28: what cannot be done is said by ERR, never by the error byte of a response alone, and never
-/// with an interrupt, whichever command it is.
+/// Conformance 20, 24, 28: every command reports a refusal in ERR, never only in the error byte of a response, and
+/// never with an interrupt.
 #[test]
 fn each_refusal() {
     let test = rxe_device();
@@ -173,14 +173,14 @@ fn each_refusal() {
     let mut sender = Sender { driver: &driver, tail: 0xa5, key: 1, seen: Vec::new() };
     let before = test.device.status();
     for id in 0..21 {
-        // Handles, ports, indices, sizes and addresses of ones: nothing that exists.
+        // All handles, ports, indices, sizes and addresses are all-ones, which name nothing that exists.
         let mut request = Request::new(id);
         for at in (16..SIZES[id as usize].0).step_by(4) {
             request = request.u32(at, u32::MAX);
         }
         sender.refused(&request);
-        // And of zeroes, which are good for a protection domain of the kernel only, and for unbinding what is not
-        // bound.
+        // All-zero requests are refused, too, except those that are valid: a protection domain of the kernel, and
+        // removal of an unbound address.
         if id != id::CREATE_PD && id != id::DESTROY_BIND && id != id::QUERY_PKEY {
             sender.refused(&Request::new(id));
         }

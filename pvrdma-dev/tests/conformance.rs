@@ -1,8 +1,8 @@
-//! The conformance list (section 15 of the interface specification) against what the tests say they cover.
+//! Compares the conformance list (section 15 of the interface specification) with the tests.
 //!
-//! A test that covers numbers of the list says so in its documentation: the word "Conformance", the numbers with commas
-//! between them, and a period or a colon with what follows. `docs/conformance.md` has a row for each number, with the
-//! tests that matter most for it, or with the reason why there is none.
+//! A test that covers numbers of the list says so in its documentation: the word "Conformance", the numbers separated
+//! by commas, and a period or a colon. `docs/conformance.md` has a row for each number: either the most important
+//! tests, or the reason why there is none.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "what goes wrong ends the test")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 /// How many numbers the list has.
 const NUMBERS: u32 = 75;
 
-/// What a row without tests begins with.
+/// Beginning of the last cell of a row without tests.
 const NO_TEST: &str = "No test: ";
 
-/// Cases of virtual machines are listed by name of their function; they need not say what they cover.
+/// Cases of virtual machines are listed by the name of their function, and need not name numbers.
 const VM_CASES: &str = "guest-tests/";
 
 fn workspace() -> PathBuf {
@@ -75,7 +75,7 @@ fn numbers(comment: &str) -> Result<BTreeSet<u32>, &str> {
     Ok(found)
 }
 
-/// The rows of the table: number, tests, and the whole last cell.
+/// Returns the rows of the table: number, tests, and the whole last cell.
 fn rows() -> Vec<(u32, Vec<String>, String)> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/conformance.md");
     let text = fs::read_to_string(path).unwrap();
@@ -90,8 +90,7 @@ fn rows() -> Vec<(u32, Vec<String>, String)> {
     .collect()
 }
 
-/// Every number is named by a test or has a row that says why not, and every test in the table exists and names its
-/// number.
+/// Every number is covered by a test, or its row gives a reason. Every test in the table exists and names its number.
 #[test]
 fn every_number_is_covered() {
     let functions = functions();
@@ -123,7 +122,7 @@ fn every_number_is_covered() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// The bugs of QEMU's device that section 14.3 lists each have a test that names them.
+/// Each bug of QEMU's device that section 14.3 lists has a test that names it.
 #[test]
 fn every_qemu_bug_is_tested() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/interface.md");
@@ -144,7 +143,7 @@ fn every_qemu_bug_is_tested() {
     }
 }
 
-/// Comments that this file cannot read are not passed over.
+/// Comments in a form that this parser does not support are reported, not ignored.
 #[test]
 fn forms_of_comments() {
     assert_eq!(numbers(" Conformance 5, 6: text 7."), Ok([5, 6].into()));

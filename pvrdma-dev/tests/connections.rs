@@ -1,4 +1,4 @@
-//! Transfers between two devices over the software adapter: connections.
+//! Connections between two devices over the software adapter.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -34,7 +34,7 @@ impl Endpoint {
     }
 }
 
-/// Two connected ends on two devices; the devices keep them alive.
+/// Two connected ends on two devices. The returned devices keep the ends alive.
 fn endpoints(user: bool) -> (Endpoint, Endpoint, impl Sized) {
     let [(test_a, driver_a), (test_b, driver_b)] = rxe_pair();
     let (mut a, mut b) = (Endpoint::new(&driver_a, user), Endpoint::new(&driver_b, user));
@@ -46,8 +46,8 @@ fn message(seed: u64) -> Vec<u8> {
     Buffer::pattern(seed, 5000)
 }
 
-/// Conformance 53, 55, 61, 62: the seven operations between processes and between kernels. The processes' elements are
-/// full of what earlier ones left.
+/// Conformance 53, 55, 61, 62: the seven operations between processes and between kernels. Elements of processes are
+/// full of stale values of earlier ones.
 #[test]
 fn seven_operations() {
     for user in [true, false] {
@@ -103,8 +103,8 @@ fn seven_operations() {
     }
 }
 
-/// Conformance 54: what a process's library calls LOCAL_INV, BIND_MW and so on, and plain nonsense. The region that the
-/// stale fields name stays what it is.
+/// Conformance 54: opcodes that a process's library uses for LOCAL_INV, BIND_MW and so on, and invalid ones. The memory
+/// region that their stale fields name does not change.
 #[test]
 fn operations_a_process_does_not_have() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -129,7 +129,7 @@ fn operations_a_process_does_not_have() {
     }
 }
 
-/// Conformance 56: INLINE means nothing: keys are needed, the data comes from the SGEs.
+/// Conformance 56: INLINE has no effect: keys are required, and the data comes from the SGEs.
 #[test]
 fn inline_flag() {
     let (mut a, b, _beds) = endpoints(true);
@@ -143,8 +143,8 @@ fn inline_flag() {
     assert_eq!(a.process.cq.wait().status, status::LOC_PROT);
 }
 
-/// Conformance 57: no completion for an unsignaled success, unless the QP signals all; always one for an error or a
-/// flush.
+/// Conformance 57: an unsignaled success has no completion unless the QP signals all; an error or a flush always has
+/// one.
 #[test]
 fn signaling() {
     let (mut a, b, _beds) = endpoints(true);
@@ -165,7 +165,8 @@ fn signaling() {
     assert_eq!(a.process.cq.wait_many(2).iter().map(|cqe| cqe.wr_id).collect::<Vec<_>>(), [7, 8]);
 }
 
-/// Conformance 36, 53, 60, 62: the kernel's memory management: register, use, invalidate here and at the peer.
+/// Conformance 36, 53, 60, 62: memory management of the kernel: registration, use, and invalidation locally and by the
+/// peer.
 #[test]
 fn fast_registration() {
     let (mut a, mut b, _beds) = endpoints(false);
@@ -205,7 +206,7 @@ fn fast_registration() {
     assert_eq!(a.process.cq.wait().status, status::REM_ACCESS, "invalid again");
 }
 
-/// Conformance 63: a fenced send carries what the read before it brought.
+/// Conformance 63: a fenced send contains the data of the READ before it.
 #[test]
 fn fence() {
     let (mut a, mut b, _beds) = endpoints(true);
@@ -221,7 +222,7 @@ fn fence() {
     }
 }
 
-/// Conformance 57, 64: ERR flushes everything in order, also what is posted later; and `ib_drain_qp` returns.
+/// Conformance 57, 64: ERR flushes all requests in order, including those posted later, so `ib_drain_qp` returns.
 #[test]
 fn flush() {
     let (mut a, _b, _beds) = endpoints(false);
@@ -240,7 +241,7 @@ fn flush() {
     assert!(a.process.cq.poll().is_none());
 }
 
-/// Conformance 47, 52: nothing is sent in RESET, INIT and RTR, and after RESET a QP works as a new one.
+/// Conformance 47, 52: nothing is sent in RESET, INIT and RTR. After RESET a QP works like a new one.
 #[test]
 fn states_that_do_not_send() {
     let (mut a, mut b, _beds) = endpoints(true);
@@ -265,7 +266,7 @@ fn states_that_do_not_send() {
     }
 }
 
-/// Conformance 65: a shared queue of several QPs, its limit, and its last element event.
+/// Conformance 65: a shared receive queue of several QPs, its limit event, and the last-WQE event.
 #[test]
 fn shared_receive_queue() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -297,7 +298,7 @@ fn shared_receive_queue() {
     assert!(driver_b.async_events().iter().any(|e| (e.kind, e.info) == (16, receivers[0].handle)));
 }
 
-/// Conformance 66: after DESTROY_QP under traffic there is no completion and no access to the ring.
+/// Conformance 66: after DESTROY_QP under traffic there are no completions and no accesses to the ring.
 #[test]
 fn destroy_under_traffic() {
     let (mut a, b, devices) = endpoints(true);
@@ -325,7 +326,7 @@ fn destroy_under_traffic() {
     drop(devices);
 }
 
-/// Errors at both ends, as the InfiniBand rules have them: one broken thing at a time.
+/// Errors at both ends as the InfiniBand rules define them, one fault at a time.
 #[test]
 fn access_errors() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -354,7 +355,7 @@ fn access_errors() {
             assert_eq!(a.process.cq.wait().status, status::REM_ACCESS);
         }
     }
-    // Rights of the QP itself, and a region of another protection domain.
+    // Access rights of the QP itself, and a memory region of another protection domain.
     let (mut a, mut b) = (Endpoint::new(&driver_a, true), Endpoint::new(&driver_b, true));
     a.qp.connect(&Path::to(gid(2), b.qp.qpn)).unwrap();
     b.qp.connect(&Path { access: access::REMOTE_WRITE, ..Path::to(gid(1), a.qp.qpn) }).unwrap();
@@ -370,7 +371,7 @@ fn access_errors() {
     assert_eq!(a.process.cq.wait().status, status::REM_ACCESS);
 }
 
-/// Receiver not ready: retries until a receive is there, or until they are used up.
+/// Receiver not ready: the sender retries until there is a receive, or until its retries are used up.
 #[test]
 fn receiver_not_ready() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -389,7 +390,7 @@ fn receiver_not_ready() {
     assert_eq!(cqes.iter().map(|cqe| cqe.status).collect::<Vec<_>>(), [status::RNR_RETRY_EXC, status::WR_FLUSH]);
 }
 
-/// Conformance 23, 30: attributes come back as they were set; those without a mask bit are not looked at.
+/// Conformance 23, 30: queries return the attributes as they were set. Attributes without a mask bit are ignored.
 #[test]
 fn attributes() {
     let (a, b, _beds) = endpoints(true);

@@ -1,4 +1,4 @@
-//! Transfers between two devices over the software adapter: datagrams.
+//! Datagrams between two devices over the software adapter.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -37,13 +37,13 @@ fn ipv6(host: u8) -> Gid {
     gid
 }
 
-/// The Internet checksum of a header that includes its own is all ones.
+/// Returns the Internet checksum of a header. Over a header with a correct checksum it is all ones.
 fn checksum(header: &[u8]) -> u32 {
     let sum: u32 = header.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     (sum & 0xffff) + (sum >> 16)
 }
 
-/// Conformance 53, 59, 60, 61: SEND and SEND_WITH_IMM, with the 40 bytes that each encapsulation puts in front.
+/// Conformance 53, 59, 60, 61: SEND and SEND_WITH_IMM, with the 40 header bytes of each encapsulation.
 #[test]
 fn headers() {
     for (roce, gids, network) in [
@@ -96,7 +96,8 @@ fn headers() {
     }
 }
 
-/// Conformance 58: with bit 31 of the request's key set the QP's own key is sent; a wrong key arrives nowhere.
+/// Conformance 58: with bit 31 of the request's Q_Key set, the QP's own Q_Key is sent. A datagram with a wrong Q_Key is
+/// not received.
 #[test]
 fn q_keys() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = pair(GidType::RoceV2, [gid(1), gid(2)]);
@@ -116,8 +117,8 @@ fn q_keys() {
     assert!(b.cq.poll().is_none());
 }
 
-/// Address vectors that a process may not use, operations that datagrams do not have, and too many bytes: the request
-/// fails, the QP ends in SQE.
+/// Address vectors of other processes, operations that datagrams do not have, and messages that are too long: the
+/// request fails, and the QP ends in SQE.
 #[test]
 fn bad_requests() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = pair(GidType::RoceV2, [gid(1), gid(2)]);
@@ -147,7 +148,7 @@ fn bad_requests() {
     }
 }
 
-/// Conformance 53, 59: the connection manager's QPs exchange 256-byte messages, SEND only.
+/// Conformance 53, 59: the connection manager's QPs exchange messages of 256 bytes by SEND.
 #[test]
 fn connection_manager() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = pair(GidType::RoceV2, [gid(1), gid(2)]);

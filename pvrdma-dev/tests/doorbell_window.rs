@@ -1,4 +1,5 @@
-//! Doorbell pages that are memory while their process polls and trap otherwise, with a watcher that a test drives.
+//! Doorbell pages that are memory while their process polls and trap otherwise. The test drives the watcher step by
+//! step.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -26,7 +27,7 @@ fn counter<B: Backend + 'static>(test: &TestDevice<B>, name: &str) -> u64 {
     test.device.status().counters.iter().find(|counter| counter.name == name).unwrap().value
 }
 
-/// A guest with a process, over an adapter that the test plays.
+/// A guest with a process, over a mock adapter that the test controls.
 struct Guest {
     test: TestDevice<MockBackend>,
     mock: Arc<MockDevice>,
@@ -50,7 +51,7 @@ impl Guest {
         counter(&self.test, name)
     }
 
-    /// How often the system has refused a page: to be memory, and to trap.
+    /// Returns the counts of refusals by the kernel: to map a page, and to unmap it.
     fn refused(&self) -> (u64, u64) {
         (self.counter("doorbells_map_refused"), self.counter("doorbells_unmap_refused"))
     }
@@ -89,8 +90,8 @@ fn process(driver: &Driver) -> (Context, Cq, Qp) {
     (context, cq, qp)
 }
 
-/// A page becomes memory once its process polls often enough, its posts are found then, and it traps again when there
-/// are none.
+/// A page becomes memory once its process polls often enough. Posts are then found by the watcher. The page traps again
+/// when there are none.
 #[test]
 fn a_page_is_memory_while_its_process_is_busy() {
     let mut guest = Guest::new(DoorbellMode::Auto);
@@ -127,8 +128,8 @@ fn a_page_is_memory_while_its_process_is_busy() {
     assert_eq!(guest.pages.turn(), Pause::Forever);
 }
 
-/// A post in any moment of a page's life is passed on, without another one after it: around each step of the way to
-/// memory and back, also in the middle of the watcher's work.
+/// A post at any moment is passed on without a further post: around each step between trapping and memory, and in the
+/// middle of the watcher's work.
 #[test]
 fn no_post_is_lost_in_any_order() {
     for moment in Moment::ALL {
@@ -143,7 +144,7 @@ fn no_post_is_lost_in_any_order() {
             let posts = Arc::new(Mutex::new(0));
             let count = {
                 let (posts, mock) = (Arc::clone(&posts), Arc::clone(&mock));
-                // What is passed on up to now is not passed on because of it.
+                // Notifications up to this moment are not caused by this post.
                 move || *posts.lock().unwrap() = mock.notified(handle).0 + 1
             };
             pages.at(moment, move || {
@@ -179,8 +180,8 @@ fn no_post_is_lost_in_any_order() {
     }
 }
 
-/// A consumer that arms in any moment and sleeps is woken by what completes in any later moment, if not by what it
-/// armed for then by what is made good.
+/// A consumer that arms at any moment and then sleeps is woken by a completion at any later moment: either by the
+/// arming itself, or by the watcher's substitute for it.
 #[test]
 fn no_sleeper_is_forgotten_in_any_order() {
     for (arm, complete) in (0..90).step_by(3).flat_map(|arm| (arm..96).step_by(5).map(move |complete| (arm, complete)))
@@ -209,7 +210,8 @@ fn no_sleeper_is_forgotten_in_any_order() {
     }
 }
 
-/// What was armed in vain is made good once: one event for what comes, none for what does not.
+/// The substitute for an arming that was lost is used once: one event for the next completion, none without a
+/// completion.
 #[test]
 fn arming_is_exact_again_after_one_event() {
     let guest = Guest::new(DoorbellMode::Auto);
@@ -237,13 +239,14 @@ fn arming_is_exact_again_after_one_event() {
     guest.heat();
 }
 
-/// What lies in a queue unannounced when its page traps again is announced then: its consumer may have armed.
+/// Completions that are not yet announced when the page traps again are announced then, because the consumer may have
+/// armed the queue.
 #[test]
 fn what_was_not_announced_is_when_the_page_traps() {
     let guest = Guest::new(DoorbellMode::Auto);
     guest.heat();
     guest.cq.arm();
-    // Half a millisecond before it would be announced, the page is taken.
+    // The page is revoked half a millisecond before the completion would be announced.
     guest.pages.advance(1_500 * MICROSECOND);
     guest.pages.turn();
     guest.complete();
@@ -255,7 +258,8 @@ fn what_was_not_announced_is_when_the_page_traps() {
     assert_eq!(guest.counter("notifications_inferred"), 0);
 }
 
-/// Conformance 49: what a process wrote to its page is gone when the next one has it, which begins trapped.
+/// Conformance 49: the next process with a page does not see what the former one wrote to it, and its doorbells trap at
+/// first.
 #[test]
 fn a_second_process_never_sees_what_the_first_wrote() {
     let guest = Guest::new(DoorbellMode::Auto);
@@ -285,14 +289,14 @@ fn a_second_process_never_sees_what_the_first_wrote() {
     assert!(guest.is_mapped() && words.iter().all(|&offset| read(offset) == [0; 4]), "nor as memory");
 }
 
-/// A process that ends while its page is to become memory leaves nothing to the next.
+/// A process that ends while its page is becoming memory leaves nothing to the next one.
 #[test]
 fn a_page_whose_process_has_gone_is_not_mapped() {
     let guest = Guest::new(DoorbellMode::Mapped);
     guest.cq.ring_poll();
     guest.context.clone().close().unwrap();
     assert_eq!((guest.pages.turn(), guest.pages.maps()), (Pause::Forever, 0));
-    // A reset ends all processes at once, and the pages trap when they are idle.
+    // A reset ends all processes at once. Their pages trap again when they are idle.
     let (_context, cq, _qp) = process(&guest.driver);
     cq.ring_poll();
     guest.pages.turn();
@@ -307,8 +311,8 @@ fn a_page_whose_process_has_gone_is_not_mapped() {
     assert_eq!(guest.mock.notified(qp.handle).0, 1);
 }
 
-/// Where the system refuses, doorbells trap as before and arming is exact; a page that cannot be taken away is watched
-/// for whoever has it.
+/// Where the kernel refuses to map a page, doorbells trap as before and arming is exact. A page that the kernel refuses
+/// to unmap is watched for its next owner.
 #[test]
 fn a_system_that_refuses_costs_speed_only() {
     let mut guest = Guest::new(DoorbellMode::Mapped);
@@ -351,8 +355,8 @@ fn a_system_that_refuses_costs_speed_only() {
     assert!(!guest.is_mapped());
 }
 
-/// A page that the system refuses is not asked for with each doorbell, whatever its process does: an attempt has all
-/// rings looked at and all queues armed.
+/// After a refusal, a page is not mapped again with each doorbell, because every attempt polls all rings and arms all
+/// queues.
 #[test]
 fn what_is_refused_is_not_asked_for_again_at_once() {
     for mode in [DoorbellMode::Auto, DoorbellMode::Mapped] {
@@ -370,14 +374,14 @@ fn what_is_refused_is_not_asked_for_again_at_once() {
             assert_eq!(guest.refused(), (round, 0), "{mode:?}");
             guest.pages.advance(1_000 * MILLISECOND);
         }
-        // Later it is let, and the page is memory.
+        // Later the kernel permits it, and the page becomes memory.
         guest.pages.refuse(false);
         guest.heat();
         assert!(guest.is_mapped());
     }
 }
 
-/// Ends the thread that watches, also when the test fails: it would wait for it otherwise.
+/// Ends the watching thread, also when the test fails; otherwise the test would wait for the thread.
 struct Watched(Arc<WindowPages>);
 
 impl Drop for Watched {
@@ -386,13 +390,13 @@ impl Drop for Watched {
     }
 }
 
-/// A thread that watches, processes that poll and processes that sleep, and pages that come and go beneath them: every
+/// A watching thread, processes that poll and processes that sleep, with pages that are mapped and unmapped: every
 /// message arrives.
 #[test]
 fn a_thread_watches() {
     const MESSAGES: u64 = 400;
     let backend = Rxe::new(RxeConfig::default()).unwrap();
-    // Without spinning, so that it is soon over on a machine with other things to do.
+    // The policy of a machine without a spare processor does not spin, so the test is short on a busy machine.
     let crowded = Processors { available: 1, virtual_processors: 1, watchers: 1 };
     let policy = WindowPolicy::choose(DoorbellMode::Mapped, crowded).unwrap();
     let mut ends: Vec<_> = [1, 2]
@@ -416,11 +420,11 @@ fn a_thread_watches() {
     std::thread::scope(|scope| {
         let _watched = [Watched(Arc::clone(&a.1)), Watched(Arc::clone(&b.1))];
         for pages in [&a.1, &b.1].map(Arc::clone) {
-            // Time passes with each look, so that pages come and go as often as the threads are slow.
+            // Time advances with each poll of the watcher, so that pages change often however slow the threads are.
             scope.spawn(move || pages.watcher().run(pages.device()));
         }
         for round in 0..MESSAGES {
-            // A thread that is slow to start would watch nothing.
+            // Waits for a mapped page, because a thread that starts late would watch nothing.
             if round % 64 == 0 {
                 wait_for("page that is memory", || {
                     assert_eq!(a.3.poll(), None);
@@ -428,7 +432,7 @@ fn a_thread_watches() {
                 });
             }
             b.4.post_recv(&[RecvWr::new(round, &[b.5.sge(&b.6, 0, 64)])]).unwrap();
-            // Now and then the sender sleeps until it is told.
+            // Now and then the sender sleeps until it is notified.
             let sleeps = round % 8 == 0;
             if sleeps {
                 drop(a.2.notifications());
@@ -436,8 +440,8 @@ fn a_thread_watches() {
             }
             a.4.post_send(&[SendWr::send(round, &[a.5.sge(&a.6, 0, 64)])]).unwrap();
             if sleeps {
-                // What is learned to be of no use is announced half a second later: that many looks would take for ever
-                // on a busy machine.
+                // An announcement may be due half a second later. Time advances in growing steps, because so many polls
+                // would take too long on a busy machine.
                 let mut step = 7 * MICROSECOND;
                 wait_for("notification", || {
                     [&a.1, &b.1].iter().for_each(|pages| pages.advance(step));
@@ -453,7 +457,7 @@ fn a_thread_watches() {
                 assert_eq!((cqe.wr_id, cqe.status), (round, status::SUCCESS));
                 assert_eq!(end.3.poll(), None);
             }
-            // And now and then nothing happens for a while.
+            // Sometimes there is no activity for a while.
             if round % 64 == 63 {
                 wait_for("page that traps", || {
                     a.1.advance(MILLISECOND);

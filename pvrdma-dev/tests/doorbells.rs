@@ -1,4 +1,4 @@
-//! Doorbells, arming and notifications, with a backend that the test plays.
+//! Doorbells, arming and notifications, with a mock backend that the test controls.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -12,7 +12,7 @@ fn success(qp: u32, opcode: WcOpcode) -> Completion {
     Completion::new(qp, 1, opcode, WcStatus::Success)
 }
 
-/// Conformance 48: a page acts on its own context's objects, the kernel's on all.
+/// Conformance 48: a process's page acts only on objects of its context, the kernel's page on all.
 #[test]
 fn pages_are_isolated() {
     let (test, mock) = mock_device();
@@ -40,13 +40,13 @@ fn pages_are_isolated() {
     context.close().unwrap();
     driver.pci().doorbell(uar, 4, other.cq.handle | 1 << 30);
     assert_eq!(driver.notification_ring().len(), 0);
-    // The next context has the page, and other objects.
+    // The next context gets the same page, and other objects.
     assert_eq!(driver.open().unwrap().uar, uar);
     ring(uar);
     assert_eq!((mock.notified(qp.handle), mock.srq_notified(srq.handle)), ((2, 2), 2));
 }
 
-/// However often a queue's doorbell is rung, it is passed on once; that of a destroyed queue is not.
+/// Repeated doorbells of a queue are passed on once. Those of a destroyed queue are not.
 #[test]
 fn doorbells_of_one_queue_collapse() {
     let (test, mock) = mock_device();
@@ -70,7 +70,7 @@ fn doorbells_of_one_queue_collapse() {
     assert_eq!(mock.notified(handle), (1, 1), "its doorbell went with it");
 }
 
-/// Conformance 4, 49: reads give a constant and do nothing, whatever their size.
+/// Conformance 4, 49: reads return a constant and have no effect, whatever their size.
 #[test]
 fn reads() {
     let (test, _) = mock_device();
@@ -84,7 +84,7 @@ fn reads() {
     }
 }
 
-/// Conformance 50: doorbells that say nothing new, name nothing, or are not doorbells.
+/// Conformance 50: doorbells without new work, for unknown objects, and invalid ones.
 #[test]
 fn spurious() {
     let (test, mock) = mock_device();
@@ -112,7 +112,7 @@ fn spurious() {
     driver.query_port().unwrap();
 }
 
-/// Conformance 51: what was published without a doorbell comes with the next one.
+/// Conformance 51: requests that were published without a doorbell are executed with the next doorbell.
 #[test]
 fn late_doorbell() {
     let (test, mock) = mock_device();
@@ -130,7 +130,7 @@ fn late_doorbell() {
     assert_eq!((sends, recvs), (vec![1, 2, 3], vec![1, 2]));
 }
 
-/// Conformance 67: one notification per arming, none without.
+/// Conformance 67: one notification for each arming, none without.
 #[test]
 fn arm() {
     let (test, mock) = mock_device();
@@ -159,7 +159,7 @@ fn arm() {
     }
 }
 
-/// Conformance 68: solicited receives and errors; ARM is stronger than ARM_SOL whichever comes first.
+/// Conformance 68: solicited receives and errors. ARM is stronger than ARM_SOL, in either order.
 #[test]
 fn arm_solicited() {
     let (test, mock) = mock_device();
@@ -184,7 +184,7 @@ fn arm_solicited() {
     assert_eq!(run(&|_| {}, &[solicited, error], &mock), 0, "unarmed");
 }
 
-/// Conformance 69: a device whose doorbells arrive late looks for what came in between.
+/// Conformance 69: a device whose doorbells arrive late checks for completions that arrived before.
 #[test]
 fn late_arm() {
     let config =
@@ -203,7 +203,7 @@ fn late_arm() {
     assert_eq!(driver.notifications(), [process.cq.handle]);
 }
 
-/// Conformance 69: the loop of an event-driven application against completions from another thread. It always wakes up.
+/// Conformance 69: the loop of an event-driven application, with completions from another thread. It is always woken.
 #[test]
 fn no_lost_wake_up() {
     let (test, mock) = mock_device();

@@ -7,7 +7,7 @@ use common::{Process, connect, gid, rxe_pair};
 use proptest::prelude::*;
 use pvrdma_dev::testing::{AddressHandle, Driver, Qp, RecvWr, SendWr, access, state, status, wait_for};
 
-/// What a guest does to one QP.
+/// An action of a guest on one QP.
 #[derive(Clone, Debug)]
 enum Step {
     /// Writes an element of these bytes, with some fields made plausible, and publishes it.
@@ -78,8 +78,8 @@ fn run(driver: &Driver, qp: &mut Qp, process: &Process, keys: (u64, u32), steps:
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Conformance 40, 54, 55: whatever is posted, the device goes on: every completion is one the drivers understand,
-    /// other QPs work, ERR is reached and everything can be destroyed.
+    /// Conformance 40, 54, 55: whatever is posted, the device continues: drivers understand every completion, other QPs
+    /// work, the QP reaches ERR, and everything can be destroyed.
     #[test]
     fn any_bytes(steps in proptest::collection::vec(step(), 1..60), user: bool, datagrams: bool) {
         let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();

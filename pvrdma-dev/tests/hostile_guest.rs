@@ -1,4 +1,4 @@
-//! Guests that mean no good: random registers, commands and configuration, and many processors at once.
+//! Hostile guests: random register accesses, commands and configuration, from many processors at once.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -29,7 +29,7 @@ enum Step {
     BringUp,
 }
 
-/// A device of 4 MiB of memory with directories in the first pages, for commands that happen to name them.
+/// A device with 4 MiB of guest memory. The first pages are page directories, so that random commands often name one.
 fn device() -> (TestDevice<MockBackend>, Driver) {
     let memory = GuestMemory::new(4 << 20);
     let directories: Vec<u64> = memory.alloc(4, Placement::Contiguous);
@@ -48,7 +48,7 @@ fn page(index: u64) -> u64 {
     MEMORY_BASE + index * PAGE
 }
 
-/// Numbers that commands are made of: small ones, sizes at the edges, addresses that exist, anything.
+/// Values for fields of commands: small numbers, sizes near limits, valid addresses, random numbers.
 fn word() -> impl Strategy<Value = u32> {
     prop_oneof![
         4 => 0u32..8,
@@ -83,7 +83,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a probe leaves: the shared region is written anew, because the guest may have changed it.
+/// Does what a probe does. The shared region is written again, because the guest may have overwritten it.
 fn bring_up(driver: &Driver, region: &[u8]) {
     let pci = driver.pci();
     pci.set_bus_master(false);
@@ -103,7 +103,7 @@ fn held(status: &DeviceStatus) -> (ObjectCounts, u64) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Nothing panics, and in the end everything can be taken away.
+    /// Nothing panics, and everything can be destroyed in the end.
     #[test]
     fn random_guests(steps in proptest::collection::vec(step(), 1..60)) {
         let (test, driver) = device();
@@ -134,7 +134,7 @@ proptest! {
     }
 }
 
-/// Conformance 21: a hundred thousand refusals leave nothing behind.
+/// Conformance 21: a hundred thousand refused commands leave no resources allocated.
 #[test]
 fn refusals_do_not_leak() {
     let (test, driver) = device();
@@ -164,8 +164,8 @@ fn refusals_do_not_leak() {
     process.pd.destroy().unwrap();
 }
 
-/// Processors that ring and read while another one creates, destroys, resets and switches bus mastering: nobody waits
-/// for ever, and after the last reset nothing is left.
+/// Threads ring and read doorbells while another one creates, destroys, resets and switches bus mastering. No thread
+/// waits for ever, and no resource remains after the last reset.
 #[test]
 fn doorbells_during_commands_and_resets() {
     let (test, driver) = device();
@@ -197,7 +197,7 @@ fn doorbells_during_commands_and_resets() {
                 1 => driver.pci().set_bus_master(false),
                 _ => test.device.reset(),
             }
-            // Everything is gone; the driver takes its pages and its doorbell page back all the same.
+            // Everything is destroyed by the reset; the driver still frees its pages and its doorbell page.
             let Process { cq, context, .. } = process;
             assert!(qp.destroy().is_err() && srq.destroy().is_err() && cq.destroy().is_err());
             assert!(context.unwrap().close().is_err());

@@ -10,7 +10,7 @@ use pvrdma_dev::testing::{Buffer, Driver, Mr, Placement, Qp, QpInit, RecvWr, Sen
 const TOTAL: usize = 1 << 30;
 /// Longest message.
 const LONGEST: usize = 16 << 20;
-/// Registered memory of each end; messages with gaps between their pieces fit it.
+/// Size of the registered memory of each end. It fits messages with gaps between their pieces.
 const MEMORY: usize = 20 << 20;
 /// Most pieces of a list.
 const PIECES: usize = 16;
@@ -40,7 +40,7 @@ impl Random {
         }
     }
 
-    /// Cuts `len` bytes into pieces that do not touch each other: offset and length of each.
+    /// Cuts `len` bytes into pieces with gaps between them. Returns the offset and length of each.
     fn pieces(&mut self, len: usize) -> Vec<(usize, usize)> {
         let count = 1 + self.below(PIECES.min(len.max(1)));
         let gap = (MEMORY - len) / count;
@@ -59,7 +59,7 @@ impl Random {
     }
 }
 
-/// One end: its queue pair, its memory, and what must be in it.
+/// One end: a queue pair, its memory, and the expected content.
 struct Endpoint {
     process: Process,
     qp: Qp,
@@ -77,7 +77,7 @@ impl Endpoint {
             ..QpInit::rc(&process.pd, &process.cq)
         };
         let qp = driver.create_qp(&init).unwrap();
-        // No two pages side by side, and the first byte in the middle of one.
+        // No two pages are adjacent, and the first byte is in the middle of a page.
         let buffer = driver.buffer(MEMORY, 1234, Placement::Scattered);
         buffer.fill_pattern(qp.qpn.into());
         let expected = buffer.read(0, MEMORY);
@@ -99,7 +99,7 @@ impl Endpoint {
         }
     }
 
-    /// Notes what pieces of our memory are to hold.
+    /// Records the expected content of pieces of this end's memory.
     fn expect(&mut self, pieces: &[(usize, usize)], data: &[u8]) {
         let mut done = 0;
         for &(at, len) in pieces {
@@ -108,7 +108,7 @@ impl Endpoint {
         }
     }
 
-    /// Compares pieces, with what lies around them.
+    /// Compares pieces and the bytes around them.
     fn check(&self, pieces: &[(usize, usize)], what: &str) {
         for &(at, len) in pieces {
             let (from, to) = (at.saturating_sub(64), (at + len + 64).min(MEMORY));
@@ -194,7 +194,7 @@ fn a_gibibyte_of_mixed_operations() {
         }
         moved += len;
     }
-    // Nothing else was touched all the while.
+    // No other memory was written.
     assert!(a.buffer.read(0, MEMORY) == a.expected);
     assert!(b.buffer.read(0, MEMORY) == b.expected);
 }

@@ -1,4 +1,4 @@
-//! How much a guest can write into the log. Alone in its process, whose log it counts.
+//! Bounds what a guest can write to the log. This test runs alone in its process, because it counts log lines.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -7,7 +7,7 @@ use common::{Process, connect, rxe_pair};
 use pvrdma_dev::testing::{SendWr, state, wait_for};
 use pvrdma_verbs::testing::LogLines;
 
-/// A process may break its rings, and mend them, as often as it likes: the log stays short.
+/// A process may break and repair its rings any number of times: the number of log lines stays bounded.
 #[test]
 fn over_and_over() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();

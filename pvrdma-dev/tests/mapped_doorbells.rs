@@ -1,5 +1,4 @@
-//! Doorbell pages that are memory: what rings tell in place of doorbells, and what is inferred in place of requests to
-//! arm.
+//! Doorbell pages that are memory: rings are polled instead of doorbells, and armings are inferred.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -21,7 +20,7 @@ fn counter<B: Backend + 'static>(test: &TestDevice<B>, name: &str) -> u64 {
     test.device.status().counters.iter().find(|counter| counter.name == name).unwrap().value
 }
 
-/// A driver whose user doorbells are stores to memory.
+/// A driver of processes whose doorbells are stores to memory.
 fn mapped<B: Backend + 'static>(test: &TestDevice<B>) -> (Arc<MappedPages>, Driver) {
     let pages = MappedPages::new(&test.device);
     let driver = Driver::probe(Arc::clone(&pages) as Arc<dyn PciFunction>, &test.memory, &test.irqs).unwrap();
@@ -47,8 +46,8 @@ fn success(qp: u32) -> Completion {
     Completion::new(qp, 1, WcOpcode::Send, WcStatus::Success)
 }
 
-/// For N posts and polls in steady state no doorbell of a process comes as a message, and stores are noticed once for a
-/// context and once for each time that the page was taken away.
+/// Posts and polls in a steady state cause no doorbell messages. Stores cause one fault for each context, and one for
+/// each time that the page was revoked.
 #[test]
 fn steady_state_takes_no_message() {
     const MESSAGES: u64 = 2_000;
@@ -74,7 +73,7 @@ fn steady_state_takes_no_message() {
         b.1.pass();
         a.3.arm();
         a.4.post_send(&[SendWr::send(round, &[a.5.sge(&a.6, 0, 64)])]).unwrap();
-        // The watcher goes to sleep now and then, between a post and its look at the latest.
+        // The watcher goes to sleep now and then; the latest moment is between a post and the watcher's poll.
         if round % 97 == 0 {
             a.1.idle()
         } else {
@@ -94,7 +93,7 @@ fn steady_state_takes_no_message() {
     }
 }
 
-/// The kernel's page and what is on it stay as they are: doorbells trap and arming is exact.
+/// The kernel's page and its queues are not affected: doorbells trap, and arming is exact.
 #[test]
 fn the_kernel_is_not_inferred() {
     let (test, mock, pages, driver) = mock();
@@ -113,8 +112,8 @@ fn the_kernel_is_not_inferred() {
     assert_eq!((pages.faults(), counter(&test, "notifications_inferred")), (0, 0));
 }
 
-/// Until its page is touched a process rings and arms by messages, as with a client that maps nothing. From the touch
-/// on its rings are watched, what it made before and after alike.
+/// Until a process touches its page, it rings and arms by messages, like a client that maps nothing. From the first
+/// touch on, all its rings are polled, whether created before or after.
 #[test]
 fn a_process_is_watched_from_its_first_touch_on() {
     let (test, mock, pages, driver) = mock();
@@ -124,7 +123,7 @@ fn a_process_is_watched_from_its_first_touch_on() {
     let mut qp = driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap();
     let contexts = || test.device.inspect_objects(ObjectKind::Context)[0]["doorbells"].clone();
     assert_eq!(contexts(), "trapped");
-    // As a message, behind the page's back.
+    // By a message, without a store to the page.
     test.device.bar_write(2, u64::from(pd.uar) * 4096 + 4, &(cq.handle | 1 << 30).to_le_bytes());
     mock.complete_send(qp.handle, &success(qp.handle)).unwrap();
     assert_eq!(driver.notifications(), [cq.handle], "armed exactly");
@@ -136,7 +135,7 @@ fn a_process_is_watched_from_its_first_touch_on() {
     assert_eq!((pages.faults(), mock.notified(qp.handle)), (1, (0, 0)));
     assert_eq!(pages.pass().moved, 1);
     assert_eq!((contexts(), mock.notified(qp.handle)), ("mapped".into(), (1, 0)));
-    // What lay in the queue unconsumed at that moment is announced.
+    // Completions in the queue at that moment are announced.
     pages.advance(20 * MICROSECOND);
     pages.pass();
     assert_eq!(driver.notifications(), [cq.handle]);
@@ -151,7 +150,8 @@ fn a_process_is_watched_from_its_first_touch_on() {
     assert_eq!(counter(&test, "doorbells_of_processes"), 1);
 }
 
-/// An adapter may leave its queue to a guest that polls. It is told when polls are not heard any more.
+/// An adapter may leave a queue to a guest that polls it. The adapter is told when the device can no longer see the
+/// polls.
 #[test]
 fn an_adapter_does_not_wait_for_polls_that_nobody_hears() {
     let (_test, mock, pages, driver) = mock();
@@ -168,8 +168,8 @@ fn an_adapter_does_not_wait_for_polls_that_nobody_hears() {
     assert_eq!(mock.cqs_armed(), 1, "they are not heard since then");
 }
 
-/// A consumer that arms and sleeps is woken by what it does not consume, from the third time on at once; one that
-/// consumes is left alone.
+/// A sleeping consumer is woken for completions that it does not consume, from the third time on without a delay. A
+/// consumer that keeps consuming gets no events.
 #[test]
 fn a_sleeper_is_woken_without_having_armed() {
     let (test, mock, pages, driver) = mock();
@@ -213,7 +213,7 @@ fn a_sleeper_is_woken_without_having_armed() {
     assert!(driver.notifications().is_empty(), "it became a poller");
 }
 
-/// A watcher that sleeps until what was due then is woken for what is due earlier, and only for that.
+/// A sleeping watcher is woken if work becomes due before its own deadline, and only then.
 #[test]
 fn a_sleeping_watcher_is_woken_for_what_is_due() {
     let (_test, mock, pages, driver) = mock();
@@ -236,8 +236,8 @@ fn a_sleeping_watcher_is_woken_for_what_is_due() {
     assert_eq!(pages.wakes(), 1, "but for whether that was of use");
 }
 
-/// A watcher that rests while somebody polls is woken by a completion, once: who polls is likely to post then. One that
-/// is awake, or sleeps because a store would wake it, is not.
+/// A watcher that rests while a guest polls is woken once by a completion, because the guest is likely to post then. A
+/// watcher that is awake is not woken, and neither is one that a store would wake.
 #[test]
 fn a_resting_watcher_is_woken_by_a_completion() {
     let (_test, mock, pages, driver) = mock();
@@ -253,7 +253,7 @@ fn a_resting_watcher_is_woken_by_a_completion() {
     for _ in 0..3 {
         cq.wait();
     }
-    // Nothing is due any more, and the queue is one that is looked at late.
+    // No event is due any more, and announcements for this queue are delayed.
     pages.advance(1_000_000_000);
     for awake in [MappedPages::pass, MappedPages::idle] {
         awake(&pages);
@@ -263,8 +263,8 @@ fn a_resting_watcher_is_woken_by_a_completion() {
     }
 }
 
-/// A page is taken from its last process before the next one has it: the next store is noticed, although nobody went to
-/// sleep between them.
+/// Before a page goes to another process, it is revoked, so that the next store is noticed even if the watcher did not
+/// sleep in between.
 #[test]
 fn the_next_process_finds_its_page_renewed() {
     let (test, mock, pages, driver) = mock();
@@ -282,7 +282,7 @@ fn the_next_process_finds_its_page_renewed() {
     assert_eq!(mock.notified(qp.handle), (1, 0));
 }
 
-/// What has ended is not looked at, and holds nothing back.
+/// Destroyed objects are not polled, and their memory is released.
 #[test]
 fn what_has_ended_is_not_watched() {
     let (test, _mock, pages, driver) = mock();
@@ -295,7 +295,7 @@ fn what_has_ended_is_not_watched() {
     assert!(test.device.status().kept.used_bytes < before.used_bytes);
     let end = pages.idle();
     assert_eq!((end.moved, end.due), (0, None));
-    // A reset ends everything, and a new driver begins anew.
+    // A reset ends everything, and a new driver starts from the beginning.
     let (_cq, mut qp) = process(&driver);
     qp.post_send(&[SendWr::send(1, &[])]).unwrap();
     pages.pass();
@@ -307,7 +307,7 @@ fn what_has_ended_is_not_watched() {
     assert_eq!(pages.pass().moved, 1);
 }
 
-/// A watcher that is there changes nothing for guests whose pages are not mapped.
+/// A watcher does not affect guests whose pages are not mapped.
 #[test]
 fn nothing_changes_without_a_touch() {
     let (test, driver) = rxe_member(&Rxe::new(RxeConfig::default()).unwrap(), 1, GuestMemory::new(64 << 20));

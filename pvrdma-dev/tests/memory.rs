@@ -1,4 +1,4 @@
-//! What a guest costs in memory of this process, counted by the allocator. Alone in its process.
+//! Memory that a guest costs this process, counted by the allocator. This test runs alone in its process.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -22,16 +22,16 @@ use pvrdma_verbs::{MacAddr, Psn, Qpn};
 #[global_allocator]
 static HEAP: CountingAllocator = CountingAllocator::new();
 
-/// What a command without room says in ERR.
+/// Value of ERR if a command exceeds the memory limit.
 const ENOMEM: u32 = 12;
 
-/// One test at a time: all count the same heap.
+/// Serializes the tests, because all of them measure the same heap.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Objects of a kind.
 const COUNT: usize = 2_000;
 
-/// Bytes of the heap for each of [`COUNT`] objects that `make` makes, without what it returns.
+/// Returns the heap bytes for each of [`COUNT`] objects that `make` creates, excluding the returned values.
 fn bytes_each<T>(make: impl FnMut(usize) -> T) -> usize {
     let before = HEAP.bytes();
     let made: Vec<T> = (0..COUNT).map(make).collect();
@@ -39,7 +39,8 @@ fn bytes_each<T>(make: impl FnMut(usize) -> T) -> usize {
     (HEAP.bytes() - before) / COUNT
 }
 
-/// A guest has tens of thousands of each. What grew was not worth it, or the bound says why it was.
+/// Bounds the heap size of objects of which a guest may have tens of thousands. The reason for a larger bound stands
+/// beside it.
 #[test]
 fn objects_stay_small() {
     let _alone = ALONE.lock();
@@ -49,20 +50,19 @@ fn objects_stay_small() {
     let buffer = driver.buffer(16 << 10, 0, Placement::Contiguous);
     let rc = QpInit { max_send_wr: 16, max_recv_wr: 16, ..QpInit::rc(&process.pd, &process.cq) };
     let [qp, mr, cq] = [
-        // Rings of three scattered pages. The tables double, so that up to half of them is room to grow.
+        // Rings of three scattered pages. Tables double in size, so up to half of them is unused.
         bytes_each(|_| driver.create_qp(&rc).unwrap()),
         bytes_each(|_| driver.reg_mr(&process.pd, &buffer, access::ALL).unwrap()),
         bytes_each(|_| driver.create_cq(None, 16).unwrap()),
     ];
     println!("bytes of a QP {qp}, of an MR {mr}, of a CQ {cq}");
-    // A QP grew by a share of the workers' time and by the two numbers of its connection: 32 bytes. By four words for
-    // what watches its rings, if its doorbell page is memory: 32 bytes. By its flags between threads: 16 bytes. And by
-    // what it has moved on which road, and where its last events are if it had any: 32 bytes. Its source GID takes
-    // 16 bytes more than the index did.
+    // Parts of a QP that are less obvious: its share of the workers' time and the two numbers of its connection (32
+    // bytes), the watching of its rings if its doorbell page is memory (32), flags between threads (16), flow counts by
+    // route and its last events (32), and its source GID instead of an index (16).
     assert!(qp <= 1472 && mr <= 224 && cq <= 384, "bytes of a QP {qp}, of an MR {mr}, of a CQ {cq}");
 }
 
-/// A device on a cable whose other end is the test, and its guest's kernel.
+/// A device on a cable whose far end is the test, and the kernel of its guest.
 struct Exposed {
     rxe: Rxe,
     device: TestDevice<Rxe>,
@@ -73,7 +73,7 @@ struct Exposed {
 }
 
 impl Exposed {
-    /// It may keep so many bytes. The cable holds so few frames that responses are owed for ever.
+    /// Creates a device that may use this many bytes. The cable holds so few frames that responses stay owed.
     fn new(max_memory: u64) -> Self {
         let config = RxeConfig { workers: 0, clock: Arc::new(ManualClock::default()), ..RxeConfig::default() };
         let rxe = Rxe::new(config).unwrap();
@@ -98,7 +98,8 @@ impl Exposed {
         self.device.device.status().kept
     }
 
-    /// A QP with deep queues that is connected to the test, if the device can have one more.
+    /// Creates a QP with deep queues that is connected to the test. Returns `None` if the device may not have another
+    /// one.
     fn qp(&self) -> Option<Qp> {
         let mut qp = self.idle_qp()?;
         qp.connect(&Self::path(4)).unwrap();
@@ -112,13 +113,13 @@ impl Exposed {
         self.driver.create_qp(&init).ok()
     }
 
-    /// To the test, with so many READs and atomics outstanding in either direction.
+    /// Returns a path to the test, with this many READs and atomics outstanding in each direction.
     fn path(reads: u8) -> Path {
         let path = Path { mtu: 5, access: access::ALL, timeout: 0, dmac: [2; 6], ..Path::to(gid(2), 0x77) };
         Path { max_rd_atomic: reads, max_dest_rd_atomic: reads, ..path }
     }
 
-    /// Posts requests, whose packets go nowhere.
+    /// Posts requests whose packets get no answer.
     fn post(&self, qp: &mut Qp, first: SendWr, others: SendWr) {
         qp.post_send(&[&[first][..], &vec![others; 255]].concat()).unwrap();
         self.rxe.run_ready();
@@ -126,7 +127,7 @@ impl Exposed {
         self.rxe.run_ready();
     }
 
-    /// A packet that the peer of a QP may send.
+    /// Sends a packet that the peer of a QP may send.
     fn packet(&self, qp: &Qp, opcode: Opcode, number: u32, remote: &Mr, at: u64, payload: &[u8]) {
         let network = Ipv4 {
             traffic_class: 0,
@@ -149,12 +150,12 @@ impl Exposed {
         self.rxe.run_ready();
     }
 
-    /// What the peer sends behind a packet that was lost has to wait for it.
+    /// The peer sends packets after one that was lost, so they have to wait for it.
     fn send_behind_a_gap(&self, qp: &Qp, remote: &Mr, at: u64, payload: &[u8]) {
         (1..129).for_each(|number| self.packet(qp, Opcode::write(Position::Only), number, remote, at, payload));
     }
 
-    /// The peer asks for much and takes nothing; what it sends behind that has to wait.
+    /// The peer requests much data and does not take it. Packets that it sends after that have to wait.
     fn send_what_waits(&self, qp: &Qp, remote: &Mr, at: u64, payload: &[u8]) {
         self.packet(qp, Opcode::READ_REQUEST, 0, remote, at, &[]);
         for number in 0..128 {
@@ -163,14 +164,14 @@ impl Exposed {
     }
 }
 
-/// A buffer for peers, of which a READ may ask for 1 MiB.
+/// A buffer that the peer may access, large enough for a READ of 1 MiB.
 fn target(exposed: &Exposed) -> (Mr, u64) {
     let buffer = exposed.driver.buffer(1 << 20, 0, Placement::Contiguous);
     let mr = exposed.driver.reg_mr(&exposed.kernel.pd, &buffer, access::ALL).unwrap();
     (mr, buffer.va())
 }
 
-/// Packets behind a READ were counted and not measured: 128 of any length that a link carries, 7.3 MiB a QP.
+/// Packets that wait behind a READ are bounded in bytes, not by number: 128 long ones would be 7.3 MiB for each QP.
 #[test]
 fn packets_that_wait_behind_a_read_fit_the_path_mtu() {
     let _alone = ALONE.lock();
@@ -178,7 +179,7 @@ fn packets_that_wait_behind_a_read_fit_the_path_mtu() {
     let ((mr, at), qps) = (target(&exposed), [(); 8].map(|()| exposed.qp().unwrap()));
     let payload = vec![7; 60_000];
     let [first, others @ ..] = &qps;
-    // The first has the port make its buffers.
+    // The first QP makes the port allocate its buffers.
     exposed.send_what_waits(first, &mr, at, &payload);
     let before = HEAP.bytes();
     others.iter().for_each(|qp| exposed.send_what_waits(qp, &mr, at, &payload));
@@ -187,14 +188,14 @@ fn packets_that_wait_behind_a_read_fit_the_path_mtu() {
     assert_eq!(exposed.kept().packets_bytes, 0);
 }
 
-/// Packets of legal length were bounded for each QP and not for the device: with 10,000 connections 5 GiB.
+/// Waiting packets are bounded for the device, not for each QP: 10,000 connections would keep 5 GiB.
 #[test]
 fn waiting_packets_share_one_budget() {
     let _alone = ALONE.lock();
     let exposed = Exposed::new(32 << 20);
     let ((mr, at), qps) = (target(&exposed), [(); 24].map(|()| exposed.qp().unwrap()));
     let payload = vec![7; 4096];
-    // The first has the port make its buffers.
+    // The first QP makes the port allocate its buffers.
     exposed.send_what_waits(&qps[0], &mr, at, &payload);
     let before = (HEAP.bytes(), exposed.kept().packets_bytes);
     for (number, qp) in qps.iter().enumerate().skip(1) {
@@ -205,7 +206,7 @@ fn waiting_packets_share_one_budget() {
         }
     }
     let (grown, kept) = ((HEAP.bytes() - before.0) as u64, exposed.kept());
-    // A quarter of 32 MiB is for peers. What 24 QPs have for the wire was paid for when they were made.
+    // A quarter of the 32 MiB is for packets of peers. The wire state of the 24 QPs was charged when they were created.
     assert!((7 << 20..=8 << 20).contains(&kept.packets_bytes), "{kept:?}");
     assert!(grown <= kept.packets_bytes - before.1 + (24 << 13), "{grown} {kept:?}");
     let counter = |name| exposed.device.device.status().adapter.iter().find(|count| count.name == name).unwrap().value;
@@ -214,14 +215,14 @@ fn waiting_packets_share_one_budget() {
     assert_eq!(exposed.kept().packets_bytes, 0);
 }
 
-/// Fast registrations that wait behind a fence, each with a list of 128 pages in as many pieces.
+/// Posts fast registrations that wait behind a fence, each with a list of 128 pages in as many pieces.
 fn post_lists(exposed: &Exposed, qp: &mut Qp, directory: u64) {
     let read = SendWr::read(1, &[], 0, 0);
     let list = SendWr::fast_register(2, 0, 0, directory, 128, 128 << 12, 0).flags(send_flag::FENCE);
     exposed.post(qp, read, list);
 }
 
-/// Their lists were copied for 128 requests ahead, and nobody paid for them: 320 KiB a QP.
+/// Page lists of waiting requests are charged: copies for 128 requests ahead would be 320 KiB for each QP.
 #[test]
 fn waiting_page_lists_are_bounded_and_charged() {
     let _alone = ALONE.lock();
@@ -236,13 +237,14 @@ fn waiting_page_lists_are_bounded_and_charged() {
     assert!(kept.requests_bytes > 0 && (before..).contains(&HEAP.bytes()), "{kept:?}");
 }
 
-/// What is remembered of READs was paid for with 16 of them, and a guest may ask for 128: 35 KiB a QP more.
+/// The state of outstanding READs is charged for the number that the guest requested: 128 instead of 16 are 35 KiB more
+/// for each QP.
 #[test]
 fn waiting_reads_are_charged() {
     let _alone = ALONE.lock();
     let exposed = Exposed::new(256 << 20);
     let (mr, at) = target(&exposed);
-    // The heap and the charge of a QP whose peer has so many READs outstanding, and which has as many itself.
+    // Returns the heap and the charge of a QP with this many READs outstanding in each direction.
     let cost = |reads: u8| {
         let (heap, kept) = (HEAP.bytes(), exposed.kept().used_bytes);
         let qps: Vec<_> = (0..8)
@@ -262,7 +264,7 @@ fn waiting_reads_are_charged() {
         assert_eq!(exposed.kept().used_bytes, kept);
         cost
     };
-    // The first has tables and the port make their room.
+    // The first QP makes tables and the port allocate their room.
     cost(16);
     let ([few_heap, few_kept], [many_heap, many_kept]) = (cost(16), cost(128));
     let (heap, kept) = (many_heap.saturating_sub(few_heap), many_kept - few_kept);
@@ -271,7 +273,7 @@ fn waiting_reads_are_charged() {
     assert!((5 << 10..=kept).contains(&heap), "{heap} bytes, {kept} charged");
 }
 
-/// A device that has no room for it keeps the QP as it was, and gets everything back with RESET.
+/// If the READs exceed the limit, the QP stays as it was. RESET returns everything that it held.
 #[test]
 fn reads_beyond_the_limit_are_refused() {
     let _alone = ALONE.lock();
@@ -292,7 +294,7 @@ fn reads_beyond_the_limit_are_refused() {
     assert_eq!(exposed.kept().used_bytes, idle);
 }
 
-/// What is remembered of locked memory was bounded by number, and nobody paid: with `pin=registered` some 50 MiB.
+/// The record of locked memory is charged: with `pin=registered` it can reach some 50 MiB.
 #[test]
 fn the_record_of_pins_is_smaller_than_its_charge() {
     let _alone = ALONE.lock();
@@ -303,7 +305,8 @@ fn the_record_of_pins_is_smaller_than_its_charge() {
     let device = TestDevice::new(&backend, config, memory);
     let driver = device.driver();
     let process = Process::new(&driver, true, 1024);
-    // Each with a gap behind it, and each registration between two of the one before it: as many segments as can be.
+    // Each page has a gap behind it, and each registration falls between two pages of the one before, which gives the
+    // largest number of segments.
     let pages = device.memory.alloc(16_384, Placement::Scattered);
     let kept = || device.device.status().kept;
     let (heap, before) = (HEAP.bytes(), kept());
@@ -325,8 +328,8 @@ fn the_record_of_pins_is_smaller_than_its_charge() {
     assert_eq!(kept().pins_bytes, 0);
 }
 
-/// All that the review's table of memory names, until each is refused: the heap grows by less than what the device may
-/// keep. Everything is given back in the end.
+/// Allocates everything that the table of memory limits names until it is refused. The heap grows by less than the
+/// device's limit, and everything is returned in the end.
 #[test]
 fn the_worst_legal_guest_and_peer_stay_below_the_limit() {
     const LIMIT: u64 = 48 << 20;
@@ -337,7 +340,7 @@ fn the_worst_legal_guest_and_peer_stay_below_the_limit() {
     let region = exposed.driver.fast_mr(&exposed.kernel.pd, 128).unwrap();
     let directory = region.set_pages(&exposed.device.memory.alloc(128, Placement::Scattered));
     let payload = vec![7; 4096];
-    // As many QPs as a third of it takes, half of them with requests that hold most and half with page lists.
+    // QPs for a third of the limit, half of them with the largest requests and half with page lists.
     let mut qps: Vec<Qp> =
         std::iter::from_fn(|| (exposed.kept().used_bytes < LIMIT / 3).then(|| exposed.qp())?).collect();
     let sges = vec![Sge { addr: 0, length: 1, lkey: 0 }; 16];
@@ -359,7 +362,7 @@ fn the_worst_legal_guest_and_peer_stay_below_the_limit() {
             break;
         }
     }
-    // Then completion queues and scattered regions until there is room for neither.
+    // Then completion queues and scattered regions, until neither can be created.
     let pages = exposed.device.memory.alloc(4096, Placement::Scattered);
     let mut made = 0;
     while exposed.driver.reg_mr_pages(&exposed.kernel.pd, 0, 4096 << 12, &pages, access::ALL).is_ok() {
@@ -373,7 +376,7 @@ fn the_worst_legal_guest_and_peer_stay_below_the_limit() {
     println!("{} QPs, {made} other objects; heap {counted}, {kept:?}", qps.len());
     assert!(kept.used_bytes <= LIMIT && kept.refused > 0 && kept.packets_bytes > 0 && kept.requests_bytes > 0);
     assert!(counted as u64 <= LIMIT, "{counted} bytes, {kept:?}");
-    // Not all of it is there at once, but much: the limit is not met by counting too much.
+    // The memory in use is a large part of the limit, so the limit was not reached by overcharging.
     assert!(counted as u64 > LIMIT / 3, "{counted} bytes, {kept:?}");
     exposed.device.function().reset();
     assert!(exposed.kept().used_bytes <= idle.1, "{:?}", exposed.kept());

@@ -1,4 +1,4 @@
-//! Keys through the whole device and the software adapter: which byte an address means, and who may use it.
+//! Keys through the whole device and the software adapter: address translation and access rights.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -35,15 +35,15 @@ impl Endpoint {
     }
 }
 
-/// A new connection: what fails ends the old one.
+/// Connects two ends anew, because a failed request ends a connection.
 fn connected(a: &Endpoint, b: &Endpoint) -> (Qp, Qp) {
     let (mut left, mut right) = (a.process.rc(), b.process.rc());
     connect(&mut left, a.host, &mut right, b.host);
     (left, right)
 }
 
-/// Runs one request from `a` to `b` on a new connection and gives its status. Another one behind it is flushed if it
-/// fails.
+/// Runs one request from `a` to `b` on a new connection and returns its status. A second request behind it is flushed
+/// if it fails.
 fn run(a: &mut Endpoint, b: &Endpoint, request: &SendWr) -> u32 {
     let (mut left, right) = connected(a, b);
     left.post_send(&[request.clone(), SendWr::write(2, &[], 0, 0)]).unwrap();
@@ -56,8 +56,8 @@ fn run(a: &mut Endpoint, b: &Endpoint, request: &SendWr) -> u32 {
     first
 }
 
-/// Conformance 32, 33: each byte of a gibibyte lies where its page is, also with pages in reverse order, from an odd
-/// start, to the last one; and a region of one byte is one byte.
+/// Conformance 32, 33: each byte of a gibibyte maps to its page, also with pages in reverse order, from an odd start,
+/// up to the last byte; and a region of one byte has one byte.
 #[test]
 fn translation_of_a_gibibyte() {
     let memory = pvrdma_dev::testing::GuestMemory::new((1 << 30) + (64 << 20));
@@ -80,7 +80,7 @@ fn translation_of_a_gibibyte() {
             pages[usize::try_from(at / 4096).unwrap()] + at % 4096
         };
         let len = length.min(16);
-        // At both ends, and across the borders of pages and of tables of the directory.
+        // At both ends, and across boundaries of pages and of directory tables.
         let borders =
             [1, 2, 511, 512, 513, 131_072, GIB_PAGES - 1].map(|page: u64| (page * 4096).saturating_sub(start + 7));
         for offset in [0, length - len].into_iter().chain(borders).filter(|offset| *offset <= length - len) {
@@ -92,7 +92,7 @@ fn translation_of_a_gibibyte() {
                 memory.write(place(offset + i), &[0]);
             }
         }
-        // What lies around it in the pages of both ends was not written.
+        // Bytes around the region in the pages of both ends were not written.
         let (first, last) = (place(0), place(length - 1));
         assert!(memory.read_vec(first - start, usize::try_from(start).unwrap()).iter().all(|&byte| byte == 0));
         let behind = usize::try_from(4095 - last % 4096).unwrap();
@@ -106,8 +106,8 @@ fn translation_of_a_gibibyte() {
     }
 }
 
-/// Conformance 34: a peer's request outside the region, of another domain, without the right, with a key that is not or
-/// no more. None moves an byte, and the responder's QP says so.
+/// Conformance 34: requests of a peer outside the region, in another protection domain, without the access right, or
+/// with an invalid or former key. None moves a byte, and the responder's QP reports it.
 #[test]
 fn remote_keys() {
     type Make = fn(Sge, u64, u32) -> SendWr;
@@ -161,8 +161,7 @@ fn remote_keys() {
     }
 }
 
-/// Conformance 34: the same for local keys, of sends and of receives. A receive that cannot be filled fails at both
-/// ends.
+/// Conformance 34: the same for local keys of sends and receives. A receive that cannot be filled fails at both ends.
 #[test]
 fn local_keys() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -188,13 +187,13 @@ fn local_keys() {
     a.buffer.fill(0xaa);
     b.buffer.fill(0x55);
     for sge in cases {
-        // Also behind a piece that is good: of a WRITE it must not arrive, of a READ it may hold what came for it.
+        // Also behind a valid SGE: a WRITE must not arrive, and a READ may fill the valid part.
         for sges in [vec![sge], vec![a.sge(0, 8), sge]] {
             let expected = if sge.length > 1 << 31 { status::LOC_LEN } else { status::LOC_PROT };
             assert_eq!(run(&mut a, &b, &SendWr::write(1, &sges, peer.0, peer.1)), expected, "{sges:?}");
             assert_eq!(run(&mut a, &b, &SendWr::read(1, &sges, peer.0, peer.1)), expected, "{sges:?}");
         }
-        // As a receive of `a` for a message of `b`.
+        // Used in a receive of `a` for a message of `b`.
         let (mut left, mut right) = connected(&a, &b);
         left.post_recv(&[RecvWr::new(5, &[a.sge(0, 2), sge])]).unwrap();
         right.post_send(&[SendWr::send(6, &[b.sge(0, 8)])]).unwrap();
@@ -209,8 +208,8 @@ fn local_keys() {
     assert_eq!(run(&mut a, &b, &SendWr::read(1, &[from_read_only], peer.0, peer.1)), status::LOC_PROT);
 }
 
-/// Conformance 35: the kernel's key takes any address of memory and no other; what is refused costs the QP, not the
-/// device. Peers can do nothing with it.
+/// Conformance 35: the kernel's key is valid for every address of memory and for no other. A refusal ends the QP, not
+/// the device. Peers cannot use the key.
 #[test]
 fn kernel_key() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -244,8 +243,8 @@ fn kernel_key() {
     assert!(driver_a.dma_mr(&process).is_err(), "no process gets such a key");
 }
 
-/// Conformance 36: a fast-registered region, from both sides: nothing before the registration and after the
-/// invalidation, the new key byte only, the pages of the moment when it was posted.
+/// Conformance 36: a fast-registered region, from both sides: unusable before the registration and after the
+/// invalidation, usable only with the new key byte, and with the pages at the time of the post.
 #[test]
 fn fast_registered_keys() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -257,7 +256,7 @@ fn fast_registered_keys() {
     let other = driver_b.buffer(3 * 4096, 0, Placement::Scattered);
     let iova = 0x4_0000_0800_u64;
 
-    // Status of a write to the region by `a`, and of a send from it by `b`.
+    // Returns the status of a write to the region by `a`, and of a send from it by `b`.
     let use_key = |a: &mut Endpoint, b: &mut Endpoint, key: u32| {
         let to = SendWr::write(1, &[a.sge(0, 3000)], iova + 1000, key);
         let sge = Sge { addr: iova, length: 8, lkey: key };
@@ -289,7 +288,7 @@ fn fast_registered_keys() {
     assert_eq!(use_key(&mut a, &mut b, second), refused);
     assert_eq!(use_key(&mut a, &mut b, first), (status::SUCCESS, status::SUCCESS));
     assert_eq!(other.read(0x800 + 1000, 3000), a.buffer.read(0, 3000));
-    // A second registration without an invalidation is an error of the program.
+    // A second registration without an invalidation is an error.
     assert_ne!(post(&mut worker, &mut b, register(second), wc_opcode::FAST_REG_MR), status::SUCCESS);
     wait_for("QP in ERR", || (worker.query().unwrap().get_state() == state::ERR).then_some(()));
     fast.mr.destroy().unwrap();

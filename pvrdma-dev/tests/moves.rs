@@ -18,7 +18,7 @@ use pvrdma_dev::{ObjectKind, PciFunction};
 use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_link::{Clock, Frames, Link, LinkInspect, ManualClock, Readiness};
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
-use pvrdma_saved_state::work::{Operation, SendWork};
+use pvrdma_saved_state::work::{self, Operation};
 use pvrdma_saved_state::{Message, Reader, Record, pvrdma as saved, roce, rxe};
 use pvrdma_verbs::MacAddr;
 use serde_json::Value;
@@ -130,8 +130,9 @@ fn queue_pair(qp: &rxe::QueuePair, note: &mut impl FnMut(bool, &'static str)) {
     let (requester, responder) = (qp.requester.as_ref().unwrap(), qp.responder.as_ref().unwrap());
     note(requester.current.is_some(), "local request");
     note(responder.receive.is_some(), "receive in use");
-    let registers =
-        |work: Option<&SendWork>| work.is_some_and(|work| matches!(work.operation, Some(Operation::FastRegister(_))));
+    let registers = |work: Option<&work::SendWr>| {
+        work.is_some_and(|work| matches!(work.operation, Some(Operation::FastRegister(_))))
+    };
     if let Some(rxe::Route::Wire(wire)) = &requester.route {
         let transport = wire.transport.as_ref().unwrap();
         note(transport.sent > 0, "unacknowledged packets");

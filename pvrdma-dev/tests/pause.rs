@@ -56,7 +56,10 @@ fn arming_in_a_pause() {
         let process = Process::new(&driver, true, 16);
         let qp = process.rc();
         let pause = Pause::begin(&test);
+        // An access to memory would fail now, and end the queue.
+        test.memory.space().revocation().store(true, Ordering::SeqCst);
         process.cq.arm();
+        test.memory.space().revocation().store(false, Ordering::SeqCst);
         pause.end();
         assert!(driver.notifications().is_empty());
         mock.complete_send(qp.handle, &success(qp.handle)).unwrap();
@@ -129,8 +132,13 @@ fn commands_in_a_pause() {
 fn pauses_do_not_nest() {
     let (test, _) = mock_with(TestDevice::<MockBackend>::config(1));
     assert!(!test.device.resume() && !test.device.is_paused());
+    let driver = test.driver();
     assert!(test.device.pause() && !test.device.pause() && test.device.is_paused());
+    let raised = test.irqs.counts();
     assert!(test.device.resume() && !test.device.resume() && !test.device.is_paused());
+    // The event rings are announced once, whether there is anything in them or not.
+    assert_eq!(test.irqs.counts(), [raised[0], raised[1] + 1, raised[2] + 1]);
+    driver.query_port().unwrap();
 }
 
 /// Stores to a doorbell page that is memory are found after the pause, and completion queues infer as before, also for
@@ -195,11 +203,14 @@ fn pauses_under_traffic() {
     let [mut qp_a, mut qp_b] = [(driver_a, &process_a), (driver_b, &process_b)]
         .map(|(driver, process)| driver.create_qp(&QpInit::rc(&process.pd, &process.cq)).unwrap());
     connect(&mut qp_a, 1, &mut qp_b, 2);
-    let done = AtomicBool::new(false);
+    // Commands are refused in a pause, so they come first.
+    let guests = [(test_a, process_a, qp_a), (test_b, process_b, qp_b)].map(|(test, process, qp)| {
+        let memory = process.driver.registered_buffer(&process.pd, 8192, access::ALL).unwrap();
+        (test, process, qp, memory)
+    });
     std::thread::scope(|scope| {
-        let guests = [(test_a, process_a, qp_a), (test_b, process_b, qp_b)].map(|(test, mut process, mut qp)| {
+        let guests = guests.map(|(test, mut process, mut qp, (buffer, mr))| {
             scope.spawn(move || {
-                let (buffer, mr) = process.driver.registered_buffer(&process.pd, 8192, access::ALL).unwrap();
                 for id in 0..MESSAGES {
                     qp.post_recv(&[RecvWr::new(id, &[buffer.sge(&mr, 4096, 64)])]).unwrap();
                     qp.post_send(&[SendWr::send(MESSAGES + id, &[buffer.sge(&mr, 0, 64)])]).unwrap();
@@ -222,24 +233,18 @@ fn pauses_under_traffic() {
                 }
             })
         });
-        scope.spawn(|| {
-            let mut cycles = 0;
-            while cycles < CYCLES || !done.load(Ordering::SeqCst) {
-                let order = [[test_a, test_b], [test_b, test_a]][cycles % 2];
-                let paused = &order[..1 + cycles / 2 % 2];
-                let flags: Vec<_> = paused.iter().map(|test| pause_and_revoke(&test.device, &test.memory)).collect();
-                (0..20).for_each(|_| std::thread::yield_now());
-                for (test, flag) in paused.iter().zip(flags) {
-                    flag.store(false, Ordering::SeqCst);
-                    assert!(test.device.resume());
-                }
-                cycles += 1;
+        let mut cycles = 0;
+        while cycles < CYCLES || guests.iter().any(|guest| !guest.is_finished()) {
+            let order = [[test_a, test_b], [test_b, test_a]][cycles % 2];
+            let paused = &order[..1 + cycles / 2 % 2];
+            let flags: Vec<_> = paused.iter().map(|test| pause_and_revoke(&test.device, &test.memory)).collect();
+            (0..20).for_each(|_| std::thread::yield_now());
+            for (test, flag) in paused.iter().zip(flags) {
+                flag.store(false, Ordering::SeqCst);
+                assert!(test.device.resume());
             }
-        });
-        for guest in guests {
-            guest.join().unwrap();
+            cycles += 1;
         }
-        done.store(true, Ordering::SeqCst);
     });
 }
 

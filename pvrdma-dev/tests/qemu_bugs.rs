@@ -1,5 +1,5 @@
-//! The bugs of QEMU's device that section 14.3 of the interface specification lists, one test each: what a guest did
-//! there, done here.
+//! The bugs of QEMU's device that section 14.3 of the interface specification lists. Each test does what a guest did
+//! there.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -17,7 +17,7 @@ use pvrdma_verbs::{GidType, HcaLimits, MacAddr};
 
 const MAC: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
 
-/// What a device holds of its guest.
+/// The objects and memory that a device holds for its guest.
 fn held(status: &DeviceStatus) -> impl PartialEq + std::fmt::Debug + use<> {
     (status.objects, status.kept.used_bytes)
 }
@@ -27,7 +27,7 @@ fn directory(driver: &Driver, pages: &[u64]) -> u64 {
     driver.memory().directory(pages).addr
 }
 
-/// A CREATE_QP of a kernel: six pages for 128 requests each way.
+/// A CREATE_QP of a kernel: six pages, for 128 requests in each direction.
 fn create_qp(pd: u32, cq: u32, directory: u64) -> Request {
     let request = Request::new(id::CREATE_QP).u64(16, directory).u32(24, pd).u32(28, cq).u32(32, cq);
     request.u32(40, 128).u32(44, 128).u32(48, 1).u32(52, 1).u16(68, 6).u16(70, 4).u8(75, 2)
@@ -38,8 +38,8 @@ fn create_cq(directory: u64) -> Request {
     Request::new(id::CREATE_CQ).u64(16, directory).u32(28, 64).u32(32, 2)
 }
 
-/// QEMU CVE-2018-20123: a device that could not be made leaked everything made before the failure. Here nothing keeps
-/// the guest's memory, the interrupts or the adapter, and the next attempt works.
+/// QEMU CVE-2018-20123: a device whose creation failed leaked everything created before the failure. Here no reference
+/// to guest memory, interrupts or the adapter remains, and the next attempt works.
 #[test]
 fn a_device_that_cannot_be_made() {
     let (memory, irqs) = (GuestMemory::new(1 << 20), Irqs::new());
@@ -64,8 +64,8 @@ fn a_device_that_cannot_be_made() {
     Driver::probe(device, &memory, &irqs).unwrap().query_port().unwrap();
 }
 
-/// QEMU CVE-2018-20124: a guest's `num_sge` was used beyond a list of four. Here the request fails; the entries behind
-/// the queue's own, which are good ones of the next element, are not used.
+/// QEMU CVE-2018-20124: the guest's `num_sge` was used beyond a list of four. Here the request fails, and the valid
+/// SGEs beyond the queue's limit are not used.
 #[test]
 fn more_sges_than_the_queue_has() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -76,7 +76,7 @@ fn more_sges_than_the_queue_has() {
     for count in [5, 6, 11, 1 << 16, 1 << 28, (1 << 28) + 1, u32::MAX] {
         let (mut qp, mut peer) = (a.rc(), b.rc());
         connect(&mut qp, 1, &mut peer, 2);
-        // Eleven entries fit into the slot of an element of four, and the rest of it is theirs too.
+        // The slot of an element of four has room for eleven SGEs, all of which are valid.
         let sges = vec![source.sge(&lkey, 0, 16); 4];
         let request = SendWr { num_sge: Some(count), ..SendWr::write(1, &sges, target.va(), rkey.rkey) };
         qp.post_send(&[request]).unwrap();
@@ -87,8 +87,8 @@ fn more_sges_than_the_queue_has() {
     }
 }
 
-/// QEMU CVE-2018-20125: page counts of CREATE_CQ and CREATE_QP that do not go with the sizes, or are enormous, led to
-/// huge allocations or a NULL table. Here they are refused and nothing is held.
+/// QEMU CVE-2018-20125: page counts of CREATE_CQ and CREATE_QP that do not match the sizes, or are enormous, led to
+/// huge allocations or a NULL table. Here they are refused, and nothing is allocated.
 #[test]
 fn page_counts_of_queues() {
     let test = rxe_device();
@@ -102,7 +102,7 @@ fn page_counts_of_queues() {
     for nchunks in [0, 1] {
         refused(create_cq(dir).u32(32, nchunks));
     }
-    // As many pages as there are numbers, for a queue that would need them.
+    // Page counts up to the largest number, for queues that would need so many.
     for (cqe, nchunks) in [(1 << 17, 2), (1 << 17, u32::MAX), (1 << 31, u32::MAX), (1 << 31, 1), (u32::MAX, u32::MAX)] {
         refused(create_cq(dir).u32(28, cqe).u32(32, nchunks));
     }
@@ -123,10 +123,10 @@ fn page_counts_of_queues() {
 }
 
 /// QEMU CVE-2018-20126: CREATE_CQ and CREATE_QP leaked rings and mappings when a late step failed. Here ten thousand
-/// failures in the last page, and in the response, leave nothing.
+/// failures, at the last page and at the response, leave nothing.
 #[test]
 fn queues_whose_creation_fails_late() {
-    // The last part of memory can be taken away, with the response slot in it.
+    // The last part of memory, which contains the response slot, can be removed.
     let memory = GuestMemory::in_parts(8 << 20, 4);
     let test = TestDevice::new(&Rxe::new(RxeConfig::default()).unwrap(), DeviceConfig::new("test", MAC), memory);
     let driver = test.driver();
@@ -143,7 +143,7 @@ fn queues_whose_creation_fails_late() {
         assert!(driver.execute(&create_qp(pd, cq, long)).is_err());
     }
     assert_eq!(held(&test.device.status()), before);
-    // The response cannot be written: the driver frees the pages, so the device must not have them.
+    // The response cannot be written. The driver then frees the pages, so the device must not keep them.
     let (_, part) = test.memory.part(0);
     let slot = driver.slots()[1];
     let gone = usize::try_from((slot - MEMORY_BASE) / part).unwrap();
@@ -157,7 +157,7 @@ fn queues_whose_creation_fails_late() {
 }
 
 /// QEMU CVE-2018-20191: reading a doorbell page called a NULL pointer. Here it reads as zero, at any size and offset,
-/// whether a context has the page or not.
+/// whether or not the page belongs to a context.
 #[test]
 fn reads_of_doorbell_pages() {
     let test = rxe_device();
@@ -174,8 +174,8 @@ fn reads_of_doorbell_pages() {
     }
 }
 
-/// QEMU CVE-2018-20216: the ring helpers said −1 for an invalid index and their callers looped for ever. Here each ring
-/// of the guest's takes each kind of invalid index, the doorbell returns, and the owner gets an event.
+/// QEMU CVE-2018-20216: the ring helpers returned −1 for an invalid index, and their callers looped for ever. Here, for
+/// each ring and each kind of invalid index, the doorbell returns and the owner gets an event.
 #[test]
 fn invalid_indices_end_the_loop() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -221,7 +221,7 @@ fn invalid_indices_end_the_loop() {
 }
 
 /// QEMU CVE-2021-3582: length and page count of CREATE_MR were not compared, and pages were mapped beyond the reserved
-/// range. Here a region has exactly the pages that its bytes need.
+/// range. Here a region has exactly the pages for its bytes.
 #[test]
 fn length_and_pages_of_a_region() {
     let test = rxe_device();
@@ -248,7 +248,7 @@ fn length_and_pages_of_a_region() {
     driver.reg_mr_pages(&process.pd, 0x1fff, 2, &pages[..2], access::ALL).unwrap();
 }
 
-/// Shows the shared region once more with other numbers of pages for its two rings. Whether it was accepted.
+/// Registers the shared region again, with other page counts for its two rings. Returns `true` if it was accepted.
 fn show_rings<B: pvrdma_verbs::Backend + 'static>(
     test: &TestDevice<B>,
     driver: &Driver,
@@ -268,7 +268,7 @@ fn show_rings<B: pvrdma_verbs::Backend + 'static>(
     accepted
 }
 
-/// QEMU CVE-2021-3607: an event ring of no pages led to a giant allocation. Here the shared region is refused, and so
+/// QEMU CVE-2021-3607: an event ring without pages led to a huge allocation. Here the shared region is refused, and so
 /// are rings of one page, which have no entries.
 #[test]
 fn event_rings_without_pages() {
@@ -284,9 +284,9 @@ fn event_rings_without_pages() {
     driver.query_port().unwrap();
 }
 
-/// QEMU CVE-2021-3608: when a page of an event ring could not be mapped, all were unmapped, also those that never were.
-/// Here a bad page at any place is a refusal without a trace, a thousand times, and a good region is accepted
-/// afterwards.
+/// QEMU CVE-2021-3608: when a page of an event ring could not be mapped, all pages were unmapped, including those not
+/// mapped yet. Here an invalid page at any position causes a refusal that leaves nothing, a thousand times, and a valid
+/// region is accepted afterwards.
 #[test]
 fn event_rings_with_a_bad_page() {
     let test = rxe_device();
@@ -309,8 +309,8 @@ fn event_rings_with_a_bad_page() {
     driver.query_port().unwrap();
 }
 
-/// QEMU CVE-2022-1050: a command was executed with slots that were not there, or not any more. Here commands before a
-/// handshake, after a refused one and after a reset are refused, and the old slots are left alone.
+/// QEMU CVE-2022-1050: a command was executed with slots that did not exist yet or any more. Here commands before a
+/// handshake, after a refused one and after a reset are refused, and the old slots are not accessed.
 #[test]
 fn commands_without_slots() {
     let test = rxe_device();
@@ -349,7 +349,8 @@ fn commands_without_slots() {
     }
 }
 
-/// QEMU CVE-2023-1544: an event ring of more pages than one table names was read out of bounds. Here 512 is the most.
+/// QEMU CVE-2023-1544: an event ring with more pages than one table names was read out of bounds. Here 512 is the
+/// maximum.
 #[test]
 fn event_rings_of_more_than_a_table() {
     let test = rxe_device();
@@ -364,7 +365,7 @@ fn event_rings_of_more_than_a_table() {
     assert!(show_rings(&test, &driver, [(512, large), ring]));
 }
 
-/// QEMU defect 1: the sizes of CREATE_MR were compared in 32 bits, so that 0x100001 pages passed for one.
+/// QEMU defect 1: the sizes of CREATE_MR were compared in 32 bits, so that 0x100001 pages passed as one.
 #[test]
 fn region_sizes_that_agree_in_32_bits() {
     let test = rxe_device();
@@ -382,8 +383,8 @@ fn region_sizes_that_agree_in_32_bits() {
     assert_eq!(held(&test.device.status()), before);
 }
 
-/// QEMU defect 2: an element in error was looked at again for ever. Here it is used up with one completion, in each
-/// kind of queue, and what follows is flushed.
+/// QEMU defect 2: an element in error was read again for ever. Here, in each kind of queue, it is consumed with one
+/// completion, and later elements are flushed.
 #[test]
 fn elements_in_error_are_consumed() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -432,8 +433,8 @@ fn elements_in_error_are_consumed() {
     }
 }
 
-/// QEMU defect 3: a full table took one more object than it had room for. Here the one too many is refused, whatever it
-/// is, and one that is destroyed makes room for one.
+/// QEMU defect 3: a full table accepted one object more than it had room for. Here the additional object of any kind is
+/// refused, and destroying one makes room for one.
 #[test]
 fn tables_that_are_full() {
     let limits = Limits {
@@ -447,7 +448,7 @@ fn tables_that_are_full() {
     let pages = driver.memory().alloc(6, Placement::Scattered);
     let dir = directory(&driver, &pages);
     let run = |request: Request| driver.execute(&request).map(|response| [16, 20].map(|at| response.u32(at)));
-    // As many as there is room for, then none; after one is gone, one.
+    // Creates objects until one is refused. After one is destroyed, exactly one can be created.
     let fill = |create: &dyn Fn(u32) -> Request, destroy: u32, room: u32, handle: usize, end: u32| {
         let handles: Vec<u32> = (0..room).map(|i| run(create(i)).unwrap()[handle]).collect();
         assert!(handles.iter().all(|&handle| handle < end), "{handles:?}");
@@ -474,8 +475,8 @@ fn tables_that_are_full() {
     }
 }
 
-/// QEMU defect 4: the doorbell for receives of a QP with a shared queue used a ring that was not there. Here it does
-/// nothing.
+/// QEMU defect 4: the receive doorbell of a QP with a shared queue accessed a ring that did not exist. Here it has no
+/// effect.
 #[test]
 fn receive_doorbell_with_a_shared_queue() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -485,7 +486,7 @@ fn receive_doorbell_with_a_shared_queue() {
     receiver.ring_recv();
     let mut sender = a.rc();
     connect(&mut sender, 1, &mut receiver, 2);
-    // The words of a receive ring that such a QP does not have.
+    // The indices of a receive ring, which such a QP does not have.
     driver_b.memory().write(receiver.pages()[0] + 8, &[5, 0, 0, 0, 0, 0, 0, 0]);
     for _ in 0..10 {
         receiver.ring_recv();
@@ -499,8 +500,9 @@ fn receive_doorbell_with_a_shared_queue() {
     assert!(b.cq.poll().is_none(), "there is no receive of its own to flush");
 }
 
-/// QEMU defect 5: protection domains, CQs and SRQs went while queue pairs used them, and a completion then came to a
-/// ring that was freed. Here they may go too, as the driver frees their memory in any case, and the queue pairs stop.
+/// QEMU defect 5: protection domains, CQs and SRQs could be destroyed while queue pairs used them, and a completion
+/// then used a freed ring. Here they may be destroyed as well, because the driver frees their memory in any case, and
+/// the queue pairs stop.
 #[test]
 fn what_queue_pairs_use_goes_first() {
     let [(_test_a, driver_a), (test_b, driver_b)] = rxe_pair();
@@ -531,7 +533,7 @@ fn what_queue_pairs_use_goes_first() {
             }
             pages.iter().for_each(|&page| driver_b.memory().write(page, &[0xc3; 4096]));
             if victim == "CQ" {
-                // Requests in a queue of the dead one's: their completions have nowhere to go.
+                // Requests of a QP whose queue was destroyed; their completions have no queue.
                 receiver.post_recv(&[RecvWr::new(3, &[])]).unwrap();
                 receiver.post_send(&[SendWr::send(4, &[])]).unwrap();
             }
@@ -546,7 +548,7 @@ fn what_queue_pairs_use_goes_first() {
                 (_, result) => assert_eq!(result.unwrap().u32(16), state::ERR),
             }
             sender.destroy().unwrap();
-            // Whatever is left of it can be ended, or has ended.
+            // The remaining objects can be destroyed, or have been.
             for (id, handle) in [(id::DESTROY_QP, qp), (id::DESTROY_PD, pd)] {
                 let _ = driver_b.execute(&Request::new(id).u32(16, handle));
             }
@@ -556,8 +558,8 @@ fn what_queue_pairs_use_goes_first() {
     assert_eq!((test_b.device.status().objects.qps, test_b.device.status().kept.used_bytes), (0, 0));
 }
 
-/// QEMU defect 6: `num_sge` was checked and then read again. Here a guest changes it as fast as it can: no request with
-/// the large number ever passes for one with the small one.
+/// QEMU defect 6: `num_sge` was checked and then read again. Here a guest changes it as fast as it can: a request with
+/// the large number is never executed as one with the small number.
 #[test]
 fn num_sge_changes_after_the_check() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -601,7 +603,7 @@ fn num_sge_changes_after_the_check() {
 }
 
 /// QEMU defect 7: the host's port attributes were written over a smaller structure. Here QUERY_PORT responds with 64
-/// bytes, and QUERY_QP as many as its structure has.
+/// bytes, and QUERY_QP with the size of its structure.
 #[test]
 fn responses_have_their_size() {
     let test = rxe_device();

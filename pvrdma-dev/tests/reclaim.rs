@@ -1,4 +1,5 @@
-//! What a guest takes back while it is in use: nothing of it is touched any more when the command is over.
+//! Objects and memory that a guest takes back while they are in use: once the command is complete, the device no longer
+//! accesses them.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -14,13 +15,13 @@ use pvrdma_dev::testing::{
 };
 use pvrdma_rxe::{Rxe, RxeConfig};
 
-/// Receives that lie ready for one connection.
+/// Number of receives that are posted for one connection.
 const RECEIVES: u32 = 1024;
 
-/// Large enough that all messages together take longer than one turn of a thread on a single processor.
+/// Large enough that all messages together take longer than one time slice of a thread on a single processor.
 const MESSAGE: usize = 256 << 10;
 
-/// The receiving end of a connection with everything that can be taken away from it.
+/// The receiving end of a connection, with all objects that can be destroyed.
 struct Receiver {
     process: Process,
     cq: Cq,
@@ -31,7 +32,7 @@ struct Receiver {
 }
 
 impl Receiver {
-    /// With its receives in a shared queue or in its own.
+    /// Creates a receiver with its receives in a shared queue or in its own.
     fn new(driver: &Driver, shared: bool) -> Self {
         let process = Process::new(driver, true, 4);
         let cq = driver.create_cq(process.context.as_ref(), 4 * RECEIVES).unwrap();
@@ -42,7 +43,7 @@ impl Receiver {
         Self { process, cq, srq, qp, buffer, mr }
     }
 
-    /// Brings a connection up with all receives posted, and has the first messages on their way.
+    /// Connects with all receives posted, and sends the first messages.
     fn start(&mut self, sender: &mut Qp, message: &SendWr, shared: bool) {
         self.qp.to_init(access::ALL).unwrap();
         let receives = vec![RecvWr::new(1, &[self.buffer.sge(&self.mr, 0, MESSAGE)]); RECEIVES as usize];
@@ -65,10 +66,10 @@ enum Object {
     Srq,
 }
 
-/// What is left of a receiver.
+/// The remaining objects of a receiver.
 type Rest = (Process, Option<Cq>, Option<Srq>, Option<Qp>);
 
-/// Destroys one object of the receiver and gives the pages that its owner may use for something else from then on.
+/// Destroys one object of the receiver. Returns the pages that the owner may reuse from then on.
 fn destroy(receiver: Receiver, object: Object) -> (Vec<u64>, Rest) {
     let Receiver { process, cq, srq, qp, buffer, mr } = receiver;
     match object {
@@ -100,8 +101,8 @@ fn impatient(host: u8, qpn: u32) -> Path {
     Path { timeout: 1, retry_cnt: 1, rnr_retry: 1, ..Path::to(gid(host), qpn) }
 }
 
-/// Conformance 28, 37: a region, QP, CQ or SRQ that is destroyed in the middle of a transfer. When the command is over
-/// its pages are full of something else, and stay so.
+/// Conformance 28, 37: a region, QP, CQ or SRQ is destroyed in the middle of a transfer. After the command, its pages
+/// are filled with other data, which must not change.
 #[test]
 fn destroyed_under_traffic() {
     let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
@@ -121,7 +122,7 @@ fn destroyed_under_traffic() {
             for &page in &pages {
                 driver_b.memory().write(page, &[0xc3; 4096]);
             }
-            // What is posted now is flushed, or served, as far as there is something to tell it to.
+            // Requests posted now are flushed, or served if the necessary objects still exist.
             if let Some(qp) = &mut rest.3 {
                 qp.post_send(&[SendWr::send(1, &[])]).unwrap();
                 qp.ring_recv();
@@ -141,9 +142,8 @@ fn destroyed_under_traffic() {
     }
 }
 
-/// Conformance 10, 11, 12, 37: a reset of each kind, a new handshake and the end of bus mastering in the middle of a
-/// transfer. When the write returns not one byte of memory changes any more, no interrupt comes, and the peer's
-/// requests end.
+/// Conformance 10, 11, 12, 37: each kind of reset, a new handshake, and the end of bus mastering, in the middle of a
+/// transfer. After the register write, no byte of memory changes, no interrupt is raised, and the peer's requests end.
 #[test]
 fn reset_under_traffic() {
     const BYTES: usize = 16 << 20;
@@ -176,7 +176,7 @@ fn reset_under_traffic() {
     }
 }
 
-/// A process with thousands of objects, half of whose queue pairs have something under way.
+/// A process with thousands of objects. Half of its queue pairs have requests in progress.
 struct Hoard {
     process: Process,
     mrs: Vec<Mr>,
@@ -204,7 +204,7 @@ impl Hoard {
                     let mut other = peer.driver.create_qp(&theirs).unwrap();
                     qp.connect(&Path::to(gid(1), other.qpn)).unwrap();
                     other.connect(&impatient(2, qp.qpn)).unwrap();
-                    // Neither side has a receive, so both wait.
+                    // Neither side has posted a receive, so both wait.
                     qp.post_send(&[SendWr::send(1, &[]), SendWr::send(2, &[])]).unwrap();
                     peers.push(other);
                 }
@@ -214,7 +214,7 @@ impl Hoard {
         (Self { process, mrs, cqs, srqs, qps }, peers)
     }
 
-    /// As the kernel does for a process that was killed: one command after the other.
+    /// Ends the process as the kernel does for a killed one: one command after the other.
     fn end(self) {
         self.qps.into_iter().for_each(|qp| qp.destroy().unwrap());
         self.srqs.into_iter().for_each(|srq| srq.destroy().unwrap());
@@ -227,9 +227,9 @@ impl Hoard {
     }
 }
 
-/// Conformance 29, 73: a process with thousands of objects ends, once command by command and once, when the kernel was
-/// interrupted (spec §4.4), with nothing but the end of its context. All is reclaimed, its peers learn of it, and
-/// nobody else is touched.
+/// Conformance 29, 73: a process with thousands of objects ends, once command by command, and once only by the end of
+/// its context, as when the kernel was interrupted (spec §4.4). Everything is reclaimed, its peers are notified, and no
+/// other process is affected.
 #[test]
 fn thousands_of_objects() {
     let [(_test_a, driver_a), (test_b, driver_b)] = rxe_pair();
@@ -263,7 +263,7 @@ fn thousands_of_objects() {
     }
 }
 
-/// Conformance 75: three guests whose general services QPs all have number 1 and talk at the same time. Each message
+/// Conformance 75: three guests, whose general services QPs all have number 1, send at the same time. Each message
 /// arrives at the guest whose GID it names.
 #[test]
 fn general_services_by_address() {
@@ -292,7 +292,7 @@ fn general_services_by_address() {
                 start.wait();
                 let others: Vec<u8> = (1..4).filter(|&host| host != me).collect();
                 for &host in &others {
-                    // Who it is from and for.
+                    // The message names its sender and its receiver.
                     message.write(usize::from(host) * 8, &[me, host, 0, 0, 0, 0, 0, 0]);
                 }
                 for i in 0..COUNT {

@@ -1,4 +1,4 @@
-//! Registers and life cycle, over an adapter that the test plays.
+//! Registers and life cycle, over a mock adapter that the test controls.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -21,7 +21,7 @@ const UNQUIESCE: u32 = 1;
 const RESET: u32 = 2;
 const MAC_LOW: u64 = 0x20;
 const MAC_HIGH: u64 = 0x24;
-/// Bytes of the shared region that the driver writes; the capabilities follow.
+/// Bytes of the shared region that the driver writes. The capabilities follow.
 const FROM_DRIVER: usize = 72;
 /// Bytes of the shared region.
 const REGION: usize = 280;
@@ -34,7 +34,7 @@ fn ctl(driver: &Driver, value: u32) -> u32 {
     driver.pci().register(register::ERR)
 }
 
-/// Handshake, unmask, activate, as the probe does. The value of ERR.
+/// Does the handshake, unmasks and activates, as the probe does. Returns the value of ERR.
 fn bring_up(driver: &Driver) -> u32 {
     driver.pci().set_bus_master(true);
     driver.pci().set_msix(true);
@@ -69,7 +69,7 @@ fn the_version_is_the_configured_one_before_and_after_a_reset() {
     }
 }
 
-/// Conformance 4, 49: any access is survived, and BAR 2 reads as zeros.
+/// Conformance 4, 49: accesses of any size and offset are harmless, and BAR 2 reads as zeros.
 #[test]
 fn odd_accesses_do_nothing() {
     let (test, _) = mock_device();
@@ -148,7 +148,7 @@ fn the_order_of_the_life_cycle() {
     assert_ne!(ctl(&driver, ACTIVATE), 0);
 }
 
-/// Conformance 8: shared regions that cannot be.
+/// Conformance 8: invalid shared regions.
 #[test]
 fn bad_shared_regions_are_refused_and_leave_nothing() {
     let (test, _) = mock_device();
@@ -190,7 +190,7 @@ fn bad_shared_regions_are_refused_and_leave_nothing() {
     assert_eq!(accepted.value, 2, "that of the probe, and the last");
 }
 
-/// Conformance 10, 11, 37: with a reset every object goes, nothing is written any more, and it all works again.
+/// Conformance 10, 11, 37: a reset destroys every object and ends all writes; afterwards the device works again.
 #[test]
 fn reset_and_a_new_handshake_end_everything() {
     for end in ["reset", "handshake", "function"] {
@@ -253,7 +253,7 @@ fn without_bus_mastering_nothing_is_reached() {
     assert_ne!(driver.submit(query_port().bytes()), 0);
     qp.ring_send();
     assert_eq!((mock.notified(qp.handle), test.irqs.counts()), ((0, 0), raised));
-    // Nor afterwards, until there is a handshake.
+    // Nothing is written until there is a handshake, either.
     driver.pci().set_bus_master(true);
     assert!(driver.create_pd(None).is_err());
     qp.ring_send();
@@ -269,7 +269,7 @@ fn without_bus_mastering_nothing_is_reached() {
     assert_ne!(ctl(&driver, ACTIVATE), 0);
 }
 
-/// Conformance 13, 15: a masked device executes its commands all the same.
+/// Conformance 13, 15: a device with masked interrupts executes commands all the same.
 #[test]
 fn masked_commands_complete_silently() {
     let (test, _) = mock_device();
@@ -283,7 +283,7 @@ fn masked_commands_complete_silently() {
     driver.create_pd(None).unwrap();
 }
 
-/// Events that come between handshake and activation are not written; those after it are.
+/// Events between handshake and activation are not written; later ones are.
 #[test]
 fn events_before_activation_are_not_written() {
     let (test, mock) = mock_device();
@@ -298,7 +298,8 @@ fn events_before_activation_are_not_written() {
     assert_eq!((driver.async_ring().prod_tail(), test.irqs.count(1)), (tail + 1, 1));
 }
 
-/// Whoever writes the register waits for its reply: populating the memory of a large guest takes longer than that.
+/// Activation does not populate the guest's memory: for a large guest this takes longer than the writer of the register
+/// may wait.
 #[test]
 fn activation_populates_nothing() {
     let (test, _) = mock_device_with(MockTest::config(1), GuestMemory::with_policy(1 << 20, PinPolicy::All));
@@ -308,12 +309,12 @@ fn activation_populates_nothing() {
     assert_eq!(test.memory.space().pinned_bytes(), 1 << 20);
 }
 
-/// Reserve-all: while some of the guest's memory is known not to be there, the device does not start.
+/// With `pin=all`, the device does not start while some of the guest's memory is known to be missing.
 #[test]
 fn activation_needs_resident_memory() {
     let (test, _) = mock_device_with(MockTest::config(1), GuestMemory::with_policy(1 << 20, PinPolicy::All));
     let driver = test.driver();
-    // Pages behind the end of their file cannot be faulted in.
+    // Pages beyond the end of their file cannot be populated.
     let file = tempfile::tempfile().unwrap();
     file.set_len(0x2000).unwrap();
     let offset = FileOffset::new(file.try_clone().unwrap(), 0);
@@ -329,7 +330,7 @@ fn activation_needs_resident_memory() {
     assert_eq!(ctl(&driver, ACTIVATE), 0);
 }
 
-/// Section 10: whoever has rings is told, others ask the port.
+/// Section 10: guests with event rings get an event; others query the port.
 #[test]
 fn a_link_that_changes_is_a_port_event() {
     let (test, _) = mock_device_with(MockTest::config_of_version(20), GuestMemory::new(1 << 20));
@@ -344,7 +345,7 @@ fn a_link_that_changes_is_a_port_event() {
     }
 }
 
-/// There is no event for that alone: of this one a driver, and a program, asks the port.
+/// A change of the path MTU has no event of its own. Port-active makes a driver, or a program, query the port.
 #[test]
 fn a_path_mtu_that_changes_is_a_port_event() {
     let (test, _) = mock_device_with(MockTest::config_of_version(20), GuestMemory::new(1 << 20));
@@ -355,13 +356,13 @@ fn a_path_mtu_that_changes_is_a_port_event() {
         assert!(test.device.set_carried(carried) && !test.device.set_carried(carried));
         assert_eq!((heard(), path_mtu()), (vec![(9, 1)], path_mtu_then));
     }
-    // A port that is down is not active because of that.
+    // No port-active event is sent while the port is down.
     test.device.set_link(false).unwrap();
     assert_eq!(heard(), [(10, 1)]);
     assert!(test.device.set_carried(None) && heard().is_empty());
 }
 
-/// Limits that were set are those of the next driver; the present one keeps what it was told.
+/// Changed limits apply to the next driver; the present one keeps the limits that it has read.
 #[test]
 fn a_driver_is_told_of_limits_when_it_starts() {
     let (test, _) = mock_device_with(MockTest::config_of_version(20), GuestMemory::new(4 << 20));

@@ -1,4 +1,4 @@
-//! Rings through the whole device, with a backend that the test plays.
+//! Rings through the whole device, with a mock backend that the test controls.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -18,8 +18,8 @@ fn success(qp: u32, wr_id: u64) -> Completion {
     Completion::new(qp, wr_id, WcOpcode::Send, WcStatus::Success)
 }
 
-/// Conformance 38, 61: send, receive, shared receive and completion rings of 1, 2 and the maximum of entries, several
-/// times round, on scattered pages.
+/// Conformance 38, 61: send, receive, shared receive and completion rings with 1, 2 and the maximum number of entries,
+/// through several wraps, on scattered pages.
 #[test]
 fn indices_wrap() {
     let (test, mock) = mock_device();
@@ -65,8 +65,8 @@ fn indices_wrap() {
     }
 }
 
-/// Conformance 38: a full ring holds exactly its entries, and a slot is free again when its request is done, not
-/// before.
+/// Conformance 38: a full ring holds exactly its number of entries. A slot is free again when its request is complete,
+/// not before.
 #[test]
 fn full_rings() {
     let (test, mock) = mock_device();
@@ -82,7 +82,7 @@ fn full_rings() {
     assert!(qp.post_send(&[request]).is_err());
 }
 
-/// Conformance 39: strides of both value styles for 1 to 128 SGEs, shown by where the elements are found.
+/// Conformance 39: strides of both value styles for 1 to 128 SGEs, checked by the places of the elements.
 #[test]
 fn strides() {
     let limits = Limits { verbs: HcaLimits { max_sge: 128, ..Limits::default().verbs }, ..Limits::default() };
@@ -121,7 +121,7 @@ fn event(info: u32) -> AsyncEvent {
     AsyncEvent::Qp(QpEvent::CommunicationEstablished, info)
 }
 
-/// Conformance 42: 2000 events with a live consumer, whose arithmetic is that of the driver.
+/// Conformance 42: 2000 events with a consumer that uses the driver's arithmetic.
 #[test]
 fn async_ring() {
     let (test, mock) = mock_device();
@@ -162,8 +162,8 @@ fn notification_ring() {
     assert_eq!(test.irqs.count(2), 5000);
 }
 
-/// Conformance 44: event rings that nobody drains. Nothing is overwritten; when the driver goes on everything comes, in
-/// order.
+/// Conformance 44: event rings that the driver does not consume. Nothing is overwritten; when the driver continues, all
+/// events arrive in order.
 #[test]
 fn event_rings_full() {
     let (test, mock) = mock_device();
@@ -176,7 +176,7 @@ fn event_rings_full() {
         process.cq.arm();
         mock.complete_send(qp.handle, &success(qp.handle, 1)).unwrap();
         mock.event(event(i));
-        // What waits already is not doubled.
+        // A pending event is not added a second time.
         (i >= 1000).then(|| mock.event(event(i)));
         qp.destroy().unwrap();
     }
@@ -185,7 +185,7 @@ fn event_rings_full() {
     for _ in 0..4 {
         events.extend(driver.async_events().iter().map(|e| e.info));
         notified.extend(driver.notifications());
-        // Any doorbell is a sign of life.
+        // Any doorbell shows that the driver continues.
         processes[0].cq.ring_poll();
     }
     assert_eq!(events, (0..count).collect::<Vec<_>>());
@@ -193,7 +193,7 @@ fn event_rings_full() {
     assert!(processes[7].cq.poll().is_some());
 }
 
-/// A guest that writes nonsense to an event ring's index gets no events until it resets the device, and nothing else
+/// A guest that writes an invalid index to an event ring gets no events until it resets the device; nothing else
 /// happens.
 #[test]
 fn event_ring_with_an_invalid_index() {
@@ -214,7 +214,7 @@ fn event_ring_with_an_invalid_index() {
     assert_eq!(driver.async_events().len(), 1);
 }
 
-/// What create commands need of an object whose pages are not zero.
+/// Parameters for creating an object whose pages are not zero.
 struct Poisoned {
     pages: Vec<u64>,
     directory: u64,
@@ -237,8 +237,8 @@ impl Poisoned {
     }
 }
 
-/// Conformance 45: creating objects writes nothing to their pages, using them writes elements and the device's own
-/// indices and nothing else (spec §13 B10).
+/// Conformance 45: creating objects writes nothing to their pages. Using them writes only elements and the device's own
+/// indices (spec §13 B10).
 #[test]
 fn pages_are_not_ours() {
     let (test, mock) = mock_device();
@@ -283,8 +283,8 @@ fn pages_are_not_ours() {
     assert!(after == before, "something else was written");
 }
 
-/// Conformance 46: a request that was rewritten after it was taken; and a device that would look twice would see a
-/// request that changes with each look.
+/// Conformance 46: a request is rewritten after it was taken. If the device read it again, it would see a changed
+/// request each time.
 #[test]
 fn requests_are_copied_once() {
     let (test, mock) = mock_device();
@@ -313,7 +313,7 @@ fn requests_are_copied_once() {
         mock.retire(qp.handle);
         match work.op {
             SendOp::Malformed => assert!(work.sges.is_empty()),
-            // Whatever mixture was copied, its count was judged on the copy that the list was taken by.
+            // Whatever mixture was copied, the SGE count was checked on the copy from which the list was read.
             SendOp::Write { .. } | SendOp::Read { .. } => assert_eq!(work.sges.len(), 2),
             other => panic!("{other:?}"),
         }
@@ -327,7 +327,7 @@ fn requests_are_copied_once() {
     assert_eq!((work.wr_id, work.sges), (1, sges(5, 2)));
 }
 
-/// Conformance 47: RESET starts all over at index 0, whatever was outstanding.
+/// Conformance 47: RESET restarts the rings at index 0, whatever was outstanding.
 #[test]
 fn reset_starts_over() {
     let (test, mock) = mock_device();
@@ -350,7 +350,7 @@ fn reset_starts_over() {
     assert_eq!(mock.pop_recv(qp.handle).unwrap(), None);
 }
 
-/// Elements of operations that a process does not have are marked as such on the way in.
+/// Elements with operations that a process does not have are passed on as invalid.
 #[test]
 fn user_operations() {
     let (test, mock) = mock_device();

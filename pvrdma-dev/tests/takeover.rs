@@ -1,4 +1,4 @@
-//! A kernel that ends without a word to the device, and the next one that finds it as it was left.
+//! A kernel that ends without resetting the device, and the next kernel, which finds the device as it was left.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -9,7 +9,7 @@ use common::{Process, connect, gid, rxe_device, rxe_member};
 use pvrdma_dev::testing::{GuestMemory, MEMORY_BASE, Path, RecvWr, SendWr, access, status};
 use pvrdma_rxe::{Rxe, RxeConfig};
 
-/// Bytes of the guest whose kernel changes.
+/// Memory of the guest whose kernel is replaced, in bytes.
 const BYTES: usize = 16 << 20;
 
 /// Messages on their way when it does.
@@ -18,9 +18,9 @@ const MESSAGES: u32 = 64;
 /// Bytes of each.
 const MESSAGE: usize = 1 << 20;
 
-/// Conformance 11, 71: kexec, where the PCI core has ended bus mastering, and kdump, where it has not (spec §3.3). The
-/// second kernel finds a device that is in the middle of a transfer. From then on nothing of the first one's memory
-/// changes and no interrupt comes for it; its peer's requests end; and the second kernel has a device that works.
+/// Conformance 11, 71: kexec, where the PCI core has disabled bus mastering, and kdump, where it has not (spec §3.3).
+/// The second kernel finds a device in the middle of a transfer. From then on the first kernel's memory does not change
+/// and no interrupt for it is raised; its peer's requests end; and the device works for the second kernel.
 #[test]
 fn kexec_and_kdump() {
     let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
@@ -40,8 +40,8 @@ fn kexec_and_kdump() {
         let write = |wr_id| SendWr::write(wr_id, &[source.sge(&lkey, 0, MESSAGE)], target.va(), rkey.rkey);
         sender.post_send(&(0..MESSAGES.into()).map(write).collect::<Vec<_>>()).unwrap();
 
-        // The first kernel is gone. The second one's driver switches bus mastering on long before its handshake, and
-        // memory is something else by then.
+        // The first kernel is gone. The second kernel's driver enables bus mastering long before its handshake, when
+        // memory already has other content.
         let new = kdump.then(|| test.driver());
         if !kdump {
             old.pci().set_bus_master(false);
@@ -51,7 +51,7 @@ fn kexec_and_kdump() {
         let everything = || (test.memory.read_vec(MEMORY_BASE, BYTES), test.irqs.counts());
         let before = everything();
         let ends = there.cq.wait_many(MESSAGES as usize);
-        // What was being written when the memory went away is refused; what came later meets silence.
+        // A write in progress when memory disappeared is refused; later requests get no answer.
         let how = [status::SUCCESS, status::REM_ACCESS, status::RETRY_EXC, status::WR_FLUSH];
         let statuses: Vec<_> = ends.iter().map(|cqe| cqe.status).collect();
         assert!(statuses.iter().all(|status| how.contains(status)), "kdump {kdump}: {statuses:?}");

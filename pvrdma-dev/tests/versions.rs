@@ -1,4 +1,4 @@
-//! Each version of the interface, as its own driver uses it.
+//! Each version of the interface, with the driver of that version.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -15,8 +15,8 @@ use pvrdma_verbs::MacAddr;
 
 const QKEY: u32 = 0x1111_1111;
 
-/// Conformance 74: two guests with a device of each version, driven by a driver of that version and of the newest one,
-/// play ping-pong on a connection and with datagrams.
+/// Conformance 74: two guests with a device of each version, with a driver of that version and with the newest one,
+/// exchange messages on a connection and by datagrams.
 #[test]
 fn ping_pong() {
     for (version, roce) in VERSIONS {

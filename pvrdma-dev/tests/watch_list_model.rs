@@ -1,6 +1,6 @@
-//! A model of the list of watched rings, of a watcher that puts the rings of a context on it because its page becomes
-//! memory, and of commands meanwhile (`src/watched.rs`, `src/watch.rs`, `src/reclaim.rs`): in no order of their steps
-//! is a queue not watched whose doorbell nobody hears, nor one that has ended.
+//! A loom model of the list of watched rings. A watcher lists the rings of a context whose page becomes memory, while
+//! commands create and destroy queues (`src/watched.rs`, `src/watch.rs`, `src/reclaim.rs`). In every order of their
+//! steps, each queue whose doorbells are not trapped is watched, and no destroyed queue is.
 
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
@@ -11,31 +11,31 @@ use loom::thread;
 
 use Command::{Create, Destroy, EndAll};
 
-/// What is taken for the same on the list.
+/// How the list treats objects with the same handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Same {
     Object,
-    /// What has the same handle; the one that comes first stays.
+    /// The first one stays on the list.
     HandleFirst,
-    /// The same, and the one that comes last does.
+    /// The last one stays on the list.
     HandleLast,
 }
 
-/// What a model has, or leaves out.
+/// A variant of the model, by the steps that it has.
 #[derive(Clone, Copy)]
 struct Has {
     same: Same,
-    /// The watcher looks whether what it has listed is still there.
+    /// After listing a queue, the watcher checks that it still exists.
     second_look: bool,
-    /// Who ends everything empties the list once more behind the table.
+    /// The thread that ends everything empties the list once more after the table.
     emptied_again: bool,
-    /// A context is known to be mapped before its queues are listed, and by nobody else until they are.
+    /// A context is marked as mapped before its queues are listed, and no other thread changes that meanwhile.
     mapped_first: bool,
 }
 
 const ALL: Has = Has { same: Same::Object, second_look: true, emptied_again: true, mapped_first: true };
 
-/// A queue pair, by its number. All have the same handle.
+/// Commands with the number of a queue pair. All queue pairs have the same handle.
 #[derive(Clone, Copy)]
 enum Command {
     Create(usize),
@@ -43,16 +43,16 @@ enum Command {
     EndAll,
 }
 
-/// Of two contexts, which a queue pair belongs to.
+/// Returns which of the two contexts owns a queue pair.
 const fn owner(object: usize) -> usize {
     object % 2
 }
 
 struct World {
-    /// What has the handle.
+    /// The object that has the handle.
     table: Mutex<Option<usize>>,
     list: Mutex<Vec<usize>>,
-    /// Contexts whose pages are memory: `Context::changing`, and what it is for.
+    /// Contexts whose pages are memory. The lock is `Context::changing`.
     mapped: [Mutex<bool>; 2],
     has: Has,
 }
@@ -128,7 +128,7 @@ impl World {
     }
 }
 
-/// The page of context 1 becomes memory during these commands. That of context 0 is.
+/// The page of context 1 becomes memory during these commands; the page of context 0 already is.
 fn model(first: Option<usize>, commands: &'static [Command], has: Has) {
     let orders = std::sync::Arc::new(StdUsize::new(0));
     let counted = std::sync::Arc::clone(&orders);
@@ -151,7 +151,7 @@ fn model(first: Option<usize>, commands: &'static [Command], has: Has) {
     println!("{} orders", orders.load(StdOrdering::Relaxed));
 }
 
-/// One process ends, and another one gets its handle.
+/// One process ends, and the next one gets the same handle.
 const REUSED: &[Command] = &[Destroy(1), Create(2)];
 
 #[test]
@@ -164,7 +164,7 @@ fn all_are_watched_whose_doorbells_nobody_hears_and_no_others() {
     model(None, &[Create(1), EndAll, Create(2)], ALL);
 }
 
-/// The model sees the mistakes that it is there for.
+/// Each omitted step makes the model fail as expected.
 #[test]
 #[should_panic(expected = "nobody looks")]
 fn who_has_the_same_handle_is_hidden() {

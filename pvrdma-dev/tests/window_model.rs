@@ -1,6 +1,6 @@
-//! A model of a doorbell page that is memory at times and traps at others, of a guest that posts, arms and sleeps, and
-//! of the watcher that changes the page: in no order of their steps is something posted and nobody knows, nor does the
-//! guest sleep for what has completed.
+//! A loom model of a doorbell page that alternates between memory and trapping, of a guest that posts, arms and sleeps,
+//! and of the watcher that changes the page. In every order of their steps, every post is noticed, and the guest does
+//! not sleep while a completion waits.
 
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
@@ -8,7 +8,7 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-/// Which of the watcher's steps back to a page that traps are left out.
+/// Steps that the watcher omits when it returns a page to trapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mistake {
     None,
@@ -17,29 +17,29 @@ enum Mistake {
     NothingAnnounced,
 }
 
-/// A completion queue as the device has it.
+/// A completion queue as the device sees it.
 #[derive(Default)]
 struct Queue {
     published: u32,
     armed: bool,
 }
 
-/// What the guest sleeps for.
+/// The events for which the guest sleeps.
 struct Events {
     count: u32,
-    /// Threads that may still wake it: with none, who sleeps does so for ever.
+    /// Threads that may still wake the guest. Without any, a sleeping guest would sleep for ever.
     others: u32,
 }
 
-/// What all share.
+/// The state that all threads share.
 struct World {
-    /// The producer's index in guest memory, and how much of it the device has executed.
+    /// The producer's index in guest memory, and the number of requests that the device has executed.
     tail: AtomicU32,
     taken: Mutex<u32>,
-    /// The page is memory. The system's lock makes each change, and each store, one step.
+    /// The page is memory. The kernel's lock makes each change, and each store, a single step.
     memory: Mutex<bool>,
     queue: Mutex<Queue>,
-    /// What the guest has consumed.
+    /// Number of completions that the guest has consumed.
     consumed: AtomicU32,
     events: Mutex<Events>,
     wakes: Condvar,
@@ -73,7 +73,7 @@ impl World {
         }
     }
 
-    /// The device executes what is posted, and it completes.
+    /// The device executes posted requests, which complete.
     fn take(&self) {
         let mut taken = self.taken.lock().unwrap();
         while *taken != self.tail.load(Ordering::Acquire) {
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// The guest stores a doorbell, which is heard unless the page is memory.
+    /// The guest stores a doorbell. The device hears it unless the page is memory.
     fn store(&self, heard: impl FnOnce()) {
         if !*self.memory.lock().unwrap() {
             heard();
@@ -94,7 +94,7 @@ impl World {
         self.store(|| self.take());
     }
 
-    /// The guest waits for a number of completions as programs do: arm, look, sleep.
+    /// The guest waits for a number of completions as programs do: it arms, polls and sleeps.
     fn wait(&self, completions: u32) {
         loop {
             self.store(|| self.queue.lock().unwrap().armed = true);
@@ -112,8 +112,8 @@ impl World {
         }
     }
 
-    /// The watcher, from a page that traps to one that is memory and back. It does not look meanwhile, nor announce
-    /// anything: that it does is only sooner.
+    /// The watcher makes a trapping page memory and back. It neither polls nor announces in between, which would only
+    /// be earlier.
     fn flip(&self) {
         *self.memory.lock().unwrap() = true;
         *self.memory.lock().unwrap() = false;
@@ -132,7 +132,7 @@ impl World {
     }
 }
 
-/// A thread that does this, and nothing more.
+/// Starts a thread that runs only this action.
 fn spawn(world: &Arc<World>, act: fn(&World)) {
     let world = Arc::clone(world);
     thread::spawn(move || {
@@ -142,7 +142,7 @@ fn spawn(world: &Arc<World>, act: fn(&World)) {
     });
 }
 
-/// A guest that posts so often, and waits each time.
+/// A guest that posts this many times, and waits each time.
 fn posts(posts: u32, mistake: Mistake) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(4);
@@ -156,7 +156,7 @@ fn posts(posts: u32, mistake: Mistake) {
     });
 }
 
-/// A guest that waits for what somebody else sends it.
+/// A guest that waits for a message of a peer.
 fn receives(mistake: Mistake) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -178,7 +178,7 @@ fn nobody_sleeps_for_what_is_received() {
     receives(Mistake::None);
 }
 
-/// The model sees the mistakes that it is there for.
+/// Each omitted step makes the model fail as expected.
 #[test]
 #[should_panic(expected = "it sleeps for ever")]
 fn without_the_look_a_post_is_lost() {

@@ -90,7 +90,7 @@ impl Options {
         self.vms_on(available_parallelism().map_or(1, NonZero::get))
     }
 
-    /// Does the same for a host with `processors` processors.
+    /// Same as [`Self::vms`], for a host with `processors` processors.
     fn vms_on(&self, processors: usize) -> Result<Vec<VmOptions>> {
         let mut vms: Vec<(VmOptions, DoorbellMode)> = Vec::new();
         for text in &self.vm {

@@ -1,4 +1,4 @@
-//! What goes wrong before a guest runs gives one line and a status that is not zero. None of this needs KVM.
+//! Errors before a guest runs cause one line of output and a non-zero exit status. None of these tests needs KVM.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 use std::io::Write;
@@ -87,7 +87,7 @@ fn no_kvm() {
     with("/dev/null", "no KVM: /dev/null has version");
 }
 
-/// The lock limit holds for whoever may not exceed it; root may, unless that is taken away.
+/// The lock limit applies to unprivileged users. Root may exceed it, unless the capability is dropped.
 #[test]
 fn memory_that_cannot_be_locked() {
     let kernel = kernel();
@@ -97,7 +97,7 @@ fn memory_that_cannot_be_locked() {
     let words = program.get_args().map(|word| word.to_str().unwrap());
     let command = std::iter::once(program.get_program().to_str().unwrap()).chain(words);
     let drop = "exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock";
-    // Without the right to drop capabilities there is none to drop.
+    // Dropping a capability needs a capability itself. A user without it has none to drop.
     let script = format!(
         "ulimit -l 64 && if [ $(id -u) = 0 ]; then {drop} -- {0}; else exec {0}; fi",
         command.collect::<Vec<_>>().join(" ")

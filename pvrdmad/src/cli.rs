@@ -58,6 +58,8 @@ pub enum Command {
     Share(ShareArgs),
     /// Injects faults on the uplink of a network, for tests.
     Fault(FaultArgs),
+    /// Replaces the processes of networks by the installed version, under running VMs.
+    Upgrade(UpgradeArgs),
     /// Sets the log level of a running daemon.
     LogLevel(LogLevelArgs),
     /// Prints events of a running daemon as lines of JSON.
@@ -361,7 +363,8 @@ pub struct ShareArgs {
 fn pair(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
     let pair = (key.to_owned(), value.to_owned());
-    // Whether values go together depends on what is in force. That they are some at all does not.
+    // Only the daemon can check whether values fit together, because that depends on the current ones. Each value alone
+    // is checked here.
     let any = ShareConfig { max_rate: Some(u64::MAX), ..ShareConfig::default() };
     change_share(any, &BTreeMap::from([pair.clone()]))?;
     Ok(pair)
@@ -379,6 +382,20 @@ pub struct FaultArgs {
     /// Rates of faults, as loss:0.01/reorder:0.001, or off.
     #[arg(value_name = "FAULT:RATE/...|off")]
     pub fault: FaultWord,
+}
+
+/// Arguments of `upgrade`.
+#[derive(Args, Debug)]
+pub struct UpgradeArgs {
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// Network to upgrade [default: all, one after the other].
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
+    /// Prints JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `log-level`.
@@ -465,7 +482,7 @@ mod tests {
         assert_eq!(limits.set, [("max_qp".to_owned(), 7), ("max_memory".to_owned(), 0)]);
     }
 
-    /// Lines of the documents that ask a daemon, as they stand there.
+    /// Commands in the documents that talk to a daemon parse.
     #[test]
     fn the_documents_give_commands_that_there_are() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -486,7 +503,7 @@ mod tests {
         }
     }
 
-    /// The text of `--help`, for each command that people give, as a terminal shows it.
+    /// Returns the text of `--help` for each user command, as shown in a terminal.
     fn helps() -> Vec<String> {
         let mut command = Cli::command();
         command.build();
@@ -523,7 +540,7 @@ mod tests {
         }
     }
 
-    /// A line of a table says one whole thing: it begins with a capital letter, and its default is said once.
+    /// Each line of a help table is complete: it begins with a capital letter, and states its default once.
     #[test]
     fn help_is_made_of_whole_lines() {
         let keys = DeviceSpec::KEYS.iter().chain(NetworkSpec::KEYS).chain(ControlKeys::KEYS);

@@ -32,7 +32,7 @@ use serde_json::value::RawValue;
 
 use crate::control_access::ControlAccess;
 use crate::protocol::json_rpc::{self, Call, CallRefused, Method};
-use crate::protocol::{Reply, Request, is_printable_json, printable, printable_text};
+use crate::protocol::{Reply, Request, Upgraded, is_printable_json, printable, printable_text};
 use crate::socket::{SocketFile, user};
 use crate::status::{DaemonStatus, QueuePairTraffic, by_name, describe_counters};
 use crate::stop::wait;
@@ -195,6 +195,9 @@ impl Server {
             Request::Share { device, set } => {
                 self.supervisor.share(&device, set).map_or_else(Response::Error, Response::Share)
             }
+            Request::Upgrade { network } => {
+                self.supervisor.upgrade(network.as_deref()).map_or_else(Response::Error, Response::Upgraded)
+            }
             Request::Fault { network, fault } => done(self.supervisor.fault(&network, fault)),
             Request::LogLevel { level } => done(self.supervisor.log_level(&level)),
             Request::Link { device, state } => done(self.supervisor.link(&device, state)),
@@ -203,7 +206,10 @@ impl Server {
             | Request::Hello { .. }
             | Request::Carrier { .. }
             | Request::StartCapture { .. }
-            | Request::Serve { .. } => Response::Error("not on this socket".to_owned()),
+            | Request::Serve { .. }
+            | Request::Expect { .. }
+            | Request::HandOver {}
+            | Request::TakeOver {} => Response::Error("not on this socket".to_owned()),
         }
     }
 
@@ -354,6 +360,14 @@ pub fn limits(path: &Path, device: &str, set: BTreeMap<String, u64>) -> Result<V
 /// No daemon answers, it refuses, or its answer is invalid.
 pub fn share(path: &Path, device: &str, set: BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
     ask(path, &Request::Share { device: device.to_owned(), set }).map(|(_, words)| printable_words(words))
+}
+
+/// Asks a running daemon to upgrade a network, or all networks, and returns the result for each.
+///
+/// # Errors
+/// No daemon answers, there is no such network, or the answer is invalid.
+pub fn upgrade(path: &Path, network: Option<&str>) -> Result<Vec<Upgraded>> {
+    ask(path, &Request::Upgrade { network: network.map(str::to_owned) }).map(|(_, upgraded)| upgraded)
 }
 
 /// Replaces control characters in keys and values.

@@ -38,8 +38,9 @@ impl Daemon {
         Self::run(config, None, Inherited::default(), ready)
     }
 
-    /// Does the same with a process for each network, unless [`Config::isolate`] says otherwise. This is for `pvrdmad`
-    /// only: the processes execute the calling program with the argument `worker`. Sockets may be `inherited`.
+    /// Starts everything as [`Self::start`] does, with a process for each network unless [`Config::isolate`] says
+    /// otherwise. This is for `pvrdmad` only: the processes execute the calling program with the argument `worker`.
+    /// Sockets may be `inherited`.
     ///
     /// # Errors
     /// As for [`Self::start`]; or an inherited socket is not used by the configuration.

@@ -94,6 +94,13 @@ pub(crate) enum Event {
         /// Devices that lost their VM by this.
         lost_vms: Vec<String>,
     },
+    /// A new process serves a network, with all its clients.
+    NetworkHandedOver {
+        /// Name of the network.
+        network: String,
+        /// Time in milliseconds during which its guests were not served.
+        millis: u64,
+    },
     /// A process of a network was killed but does not end. It is replaced nevertheless.
     ProcessWedged {
         /// Name of the network.
@@ -112,7 +119,7 @@ pub(crate) enum Event {
 
 impl Event {
     /// Kinds of events.
-    pub(crate) const NAMES: [&str; 10] = [
+    pub(crate) const NAMES: [&str; 11] = [
         "device-added",
         "device-removed",
         "link",
@@ -121,6 +128,7 @@ impl Event {
         "queue-pair-failed",
         "address-conflict",
         "network-ended",
+        "network-handed-over",
         "process-wedged",
         "process-gone",
     ];
@@ -270,6 +278,7 @@ mod tests {
                 kept: true,
             },
             Event::NetworkEnded { network: text(), how: text(), lost_vms: vec![] },
+            Event::NetworkHandedOver { network: text(), millis: 1 },
             Event::ProcessWedged { network: text(), pid: 1 },
             Event::ProcessGone { network: text(), pid: 1 },
         ];

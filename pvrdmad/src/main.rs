@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, ValueEnum};
 use log::{error, info};
 use pvrdma_verbs::threads::{self, ThreadKind};
@@ -15,7 +15,7 @@ use pvrdmad::capture;
 use pvrdmad::check;
 use pvrdmad::cli::{
     CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DoctorArgs, EventsArgs, LimitsArgs, ServeArgs, ShareArgs,
-    ShowArgs, StandInArgs, StatusArgs, StatusFormat, WorkerArgs, XmlArgs,
+    ShowArgs, StandInArgs, StatusArgs, StatusFormat, UpgradeArgs, WorkerArgs, XmlArgs,
 };
 use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, SandboxMode, reference};
 use pvrdmad::control;
@@ -25,7 +25,7 @@ use pvrdmad::doorbells;
 use pvrdmad::keeper;
 use pvrdmad::logging::{self, LogFormat};
 use pvrdmad::package;
-use pvrdmad::protocol::Request;
+use pvrdmad::protocol::{Request, Upgraded, printable_text};
 use pvrdmad::service::{self, Watchdog};
 use pvrdmad::status::{render_limits, render_objects};
 use pvrdmad::top;
@@ -35,7 +35,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 fn main() -> ExitCode {
-    // Before the command line is parsed, which takes more memory than such a process does.
+    // Checked before the command line is parsed, which would take more memory than a keeper needs.
     if let Some(code) = keeper() {
         return code;
     }
@@ -55,6 +55,7 @@ fn main() -> ExitCode {
         Some(Command::Fault(args)) => {
             change(&args.daemon, &Request::Fault { network: args.network, fault: args.fault })
         }
+        Some(Command::Upgrade(args)) => upgrade(&args),
         Some(Command::LogLevel(args)) => change(&args.daemon, &Request::LogLevel { level: args.level }),
         Some(Command::Events(args)) => events(&args),
         Some(Command::Check(args)) => check(args),
@@ -69,24 +70,25 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The caller that closed standard error wants no messages.
+            // If standard error is closed, the caller wants no messages.
             let _ = writeln!(io::stderr(), "pvrdmad: {error:#}");
-            // As for a wrong command line: starting again does not help.
+            // The status of a wrong command line, because restarting the daemon does not help.
             if error.is::<ConfigError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
 
-/// For the daemon to end. Workers have three seconds to leave and one to end once they are killed, all at once.
+/// Maximum duration of the daemon's end. All workers together have three seconds to exit, and one second after they
+/// were killed.
 const LONGEST_END: Duration = Duration::from_secs(5);
 
 fn serve(args: ServeArgs) -> Result<()> {
-    // Before there is another thread, or another process that would have them.
+    // Done before there is another thread, or another process that would inherit these descriptors.
     let inherited = Inherited::from_environment()?;
     start_log(args.log_format)?;
     let (file, command_line) = args.into_parts();
     let config = Config::load(file.as_deref(), command_line.clone())?;
-    // Before the first socket exists, so that none is left behind.
+    // Registered before the first socket exists, so that a signal leaves no socket behind.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2]).context("signal handlers")?;
     let mut daemon = Daemon::supervise(&config, inherited, &mut io::stdout())?;
     let watchdog = Watchdog::start(&daemon).context("watchdog")?;
@@ -111,11 +113,11 @@ fn serve(args: ServeArgs) -> Result<()> {
     Ok(())
 }
 
-/// Logs from now on, and says if that was asked for in words that mean something else.
+/// Starts logging, and warns about a log filter that probably means something else.
 fn start_log(format: LogFormat) -> Result<()> {
     logging::start(format).context("journal")?;
     if let Some(doubt) = logging::doubt() {
-        // The log itself may be silent then.
+        // The filter may suppress this warning, so it is printed directly.
         let _ = writeln!(io::stderr(), "pvrdmad: {doubt}");
     }
     Ok(())
@@ -145,7 +147,7 @@ fn reload(daemon: &mut Daemon, file: Option<&Path>, command_line: &ConfigSpec) {
     service::ready(&state);
 }
 
-/// Says what keeps VMs from using their devices.
+/// Prints the problems that keep VMs from using their devices.
 fn doctor(args: DoctorArgs) -> Result<()> {
     start_log(args.serve.log_format)?;
     let (file, command_line) = args.serve.into_parts();
@@ -155,7 +157,7 @@ fn doctor(args: DoctorArgs) -> Result<()> {
     diagnosis.result()
 }
 
-/// Says what libvirt has to be told.
+/// Prints the libvirt XML of a device.
 fn xml(args: &XmlArgs) -> Result<()> {
     let XmlArgs { device: args, into } = args;
     let status = control::ask_status(&args.daemon.control()?, false)?;
@@ -166,7 +168,7 @@ fn xml(args: &XmlArgs) -> Result<()> {
     print(&xml::merge(&domain, device).map_err(|problem| anyhow!("{}: {problem}", into.display()))?)
 }
 
-/// Says what the configuration would have the daemon open.
+/// Prints what the daemon would open with this configuration.
 fn check(args: CheckArgs) -> Result<()> {
     start_log(args.serve.log_format)?;
     let (file, command_line) = args.serve.into_parts();
@@ -181,18 +183,18 @@ fn worker(args: &WorkerArgs) -> Result<()> {
     process::run(args.sandbox, args.profile)
 }
 
-/// Guards doorbell pages, for the supervisor that started this process. It outlives that one, if VMMs do.
+/// Serves doorbell pages in place of a worker that has ended. This process outlives the supervisor if VMMs do.
 fn stand_in(args: &StandInArgs) -> Result<()> {
     logging::start(LogFormat::default())?;
-    // What ends the daemon does not end the VMs.
+    // Signals that end the daemon must not end the VMs.
     for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2] {
         signal_hook::flag::register(signal, Arc::default()).context("signal handlers")?;
     }
     doorbells::stand_in::run(args.sandbox)
 }
 
-/// Receives the descriptors of a device's clients, for the supervisor that started this process, if that is what it was
-/// started for.
+/// Runs as keeper, which receives the descriptors of a device's clients, if the supervisor started this process for
+/// that.
 fn keeper() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next()? != keeper::ARGUMENT {
@@ -209,8 +211,8 @@ fn keeper() -> Option<ExitCode> {
     })
 }
 
-/// Waits for a signal that means the end. The others' default is to kill: one has the configuration read again, the
-/// others are ignored.
+/// Waits for a signal that ends the daemon. Without handlers, the other signals would kill it: SIGHUP reloads the
+/// configuration, the rest are ignored.
 fn wait_for_end(signals: &mut Signals, mut reload: impl FnMut()) {
     for signal in signals.forever() {
         match signal {
@@ -253,11 +255,25 @@ fn share(args: ShareArgs) -> Result<()> {
     print(&if args.json { serde_json::to_string_pretty(&share)? + "\n" } else { lines() })
 }
 
+/// Upgrades networks and prints the result for each. Fails if one of them was not upgraded.
+fn upgrade(args: &UpgradeArgs) -> Result<()> {
+    let upgraded = control::upgrade(&args.daemon.control()?, args.network.as_deref())?;
+    let line = |Upgraded { network, millis, problem }: &Upgraded| match (millis, problem) {
+        (_, Some(problem)) => format!("network {network}: not upgraded: {}\n", printable_text(problem)),
+        (millis, None) => format!("network {network}: upgraded in {} ms\n", millis.unwrap_or_default()),
+    };
+    let lines = || upgraded.iter().map(line).collect();
+    print(&if args.json { serde_json::to_string_pretty(&upgraded)? + "\n" } else { lines() })?;
+    let failed = upgraded.iter().filter(|upgraded| upgraded.problem.is_some()).count();
+    ensure!(failed == 0, "{failed} of {} networks were not upgraded", upgraded.len());
+    Ok(())
+}
+
 fn change(daemon: &DaemonArgs, request: &Request) -> Result<()> {
     control::change(&daemon.control()?, request)
 }
 
-/// Prints what happens, until the daemon ends or there was enough.
+/// Prints events, until the daemon ends or the requested number was printed.
 fn events(args: &EventsArgs) -> Result<()> {
     let events = control::start_events(&args.daemon.control()?)?;
     let most = args.count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
@@ -273,7 +289,7 @@ fn print(text: &str) -> Result<()> {
 
 fn capture(args: &CaptureArgs) -> Result<()> {
     let frames = capture::client::run(args)?;
-    // Standard output may be the capture.
+    // Printed to standard error, because standard output may be the capture.
     let _ = writeln!(io::stderr(), "{frames} frames");
     Ok(())
 }

@@ -5,10 +5,10 @@ use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 use crate::config::{Config, Pin};
 
-/// Less than a usual guest has, in bytes.
+/// Less than the memory of a usual guest, in bytes.
 const SMALL: u64 = 256 << 20;
 
-/// Takes all that we may of locked memory and descriptors, and says so when that will not do.
+/// Raises the limits of locked memory and descriptors as far as permitted, and warns if that does not suffice.
 pub(crate) fn raise(config: &Config) {
     raise_one(Resource::Memlock, "locked memory");
     // A socket and a few eventfds for each device, and a descriptor for each region of a guest's memory.
@@ -19,17 +19,17 @@ pub(crate) fn raise(config: &Config) {
     }
 }
 
-/// Why guests' memory cannot be locked, if that is sure.
+/// Returns the reason why guest memory certainly cannot be locked, if there is one.
 pub(crate) fn shortage(config: &Config) -> Option<String> {
     shortage_of(config, lockable())
 }
 
-/// Bytes that this process may lock at most; none is no limit, as for root.
+/// Returns the bytes that this process may lock, or `None` if there is no limit, as for root.
 pub(crate) fn lockable() -> Option<u64> {
     getrlimit(Resource::Memlock).maximum.filter(|_| !geteuid().is_root())
 }
 
-/// Why guests' memory cannot be locked where so many bytes may be.
+/// Returns the reason why guest memory cannot be locked with this limit in bytes, if there is one.
 pub(crate) fn shortage_of(config: &Config, limit: Option<u64>) -> Option<String> {
     let bytes = limit.filter(|&limit| limit < SMALL)?;
     let device = config.devices().map(|(_, device)| device).find(|device| device.pin == Pin::All)?;
@@ -42,7 +42,7 @@ pub(crate) fn shortage_of(config: &Config, limit: Option<u64>) -> Option<String>
 }
 
 fn raise_one(resource: Resource, what: &str) {
-    // Workers have these limits, too, and no capability that would lift them.
+    // Workers inherit these limits, and have no capability to exceed them.
     if resource == Resource::Memlock && setrlimit(resource, Rlimit { current: None, maximum: None }).is_ok() {
         return;
     }

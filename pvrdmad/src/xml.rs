@@ -1,4 +1,4 @@
-//! What libvirt has to be told of a device.
+//! libvirt XML for a device.
 
 use std::fmt::Write;
 
@@ -6,17 +6,17 @@ use serde_json::json;
 
 use crate::status::DeviceReport;
 
-/// The slot of both functions, as the documents have it.
+/// The slot of both functions, as in the documents.
 const SLOT: &str = "10";
 
-/// Notes in the domain for its administrators.
+/// Warning in the domain's metadata, for administrators.
 const WARNING: &str = "do not migrate, save or snapshot the domain: QEMU does not refuse it";
 const QEMU_NAMESPACE: &str = "xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'";
 /// The driver in QEMU.
 const DRIVER: &str = "vfio-user-pci";
 
-/// The parts of a libvirt domain that give it the device. libvirt has no word for vfio-user, so that QEMU is told
-/// itself.
+/// Returns the parts of a libvirt domain that give it the device. libvirt has no element for vfio-user, so they contain
+/// arguments for QEMU.
 pub fn domain(device: &DeviceReport) -> String {
     let functions = Functions::of(device);
     let mut text = format!(
@@ -36,16 +36,17 @@ pub fn domain(device: &DeviceReport) -> String {
     text + "  </qemu:commandline>\n</domain>\n"
 }
 
-/// A domain as `virsh dumpxml` prints it, with the device. A device that it has already in that slot is replaced, so
-/// that merging twice is merging once; everything else stays. libvirt keeps no comments, so the warning is metadata.
+/// Merges the device into a domain as `virsh dumpxml` prints it. A device that the domain already has in that slot is
+/// replaced, so that merging twice has the same result as merging once; everything else stays. libvirt keeps no
+/// comments, so the warning is metadata.
 ///
 /// # Errors
-/// It is no such domain, or its memory is of a kind that QEMU cannot share.
+/// The text is not such a domain, or its memory is of a kind that QEMU cannot share.
 pub fn merge(domain: &str, device: &DeviceReport) -> Result<String, String> {
     merged(domain, &Functions::of(device))
 }
 
-/// The options of QEMU for the functions of a device.
+/// QEMU's options for the functions of a device.
 struct Functions {
     nic: Option<String>,
     rdma: String,
@@ -56,7 +57,7 @@ impl Functions {
         Self { nic: device.nic.as_ref().map(|nic| function(0, &nic.socket)), rdma: function(1, &device.socket) }
     }
 
-    /// Two arguments of QEMU's command line for each.
+    /// Returns two arguments of QEMU's command line for each function.
     fn lines(&self) -> impl Iterator<Item = String> {
         self.nic
             .iter()
@@ -65,7 +66,7 @@ impl Functions {
     }
 }
 
-/// The line in front of a device's.
+/// The line before the argument of a device.
 const ARGUMENT: &str = "    <qemu:arg value='-device'/>";
 
 fn function(number: u8, socket: &str) -> String {
@@ -97,7 +98,7 @@ fn merged(domain: &str, functions: &Functions) -> Result<String, String> {
     Ok(lines.join("\n") + "\n")
 }
 
-/// Takes out the arguments of a device in the slot.
+/// Removes the arguments of a device in the slot.
 fn remove_device(lines: &mut Vec<String>) {
     let is_ours = |line: &String| {
         let line = line.replace("&quot;", "\"");
@@ -106,14 +107,14 @@ fn remove_device(lines: &mut Vec<String>) {
     };
     while let Some(at) = lines.iter().position(is_ours) {
         lines.remove(at);
-        // The word in front of it.
+        // Removes the option in front of it, too.
         if at.checked_sub(1).and_then(|before| lines.get(before)).is_some_and(|line| line.contains("'-device'")) {
             lines.remove(at.saturating_sub(1));
         }
     }
 }
 
-/// QEMU's memory has to be a file that the daemon can map.
+/// Makes QEMU's memory a file that the daemon can map.
 fn share_memory(lines: &mut Vec<String>) -> Result<(), String> {
     for (element, wanted, right) in [
         ("<source ", "<source type='memfd'/>", "type='memfd'"),
@@ -130,14 +131,14 @@ fn share_memory(lines: &mut Vec<String>) -> Result<(), String> {
     Ok(())
 }
 
-/// The lines of an element directly in the domain: that of its beginning, and that of its end.
+/// Returns the first and the last line of an element directly in the domain.
 fn section(lines: &[String], name: &str) -> Option<(usize, usize)> {
     let begin = lines.iter().position(|line| *line == format!("  <{name}>"))?;
     let end = lines.iter().skip(begin).position(|line| *line == format!("  </{name}>"))?;
     Some((begin, begin.saturating_add(end)))
 }
 
-/// Adds lines at the end of an element, which is made before the domain's own end if there is none.
+/// Adds lines at the end of an element. If there is none, creates it before the end of the domain.
 fn put(lines: &mut Vec<String>, name: &str, added: impl IntoIterator<Item = String>) -> Result<(), String> {
     let empty = format!("  <{name}/>");
     if let Some(at) = lines.iter().position(|line| *line == empty) {
@@ -155,7 +156,7 @@ fn put(lines: &mut Vec<String>, name: &str, added: impl IntoIterator<Item = Stri
     Ok(())
 }
 
-/// Text as an attribute in single quotes has it.
+/// Escapes text for an attribute in single quotes.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('\'', "&apos;")
 }
@@ -164,7 +165,7 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// As libvirt prints it, with an argument of somebody else's.
+    /// A domain in libvirt's format, with an argument that is not for the device.
     const DOMAIN: &str = "<domain type='kvm' id='3'>\n  <name>vm0</name>\n  <metadata>\n    <other:it xmlns:other='x'/>\n  \
         </metadata>\n  <devices>\n    <emulator>/usr/bin/qemu</emulator>\n  </devices>\n</domain>\n";
 
@@ -178,11 +179,11 @@ mod tests {
         let once = merged(DOMAIN, &functions("/run")).unwrap();
         roxmltree::Document::parse(&once).unwrap();
         assert_eq!(merged(&once, &functions("/run")).unwrap(), once);
-        // libvirt writes quotes in another way, and keeps what it does not know.
+        // libvirt writes other quotes, and keeps elements that it does not know.
         let printed =
             once.replace("{\"", "{&quot;").replace("\":\"", "&quot;:&quot;").replace("\",\"", "&quot;,&quot;");
         assert_eq!(merged(&printed, &functions("/run")).unwrap(), once);
-        // Another socket takes the place of the old one.
+        // A new socket replaces the old one.
         let moved = merged(&once, &functions("/other")).unwrap();
         assert_eq!((moved.matches(DRIVER).count(), moved.contains("/run/")), (2, false), "{moved}");
     }

@@ -55,7 +55,7 @@ impl Bench {
         let path = |name: &str| folder.path().join(name).display().to_string();
         let device =
             format!("name=vm0,socket={},mac=52:54:00:00:00:01,pin=off,uplink=unix:{}", path("vm0"), path("uplink"));
-        // A system call that the sandbox does not know ends the process, and the test.
+        // With `strict`, a system call outside the filter kills the process, and the test fails.
         let mut child = Command::new(PROGRAM)
             .args(["--sandbox", "strict", "--device", &device, "--control", &path("control")])
             .stdin(Stdio::null())
@@ -73,7 +73,7 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// A frame comes over the uplink. It is for nobody, but it is seen.
+    /// Puts a frame on the uplink. No device has its destination, but a capture shows it.
     fn frame(&self, number: u32) {
         let mut frame = vec![0xff; 60];
         frame[56..].copy_from_slice(&number.to_be_bytes());
@@ -87,7 +87,7 @@ impl Bench {
         command
     }
 
-    /// A capture that has begun when this returns.
+    /// Starts a capture that writes to a pipe. Its output begins once the capture runs.
     fn begun(&self) -> (Killed, ChildStdout) {
         let mut child = self.capture(&["-w", "-"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let output = child.stdout.take().unwrap();
@@ -101,13 +101,13 @@ impl Bench {
     }
 }
 
-/// What a file says.
+/// Content of a capture file.
 #[derive(Debug, Default, PartialEq)]
 struct Content {
     interfaces: Vec<String>,
-    /// Interface, flags, bytes on the wire, the last four bytes kept.
+    /// For each frame: interface, flags, length on the wire, and its last four bytes.
     frames: Vec<(u32, u32, u32, u32)>,
-    /// Seen and dropped, by interface.
+    /// Frames seen and dropped, by interface.
     statistics: Vec<(u64, u64)>,
 }
 
@@ -157,13 +157,13 @@ fn a_signal_ends_a_capture_with_a_whole_file() {
     for signal in [Signal::INT, Signal::TERM] {
         let bench = Bench::new();
         let (mut client, mut output) = bench.begun();
-        // The header comes at once.
+        // The file header arrives at once.
         let mut head = [0; 4];
         output.read_exact(&mut head).unwrap();
         for number in 0..3 {
             bench.frame(number);
         }
-        // All of them have come: header, two interfaces, three frames.
+        // Reads until all blocks have arrived: the header, two interfaces and three frames.
         let mut file = head.to_vec();
         while content_so_far(&file) < 6 {
             let mut more = [0; 1000];
@@ -180,7 +180,7 @@ fn a_signal_ends_a_capture_with_a_whole_file() {
     }
 }
 
-/// Whole blocks at the beginning of a file.
+/// Returns the number of complete blocks at the start of a file.
 fn content_so_far(file: &[u8]) -> usize {
     let (mut blocks, mut rest) = (0, file);
     while let Some((head, _)) = rest.split_first_chunk::<8>() {
@@ -198,7 +198,7 @@ fn a_capture_ends_when_it_has_enough() {
     let file = path.display().to_string();
     let mut client =
         Killed(bench.capture(&["-w", &file, "--count", "5", "--snaplen", "20"]).stderr(Stdio::null()).spawn().unwrap());
-    // It begins at some time, and then it gets five.
+    // The start of the capture cannot be observed, so frames are sent until it has five and ends.
     let mut number = 0;
     while client.0.try_wait().unwrap().is_none() {
         bench.frame(number);
@@ -209,9 +209,9 @@ fn a_capture_ends_when_it_has_enough() {
     let content = content(File::open(&path).unwrap());
     assert_eq!(content.frames, [(0, 1, 60, u32::MAX); 5]);
     assert!(content.statistics[0].0 >= 5);
-    // Guest memory is in there.
+    // Only the owner may read the file, because it contains guest memory.
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    // So much time, whatever comes.
+    // The capture ends after this time, whether or not frames arrive.
     let output = bench.capture(&["-w", &file, "--seconds", "1"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "0 frames\n");
@@ -242,14 +242,14 @@ fn a_reader_who_does_not_read_loses_frames_and_nothing_else() {
     let table = String::from_utf8(table.stdout).unwrap();
     assert!(table.contains("1 captures") && table.contains("dropped ("), "{table}");
     assert!(table.contains("passed in"), "{table}");
-    // Enough: what is left comes, with the number of what does not.
+    // Ends the capture. The remaining frames arrive, and the statistics count those that were dropped.
     control.shutdown(std::net::Shutdown::Write).unwrap();
     let content = content(input);
     let (seen, dropped) = content.statistics[0];
     assert_eq!(content.frames.len() as u64, seen - dropped);
     assert!(content.frames.iter().map(|frame| frame.3).is_sorted());
     assert!(dropped > 0 && seen <= u64::from(sent));
-    // Another one that does not read, while the daemon ends.
+    // A second client does not read either, while the daemon ends.
     let control = UnixStream::connect(bench.path("control")).unwrap();
     (&control).write_all(CALL).unwrap();
     let mut head = [0; 20];

@@ -1,4 +1,4 @@
-//! Links of devices follow the interface of their network's uplink.
+//! The links of devices follow the state of their network's uplink interface.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -20,14 +20,14 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
-/// Numbers of asynchronous events (section 10 of the interface).
+/// Numbers of asynchronous events (interface specification, section 10).
 const PORT_ACTIVE: u32 = 9;
 const PORT_ERR: u32 = 10;
 /// The cable.
 const ADD_WIRE: &str = "link add wire mtu 4500 type veth peer name far mtu 4500";
 
-/// A daemon in a network namespace of its own, with the network `near` at one end of a cable, `far` at the other, and
-/// `stays`, which does not follow the first end. Each has a device of its name.
+/// A daemon in its own network namespace. The network `near` is at one end of a cable and `far` at the other; `stays`
+/// is on the first end but does not follow it. Each network has one device, with the network's name.
 struct Host {
     folder: TempDir,
     namespace: String,
@@ -35,9 +35,9 @@ struct Host {
 }
 
 impl Host {
-    /// `None`, and that was printed: there can be no namespace here.
+    /// Returns `None`, and prints the reason, if no namespace can be created.
     fn start(isolate: &str) -> Option<Self> {
-        // Tests run side by side: one that found the name taken would be skipped.
+        // Tests run in parallel, so each namespace has its own name; a test whose name is taken would be skipped.
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let namespace = format!("pvrdmad-carrier-{}-{number}", std::process::id());
@@ -77,7 +77,7 @@ impl Host {
         assert!(status.success(), "ip {arguments}");
     }
 
-    /// Makes the cable.
+    /// Connects the two ends.
     fn plug_in(&self) {
         for arguments in [ADD_WIRE, "link set wire up", "link set far up"] {
             self.ip(arguments);
@@ -99,19 +99,19 @@ impl Host {
         serde_json::from_slice(&output.unwrap().stdout).unwrap()
     }
 
-    /// What status says in words.
+    /// Returns the text form of the status.
     fn words(&self) -> String {
         let output = Command::new(PROGRAM).args(["status", "--control"]).arg(self.path("control")).output();
         String::from_utf8(output.unwrap().stdout).unwrap()
     }
 
-    /// What status says of a network.
+    /// Returns a network's part of the status.
     fn network(&self, name: &str) -> Value {
         self.status()["networks"].as_array().unwrap().iter().find(|network| network["name"] == name).unwrap().clone()
     }
 
-    /// Waits for states, or MTUs, that the interface of `near` has from now on, one after the other. There may be
-    /// others in between.
+    /// Returns a function that waits for the next report of a given state or MTU of `near`'s interface. It skips other
+    /// reports.
     fn carrier(&self) -> impl FnMut(&str) {
         let stream = UnixStream::connect(self.path("control")).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -143,7 +143,7 @@ impl Drop for Host {
     }
 }
 
-/// Waits until the port of a guest has said that it is so, and shows it.
+/// Waits until a guest's port has reported the event, and checks that its state agrees.
 #[track_caller]
 fn hears(guest: &Guest, event: u32) {
     let events: Vec<_> = guest.driver.wait_async_event().iter().map(|event| (event.kind, event.info)).collect();
@@ -151,18 +151,18 @@ fn hears(guest: &Guest, event: u32) {
     assert_eq!(is_active(guest), event == PORT_ACTIVE);
 }
 
-/// Its port as the guest's driver sees it.
+/// Returns `true` if the guest's driver sees an active port.
 fn is_active(guest: &Guest) -> bool {
     const ACTIVE: u8 = 4;
     guest.driver.query_port().unwrap()[0] == ACTIVE
 }
 
-/// As the guest's driver sees it.
+/// Returns the largest path MTU that the guest's driver sees.
 fn path_mtu(guest: &Guest) -> u8 {
     guest.driver.query_port().unwrap()[8]
 }
 
-/// Waits until both ends have been heard, in whatever order the kernel told of them.
+/// Waits for the event at both ends, because the kernel reports the ends in any order.
 fn both_hear(near: &Guest, far: &Guest, event: u32) {
     hears(near, event);
     hears(far, event);
@@ -176,7 +176,7 @@ fn ports_follow_the_cable() {
         let (near, far, stays) = (host.guest("near", 1), host.guest("far", 2), host.guest("stays", 3));
         transfer(&near, &far, 5);
 
-        // The other end of the cable: no carrier at ours.
+        // The far end of the cable goes down, so the near end loses its carrier.
         host.ip("link set far down");
         both_hear(&near, &far, PORT_ERR);
         carrier("no carrier");
@@ -192,13 +192,13 @@ fn ports_follow_the_cable() {
         carrier("up");
         transfer(&near, &far, 5);
 
-        // The interface is deleted and made again: another one of the same name.
+        // The interface is deleted and created again, so another interface has the same name.
         host.ip("link delete wire");
         both_hear(&near, &far, PORT_ERR);
         carrier("absent");
         host.plug_in();
         both_hear(&near, &far, PORT_ACTIVE);
-        // The link itself takes up to half a second to see that.
+        // The uplink notices the new interface within half a second.
         let start = Instant::now();
         while ["near", "far"].iter().any(|name| host.network(name)["uplink"]["up"] != true) {
             assert!(start.elapsed() < PATIENCE, "{:#}", host.status());
@@ -209,7 +209,7 @@ fn ports_follow_the_cable() {
     }
 }
 
-/// A port is up only if both say so.
+/// A port is up only if both the interface and the operator say so.
 #[test]
 fn the_administrator_and_the_cable() {
     for isolate in ["network", "none"] {
@@ -219,7 +219,7 @@ fn the_administrator_and_the_cable() {
         host.link("down", "near");
         hears(&near, PORT_ERR);
         assert!(host.words().contains("device near: its port is down by the administrator"), "{}", host.words());
-        // What the cable does meanwhile is not heard.
+        // While the operator has the link down, the guest gets no events about the cable.
         host.ip("link set wire down");
         carrier("down");
         host.ip("link set wire up");
@@ -232,7 +232,7 @@ fn the_administrator_and_the_cable() {
         };
         settled("up");
         assert!(!is_active(&near) && near.driver.async_events().is_empty());
-        // What the administrator says meanwhile neither.
+        // While the cable is down, the guest gets no events about the operator's link state either.
         host.ip("link set wire down");
         carrier("down");
         host.link("up", "near");
@@ -242,7 +242,7 @@ fn the_administrator_and_the_cable() {
     }
 }
 
-/// A worker begins with the cable as it is then.
+/// A replaced worker starts with the current state of the cable.
 #[test]
 fn the_next_worker_follows_as_well() {
     let Some(host) = Host::start("network") else { return };
@@ -269,7 +269,7 @@ fn the_next_worker_follows_as_well() {
     hears(&near, PORT_ACTIVE);
     carrier("up");
     drop(near);
-    // It changes perhaps before the next one is there, perhaps while that starts, perhaps after.
+    // The cable may change before the next worker starts, during its start, or after it.
     for (interface, active) in [("down", false), ("up", true), ("down", false), ("up", true)] {
         let killed = kill();
         host.ip(&format!("link set wire {interface}"));
@@ -283,7 +283,7 @@ fn the_next_worker_follows_as_well() {
     }
 }
 
-/// Path MTUs follow what the interface carries.
+/// Path MTUs follow the MTU of the interface.
 #[test]
 fn path_mtus_follow_the_interface() {
     for isolate in ["network", "none"] {
@@ -300,11 +300,12 @@ fn path_mtus_follow_the_interface() {
         assert_eq!((&status["interface"]["mtu"], &status["interface"]["up"]), (&json!(1500), &json!(true)));
         let words = host.words();
         assert!(words.contains("network near: interface wire carries packets of 1500 bytes, not of 4500"), "{words}");
-        // What begins now has to fit. Both ends are asked, as programs ask them.
+        // New connections must fit the smaller MTU. Programs use the smaller active MTU of both ends, here 3 (1024
+        // bytes).
         assert!(refuses(&near, 4) && !refuses(&near, 3));
         transfer(&near, &far, 3);
 
-        // What is longer than the network is to carry changes nothing.
+        // An interface MTU above the MTU of the network changes nothing.
         host.ip("link set wire mtu 9000");
         hears(&near, PORT_ACTIVE);
         carrier("9000");
@@ -314,7 +315,7 @@ fn path_mtus_follow_the_interface() {
     }
 }
 
-/// Whether a queue pair of a guest cannot have this path MTU.
+/// Returns `true` if a queue pair of the guest is refused this path MTU.
 fn refuses(guest: &Guest, mtu: u32) -> bool {
     let driver = &guest.driver;
     let (pd, cq) = (driver.create_pd(None).unwrap(), driver.create_cq(None, 4).unwrap());

@@ -1,4 +1,4 @@
-//! Devices that come and go while the daemon runs, beside the traffic of others.
+//! Devices are added and removed while the daemon runs and other devices exchange data.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -23,10 +23,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
-/// What the networks can have processes for.
+/// Values of `--isolate`.
 const ISOLATION: [&str; 2] = ["network", "none"];
 
-/// A daemon with the networks `red`, which has the devices `vm1` and `vm2`, and `blue` without any.
+/// A daemon with two networks: `red` with the devices `vm1` and `vm2`, and `blue` without devices.
 struct Host {
     folder: TempDir,
     daemon: Child,
@@ -36,10 +36,10 @@ impl Host {
     fn start(isolate: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new(PROGRAM);
-        // Threads of each connection take any of many arenas of the heap otherwise, so that it goes on growing as they
-        // are used for the first time.
+        // With several arenas, the connections' threads would use more and more of them, and the heap would grow
+        // without a leak.
         command.env("MALLOC_ARENA_MAX", "1");
-        // A system call that the sandbox does not know ends the process, and the test.
+        // With `strict`, a system call outside the filter kills the process, and the test fails.
         command.args([
             &format!("--isolate={isolate}"),
             "--sandbox=strict",
@@ -88,7 +88,7 @@ impl Host {
         status["networks"].as_array().unwrap().iter().find(|network| network["name"] == name).unwrap().clone()
     }
 
-    /// The process of a network, as soon as it serves.
+    /// Waits until a network is served, and returns its process.
     fn worker(&self, name: &str) -> Pid {
         let start = Instant::now();
         loop {
@@ -100,12 +100,12 @@ impl Host {
         }
     }
 
-    /// The guests of `vm1` and `vm2`, connected.
+    /// Connects the guests of `vm1` and `vm2`.
     fn pair(&self) -> Pair {
         Pair::new(["vm1", "vm2"].map(|name| probe(&self.path(name), 16 << 20)))
     }
 
-    /// Waits until `red` has another worker than this.
+    /// Waits until the worker of `red` is another process than `worker`.
     fn wait_other(&self, worker: Pid) {
         let start = Instant::now();
         while self.worker("red") == worker {
@@ -138,7 +138,7 @@ impl Host {
         [descriptors(own), threads(own), descriptors(worker), threads(worker)]
     }
 
-    /// How many guests' memory the worker of `red` has mapped.
+    /// Returns the number of guests whose memory the worker of `red` has mapped.
     fn mapped(&self) -> usize {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.worker("red").as_raw_nonzero())).unwrap();
         maps.lines().filter(|line| line.contains("memfd:guest")).count()
@@ -176,7 +176,7 @@ fn describe(folder: &TempDir, name: &str, number: u8, keys: &str) -> String {
     format!("name={name},socket={},mac=52:54:00:00:03:{last:02x},pin=off,{keys}", socket.display())
 }
 
-/// What a request to a peer that was there ends with.
+/// Sends a request to a peer that no longer exists. Returns the status of its completion.
 fn knock(from: &Guest, to_number: u8, to_qpn: u32) -> u32 {
     let driver = &from.driver;
     let (pd, mut cq) = (driver.create_pd(None).unwrap(), driver.create_cq(None, 4).unwrap());
@@ -200,14 +200,14 @@ fn devices_come_and_go_beside_traffic() {
                 let (left, right) = (host.guest("vm3", 3), host.guest("vm4", 4));
                 let [qpn, _] = transfer(&left, &right, 5);
                 transfer(&right, &left, 5);
-                // Its VM is there when it goes, and a connection to it.
+                // The device is removed while it has a VM and a connection.
                 let mapped = host.mapped();
                 host.remove("vm3").unwrap();
                 assert!(left.driver.query_port().is_err(), "{isolate}: still there");
                 assert_eq!(host.mapped(), mapped - 1, "{isolate}: its memory is still mapped");
                 assert_eq!(knock(&right, 3, qpn), status::RETRY_EXC, "{isolate}");
                 assert!(host.remove("vm3").unwrap_err().contains("there is no device 'vm3'"));
-                // The one that stays has its address, and so has another one that takes the name.
+                // The remaining device has the same address. Another device gets the name and that address.
                 host.add("vm3", 3, "network=red").unwrap();
                 transfer(&host.guest("vm3", 3), &right, 5);
                 host.remove("vm4").unwrap();
@@ -220,7 +220,7 @@ fn devices_come_and_go_beside_traffic() {
     }
 }
 
-/// A device whose network nobody has described makes it, and it ends with the last one.
+/// Adding a device whose network is not configured creates the network. It ends with its last device.
 #[test]
 fn a_network_comes_and_goes_with_its_devices() {
     for isolate in ISOLATION {
@@ -231,17 +231,17 @@ fn a_network_comes_and_goes_with_its_devices() {
         let uplink = format!("uplink=unix-dgram:{}:{}", wire.display(), host.path("other").display());
         for _ in 0..2 {
             beside_traffic(&mut pair, || {
-                // Equal addresses, in networks of their own.
-                // Listed or not does not matter here: a probe of the wire would only delay the transfer.
+                // The two networks have equal addresses. The test does not depend on an address list; a probe of the
+                // wire would only delay the transfer.
                 host.add("one", 1, &format!("{uplink},address=any")).unwrap();
                 host.add("two", 2, &format!("{uplink},address=any")).unwrap();
                 host.add("three", 1, "roce=v2").unwrap();
-                // What a packet of 1500 bytes carries.
+                // Path MTU that fits packets of 1500 bytes.
                 transfer(&host.guest("one", 1), &host.guest("two", 2), 3);
                 let name = uplink.strip_prefix("uplink=").unwrap();
                 assert_eq!(host.network(name)["devices"], json!(["one", "two"]));
                 assert_eq!(host.network("default")["devices"], json!(["three"]));
-                // The same network, not another one like it.
+                // The name stands for the existing network. A device with other keys for it is refused.
                 let error = host.add("four", 4, &format!("{uplink},mtu=9000")).unwrap_err();
                 assert!(error.contains("mtu is another than that of one"), "{error}");
                 host.remove("one").unwrap();
@@ -258,7 +258,7 @@ fn a_network_comes_and_goes_with_its_devices() {
     }
 }
 
-/// Whatever is wrong with it: it is named, and nothing stays.
+/// Each invalid device is refused with an error that names the fault, and leaves nothing behind.
 #[test]
 fn what_cannot_be_added_leaves_nothing_behind() {
     for isolate in ISOLATION {
@@ -292,7 +292,7 @@ fn what_cannot_be_added_leaves_nothing_behind() {
             ("name=new".to_owned(), "needs a socket"),
             (String::new(), "KEY=VALUE"),
         ] {
-            // Straight to the socket: the command line would not even ask for some of these.
+            // Sent directly to the control socket, because the command line would not send some of these.
             let answer = call(&host, "add-device", &json!({"device": device}));
             let error = answer["error"]["message"].as_str();
             assert!(error.is_some_and(|error| error.contains(word)), "{device}: {answer}");
@@ -314,7 +314,7 @@ fn what_cannot_be_added_leaves_nothing_behind() {
         assert_eq!(host.network("red")["devices"], json!(["vm1", "vm2"]));
         host.wait_costs(before);
         assert_eq!(fs::read_to_string(host.path("file")).unwrap(), "kept");
-        // And what was refused as a whole can still be had.
+        // A device that was refused can be added afterwards if its description is valid.
         host.add("new", 3, "network=red").unwrap();
     }
 }
@@ -324,7 +324,7 @@ fn call(host: &Host, method: &str, params: &Value) -> Value {
     say(host, &json!({"jsonrpc": "2.0", "id": 7, "method": method, "params": params}).to_string())
 }
 
-/// One line to the control socket, and the line that it answers.
+/// Sends a line to the control socket. Returns the line of the reply.
 fn say(host: &Host, line: &str) -> Value {
     let mut stream = UnixStream::connect(host.path("control")).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -342,13 +342,13 @@ fn a_hundred_comings_and_goings_leave_nothing_behind() {
         let cycle = |serve: bool| {
             host.add("vm3", 3, "network=red").unwrap();
             if serve {
-                // Its VM is there when it goes.
+                // The device's VM is connected when the device is removed.
                 let right = host.guest("vm3", 3);
                 transfer(&left, &right, 5);
             }
             host.remove("vm3").unwrap();
         };
-        // What is made once is made now.
+        // Allocates everything that is allocated only once.
         cycle(true);
         let (costs, mapped) = (host.costs(), host.mapped());
         for number in 0..100 {
@@ -359,7 +359,7 @@ fn a_hundred_comings_and_goings_leave_nothing_behind() {
     }
 }
 
-/// In one process, so that whatever stays is there to be seen: each round of the traffic beside it is compared.
+/// Runs without isolation, so that leaks are visible in this process. The traffic beside it is compared in each round.
 #[test]
 fn a_thousand_devices_come_and_go_beside_traffic() {
     let host = Host::start("none");
@@ -380,7 +380,7 @@ fn a_thousand_devices_come_and_go_beside_traffic() {
     };
     let (mut costs, mut before, mut after) = ([0; 4], 0, 0);
     beside_traffic(&mut pair, || {
-        // What is made once is made now.
+        // Allocates everything that is allocated only once.
         cycles(200);
         (costs, before) = (host.costs(), memory());
         cycles(800);
@@ -389,12 +389,12 @@ fn a_thousand_devices_come_and_go_beside_traffic() {
     host.wait_costs(costs);
     let grown = after.saturating_sub(before);
     println!("{before} KiB, {grown} more behind 800 devices");
-    // It is nothing here: 128 bytes that each of them leaves would show.
+    // Growth per device is zero in practice; a leak of 128 bytes per device would fail here.
     assert!(grown < 100, "{before} KiB, {grown} more");
     assert_eq!(host.network("red")["devices"], json!(["vm1", "vm2"]));
 }
 
-/// A line of events, as it comes.
+/// Returns the next line of the event stream.
 fn next(lines: &mut impl Iterator<Item = std::io::Result<String>>) -> Value {
     serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap()
 }
@@ -454,7 +454,7 @@ fn calls_are_answered_and_subscribers_told() {
     }
 }
 
-/// The supervisor keeps what was added, and what was removed does not come back.
+/// After a worker was replaced, added devices still exist, and removed devices do not return.
 #[test]
 fn changes_survive_a_worker() {
     let host = Host::start("network");
@@ -474,11 +474,11 @@ fn changes_survive_a_worker() {
     }
 }
 
-/// Whoever adds waits for the next worker; whoever removes need not.
+/// An addition waits for the next worker; a removal need not.
 #[test]
 fn changes_while_a_worker_is_replaced() {
     let host = Host::start("network");
-    // Each time the next one comes later.
+    // The next worker comes later in each round.
     for round in 0..2 {
         kill_process(host.worker("red"), Signal::KILL).unwrap();
         host.add("vm3", 3, "network=red").unwrap();
@@ -492,17 +492,17 @@ fn changes_while_a_worker_is_replaced() {
     transfer(&host.guest("vm1", 1), &host.guest("vm2", 2), 5);
 }
 
-/// A worker that stands still holds up its own network's changes, for a while. When it goes on it follows.
+/// A stopped worker delays only changes of its own network, until their timeout. When it continues, it applies them.
 #[test]
 fn changes_while_a_worker_stands_still() {
     let host = Host::start("network");
     let client = host.guest("vm2", 2);
     let worker = host.worker("red");
     kill_process(worker, Signal::STOP).unwrap();
-    // Both wait for as long as anybody waits for a worker.
+    // The removal fails after the usual timeout of a request to a worker.
     thread::scope(|scope| {
         let removed = scope.spawn(|| host.remove("vm2"));
-        // Of another network meanwhile.
+        // Meanwhile a device is added to another network.
         host.add("other", 1, "network=blue").unwrap();
         let other = host.guest("other", 1);
         transfer(&other, &other, 5);
@@ -512,24 +512,25 @@ fn changes_while_a_worker_stands_still() {
     assert!(!host.path("vm2").exists());
     assert_eq!(host.network("red")["devices"], json!(["vm1"]));
     kill_process(worker, Signal::CONT).unwrap();
-    // In the order in which it was told.
+    // The worker handles the requests in their order.
     host.add("vm2", 2, "network=red").unwrap();
     assert!(client.driver.query_port().is_err());
     transfer(&host.guest("vm1", 1), &host.guest("vm2", 2), 5);
     assert_eq!(host.network("red")["restarts"], 0);
 }
 
-/// Its port as the guest's driver sees it: active or not.
+/// Returns `true` if the guest's driver sees an active port.
 fn is_active(guest: &Guest) -> bool {
     const ACTIVE: u8 = 4;
     guest.driver.query_port().unwrap()[0] == ACTIVE
 }
 
-/// Numbers of asynchronous events (section 10 of the interface).
+/// Numbers of asynchronous events (interface specification, section 10).
 const PORT_ACTIVE: u32 = 9;
 const PORT_ERR: u32 = 10;
 
-/// The guest is told, its port shows it, and no traffic passes: in the network, and over the wire.
+/// While a link is down, its guest has got an event, its port says so, and no traffic passes, neither inside the
+/// network nor over the wire.
 #[test]
 fn a_link_goes_down_and_up() {
     for isolate in ISOLATION {
@@ -550,12 +551,12 @@ fn a_link_goes_down_and_up() {
             assert_eq!(events, [(PORT_ERR, 1)], "{isolate}");
             assert!(!is_active(&to) && is_active(&from));
             assert_eq!((port(device), port(peer)), ("down".to_owned(), "active".to_owned()));
-            // It is so already.
+            // A repeated command changes nothing.
             host.run(&["link", "down", "--device", device]).unwrap();
             assert!(to.driver.async_events().is_empty());
             assert_eq!(knock(&from, own, qpn), status::RETRY_EXC, "{isolate}: to {device}");
             assert_eq!(knock(&to, number, 77), status::RETRY_EXC, "{isolate}: from {device}");
-            // Whose driver starts now is told by its port alone.
+            // A driver that starts while the link is down learns that from the port's state, without an event.
             drop(to);
             let to = host.guest(device, own);
             assert!(!is_active(&to) && to.driver.async_events().is_empty());
@@ -571,7 +572,7 @@ fn a_link_goes_down_and_up() {
     }
 }
 
-/// A connection outlives a link that comes back in time.
+/// A connection survives a link that comes back before the retries are used up.
 #[test]
 fn a_connection_goes_on_when_the_link_is_back() {
     let host = Host::start("network");
@@ -591,7 +592,7 @@ fn a_link_stays_down_over_a_worker() {
     host.run(&["link", "down", "--device", "vm2"]).unwrap();
     let worker = host.worker("red");
     kill_process(worker, Signal::KILL).unwrap();
-    // Perhaps before the next one is there, perhaps after: that makes no difference.
+    // The command may reach the supervisor before the next worker exists, or after. The result is the same.
     host.run(&["link", "down", "--device", "vm1"]).unwrap();
     host.wait_other(worker);
     let (one, two) = (host.guest("vm1", 1), host.guest("vm2", 2));
@@ -602,17 +603,17 @@ fn a_link_stays_down_over_a_worker() {
     transfer(&one, &two, 5);
 }
 
-/// A limit of a device: what is in force, and what the next driver gets.
+/// Returns a limit of a device: the value in force, and the value for the next driver.
 fn limit(limits: &str, name: &str) -> [u64; 2] {
     let limits: Value = serde_json::from_str(limits).unwrap();
     let limit = limits.as_array().unwrap().iter().find(|limit| limit["name"] == name).unwrap();
     ["value", "next"].map(|member| limit[member].as_u64().unwrap())
 }
 
-/// What the guest was told stays until its driver starts; what it was not told of changes at once.
+/// A limit that the driver has read stays until the driver starts again. Other limits change at once.
 #[test]
 fn limits_are_set_while_a_guest_runs() {
-    /// Where the capabilities say how many queue pairs there may be.
+    /// Offset of the maximum number of queue pairs in the capabilities.
     const MAX_QP: u64 = 76;
     for isolate in ISOLATION {
         let host = Host::start(isolate);
@@ -624,7 +625,7 @@ fn limits_are_set_while_a_guest_runs() {
         assert_eq!((u64::from(driver.cap_u32(MAX_QP)), told, next), (told, 16_384, 16_384));
         assert_eq!(limit(&limits(&["max_qp=5", "max_cq=9"]).unwrap(), "max_qp"), [told, 5]);
         let many: Vec<_> = (0..8).map(|_| driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap()).collect();
-        // Nothing more, and what is there works.
+        // No further objects are allowed; existing ones continue to work.
         assert_eq!(limit(&limits(&["max_memory=0"]).unwrap(), "max_memory"), [0, 0]);
         assert!(driver.create_cq(None, 4).is_err(), "{isolate}");
         drop(many);
@@ -649,7 +650,7 @@ fn limits_are_set_while_a_guest_runs() {
         }
         assert_eq!(limit(&limits(&[]).unwrap(), "max_pd"), [16_384; 2]);
         drop((cq, pd));
-        // The driver starts again, and again in the next worker.
+        // The new limit holds when the driver starts again, also with the next worker.
         drop(guest);
         if isolate == "network" {
             let worker = host.worker("red");

@@ -1,4 +1,4 @@
-//! Everything that a daemon can count has a name, a unit and a help text that an exporter takes as they are.
+//! Each counter of the daemon has a name, a unit and a help text that satisfy the OpenMetrics rules.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,12 +6,12 @@ use std::path::Path;
 use pvrdma_verbs::{Counter, Kind};
 use pvrdmad::vfio_user::{ClientCounters, IrqCounters};
 
-/// What a device counts, whatever its backend.
+/// Returns the counters of a device that do not depend on its backend.
 fn device() -> Vec<Counter> {
     [pvrdma_dev::all_counters(), ClientCounters::default().list(), IrqCounters::default().list()].concat()
 }
 
-/// What a software adapter counts, with links of all kinds.
+/// Returns the counters of a software adapter with links of all kinds.
 fn software() -> Vec<Counter> {
     [pvrdma_rxe::all_counters(), pvrdma_ether_link::all_counters()].concat()
 }
@@ -50,7 +50,7 @@ All counters of devices, by the part of the daemon that counts. They have these 
 prefix `pvrdma_`, and the suffix `_total` if it is a total.
 ";
 
-/// Sections of the page: title, first sentence, counters.
+/// Sections of the reference page: title, first sentence, counters.
 fn sections() -> [(&'static str, &'static str, Vec<Counter>); 5] {
     [
         ("RDMA function", "Commands, rings, events and clients of the RDMA function.", device()),

@@ -1,4 +1,4 @@
-//! The server as Cloud Hypervisor uses it: its client, its order, its way to size BARs.
+//! The server as Cloud Hypervisor uses it: with its client crate, its order of messages and its way to size BARs.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -45,7 +45,7 @@ fn a_virtual_machine_starts_and_ends() {
     client.dma_map(1 << 20, 0x1_0000_0000, 1 << 20, ram.as_raw_fd()).unwrap();
     assert_eq!(served.memory.mapped_bytes(), 2 << 20);
 
-    // Sizes by all ones, also of what is not there, and of the ROM.
+    // BARs are sized by writing all ones, including absent BARs and the ROM.
     let sized: Vec<u32> = [0x10, 0x14, 0x18, 0x1c, 0x20, 0x24, 0x30]
         .iter()
         .map(|&bar| {
@@ -57,7 +57,7 @@ fn a_virtual_machine_starts_and_ends() {
         .collect();
     assert_eq!(sized, [0x4000, 0x1000, 0x10_0000, 0, 0, 0, 0]);
 
-    // All vectors at once, before the guest enables them.
+    // All vectors are set in one message, before the guest enables them.
     let fds = [eventfd(), eventfd(), eventfd()];
     client.set_irqs(2, 4 | 32, 0, 3, &fds.each_ref().map(AsRawFd::as_raw_fd)).unwrap();
     client.region_write(CONFIG, 0x42, &[2, 0x80]).unwrap();

@@ -1,4 +1,4 @@
-//! The program from its start to its end.
+//! The program from start to exit.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ struct Running {
 
 impl Running {
     fn start(arguments: &[String]) -> Self {
-        // A system call that the sandbox does not know ends the process, and the test.
+        // With `strict`, a system call outside the filter kills the process, and the test fails.
         let mut child = Command::new(PROGRAM)
             .args(["--sandbox", "strict"])
             .args(arguments)
@@ -50,7 +50,7 @@ impl Running {
     }
 }
 
-/// What the system has of a process.
+/// A process as seen in `/proc`.
 struct Process(u64);
 
 impl Process {
@@ -62,7 +62,7 @@ impl Process {
         fs::read_dir(self.proc("fd")).unwrap().count()
     }
 
-    /// Nanoseconds that all its threads have run.
+    /// Returns the CPU time of all threads in nanoseconds.
     fn run_time(&self) -> u64 {
         let times = fs::read_dir(self.proc("task")).unwrap().map(|task| {
             let text = fs::read_to_string(task.unwrap().path().join("schedstat")).unwrap();
@@ -79,7 +79,7 @@ impl Drop for Running {
     }
 }
 
-/// A folder for sockets, and the arguments for two devices there.
+/// A folder for sockets, and the arguments for two devices in it.
 struct Place(TempDir);
 
 impl Place {
@@ -125,7 +125,7 @@ impl Place {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// The supervisor, and the worker of the network.
+    /// Returns the supervisor and the worker of the network.
     fn processes(&self) -> [Process; 2] {
         let status = self.status();
         [&status["pid"], &status["networks"][0]["pid"]].map(|pid| Process(pid.as_u64().unwrap()))
@@ -142,14 +142,14 @@ fn word(client: &mut Client, region: u32, offset: u64) -> u32 {
     u32::from_le_bytes(word)
 }
 
-/// A client goes, and the next one may come. Closing its socket is not enough: another test of this process may be
-/// starting a program, which has a copy of it until it runs, and as long the device has a client.
+/// Disconnects a client. Closing the descriptor does not suffice: a child that another test is starting has a copy of
+/// it until it executes its program, and the device would stay occupied until then.
 fn leave(client: &Client) {
     client.shutdown().unwrap();
 }
 
-/// Lines as the OpenMetrics specification has them (section "Text Format"), with types and units that fit the names,
-/// and the numbers of the JSON status.
+/// The metrics follow the OpenMetrics text format. Types and units fit the names, and the values are those of the JSON
+/// status.
 #[test]
 fn metrics_are_openmetrics() {
     let place = Place::new();
@@ -191,7 +191,7 @@ fn metrics_are_openmetrics() {
     assert_eq!(samples[&*format!("pvrdma_client_connected{}", device("vm0"))], 1.0);
     assert_eq!(samples[&*format!("pvrdma_client_connected{}", device("vm1"))], 0.0);
     assert_eq!(samples["pvrdma_network_running{network=\"default\"}"], 1.0);
-    // Each counter of the JSON status is there, and its description.
+    // Each counter of the JSON status appears, with its description.
     let status = place.status();
     for (group, name) in [("counters", "vm0"), ("adapter", "vm1")] {
         let found = status["devices"].as_array().unwrap().iter().find(|device| device["name"] == name).unwrap();
@@ -211,7 +211,7 @@ fn starts_serves_and_ends() {
         for socket in place.sockets() {
             assert_eq!(fs::symlink_metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600, "{socket:?}");
         }
-        // With a client that does not know what is coming.
+        // A client is connected, and has not been told of the shutdown.
         let _client = Client::new(&place.path("a.sock")).unwrap();
         running.signal(signal);
         assert!(running.child.wait().unwrap().success());
@@ -230,7 +230,7 @@ fn the_device_behind_the_socket() {
         let mut client = Client::new(&place.path(socket)).unwrap();
         assert_eq!(word(&mut client, 7, 0), 0x0820_15ad);
         assert_eq!(word(&mut client, 1, 0), version);
-        // MSI-X is found by the walk, and its table lies in BAR 0.
+        // The capability list contains MSI-X, with its table in BAR 0.
         let mut next = word(&mut client, 7, 0x34) & 0xff;
         let mut capabilities = 0;
         while word(&mut client, 7, u64::from(next)) & 0xff != 0x11 {
@@ -240,7 +240,7 @@ fn the_device_behind_the_socket() {
         }
         assert_eq!(word(&mut client, 7, u64::from(next) + 4) & 7, 0);
         assert_eq!(client.get_irq_info(2).unwrap().count, 3);
-        // Sizes by all ones are those of the regions, in all six slots and for the ROM, which is not there.
+        // Writing all ones gives the sizes of the regions, for the six BARs and the absent ROM.
         let mut bar = 0x10;
         while bar < 0x28 {
             let index = u32::try_from((bar - 0x10) / 4).unwrap();
@@ -270,9 +270,9 @@ fn the_network_function_beside_the_device() {
     running.line();
     let mut nic = Client::new(&place.path("nic.sock")).unwrap();
     assert_eq!(word(&mut nic, 7, 0), 0x07b0_15ad);
-    // By this QEMU sees that it must not post writes: the driver frees memory when that of RESET returns.
+    // QEMU sees by this flag that it must not post writes. The driver frees memory as soon as its RESET write returns.
     assert_eq!(nic.region(7).unwrap().flags & VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_MMAP);
-    // It is function 0 of a slot that has more.
+    // The function is number 0 of a multi-function slot.
     assert_eq!(word(&mut nic, 7, 0xc) >> 16 & 0x80, 0x80);
     assert_eq!((word(&mut nic, 1, 0x28), word(&mut nic, 1, 0x30)), (0x0000_5452, 0x0100));
     assert_eq!(nic.get_irq_info(2).unwrap().count, 16);
@@ -318,7 +318,7 @@ fn status_shows_clients_and_their_memory() {
     }
 
     leave(&client);
-    // The next client's turn comes after the clean-up.
+    // The next client is accepted after the clean-up.
     let _next = Client::new(&place.path("a.sock")).unwrap();
     let device = &place.status()["devices"][0];
     assert_eq!(device["memory"]["mapped_bytes"], 0);
@@ -326,7 +326,8 @@ fn status_shows_clients_and_their_memory() {
     assert_eq!(device["counters"]["client_messages_refused"], 0);
 }
 
-/// Who is turned away sees the end of a connection only: status says who has the device.
+/// A client that is turned away only sees the end of its connection. Status and log name the process that has the
+/// device.
 #[test]
 fn status_says_whose_a_socket_is() {
     let place = Place::new();
@@ -366,7 +367,7 @@ fn clients_leave_nothing_behind() {
         last = visit();
     }
     assert_eq!(worker.descriptors(), descriptors);
-    // Guest memory is the worker's alone.
+    // Only the worker maps guest memory.
     for (process, count) in [(worker, 1), (supervisor, 0)] {
         let maps = fs::read_to_string(process.proc("maps")).unwrap();
         assert_eq!(maps.lines().filter(|line| line.contains("/memfd:ram")).count(), count);
@@ -380,11 +381,11 @@ fn an_idle_daemon_does_not_run() {
     let _client = Client::new(&place.path("a.sock")).unwrap();
     let processes = place.processes();
     let run_time = || processes.iter().map(Process::run_time).sum::<u64>();
-    // The control thread may still be on its way back to sleep, and the supervisor looks at its workers every few
-    // seconds. A daemon that polls or spins has no quiet window.
+    // The control thread may not be asleep yet, and the supervisor checks its workers every few seconds. So one quiet
+    // window out of several is required; a daemon that polls or spins has none.
     let quiet = (0..20).any(|_| {
         let before = run_time();
-        // Time itself is awaited here: idleness has no event.
+        // The test waits for time itself, because idleness causes no event.
         std::thread::sleep(Duration::from_millis(400));
         run_time() == before
     });
@@ -405,7 +406,7 @@ fn sockets_of_the_dead_the_living_and_others() {
     let message = String::from_utf8(refused.stderr).unwrap();
     let who = format!("another process (PID {}) is listening", running.child.id());
     assert!(message.contains(&who), "{message}");
-    // The one that runs was not disturbed.
+    // The running daemon was not disturbed.
     place.status();
     drop(running);
 
@@ -417,7 +418,7 @@ fn sockets_of_the_dead_the_living_and_others() {
     let message = String::from_utf8(refused.stderr).unwrap();
     assert!(message.contains("not a socket") && message.contains("vm1"), "{message}");
     assert_eq!(fs::read_to_string(place.path("b.sock")).unwrap(), "precious");
-    // What had been made before is gone again.
+    // Sockets that had been created are removed again.
     assert!(!place.path("a.sock").exists() && !place.path("control").exists());
 }
 
@@ -504,7 +505,7 @@ fn the_control_socket_takes_nonsense() {
     assert_eq!(control_says(&control, b"{\"jsonrpc\""), "");
     let answer = control_says(&control, &[b'x'; 100_000]);
     assert!(answer.is_empty() || answer.contains("at most"), "{answer}");
-    // A connection that says nothing delays others but does not stop them.
+    // A connection that sends nothing delays other requests but does not block them.
     let _silent = UnixStream::connect(&control).unwrap();
     place.status();
 }
@@ -524,7 +525,7 @@ fn status_of_something_else() {
     assert!(message.contains("not understood"), "{message}");
 }
 
-/// A command that was stopped while it waits, from a terminal or with its container, waits on.
+/// A command that was stopped while it waits (by a terminal or a container) continues to wait afterwards.
 #[test]
 fn a_command_that_was_stopped_waits_on() {
     let place = Place::new();
@@ -534,7 +535,7 @@ fn a_command_that_was_stopped_waits_on() {
     let child = command.spawn().unwrap();
     let (mut stream, _) = listener.accept().unwrap();
     BufReader::new(&stream).read_line(&mut String::new()).unwrap();
-    // It has asked, so that it sleeps for nothing but the answer.
+    // The request was sent, and the process sleeps until the reply arrives.
     let stat = Process(child.id().into()).proc("stat");
     while !fs::read_to_string(&stat).unwrap().contains(") S ") {
         std::thread::yield_now();
@@ -548,11 +549,11 @@ fn a_command_that_was_stopped_waits_on() {
     assert!(message.contains("not understood"), "{message}");
 }
 
-/// The host's adapter is looked for only when it is asked for, and what is missing is said.
+/// The host's adapter is opened only if a device is configured for it. The error names the missing part.
 #[test]
 fn the_hosts_adapter_is_not_there() {
     let place = Place::new();
-    // Not a library, and found before any that may be installed.
+    // A file that is not a library, found before an installed libibverbs.
     fs::write(place.path("libibverbs.so.1"), "no library").unwrap();
     let start = |arguments: &[String]| {
         let mut command = Command::new(PROGRAM);
@@ -570,7 +571,7 @@ fn the_hosts_adapter_is_not_there() {
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(message.contains("cannot load libibverbs.so.1") && message.contains("rdma-core"), "{message}");
     assert!(place.sockets().iter().all(|path| !path.exists()));
-    // With the system's library, if there is one, there is still no such device.
+    // The same with the system's library, if there is one: it has no such device.
     let output = Command::new(PROGRAM).args(ibverbs("nosuchdevice")).stdin(Stdio::null()).output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{message}");

@@ -1,4 +1,4 @@
-//! The last descriptors of a process. Alone in its process, whose limit it changes.
+//! A client that uses up descriptors. This test runs alone in its process, because it changes the process's limit.
 
 mod common;
 
@@ -11,14 +11,15 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const RW: u32 = 3;
 const PAGE: u64 = 4096;
 
-/// C6: a client's descriptors leave none to the others: neither to accept somebody nor for another client's memory.
+/// C6: a client's descriptors leave room for other clients: for accepting a connection, and for another client's
+/// memory.
 #[test]
 fn the_last_descriptors_are_not_for_clients() {
     let (attacked, neighbour) = (Served::new(), Served::new());
     let mut client = attacked.client();
     let file = memfd("memory", 16 * PAGE);
     client.map(0, PAGE, 0, RW, Some(&file)).ok();
-    // As many as there are now, and the reserve.
+    // The limit allows the descriptors that are open now, and the reserve.
     let open = u64::try_from(fs::read_dir("/proc/self/fd").unwrap().count()).unwrap();
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(open + 40), maximum }).unwrap();

@@ -1,5 +1,5 @@
-//! A daemon whose devices lend their doorbell pages, in its sandbox: guests' processes post, poll and arm without a
-//! message. Where the kernel or the rights of the test are not enough for that it says so, and ends.
+//! A sandboxed daemon that exports doorbell pages: processes of guests post, poll and arm without vfio-user messages.
+//! Where the kernel or the test's privileges do not allow it, the tests print the reason and end.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -37,12 +37,13 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// With these doorbells of both. None, with a line that says why, where pages cannot be lent.
+    /// Starts a daemon whose two devices have these doorbell modes. Returns `None`, and prints the reason, where pages
+    /// cannot be exported.
     fn start(doorbells: [&str; 2], options: &[&str]) -> Option<Self> {
         PageFile::make(1).inspect_err(skipped).ok()?;
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new(PROGRAM);
-        // A system call that the sandbox does not know ends the process, and the test.
+        // With `strict`, a system call outside the filter kills the process, and the test fails.
         command.args(["--sandbox", "strict"]).args(options).arg("--control").arg(folder.path().join("control"));
         for (number, doorbells) in (1..).zip(doorbells) {
             let socket = folder.path().join(number.to_string());
@@ -83,7 +84,7 @@ impl Drop for Daemon {
     }
 }
 
-/// A process of a guest, with a connection.
+/// A process of a guest, with a queue pair and a buffer.
 struct Process {
     number: u8,
     driver: Driver,
@@ -124,7 +125,7 @@ fn guests(daemon: &Daemon, probe: fn(&std::path::Path, u64) -> Driver) -> [Drive
     })
 }
 
-/// Messages in both directions. Every other round waits for an interrupt, having asked for one.
+/// Sends messages in both directions. Every other round arms the completion queue and waits for an interrupt.
 fn exchange([a, b]: &mut [Process; 2], rounds: u64) {
     let numbers = [a.qp.qpn, b.qp.qpn];
     a.connect(b.number, numbers[1]);
@@ -147,13 +148,13 @@ fn exchange([a, b]: &mut [Process; 2], rounds: u64) {
     }
 }
 
-/// Nothing that processes post, poll or ask for comes as a message; what comes is a fault for each time that a page was
-/// taken away, and one for each process.
+/// Posting, polling and arming cause no messages. They cause one page fault for each process, and one for each time
+/// that a page was taken away.
 #[test]
 fn processes_ring_without_a_message() {
     let Some(daemon) = Daemon::start(["mapped", "mapped"], &[]) else { return };
     let drivers = guests(&daemon, probe_mapped);
-    // Two processes one after the other, of which the second gets the first one's page.
+    // Two processes run one after the other. The second one gets the page of the first.
     for process in 1..=2_u64 {
         let [a, b] = &drivers;
         let mut ends = [Process::new(1, a), Process::new(2, b)];
@@ -166,7 +167,7 @@ fn processes_ring_without_a_message() {
             assert!(daemon.count(number, "doorbells_found") > 0, "vm{number}");
         }
     }
-    // Who has nothing to do sleeps.
+    // A watcher without work sleeps.
     let cold = || (daemon.report(1)["doorbells"]["watcher"] == "cold").then_some(());
     wait_for("sleep", cold);
     let report = daemon.report(1);
@@ -174,7 +175,7 @@ fn processes_ring_without_a_message() {
     assert!(daemon.run(&["status"]).contains("vm1: doorbells: mapped ("));
 }
 
-/// A client that maps nothing has doorbells that trap, on a device that lends its pages as on one that does not.
+/// A client that does not map the pages has trapped doorbells, whether or not the device exports pages.
 #[test]
 fn who_maps_nothing_sends_messages() {
     let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };
@@ -189,7 +190,7 @@ fn who_maps_nothing_sends_messages() {
     assert!(!daemon.run(&["status"]).contains("vm2: doorbells"));
 }
 
-/// `auto` says why it is what it is. A client of such a device is told nothing of a file.
+/// With `auto`, status gives the reason for the chosen mode. A client of a device without pages is not offered a file.
 #[test]
 fn auto_says_why_doorbells_trap() {
     let Some(daemon) = Daemon::start(["auto", "trapped"], &[]) else { return };
@@ -205,8 +206,8 @@ fn auto_says_why_doorbells_trap() {
     }
 }
 
-/// Conformance 2: a device that lends its pages has the BARs of one that does not. The file goes with both replies, and
-/// only with those about BAR 2. Replies fit in what the client has room for.
+/// Conformance 2: exporting pages does not change the BARs. Replies about BAR 2 carry the file, whatever their size,
+/// and no other replies do. A reply is no longer than the client allows.
 #[test]
 fn the_file_comes_with_the_region() {
     let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };
@@ -231,14 +232,14 @@ fn the_file_comes_with_the_region() {
         let (answer, fds) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, short));
         assert_eq!((answer.errno(), fds.len()), (common::EINVAL, 0), "{short}");
     }
-    // A thousand questions leave nothing behind, neither here nor there.
+    // A thousand requests leave no descriptors open in the server or in the test.
     for _ in 0..1000 {
         let (_, fds) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 64));
         assert_eq!(fds.len(), 1);
     }
 }
 
-/// What cannot be is refused when the daemon starts, in words.
+/// An impossible configuration is refused when the daemon starts, with an explanation.
 #[test]
 fn pages_that_cannot_be_lent_are_refused() {
     let Some(daemon) = Daemon::start(["trapped", "trapped"], &[]) else { return };
@@ -251,7 +252,7 @@ fn pages_that_cannot_be_lent_are_refused() {
     assert!(!wrong.wait().unwrap().success() && said.contains("auto, trapped, mapped"), "{said}");
 }
 
-/// A file of doorbell pages as a VMM maps it.
+/// A mapping of the doorbell file, as a VMM has it.
 struct Mapping(MmapRegion);
 
 impl Mapping {
@@ -266,14 +267,15 @@ impl Mapping {
     }
 }
 
-/// Waits for a thread that touches a page. One that gets no answer hangs; a wrong answer is the end of this process.
+/// Waits for a thread that touches a page. Without an answer the thread hangs; a wrong answer kills this process by a
+/// signal.
 fn finish(touching: thread::JoinHandle<Mapping>) -> Mapping {
     wait_for("an answer about a page", || touching.is_finished().then_some(()));
     touching.join().unwrap()
 }
 
-/// A request that the process had that has ended, and those that come later, are answered by its stand-in, which ends
-/// when nobody has the file any more.
+/// The fallback server answers the request that its process left unanswered, and later ones. It exits when the file is
+/// no longer open or mapped.
 #[test]
 fn a_touch_that_was_not_answered_is_answered_by_the_stand_in() {
     let Ok(PageFile { device, file }) = PageFile::make(8).inspect_err(skipped) else {
@@ -298,7 +300,7 @@ fn a_touch_that_was_not_answered_is_answered_by_the_stand_in() {
         mapping.store(3);
         mapping
     });
-    // The request is in hand, and who has it ends.
+    // The serving process has read the request, and ends before it answers.
     let mut request = [0; 64 << 10];
     let length = rustix::io::read(&device, &mut request).unwrap();
     assert!(length > 40 && request[4] == 15, "a READ: {:?}", &request[..length]);
@@ -311,7 +313,7 @@ fn a_touch_that_was_not_answered_is_answered_by_the_stand_in() {
     assert!(stand_in.wait().unwrap().success());
 }
 
-/// A VMM outlives the process of its network, whenever that ends: its touches are answered.
+/// A VMM survives the worker process of its network at any moment: its page touches are still answered.
 #[test]
 fn a_vmm_outlives_the_process_of_its_network() {
     let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };
@@ -340,7 +342,7 @@ fn a_vmm_outlives_the_process_of_its_network() {
     let mapping = finish(touching);
     wait_for("the next worker", || worker().filter(|pid| *pid != first));
     (1..1024).for_each(|page| mapping.store(page));
-    // The next one lends pages of its own.
+    // The next worker exports other pages.
     let mut client = Raw::connect(&daemon.socket(1));
     client.negotiate();
     let (_, files) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 64));
@@ -348,7 +350,7 @@ fn a_vmm_outlives_the_process_of_its_network() {
     drop(files);
     next.store(1);
     wait_for("a fault", || (daemon.count(1, "doorbell_faults") == 1).then_some(()));
-    // And the end of all.
+    // Finally the daemon itself ends.
     drop(daemon);
     for mapping in [&mapping, &next] {
         (1..1024).for_each(|page| mapping.store(page));

@@ -1,4 +1,4 @@
-//! A VMM hands over a descriptor whose `close(2)` does not return: it wedges no more than its own connection.
+//! A VMM passes a descriptor whose `close(2)` does not return. Only that VMM's connection hangs.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -28,10 +28,10 @@ use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 
-/// A daemon with the networks `a` and `b` of the devices `a1` to `a3` and `b1` to `b3`, and a client of `a3` whose
-/// worker does not come back from closing what the client sent.
+/// A daemon with the networks `a` (devices `a1` to `a3`) and `b` (`b1` to `b3`), and a client of `a3` that has sent a
+/// descriptor which the worker cannot finish closing.
 struct Place {
-    // Before the file system, whose end lets everything go on.
+    // Declared before the file system, so that it is dropped first: the end of the file system completes blocked calls.
     daemon: Daemon,
     log: BufReader<ChildStderr>,
     client: Raw,
@@ -42,20 +42,20 @@ struct Place {
 }
 
 impl Place {
-    /// `None` where no such file can be made.
+    /// Returns `None` where such a file cannot be created.
     fn start() -> Option<Self> {
         Self::with(&["a1", "a2", "a3", "b1", "b2", "b3"])
     }
 
-    /// The same with these devices, of which the third gets the file.
+    /// Same, with these devices. The third one's client sends the file.
     fn with(devices: &[&str]) -> Option<Self> {
         let files = EndlessClose::mount().inspect_err(skipped).ok()?;
         let folder = tempfile::tempdir().unwrap();
         configure(&folder, devices);
         let mut command = Command::new(PROGRAM);
-        // A system call that the sandbox does not know ends the process, and the test.
+        // With `strict`, a system call outside the filter kills the process, and the test fails.
         command.args(["--sandbox", "strict", "--config"]).arg(folder.path().join("config.toml"));
-        // A keeper would receive the descriptor in the place of the worker.
+        // A keeper process would receive the descriptor instead of the worker.
         command.env("PVRDMAD_WITHOUT_KEEPERS", "1");
         let mut daemon = Daemon::start(command.env("RUST_LOG", "info").stderr(Stdio::piped()));
         let log = BufReader::new(daemon.errors());
@@ -98,7 +98,7 @@ impl Place {
         status["networks"].as_array().unwrap().iter().find(|network| network["name"] == name).unwrap().clone()
     }
 
-    /// Waits until the status is as `is` says.
+    /// Waits until `is` accepts the status.
     #[track_caller]
     fn wait(&self, is: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
@@ -111,7 +111,7 @@ impl Place {
         }
     }
 
-    /// What happens from now on.
+    /// Returns the events from now on.
     fn events(&self) -> impl Iterator<Item = Value> + use<> {
         let mut stream = UnixStream::connect(self.path("control")).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -136,7 +136,7 @@ impl Place {
     }
 }
 
-/// Sends a file whose `close(2)` does not return, to a device.
+/// Sends a device a file whose `close(2)` does not return.
 fn wedge(files: &EndlessClose, socket: &Path) -> Raw {
     let mut client = Raw::connect(socket);
     client.negotiate();
@@ -145,7 +145,7 @@ fn wedge(files: &EndlessClose, socket: &Path) -> Raw {
     client
 }
 
-/// Writes the configuration with these devices. Their names begin with that of their network, of which `c` and `d` are
+/// Writes the configuration of these devices. A device's name begins with the name of its network; `c` and `d` are
 /// connected by a tunnel.
 fn configure(folder: &TempDir, devices: &[&str]) {
     let path = |name: &str| folder.path().join(name).display().to_string();
@@ -177,13 +177,13 @@ fn named<'a>(list: &'a Value, name: &str) -> &'a Value {
     list.as_array().unwrap().iter().find(|entry| entry["name"] == name).expect(name)
 }
 
-/// Returns `true` if the network `a` is served, by another process than that of the beginning if one is `replaced`.
+/// Returns `true` if network `a` is served: by a new process if `replaced`, otherwise by the first one.
 fn serves(status: &Value, worker: Pid, replaced: bool) -> bool {
     let network = named(&status["networks"], "a");
     network["state"] == "running" && (network["pid"] != worker.as_raw_nonzero().get()) == replaced
 }
 
-/// The device goes, its neighbours in the network keep their worker and their traffic.
+/// After the removal of the device, the other devices of the network keep their worker and their traffic.
 fn removed_beside_traffic(mut place: Place, remove: impl FnOnce(&Place)) {
     let (mut a, mut b) = (place.pair("a"), place.pair("b"));
     beside_traffic(&mut b, || {
@@ -193,14 +193,14 @@ fn removed_beside_traffic(mut place: Place, remove: impl FnOnce(&Place)) {
         assert_eq!(named(&status["networks"], "a")["devices"], serde_json::json!(["a1", "a2"]));
         a.exchange();
     });
-    // New clients of the neighbours are served as well, and so is a new device with the same addresses.
+    // New clients of the other devices are served, and so is a new device with the same addresses.
     drop(a);
     place.pair("a").exchange();
     place.add().unwrap();
     probe(&place.path("a3"), 4 << 20).remove();
     place.wait_log("a3: the thread of its client does not come back");
     assert!(place.run(&["status"]).contains("a3"), "the status names it");
-    // It ends when the call returns.
+    // The thread ends when the call returns.
     let Place { files, .. } = &mut place;
     files.release();
     place.wait(|status| named(&status["networks"], "a")["stuck_clients"] == serde_json::json!([]));
@@ -223,7 +223,8 @@ fn a_reload_removes_a_device_whose_client_wedged_its_connection() {
     });
 }
 
-/// The process stays, without its leader and without serving anybody. The supervisor does not wait for it.
+/// A killed worker may not end, because one of its threads hangs in the kernel. It serves no device then, and the
+/// supervisor replaces it without waiting for it.
 #[test]
 fn a_worker_that_cannot_be_killed_is_replaced() {
     let Some(mut place) = Place::start() else { return };
@@ -275,13 +276,13 @@ fn the_daemon_ends_beside_a_worker_that_cannot_be_killed() {
         let start = Instant::now();
         place.daemon.signal(Signal::TERM);
         assert_eq!(place.daemon.wait(), Some(0));
-        // The promise of SECURITY.md. A daemon that waits for the process does so for ever.
+        // The bound that SECURITY.md states. A daemon that waits for the process would wait for ever.
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
         assert!(!place.path("a1").exists() && !place.path("control").exists());
     }
 }
 
-/// The process that stays has the socket of the tunnel as well. It reads nothing from it.
+/// The remaining process also has the tunnel's socket, but does not read from it.
 #[test]
 fn a_tunnel_is_served_on_beside_a_worker_that_cannot_be_killed() {
     let Some(place) = Place::with(&["c1", "d2", "c3"]) else { return };
@@ -293,7 +294,7 @@ fn a_tunnel_is_served_on_beside_a_worker_that_cannot_be_killed() {
     transfer(&far, &near, 3);
 }
 
-/// The thread of the last client would reset the device under the next one.
+/// A device must not get a new client before the last client's thread has ended, because that thread would reset it.
 #[test]
 fn the_next_client_of_a_device_is_turned_away_until_the_call_returns() {
     let Some(mut place) = Place::start() else { return };
@@ -306,7 +307,7 @@ fn the_next_client_of_a_device_is_turned_away_until_the_call_returns() {
     probe(&socket, 4 << 20).remove();
 }
 
-/// Each keeps what its device was made of, so there is a bound.
+/// Each blocked thread keeps the resources of its device, so their number is bounded.
 #[test]
 fn a_worker_goes_on_without_so_many_threads_of_clients_and_then_takes_no_device() {
     let Some(mut place) = Place::start() else { return };

@@ -1,4 +1,4 @@
-//! The script for guests, on a folder that looks like one, with one thing wrong at a time.
+//! The script for guests, run on a folder that imitates a guest with one fault at a time.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::fs;
@@ -20,14 +20,14 @@ const PORT: &str = "sys/bus/pci/devices/0000:00:10.1/infiniband/vmw_pvrdma0/port
 const PROVIDER: &str = "usr/lib/x86_64-linux-gnu/libibverbs/libvmw_pvrdma-rdmav57.so";
 
 impl Guest {
-    /// One in which everything is right.
+    /// Creates a guest without faults.
     fn new() -> Self {
         let guest = Self { root: tempfile::tempdir().unwrap(), memlock: "unlimited" };
         for (function, device) in [(CARD, "0x07b0"), (DEVICE, "0x0820")] {
             guest.write(&format!("{function}/vendor"), "0x15ad");
             guest.write(&format!("{function}/device"), device);
         }
-        // Another card, in another slot.
+        // Another network card, in another slot.
         guest.write("sys/bus/pci/devices/0000:00:03.0/vendor", "0x1af4");
         guest.write("sys/bus/pci/devices/0000:00:03.0/device", "0x1000");
         guest.link(&format!("{CARD}/driver"), "../../../../bus/pci/drivers/vmxnet3");
@@ -65,7 +65,7 @@ impl Guest {
         if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
     }
 
-    /// What the script says, and whether it found no error.
+    /// Runs the script. Returns its output, and whether it found no error.
     fn doctor(&self) -> (bool, String) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/pvrdma-guest-doctor");
         let mut command = Command::new("sh");
@@ -75,7 +75,7 @@ impl Guest {
         (output.status.success(), said)
     }
 
-    /// Checks that there is one finding, a line with its cure, and that it says this.
+    /// Checks that there is a single finding, on one line with its fix, and that it contains this text.
     #[track_caller]
     fn assert_finding(&self, kind: &str, problem: &str, cure: &str) {
         let (success, said) = self.doctor();

@@ -1,5 +1,4 @@
-//! Messages that no sane client sends. Each is answered with an error or ends the connection, and the next client
-//! works.
+//! Invalid messages. Each is answered with an error or ends the connection, and the next client is served.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -17,7 +16,7 @@ use proptest::prelude::*;
 use pvrdma_verbs::testing::LogLines;
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
 
-/// A correct body for each command we serve, after negotiation.
+/// Returns a valid body for each command that the server supports after negotiation.
 fn good_bodies() -> Vec<(Command, Vec<u8>)> {
     let mut multi = 1u64.to_le_bytes().to_vec();
     multi.extend(access(1, 0, 4));
@@ -53,8 +52,8 @@ fn bodies_cut_short_are_refused_and_the_stream_stays_in_step() {
     assert_eq!(client.read(1, 0, 4), [0; 4]);
 }
 
-/// A panic on a connection's thread ends the connection: the device is reset and holds no memory before anybody else
-/// comes, and then serves the next client.
+/// A panic on a connection's thread ends the connection. The device is reset and its memory unmapped without waiting
+/// for another client, and the next client is served.
 #[test]
 fn a_panic_ends_the_connection_and_nothing_of_it_stays() {
     let served = Served::new();
@@ -69,10 +68,10 @@ fn a_panic_ends_the_connection_and_nothing_of_it_stays() {
         .write_all(&header(Command::REGION_WRITE, u32::try_from(HEADER_SIZE + write.len()).unwrap(), 0))
         .unwrap();
     client.stream.write_all(&write).unwrap();
-    // The client is hung up on.
+    // The server has closed the connection.
     assert_eq!(client.stream.read(&mut [0; 16]).unwrap_or(0), 0);
     served.function.wait_reset();
-    // It may be about to be unmapped, but nobody has to come for it.
+    // The memory is unmapped soon, without a further connection.
     while served.memory.mapped_bytes() != 0 {
         std::thread::yield_now();
     }
@@ -81,7 +80,7 @@ fn a_panic_ends_the_connection_and_nothing_of_it_stays() {
     assert_eq!(served.client().read(1, 0, 4), [0; 4]);
 }
 
-/// What is refused, and coming and going, is logged under one limit over all clients of a device.
+/// Refused messages and connections are logged under one rate limit for all clients of a device.
 #[test]
 fn floods_do_not_fill_the_log() {
     let served = Served::new();
@@ -96,7 +95,7 @@ fn floods_do_not_fill_the_log() {
     drop(client);
     for _ in 0..500 {
         let mut client = served.client();
-        // Longer than any message: the connection ends.
+        // A message above the maximum length ends the connection.
         client.stream.write_all(&header(Command::REGION_WRITE, u32::MAX, 0)).unwrap();
         client.wait_hang_up();
     }
@@ -112,7 +111,7 @@ fn bodies_with_too_much_are_refused_or_ignored() {
         client.call(command, &body, &[]);
         assert_eq!(client.read(1, 0x40, 1), [0], "{command:?}");
     }
-    // Says 8, brings 4, and the other way round.
+    // The stated length is 8 and then 2, but the body has 4 bytes.
     let mut write = write_body(1, 0x40, &[1, 2, 3, 4]);
     write[12] = 8;
     assert_eq!(client.call(Command::REGION_WRITE, &write, &[]).errno(), EINVAL);
@@ -182,7 +181,7 @@ fn messages_in_small_pieces_are_put_together() {
         client.send_raw(&[*byte], &[]);
     }
     assert_eq!(client.receive().ok()[16..], [0; 4]);
-    // And many in one piece.
+    // The same message many times in one write.
     client.send_raw(&message.repeat(50), &[]);
     for _ in 0..50 {
         assert_eq!(client.receive().header.id, 7);
@@ -206,7 +205,8 @@ fn descriptors_where_none_belong_or_too_many() {
     }
     client.call(Command(77), &[1, 2, 3], &many[..16]).errno();
     assert_eq!(client.read(1, 0, 4), [0; 4]);
-    // None of them is kept: a pipe ends when the last copy of its writing end is closed.
+    // The server keeps none of the descriptors: the pipe reports its end once the last copy of its writing end is
+    // closed.
     let (mut reader, writer) = std::io::pipe().unwrap();
     for command in [Command::DEVICE_SET_IRQS, Command::DEVICE_RESET, Command(77), Command::VERSION] {
         client.call(command, &irqs_body(2, 0x24, 0, 3), &[writer.as_fd(); 40]).errno();
@@ -220,7 +220,7 @@ fn descriptors_where_none_belong_or_too_many() {
 fn replies_and_odd_types() {
     let served = Served::new();
     let mut client = served.client();
-    // A reply to a question we did not ask is dropped.
+    // A reply to a request that the server did not send is ignored.
     client.send(Command::DMA_READ, Header::REPLY, &[0; 100], &[]);
     client.send(Command::REGION_WRITE, Header::REPLY, &write_body(1, 0, &[1]), &[]);
     assert_eq!(client.read(1, 0, 1), [0]);
@@ -269,7 +269,7 @@ fn negotiation_comes_first_and_once() {
     assert_eq!(served.connect().call(Command::VERSION, &deep, &[]).errno(), EINVAL);
 }
 
-/// Messages with a sensible header and anything inside.
+/// Messages with a valid header and random content.
 fn message() -> impl Strategy<Value = Vec<u8>> {
     let command = prop_oneof![8 => 0u16..20, 1 => any::<u16>()];
     let flags = prop_oneof![4 => Just(0u32), 2 => Just(Header::NO_REPLY), 1 => any::<u32>()];
@@ -289,13 +289,14 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
         })
 }
 
-/// Sends the bytes, with descriptors on the first of them, and reads whatever comes back until the server hangs up.
+/// Sends the bytes, with descriptors on the first byte, and reads replies until the server closes the connection.
 fn survives(served: &Served, bytes: &[u8], negotiated: bool) {
     let mut client = if negotiated { served.client() } else { served.connect() };
     let (file, event) = (memfd("random", 0x2000), common::eventfd());
     let sender = client.stream.try_clone().unwrap();
     std::thread::scope(|scope| {
-        // By another thread, because replies may fill the other direction; it fails when the server hangs up.
+        // On another thread, because replies may fill the other direction. The write fails when the server closes the
+        // connection.
         scope.spawn(|| {
             if let Some((first, rest)) = bytes.split_at_checked(HEADER_SIZE) {
                 common::send(&sender, first, &[file.as_fd(), event.as_fd()])

@@ -1,4 +1,4 @@
-//! SET_IRQS as QEMU and Cloud Hypervisor use it, and as nobody should.
+//! SET_IRQS, as QEMU and Cloud Hypervisor use it and in invalid forms.
 
 mod common;
 
@@ -43,7 +43,7 @@ fn vectors_come_one_at_a_time_and_are_replaced() {
     raise(&mut client, 1);
     assert_eq!((take_signals(&fds[1]), take_signals(&other)), (0, 1));
 
-    // Taken away: one, then all.
+    // Removes one vector, then all.
     client.set_irqs(MSIX, EVENTFD | TRIGGER, 1, 1, &[]).ok();
     raise(&mut client, 1);
     raise(&mut client, 0);
@@ -64,7 +64,7 @@ fn all_vectors_at_once() {
     let all = fds.each_ref().map(AsFd::as_fd);
     client.set_irqs(MSIX, EVENTFD | TRIGGER, 0, 3, &all).ok();
     raise(&mut client, 2);
-    // Tests by the client.
+    // The client triggers vectors itself.
     client.set_irqs(MSIX, NONE | TRIGGER, 0, 2, &[]).ok();
     let mut body = irqs_body(MSIX, BOOL | TRIGGER, 0, 3);
     body.extend([0, 1, 1]);
@@ -113,12 +113,12 @@ fn nonsense_changes_nothing() {
 fn a_full_counter_does_not_block() {
     let served = Served::new();
     let mut client = served.client();
-    // Blocking, and no room for one more.
+    // A blocking eventfd without room for another signal.
     let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
     rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     client.set_irqs(MSIX, EVENTFD | TRIGGER, 0, 1, &[fd.as_fd()]).ok();
     raise(&mut client, 0);
-    // As the kernel's own signals count: no write gets there.
+    // The largest count, which only the kernel's own signals can reach; a write cannot.
     assert_eq!(take_signals(&fd), u64::MAX);
 }
 
@@ -146,7 +146,7 @@ fn the_legacy_line_masks_itself() {
     served.irqs.intx(true);
     served.irqs.intx(true);
     assert_eq!(take_signals(&fd), 1);
-    // Unmasked while asserted: again. Unmasked when it is not: nothing.
+    // Unmasking signals again while INTx is asserted, and does not while it is not.
     client.set_irqs(0, NONE | UNMASK, 0, 1, &[]).ok();
     assert_eq!(take_signals(&fd), 1);
     served.irqs.intx(false);

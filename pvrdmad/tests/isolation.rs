@@ -1,4 +1,4 @@
-//! Networks in processes of their own: what happens to one stays there.
+//! Networks in separate processes: a fault in one network does not affect another.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -23,7 +23,7 @@ use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 
-/// A daemon with the networks `a` and `b`, each with three devices of the same addresses: `a1` to `a3`, `b1` to `b3`.
+/// A daemon with the networks `a` (devices `a1` to `a3`) and `b` (`b1` to `b3`), with the same addresses in both.
 struct Place {
     folder: TempDir,
     daemon: Child,
@@ -34,7 +34,7 @@ impl Place {
     fn start(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut command = process::Command::new(PROGRAM);
-        // A system call that the sandbox does not know ends the process, and the test.
+        // With `strict`, a system call outside the filter kills the process, and the test fails.
         command.args(["--sandbox", "strict"]);
         command.arg("--control").arg(folder.path().join("control")).args([
             "--network",
@@ -78,7 +78,7 @@ impl Place {
         Process::new(i32::try_from(self.network(name)["pid"].as_i64().unwrap()).unwrap())
     }
 
-    /// Waits until a network is as `is` says.
+    /// Waits until `is` accepts a network's status.
     fn wait_network(&self, name: &str, is: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
         loop {
@@ -120,7 +120,7 @@ fn is_running(network: &Value) -> bool {
     network["state"] == "running"
 }
 
-/// A process that is not ours to wait for.
+/// A process that is not a child of the test.
 struct Process {
     pid: Pid,
     fd: OwnedFd,
@@ -146,7 +146,7 @@ impl Process {
         fs::read_to_string(format!("/proc/{}/{what}", self.pid.as_raw_nonzero())).unwrap()
     }
 
-    /// Limits a resource. Returns what takes that back.
+    /// Limits a resource of the process. Returns a function that restores the old limit.
     fn limit(&self, resource: Resource, limit: u64) -> impl FnOnce() {
         let pid = self.pid;
         let Rlimit { maximum, .. } = getrlimit(resource);
@@ -157,7 +157,7 @@ impl Process {
     }
 }
 
-/// New clients are served, and the pair that is there goes on.
+/// Checks that the network still serves its connected pair, and new clients.
 fn assert_untouched(place: &Place, name: &str) {
     let status = place.status();
     let network = find(&status["networks"], name);
@@ -167,7 +167,7 @@ fn assert_untouched(place: &Place, name: &str) {
         assert_eq!((&device["phase"], &device["client"]["connected"]), (&"active".into(), &true.into()), "{device:#}");
         assert_eq!(device["network"]["name"], name);
     }
-    // Whoever comes now is served from the first message on.
+    // A new client is served from its first message.
     let driver = probe(&place.path(&format!("{name}3")), 4 << 20);
     driver.bind_gid(0, gid(3)).unwrap();
     driver.remove();
@@ -187,7 +187,7 @@ fn equal_addresses_in_two_networks_do_not_meet() {
         let own = u64::from(place.daemon.id());
         let separate = pids[0] != pids[1] && !pids.contains(&own);
         assert!(if isolate == "network" { separate } else { pids == [own; 2] }, "{isolate}: {pids:?}");
-        // The address is taken in one network, and unknown in the other once its owner is gone.
+        // Once its owner in one network has gone, the address still has an owner in the other network.
         drop(b);
         a.exchange();
     }
@@ -205,7 +205,7 @@ fn a_worker_that_is_killed_takes_only_its_network() {
         assert_eq!(network["lost_vms"], serde_json::json!(["a1", "a2"]));
         assert!(network["last_end"].as_str().unwrap().contains("SIGKILL"), "{network:#}");
         assert_untouched(&place, "b");
-        // Who comes now finds a device as new, at the same place.
+        // A new client finds a freshly reset device at the same socket.
         let mut again = place.pair("a");
         again.exchange();
         assert_eq!(place.network("a")["lost_vms"], serde_json::json!([]));
@@ -236,12 +236,12 @@ fn a_worker_that_stands_still_holds_nobody_else_up() {
         worker.signal(Signal::STOP);
         let status = place.status();
         assert_eq!(find(&status["networks"], "a")["state"], "unresponsive", "{status:#}");
-        // Somebody waits for it, and others need not.
+        // One request waits for the stopped worker; requests for another network do not.
         let waiting = show("a1").spawn().unwrap();
         assert!(show("b1").output().unwrap().status.success());
         assert_untouched(&place, "b");
         worker.signal(Signal::CONT);
-        // Its answer came too late for nobody.
+        // The request still gets its reply.
         let output = waiting.wait_with_output().unwrap();
         assert!(output.status.success(), "{output:?}");
     });
@@ -257,10 +257,10 @@ fn a_worker_without_descriptors_serves_its_clients_and_spares_others() {
     let (mut a, mut b) = (place.pair("a"), place.pair("b"));
     let worker = place.worker("a");
     beside_traffic(&mut b, || {
-        // None is left: fewer than those that are open.
+        // The limit is below the number of open descriptors, so the process cannot get another one.
         let unlimit = worker.limit(Resource::Nofile, 8);
         a.exchange();
-        // Nobody can be turned away either, so this one waits.
+        // The new client cannot even be turned away, so it waits.
         let mut client = Raw::connect(&place.path("a1"));
         client.send(Command::VERSION, 0, &[0; 4], &[]);
         a.exchange();
@@ -272,7 +272,8 @@ fn a_worker_without_descriptors_serves_its_clients_and_spares_others() {
     b.exchange();
 }
 
-/// A client brings that about, here by more than it may have locked. The thread that says so stays within its filter.
+/// A client can cause this, here with more memory than the device may lock. The thread that logs it must not violate
+/// its filter.
 #[test]
 fn memory_that_cannot_be_locked_ends_no_worker() {
     let place = Place::start(&[]);
@@ -283,7 +284,7 @@ fn memory_that_cannot_be_locked_ends_no_worker() {
     let output = add.args(["add", &device, "--control"]).arg(place.path("control")).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let pid = i32::try_from(place.network("a")["pid"].as_i64().unwrap()).unwrap();
-    // One that is none would not have it ask.
+    // A privileged supervisor would lift the limit.
     let limit = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
     prlimit(Pid::from_raw(pid), Resource::Memlock, limit).unwrap();
     let mut client = Raw::connect(&socket);
@@ -311,10 +312,10 @@ fn a_worker_without_memory_or_mappings_spares_others() {
     beside_traffic(&mut b, || {
         let mut client = Raw::connect(&place.path("a1"));
         client.negotiate();
-        // No mapping more, and no memory but what the allocator has.
+        // The worker can create no mapping and get no memory from the kernel.
         let _for_ever = worker.limit(Resource::As, 1 << 20);
         client.map(0, 1 << 20, 0, 3, Some(&memfd("guest", 1 << 20))).errno();
-        // However far its worker comes with this: nobody else notices.
+        // The worker may or may not survive this message. In both cases the other network is not affected.
         let size = 1 << 20;
         let header = Header { id: 7, command: Command::VERSION, size, flags: 0, error: 0 };
         let _ = common::send(&client.stream, &[&header.to_bytes()[..], &vec![0; 1 << 20]].concat(), &[]);
@@ -330,7 +331,7 @@ fn a_worker_without_memory_or_mappings_spares_others() {
     b.exchange();
 }
 
-/// The worker connects to nobody: the supervisor does, as often as it is needed.
+/// The worker cannot connect. The supervisor connects for it, as often as necessary.
 #[test]
 fn a_link_gets_its_connections_from_the_supervisor() {
     let folder = tempfile::tempdir().unwrap();
@@ -357,7 +358,7 @@ fn workers_end_with_their_supervisor() {
     for signal in [Signal::KILL, Signal::TERM, Signal::INT] {
         let mut place = Place::start(&[]);
         let workers = ["a", "b"].map(|name| place.worker(name));
-        // One that cannot do anything by itself.
+        // A stopped worker, which cannot end by itself.
         workers[1].signal(Signal::STOP);
         kill_process(Pid::from_child(&place.daemon), signal).unwrap();
         let status = place.daemon.wait().unwrap();
@@ -394,7 +395,7 @@ fn what_an_idle_network_costs() {
     assert!(kib < 3 << 10, "{kib} KiB");
 }
 
-/// Each thread of a worker that serves clients, as the kernel shows it: confined, and without rights.
+/// The kernel shows each thread of a worker that serves clients as confined, without capabilities.
 #[test]
 fn every_thread_of_a_worker_is_confined() {
     let place = Place::start(&[]);
@@ -403,7 +404,7 @@ fn every_thread_of_a_worker_is_confined() {
     let network = place.network("a");
     let sandbox = &network["sandbox"];
     assert_eq!((&sandbox["no_new_privs"], &sandbox["seccomp"]), (&true.into(), &true.into()), "{sandbox}");
-    // What may stay, so that guest memory can be locked, where the limit of locked memory cannot be lifted.
+    // The only capability that may stay. It is needed to lock guest memory where the limit cannot be raised.
     const IPC_LOCK: u64 = 1 << 14;
     let kept = if sandbox["capabilities"].as_array().unwrap().is_empty() { 0 } else { IPC_LOCK };
     let worker = place.worker("a");
@@ -421,6 +422,6 @@ fn every_thread_of_a_worker_is_confined() {
         }
         threads += 1;
     }
-    // The main thread, the launcher, an engine, and for each of the two clients its own.
+    // The main thread, the launcher, an engine, and one thread for each of the two clients.
     assert!(threads >= 5, "{threads}");
 }

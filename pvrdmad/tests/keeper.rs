@@ -1,4 +1,4 @@
-//! A client hands over descriptors whose `close(2)` does not return: it costs its own connection, and nothing else.
+//! A client passes descriptors whose `close(2)` does not return. This ends its own connection and affects no other.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -26,7 +26,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 const MAP: message::Command = message::Command::DMA_MAP;
 const IRQS: message::Command = message::Command::DEVICE_SET_IRQS;
 
-/// A daemon with the network `a` of the devices `a1` to `a3`, of which the last one has a network function.
+/// A daemon with the network `a` and the devices `a1` to `a3`. The last one has a network function.
 struct Place {
     daemon: Daemon,
     folder: TempDir,
@@ -36,7 +36,7 @@ impl Place {
     fn start(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new(PROGRAM);
-        // A system call that the sandbox does not know ends the process, and the test.
+        // With `strict`, a system call outside the filter kills the process, and the test fails.
         command.args(["--sandbox", "strict", "--control"]).arg(folder.path().join("control")).args(arguments);
         command.args(["--network", "name=a"]);
         for number in 1..=3 {
@@ -67,7 +67,7 @@ impl Place {
         serde_json::from_str(&self.run(&["status", "--json"])).unwrap()
     }
 
-    /// Waits until the status is as `is` says.
+    /// Waits until `is` accepts the status.
     #[track_caller]
     fn wait(&self, is: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
@@ -86,7 +86,7 @@ impl Place {
         client
     }
 
-    /// Processes of keepers, with their devices.
+    /// Returns the keeper processes with their devices.
     fn keepers(&self) -> Vec<(i32, String)> {
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.daemon.id())).unwrap_or_default();
         let threads = fs::read_dir(format!("/proc/{}/task", self.daemon.id())).unwrap();
@@ -104,7 +104,7 @@ impl Place {
     }
 }
 
-/// Maps memory and sets an interrupt, which takes descriptors that are good.
+/// Maps memory and sets an interrupt, which both need valid descriptors.
 #[track_caller]
 fn works(client: &mut Raw) {
     client.map(0, 1 << 20, 0, 3, Some(&memfd("memory", 1 << 20))).ok();
@@ -115,7 +115,8 @@ fn works(client: &mut Raw) {
     client.unmap(0, 1 << 20, 0).ok();
 }
 
-/// Each client ends, its neighbours and the next client of the device go on, until four of these processes do not end.
+/// Each of the clients is disconnected. Other devices and the next client of the device are served, until four keepers
+/// of the device are stuck.
 #[test]
 fn a_close_that_never_returns_ends_the_connection_of_its_client() {
     let mut files = match EndlessClose::mount() {
@@ -131,7 +132,7 @@ fn a_close_that_never_returns_ends_the_connection_of_its_client() {
     let cases: [(message::Command, Vec<u8>, &[BorrowedFd<'_>]); 4] = [
         (MAP, map_body(3, 0, 0, 1 << 20), &two[1..]),
         (IRQS, irqs_body(2, 0x24, 0, 2), &two),
-        // Refused for other reasons as well, and more than it takes.
+        // Messages that are refused for other reasons, and one with more descriptors than the command takes.
         (MAP, vec![1], &two),
         (IRQS, Vec::new(), &two[1..]),
     ];
@@ -145,7 +146,7 @@ fn a_close_that_never_returns_ends_the_connection_of_its_client() {
         let (wedged, network) = (&status["wedged"][done], &status["networks"][0]);
         assert_eq!((&wedged["pid"], &wedged["device"]), (&held.into(), &"a3".into()), "{status:#}");
         assert_eq!((&network["pid"], &network["restarts"]), (&worker, &0.into()), "{status:#}");
-        // The other function of the device has the next keeper, if there may be one.
+        // The client of the device's other function continues with the next keeper, while another keeper is allowed.
         if done + 1 < cases.len() {
             works(&mut nic);
         }
@@ -153,7 +154,7 @@ fn a_close_that_never_returns_ends_the_connection_of_its_client() {
     let text = place.run(&["status"]);
     assert!(text.contains("the keeper of device a3") && text.contains("/sys/fs/fuse/connections"), "{text}");
     Raw::connect(&place.path("a3")).wait_hang_up();
-    // It is left to itself until one of them ends.
+    // The device stays without a keeper until one of the stuck keepers ends.
     files.release();
     place.wait(|status| status["wedged"] == serde_json::json!([]));
     works(&mut place.client("a3"));
@@ -178,7 +179,7 @@ fn a_daemon_ends_whose_keeper_does_not() {
     place.daemon.stop();
 }
 
-/// What finds no room is not installed, and so not closed as descriptors are.
+/// Descriptors that a message must not carry are not received at all, so the server need not close them.
 #[test]
 fn descriptors_where_none_belong_are_never_received() {
     let files = match EndlessClose::mount() {
@@ -192,15 +193,15 @@ fn descriptors_where_none_belong_are_never_received() {
     for command in commands {
         assert!([EINVAL, 95].contains(&client.call(command, &[0; 32], &[file.as_fd()]).errno()), "{command:?}");
     }
-    // A header in two parts, each with a descriptor.
+    // A header in two parts, with a descriptor on each.
     let header = Header { id: 1, command: MAP, size: 48, flags: 0, error: 0 }.to_bytes();
     client.send_raw(&header[..7], &[file.as_fd()]);
     client.send_raw(&header[7..HEADER_SIZE], &[file.as_fd()]);
     client.send_raw(&map_body(3, 0, 0, 1 << 20), &[]);
     assert_eq!(client.receive().errno(), EINVAL);
     works(&mut client);
-    // Before the negotiation. The worker closes the connection after a wrong header, and the descriptor behind it is
-    // still queued then, unless the worker was faster: the write fails in that case, so there are several attempts.
+    // The same before the negotiation. After an invalid header the worker closes the connection while the last
+    // descriptor is still queued. If the worker is faster, the write fails, so there are several attempts.
     for _ in 0..8 {
         let mut client = Raw::connect(&place.path("a2"));
         assert_eq!(client.call(message::Command::VERSION, &[0; 4], &[file.as_fd()]).errno(), EINVAL);
@@ -219,7 +220,7 @@ fn descriptors_where_none_belong_are_never_received() {
 #[test]
 fn a_keeper_lives_with_its_worker_and_is_replaced_when_it_ends() {
     let mut place = Place::start(&[]);
-    // None before the first client.
+    // There is no keeper before the first client.
     assert_eq!(place.keepers(), []);
     let (mut client, mut nic) = (place.client("a3"), place.client("nic"));
     works(&mut client);
@@ -227,7 +228,7 @@ fn a_keeper_lives_with_its_worker_and_is_replaced_when_it_ends() {
     assert_eq!(name, "a3");
     let kill = |pid: i32| kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     kill(*first);
-    // Its descriptors are closed when it is a zombie.
+    // The keeper's descriptors are closed once the process is a zombie.
     let stat = || fs::read_to_string(format!("/proc/{first}/stat")).unwrap_or_default();
     let start = Instant::now();
     while !stat().is_empty() && !stat().contains(") Z ") {

@@ -1,5 +1,5 @@
-//! VMMs that end at any byte of what they say, under load: nothing of them stays in the process, and their peers hear
-//! of it.
+//! VMMs under load that are killed after any number of bytes. The process keeps nothing of them, and their peers get
+//! errors.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -30,10 +30,10 @@ const MEMORY: u64 = 2 << 20;
 const LENGTH: usize = 40_000;
 const WRITES: u64 = 30;
 
-/// Who is killed is not served any more: how its thread ends, wherever it is.
+/// Panic payload that ends the client's thread at the point where the client is killed.
 struct Killed;
 
-/// A function behind a socket, of a client that is killed once it has said a number of bytes.
+/// A function behind a socket, whose client is killed once it has sent a given number of bytes.
 struct Mortal {
     said: Mutex<Said>,
 }
@@ -48,7 +48,7 @@ impl Mortal {
         Self { said: Mutex::new(Said { client: Some(Raw::connect(socket)), left }) }
     }
 
-    /// Says something. Returns the answer.
+    /// Sends a message. Returns the reply.
     fn call(&self, command: Command, body: &[u8], fds: &[BorrowedFd<'_>]) -> Vec<u8> {
         let mut guard = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         let said = &mut *guard;
@@ -112,7 +112,7 @@ impl PciFunction for Mortal {
     }
 }
 
-/// Where a queue pair and its buffer are.
+/// A queue pair and its buffer.
 #[derive(Clone, Copy)]
 struct Place {
     qpn: u32,
@@ -120,7 +120,7 @@ struct Place {
     rkey: u32,
 }
 
-/// What a client does all its life. `left`: bytes until it is killed.
+/// Runs a client from its connection to its end. `left`: number of bytes that it sends before it is killed.
 fn live(socket: &FilePath, left: usize, to_peer: &mpsc::Sender<Place>, from_peer: &mpsc::Receiver<Place>) {
     let function = Arc::new(Mortal::new(socket, left));
     let file = memfd("victim", MEMORY);
@@ -146,7 +146,7 @@ fn live(socket: &FilePath, left: usize, to_peer: &mpsc::Sender<Place>, from_peer
     });
 }
 
-/// Gives the device's interrupts to the driver until it is told to stop.
+/// Forwards the device's interrupts to the driver until `stop` is signalled.
 fn forward(events: &[OwnedFd; 3], stop: &OwnedFd, irqs: &Irqs) {
     loop {
         let mut ready: Vec<_> = events.iter().chain([stop]).map(|event| PollFd::new(event, PollFlags::IN)).collect();
@@ -160,7 +160,7 @@ fn forward(events: &[OwnedFd; 3], stop: &OwnedFd, irqs: &Irqs) {
     }
 }
 
-/// Registers memory, connects, and writes to the peer, which does likewise.
+/// Registers memory, connects, and writes to the peer, which also writes to this guest.
 fn load(driver: &Driver, to_peer: &mpsc::Sender<Place>, from_peer: &mpsc::Receiver<Place>) {
     driver.bind_gid(0, gid(1)).unwrap();
     let (pd, mut cq) = (driver.create_pd(None).unwrap(), driver.create_cq(None, 64).unwrap());
@@ -177,19 +177,19 @@ fn load(driver: &Driver, to_peer: &mpsc::Sender<Place>, from_peer: &mpsc::Receiv
         qp.post_send(&[SendWr::write(number, &[sge], peer.addr, peer.rkey)]).unwrap();
         assert_eq!(cq.wait().status, status::SUCCESS);
     }
-    // Who is slow has not written anything yet.
+    // A peer that is slow may not have written yet.
     let _ = from_peer.recv();
 }
 
-/// A guest that lives on.
+/// A guest that survives.
 struct Peer {
     driver: Driver,
     cq: Cq,
 }
 
 impl Peer {
-    /// Writes to whoever says where, until he does not answer any more, and tells him of his first answer. Returns how
-    /// often he did.
+    /// Writes to the victim until it no longer responds, and reports the first completion to it. Returns the number of
+    /// completed writes.
     fn serve(&mut self, victim: &mpsc::Receiver<Place>, to_victim: mpsc::Sender<Place>) -> u64 {
         let driver = &self.driver;
         let Ok(theirs) = victim.recv() else { return 0 };
@@ -202,7 +202,7 @@ impl Peer {
         qp.connect(&path).unwrap();
         let mine = Place { qpn: qp.qpn, addr: sge.addr, rkey: mr.rkey };
         to_victim.send(mine).unwrap_or_default();
-        // Ends without a word if he is killed before he listens.
+        // The victim may be killed before it is ready to receive.
         let _ = victim.recv();
         let mut answered = 0;
         loop {
@@ -254,7 +254,8 @@ impl Daemon {
         status["networks"][0]["pid"].as_u64().unwrap()
     }
 
-    /// What the process has, with a client that has said nothing but hello: whoever was there before is gone.
+    /// Returns the resources of the process while a client has only negotiated. By then the previous client's resources
+    /// are released.
     fn holdings(&self, worker: u64) -> Holdings {
         let mut client = Raw::connect(&self.folder.path().join("victim"));
         client.negotiate();
@@ -301,7 +302,7 @@ struct Holdings {
     anonymous_kib: u64,
 }
 
-/// A random number for each step of `state`.
+/// Returns a pseudo-random number for each step of `state` (splitmix64).
 fn splitmix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut mixed = *state;
@@ -310,7 +311,7 @@ fn splitmix(state: &mut u64) -> u64 {
     mixed ^ mixed >> 31
 }
 
-/// With `KILL_SEED` the points are others.
+/// `KILL_SEED` selects other points.
 #[test]
 fn a_client_killed_anywhere_leaves_nothing_behind() {
     let seed = std::env::var("KILL_SEED").map_or(7, |seed| seed.parse().unwrap());
@@ -330,7 +331,8 @@ fn a_client_killed_anywhere_leaves_nothing_behind() {
             peer.serve(&from_victim, to_victim)
         })
     };
-    // A whole life, which is longer than any other; and some for what is only allocated once.
+    // One client lives to the end and so is the longest; some others make the process allocate what it allocates only
+    // once.
     assert!(round(usize::MAX) > 0);
     for left in [100, 1000, 4000, 8000] {
         round(left);
@@ -338,14 +340,14 @@ fn a_client_killed_anywhere_leaves_nothing_behind() {
     let before = daemon.holdings(worker);
     let (mut state, mut connected) = (seed, 0);
     for number in 0..ROUNDS {
-        // The last bytes are said under load.
+        // The later messages are sent under load.
         let left = usize::try_from(splitmix(&mut state) % 9000).unwrap();
         let answered = round(left);
         connected += u64::from(answered > 0);
         assert_eq!(daemon.worker(), worker, "seed {seed}, round {number}, after {left} bytes");
     }
     assert!(connected > ROUNDS / 10, "{connected} of {ROUNDS} were killed under load");
-    // A thread that delivers interrupts of the peer ends after a second without one.
+    // A thread that delivers the peer's interrupts ends after a second without one.
     let mut after = daemon.holdings(worker);
     for _ in 0..200 {
         if after.threads <= before.threads {

@@ -1,4 +1,4 @@
-//! What the program says, to whoever made a mistake, and in the log.
+//! Output of the program: errors at the command line, and the log.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod common;
@@ -13,20 +13,21 @@ use common::process::Daemon;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-/// The program, without the places that its environment names.
+/// Returns the program as a command, without the environment variables that name folders.
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
     command.env_remove("XDG_RUNTIME_DIR").env_remove("RUNTIME_DIRECTORY").env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }
 
-/// Runs it to its end. Its status, and what it said on standard output.
+/// Runs the program to its end. Returns its exit status and standard output.
 fn ask(arguments: &[&str]) -> (Option<i32>, String) {
     let output = program().args(arguments).output().unwrap();
     (output.status.code(), String::from_utf8(output.stdout).unwrap())
 }
 
-/// Runs it to its end. Its status, and what it said, which it said once.
+/// Runs the program to its end. Returns its exit status and standard error, after a check that no cause is printed
+/// twice.
 #[track_caller]
 fn run(arguments: &[&str]) -> (Option<i32>, String) {
     let output = program().args(arguments).output().unwrap();
@@ -52,7 +53,7 @@ impl Place {
         self.path(name).display().to_string()
     }
 
-    /// The words for a device.
+    /// Returns the description of a device.
     fn device(&self, name: &str, number: u8) -> String {
         format!("name={name},socket={},mac=52:54:00:00:00:0{number},pin=off", self.text(&format!("{name}.sock")))
     }
@@ -77,7 +78,7 @@ impl Running {
         Self { daemon, log }
     }
 
-    /// The next line of the log with this word.
+    /// Returns the next line of the log that contains this word.
     fn log(&mut self, word: &str) -> String {
         self.log.by_ref().map(Result::unwrap).find(|line| line.contains(word)).unwrap()
     }
@@ -147,7 +148,8 @@ fn signals() {
     }
 }
 
-/// Who asks twice does not want to wait: it may end by either signal, and what that leaves is no obstacle.
+/// A second signal means impatience: the daemon may then end by either signal, and what it leaves behind does not
+/// prevent the next start.
 #[test]
 fn a_second_signal() {
     let place = Place::new();
@@ -161,7 +163,7 @@ fn a_second_signal() {
     }
 }
 
-/// The line that says that it is ready is not all there is to serving.
+/// A daemon that cannot print its ready line serves nevertheless.
 #[test]
 fn a_ready_line_that_nobody_can_have() {
     let full = || Stdio::from(fs::File::options().write(true).open("/dev/full").unwrap());
@@ -192,7 +194,7 @@ fn links_come_and_go() {
         assert_eq!(status, Some(0), "{said}");
         said.contains(&format!("{}: no peer is connected", link.display()))
     };
-    // Status does not wait for whoever works at the link.
+    // The status reports listening links without waiting for the thread that is working at the link.
     while !waits(&nic) {}
     let line = running.log("unix-connect:");
     assert!(line.contains(&format!("link unix-connect:{}: connected", uplink.display())), "{line}");
@@ -227,7 +229,7 @@ fn sockets_that_somebody_removed() {
         fs::remove_file(path).unwrap();
     }
     assert_eq!(removed(), paths);
-    // What is there is somebody else's.
+    // The existing socket belongs to another process.
     let other = UnixListener::bind(&paths[0]).unwrap();
     assert_eq!(removed(), paths);
     drop(running);
@@ -260,7 +262,7 @@ fn the_control_socket_has_a_default() {
         let mut first = program();
         let running = Running::start(first.args(["--device", &place.device("vm0", 1)]).env(variable, place.0.path()));
         assert_eq!(ask(), Some(0));
-        // Nobody asked for it, so another daemon goes without.
+        // The control socket was not requested explicitly, so a second daemon starts without one.
         let mut second = program();
         let mut other =
             Running::start(second.args(["--device", &place.device("vm1", 2)]).env(variable, place.0.path()));
@@ -272,7 +274,7 @@ fn the_control_socket_has_a_default() {
     }
 }
 
-/// A socket, and what a client brings, take some each.
+/// Sockets and clients need descriptors for each device, more than the soft limit allows.
 #[test]
 fn many_devices_with_few_descriptors() {
     let place = Place::new();
@@ -282,7 +284,7 @@ fn many_devices_with_few_descriptors() {
         command
             .args(["--device", &place.device(&format!("vm{number}"), 0).replace("00:00", &format!("00:{number:02x}"))]);
     }
-    // The limit that is raised, and one that is as high as the machine lets.
+    // The soft limit is low, and the daemon raises it.
     let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
     let mut shell = Command::new("sh");
     shell.args(["-c", "ulimit -Sn 32; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pvrdmad")]).args(words);

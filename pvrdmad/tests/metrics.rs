@@ -1,4 +1,4 @@
-//! Metrics over HTTP, and what is made for those who fetch them.
+//! Metrics over HTTP, and the dashboard and alerts that use them.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod common;
@@ -24,7 +24,7 @@ struct Host {
 }
 
 impl Host {
-    /// With so many devices, of which the first has all that counts.
+    /// Starts a daemon with this number of devices. The first one has everything that has counters.
     fn start(devices: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
@@ -51,7 +51,7 @@ impl Host {
         stream
     }
 
-    /// What is told over HTTP.
+    /// Returns the text of the metrics page.
     fn metrics(&self) -> String {
         let mut text = String::new();
         self.connect().read_to_string(&mut text).unwrap();
@@ -72,7 +72,7 @@ fn packaging(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging").join(name)).unwrap()
 }
 
-/// Names of samples in the text, without labels and values.
+/// Returns the names of the samples in the text, without labels and values.
 fn names(text: &str) -> BTreeSet<String> {
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     samples.filter_map(|line| line.split(['{', ' ']).next()).map(str::to_owned).collect()
@@ -91,7 +91,7 @@ fn http_tells_what_the_command_tells() {
     assert!(fetched.ends_with("# EOF\n") && names(&fetched).len() > 130, "{fetched}");
 }
 
-/// What Grafana and Prometheus are told to look at is there.
+/// Each metric that the Grafana dashboard and the Prometheus alerts name exists.
 #[test]
 fn the_dashboard_and_the_alerts_name_what_there_is() {
     let host = Host::start(1);
@@ -117,7 +117,8 @@ fn the_dashboard_and_the_alerts_name_what_there_is() {
     assert_eq!(unknown, [""; 0]);
 }
 
-/// The answer of `promtool` to a text. `None`, and that was printed: it is not on this machine.
+/// Returns the exit status and output of `promtool` for a text. Returns `None`, and prints the reason, if it is not
+/// installed.
 fn promtool(arguments: &[&str], text: &str) -> Option<String> {
     let mut command = Command::new("promtool");
     let child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -128,7 +129,7 @@ fn promtool(arguments: &[&str], text: &str) -> Option<String> {
     Some(format!("{}: {}", output.status, String::from_utf8_lossy(&said)))
 }
 
-/// It reads the older text format, in which a counter's kind and help stand under the name of its sample.
+/// `promtool` reads the older text format, in which the type and help of a counter stand under the name of its sample.
 #[test]
 fn promtool_finds_nothing() {
     let metrics = Host::start(2).metrics();
@@ -150,8 +151,8 @@ fn promtool_finds_nothing() {
     assert!(said.starts_with("exit status: 0: "), "{said}");
 }
 
-/// While one scrape is sent to somebody who does not read it, each of 64 devices answers, others scrape, and then the
-/// rest of the first arrives.
+/// While one scraper does not read its response, 64 devices serve their clients, other scrapers get theirs, and then
+/// the rest of the first response arrives.
 #[test]
 fn a_scrape_of_64_devices_stalls_none_of_them() {
     let host = Host::start(64);
@@ -163,7 +164,7 @@ fn a_scrape_of_64_devices_stalls_none_of_them() {
     let mut slow = host.connect();
     let mut first = [0; 1];
     slow.read_exact(&mut first).unwrap();
-    // It is gathered and being sent; it is too long to fit into the socket.
+    // The first response is being sent; it is too long for the socket's buffer.
     for client in &mut clients {
         assert_eq!(client.read(1, 0, 4).len(), 4);
     }

@@ -1,4 +1,4 @@
-//! What is said about the mistakes that people make at the command line: what is wrong, where, and what would be right.
+//! Errors about mistakes at the command line: they say what is wrong, where, and what would be right.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::fs::{self, OpenOptions};
@@ -9,7 +9,7 @@ use std::thread;
 
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
-/// Runs the program with these words. Gives its status and what it said on standard error.
+/// Runs the program with these arguments. Returns its exit status and standard error.
 fn said(arguments: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_pvrdmad"))
         .args(arguments)
@@ -20,7 +20,7 @@ fn said(arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
-/// Checks the status and that each of these texts is said, once.
+/// Checks the exit status, and that the error contains each of these texts once.
 #[track_caller]
 fn assert_said(arguments: &[&str], status: i32, texts: &[&str]) {
     let (code, text) = said(arguments);
@@ -74,7 +74,7 @@ fn places_that_are_wrong() {
     assert_said(&["--device", &device(&folder_itself, "")], 1, &["exists and is not a socket"]);
     let (a, vxlan) = (path("a"), ",uplink=vxlan:192.0.2.1,remote=192.0.2.2");
     assert_said(&["--device", &device(&a, vxlan)], 1, &["192.0.2.1 is not an address of this host"]);
-    // Who may not have the socket hears that first.
+    // Without the privilege for raw sockets, the daemon reports that before it looks for the interface.
     let problem =
         if rustix::process::geteuid().is_root() { "no such interface" } else { "raw frames need CAP_NET_RAW" };
     assert_said(&["--device", &device(&a, ",uplink=af_packet:nope0")], 1, &[&format!("nope0: {problem}")]);
@@ -92,7 +92,7 @@ fn files_that_are_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c.toml").display().to_string();
     assert_said(&["--config", &path], 2, &[&path, "No such file or directory"]);
-    // Who may read everything cannot read a folder either.
+    // A folder cannot be read as a file, even by root.
     let unreadable = folder.path().display().to_string();
     assert_said(&["--config", &unreadable], 2, &[&unreadable, "Is a directory"]);
     for (text, wanted) in [
@@ -107,13 +107,13 @@ fn files_that_are_wrong() {
     }
 }
 
-/// What takes a capability says which one, or how it goes without.
+/// The error names the missing capability, or a configuration that works without it.
 #[test]
 fn links_without_rights() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("a").display().to_string();
     let said = move |link: &str| {
-        // Programs that this thread starts have none of these; who is not root has none anyway.
+        // Programs that this thread starts do not get these capabilities. An unprivileged user has none in any case.
         for capability in [CapabilitySet::NET_RAW, CapabilitySet::NET_ADMIN] {
             let _ = remove_capability_from_bounding_set(capability);
         }
@@ -126,13 +126,13 @@ fn links_without_rights() {
     });
     let (code, text) = interface.join().unwrap();
     assert_eq!((code, text.matches("lo: raw frames need CAP_NET_RAW").count()), (Some(1), 1), "{text}");
-    // Where there are no taps at all, that is said instead.
+    // A machine without TAP devices reports that instead.
     let (code, text) = thread::spawn(move || said("tap:nope0")).join().unwrap();
     assert_eq!(code, Some(1), "{text}");
     assert!(!tun || text.contains("make it for this user with 'ip tuntap add dev nope0 mode tap"), "{text}");
 }
 
-/// A daemon with one device, and with the options behind it.
+/// A daemon with one device and further options.
 struct Daemon(Child);
 
 impl Daemon {
@@ -162,7 +162,7 @@ fn a_configuration_on_standard_input() {
         let mut program = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
         program.args(command.split_whitespace()).args(["--config", "-"]).env("RUST_LOG", "off");
         let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Who has read enough does not read on.
+        // The program may exit before it has read everything.
         let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
         child.wait_with_output().unwrap()
     };
@@ -177,7 +177,7 @@ fn a_configuration_on_standard_input() {
     assert!(String::from_utf8_lossy(&huge.stderr).contains("file too large"), "{huge:?}");
 }
 
-/// What is said of devices and limits that there are not says which there are.
+/// Errors about unknown devices and limits list the existing ones.
 #[test]
 fn names_that_are_wrong() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,4 @@
-//! Two tenants of one daemon, each in a network of its own, with equal addresses: each has its traffic, and nothing
-//! crosses.
+//! Two tenants of one daemon, in separate networks with equal addresses: each tenant's traffic stays in its network.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -13,12 +12,12 @@ use pvrdma_dev::testing::{CommandError, Path, QpInit, RecvWr, Request, SendWr, a
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
-/// What the networks can have processes for.
+/// Values of `--isolate`.
 const ISOLATION: [&str; 2] = ["network", "none"];
-/// Bytes that an attack is about.
+/// Size of the memory under attack in bytes.
 const LENGTH: usize = 64;
 
-/// A daemon with two networks, and in each guests of the same numbers.
+/// A daemon with two networks, whose guests have the same numbers and so the same addresses.
 struct Host {
     red: Vec<Guest>,
     blue: Vec<Guest>,
@@ -27,7 +26,7 @@ struct Host {
 }
 
 impl Host {
-    /// Starts the daemon. `red` and `blue` are what the networks have beside their names.
+    /// Starts the daemon. `red` and `blue` are further keys of the networks of these names.
     fn start(isolate: &str, red: &str, blue: &str, numbers: &[u8]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = |network: &str, number: u8| folder.path().join(format!("{network}{number}"));
@@ -59,8 +58,8 @@ impl Drop for Host {
     }
 }
 
-/// A connection that the victim has with whoever has the address of `attacker`: what the attacker's writes and sends do
-/// to it.
+/// Connects the victim to the address and queue pair of `attacker`, which writes and sends to it. Returns `true` if
+/// both reach the victim; otherwise neither may.
 fn shoot(attacker: &Guest, victim: &Guest) -> bool {
     let driver = &victim.driver;
     let (pd, mut cq) = (driver.create_pd(None).unwrap(), driver.create_cq(None, 16).unwrap());
@@ -84,23 +83,23 @@ fn shoot(attacker: &Guest, victim: &Guest) -> bool {
     shot.post_send(&[SendWr::write(1, &whole, remote, mr.rkey), SendWr::send(2, &[])]).unwrap();
     let results: Vec<_> = their_cq.wait_many(2).iter().map(|cqe| cqe.status).collect();
     let hit = results == [status::SUCCESS; 2];
-    // A hit is seen in the end; what did not hit has had its time.
+    // A hit causes a completion at the victim; a miss has had enough time to cause one.
     let received = if hit { Some(cq.wait().wr_id) } else { cq.poll().map(|cqe| cqe.wr_id) };
     assert_eq!((received == Some(1), secret.read(0, LENGTH) != secrets), (hit, hit), "{results:?}");
     hit
 }
 
-/// CREATE_BIND in a VLAN.
+/// Sends CREATE_BIND with a VLAN.
 fn bind_in_vlan(guest: &Guest, vlan: u32) -> Result<(), CommandError> {
     let request = Request::new(command_id::CREATE_BIND).u32(16, 1024).u32(20, vlan).u32(24, 3);
     guest.driver.execute(&request.set(28, &gid(9).0).u8(44, guest.driver.gid_type())).map(drop)
 }
 
-/// The first and the last attack: writes into another network, its addresses, and a VLAN.
+/// Attacks within a host: writes into another network, use of its addresses, and use of a VLAN.
 #[test]
 fn two_networks_of_one_host_are_isolated() {
     for isolate in ISOLATION {
-        // The second guest binds the address of the first one here; before, it was refused.
+        // In the other network, the second guest can bind the address of the first one.
         let host = Host::start(isolate, "", "", &[1, 2]);
         let (red, blue) = (&host.red, &host.blue);
         for _ in 0..3 {
@@ -116,17 +115,18 @@ fn two_networks_of_one_host_are_isolated() {
     }
 }
 
-/// The first and the second attack on the wire: a remote host is as far away as its network, and its address is its own
-/// whatever guests in other networks bind.
+/// Attacks over the wire: a remote guest is reachable only from its own network, and keeps its address there, whatever
+/// addresses guests of other networks bind.
 #[test]
 fn two_networks_on_the_wire_are_isolated() {
     // Addresses that no other process has.
     let [.., high, low] = std::process::id().to_be_bytes();
     for (isolate, first) in ISOLATION.into_iter().zip([20, 22]) {
-        // Workers of daemons that were killed end a little later, and have the sockets until then.
+        // Workers of killed daemons exit a little later and hold their sockets until then, so each round has its own
+        // addresses.
         let end = |host: u8| format!("127.{}.{low}.{}", 64 | high & 0x3f, first + host);
         let tunnel = |host: u8, network: u8| {
-            // One end for both: only the VNI tells them apart.
+            // The tunnels of both networks have the same end point; only the VNI differs.
             let (ours, theirs) = (end(host), end(1 - host));
             format!(",uplink=vxlan:{ours},remote={theirs},vni={},mtu=9000", 7 + network)
         };
@@ -139,7 +139,7 @@ fn two_networks_on_the_wire_are_isolated() {
         }
         assert!(shoot(near_red, far_red) && !shoot(near_blue, far_red), "{isolate}");
         assert!(shoot(far_blue, near_blue) && !shoot(far_red, near_blue), "{isolate}");
-        // A guest has the address of the remote host. In its own network that is its own affair.
+        // A guest binds the address of the remote host. This is allowed in its own network.
         near_blue.driver.bind_gid(1, gid(2)).unwrap();
         transfer(near_red, far_red, 5);
         assert!(shoot(near_red, far_red), "{isolate}");

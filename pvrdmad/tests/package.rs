@@ -1,4 +1,4 @@
-//! What the Debian package is made of.
+//! Content and behaviour of the Debian package.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::BTreeSet;
@@ -54,7 +54,7 @@ fn manual_pages_and_completions() {
     }
 }
 
-/// The command lines of the unit parse, and its configuration loads.
+/// The commands of the unit parse, and its configuration loads.
 #[test]
 fn the_unit_starts_what_there_is() {
     let unit = fs::read_to_string(packaging().join("pvrdmad.service")).unwrap();
@@ -71,13 +71,13 @@ fn the_unit_starts_what_there_is() {
     );
 }
 
-/// `systemd-analyze` with these arguments, if it is on this machine.
+/// Returns the output of `systemd-analyze` with these arguments, or `None` if it is not installed.
 fn systemd_analyze(arguments: &[&str]) -> Option<String> {
     let output = Command::new("systemd-analyze").arg("--no-pager").args(arguments).output().ok()?;
     Some(String::from_utf8(output.stdout).unwrap())
 }
 
-/// The document's figures are those of the unit and its drop-ins. Where there is no systemd the document stands alone.
+/// The exposure levels in docs/package.md are those of the unit and its drop-ins. Skipped where there is no systemd.
 #[test]
 fn the_unit_is_confined() {
     let unit = fs::read_to_string(packaging().join("pvrdmad.service")).unwrap();
@@ -93,22 +93,22 @@ fn the_unit_is_confined() {
         assert!(told <= most, "{line}");
         let folder = tempfile::tempdir().unwrap();
         let drop_in = file.map(|file| fs::read_to_string(packaging().join(file)).unwrap()).unwrap_or_default();
-        // What a drop-in says comes after the unit, in sections of its own.
+        // A drop-in is read after the unit, in sections of its own.
         let path = folder.path().join("pvrdmad.service");
         fs::write(&path, format!("{unit}\n{drop_in}")).unwrap();
         let Some(said) = systemd_analyze(&["security", "--offline=true", &path.to_string_lossy()]) else { return };
         let Some(last) = said.lines().rfind(|line| line.contains("Overall exposure level")) else {
-            // An old one that cannot look at files.
+            // This version of systemd cannot analyze files.
             return;
         };
         let level: f64 = last.split(": ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
         println!("{row}: {level}");
-        // Versions of systemd judge a little differently.
+        // Versions of systemd compute slightly different levels.
         assert!((level - told).abs() <= 0.3, "docs/package.md says {told}: {last}");
     }
 }
 
-/// What a worker's own filter lets through, the unit's filter does as well.
+/// The unit's system call filter allows what a worker's own filter allows.
 #[test]
 fn the_unit_lets_workers_work() {
     let unit = fs::read_to_string(packaging().join("pvrdmad.service")).unwrap();
@@ -135,7 +135,7 @@ fn the_unit_lets_workers_work() {
     assert_eq!(refused, [""; 0]);
 }
 
-/// A system call, or those of a set and of the sets in it.
+/// Returns a system call, or the members of a set including those of nested sets.
 fn members(sets: &str, word: &str) -> Vec<String> {
     if !word.starts_with('@') {
         return vec![word.to_owned()];
@@ -145,7 +145,7 @@ fn members(sets: &str, word: &str) -> Vec<String> {
     names.flat_map(|name| members(sets, &name)).collect()
 }
 
-/// A folder with programs that write down how they are called, to be found before all others.
+/// Creates a folder of programs that record their calls. Returns a `PATH` that finds them first.
 fn recorded(folder: &Path, programs: &[(&str, &str)]) -> String {
     for (name, does) in programs {
         let path = folder.join(name);
@@ -159,14 +159,14 @@ fn recorded(folder: &Path, programs: &[(&str, &str)]) -> String {
     format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
 }
 
-/// The documented command packs the release profile, and no symbols.
+/// The documented command packages the release build, without symbols.
 #[test]
 fn the_documented_command_packs_a_stripped_release_build() {
     let page = fs::read_to_string(packaging().join("../../docs/package.md")).unwrap();
     assert!(page.contains("\npvrdmad/packaging/build "), "the command is another one");
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("target");
-    // The program that `package-files` is asked of, and the manual pages of which it would make some.
+    // The program that the build asks for `package-files`, and the manual pages that it would create.
     let release = target.join("release");
     fs::create_dir_all(release.join("package/man")).unwrap();
     let path = recorded(folder.path(), &[("cargo", ""), ("gzip", "")]);
@@ -182,7 +182,7 @@ fn the_documented_command_packs_a_stripped_release_build() {
     assert!(deb.contains(" --profile release ") && deb.contains(" --strip "), "{calls}");
 }
 
-/// Purging leaves all files that the administrator wrote.
+/// Purging the package keeps all files that the administrator wrote.
 #[test]
 fn a_purge_removes_what_the_package_made() {
     let folder = tempfile::tempdir().unwrap();
@@ -218,7 +218,7 @@ fn a_purge_removes_what_the_package_made() {
     assert!(fs::read_to_string(programs.join("calls")).unwrap().contains("userdel pvrdmad"));
 }
 
-/// Each file of the package is in the tree, or made by `package-files`.
+/// Each file of the package is in the source tree or created by `package-files`.
 #[test]
 fn the_package_holds_what_there_is() {
     let manifest = fs::read_to_string(packaging().join("../Cargo.toml")).unwrap();

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/proxmox-hook");
 
-/// A daemon with a device of somebody else's.
+/// A daemon that already serves another VM's device.
 struct Host {
     folder: TempDir,
     daemon: Daemon,
@@ -63,14 +63,14 @@ fn a_vm_has_its_device_as_long_as_it_runs() {
         assert!(output.status.success(), "{phase}: {output:?}");
     };
     let with = || host.devices().iter().any(|device| device == &["vm66051", "52:54:00:01:02:03"]);
-    // A host that went down in between has never called what comes last.
+    // After a crash of the host, the last phases of the previous run were never called.
     for phases in [&["pre-start", "post-start"][..], &["pre-start", "post-start", "pre-stop"]] {
         for name in phases {
             phase(name);
             assert!(with() && sockets.iter().all(|socket| socket.exists()), "{name}");
         }
     }
-    // What QEMU is told names these sockets, and is one word for each option.
+    // The arguments for QEMU name these sockets, with one shell word for each option.
     let output = host.hook(&["66051", "args", "2048"]);
     let script = format!("set -- {}\nprintf '%s\\n' \"$@\"", String::from_utf8(output.stdout).unwrap());
     let words = Command::new("sh").args(["-ec", &script]).output().unwrap().stdout;
@@ -88,7 +88,7 @@ fn a_vm_has_its_device_as_long_as_it_runs() {
     assert_eq!(host.devices().len(), 1);
 }
 
-/// Proxmox does not start a VM whose hook fails before.
+/// The hook fails if it cannot add the device; Proxmox then does not start the VM.
 #[test]
 fn what_cannot_be_had_is_said() {
     let mut host = Host::start();

@@ -23,7 +23,7 @@ fn the_start_in_qemus_order() {
     let reply = client.negotiate();
     assert_eq!(reply, b"\0\0\0\0{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_size\":1048576}}\0");
 
-    // Memory comes before the first question, and the ROM without a file.
+    // QEMU maps memory before its first request, and the ROM without a file.
     let ram = memfd("ram", 64 << 20);
     client.map(0, 0xc_0000, 0, RW, Some(&ram)).ok();
     client.map(0xc_0000, 0x4_0000, 0xc_0000, RO, Some(&ram)).ok();
@@ -44,7 +44,7 @@ fn the_start_in_qemus_order() {
 
     let config = client.read(7, 0, 256);
     assert_eq!(config[..4], [0xad, 0x15, 0x20, 0x08]);
-    // The expansion ROM is probed and is not there.
+    // QEMU probes the expansion ROM, which the device does not have.
     for _ in 0..2 {
         client.write(7, 0x30, &[0xff; 4]);
         assert_eq!(client.read(7, 0x30, 4), [0; 4]);
@@ -70,11 +70,11 @@ fn no_reply_means_no_reply() {
     for value in 0..100u32 {
         client.send(Command::REGION_WRITE, Header::NO_REPLY, &write_body(2, 0, &value.to_le_bytes()), &[]);
     }
-    // Not even when it makes no sense.
+    // A posted write gets no reply even if it is invalid.
     client.send(Command::REGION_WRITE, Header::NO_REPLY, &write_body(77, 0, &[1]), &[]);
     client.send(Command::REGION_WRITE, Header::NO_REPLY, &[1, 2, 3], &[]);
     client.send(Command(999), Header::NO_REPLY, &[0; 50], &[]);
-    // The next reply is the one to this, with its number, and all writes were done in order by then.
+    // The next reply is the one to this request, by its number. All writes were done in order before it.
     assert_eq!(client.read(1, 0, 4), [0; 4]);
     let events = served.function.wait(|events| events.len() >= 200);
     let values: Vec<_> = events
@@ -105,7 +105,7 @@ fn accesses_never_fail() {
     let mut client = served.client();
     client.write(1, 0x20, &[1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(client.read(1, 0x20, 8), [1, 2, 3, 4, 5, 6, 7, 8]);
-    // Beyond the end, across it, in regions that are empty: zeros.
+    // Accesses beyond a region's end, across it, and to empty regions: reads give zeros, writes have no effect.
     for (region, offset, count) in
         [(1, 0x1000, 4), (1, u64::MAX, 4), (1, 0xffe, 4), (3, 0, 4), (6, 0, 2), (8, 8, 1), (7, 256, 4)]
     {
@@ -115,7 +115,7 @@ fn accesses_never_fail() {
     assert_eq!(client.read(1, 0xffe, 2), [0xff, 0xff]);
     assert!(client.read(1, 0, 0).is_empty());
     client.write(1, 0, &[]);
-    // The largest ones.
+    // The largest messages.
     let data: Vec<u8> = (0..1 << 20).map(|i: u32| i.to_le_bytes()[1]).collect();
     client.write(1, 0, &data);
     assert_eq!(client.read(1, 0, 1 << 20)[..0x1000], data[..0x1000]);
@@ -143,7 +143,7 @@ fn several_writes_in_one_message() {
 fn argsz_tells_how_much_is_needed() {
     let served = Served::new();
     let mut client = served.client();
-    // More room than needed changes nothing, so nobody asks again.
+    // A larger buffer does not change the reply, so the client need not ask again.
     for argsz in [32, 48, 4096] {
         let info = client.call(Command::DEVICE_GET_REGION_INFO, &region_info_body(2, argsz), &[]).ok();
         assert_eq!(info, words(&[32, 3, 2, 0, 0x10_0000, 0, 0, 0]));
@@ -177,7 +177,7 @@ fn memory_is_shared_wherever_it_lies_in_the_file() {
     std::os::unix::fs::FileExt::read_exact_at(&ram, &mut seen, 0xc4010).unwrap();
     assert_eq!(&seen, b"hello");
 
-    // Overlap, beyond the file, nonsense: refused, and nothing is left of it.
+    // Overlapping ranges, ranges beyond the file and invalid sizes are refused without an effect.
     let mapped = served.memory.mapped_bytes();
     for (address, size, offset, flags) in [
         (0x1000, 0x1000, 0, RW),
@@ -217,7 +217,7 @@ fn only_files_are_mapped() {
     client.call(Command::DMA_MAP, &body, &[client.stream.try_clone().unwrap().as_fd()]).errno();
     let event = common::eventfd();
     client.call(Command::DMA_MAP, &body, &[event.as_fd()]).errno();
-    // A file that is open for reading only serves read-only ranges.
+    // A file that is open for reading only can serve read-only ranges.
     let mut rom = memfd("rom", 0);
     rom.write_all(&[5; 0x1000]).unwrap();
     let rom = fs::File::open(format!("/proc/self/fd/{}", rom.as_raw_fd())).unwrap();
@@ -228,7 +228,7 @@ fn only_files_are_mapped() {
     assert_eq!(byte, [5]);
 }
 
-/// How many mappings of this process are of a memfd with this name.
+/// Returns the number of this process's mappings of a memfd with this name.
 fn mappings_of(name: &str) -> usize {
     let mut maps = String::new();
     fs::File::open("/proc/self/maps").unwrap().read_to_string(&mut maps).unwrap();
@@ -241,21 +241,21 @@ fn few_mappings_for_all_ranges_and_none_after_the_client() {
     let mut client = served.client();
     let ram = memfd("one-mapping", 1 << 20);
     for page in 0..200 {
-        // The kernel makes one of two mappings that lie side by side and hold neighbours of the file, so none of these
-        // come one after the other.
+        // The kernel merges adjacent mappings of adjacent parts of a file. These pages are ordered so that none are
+        // adjacent.
         let offset = page * 77 % 256 * 0x1000;
         client.map(0xfee0_0000 + page * 0x1000, 0x1000, offset, RW, Some(&ram)).ok();
     }
-    // Some of their own, and one of all of the file for the others.
+    // A limited number of ranges have their own mapping; one mapping of the whole file serves the others.
     assert_eq!(mappings_of("one-mapping"), 17);
-    // The file has grown by a DIMM.
+    // The file grows by a hot-plugged DIMM.
     ram.set_len(2 << 20).unwrap();
     client.map(0x10_0000, 0x10_0000, 0x10_0000, RW, Some(&ram)).ok();
     assert_eq!(mappings_of("one-mapping"), 18);
     for page in 0..200 {
         client.unmap(0xfee0_0000 + page * 0x1000, 0x1000, 0).ok();
     }
-    // As soon as the map is settled, what is not used is gone.
+    // When the series of map changes has ended, unused mappings are removed.
     client.read(1, 0, 4);
     assert_eq!(mappings_of("one-mapping"), 1);
     client.unmap(0x10_0000, 0x10_0000, 0).ok();
@@ -265,7 +265,7 @@ fn few_mappings_for_all_ranges_and_none_after_the_client() {
     client.map(0, 0x10_0000, 0, RW, Some(&ram)).ok();
     assert_eq!(mappings_of("one-mapping"), 1);
     drop(client);
-    // The next client is served when everything is cleaned up.
+    // The next client is accepted when all resources of the last one are released.
     let _next = served.client();
     assert_eq!(mappings_of("one-mapping"), 0);
     assert_eq!(served.memory.mapped_bytes(), 0);
@@ -309,13 +309,13 @@ fn a_second_client_fails_fast_and_disturbs_nobody() {
 fn clients_come_and_go() {
     let served = Served::new();
     for round in 0..50u8 {
-        // No pause: the next one is there while we still clean up after the last.
+        // The next client connects without a pause, while the server still cleans up after the last one.
         let mut client = served.client();
         assert_eq!(client.read(1, 0x20, 1), [0]);
         client.write(1, 0x20, &[round | 1]);
         client.map(0, 0x1000, 0, RW, Some(&memfd("ram", 0x1000))).ok();
         if round % 2 == 0 {
-            // In the middle of a message.
+            // Ends in the middle of a message.
             client.send_raw(&[1, 2, 3], &[]);
         }
     }
@@ -331,7 +331,7 @@ fn a_client_that_dies_with_replies_unread() {
     for _ in 0..20 {
         client.send(Command::REGION_READ, 0, &access(1, 0, 1 << 20), &[]);
     }
-    // The server is stuck in writing, and then the client is gone.
+    // The client disconnects while the server is blocked in a write.
     drop(client);
     assert_eq!(served.client().read(1, 0, 1), [0]);
 }
@@ -378,12 +378,12 @@ fn a_truncated_file_does_not_end_the_daemon() {
     assert_eq!(served.stats.counters.client_memory_lost.get(), 1);
 }
 
-/// QEMU would take a late body for the next header and be lost; a closed connection it survives.
+/// QEMU would take a late body for the next header and could not recover. It does recover from a closed connection.
 #[test]
 fn a_late_reply_is_not_sent() {
     let served = Served::with(false, Duration::ZERO);
     let mut client = served.connect();
-    // Whether the client is one that gives up is known only after this.
+    // Only the VERSION message tells whether the client gives up on late replies.
     client.call(Command::VERSION, b"\0\0\0\0", &[]).ok();
     client.read(1, 0, 4);
     drop(client);
@@ -394,7 +394,7 @@ fn a_late_reply_is_not_sent() {
     assert_eq!(served.stats.counters.client_connections_broken.get(), 1);
 }
 
-/// Map changes may take long, and several are sent without waiting. What is late of them must have no body.
+/// Map changes may take long, and QEMU sends several without waiting. A late reply to one of them must have no body.
 #[test]
 fn late_replies_to_map_changes_are_headers() {
     let deadline = Duration::from_millis(500);
@@ -404,7 +404,7 @@ fn late_replies_to_map_changes_are_headers() {
     assert_eq!(client.unmap(0, 0x1000, 0).ok().len(), 24);
     client.read(1, 0, 4);
     client.map(0, 0x1000, 0, RO, None).ok();
-    // The series has no end until something else is asked.
+    // The series of map changes ends only with a message of another kind.
     std::thread::sleep(deadline);
     client.map(0x1000, 0x1000, 0, RO, None).ok();
     assert!(client.unmap(0, 0x1000, 0).ok().is_empty());

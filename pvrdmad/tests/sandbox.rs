@@ -1,4 +1,4 @@
-//! The sandbox, in processes of its own: what cannot be done there, and what the kernel shows of it.
+//! The sandbox, in separate processes: attempts that it must refuse, and its state as the kernel shows it.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -27,7 +27,7 @@ fn probe(what: &str, profile: &str, mode: &str) -> Command {
     command
 }
 
-/// The probe where every user can start it: what was built may be in the home of root.
+/// A copy of the probe that every user can execute, because the build folder may be inside root's home.
 struct Shared(TempDir);
 
 impl Shared {
@@ -38,7 +38,7 @@ impl Shared {
         Self(folder)
     }
 
-    /// It, started by a user without any right.
+    /// Returns the probe as a command of an unprivileged user.
     fn probe(&self, what: &str, profile: &str, mode: &str) -> Command {
         let mut command = Command::new(self.0.path().join("sandbox-probe"));
         command.args([what, profile, mode]).uid(NOBODY).gid(NOBODY);
@@ -46,7 +46,7 @@ impl Shared {
     }
 }
 
-/// What the process says.
+/// Runs the probe. Returns its sandbox report and its output.
 fn ask<T: DeserializeOwned>(what: &str, profile: &str, mode: &str) -> (Option<SandboxReport>, T) {
     let output = probe(what, profile, mode).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -59,7 +59,7 @@ fn errno(attempts: &[Attempt], what: &str) -> Option<i32> {
     attempt.unwrap_or_else(|| unreachable!("no attempt '{what}'")).errno
 }
 
-/// That the attempts are such as would do harm: without a sandbox they succeed, or get as far as their arguments.
+/// Checks the attempts themselves: without a sandbox they succeed, or fail only because of their arguments.
 #[test]
 fn without_a_sandbox_the_attempts_reach_the_kernel() {
     let (report, all) = ask::<Vec<Attempts>>("attempts", "rxe", "off");
@@ -99,12 +99,12 @@ fn every_attempt_of_every_kind_of_thread_is_refused() {
     assert_eq!(kinds, expected.collect::<Vec<_>>());
     for Attempts { kind, attempts } in all {
         assert!(attempts.len() > 80);
-        // A keeper gets the socket of a client, and a client the file of doorbell pages. No socket of such a network
-        // has addresses.
+        // These threads may send messages: descriptors to keepers, and the file of doorbell pages to clients. In this
+        // profile no socket has an address.
         let sends = matches!(kind.as_str(), "accept" | "connection");
         for Attempt { what, errno } in attempts {
             let expected = match what.as_str() {
-                // Libraries look for files, so that this fails in all modes.
+                // Libraries look for files, so this fails with an error in all modes instead of killing the process.
                 what if what.starts_with("open ") => EACCES,
                 "sendmsg" if sends => ENOTSOCK,
                 _ => EPERM,
@@ -114,7 +114,7 @@ fn every_attempt_of_every_kind_of_thread_is_refused() {
     }
 }
 
-/// Frames that have addresses need it, and only the threads that send some.
+/// Links whose frames have addresses need `sendmsg`; only the threads that send such frames may call it.
 #[test]
 fn messages_to_addresses_are_sent_where_a_link_has_them() {
     let (_, all) = ask::<Vec<Attempts>>("attempts", "rxe-addressed", "on");
@@ -127,7 +127,8 @@ fn messages_to_addresses_are_sent_where_a_link_has_them() {
     }
 }
 
-/// With the host's adapter a thread opens what libibverbs does, and makes the sockets that it finds neighbours with.
+/// With the host's adapter, a thread may open the files that libibverbs opens, and create the sockets with which it
+/// finds neighbours.
 #[test]
 fn with_the_hosts_adapter_only_what_libibverbs_needs_is_allowed() {
     let (report, all) = ask::<Vec<Attempts>>("attempts", "ibverbs", "on");
@@ -139,7 +140,7 @@ fn with_the_hosts_adapter_only_what_libibverbs_needs_is_allowed() {
                 what if NETLINK_AND_UDP.contains(&what) => {
                     !matches!(kind.as_str(), "supervisor" | "doorbell-pages" | "pin" | "interrupts" | "capture")
                 }
-                // Stopped by the file that is no socket.
+                // Fails because the descriptor is not a socket.
                 "connect" | "bind" | "sendmsg" | "setsockopt(SO_ATTACH_FILTER)" => errno == Some(ENOTSOCK),
                 _ => false,
             };
@@ -164,7 +165,7 @@ fn with_the_hosts_adapter_only_what_libibverbs_needs_is_allowed() {
     }
 }
 
-/// Each layer holds by itself: this is what is left where a kernel has no filters.
+/// Each layer holds alone: this is the protection on a kernel without seccomp filters.
 #[test]
 fn landlock_alone_closes_files_ports_abstract_sockets_and_signals() {
     let (report, all) = ask::<Vec<Attempts>>("attempts", "rxe", "landlock");
@@ -177,7 +178,7 @@ fn landlock_alone_closes_files_ports_abstract_sockets_and_signals() {
         for what in ["open to read", "open of a folder", "open to create", "open of a device"] {
             assert_eq!(errno(&attempts, what), Some(EACCES), "{kind}: {what}");
         }
-        // Landlock lets no process trace one outside, and no signals out of it (ABI 6).
+        // Landlock prevents tracing of processes outside, and signals to them from ABI 6 on.
         let signal = if abi >= 6 { Some(EPERM) } else { None };
         assert_eq!(errno(&attempts, "kill"), signal, "{kind}");
     }
@@ -189,12 +190,12 @@ fn landlock_alone_closes_files_ports_abstract_sockets_and_signals() {
 fn a_strict_filter_kills_the_process() {
     let output = probe("overstep", "rxe", "strict").output().unwrap();
     assert_eq!(output.status.signal(), Some(31), "{output:?}");
-    // As it is, the socket is merely not there.
+    // In the default mode the call only fails.
     let output = probe("overstep", "rxe", "on").output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
 
-/// The trace looks for files, which must not end what the panic has not.
+/// A backtrace opens files. This must not kill a process that survives the panic.
 #[test]
 fn a_panic_with_its_trace_survives_the_strictest_filter() {
     for profile in ["rxe", "ibverbs"] {
@@ -206,14 +207,14 @@ fn a_panic_with_its_trace_survives_the_strictest_filter() {
     }
 }
 
-/// The process ends as it chose to, not by the filter.
+/// The process aborts itself; the filter does not kill it for the attempt.
 #[test]
 fn a_panic_that_may_have_torn_state_aborts_under_the_strictest_filter() {
     let output = probe("torn", "rxe", "strict").output().unwrap();
     assert_eq!(output.status.signal(), Some(rustix::process::Signal::ABORT.as_raw()), "{output:?}");
 }
 
-/// A process that ends with its standard input.
+/// A process that runs until its standard input ends.
 struct Held {
     child: Child,
     report: SandboxReport,
@@ -277,7 +278,7 @@ fn the_kernel_shows_every_thread_confined() {
     let own = fs::read_to_string("/proc/self/status").unwrap();
     let own = u64::from_str_radix(field(&own, "CapEff:"), 16).unwrap();
     let held = Held::start(&mut probe("hold", "rxe", "on"));
-    // Locking memory takes it where the limit cannot be lifted.
+    // The capability that is kept for locking memory where the limit cannot be raised.
     let kept = if own & CAP_SYS_RESOURCE == 0 { own & CAP_IPC_LOCK } else { 0 };
     assert_confined(&held, kept, own != 0);
     let SandboxReport { no_new_privs, undumpable, capabilities, landlock_abi: _, seccomp, missing } = &held.report;
@@ -297,7 +298,7 @@ fn a_user_without_capabilities_has_none_in_the_sandbox() {
     assert_eq!((held.report.capabilities.as_slice(), held.report.missing.as_slice()), (&[][..], &[][..]));
 }
 
-/// A VMM that was broken out of, running as the same user, reads no other's memory here (security review, C12).
+/// C12 of the security review: a compromised VMM that runs as the same user cannot read the daemon's memory.
 #[test]
 fn a_process_of_the_same_user_cannot_read_its_memory() {
     if !rustix::process::geteuid().is_root() {

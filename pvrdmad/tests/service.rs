@@ -1,4 +1,4 @@
-//! The program as a service: readiness, watchdog, reload, and sockets that were passed on.
+//! The program as a service: readiness, watchdog, reload, and sockets that are passed on.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod common;
@@ -21,10 +21,10 @@ use vfio_user::Client;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 
-/// Longer than anything takes; a test that waits for this has failed.
+/// Longer than any step takes; a test that waits for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A folder with a configuration file, and who is told what the service does.
+/// A folder with a configuration file, and the socket at which the service reports its state, as to systemd.
 struct Place {
     folder: TempDir,
     manager: UnixDatagram,
@@ -45,12 +45,12 @@ impl Place {
     /// The next message to the manager.
     fn message(&self) -> String {
         let mut buffer = [0; 4096];
-        // With a time limit it is interrupted when this process was stopped and goes on: signal(7).
+        // A socket with a timeout returns EINTR after this process was stopped and continued: signal(7).
         let (length, _) = retry_on_intr(|| recv(&self.manager, &mut buffer[..], RecvFlags::empty())).unwrap();
         String::from_utf8(buffer[..length].to_vec()).unwrap()
     }
 
-    /// Writes the configuration: other text, and devices with their numbers.
+    /// Writes the configuration: other text, and numbered devices with further keys.
     fn configure(&self, text: &str, devices: &[(u8, &str)]) {
         let mut file = format!("control = '{}'\n{text}\n", self.path("control").display());
         for (number, more) in devices {
@@ -85,7 +85,7 @@ struct Service<'a> {
 }
 
 impl Service<'_> {
-    /// Waits until the service says this, and returns the message.
+    /// Waits until the service reports this word. Returns the message.
     fn wait(&self, word: &str) -> String {
         loop {
             let message = self.place.message();
@@ -95,7 +95,7 @@ impl Service<'_> {
         }
     }
 
-    /// Has it read its configuration again; what it says then.
+    /// Makes the daemon reload its configuration. Returns the message that ends the reload.
     fn reload(&self) -> String {
         self.daemon.signal(Signal::HUP);
         let begun = self.wait("RELOADING=1");
@@ -103,7 +103,7 @@ impl Service<'_> {
         self.wait("READY=1")
     }
 
-    /// What its status says.
+    /// Returns the daemon's status.
     fn status(&self) -> Value {
         let output = Command::new(PROGRAM)
             .args(["status", "--json", "--control"])
@@ -141,7 +141,7 @@ fn ready_when_all_sockets_listen() {
     command.arg("--config").arg(place.path("config.toml")).env("WATCHDOG_USEC", "300000");
     let mut service = Service { place: &place, daemon: Daemon::spawn(&mut command) };
     let first = place.message();
-    // At that moment, and not some time after it.
+    // The sockets accept connections when readiness is reported, not some time later.
     let connected = ["vm1", "vm2", "control"].map(|name| UnixStream::connect(place.path(name)).is_ok());
     assert_eq!(connected, [true; 3]);
     assert!(first.starts_with("READY=1\nSTATUS=devices: 2; networks: 1\n"), "{first}");
@@ -153,7 +153,7 @@ fn ready_when_all_sockets_listen() {
     assert_eq!(service.daemon.wait(), Some(0));
 }
 
-/// Nobody says that it is alive when it is not: here when it does not run at all.
+/// Without a watchdog interval in its environment, the service sends no watchdog messages.
 #[test]
 fn the_watchdog_is_silent_without_being_asked_for() {
     let place = Place::new();
@@ -171,7 +171,7 @@ fn a_reload_is_a_difference() {
     let clients = [1, 2].map(|number| UnixStream::connect(place.path(&format!("vm{number}"))).unwrap());
     assert!(service.reload().contains("STATUS=devices: 2; networks: 1\n"));
 
-    // One more in the network that runs, and two in a new one, which is there with its first.
+    // One device is added to the running network, and two to a new network, which is created with the first of them.
     let red = "[[network]]\nname = 'red'\n[[network]]\nname = 'empty'";
     place.configure(red, &[(1, ""), (2, ""), (3, ""), (4, "network = 'red'"), (5, "network = 'red'")]);
     assert!(service.reload().contains("STATUS=devices: 5; networks: 3\n"));
@@ -182,7 +182,7 @@ fn a_reload_is_a_difference() {
         UnixStream::connect(place.path(&format!("vm{number}"))).unwrap();
     }
 
-    // What was added by hand stays, what is gone from the file goes, with its network.
+    // A device that was added by command stays. Devices that are gone from the file are removed, with their network.
     let added = format!("name=vm9,socket={},mac=52:54:00:00:00:09,pin=off", place.path("vm9").display());
     let mut add = Command::new(PROGRAM);
     assert!(add.arg("add").arg("--control").arg(place.path("control")).arg(&added).status().unwrap().success());
@@ -192,7 +192,7 @@ fn a_reload_is_a_difference() {
     assert_eq!(service.status()["networks"].as_array().unwrap().len(), 1);
     assert!(!place.path("vm2").exists() && !place.path("vm4").exists());
     assert!(is_open(&clients[0]), "a device that stays has lost its client");
-    // The other end is closed by the worker, which has said that it has followed.
+    // The worker closes the client's connection before it confirms the removal.
     clients[1].set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!((&clients[1]).read_to_end(&mut Vec::new()).unwrap(), 0);
 }
@@ -218,19 +218,20 @@ fn a_reload_that_fails_changes_nothing() {
     fails("", &[(1, "roce = 'v1'"), (2, "")], "device vm1: it runs and is described differently");
     fails("[[network]]\nname = 'red'", &[(1, "network = 'red'"), (2, "")], "device vm1: it runs");
     fails("[[network]]\nname = 'default'\npeers = ['10.0.0.0/8']", &[(1, ""), (2, "")], "network default: it runs");
-    // The last of several: what came before it is taken back, and what is gone from the file still runs.
+    // The last of several additions fails: the earlier ones are undone, and devices that are gone from the file still
+    // run.
     fs::write(place.path("vm4"), "not a socket").unwrap();
     let red = "[[network]]\nname = 'red'";
     fails(red, &[(1, ""), (3, "network = 'red'"), (4, "network = 'red'")], "exists and is not a socket");
     assert_eq!(service.status()["networks"].as_array().unwrap().len(), 1);
     assert!(!place.path("vm3").exists());
-    // And the way is free.
+    // The failed reload has left nothing in the way.
     fs::remove_file(place.path("vm4")).unwrap();
     assert!(service.reload().contains("STATUS=devices: 3; networks: 2\n"));
     assert_eq!(names(&service.devices()), ["vm1", "vm3", "vm4"]);
 }
 
-/// Starts the program by a shell that passes a listening socket on as descriptor 3.
+/// Starts the program by a shell that passes a listening socket as descriptor 3.
 fn activated(place: &Place, listener: &UnixListener, names: &str, arguments: &[&str]) -> Daemon {
     let script = format!(
         "LISTEN_PID=$$ LISTEN_FDS=1 {names} exec '{PROGRAM}' --control '{}' {} 3<&0 0</dev/null",
@@ -242,11 +243,11 @@ fn activated(place: &Place, listener: &UnixListener, names: &str, arguments: &[&
     Daemon::spawn(shell.args(["-c", &script]).stdin(passed).stderr(Stdio::piped()))
 }
 
-/// The numbers of the sockets that a process has.
+/// Returns the inode numbers of a process's sockets.
 fn sockets_of(pid: u64) -> Vec<String> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let targets = entries.map(|entry| fs::read_link(entry.unwrap().path()));
-    // One may be closed while we look.
+    // A descriptor may be closed meanwhile.
     targets
         .flatten()
         .map(|target| target.display().to_string())
@@ -273,12 +274,12 @@ fn sockets_that_were_passed_on() {
         let devices = status["devices"].as_array().unwrap();
         let device = devices.iter().find(|device| device["name"] == "vm1").unwrap();
         assert_eq!(device["socket"], place_of_socket);
-        // It is for its own network alone.
+        // Each socket is known only to the process of its own network.
         let pid = |index: usize| status["networks"][index]["pid"].as_u64().unwrap();
         let has = [0, 1].map(|index| sockets_of(pid(index)).contains(&inode));
         let of_the_other = usize::from(status["networks"][0]["name"] != "red");
         assert_eq!((has[of_the_other], has[1 - of_the_other]), (false, true));
-        // A device that comes later has no such socket.
+        // A device that is added later has no passed socket.
         let late = "name=vm3,socket=fd:4,mac=52:54:00:00:00:03";
         let mut add = Command::new(PROGRAM);
         let output = add.arg("add").arg("--control").arg(place.path("control")).arg(late).output().unwrap();
@@ -325,7 +326,7 @@ fn a_check_opens_nothing() {
     assert_eq!(status, Some(0), "{text}");
     assert!(text.contains("device vm2: socket ") && text.contains("control socket "), "{text}");
     assert!(!place.path("vm1").exists() && !place.path("control").exists());
-    // While the daemon runs, too.
+    // The same while the daemon runs.
     let service = place.start();
     let (status, text) = check(place.folder.path());
     assert_eq!(status, Some(0), "{text}");
@@ -340,10 +341,10 @@ fn a_check_opens_nothing() {
     assert_eq!(check(place.folder.path()).0, Some(2));
 }
 
-/// libvirt's name space for what QEMU is told itself.
+/// libvirt's XML name space for arguments of QEMU.
 const QEMU: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
-/// The functions that libvirt is told of are those of the device, whatever their paths are.
+/// The domain XML names the functions of the device, also with unusual characters in their paths.
 #[test]
 fn a_domain_for_libvirt() {
     let place = Place::new();

@@ -1,5 +1,5 @@
-//! What can be set while a daemon runs: shares, faults of an uplink, what is logged. All of it holds for the next
-//! worker as well.
+//! Settings that can be changed while a daemon runs: shares, faults of an uplink, log levels. All of them also hold for
+//! the next worker.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -30,7 +30,7 @@ struct Host {
 }
 
 impl Host {
-    /// `network` are more keys of it, and more options behind them.
+    /// Starts a daemon. `network` holds further keys of the network, and further options after them.
     fn start(number: u8, isolate: &str, network: &str) -> Self {
         let file = |folder: &TempDir| File::create(folder.path().join("log")).unwrap().into();
         Self::start_logging(number, isolate, network, file)
@@ -41,7 +41,7 @@ impl Host {
         let socket = folder.path().join("device");
         let device = format!("name=vm,socket={},mac=52:54:00:00:03:{number:02x}", socket.display());
         let mut command = Command::new(PROGRAM);
-        // A system call that the sandbox does not know ends the process, and the test.
+        // With `strict`, a system call outside the filter kills the process, and the test fails.
         command.args(["--sandbox=strict", "--isolate", isolate, "--network"]);
         command.args(format!("name=red{network}").split(' '));
         command.args(["--device", &format!("{device},network=red,pin=off"), "--control"]);
@@ -50,7 +50,7 @@ impl Host {
         Self { folder, daemon, number }
     }
 
-    /// Two that have each other at the other end of their uplinks.
+    /// Starts two daemons whose uplinks are connected to each other.
     fn start_pair(isolate: &str) -> (TempDir, [Self; 2]) {
         let wires = tempfile::tempdir().unwrap();
         let [a, b] = ["a", "b"].map(|end| wires.path().join(end).display().to_string());
@@ -101,7 +101,7 @@ impl Host {
         fs::read_to_string(self.path("log")).unwrap()
     }
 
-    /// Has it end, and waits for that.
+    /// Ends the daemon, and waits for its exit.
     fn stop(&mut self) {
         self.daemon.stop();
     }
@@ -136,7 +136,7 @@ fn a_share_changes_while_the_device_runs() {
     }
 }
 
-/// What a request to a peer ends with.
+/// Sends a request to a peer. Returns the status of its completion.
 fn knock(from: &Guest, to: &Guest) -> u32 {
     let [(pd, mut cq), (far_pd, far_cq)] = [from, to].map(|guest| {
         let driver = &guest.driver;
@@ -163,7 +163,7 @@ fn faults_come_and_go_while_the_daemon_runs() {
         assert_eq!(near.status()["networks"][0]["fault"], "loss:1/seed:1");
         assert_eq!(knock(&ends[0], &ends[1]), status::RETRY_EXC, "{isolate}");
         assert_eq!(knock(&ends[1], &ends[0]), status::RETRY_EXC, "{isolate}");
-        // All kinds, which hold frames back, and then none of them.
+        // All kinds of faults, some of which hold frames back, and then none.
         near.run("fault --network red delay:0.5/reorder:0.2/duplicate:0.2/corrupt:0.05/seed:3").unwrap();
         near.run("fault --network red off").unwrap();
         transfer(&ends[0], &ends[1], 5);
@@ -183,7 +183,7 @@ fn faults_come_and_go_while_the_daemon_runs() {
     assert!(alone.run("fault --network red loss:1").unwrap_err().contains("network red has no uplink"));
 }
 
-/// What a subscriber is told.
+/// The events of a subscriber.
 struct Events(BufReader<UnixStream>);
 
 impl Events {
@@ -207,7 +207,7 @@ impl Events {
     }
 }
 
-/// A queue pair that fails says what happened to it before, to the log and to subscribers; one that its guest ends says
+/// A queue pair that fails reports its history to the log and to subscribers. A queue pair that its guest ends reports
 /// nothing.
 #[test]
 fn a_queue_pair_that_fails_tells_its_story() {
@@ -225,7 +225,7 @@ fn a_queue_pair_that_fails_tells_its_story() {
         for words in ["its requester; ", " ms timeout", "packets retransmitted", "request ended: RetryExceeded"] {
             assert!(history.contains(words), "{words}: {history}");
         }
-        // The line comes on another way.
+        // The log line arrives independently of the event.
         let start = Instant::now();
         while !near.log().contains("failed by its requester; ") {
             assert!(start.elapsed() < PATIENCE, "{}", near.log());
@@ -235,7 +235,7 @@ fn a_queue_pair_that_fails_tells_its_story() {
     }
 }
 
-/// Lines of all processes are objects, those of a network's process with its name.
+/// With JSON logs, each line of each process is an object; lines of a network's process contain its name.
 #[test]
 fn the_log_as_json() {
     let mut host = Host::start(1, "network", " --log-format json");
@@ -257,7 +257,7 @@ fn the_log_as_json() {
     assert!(find("the next one starts in")["time"].as_str().unwrap().ends_with('Z'));
 }
 
-/// Nobody reads what a daemon says, or it cannot be written: it serves all the same.
+/// The daemon serves even if its log cannot be written.
 #[test]
 fn a_daemon_that_nobody_hears_serves() {
     let full = || Stdio::from(File::options().write(true).open("/dev/full").unwrap());
@@ -275,7 +275,7 @@ fn a_daemon_that_nobody_hears_serves() {
             transfer(&guest, &guest, 3);
         }
     }
-    // What cannot start says so to nobody, too, and by its status.
+    // A daemon that cannot start exits with its status even if the error cannot be printed.
     for silent in [full, closed] as [fn() -> Stdio; 2] {
         let status = Command::new(PROGRAM).arg("--config=/no/such").stderr(silent()).status().unwrap();
         assert_eq!(status.code(), Some(2));
@@ -288,7 +288,7 @@ fn what_is_logged_changes_while_the_daemon_runs() {
     host.run("link down --device vm").unwrap();
     host.run("log-level off").unwrap();
     host.run("link up --device vm").unwrap();
-    // What a worker says with its last breath: this one nothing.
+    // The last messages of a killed worker: at this level there are none.
     host.next_worker();
     let quiet = host.log();
     assert!(quiet.contains("its link goes Down") && !quiet.contains("its link goes Up"), "{quiet}");
@@ -300,6 +300,6 @@ fn what_is_logged_changes_while_the_daemon_runs() {
     let log = host.log();
     assert!(log.contains("the next one starts in"), "{log}");
     assert!(!log[quiet.len()..].contains("its link goes"), "{log}");
-    // That is of the worker that came later.
+    // This line is from the new worker.
     assert!(log.contains("the supervisor has closed its end"), "{log}");
 }

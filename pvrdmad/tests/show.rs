@@ -1,4 +1,4 @@
-//! What `pvrdmad show` tells of the objects that a guest made.
+//! Output of `pvrdmad show` about the objects of a guest.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -68,7 +68,7 @@ fn what_a_guest_made() {
     let (_buffer, mr) = driver.registered_buffer(&pd, 8192, access::ALL).unwrap();
     let mut qp = driver.create_qp(&QpInit { max_send_wr: 16, max_recv_wr: 32, ..QpInit::rc(&pd, &cq) }).unwrap();
     qp.to_init(access::ALL).unwrap();
-    // A peer that nobody is, so that everything stays as it is.
+    // No device has the peer's address, so the queue pair stays in this state.
     qp.to_rtr(&Path::to(GID, 0x77)).unwrap();
     qp.publish_recv(&[RecvWr::new(1, &[]), RecvWr::new(2, &[]), RecvWr::new(3, &[])]).unwrap();
 

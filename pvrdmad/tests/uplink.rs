@@ -1,4 +1,4 @@
-//! Two daemons on hosts of their own, each with a device: what they reach each other by.
+//! Two daemons on separate hosts, each with a device, connected by each kind of uplink.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -19,7 +19,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 /// A daemon with one device, and the guest that uses it.
 struct Site {
     guest: Guest,
-    /// None: that of a neighbour.
+    /// `None` for the second device of a daemon.
     daemon: Option<Child>,
     control: PathBuf,
     _folder: TempDir,
@@ -43,7 +43,7 @@ impl Site {
             }
             None => Command::new(PROGRAM),
         };
-        // A system call that the sandbox does not know ends the process, and the test.
+        // With `strict`, a system call outside the filter kills the process, and the test fails.
         command.args(["--sandbox", "strict"]);
         command
             .arg("--device")
@@ -79,12 +79,12 @@ impl Site {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// Whether frames can pass its uplink.
+    /// Returns `true` if frames can pass the uplink.
     fn is_up(&self) -> bool {
         self.status()["networks"][0]["uplink"]["up"] == true
     }
 
-    /// What status says of the device.
+    /// Returns the device's part of the status.
     fn report(&self) -> Value {
         let status = self.status();
         let devices = status["devices"].as_array().unwrap().iter();
@@ -102,11 +102,12 @@ impl Drop for Site {
     }
 }
 
-/// A network namespace, gone with the value.
+/// A network namespace, removed when dropped.
 struct Namespace(String);
 
 impl Namespace {
-    /// Two with a cable between their interfaces `wire`. `None`: they cannot be made here, and that was printed.
+    /// Creates two namespaces with a cable between their interfaces named `wire`. Returns `None`, and prints the
+    /// reason, if that is not possible.
     fn pair(purpose: &str) -> Option<[Self; 2]> {
         let make = |end: &str| {
             let name = format!("pvrdmad-{purpose}-{}-{end}", std::process::id());
@@ -138,7 +139,7 @@ fn ip(arguments: &str) -> bool {
     Command::new("ip").args(arguments.split_whitespace()).status().is_ok_and(|status| status.success())
 }
 
-/// Both ways, and then nothing was thrown away.
+/// Transfers data in both directions, and checks that no frames were dropped.
 fn talk(a: &Site, b: &Site, mtu: u32) {
     transfer(&a.guest, &b.guest, mtu);
     transfer(&b.guest, &a.guest, mtu);
@@ -168,7 +169,7 @@ fn a_tunnel_on_the_loopback() {
     }
 }
 
-/// Frames of one uplink go to devices by their address, and between these directly.
+/// Frames of one uplink are switched to its devices by MAC address, and directly between those devices.
 #[test]
 fn two_devices_on_one_uplink() {
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -200,7 +201,7 @@ fn interfaces_of_the_hosts() {
     talk(&first, &second, 5);
 }
 
-/// The network card behind an access port has no tags, whatever the uplink has.
+/// The network function behind an access port is untagged, whatever tags the uplink has.
 #[test]
 fn a_network_card_on_an_interface_beside_a_vlan() {
     let Some([host, _other]) = Namespace::pair("card") else { return };
@@ -233,7 +234,7 @@ fn bridges_of_the_hosts() {
     talk(&first, &second, 5);
 }
 
-/// Who signs the certificates of TLS links, and a folder for them.
+/// A certificate authority for TLS links, with a folder for its files.
 struct Authority(CertifiedIssuer<'static, KeyPair>, TempDir);
 
 impl Authority {
@@ -258,7 +259,8 @@ impl Authority {
     }
 }
 
-/// RDMA through a connection, for whoever has a key: who has none gets nothing, and does not keep it from others.
+/// RDMA over a TLS connection between holders of certified keys. A client without such a key gets no connection, and
+/// does not keep the others from theirs.
 #[test]
 fn a_connection_with_tls() {
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -270,7 +272,7 @@ fn a_connection_with_tls() {
     let stranger = start(3, other.network(&connects, &address));
     wait_for("a refusal", || (listening.counters()["tls_refused"].as_u64().unwrap() > 0).then_some(()));
     assert!(!listening.is_up() && !stranger.is_up());
-    // The second time it is a daemon that was started anew.
+    // The second time, the connecting daemon has been restarted.
     for time in 1..=2 {
         let connecting = start(2, ours.network(&connects, "host2"));
         wait_for("a connection", || (listening.is_up() && connecting.is_up()).then_some(()));

@@ -16,12 +16,12 @@ fn the_program_says_what_it_was_built_from() {
     let version = printed(Command::new(env!("CARGO_BIN_EXE_pvrdmad")).arg("--version"));
     assert_eq!(version, format!("pvrdmad {}", pvrdmad::VERSION));
     let rest = pvrdmad::VERSION.strip_prefix(concat!(env!("CARGO_PKG_VERSION"), " (")).unwrap();
-    // Programs for development name none, as they are not built anew for each commit.
+    // Development builds name no commit, because they are not rebuilt for each commit.
     let is_commit = rest.strip_prefix("commit ").is_some_and(|commit| commit.len() == 13);
     assert!(is_commit || rest == "unknown commit)", "{version}");
 }
 
-/// The build script as a program, and a folder to build it in.
+/// The build script as a program, with a folder to build in.
 struct Script(tempfile::TempDir);
 
 impl Script {
@@ -34,11 +34,11 @@ impl Script {
         Self(folder)
     }
 
-    /// The version that it gives a build of this tree with this profile.
+    /// Returns the version that the script gives a build of this tree with this profile.
     fn version(&self, tree: &Path, profile: &str, commit: &str) -> String {
         let mut script = Command::new(self.0.path().join("script"));
         script.env("CARGO_MANIFEST_DIR", tree).env("PROFILE", profile).env("PVRDMAD_COMMIT", commit);
-        // Nothing above the folder is a repository, for git either.
+        // Keeps git from finding a repository above the folder.
         script.env("GIT_CEILING_DIRECTORIES", self.0.path());
         let said = printed(&mut script);
         let version = said.lines().find_map(|line| line.strip_prefix("cargo::rustc-env=PVRDMAD_VERSION="));
@@ -57,7 +57,7 @@ fn the_commit_is_that_of_the_tree() {
     }
     assert_eq!(script.version(own, "debug", ""), "1.2.3 (unknown commit)");
 
-    // A tree without a history, and one of a package.
+    // A source tree without history, and one from a package.
     let tree = script.0.path().join("tree");
     fs::create_dir(&tree).unwrap();
     assert_eq!(script.version(&tree, "release", ""), "1.2.3 (unknown commit)");

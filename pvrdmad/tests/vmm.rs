@@ -1,4 +1,4 @@
-//! A VMM that wants to harm the others of its process: what it can take, keep or block is its own.
+//! A VMM that attacks other VMMs of its process. Whatever it truncates, holds or blocks affects only itself.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -25,12 +25,12 @@ const RW: u32 = 3;
 const NO_SPACE: u32 = 28;
 const PAGE: u64 = 4096;
 
-/// How many mappings the kernel has for this process.
+/// Returns the number of mappings of this process.
 fn mappings() -> usize {
     fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 
-/// How many of them are of a memfd with this name.
+/// Returns the number of mappings of a memfd with this name.
 fn mappings_of(name: &str) -> usize {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains(&format!("/memfd:{name} "))).count()
@@ -41,7 +41,7 @@ fn raise_descriptors() {
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
 }
 
-/// C1: each lost page was replaced by a mapping of its own, until the process had no more of them and died.
+/// C1: replacing each lost page by a separate mapping would exhaust the mappings of the process.
 #[test]
 fn a_client_that_truncates_its_memory_is_evicted_alone() {
     let (attacked, neighbour) = (Served::new(), Served::new());
@@ -59,14 +59,14 @@ fn a_client_that_truncates_its_memory_is_evicted_alone() {
     file.set_len(0).unwrap();
     for page in (0..pages).step_by(2) {
         let mut data = [1; 4];
-        // What is lost reads as zero, until it is not mapped any more.
+        // Lost memory reads as zero until it is unmapped.
         match attacked.memory.view().read(page * PAGE, &mut data) {
             Ok(()) => assert_eq!(data, [0; 4]),
             Err(_) => break,
         }
     }
     assert!(mappings() < before + 100, "{}", mappings());
-    // Without another message of the client, or another client.
+    // The client is disconnected without any further message or client.
     client.wait_hang_up();
     while attacked.memory.mapped_bytes() != 0 {
         thread::yield_now();
@@ -81,7 +81,7 @@ fn a_client_that_truncates_its_memory_is_evicted_alone() {
     assert_eq!(log.with("took guest memory away").len(), 1);
 }
 
-/// Every look at this clock finds 60 ms passed in sleep, as in memory whose owner punches holes into it.
+/// A stall meter that finds 60 ms of waiting in each access, as with memory whose owner keeps punching holes into it.
 #[derive(Debug, Default)]
 struct Asleep(AtomicU64);
 
@@ -95,7 +95,7 @@ impl StallMeter for Asleep {
     }
 }
 
-/// N6: threads that serve others wait for this memory, again and again.
+/// N6: threads that serve other devices would wait for this client's memory again and again.
 #[test]
 fn a_client_whose_memory_stalls_is_disconnected_alone() {
     let memory = DmaSpace::with_meter(PinPolicy::Off, MemoryLimits::default(), Box::new(Asleep::default()));
@@ -106,13 +106,14 @@ fn a_client_whose_memory_stalls_is_disconnected_alone() {
         let file = memfd("slow", 16 * PAGE);
         client.map(0, 16 * PAGE, 0, RW, Some(&file)).ok();
         while attacked.memory.view().read(0, &mut [0; 4]).is_ok() {}
-        // Without another message of the client, or another client.
+        // The client is disconnected without any further message or client.
         client.wait_hang_up();
         while attacked.memory.mapped_bytes() != 0 {
             thread::yield_now();
         }
         attacked.function.wait_reset();
-        // The second client of this device brings what was said of the first: its first stall is the fourth.
+        // The stalls that were attributed to the first client stay counted, so the second client's first stall is the
+        // fourth.
         let counters = &attacked.stats.counters;
         assert_eq!((counters.client_memory_slow.get(), counters.client_memory_stalls.get()), (round, round + 2));
         assert_eq!(counters.client_memory_lost.get(), 0);
@@ -121,7 +122,7 @@ fn a_client_whose_memory_stalls_is_disconnected_alone() {
     assert_eq!(neighbour.client().read(3, 0, 4), [0; 4]);
 }
 
-/// C5: two signals find room for one in an eventfd that blocks.
+/// C5: two threads signal a blocking eventfd that has room for one signal.
 #[test]
 fn an_eventfd_that_blocks_stops_no_thread() {
     const ROUNDS: usize = 5000;
@@ -133,7 +134,7 @@ fn an_eventfd_that_blocks_stops_no_thread() {
     let (done, signalled) = mpsc::channel();
     for _ in 0..2 {
         let (irqs, barrier, done) = (Arc::clone(&served.irqs), Arc::clone(&barrier), done.clone());
-        // Not joined: a thread that blocks stays.
+        // Not joined, because a blocked thread does not end.
         thread::spawn(move || {
             for _ in 0..ROUNDS {
                 barrier.wait();
@@ -143,7 +144,7 @@ fn an_eventfd_that_blocks_stops_no_thread() {
         });
     }
     for round in 0..ROUNDS {
-        // One below the maximum, which no write reaches.
+        // One below the maximum, which a write cannot reach.
         rustix::io::write(&event, &(u64::MAX - 2).to_ne_bytes()).unwrap();
         barrier.wait();
         for _ in 0..2 {
@@ -153,12 +154,12 @@ fn an_eventfd_that_blocks_stops_no_thread() {
     }
 }
 
-/// C6: the whole file was mapped for a range of a page, until there was no address left for anybody.
+/// C6: mapping the whole file for a range of one page would use up the address space of the process.
 #[test]
 fn ranges_are_mapped_and_not_files() {
     let (attacked, neighbour) = (Served::new(), Served::new());
     let mut client = attacked.client();
-    // All addresses there are, with ever smaller files for the rest.
+    // Files that together cover the whole address space.
     let sizes = std::iter::repeat_n(3_u64 << 40, 42).chain((28..=41).rev().map(|shift| 1_u64 << shift));
     let files: Vec<_> = sizes.map(|size| memfd("huge", size)).collect();
     for (number, file) in (0..).zip(&files) {
@@ -169,7 +170,7 @@ fn ranges_are_mapped_and_not_files() {
     attacked.memory.view().write(0, b"here").unwrap();
 }
 
-/// C6: what guards mappings, and descriptors, were there for all clients together.
+/// C6: the limits of guarded mappings and of descriptors are per device, not shared by all clients.
 #[test]
 fn files_have_a_limit_for_each_device() {
     raise_descriptors();
@@ -185,13 +186,13 @@ fn files_have_a_limit_for_each_device() {
     assert_eq!(refused, Some((64, NO_SPACE)));
     let memory = memfd("other", PAGE);
     neighbour.client().map(0, PAGE, 0, RW, Some(&memory)).ok();
-    // What is not used any more makes room.
+    // Unmapping an unused file makes room.
     client.unmap(0, PAGE, 0).ok();
     client.read(3, 0, 4);
     client.map(0, PAGE, 0, RW, Some(&memory)).ok();
 }
 
-/// C4: a file whose content never comes stopped everybody who waited for a page of it.
+/// C4: a file whose content never arrives would block every thread that waits for one of its pages.
 #[test]
 fn memory_that_never_arrives_is_refused() {
     let Some(frozen) = Frozen::mount() else {
@@ -207,7 +208,7 @@ fn memory_that_never_arrives_is_refused() {
     assert_eq!(client.read(3, 0, 4), [0; 4]);
 }
 
-/// C4: memory in a file of a file system that somebody else answers for, or not.
+/// C4: only files of file systems that cannot block are accepted as memory.
 #[test]
 fn memory_is_a_file_that_cannot_block() {
     let served = Served::new();
@@ -223,7 +224,7 @@ fn memory_is_a_file_that_cannot_block() {
     client.map(0, 0x2000, 0, RW, Some(&memfd("memory", 0x2000))).ok();
 }
 
-/// `memory=sealed`: a file that can shrink is refused, one that cannot is taken.
+/// `memory=sealed` refuses a file that can shrink, and accepts one that cannot.
 #[test]
 fn sealed_memory_cannot_shrink() {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -240,26 +241,26 @@ fn sealed_memory_cannot_shrink() {
     assert_eq!(served.stats.counters.client_memory_refused.get(), 2);
 }
 
-/// The limits of mapped bytes and of ranges, and what a guest behind a vIOMMU needs: many single pages.
+/// Limits of mapped bytes and of ranges leave room for a guest behind a vIOMMU, which maps many single pages.
 #[test]
 fn sixty_thousand_single_pages_take_few_mappings() {
     let served = Served::with_files(FileRules { mapped_bytes: 20 << 30, ..FileRules::default() });
     let mut client = served.client();
     let ram = memfd("viommu", 16 << 30);
-    // A stride that is prime to the number of pages: neighbours come far apart.
+    // The stride has no common factor with the number of pages, so consecutive pages are far apart.
     for number in 0..65_536_u64 {
         let page = number * 40_503 % (4 << 20);
         client.map((1 << 40) + number * PAGE, PAGE, page * PAGE, RW, Some(&ram)).ok();
     }
     assert_eq!(client.map(0, PAGE, 0, RW, Some(&ram)).errno(), NO_SPACE);
-    // The kernel merges windows that happen to be adjacent.
+    // The kernel may merge windows that happen to be adjacent.
     assert!((1..=16 + 16).contains(&mappings_of("viommu")), "{}", mappings_of("viommu"));
     served.memory.view().write((1 << 40) + 65_535 * PAGE, b"last").unwrap();
     client.unmap(0, 0, 2).ok();
     client.read(3, 0, 4);
     assert_eq!(mappings_of("viommu"), 0);
 
-    // What does not fit is refused, and room comes back.
+    // Ranges beyond the limits are refused; unmapping makes room again.
     client.map(0, 20 << 30, 0, RW, Some(&memfd("large", 32 << 30))).ok();
     assert_eq!(client.map(1 << 40, PAGE, 0, RW, Some(&ram)).errno(), NO_SPACE);
     client.unmap(0, 20 << 30, 0).ok();

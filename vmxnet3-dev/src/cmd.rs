@@ -39,6 +39,9 @@ pub(crate) struct Registers {
 /// # Errors
 /// The command is refused.
 pub(crate) fn execute(core: &Core, registers: Registers, number: u32) -> Result<u32, CommandError> {
+    if core.is_paused() {
+        return Err(CommandError::Paused);
+    }
     let command = Command::parse(number, registers.revision).ok_or(CommandError::Unknown(number))?;
     let [a, b, c, d, e, f] = core.config.mac.0;
     match command {
@@ -85,7 +88,8 @@ fn activate(core: &Core, registers: Registers) -> Result<(), CommandError> {
     }
     let session = {
         let view = core.memory.view();
-        Session::new(&view, registers.shared, core.config.vectors, registers.revision)?
+        let link_up = core.link_up.load(Ordering::Acquire);
+        Session::new(&view, registers.shared, core.config.vectors, registers.revision, link_up)?
     };
     core.interrupts.set_auto_mask(session.auto_mask);
     core.set_session(Some(Arc::new(session)));

@@ -1,5 +1,6 @@
 //! Shared state of a device, used by registers, commands and frames.
 
+use std::iter::repeat;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -7,6 +8,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use pvrdma_base::LogLimit;
 use pvrdma_guest_memory::{DmaSpace, DmaView};
 use pvrdma_handover::WaitFlag;
+use pvrdma_saved_state::vmxnet3 as saved;
 
 use crate::abi::command::Coalesce;
 use crate::abi::regs::{MAX_QUEUES, event};
@@ -14,8 +16,9 @@ use crate::config::Vmxnet3Config;
 use crate::error::QueueError;
 use crate::frame::FramePort;
 use crate::intr::Interrupts;
+use crate::saved_state::error::{RestoreError, require};
 use crate::session::{Session, Which};
-use crate::stats::{DeviceCounters, RxStats, TxStats};
+use crate::stats::{self, DeviceCounters, RxStats, TxStats};
 
 /// Bits of work that a register write deferred to [`crate::Vmxnet3Device`].
 pub(crate) mod pending {
@@ -45,17 +48,31 @@ impl Depths {
     }
 }
 
+/// A pause: see [`Core::pause`].
+#[derive(Debug)]
+pub(crate) struct Pause {
+    /// The session, which no thread uses during the pause.
+    pub(crate) session: Option<Arc<Session>>,
+    /// The session was restored: its addresses have not been looked up in the memory map yet.
+    pub(crate) restored: bool,
+}
+
 /// State that a device shares between its threads.
 ///
 /// Lock order, outermost first: the device's control lock, configuration space; a transmit queue; the session; the
-/// settings; a receive queue; a view of guest memory; the interrupts. A thread that calls the port holds the lock of a
-/// transmit queue and no other. A thread that waits for a transmit queue may hold the control lock, but no other lock.
+/// settings; a receive queue; a view of guest memory; the interrupts; the pause. A thread that calls the port holds the
+/// lock of a transmit queue and no other. A thread that waits for a transmit queue may hold the control lock, but no
+/// other lock.
 pub(crate) struct Core {
     pub(crate) config: Vmxnet3Config,
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) port: Arc<dyn FramePort>,
     pub(crate) interrupts: Interrupts,
     session: RwLock<Option<Arc<Session>>>,
+    /// Set while the device is paused. Changed with the control lock held.
+    pub(crate) paused: Mutex<Option<Pause>>,
+    /// A thread is about to pause the device: see [`Core::pause`].
+    pausing: AtomicBool,
     bus_master: AtomicBool,
     pub(crate) link_up: AtomicBool,
     /// MAC address currently set by the guest, in the layout of its two registers.
@@ -92,6 +109,8 @@ impl Core {
             port,
             interrupts,
             session: RwLock::new(None),
+            paused: Mutex::new(None),
+            pausing: AtomicBool::new(false),
             bus_master: AtomicBool::new(false),
             link_up: AtomicBool::new(true),
             mac: AtomicU64::new(0),
@@ -152,6 +171,129 @@ impl Core {
         drop(current);
         // Lets a port that holds a frame for lack of buffers retry: the driver that would have posted buffers is gone.
         self.pending.fetch_or(pending::RX_BUFFERS, Ordering::AcqRel);
+    }
+
+    /// Pauses the device: sets the session aside and holds back interrupts. When this returns, no thread accesses
+    /// guest memory, queues or statistics of the session, and none calls the interrupt sink. The caller holds the
+    /// control lock.
+    ///
+    /// All other accesses to guest memory are made with the session locked for reading, or are commands.
+    pub(crate) fn pause(&self) {
+        if self.is_paused() {
+            return;
+        }
+        self.pausing.store(true, Ordering::Relaxed);
+        let session = self.session().clone();
+        // Between the call of the port and its completion, a packet is in the ring although it was sent, and would be
+        // sent twice. The lock of its queue is held in that time, and a thread that locks a queue after this one takes
+        // no packet, because it sees `pausing`.
+        session.iter().flat_map(|session| session.lock_transmit_queues()).for_each(drop);
+        let mut current = self.session.write();
+        let vectors = self.rx_vectors.swap(0, Ordering::AcqRel) | self.tx_vectors.swap(0, Ordering::AcqRel);
+        self.interrupts.hold(vectors);
+        *self.paused.lock() = Some(Pause { session: current.take(), restored: false });
+        drop(current);
+        self.pausing.store(false, Ordering::Relaxed);
+    }
+
+    /// Ends a pause with this session. The caller holds the control lock, and calls
+    /// [`run_deferred`](pvrdma_pci_function::PciFunction::run_deferred) after releasing it.
+    pub(crate) fn end_pause(&self, session: Option<Arc<Session>>) {
+        *self.session.write() = session.clone();
+        self.interrupts.release(session.is_some());
+        // Doorbells of the pause may be lost. The request for doorbells stays: withdrawing it while the driver polls
+        // would let packets overtake each other, see `receive::end_round`.
+        self.pending.fetch_or(pending::TX | pending::RX_BUFFERS, Ordering::AcqRel);
+        let changed = |it: &&Arc<Session>| it.link_reported() != self.link_up.load(Ordering::Acquire);
+        if let Some(session) = session.as_ref().filter(changed) {
+            self.during(session, |view| self.report_link(session, view));
+        }
+    }
+
+    /// Returns the saved form, without the session and what other components have.
+    pub(crate) fn save(&self) -> saved::Function {
+        let Self {
+            // Of the destination: its configuration and its surroundings.
+            config: _,
+            memory: _,
+            port: _,
+            log: _,
+            interrupts,
+            // The session is set aside during a pause.
+            session: _,
+            paused: _,
+            pausing: _,
+            // It follows configuration space.
+            bus_master: _,
+            // The session has what the driver was told of it.
+            link_up: _,
+            mac: _,
+            // The end of a pause looks at all queues, and interrupts for all vectors.
+            pending: _,
+            rx_vectors: _,
+            tx_vectors: _,
+            batches: _,
+            // The port has the frame that found no buffer.
+            starved: _,
+            // They follow the coalescing scheme.
+            depths: Depths { tx: _, rx: _ },
+            coalesce,
+            tx_stats,
+            rx_stats,
+            counters,
+        } = self;
+        saved::Function {
+            mac: self.mac().to_vec(),
+            coalesce: coalesce.lock().encode().to_vec(),
+            interrupts: Some(interrupts.save()),
+            transmit_statistics: tx_stats.iter().map(TxStats::save).collect(),
+            receive_statistics: rx_stats.iter().map(RxStats::save).collect(),
+            counters: Some(counters.save()),
+            ..saved::Function::default()
+        }
+    }
+
+    /// Checks the part of a saved function that [`Self::restore`] uses.
+    ///
+    /// # Errors
+    /// There are more statistics than queues, or their number of values is wrong.
+    pub(crate) fn check(function: &saved::Function) -> Result<(), RestoreError> {
+        for statistics in [&function.transmit_statistics, &function.receive_statistics] {
+            let count = statistics.len();
+            require("number of statistics", count as u64, count <= usize::from(MAX_QUEUES))?;
+            statistics.iter().try_for_each(stats::check)?;
+        }
+        Ok(())
+    }
+
+    /// Restores a MAC address, and the statistics and counters of a function that [`Self::check`] has accepted.
+    pub(crate) fn restore(&self, function: &saved::Function, [a, b, c, d, e, f]: [u8; 6]) {
+        self.mac.store(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]), Ordering::Relaxed);
+        let none = saved::Statistics::default();
+        let transmit = function.transmit_statistics.iter().chain(repeat(&none));
+        self.tx_stats.iter().zip(transmit).for_each(|(to, from)| to.restore(from));
+        let receive = function.receive_statistics.iter().chain(repeat(&none));
+        self.rx_stats.iter().zip(receive).for_each(|(to, from)| to.restore(from));
+        if let Some(counters) = &function.counters {
+            self.counters.restore(counters);
+        }
+    }
+
+    /// Returns `true` if the device is paused.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused.lock().is_some()
+    }
+
+    /// Returns `true` if a thread is about to pause the device. The caller has locked a transmit queue, and takes no
+    /// packet from it then.
+    pub(crate) fn is_pausing(&self) -> bool {
+        self.pausing.load(Ordering::Relaxed)
+    }
+
+    /// Notifies the driver of the state of the link.
+    pub(crate) fn report_link(&self, session: &Session, view: &DmaView<'_>) {
+        session.set_link_reported(self.link_up.load(Ordering::Acquire));
+        self.post_event(session, view, event::LINK);
     }
 
     /// Interrupts the guest, which then services all queues of the vector.

@@ -12,7 +12,8 @@ use pvrdma_pci_function::{
     PciFunction, Switches,
 };
 
-use crate::abi::regs::{CLASS, DEVICE_ID, MAX_VECTORS, REVISION_ID, REVISIONS, UPT_VERSIONS, VENDOR_ID, event};
+use crate::abi::command::Coalesce;
+use crate::abi::regs::{CLASS, DEVICE_ID, MAX_VECTORS, REVISION_ID, REVISIONS, UPT_VERSIONS, VENDOR_ID};
 use crate::cmd::{self, Registers};
 use crate::config::Vmxnet3Config;
 use crate::core::{Core, pending};
@@ -35,17 +36,17 @@ const MSIX_PENDING: u32 = 0x1000;
 /// writes (the driver frees memory when RESET returns), and must not call back into registers from its
 /// [`InterruptSink`] or its [`FramePort`].
 pub struct Vmxnet3Device {
-    core: Core,
-    control: Mutex<Control>,
-    pci: Mutex<ConfigSpace>,
+    pub(crate) core: Core,
+    pub(crate) control: Mutex<Control>,
+    pub(crate) pci: Mutex<ConfigSpace>,
 }
 
 /// Registers that hold state.
 #[derive(Clone, Copy, Debug)]
-struct Control {
-    registers: Registers,
+pub(crate) struct Control {
+    pub(crate) registers: Registers,
     /// Result of the last command.
-    result: u32,
+    pub(crate) result: u32,
 }
 
 impl Control {
@@ -184,7 +185,7 @@ impl Vmxnet3Device {
         }
         let session = core.session().clone();
         if let Some(session) = session {
-            core.during(&session, |view| core.post_event(&session, view, event::LINK));
+            core.during(&session, |view| core.report_link(&session, view));
         }
     }
 
@@ -194,7 +195,7 @@ impl Vmxnet3Device {
         Vmxnet3Status {
             name: core.config.name.clone(),
             mac: MacAddr(core.mac()),
-            active: core.session().is_some(),
+            active: core.session().is_some() || core.paused.lock().as_ref().is_some_and(|it| it.session.is_some()),
             link_up: core.link_up.load(Ordering::Acquire),
             interrupts: core.interrupts.raised(),
             counters: core.counters.list(),
@@ -286,6 +287,23 @@ impl Vmxnet3Device {
         }
     }
 
+    /// Returns to the power-on state. Ends a pause.
+    pub(crate) fn reset_with(&self, control: &mut Control) {
+        let core = &self.core;
+        // Must precede `end`, which sets the pending bit that lets a port retry a frame it holds.
+        core.pending.store(0, Ordering::Release);
+        *core.paused.lock() = None;
+        cmd::end(core);
+        core.interrupts.reset();
+        core.set_coalesce(Coalesce::default());
+        core.reset_mac();
+        *control = Control::POWER_ON;
+        let mut pci = self.pci.lock();
+        let before = pci.switches();
+        pci.reset();
+        self.apply_command_register(before, pci.switches());
+    }
+
     /// Applies changes of the command register. When bus mastering ends, memory access is disabled first:
     /// [`DmaSpace::set_enabled`] waits until no thread uses the memory, after which no access can raise an interrupt.
     fn apply_command_register(&self, before: Switches, after: Switches) {
@@ -372,20 +390,8 @@ impl PciFunction for Vmxnet3Device {
     }
 
     fn reset(&self) {
-        let mut control = self.control.lock();
-        let core = &self.core;
-        // Must precede `end`, which sets the pending bit that lets a port retry a frame it holds.
-        core.pending.store(0, Ordering::Release);
-        cmd::end(core);
-        core.interrupts.reset();
-        core.set_coalesce(crate::abi::command::Coalesce::default());
-        core.reset_mac();
-        core.counters.vmxnet3_resets.increment();
-        *control = Control::POWER_ON;
-        let mut pci = self.pci.lock();
-        let before = pci.switches();
-        pci.reset();
-        self.apply_command_register(before, pci.switches());
+        self.reset_with(&mut self.control.lock());
+        self.core.counters.vmxnet3_resets.increment();
     }
 }
 

@@ -24,6 +24,9 @@ pub(crate) enum CommandError {
     /// The revision that the driver chose has no such command.
     #[error("unknown command {0:#x}")]
     Unknown(u32),
+    /// The VMM has paused the device.
+    #[error("a command during a pause")]
+    Paused,
     /// Bus mastering is off.
     #[error("bus mastering is off")]
     Masked,

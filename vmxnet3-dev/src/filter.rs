@@ -2,6 +2,7 @@
 
 use crate::abi::shared::{FilterConfig, RxMode, VLAN_TABLE_LEN};
 use crate::offload::headers;
+use crate::saved_state::error::{RestoreError, exact, require};
 
 /// Mask of the VLAN ID in a tag.
 const VLAN_ID: u16 = 0xfff;
@@ -21,6 +22,24 @@ impl RxFilter {
     pub(crate) fn new(config: FilterConfig, table: &[u8]) -> Self {
         let FilterConfig { mode, vlans, .. } = config;
         Self { mode, multicast: addresses(table), vlans }
+    }
+
+    /// Returns the bits of the mode, the VLAN table, and the multicast table.
+    pub(crate) fn save(&self) -> (u32, Vec<u8>, Vec<u8>) {
+        let Self { mode, multicast, vlans } = self;
+        (mode.bits(), vlans.to_vec(), multicast.concat())
+    }
+
+    /// Restores a filter from the values of [`Self::save`].
+    ///
+    /// # Errors
+    /// A mode is unknown, or a table has a length that no driver can set.
+    pub(crate) fn restore(mode: u32, vlans: &[u8], multicast: &[u8]) -> Result<Self, RestoreError> {
+        require("receive mode", mode, mode <= RxMode::ALL)?;
+        let len = multicast.len();
+        require("length of the multicast table", len as u64, len.is_multiple_of(6) && u16::try_from(len).is_ok())?;
+        let vlans = Box::new(exact("VLAN table", vlans)?);
+        Ok(Self { mode: RxMode::parse(mode), multicast: addresses(multicast), vlans })
     }
 
     /// Replaces the mode.

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::num::NonZeroU16;
 
+use pvrdma_packet::Transport;
 use thiserror::Error;
 
 use crate::offload::checksum::Missing;
-use crate::offload::headers::{ETHERNET_LEN, Headers, TAG_LEN, Transport};
+use crate::offload::headers::{ETHERNET_LEN, Headers, TAG_LEN};
 use crate::offload::{checksum, segment};
 
 /// Maximum length of a frame that is not to be segmented, in bytes: MTU 9,000, header and two tags.

@@ -8,6 +8,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use pvrdma_base::Count;
 use pvrdma_pci_function::{InterruptPin, InterruptSink};
+use pvrdma_saved_state::vmxnet3 as saved;
+
+use crate::saved_state::error::{RestoreError, require};
 
 #[derive(Clone, Copy, Debug)]
 struct Vector {
@@ -22,6 +25,16 @@ struct Vector {
 
 impl Vector {
     const MASKED: Self = Self { masked: true, pending: false, in_round: false, rounds: 0 };
+
+    const fn save(self) -> saved::Vector {
+        let Self { masked, pending, in_round, rounds } = self;
+        saved::Vector { masked, pending, in_round, rounds }
+    }
+
+    const fn restore(vector: &saved::Vector) -> Self {
+        let saved::Vector { masked, pending, in_round, rounds } = *vector;
+        Self { masked, pending, in_round, rounds }
+    }
 }
 
 /// State of a driver's rounds. A round begins with an interrupt that masks its vector, and ends when the driver unmasks
@@ -45,6 +58,8 @@ struct State {
     pin: InterruptPin,
     /// Cause register of the legacy line.
     cause: bool,
+    /// The device is paused: the sink is not called.
+    held: bool,
 }
 
 /// Interrupt state of the function. Its lock is held while the sink is called, so that no interrupt is delivered after
@@ -70,6 +85,7 @@ impl Interrupts {
             bus_master: false,
             pin: InterruptPin::new(pin),
             cause: false,
+            held: false,
         };
         Self { sink, state: Mutex::new(state), raised: Count::default() }
     }
@@ -83,11 +99,11 @@ impl Interrupts {
         }
     }
 
-    /// Delivers a pending vector, if it is neither masked nor disabled.
+    /// Delivers a pending vector, if it is neither masked nor disabled nor held.
     fn deliver(&self, state: &mut State, vector: u8) {
-        let State { bus_master, auto_mask, .. } = *state;
+        let State { bus_master, auto_mask, held, .. } = *state;
         let Some(it) = state.vectors.get_mut(usize::from(vector)) else { return };
-        if !bus_master || it.masked || !it.pending {
+        if held || !bus_master || it.masked || !it.pending {
             return;
         }
         *it = Vector { masked: auto_mask, pending: false, in_round: auto_mask, ..*it };
@@ -107,7 +123,30 @@ impl Interrupts {
     }
 
     fn update_line(&self, state: &mut State) {
-        state.pin.update(state.cause, &*self.sink);
+        if !state.held {
+            state.pin.update(state.cause, &*self.sink);
+        }
+    }
+
+    /// Stops calling the sink, and makes vectors pending, one bit per vector. When this returns, no call is in
+    /// progress.
+    pub(crate) fn hold(&self, vectors: u32) {
+        let mut state = self.state.lock();
+        state.held = true;
+        for (_, it) in (0..32).zip(&mut state.vectors).filter(|(number, _)| vectors >> number & 1 == 1) {
+            it.pending = true;
+        }
+    }
+
+    /// Calls the sink again. `all`: makes every unmasked vector pending, for causes that are no longer known.
+    pub(crate) fn release(&self, all: bool) {
+        let mut state = self.state.lock();
+        state.held = false;
+        for it in state.vectors.iter_mut().filter(|it| all && !it.masked) {
+            it.pending = true;
+        }
+        self.deliver_all(&mut state);
+        self.update_line(&mut state);
     }
 
     /// Returns `true` if a vector is masked or does not exist.
@@ -195,12 +234,58 @@ impl Interrupts {
         self.update_line(&mut state);
     }
 
-    /// Masks all vectors and discards pending interrupts. Settings of configuration space stay.
+    /// Masks all vectors, discards pending interrupts, and ends a hold. Settings of configuration space stay.
     pub(crate) fn reset(&self) {
+        self.state.lock().held = false;
         self.clear();
         let mut state = self.state.lock();
         state.vectors.iter_mut().for_each(|vector| vector.masked = true);
         state.auto_mask = false;
+    }
+
+    /// Returns the saved form of held interrupts.
+    pub(crate) fn save(&self) -> saved::Interrupts {
+        let Self { sink: _, state, raised } = self;
+        let State {
+            vectors,
+            auto_mask,
+            // Both follow configuration space.
+            bus_master: _,
+            pin: _,
+            cause,
+            held: _,
+        } = &*state.lock();
+        saved::Interrupts {
+            auto_mask: *auto_mask,
+            cause: *cause,
+            vectors: vectors.iter().copied().map(Vector::save).collect(),
+            delivered: raised.get(),
+        }
+    }
+
+    /// Checks saved interrupts of a function with `vectors` vectors.
+    ///
+    /// # Errors
+    /// The function had another number of vectors, or a vector is in a round without being masked by it.
+    pub(crate) fn check(interrupts: &saved::Interrupts, vectors: u16) -> Result<(), RestoreError> {
+        let count = interrupts.vectors.len();
+        require("number of interrupt vectors", count as u64, count == usize::from(vectors))?;
+        for (number, vector) in (0_u64..).zip(&interrupts.vectors) {
+            let possible = vector.masked && interrupts.auto_mask;
+            require("round of interrupt vector", number, possible || !vector.in_round)?;
+        }
+        Ok(())
+    }
+
+    /// Restores held interrupts that [`Self::check`] has accepted.
+    pub(crate) fn restore(&self, interrupts: &saved::Interrupts) {
+        let saved::Interrupts { auto_mask, cause, vectors, delivered } = interrupts;
+        let mut state = self.state.lock();
+        for (it, saved) in state.vectors.iter_mut().zip(vectors) {
+            *it = Vector::restore(saved);
+        }
+        (state.auto_mask, state.cause) = (*auto_mask, *cause);
+        self.raised.add(*delivered);
     }
 
     /// Returns the number of interrupts delivered.

@@ -19,15 +19,15 @@
 //!
 //! * Data written by the guest is copied once and then validated. An invalid ring stops its queue, and the driver is
 //!   notified.
-//! * After QUIESCE, RESET, clearing Bus Master Enable or a function reset has returned, no thread accesses guest
-//!   memory.
+//! * After QUIESCE, RESET, clearing Bus Master Enable, a function reset or
+//!   [`Migratable::pause`](pvrdma_pci_function::Migratable::pause) has returned, no thread accesses guest memory.
 //! * The device never writes to a command ring.
 //! * The device holds no lock that frame delivery to this or another device takes while it calls a port.
 //!
 //! # Not implemented
 //!
-//! Revisions 4 and later (encapsulated offloads, more than 8 queues), wake on LAN, saved state. Rate-based coalescing
-//! is accepted and handled as adaptive coalescing.
+//! Revisions 4 and later (encapsulated offloads, more than 8 queues), wake on LAN. Rate-based coalescing is accepted
+//! and handled as adaptive coalescing.
 //!
 //! # Example
 //!
@@ -78,6 +78,7 @@ mod regs;
 mod ring;
 mod rss;
 mod rx;
+mod saved_state;
 mod session;
 mod stats;
 #[cfg(any(test, feature = "testing"))]
@@ -91,4 +92,5 @@ pub use error::ConfigError;
 pub use frame::{Checksum, Frame, FrameError, FramePort, MAX_FRAME, MAX_SEGMENTS, MAX_SUPER_FRAME, PortOffloads, Sent};
 pub use link::NicLink;
 pub use receive::Received;
+pub use saved_state::{RestoreError, SaveError};
 pub use stats::all_counters;

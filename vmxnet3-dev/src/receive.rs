@@ -25,7 +25,7 @@ pub enum Received {
     /// No buffer is available. The frame may be passed again after [`crate::FramePort::receive_ready`]; a port that
     /// keeps it must handle that this call never comes.
     NoBuffers,
-    /// No driver is active, or the link is down, or the queue has stopped.
+    /// No driver is active, or the link is down, or the queue has stopped, or the device is paused.
     Inactive,
 }
 

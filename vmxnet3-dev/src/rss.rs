@@ -1,8 +1,10 @@
 //! Receive side scaling: selects the queue of a frame.
 
+use pvrdma_packet::{IpVersion, Transport};
+
 use crate::abi::completion::HashType;
 use crate::abi::rss_conf::{KEY_LEN, RssConf};
-use crate::offload::headers::{Headers, IpVersion, Transport};
+use crate::offload::headers::Headers;
 
 /// Calculates the Toeplitz hash of `input`.
 pub(crate) fn toeplitz(key: &[u8; KEY_LEN], input: &[u8]) -> u32 {

@@ -2,14 +2,15 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use parking_lot::{Mutex, RwLock};
-use pvrdma_guest_memory::{DmaSpace, DmaView};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use pvrdma_guest_memory::{Direction, DmaSpace, DmaView};
+use pvrdma_saved_state::vmxnet3 as saved;
 
 use crate::abi::command::ConfigPlace;
 use crate::abi::completion::HashType;
 use crate::abi::queue_desc::{
     QUEUE_DESC_ALIGN, QUEUE_DESC_LEN, QUEUE_DESC_SIZE, RxQueueConfig, STATS_AT, STATUS_AT, TX_THRESHOLD_AT,
-    TxQueueConfig, UPDATE_RX_PRODUCER_AT,
+    TxQueueConfig, UPDATE_RX_PRODUCER_AT, check_vector,
 };
 use crate::abi::regs::MAX_QUEUES;
 use crate::abi::rss_conf::{RSS_CONF_LEN, RssConf};
@@ -17,8 +18,10 @@ use crate::abi::shared::{DriverShared, EVENTS_AT, Features, FilterConfig, SHARED
 use crate::error::{CommandError, QueueError};
 use crate::filter::RxFilter;
 use crate::offload::headers::Headers;
+use crate::ring::check_range;
 use crate::rss;
 use crate::rx::RxQueue;
+use crate::saved_state::error::{RestoreError, narrow, require};
 use crate::stats::STATS_LEN;
 use crate::tx::TxQueue;
 
@@ -31,6 +34,9 @@ const DEFAULT_RX_BUFFERS: u16 = 18;
 const MAX_RX_BUFFERS: u16 = 64;
 /// Number of packets between two doorbells. It must be 1: a driver has no timer that would ring for remaining packets.
 const TX_THRESHOLD: u32 = 1;
+
+/// Error codes of stopped queues that the interface defines. The device uses some of them.
+const QUEUE_ERRORS: std::ops::RangeInclusive<u32> = 0x8000_0000..=0x8000_0007;
 
 /// Identifies a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,6 +87,8 @@ pub(crate) struct Session {
     wishes: Vec<(u8, AtomicBool)>,
     /// Error code of each stopped queue, 0 while the queue runs. Transmit queues come first.
     stopped: Vec<AtomicU32>,
+    /// State of the link of which the driver was last notified.
+    link_reported: AtomicBool,
     pub(crate) settings: RwLock<Settings>,
 }
 
@@ -88,8 +96,7 @@ pub(crate) struct Session {
 fn load_shared(view: &DmaView<'_>, address: u64) -> Result<DriverShared, CommandError> {
     let mut bytes = [0; SHARED_LEN];
     view.read(address, &mut bytes).map_err(|error| CommandError::Memory("shared area", error))?;
-    // The alignment allows the events to be updated in a single access.
-    let shared = DriverShared::parse(&bytes).filter(|_| address.is_multiple_of(8));
+    let shared = DriverShared::parse(&bytes).filter(|_| can_have_shared(address));
     shared.ok_or(CommandError::NoShared(address))
 }
 
@@ -112,6 +119,17 @@ pub(crate) fn load_multicast(view: &DmaView<'_>, filter: &FilterConfig) -> Resul
     Ok(table)
 }
 
+/// Returns `true` if there can be queue descriptors of `len` bytes at a bus address.
+const fn can_have_descriptors(address: u64, len: u64) -> bool {
+    address.is_multiple_of(QUEUE_DESC_ALIGN) && address.checked_add(len).is_some()
+}
+
+/// Returns `true` if there can be a shared area at a bus address. The alignment allows the events to be updated in a
+/// single access.
+const fn can_have_shared(address: u64) -> bool {
+    address.is_multiple_of(8) && address.checked_add(SHARED_LEN as u64).is_some()
+}
+
 fn in_range(name: &'static str, value: u64, valid: bool) -> Result<(), CommandError> {
     if valid { Ok(()) } else { Err(CommandError::Invalid(name, value)) }
 }
@@ -123,8 +141,7 @@ fn check(shared: &DriverShared, vectors: u16) -> Result<(), CommandError> {
     let needed = (u64::from(shared.tx_queues) + u64::from(shared.rx_queues)) * QUEUE_DESC_LEN;
     let len = u64::from(shared.queue_desc_len);
     in_range("length of queue descriptors", len, len >= needed)?;
-    let fits = shared.queue_desc.is_multiple_of(QUEUE_DESC_ALIGN) && shared.queue_desc.checked_add(needed).is_some();
-    in_range("queue descriptors", shared.queue_desc, fits)?;
+    in_range("queue descriptors", shared.queue_desc, can_have_descriptors(shared.queue_desc, needed))?;
     in_range("MTU", shared.mtu.into(), MTUS.contains(&shared.mtu))?;
     let vector = u16::from(shared.interrupts.event_vector);
     in_range("vector of events", vector.into(), vector < vectors)
@@ -138,12 +155,63 @@ fn load_queue(view: &DmaView<'_>, base: u64, number: u8) -> Result<[u8; QUEUE_DE
     Ok(bytes)
 }
 
+/// Queues of a saved session.
+struct RestoredQueues {
+    tx: Vec<Mutex<TxQueue>>,
+    rx: Vec<Mutex<RxQueue>>,
+    wishes: Vec<(u8, AtomicBool)>,
+    stopped: Vec<AtomicU32>,
+}
+
+impl RestoredQueues {
+    fn new(
+        transmit: Vec<saved::TransmitQueue>,
+        receive: Vec<saved::ReceiveQueue>,
+        vectors: u16,
+        revision: u8,
+    ) -> Result<Self, RestoreError> {
+        queue_count("transmit queues", transmit.len())?;
+        let count = queue_count("receive queues", receive.len())?;
+        let mut queues = Self { tx: Vec::new(), rx: Vec::new(), wishes: Vec::new(), stopped: Vec::new() };
+        for queue in transmit {
+            queues.stopped.push(AtomicU32::new(queue_error(queue.error)?));
+            queues.tx.push(Mutex::new(TxQueue::restore(queue, vectors)?));
+        }
+        for (number, queue) in (0..count).zip(receive) {
+            queues.stopped.push(AtomicU32::new(queue_error(queue.error)?));
+            let asked = queue.doorbell_wanted;
+            let queue = RxQueue::restore(queue, (number, count), vectors, revision, MAX_RX_BUFFERS)?;
+            queues.wishes.push((queue.vector(), AtomicBool::new(asked)));
+            queues.rx.push(Mutex::new(queue));
+        }
+        Ok(queues)
+    }
+}
+
+fn queue_count(name: &'static str, count: usize) -> Result<u8, RestoreError> {
+    let few = u8::try_from(count).ok().filter(|few| (1..=MAX_QUEUES).contains(few));
+    few.ok_or(RestoreError::Invalid { field: name, value: count as u64 })
+}
+
+/// Checks the error code of a saved queue.
+fn queue_error(error: u32) -> Result<u32, RestoreError> {
+    require("error of a queue", error, error == 0 || QUEUE_ERRORS.contains(&error))?;
+    Ok(error)
+}
+
 impl Session {
     /// Parses the shared area at `address`, for a function with `vectors` vectors and a driver of `revision`.
+    /// `link_up`: state of the link.
     ///
     /// # Errors
     /// The shared area, a queue descriptor or a ring is invalid or inaccessible.
-    pub(crate) fn new(view: &DmaView<'_>, address: u64, vectors: u16, revision: u8) -> Result<Self, CommandError> {
+    pub(crate) fn new(
+        view: &DmaView<'_>,
+        address: u64,
+        vectors: u16,
+        revision: u8,
+        link_up: bool,
+    ) -> Result<Self, CommandError> {
         let shared = load_shared(view, address)?;
         check(&shared, vectors)?;
         let (tx_count, rx_count) = (shared.tx_queues, shared.rx_queues);
@@ -178,6 +246,7 @@ impl Session {
             rx,
             wishes,
             stopped: (0..tx_count + rx_count).map(|_| AtomicU32::new(0)).collect(),
+            link_reported: AtomicBool::new(link_up),
             settings: RwLock::new(Settings {
                 features: shared.features,
                 filter: RxFilter::new(shared.filter, &table),
@@ -186,6 +255,120 @@ impl Session {
         };
         session.start(view).map_err(|error| CommandError::Memory("queue descriptor", error))?;
         Ok(session)
+    }
+
+    /// Returns the saved form of the session, and its multicast table. No thread uses the session.
+    pub(crate) fn save(&self) -> (saved::Session, Vec<u8>) {
+        let Self {
+            shared,
+            queue_desc,
+            revision,
+            mtu,
+            event_vector,
+            // The interrupts have it as well.
+            auto_mask: _,
+            tx,
+            rx,
+            wishes,
+            stopped: _,
+            link_reported,
+            settings,
+        } = self;
+        let Settings { features, filter, rss } = &*settings.read();
+        let (receive_mode, vlans, multicast) = filter.save();
+        let transmit = tx.iter().enumerate().map(|(index, queue)| queue.lock().save(self.error(Which::Tx(index))));
+        // The vector of a wish is that of the queue.
+        let receive = rx.iter().zip(wishes).enumerate().map(|(index, (queue, (_, asked)))| {
+            queue.lock().save(asked.load(Ordering::Acquire), self.error(Which::Rx(index)))
+        });
+        let session = saved::Session {
+            shared: *shared,
+            queue_descriptors: *queue_desc,
+            revision: (*revision).into(),
+            mtu: u32::try_from(*mtu).unwrap_or(0),
+            event_vector: (*event_vector).into(),
+            link_reported: link_reported.load(Ordering::Acquire),
+            features: features.bits(),
+            receive_mode,
+            vlans,
+            rss: rss.as_ref().map(RssConf::save),
+            transmit: transmit.collect(),
+            receive: receive.collect(),
+        };
+        (session, multicast)
+    }
+
+    /// Restores a session of a function with `vectors` vectors. Its addresses have not been looked up in the memory map
+    /// yet, see [`Self::check_memory`].
+    ///
+    /// # Errors
+    /// A value is one that ACTIVATE, a command or the data path cannot have set.
+    pub(crate) fn restore(
+        session: saved::Session,
+        multicast: &[u8],
+        auto_mask: bool,
+        vectors: u16,
+    ) -> Result<Self, RestoreError> {
+        let saved::Session {
+            shared,
+            queue_descriptors,
+            revision,
+            mtu,
+            event_vector,
+            link_reported,
+            features,
+            receive_mode,
+            vlans,
+            rss,
+            transmit,
+            receive,
+        } = session;
+        require("shared area", shared, can_have_shared(shared))?;
+        require("revision", revision, (1..=3).contains(&revision))?;
+        let revision = narrow("revision", revision)?;
+        require("MTU", mtu, MTUS.contains(&mtu))?;
+        require("features", features, features <= Features::ALL)?;
+        let RestoredQueues { tx, rx, wishes, stopped } = RestoredQueues::new(transmit, receive, vectors, revision)?;
+        let needed = stopped.len() as u64 * QUEUE_DESC_LEN;
+        require("queue descriptors", queue_descriptors, can_have_descriptors(queue_descriptors, needed))?;
+        let rx_count = u8::try_from(rx.len()).unwrap_or(MAX_QUEUES);
+        let rss = rss.map(|rss| RssConf::restore(rss, rx_count)).transpose()?;
+        Ok(Self {
+            shared,
+            queue_desc: queue_descriptors,
+            revision,
+            mtu: narrow("MTU", mtu)?,
+            event_vector: check_vector(event_vector, vectors)?,
+            auto_mask,
+            tx,
+            rx,
+            wishes,
+            stopped,
+            link_reported: AtomicBool::new(link_reported),
+            settings: RwLock::new(Settings {
+                features: Features::parse(features.into()),
+                filter: RxFilter::restore(receive_mode, &vlans, multicast)?,
+                rss,
+            }),
+        })
+    }
+
+    /// Checks that the device can access all memory of the session.
+    ///
+    /// # Errors
+    /// Part of it cannot be accessed.
+    pub(crate) fn check_memory(&self, view: &DmaView<'_>) -> Result<(), RestoreError> {
+        let memory = |part| move |source| RestoreError::Memory { part, source };
+        check_range(view, self.shared, SHARED_LEN as u64, Direction::Write).map_err(memory("shared area"))?;
+        let descriptors = self.stopped.len() as u64 * QUEUE_DESC_LEN;
+        check_range(view, self.queue_desc, descriptors, Direction::Write).map_err(memory("queue descriptors"))?;
+        for queue in &self.tx {
+            queue.lock().check(view).map_err(memory("transmit ring"))?;
+        }
+        for queue in &self.rx {
+            queue.lock().check(view).map_err(memory("receive ring"))?;
+        }
+        Ok(())
     }
 
     /// Writes the doorbell thresholds for the driver.
@@ -222,6 +405,21 @@ impl Session {
     /// Returns a receive queue, if it is running.
     pub(crate) fn rx(&self, index: usize) -> Option<&Mutex<RxQueue>> {
         self.rx.get(index).filter(|_| self.error(Which::Rx(index)) == 0)
+    }
+
+    /// Locks the transmit queues one after the other, also those that have stopped.
+    pub(crate) fn lock_transmit_queues(&self) -> impl Iterator<Item = MutexGuard<'_, TxQueue>> {
+        self.tx.iter().map(Mutex::lock)
+    }
+
+    /// Returns the state of the link of which the driver was last notified.
+    pub(crate) fn link_reported(&self) -> bool {
+        self.link_reported.load(Ordering::Acquire)
+    }
+
+    /// Records the state of the link of which the driver is notified.
+    pub(crate) fn set_link_reported(&self, up: bool) {
+        self.link_reported.store(up, Ordering::Release);
     }
 
     fn number(&self, which: Which) -> usize {

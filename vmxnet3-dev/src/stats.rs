@@ -1,8 +1,10 @@
 //! Statistics: per queue in the guest's format (`UPT1_TxStats`, `UPT1_RxStats`), and per device for the status.
 
 use pvrdma_base::{Count, Counter, counters};
+use pvrdma_saved_state::vmxnet3 as saved;
 
 use crate::filter::is_multicast;
+use crate::saved_state::error::{RestoreError, require};
 
 /// Size of a queue's statistics, in bytes.
 pub(crate) const STATS_LEN: usize = 80;
@@ -26,17 +28,36 @@ impl ByDestination {
         byte_count.add(bytes);
     }
 
-    fn words(&self) -> impl Iterator<Item = u64> {
-        self.counts.iter().flatten().map(Count::get)
+    const fn counts(&self) -> [&Count; 6] {
+        let Self { counts: [[a, b], [c, d], [e, f]] } = self;
+        [a, b, c, d, e, f]
     }
 }
 
-fn encode(words: impl Iterator<Item = u64>) -> [u8; STATS_LEN] {
+/// Number of values of a queue's statistics.
+const VALUES: usize = STATS_LEN / 8;
+
+fn encode(counts: [&Count; VALUES]) -> [u8; STATS_LEN] {
     let mut bytes = [0; STATS_LEN];
-    for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
-        to.copy_from_slice(&word.to_le_bytes());
+    for (to, count) in bytes.chunks_exact_mut(8).zip(counts) {
+        to.copy_from_slice(&count.get().to_le_bytes());
     }
     bytes
+}
+
+fn save(counts: [&Count; VALUES]) -> saved::Statistics {
+    saved::Statistics { values: counts.map(Count::get).to_vec() }
+}
+
+/// Checks the saved statistics of a queue.
+pub(crate) fn check(statistics: &saved::Statistics) -> Result<(), RestoreError> {
+    let len = statistics.values.len();
+    require("number of values of statistics", len as u64, len == VALUES)
+}
+
+fn restore(counts: [&Count; VALUES], statistics: &saved::Statistics) {
+    let values = statistics.values.iter().copied().chain(std::iter::repeat(0));
+    counts.into_iter().zip(values).for_each(|(count, value)| count.set(value));
 }
 
 /// Statistics of a transmit queue.
@@ -61,10 +82,26 @@ impl TxStats {
         }
     }
 
+    /// Returns the counts in the order of the guest's format.
+    const fn counts(&self) -> [&Count; VALUES] {
+        let Self { segmented: [a, b], sent, errors, discarded } = self;
+        let [c, d, e, f, g, h] = sent.counts();
+        [a, b, c, d, e, f, g, h, errors, discarded]
+    }
+
     /// Encodes the statistics in the guest's format.
     pub(crate) fn encode(&self) -> [u8; STATS_LEN] {
-        let ends = [self.errors.get(), self.discarded.get()];
-        encode(self.segmented.iter().map(Count::get).chain(self.sent.words()).chain(ends))
+        encode(self.counts())
+    }
+
+    /// Returns the saved form.
+    pub(crate) fn save(&self) -> saved::Statistics {
+        save(self.counts())
+    }
+
+    /// Replaces the values.
+    pub(crate) fn restore(&self, statistics: &saved::Statistics) {
+        restore(self.counts(), statistics);
     }
 }
 
@@ -90,10 +127,26 @@ impl RxStats {
         }
     }
 
+    /// Returns the counts in the order of the guest's format.
+    const fn counts(&self) -> [&Count; VALUES] {
+        let Self { large: [a, b], received, out_of_buffers, errors } = self;
+        let [c, d, e, f, g, h] = received.counts();
+        [a, b, c, d, e, f, g, h, out_of_buffers, errors]
+    }
+
     /// Encodes the statistics in the guest's format.
     pub(crate) fn encode(&self) -> [u8; STATS_LEN] {
-        let ends = [self.out_of_buffers.get(), self.errors.get()];
-        encode(self.large.iter().map(Count::get).chain(self.received.words()).chain(ends))
+        encode(self.counts())
+    }
+
+    /// Returns the saved form.
+    pub(crate) fn save(&self) -> saved::Statistics {
+        save(self.counts())
+    }
+
+    /// Replaces the values.
+    pub(crate) fn restore(&self, statistics: &saved::Statistics) {
+        restore(self.counts(), statistics);
     }
 }
 
@@ -124,6 +177,70 @@ counters! {
         vmxnet3_activations,
         /// Resets of the device.
         vmxnet3_resets,
+    }
+}
+
+impl DeviceCounters {
+    /// Returns the saved form.
+    pub(crate) fn save(&self) -> saved::Counters {
+        let Self {
+            vmxnet3_sent_frames,
+            vmxnet3_sent_bytes,
+            vmxnet3_received_frames,
+            vmxnet3_received_bytes,
+            vmxnet3_send_errors,
+            vmxnet3_send_discards,
+            vmxnet3_receive_no_buffers,
+            vmxnet3_receive_filtered,
+            vmxnet3_queue_errors,
+            vmxnet3_command_errors,
+            vmxnet3_activations,
+            vmxnet3_resets,
+        } = self;
+        saved::Counters {
+            sent_frames: vmxnet3_sent_frames.get(),
+            sent_bytes: vmxnet3_sent_bytes.get(),
+            received_frames: vmxnet3_received_frames.get(),
+            received_bytes: vmxnet3_received_bytes.get(),
+            send_errors: vmxnet3_send_errors.get(),
+            send_discards: vmxnet3_send_discards.get(),
+            receive_no_buffers: vmxnet3_receive_no_buffers.get(),
+            receive_filtered: vmxnet3_receive_filtered.get(),
+            queue_errors: vmxnet3_queue_errors.get(),
+            command_errors: vmxnet3_command_errors.get(),
+            activations: vmxnet3_activations.get(),
+            resets: vmxnet3_resets.get(),
+        }
+    }
+
+    /// Adds saved counts, because a counter never decreases.
+    pub(crate) fn restore(&self, counters: &saved::Counters) {
+        let saved::Counters {
+            sent_frames,
+            sent_bytes,
+            received_frames,
+            received_bytes,
+            send_errors,
+            send_discards,
+            receive_no_buffers,
+            receive_filtered,
+            queue_errors,
+            command_errors,
+            activations,
+            resets,
+        } = *counters;
+        self.vmxnet3_sent_frames.add(sent_frames);
+        self.vmxnet3_sent_bytes.add(sent_bytes);
+        self.vmxnet3_received_frames.add(received_frames);
+        self.vmxnet3_received_bytes.add(received_bytes);
+        self.vmxnet3_send_errors.add(send_errors);
+        self.vmxnet3_send_discards.add(send_discards);
+        self.vmxnet3_receive_no_buffers.add(receive_no_buffers);
+        self.vmxnet3_receive_filtered.add(receive_filtered);
+        self.vmxnet3_queue_errors.add(queue_errors);
+        self.vmxnet3_command_errors.add(command_errors);
+        self.vmxnet3_activations.add(activations);
+        self.vmxnet3_resets.add(resets);
     }
 }
 

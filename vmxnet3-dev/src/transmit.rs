@@ -26,7 +26,7 @@ const MAX_WAITING: u32 = 16;
 enum Left {
     /// The queue is empty, or another thread is processing it.
     Empty,
-    /// The budget of one call is used up.
+    /// The budget of one call is used up, or the device is about to be paused.
     Budget,
     /// The port has no room.
     Full,
@@ -188,6 +188,9 @@ fn drain(core: &Core, session: &Arc<Session>, index: usize, queue: &mut TxQueue,
     for _ in 0..queue.entries() {
         if !outlet.has_room() {
             return Left::Full;
+        }
+        if core.is_pausing() {
+            return Left::Budget;
         }
         let packet = core.during(session, |view| {
             next(queue, view, outlet).unwrap_or_else(|error| {

@@ -1,5 +1,5 @@
-//! A model of a frame that finds no receive buffer while the driver gives one: in no order of their steps does the
-//! frame wait, with a buffer there, and nobody tells who keeps it (`src/receive.rs`, `src/link/mod.rs`).
+//! A loom model of a frame that finds no receive buffer while the driver adds one. In every order of their steps, the
+//! thread that keeps the frame is told of the buffer (`src/receive.rs`, `src/link/mod.rs`).
 
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
@@ -9,22 +9,22 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-/// What a model has, or leaves out.
+/// A variant of the model: the situation, and the steps that it has.
 #[derive(Clone, Copy)]
 struct Has {
-    /// The driver is in a round, at whose end it unmasks its vector, and looks at no wish. Otherwise it polls, and
-    /// rings if that is wished.
+    /// The driver is in a polling round: at its end it unmasks its vector, and does not check for a doorbell request.
+    /// Otherwise it polls, and rings a doorbell if the device requested one.
     round: bool,
-    /// The ring is looked at once more behind all that makes the driver tell us.
+    /// The device checks the ring once more after everything that makes the driver notify it.
     second_look: bool,
     /// A fence between the two.
     fence: bool,
-    /// Who keeps the frame says that it waits, and offers it once more. Otherwise it must have been told since its
-    /// offer began.
+    /// The thread that keeps the frame announces that it waits, and offers the frame once more. Otherwise it must have
+    /// been notified since its first offer began.
     second_offer: bool,
-    /// The wish for a doorbell is taken back before that a frame waits.
+    /// The doorbell request is withdrawn before the announcement that a frame waits.
     wish_first: bool,
-    /// Frames, and buffers. With two, somebody has waited before.
+    /// Number of frames and of buffers. With two, a thread has waited before.
     frames: usize,
 }
 
@@ -33,19 +33,19 @@ const ROUND: Has =
 const POLLS: Has = Has { round: false, ..ROUND };
 const LINK: Has = Has { second_offer: true, ..ROUND };
 
-/// What device, driver and the one who sends share.
+/// State that device, driver and sending thread share.
 struct World {
-    /// Buffers that were given so far, and whether a doorbell is wished for more: guest memory.
+    /// Guest memory: number of buffers added so far, and the request for a doorbell.
     given: AtomicUsize,
     wish: AtomicBool,
     /// `Session::wishes`.
     asked: AtomicBool,
     starved: AtomicBool,
-    /// The receive queue: buffers that were used so far.
+    /// The receive queue: number of buffers used so far.
     queue: Mutex<usize>,
-    /// Whether the driver is in a round, under the lock of the interrupts.
+    /// The driver is in a round. Protected by the lock of the interrupts.
     round: Mutex<bool>,
-    /// Whether who sends waits until it is told.
+    /// The sending thread waits until it is notified.
     blocked: Mutex<bool>,
     has: Has,
 }
@@ -148,7 +148,7 @@ impl World {
             *self.round.lock().unwrap() = false;
             self.buffers_may_be_there(false);
         } else {
-            // A driver without this has no right to be told.
+            // The interface requires this fence of drivers; a driver without it may miss the request.
             fence(Ordering::SeqCst);
             if self.wish.load(Ordering::Relaxed) {
                 self.buffers_may_be_there(true);
@@ -191,7 +191,7 @@ fn no_frame_of_a_link_waits_beside_a_buffer() {
     model(Has { round: false, ..LINK });
 }
 
-/// The model sees the mistakes that it is there for.
+/// Each omitted step makes the model fail as expected.
 #[test]
 #[should_panic(expected = "a frame waits")]
 fn without_a_second_look_at_the_ring_it_waits() {

@@ -72,7 +72,7 @@ fn exchange(driver: &mut Driver<'_>, port: &pvrdma_vmxnet3::testing::RecordingPo
     assert_eq!(driver.poll(0).len(), 1);
 }
 
-/// A driver that comes and goes, each time with other queues.
+/// A driver is started and ended repeatedly, each time with other queues.
 #[test]
 fn drivers_come_and_go() {
     let (guest, port) = Guest::recording();
@@ -91,7 +91,7 @@ fn drivers_come_and_go() {
         }
         assert!(!guest.device.status().active);
     }
-    // A driver that restarts the device without ending first, at the start of its rings.
+    // The driver restarts the device at the start of its rings, without a regular end.
     guest.memory.rewind(mark);
     let mut driver = Driver::up(&guest, DriverConfig::default());
     exchange(&mut driver, &port);
@@ -119,7 +119,7 @@ fn the_legacy_line() {
     assert_eq!(guest.irqs.total(), 0);
 }
 
-/// While bus mastering is off nothing is done; what waits goes on when it comes back.
+/// While bus mastering is off, nothing happens; waiting work continues when it is on again.
 #[test]
 fn bus_mastering_comes_back() {
     let (guest, port) = Guest::recording();
@@ -149,7 +149,7 @@ fn pair() -> Pair {
     Pair { guests, cables }
 }
 
-/// A stream from guest to guest, in long frames, to a receiver that is slow: nothing is lost and all is in order.
+/// A stream of long frames between guests, to a slow receiver: no frame is lost, and all are in order.
 #[test]
 fn a_stream_between_guests_loses_nothing() {
     for (features, rx, mtu) in [
@@ -186,8 +186,8 @@ fn a_stream_between_guests_loses_nothing() {
     }
 }
 
-/// Frames come from several threads while the device is reset: after that nothing is written, and nobody waits for
-/// anybody for ever.
+/// Several threads deliver frames while the device is reset. After a reset nothing is written, and no thread waits for
+/// ever.
 #[test]
 fn resets_end_delivery_of_other_threads() {
     let (guest, port) = Guest::recording();
@@ -205,7 +205,7 @@ fn resets_end_delivery_of_other_threads() {
                 }
             });
         }
-        // Also when an assertion fails: the others are waited for.
+        // The other threads are also stopped if an assertion fails.
         let _end = EndOnDrop(&stop);
         for round in 0..50 {
             guest.memory.rewind(mark);
@@ -242,7 +242,7 @@ impl Drop for EndOnDrop<'_> {
     }
 }
 
-/// Both directions at once, with resets and filters in between, on two threads: the locks have an order.
+/// Traffic in both directions, with resets and filter changes, on two threads: the order of locks prevents deadlocks.
 #[test]
 fn two_guests_do_not_wait_for_each_other() {
     let Pair { guests, .. } = pair();

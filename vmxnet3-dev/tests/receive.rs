@@ -1,4 +1,4 @@
-//! What a guest receives: long frames, queues, filters, buffers that run out.
+//! Reception: long frames, queues, filters, lack of buffers.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ fn deliver(guest: &Guest, bytes: &[u8]) -> Received {
     received
 }
 
-/// A TCP frame as a device gives it to a port that takes long frames.
+/// A long TCP frame as a device passes it to a port that accepts such frames.
 fn super_frame(flow: Flow, len: usize) -> Vec<u8> {
     let mut bytes = flow.left_open(flow.tcp(5, 0x18, 0, &pattern(len)), 16, false);
     if flow.ipv6 {
@@ -24,7 +24,7 @@ fn super_frame(flow: Flow, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A guest with LRO takes a long frame in one piece, in HEAD and BODY buffers of both rings, and is told the segments.
+/// A guest with LRO gets a long frame as a whole, in HEAD and BODY buffers of both rings, with the number of segments.
 #[test]
 fn long_frames_come_whole_with_lro() {
     for (rx, mtu) in [(RxLayout::SMALL, 1500), (RxLayout::JUMBO, 9000)] {
@@ -38,7 +38,7 @@ fn long_frames_come_whole_with_lro() {
                 assert_eq!(guest.device.receive(&frame), Received::Delivered);
                 let packets = driver.poll(0);
                 assert_eq!(packets.len(), 1);
-                // With the checksum that the sender left open.
+                // The checksum that the sender left open is filled in.
                 let whole = Flow { ipv6, ..Flow::TO_GUEST }.tcp(5, 0x18, 0, &pattern(len));
                 assert!(packets[0].bytes == whole && packets[0].checksum_verified);
                 let count = u8::try_from(len.div_ceil(1448)).unwrap();
@@ -48,7 +48,7 @@ fn long_frames_come_whole_with_lro() {
     }
 }
 
-/// The sum does not depend on how the buffers lie: of odd lengths, in the data ring, behind a tag that is stripped.
+/// The checksum does not depend on the buffers: odd lengths, the data ring, and a stripped tag.
 #[test]
 fn open_checksums_are_summed_over_any_buffers() {
     let odd = RxLayout { first: 64, second: 64, head: 131, body: 77, bodies: 1, data_slot: 0 };
@@ -68,7 +68,7 @@ fn open_checksums_are_summed_over_any_buffers() {
                         if strip {
                             (sent, start) = (tagged(&sent, 5), start + 4);
                         }
-                        // Padding behind the packet is not summed.
+                        // Padding behind the packet is not part of the checksum.
                         sent.extend([0xff; 3]);
                         let frame = Frame::with_partial_checksum(&sent, start, start + u16::try_from(at).unwrap());
                         assert_eq!(guest.device.receive(&frame.unwrap()), Received::Delivered);
@@ -82,8 +82,7 @@ fn open_checksums_are_summed_over_any_buffers() {
     }
 }
 
-/// A frame whose checksum cannot come out right, because its sender left no sum of the pseudo header there, is not
-/// called verified.
+/// A frame whose sender left no pseudo-header sum cannot get a correct checksum, and is not reported as verified.
 #[test]
 fn a_checksum_that_comes_out_wrong_is_not_called_verified() {
     let (guest, _port) = Guest::recording();
@@ -96,7 +95,8 @@ fn a_checksum_that_comes_out_wrong_is_not_called_verified() {
     assert!(!packet.checksum_verified && !checksums_are_right(&packet.bytes));
 }
 
-/// Linux panicked when a frame that is called TCP did not have IP right behind its header or one tag.
+/// Older versions of Linux panic on a frame that is reported as TCP without IP directly behind its header or a single
+/// tag.
 #[test]
 fn a_frame_with_two_tags_is_called_nothing() {
     for features in [feature::RXCSUM, feature::RXCSUM | feature::LRO, feature::RXCSUM | feature::RXVLAN, 0] {
@@ -119,7 +119,7 @@ fn a_frame_with_two_tags_is_called_nothing() {
             assert_eq!(deliver(&guest, &tagged(&tcp, 0)), Received::Delivered);
             let expected = RxKind { ipv4: !flow.ipv6, ipv6: flow.ipv6, tcp: true, udp: false };
             assert_eq!(driver.poll(0).remove(0).kind, expected);
-            // A long one comes in segments: the driver could not tell its headers from its data.
+            // A long frame arrives in segments, because the driver could not separate its headers from its data.
             let open = super_frame(flow, 20_000);
             let open = tagged(&tagged(&open, 5), 0);
             assert_eq!(guest.device.receive(&Frame::to_be_segmented(&open, 1400).unwrap()), Received::Delivered);
@@ -129,7 +129,7 @@ fn a_frame_with_two_tags_is_called_nothing() {
     }
 }
 
-/// Without LRO, or in revision 1, or for a guest that looks at checksums itself, there are segments and no others.
+/// Without LRO, in revision 1, or for a guest that verifies checksums itself, only segments are delivered.
 #[test]
 fn long_frames_come_in_segments_without_lro() {
     for (features, revision) in [
@@ -159,7 +159,7 @@ fn long_frames_come_in_segments_without_lro() {
     }
 }
 
-/// Rings that can never hold a long frame take it in segments.
+/// Rings that can never hold a long frame get it in segments.
 #[test]
 fn long_frames_that_never_fit_come_in_segments() {
     let (guest, _port) = Guest::recording();
@@ -186,7 +186,7 @@ fn frames_longer_than_the_mtu_are_dropped() {
     }
 }
 
-/// The hash and the queue are what the configuration says, for each kind of packet.
+/// The hash and the queue follow the configuration, for each kind of packet.
 #[test]
 fn hashes_say_what_was_hashed() {
     let (guest, _port) = Guest::recording();
@@ -209,7 +209,7 @@ fn hashes_say_what_was_hashed() {
         }
         queues.sort_unstable();
         queues.dedup();
-        // The ports of UDP are not hashed: fragments of a datagram stay together.
+        // UDP ports are not hashed, so that fragments of a datagram stay in one queue.
         assert_eq!(queues.len() > 3, tcp);
     }
     deliver(&guest, &ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &[0; 50]));
@@ -246,7 +246,7 @@ fn the_filter_follows_the_driver() {
     assert_eq!((guest.read(1, 0x28), guest.read(1, 0x30)), (2, 0x900));
 }
 
-/// When buffers run out, the device asks for doorbells, and the port hears of the first.
+/// When buffers run out, the device requests doorbells, and the port is notified of the first.
 #[test]
 fn a_guest_without_buffers_rings_when_it_has_some() {
     let (guest, port) = Guest::recording();
@@ -259,13 +259,13 @@ fn a_guest_without_buffers_rings_when_it_has_some() {
     assert_eq!((count, deliver(&guest, &bytes)), (63, Received::NoBuffers));
     assert!(driver.rx[0].doorbell_wanted(&guest.memory));
     assert_eq!(port.ready(), 0);
-    // As in the kernel the buffer of the last completion stays with the driver: one comes back for two.
+    // As in the kernel, the buffer of the last completion stays with the driver: two completions return one buffer.
     assert_eq!(driver.poll_some(0, 2).len(), 2);
     assert_eq!(port.ready(), 1);
     assert!(!driver.rx[0].doorbell_wanted(&guest.memory));
     assert_eq!((deliver(&guest, &bytes), deliver(&guest, &bytes)), (Received::Delivered, Received::NoBuffers));
     assert_eq!(driver.stats(1)[8], 3);
-    // A driver that has not seen the wish unmasks at the end of its round.
+    // A driver that has not seen the request unmasks its vector at the end of its round.
     guest.memory.write(driver.rx_desc(0), &[0]);
     assert_eq!((driver.poll(0).len(), port.ready()), (62, 1));
     driver.unmask(0);
@@ -293,8 +293,9 @@ fn interrupts_come_at_the_end_of_a_batch() {
     assert_ne!(driver.set_coalesce([9, 0, 0, 0]), 0);
 }
 
-/// Linux's driver hands packets to GRO while it is asked for doorbells, and past it while it is not. A wish that ended
-/// within a round had later packets overtake those that GRO held, and TCP repeated what was never lost.
+/// Linux's driver passes packets to GRO while doorbells are requested, and directly to the stack otherwise. If a
+/// request ended within a round, later packets would overtake those held by GRO, and TCP would retransmit without a
+/// loss.
 #[test]
 fn the_wish_for_doorbells_ends_with_a_round() {
     let (guest, port) = Guest::recording();
@@ -314,13 +315,13 @@ fn the_wish_for_doorbells_ends_with_a_round() {
     assert_eq!(deliver(&guest, &bytes), Received::Delivered);
     assert_eq!(driver.poll(0).len(), 24);
     assert!(driver.rx[0].doorbell_wanted(&guest.memory), "still in the round");
-    // It is gone before the interrupt of the next round comes.
+    // The request is withdrawn before the interrupt of the next round.
     guest.device.bar_write(0, 0, &0_u32.to_le_bytes());
     assert!(!driver.rx[0].doorbell_wanted(&guest.memory));
     assert_eq!(guest.irqs.take(0), 1);
 }
 
-/// While the driver is at work it need not ring: it says so when it ends.
+/// A driver in a round need not ring doorbells, because the end of its round notifies the device.
 #[test]
 fn a_driver_at_work_is_not_asked_for_doorbells() {
     let (guest, port) = Guest::recording();
@@ -331,7 +332,7 @@ fn a_driver_at_work_is_not_asked_for_doorbells() {
     assert_eq!((driver.poll(0).len(), port.ready()), (63, 0));
     driver.unmask(0);
     assert_eq!((port.ready(), deliver(&guest, &bytes)), (1, Received::Delivered));
-    // One that masks by itself may not come back.
+    // A driver that masks its vector itself may not return, so a doorbell is requested.
     guest.write(0, 0, 1);
     while deliver(&guest, &bytes) == Received::Delivered {}
     assert!(driver.rx[0].doorbell_wanted(&guest.memory));
@@ -339,7 +340,7 @@ fn a_driver_at_work_is_not_asked_for_doorbells() {
     assert_eq!((port.ready(), driver.rx[0].doorbell_wanted(&guest.memory)), (2, false));
 }
 
-/// When ring 2 runs out, a long frame waits for it instead of being cut into what ring 1 takes.
+/// When ring 2 runs out, a long frame waits for buffers instead of being segmented into ring 1.
 #[test]
 fn a_long_frame_waits_for_buffers_rather_than_to_be_cut() {
     let (guest, port) = Guest::recording();
@@ -348,7 +349,7 @@ fn a_long_frame_waits_for_buffers_rather_than_to_be_cut() {
     let bytes = super_frame(Flow::TO_GUEST, 20_000);
     let frame = Frame::to_be_segmented(&bytes, 1448).unwrap();
     for _ in 0..3 {
-        // Five buffers of ring 2 each, of 31; the last is one that is short of them.
+        // Each frame uses five of the 31 buffers of ring 2; the last one finds too few.
         let mut count = 0;
         while guest.device.receive(&frame) == Received::Delivered {
             count += 1;
@@ -365,7 +366,7 @@ fn a_long_frame_waits_for_buffers_rather_than_to_be_cut() {
     }
 }
 
-/// It does not wait for what a round of the driver does not bring.
+/// A long frame does not wait longer than one round of the driver for buffers.
 #[test]
 fn a_long_frame_waits_for_one_round() {
     let (guest, _port) = Guest::recording();
@@ -385,7 +386,7 @@ fn a_long_frame_waits_for_one_round() {
     driver.unmask(0);
     assert_eq!(guest.device.receive(&frame), Received::Delivered);
     assert_eq!(driver.poll(0).len(), 14);
-    // Nor when it is not at work at all.
+    // The frame does not wait either if the driver is not in a round at all.
     guest.device.flush();
     driver.unmask(0);
     assert_eq!(guest.device.receive(&frame), Received::Delivered);

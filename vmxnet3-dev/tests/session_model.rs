@@ -1,5 +1,6 @@
-//! A model of a driver that starts and ends while a port's thread brings frames (`src/core.rs`): in no order of their
-//! steps does a frame lie in the guest's ring without an interrupt, or wait for the buffers of a driver that has gone.
+//! A loom model of a driver that starts and ends while a port's thread delivers frames (`src/core.rs`). In every order
+//! of their steps, no frame stays in the guest's ring without an interrupt, and none waits for buffers of a driver that
+//! has ended.
 
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
@@ -9,28 +10,28 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use loom::sync::{Arc, Mutex, RwLock};
 use loom::thread;
 
-/// What a model has, or leaves out.
+/// A variant of the model, by the steps that it has.
 #[derive(Clone, Copy)]
 struct Has {
-    /// Bits of the session before are taken away while nobody has the next one.
+    /// The last session's bits are cleared under the lock, before there is a next session.
     locked: bool,
-    /// Who keeps a frame is told of the end of a session. Otherwise it is forgotten.
+    /// The thread that keeps a frame is told of the end of a session.
     told: bool,
 }
 
 const ALL: Has = Has { locked: true, told: true };
 
-/// What device, driver and the one who sends share.
+/// State that device, driver and sending thread share.
 struct World {
     /// Whether there is a session, and which.
     session: RwLock<usize>,
     /// Buffers of the guest, in any session.
     buffers: AtomicUsize,
-    /// `Core::rx_vectors`; what holds for it does for `Core::tx_vectors`.
+    /// `Core::rx_vectors`; the same holds for `Core::tx_vectors`.
     vectors: AtomicUsize,
     pending: AtomicUsize,
     starved: AtomicBool,
-    /// Whether who sends waits until it is told.
+    /// The sending thread waits until it is notified.
     blocked: Mutex<bool>,
     interrupts: AtomicUsize,
     has: Has,
@@ -63,7 +64,7 @@ impl World {
         self.pending.fetch_or(usize::from(self.has.told), Ordering::AcqRel);
     }
 
-    /// What follows a register write: `receive::buffers_may_be_there`.
+    /// Work after a register write: `receive::buffers_may_be_there`.
     fn run_deferred(&self) {
         if self.pending.swap(0, Ordering::SeqCst) == 0 {
             return;
@@ -74,7 +75,7 @@ impl World {
         }
     }
 
-    /// `receive::receive`. `None` if there is no buffer, and otherwise whether there is a driver.
+    /// `receive::receive`. Returns `None` if there is no buffer, otherwise whether there is a driver.
     fn receive(&self) -> Option<bool> {
         let session = self.session.read().unwrap();
         if *session == 0 {
@@ -122,7 +123,7 @@ fn model(run: impl Fn() + Send + Sync + 'static) {
     println!("{} orders", orders.load(StdOrdering::Relaxed));
 }
 
-/// A driver starts while a frame comes that finds a buffer.
+/// A driver starts while a frame arrives that finds a buffer.
 fn start(has: Has) {
     model(move || {
         let world = World::new(0, 1, has);
@@ -135,7 +136,7 @@ fn start(has: Has) {
     });
 }
 
-/// A driver ends, and another one starts, while a frame comes that finds no buffer.
+/// A driver ends, and another one starts, while a frame arrives that finds no buffer.
 fn end(next: Option<usize>, has: Has) {
     model(move || {
         let world = World::new(1, 0, has);
@@ -163,7 +164,7 @@ fn no_frame_waits_for_a_driver_that_has_gone() {
     end(Some(2), ALL);
 }
 
-/// The model sees the mistakes that it is there for.
+/// Each omitted step makes the model fail as expected.
 #[test]
 #[should_panic(expected = "nobody tells the driver")]
 fn who_takes_bits_away_beside_the_next_session_loses_one() {

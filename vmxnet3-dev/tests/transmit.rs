@@ -1,4 +1,4 @@
-//! What a guest sends: offloads, tags, batches, ports without room.
+//! Transmission: offloads, tags, batches, ports without room.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ fn super_frame(flow: Flow, len: usize) -> TxPacket {
     TxPacket::in_parts(&open, 4096, TxOffload::Segment { header, mss: 1448 })
 }
 
-/// A frame stays whole for a port that takes it so, with everything a receiver needs in place.
+/// A port that accepts long frames gets them whole, with all information for a receiver.
 #[test]
 fn super_frames_stay_whole() {
     let (guest, port) = Guest::recording();
@@ -38,7 +38,7 @@ fn super_frames_stay_whole() {
     assert_eq!((bytes, unicast_bytes), (120_000 + 42 * (54 + 74), 120_000 + 42 * (54 + 74)));
 }
 
-/// A port that takes none gets segments with all their checksums.
+/// A port that accepts no long frames gets segments with all their checksums.
 #[test]
 fn super_frames_are_cut_for_others() {
     let (guest, port) = Guest::recording();
@@ -76,8 +76,8 @@ fn checksums_are_left_to_the_port_or_put_in() {
     }
 }
 
-/// Descriptors name any byte. A checksum stored in a VLAN tag, an ethertype, a port or an address would change a frame
-/// after its rules were checked, so that everything but the checksum field of TCP or UDP loses the frame.
+/// Descriptors may place a checksum at any byte. In a VLAN tag, an ethertype, a port or an address it would change a
+/// frame after its rules were checked, so a frame is lost unless the place is the checksum field of TCP or UDP.
 #[test]
 fn a_checksum_goes_nowhere_but_to_tcp_or_udp() {
     let (guest, port) = Guest::recording();
@@ -102,8 +102,8 @@ fn a_checksum_goes_nowhere_but_to_tcp_or_udp() {
     }
 }
 
-/// Linux leaves the checksum of GRE (`ip link add type gre csum`) to a device that calculates any. No port is asked to
-/// do that: the frame that it inspects is complete.
+/// Linux leaves the checksum of GRE (`ip link add type gre csum`) to a device that can calculate any. It is calculated
+/// before the port inspects the frame.
 #[test]
 fn the_checksum_of_gre_is_there_before_the_port_has_the_frame() {
     let (guest, port) = Guest::recording();
@@ -128,7 +128,7 @@ fn the_checksum_of_gre_is_there_before_the_port_has_the_frame() {
     }
 }
 
-/// What makes no sense is counted, completed and lost; the queue goes on.
+/// Invalid packets are counted, completed and dropped; the queue continues.
 #[test]
 fn nonsense_is_lost() {
     let (guest, port) = Guest::recording();
@@ -161,7 +161,7 @@ fn nonsense_is_lost() {
     assert_eq!((port.take().len(), driver.reap(0), driver.queue_error(0)), (1, 1, 0));
 }
 
-/// What a port has no room for stays in the ring, in order, and nothing is lost.
+/// Packets for which a port has no room stay in the ring, in order, and none is lost.
 #[test]
 fn a_port_without_room_holds_the_ring() {
     let (guest, port) = Guest::recording();
@@ -180,8 +180,8 @@ fn a_port_without_room_holds_the_ring() {
     assert_eq!((got, driver.reap(0), guest.device.has_deferred()), (frames, 13, false));
 }
 
-/// Segments that were made here for a port that then has no room are lost, as on a wire, and counted; those that it
-/// took are not presented twice.
+/// Segments for which the port has no room are lost, as on a wire, and counted. Segments that it took are not presented
+/// again.
 #[test]
 fn a_port_that_fills_up_in_the_middle_loses_the_rest() {
     let (guest, port) = Guest::recording();
@@ -216,7 +216,7 @@ fn a_batch_is_one_interrupt_and_coalescing_bounds_it() {
     assert_eq!(interrupts(Some([3, 1000, 0, 0])), 1, "by rate");
 }
 
-/// A link that is down takes nothing; the ring goes on.
+/// While the link is down, frames are discarded, and the ring continues.
 #[test]
 fn without_a_link_frames_are_discarded() {
     let (guest, port) = Guest::recording();

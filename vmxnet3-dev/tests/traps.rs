@@ -1,5 +1,6 @@
-//! The rules whose breach panics, warns or stalls a guest: each has a test that fails when it is broken. The driver of
-//! these tests asserts what the kernel's asserts; some rules are asserted there for every packet of every test.
+//! Rules whose violation makes a guest's kernel panic, warn or stall. Each has a test that fails when the rule is
+//! violated. The driver of these tests has the kernel's assertions; it checks some rules for every packet of every
+//! test.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -30,8 +31,8 @@ fn deliver(guest: &Guest, bytes: &[u8]) -> Received {
     received
 }
 
-/// Trap 1: a completion names the last descriptor, one a packet, in order (asserted in the driver); the generation of
-/// the first descriptor alone says that there is a packet; the producer register is a hint.
+/// Trap 1: completions name the last descriptor, one for each packet, in order (asserted in the driver). Only the
+/// generation bit of the first descriptor announces a packet; the producer register is a hint.
 #[test]
 fn trap_1_completions_and_generations() {
     let (guest, port) = Guest::recording();
@@ -43,7 +44,7 @@ fn trap_1_completions_and_generations() {
         assert_eq!(port.take().iter().map(|frame| &frame.bytes[..]).collect::<Vec<_>>(), [&bytes[..], &bytes]);
         assert_eq!(driver.reap(0), 2);
     }
-    // All but the first descriptor are given: nothing may leave, whatever the register says.
+    // All descriptors but the first are valid: nothing may be sent, whatever the register says.
     let packet = TxPacket::in_parts(&frame_of(300), 100, TxOffload::None);
     let first = driver.tx[0].next_fill();
     driver.tx[0].post(&guest.memory, &packet);
@@ -73,7 +74,7 @@ fn trap_2_no_length_is_16_kib() {
     assert_eq!(sent[0].bytes[54..], bytes[54..]);
 }
 
-/// What a queue of 32 descriptors does with packets of these numbers of descriptors.
+/// Returns the queue's error and the event for packets with these numbers of descriptors, in a ring of 32.
 fn errors_of(counts: &[(usize, TxOffload)], spoil: impl Fn(&Guest, &DriverTxQueue)) -> (u32, u32) {
     let (guest, _port) = Guest::recording();
     let mut driver = Driver::up(&guest, DriverConfig { tx_ring: 32, ..DriverConfig::default() });
@@ -94,7 +95,7 @@ fn errors_of(counts: &[(usize, TxOffload)], spoil: impl Fn(&Guest, &DriverTxQueu
     (error, events)
 }
 
-/// Trap 2: 16 descriptors a packet, 24 to be segmented; a packet without end stops the queue.
+/// Trap 2: at most 16 descriptors for a packet, 24 for one to be segmented; a packet without an end stops the queue.
 #[test]
 fn trap_2_packets_without_end_or_measure() {
     let plain = |count| [(count, TxOffload::None)];
@@ -116,7 +117,7 @@ fn trap_2_packets_without_end_or_measure() {
             guest.memory.store(queue.desc(index) + 12, 0);
             guest.memory.store(queue.desc(index) + 8, 1 << 14 | 10);
         }
-        // The second round's generation, so that there is no stop at the end.
+        // The generation of the second round, so that the walk does not stop at the end of the ring.
         guest.memory.store(queue.desc(0) + 8, 1 << 14 | 10);
     };
     assert_eq!(errors_of(&plain(3), endless), (ERR_NOEOP, EVENT_TX));
@@ -126,11 +127,11 @@ fn trap_2_packets_without_end_or_measure() {
     assert_eq!(errors_of(&plain(1), nowhere), (ERR_INVALID, EVENT_TX));
 }
 
-/// Trap 3: the start only in a HEAD buffer of ring 1, the rest only in BODY buffers, the right ring numbers (asserted
-/// in the driver), in all queues.
+/// Trap 3: a packet starts in a HEAD buffer of ring 1 and continues in BODY buffers only, with the right ring numbers
+/// (asserted in the driver), in all queues.
 #[test]
 fn trap_3_heads_bodies_and_ring_numbers() {
-    // The continuation lies in ring 1, or in ring 2.
+    // The continuation is in ring 1, or in ring 2.
     for rx in [RxLayout::JUMBO, RxLayout::SMALL] {
         let (guest, _port) = Guest::recording();
         let config = DriverConfig {
@@ -174,7 +175,7 @@ fn trap_4_descriptors_stay_and_bodies_are_skipped() {
     }
 }
 
-/// Trap 5: nothing empty, and nothing longer than a slot in the data ring (asserted in the driver).
+/// Trap 5: no empty packets, and none longer than a slot in the data ring (asserted in the driver).
 #[test]
 fn trap_5_sizes_around_the_slot() {
     let (guest, _port) = Guest::recording();
@@ -194,7 +195,7 @@ fn trap_5_sizes_around_the_slot() {
     assert!(driver.poll(0)[0].in_data_ring);
 }
 
-/// Trap 6: completion rings of any size wrap, and the generation changes (the driver sees nothing else).
+/// Trap 6: completion rings of any size wrap and change their generation, which is all that the driver checks.
 #[test]
 fn trap_6_completion_rings_wrap() {
     let (guest, port) = Guest::recording();
@@ -221,7 +222,7 @@ fn trap_6_completion_rings_wrap() {
     }
 }
 
-/// Trap 7: vectors are unmasked while memory still says that all are disabled; what comes in between is an interrupt.
+/// Trap 7: vectors are unmasked while memory still says that all are disabled; events in that time cause an interrupt.
 #[test]
 fn trap_7_intr_ctrl_is_no_mask() {
     let (guest, _port) = Guest::recording();
@@ -234,7 +235,7 @@ fn trap_7_intr_ctrl_is_no_mask() {
     assert_eq!(guest.irqs.take(0), 1);
 }
 
-/// Trap 8: a vector is masked by being raised, and a cause in the meantime is not forgotten.
+/// Trap 8: raising a vector masks it, and an event while it is masked is not lost.
 #[test]
 fn trap_8_auto_mask() {
     let (guest, _port) = Guest::recording();
@@ -252,7 +253,7 @@ fn trap_8_auto_mask() {
     assert_eq!(guest.irqs.take(0), 1);
 }
 
-/// Trap 9: tables are copied during the command; the driver overwrites them right after it.
+/// Trap 9: tables are copied during the command, because the driver overwrites them directly afterwards.
 #[test]
 fn trap_9_tables_are_gone_after_the_command() {
     let (guest, _port) = Guest::recording();
@@ -277,7 +278,8 @@ fn trap_9_tables_are_gone_after_the_command() {
     assert_eq!(guest.memory.read(scheme, 16), [2, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0]);
 }
 
-/// Trap 10: each packet rings, and buffers are found without any doorbell.
+/// Trap 10: the device lowers the driver's transmit threshold so that each packet rings a doorbell, and it finds
+/// receive buffers without any doorbell.
 #[test]
 fn trap_10_thresholds_and_receive_doorbells() {
     let (guest, _port) = Guest::recording();
@@ -325,7 +327,7 @@ fn trap_11_what_is_verified() {
     assert!(!verified(&icmp) && !verified(&frame_of(60)));
 }
 
-/// Trap 11: a checksum that a local peer left open is put in, whether the guest looks or not.
+/// Trap 11: a checksum that a local peer left open is filled in, whether or not the guest verifies it.
 #[test]
 fn trap_11_open_checksums() {
     let (guest, _port) = Guest::recording();
@@ -342,7 +344,7 @@ fn trap_11_open_checksums() {
     assert_eq!((&packet.bytes, packet.checksum_verified), (&whole, false));
 }
 
-/// Trap 12: events are added to memory, and taken away by the acknowledgement and by nothing else.
+/// Trap 12: events are added to guest memory, and only an acknowledgement removes them.
 #[test]
 fn trap_12_events() {
     let (guest, _port) = Guest::recording();
@@ -362,7 +364,7 @@ fn trap_12_events() {
     assert_eq!(guest.memory.load(driver.shared + 700), 0x5a5a_5a5a, "the word beside");
 }
 
-/// Trap 13: one to eight queues, each pair with one vector.
+/// Trap 13: one to eight queues, with one vector for each pair.
 #[test]
 fn trap_13_queue_pairs_share_a_vector() {
     for queues in 1..=8_u8 {
@@ -474,7 +476,7 @@ fn trap_15_hostile_numbers_are_refused() {
     assert_eq!(errors.value, failed);
 }
 
-/// Trap 15: an RSS configuration that cannot be is refused, by ACTIVATE and later, where the one before stays.
+/// Trap 15: an invalid RSS configuration is refused by ACTIVATE and later; in the latter case the previous one stays.
 #[test]
 fn trap_15_hostile_rss() {
     let (guest, _port) = Guest::recording();
@@ -498,7 +500,8 @@ fn trap_15_hostile_rss() {
     assert_eq!((driver.poll(0).len(), driver.poll(1).len()), (1, 0));
 }
 
-/// Trap 15: rings that overlap, and descriptors that point to the rings, harm nobody else and come to an end.
+/// Trap 15: overlapping rings, and descriptors that point to rings, affect only their guest, and the device's work
+/// ends.
 #[test]
 fn trap_15_rings_that_overlap() {
     let (guest, port) = Guest::recording();
@@ -520,7 +523,7 @@ fn trap_15_rings_that_overlap() {
     }
 }
 
-/// Trap 15: a receive buffer that is too small, or nowhere, stops the queue, and the driver is told.
+/// Trap 15: a receive buffer that is too small, or at an invalid address, stops the queue, and the driver is told.
 #[test]
 fn trap_15_hostile_buffers() {
     for (words, error) in [([MEMORY_BASE, 127 | 1 << 31], ERR_SMALL_BUF), ([1 << 45, 1536 | 1 << 31], ERR_INVALID)] {
@@ -539,7 +542,7 @@ fn trap_15_hostile_buffers() {
     }
 }
 
-/// Trap 9 and 15: nothing is written after RESET, QUIESCE, a cleared Bus Master Enable and the function's reset.
+/// Trap 9 and 15: nothing is written after RESET, QUIESCE, clearing Bus Master Enable, or a function reset.
 #[test]
 fn trap_9_all_dma_ends() {
     let ends: [fn(&Guest); 4] = [

@@ -1,20 +1,13 @@
 //! Messages of an `ib_umad` file: `struct ib_user_mad_hdr` and a management datagram.
 
+use pvrdma_ib_cm::{MAD_LEN, is_connection_manager};
 use pvrdma_verbs::{Gid, Qpn, UdDestination};
 
 use crate::datagram::Datagram;
 use crate::gid::{Bound, HostGid};
 
-/// Management class of the connection manager, which service ID resolution shares.
-pub(super) const CLASS: u8 = 7;
-pub(super) const CLASS_VERSION: u8 = 2;
-/// The only method of the class.
-pub(super) const METHOD_SEND: u8 = 3;
-
 /// Size of the header, in bytes.
 const HEADER: usize = 64;
-/// Size of a management datagram, in bytes.
-const MAD: usize = 256;
 /// Size of the read buffer, in bytes: datagrams of other fabrics are longer.
 pub(super) const LONGEST: usize = HEADER + 2048;
 
@@ -71,7 +64,7 @@ impl Outgoing {
     /// Encodes the message for an agent. The kernel neither waits for a response nor retransmits, because guests do.
     pub(super) fn encode(&self, agent: u32) -> Vec<u8> {
         let Self { source, to, mad } = self;
-        let mut out = Vec::with_capacity(HEADER + MAD);
+        let mut out = Vec::with_capacity(HEADER + MAD_LEN);
         // Agent, status, timeout, retries, and the length, which the kernel knows.
         for word in [agent, 0, 0, 0, 0] {
             out.extend_from_slice(&word.to_ne_bytes());
@@ -95,11 +88,6 @@ impl Outgoing {
 }
 
 const GSI_QKEY: u32 = 0x8001_0000;
-
-/// Checks base version 1, class and method.
-fn is_connection_manager(mad: &[u8]) -> bool {
-    mad.len() == MAD && mad.starts_with(&[1, CLASS, CLASS_VERSION, METHOD_SEND])
-}
 
 fn field<const N: usize>(header: &[u8; HEADER], at: usize) -> [u8; N] {
     header.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; N])
@@ -192,7 +180,7 @@ mod tests {
                 }
             }
         }
-        for length in [HEADER, HEADER + MAD - 1, HEADER + MAD + 1, LONGEST, LONGEST + 1] {
+        for length in [HEADER, HEADER + MAD_LEN - 1, HEADER + MAD_LEN + 1, LONGEST, LONGEST + 1] {
             let mut bytes = good.clone();
             bytes.resize(length, 0);
             assert_eq!(Received::decode(&bytes), None, "{length}");

@@ -8,12 +8,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use pvrdma_ib_cm::{CLASS, CLASS_VERSION, METHOD_SEND};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{NoArg, Opcode, Updater, ioctl, opcode};
 
 use super::error::CmError;
-use super::message::{CLASS, CLASS_VERSION, METHOD_SEND};
 
 const REGISTER_AGENT: Opcode = opcode::read_write::<Registration>(0x1b, 1);
 const ENABLE_PKEY: Opcode = opcode::none(0x1b, 3);

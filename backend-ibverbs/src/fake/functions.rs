@@ -84,12 +84,14 @@ fn number(host: &FakeHost) -> u32 {
 extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut Device {
     // SAFETY: the caller gives a place for the number.
     unsafe { *count = 1 };
-    Box::into_raw(Box::new(ptr::null_mut()))
+    let transport_type = HOST.with_borrow(|host| host.as_ref().map_or(0, |host| host.with(|state| state.transport)));
+    let device = Device { ops: [None; 2], node_type: 0, transport_type };
+    Box::into_raw(Box::new(Box::into_raw(Box::new(device))))
 }
 
 extern "C" fn free_device_list(list: *mut *mut Device) {
     // SAFETY: made above, freed once.
-    drop(unsafe { Box::from_raw(list) });
+    drop(unsafe { Box::from_raw(*Box::from_raw(list)) });
 }
 
 extern "C" fn get_device_name(_: *mut Device) -> *const c_char {
@@ -164,13 +166,15 @@ extern "C" fn query_device(_: *mut Context, out: *mut DeviceAttr) -> c_int {
     0
 }
 
-extern "C" fn query_port(_: *mut Context, _: u8, out: *mut PortAttr) -> c_int {
+extern "C" fn query_port(context: *mut Context, _: u8, out: *mut PortAttr) -> c_int {
+    // SAFETY: the library's rules for its callers.
+    let link_layer = unsafe { host_of(context) }.with(|state| state.link_layer);
     let attr = PortAttr {
         state: PORT_ACTIVE,
         max_mtu: 5,
         active_mtu: 3,
         max_msg_sz: 1 << 30,
-        link_layer: LINK_LAYER_ETHERNET,
+        link_layer: link_layer.unwrap_or(LINK_LAYER_ETHERNET),
         ..PortAttr::default()
     };
     // SAFETY: the library's rules for its callers.

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use pvrdma_verbs::testing::DEADLINE;
 use rustix::event::EventfdFlags;
 
-use super::gate::Gate;
+use super::gate::{Call, Gate};
 use crate::sys::{EVENT_SRQ_LIMIT_REACHED, Sge, Wc};
 
 /// QP states, as the library's numbers.
@@ -72,6 +72,10 @@ pub(super) struct Cq {
 
 #[derive(Default)]
 pub(super) struct State {
+    /// `IBV_TRANSPORT_` number of the adapter; by default InfiniBand, which includes RoCE.
+    pub(super) transport: c_int,
+    /// `IBV_LINK_LAYER_` number of the port; by default Ethernet.
+    pub(super) link_layer: Option<u8>,
     /// Number of existing objects.
     pub(super) objects: usize,
     pub(super) next_number: u32,
@@ -110,6 +114,12 @@ impl FakeHost {
         self.changed.notify_all();
     }
 
+    /// Sets the transport of the adapter and the link layer of its port.
+    pub(crate) fn speak(&self, transport: c_int, link_layer: u8) {
+        let mut state = self.state.lock();
+        (state.transport, state.link_layer) = (transport, Some(link_layer));
+    }
+
     /// Returns the number of peer look-ups.
     pub(crate) fn look_ups(&self) -> usize {
         self.state.lock().look_ups
@@ -127,6 +137,33 @@ impl FakeHost {
             }
         }
         !state.refuse_look_ups
+    }
+
+    /// Holds the next call of this kind before it takes effect.
+    pub(crate) fn hold(&self, call: Call) {
+        self.with(|state| state.gate = Gate { held: Some(call), came: false });
+    }
+
+    /// Waits until a call is held.
+    pub(crate) fn wait_held(&self) {
+        self.wait("nobody makes the call that is held", |state| state.gate.came);
+    }
+
+    /// Releases the held call, and lets later ones pass.
+    pub(crate) fn let_go(&self) {
+        self.with(|state| state.gate = Gate::default());
+    }
+
+    /// Waits while this call is held, with a limit. Further calls of the same kind are not held in the meantime.
+    pub(super) fn pass(&self, call: Call) {
+        let end = Instant::now() + DEADLINE;
+        let mut state = self.state.lock();
+        if state.gate.held != Some(call) || state.gate.came {
+            return;
+        }
+        state.gate.came = true;
+        self.changed.notify_all();
+        while state.gate.came && !self.changed.wait_until(&mut state, end).timed_out() {}
     }
 }
 

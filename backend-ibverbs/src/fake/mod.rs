@@ -17,11 +17,12 @@ pub(crate) use functions::unacknowledged;
 pub(crate) use gate::Call;
 pub(crate) use host::FakeHost;
 
+use crate::backend::Ibverbs;
 use crate::config::IbverbsConfig;
 use crate::gid::{HostGid, HostGids};
 use crate::hca::IbvHca;
 use crate::shared::Shared;
-use crate::verbs::HostDevice;
+use crate::verbs::{HostDevice, OpenError};
 
 /// A backend on a fake adapter.
 pub(crate) struct FakeBackend {
@@ -61,6 +62,12 @@ impl FakeBackend {
     /// Opens the adapter.
     pub(crate) fn open(&self) -> HostDevice {
         functions::with_host(&self.host, || HostDevice::open(&self.shared.library, "fake0")).unwrap()
+    }
+
+    /// Starts a backend on the adapter as the daemon does, up to the GID table, which the host does not have.
+    pub(crate) fn start(&self) -> Result<Ibverbs, OpenError> {
+        let config = IbverbsConfig::new("fake0");
+        functions::with_host(&self.host, || Ibverbs::start(functions::library(), config, |_| Ok(None)))
     }
 
     /// Adds an entry to the host's GID table.

@@ -9,12 +9,18 @@ pub(crate) mod library;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::{offset_of, size_of};
 
-/// A device in the library's list. Used only behind a pointer.
+/// A device in the library's list: the first fields of the public structure.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Device {
-    _private: [u8; 0],
+    pub(crate) ops: [Unused; 2],
+    pub(crate) node_type: c_int,
+    pub(crate) transport_type: c_int,
 }
+
+/// `IBV_TRANSPORT_IB`, which includes RoCE.
+pub(crate) const TRANSPORT_IB: c_int = 0;
+pub(crate) const TRANSPORT_IWARP: c_int = 1;
 
 /// An open device: function pointers of its provider, and descriptors.
 #[repr(C)]
@@ -26,7 +32,7 @@ pub(crate) struct Context {
     pub(crate) async_fd: c_int,
 }
 
-type Unused = Option<unsafe extern "C" fn()>;
+pub(crate) type Unused = Option<unsafe extern "C" fn()>;
 
 /// Operations that the library's header calls without an exported symbol.
 #[repr(C)]
@@ -176,6 +182,7 @@ pub(crate) struct PortAttr {
 }
 
 pub(crate) const PORT_ACTIVE: c_int = 4;
+pub(crate) const LINK_LAYER_INFINIBAND: u8 = 1;
 pub(crate) const LINK_LAYER_ETHERNET: u8 = 2;
 
 #[repr(C)]
@@ -433,6 +440,7 @@ pub(crate) const EVENT_SRQ_LIMIT_REACHED: c_int = 15;
 pub(crate) const EVENT_QP_LAST_WQE_REACHED: c_int = 16;
 
 const _: () = {
+    assert!(offset_of!(Device, node_type) == 16 && offset_of!(Device, transport_type) == 20);
     assert!(size_of::<ContextOps>() == 256 && offset_of!(Context, ops) == 8);
     assert!(offset_of!(Context, cmd_fd) == 264 && offset_of!(Context, async_fd) == 268);
     assert!(offset_of!(ContextOps, alloc_mw) == 56 && offset_of!(ContextOps, dealloc_mw) == 72);

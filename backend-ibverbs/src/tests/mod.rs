@@ -7,6 +7,7 @@ pub(crate) mod huge_pages;
 mod inspect;
 mod memory;
 mod peers;
+mod protocol;
 mod races;
 mod requests;
 

@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::errno::{check, destroyed};
 use super::event::HostEvent;
 use crate::sys::library::{Library, LoadError};
-use crate::sys::{AsyncEvent, Context, DeviceAttr, LINK_LAYER_ETHERNET, PORT_ACTIVE, PortAttr};
+use crate::sys::{AsyncEvent, Context, DeviceAttr, PORT_ACTIVE, PortAttr};
 
 /// Reason a device of the host cannot be used.
 #[derive(Debug, Error)]
@@ -59,6 +59,7 @@ pub(crate) struct HostDevice {
     pub(super) library: Arc<Library>,
     pub(super) raw: NonNull<Context>,
     name: String,
+    transport: c_int,
 }
 
 // SAFETY: see the head of the parent module.
@@ -70,7 +71,8 @@ unsafe impl Sync for HostDevice {}
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PortNow {
     pub(crate) active: bool,
-    pub(crate) ethernet: bool,
+    /// `IBV_LINK_LAYER_` number.
+    pub(crate) link_layer: u8,
     pub(crate) max_mtu: u32,
     pub(crate) active_mtu: u32,
     pub(crate) max_message: u32,
@@ -93,16 +95,21 @@ impl HostDevice {
             // SAFETY: `device` is of the list, and its name is a string that lives as long.
             let text = unsafe { CStr::from_ptr((library.ibv_get_device_name)(device)) }.to_string_lossy().into_owned();
             if text == name {
+                // SAFETY: `device` is of the list, and begins with these fields since version 1.1 of the library's ABI.
+                let transport = unsafe { (*device).transport_type };
                 // SAFETY: `device` is of the list; an open device does not need the list any more.
                 let raw = unsafe { (library.ibv_open_device)(device) };
-                opened = Some(NonNull::new(raw).ok_or_else(io::Error::last_os_error));
+                let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error);
+                opened = Some(raw.map(|raw| (raw, transport)));
             }
             found.push(text);
         }
         // SAFETY: the list came from the library and is freed once.
         unsafe { (library.ibv_free_device_list)(list) };
         match opened {
-            Some(Ok(raw)) => Ok(Self { library: Arc::clone(library), raw, name: name.to_owned() }),
+            Some(Ok((raw, transport))) => {
+                Ok(Self { library: Arc::clone(library), raw, name: name.to_owned(), transport })
+            }
             Some(Err(source)) => Err(OpenError::Open { name: name.to_owned(), source }),
             None if found.is_empty() => Err(OpenError::NoDevices),
             None => Err(OpenError::NoSuch { wanted: name.to_owned(), found: found.join(", ") }),
@@ -111,6 +118,11 @@ impl HostDevice {
 
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the `IBV_TRANSPORT_` number.
+    pub(crate) const fn transport(&self) -> c_int {
+        self.transport
     }
 
     pub(crate) fn attributes(&self) -> io::Result<DeviceAttr> {
@@ -127,7 +139,7 @@ impl HostDevice {
         let number = |n: c_int| u32::try_from(n).unwrap_or(0);
         Ok(PortNow {
             active: attr.state == PORT_ACTIVE,
-            ethernet: attr.link_layer == LINK_LAYER_ETHERNET,
+            link_layer: attr.link_layer,
             max_mtu: number(attr.max_mtu),
             active_mtu: number(attr.active_mtu),
             max_message: attr.max_msg_sz,

@@ -1,7 +1,7 @@
-//! A hostile peer: any sequence of packets against the responders of live queue pairs, and any answers to their
-//! requesters.
+//! A hostile peer: arbitrary sequences of packets to the responders of live queue pairs, and arbitrary responses to
+//! their requesters.
 //!
-//! Most packets are correct, or a queue pair would live for one packet.
+//! Most packets are correct, because an invalid one often ends its queue pair.
 #![no_main]
 
 use std::time::Duration;
@@ -56,7 +56,7 @@ enum Step {
     Message(u8, Place, u16, bool),
     /// Bytes behind an Ethernet header.
     Raw(u8, Vec<u8>),
-    /// An answer to a request of the device: which, how it differs from a good one.
+    /// A response to a request of the device: which request, and its difference from a correct response.
     Answer {
         which: u8,
         wild: Wild,
@@ -68,7 +68,7 @@ enum Step {
     Receive(u8, u16, u16),
     /// The same frame once more.
     Again(u8),
-    /// The peer stops taking what the device sends, or begins again.
+    /// The peer stops reading frames of the device, or starts again.
     Deaf(bool),
     Time(u16),
     Modify(u8, u8),
@@ -92,7 +92,7 @@ const REQUESTS: [Opcode; 12] = [
     Opcode::CNP,
 ];
 
-/// The next packet of a peer that keeps to the rules.
+/// Returns the next packet of a peer that follows the rules.
 fn lawful(device: &mut Device, qp: usize, choice: u8) -> Opcode {
     device.revive(qp);
     if qp == DATAGRAMS {
@@ -187,7 +187,7 @@ fn packet(device: &mut Device, sent: &Sent) {
         _ if wild => u32::from(sent.length) % 40,
         _ => 0,
     };
-    // The whole message of a FIRST is so long that a LAST may follow soon.
+    // The length of a FIRST allows a LAST to follow soon.
     let length = match operation {
         Some(Operation::ReadRequest) => u32::from(sent.length) % (Device::REGION as u32 / 2),
         _ if full => MTU + u32::from(sent.length) % (2 * MTU),
@@ -239,14 +239,14 @@ fn message(device: &mut Device, qp: usize, place: Place, length: u32, ack: bool)
 }
 
 fn answer(device: &mut Device, which: u8, wild: bool, syndrome: u8, psn: i8, length: u16) {
-    // One that keeps to the rules answers in order.
+    // A correct peer responds in order.
     let at = if wild { usize::from(which) % device.asked.len().max(1) } else { 0 };
     let Some(frame) = device.asked.get(at).cloned() else { return };
     if !wild {
         device.asked.pop_front();
     }
     let asked = Packet::parse(&frame).expect("checked when it came").header;
-    // Numbers of both sides differ by as much.
+    // Queue pair numbers of both sides differ by the same offset.
     let to = Qpn::new(asked.bth.destination.get() - 0x100);
     let syndrome = match syndrome {
         any if wild => Syndrome::from_byte(any),

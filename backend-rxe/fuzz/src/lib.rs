@@ -1,5 +1,5 @@
-//! What the fuzz target for sequences attacks: a device with queue pairs on a cable, on one thread and on virtual time,
-//! so that the same input does the same thing each time.
+//! Setup of the fuzz target for packet sequences: a device with queue pairs on a cable, on one thread and in virtual
+//! time, so that the same input always has the same effect.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use pvrdma_verbs::{
     RecvWr, SendWr,
 };
 
-/// Queue pairs: two connected ones with all rights, one that lets its peer do little, one for datagrams.
+/// Number of queue pairs: two connected ones with all rights, one with few rights, and one for datagrams.
 pub const QPS: usize = 4;
 /// The one for datagrams.
 pub const DATAGRAMS: usize = 3;
@@ -29,7 +29,7 @@ pub const PAGE: u64 = 4096;
 pub const MTU: u32 = 256;
 /// Frames that the cable holds in each direction.
 const CABLE: usize = 64;
-/// Most runs that one step may cause. What stands in the rings and on the cable is far less.
+/// Maximum number of runs that one step may cause. Rings and cable hold far less work.
 const MAX_RUNS: usize = 3000;
 const PAGES: u64 = 16;
 /// Pages that a peer may change.
@@ -76,9 +76,9 @@ struct Connection {
     end: End<RxeHca>,
     sends: Progress,
     receives: Progress,
-    /// The PSN that the device expects from the peer, as far as the peer knows.
+    /// The PSN that the device expects next, as known to the peer.
     peer_psn: Psn,
-    /// The peer is in the middle of a message: of a WRITE, or of a SEND.
+    /// The operation in the middle of which the peer is: a WRITE, or a SEND.
     message: Option<bool>,
 }
 
@@ -103,10 +103,10 @@ pub struct Device {
     _uplink: Uplink,
     /// Requests of the device that the peer has not answered.
     pub asked: VecDeque<Vec<u8>>,
-    /// What was given to the device, and some of it.
+    /// Number of frames given to the device, and a selection of them.
     given: u64,
     recent: VecDeque<Vec<u8>>,
-    /// The peer does not take what the device sends.
+    /// The peer does not read the device's frames.
     pub deaf: bool,
 }
 
@@ -115,7 +115,7 @@ impl Default for Device {
         let clock = Arc::new(ManualClock::default());
         let config = RxeConfig {
             workers: 0,
-            // Small, so that transfers already go on from run to run.
+            // Small limits, so that even small transfers need several runs.
             inline_bytes: 2000,
             inline_requests: 3,
             worker_bytes: 2000,
@@ -127,7 +127,8 @@ impl Default for Device {
         };
         let rxe = Rxe::new(config).unwrap();
         let (ours, cable) = memory::pair(CABLE).unwrap();
-        // Nothing answers a probe for the address, and the clock need not run until one has ended.
+        // A probe for the address would get no answer, and the clock would have to advance until its end, so there is
+        // none.
         let rules =
             PortRules { alone: true, congestion: Some(Congestion::default()), negotiate: true, ..PortRules::default() };
         let port = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 1500, rules };
@@ -223,13 +224,13 @@ impl Device {
         (connection.peer_psn, connection.message) = (attrs.rq_psn, None);
     }
 
-    /// Makes a queue pair fail or finish what it does.
+    /// Makes a queue pair fail, or finish its work.
     pub fn modify(&self, index: usize, state: QpState) {
         let attrs = QpAttrs { state, ..QpAttrs::default() };
         let _ = self.connections[index].end.qp.modify(&attrs, QpAttrMask::STATE);
     }
 
-    /// Key and first address of the region of all rights, or of the one for reading.
+    /// Returns the key and the first address of the region with all rights, or of the one for reading.
     pub fn region(&self, readable: bool) -> (u32, u64) {
         let region = &self.regions[usize::from(readable)];
         (region.mr.rkey(), region.start)
@@ -264,7 +265,7 @@ impl Device {
         end.qp.notify_recv();
     }
 
-    /// What the peer is in the middle of: a WRITE, or a SEND.
+    /// Returns the operation in the middle of which the peer is: a WRITE, or a SEND.
     pub fn message(&mut self, index: usize) -> &mut Option<bool> {
         &mut self.connections[index].message
     }
@@ -286,7 +287,7 @@ impl Device {
         &mut self.connections[index].peer_psn
     }
 
-    /// Gives the device a frame and has it do everything that follows.
+    /// Gives the device a frame, and runs everything that follows from it.
     pub fn give(&mut self, frame: &[u8]) {
         let mut frames = Frames::default();
         frames.push(frame);
@@ -311,7 +312,7 @@ impl Device {
         self.connections.iter_mut().for_each(Connection::check);
     }
 
-    /// Moves time on to where the next timer fires, at most so far.
+    /// Advances time to the next timer, at most by `at_most`.
     pub fn pass(&mut self, at_most: Duration) {
         let now = self.clock.now();
         let next = self.rxe.next_deadline().map_or(now, |deadline| deadline.max(now));
@@ -328,7 +329,7 @@ impl Device {
             packet.verify().expect("and says so");
             let header = packet.header;
             assert_eq!((header.ethernet.source, header.network.source()), (mac(1), gid(1)));
-            // Whoever sent a marked datagram is told so where it came from.
+            // The sender of a marked datagram gets its notification at its own address.
             let operation = header.bth.opcode.info().expect("a known opcode").operation;
             if operation != Operation::CongestionNotification {
                 assert_eq!((header.ethernet.destination, header.network.destination()), (mac(2), gid(2)));
@@ -337,7 +338,7 @@ impl Device {
             if let (Extension::Aeth(aeth), Some(connection)) = (header.extension, self.connections.get_mut(index))
                 && matches!(aeth.syndrome, Syndrome::Nak(NakCode::SequenceError) | Syndrome::RnrNak { .. })
             {
-                // What is resent begins a message, right or wrong.
+                // A retransmitted request starts a message, whether or not the peer expects one.
                 (connection.peer_psn, connection.message) = (header.bth.psn, None);
             }
             if !operation.is_response() && index < DATAGRAMS {
@@ -350,8 +351,8 @@ impl Device {
         self.settle();
     }
 
-    /// The device is alive: a queue pair that is connected again executes what its peer asks for. Nothing was changed
-    /// that the peer has no right to.
+    /// Checks that the device still works: a queue pair that is connected again executes requests of the peer. Memory
+    /// to which the peer has no right is unchanged.
     pub fn end(mut self, request: impl FnOnce(&mut Self) -> Vec<u8>) {
         self.bind(None);
         self.deaf = false;

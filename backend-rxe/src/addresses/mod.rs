@@ -7,6 +7,7 @@
 //! All state is bounded: a device holds at most 256 unbound addresses besides those it has bound, probes for 32 at a
 //! time, and at most 4096 addresses of remote hosts are remembered.
 
+mod address;
 pub(crate) mod probe;
 mod remote;
 mod table;
@@ -23,8 +24,9 @@ use pvrdma_link::Clock;
 use pvrdma_verbs::{AddressRule, MacAddr};
 
 use crate::task::Task;
-pub(crate) use table::{Address, Claimed, Conflict, HOLD, Refused, Wait, Why};
+pub(crate) use address::Address;
 use table::{Claim, Table};
+pub(crate) use table::{Claimed, Conflict, HOLD, Refused, Wait, Why};
 
 type Observer = Box<dyn Fn(&Conflict) + Send + Sync>;
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use pvrdma_verbs::{MacAddr, link_local};
 
-use super::table::Address;
+use super::address::Address;
 
 /// Minimum length of a frame, without its check sequence.
 const MIN_FRAME: usize = 60;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::table::Address;
+use super::address::Address;
 
 /// Time that an address is remembered after the last packet from it.
 pub(super) const REMEMBERED: Duration = Duration::from_secs(4 * 60 * 60);

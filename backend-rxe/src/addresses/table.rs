@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pvrdma_verbs::{AddressRule, Gid, MacAddr, OtherAddresses, VerbsError};
 
+use super::address::Address;
 use super::remote::RemoteHosts;
 
 /// Time that an address stays with the device that had it last, and time that a remote host must have been silent
@@ -22,9 +23,6 @@ pub(super) const MAX_PROBING: usize = 32;
 
 /// Duration and interval.
 type Schedule = (Duration, Duration);
-
-/// A GID and its VLAN.
-pub(crate) type Address = (Gid, Option<u16>);
 
 /// Reason why a device never gets an address, unless the configuration changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,6 +1,5 @@
 //! Saving and restoring regions and their keys.
 
-use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -117,11 +116,4 @@ impl MrTable {
     ) -> Result<(), VerbsError> {
         self.get(key).ok_or(VerbsError::Gone)?.pin(pin)
     }
-}
-
-/// Checks the list of free slots. Returns the others, whose regions are still to be restored.
-pub(super) fn slots_in_use(slots: u32, free: &[u32]) -> Result<BTreeSet<u32>, VerbsError> {
-    let mut used: BTreeSet<u32> = (0..slots).collect();
-    // A slot that is listed twice is not in the set any more.
-    if free.iter().all(|slot| used.remove(slot)) { Ok(used) } else { Err(VerbsError::Invalid("list of free slots")) }
 }

@@ -17,7 +17,6 @@ use pvrdma_handover::TwoCopies;
 use pvrdma_saved_state::rxe as saved;
 use pvrdma_verbs::{Random, VerbsError};
 
-use super::saved::slots_in_use;
 use super::{Body, Mr, MrTable};
 use crate::limits::MAX_MR;
 
@@ -200,4 +199,11 @@ impl MrTables {
     pub(crate) fn block(&self) -> parking_lot::RwLockWriteGuard<'_, MrTable> {
         self.copies.active().write()
     }
+}
+
+/// Checks the list of free slots. Returns the others, whose regions are still to be restored.
+fn slots_in_use(slots: u32, free: &[u32]) -> Result<BTreeSet<u32>, VerbsError> {
+    let mut used: BTreeSet<u32> = (0..slots).collect();
+    // A slot that is listed twice is not in the set any more.
+    if free.iter().all(|slot| used.remove(slot)) { Ok(used) } else { Err(VerbsError::Invalid("list of free slots")) }
 }

@@ -2,16 +2,12 @@
 
 use std::net::IpAddr;
 
-use pvrdma_roce::wire::{EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT};
-use pvrdma_verbs::{Gid, MacAddr, Qpn};
+use pvrdma_packet::{EtherType, Ethernet, Ipv4Header, Ipv6Header, MacAddr, PROTOCOL_UDP, ROCE_PORT, UdpHeader};
+use pvrdma_roce::wire::Grh;
+use pvrdma_verbs::{Gid, Qpn};
 
 use crate::addresses::Address;
 
-/// Offset of the destination port in a UDP header.
-const UDP_DESTINATION: usize = 2;
-const UDP_LEN: usize = 8;
-const IPV6_LEN: usize = 40;
-const GRH_LEN: usize = 40;
 /// Offset of the destination QP in a BTH.
 const BTH_DESTINATION: usize = 5;
 
@@ -32,9 +28,9 @@ pub(super) fn foreign_destination(frame: &[u8], mac: MacAddr) -> Option<(Qpn, Ad
     }
     let qpn = queue_pair(kind, body)?;
     let gid = match kind {
-        EtherType::IPV4 => IpAddr::from(*body.get(16..)?.first_chunk::<4>()?).into(),
+        EtherType::IPV4 => IpAddr::from(Ipv4Header::new(body).destination()?).into(),
         // GRH and IPv6 have the destination at the same offset.
-        _ => Gid(*body.get(24..)?.first_chunk()?),
+        _ => Gid(Ipv6Header::new(body).destination()?),
     };
     Some((qpn, (gid, ethernet.vlan_id())))
 }
@@ -42,37 +38,36 @@ pub(super) fn foreign_destination(frame: &[u8], mac: MacAddr) -> Option<(Qpn, Ad
 /// Returns the queue pair that a RoCE frame with this ethertype and body is for.
 fn queue_pair(kind: EtherType, body: &[u8]) -> Option<Qpn> {
     let before = match kind {
-        EtherType::ROCE => GRH_LEN,
-        EtherType::IPV4 if is_ipv4_roce(body) => ipv4_len(*body.first()?) + UDP_LEN,
-        EtherType::IPV6 if body.get(6) == Some(&PROTOCOL_UDP) && is_roce_port(body, IPV6_LEN) => IPV6_LEN + UDP_LEN,
+        EtherType::ROCE => Grh::LEN,
+        EtherType::IPV4 => ipv4_roce(body)? + UdpHeader::LEN,
+        EtherType::IPV6 if is_ipv6_roce(body) => Ipv6Header::LEN + UdpHeader::LEN,
         _ => return None,
     };
     let destination = body.get(before + BTH_DESTINATION..).and_then(<[u8]>::first_chunk);
     Some(Qpn::new(destination.map_or(0, |&[a, b, c]| u32::from_be_bytes([0, a, b, c]))))
 }
 
-/// Returns `true` if the ethertype is that of a VLAN tag: of IEEE 802.1Q, of 802.1ad, or of older bridges.
-pub(super) const fn is_tag(kind: EtherType) -> bool {
-    matches!(kind.0, 0x8100 | 0x88a8 | 0x9100)
-}
-
-/// Returns `true` if an IPv4 packet, or the first fragment of one, is RoCE.
-pub(super) fn is_ipv4_roce(body: &[u8]) -> bool {
-    let Some(&[version, .., flags, offset, _, protocol]) = body.first_chunk::<10>() else { return false };
+/// Returns the offset of the UDP header, if an IPv4 packet, or the first fragment of one, is RoCE. Version, lengths and
+/// checksum are not examined, so that no malformed packet passes that some receiver may take for RoCE.
+#[inline]
+pub(super) fn ipv4_roce(body: &[u8]) -> Option<usize> {
+    let ip = Ipv4Header::new(body);
+    let udp = ip.header_len()?;
     // Only the first fragment contains the ports.
-    let first = flags & 0x1f == 0 && offset == 0;
-    protocol == PROTOCOL_UDP && first && is_roce_port(body, ipv4_len(version))
+    (ip.protocol()? == PROTOCOL_UDP && ip.has_first_byte()? && is_roce_port(body, udp)).then_some(udp)
 }
 
-/// Returns the length of an IPv4 header that begins with this byte.
-const fn ipv4_len(first: u8) -> usize {
-    (first & 0xf) as usize * 4
+/// Returns `true` if an IPv6 packet without extension headers is RoCE: peers of a queue pair send none. Guards look
+/// behind them ([`super::outgoing`]).
+#[inline]
+fn is_ipv6_roce(body: &[u8]) -> bool {
+    Ipv6Header::new(body).next_header() == Some(PROTOCOL_UDP) && is_roce_port(body, Ipv6Header::LEN)
 }
 
 /// Returns `true` if the UDP header at offset `header` is that of RoCE.
+#[inline]
 pub(super) fn is_roce_port(body: &[u8], header: usize) -> bool {
-    let port = body.get(header.saturating_add(UDP_DESTINATION)..).and_then(<[u8]>::first_chunk);
-    port.is_some_and(|&port| u16::from_be_bytes(port) == ROCE_PORT)
+    body.get(header..).and_then(|udp| UdpHeader::new(udp).destination_port()) == Some(ROCE_PORT)
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use pvrdma_link::testing::{Attack, Broken, Rules, Tags, attacks, forge, store_an
 use pvrdma_link::{Frames, GsoLink, Link, Offload, memory};
 use pvrdma_verbs::{Gid, MacAddr};
 
-use super::policy::{Policy, PortRules, VlanMode};
+use super::policy::Policy;
+use super::rules::{PortRules, VlanMode};
 
 const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const PEER: [u8; 6] = [2, 0, 0, 0, 0, 2];

@@ -16,6 +16,7 @@ mod prober;
 mod receive;
 mod receive_queue;
 pub(crate) mod registry;
+pub(crate) mod rules;
 mod source_guard;
 mod stations;
 mod threads;
@@ -42,12 +43,13 @@ use crate::task::{Runnable, Task};
 use arrivals::Batches;
 use counters::{PortCounters, address_conflicts, passed_lost_in_link, wire_lost_in_link};
 use helpers::Helpers;
-use policy::{Policy, PortRules, Violation, VlanMode};
+use policy::Policy;
 use prober::Prober;
 use pvrdma_handover::Waker;
 use pvrdma_link::{Bell, Frames, GsoLink, Link};
 use pvrdma_roce::{Congestion, EgressMarking};
 use receive_queue::{ReceiveQueue, ReceiveQueues};
+use rules::{PortRules, Violation, VlanMode};
 use tx_queue::TxQueue;
 
 pub(crate) use arrivals::{Arrival, KeptPacket};
@@ -322,6 +324,12 @@ impl Port {
     pub(crate) fn pause(&self) {
         self.queues.iter().for_each(ReceiveQueue::wait);
         self.wake();
+    }
+
+    /// Locks the receive queue of a queue pair, as a thread that empties it does.
+    #[cfg(test)]
+    pub(crate) fn hold_receiver(&self, qpn: Qpn) -> Option<impl Drop + '_> {
+        self.queues.of(qpn).try_receiver()
     }
 
     fn is_link_down(&self) -> bool {

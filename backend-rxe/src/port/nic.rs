@@ -6,7 +6,7 @@ use pvrdma_link::LinkReader;
 use pvrdma_roce::wire::Ethernet;
 use pvrdma_verbs::EndOnPanic;
 
-use super::policy::Violation;
+use super::rules::Violation;
 use super::tx_queue::TxQueue;
 use super::{Port, RECEIVE};
 use crate::addresses::Claimed;

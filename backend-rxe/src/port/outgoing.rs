@@ -4,29 +4,17 @@
 //! allow, so this parser looks behind VLAN tags and IPv6 extension headers. A frame that it cannot parse, but a
 //! receiver may, is dropped.
 
-use pvrdma_roce::wire::{EtherType, Ethernet, PROTOCOL_UDP};
+use pvrdma_packet::{Discovery, EtherType, Ethernet, Extension, ExtensionKind, Ipv6Header, PROTOCOL_UDP};
 
-use super::classify::{is_ipv4_roce, is_roce_port, is_tag};
+use super::classify::{ipv4_roce, is_roce_port};
 use super::stations::{self, Station};
 
-/// Length of the two Ethernet addresses.
-const ADDRESSES: usize = 12;
-/// Maximum number of tags, or of IPv6 extension headers, that the parser looks behind.
+/// Maximum number of tags that the parser looks behind.
+const MOST_TAGS: usize = 7;
+/// Maximum number of headers behind that of IPv6 that the parser looks at.
 const MOST_HEADERS: usize = 8;
-/// Length of an IPv6 header.
-const IPV6_LEN: usize = 40;
-/// ARP (RFC 826) and RARP (RFC 903).
-const ARP: EtherType = EtherType(0x0806);
-const RARP: EtherType = EtherType(0x8035);
 /// Maximum value of the IEEE 802.3 length field, which is at the place of the ethertype.
 const MAX_LENGTH: u16 = 1500;
-/// IPv6 extension headers (RFC 8200, 4): those in front of another header, and the fragment header.
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const AUTHENTICATION: u8 = 51;
-const DESTINATION_OPTIONS: u8 = 60;
-const ICMPV6: u8 = 58;
 
 /// Claim that a frame makes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,29 +36,21 @@ pub(super) fn claim(frame: &[u8]) -> Claim {
     let Some((kind, body)) = behind_tags(frame) else { return Claim::Hidden };
     match kind {
         Some(EtherType::ROCE) => Claim::Roce,
-        Some(EtherType::IPV4) => roce_if(is_ipv4_roce(body)),
+        Some(EtherType::IPV4) => roce_if(ipv4_roce(body).is_some()),
         Some(EtherType::IPV6) => ipv6(body),
-        Some(ARP) => station(stations::arp(body)),
-        Some(RARP) => station(stations::rarp(body)),
+        Some(EtherType::ARP) => station(stations::arp(body)),
+        Some(EtherType::RARP) => station(stations::rarp(body)),
         Some(EtherType(..=MAX_LENGTH)) => snap(body),
         _ => Claim::None,
     }
 }
 
-/// Returns the ethertype behind all tags, and the bytes that follow it. `None`: the frame has more tags than networks
-/// use.
+/// Returns the ethertype behind all tags, of IEEE and of older bridges, and the bytes that follow it. `None`: the frame
+/// has more tags than networks use.
+#[inline]
 pub(super) fn behind_tags(frame: &[u8]) -> Option<(Option<EtherType>, &[u8])> {
-    let mut at = ADDRESSES;
-    for _ in 0..MOST_HEADERS {
-        let rest = frame.get(at..).unwrap_or_default();
-        let Some((kind, body)) = rest.split_first_chunk() else { return Some((None, &[])) };
-        let kind = EtherType(u16::from_be_bytes(*kind));
-        if !is_tag(kind) {
-            return Some((Some(kind), body));
-        }
-        at += Ethernet::TAG_LEN;
-    }
-    None
+    let (at, kind) = Ethernet::behind_tags(frame, MOST_TAGS, EtherType::is_tag);
+    (!kind.is_some_and(EtherType::is_tag)).then(|| (kind, frame.get(at..).unwrap_or_default()))
 }
 
 const fn roce_if(is_roce: bool) -> Claim {
@@ -86,8 +66,8 @@ fn station(parsed: Option<Station>) -> Claim {
 fn snap(body: &[u8]) -> Claim {
     let Some([0xaa, 0xaa, 3, _, _, _, high, low]) = body.first_chunk() else { return Claim::None };
     match EtherType(u16::from_be_bytes([*high, *low])) {
-        EtherType::ROCE | EtherType::IPV4 | EtherType::IPV6 | ARP | RARP => Claim::Unclear,
-        kind if is_tag(kind) => Claim::Unclear,
+        EtherType::ROCE | EtherType::IPV4 | EtherType::IPV6 | EtherType::ARP | EtherType::RARP => Claim::Unclear,
+        kind if kind.is_tag() => Claim::Unclear,
         _ => Claim::None,
     }
 }
@@ -116,35 +96,33 @@ pub(super) enum Transport {
     Other,
 }
 
-/// Looks behind the extension headers of an IPv6 packet.
+/// Looks behind the extension headers of an IPv6 packet. Unlike [`pvrdma_packet::IpPacket`], this does not examine
+/// version and lengths, and looks behind authentication headers and at first fragments: some receiver may do the same.
 pub(super) fn transport(body: &[u8]) -> Transport {
-    let Some(&first) = body.get(6) else { return Transport::Other };
-    let (mut header, mut at, mut fragment) = (first, IPV6_LEN, false);
+    let Some(mut header) = Ipv6Header::new(body).next_header() else { return Transport::Other };
+    let (mut at, mut fragment) = (Ipv6Header::LEN, false);
     for _ in 0..MOST_HEADERS {
         let rest = body.get(at..).unwrap_or_default();
-        let next = match (header, rest) {
+        match (header, rest) {
             (PROTOCOL_UDP, _) => return Transport::Udp(at),
-            (ICMPV6, [kind, ..]) if stations::is_discovery(*kind) => {
+            (Discovery::PROTOCOL, [kind, ..]) if Discovery::is_type(*kind) => {
                 return if fragment { Transport::FragmentOfDiscovery } else { Transport::Discovery(at) };
             }
-            (HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS, [next, length, ..]) => (*next, 8 * (usize::from(*length) + 1)),
-            (AUTHENTICATION, [next, length, ..]) => (*next, 4 * (usize::from(*length) + 2)),
-            (FRAGMENT, [next, _, high, low, ..]) => {
-                if *high != 0 || low & 0xf8 != 0 {
-                    return Transport::Other;
-                }
-                fragment = true;
-                (*next, 8)
-            }
-            // The header is cut off. In a fragment, the rest may follow in the next one, although RFC 7112 forbids
-            // that.
-            (HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | AUTHENTICATION | FRAGMENT, _) => {
-                return if fragment { Transport::Hidden } else { Transport::Other };
-            }
-            _ => return Transport::Other,
+            _ => {}
+        }
+        let extension = match Extension::parse(header, rest) {
+            Ok(Some(extension)) => extension,
+            Ok(None) => return Transport::Other,
+            // In a fragment, the rest may follow in the next one, although RFC 7112 forbids that.
+            Err(_) => return if fragment { Transport::Hidden } else { Transport::Other },
         };
-        header = next.0;
-        at += next.1;
+        match extension.kind {
+            ExtensionKind::Fragment { is_first: false } => return Transport::Other,
+            ExtensionKind::Fragment { is_first: true } => fragment = true,
+            ExtensionKind::Options | ExtensionKind::Authentication => {}
+        }
+        header = extension.next;
+        at += extension.len;
         if fragment && body.len() < at + 4 {
             return Transport::Hidden;
         }
@@ -156,12 +134,12 @@ pub(super) fn transport(body: &[u8]) -> Transport {
 mod tests {
     use std::net::IpAddr;
 
-    use pvrdma_verbs::MacAddr;
+    use pvrdma_packet::MacAddr;
 
     use super::*;
 
     fn frame(tags: &[u8], kind: u16, body: &[u8]) -> Vec<u8> {
-        [&[9; ADDRESSES], tags, &kind.to_be_bytes(), body].concat()
+        [&[9; Ethernet::TYPE_AT], tags, &kind.to_be_bytes(), body].concat()
     }
 
     fn v4(fragment: [u8; 2], options: usize, port: u16) -> Vec<u8> {
@@ -174,7 +152,7 @@ mod tests {
 
     /// Builds an IPv6 packet with these headers, each given with its own protocol number.
     fn v6(headers: &[(u8, &[u8])]) -> Vec<u8> {
-        let mut body = vec![0; IPV6_LEN];
+        let mut body = vec![0; Ipv6Header::LEN];
         (body[0], body[6], body[7]) = (0x60, headers[0].0, 255);
         body[8..24].copy_from_slice(&[0xfd; 16]);
         for (at, (_, bytes)) in headers.iter().enumerate() {
@@ -184,7 +162,7 @@ mod tests {
             }
             body.extend(bytes);
         }
-        let length = u16::try_from(body.len() - IPV6_LEN).unwrap();
+        let length = u16::try_from(body.len() - Ipv6Header::LEN).unwrap();
         body[4..6].copy_from_slice(&length.to_be_bytes());
         body
     }

@@ -2,17 +2,15 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use pvrdma_roce::wire::{EtherType, PROTOCOL_UDP};
-use pvrdma_verbs::{MacAddr, link_local};
+use pvrdma_packet::{EtherType, Ipv4Header, Ipv6Header, MacAddr, PROTOCOL_UDP, UdpHeader};
+use pvrdma_verbs::link_local;
 
 use super::outgoing::{Transport, behind_tags, transport};
-use super::policy::{PortRules, Violation};
+use super::rules::{PortRules, Violation};
 
 /// UDP source ports of DHCP servers and relays (RFC 2131, 4.1; RFC 8415, 7.2).
 const DHCP_SERVER: u16 = 67;
 const DHCPV6_SERVER: u16 = 547;
-/// Length of an IPv4 header without options.
-const IPV4_LEN: usize = 20;
 
 /// Checks a frame of the device with this MAC address. Returns immediately if no guard is on.
 ///
@@ -35,24 +33,23 @@ fn is_listed(rules: &PortRules, address: IpAddr) -> bool {
 }
 
 fn ipv4(rules: &PortRules, body: &[u8]) -> Result<(), Violation> {
+    let ip = Ipv4Header::new(body);
     // Receivers drop a packet that is shorter than its header.
-    let Some(header) = body.first_chunk::<IPV4_LEN>() else { return Err(Violation::Source) };
-    let [version, _, _, _, _, _, flags, offset, _, protocol, _, _, a, b, c, d, ..] = *header;
+    let Some([a, b, c, d, ..]) = ip.addresses() else { return Err(Violation::Source) };
     let source = Ipv4Addr::new(a, b, c, d);
     // A DHCP client has no address yet.
     if rules.source_guard && !source.is_unspecified() && !is_listed(rules, source.into()) {
         return Err(Violation::Source);
     }
-    let has_ports = protocol == PROTOCOL_UDP && flags & 0x1f == 0 && offset == 0;
+    let has_ports = ip.protocol() == Some(PROTOCOL_UDP) && ip.has_first_byte() == Some(true);
     match rules.dhcp_guard && has_ports {
-        true => dhcp(source_port(body, usize::from(version & 0xf) * 4), DHCP_SERVER),
+        true => dhcp(ip.header_len().and_then(|at| source_port(body, at)), DHCP_SERVER),
         false => Ok(()),
     }
 }
 
 fn ipv6(rules: &PortRules, mac: MacAddr, body: &[u8]) -> Result<(), Violation> {
-    let source = body.get(8..).and_then(<[u8]>::first_chunk::<16>);
-    let Some(source) = source.map(|source| Ipv6Addr::from(*source)) else { return Err(Violation::Source) };
+    let Some(source) = Ipv6Header::new(body).source().map(Ipv6Addr::from) else { return Err(Violation::Source) };
     // Duplicate address detection uses the unspecified address, and the link-local address always belongs to the
     // device.
     let own = source.is_unspecified() || source.octets() == link_local(mac).0;
@@ -67,7 +64,7 @@ fn ipv6(rules: &PortRules, mac: MacAddr, body: &[u8]) -> Result<(), Violation> {
 
 /// Returns the source port of a UDP header at an offset.
 fn source_port(body: &[u8], at: usize) -> Option<u16> {
-    body.get(at..).and_then(<[u8]>::first_chunk).map(|port| u16::from_be_bytes(*port))
+    body.get(at..).and_then(|udp| UdpHeader::new(udp).source_port())
 }
 
 /// Accepts packets that are not from a server. A header that is cut off may be a server's.

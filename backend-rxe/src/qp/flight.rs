@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use pvrdma_roce::{NakReason, RequesterStats};
 use pvrdma_verbs::{QpState, WcStatus};
 
-use super::state::ErrorCause;
+use super::error_cause::ErrorCause;
 
 /// Maximum number of events that are kept of a queue pair: the last ones.
 const EVENTS: usize = 16;

@@ -4,10 +4,10 @@ use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{QpAttrs, QpEvent, QpState, QueueError, WcStatus};
 
 use super::Qp;
+use super::error_cause::ErrorCause;
 use super::flight::FlightEvent;
 use super::requester::Requester;
 use super::responder::Responder;
-use super::state::ErrorCause;
 use crate::budget::Budget;
 use crate::counters::{Counters, Tally};
 use crate::failures::QpFailure;

@@ -6,6 +6,7 @@
 
 pub(crate) mod contact;
 mod epoch;
+pub(crate) mod error_cause;
 pub(crate) mod flight;
 mod flush;
 pub(crate) mod modify;

@@ -4,10 +4,10 @@ use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
 
 use super::Qp;
+use super::error_cause::ErrorCause;
 use super::flight::FlightEvent;
 use super::requester::Requester;
 use super::responder::Responder;
-use super::state::ErrorCause;
 use crate::limits::MAX_RD_ATOMIC;
 
 /// Effect of a modify command.

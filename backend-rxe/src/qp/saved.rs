@@ -183,12 +183,12 @@ impl Responder {
 ///
 /// # Errors
 /// The request is not valid.
-pub(crate) fn restore_work(work: work::SendWork, max_sge: u8) -> Result<SendWr, VerbsError> {
+pub(crate) fn restore_work(work: work::SendWr, max_sge: u8) -> Result<SendWr, VerbsError> {
     let few = work.sges.len() <= usize::from(max_sge);
     restore_send(work).ok().filter(|_| few).ok_or(VerbsError::Invalid("send request"))
 }
 
-fn restore_taken(receive: &work::ReceiveWork) -> Result<RecvWr, VerbsError> {
+fn restore_taken(receive: &work::RecvWr) -> Result<RecvWr, VerbsError> {
     let few = receive.sges.len() <= hca_limits().max_sge as usize;
     if few && !receive.malformed { Ok(restore_receive(receive)) } else { Err(VerbsError::Invalid("receive request")) }
 }
@@ -219,7 +219,7 @@ pub(crate) fn save_attrs(attrs: &QpAttrs) -> saved::QpAttributes {
         retry_cnt,
         rnr_retry,
         path_mig_state,
-        av: AddressVector { dgid, sgid_index, flow_label, hop_limit, traffic_class, service_level, dmac },
+        av,
     } = *attrs;
     saved::QpAttributes {
         path_mtu: path_mtu as u32,
@@ -238,13 +238,7 @@ pub(crate) fn save_attrs(attrs: &QpAttrs) -> saved::QpAttributes {
         retry_cnt: retry_cnt.into(),
         rnr_retry: rnr_retry.into(),
         path_mig_state,
-        dgid: dgid.0.to_vec(),
-        sgid_index: sgid_index.into(),
-        flow_label,
-        hop_limit: hop_limit.into(),
-        traffic_class: traffic_class.into(),
-        service_level: service_level.into(),
-        dmac: dmac.0.to_vec(),
+        av: Some(save_av(&av)),
     }
 }
 
@@ -253,9 +247,6 @@ pub(crate) fn save_attrs(attrs: &QpAttrs) -> saved::QpAttributes {
 /// # Errors
 /// The first one that is out of range.
 pub(crate) fn restore_attrs(state: &saved::QpAttributes) -> Result<QpAttrs, VerbsError> {
-    fn narrow<T: TryFrom<u32>>(what: &'static str, value: u32) -> Result<T, VerbsError> {
-        T::try_from(value).map_err(|_| VerbsError::Invalid(what))
-    }
     let saved::QpAttributes {
         path_mtu,
         qkey,
@@ -273,26 +264,11 @@ pub(crate) fn restore_attrs(state: &saved::QpAttributes) -> Result<QpAttrs, Verb
         retry_cnt,
         rnr_retry,
         path_mig_state,
-        dgid,
-        sgid_index,
-        flow_label,
-        hop_limit,
-        traffic_class,
-        service_level,
-        dmac,
+        av,
     } = state;
-    if rq_psn | sq_psn | dest_qpn > 0x00ff_ffff || *flow_label > 0xf_ffff || *port_num > 1 {
-        return Err(VerbsError::Invalid("PSN, QPN, flow label or port number"));
+    if rq_psn | sq_psn | dest_qpn > 0x00ff_ffff || *port_num > 1 {
+        return Err(VerbsError::Invalid("PSN, QPN or port number"));
     }
-    let av = AddressVector {
-        dgid: restore_gid(dgid)?,
-        sgid_index: narrow("GID index", *sgid_index)?,
-        flow_label: *flow_label,
-        hop_limit: narrow("hop limit", *hop_limit)?,
-        traffic_class: narrow("traffic class", *traffic_class)?,
-        service_level: narrow("service level", *service_level)?,
-        dmac: MacAddr(dmac.as_slice().try_into().map_err(|_| VerbsError::Invalid("MAC address"))?),
-    };
     let attrs = QpAttrs {
         state: QpState::Reset,
         cur_state: QpState::Reset,
@@ -313,10 +289,43 @@ pub(crate) fn restore_attrs(state: &saved::QpAttributes) -> Result<QpAttrs, Verb
         retry_cnt: narrow("retry count", *retry_cnt)?,
         rnr_retry: narrow("RNR retry count", *rnr_retry)?,
         path_mig_state: *path_mig_state,
-        av,
+        av: restore_av(av.as_ref().ok_or(VerbsError::Invalid("attributes without a path"))?)?,
     };
     attrs.check(CHECKED, MAX_RD_ATOMIC)?;
     Ok(attrs)
+}
+
+fn save_av(av: &AddressVector) -> saved::AddressVector {
+    let AddressVector { dgid, sgid_index, flow_label, hop_limit, traffic_class, service_level, dmac } = *av;
+    saved::AddressVector {
+        dgid: dgid.0.to_vec(),
+        sgid_index: sgid_index.into(),
+        flow_label,
+        hop_limit: hop_limit.into(),
+        traffic_class: traffic_class.into(),
+        service_level: service_level.into(),
+        dmac: dmac.0.to_vec(),
+    }
+}
+
+fn restore_av(av: &saved::AddressVector) -> Result<AddressVector, VerbsError> {
+    let saved::AddressVector { dgid, sgid_index, flow_label, hop_limit, traffic_class, service_level, dmac } = av;
+    if *flow_label > 0xf_ffff {
+        return Err(VerbsError::Invalid("flow label"));
+    }
+    Ok(AddressVector {
+        dgid: restore_gid(dgid)?,
+        sgid_index: narrow("GID index", *sgid_index)?,
+        flow_label: *flow_label,
+        hop_limit: narrow("hop limit", *hop_limit)?,
+        traffic_class: narrow("traffic class", *traffic_class)?,
+        service_level: narrow("service level", *service_level)?,
+        dmac: MacAddr(dmac.as_slice().try_into().map_err(|_| VerbsError::Invalid("MAC address"))?),
+    })
+}
+
+fn narrow<T: TryFrom<u32>>(what: &'static str, value: u32) -> Result<T, VerbsError> {
+    T::try_from(value).map_err(|_| VerbsError::Invalid(what))
 }
 
 /// Saves a bound GID.

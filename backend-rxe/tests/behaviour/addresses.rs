@@ -1,4 +1,5 @@
-//! Which addresses a guest may bind, what its network function may send, and with whom a device may talk.
+//! Rules for addresses: which ones a guest may bind, what its network function may send, and which peers a device may
+//! connect to.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use pvrdma_roce::wire::{Network, Packet, build};
 use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Rxe, RxeHca, Uplink};
 
 const QKEY: u32 = 0x1234;
-/// How long an address stays with who had it.
+/// Time for which an address stays reserved after its owner has gone.
 const HOLD: Duration = Duration::from_secs(60);
 
 fn own() -> Rules {
@@ -37,14 +38,14 @@ fn bind(hca: &RxeHca, index: u8, address: Gid) -> Result<(), VerbsError> {
     hca.bind_gid(index, address, GidType::RoceV2)
 }
 
-/// A device with its network function on a port, and the other ends of both links.
+/// Creates a device with a network function on its port. Returns the far ends of both links, too.
 fn with_nic(world: &World, number: u8, rules: PortRules) -> (MemoryLink, MemoryLink, Uplink) {
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
     let config = PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 1500, rules };
     (network, guest, world.rxe.plug(mac(number), config).unwrap())
 }
 
-/// An ARP packet: the station of this number says that it has an address.
+/// An ARP packet in which the host of this number announces an address.
 fn arp(source: u8, address: Gid) -> Vec<u8> {
     let head = [&[0xff; 6][..], &mac(source).0, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2], &mac(source).0].concat();
     [&head[..], &address.ipv4().unwrap(), &[0; 10], &[0; 18]].concat()
@@ -57,7 +58,7 @@ fn advertisement(source: u8, address: Gid) -> Vec<u8> {
     [&ethernet[..], &header, &[136, 0, 0, 0, 0, 0, 0, 0], &address.0].concat()
 }
 
-/// Hijacker first, victim second. Before, the hijacker had the addresses, and the victim was refused.
+/// The hijacker binds the victim's listed addresses first and does not get them; the victim does.
 #[test]
 fn a_device_that_claims_first_gets_no_reserved_address() {
     let world = World::new();
@@ -77,13 +78,13 @@ fn a_device_that_claims_first_gets_no_reserved_address() {
     assert_eq!(victim.counter("gids_refused"), 1);
 }
 
-/// Before, whoever bound the address of a guest that restarts had it for good.
+/// A guest that restarts gets its addresses back, even if another guest has bound them meanwhile.
 #[test]
 fn a_guest_that_restarts_keeps_its_addresses() {
     let world = World::new();
     let (hijacker, victim) = (world.ruled(1, own()), world.ruled(2, own()));
     bind(&victim.hca, 0, gid(2)).unwrap();
-    // The driver takes its addresses back, or the device is made anew.
+    // The driver unbinds its addresses, or the device is created anew.
     victim.hca.unbind_gid(0);
     bind(&hijacker.hca, 0, gid(2)).unwrap();
     assert_eq!((has(&hijacker, gid(2)), waits(&hijacker)), (false, vec!["taken".to_owned()]));
@@ -104,8 +105,8 @@ fn a_guest_that_restarts_keeps_its_addresses() {
     assert!(has(&hijacker, gid(2)));
 }
 
-/// The second attack of the finding. Before, the neighbour had the remote host's address, whose packets were then
-/// dropped as forged, and got the connection requests for it.
+/// A device does not get the address of a remote host. Otherwise the host's packets would be dropped as forged, and
+/// connection requests for the host would reach the device.
 #[test]
 fn the_address_of_a_remote_host_is_not_granted() {
     let world = World::new();
@@ -124,7 +125,7 @@ fn the_address_of_a_remote_host_is_not_granted() {
     assert_eq!(end.rcq.one().status, WcStatus::Success);
     bind(&neighbour.hca, 1, gid(2)).unwrap();
     assert_eq!((waits(&neighbour), neighbour.counter("gids_waited")), (vec!["remote".to_owned()], 1));
-    // The victim still hears from it, and its connection requests go there.
+    // The victim still receives packets from the host, and its connection requests reach the host.
     give(&cable, &request());
     world.rxe.run_ready();
     assert_eq!((victim.counter("wire_dropped_address"), victim.counter("wire_duplicates")), (0, 1));
@@ -141,7 +142,7 @@ fn the_address_of_a_remote_host_is_not_granted() {
     world.clock.advance(HOLD - Duration::from_millis(1));
     world.rxe.run_ready();
     assert!(!has(&neighbour, gid(2)));
-    // The host is gone, and a device without a port has nobody to ask: its address may move here.
+    // The host is gone, and a device without a port cannot probe for it, so the address may move to the device.
     world.clock.advance(Duration::from_millis(1));
     world.rxe.run_ready();
     assert!(has(&neighbour, gid(2)));
@@ -152,7 +153,8 @@ fn to(number: u8, qpn: pvrdma_verbs::Qpn) -> SendOp {
     SendOp::Send { data: SendData::None, to: Some(to) }
 }
 
-/// An address that a network function says it has is held to the table of what guests bind, and the reverse.
+/// Addresses that a network function announces and addresses that guests bind share one table: each kind is checked
+/// against the other.
 #[test]
 fn arp_and_neighbour_discovery_follow_the_address_rules() {
     let world = World::new();
@@ -187,7 +189,7 @@ fn arp_and_neighbour_discovery_follow_the_address_rules() {
         assert!(!has(&other, address));
     }
     bind(&device.hca, 2, gid(7)).unwrap();
-    // What it has not said for a minute is anybody's.
+    // An address that was not announced for a minute is free.
     world.settle();
     assert!(has(&other, v6(7)) && has(&device, gid(7)) && !has(&other, gid(7)));
     give(&other_guest, &arp(3, gid(3)));
@@ -195,7 +197,7 @@ fn arp_and_neighbour_discovery_follow_the_address_rules() {
     assert_eq!((other.counter("passed_out"), other.counter("passed_dropped_address")), (1, 0));
 }
 
-/// A host beyond the uplink says by ARP what it has.
+/// Addresses that a host beyond the uplink announces by ARP count as that host's.
 #[test]
 fn announcements_of_remote_hosts_count() {
     let world = World::new();
@@ -204,26 +206,27 @@ fn announcements_of_remote_hosts_count() {
     for address in [gid(8), gid(9)] {
         give(&network, &arp(200, address));
     }
-    // A device of this network comes in by another way: it is none beyond the uplink.
+    // A device of this network that announces an address over the uplink is not taken for a remote host.
     give(&network, &arp(3, gid(7)));
     world.rxe.run_ready();
     bind(&device.hca, 0, gid(8)).unwrap();
     bind(&device.hca, 1, gid(7)).unwrap();
     assert_eq!(waits(&device), ["remote", "probing"]);
-    // The device that it is listed for has it at once.
+    // A device that lists the address gets it at once.
     bind(&listing.hca, 0, gid(9)).unwrap();
     assert!(has(&listing, gid(9)));
     world.settle();
     assert!(has(&device, gid(8)) && has(&device, gid(7)));
 }
 
-/// RoCE v2 on IPv4, from a source, with a tag.
+/// A RoCE v2 packet over IPv4 from this source, with a VLAN tag.
 fn forged_roce(source: u8, tag: &[u8]) -> Vec<u8> {
     let frame = request();
     [&frame[..6], &mac(source).0, tag, &frame[12..]].concat()
 }
 
-/// Before, a process of the guest sent packets of any queue pair of the guest, as ordinary UDP.
+/// The network function must not send RoCE: a process of the guest could forge packets of the guest's queue pairs as
+/// ordinary UDP.
 #[test]
 fn the_network_function_sends_no_roce() {
     use ForgedTransmits as F;
@@ -249,7 +252,8 @@ fn the_network_function_sends_no_roce() {
     }
 }
 
-/// Whether two devices of one process reach each other, connected and with datagrams, and what was refused.
+/// Returns whether two devices of one process reach each other by connections and datagrams, and their counts of
+/// refusals.
 fn meet(left: Rules, right: Rules) -> (bool, [u64; 2]) {
     let world = World::new();
     let nodes = [(1, left), (2, right)].map(|(number, rules)| {
@@ -281,7 +285,7 @@ fn meet(left: Rules, right: Rules) -> (bool, [u64; 2]) {
     (connected, nodes.each_ref().map(|node| node.counter("peers_refused")))
 }
 
-/// Before, nothing but the network itself said who may talk to whom.
+/// The peer rules of both devices apply to local delivery.
 #[test]
 fn peers_apply_to_local_delivery_both_ways() {
     assert_eq!(meet(own(), own()), (true, [0, 0]));
@@ -323,12 +327,12 @@ fn peers_apply_to_the_wire_both_ways() {
         assert_eq!(manager.scq.one().status, WcStatus::Success, "a datagram that nobody gets");
         world.settle();
         assert_eq!(end.scq.one().status, WcStatus::RetryExceeded);
-        // The datagram, and the request that was tried again once.
+        // The datagram, and the connection's request with one retry.
         assert_eq!(node.counter("peers_refused"), if allowed { 0 } else { 3 });
     }
 }
 
-/// A device talks to itself whatever its peers are.
+/// Loopback is allowed whatever the peer rules of the device are.
 #[test]
 fn peers_do_not_keep_a_device_from_itself() {
     let world = World::new();
@@ -341,7 +345,7 @@ fn peers_do_not_keep_a_device_from_itself() {
     assert_eq!((end.scq.one().status, end.rcq.poll().len()), (WcStatus::Success, 1));
 }
 
-/// Two devices of one process on a switch whose uplink is a cable that sends back what it gets.
+/// Two devices of one process on a switch whose uplink is a cable that reflects all frames.
 fn reflected(local: bool) -> (World, [Node; 2], MemoryLink, Vec<Uplink>) {
     use pvrdma_link::switch::{Switch, UnknownUnicast};
     let world = World::with(|config| config.local = local);
@@ -364,7 +368,7 @@ thread_local! {
     static SWITCH: std::cell::RefCell<Option<pvrdma_link::switch::Switch>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Sends back what came out of the cable, unless a filter of that network says no. Gives how many frames there were.
+/// Reflects the frames on the cable, unless `passes` is unset. Returns their number.
 fn reflect(rxe: &Rxe, cable: &MemoryLink, passes: bool) -> usize {
     let mut count = 0;
     loop {
@@ -381,7 +385,7 @@ fn reflect(rxe: &Rxe, cable: &MemoryLink, passes: bool) -> usize {
     }
 }
 
-/// With `local=off` all that one device sends to another crosses the uplink, where a filter can stop it.
+/// With `local=off`, traffic between devices crosses the uplink, where a filter can stop it.
 #[test]
 fn without_local_delivery_everything_crosses_the_uplink() {
     for (local, passes) in [(true, true), (false, true), (false, false)] {
@@ -408,12 +412,12 @@ fn without_local_delivery_everything_crosses_the_uplink() {
         assert_eq!(left.scq.poll_statuses(), [(1, status)], "local {local}");
         assert_eq!(theirs.read(0, 20_000) == pattern(1, 20_000), passes);
         assert_eq!(receiver.rcq.poll().len(), usize::from(passes));
-        // What a device sends to itself stays there.
+        // Traffic from a device to itself stays local.
         let alone = a.qp(QpType::Rc);
         alone.connect(&alone, |_| {});
         alone.submit(1, write(mine.remote(0)), &[mine.sge(0, 64)]);
         assert_eq!((alone.scq.one().status, reflect(&world.rxe, &cable, passes)), (WcStatus::Success, 0));
-        // And nobody beyond the uplink sends in its name.
+        // A host beyond the uplink cannot send in the device's name.
         let mut forged = Packet::parse(&request()).unwrap().header;
         let Network::V2Ipv4(ip, _) = &mut forged.network else { unreachable!() };
         ip.source = [10, 0, 0, 1];

@@ -1,4 +1,4 @@
-//! Packets that whoever has read them for a port has it take: here the test.
+//! Direct delivery: the thread that read packets for a port also processes them. Here the test is that thread.
 
 use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
@@ -14,12 +14,12 @@ use pvrdma_verbs::{GidType, Hca, QpType, RemoteAddress, SendOp, WcStatus};
 use crate::gate::Gate;
 use crate::world::*;
 
-/// A link that remembers who takes what comes, and on which threads something was sent.
+/// A link that records its receiver, and the threads that send with their numbers of bytes.
 #[derive(Debug)]
 struct Handing {
     inner: MemoryLink,
     receiver: Mutex<Receiver>,
-    /// And how many bytes.
+    /// Each thread that sent, with the number of bytes.
     senders: Mutex<Vec<(ThreadId, usize)>>,
 }
 
@@ -64,7 +64,7 @@ impl Handing {
         self.receiver.lock().0.as_ref()?.upgrade()
     }
 
-    /// Has the port take these. Returns how many it took.
+    /// Offers these frames to the port for direct delivery. Returns the number that it took.
     fn hand(&self, list: &[&[u8]]) -> usize {
         let mut frames = Frames::default();
         list.iter().for_each(|frame| frames.push(frame));
@@ -72,7 +72,7 @@ impl Handing {
         self.receiver().unwrap().take(&frames, &list)
     }
 
-    /// The same once the port's thread, which has just been plugged in or woken, has looked at everything.
+    /// Same as `hand`, repeated until the port's thread, which was just started or woken, has become idle.
     fn hand_patiently(&self, list: &[&[u8]]) -> usize {
         let start = Instant::now();
         loop {
@@ -85,7 +85,7 @@ impl Handing {
     }
 }
 
-/// Device 1, which has threads, on such a link, whose other end is the test.
+/// Creates device 1, which has threads, on such a link. The test has the other end.
 fn handing(port_threads: usize) -> (World, Node, Arc<Handing>, MemoryLink, Uplink) {
     let world = World::with(|config| {
         (config.workers, config.port_threads) = (1, port_threads);
@@ -123,7 +123,7 @@ fn what_is_not_to_be_taken_comes_in_the_ordinary_way() {
     connect_to_test(&end);
     end.recv(1, &[]);
     let frame = request();
-    // Who watches sees what comes on the link.
+    // A capture must see all frames, so there is no direct delivery while one runs.
     let capture = world.rxe.capture(mac(1), CaptureConfig { snaplen: 10_000, buffer: 1 << 20 }).unwrap();
     assert_eq!(link.hand(&[&frame]), 0);
     capture.take(&mut Batch::default());
@@ -136,12 +136,12 @@ fn what_is_not_to_be_taken_comes_in_the_ordinary_way() {
     assert_eq!(link.hand(&[&frame]), 0, "there is no device");
     drop(uplink);
     assert!(link.receiver().is_none());
-    // Packets that are shared out among threads wait in batches.
+    // A port with several threads distributes packets in batches, and offers no direct delivery.
     let (.., link, _cable, _uplink) = handing(2);
     assert!(link.receiver().is_none());
 }
 
-/// Frames by which a good peer reads, and how much: as much as it asks for at first.
+/// Returns the frames of a READ that a correct peer sends at first, and the number of bytes that they request.
 fn read_requests(remote: RemoteAddress, len: u64) -> (Vec<Vec<u8>>, u64) {
     let (world, far, cable, _uplink) = exposed(100);
     far.hca.bind_gid(0, gid(2), GidType::RoceV2).unwrap();
@@ -150,13 +150,13 @@ fn read_requests(remote: RemoteAddress, len: u64) -> (Vec<Vec<u8>>, u64) {
     end.submit(1, SendOp::Read { remote }, &[far.buffer(len).all()]);
     world.rxe.run_ready();
     let frames = taken(&cable);
-    // The last of the RETH, in front of the ICRC.
+    // The length is the last field of the RETH, in front of the ICRC.
     let len = |frame: &Vec<u8>| u64::from(u32::from_be_bytes(*frame[frame.len() - 8..].first_chunk().unwrap()));
     let asked = frames.iter().map(len).sum();
     (frames, asked)
 }
 
-/// The attack: a peer that reads has others wait until it has everything.
+/// Attack: a peer that reads makes the delivering thread send all responses, while others wait for that thread.
 #[test]
 fn work_for_a_device_on_another_devices_thread_is_bounded() {
     let (_world, node, link, cable, _uplink) = handing(1);
@@ -169,7 +169,7 @@ fn work_for_a_device_on_another_devices_thread_is_bounded() {
     assert_eq!(link.hand_patiently(&frames), frames.len());
     let (mut come, start) = (0, Instant::now());
     while come < len {
-        // With what is beside the data.
+        // Headers are counted as well.
         come += taken(&cable).iter().map(|frame| frame.len() as u64).sum::<u64>();
         assert!(start.elapsed() < Duration::from_secs(60), "{come} bytes came");
         thread::yield_now();
@@ -179,8 +179,8 @@ fn work_for_a_device_on_another_devices_thread_is_bounded() {
     assert!(here < 80 << 10, "{here} bytes were sent here");
 }
 
-/// The attack: a device whose own thread does not come back from what it received. Whoever has frames for it, and for
-/// others, does not wait for that.
+/// Attack: a device's own thread is stuck in a received packet. A thread that delivers frames to this device and others
+/// does not wait for it.
 #[test]
 fn no_device_waits_for_one_that_is_busy() {
     let (_world, node, link, cable, _uplink) = handing(1);

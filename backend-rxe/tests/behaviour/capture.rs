@@ -1,4 +1,4 @@
-//! What those who watch see: on a cable the frames themselves, of local deliveries the same frames.
+//! Captures show the frames on a cable, and for local deliveries the same frames.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use pvrdma_rxe::capture::{Batch, Capture, CaptureConfig, CaptureCounts, Directio
 const ROOMY: CaptureConfig = CaptureConfig { snaplen: 10_000, buffer: 64 << 20 };
 const QKEY: u32 = 0x4321;
 
-/// What was seen: where from, and the frame.
+/// A captured frame with its direction.
 type Seen = (Direction, Vec<u8>);
 
 fn taken(capture: &Capture, interface: Interface) -> Vec<Seen> {
@@ -37,7 +37,7 @@ fn is_over_wire(pair: &World) -> bool {
     pair.far.is_some()
 }
 
-/// Every operation, and some that are refused. Gives what nodes 1 and 2 saw.
+/// Runs every operation, and some that are refused. Returns the captures of nodes 1 and 2.
 fn operations() -> [Vec<Seen>; 2] {
     let pair = Pair::with(World::new(), |a| a.av.traffic_class = 0x68, |_| {});
     let over_wire = is_over_wire(&pair.world);
@@ -65,10 +65,10 @@ fn operations() -> [Vec<Seen>; 2] {
     }
     run(SendOp::FetchAdd { remote: window.remote(0), add: 0x0102_0304_0506_0708 }, 8, WcStatus::Success);
     run(SendOp::CompareSwap { remote: window.remote(0), compare: 1, swap: 2 }, 8, WcStatus::Success);
-    // Nobody is ready: once more after a while.
+    // A message without a receive, which is retried later.
     pair.left.submit(1, SEND, &[mine.sge(0, 10)]);
     if over_wire {
-        // There it waits at the responder first, for 400 µs.
+        // Over the wire, the responder keeps the message for 400 µs before it answers.
         pair.world.clock.advance(Duration::from_micros(401));
         pair.world.run();
     }
@@ -78,7 +78,7 @@ fn operations() -> [Vec<Seen>; 2] {
     pair.right.recv(1, &[]);
     run(SendOp::FetchAdd { remote: theirs.remote(1), add: 1 }, 8, WcStatus::RemoteInvalidRequest);
     assert_eq!(pair.b.events.poll().len(), 1);
-    // Another connection, whose keys are wrong.
+    // Another connection, which uses wrong keys.
     let (left, right) = (pair.a.qp(QpType::Rc), pair.b.qp(QpType::Rc));
     left.connect(&right, |_| {});
     right.connect(&left, |_| {});
@@ -101,13 +101,13 @@ fn local_deliveries_look_as_the_wire_does() {
         assert!(local == wire);
         assert!(local.iter().all(|(_, frame)| Packet::parse(frame).unwrap().verify().is_ok()));
     }
-    // The two ends see the same, the other way round.
+    // Both ends capture the same frames in opposite directions.
     let [one, other] = local;
     assert!(one.iter().zip(&other).all(|(one, other)| one.1 == other.1 && one.0 != other.0));
     assert!(one.len() > 80, "{}", one.len());
 }
 
-/// Datagrams and general services, taken by somebody or not.
+/// Sends datagrams of ordinary and general services QPs, with and without a receive.
 fn datagrams() -> Vec<Seen> {
     let world = World::new();
     let (a, b) = (world.node(1), world.node(2));
@@ -150,7 +150,7 @@ fn datagrams_look_as_the_wire_does() {
 
 #[test]
 fn a_long_message_is_seen_as_it_moves() {
-    // Budgets cut the message where packets do not end.
+    // Budgets interrupt the message at other places than packet boundaries.
     let world = World::with(|config| (config.inline_bytes, config.worker_bytes) = (1500, 2500));
     let pair = Pair::with(world, |_| {}, |_| {});
     let capture = pair.world.rxe.capture(mac(1), ROOMY).unwrap();
@@ -230,7 +230,7 @@ fn captures_come_and_go() {
     let small = CaptureConfig { snaplen: 60, buffer: 400 };
     let captures: Vec<_> = (0..4).map(|_| rxe.capture(mac(1), small).unwrap()).collect();
     assert!(rxe.capture(mac(1), small).is_err());
-    // Another device may be watched as well, even if there is none yet.
+    // A device can be captured even before it exists.
     let absent = rxe.capture(mac(7), ROOMY).unwrap();
     for _ in 0..10 {
         write();

@@ -1,4 +1,4 @@
-//! What becomes of an address that a guest binds or announces and that may be another's: `docs/dev/addresses.md`.
+//! Addresses that a guest binds or announces and that may belong to another host: `docs/dev/addresses.md`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const QKEY: u32 = 0x1234;
 const HOLD: Duration = Duration::from_secs(60);
 const PROBE: Duration = Duration::from_secs(1);
 
-/// A device with its network function on a port, and the other ends of both links.
+/// Creates a device with a network function on its port. Returns the far ends of both links, too.
 fn with_card(world: &World, number: u8) -> (MemoryLink, MemoryLink, Uplink) {
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
     let rules = PortRules::default();
@@ -29,13 +29,13 @@ fn bind(hca: &RxeHca, index: u8, address: Gid) {
     hca.bind_gid(index, address, GidType::RoceV2).unwrap();
 }
 
-/// An ARP packet: the station of this number says that it has an address.
+/// An ARP packet in which the host of this number announces an address.
 fn arp(source: u8, address: Gid) -> Vec<u8> {
     let head = [&[0xff; 6][..], &mac(source).0, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2], &mac(source).0].concat();
     [&head[..], &address.ipv4().unwrap(), &[0; 10], &[0; 18]].concat()
 }
 
-/// Addresses that frames are ARP probes or solicitations for.
+/// Returns the addresses that the frames probe, by ARP or neighbour solicitation.
 fn asked(frames: &[Vec<u8>]) -> Vec<Gid> {
     let target = |frame: &Vec<u8>| match frame[12..14] {
         [8, 6] if frame[20..22] == [0, 1] && frame[28..32] == [0; 4] => {
@@ -53,7 +53,7 @@ pub(crate) fn has(node: &Node, address: Gid) -> bool {
     gids["gids"].as_array().unwrap().iter().any(|bound| bound["gid"] == serde_json::json!(address))
 }
 
-/// Why the device may not use what it has bound.
+/// Returns the reasons why bound addresses are not usable yet.
 pub(crate) fn waits(node: &Node) -> Vec<String> {
     let waiting = node.hca.inspect();
     let waiting = waiting["waiting_gids"].as_array().unwrap();
@@ -73,8 +73,8 @@ fn advance(world: &World, time: Duration) {
 
 use pvrdma_rxe::Clock as _;
 
-/// The attack: the gateway sends nothing for a minute, which happens when its neighbours refresh their entries by
-/// unicast. Its address was free for any guest then, and its own announcements were ignored from then on.
+/// Attack: the gateway sends nothing for a minute, which happens when its neighbours refresh their entries by unicast.
+/// A guest must not get its address in that time.
 #[test]
 fn a_host_that_is_silent_keeps_its_address() {
     let world = World::new();
@@ -97,7 +97,7 @@ fn a_host_that_is_silent_keeps_its_address() {
         assert!(!says() && !has(&device, gid(9)), "it has answered");
     }
     assert_eq!(waits(&device), ["remote"]);
-    // Then it is gone for good.
+    // Then the host is gone for good.
     advance(&world, HOLD);
     assert_eq!((has(&device, gid(9)), waits(&device)), (false, vec!["probing".to_owned()]));
     taken(&network);
@@ -135,7 +135,7 @@ fn an_address_that_nobody_was_seen_with_is_asked_for_and_then_bound() {
     assert_eq!((device.counter("gids_refused"), device.counter("gids_waited")), (0, 0), "this is how a claim begins");
 }
 
-/// Programs that connect at once must not pay for the probe with their retries.
+/// Requests during the probe wait for it, so that a program that connects at once does not use up its retries.
 #[test]
 fn what_is_sent_meanwhile_waits_for_the_probe() {
     let world = World::new();
@@ -180,13 +180,13 @@ fn an_answer_keeps_the_address_from_the_guest() {
     world.rxe.run_ready();
     assert_eq!((waits(&device), device.counter("gids_waited")), (vec!["remote".to_owned()], 1));
     taken(&network);
-    // What was held, and what comes, has left as far as the guest can see, and nobody answers.
+    // For the guest, held and later packets have been sent, but no peer answers.
     send();
     advance(&world, PROBE);
     assert_eq!(end.scq.one().status, WcStatus::RetryExceeded);
     assert_eq!(manager.scq.poll_statuses(), [(1, WcStatus::Success), (1, WcStatus::Success)]);
     assert!(taken(&network).is_empty());
-    // A guest that takes the address back asks no more.
+    // Unbinding the address ends the probes.
     device.hca.unbind_gid(0);
     world.settle();
     assert!(asked(&taken(&network)).is_empty());
@@ -218,7 +218,7 @@ fn a_conflict_is_told_and_ends_the_claim() {
     give(&guest, &arp(1, gid(9)));
     world.rxe.run_ready();
     assert!(taken(&network).is_empty());
-    // RoCE says whose an address is as well: this is from 10.0.0.2.
+    // RoCE packets reveal the owner of an address, too: this one is from 10.0.0.2.
     bind(&device.hca, 2, gid(1));
     bind(&device.hca, 3, gid(2));
     advance(&world, PROBE);
@@ -229,8 +229,8 @@ fn a_conflict_is_told_and_ends_the_claim() {
     assert_eq!(told.lock().last(), Some(&conflict(2, false)));
 }
 
-/// Before, the bind of an address that had been another guest's was refused once, and the guest's driver does not try
-/// again: IP worked there, and RDMA did not.
+/// A guest's driver does not repeat a refused bind. So the bind of another guest's former address succeeds, and the
+/// guest gets the address later.
 #[test]
 fn an_address_that_moves_to_another_guest_is_bound_there() {
     let world = World::new();
@@ -282,7 +282,7 @@ fn the_address_of_a_device_whose_link_is_down_is_free_after_a_minute() {
     advance(&world, HOLD);
     assert!(!has(&holder, gid(9)) && has(&next, gid(9)));
     assert_eq!(waits(&holder), ["link_down"]);
-    // Its guest still has it bound, and gets it again after the other one.
+    // The former owner still has the address bound, and gets it back after the other guest.
     holder.hca.set_link(true).unwrap();
     advance(&world, HOLD);
     assert_eq!(waits(&holder), ["taken"]);
@@ -310,7 +310,7 @@ fn a_link_that_comes_back_brings_its_addresses_back() {
     assert!(has(&device, gid(9)) && asked(&taken(&network)).len() == 3, "somebody may have it by now");
 }
 
-/// Two guests list the address, as a cluster does.
+/// Two guests list the same address, as in a cluster.
 #[test]
 fn an_address_that_both_list_moves_at_once() {
     let world = World::new();
@@ -325,8 +325,8 @@ fn an_address_that_both_list_moves_at_once() {
     assert!(has(&next, gid(9)));
 }
 
-/// Guests' kernels add an address anew at another index, because the old one is in use as long as the connection is.
-/// Before, the connection was silent from then on, although its address was there.
+/// A guest's kernel adds an address at another index while a connection uses the old one. The connection continues with
+/// the new index.
 #[test]
 fn a_connection_has_its_address_again_at_another_index() {
     let pair = Pair::new();
@@ -347,7 +347,7 @@ fn a_connection_has_its_address_again_at_another_index() {
             }
         }
     }
-    // Another address at the old index is none of the connection's.
+    // Another address at the old index does not affect the connection.
     move_to(&pair.a, 0, 3);
     bind(&pair.a.hca, 0, gid(9));
     pair.right.recv(2, &[]);
@@ -360,7 +360,7 @@ fn a_connection_has_its_address_again_at_another_index() {
     assert_eq!(pair.left.scq.poll_statuses(), [(3, WcStatus::RetryExceeded)]);
 }
 
-/// What was asked for before the address went is answered when it is back.
+/// A request that was sent before the address went is answered when the address is back.
 #[test]
 fn a_request_that_waits_for_its_answer_survives_the_move_of_its_address() {
     let pair = Pair::with(World::new(), |a| (a.timeout, a.retry_cnt) = (14, 7), |_| {});

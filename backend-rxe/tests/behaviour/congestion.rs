@@ -51,7 +51,7 @@ impl Rig {
         names.map(|name| self.nodes[node].counter(name))
     }
 
-    /// Lets time pass until the first device has so many completions. Gives the time and the number of steps.
+    /// Lets time pass until the first device has this many completions. Returns the time and the number of steps.
     fn until(&self, total: u64) -> (Duration, u32) {
         let (start, mut steps) = (self.world.clock.now(), 0);
         self.world.run();
@@ -74,8 +74,8 @@ impl Rig {
 const NOTIFIER: [&str; 4] = ["wire_marked", "wire_cnps_sent", "wire_cnps_received", "wire_rate_cuts"];
 const SENDER: [&str; 4] = ["wire_cnps_received", "wire_cnps_ignored", "wire_rate_cuts", "wire_timeouts"];
 
-/// One marked packet among many halves the rate, and time brings it back. Both halves of a QP are slowed down:
-/// requests, and the responses to a READ.
+/// One marked packet among many halves the rate, which then recovers with time. This holds for requests and for
+/// responses to a READ.
 #[test]
 fn a_notification_slows_the_sender_down() {
     const LEN: u64 = 4 << 20;
@@ -87,7 +87,7 @@ fn a_notification_slows_the_sender_down() {
         let data = pattern(7, LEN);
         source.write(0, &data);
         let op = || if read { SendOp::Read { remote: theirs.remote(0) } } else { write(theirs.remote(0)) };
-        // Nobody complains: no time passes.
+        // Without a mark, no time passes.
         rig.ends[0].submit(1, op(), &[mine.all()]);
         assert_eq!(rig.ends[0].scq.poll_statuses(), [(1, WcStatus::Success)]);
         // The end that sends data, and the other.
@@ -98,11 +98,11 @@ fn a_notification_slows_the_sender_down() {
         let (took, steps) = rig.until(2);
         assert_eq!(rig.ends[0].scq.poll_statuses(), [(2, WcStatus::Success)]);
         assert!(target.read(0, LEN) == data);
-        // All three came at once, so they are worth one notification.
+        // All three marks arrive at once, so they cause one notification.
         assert_eq!(rig.counters(fast, NOTIFIER), [3, 1, 0, 0], "{read}");
         assert_eq!(rig.counters(slow, SENDER), [1, 0, 1, 0], "{read}");
-        // From half the rate it is six times half the way up to line rate, where the brake comes off and all of the
-        // rest leaves.
+        // From half the rate, each of six intervals halves the distance to the line rate. Then the limit is lifted, and
+        // the remaining packets leave at once.
         let brakes = config.increase_interval * 6;
         assert!(took >= brakes && took < brakes + config.increase_interval, "{read}: {took:?}");
         assert!(steps > 10 && rig.nodes[slow].counter("wire_paced") > 10);
@@ -117,7 +117,7 @@ fn a_notification_slows_the_sender_down() {
     }
 }
 
-/// Congestion that does not end: every packet is marked, and the rate goes down to its least.
+/// Lasting congestion: every packet is marked, and the rate drops to its minimum.
 #[test]
 fn lasting_congestion_ends_at_the_least_rate() {
     let config = Congestion { min_rate: 100_000_000, ..Congestion::default() };
@@ -131,7 +131,7 @@ fn lasting_congestion_ends_at_the_least_rate() {
     rig.ends[0].submit(20, write(theirs.remote(0)), &[mine.all()]);
     let (took, _) = rig.until(21);
     assert!(rig.ends[0].scq.poll_statuses().iter().all(|(_, status)| *status == WcStatus::Success));
-    // A mebioctet at 100 MB/s, headers and the growth between two cuts aside.
+    // 1 MiB at 100 MB/s, apart from headers and growth between two rate cuts.
     assert!((8..12).contains(&took.as_millis()), "{took:?}");
     assert!(rig.nodes[0].counter("wire_rate_cuts") > 5);
     assert_eq!(rig.nodes[0].counter("wire_timeouts"), 0);
@@ -153,9 +153,9 @@ fn what_a_notification_looks_like() {
     let bth = header.bth;
     assert_eq!((bth.destination, bth.psn.get(), bth.pkey), (rig.ends[0].qp.qpn(), 0, 0xffff));
     assert!(bth.becn && !bth.fecn && !bth.solicited && !bth.migration && !bth.ack_request);
-    // BTH and 16 bytes and ICRC, as of hardware.
+    // BTH, 16 bytes and ICRC, as hardware sends it.
     assert_eq!(frame.len(), 18 + 48 + 12 + 16 + 4);
-    // All other packets of both say that marks are welcome.
+    // All other packets of both ends declare themselves capable of marks.
     for tap in &rig.taps {
         let sent = tap.sent.lock();
         let marks = sent.iter().map(|frame| Packet::parse(frame).unwrap().header.network.ecn());
@@ -191,7 +191,7 @@ fn who_is_not_obeyed() {
     ip.source = address(9);
     give(&build(&stranger, &[0; 16]).unwrap());
     assert_eq!(received(), [4, 3, 1, 0]);
-    // To an address that the device does not have, which is all that is counted.
+    // Sent to an address that the device does not have. Only that counter increases.
     let mut elsewhere = header;
     let pvrdma_roce::wire::Network::V2Ipv6(ip, _) = &mut elsewhere.network else { panic!() };
     ip.destination = address(9);
@@ -239,11 +239,12 @@ fn switched_off_it_only_counts() {
     assert!(sent.iter().skip(9).all(|frame| Packet::parse(frame).unwrap().header.network.traffic_class() == 0x68));
 }
 
-/// With threads and real time: who waits is woken, both halves.
+/// With threads and real time: requests and responses that wait for their rate are continued.
 #[test]
 fn with_threads() {
     const LEN: u64 = 1 << 17;
-    // At these rates, which do not grow back, a packet takes longer than any machine needs for it.
+    // At these rates, which do not recover within the test, a packet's interval is longer than its processing on any
+    // machine.
     let (line_rate, min_rate, increase_interval) = (64 * MEGABIT, 16 * MEGABIT, Duration::from_secs(60));
     let congestion = Congestion { line_rate, min_rate, increase_interval, ..Congestion::default() };
     let rules = || PortRules { congestion: Some(congestion), ..PortRules::default() };
@@ -280,7 +281,7 @@ fn ports(tap: &Tap) -> Vec<u16> {
     ports
 }
 
-/// Marks in one round trip after the other make a connection take another path, and responses take it as well.
+/// Marks in consecutive round trips make a connection change its path, for requests and for responses.
 #[test]
 fn who_is_marked_again_and_again_takes_another_path() {
     for (multipath, read) in [(true, false), (true, true), (false, false)] {
@@ -303,13 +304,14 @@ fn who_is_marked_again_and_again_takes_another_path() {
         let (moves, seen) = (rig.nodes[0].counter("wire_rehashed"), rig.taps.each_ref().map(|tap| ports(tap)));
         assert_eq!(multipath, moves > 0);
         assert_eq!(seen[0].len() as u64, moves + 1, "a path is kept: {seen:?}");
-        // The first ports of both ends are those of Linux, which are the same in both directions.
+        // Both ends begin with the ports that Linux uses, which are the same in both directions.
         assert_eq!(seen[0], seen[1]);
         assert_eq!(rig.nodes[1].counter("wire_rehashed"), 0);
     }
 }
 
-/// Others to a peer are quiet for a starved connection: it sends a round trip later, and they another one after that.
+/// Other connections to a peer pause for a starved connection: it sends after one round trip, and they continue after
+/// another one.
 #[test]
 fn a_starved_connection_gets_quiet() {
     const ROUND_TRIP: Duration = Duration::from_millis(5);
@@ -338,7 +340,8 @@ fn a_starved_connection_gets_quiet() {
     rig.until(1);
     assert_eq!(rig.ends[0].scq.poll_statuses(), [(1, WcStatus::Success)]);
     assert_eq!(passed(), 2 * ROUND_TRIP);
-    // It is not quiet again soon: the connection gives up in the end, and nobody waits for it.
+    // There is no second pause soon after the first. The connection uses up its retries, and the others do not wait for
+    // it.
     while starved.scq.total() == 0 {
         assert!(rig.world.step(), "it waits for ever");
     }

@@ -7,8 +7,7 @@ use pvrdma_verbs::{
 
 use crate::world::*;
 
-/// A failing request with a neighbour in each queue: gives the statuses of requester and responder, and the responder's
-/// events.
+/// Outcome of a failing request with a neighbour in each queue.
 struct Outcome {
     requester: WcStatus,
     /// Status of the first receive.
@@ -16,7 +15,7 @@ struct Outcome {
     events: Vec<AsyncEvent>,
 }
 
-/// Has `left` run the request of `op`. All queues must end flushed.
+/// Makes `left` execute the request `op`. All queues must end flushed.
 fn fail(pair: &Pair, op: SendOp, sges: &[Sge], receive: RecvWr) -> Outcome {
     pair.right.receives.posted.lock().push_back(receive);
     pair.right.recv(101, &[]);
@@ -49,14 +48,14 @@ fn receive(sges: &[Sge]) -> RecvWr {
     RecvWr { wr_id: 100, sges: sges.to_vec(), malformed: false }
 }
 
-/// The responder took part: it is in the error state as well.
+/// Also checks that the responder, which took part, is in the error state.
 fn both(pair: &Pair, op: SendOp, sges: &[Sge]) -> Outcome {
     let outcome = fail(pair, op, sges, receive(&[]));
     assert_eq!(pair.right.state(), QpState::Error);
     outcome
 }
 
-/// Those that the conformance suite does not have.
+/// Local errors that the conformance suite does not cover.
 #[test]
 fn local_errors() {
     let read_only = |pair: &Pair| {
@@ -95,7 +94,7 @@ fn local_errors() {
     }
 }
 
-/// Those that the conformance suite does not have.
+/// Remote errors that the conformance suite does not cover.
 #[test]
 fn remote_errors() {
     type Set = fn(&mut QpAttrs);
@@ -185,7 +184,7 @@ fn a_full_completion_queue_ends_every_qp_of_it() {
     assert_eq!(pair.a.counter("cq_overruns"), 1);
     assert_eq!(pair.left.state(), QpState::Rts);
 
-    // Who comes to the dead queue later follows with its first entry.
+    // A QP that uses the broken queue later fails with its first completion.
     y.to(QpState::Reset);
     y.connect(&py, |_| {});
     sink.limit(100);
@@ -193,7 +192,7 @@ fn a_full_completion_queue_ends_every_qp_of_it() {
     pair.settle();
     assert_eq!((y.state(), sink.total()), (QpState::Error, 3));
 
-    // At the receiver the message is lost, and its sender hears of it.
+    // The receiver loses the message, and the sender gets an error.
     let pair = Pair::new();
     pair.right.rcq.limit(0);
     pair.right.recv(1, &[]);

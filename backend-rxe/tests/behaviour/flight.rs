@@ -1,4 +1,4 @@
-//! What a queue pair that fails says about its end.
+//! The history that a failed queue pair reports.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use pvrdma_verbs::{QpState, QueuePair, SendOp, WcStatus};
 
 use crate::world::*;
 
-/// What is told of a device.
+/// Records the failures that are reported for a device.
 fn watch(world: &World, number: u8) -> (Arc<Mutex<Vec<QpFailure>>>, pvrdma_rxe::ObservedFailures) {
     let told = Arc::<Mutex<Vec<QpFailure>>>::default();
     let list = Arc::clone(&told);
@@ -25,7 +25,7 @@ fn a_peer_that_does_not_answer() {
         pair.left.send(1, &[]);
         pair.settle();
         assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::RetryExceeded)]);
-        // Flushed again and again, and told once.
+        // Later requests are flushed, too, but only the first failure is reported.
         pair.left.send(2, &[]);
         pair.settle();
         let told = told.lock();
@@ -61,7 +61,7 @@ fn refused_requests_on_the_wire() {
     on_the_wire(Faults::default(), 1, refused_requests_are_told_on_both_sides);
 }
 
-/// A guest that ends its own queue pairs has not failed, whatever happened before.
+/// A queue pair that its guest ends reports no failure, whatever happened to it before.
 #[test]
 fn a_guest_that_ends_its_queue_pair_is_no_failure() {
     on_the_wire(Faults { loss: 2000, ..Faults::default() }, 3, || {

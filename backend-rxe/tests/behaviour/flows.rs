@@ -1,4 +1,4 @@
-//! What a device moves is counted by peer and road, in the books of who asks.
+//! Data that a device moves is counted by peer and route, at the device that requests it.
 
 use pvrdma_link::fault::Faults;
 use pvrdma_rxe::{FlowCount, Road};
@@ -27,7 +27,7 @@ fn requests_count_with_the_peer_that_they_go_to(far: Road) {
         right.recv(3, &[theirs.all()]);
         left.post(4, SEND, &[mine.sge(0, 7)]);
         left.qp.notify_send();
-        // One that fails has moved nothing that counts.
+        // A failed request does not count as moved data.
         world.settle();
         left.post(5, SendOp::Read { remote: theirs.remote(SIZE + 1) }, &[mine.sge(0, 1)]);
         left.qp.notify_send();
@@ -49,7 +49,7 @@ fn requests_count_with_the_peer_that_they_go_to(far: Road) {
         bytes_in: 70,
     };
     assert_eq!(flows.counts(), [count(2, far, 3, 5007), count(3, Road::Local, 4, 318)]);
-    // Its driver is gone: what it moved stays.
+    // After the driver has ended, its counts remain.
     drop((sender, a));
     assert_eq!(flows.counts().len(), 2);
     assert_eq!(world.rxe.flows(mac(3)).counts(), []);

@@ -1,4 +1,4 @@
-//! A completion queue that stops who writes to it.
+//! A completion queue that blocks the thread that writes to it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{Completion, CompletionSink, CqOverrun};
 
-/// The first entry waits for leave, with everything of its batch held.
+/// The first entry waits for permission, while its whole batch is held.
 pub(crate) struct Gate {
     reached: mpsc::Sender<()>,
     leave: Mutex<mpsc::Receiver<()>>,
@@ -15,7 +15,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Gives the queue, what says that the first entry is there, and what lets it pass.
+    /// Creates the queue. The receiver signals that the first entry has arrived; the sender lets it pass.
     pub(crate) fn new() -> (Arc<Self>, mpsc::Receiver<()>, mpsc::Sender<()>) {
         let ((reached, wait_reached), (leave, wait_leave)) = (mpsc::channel(), mpsc::channel());
         let gate = Self { reached, leave: Mutex::new(wait_leave), open: AtomicBool::new(false) };

@@ -1,4 +1,4 @@
-//! What a device may do to its network, and a stranger on the network to a device.
+//! Protection of the network from a device, and of a device from strangers on the network.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ fn the_network_function_keeps_to_its_address_and_vlan() {
     }
 }
 
-/// The header of a packet that the peer may send, with its PSN.
+/// Returns the header of a packet with its PSN, as the peer may send it.
 fn template() -> Header {
     Packet::parse(&request()).unwrap().header
 }
@@ -70,7 +70,8 @@ fn with(opcode: Opcode, psn: u32, extension: Extension) -> Header {
     header
 }
 
-/// Packets behind a READ wait for its responses. Too many of them are lost, and the peer hears of the gap and resends.
+/// Packets behind a READ wait for its responses. Those beyond a limit are dropped, and a NAK makes the peer retransmit
+/// them.
 #[test]
 fn what_waits_too_long_comes_again() {
     let (world, node, cable, _uplink) = exposed(100_000);
@@ -107,7 +108,7 @@ fn what_waits_too_long_comes_again() {
             _ => read.extend_from_slice(packet.payload),
         }
     }
-    // The READ saw nothing of what came behind it.
+    // The responses to the READ contain no data of the later writes.
     assert!(read == data);
     let [(NakCode::SequenceError, missing)] = naks[..] else { panic!("{naks:?}") };
     let from = u32::try_from(missing.since(first.plus(1024))).unwrap();
@@ -120,7 +121,7 @@ fn what_waits_too_long_comes_again() {
     assert_eq!(memory.read(0, 1600), expected);
 }
 
-/// A packet that waited behind a READ ends the QP. What waited behind it must not keep the port busy for ever.
+/// A packet that waited behind a READ ends the QP. Later packets that wait must not keep the port busy for ever.
 #[test]
 fn what_waits_behind_a_bad_packet_goes_with_its_qp() {
     let (world, node, cable, _uplink) = exposed(100_000);
@@ -172,7 +173,7 @@ fn packets_longer_than_the_path_mtu() {
     assert_eq!((end.state(), memory.read(40, 1)), (QpState::Error, vec![1]));
 }
 
-/// Garbage between the packets of a transfer: counted, each piece by its name, and nothing else happens.
+/// Invalid packets between those of a transfer are dropped and counted by kind, without any other effect.
 #[test]
 fn a_flood_of_garbage_disturbs_nobody() {
     let (world, [tap, _]) = tapped([PortRules::default(), PortRules::default()]);
@@ -202,7 +203,7 @@ fn a_flood_of_garbage_disturbs_nobody() {
                 let kind: [u8; 2] = [[0x89, 0x15], [0x08, 0x00], [0x86, 0xdd]][number / 5 % 3];
                 frame = [&mac(2).0[..], &mac(7).0, &kind].concat();
                 frame.extend((0..random % 300).map(|_| next().to_le_bytes()[0]));
-                // As it must be to be told from other IP packets.
+                // The frame must be long enough to be told from other IP packets.
                 match kind {
                     [8, 0] => frame.extend([0; 28]),
                     [0x86, 0xdd] => frame.extend([0; 48]),
@@ -265,14 +266,14 @@ fn a_flood_of_garbage_disturbs_nobody() {
     }
 }
 
-/// A QP stays with the way that it found its peer on. When the peer's address moves, that peer is gone: whoever has the
-/// address now knows nothing of the connection, and it ends as with a host that went away.
+/// A QP keeps the route on which it found its peer. When the peer's address moves, the new owner has no such
+/// connection, and the connection ends as after a host's failure.
 #[test]
 fn an_address_that_moves_takes_its_connections_along() {
     for to_wire in [false, true] {
         let (world, [near, far]) = tapped([PortRules::default(), PortRules::default()]);
         let (a, b) = (world.node(1), world.node(2));
-        // On the same engine as `a`, without a way to the network.
+        // On the same engine as `a`, without a connection to the network.
         let neighbour = world.node(3);
         let peer = if to_wire {
             b.hca.unbind_gid(0);
@@ -288,7 +289,7 @@ fn an_address_that_moves_takes_its_connections_along() {
         assert_eq!(left.scq.poll_statuses(), [(1, WcStatus::Success)]);
         let on_the_wire = near.sent.lock().len();
         assert_eq!(on_the_wire > 0, !to_wire);
-        // The address moves, and even its new owner has a QP of that number, connected to us.
+        // The address moves. Its new owner even has a QP with the same number that is connected to ours.
         let new = if to_wire { &b } else { &neighbour };
         peer.hca.unbind_gid(0);
         new.hca.bind_gid(0, gid(2), GidType::RoceV2).unwrap();

@@ -22,7 +22,7 @@ fn message() -> impl Strategy<Value = (Kind, u64, u64, Vec<(u64, u64)>)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// The target holds exactly what was sent, and nothing around it changed.
+    /// The target holds exactly the sent bytes, and the bytes around it are unchanged.
     #[test]
     fn messages_arrive_whole(
         (kind, local_offset, remote_offset, pieces) in message(),

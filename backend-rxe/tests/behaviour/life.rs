@@ -1,4 +1,4 @@
-//! Reset, destruction and what becomes of messages under way.
+//! RESET and destruction of queue pairs, with messages in flight.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use pvrdma_verbs::{
 use crate::claims::has;
 use crate::world::*;
 
-/// How long an address stays with who had it.
+/// Time for which an address stays reserved after its owner has gone.
 const HOLD: Duration = Duration::from_secs(60);
 
-/// A pair that moves a hundred bytes in a run.
+/// A pair that moves a hundred bytes per run.
 fn slow() -> Pair {
     let world = World::with(|config| {
         (config.inline_bytes, config.worker_bytes) = (100, 100);
@@ -23,7 +23,7 @@ fn slow() -> Pair {
     Pair::with(world, |_| {}, |_| {})
 }
 
-/// The half that comes after RESET is not the one that the requester knows, whatever its numbers are.
+/// A responder after RESET is another one for the requester, even with the same numbers.
 #[test]
 fn a_responder_that_is_reset_in_the_middle_ends_the_connection() {
     let pair = slow();
@@ -133,7 +133,7 @@ fn nothing_is_left_behind() {
         (Arc::downgrade(&left.scq), Arc::downgrade(&a.events))
     };
     world.settle();
-    // A QP has its completion queues, and an adapter the sink of its events.
+    // A QP holds its completion queues, and an adapter the sink of its events. Both are released.
     assert_eq!((completions.strong_count(), events.strong_count()), (0, 0));
 }
 
@@ -153,7 +153,7 @@ fn registered_memory_is_pinned_until_it_is_deregistered() {
     drop(second);
     assert_eq!(memory.pinned_bytes(), 0);
 
-    // A work request's registration, until it is invalidated or its region goes.
+    // Memory that a work request registered stays pinned until the key is invalidated or the region is deregistered.
     let b = world.node(2);
     let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
     left.connect(&right, |_| {});

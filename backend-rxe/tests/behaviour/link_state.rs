@@ -1,4 +1,4 @@
-//! A link that is down: nothing leaves the device and nothing comes in, whichever way.
+//! A link that is down: the device sends and receives nothing, on any route.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ fn connections_wait_for_a_link_and_give_up() {
     }
 }
 
-/// Also what is on its way, and what it sends to itself.
+/// This includes data in transfer, and traffic of the device with itself.
 #[test]
 fn a_link_goes_down_under_a_transfer() {
     let pair = Pair::new();
@@ -89,7 +89,8 @@ fn datagrams_get_lost() {
     }
 }
 
-/// The uplink and the network function beside: RoCE and everything else, in both directions, with what had waited.
+/// Uplink and network function: RoCE and other frames are dropped in both directions, including frames that were
+/// waiting.
 #[test]
 fn a_port_that_is_down() {
     let world = World::new();
@@ -135,7 +136,7 @@ fn a_port_that_is_down() {
     assert!(taken(&network).is_empty() && node.counter("frames_dropped_link_down") > before);
 }
 
-/// What the uplink carries changes: what begins then has to fit, and what there is comes through as far as it does.
+/// When the MTU of the uplink changes, new connections must fit it. Packets of existing connections pass if they fit.
 #[test]
 fn path_mtus_follow_what_the_uplink_carries() {
     on_the_wire(Faults::default(), 1, || {
@@ -155,7 +156,7 @@ fn path_mtus_follow_what_the_uplink_carries() {
             assert!(matches!(try_path_mtu(too_long), Err(VerbsError::Invalid("a path MTU above that of the port"))));
         }
         assert!(matches!(try_path_mtu(Mtu::M1024), Err(VerbsError::Transition(_))), "nothing else is said");
-        // What fits goes on; what does not is dropped here, and counted.
+        // Packets that fit pass. Longer ones are dropped here, and counted.
         pair.left.submit(1, write(theirs.remote(0)), &[mine.sge(0, 1000)]);
         pair.settle();
         assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success)]);

@@ -1,6 +1,6 @@
-//! The adapter through its verbs, on virtual time unless a test is about threads. What every adapter does is in the
-//! conformance suite, see `conformance.rs`; here is what only this one does or shows: counters, budgets, waits of a
-//! known length, ports and captures.
+//! The adapter through the verbs traits, on virtual time unless a test needs threads. The conformance suite has the
+//! behaviour of every adapter (see `conformance.rs`); these tests have what is particular to this one: counters,
+//! budgets, exact waits, ports and captures.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 /// Makes tests of this module run over a cable as well.

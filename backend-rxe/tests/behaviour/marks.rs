@@ -1,4 +1,4 @@
-//! What stands on the frames of two devices on a cable: encapsulations, kinds of addresses, VLAN tags and priorities.
+//! Headers of frames between two devices on a cable: encapsulations, kinds of addresses, VLAN tags and priorities.
 
 use std::net::Ipv6Addr;
 
@@ -53,8 +53,8 @@ impl Addresses {
     }
 }
 
-/// All kinds of requests between two devices. What they sent is checked for `expected` tags and the marks of the
-/// address vector.
+/// Sends requests of all kinds between two devices, and checks the `expected` tags and the traffic class of the address
+/// vector in their frames.
 fn exchange(addresses: Addresses, mode: VlanMode, rules: [PortRules; 2], vlan: Option<u16>, expected: Option<Vlan>) {
     let (world, taps) = tapped_in(mode, rules);
     let (a, b) = (world.node(1), world.node(2));
@@ -86,7 +86,7 @@ fn exchange(addresses: Addresses, mode: VlanMode, rules: [PortRules; 2], vlan: O
         qkey: QKEY,
         dgid: addresses.gid(2),
         dmac: mac(2),
-        // Marked, which a datagram over IP does not leave.
+        // The traffic class contains an ECN mark, which a datagram over IP must not send.
         traffic_class: 0x6b,
         service_level: 3,
         ..UdDestination::default()
@@ -96,7 +96,7 @@ fn exchange(addresses: Addresses, mode: VlanMode, rules: [PortRules; 2], vlan: O
     assert_eq!((got.status, got.byte_len, got.network), (WcStatus::Success, 1040, Some(addresses.network)));
     assert_eq!(got.service_level, expected.map_or(0, |vlan| vlan.pcp));
     assert!(theirs.read(40, 1000) == data[..1000]);
-    // The peer's address is where the interface says that the consumer finds it.
+    // The peer's address is in the header at the place that the interface specifies.
     let header = theirs.read(0, 40);
     match addresses.network {
         NetworkType::Ipv4 => assert_eq!(header[32..36], addresses.gid(1).0[12..]),
@@ -130,7 +130,7 @@ fn every_encapsulation_with_and_without_tags() {
             exchange(addresses, mode, rules(), None, None);
         }
         exchange(addresses, VlanMode::Trunk, rules(), Some(42), tag(42));
-        // An access port: whatever the guest bound.
+        // An access port adds its tag, whatever VLAN the guest has bound.
         exchange(addresses, VlanMode::Access(7), rules(), None, tag(7));
         exchange(addresses, VlanMode::Access(7), rules(), Some(42), tag(7));
         let priority = || rules().map(|rules| PortRules { priority_tags: true, ..rules });
@@ -141,7 +141,7 @@ fn every_encapsulation_with_and_without_tags() {
     }
 }
 
-/// Whether a write from node 1 in one VLAN reaches node 2 in another.
+/// Returns whether a write from node 1 in one VLAN reaches node 2 in another one, and the number of dropped frames.
 fn reaches(vlans: [Option<u16>; 2], kinds: [GidType; 2]) -> (bool, u64) {
     let (world, _taps) = tapped_in(VlanMode::Trunk, [PortRules::default(), PortRules::default()]);
     let (a, b) = (world.node(1), world.node(2));
@@ -165,11 +165,11 @@ fn vlans_are_kept_apart() {
     for vlans in [[None, Some(42)], [Some(42), None], [Some(42), Some(43)]] {
         assert_eq!(reaches(vlans, v2), (false, 2), "{vlans:?}");
     }
-    // Another encapsulation is another address, and no matter of tags.
+    // An address of another encapsulation is a different address; no tag is wrong here.
     assert_eq!(reaches([Some(42), Some(42)], [GidType::RoceV1, GidType::RoceV2]), (false, 0));
 }
 
-/// Local delivery keeps them apart as well: one address may exist once in each VLAN.
+/// Local delivery separates VLANs as well: the same address may exist once in each VLAN.
 #[test]
 fn vlans_of_one_daemon() {
     let world = World::with(|config| config.vlan = VlanMode::Trunk);
@@ -199,7 +199,7 @@ fn vlans_of_one_daemon() {
     };
     assert_eq!(datagrams(None), [1, 0]);
     assert_eq!(datagrams(Some(7)), [0, 1]);
-    // A connection across the border gets no answer.
+    // A connection between different VLANs gets no answer.
     for (vlan, status) in [(Some(7), WcStatus::RetryExceeded), (None, WcStatus::Success)] {
         bind(&a, vlan).unwrap();
         let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));

@@ -1,4 +1,4 @@
-//! What two ends of this engine agree on, and that nobody else sees more of it than reserved bits.
+//! Negotiation between two devices of this engine. Other implementations see only reserved bits.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::world::*;
 use pvrdma_roce::wire::{ACCEPT, Bth, OFFER, Packet, build};
 use pvrdma_rxe::PortRules;
 
-/// Two writes and a READ from node 1, one after the other. Gives what both ends sent.
+/// Executes two writes and a READ from node 1, one after the other. Returns the frames that both ends sent.
 fn exchange(negotiate: [bool; 2]) -> [Vec<Vec<u8>>; 2] {
     let (world, taps) = tapped(negotiate.map(|negotiate| PortRules { negotiate, ..PortRules::default() }));
     let (a, b) = (world.node(1), world.node(2));
@@ -47,14 +47,14 @@ fn without(frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
 fn an_agreement_is_in_reserved_bits_alone() {
     let off = exchange([false, false]);
     assert!(off.iter().all(|frames| !frames.is_empty() && bits(frames).iter().all(|&bits| bits == 0)));
-    // The packets of the first write are out before the first response is back.
+    // The first write has been sent before the first response arrives, so its packets carry the offer.
     let both = exchange([true, true]);
     let requests = bits(&both[0]);
     let offers = requests.iter().take_while(|&&bits| bits == OFFER).count();
     assert!(offers > 0 && requests[offers..].iter().all(|&bits| bits == 0), "{requests:02x?}");
     assert!(requests.len() > offers + 3, "{requests:02x?}");
     assert!(bits(&both[1]).iter().all(|&bits| bits == ACCEPT));
-    // Whoever does not answer the offer gets none any more.
+    // A peer that does not answer the offer gets no further offers.
     let one = exchange([true, false]);
     assert_eq!(bits(&one[0]), bits(&both[0]));
     assert!(bits(&one[1]).iter().all(|&bits| bits == 0));

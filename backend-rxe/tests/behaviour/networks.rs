@@ -1,4 +1,4 @@
-//! A network is an `Rxe`: what is in one network reaches nothing in another, whatever its addresses and tags are.
+//! Each `Rxe` is a network. Traffic of one network reaches nothing in another one, whatever addresses and tags it has.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ const QKEY: u32 = 0x1234;
 
 /// The VLAN of a tenant.
 const VLAN: u16 = 99;
-/// Tags that put a frame into it: of 802.1Q, of 802.1ad, of bridges before that, and one that hides behind a priority.
+/// Tags of VLAN 99: 802.1Q, 802.1ad, an older ethertype of bridges, and one that is hidden behind a priority tag.
 const TAGS: [&[u8]; 4] =
     [&[0x81, 0, 0, 99], &[0x88, 0xa8, 0, 99], &[0x91, 0, 0, 99], &[0x81, 0, 0x60, 0, 0x81, 0, 0, 99]];
 /// A tag for the priority alone.
@@ -85,8 +85,8 @@ fn packets_in_a_vlan_find_no_address_without_one() {
     assert_eq!(taken(&cable).len(), 1);
 }
 
-/// Tags behind the one that the port takes off would be the guest's way into other VLANs, and the network's into the
-/// guest.
+/// An access port removes one tag. A second tag could bring frames of the guest into other VLANs, and frames of the
+/// network to the guest, so such frames are dropped.
 #[test]
 fn access_ports_pass_one_tag() {
     let world = World::with(|config| config.vlan = VlanMode::Access(42));
@@ -109,7 +109,7 @@ fn access_ports_pass_one_tag() {
     assert_eq!(taken(&guest), [arp(2, &[])]);
 }
 
-/// All kinds of requests from one device to another, each byte compared. `seed` tells the bytes apart.
+/// Sends requests of all kinds from one device to another and compares each byte. `seed` selects the bytes.
 fn exchange(pair: &Pair, seed: u64) {
     const LEN: u64 = 5000;
     let (mine, theirs) = (pair.a.buffer(3 * LEN), pair.b.buffer(3 * LEN));
@@ -149,7 +149,7 @@ fn equal_addresses() {
     }
 }
 
-/// The first attack: before, the second network's addresses were refused, and a write reached the first one.
+/// Two networks with equal addresses: both work, and no write reaches the wrong network.
 #[test]
 fn networks_with_equal_addresses_exchange_their_own_data() {
     equal_addresses();
@@ -157,7 +157,8 @@ fn networks_with_equal_addresses_exchange_their_own_data() {
 
 over_a_cable! { equal_addresses }
 
-/// Whether a node of `from` reaches memory and queues of one of `to`, which thinks that it is connected.
+/// Returns `true` if a node of `from` reaches memory and queues of a node of `to`, which is connected to the same
+/// address.
 fn reaches(from: &World, to: &World) -> bool {
     let (victim, attacker) = (to.node(2), from.node(1));
     let secret = victim.buffer(64);
@@ -192,20 +193,20 @@ fn reaches(from: &World, to: &World) -> bool {
     reached[0]
 }
 
-/// What somebody in one network sends to an address of the other one finds nobody.
+/// An address of another network is unknown in this one.
 #[test]
 fn an_address_of_another_network_is_not_found() {
     let [red, blue] = [World::new(), World::new()];
     assert!(reaches(&red, &red) && !reaches(&blue, &red));
 }
 
-/// The second attack: before, the first message went to the remote host and the second to whoever took its address.
+/// A connection stays with its remote host while a guest of another network takes that host's address.
 #[test]
 fn an_address_taken_in_another_network_stays_where_it_was() {
     on_the_wire(Default::default(), 1, || {
         let red = Pair::new();
         let blue = World::new();
-        // Node 1 of the other network is the attacker; nodes with even numbers are behind the cable.
+        // The attacker is node 1 of the other network. Nodes with even numbers are behind the cable.
         let attacker = blue.node(1);
         let thief = attacker.qp(QpType::Gsi);
         thief.start_datagrams(QKEY);

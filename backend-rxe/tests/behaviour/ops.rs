@@ -1,4 +1,4 @@
-//! A connected QP when all is well: counters, doorbells, budgets.
+//! A connected QP without errors: counters, doorbells, budgets.
 
 use pvrdma_verbs::{AsyncEvent, QpAttrMask, QpAttrs, QpEvent, QpState, QpType, QueuePair, SendOp, WcStatus};
 
@@ -68,7 +68,7 @@ fn two_adapters_on_one_guest_memory() {
 #[test]
 fn doorbells_are_hints() {
     let pair = Pair::new();
-    // A request that arrives while another one runs needs no doorbell of its own, and a doorbell may find nothing.
+    // A request that is posted while another one runs needs no further doorbell, and a doorbell may find no work.
     pair.left.qp.notify_send();
     pair.left.post(1, write(Default::default()), &[]);
     pair.left.post(2, write(Default::default()), &[]);
@@ -115,7 +115,7 @@ fn sqd_finishes_what_was_started_and_says_so() {
     pair.left.post(1, write(theirs.remote(0)), &[mine.all()]);
     pair.left.submit(2, write(Default::default()), &[]);
     assert!(pair.left.scq.poll().is_empty());
-    // The doorbell inside of modify runs another hundred bytes, not all.
+    // The modify call acts as a doorbell and runs the next hundred bytes only.
     drain(&pair.left);
     assert!(pair.left.qp.query().sq_draining);
     assert!(pair.a.events.poll().is_empty());

@@ -1,4 +1,4 @@
-//! A panic where the state of several guests is changed ends the process.
+//! A panic while the state of several guests is being changed ends the process.
 #![expect(clippy::panic, reason = "a test of panics")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +28,7 @@ impl SendSource for Buggy {
 fn doorbell(config: RxeConfig, ring: impl FnOnce(&End)) {
     let node = Node::new(&Rxe::new(config).unwrap(), 1);
     let end = node.qp_with(QpType::Rc, None, |init| init.send_queue = Box::new(Buggy));
-    // Somebody who catches panics does not go on.
+    // The process ends even if the panic would be caught.
     let _ = catch_unwind(AssertUnwindSafe(|| {
         end.connect(&end, |_| ());
         ring(&end);

@@ -1,5 +1,5 @@
-//! The daemon's place between a network function and its network: RoCE for the device is taken out, everything else
-//! passes.
+//! The daemon between a network function and its network: RoCE for the device is delivered to the device, everything
+//! else passes.
 
 use std::fmt;
 use std::slice;
@@ -16,7 +16,7 @@ use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_link::{Frames, Link, LinkInspect, LinkReader, MonotonicClock, Readiness};
 use pvrdma_rxe::{PortConfig, PortRules, Uplink};
 
-/// A device whose uplink and whose network function are both in the hands of the test.
+/// A device. The test has the far ends of its uplink and its network function.
 struct Between {
     world: World,
     network: MemoryLink,
@@ -25,7 +25,7 @@ struct Between {
 }
 
 impl Between {
-    /// `room`: frames that the link to the network function holds.
+    /// `room`: number of frames that the link to the network function holds.
     fn new(room: usize) -> Self {
         let world = World::new();
         let (uplink, network) = memory::pair(10_000).unwrap();
@@ -53,7 +53,7 @@ fn frame(to: [u8; 6], kind: u16, content: &[u8]) -> Vec<u8> {
 fn roce_is_for_the_device_and_the_rest_passes_both_ways() {
     let between = Between::new(1000);
     let roce = request();
-    // Nobody serves the device yet: its frames may be for software in the guest.
+    // Without a driver of the device, the frames may be for software in the guest, so they pass.
     between.give(&between.network, slice::from_ref(&roce));
     assert_eq!(taken(&between.function), slice::from_ref(&roce));
 
@@ -89,7 +89,7 @@ fn roce_is_for_the_device_and_the_rest_passes_both_ways() {
     let counts = ["passed_in", "passed_out", "passed_dropped", "wire_frames_received", "wire_frames_sent"];
     assert_eq!(counts.map(|name| node.counter(name)), [6, 3, 0, 1, 1]);
 
-    // The driver goes, and with it the device.
+    // The driver ends, and the device has no user any more.
     drop((end, node));
     between.give(&between.network, &[request()]);
     assert_eq!(taken(&between.function).len(), 1);
@@ -110,7 +110,7 @@ fn a_function_that_does_not_take_its_frames_holds_nobody_up() {
     assert_eq!(end.rcq.one().status, WcStatus::Success, "RDMA goes on");
     let dropped = usize::try_from(node.counter("passed_dropped")).unwrap();
     assert!((400..600).contains(&dropped), "{dropped} of 1000 frames of 9 KB, of which 4 MiB wait");
-    // What waits comes in its order as soon as there is room.
+    // Waiting frames follow in order as soon as there is room.
     let mut got = Vec::new();
     loop {
         let more = taken(&between.function);
@@ -123,7 +123,7 @@ fn a_function_that_does_not_take_its_frames_holds_nobody_up() {
     assert!(got == numbered[..1000 - dropped]);
 }
 
-/// A network function whose doorbell is rung by the test.
+/// A network function whose doorbells the test rings.
 #[derive(Default)]
 struct Function {
     reader: Mutex<Option<Weak<dyn LinkReader>>>,
@@ -164,10 +164,10 @@ impl Link for Function {
     }
 }
 
-/// Longer than anything takes; a test that waits for this has failed.
+/// Longer than any step takes; a test that waits for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// With real threads.
+/// A world with real threads and real time.
 fn threaded() -> World {
     World::with(|config| {
         config.workers = 1;
@@ -190,7 +190,7 @@ impl Function {
     }
 }
 
-/// The thread of a doorbell finds no room while the port's thread sleeps, and has it wait for some.
+/// A doorbell's thread finds the uplink full while the port's thread sleeps, and leaves the waiting to that thread.
 #[test]
 fn an_uplink_that_a_doorbell_has_filled_is_waited_for() {
     let world = threaded();
@@ -212,7 +212,7 @@ fn an_uplink_that_a_doorbell_has_filled_is_waited_for() {
     }
 }
 
-/// A link that went down while it was full: there is no descriptor to wait for, and later what is sent is lost.
+/// A link that went down while it was full: it has no descriptor to wait for, and loses later frames.
 #[derive(Debug)]
 struct Gone {
     refusals: AtomicUsize,

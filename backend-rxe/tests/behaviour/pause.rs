@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pvrdma_link::MonotonicClock;
 use pvrdma_link::fault::Faults;
+use pvrdma_link::{MonotonicClock, memory};
+use pvrdma_rxe::PortRules;
 use pvrdma_verbs::{
-    Hca, PauseHca, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, SendData, SendOp, UdDestination, VerbsError,
-    WcStatus,
+    Hca, PauseHca, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, RecvWr, SendData, SendOp, UdDestination,
+    VerbsError, WcStatus,
 };
 
 use crate::world::*;
@@ -79,6 +80,7 @@ fn the_peer_of_a_paused_device_waits_without_a_timer() {
         pair.left.submit(1, operation(&theirs), &[mine.all()]);
         pair.world.run();
         assert_eq!(pair.world.next_deadline(), None);
+        assert_eq!(pair.left.qp.inspect()["requester"]["wait"]["for"], "resume");
         pair.world.clock.advance(HOUR);
         // A doorbell does not end the wait.
         pair.left.submit(2, write(theirs.remote(0)), &[]);
@@ -199,7 +201,8 @@ fn receives_that_were_posted_in_a_pause_are_found() {
         if shared {
             post_shared(&srq, &ring, 5..6);
         } else {
-            right.recv(5, &[]);
+            // Without a doorbell, as on a page that is memory.
+            right.receives.posted.lock().push_back(RecvWr { wr_id: 5, ..RecvWr::default() });
         }
         world.run();
         assert!(left.scq.poll().is_empty());
@@ -421,12 +424,45 @@ fn a_paused_requester_on_the_wire_spends_no_retry() {
     }
 }
 
+/// The peer is a device of the process that is reached by a cable, because local delivery is off. Its packets are lost
+/// in the pause, but it spends no retry, whether its timers fire in the pause or after it.
+#[test]
+fn a_peer_in_the_process_behind_a_cable() {
+    for (paused, before) in [(HOUR, true), (MS, true), (HOUR, false)] {
+        let world = World::with(|config| config.local = false);
+        let (one, other) = memory::pair(1000).unwrap();
+        let _ports = [plug(&world.rxe, 1, one, PortRules::default()), plug(&world.rxe, 2, other, PortRules::default())];
+        let pair = Pair::with(world, no_retries, |_| {});
+        let (mine, theirs) = (pair.a.buffer(8), pair.b.buffer(8));
+        pair.right.recv(1, &[]);
+        pair.left.send(0, &[]);
+        pair.settle();
+        assert_eq!(pair.left.scq.poll_statuses(), [(0, WcStatus::Success)]);
+        let request = || pair.left.submit(1, write(theirs.remote(0)), &[mine.all()]);
+        if before {
+            // The packet is in the cable when the pause begins.
+            request();
+        }
+        let pause = Pause::begin(&pair.b);
+        if !before {
+            request();
+        }
+        pair.world.run();
+        pair.world.clock.advance(paused);
+        pair.world.run();
+        drop(pause);
+        pair.settle();
+        assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success)]);
+        assert_eq!(pair.a.counter("wire_timeouts"), 0);
+    }
+}
+
 /// A connection between each two of three devices, in both directions, under threads: whatever is paused and when, all
 /// messages arrive once and in order, and nothing of a paused device moves.
 #[test]
 fn pauses_under_traffic() {
-    const COUNT: u64 = 20_000;
-    const CYCLES: u64 = 300;
+    const COUNT: u64 = 10_000;
+    const CYCLES: u64 = 200;
     let world = World::with(|config| {
         config.workers = 2;
         config.clock = Arc::new(MonotonicClock::default());
@@ -485,4 +521,49 @@ fn pauses_under_traffic() {
         let count = usize::try_from(COUNT).unwrap();
         assert!(end.scq.statuses(count) == expected && end.rcq.statuses(count) == expected);
     }
+}
+
+/// The same over a cable, where the packets of a pause are lost.
+#[test]
+fn pauses_under_traffic_on_the_wire() {
+    const COUNT: u64 = 2_000;
+    const CYCLES: usize = 30;
+    on_the_wire(Faults::default(), 2, || {
+        let world = World::with(|config| {
+            config.workers = 2;
+            config.clock = Arc::new(MonotonicClock::default());
+        });
+        // The longest wait for an ACK, so that no retries are used up on a busy machine.
+        let pair = Pair::with(world, |a| a.timeout = 18, |a| a.timeout = 18);
+        let buffers = [pair.a.buffer(8192), pair.b.buffer(8192)];
+        let ends = [&pair.left, &pair.right];
+        std::thread::scope(|scope| {
+            let guests = [0, 1].map(|end| {
+                let (end, buffer) = (ends[end], &buffers[end]);
+                scope.spawn(move || {
+                    for id in 0..COUNT {
+                        end.recv(id, &[buffer.sge(4096, 2048)]);
+                        end.post(id, SEND, &[buffer.sge(0, 1 + id % 2048)]);
+                        end.qp.notify_send();
+                        if id % 16 == 0 {
+                            std::thread::yield_now();
+                        }
+                    }
+                })
+            });
+            let mut cycles = 0;
+            while cycles < CYCLES || guests.iter().any(|guest| !guest.is_finished()) {
+                let pause = Pause::begin([&pair.a, &pair.b][cycles % 2]);
+                (0..20).for_each(|_| std::thread::yield_now());
+                drop(pause);
+                (0..200).for_each(|_| std::thread::yield_now());
+                cycles += 1;
+            }
+        });
+        let expected: Vec<_> = (0..COUNT).map(|id| (id, WcStatus::Success)).collect();
+        for end in ends {
+            let count = usize::try_from(COUNT).unwrap();
+            assert!(end.scq.statuses(count) == expected && end.rcq.statuses(count) == expected);
+        }
+    });
 }

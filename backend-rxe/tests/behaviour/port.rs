@@ -1,4 +1,4 @@
-//! The port of a device: what it lets in, what it says, and what a full link does.
+//! The port of a device: the frames that it accepts and sends, and its behaviour on a full link.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn the_guard() {
         ("wire_dropped_malformed", |frame| frame.truncate(50)),
         ("wire_dropped_damaged", |frame| *frame.last_mut().unwrap() ^= 1),
         ("wire_dropped_no_qp", |frame| frame[49] ^= 1),
-        // To an address that we do not have, which the header checksum agrees with.
+        // To an address that the device does not have, with a correct header checksum.
         ("wire_dropped_address", |frame| (frame[31], frame[33]) = (frame[31] + 1, frame[33] - 1)),
         ("passed_dropped", |frame| frame[5] ^= 2),
         ("passed_dropped", |frame| frame[12] = 0x88),
@@ -42,7 +42,7 @@ fn the_guard() {
         assert_eq!(node.counter(counter), before + 1, "{counter}");
     }
     assert!(end.rcq.poll().is_empty());
-    // Somebody on the wire who claims to be a neighbour of ours.
+    // A frame from the wire whose source is the address of a local device.
     neighbour.hca.bind_gid(1, gid(2), GidType::RoceV2).unwrap();
     let before = node.counter("wire_dropped_address");
     give(&|_| {});
@@ -62,7 +62,7 @@ fn a_full_link_holds_senders_up_and_loses_nothing() {
     end.submit(1, write(memory.remote(0)), &[memory.all()]);
     world.rxe.run_ready();
     let mut got = Frames::default();
-    // A window of packets is out, in order and without a gap, however slowly it is taken.
+    // A window of packets leaves in order and without a gap, even if the cable is read slowly.
     for _ in 0..300 {
         cable.receive(&mut got, 1);
         world.rxe.run_ready();
@@ -87,7 +87,7 @@ fn the_port_says_what_the_network_carries() {
     }
 }
 
-/// A world whose node 1 has a network of 1500 bytes.
+/// A world whose node 1 has a network with an MTU of 1500 bytes.
 fn narrow() -> (World, pvrdma_rxe::Uplink, memory::MemoryLink) {
     let world = World::new();
     let (ours, theirs) = memory::pair(100).unwrap();
@@ -96,7 +96,7 @@ fn narrow() -> (World, pvrdma_rxe::Uplink, memory::MemoryLink) {
     (world, uplink, theirs)
 }
 
-/// Packets of 4096 bytes would be lost, each of them: the guest hears of it before it sends.
+/// Packets of 4096 bytes would all be lost, so the path MTU is refused before the guest sends.
 #[test]
 fn a_path_mtu_above_that_of_the_port_is_refused() {
     use QpAttrMask as M;
@@ -115,7 +115,7 @@ fn a_path_mtu_above_that_of_the_port_is_refused() {
     }
 }
 
-/// What a datagram may carry does not depend on where its receiver is.
+/// The size limit of a datagram does not depend on the location of its receiver.
 #[test]
 fn datagrams_have_one_limit() {
     let (world, _uplink, _cable) = narrow();
@@ -125,7 +125,7 @@ fn datagrams_have_one_limit() {
     right.start_datagrams(0x1234);
     let (mine, theirs) = (a.buffer(4096), b.buffer(8192));
     for (length, status) in [(1024, WcStatus::Success), (1025, WcStatus::LocalLength)] {
-        // A neighbour, and somebody on the wire.
+        // To a device of this process, and to an address on the wire.
         for dgid in [gid(3), gid(9)] {
             right.recv(1, &[theirs.all()]);
             let qpn = right.qp.qpn();

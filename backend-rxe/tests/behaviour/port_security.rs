@@ -1,5 +1,5 @@
-//! What a network function may send where the addresses of its device are listed, and RoCE to other Ethernet addresses
-//! of it.
+//! Frames that a network function may send when the addresses of its device are listed, and RoCE to the guest's other
+//! Ethernet addresses.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn card(vlan: VlanMode, rules: PortRules) -> Card {
     Card { world, network, guest, node, _uplink: uplink }
 }
 
-/// What the daemon makes of `address=10.0.0.5,address=fd00::5`.
+/// The rules that the daemon derives from `address=10.0.0.5,address=fd00::5`.
 fn listed() -> PortRules {
     let listed = ["10.0.0.5", "fd00::5"].map(|address| address.parse().unwrap()).to_vec();
     let addresses = Some(AddressRule { others: OtherAddresses::Refuse, listed });
@@ -35,7 +35,7 @@ fn listed() -> PortRules {
 }
 
 impl Card {
-    /// Returns `true` if a frame leaves; which counter says that it does not is in `dropped`.
+    /// Returns `true` if the frame leaves. Otherwise the counter `dropped` must have increased.
     fn sends(&self, frame: &[u8], dropped: &str) -> bool {
         let before = self.node.counter(dropped);
         give(&self.guest, frame);
@@ -50,7 +50,7 @@ fn frame(tag: &[u8], kind: u16, body: &[u8]) -> Vec<u8> {
     [&[0xff; 6][..], &mac(1).0, tag, &kind.to_be_bytes(), body].concat()
 }
 
-/// UDP from a port, in IPv4 with these flags and fragment offset.
+/// A UDP packet from this source and port, with these flags and fragment offset of IPv4.
 fn v4(source: &str, fragment: [u8; 2], port: u16) -> Vec<u8> {
     let IpAddr::V4(source) = source.parse().unwrap() else { unreachable!() };
     let header = [&[0x45, 0, 0, 28, 0, 0], &fragment[..], &[64, 17, 0, 0], &source.octets(), &[10, 0, 0, 9]].concat();
@@ -119,7 +119,7 @@ fn servers_do_not_answer_where_addresses_are_listed() {
     let guarded = card(VlanMode::Untagged, listed());
     assert!(offers.iter().all(|frame| !guarded.sends(frame, "passed_dropped_server")));
     assert!(clients.iter().all(|frame| guarded.sends(frame, "passed_dropped_server")));
-    // A guest that is a router, one that is a DHCP server, and one whose addresses are not listed.
+    // Rules for a guest that is a router, for one that is a DHCP server, and for one without listed addresses.
     let count = |rules| {
         let card = card(VlanMode::Untagged, rules);
         offers.each_ref().map(|frame| card.sends(frame, "passed_dropped_server"))
@@ -130,8 +130,8 @@ fn servers_do_not_answer_where_addresses_are_listed() {
     assert_eq!(count(PortRules::default()), [true; 6]);
 }
 
-/// A guest that changes the address of its card, or uses a macvlan or a bond, has its IP addresses at another Ethernet
-/// address. RoCE to that address went to the network function, and nothing reported it.
+/// A guest that changes the MAC address of its interface, or uses a macvlan or a bond, has its IP addresses at another
+/// MAC address. RoCE to that address is delivered to the device, or counted if the rules forbid the address.
 #[test]
 fn roce_to_another_ethernet_address_of_the_guest() {
     let other = [2, 7, 7, 7, 7, 7];
@@ -152,7 +152,8 @@ fn roce_to_another_ethernet_address_of_the_guest() {
         assert_eq!(end.rcq.poll().len(), usize::from(taken_by_device), "{forged:?}");
         assert_eq!(card.node.counter("wire_foreign_mac"), u64::from(!taken_by_device), "it says why");
         assert_eq!(taken(&card.guest).len(), usize::from(!taken_by_device));
-        // What is for an address that the device has not bound is none of its own: a machine behind the guest's bridge.
+        // A packet to an address that the device has not bound is not for the device, but for a machine behind the
+        // guest's bridge.
         card.node.hca.unbind_gid(0);
         give(&card.network, &frame);
         card.world.rxe.run_ready();

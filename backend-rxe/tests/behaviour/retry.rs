@@ -1,4 +1,4 @@
-//! Waiting: receivers that are not ready and peers that do not answer, on virtual time.
+//! Retries on virtual time: receivers that are not ready, and peers that do not answer.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ fn an_early_look_costs_no_retry() {
     let pair = Pair::with(World::new(), |a| a.rnr_retry = 1, |_| {});
     pair.left.send(1, &[]);
     for _ in 0..100 {
-        // A doorbell of the peer that brings nothing.
+        // A doorbell of the peer without a new receive.
         pair.right.qp.notify_recv();
         assert!(pair.world.rxe.run_ready() > 0, "nobody looked");
         pair.left.qp.notify_send();
@@ -221,7 +221,7 @@ fn a_qp_has_one_timer_and_takes_it_along() {
         pair.world.rxe.run_ready();
     }
     assert_eq!(pair.left.scq.poll().len(), 1000);
-    // The one of the last wait fires for nothing.
+    // The timer of the last wait is still armed, and its expiry has no effect.
     assert_eq!(count(), 1);
     pair.settle();
     assert_eq!(count(), 0);

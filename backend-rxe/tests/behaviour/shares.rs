@@ -1,4 +1,4 @@
-//! What one device, process or peer costs its neighbours: time and bandwidth, on virtual time.
+//! Fairness between devices, processes and peers: CPU time and bandwidth, on virtual time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -13,7 +13,7 @@ use pvrdma_rxe::{PortRules, Rxe, RxeConfig, ShareConfig};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Queue pairs whose peer never posts a receive and asks for the shortest wait, with retries without end.
+/// Creates queue pairs whose peer never posts a receive. They use the shortest RNR timer and unlimited retries.
 fn deaf_to_receives(world: &World, count: usize, cable: bool) -> (Node, Node, Vec<(End, End)>) {
     let (a, b) = (world.node(1), world.node(if cable { 2 } else { 3 }));
     let ends: Vec<_> = (0..count).map(|_| (a.qp(QpType::Rc), b.qp(QpType::Rc))).collect();
@@ -64,7 +64,7 @@ fn rnr_timers_on_the_wire_fire_rarely() {
         pass(&world, 1000 * MS);
         let fired = a.counter("wire_rnr_naks") - first;
         assert!(fired > 0 && fired < 10 * QPS, "{fired} in a second");
-        // A message comes at most so late, and the next waits from the beginning.
+        // A message is delivered within this time, and the next one starts its wait anew.
         let (left, right) = &ends[17];
         right.recv(1, &[]);
         pass(&world, 200 * MS);
@@ -77,7 +77,7 @@ fn rnr_timers_on_the_wire_fire_rarely() {
     });
 }
 
-/// A connection whose peer does not exist, with a window full of packets on their way and no ACK timer.
+/// A connection to a peer that does not exist, with a window full of packets in flight and no ACK timer.
 fn deaf(node: &Node, buffer: &Buffer) -> End {
     let end = node.qp(QpType::Rc);
     end.connect(&end, |a| {
@@ -108,7 +108,7 @@ fn qps_without_a_timeout_and_an_answer_stop_no_other() {
     });
 }
 
-/// As many deaf ones as a process likes: another process of the guest has its share of the turns.
+/// Any number of such connections of one process leave another process of the guest its share of the turns.
 #[test]
 fn a_process_cannot_reserve_the_window_of_a_host() {
     on_the_wire(Faults::default(), 1, || {
@@ -122,13 +122,13 @@ fn a_process_cannot_reserve_the_window_of_a_host() {
         left.connect(&right, |_| {});
         right.connect(&left, |_| {});
         left.submit(1, write(theirs.remote(0)), &[mine.all()]);
-        // Nobody else asks for turns but for those 200, of whom none answers.
+        // Only those 200 connections compete for turns, and none of them gets an answer.
         pass(&world, 10 * MS);
         assert_eq!(left.scq.poll_statuses(), [(1, WcStatus::Success)]);
     });
 }
 
-/// Queue pairs that owe much READ data do not keep the port from its socket.
+/// Queue pairs that owe much READ data do not keep the port from reading its socket.
 #[test]
 fn reception_continues_beside_readers() {
     const READERS: u64 = 50;
@@ -149,7 +149,7 @@ fn reception_continues_beside_readers() {
     }
     writer.post(1, write(theirs.remote(0)), &[mine.all()]);
     writer.qp.notify_send();
-    // What doorbells have sent is no affair of the port.
+    // The test only measures what the port's thread sends, not what doorbells have sent.
     for tap in &taps {
         tap.forget();
     }
@@ -158,7 +158,7 @@ fn reception_continues_beside_readers() {
         assert_eq!(left.scq.poll_statuses(), [(1, WcStatus::Success)]);
     }
     assert_eq!(writer.scq.poll_statuses(), [(1, WcStatus::Success)]);
-    // Both sides: the one that answers, and the one whose requests follow answers.
+    // Both sides: the responder, and the requester that continues after responses.
     for tap in &taps {
         let most = tap.most_between_reads.load(SeqCst);
         assert!(most < 512 << 10, "{most} bytes were sent between two reads");
@@ -168,7 +168,7 @@ fn reception_continues_beside_readers() {
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// A backend whose workers and doorbells move little at a time, so that shares are exact.
+/// Creates a backend whose workers and doorbells move little at a time, so that shares are exact.
 fn fine() -> World {
     World::with(|config| {
         config.inline_bytes = 64 * KIB;
@@ -176,7 +176,7 @@ fn fine() -> World {
     })
 }
 
-/// A device with connections to itself that have much to do.
+/// A device with connections to itself and much queued work.
 struct Busy {
     node: Node,
     ends: Vec<End>,
@@ -184,7 +184,7 @@ struct Busy {
 }
 
 impl Busy {
-    /// As many connections, each with as many writes of this length.
+    /// Creates a device with this many connections, each with this many writes of this length.
     fn new(world: &World, number: u8, connections: usize, writes: u64, length: u64) -> Self {
         let node = world.node(number);
         let buffer = node.buffer(length);
@@ -209,7 +209,7 @@ impl Busy {
     }
 }
 
-/// Runs what is ready until the devices have moved so many bytes together. Gives the part of the first, in percent.
+/// Runs ready tasks until the devices have moved this many bytes together. Returns the first device's part in percent.
 fn part_of_first(world: &World, devices: [&Busy; 2], total: u64) -> f64 {
     let before = devices.map(Busy::moved);
     let moved = |index: usize| devices[index].moved() - before[index];
@@ -249,13 +249,13 @@ fn weights_share_the_workers() {
     assert!(close(part, 25.0, 5.0), "{part} %");
 }
 
-/// What a device does on the thread that rings its doorbells counts against its share, while another one is busy.
+/// Work on the thread that rings a device's doorbells counts against the device's share while another device is busy.
 #[test]
 fn doorbells_are_no_way_around_a_share() {
     let world = fine();
     let busy = Busy::new(&world, 3, 2, 1000, 64 * KIB);
     let other = Busy::new(&world, 1, 1, 0, 64 * KIB);
-    // Alone, a doorbell moves all that it may.
+    // Without competition, a doorbell moves as much as it may.
     let ring = |device: &Busy| {
         let before = device.moved();
         device.ends[0].post(1, write(device._buffer.remote(0)), &[device._buffer.all()]);
@@ -266,14 +266,14 @@ fn doorbells_are_no_way_around_a_share() {
         assert_eq!(ring(&other), 64 * KIB);
     }
     busy.ring();
-    // Beside another one it is soon ahead, and workers do the rest in their order.
+    // Beside a busy device it soon exceeds its share, and workers do the remaining work in order.
     let at_once = (0..100).filter(|_| ring(&other) > 0).count();
     assert!((1..=3).contains(&at_once), "{at_once}");
     let part = part_of_first(&world, [&other, &busy], 8 * MIB);
     assert!(close(part, 50.0, 5.0), "{part} %");
 }
 
-/// Lets time pass and gives the bytes per second that `moved` went up by.
+/// Lets time pass. Returns the rate at which `moved` grew, in bytes per second.
 fn rate(world: &World, time: Duration, moved: impl Fn() -> u64) -> f64 {
     let before = moved();
     pass(world, time);
@@ -293,14 +293,14 @@ fn a_device_keeps_to_its_rate() {
     let rate = rate(&world, 1000 * MS, || device.moved());
     assert!(close(rate, 100e6, 5e6), "{rate}");
     assert!(share.usage().throttled > 100);
-    // Nobody else is held up by that.
+    // No other device is slowed down by that.
     let other = Busy::new(&world, 3, 1, 100, 64 * KIB);
     other.ring();
     world.run();
     assert_eq!(other.moved(), 100 * 64 * KIB);
 }
 
-/// Over the wire frames count, and so does what peers read.
+/// Over the wire, whole frames count, and so does data that peers read.
 #[test]
 fn a_device_keeps_to_its_rate_on_the_wire() {
     for read in [false, true] {
@@ -340,8 +340,8 @@ fn a_queue_pair_keeps_to_its_rate() {
     assert!(close(rate, 30e6, 1.5e6), "{rate}");
 }
 
-/// Rates that are given, changed and taken away while the device moves bytes: each holds from then on, also for what
-/// waits for an earlier one.
+/// Rates may be set, changed and removed during traffic. Each takes effect at once, also for work that waits because of
+/// the former rate.
 #[test]
 fn rates_change_while_a_device_moves_bytes() {
     let world = World::new();
@@ -356,7 +356,7 @@ fn rates_change_while_a_device_moves_bytes() {
     world.rxe.set_share(&share, fast);
     let moves = rate(&world, 200 * MS, || device.moved());
     assert!(close(moves, 100e6, 5e6), "{moves}");
-    // Those of queue pairs that are there already.
+    // The rate of queue pairs also applies to existing ones.
     world.rxe.set_share(&share, ShareConfig { max_rate: None, burst: None, qp_max_rate: Some(1_000_000), ..fast });
     pass(&world, 100 * MS);
     let moves = rate(&world, 1000 * MS, || device.moved());
@@ -367,7 +367,7 @@ fn rates_change_while_a_device_moves_bytes() {
     assert_eq!(device.moved(), 20 * 5000 * 4 * KIB);
 }
 
-/// A weight that changes is that of the device's next turn.
+/// A changed weight applies from the device's next turn on.
 #[test]
 fn weights_change() {
     let world = fine();
@@ -385,7 +385,7 @@ fn weights_change() {
     assert!((MIB..4 * MIB).contains(&(mine.abs_diff(3 * others) + 2 * MIB)), "{mine} {others}");
 }
 
-/// Workers that move a gigabyte a second, of which a device of little weight is promised 300 MB.
+/// A device of low weight has a minimum rate of 300 MB/s of a worker's 1 GB/s.
 #[test]
 fn a_promised_rate_comes_first() {
     let world = fine();
@@ -407,7 +407,7 @@ fn a_promised_rate_comes_first() {
     assert!(close(part, 30.0, 5.0), "{part} %");
 }
 
-/// One of several ends of an uplink that takes so many bytes, and then none until it is given more.
+/// One of several ends of an uplink, which accepts a given number of bytes until the test adds more.
 #[derive(Debug)]
 struct SlowEnd {
     inner: memory::MemoryLink,
@@ -446,7 +446,7 @@ impl Link for SlowEnd {
     }
 }
 
-/// Devices 1 and 3 on one slow uplink, to peers 2 and 4 of another host.
+/// Devices 1 and 3 on one slow uplink, with peers 2 and 4 on another host.
 fn on_one_uplink(shares: [ShareConfig; 2]) -> (World, Arc<AtomicUsize>) {
     let clock = Arc::new(ManualClock::default());
     let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as _, one_uplink: true, ..RxeConfig::default() };
@@ -463,8 +463,8 @@ fn on_one_uplink(shares: [ShareConfig; 2]) -> (World, Arc<AtomicUsize>) {
     (World { rxe: near, clock, far: Some(far), _uplinks: uplinks, _shares: given }, room)
 }
 
-/// Gives the part of the uplink that device 1 gets beside device 3, in percent. They have so many connections each;
-/// `read`: their peers read from them.
+/// Returns the part of the uplink that device 1 gets beside device 3, in percent. `connections` of each device; with
+/// `read` their peers read from them.
 fn part_of_uplink(shares: [ShareConfig; 2], connections: [usize; 2], read: bool) -> f64 {
     let (world, room) = on_one_uplink(shares);
     let devices: Vec<_> = [(1, connections[0]), (3, connections[1])]

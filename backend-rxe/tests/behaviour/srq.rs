@@ -53,7 +53,8 @@ fn waiting_senders_are_woken_as_receives_come() {
     s.world.settle();
 }
 
-/// A sender that waits, is reset and connected to a peer with another queue, and waits there, is woken there.
+/// A waiting sender is reset and connected to a peer with another SRQ. It waits there, and a receive in that SRQ wakes
+/// it.
 #[test]
 fn a_sender_waits_where_it_is_and_not_where_it_was() {
     let s = shared(0, 2);
@@ -69,7 +70,7 @@ fn a_sender_waits_where_it_is_and_not_where_it_was() {
         sender.send(2, &[]);
     }
     s.world.rxe.run_ready();
-    // A receive there is for who waits there, and not for who did.
+    // A receive in the first SRQ is used by the QP that waits there, not by the one that waited there earlier.
     s.post(0..1);
     s.world.rxe.run_ready();
     assert_eq!((first.scq.poll_statuses(), second.scq.poll_statuses()), (vec![], vec![(2, WcStatus::Success)]));

@@ -8,7 +8,7 @@ use pvrdma_verbs::link_local;
 
 use crate::world::*;
 
-/// A device with its network function on a port, and the other ends of both links.
+/// A device with a network function on its port, and the far ends of both links.
 struct Card {
     world: World,
     network: MemoryLink,
@@ -69,7 +69,7 @@ fn v6(source: [u8; 16], headers: &[(u8, &[u8])]) -> Vec<u8> {
     body
 }
 
-/// A message of neighbour discovery with so many bytes before its options.
+/// A neighbour discovery message with this many bytes before its options.
 fn message(kind: u8, target: Option<[u8; 16]>, fixed: usize, options: &[&[u8]]) -> Vec<u8> {
     let mut message = vec![0; fixed];
     message[0] = kind;
@@ -102,7 +102,8 @@ fn arp_that_is_not_understood_goes_nowhere() {
         assert!(card.sends(&frame(&[], 0x806, &body)), "{body:?}");
         assert!(card.sends(&frame(&[0x81, 0, 0x60, 0], 0x806, &body)), "with a priority");
     }
-    // Linux takes IEEE 802 (6) for Ethernet; other types, protocols, lengths and operations are nothing to rely on.
+    // Linux accepts hardware type 6 (IEEE 802) as Ethernet. Receivers may differ on other types, protocols, lengths and
+    // operations, so these are dropped.
     let (mut long, mut short) = (own(1, 0x800, 2), own(1, 0x800, 2));
     (long[4], short[5]) = (8, 3);
     for body in [
@@ -123,7 +124,7 @@ fn arp_that_is_not_understood_goes_nowhere() {
     }
     let whole = frame(&[], 0x806, &own(1, 0x800, 2));
     assert!((14..42).all(|length| !card.sends(&whole[..length])), "too short for a packet");
-    // The same in a frame of IEEE 802.3 with a SNAP header (RFC 1042).
+    // The same packet in a frame of IEEE 802.3 with a SNAP header (RFC 1042).
     let snap = [&[0xaa, 0xaa, 3, 0, 0, 0, 8, 6][..], &own(1, 0x800, 2)].concat();
     assert!(!card.sends(&frame(&[], u16::try_from(snap.len()).unwrap(), &snap)));
 }
@@ -131,7 +132,7 @@ fn arp_that_is_not_understood_goes_nowhere() {
 #[test]
 fn rarp_announces_the_own_station_alone() {
     let card = Card::new(VlanMode::Untagged, ForgedTransmits::Off);
-    // What VMMs send when a machine has moved.
+    // The announcement that VMMs send when a machine has moved.
     assert!(card.sends(&frame(&[], 0x8035, &arp(1, 0x800, 3, (1, NONE), (1, NONE)))));
     for body in [
         arp(1, 0x800, 3, (9, NONE), (9, NONE)),
@@ -185,7 +186,7 @@ fn neighbour_discovery_that_is_not_understood_goes_nowhere() {
         let sends = |headers: &[(u8, &[u8])]| card.sends(&frame(&[], 0x86dd, &v6(own, headers)));
         assert!(sends(&[(58, &good)]));
         assert!(sends(&[(0, OPTIONS), (60, OPTIONS), (58, &good)]), "behind other headers");
-        // The unspecified source of duplicate address detection.
+        // Duplicate address detection uses the unspecified source address.
         let probe = message(135, Some(own), 24, &[]);
         assert!(card.sends(&frame(&[], 0x86dd, &v6([0; 16], &[(58, &probe)]))));
         for fragment in [ATOMIC_FRAGMENT, FIRST_FRAGMENT] {
@@ -210,7 +211,7 @@ fn neighbour_discovery_that_is_not_understood_goes_nowhere() {
         assert!(!card.sends(&routed), "from beyond a router");
         let whole = frame(&[], 0x86dd, &v6(own, &[(58, &good)]));
         assert!(!card.sends(&whole[..whole.len() - 8]), "shorter than it says");
-        // What lies behind the packet is not the receiver's concern, unless the receiver takes it for a part of it.
+        // Bytes behind the packet do not matter, unless the receiver takes them for a part of it.
         let mut longer = whole.clone();
         longer.extend(layer2(2, 9));
         assert!(card.sends(&longer), "padding");

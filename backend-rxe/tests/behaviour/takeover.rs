@@ -1,14 +1,14 @@
-//! A connection belongs to the two queue pairs that made it. Whoever has their addresses later gets silence.
+//! A connection belongs to the two queue pairs that established it. A later owner of their addresses gets no answer.
 
 use pvrdma_verbs::{GidType, Hca, Psn, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, SendOp, WcStatus};
 
 use crate::world::*;
 use pvrdma_roce::wire::{Extension, Header, Opcode, Packet, Reth, build};
 
-/// Node 3 takes the address of a former peer of `right`, and makes a queue pair of its number.
+/// Node 3 takes the address of a former peer of `right`, and creates a queue pair with the same number.
 fn take_over(world: &World, victim: &End, former: &End, psns: (u32, u32)) -> (Node, End) {
     let attacker = world.node(3);
-    // Until then its former owner may come back.
+    // Before that, the address is reserved for its former owner.
     world.clock.advance(std::time::Duration::from_secs(60));
     attacker.hca.bind_gid(1, gid(former.node), GidType::RoceV2).unwrap();
     let thief = attacker.qp(QpType::Rc);
@@ -20,10 +20,10 @@ fn take_over(world: &World, victim: &End, former: &End, psns: (u32, u32)) -> (No
     (attacker, thief)
 }
 
-/// Before, each request of the attacker succeeded, whatever its PSNs were, and the victim's next message went to it.
+/// The attacker's requests get no answer, whatever PSNs it uses, and the victim's next message does not reach it.
 #[test]
 fn a_taken_over_connection_gets_no_answer() {
-    // PSNs of no meaning, those of the connection when it began, and those that it has come to.
+    // Arbitrary PSNs, those at the start of the connection, and the current ones.
     for psns in [(0x77_7777, 0x12_3456), (5, 5), (6, 6)] {
         let pair = Pair::new();
         let secret = pair.b.buffer(64);
@@ -52,7 +52,7 @@ fn a_taken_over_connection_gets_no_answer() {
     }
 }
 
-/// The victim's own requests do not go to whoever came after its peer.
+/// The victim's own requests do not reach the attacker.
 #[test]
 fn a_taken_over_connection_receives_nothing() {
     let pair = Pair::new();
@@ -80,7 +80,7 @@ fn pair_gone(node: Node, end: &End) {
     drop(node);
 }
 
-/// Two queue pairs that never talked: PSNs that do not agree are those of somebody else's connection.
+/// Two queue pairs that have not exchanged a packet: a wrong first PSN means another connection.
 #[test]
 fn the_first_request_has_the_agreed_psn() {
     for (offset, status) in [(0, WcStatus::Success), (1, WcStatus::RetryExceeded)] {
@@ -93,7 +93,8 @@ fn the_first_request_has_the_agreed_psn() {
     }
 }
 
-/// RESET ends a connection: both ends can begin another one, also with each other. One end alone cannot.
+/// RESET ends a connection. After a RESET of both ends they can connect again, also with each other; a RESET of one end
+/// does not suffice.
 #[test]
 fn a_reset_draws_new_numbers() {
     let Pair { world, a: _a, b: _b, left, right } = Pair::new();
@@ -115,7 +116,7 @@ fn a_reset_draws_new_numbers() {
     send(WcStatus::Success);
 }
 
-/// Reads `length` bytes from `remote`, as the peer that the test plays.
+/// Reads `length` bytes from `remote`, as the peer that the test simulates.
 fn read_request(remote: pvrdma_verbs::RemoteAddress, length: u32) -> Vec<u8> {
     let template: Header = Packet::parse(&request()).unwrap().header;
     let reth = Reth { address: remote.addr, rkey: remote.rkey, length };
@@ -124,7 +125,8 @@ fn read_request(remote: pvrdma_verbs::RemoteAddress, length: u32) -> Vec<u8> {
     build(&header, &[]).unwrap()
 }
 
-/// Before, the rest of a READ, up to 2 GiB, left with the address of whoever had it by then.
+/// Responses to a READ, which may have up to 2 GiB, stop when the device loses its address; the address may belong to
+/// another host by then.
 #[test]
 fn responses_end_with_their_address() {
     let (world, node, cable, _uplink) = exposed(32);
@@ -137,7 +139,7 @@ fn responses_end_with_their_address() {
     node.hca.unbind_gid(0);
     let other = world.node(3);
     other.hca.bind_gid(1, gid(1), GidType::RoceV2).ok();
-    // What was built before it went may be on its way; there is room for far less than all.
+    // Packets that were built before may still leave. The cable has room for far less than the whole response.
     let mut later = 0;
     for _ in 0..100 {
         world.rxe.run_ready();
@@ -147,7 +149,7 @@ fn responses_end_with_their_address() {
     assert_eq!(end.state(), QpState::Rts);
 }
 
-/// The address comes back, and so does the peer with its request.
+/// When the address is back, a repeated request of the peer is answered.
 #[test]
 fn an_address_that_comes_back_answers_again() {
     let (world, node, cable, _uplink) = exposed(32);
@@ -172,7 +174,7 @@ fn an_address_that_comes_back_answers_again() {
     assert_eq!(answers, 64);
 }
 
-/// Before, requests went on to the old peer, over the wire, whatever the address vector said.
+/// After the address vector was changed to a local peer, no requests go to the old peer over the wire.
 #[test]
 fn an_address_vector_that_turns_local_leaves_the_old_peer() {
     use QpAttrMask as M;
@@ -199,7 +201,7 @@ fn an_address_vector_that_turns_local_leaves_the_old_peer() {
     assert_eq!(end.scq.poll_statuses(), [(2, WcStatus::RetryExceeded)]);
 }
 
-/// The peer's acknowledgement of the first message.
+/// Returns the peer's acknowledgement of the first message.
 fn ack_of_first(end: &End) -> Vec<u8> {
     use pvrdma_roce::wire::{Aeth, Syndrome};
     let mut header = Packet::parse(&request()).unwrap().header;

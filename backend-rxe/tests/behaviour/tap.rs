@@ -10,26 +10,26 @@ use pvrdma_rxe::{ManualClock, PortRules, Rxe, RxeConfig, VlanMode};
 
 use crate::world::*;
 
-/// A link that remembers what was sent into it.
+/// A link that records the frames that are sent into it.
 #[derive(Debug)]
 pub(crate) struct Tap {
     inner: memory::MemoryLink,
     pub(crate) sent: Mutex<Frames>,
-    /// As many frames of RoCE v2 over IPv6 as this meet congestion on their way.
+    /// Number of further RoCE v2 frames over IPv6 that get a congestion mark.
     pub(crate) congested: AtomicU32,
-    /// Bytes sent since the port read what had come, and the most there were.
+    /// Bytes sent since the port last read received frames, and the maximum of that.
     since_read: AtomicUsize,
     pub(crate) most_between_reads: AtomicUsize,
 }
 
 impl Tap {
-    /// Forgets how much was sent between two reads.
+    /// Resets the number of bytes sent between two reads.
     pub(crate) fn forget(&self) {
         self.since_read.store(0, SeqCst);
         self.most_between_reads.store(0, SeqCst);
     }
 
-    /// Sends something that the device did not.
+    /// Sends frames that do not come from the device.
     pub(crate) fn inject(&self, frames: &Frames) -> usize {
         self.inner.send(frames, 0)
     }
@@ -74,7 +74,7 @@ impl Link for Tap {
     }
 }
 
-/// Two engines on a cable with a tap at each end, for nodes 1 and 2.
+/// Creates two engines on a cable with a tap at each end, for nodes 1 and 2.
 pub(crate) fn tapped(rules: [PortRules; 2]) -> (World, [Arc<Tap>; 2]) {
     tapped_in(VlanMode::Untagged, rules)
 }
@@ -86,7 +86,8 @@ pub(crate) fn tapped_in(vlan: VlanMode, rules: [PortRules; 2]) -> (World, [Arc<T
     tapped_with(rules, &config, clock)
 }
 
-/// The same with engines of this configuration. `clock` is theirs, or nobody's.
+/// Same as [`tapped`], with engines of this configuration. `clock` is the clock of the world; the engines use it if
+/// their configuration says so.
 pub(crate) fn tapped_with(
     rules: [PortRules; 2],
     config: &RxeConfig,

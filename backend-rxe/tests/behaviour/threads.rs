@@ -21,7 +21,7 @@ fn threaded(workers: usize) -> World {
     })
 }
 
-/// Waits for a condition that another thread brings about.
+/// Waits for a condition that another thread fulfils.
 fn wait(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -54,7 +54,7 @@ fn both_directions_at_once_with_late_receives() {
 
 #[test]
 fn wakeups_are_not_lost() {
-    // With a wait that never ends by itself, every message depends on the word of the receiver.
+    // The RNR wait is too long to expire, so every message depends on the receiver's notification.
     let pair = Pair::with(threaded(1), |_| {}, |a| a.min_rnr_timer = 0);
     let start = Instant::now();
     for i in 0..300 {
@@ -106,7 +106,7 @@ fn destruction_under_traffic() {
                 }
             }
             if round % 6 < 2 {
-                // Nothing of a destroyed QP is published any more.
+                // A destroyed QP publishes no more completions.
                 let end = if round % 6 == 0 { &left } else { &right };
                 let before = (end.scq.total(), end.rcq.total());
                 std::thread::yield_now();
@@ -153,7 +153,7 @@ fn workers_end_with_their_backend() {
     }
 }
 
-/// `end` must not return while a batch of the pair is in flight.
+/// Checks that `end` does not return while a batch of the pair is being processed.
 fn must_wait(what: &str, end: impl Fn(&Pair, &Buffer, &Buffer, &RxeQp) + Sync) {
     let pair = Pair::new();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
@@ -170,7 +170,7 @@ fn must_wait(what: &str, end: impl Fn(&Pair, &Buffer, &Buffer, &RxeQp) + Sync) {
             end(&pair, &mine, &theirs, &left.qp);
             ended.store(true, Ordering::SeqCst);
         });
-        // There is no way to see a thread wait; it gets a fair chance to be wrong.
+        // A waiting thread cannot be observed, so it gets enough chances to return too early.
         for _ in 0..200 {
             std::thread::yield_now();
             assert!(!ended.load(Ordering::SeqCst), "{what} did not wait");
@@ -254,8 +254,8 @@ fn sums_from_many_threads_over_a_cable() {
     });
 }
 
-/// A port with three threads, which are called when frames come in full batches: each of several queue pairs gets its
-/// messages in order, and whole.
+/// A port with three threads, which full batches of frames call: each of several queue pairs gets its messages complete
+/// and in order.
 #[test]
 fn several_threads_of_a_port_keep_each_queue_pair_in_order() {
     const QPS: u64 = 6;
@@ -304,7 +304,7 @@ fn several_threads_of_a_port_keep_each_queue_pair_in_order() {
     });
 }
 
-/// Adds from a QP and a thread for each of `nodes`.
+/// Executes atomic additions from a QP and a thread for each of `nodes`.
 fn sums(target: &Node, nodes: &[&Node]) {
     const EACH: u64 = 2000;
     let sum = target.buffer(4096);

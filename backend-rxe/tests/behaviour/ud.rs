@@ -55,7 +55,7 @@ fn a_datagram_brings_its_header() {
     d.right.recv(5, &[d.theirs.all()]);
     d.left.submit(1, send(UdDestination { traffic_class: 0x6b, ..to(&d.right) }), &[d.mine.sge(0, 11)]);
     assert_eq!(d.right.rcq.one().service_level, 3);
-    // In front of an IPv4 header there is nothing.
+    // The 20 bytes in front of an IPv4 header are zero.
     assert_eq!(d.theirs.read(0, 20), vec![0; 20]);
     assert_eq!(d.theirs.read(20, 2), [0x45, 0x68]);
     assert_eq!(d.a.counter("ud_delivered"), 1);
@@ -90,7 +90,7 @@ fn what_nobody_takes_is_dropped_in_silence() {
         .map(|reason| d.a.counter(&format!("ud_dropped_{reason}")))
         .sum();
     assert_eq!(dropped, 7);
-    // The encapsulation must be one that the receiver has.
+    // The receiver must have a GID of the same encapsulation.
     d.a.hca.bind_gid(3, gid(50), GidType::RoceV1).unwrap();
     d.left.submit(20, send(UdDestination { sgid_index: 3, ..good }), &[d.mine.sge(0, 8)]);
     assert!(d.right.rcq.poll().is_empty());
@@ -103,7 +103,7 @@ fn what_nobody_takes_is_dropped_in_silence() {
 #[test]
 fn a_receive_that_cannot_be_written_ends_its_qp() {
     let d = datagrams();
-    // A datagram that is too long is the sender's fault; a receive whose own list is bad is the receiver's.
+    // A datagram that is too long is the sender's fault; an invalid list of a receive is the receiver's.
     d.right.recv(1, &[d.theirs.sge(0, 47)]);
     d.left.submit(1, send(to(&d.right)), &[d.mine.sge(0, 8)]);
     d.left.submit(2, send(to(&d.right)), &[d.mine.sge(0, 7)]);
@@ -135,7 +135,7 @@ fn local_errors_stop_the_send_queue_only() {
         d.left.submit(2, send(to(&d.right)), &[]);
         assert_eq!(d.left.scq.poll_statuses(), [(1, status), (2, WcStatus::Flushed)], "{name}");
         assert_eq!(d.left.state(), QpState::Sqe);
-        // It still receives, and goes on when its consumer says so.
+        // The QP still receives, and sends again after its consumer has moved it from SQE to RTS.
         d.right.submit(3, send(to(&d.left)), &[]);
         assert_eq!(d.left.rcq.poll_statuses(), [(9, WcStatus::Success)], "{name}");
         let from_error = QpAttrs { cur_state: QpState::Sqe, ..QpAttrs::default() };
@@ -159,11 +159,11 @@ fn general_services() {
     left.submit(1, send(UdDestination { qkey: GSI_QKEY, ..to(&right) }), &[mine.sge(0, 24), mine.sge(24, 232)]);
     let got = right.rcq.one();
     assert_eq!((got.byte_len, got.src_qpn, got.flags), (296, Qpn::GSI, WcFlags::GRH));
-    // Without bit 31 the key of the request goes out, and does not match.
+    // Without bit 31, the Q_Key of the request is sent, which does not match.
     right.recv(2, &[theirs.all()]);
     left.submit(2, send(UdDestination { qkey: 0x10000, ..to(&right) }), &[mine.sge(0, 24)]);
     assert!(right.rcq.poll().is_empty());
-    // An ordinary QP cannot send with a privileged key: its own goes out instead.
+    // An ordinary QP cannot send a privileged Q_Key: its own is sent instead.
     let user = a.qp(QpType::Ud);
     user.start_datagrams(QKEY);
     user.submit(3, send(UdDestination { qkey: GSI_QKEY, ..to(&right) }), &[mine.sge(0, 24)]);
@@ -203,8 +203,8 @@ fn datagrams_to_many_devices_and_to_oneself() {
     }
 }
 
-/// A datagram to a group leaves for its members beyond the uplink. Without one, or from an address of another kind, it
-/// goes nowhere, which the counter and the log say.
+/// A datagram to a multicast group is sent on the uplink for its members. Without an uplink, or from an address of
+/// another family, it is dropped, which a counter and the log report.
 #[test]
 fn datagrams_to_groups() {
     let v4: Gid = std::net::IpAddr::from([239, 1, 2, 3]).into();
@@ -236,7 +236,7 @@ fn datagrams_to_groups() {
         );
         assert_eq!(matches!(header.network, Network::V2Ipv4(..)), index == 0);
     }
-    // Across kinds, and where there is no uplink.
+    // Group and source of different families, and a device without an uplink.
     let beside = world.node(3);
     let alone = beside.qp(QpType::Ud);
     alone.start_datagrams(QKEY);
@@ -250,7 +250,7 @@ fn datagrams_to_groups() {
         assert_eq!((end.scq.one().status, taken(&cable).len()), (WcStatus::Success, 0));
         assert_eq!((node.counter("ud_dropped_no_route"), lines.with(text).len()), (1, 1), "{text}");
     }
-    // The guest's kernel binds each address of its interface, and one may be a group's (`autojoin`).
+    // The guest's kernel binds every address of its interface, which may include a group's address (`autojoin`).
     for group in [v4, v6] {
         node.hca.bind_gid(2, group, GidType::RoceV2).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Over a cable: what differs from local delivery.
+//! Behaviour over a cable that differs from local delivery.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ fn sqd_finishes_what_was_started() {
 #[test]
 fn waits_end_with_their_status() {
     on_the_wire(GOOD, 1, || {
-        // Nobody answers: the peer's QP is gone.
+        // The peer's QP is destroyed, so there is no answer.
         let mut pair = Pair::with(World::new(), |a| a.retry_cnt = 2, |_| {});
         pair.right.qp.destroy();
         pair.left.post(1, SEND, &[]);
@@ -50,7 +50,7 @@ fn waits_end_with_their_status() {
         let statuses = [(1, WcStatus::RetryExceeded), (2, WcStatus::Flushed)];
         assert_eq!(pair.left.scq.poll_statuses(), statuses);
         assert!(pair.b.counter("wire_dropped_no_qp") >= 3);
-        // Or in no state to receive.
+        // The peer's QP is in a state in which it does not receive.
         pair = Pair::with(World::new(), |a| a.retry_cnt = 2, |_| {});
         pair.right.to(QpState::Reset);
         pair.left.submit(1, SEND, &[]);
@@ -58,13 +58,13 @@ fn waits_end_with_their_status() {
         assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::RetryExceeded)]);
         let [unready, refused] = ["state", "refused"].map(|why| pair.b.counter(&format!("wire_dropped_{why}")));
         assert!(unready >= 3 && refused == 0, "{unready} {refused}");
-        // Nobody posts a receive.
+        // The peer posts no receive.
         pair = Pair::with(World::new(), |a| a.rnr_retry = 1, |_| {});
         pair.left.submit(1, SEND, &[]);
         pair.settle();
         assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::RnrRetryExceeded)]);
         assert_eq!(pair.a.counter("wire_rnr_naks"), 2);
-        // Our address is taken away: what is sent is lost.
+        // The local address is unbound, so requests are lost.
         pair = Pair::with(World::new(), |a| a.retry_cnt = 1, |_| {});
         pair.left.submit(1, write(Default::default()), &[]);
         pair.a.hca.unbind_gid(0);
@@ -76,11 +76,11 @@ fn waits_end_with_their_status() {
     });
 }
 
-/// A consumer that is a little late costs neither an RNR NAK nor what was sent behind the request.
+/// A consumer that posts its receive slightly late causes neither an RNR NAK nor the loss of later packets.
 #[test]
 fn a_request_waits_a_little_for_its_receive() {
     on_the_wire(GOOD, 1, || {
-        // A peer that is told so comes back after 0.16 ms: it waits as long.
+        // After an RNR NAK the peer would retry after 0.16 ms, so the responder keeps the request for that long.
         let pair = Pair::with(World::new(), |_| {}, |b| b.min_rnr_timer = 8);
         let later = |us| pair.world.clock.advance(Duration::from_micros(us));
         let settled = || pair.world.run();
@@ -94,7 +94,7 @@ fn a_request_waits_a_little_for_its_receive() {
         settled();
         assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
         assert_eq!((pair.a.counter("wire_rnr_naks"), pair.a.counter("wire_resent")), (0, 0));
-        // The third has its own time. When that is over the peer is told, and comes back by itself.
+        // The third request has its own wait. When it expires, the peer gets an RNR NAK, and retries by itself.
         later(159);
         settled();
         assert_eq!(pair.a.counter("wire_rnr_naks"), 0);
@@ -108,7 +108,7 @@ fn a_request_waits_a_little_for_its_receive() {
     });
 }
 
-/// Mixed requests in both directions at once, every byte compared.
+/// Sends mixed requests in both directions at once, and compares every byte.
 fn mixed(faults: Faults, seed: u64) {
     on_the_wire(faults, seed, || {
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -172,7 +172,7 @@ fn a_bad_cable_costs_time_only() {
     }
 }
 
-/// More connections than fit into the window to one peer: all take their turns, whatever becomes of some of them.
+/// More connections to one peer than its window holds: all get turns, even if some of them fail or are destroyed.
 #[test]
 fn many_connections_share_a_window() {
     for (seed, faults) in [(1, GOOD), (2, Faults::ONE_PERCENT)] {
@@ -186,7 +186,7 @@ fn many_connections_share_a_window() {
                 left.connect(right, |a| (a.timeout, a.retry_cnt) = (10, 7));
                 right.connect(left, |_| {});
             }
-            // Nobody answers every eighth, every eighth is flushed, and every eighth is destroyed while it waits.
+            // Of every eight connections, one has no peer, one is flushed, and one is destroyed while it waits.
             ends.iter().step_by(8).for_each(|(_, right)| right.qp.destroy());
             for (left, _) in &ends {
                 left.post(1, write(theirs.remote(0)), &[mine.all()]);
@@ -236,12 +236,12 @@ fn datagrams_and_general_services() {
             right.recv(1, &[theirs.all()]);
             let to = right.qp.qpn();
             left.submit(1, datagram(to, qkey), &[mine.sge(0, 1000), mine.sge(1000, 3096)]);
-            // Nothing takes these: the receive is gone, the key is wrong, the number is wrong.
+            // None of these is received: there is no receive, the Q_Key is wrong, the QP number is wrong.
             left.submit(2, datagram(to, qkey), &[]);
             right.recv(2, &[theirs.sge(4200, 100)]);
             left.submit(3, datagram(to, 0x77), &[]);
             left.submit(4, datagram(Qpn::new(0x9999), qkey), &[]);
-            // It does not fit, and takes no receive.
+            // Does not fit into the receive, and leaves it for the next datagram.
             left.submit(5, datagram(to, qkey), &[mine.sge(0, 61)]);
             left.submit(6, datagram(to, qkey), &[mine.sge(0, 60)]);
             assert!(left.scq.poll_statuses().into_iter().eq((1..7).map(|wr_id| (wr_id, WcStatus::Success))));

@@ -75,7 +75,7 @@ impl World {
         Self::with_shares(change, &[])
     }
 
-    /// Does the same with shares of devices by number.
+    /// Same as [`Self::with`], with shares of devices by number.
     pub(crate) fn with_shares(change: impl FnOnce(&mut RxeConfig), shares: &[(u8, ShareConfig)]) -> Self {
         let clock = Arc::new(ManualClock::default());
         let mut config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as Arc<dyn Clock>, ..RxeConfig::default() };

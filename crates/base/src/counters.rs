@@ -106,6 +106,11 @@ impl Count {
         }
     }
 
+    /// Replaces the value by that of a saved state.
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
     /// Returns the current value.
     #[inline]
     pub fn get(&self) -> u64 {

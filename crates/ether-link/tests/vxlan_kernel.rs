@@ -27,7 +27,7 @@ fn ip(arguments: &str) -> bool {
     Command::new("ip").args(arguments.split_whitespace()).status().unwrap().success()
 }
 
-/// A namespace with a name, gone with the value.
+/// A named network namespace, removed when dropped.
 struct Namespace(String);
 
 impl Namespace {
@@ -36,7 +36,7 @@ impl Namespace {
         ip(&format!("netns add {name}")).then_some(Self(name))
     }
 
-    /// Does something in there, on a thread of its own.
+    /// Runs a function in the namespace, on a separate thread.
     fn run<T: Send + 'static>(&self, what: impl FnOnce() -> T + Send + 'static) -> T {
         let file = std::fs::File::open(format!("/run/netns/{}", self.0)).unwrap();
         let inside = move || {
@@ -53,14 +53,15 @@ impl Drop for Namespace {
     }
 }
 
-/// The kernel's end of a tunnel and ours, with a cable between.
+/// The kernel's end of a tunnel and the link's end, with a cable between them.
 struct Tunnel {
     kernel: Namespace,
     link: VxlanLink,
 }
 
 impl Tunnel {
-    /// `None`: it cannot be made here, and why was printed. The calling thread is in a namespace of its own afterwards.
+    /// Returns `None`, and prints the reason, if it cannot be created. The calling thread is moved to a namespace of
+    /// its own.
     fn new(purpose: &str, outer: [&str; 2]) -> Option<Self> {
         if let Err(errno) = unshare(CloneFlags::CLONE_NEWNET) {
             skipped(&format_args!("no network namespace: {errno}"));
@@ -72,7 +73,7 @@ impl Tunnel {
         };
         let [ours, theirs] = outer;
         let name = &kernel.0;
-        // Nobody else has the address, and looking for them takes a second.
+        // There are no other hosts, and duplicate address detection takes a second.
         let no_dad = if ours.contains(':') { "nodad" } else { "" };
         let device = format!("-n {name} link add vx7 address 02:00:00:00:00:02 type vxlan id 7 dstport 4789");
         assert!(ip(&format!("link add va type veth peer name vb netns {name}")));
@@ -98,7 +99,7 @@ impl Tunnel {
         Some(Self { kernel, link })
     }
 
-    /// Waits for a frame that is wanted; the kernel's stack sends others, too.
+    /// Waits for a frame that `wanted` accepts; the kernel's stack sends others, too.
     fn receive<T>(&self, wanted: impl Fn(&[u8]) -> Option<T>) -> T {
         let mut frames = Frames::default();
         loop {
@@ -132,10 +133,10 @@ fn udp(payload: &[u8]) -> Vec<u8> {
 }
 
 fn talk(purpose: &'static str, outer: [&'static str; 2]) {
-    // On a thread, because the namespace is that of the thread.
+    // On a separate thread, because a namespace is a property of a thread.
     let test = move || {
         let Some(tunnel) = Tunnel::new(purpose, outer) else { return };
-        // A broadcast goes out, and the kernel answers to us.
+        // The link sends a broadcast, and the kernel answers.
         let mut frames = Frames::default();
         let question = [&[0xff; 6][..], &OURS, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &OURS, &OUR_IP, &[0; 6], &KERNELS_IP];
         frames.push(&question.concat());
@@ -146,7 +147,7 @@ fn talk(purpose: &'static str, outer: [&'static str; 2]) {
         });
         assert_eq!(answer, (OURS.to_vec(), KERNELS.to_vec()));
 
-        // A train reaches a socket behind the device as the packets that it was made of, and so do the answers.
+        // A train reaches a socket behind the kernel's device as separate packets, and the answers return.
         let socket = tunnel.kernel.run(|| UdpSocket::bind(("192.168.77.2", PORT)).unwrap());
         socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         frames.clear();

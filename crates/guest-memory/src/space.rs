@@ -212,6 +212,9 @@ impl DmaSpace {
     /// Sets the function that is called for each stall of this memory (see [`Stall`]), replacing the previous one. It
     /// runs on the thread that waited, which holds views and perhaps other locks, so it must neither wait nor use guest
     /// memory.
+    ///
+    /// Stalls are detected only from this call on. Memory that another process provides needs an observer, because that
+    /// process can make page faults wait; memory of this process does not.
     pub fn observe_stalls(&self, observer: impl Fn(Stall) + Send + Sync + 'static) {
         self.stalls.observe(Arc::new(observer));
     }

@@ -3,7 +3,7 @@
 //! While the owner of shared memory punches a hole around a page, a page fault on that page waits, uninterruptibly, for
 //! as long as the owner wants. The waiting thread often works for other devices as well, and holds views of their
 //! memory. The wait cannot be predicted, so the memory that caused it is identified afterwards, in three steps that
-//! cost nothing while there are no stalls:
+//! cost little while there are no stalls:
 //!
 //! 1. If a view was held for long, all accesses to its memory are timed for a minute. The memory of another device, of
 //!    which the thread held a view at the same time, becomes suspect as well.
@@ -12,6 +12,10 @@
 //!    does only in a page fault.
 //! 3. A long access during which the thread slept is a stall, and the third stall within [`REMEMBERED`] revokes the
 //!    memory.
+//!
+//! This is done only for memory with an observer ([`DmaSpace::observe_stalls`](super::DmaSpace::observe_stalls)), which
+//! the server of vfio-user clients sets. Memory that belongs to this process alone cannot be stalled from outside, and
+//! its views need not read the clock.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -63,8 +67,8 @@ type Observer = Arc<dyn Fn(Stall) + Send + Sync>;
 
 /// Stall history of one space.
 pub(crate) struct Stalls {
-    /// Replaces the clock and the sleep counter of the system. Every view reads the clock, so the system's is called
-    /// directly.
+    /// Replaces the clock and the sleep counter of the system. Every measured view reads the clock, so the system's is
+    /// called directly.
     meter: Option<Box<dyn StallMeter>>,
     /// Ends of the periods in which accesses are timed, and in which they also check for sleep, in nanoseconds.
     timed: AtomicU64,
@@ -76,6 +80,8 @@ pub(crate) struct Stalls {
     /// Set together with the space's revocation if stalls were the reason.
     exceeded: AtomicBool,
     revoked: Arc<AtomicBool>,
+    /// `true` if there is an observer; without one, nothing is measured.
+    observed: AtomicBool,
     observer: Mutex<Option<Observer>>,
 }
 
@@ -89,8 +95,14 @@ impl Stalls {
             recent: Mutex::default(),
             exceeded: AtomicBool::new(false),
             revoked,
+            observed: AtomicBool::new(false),
             observer: Mutex::default(),
         }
+    }
+
+    #[inline]
+    fn is_observed(&self) -> bool {
+        self.observed.load(Ordering::Relaxed)
     }
 
     /// Returns the monotonic time in nanoseconds.
@@ -105,6 +117,7 @@ impl Stalls {
 
     pub(crate) fn observe(&self, observer: Observer) {
         *self.observer.lock() = Some(observer);
+        self.observed.store(true, Ordering::Relaxed);
     }
 
     /// Returns `true` if the memory was revoked because of stalls, and clears that state.
@@ -122,6 +135,9 @@ impl Stalls {
     /// Starts to measure how long a view is held.
     #[inline]
     pub(crate) fn hold(&self) -> Hold<'_> {
+        if !self.is_observed() {
+            return self.unmeasured();
+        }
         let since = self.now();
         Hold { stalls: self, watch: self.watch(since), span: Some(Span { since, beside: None }) }
     }
@@ -129,6 +145,9 @@ impl Stalls {
     /// Starts to measure how long a view is held together with a view of `beside`. The first measures for both.
     #[inline]
     pub(crate) fn hold_pair<'a>(&'a self, beside: &'a Self) -> (Hold<'a>, Hold<'a>) {
+        if !self.is_observed() && !beside.is_observed() {
+            return (self.unmeasured(), beside.unmeasured());
+        }
         let since = self.now();
         let span = Some(Span { since, beside: Some(beside) });
         let own = Hold { stalls: self, watch: self.watch(since), span };
@@ -136,8 +155,13 @@ impl Stalls {
     }
 
     #[inline]
+    const fn unmeasured(&self) -> Hold<'_> {
+        Hold { stalls: self, watch: Watch::Off, span: None }
+    }
+
+    #[inline]
     fn watch(&self, now: u64) -> Watch {
-        if now >= self.timed.load(Ordering::Relaxed) {
+        if !self.is_observed() || now >= self.timed.load(Ordering::Relaxed) {
             Watch::Off
         } else if now >= self.verified.load(Ordering::Relaxed) {
             Watch::Timed
@@ -202,7 +226,7 @@ enum Watch {
 pub(crate) struct Hold<'a> {
     stalls: &'a Stalls,
     watch: Watch,
-    /// `None` if another view measures.
+    /// `None` if another view measures, or none does.
     span: Option<Span<'a>>,
 }
 
@@ -374,6 +398,28 @@ mod tests {
         assert_eq!(neighbour.counts(), (0, 0));
         assert!(slow.space.is_slow() && !neighbour.space.is_slow());
         assert!(!neighbour.space.take_stalled());
+    }
+
+    /// Views of memory without an observer do not read the clock, alone or in a pair; a pair is measured if one of the
+    /// two is observed.
+    #[test]
+    fn only_observed_memory_is_measured() {
+        let spaces = || {
+            let script = Arc::new(Script::default());
+            let meter = Box::new(Arc::clone(&script));
+            (DmaSpace::with_meter(PinPolicy::Off, MemoryLimits::default(), meter), script)
+        };
+        let ((first, clock), (second, _)) = (spaces(), spaces());
+        clock.takes(1, false);
+        let readings = || clock.time.load(Ordering::Relaxed) / 1_000_000;
+        drop(first.view());
+        drop(DmaSpace::view_pair(&first, &second));
+        assert_eq!(readings(), 0);
+        second.observe_stalls(|_| {});
+        drop(DmaSpace::view_pair(&first, &second));
+        assert_eq!(readings(), 2);
+        drop(first.view());
+        assert_eq!(readings(), 2);
     }
 
     /// A busy host preempts threads, whatever they hold.

@@ -204,6 +204,11 @@ impl DmaView<'_> {
         Ok(())
     }
 
+    /// Returns all ranges, in the order of their addresses.
+    pub fn ranges(&self) -> &[DmaRange] {
+        &self.ranges
+    }
+
     /// Returns all accessible ranges: first bus address and memory.
     pub fn all_pieces(&self) -> Vec<(u64, HostPiece)> {
         self.ranges

@@ -1,6 +1,6 @@
 //! The Ethernet header, with or without an IEEE 802.1Q tag.
 
-use crate::field::{field, put};
+use crate::field::{be16, field, put};
 use crate::{MacAddr, Truncated};
 
 /// Ethertype: the protocol of the payload. Any number is possible.
@@ -10,12 +10,32 @@ pub struct EtherType(pub u16);
 impl EtherType {
     /// IPv4.
     pub const IPV4: Self = Self(0x0800);
+    /// ARP (RFC 826).
+    pub const ARP: Self = Self(0x0806);
+    /// RARP (RFC 903).
+    pub const RARP: Self = Self(0x8035);
     /// An IEEE 802.1Q tag.
     pub const VLAN: Self = Self(0x8100);
     /// IPv6.
     pub const IPV6: Self = Self(0x86dd);
+    /// A service tag of IEEE 802.1ad.
+    pub const SERVICE_VLAN: Self = Self(0x88a8);
     /// RoCE v1.
     pub const ROCE: Self = Self(0x8915);
+    /// A tag in front of another one, as bridges sent it before IEEE 802.1ad.
+    pub const OLD_SERVICE_VLAN: Self = Self(0x9100);
+
+    /// Returns `true` for the tags that IEEE defines: of 802.1Q and of 802.1ad.
+    #[inline]
+    pub const fn is_ieee_tag(self) -> bool {
+        matches!(self, Self::VLAN | Self::SERVICE_VLAN)
+    }
+
+    /// Returns `true` for all tags: those of IEEE and those of older bridges.
+    #[inline]
+    pub const fn is_tag(self) -> bool {
+        self.is_ieee_tag() || matches!(self, Self::OLD_SERVICE_VLAN)
+    }
 }
 
 /// IEEE 802.1Q tag control information.
@@ -59,6 +79,8 @@ pub struct Ethernet {
 impl Ethernet {
     /// Length in bytes of a header without a tag.
     pub const UNTAGGED_LEN: usize = 14;
+    /// Offset of the ethertype, or of the first tag: the length of both addresses in bytes.
+    pub const TYPE_AT: usize = 12;
     /// Length of a tag in bytes.
     pub const TAG_LEN: usize = 4;
 
@@ -82,6 +104,29 @@ impl Ethernet {
         let ([high, low, type_high, type_low], rest) = rest.split_first_chunk::<{ Self::TAG_LEN }>().ok_or(short)?;
         ethernet.vlan = Some(Vlan::from_tci([*high, *low]));
         Ok((ethernet, EtherType(u16::from_be_bytes([*type_high, *type_low])), rest))
+    }
+
+    /// Returns the type field behind the two addresses: the ethertype of an untagged frame, or that of the first tag.
+    /// `None` if the frame ends before it does.
+    #[inline]
+    pub fn first_type(frame: &[u8]) -> Option<EtherType> {
+        be16(frame, Self::TYPE_AT).map(EtherType)
+    }
+
+    /// Looks behind at most `most` tags for which `is_tag` returns `true`. Returns the offset of the bytes behind the
+    /// ethertype, and the ethertype: a tag if there are more tags than `most`, `None` if the frame ends before it does.
+    #[inline]
+    pub fn behind_tags(frame: &[u8], most: usize, is_tag: impl Fn(EtherType) -> bool) -> (usize, Option<EtherType>) {
+        let mut at = Self::TYPE_AT;
+        let mut kind = Self::first_type(frame);
+        for _ in 0..most {
+            if !kind.is_some_and(&is_tag) {
+                break;
+            }
+            at += Self::TAG_LEN;
+            kind = be16(frame, at).map(EtherType);
+        }
+        (at + 2, kind)
     }
 
     /// Length in bytes.
@@ -138,6 +183,35 @@ mod tests {
         assert_eq!(ethernet.vlan_id(), None);
         ethernet.vlan = Some(Vlan { vid: 42, ..Vlan::default() });
         assert_eq!(ethernet.vlan_id(), Some(42));
+    }
+
+    #[test]
+    fn frames_are_looked_at_behind_their_tags() {
+        let frame = |types: &[u16]| {
+            let tags = types.iter().flat_map(|kind| [kind.to_be_bytes(), [0, 5]].concat());
+            [&[0; 12][..], &tags.collect::<Vec<_>>(), &[8, 0, 0x45]].concat()
+        };
+        let behind = |frame: &[u8]| Ethernet::behind_tags(frame, 2, EtherType::is_tag);
+        for (types, expected) in [
+            (&[][..], (14, EtherType::IPV4)),
+            (&[0x8100], (18, EtherType::IPV4)),
+            (&[0x9100, 0x8100], (22, EtherType::IPV4)),
+            (&[0x88a8, 0x8100, 0x8100], (22, EtherType::VLAN)),
+            (&[0x9200], (14, EtherType(0x9200))),
+        ] {
+            let frame = frame(types);
+            assert_eq!(behind(&frame), (expected.0, Some(expected.1)), "{types:x?}");
+            assert_eq!(
+                Ethernet::first_type(&frame),
+                frame[12..].first_chunk().map(|kind| EtherType(u16::from_be_bytes(*kind)))
+            );
+        }
+        let tagged = frame(&[0x8100]);
+        assert_eq!(Ethernet::behind_tags(&tagged, 2, |_| false), (14, Some(EtherType::VLAN)));
+        for len in 0..tagged.len() {
+            assert_eq!(behind(&tagged[..len]).1.is_some(), len >= 18);
+            assert_eq!(Ethernet::first_type(&tagged[..len]).is_some(), len >= 14);
+        }
     }
 
     #[test]

@@ -1,12 +1,24 @@
-//! Ethernet headers and the Internet checksum, as bytes and as values. The crate is `no_std` and does no I/O. With the
-//! feature `serde`, addresses are serialized as text.
+//! Parsers for the headers of a frame (Ethernet, IP, TCP, UDP, ARP, neighbour discovery), and the Internet checksum.
+//! The crate is `no_std`, does not allocate for a packet and does no I/O. With the feature `serde`, addresses are
+//! serialized as text.
 //!
 //! [`Ethernet::parse`] splits a frame into a header, with its optional VLAN tag, and a payload; [`Ethernet::to_bytes`]
-//! and [`Ethernet::tag_bytes`] encode a header. [`Checksum`] computes or verifies the Internet checksum over the pieces
-//! of a packet. [`field`] reads and writes fields of fixed-size headers; a field outside its header is a compile error,
-//! so that no input can cause a panic.
+//! and [`Ethernet::tag_bytes`] encode a header. [`Ethernet::behind_tags`] looks behind several tags.
 //!
-//! Layouts are those of IEEE 802.3 and 802.1Q; the checksum is that of RFC 1071.
+//! Two kinds of parsers follow, because their users differ in what they must accept:
+//! - [`IpPacket`] is a packet whose lengths all agree, with [`Transport`] for its TCP or UDP header. Checksum and
+//!   segmentation offloads write at its offsets.
+//! - [`Ipv4Header`], [`Ipv6Header`], [`Extension`], [`UdpHeader`] and [`TcpHeader`] read single fields of a packet that
+//!   may be malformed or cut off. Guards decide with them about packets that some receiver may accept.
+//!
+//! [`Arp`] and [`Discovery`] are messages with which hosts announce their addresses.
+//!
+//! [`Checksum`] computes or verifies the Internet checksum over the pieces of a packet. [`field`] reads and writes
+//! fields of headers. No input can cause a panic: a field outside a header of fixed size is a compile error, and all
+//! other accesses are checked.
+//!
+//! Layouts are those of IEEE 802.3 and 802.1Q, and of RFC 791 (IPv4), 8200 (IPv6), 768 (UDP), 9293 (TCP),
+//! 826 (ARP) and 4861 (neighbour discovery); the checksum is that of RFC 1071.
 //!
 //! # Example
 //!
@@ -32,18 +44,27 @@
 
 extern crate alloc;
 
+mod arp;
 mod checksum;
+mod discovery;
+mod error;
 mod ethernet;
 pub mod field;
+mod ip;
+mod ipv4;
+mod ipv6;
 mod mac_addr;
 mod protocol;
+mod transport;
 
+pub use arp::Arp;
 pub use checksum::Checksum;
+pub use discovery::{Discovery, DiscoveryOption, DiscoveryOptions};
+pub use error::Truncated;
 pub use ethernet::{EtherType, Ethernet, Vlan};
+pub use ip::{IpPacket, IpVersion, Transport};
+pub use ipv4::Ipv4Header;
+pub use ipv6::{Extension, ExtensionKind, Ipv6Header};
 pub use mac_addr::MacAddr;
-pub use protocol::{IPV6_LEN, PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT, UDP_LEN};
-
-/// A frame is too short for this header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
-#[error("truncated in the {0}")]
-pub struct Truncated(pub &'static str);
+pub use protocol::{PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT};
+pub use transport::{TcpHeader, UdpHeader};

@@ -1,4 +1,4 @@
-//! Protocol numbers and header lengths.
+//! Protocol numbers.
 
 /// Number of TCP in the protocol field of IPv4 (RFC 791) and the next header field of IPv6 (RFC 8200).
 pub const PROTOCOL_TCP: u8 = 6;
@@ -8,9 +8,3 @@ pub const PROTOCOL_UDP: u8 = 17;
 
 /// UDP destination port of RoCE v2 packets (IBA annex A17).
 pub const ROCE_PORT: u16 = 4791;
-
-/// Length of a UDP header in bytes (RFC 768).
-pub const UDP_LEN: usize = 8;
-
-/// Length of an IPv6 header in bytes, without extension headers (RFC 8200).
-pub const IPV6_LEN: usize = 40;

@@ -1,4 +1,4 @@
-//! The two functions in one slot, and nothing but ports and memory between them and their drivers.
+//! The two functions in one slot, accessed by their drivers only through ports and memory.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -25,7 +25,7 @@ use vmm_sys_util::eventfd::EventFd;
 const NET: usize = 0;
 const RDMA: usize = 1;
 
-/// What the tests' machines are made of.
+/// The parts of a test's machine.
 struct Pair {
     machine: Machine,
     bus: Arc<PciBus>,
@@ -36,8 +36,8 @@ struct Pair {
     irqs: Arc<Irqs>,
 }
 
-/// Interrupts of the network card arrive where `net.irqs` says, through the function itself; those of the RDMA device
-/// go through the slot.
+/// Interrupts of the network function arrive at `net.irqs` through the function itself; those of the RDMA device go
+/// through the slot.
 fn pair() -> Pair {
     let backend = Rxe::new(RxeConfig::default()).unwrap();
     let (net, port) = Guest::recording();
@@ -63,12 +63,12 @@ fn place(bus: &PciBus) {
     .unwrap();
 }
 
-/// Memory space, bus mastering.
+/// Enables memory accesses and bus mastering of a function.
 fn enable(machine: &Machine, function: usize) {
     machine.config_write(SLOT, function, 4, &[6, 0]);
 }
 
-/// Unmasks vectors of the RDMA function, each with its number as data.
+/// Unmasks vectors of the RDMA function, with their numbers as data.
 fn unmask(machine: &Machine, count: u32) {
     let table = machine.bar(SLOT, RDMA, 0);
     for vector in 0..count {
@@ -79,7 +79,7 @@ fn unmask(machine: &Machine, count: u32) {
     }
 }
 
-/// What Linux does before it believes in these ports, and what it finds then.
+/// Linux's test for these ports, and the functions that it then finds.
 #[test]
 fn a_guest_finds_the_functions() {
     let Pair { machine, .. } = pair();
@@ -105,7 +105,7 @@ fn a_guest_finds_the_functions() {
         machine.port_read(0xcfc + (offset & 3), &mut data[..len]);
         assert_eq!(data[usize::from(0x0e - offset)], 0x80, "{offset:#x} {len}");
     }
-    // Disabled, or over the end of a register.
+    // The mechanism is disabled, or the access crosses the end of a register.
     for (select, port, len) in [(0, 0xcfc, 4), (0x8000_0000_u32, 0xcfe, 4), (0x8000_0000, 0xcff, 2)] {
         machine.port_write(0xcf8, &select.to_le_bytes());
         let mut data = vec![0; len];
@@ -113,13 +113,13 @@ fn a_guest_finds_the_functions() {
         assert!(data.iter().all(|byte| *byte == 0xff), "{select:#x} {port:#x} {len}");
         machine.port_write(port, &data);
     }
-    // Another bus.
+    // Another bus has no functions.
     machine.port_write(0xcf8, &0x8001_0000_u32.to_le_bytes());
     machine.port_read(0xcfc, &mut address);
     assert_eq!(address, [0xff; 4]);
 }
 
-/// Both mechanisms show the same, and beyond it zeros.
+/// Both mechanisms show the same configuration space, and zeros beyond it.
 #[test]
 fn memory_mapped_configuration_space_is_the_same() {
     let Pair { machine, bus, .. } = pair();
@@ -158,14 +158,14 @@ fn bars_answer_where_they_are_and_when_they_may() {
     enable(&machine, RDMA);
     assert_eq!((machine.read(revisions), machine.read(version)), (7, 20));
 
-    // Moved, by the guest, over 4 GiB as well.
+    // The guest moves the BAR, also above 4 GiB.
     machine.config_write(SLOT, NET, 0x14, &0xd123_4000_u32.to_le_bytes());
     assert_eq!((machine.read(revisions), machine.read(0xd123_4000)), (u32::MAX, 7));
     let doorbells = machine.bar(SLOT, RDMA, 2);
     machine.config_write(SLOT, RDMA, 0x1c, &[1, 0, 0, 0]);
     assert_eq!((machine.read(doorbells), machine.read(doorbells + (1 << 32))), (u32::MAX, 0));
 
-    // Over the end.
+    // An access beyond the end of the BAR.
     let mut data = [0; 8];
     machine.read_bytes(0xd123_4ffc, &mut data);
     assert_eq!(data, [0xff; 8]);
@@ -173,24 +173,24 @@ fn bars_answer_where_they_are_and_when_they_may() {
     assert_eq!(data, [0xff; 8]);
     machine.write_bytes(u64::MAX - 3, &data);
 
-    // A BAR at 0, where memory is, does not answer.
+    // A BAR at address 0, where memory is, does not respond.
     machine.config_write(SLOT, NET, 0x14, &[0; 4]);
     assert_eq!(machine.read(0), u32::MAX);
     machine.config_write(SLOT, RDMA, 4, &[0, 0]);
     assert_eq!(machine.read(version), u32::MAX);
 }
 
-/// The driver finds, sizes and places the BARs, and waits for each of its commands' interrupts.
+/// The driver finds, sizes and places the BARs, and gets the interrupts of its commands.
 #[test]
 fn an_rdma_driver_works_through_the_slot() {
     let Pair { machine, bus, memory, irqs, .. } = pair();
     place(&bus);
     let function = Arc::new(BehindSlot { machine: machine.clone(), function: RDMA });
     enable(&machine, RDMA);
-    // The driver's own placement of BAR 0, where it does not look for the table.
+    // The driver places BAR 0 itself, not at the address of the table.
     let driver = {
         let behind = Arc::clone(&function);
-        // The kernel's part of MSI-X: the table, before the function's switch.
+        // As the kernel does, the driver writes the MSI-X table before it enables MSI-X.
         machine.config_write(SLOT, RDMA, 0x10, &0xfebd_0000_u32.to_le_bytes());
         unmask(&machine, 3);
         Driver::probe(behind, &memory, &irqs).unwrap()
@@ -214,7 +214,7 @@ fn an_rdma_driver_works_through_the_slot() {
     assert_eq!(machine.read(0xfebe_0000), u32::MAX, "no BAR answers after a reset");
 }
 
-/// What was caught where.
+/// The intercepted doorbells: address and event.
 #[derive(Default)]
 struct Recording(Mutex<Vec<(u64, EventFd)>>);
 
@@ -245,7 +245,7 @@ impl Recording {
     }
 }
 
-/// Doorbells are caught where the BAR is, and a subscriber does what they ask for.
+/// Doorbells are intercepted at the BAR's address, and a subscriber does their work.
 #[test]
 fn doorbells_are_caught_and_served() {
     let Pair { machine, bus, slot, net, port, .. } = pair();
@@ -270,7 +270,7 @@ fn doorbells_are_caught_and_served() {
     assert_eq!(port.take().len(), 1);
     assert_eq!(driver.reap(0), 1);
 
-    // A write that stops the processor: it goes on, and the subscriber does the work.
+    // A write that stops the processor returns at once, and the subscriber does the work.
     driver.tx[0].post(&net.memory, &packet);
     machine.write(base + 0x600, 2);
     machine.write(base + 0x600, 2);
@@ -290,7 +290,7 @@ fn doorbells_are_caught_and_served() {
     assert!(catcher.addresses().is_empty(), "without a subscriber there is nobody to signal");
 }
 
-/// Without a subscriber, whoever writes does the work.
+/// Without a subscriber, the writing thread does the work.
 #[test]
 fn a_write_does_the_work_itself_when_nobody_else_does() {
     let Pair { machine, bus, slot, net, port, .. } = pair();
@@ -302,7 +302,7 @@ fn a_write_does_the_work_itself_when_nobody_else_does() {
     driver.tx[0].post(&net.memory, &packet);
     machine.write(doorbell, 1);
     assert_eq!(port.take().len(), 1);
-    // One that goes leaves nothing undone.
+    // A subscriber that leaves has done all its work.
     let work = slot.deferred(None).unwrap();
     driver.tx[0].post(&net.memory, &packet);
     machine.write(doorbell, 2);
@@ -312,7 +312,8 @@ fn a_write_does_the_work_itself_when_nobody_else_does() {
     drop(driver);
 }
 
-/// A subscriber for doorbells alone: what is caught is its affair, and any other write does its work itself.
+/// With a subscriber for doorbells only: the subscriber handles intercepted doorbells, and any other write does its
+/// work itself.
 #[test]
 fn a_write_does_the_work_itself_beside_caught_doorbells() {
     let Pair { machine, bus, slot, net, port, .. } = pair();
@@ -338,7 +339,7 @@ fn a_write_does_the_work_itself_beside_caught_doorbells() {
     assert!(catcher.addresses().is_empty());
 }
 
-/// A doorbell that was caught, and that a subscriber has not read before it goes, is not lost.
+/// An intercepted doorbell that a leaving subscriber has not read is not lost.
 #[test]
 fn who_goes_rings_what_was_caught() {
     let Pair { machine, bus, slot, net, port, .. } = pair();
@@ -374,7 +375,7 @@ fn slots_that_cannot_be() {
     assert!(matches!(bus.place_bars(|_| Some(1 << 32)), Err(SlotError::NoRoom(_))), "a BAR of 32 bits");
 }
 
-/// Pages that are somewhere in the guest's memory space, and what was asked for.
+/// Places of doorbell pages in the guest's memory, and a record of the requests.
 #[derive(Default)]
 struct Places {
     at: Mutex<BTreeMap<u32, u64>>,
@@ -405,7 +406,7 @@ impl Places {
     }
 }
 
-/// Doorbell pages are memory where their BAR is, and nowhere when it has moved, answers no more, or is gone.
+/// Doorbell pages are mapped at their BAR, and unmapped when it moves, is disabled or disappears.
 #[test]
 fn doorbell_pages_follow_their_bar() {
     let Pair { machine, bus, slot, .. } = pair();
@@ -430,7 +431,7 @@ fn doorbell_pages_follow_their_bar() {
     window.unmap(7).unwrap();
     assert_eq!(places.all().len(), 2);
 
-    // Another register, or the same address again, changes nothing.
+    // A write to another register, or of the same address again, changes nothing.
     machine.config_write(SLOT, RDMA, 0x14, &0xd123_4000_u32.to_le_bytes());
     machine.config_write(SLOT, RDMA, 0x18, &(u32::try_from(base).unwrap() | 4).to_le_bytes());
     assert_eq!(places.all().len(), 2);
@@ -445,14 +446,14 @@ fn doorbell_pages_follow_their_bar() {
     bus.reset();
     assert!(places.all().is_empty(), "no BAR answers after a reset");
 
-    // What could not be taken away is when it can be.
+    // A page that could not be unmapped is unmapped as soon as that is possible.
     machine.config_write(SLOT, RDMA, 0x18, &0xd000_0000_u32.to_le_bytes());
     enable(&machine, RDMA);
     window.map(3).unwrap();
     places.refuses.store(true, Ordering::SeqCst);
     let log = LogLines::watch();
     bus.reset();
-    // The guest may go on for ever, and the log says it once.
+    // The guest can repeat this any number of times, and the log reports it once.
     for _ in 0..100 {
         enable(&machine, RDMA);
         bus.reset();

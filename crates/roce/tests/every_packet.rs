@@ -1,4 +1,4 @@
-//! Every packet up to a bound, against references of a few lines that share nothing with the parser.
+//! Checks every packet up to a size, against short reference functions that share no code with the parser.
 
 use pvrdma_roce::wire::{Bth, EtherType, Extension, Opcode, Packet, SackMap, Shape};
 use pvrdma_verbs::Psn;
@@ -41,8 +41,8 @@ fn numbers(bytes: std::ops::Range<usize>) -> Vec<u8> {
     (0..=u8::MAX).cycle().take(bytes.end).skip(bytes.start).collect()
 }
 
-/// Every opcode, with every pad count and 0 to 80 bytes behind the BTH: the packet is refused exactly when its
-/// headers, pad bytes and ICRC do not fit, and else each byte of it is where it belongs.
+/// Every opcode, with every pad count and 0 to 80 bytes behind the BTH: the packet is refused exactly when its headers,
+/// pad bytes and ICRC do not fit; otherwise each byte is where it belongs.
 #[test]
 fn every_opcode_pad_and_length() {
     for opcode in 0..=u8::MAX {
@@ -102,7 +102,7 @@ fn every_bit_of_the_bth_alone() {
     }
 }
 
-/// Every opcode's service and direction: what a QP of another service gets is dropped by this alone.
+/// Every opcode's service and direction. They alone make a QP of another service drop the packet.
 #[test]
 fn every_opcode_has_the_service_of_its_upper_bits() {
     use pvrdma_roce::wire::Service;
@@ -120,7 +120,7 @@ fn every_opcode_has_the_service_of_its_upper_bits() {
     }
 }
 
-/// Every map of two bytes at every word boundary, and every length: what is parsed says what was written.
+/// Every map of two bytes at every word boundary, and every length: parsing returns what was written.
 #[test]
 fn every_small_selective_acknowledgement() {
     for at in [0, 30, 31, 32, 33, 1022, 1023] {

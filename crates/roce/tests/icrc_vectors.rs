@@ -1,4 +1,5 @@
-//! The ICRC of whole frames, bit by bit: A from Linux's rxe, B from a ConnectX-4 Lx, C computed for RoCE v1.
+//! The ICRC of complete frames with each bit flipped: A from Linux's rxe, B from a ConnectX-4 Lx, C computed for RoCE
+//! v1.
 
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 
@@ -97,7 +98,7 @@ fn every_vector_verifies_and_is_rebuilt() {
     }
 }
 
-/// What the ICRC covers is caught, what it does not cover is left to others, and nothing panics.
+/// A flipped bit that the ICRC covers is detected; others are ignored, and nothing panics.
 #[test]
 fn each_flipped_bit_is_noticed_or_invisible() {
     for (name, hex) in VECTORS {

@@ -61,7 +61,7 @@ prop_compose! {
     }
 }
 
-/// Extension headers as the opcode wants them.
+/// Generates the extension headers that an opcode needs.
 fn extension(opcode: Opcode) -> BoxedStrategy<Extension> {
     let reth = any::<(u64, u32, u32)>().prop_map(|(address, rkey, length)| Reth { address, rkey, length });
     let aeth = (any::<u8>(), 0..1_u32 << 24).prop_map(|(byte, msn)| Aeth { syndrome: Syndrome::from_byte(byte), msn });
@@ -96,7 +96,7 @@ fn header() -> impl Strategy<Value = Header> {
     })
 }
 
-/// Looks at everything that can be asked of a packet.
+/// Calls what can be called on a parsed packet.
 fn exercise(frame: &[u8]) {
     if let Ok(packet) = Packet::parse(frame) {
         let _ = (packet.verify(), packet.pad_is_right(), packet.grh_area(), packet.to_string());
@@ -131,7 +131,7 @@ proptest! {
         exercise(&frame);
     }
 
-    /// Random bytes behind a plausible start get further.
+    /// Random bytes behind a plausible beginning get further into the parser than entirely random ones.
     #[test]
     fn damaged_packets_never_panic(
         header in header(),

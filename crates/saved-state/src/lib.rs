@@ -10,9 +10,11 @@
 //! The header and each body are Protobuf messages. The end record has kind 0, the number of records, and the CRC-32 of
 //! all bytes before it. [`Writer`] and [`Reader`] hold one record at a time.
 //!
-//! The messages are in a module for each owner. Those of the functions, [`pvrdma`] and [`vmxnet3`], are records; those of
-//! adapters and transports, [`rxe`] and [`roce`], are parts of them, and [`pages`] and [`work`] are parts of those. They are types of their own and contain no product type, so that a change of the product does not change the format. A message is public data
-//! without invariants: the owner that restores it checks each value as it would check a guest's.
+//! The messages are in a module for each owner. Those of the functions, [`pvrdma`] and [`vmxnet3`], are records; those
+//! of adapters and transports, [`rxe`] and [`roce`], are parts of them, and [`pages`] and [`work`] are parts of those.
+//! They are types of their own and contain no product type, so that a change of the product does not change the format.
+//! A message is public data without invariants: the owner that restores it checks each value as it would check a
+//! guest's.
 //!
 //! # Compatibility
 //!

@@ -4,7 +4,7 @@
 //! goes back to its oldest PSN, and a restored responder tells a peer that agreed on selective acknowledgements that it
 //! keeps no packets.
 
-use crate::work::SendWork;
+use crate::work::SendWr;
 
 /// The requester half.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
@@ -136,7 +136,7 @@ pub struct RequesterStats {
 pub struct Request {
     /// The request.
     #[prost(message, optional, tag = "1")]
-    pub work: Option<SendWork>,
+    pub work: Option<SendWr>,
     /// Progress of the request.
     #[prost(enumeration = "Stage", tag = "2")]
     pub stage: i32,

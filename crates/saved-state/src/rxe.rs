@@ -3,7 +3,7 @@
 
 use crate::pages::PageList;
 use crate::roce;
-use crate::work::{ReceiveWork, SendWork};
+use crate::work::{RecvWr, SendWr};
 
 /// The keys of an adapter, without the regions.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
@@ -129,26 +129,34 @@ pub struct QpAttributes {
     /// Path migration state.
     #[prost(uint32, tag = "16")]
     pub path_mig_state: u32,
+    /// Path to the peer.
+    #[prost(message, optional, tag = "17")]
+    pub av: Option<AddressVector>,
+}
+
+/// Path to the peer of a connected queue pair.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct AddressVector {
     /// Destination GID, 16 bytes.
-    #[prost(bytes = "vec", tag = "17")]
+    #[prost(bytes = "vec", tag = "1")]
     pub dgid: Vec<u8>,
     /// Index of the source GID.
-    #[prost(uint32, tag = "18")]
+    #[prost(uint32, tag = "2")]
     pub sgid_index: u32,
     /// Flow label.
-    #[prost(uint32, tag = "19")]
+    #[prost(uint32, tag = "3")]
     pub flow_label: u32,
     /// Hop limit.
-    #[prost(uint32, tag = "20")]
+    #[prost(uint32, tag = "4")]
     pub hop_limit: u32,
     /// Traffic class.
-    #[prost(uint32, tag = "21")]
+    #[prost(uint32, tag = "5")]
     pub traffic_class: u32,
     /// Service level.
-    #[prost(uint32, tag = "22")]
+    #[prost(uint32, tag = "6")]
     pub service_level: u32,
     /// Destination MAC address, 6 bytes.
-    #[prost(bytes = "vec", tag = "23")]
+    #[prost(bytes = "vec", tag = "7")]
     pub dmac: Vec<u8>,
 }
 
@@ -174,7 +182,7 @@ pub struct Requester {
     pub broken: bool,
     /// The request in flight of local delivery or of datagrams, which starts from its beginning.
     #[prost(message, optional, tag = "2")]
-    pub current: Option<SendWork>,
+    pub current: Option<SendWr>,
     /// Retransmissions left in local delivery.
     #[prost(uint32, tag = "3")]
     pub retries: u32,
@@ -240,7 +248,7 @@ pub struct Responder {
     pub broken: bool,
     /// The receive in use.
     #[prost(message, optional, tag = "2")]
-    pub receive: Option<ReceiveWork>,
+    pub receive: Option<RecvWr>,
     /// The first request in RTR has arrived.
     #[prost(bool, tag = "3")]
     pub established: bool,

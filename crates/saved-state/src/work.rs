@@ -18,7 +18,7 @@ pub struct Sge {
 
 /// A send request.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
-pub struct SendWork {
+pub struct SendWr {
     /// Identifier chosen by the consumer.
     #[prost(uint64, tag = "1")]
     pub wr_id: u64,
@@ -180,7 +180,7 @@ pub struct FastRegister {
 
 /// A receive request.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
-pub struct ReceiveWork {
+pub struct RecvWr {
     /// Identifier chosen by the consumer.
     #[prost(uint64, tag = "1")]
     pub wr_id: u64,

@@ -15,15 +15,15 @@ pub struct Config {
     pub reexports_are_arrows: bool,
     /// The members of the workspace, from the bottom layer to the top one.
     pub layers: &'static [&'static [&'static str]],
-    /// The crate without input, output and clocks.
-    pub pure: PureCrate,
-    /// Where threads start.
+    /// The crates without input, output and clocks.
+    pub pure: PureCrates,
+    /// The one file that starts threads.
     pub threads: Threads,
-    /// Where no wait is without a deadline.
+    /// The folder in which each wait has a deadline.
     pub deadlines: Deadlines,
-    /// Where words that threads share are listed.
+    /// The document that lists the atomics.
     pub atomics: Atomics,
-    /// What may be logged without a limit.
+    /// The file and the folders that may log without a limit.
     pub logs: Logs,
     /// Lines that a product file may have.
     pub file_lines: usize,
@@ -35,24 +35,24 @@ pub struct Config {
     pub words_unchecked: &'static [&'static str],
 }
 
-/// The crate that may not know input, output and clocks.
+/// The crates that may not know input, output and clocks.
 #[derive(Clone, Copy, Debug)]
-pub struct PureCrate {
-    /// Its folder. The rule has nothing to do while there is no such folder.
-    pub folder: &'static str,
-    /// Paths that it may not name, each with everything below it; `core` and `alloc` count as `std`.
+pub struct PureCrates {
+    /// Their folders. The rule has nothing to do for a folder that does not exist.
+    pub folders: &'static [&'static str],
+    /// Paths that they may not name, each with everything below it; `core` and `alloc` count as `std`.
     pub forbidden: &'static [&'static str],
     /// Methods that read a clock, whatever they are called on.
     pub forbidden_methods: &'static [&'static str],
     /// Macros of the prelude that write somewhere.
     pub forbidden_macros: &'static [&'static str],
-    /// The only dependencies that it may have. None of them does input or output or reads a clock.
+    /// The only dependencies that they may have. None of them does input or output or reads a clock.
     pub dependencies: &'static [&'static str],
-    /// What it may name nevertheless.
+    /// Names that they may use nevertheless.
     pub exceptions: &'static [PurityException],
 }
 
-/// A place where the pure crate may name what it otherwise may not.
+/// A place where a pure crate may name what it otherwise may not.
 #[derive(Clone, Copy, Debug)]
 pub struct PurityException {
     /// The file, from the root of the repository.
@@ -74,7 +74,7 @@ pub struct Threads {
     pub exceptions: &'static [(&'static str, &'static str)],
 }
 
-/// The folder without waits that may last for ever.
+/// The folder in which no wait may last for ever.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
     /// The folder. It ends in `/`.
@@ -123,14 +123,14 @@ pub const REPOSITORY: Config = Config {
             "source-rules",
         ],
         &["pvrdma-guest-memory", "pvrdma-pci-slot", "pvrdma-verbs-types"],
-        &["pvrdma-link", "pvrdma-roce", "pvrdma-verbs"],
+        &["pvrdma-ib-cm", "pvrdma-iwarp", "pvrdma-link", "pvrdma-roce", "pvrdma-verbs"],
         &["pvrdma-ether-link"],
         &["pvrdma-dev", "pvrdma-ibverbs", "pvrdma-rxe", "pvrdma-vfio-user-server", "pvrdma-vmxnet3"],
         &["pvrdma-lab", "pvrdma-vmm", "pvrdmad"],
         &["guest-tests"],
     ],
-    pure: PureCrate {
-        folder: "crates/roce",
+    pure: PureCrates {
+        folders: &["crates/ib-cm", "crates/iwarp", "crates/roce"],
         forbidden: &[
             "std::env",
             "std::fs",
@@ -164,7 +164,16 @@ pub const REPOSITORY: Config = Config {
         ],
         forbidden_methods: &["elapsed"],
         forbidden_macros: &["dbg", "eprint", "eprintln", "print", "println"],
-        dependencies: &["crc32fast", "pvrdma-packet", "pvrdma-saved-state", "pvrdma-verbs-types", "serde", "thiserror"],
+        dependencies: &[
+            "crc32c",
+            "crc32fast",
+            "pvrdma-packet",
+            "pvrdma-pages",
+            "pvrdma-saved-state",
+            "pvrdma-verbs-types",
+            "serde",
+            "thiserror",
+        ],
         exceptions: &[],
     },
     atomics: Atomics { document: "docs/dev/atomics.md", home: "crates/handover/" },

@@ -1,34 +1,36 @@
-//! Keeps input, output and clocks out of the protocol crate.
+//! Keeps input, output and clocks out of the protocol crates.
 //!
-//! Its product files name nothing on the list of [`PureCrate::forbidden`], however the name is reached: `use`, renames,
-//! globs, full paths, type aliases, re-exports of other crates of the workspace, macro bodies. They call no method that
-//! reads a clock (`elapsed`) and no macro that prints. Its dependencies are on a list of crates known to be equally
-//! pure. The same holds for items of other crates of the workspace that it reaches through re-exports. A `Duration`, an
-//! `Instant` that is passed in, and addresses as values are allowed.
+//! Their product files name nothing on the list of [`PureCrates::forbidden`], however the name is reached: `use`,
+//! renames, globs, full paths, type aliases, re-exports of other crates of the workspace, macro bodies. They call no
+//! method that reads a clock (`elapsed`) and no macro that prints. Their dependencies are on a list of crates known to
+//! be equally pure. The same holds for items of other crates of the workspace that they reach through re-exports. A
+//! `Duration`, an `Instant` that is passed in, and addresses as values are allowed.
 
 use crate::Problem;
-use crate::config::PureCrate;
+use crate::config::PureCrates;
 use crate::dependencies::{self, Section};
 use crate::imports::{self, Reference, Usage};
 use crate::modules::{Modules, Target};
 use crate::workspace::{Part, Workspace};
 
-/// Returns forbidden names and dependencies of the pure crate, and unused exceptions.
+/// Returns forbidden names and dependencies of the pure crates, and unused exceptions.
 #[must_use]
 pub fn check(workspace: &Workspace) -> Vec<Problem> {
     let pure = &workspace.config.pure;
-    let Some(package) = workspace.packages.iter().position(|package| package.folder == pure.folder) else {
+    let position = |folder: &&str| workspace.packages.iter().position(|package| package.folder == *folder);
+    let packages: Vec<usize> = pure.folders.iter().filter_map(position).collect();
+    if packages.is_empty() {
         return Vec::new();
-    };
+    }
     let modules = Modules::of(workspace);
     let mut problems = Vec::new();
     let mut used = vec![false; pure.exceptions.len()];
     for reference in imports::references(workspace, &modules) {
         let file = &workspace.files[reference.file];
-        if file.package != package || file.part != Part::Product {
+        if !packages.contains(&file.package) || file.part != Part::Product {
             continue;
         }
-        let Some(name) = forbidden(pure, &reference).or_else(|| foreign(workspace, package, &reference)) else {
+        let Some(name) = forbidden(pure, &reference).or_else(|| foreign(workspace, file.package, &reference)) else {
             continue;
         };
         let is_listed = |(exception, _): &(&crate::config::PurityException, &mut bool)| {
@@ -39,14 +41,15 @@ pub fn check(workspace: &Workspace) -> Vec<Problem> {
             continue;
         }
         let written = if reference.name == name { String::new() } else { format!(" (as `{}`)", reference.name) };
-        let message = format!("`{name}`{written} in {}, which knows no input, output or clock", pure.folder);
+        let folder = &workspace.packages[file.package].folder;
+        let message = format!("`{name}`{written} in {folder}, which knows no input, output or clock");
         problems.push(Problem { file: file.path.clone(), line: reference.line, message });
     }
     for (exception, _) in pure.exceptions.iter().zip(used).filter(|(_, used)| !used) {
         let message = format!("the exception for `{}` is not needed: take it out of the table", exception.name);
         problems.push(Problem { file: exception.file.to_owned(), line: 1, message });
     }
-    problems.extend(check_dependencies(workspace, package));
+    problems.extend(packages.iter().flat_map(|&package| check_dependencies(workspace, package)));
     problems.sort();
     problems.dedup();
     problems
@@ -73,7 +76,7 @@ fn check_dependencies(workspace: &Workspace, package: usize) -> Vec<Problem> {
 }
 
 /// Returns the full name of the referenced item if it is forbidden.
-fn forbidden(pure: &PureCrate, reference: &Reference) -> Option<String> {
+fn forbidden(pure: &PureCrates, reference: &Reference) -> Option<String> {
     match reference.usage {
         Usage::Method => pure.forbidden_methods.contains(&reference.name.as_str()).then(|| reference.name.clone()),
         Usage::MacroCall if pure.forbidden_macros.contains(&last(&reference.name)) => Some(reference.name.clone()),
@@ -101,7 +104,7 @@ fn last(name: &str) -> &str {
 }
 
 /// Returns the path, with the name of the standard library as prefix, if it is at or below a forbidden one.
-fn forbidden_path(pure: &PureCrate, path: &[String]) -> Option<String> {
+fn forbidden_path(pure: &PureCrates, path: &[String]) -> Option<String> {
     let mut path = path.to_vec();
     if let Some(first) = path.first_mut().filter(|first| matches!(first.as_str(), "core" | "alloc")) {
         "std".clone_into(first);

@@ -28,16 +28,17 @@ fn judge(problems: &[Problem]) {
 #[test]
 fn no_import_circle_of_more_than_two_files() {
     let workspace = repository();
-    // A path that leads nowhere may hide an arrow.
+    // An unresolved path could hide a dependency.
     judge(&circles::unresolved(&workspace));
     judge(&circles::check(&workspace));
 }
 
 #[test]
-fn the_protocol_knows_no_input_output_or_clock() {
+fn the_protocols_know_no_input_output_or_clock() {
     let workspace = repository();
-    let folder = workspace.config.pure.folder;
-    assert!(workspace.packages.iter().any(|package| package.folder == folder), "there is no {folder}");
+    for folder in workspace.config.pure.folders {
+        assert!(workspace.packages.iter().any(|package| package.folder == *folder), "there is no {folder}");
+    }
     judge(&purity::check(&workspace));
 }
 
@@ -101,7 +102,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)).unwrap()
 }
 
-/// Tests have the checks anyway; what users run has them, too.
+/// Release builds have overflow checks, as tests have.
 #[test]
 fn release_builds_check_for_overflow() {
     let manifest: toml::Table = read("Cargo.toml").parse().unwrap();
@@ -109,7 +110,7 @@ fn release_builds_check_for_overflow() {
     assert_eq!(release.get("overflow-checks").and_then(toml::Value::as_bool), Some(true));
 }
 
-/// A tool that is newer than the last run checks something else, and a database that cannot be had is said aloud.
+/// A tool of another version than in the last run, or a database that cannot be downloaded, is reported.
 #[test]
 fn ci_checks_advisories_and_names_the_versions_of_its_tools() {
     let scripts = [".ci/run", ".ci/extended"].map(read);

@@ -2,7 +2,8 @@
 //!
 //! Consumers, adapters and transport protocols share these types and the queue-pair transition table ([`qp_state`]).
 //! The types hold no pointer into guest memory and no handle of the operating system; the crate is `no_std`, so that a
-//! protocol implementation does not get I/O, threads or clocks through it.
+//! protocol implementation does not get I/O, threads or clocks through it. A transport protocol reaches memory, queues
+//! and the consumer of a queue pair through [`RequesterOps`] and [`ResponderOps`].
 //!
 //! The traits that pass these values between a device and an adapter are in `pvrdma-verbs`, which re-exports this
 //! crate.
@@ -35,12 +36,14 @@ extern crate alloc;
 
 mod attrs;
 mod error;
+mod ops;
 pub mod qp_state;
 mod types;
 mod work;
 
 pub use attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
 pub use error::{InvalidAttribute, QpTransitionError};
+pub use ops::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
 pub use pvrdma_packet::MacAddr;
 pub use types::{Access, Gid, GidType, InvalidValue, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};
 pub use work::{

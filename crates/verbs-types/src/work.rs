@@ -171,6 +171,11 @@ impl SendOp {
         matches!(self, Self::Read { .. } | Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
 
+    /// Returns `true` if the request is executed locally and sends nothing to the peer.
+    pub const fn is_local(&self) -> bool {
+        matches!(self, Self::LocalInvalidate(_) | Self::FastRegister(_) | Self::Unsupported { .. } | Self::Malformed)
+    }
+
     /// Returns the opcode of the request's completion.
     pub const fn completion_opcode(&self) -> WcOpcode {
         match self {

@@ -13,7 +13,7 @@ use crate::hca::Hca;
 /// - Notifications ([`QueuePair::notify_send`] and its like) do nothing. They are not counted or kept, because
 ///   [`Self::resume`] has the same effect as a notification of every queue.
 /// - Requesters of other devices in the process whose peer is paused wait without a timer. They spend no retries.
-///   For hosts beyond a link, and for devices that are reached by a link only, the device does not respond.
+///   Hosts beyond a link see a host that does not respond.
 /// - Objects can be queried, inspected and destroyed, regions can be deregistered, GIDs can be bound and unbound, and
 ///   the link can be set up or down. [`QueuePair::modify`] fails.
 ///

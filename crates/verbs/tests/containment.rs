@@ -1,4 +1,4 @@
-//! What a panic ends.
+//! [`EndOnPanic`](pvrdma_verbs::EndOnPanic) ends the process on a panic, and does nothing otherwise.
 
 use std::panic::catch_unwind;
 

@@ -1,4 +1,4 @@
-//! Limited lines can be filtered by the module that logs them.
+//! Rate-limited log lines have the module that logs them as target, so that filters apply to them.
 
 use pvrdma_verbs::testing::LogLines;
 use pvrdma_verbs::{DeviceLog, LogLimit};

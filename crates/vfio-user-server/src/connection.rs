@@ -4,6 +4,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, SyncSender};
 use std::time::Instant;
 
 use log::debug;
@@ -19,7 +20,9 @@ use super::examine::DescriptorError;
 use super::message::{Command, HEADER_SIZE, MessageKind};
 use super::regions::{Region, Shape};
 use super::request::{DmaUnmap, RegionAccess, Request, Version};
+use super::session::{Protocol, Service, Session, SessionState};
 use super::stream::{ConnectionError, Message, Receiver, Reply};
+use super::transfer::{AdoptError, ClientConnection};
 
 /// The server's part of the version negotiation, NUL included.
 const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_size\":1048576}}\0";
@@ -30,22 +33,71 @@ const DESCRIPTORS_RESERVED: u64 = 64;
 /// Buffers larger than this are freed after use.
 const KEPT_BUFFER: usize = 64 << 10;
 
+/// How the service of a client ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ended {
+    /// The client is gone, and the device holds no state of it.
+    Gone,
+    /// Another server has the client.
+    Given,
+}
+
+/// A described connection, and the channels between its thread and the server that adopts it.
+pub(crate) struct Adoption {
+    pub(crate) connection: ClientConnection,
+    /// Receives the result once the client can be served.
+    pub(crate) ready: SyncSender<Result<(), AdoptError>>,
+    /// Receives the permission to serve the client. Disconnected: the other server keeps it.
+    pub(crate) go: mpsc::Receiver<()>,
+}
+
 impl Endpoint {
     /// Serves one client on the calling thread until it disconnects. For callers that accept clients themselves.
     ///
-    /// Afterwards the device is reset and holds no state of the client, even after a panic. A panic is a bug in the
-    /// server and ends the connection.
+    /// Afterwards the device is reset and holds no state of the client.
     pub fn serve(&self, stream: &UnixStream) {
-        if let Some(Err(error)) = self.keeper.as_ref().map(|keeper| keeper.admit(stream.as_fd())) {
-            self.error(module_path!(), format_args!("a client is not served: {error}"));
-            let _ = stream.shutdown(Shutdown::Both);
-            return;
+        self.serve_session(stream, &Session::default(), None);
+    }
+
+    /// Serves the client of a session on the calling thread until it disconnects or is given away.
+    ///
+    /// If it disconnects, the device is reset afterwards and holds no state of the client, even after a panic. A panic
+    /// is a bug in the server and ends the connection.
+    pub(crate) fn serve_session(&self, stream: &UnixStream, session: &Session, adoption: Option<Adoption>) -> Ended {
+        let admitted = self.keeper.as_ref().map_or(Ok(()), |keeper| keeper.admit(stream.as_fd()));
+        let mut connection = Connection::new(self, stream, session);
+        match (admitted, adoption) {
+            (Ok(()), None) => {}
+            (Ok(()), Some(adoption)) => {
+                if !connection.adopt(adoption) {
+                    connection.dma.clear();
+                    self.irqs.clear();
+                    session.0.lock().service = Service::Given;
+                    return Ended::Given;
+                }
+            }
+            (Err(error), Some(adoption)) => {
+                let _ = adoption.ready.send(Err(AdoptError::Keeper(error.to_string())));
+                session.0.lock().service = Service::Given;
+                return Ended::Given;
+            }
+            (Err(error), None) => {
+                self.error(module_path!(), format_args!("a client is not served: {error}"));
+                session.0.lock().client = None;
+                let _ = stream.shutdown(Shutdown::Both);
+                return Ended::Gone;
+            }
         }
-        let mut connection = Connection::new(self, stream);
         // Code with state that several guests share ends the process if a panic may have left it inconsistent. The
         // remaining state belongs to this device, and the reset discards all of it.
         let served = catch_unwind(AssertUnwindSafe(|| connection.run()));
         let _guard = EndOnPanic::new("the clean-up after a client");
+        // Held during the clean-up, so that a hand-over never sees half of it.
+        let mut state = session.0.lock();
+        if state.service == Service::Given {
+            return Ended::Given;
+        }
+        state.client = None;
         if served.is_err() {
             self.stats.counters.client_connections_panicked.increment();
             self.error(module_path!(), format_args!("connection closed by a panic: the device is reset"));
@@ -56,6 +108,7 @@ impl Endpoint {
         self.function.reset();
         connection.dma.clear();
         self.irqs.clear();
+        Ended::Gone
     }
 }
 
@@ -64,11 +117,9 @@ struct Connection<'a> {
     endpoint: &'a Endpoint,
     stream: &'a UnixStream,
     shape: Shape,
+    session: &'a Session,
     dma: DmaMaps<'a>,
-    /// Version negotiation has completed.
-    negotiated: bool,
-    /// The client gives up on replies after a timeout.
-    impatient: bool,
+    protocol: Protocol,
     /// Time of the first map change in an uninterrupted series. Clients send such a series without waiting for replies,
     /// so each of its messages may have been in flight since then.
     series: Option<Instant>,
@@ -81,14 +132,14 @@ struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    fn new(endpoint: &'a Endpoint, stream: &'a UnixStream) -> Self {
+    fn new(endpoint: &'a Endpoint, stream: &'a UnixStream, session: &'a Session) -> Self {
         Self {
             endpoint,
             stream,
             shape: Shape::of(&*endpoint.function, endpoint.intx, endpoint.mappable.as_ref()),
+            session,
             dma: DmaMaps::new(endpoint, stream),
-            negotiated: false,
-            impatient: false,
+            protocol: Protocol::default(),
             series: None,
             out: Vec::new(),
             lends: false,
@@ -96,10 +147,46 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Serves the client until it disconnects.
+    /// Takes over a connection as another server has described it, and waits for the permission to serve it. Returns
+    /// `false` if the other server keeps the client.
+    fn adopt(&mut self, adoption: Adoption) -> bool {
+        let Adoption { connection, ready, go } = adoption;
+        let prepared = self.prepare(connection);
+        let adopted = prepared.is_ok();
+        if !adopted {
+            // Before the result is reported: the caller may adopt the client again.
+            self.dma.clear();
+            self.endpoint.irqs.clear();
+        }
+        ready.send(prepared).is_ok() && adopted && go.recv().is_ok()
+    }
+
+    fn prepare(&mut self, connection: ClientConnection) -> Result<(), AdoptError> {
+        // The socket belongs to the session.
+        let ClientConnection { stream: _, negotiated, impatient, ranges, files, interrupts } = connection;
+        for range in &ranges {
+            self.dma.adopt(range, &files).map_err(|errno| AdoptError::Memory { address: range.address, errno })?;
+        }
+        self.endpoint.irqs.adopt(&self.shape, interrupts).map_err(AdoptError::Interrupts)?;
+        self.protocol = Protocol { negotiated, impatient };
+        self.publish(&mut self.session.0.lock());
+        Ok(())
+    }
+
+    /// Records the result of the negotiation for a hand-over.
+    const fn publish(&self, state: &mut SessionState) {
+        if let Some(client) = &mut state.client {
+            client.protocol = self.protocol;
+        }
+    }
+
+    /// Serves the client until it disconnects or is given away.
     fn run(&mut self) {
         let mut receiver = Receiver::new(self.stream, self.endpoint.keeper.as_ref(), self.endpoint.files.sealed);
         let served = self.serve(&mut receiver);
+        if self.session.0.lock().service == Service::Given {
+            return;
+        }
         if self.endpoint.memory.take_stalled() {
             self.endpoint.stats.counters.client_memory_slow.increment();
             self.endpoint.warn(
@@ -135,10 +222,16 @@ impl<'a> Connection<'a> {
     fn serve(&mut self, receiver: &mut Receiver<'_>) -> Result<(), ConnectionError> {
         // Messages received before the loss are discarded.
         while !self.dma.are_lost()
-            && let Some(message) = receiver.receive()?
+            && let Some(seen) = receiver.wait()?
         {
+            let mut state = self.session.0.lock();
+            if state.service == Service::Given {
+                return Ok(());
+            }
+            let message = receiver.receive(&seen)?;
             self.endpoint.stats.counters.client_messages.increment();
             self.handle(message, receiver.body())?;
+            self.publish(&mut state);
         }
         Ok(())
     }
@@ -197,7 +290,7 @@ impl<'a> Connection<'a> {
             received
         };
         let spent = since.elapsed();
-        if self.impatient && spent > self.endpoint.reply_deadline {
+        if self.protocol.impatient && spent > self.endpoint.reply_deadline {
             // The client ignores a header without a body when it arrives late, but would misread a body.
             match command {
                 // The body only repeats the request, and this client does not read it.
@@ -229,7 +322,7 @@ impl<'a> Connection<'a> {
         if fds.iter().any(|fd| u64::from(fd.as_raw_fd().unsigned_abs()) >= self.descriptors) {
             return Err(Errno::MFILE);
         }
-        if !self.negotiated && !matches!(request, Request::Version(_)) {
+        if !self.protocol.negotiated && !matches!(request, Request::Version(_)) {
             return Err(Errno::INVAL);
         }
         if !matches!(request, Request::DmaMap(_) | Request::DmaUnmap(_)) {
@@ -277,7 +370,7 @@ impl<'a> Connection<'a> {
     }
 
     fn negotiate(&mut self, version: &Version<'_>) -> Result<(), Errno> {
-        if self.negotiated || version.major != 0 {
+        if self.protocol.negotiated || version.major != 0 {
             return Err(Errno::INVAL);
         }
         let offered = match version.data {
@@ -291,8 +384,7 @@ impl<'a> Connection<'a> {
         self.endpoint
             .info(module_path!(), format_args!("client connected, {}", if qemu { "QEMU" } else { "not QEMU" }));
         debug!("{}: client speaks {}.{}: {offered}", self.endpoint.name, version.major, version.minor);
-        self.negotiated = true;
-        self.impatient = qemu;
+        self.protocol = Protocol { negotiated: true, impatient: qemu };
         // Version 0.0, which every client accepts.
         self.out.extend([0; 4]);
         self.out.extend(CAPABILITIES);

@@ -16,6 +16,7 @@ use super::endpoint::Endpoint;
 use super::files::Files;
 use super::pinner::{Pinner, pin_advice};
 use super::request::{DmaMap, DmaUnmap};
+use super::transfer::{ClientRange, FilePart};
 
 /// Mask of the offset in a page: ranges consist of whole pages.
 const PAGE_MASK: u64 = 0xfff;
@@ -92,6 +93,23 @@ impl<'a> DmaMaps<'a> {
             self.pin();
         }
         Ok(())
+    }
+
+    /// Adds a range as another server has described it.
+    ///
+    /// # Errors
+    /// As for [`Self::map`], and if the range refers to a file that does not exist.
+    pub(crate) fn adopt(&mut self, range: &ClientRange, files: &[OwnedFd]) -> Result<(), Errno> {
+        let ClientRange { address, size, writable, memory } = *range;
+        let flags = if writable { VFIO_DMA_MAP_FLAG_READ | VFIO_DMA_MAP_FLAG_WRITE } else { VFIO_DMA_MAP_FLAG_READ };
+        let (offset, fds) = match memory {
+            Some(FilePart { file, offset }) => {
+                let file = files.get(file).ok_or(Errno::INVAL)?.try_clone();
+                (offset, vec![file.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?])
+            }
+            None => (0, Vec::new()),
+        };
+        self.map(&DmaMap { flags, offset, address, size }, fds)
     }
 
     /// Locks and populates mapped memory in the background. If no thread can be started, memory is locked when the

@@ -4,7 +4,8 @@
 //! [`Endpoint`] holds the parts of the function that the server drives: the function itself, its view of guest memory
 //! and the table of its interrupts. The server treats each client as hostile: it checks every message, accepts guest
 //! memory only from files that cannot block, survives a client that truncates such a file ([`sigbus`]), and can
-//! delegate the receipt of all descriptors to another process ([`keeper`]).
+//! delegate the receipt of all descriptors to another process ([`keeper`]). A server can give its client to another
+//! server, which the client does not notice ([`Server::hold`], [`Server::adopt`]).
 //!
 //! The `vfio_user` crate is not used, because its server panics on a legal message and loses errnos. The clients that
 //! matter are QEMU's `vfio-user-pci` and Cloud Hypervisor. Both are strict in different ways:
@@ -72,10 +73,12 @@ mod pinner;
 mod regions;
 pub mod request;
 mod server;
+mod session;
 pub mod sigbus;
 pub mod socket;
 mod stats;
 mod stream;
+mod transfer;
 
 pub use endpoint::{Endpoint, REPLY_DEADLINE};
 pub use files::FileRules;
@@ -84,3 +87,6 @@ pub use mappable::Mappable;
 pub use pinner::pin_advice;
 pub use server::{Server, StuckClient};
 pub use stats::{ClientCounters, ConnectionStats, MemoryCost};
+pub use transfer::{
+    AdoptError, AdoptedClient, ClientConnection, ClientInterrupts, ClientRange, FilePart, HeldClient, HoldError,
+};

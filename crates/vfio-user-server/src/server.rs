@@ -11,12 +11,15 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use log::error;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use pvrdma_base::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
+use super::connection::{Adoption, Ended};
 use super::endpoint::Endpoint;
+use super::session::{Protocol, Service, Session, SessionClient, SessionState};
+use super::transfer::{AdoptError, AdoptedClient, ClientConnection, HeldClient, HoldError};
 use crate::socket::{SocketAccess, SocketError, SocketFile, peer};
 
 /// Pause after a failed accept, which means that descriptors or memory are short.
@@ -32,6 +35,8 @@ const CLIENT_END: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Server {
     stop: OwnedFd,
+    endpoint: Arc<Endpoint>,
+    session: Arc<Session>,
     thread: Option<Accepting>,
     /// File of the socket, if this server created it. `None` once the server has ended.
     file: Option<SocketFile>,
@@ -64,24 +69,22 @@ impl Server {
     /// # Errors
     /// The system cannot start another thread.
     pub fn start(listener: UnixListener, endpoint: Endpoint) -> io::Result<Self> {
-        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let evict = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (stats, stalled) = (Arc::clone(&endpoint.stats), Arc::clone(&evict));
-        endpoint.memory.observe_stalls(move |stall| {
-            stats.counters.client_memory_stalls.increment();
-            if stall.revoked {
-                // This runs on the thread that stalled, which often belongs to another device. `shutdown` wakes all
-                // waiters of the socket, and the client chooses their number, so the call is left to this device's own
-                // thread.
-                let _ = rustix::io::write(&*stalled, &1u64.to_ne_bytes());
-            }
-        });
-        let stopped = stop.try_clone()?;
-        let (ended, end) = sync_channel(1);
-        let thread = threads::spawn(ThreadKind::Accept, format!("{} accept", endpoint.name), move || {
-            Acceptor { listener, endpoint: Arc::new(endpoint), client: None }.run(&stopped, &evict, &ended);
-        })?;
-        Ok(Self { stop, thread: Some(Accepting { thread, end: Mutex::new(end) }), file: None })
+        Acceptor::new(listener, endpoint)?.start()
+    }
+
+    /// Starts serving as [`Self::start`] does, and prepares to serve a client that another server has described: maps
+    /// its memory and installs its interrupts. No message of the client is received before [`AdoptedClient::serve`].
+    ///
+    /// # Errors
+    /// The description is refused, or the system cannot start another thread. The other server still has the client.
+    pub fn adopt(
+        listener: UnixListener,
+        endpoint: Endpoint,
+        connection: ClientConnection,
+    ) -> Result<(Self, AdoptedClient), AdoptError> {
+        let mut acceptor = Acceptor::new(listener, endpoint)?;
+        let adopted = acceptor.adopt(connection)?;
+        Ok((acceptor.start()?, adopted))
     }
 
     /// Creates a socket and starts serving there.
@@ -99,6 +102,22 @@ impl Server {
 }
 
 impl Server {
+    /// Holds the client: once this returns, its messages wait in the socket, no message is half received or half
+    /// executed, and no other client is accepted. Dropping the result resumes the service.
+    ///
+    /// # Errors
+    /// The current message is not finished within `patience`, or the connection is about to end.
+    pub fn hold(&self, patience: Duration) -> Result<HeldClient<'_>, HoldError> {
+        let state = self.session.0.try_lock_for(patience).ok_or(HoldError::Busy)?;
+        if state.service != Service::Active {
+            return Err(HoldError::Busy);
+        }
+        if self.endpoint.memory.is_revoked() {
+            return Err(HoldError::Ending);
+        }
+        Ok(HeldClient { endpoint: &self.endpoint, state })
+    }
+
     /// Disconnects the client and removes the socket, within a bounded time. Returns a handle if the client's thread
     /// does not end.
     #[must_use]
@@ -134,12 +153,17 @@ impl Drop for Server {
     }
 }
 
-/// Shuts the stream down when its thread ends, including by a panic.
-struct HangUp(Arc<UnixStream>);
+/// Shuts the stream down when its thread ends, including by a panic, unless the client was given away.
+struct HangUp {
+    stream: Arc<UnixStream>,
+    given: bool,
+}
 
 impl Drop for HangUp {
     fn drop(&mut self) {
-        let _ = self.0.shutdown(Shutdown::Both);
+        if !self.given {
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
     }
 }
 
@@ -165,20 +189,50 @@ impl Client {
     }
 }
 
+/// Accepts clients on a thread of its own.
 struct Acceptor {
     listener: UnixListener,
     endpoint: Arc<Endpoint>,
+    session: Arc<Session>,
     client: Option<Client>,
+    /// Written when accesses to the client's memory have stalled too often.
+    evict: Arc<OwnedFd>,
 }
 
 impl Acceptor {
-    fn run(mut self, stop: &OwnedFd, evict: &OwnedFd, waits: &SyncSender<()>) {
+    fn new(listener: UnixListener, endpoint: Endpoint) -> io::Result<Self> {
+        let evict = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (stats, stalled) = (Arc::clone(&endpoint.stats), Arc::clone(&evict));
+        endpoint.memory.observe_stalls(move |stall| {
+            stats.counters.client_memory_stalls.increment();
+            if stall.revoked {
+                // This runs on the thread that stalled, which often belongs to another device. `shutdown` wakes all
+                // waiters of the socket, and the client chooses their number, so the call is left to this device's own
+                // thread.
+                let _ = rustix::io::write(&*stalled, &1u64.to_ne_bytes());
+            }
+        });
+        Ok(Self { listener, endpoint: Arc::new(endpoint), session: Arc::default(), client: None, evict })
+    }
+
+    fn start(self) -> io::Result<Server> {
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let stopped = stop.try_clone()?;
+        let (endpoint, session) = (Arc::clone(&self.endpoint), Arc::clone(&self.session));
+        let (ended, end) = sync_channel(1);
+        let thread = threads::spawn(ThreadKind::Accept, format!("{} accept", endpoint.name), move || {
+            self.run(&stopped, &ended);
+        })?;
+        Ok(Server { stop, endpoint, session, thread: Some(Accepting { thread, end: Mutex::new(end) }), file: None })
+    }
+
+    fn run(mut self, stop: &OwnedFd, waits: &SyncSender<()>) {
         loop {
             let listener = self.listener.as_fd();
             let mut poll = [
                 PollFd::new(stop, PollFlags::IN),
                 PollFd::new(&listener, PollFlags::IN),
-                PollFd::new(evict, PollFlags::IN),
+                PollFd::new(&*self.evict, PollFlags::IN),
             ];
             match rustix::event::poll(&mut poll, None) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -192,14 +246,26 @@ impl Acceptor {
             if !stopped.revents().is_empty() {
                 break;
             }
-            if !evicting.revents().is_empty() {
-                self.evict(evict);
+            let (evicting, connecting) = (!evicting.revents().is_empty(), !connecting.revents().is_empty());
+            if evicting {
+                self.evict();
             }
-            if connecting.revents().is_empty() {
+            if !connecting {
                 continue;
             }
+            self.reap();
+            // Locked before a client is accepted: a client that connects during a hand-over waits for its result. A
+            // client that is turned away need not, and the lock may belong to a message that never ends.
+            let session = Arc::clone(&self.session);
+            let state = self.client.is_none().then(|| session.0.lock());
+            if state.as_ref().is_some_and(|state| state.service == Service::Given) {
+                break;
+            }
             match self.listener.accept() {
-                Ok((stream, _)) => self.admit(stream),
+                Ok((stream, _)) => match state {
+                    Some(state) => self.admit(stream, state),
+                    None => self.turn_away(stream),
+                },
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     self.endpoint.error(module_path!(), format_args!("cannot accept a client: {error}"));
@@ -208,6 +274,10 @@ impl Acceptor {
             }
         }
         if let Some(client) = self.client.take() {
+            // The lock is not waited for: the client's thread may keep it forever.
+            if self.session.0.try_lock().is_some_and(|state| state.service != Service::Active) {
+                return;
+            }
             // Wakes the client's thread from any wait on the socket.
             let _ = client.stream.shutdown(Shutdown::Both);
             if !client.ends() {
@@ -230,9 +300,9 @@ impl Acceptor {
     }
 
     /// Ends the connection of a client whose memory was revoked.
-    fn evict(&self, event: &OwnedFd) {
+    fn evict(&self) {
         // Cleared before `is_revoked` is read, so that a revocation in between leaves the event set and is not missed.
-        let _ = rustix::io::read(event, &mut [0; 8]);
+        let _ = rustix::io::read(&*self.evict, &mut [0; 8]);
         // The event may be due to an earlier client; the memory of the current one is then not revoked.
         if let Some(client) = self.client.as_ref().filter(|_| self.endpoint.memory.is_revoked()) {
             // The client's thread finds the reason itself.
@@ -240,52 +310,74 @@ impl Acceptor {
         }
     }
 
-    fn admit(&mut self, stream: UnixStream) {
-        match self.client.take() {
-            Some(client) if !client.gone() => {
-                // Closed at once, so that the second client fails fast instead of waiting for an answer.
-                let holder = self
-                    .endpoint
-                    .stats
-                    .process()
-                    .map_or_else(String::new, |process| format!(": process {process} has the device"));
-                self.endpoint.warn(module_path!(), format_args!("a second client was turned away{holder}"));
-                self.endpoint.stats.counters.client_connections_turned_away.increment();
-                self.client = Some(client);
-                return;
-            }
-            // The former client is being cleaned up after, which does not take long.
-            Some(client) if client.ends() => self.finish(client),
-            // The former client's thread would reset the device under the next client.
-            Some(client) => {
-                self.endpoint.warn(
-                    module_path!(),
-                    format_args!(
-                        "a client was turned away: the thread of the last one does not come back from a system call"
-                    ),
-                );
-                self.endpoint.stats.counters.client_connections_turned_away.increment();
-                self.client = Some(client);
-                return;
-            }
-            None => {}
+    /// Cleans up after a client that is gone, if its thread has ended.
+    fn reap(&mut self) {
+        if let Some(client) = self.client.take_if(|client| client.gone() && client.ends()) {
+            self.finish(client);
         }
+    }
+
+    /// Closes the connection of a client at once, so that it fails fast instead of waiting for an answer.
+    fn turn_away(&self, stream: UnixStream) {
+        drop(stream);
+        self.endpoint.stats.counters.client_connections_turned_away.increment();
+        if self.client.as_ref().is_some_and(Client::gone) {
+            // The former client's thread would reset the device under the next client.
+            self.endpoint.warn(
+                module_path!(),
+                format_args!(
+                    "a client was turned away: the thread of the last one does not come back from a system call"
+                ),
+            );
+            return;
+        }
+        let process = self.endpoint.stats.process();
+        let holder = process.map_or_else(String::new, |process| format!(": process {process} has the device"));
+        self.endpoint.warn(module_path!(), format_args!("a second client was turned away{holder}"));
+    }
+
+    fn admit(&mut self, stream: UnixStream, mut state: MutexGuard<'_, SessionState>) {
         self.endpoint.stats.counters.client_connections.increment();
+        let stream = Arc::new(stream);
+        state.client = Some(SessionClient { stream: Arc::clone(&stream), protocol: Protocol::default() });
+        match self.start_client(stream, None) {
+            Ok(client) => self.client = Some(client),
+            Err(error) => {
+                state.client = None;
+                self.endpoint.error(module_path!(), format_args!("no thread for a client: {error}"));
+            }
+        }
+    }
+
+    /// Starts the thread of a client that another server has described, and waits until it is ready to serve.
+    fn adopt(&mut self, connection: ClientConnection) -> Result<AdoptedClient, AdoptError> {
+        let stream = Arc::new(UnixStream::from(connection.stream.try_clone()?));
+        let protocol = Protocol::default();
+        let client = Some(SessionClient { stream: Arc::clone(&stream), protocol });
+        *self.session.0.lock() = SessionState { client, service: Service::Prepared };
+        let ((ready, prepared), (go, permission)) = (sync_channel(1), sync_channel(1));
+        self.client = Some(self.start_client(stream, Some(Adoption { connection, ready, go: permission }))?);
+        // Disconnected only by a panic of that thread.
+        prepared.recv().map_err(io::Error::other)??;
+        Ok(AdoptedClient { session: Arc::clone(&self.session), go })
+    }
+
+    fn start_client(&self, stream: Arc<UnixStream>, adoption: Option<Adoption>) -> io::Result<Client> {
         self.endpoint.stats.set_process(peer(&stream));
         self.endpoint.stats.set_connected(true);
-        let stream = Arc::new(stream);
-        let (endpoint, served) = (Arc::clone(&self.endpoint), HangUp(Arc::clone(&stream)));
+        let (endpoint, session) = (Arc::clone(&self.endpoint), Arc::clone(&self.session));
+        let hang_up = HangUp { stream: Arc::clone(&stream), given: adoption.is_some() };
         let (ended, end) = sync_channel::<()>(0);
         let thread = threads::spawn(ThreadKind::Connection, endpoint.name.clone(), move || {
-            let _ended = ended;
-            endpoint.serve(&served.0);
+            let (_ended, mut served) = (ended, hang_up);
+            served.given = endpoint.serve_session(&served.stream, &session, adoption) == Ended::Given;
             endpoint.stats.set_connected(false);
         });
         match thread {
-            Ok(thread) => self.client = Some(Client { stream, thread, end }),
+            Ok(thread) => Ok(Client { stream, thread, end }),
             Err(error) => {
                 self.endpoint.stats.set_connected(false);
-                self.endpoint.error(module_path!(), format_args!("no thread for a client: {error}"));
+                Err(error)
             }
         }
     }

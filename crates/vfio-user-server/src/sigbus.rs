@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(memory.read_obj::<u32>(len - 4).unwrap(), 0);
         assert!(eviction.is_due());
         assert_eq!(replaced(), before + 2);
-        // The mapping no longer shows the file's page of the middle part, but still that of the first.
+        // A write to the file shows that the middle part was replaced, and that the first part still maps the file.
         file.write_at(&[1; 4], gib as u64).unwrap();
         file.write_at(&[1; 4], 0).unwrap();
         assert_eq!(memory.read_obj::<u32>(gib).unwrap(), 0);

@@ -160,7 +160,15 @@ pub(crate) struct Receiver<'a> {
     message: Vec<u8>,
 }
 
+/// Beginning of the next message, which is still in the socket.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    bytes: [u8; GLANCE],
+    glance: Glance,
+}
+
 /// Result of a peek at the stream.
+#[derive(Debug)]
 struct Glance {
     /// Number of bytes; 0 at the end of the stream.
     bytes: usize,
@@ -178,17 +186,23 @@ impl<'a> Receiver<'a> {
         self.message.get(HEADER_SIZE..).unwrap_or_default()
     }
 
-    /// Waits for one message and receives exactly that, so that descriptors are never attributed to another message.
-    /// Returns `None` at the end of the stream.
+    /// Waits for the next message without receiving any of it. Returns `None` at the end of the stream.
+    ///
+    /// # Errors
+    /// The stream is broken.
+    pub(crate) fn wait(&self) -> Result<Option<Seen>, ConnectionError> {
+        let mut bytes = [0; GLANCE];
+        let glance = self.look(&mut bytes)?;
+        Ok((glance.bytes != 0).then_some(Seen { bytes, glance }))
+    }
+
+    /// Receives the message that [`Self::wait`] saw, and exactly that, so that descriptors are never attributed to
+    /// another message.
     ///
     /// # Errors
     /// The stream is broken or the message cannot be delimited; the latter has been answered.
-    pub(crate) fn receive(&mut self) -> Result<Option<Message>, ConnectionError> {
-        let mut seen = [0; GLANCE];
-        let glance = self.look(&mut seen)?;
-        if glance.bytes == 0 {
-            return Ok(None);
-        }
+    pub(crate) fn receive(&mut self, seen: &Seen) -> Result<Message, ConnectionError> {
+        let Seen { bytes: seen, glance } = seen;
         let mut came = Came::default();
         let (mut first, mut done) = ([0; HEADER_SIZE], 0);
         match seen.first_chunk().filter(|_| glance.bytes >= HEADER_SIZE) {
@@ -238,7 +252,7 @@ impl<'a> Receiver<'a> {
             return Err(ConnectionError::Changed);
         }
         let Came { fds, lost, refused } = came;
-        Ok(Some(Message { command: header.command, reply, fds, too_many_fds: lost, refused, kind }))
+        Ok(Message { command: header.command, reply, fds, too_many_fds: lost, refused, kind })
     }
 
     /// Returns the kind of descriptors that a message with this command may carry.
@@ -417,7 +431,8 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            let message = receiver.receive().unwrap().unwrap();
+            let seen = receiver.wait().unwrap().unwrap();
+            let message = receiver.receive(&seen).unwrap();
             assert_eq!((message.fds.len(), message.too_many_fds), (fds, lost), "{number}");
             assert_eq!(receiver.body().len(), size, "{number}");
         }

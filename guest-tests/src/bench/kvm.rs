@@ -1,6 +1,6 @@
-//! Measurements under KVM: two VMs of one `pvrdma-vmm`, whose device is in the same process, beside two QEMUs that
-//! reach theirs by vfio-user. All four are on one host, in alternating runs, so that a noisy machine disturbs both
-//! alike.
+//! Measurements under KVM: two VMs of one `pvrdma-vmm`, with the device in the same process, beside two QEMUs that
+//! reach their devices by vfio-user. All four run on one host, in alternating rounds, so that a noisy machine disturbs
+//! both alike.
 
 use anyhow::{Context, Result};
 

@@ -1,10 +1,10 @@
-//! `bench`: measurements, their results as JSON.
+//! `bench`: measurements, and their results as JSON.
 //!
 //! Each part returns [`Figure`](figure::Figure)s and is called from [`run`]: [`in_process`] measures the device without
-//! a virtual machine, [`daemon`] what looking at a daemon costs, [`wire`] between two processes of this host or of a
-//! guest, [`vm`] and [`network_card`] between guests, [`kvm`] between guests under KVM, [`host_adapter`] on the adapter
-//! of a host. [`paired`] compares two builds of this program by these figures. [`published`] draws the chart of the
-//! documents.
+//! a virtual machine, [`daemon`] the cost of observing a daemon, [`wire`] traffic between two processes of this host or
+//! of a guest, [`vm`] and [`network_card`] traffic between guests, [`kvm`] traffic between guests under KVM,
+//! [`host_adapter`] the adapter of a host. [`paired`] compares two builds of this program by these figures.
+//! [`published`] draws the chart of the documents.
 
 mod chart;
 mod daemon;

@@ -1,4 +1,4 @@
-//! TCP and ping between two guests: through vNICs and switch of the daemon, through QEMU's vmxnet3 over `-netdev
+//! TCP and ping between two guests: through the daemon's vNICs and switch, through QEMU's vmxnet3 over `-netdev
 //! stream`, and through virtio-net over a bridge of the host. All three are in the same guests, in alternating runs, so
 //! that a noisy machine disturbs them alike.
 

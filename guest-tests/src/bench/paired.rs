@@ -1,7 +1,8 @@
-//! `bench --pair`: this program against an older one, run by run in turn.
+//! `bench --pair`: compares this program with an older build of it.
 //!
-//! Each run is a process of its own that measures one part once. The order changes from round to round, so what slows
-//! the machine down for a while meets both alike. A round gives one ratio for each figure.
+//! Each run is a separate process that measures one part once. The two programs alternate, and their order changes from
+//! round to round, so that a temporary slowdown of the machine affects both alike. Each round gives one ratio for each
+//! figure.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -94,7 +94,7 @@ mod tests {
         }
     }
 
-    /// A run of `demo` has its own figures, which depend on the machine that recorded it.
+    /// The recording of `demo` contains no figures, because those depend on the machine that recorded it.
     #[test]
     fn the_recording_has_no_speeds() {
         let picture = read("docs/demo.svg");

@@ -36,7 +36,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Of this machine and this tree.
+    /// Creates the report of this machine and of the current commit.
     pub(super) fn new(figures: Vec<Figure>, distributions: Vec<Distribution>, skipped: Vec<String>) -> Self {
         Self { commit: commit(), machine: Machine::this(), figures, distributions, skipped }
     }

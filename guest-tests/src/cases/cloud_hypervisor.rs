@@ -36,7 +36,7 @@ fn checked(pair: &PlayedPair, run: fn(&PlayedPair) -> Result<String>) -> Result<
     note.map_err(|error| error.context(pair.diagnosis()))
 }
 
-/// RDMA between the guests, each kind of program once.
+/// RDMA works between the guests. Runs one program of each kind.
 fn both_functions(pair: &PlayedPair) -> Result<String> {
     for program in EACH_OPERATION {
         program.run(&pair.endpoints()?, 1)?;

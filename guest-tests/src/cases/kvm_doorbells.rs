@@ -1,5 +1,5 @@
-//! Doorbells without VM exits: two VMs of one `pvrdma-vmm`, or of QEMU on one daemon. One of them has its doorbell
-//! pages mapped as memory while a program polls, the other traps. KVM counts the exits per message of each.
+//! Doorbells without VM exits, for two VMs of one `pvrdma-vmm`, or of QEMU on one daemon. One VM has its doorbell pages
+//! mapped as memory while a program polls; the other VM's doorbells trap. KVM counts the exits of each VM per message.
 
 use anyhow::{Context, Result, ensure};
 
@@ -43,7 +43,7 @@ fn exits(pair: &VmmPair) -> Result<String> {
     Ok(counted.to_string())
 }
 
-/// Does the same for two QEMU guests, whose pages are those of a file of the daemon.
+/// Same as [`exits`], for two QEMU guests whose pages belong to a file of the daemon.
 fn qemu_exits(pair: &KvmQemuPair) -> Result<String> {
     let counts = |name: &str| -> Result<u64> {
         let place = format!("/devices/{MAPPED}/counters/{name}");

@@ -1,4 +1,4 @@
-//! `pvrdma-lab`, as other projects use it: it is also available as a subcommand of this program.
+//! `pvrdma-lab` as other projects use it. It is also available as a subcommand of this program.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -19,6 +19,7 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::new("lifecycle/reboot", reboot),
         // The survivor's kernel may report that its peer is gone.
         Case::new("lifecycle/qemu-killed-in-transfer", qemu_killed).ignore_kernel_log(),
+        Case::new("lifecycle/upgrade-20-times", upgrade),
         Case::new("slow/qemu-killed-at-10-points", killed_at_ten_points)
             .ignore_kernel_log()
             .slow("takes minutes; runs when asked for: --only killed-at-10"),
@@ -71,6 +72,40 @@ fn killed_at_ten_points(pair: &mut Pair, link: &Link) -> Result<String> {
         bail!("the daemon had {open:?} descriptors and mappings of guests, and has {now:?}");
     }
     Ok(note)
+}
+
+/// The process of the network is replaced during transfers, one of which compares its data, and no program notices.
+fn upgrade(pair: &mut Pair, link: &Link) -> Result<String> {
+    const UPGRADES: u32 = 20;
+    const TIME: Duration = Duration::from_secs(30);
+    let (server, client) = writes(pair, link, 1, TIME).start()?;
+    let ping = |side: &str, more: &str| format!("rping {side} -a {} -C 3000 -V -S 4096{more}", link.ip[1]);
+    let pings = Programs {
+        server_vm: pair.b(),
+        server: ping("-s", ""),
+        ready: Ready::ConnectionManager,
+        client_vm: pair.a(),
+        client: ping("-c", &format!(" -I {}", link.ip[0])),
+        timeout: TIME,
+    };
+    let (compared, compares) = pings.start()?;
+    let daemon = pair.daemon().context("there is no daemon")?;
+    let mut longest = 0;
+    for number in 1..=UPGRADES {
+        // The counters of the next process begin at zero.
+        let start = written(pair)?;
+        while written(pair)? == start {
+            if !client.is_running() {
+                bail!("the transfer ended before upgrade {number}:\n{}", client.output());
+            }
+        }
+        longest = longest.max(daemon.upgrade()?);
+    }
+    for program in [client, server, compares, compared] {
+        program.wait_success(TIME)?;
+    }
+    check_traffic(pair, link)?;
+    Ok(format!("not served for {longest} ms at most"))
 }
 
 /// Returns the number of descriptors of the daemon's processes, and of their mappings of guest memory.

@@ -1,5 +1,6 @@
-//! Long-running test of everything at once: traffic of all kinds of which every byte is compared, beside programs that
-//! are killed; after that, a driver is reloaded, a guest reboots or a machine is killed during traffic.
+//! Long-running test of everything at once. Traffic of all kinds, of which every byte is compared, runs beside programs
+//! that are killed. After each round of traffic, a driver is reloaded, a guest reboots or a machine is killed during
+//! traffic.
 
 use std::fmt;
 use std::time::{Duration, Instant};

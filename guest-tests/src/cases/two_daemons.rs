@@ -25,13 +25,13 @@ pub(crate) struct TwoDaemons {
 }
 
 impl TwoDaemons {
-    /// Boots both on a network with this MTU. `options` are those of each end's device, its uplink among them; files go
-    /// into the given directory, which is the same for both.
+    /// Boots both guests on a network with this MTU. `options` are those of each end's device, including its uplink.
+    /// All files go into the given directory.
     pub(crate) fn boot(image: &GuestImage, mtu: u32, options: impl Fn(&Path, usize) -> String) -> Result<Self> {
         Self::boot_in(None, image, mtu, options)
     }
 
-    /// Does the same with vNICs of QEMU.
+    /// Same as [`Self::boot`], with vNICs of QEMU.
     pub(crate) fn boot_beside_qemu_nics(
         image: &GuestImage,
         mtu: u32,
@@ -43,7 +43,7 @@ impl TwoDaemons {
         })
     }
 
-    /// Does the same with the daemons in these network namespaces, if there are any.
+    /// Same as [`boot`](Self::boot), with the daemons in these network namespaces, if there are any.
     pub(crate) fn boot_in(
         network: Option<Namespaces>,
         image: &GuestImage,

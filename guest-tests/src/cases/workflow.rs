@@ -1,5 +1,5 @@
-//! Runs the workflow of a document as a CI runner does: its scripts, one after the other, in a Debian without installed
-//! packages and build results.
+//! Runs the workflow of a document as a CI runner does: its scripts run one after the other, in a Debian without
+//! further packages or build results.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -29,7 +29,7 @@ pub(crate) struct Measured {
     pub(crate) size: usize,
     /// Writes in a round.
     pub(crate) count: u32,
-    /// Microseconds before each write, which are not counted. 0: each follows the one before.
+    /// Microseconds of pause before each write, which are not counted. 0: without pauses.
     pub(crate) pause: u32,
     /// `[device, native]` of each round.
     pub(crate) rounds: Vec<[f64; 2]>,

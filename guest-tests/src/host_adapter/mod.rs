@@ -51,7 +51,7 @@ pub(crate) fn check_at(sockets: &[PathBuf; 2]) -> Result<()> {
     devices::check(connected_at(sockets, 1 << 20)?)
 }
 
-/// Does the same over a wire: connections, with each byte compared.
+/// Same as [`check_at`] over a wire: connections, with each byte compared.
 pub(crate) fn compare_at(sockets: &[PathBuf; 2]) -> Result<()> {
     let [mut a, mut b] = connected_at(sockets, 1 << 20)?;
     devices::integrity(&mut a, &mut b)

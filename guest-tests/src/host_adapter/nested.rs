@@ -92,7 +92,8 @@ pub(crate) const PROGRAMS: [(&str, &str, [&str; 2]); 5] = [
 /// Port on which all of them listen.
 const PORT: u16 = 18515;
 
-/// The server is on the adapter, the client in the guest. `ibv_rc_pingpong` looks at the data on both sides.
+/// Runs a program with its server on the adapter and its client in the guest. `ibv_rc_pingpong` checks the data on both
+/// sides.
 fn between(
     options: &NestedOptions,
     vm: &Vm,

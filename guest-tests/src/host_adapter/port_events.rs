@@ -78,9 +78,9 @@ fn wait_for_events(driver: &Driver, wanted: &[u32]) {
     });
 }
 
-/// The driver of the adapter reports that it is gone: everything posted completes with an error, and so do later posts.
-/// `rdma_rxe` cannot be removed while a process has it open, so the test injects the notification, and until the second
-/// device gets it that one continues to work.
+/// The driver of the adapter reports its removal: all outstanding requests complete with an error, and so do later
+/// ones. `rdma_rxe` cannot be removed while a process has it open, so the test injects the notification. The second
+/// device continues to work until it gets the notification, too.
 fn lost(backend: &Ibverbs, order: [u8; 2]) -> Result<()> {
     let [mut a, mut b] = connected(backend, MIB, Placement::Scattered)?;
     let write = |wr_id| SendWr::write(wr_id, &[a.buffer.sge(&a.mr, 0, MIB)], b.buffer.va(), b.mr.rkey);

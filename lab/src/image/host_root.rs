@@ -51,7 +51,7 @@ impl HostRoot {
         script(&path, &format!("exec {} \"$@\"", words.join(" ")))
     }
 
-    /// Does the same for a program that must see the root directory as its own, and its working directory.
+    /// Same as [`Self::name_in`], for a program that must see the root directory as its own, and its working directory.
     pub fn enter_in(&self, folder: &Path, program: &str) -> Result<()> {
         let path = folder.join(Path::new(program).file_name().unwrap_or_default());
         let inside = format!("cd \"$0\" && exec /{program} \"$@\"");

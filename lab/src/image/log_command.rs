@@ -41,7 +41,7 @@ impl StepLog {
         self.run(inside(Command::new("chroot").arg(root).args(["/bin/sh", "-ec", script])))
     }
 
-    /// Does the same with `/proc` mounted, which some programs need.
+    /// Same as [`Self::shell_in`], with `/proc` mounted, which some programs need.
     pub(crate) fn shell_with_proc(&self, root: &Path, script: &str) -> Result<()> {
         const ENTER: &str = "mount -t proc proc \"$0/proc\"; exec chroot \"$0\" /bin/sh -ec \"$1\"";
         self.run(inside(Command::new("unshare").args(["--mount", "sh", "-ec", ENTER]).arg(root).arg(script)))

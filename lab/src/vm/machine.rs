@@ -43,7 +43,7 @@ impl Vm {
         self.wait_boots(1)
     }
 
-    /// Does the same, but waits no longer than until `deadline`.
+    /// Same as [`Self::wait_boot`], but waits no longer than until `deadline`.
     pub fn wait_boot_until(&self, deadline: Instant) -> Result<()> {
         self.wait_boots_until(1, deadline)
     }

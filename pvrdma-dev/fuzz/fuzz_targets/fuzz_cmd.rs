@@ -1,5 +1,5 @@
-//! Commands of an active device: bytes at random and structures with handles that may exist, over page directories that
-//! may make sense.
+//! Commands to an active device: random bytes, and structures whose handles may exist, with page directories that may
+//! be valid.
 #![no_main]
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ use pvrdma_dev_fuzz::{Address, Guest, Many, PAGE, Steps, Word, World, gid, poke}
 /// Pages of memory.
 const PAGES: u64 = 128;
 
-/// Page directories that make sense, of [`DIRECTORY_PAGES`] each.
+/// Number of valid page directories, of [`DIRECTORY_PAGES`] pages each.
 const DIRECTORIES: usize = 4;
 const DIRECTORY_PAGES: usize = 12;
 
@@ -132,7 +132,7 @@ enum Command {
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// A command, and how much is corrected of it, see [`plausible`].
+    /// A command, and which of its fields are corrected; see [`plausible`].
     Command(u8, Command),
     Memory(Address, Many<u8>),
     Pointer(Address, Address),
@@ -146,7 +146,7 @@ enum Step {
     Plug,
 }
 
-/// Corrects sizes, and handles to those of [`Fixture::new`], so that creating something often succeeds.
+/// Corrects sizes, and replaces handles by those of [`Fixture::new`], so that commands often succeed.
 fn plausible(request: Request) -> Request {
     let bytes = *request.bytes();
     let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -310,7 +310,7 @@ impl Fixture {
         }
     }
 
-    /// Runs a command and checks what holds for all of them.
+    /// Executes a command, and checks the rules that hold for all commands.
     fn execute(&self, request: &Request) {
         let [_, response] = self.driver.slots();
         self.guest.memory.write(response, &[0xcc; RESPONSE_SIZE]);

@@ -1,5 +1,5 @@
-//! Any access of any size to configuration space and BARs, between changes of the memory that the device reads on its
-//! own: the shared region, command slots, page directories, rings.
+//! Accesses of any size to configuration space and BARs, between changes of the memory that the device reads: the
+//! shared region, command slots, page directories, rings.
 #![no_main]
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use pvrdma_dev::PciFunction;
 use pvrdma_dev::testing::MEMORY_BASE;
 use pvrdma_dev_fuzz::{Address, Many, PAGE, Steps, Word, World, poke};
 
-/// Pages of memory. All that a probe needs, and little more, so that random addresses hit something.
+/// Number of memory pages. A probe needs almost all of them, so that random addresses often hit something.
 const PAGES: u64 = 32;
 
 #[derive(Arbitrary, Debug)]
@@ -26,7 +26,7 @@ enum Step {
     /// A doorbell: page, register, bits, handle.
     Doorbell(u8, u8, u8, Word),
     Memory(Address, Many<u8>),
-    /// An address where the device may look for one.
+    /// Stores an address where the device may read one.
     Pointer(Address, Address),
     Words(Address, Many<Word>),
     Command,
@@ -81,7 +81,7 @@ fuzz_target!(|steps: Steps<Step>| {
             }
             Step::Time => world.pass(Duration::from_secs(10)),
             Step::Probe => {
-                // The driver before is gone without a word.
+                // The previous driver ends without telling the device.
                 if let Some(driver) = driver.take() {
                     pvrdma_dev::testing::Driver::forget(&driver);
                 }
@@ -90,7 +90,7 @@ fuzz_target!(|steps: Steps<Step>| {
             Step::Reset => device.reset(),
         }
     }
-    // A word in every page, so that whatever the device still has would be seen changing.
+    // A known word in every page, so that a later write of the device would be noticed.
     for page in 0..PAGES {
         guest.memory.write(MEMORY_BASE + page * PAGE + 8, &[0x5a; 8]);
     }

@@ -1,7 +1,6 @@
-//! Two guests with connected queue pairs that write whatever they like to their rings, at any time.
+//! Two guests with connected queue pairs that write anything to their rings at any time.
 //!
-//! What the device may write is known: its indices, completions, events, and memory that is registered. Everything else
-//! is compared.
+//! The device may write its indices, completions, events, and registered memory. All other memory is compared.
 #![no_main]
 
 use std::ops::Range;
@@ -51,7 +50,8 @@ impl Piece {
     }
 }
 
-/// How much of an input is taken as it is. Most requests are correct, or queue pairs would live for one request.
+/// Decides whether an input is used unchanged. Most requests are made valid, because an invalid one often ends its
+/// queue pair.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 struct Wild(u8);
 
@@ -77,9 +77,9 @@ enum Element {
 enum Step {
     /// Posts an element: queue pair, element, flags, immediate, changes of single bytes, doorbell.
     Send(Wild, u8, Element, u8, bool, Vec<(u8, u8)>, bool),
-    /// The same for a receive; queue pair 1 has the shared queue.
+    /// Posts a receive element, with the same fields. Queue pair 1 has the shared queue.
     Receive(Wild, u8, Vec<Piece>, Option<Word>, bool),
-    /// An index of a ring: ring, which of the two, value.
+    /// Writes an index of a ring: ring, which of the two, value.
     Index(u8, bool, Word),
     /// Bytes of the pages of a ring.
     Octets(u8, u16, Many<u8>),
@@ -87,7 +87,7 @@ enum Step {
     Consume,
     Doorbell(u8, u8, u8, Word),
     Arm(bool),
-    /// A state, with the attributes of the step.
+    /// Requests a state, with the attributes of that transition.
     Modify(u8, u8),
     /// Once more from RESET to RTS.
     Reconnect(u8),
@@ -116,13 +116,13 @@ struct Side {
     pd: Pd,
     _context: Option<Context>,
     host: u8,
-    /// Memory as it must be, but for what the device may write.
+    /// Expected content of memory, except where the device may write.
     shadow: Vec<u8>,
     /// Room for memory as it is.
     now: Vec<u8>,
     /// Nothing may be written at all.
     frozen: bool,
-    /// Which objects were destroyed, see [`Side::destroy`]: nothing of theirs may be written.
+    /// Destroyed objects, see [`Side::destroy`]: the device must not write to their memory.
     dead: [bool; 8],
     unplugged: [bool; 4],
 }
@@ -176,7 +176,7 @@ impl Side {
     fn connect(&mut self, index: usize, other: u8) {
         let peer = self.peers[index];
         let Some(qp) = &mut self.qps[index] else { return };
-        // A QP that is in an odd state, or a device that is off, refuses.
+        // Refused by a QP in an unexpected state, or by a device that is off.
         let _ = qp.to_reset();
         let connected = if index == 3 {
             qp.start_datagrams(QKEY)
@@ -199,7 +199,7 @@ impl Side {
         self.accept_indices();
     }
 
-    /// Memory changes that the guest itself made through the driver.
+    /// Accepts changes of memory that the guest itself made through the driver.
     fn accept_indices(&mut self) {
         let words: Vec<u64> = self.rings.iter().map(DriverRing::prod_tail_address).collect();
         for address in words {
@@ -229,18 +229,18 @@ impl Side {
     fn check(&mut self) {
         let page = |page: u64| page..page + PAGE;
         let driver = self.driver.clone();
-        // The request slot is the driver's, and so is the list of a registration.
+        // The request slot belongs to the driver, and so does the list of a registration.
         self.accept(page(driver.slots()[0]));
         if let Some(table) = self.fast.as_ref().and_then(|fast| Some(fast.mr.directory()?.tables[0])) {
             self.accept(page(table));
         }
         if !self.frozen {
             if !self.user {
-                // A kernel may register any of its memory with one request.
+                // A kernel may register any part of its memory with one request.
                 self.guest.memory.read(MEMORY_BASE, &mut self.shadow);
             }
             self.accept(page(driver.slots()[1]));
-            // Whose ring it is. Those of events always are the device's.
+            // The object of each ring. Event rings always belong to the device.
             let owners = [4, 5, 0, 1, 2, 3, 0, 2, 3];
             for index in 0..self.rings.len() {
                 if owners.get(index).is_some_and(|&owner: &usize| self.dead[owner]) {
@@ -272,7 +272,7 @@ impl Side {
         }
     }
 
-    /// Whether the device may write from now on.
+    /// Records whether the device may write from now on.
     fn update_frozen(&mut self, frozen: bool) {
         self.check();
         self.frozen = frozen;
@@ -301,7 +301,7 @@ impl Side {
         self.fast.as_ref().map_or(0x100, |fast| fast.mr.rkey & !3 | u32::from(off % 4))
     }
 
-    /// An element for the other side with this buffer.
+    /// Returns an element with this buffer for the other side.
     fn element(&self, wild: Wild, datagram: bool, element: &Element, peer: &Self) -> SendWr {
         let key = peer.mr.as_ref().map_or(0x100, |mr| mr.rkey);
         let target = |at: i16| {
@@ -471,8 +471,8 @@ impl Side {
         }
     }
 
-    /// Ends an object. Its rings stay where they are and must not change any more; the driver is told nothing, because
-    /// it would use the pages for something else.
+    /// Destroys an object. Its rings stay in place and must not change any more. The driver is not told, because it
+    /// would reuse the pages.
     fn destroy(&mut self, object: u8) {
         use pvrdma_dev::testing::{Request, command_id as id};
         let slot = usize::from(object % QPS);
@@ -511,7 +511,7 @@ fuzz_target!(|input: Input| {
         }
         world.settle();
     }
-    // Retries end, and then everything stands still.
+    // After all retries have ended, nothing changes any more.
     for _ in 0..40 {
         world.pass(Duration::from_secs(100));
     }

@@ -1,5 +1,5 @@
-//! What the fuzz targets share: devices over the software adapter that run on one thread and on virtual time, so that
-//! the same input does the same thing each time.
+//! Shared parts of the fuzz targets: devices over the software adapter, on one thread and in virtual time, so that the
+//! same input always has the same effect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use pvrdma_rxe::{Clock, ManualClock, Rxe, RxeConfig, VlanMode};
 pub use pvrdma_verbs::testing::gid;
 use pvrdma_verbs::{HcaLimits, MacAddr};
 
-/// Most runs of queue pairs that one step may cause. What a guest can put into its rings here is far less.
+/// Maximum number of queue pair runs that one step may cause. The rings hold far less work.
 const MAX_RUNS: usize = 2000;
 
 /// Bytes in a page.
@@ -28,7 +28,7 @@ impl Default for World {
         let clock = Arc::new(ManualClock::default());
         let config = RxeConfig {
             workers: 0,
-            // Small, so that transfers of a few pages already go on from run to run.
+            // Small limits, so that even transfers of a few pages need several runs.
             inline_bytes: 6000,
             inline_requests: 3,
             worker_bytes: 6000,
@@ -43,13 +43,13 @@ impl Default for World {
 }
 
 impl World {
-    /// Runs everything that doorbells and posts have left behind.
+    /// Runs all work that doorbells and posts have caused.
     pub fn settle(&self) {
         let runs = self.rxe.run_ready();
         assert!(runs < MAX_RUNS, "{runs} runs for one step");
     }
 
-    /// Moves time on to where the next timer fires, at most so far.
+    /// Advances time to the next timer, at most by `at_most`.
     pub fn pass(&self, at_most: Duration) {
         let now = self.clock.now();
         let next = self.rxe.next_deadline().map_or(now, |deadline| deadline.max(now));
@@ -68,7 +68,7 @@ impl World {
             ..Limits::default()
         };
         let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
-        // Both ways of arming, so that both are run.
+        // Tests both ways of arming.
         let posted_doorbells = host.is_multiple_of(2);
         let config = DeviceConfig { limits, posted_doorbells, ..DeviceConfig::new("fuzz", mac) };
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &self.rxe).unwrap();
@@ -87,7 +87,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Probes as the driver does, which must work whatever was done to the device before.
+    /// Probes as the driver does, which must work whatever happened to the device before.
     pub fn probe(&self) -> Driver {
         let function = Arc::clone(&self.device) as Arc<dyn PciFunction>;
         Driver::probe(function, &self.memory, &self.irqs).expect("a device that was misused can be probed again")
@@ -99,7 +99,7 @@ impl Guest {
         self.memory.read_vec(MEMORY_BASE, len)
     }
 
-    /// The device ends; nothing of the guest is left, and no byte of memory and no interrupt comes after it.
+    /// Ends the device. No resources of the guest remain, and neither memory nor interrupts change afterwards.
     pub fn end(&self, world: &World) {
         self.device.reset();
         let (memory, interrupts) = (self.snapshot(), self.irqs.counts());
@@ -123,7 +123,7 @@ impl Guest {
 /// Most steps of one input.
 const MAX_STEPS: usize = 120;
 
-/// As many steps as the input has bytes for.
+/// A sequence of steps, as long as the input has bytes.
 #[derive(Debug)]
 pub struct Steps<T>(pub Vec<T>);
 
@@ -148,7 +148,7 @@ impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Many<T> {
     }
 }
 
-/// A number of the kind that handles, sizes and masks are made of.
+/// A number as it occurs in handles, sizes and masks.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Word {
     /// Small.
@@ -184,7 +184,7 @@ pub enum Address {
 }
 
 impl Address {
-    /// The address, in a memory of so many pages.
+    /// Returns the address, in a memory of `pages` pages.
     pub fn get(self, pages: u64) -> u64 {
         match self {
             Self::Page(page) => MEMORY_BASE + u64::from(page) % pages * PAGE,

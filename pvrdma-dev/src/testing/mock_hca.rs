@@ -333,13 +333,13 @@ impl Hca for MockHca {
 
     fn register_mr(&self, _pd: &(), request: MrRequest) -> Result<MockMr, VerbsError> {
         self.0.create("MR")?;
-        let (line, shape) = match &request {
-            &MrRequest::User { start, length, ref pages, access } => {
+        let (line, shape) = match request {
+            MrRequest::User { start, length, ref pages, access } => {
                 let line = format!("user MR {start:#x}+{length:#x} in {} pages, {access:?}", pages.pages());
                 (line, MrShape::User { start, length, access })
             }
-            &MrRequest::Dma { access } => (format!("DMA MR {access:?}"), MrShape::Dma { access }),
-            &MrRequest::FastRegister { max_pages } => {
+            MrRequest::Dma { access } => (format!("DMA MR {access:?}"), MrShape::Dma { access }),
+            MrRequest::FastRegister { max_pages } => {
                 (format!("fast-register MR of {max_pages} pages"), MrShape::fast_register(max_pages))
             }
         };

@@ -27,12 +27,12 @@ impl SaveHca for MockHca {
     }
 
     fn save_mr(&self, mr: &MockMr) -> Result<SavedMr, VerbsError> {
-        let request = match &mr.saved {
-            &MrRequest::User { start, length, ref pages, access } => {
+        let request = match mr.saved {
+            MrRequest::User { start, length, ref pages, access } => {
                 MrRequest::User { start, length, pages: pages.clone(), access }
             }
-            &MrRequest::Dma { access } => MrRequest::Dma { access },
-            &MrRequest::FastRegister { max_pages } => MrRequest::FastRegister { max_pages },
+            MrRequest::Dma { access } => MrRequest::Dma { access },
+            MrRequest::FastRegister { max_pages } => MrRequest::FastRegister { max_pages },
         };
         Ok(SavedMr { request, adapter: mr.key.to_le_bytes().to_vec() })
     }

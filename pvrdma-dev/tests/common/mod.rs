@@ -36,7 +36,7 @@ pub fn rxe_pair() -> [(TestDevice<Rxe>, Driver); 2] {
     rxe_pair_with(GuestMemory::new(128 << 20))
 }
 
-/// Does the same, with this memory for the second guest.
+/// Same as [`rxe_pair`], with this memory for the second guest.
 pub fn rxe_pair_with(memory: Arc<GuestMemory>) -> [(TestDevice<Rxe>, Driver); 2] {
     let backend = Rxe::new(RxeConfig::default()).unwrap();
     [(1, GuestMemory::new(128 << 20)), (2, memory)].map(|(host, memory)| rxe_member(&backend, host, memory))
@@ -55,7 +55,7 @@ pub fn mock_device() -> (TestDevice<MockBackend>, Arc<MockDevice>) {
     mock_device_with(TestDevice::<MockBackend>::config(1), GuestMemory::new(64 << 20))
 }
 
-/// Does the same with this configuration and memory.
+/// Same as [`mock_device`], with this configuration and memory.
 pub fn mock_device_with(config: DeviceConfig, memory: Arc<GuestMemory>) -> (TestDevice<MockBackend>, Arc<MockDevice>) {
     let backend = MockBackend::new();
     (TestDevice::new(&backend, config, memory), backend.device())

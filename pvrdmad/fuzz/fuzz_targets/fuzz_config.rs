@@ -1,7 +1,7 @@
-//! Whoever writes the configuration: a file, and words of the command line or of the control socket over it.
+//! The configuration: a file, and words of the command line or of the control socket.
 //!
-//! What is taken goes to the daemon's processes as it is, what is refused changes nothing, and what has words is said
-//! by them again.
+//! An accepted configuration reaches the daemon's processes unchanged; a refused one changes nothing. Values that have
+//! a textual form can be read back from it.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use pvrdmad::config::{
 };
 use rustix::fs::MemfdFlags;
 
-/// What a byte above 127 stands for: chance finds no keys.
+/// Texts that a byte above 127 stands for, because random bytes do not form keys.
 const WORDS: [&str; 128] = [
     // Of the file.
     "\n[[device]]\nname = \"a\"\nsocket = \"/a\"\nmac = \"52:54:00:00:00:01\"\n",
@@ -163,14 +163,14 @@ fn text(bytes: &[u8]) -> String {
     bytes.iter().map(word).collect()
 }
 
-/// A value that shows the words that it is read from.
+/// Checks that the textual form of a value is read back as the same value.
 fn again<T: FromStr<Err: fmt::Debug> + fmt::Display + PartialEq + fmt::Debug>(word: &str) {
     if let Ok(value) = word.parse::<T>() {
         assert_eq!(value.to_string().parse::<T>().unwrap(), value, "{word:?}");
     }
 }
 
-/// A share that is changed, and said again.
+/// Changes a share, and reads its textual form back.
 fn share(pairs: &str) {
     let set: BTreeMap<_, _> =
         pairs.split(',').filter_map(|pair| pair.split_once('=')).map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
@@ -179,7 +179,7 @@ fn share(pairs: &str) {
     }
 }
 
-/// What is given on the command line, and what is added later.
+/// Parses options of the command line, and devices that are added later.
 fn words(text: &str) -> (ConfigSpec, Vec<DeviceSpec>) {
     let (mut spec, mut later) = (ConfigSpec::default(), Vec::new());
     for line in text.lines() {
@@ -208,7 +208,7 @@ fn words(text: &str) -> (ConfigSpec, Vec<DeviceSpec>) {
     (spec, later)
 }
 
-/// The configuration that a file and a command line are.
+/// Returns the configuration from a file and a command line.
 fn load(file: &str, command_line: ConfigSpec) -> Option<Config> {
     let mut memory = File::from(rustix::fs::memfd_create("configuration", MemfdFlags::CLOEXEC).unwrap());
     memory.write_all(file.as_bytes()).unwrap();
@@ -216,7 +216,7 @@ fn load(file: &str, command_line: ConfigSpec) -> Option<Config> {
     Config::load(Some(Path::new(&path)), command_line).inspect_err(|error| assert!(!error.to_string().is_empty())).ok()
 }
 
-/// Between processes of the daemon nothing is lost.
+/// Checks that the configuration is unchanged after transfer between processes of the daemon.
 fn travels(config: &Config) {
     let sent = serde_json::to_vec(config).unwrap();
     assert_eq!(&serde_json::from_slice::<Config>(&sent).unwrap(), config);

@@ -1,5 +1,5 @@
-//! A worker that says anything to its supervisor: frames, replies and requests of its own. And whoever uses the control
-//! socket, with any line.
+//! A worker that sends anything to its supervisor: frames, replies and requests. Also users of the control socket, with
+//! any line.
 #![no_main]
 
 use std::io::Write;
@@ -13,14 +13,14 @@ use pvrdmad::protocol::{FrameReader, HostRequest, Incoming, MAX_HOST_REQUEST, Re
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use serde_json::Value;
 
-/// Bytes of an input. The socket takes them all before anybody reads.
+/// Maximum size of an input. The socket holds it without a reader.
 const MAX_INPUT: usize = 64 << 10;
 
 fuzz_target!(|data: &[u8]| {
     let Some((&mode, data)) = data.split_first() else { return };
     let data = &data[..data.len().min(MAX_INPUT)];
     control(data);
-    // Without the work of finding out how frames are made.
+    // Saves the fuzzer from finding out how frames are built.
     if mode & 1 == 0 {
         content(data);
         return;
@@ -48,7 +48,7 @@ fuzz_target!(|data: &[u8]| {
     assert!(!matches!(reader.receive(&supervisor, most), Ok(Received::Pending)));
 });
 
-/// A line of the control socket. What is taken can be said again; a device is taken apart as when it is added.
+/// Checks a line of the control socket. An accepted one can be written again; a device is parsed as when it is added.
 fn control(line: &[u8]) {
     match Call::parse_line(line).request() {
         Ok(request) => {
@@ -87,7 +87,7 @@ fn content(frame: &[u8]) {
     }
 }
 
-/// Returns `true` if no text in `value` has what a terminal obeys.
+/// Returns `true` if no text in `value` contains terminal control characters.
 fn is_printable(value: &Value) -> bool {
     let plain = |text: &str| !text.contains(char::is_control);
     match value {

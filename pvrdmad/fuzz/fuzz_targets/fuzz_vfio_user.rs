@@ -1,8 +1,7 @@
-//! A client that says anything, with descriptors: through the parser of requests, and over a socket to a small
-//! function.
+//! A client that sends anything, with descriptors: to the parser of requests, and over a socket to a small function.
 //!
-//! All messages are in the socket before the server looks, so that it never waits, and it never writes more than the
-//! socket holds, so that nobody has to read meanwhile.
+//! All messages are in the socket before the server reads, so the server never waits. It never writes more than the
+//! socket holds, so no reader is needed meanwhile.
 #![no_main]
 
 use std::cell::Cell;
@@ -27,7 +26,7 @@ use rustix::fs::MemfdFlags;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-/// Bytes that a socket takes without a reader. Linux counts more than the payload.
+/// Bytes that fit into a socket without a reader. Linux counts more than the payload.
 const SOCKET_BUFFER: usize = 200 << 10;
 
 /// Most messages of one input.
@@ -145,7 +144,7 @@ impl Message {
     }
 }
 
-/// As many messages as the input has bytes for.
+/// A sequence of messages, as long as the input has bytes.
 #[derive(Debug)]
 struct Messages(Vec<Message>);
 
@@ -159,7 +158,8 @@ impl<'a> Arbitrary<'a> for Messages {
     }
 }
 
-/// A function that checks what the server promises it: accesses inside its regions, and a reset at the end.
+/// A function that checks the guarantees of the server: accesses are inside its regions, and there is a reset at the
+/// end.
 struct Function {
     reset: AtomicBool,
     irqs: Arc<IrqTable>,
@@ -208,7 +208,7 @@ impl PciFunction for Function {
     }
 }
 
-/// Sends bytes with descriptors. `false`: the socket is full.
+/// Sends bytes with descriptors. Returns `false` if the socket is full.
 fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -219,7 +219,8 @@ fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> bo
     rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags).is_ok_and(|sent| sent == bytes.len())
 }
 
-/// What must be answered: the headers of messages that reach the server whole, up to one that cannot be delimited.
+/// Returns the headers of messages that must be answered: those that reach the server completely, up to one whose end
+/// is unknown.
 fn expected(bytes: &[u8]) -> Vec<Header> {
     let (mut rest, mut expected) = (bytes, Vec::new());
     while let Some((header, body)) = rest.split_first_chunk::<HEADER_SIZE>() {
@@ -299,7 +300,7 @@ fuzz_target!(|input: (bool, Messages)| {
         sent.extend(bytes);
     }
     client.shutdown(Shutdown::Write).unwrap();
-    // A reply that finds no room ends the connection.
+    // A reply that does not fit into the socket ends the connection.
     server.set_nonblocking(true).unwrap();
 
     let irqs = Arc::new(IrqTable::default());
@@ -324,7 +325,7 @@ fuzz_target!(|input: (bool, Messages)| {
     assert_eq!(memory.mapped_bytes(), 0);
     drop(server);
     let mut bytes = Vec::new();
-    // Descriptors of ours that the server had not taken make this end with an error.
+    // Fails if the server has not received all descriptors.
     let _ = client.read_to_end(&mut bytes);
     let expected = expected(&sent);
     let replies = replies(&bytes);

@@ -29,24 +29,24 @@ pub const STANDARD_INPUT: &str = "-";
 /// Most bytes of a configuration on standard input, whose length is unknown in advance.
 const MAX_FILE: u64 = 16 << 20;
 
-/// What the file gives, or the command line.
+/// Values from the file, or from the command line.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigSpec {
-    /// What carries the traffic.
+    /// The adapter that carries the traffic.
     #[serde(default, deserialize_with = "word")]
     pub backend: Option<BackendSpec>,
-    /// Where to answer questions.
+    /// The control socket.
     #[serde(default, deserialize_with = "path_or_table")]
     pub control: Option<ControlSpec>,
-    /// Where metrics can be fetched.
+    /// The metrics server.
     #[serde(default, deserialize_with = "word")]
     pub metrics: Option<MetricsSpec>,
-    /// What has a process of its own.
+    /// Units that get a process of their own.
     pub isolate: Option<Isolate>,
-    /// Whether these processes are kept from the rest of the host.
+    /// Confinement of these processes.
     pub sandbox: Option<SandboxMode>,
-    /// Whether packets may be captured.
+    /// Permission to capture packets.
     pub captures: Option<Switch>,
     /// Parameters of congestion control, in the file only.
     #[serde(default)]

@@ -101,7 +101,7 @@ impl serde::de::Error for PairsError {
 #[derive(Clone, Copy)]
 struct Value<'a> {
     key: &'a str,
-    /// Not empty.
+    /// Never empty.
     values: &'a [&'a str],
 }
 

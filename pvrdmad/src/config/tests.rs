@@ -483,7 +483,7 @@ fn a_configuration_travels() {
         multipath = "off"
         "#;
     let mut config = Config::merge(toml::from_str(file).unwrap(), args(&[])).unwrap();
-    // Not valid in a file, but for programs that embed a device.
+    // A setting that no file can have, but that a program which embeds a device can make.
     config.networks[0].devices[0].config.limits.verbs.atomics = false;
     let backend = "ibverbs,device=a,port=2,gid-index=3,cm=umad,poll=7,addresses=10.0.0.0/8+fd00::/64".parse().unwrap();
     for config in [Config { backend, ..config.clone() }, config] {

@@ -29,7 +29,7 @@ pub(crate) use stand_in::{entrust, tell_end};
 use watcher::{Watch, Watcher};
 
 counters! {
-    /// What became of the doorbell pages that a device lends to its VMM.
+    /// Counters of the doorbell pages that a device exports to its VMM.
     pub struct DoorbellCounters {
         /// Doorbell pages of processes that were touched while they were away. Each is a fault of the guest's.
         doorbell_faults,

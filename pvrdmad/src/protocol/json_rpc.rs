@@ -12,7 +12,7 @@ use super::text::printable_text;
 use crate::events::Event;
 
 /// Available methods.
-pub(crate) const METHODS: [&str; 12] = [
+pub(crate) const METHODS: [&str; 13] = [
     "hello",
     "status",
     "show",
@@ -23,6 +23,7 @@ pub(crate) const METHODS: [&str; 12] = [
     "limits",
     "share",
     "fault",
+    "upgrade",
     "log-level",
     "events",
 ];
@@ -217,6 +218,7 @@ pub(crate) fn response<S: Serialize>(id: &Value, reply: &Reply<S>) -> serde_json
         Reply::Objects(objects) => result(id, objects),
         Reply::Limits(limits) => result(id, limits),
         Reply::Share(words) => result(id, words),
+        Reply::Upgraded(upgraded) => result(id, upgraded),
         Reply::Capturing {} | Reply::Events {} | Reply::Done {} => result(id, &json!({})),
         Reply::Error(problem) => error(id, &CallRefused { code: REFUSED, message: problem.clone() }),
     }

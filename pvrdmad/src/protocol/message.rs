@@ -15,7 +15,7 @@ use crate::status::WorkerStatus;
 
 /// Version of the requests. A worker of another version refuses [`Request::Hello`]; a daemon of another version reports
 /// it.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// State of an uplink's interface, as far as links of devices follow it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -106,6 +106,12 @@ pub enum Request {
         /// A level, or a filter in the syntax of `RUST_LOG`.
         level: LogFilter,
     },
+    /// Replaces the workers of networks by new ones of the installed program, which take the devices with their clients.
+    Upgrade {
+        /// Name of the network. Absent: all networks, one after the other.
+        #[serde(default)]
+        network: Option<String>,
+    },
     /// Subscribes to all events from now on. The connection carries nothing else afterwards.
     Events {},
     /// Internal: the first request. Descriptors: the socket of [`super::HostRequest`]s, then those of the uplink.
@@ -142,6 +148,21 @@ pub enum Request {
         #[serde(default)]
         doorbells: DoorbellSetup,
     },
+    /// Internal: as [`Self::Serve`], but the device arrives with [`Self::TakeOver`].
+    Expect {
+        /// Complete description of the device.
+        device: Box<Device>,
+        /// Administrative state of its link.
+        link: LinkState,
+        /// The way in which its doorbells are implemented.
+        #[serde(default)]
+        doorbells: DoorbellSetup,
+    },
+    /// Internal: gives all devices to the worker at the other end of the socket that comes with the request. The process
+    /// ends after the reply, unless that is an error.
+    HandOver {},
+    /// Internal: takes all expected devices from the worker at the other end of the socket that comes with the request.
+    TakeOver {},
 }
 
 /// Configuration of a worker.
@@ -176,8 +197,15 @@ impl Request {
             | Self::Share { .. }
             | Self::Fault { .. }
             | Self::LogLevel { .. }
+            | Self::Upgrade { .. }
             | Self::Events {} => false,
-            Self::Hello { .. } | Self::Carrier { .. } | Self::StartCapture { .. } | Self::Serve { .. } => true,
+            Self::Hello { .. }
+            | Self::Carrier { .. }
+            | Self::StartCapture { .. }
+            | Self::Serve { .. }
+            | Self::Expect { .. }
+            | Self::HandOver {}
+            | Self::TakeOver {} => true,
         }
     }
 
@@ -190,13 +218,15 @@ impl Request {
             | (Self::StartCapture { .. }, Reply::Capturing {})
             | (Self::Events {}, Reply::Events {})
             | (Self::Limits { .. }, Reply::Limits(_))
-            | (Self::Share { .. }, Reply::Share(_)) => true,
+            | (Self::Share { .. }, Reply::Share(_))
+            | (Self::Upgrade { .. }, Reply::Upgraded(_)) => true,
             (
                 Self::Status { .. }
                 | Self::Show { .. }
                 | Self::StartCapture { .. }
                 | Self::Limits { .. }
                 | Self::Share { .. }
+                | Self::Upgrade { .. }
                 | Self::Events {},
                 _,
             ) => false,
@@ -206,7 +236,7 @@ impl Request {
 
     /// Returns `true` if performing this request changes a worker's number of devices.
     pub const fn changes_devices(&self) -> bool {
-        matches!(self, Self::Serve { .. } | Self::RemoveDevice { .. })
+        matches!(self, Self::Serve { .. } | Self::RemoveDevice { .. } | Self::TakeOver {})
     }
 
     /// Returns the length in bytes of the longest reply of a worker with `devices` devices.
@@ -235,10 +265,25 @@ pub enum Reply<S = WorkerStatus> {
     Limits(Vec<LimitStatus>),
     /// Share of a device by key.
     Share(BTreeMap<String, String>),
+    /// Result of an upgrade, by network.
+    Upgraded(Vec<Upgraded>),
     /// The request was performed.
     Done {},
     /// The request failed.
     Error(String),
+}
+
+/// Result of a network's upgrade: either how long its guests were not served, or why it was not upgraded.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Upgraded {
+    /// Name of the network.
+    pub network: String,
+    /// Time in milliseconds during which its guests were not served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub millis: Option<u64>,
+    /// Reason why the network was not upgraded. Unless it ended, its guests are served as before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 impl Reply {

@@ -19,5 +19,5 @@ mod text;
 
 pub use self::frame::{Frame, FrameError, FrameReader, Received};
 pub use self::host::{HostReply, HostRequest, MAX_HOST_REQUEST};
-pub use self::message::{Carrier, Incoming, NetworkSetup, Outgoing, Reply, Request, VERSION};
+pub use self::message::{Carrier, Incoming, NetworkSetup, Outgoing, Reply, Request, Upgraded, VERSION};
 pub use self::text::{is_printable_json, printable, printable_text};

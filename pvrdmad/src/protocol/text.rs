@@ -10,7 +10,7 @@ pub fn printable_text(text: &str) -> String {
     text.chars().map(|c| if is_printable(c) { c } else { REPLACEMENT }).collect()
 }
 
-/// Does the same for all strings in `value`, including names of members.
+/// Applies [`printable_text`] to all strings in `value`, including names of members.
 pub fn printable(value: Value) -> Value {
     match value {
         Value::String(text) => Value::String(printable_text(&text)),

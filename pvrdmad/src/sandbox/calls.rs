@@ -311,7 +311,7 @@ static PACE: Group = Group {
 /// well.
 static LEND: Group = Group {
     name: "lend",
-    purpose: "giving a keeper the socket of a client, and a client the file of doorbell pages",
+    purpose: "giving a keeper the socket of a client, a client the file of doorbell pages, and the next worker all of a network",
     calls: &[call("sendmsg", libc::SYS_sendmsg)],
 };
 
@@ -534,7 +534,7 @@ pub(super) fn lookups() -> impl Iterator<Item = c_long> {
 /// Returns the groups of a kind of thread.
 pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> {
     let mut groups: Vec<&Group> = match kind {
-        ThreadKind::Main => vec![&RUNTIME, &PROTOCOL, &GUEST, &LINK],
+        ThreadKind::Main => vec![&RUNTIME, &PROTOCOL, &GUEST, &LINK, &LEND],
         ThreadKind::Launcher => return base(profile),
         ThreadKind::Supervisor => vec![&RUNTIME, &PROTOCOL],
         ThreadKind::Accept => vec![&RUNTIME, &ACCEPT, &GUEST, &ASK, &LEND],

@@ -2,12 +2,12 @@
 
 use clap::ValueEnum;
 
-/// What the process serves a network with.
+/// Adapter with which the process serves a network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Profile {
     /// The software adapter: it opens nothing, and sends to the peers of connected sockets.
     Rxe,
-    /// The same with frames that are sent to addresses, by VXLAN or a packet socket.
+    /// The software adapter with links whose frames have destination addresses (VXLAN, packet sockets).
     RxeAddressed,
     /// The host's adapter: libibverbs reads its configuration and `/sys` and opens the adapter's device nodes whenever
     /// a guest's driver starts.
@@ -15,7 +15,7 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// The word for it on a command line.
+    /// Returns the word for the command line.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Rxe => "rxe",
@@ -30,6 +30,6 @@ impl Profile {
 pub enum Mismatch {
     /// The call fails with EPERM.
     Refuse,
-    /// The kernel kills the process with SIGSYS: for tests, which find calls that a filter lacks by this.
+    /// The kernel kills the process with SIGSYS. Tests use this to find calls that a filter lacks.
     Kill,
 }

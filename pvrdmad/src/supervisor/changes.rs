@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pvrdma_dev::LimitStatus;
 
@@ -164,6 +164,19 @@ impl Network {
             Ok(_) => Err("its worker's reply is not understood".to_owned()),
             Err(error) => Err(format!("{}: it is set, and follows", self.failure(error))),
         }
+    }
+
+    /// Hands the network over to a new worker. Returns how long its guests were not served.
+    ///
+    /// # Errors
+    /// The network has no process of its own, or the hand-over was refused. The guests are served as before.
+    pub(super) fn hand_over(&self) -> Result<Duration, String> {
+        let Runs::Process(process) = &*self.runs else {
+            return Err("it has no process of its own (isolate=none)".to_owned());
+        };
+        let deadline = Instant::now() + self.plan.timing.start;
+        let _turn = self.turn(deadline)?;
+        process.hand_over(deadline)
     }
 
     /// Injects faults into the uplink, or stops injecting them.

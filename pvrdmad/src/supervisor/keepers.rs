@@ -122,6 +122,14 @@ impl Keepers {
         Ok(ours)
     }
 
+    /// Lets each device start as many keepers as a new one may: the next worker starts its own, which neither the client
+    /// nor the worker has caused.
+    pub(super) fn renew_budgets(&self) {
+        for kept in self.devices.lock().kept.values_mut() {
+            kept.starts = Budget::new(STARTS, Instant::now());
+        }
+    }
+
     /// Kills the keeper of a device, and waits a moment for its end.
     pub(super) fn end(&self, device: &str) {
         let kept = self.devices.lock().kept.remove(device);

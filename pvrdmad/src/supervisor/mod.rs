@@ -9,6 +9,7 @@ mod carrier;
 mod changes;
 mod connection;
 mod doorbells;
+mod hand_over;
 mod joining;
 mod keepers;
 mod network;
@@ -52,7 +53,7 @@ use self::timing::Timing;
 use crate::config::{Config, Device, DeviceSpec, FaultWord, LinkSpec, LinkState, Network as Description, SocketPlace};
 use crate::events::{Event, Events};
 use crate::logging::{self, LogFilter};
-use crate::protocol::{Reply, Request};
+use crate::protocol::{Reply, Request, Upgraded};
 use crate::socket::Inherited;
 use crate::status::{DaemonStatus, DeviceReport};
 
@@ -268,6 +269,28 @@ impl Supervisor {
                 Err(format!("{problem}: it is removed, but its VM has it until the worker goes on or ends"))
             }
         }
+    }
+
+    /// Replaces the workers of a network, or of all networks, by new ones that take the devices with their clients.
+    /// Returns the result for each network.
+    ///
+    /// # Errors
+    /// There is no such network.
+    pub(crate) fn upgrade(&self, network: Option<&str>) -> Result<Vec<Upgraded>, String> {
+        let mut networks = self.all();
+        networks.retain(|known| network.is_none_or(|network| known.name() == network));
+        if let Some(network) = network.filter(|_| networks.is_empty()) {
+            return Err(format!("there is no network '{network}'"));
+        }
+        // One after the other: each needs the processor, and a failure concerns one network only.
+        let upgraded = |network: &Arc<Network>| {
+            let (millis, problem) = match network.hand_over() {
+                Ok(blackout) => (Some(u64::try_from(blackout.as_millis()).unwrap_or(u64::MAX)), None),
+                Err(problem) => (None, Some(problem)),
+            };
+            Upgraded { network: network.name().to_owned(), millis, problem }
+        };
+        Ok(networks.iter().map(upgraded).collect())
     }
 
     /// Sets the link of a device up or down.

@@ -2,8 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
@@ -13,6 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::connection::{CallError, Connection};
+use super::hand_over::{HandOverError, HandOverResult};
 use super::joining::Joinable;
 use super::plan::{Plan, Planned, Settings};
 use super::program::Program;
@@ -27,6 +30,7 @@ use crate::protocol::{Reply, Request};
 pub(super) struct Process {
     plan: Arc<Plan>,
     lives: Arc<Lives>,
+    /// Wakes the thread that watches the worker, to stop it or to replace it by another one.
     stop: OwnedFd,
     thread: Option<Joinable>,
 }
@@ -37,6 +41,10 @@ struct Lives {
     life: Mutex<Life>,
     /// Notified when a worker begins to serve, or when there will be none any more.
     changed: Condvar,
+    /// The network ends.
+    stopping: AtomicBool,
+    /// A hand-over is wanted: receives its result.
+    wanted: Mutex<Option<SyncSender<HandOverResult>>>,
 }
 
 /// State of the workers so far.
@@ -140,11 +148,38 @@ impl Process {
         connection.ask(request, &fds, self.plan.count().saturating_add(1))
     }
 
+    /// Replaces the worker by a new one that takes its devices with their clients. Returns how long the guests were not
+    /// served.
+    ///
+    /// # Errors
+    /// The devices stay with the worker, or with the next one if this one has ended meanwhile.
+    pub(super) fn hand_over(&self, deadline: Instant) -> HandOverResult {
+        let (done, result) = sync_channel(1);
+        {
+            let mut wanted = self.lives.wanted.lock();
+            if wanted.is_some() {
+                return Err("another hand-over is in progress".to_owned());
+            }
+            *wanted = Some(done);
+        }
+        self.wake();
+        match result.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Timeout) => Err("it takes too long, and goes on".to_owned()),
+            Err(RecvTimeoutError::Disconnected) => Err("the network ends".to_owned()),
+        }
+    }
+
     /// Requests the worker's end, without waiting for it.
     pub(super) fn begin_stop(&self) {
+        self.lives.stopping.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
         if let Err(error) = rustix::io::write(&self.stop, &1u64.to_ne_bytes()) {
             // Log: once for a network.
-            error!("cannot stop a worker: {error}");
+            error!("cannot wake the thread that watches a worker: {error}");
         }
     }
 }
@@ -161,10 +196,10 @@ impl Drop for Process {
 }
 
 /// Thread that keeps a worker running. The kernel ends the process when this thread ends for any reason.
-struct Keeper {
-    plan: Arc<Plan>,
-    program: Program,
-    stop: OwnedFd,
+pub(super) struct Keeper {
+    pub(super) plan: Arc<Plan>,
+    pub(super) program: Program,
+    pub(super) stop: OwnedFd,
     lives: Arc<Lives>,
     /// Receives the result of the first start.
     first: Option<SyncSender<Result<(), String>>>,
@@ -203,18 +238,21 @@ impl Keeper {
         }
     }
 
-    /// Runs one worker, from its start to its end.
-    fn live(&mut self) -> (Option<u32>, End) {
+    /// Starts a process. Also returns the worker's end of the upcall socket.
+    pub(super) fn start(&self, program: &Path) -> io::Result<(Session, OwnedFd)> {
         let mut arguments = self.program.arguments.clone();
         arguments.extend(self.plan.confinement().map(str::to_owned));
         arguments.push(self.plan.name().to_owned());
-        let started =
-            Session::start(&self.program.path, &arguments, self.plan.name(), &self.plan.services, &self.plan.timing);
-        let (mut session, upcalls) = match started {
+        Session::start(program, &arguments, self.plan.name(), &self.plan.services, &self.plan.timing)
+    }
+
+    /// Runs one worker, and those to which it hands its devices over, from its start to the end of the last one.
+    fn live(&mut self) -> (Option<u32>, End) {
+        let (mut session, upcalls) = match self.start(&self.program.path) {
             Ok(started) => started,
             Err(error) => return (None, End::System(error)),
         };
-        let pid = session.pid();
+        let mut pid = session.pid();
         let end = match self.set_up(&mut session, upcalls) {
             Err(end) => end,
             Ok(()) => {
@@ -224,9 +262,18 @@ impl Keeper {
                     // Log: the pause before each start bounds how often.
                     info!("network {}: a new worker serves (process {pid})", self.plan.name());
                 }
-                let end = session.run(&self.stop, self.plan.timing.hung);
-                self.lives.life.lock().running = None;
-                end
+                loop {
+                    let end = session.run(&self.stop, self.plan.timing.hung);
+                    // Requests wait for the result of a hand-over as for the next worker.
+                    self.lives.life.lock().running = None;
+                    if !matches!(end, End::Stopped) || self.is_stopping() {
+                        break end;
+                    }
+                    if let Err(end) = self.hand_over_if_wanted(&mut session) {
+                        break end;
+                    }
+                    pid = session.pid();
+                }
             }
         };
         let Timing { stop, kill, .. } = self.plan.timing;
@@ -241,15 +288,39 @@ impl Keeper {
         (Some(pid), end)
     }
 
+    /// Returns `true` if the network ends. Otherwise the thread was woken for another reason, and can be woken again.
+    fn is_stopping(&self) -> bool {
+        // Cleared first: a stop that is requested afterwards wakes the thread again.
+        let _ = rustix::io::read(&self.stop, &mut [0; 8]);
+        self.lives.stopping.load(Ordering::Acquire)
+    }
+
+    /// Hands the devices over if that is wanted. The session is that of the next worker then, and that of the same
+    /// worker after a refusal.
+    fn hand_over_if_wanted(&self, session: &mut Session) -> Result<(), End> {
+        let wanted = self.lives.wanted.lock().take();
+        if let Some(wanted) = wanted {
+            let (result, end) = match self.hand_over(session) {
+                Ok(blackout) => (Ok(blackout), Ok(())),
+                Err(HandOverError::Refused(problem)) => (Err(problem), Ok(())),
+                Err(HandOverError::Ended(end)) => (Err(format!("its worker {end}")), Err(end)),
+            };
+            let _ = wanted.try_send(result);
+            end?;
+        }
+        let mut life = self.lives.life.lock();
+        life.running = Some((session.pid(), Arc::clone(session.connection())));
+        self.lives.changed.notify_all();
+        Ok(())
+    }
+
     /// Configures a new worker. On success, its state equals the plan and it accepts requests.
     fn set_up(&self, session: &mut Session, upcalls: OwnedFd) -> Result<(), End> {
-        let fds: Vec<_> = [upcalls].into_iter().chain(self.plan.uplink()?).collect();
-        self.call(session, self.plan.hello(), &fds)?;
-        let (mut given, mut set) = (Vec::new(), self.plan.first_settings());
+        let (mut given, mut set) = (Vec::new(), self.greet(session, upcalls)?);
         loop {
             // Settings come first, because devices begin with the current carrier.
             self.give_settings(session, &mut set)?;
-            self.give(session, &mut given)?;
+            self.give(session, &mut given, |request| request)?;
             // The plan may have changed meanwhile. It is compared under the lock: a later change finds the worker in
             // `running` and is sent to it.
             let mut life = self.lives.life.lock();
@@ -261,8 +332,21 @@ impl Keeper {
         }
     }
 
-    /// Updates the devices of a worker from `given` to the current plan.
-    fn give(&self, session: &mut Session, given: &mut Vec<Arc<Planned>>) -> Result<(), End> {
+    /// Sends a new worker its configuration without devices. Returns its settings.
+    pub(super) fn greet(&self, session: &mut Session, upcalls: OwnedFd) -> Result<Settings, End> {
+        let fds: Vec<_> = [upcalls].into_iter().chain(self.plan.uplink()?).collect();
+        self.call(session, self.plan.hello(), &fds)?;
+        Ok(self.plan.first_settings())
+    }
+
+    /// Updates the devices of a worker from `given` to the current plan. `change` may change the requests for new
+    /// devices.
+    pub(super) fn give(
+        &self,
+        session: &mut Session,
+        given: &mut Vec<Arc<Planned>>,
+        change: impl Fn(Request) -> Request,
+    ) -> Result<(), End> {
         let planned = self.plan.devices();
         let lacks = |list: &[Arc<Planned>], one: &Arc<Planned>| !list.iter().any(|other| Arc::ptr_eq(other, one));
         for gone in given.iter().filter(|one| lacks(&planned, one)) {
@@ -275,7 +359,7 @@ impl Keeper {
             }
             // Removed meanwhile: the next look at the plan shows it.
             let Some((request, fds)) = new.request(&self.plan.stand_ins)? else { continue };
-            self.call(session, request, &fds).map_err(|end| match end {
+            self.call(session, change(request), &fds).map_err(|end| match end {
                 End::Refused(problem) => End::Refused(format!("device {}: {problem}", new.name())),
                 end => end,
             })?;
@@ -285,7 +369,7 @@ impl Keeper {
     }
 
     /// Updates the settings of a worker from `set` to the current ones.
-    fn give_settings(&self, session: &mut Session, set: &mut Settings) -> Result<(), End> {
+    pub(super) fn give_settings(&self, session: &mut Session, set: &mut Settings) -> Result<(), End> {
         let now = self.plan.settings();
         if now.carrier() != set.carrier() {
             self.call(session, Request::Carrier { carrier: now.carrier() }, &[])?;
@@ -301,7 +385,7 @@ impl Keeper {
         Ok(())
     }
 
-    fn call(&self, session: &mut Session, request: Request, fds: &[OwnedFd]) -> Result<(), End> {
+    pub(super) fn call(&self, session: &mut Session, request: Request, fds: &[OwnedFd]) -> Result<(), End> {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         session.call(request, &fds, &self.stop, self.plan.timing.start)
     }
@@ -348,7 +432,12 @@ impl Keeper {
             match rustix::event::poll(&mut poll, Timespec::try_from(left).ok().as_ref()) {
                 Err(Errno::INTR) => {}
                 Ok(0) => return true,
-                Ok(_) => return false,
+                Ok(_) if self.is_stopping() => return false,
+                Ok(_) => {
+                    if let Some(wanted) = self.lives.wanted.lock().take() {
+                        let _ = wanted.try_send(Err("no worker serves the network now".to_owned()));
+                    }
+                }
                 Err(errno) => {
                     // Log: the last of this thread.
                     error!("network {}: {}", self.plan.name(), io::Error::from(errno));

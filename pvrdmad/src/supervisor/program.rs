@@ -9,6 +9,9 @@ use crate::keeper;
 pub(crate) struct Program {
     /// Path of the executable.
     pub(crate) path: PathBuf,
+    /// Path at which the executable was installed when this process started. An upgrade of the package puts the next
+    /// version there.
+    pub(crate) installed: Option<PathBuf>,
     /// Arguments in front of the network's name, which is included so that lists of processes show it.
     pub(crate) arguments: Vec<String>,
     /// Arguments that start a keeper.
@@ -20,6 +23,7 @@ impl Program {
     /// meanwhile.
     pub(crate) fn own() -> Self {
         let [arguments, keeper] = ["worker", keeper::ARGUMENT].map(|word| vec![word.to_owned()]);
-        Self { path: PathBuf::from("/proc/self/exe"), arguments, keeper }
+        let installed = std::env::current_exe().ok();
+        Self { path: PathBuf::from("/proc/self/exe"), installed, arguments, keeper }
     }
 }

@@ -173,6 +173,19 @@ impl Session {
         }
     }
 
+    /// Waits for the reply to a request that was sent before. Returns `None` if it is time to stop.
+    ///
+    /// # Errors
+    /// The worker ended, or took too long.
+    pub(super) fn wait(
+        &mut self,
+        reply: &Receiver<Reply>,
+        stop: &OwnedFd,
+        patience: Duration,
+    ) -> Result<Option<Reply>, End> {
+        self.pump_until(Some(reply), stop, patience)
+    }
+
     /// Serves the worker's sockets until it ends.
     pub(super) fn run(&mut self, stop: &OwnedFd, patience: Duration) -> End {
         match self.pump_until(None, stop, patience) {
@@ -284,8 +297,8 @@ impl Session {
         }
     }
 
-    /// Ends the process: closes its socket, gives it `stop` to exit, and then kills it, with `kill` for that. Upcalls
-    /// that it sent before are still processed.
+    /// Ends the process: closes its socket, gives it the time `stop` to exit, then kills it and waits for at most the
+    /// time `kill`. Upcalls that it sent before are still processed.
     pub(super) fn end(mut self, stop: Duration, kill: Duration) {
         self.kill = kill;
         self.connection.end();

@@ -1,4 +1,4 @@
-//! A hostile VMM's messages: at random around a good beginning, over memory that is as bad.
+//! Messages of a hostile VMM: random ones around a valid beginning, with hostile guest memory.
 #![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "for tests, which end with what goes wrong")]
 
 use std::fs::File;
@@ -20,27 +20,27 @@ use super::Dice;
 use crate::vfio_user::message::{Command, HEADER_SIZE, Header};
 
 const PAGE: u64 = 4096;
-/// Pages of its guest: the shared region, two slots, two rings with their directories, and more.
+/// Number of guest pages: the shared region, two slots, two rings with their directories, and more.
 const PAGES: u64 = 64;
 const BUS: u64 = MEMORY_BASE;
 
-/// What is behind a socket.
+/// Function behind a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
     /// The RDMA adapter.
     Rdma,
-    /// The network card with this address. Those of its victims differ in the last octet.
+    /// The network function with this MAC address. The addresses of its victims differ in the last byte.
     Network(MacAddr),
 }
 
-/// A client that says anything, and what it has: memory, and an event for all its interrupts.
+/// A client that sends arbitrary messages, with its memory, and one event for all its interrupts.
 #[derive(Debug)]
 pub struct HostileClient {
     file: File,
     event: OwnedFd,
 }
 
-/// One that talks.
+/// A conversation of the client with a server.
 struct Talk<'a> {
     stream: &'a UnixStream,
     dice: &'a mut Dice,
@@ -49,22 +49,22 @@ struct Talk<'a> {
 }
 
 impl HostileClient {
-    /// A client with fresh memory.
+    /// Creates a client with fresh memory.
     pub fn new(dice: &mut Dice) -> Self {
         let file = File::from(rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(PAGES * PAGE).unwrap();
-        // One that blocks, at times.
+        // Sometimes an event whose writes block.
         let flags = if dice.one_in(2) { EventfdFlags::NONBLOCK } else { EventfdFlags::empty() };
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | flags).unwrap();
         Self { file, event }
     }
 
-    /// Says all that it has to say, as far as the socket takes it without waiting, and no more after that.
+    /// Sends messages until the conversation ends or the socket is full.
     pub fn talk(&self, stream: &UnixStream, dice: &mut Dice, behind: Behind) {
         Talk { stream, dice, file: &self.file, event: &self.event }.talk(behind);
     }
 
-    /// Takes the memory away, which somebody may be using.
+    /// Truncates the memory, which may be in use.
     pub fn truncate(&self) {
         self.file.set_len(0).unwrap();
     }
@@ -84,7 +84,7 @@ impl Talk<'_> {
         for _ in 0..self.dice.below(40) {
             self.say();
         }
-        // Who was not answered in time may be hung up on.
+        // The server may disconnect a client that did not read a reply in time.
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
@@ -101,7 +101,7 @@ impl Talk<'_> {
         if !descriptors.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(descriptors));
         }
-        // What does not fit is not said.
+        // A message that does not fit into the socket is not sent.
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let _ = rustix::net::sendmsg(self.stream, &[IoSlice::new(&bytes)], &mut control, flags);
     }
@@ -120,7 +120,7 @@ impl Talk<'_> {
         MmapRegion::from_file(offset, (PAGES * PAGE) as usize).unwrap()
     }
 
-    /// What a VMM does: memory, and interrupts.
+    /// Does what a VMM does: maps memory and sets interrupts.
     fn connect(&mut self) {
         let (file, event) = (self.file.as_fd(), self.event.as_fd());
         let map = [words(&[32, 3]), longs(&[0, BUS, PAGES * PAGE])].concat();
@@ -128,13 +128,14 @@ impl Talk<'_> {
         self.send(Command::DEVICE_SET_IRQS, &words(&[20, 0x24, 2, 0, 3]), &[event; 3]);
     }
 
-    /// What a VMM and a network driver do, with frames to everybody under way, and buffers for theirs.
+    /// Does what a VMM and a network driver do, with frames for all guests in the transmit ring and with receive
+    /// buffers.
     fn bring_up_network(&mut self, mac: MacAddr) {
         let memory = self.memory();
         let store = |at: u64, bytes: &[u8]| {
             memory.as_volatile_slice().write_slice(bytes, (at - BUS) as usize).unwrap();
         };
-        // The shared area, and the descriptors of a queue each way: rings of 32 on pages of their own.
+        // The shared area, and the descriptors of a queue in each direction: rings of 32 entries on separate pages.
         let shared = [(0, 0xbabe_fee1), (24, 5), (40, page(1)), (52, 512 | 1500 << 32), (120, 7)];
         shared.iter().for_each(|&(at, value)| store(page(0) + at, &value.to_le_bytes()));
         store(page(0) + 62, &[1, 1]);
@@ -148,17 +149,17 @@ impl Talk<'_> {
             let victim = self.dice.byte() % 8;
             let [a, b, c, d, e, _] = mac.0;
             let to = self.dice.pick(&[[0xff; 6], [a, b, c, d, e, victim]]);
-            // Who says to be somebody else is not heard.
+            // A frame with the source address of another device is dropped.
             let from = if self.dice.one_in(8) { [a, b, c, d, e, victim] } else { mac.0 };
             let kind = self.dice.pick(&[[0x08, 0], [0x86, 0xdd], [0x89, 0x15], [0x88, 0xcc]]);
             let len = 14 + self.dice.below(1400);
             let payload = self.dice.bytes(len - 14);
             store(page(16 + at), &[&to[..], &from, &kind, &payload].concat());
-            // A whole frame, and a buffer of a page: what the device may take.
+            // A complete frame, and a receive buffer of a page.
             store(page(2) + 16 * at, &[page(16 + at), (len | 1 << 14) as u64 | 3 << 44].map(u64::to_le_bytes).concat());
             store(page(4) + 16 * at, &[page(16 + at), 2048 | 1 << 31].map(u64::to_le_bytes).concat());
         }
-        // Any of it may be anything.
+        // Overwrites random words of it.
         if self.dice.one_in(2) {
             for _ in 0..self.dice.below(8) {
                 let at = page(self.dice.below(8) as u64) + 8 * self.dice.below(64) as u64;
@@ -177,7 +178,7 @@ impl Talk<'_> {
         }
     }
 
-    /// What a VMM and a driver do, so that there is something to attack.
+    /// Does what a VMM and a driver do, so that there are objects to attack.
     fn bring_up(&mut self) {
         let memory = self.memory();
         let store = |at: u64, value: u64| memory.as_volatile_slice().write_obj(value, (at - BUS) as usize).unwrap();
@@ -193,7 +194,7 @@ impl Talk<'_> {
             store(page(directory + 1) + 8, page(21 + directory));
         }
         self.connect();
-        // BAR 2 where the region says, memory and bus mastering on.
+        // Places BAR 2 at the address in the shared region, and enables memory accesses and bus mastering.
         self.write(7, 0x18, &longs(&[0x80_0000_0000 | 4]));
         self.write(7, 4, &[6, 0]);
         for (at, value) in [(register::DSRLOW, BUS as u32), (register::DSRHIGH, 0), (register::IMR, 0)] {
@@ -209,7 +210,7 @@ impl Talk<'_> {
         self.register(register::REQUEST, 0);
     }
 
-    /// A message: one that makes sense in part, or none.
+    /// Sends a message: a partly valid one, or random bytes.
     fn say(&mut self) {
         let dice = &mut *self.dice;
         let page = |dice: &mut Dice| u64::from(dice.number()) * PAGE;

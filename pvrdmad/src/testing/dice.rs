@@ -1,16 +1,16 @@
-//! Numbers at random that are the same for a seed.
+//! Random numbers that a seed determines.
 #![expect(clippy::unwrap_used, reason = "for tests, which end with what goes wrong")]
 
 use pvrdma_verbs::Random;
 
-/// A generator. Each actor has its own, so that what one does depends on no other.
+/// A random number generator. Each actor has its own, so that its choices do not depend on other actors.
 #[derive(Debug)]
 pub struct Dice(Random);
 
 impl Dice {
-    /// A generator for an actor of a run.
+    /// Creates the generator of an actor in a run.
     pub fn new(seed: u64, actor: u64) -> Self {
-        // Never 0, which gives zeroes only; and the first numbers of a small state are small.
+        // A state of 0 would only give zeros, and a small state starts with small numbers.
         let mut dice = Self(Random::Seed((seed << 8 | actor).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1));
         (0..8).for_each(|_| _ = dice.word());
         dice
@@ -21,32 +21,32 @@ impl Dice {
         self.0.draw().unwrap()
     }
 
-    /// Any, of 64 bits.
+    /// Returns any number of 64 bits.
     pub fn long(&mut self) -> u64 {
         u64::from(self.word()) << 32 | u64::from(self.word())
     }
 
-    /// Any, of 8 bits.
+    /// Returns any byte.
     pub fn byte(&mut self) -> u8 {
         self.word().to_le_bytes()[0]
     }
 
-    /// Below `end`, which is not 0.
+    /// Returns a number below `end`, which is not 0.
     pub fn below(&mut self, end: usize) -> usize {
         self.word() as usize % end
     }
 
-    /// `true` once in so many times.
+    /// Returns `true` with a probability of 1/`count`.
     pub fn one_in(&mut self, count: usize) -> bool {
         self.below(count) == 0
     }
 
-    /// One of these, of which there is one at least.
+    /// Returns one of these elements. There must be at least one.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
 
-    /// So many bytes.
+    /// Returns `len` random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len + 4);
         while bytes.len() < len {
@@ -56,7 +56,7 @@ impl Dice {
         bytes
     }
 
-    /// A number of the kind that handles, sizes and masks are made of.
+    /// Returns a number as it occurs in handles, sizes and masks.
     pub fn number(&mut self) -> u32 {
         match self.below(8) {
             0..4 => self.word() % 8,

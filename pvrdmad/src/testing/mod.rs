@@ -1,5 +1,5 @@
-//! What tests of the daemon share (feature `testing`): the other end of a device's socket, two guests behind such,
-//! numbers at random, and attackers.
+//! Shared parts of the daemon's tests (feature `testing`): a client of a device's socket, two guests behind sockets,
+//! random numbers, and attackers.
 
 mod client;
 mod dice;

@@ -1,6 +1,6 @@
-//! What a device counts that is more than load.
+//! Counters of a device that show more than load.
 
-/// Counters of a device that stand still while its guest does nothing wrong, whatever others do.
+/// Counters of a device that do not change while its guest is well-behaved, whatever other guests do.
 pub const NO_LOAD: [&str; 11] = [
     "register_errors",
     "handshakes_refused",

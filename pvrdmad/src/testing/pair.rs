@@ -1,4 +1,4 @@
-//! Two guests with a connection that lasts, and its traffic beside what else happens.
+//! Two guests with a lasting connection, and its traffic beside other actions.
 #![expect(clippy::unwrap_used, reason = "for tests, which end with what goes wrong")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use pvrdma_verbs::Gid;
 /// Bytes of a transfer.
 const LENGTH: usize = 100_001;
 
-/// The address of a guest, the same in each network.
+/// Returns the address of a guest, which is the same in each network.
 pub fn gid(number: u8) -> Gid {
     let mut gid = Gid::default();
     gid.0[10..12].fill(0xff);
@@ -45,29 +45,34 @@ impl Guest {
 }
 
 impl Pair {
-    /// Connects two guests, whose devices are new.
-    pub fn new([left, right]: [Driver; 2]) -> Self {
+    /// Connects two guests with new devices of one network.
+    pub fn new(drivers: [Driver; 2]) -> Self {
+        Self::with_macs(drivers, [Path::to(gid(1), 0).dmac; 2])
+    }
+
+    /// Connects two guests with new devices that have these MAC addresses. They matter between networks.
+    pub fn with_macs([left, right]: [Driver; 2], macs: [[u8; 6]; 2]) -> Self {
         let mut guests = [Guest::new(left, 1), Guest::new(right, 2)];
         let numbers = guests.each_ref().map(|guest| guest.qp.qpn);
         let [left, right] = &mut guests;
-        // A second between two tries: whatever happens meanwhile, the connection outlives it.
-        left.qp.connect(&Path { timeout: 18, ..Path::to(gid(2), numbers[1]) }).unwrap();
-        right.qp.connect(&Path { timeout: 18, ..Path::to(gid(1), numbers[0]) }).unwrap();
+        // A second between two retries, so that the connection survives the actions of the test.
+        left.qp.connect(&Path { timeout: 18, dmac: macs[1], ..Path::to(gid(2), numbers[1]) }).unwrap();
+        right.qp.connect(&Path { timeout: 18, dmac: macs[0], ..Path::to(gid(1), numbers[0]) }).unwrap();
         Self { guests, round: 0 }
     }
 
-    /// Numbers of the queue pairs.
+    /// Returns the numbers of the queue pairs.
     pub fn numbers(&self) -> [u32; 2] {
         self.guests.each_ref().map(|guest| guest.qp.qpn)
     }
 
-    /// A write from the first to the second, with every byte compared.
+    /// Writes from the first guest to the second, and compares every byte.
     pub fn exchange(&mut self) {
         self.post();
         self.complete();
     }
 
-    /// Posts the write, and a send behind it.
+    /// Posts the write, and a send after it.
     pub fn post(&mut self) {
         self.round = self.round.wrapping_add(1);
         let [left, right] = &mut self.guests;
@@ -79,7 +84,7 @@ impl Pair {
         left.qp.post_send(&requests).unwrap();
     }
 
-    /// Waits until what was posted is there.
+    /// Waits until the posted requests are complete.
     pub fn complete(&mut self) {
         let [left, right] = &mut self.guests;
         assert!(left.cq.wait_many(2).iter().all(|done| done.status == status::SUCCESS));
@@ -88,7 +93,8 @@ impl Pair {
     }
 }
 
-/// Runs `meanwhile` beside traffic of a pair, of which every round is compared, and at least one before and after.
+/// Runs `meanwhile` beside traffic of a pair. Every round of traffic is compared, including at least one before and one
+/// after.
 pub fn beside_traffic(pair: &mut Pair, meanwhile: impl FnOnce()) {
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {

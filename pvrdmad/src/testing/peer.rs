@@ -1,6 +1,7 @@
-//! A hostile peer: frames of any kind on the wire of guests that do nothing wrong.
+//! A hostile peer: frames of any kind on the wire of well-behaved guests.
 //!
-//! It knows everything but one thing: it cannot send as somebody else and be right. Who can, is that peer.
+//! It knows everything about its victims, but cannot send packets with another host's address and correct PSNs: such
+//! packets would be indistinguishable from that host's.
 #![expect(clippy::cast_possible_truncation, reason = "for tests: lengths are those of frames")]
 
 use pvrdma_roce::wire::{
@@ -10,33 +11,33 @@ use pvrdma_verbs::{MacAddr, Psn, Qpn};
 
 use super::{Dice, Target};
 
-/// Its address, and the ends of those that it sends from, in the networks of its victims.
+/// The peer's MAC address, and the last bytes of the addresses that it sends from, in the networks of its victims.
 const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 99]);
 const HOSTS: [u8; 3] = [9, 77, 200];
 
-/// A peer, with frames for stations that it knows.
+/// A peer that sends frames to hosts that it knows.
 #[derive(Debug)]
 pub struct HostilePeer {
-    /// Queue pairs, and the stations that they are at.
+    /// Queue pairs with the MAC addresses of their hosts.
     victims: Vec<(Target, MacAddr)>,
     dice: Dice,
 }
 
 impl HostilePeer {
-    /// A peer of these, of which there is one at least.
+    /// Creates a peer that attacks these victims. There must be at least one.
     pub const fn new(victims: Vec<(Target, MacAddr)>, dice: Dice) -> Self {
         Self { victims, dice }
     }
 
-    /// How many frames it wants to send at once.
+    /// Returns the number of frames to send at once.
     pub fn burst(&mut self) -> usize {
         1 + self.dice.below(8)
     }
 
-    /// Its next frame, of one that was on the wire of late, if it wants one. `None`: it has nothing to say.
+    /// Returns the next frame, if there is one. `recent` returns a frame that was on the wire recently.
     pub fn frame(&mut self, recent: impl FnOnce() -> Option<Vec<u8>>) -> Option<Vec<u8>> {
         match self.dice.below(8) {
-            // What somebody sent, once more, whole or damaged.
+            // Repeats a frame of another host, unchanged or damaged.
             0 => recent(),
             1 => recent().map(|frame| self.damaged(frame)),
             2 => Some(self.raw()),
@@ -44,19 +45,19 @@ impl HostilePeer {
         }
     }
 
-    /// A frame of which the ICRC is wrong: behind the Ethernet header, or cut short.
+    /// Returns the frame with a wrong ICRC: a bit behind the Ethernet header is changed, or the frame is truncated.
     fn damaged(&mut self, mut frame: Vec<u8>) -> Vec<u8> {
         if self.dice.one_in(4) {
             frame.truncate(14 + self.dice.below(frame.len().saturating_sub(18).max(1)));
         } else if frame.len() > 60 {
-            // In the BTH's invariant part or behind it.
+            // In the part of the BTH that the ICRC covers, or behind it.
             let at = 46 + self.dice.below(frame.len() - 46);
             frame[at] ^= 1 << self.dice.below(8);
         }
         frame
     }
 
-    /// Anything behind an Ethernet header.
+    /// Returns random bytes behind an Ethernet header.
     fn raw(&mut self) -> Vec<u8> {
         let kind = self.dice.pick(&[[0x89, 0x15], [0x08, 0x00], [0x86, 0xdd], [0x81, 0x00], [0x08, 0x06]]);
         let (_, station) = self.dice.pick(&self.victims);
@@ -65,7 +66,7 @@ impl HostilePeer {
         [&to[..], &MAC.0, &kind, &self.dice.bytes(len)].concat()
     }
 
-    /// A packet that is right in everything but where it comes from.
+    /// Returns a packet that is correct except for its source address.
     fn stranger(&mut self) -> Option<Vec<u8>> {
         let (target, station) = self.dice.pick(&self.victims);
         let dice = &mut self.dice;
@@ -95,7 +96,7 @@ impl HostilePeer {
             Opcode::ACKNOWLEDGE => Extension::Aeth(aeth),
             Opcode::READ_REQUEST => Extension::Reth(reth),
             Opcode::UD_SEND => {
-                // Its key is a secret.
+                // The peer does not know the Q_Key.
                 Extension::Deth(Deth { qkey: dice.number(), source: Qpn::new(dice.word() & 0xff_ffff) })
             }
             _ if opcode == Opcode::write(Position::Only) => Extension::Reth(reth),
@@ -108,7 +109,7 @@ impl HostilePeer {
         bth.becn = opcode == Opcode::CNP;
         bth.ack_request = dice.one_in(2);
         let vlan = dice.one_in(16).then_some(Vlan { pcp: 1, dei: false, vid: 5 });
-        // Its Ethernet address says nothing.
+        // The source MAC address proves nothing, so it may be any.
         let (_, other) = dice.pick(&self.victims);
         let source = dice.pick(&[MAC, other]);
         let header = Header {

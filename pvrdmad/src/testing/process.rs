@@ -1,4 +1,4 @@
-//! A hostile process in a tenant's guest: the kernel is not its own, its queues and its doorbell page are.
+//! A hostile process in a tenant's guest. It controls its queues and its doorbell page, but not the kernel.
 #![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "for tests, which end with what goes wrong")]
 
 use pvrdma_dev::testing::{Buffer, Context, Cq, Driver, DriverRing, Mr, Path, Pd, Qp, QpInit, SendWr, access};
@@ -23,7 +23,7 @@ pub struct HostileProcess {
 }
 
 impl HostileProcess {
-    /// Begins in the guest of this driver, which has this address.
+    /// Starts the process in the guest of this driver, which has this address.
     pub fn new(driver: &Driver, own: Gid, targets: Targets, dice: Dice) -> Self {
         let context = driver.open().unwrap();
         let pd = driver.create_pd(Some(&context)).unwrap();
@@ -33,7 +33,7 @@ impl HostileProcess {
         Self { own, driver, context, pd, cq, qps, buffer, mr, regions, targets, dice }
     }
 
-    /// Does one thing.
+    /// Does one random thing.
     pub fn step(&mut self) {
         match self.dice.below(32) {
             0 => self.create(),
@@ -46,7 +46,7 @@ impl HostileProcess {
             }
             5 => self.index(),
             6 => {
-                // What the kernel's handlers do.
+                // Does what the kernel's interrupt handlers do.
                 drop(self.driver.async_events());
                 drop(self.driver.notifications());
             }
@@ -60,7 +60,7 @@ impl HostileProcess {
         }
     }
 
-    /// All that it has is gone.
+    /// Destroys all objects of the process.
     pub fn end(self) {
         self.qps.into_iter().for_each(|qp| qp.destroy().unwrap());
         self.regions.into_iter().chain([self.mr]).for_each(|mr| mr.destroy().unwrap());
@@ -81,7 +81,7 @@ impl HostileProcess {
             let init = if self.dice.one_in(3) { QpInit::ud } else { QpInit::rc };
             let mut qp = self.driver.create_qp(&init(&self.pd, &self.cq)).unwrap();
             let target = self.targets.pick(&mut self.dice);
-            // Whichever kind it is, one of these is refused.
+            // Depending on the kind of the queue pair, one of these is refused.
             let _ = qp.connect(&Path { rq_psn: target.psn, ..Path::to(target.gid, target.qpn) });
             let _ = qp.start_datagrams(self.dice.number());
             self.qps.push(qp);
@@ -98,7 +98,7 @@ impl HostileProcess {
     fn modify(&mut self) {
         let target = self.targets.pick(&mut self.dice);
         let Some(at) = self.qps.len().checked_sub(1).map(|last| self.dice.below(last + 1)) else { return };
-        // One of its own, or a victim's.
+        // Connects to a queue pair of its own, or of a victim.
         let (to, peer) = match self.dice.below(3) {
             0 => (target.gid, target.qpn),
             1 => (self.own, self.qps[at].qpn),
@@ -120,7 +120,7 @@ impl HostileProcess {
         if self.regions.len() < 8 {
             let pages = self.buffer.pages().to_vec();
             let (start, rights) = (self.dice.long(), self.dice.number());
-            // Any addresses for its own pages, which the kernel holds for it.
+            // Any addresses for its own pages, which the kernel pins for it.
             let length = (4096 * pages.len()) as u64 - start % 4096;
             self.regions.extend(self.driver.reg_mr_pages(&self.pd, start, length, &pages, rights));
         } else {
@@ -129,7 +129,7 @@ impl HostileProcess {
         }
     }
 
-    /// Stores an index that it owns, or that the device owns.
+    /// Stores an index of a ring: its own, or the device's.
     fn index(&mut self) {
         let rings = self.rings();
         let ring = &rings[self.dice.below(rings.len())];
@@ -137,10 +137,10 @@ impl HostileProcess {
         if self.dice.one_in(2) { ring.set_prod_tail(value) } else { ring.set_cons_head(value) }
     }
 
-    /// Writes an element of bytes at random, with some that make sense, and publishes it.
+    /// Writes a partly valid random element, and publishes it.
     fn post(&mut self) {
         let Some(at) = self.qps.len().checked_sub(1).map(|last| self.dice.below(last + 1)) else { return };
-        // Most requests end their queue pair, and those behind them would do nothing.
+        // Most requests end their queue pair, and later ones would have no effect.
         if self.dice.one_in(2) {
             let (qp, psn) = (&mut self.qps[at], PSN);
             let path = Path { rq_psn: psn, sq_psn: psn, ..Path::to(self.own, qp.qpn) };
@@ -152,7 +152,7 @@ impl HostileProcess {
         let send = dice.below(4) != 0;
         let ring = if send { qp.send_ring() } else { qp.recv_ring() };
         if !send {
-            // A receive begins like a send and has its list earlier.
+            // A receive element starts like a send element, but its list of SGEs starts earlier.
             drop(bytes.drain(16..80));
         }
         bytes.truncate(ring.stride() as usize);
@@ -167,7 +167,7 @@ impl HostileProcess {
     }
 }
 
-/// A send element that may make sense: keys and addresses are those of a victim, or the attacker's own.
+/// Returns a send element that may be valid. Keys and addresses are those of a victim, or the attacker's own.
 pub fn element(dice: &mut Dice, target: &Target, pd: u32, own: u64, key: u32) -> Vec<u8> {
     let mut bytes = SendWr::write(dice.long(), &[], target.addr + dice.below(4096) as u64, target.rkey).encode(true);
     bytes.extend(dice.bytes(64));
@@ -177,7 +177,7 @@ pub fn element(dice: &mut Dice, target: &Target, pd: u32, own: u64, key: u32) ->
     bytes[16..20].copy_from_slice(&code.to_le_bytes());
     bytes[20..24].copy_from_slice(&dice.number().to_le_bytes());
     if !lawful && dice.one_in(3) {
-        // To a datagram queue pair, with a key that is not its.
+        // To a datagram queue pair, with a wrong Q_Key.
         bytes[32..36].copy_from_slice(&dice.pick(&[target.datagram_qpn, target.qpn, 1]).to_le_bytes());
         bytes[36..40].copy_from_slice(&dice.number().to_le_bytes());
         bytes[40..44].copy_from_slice(&(pd | 1 << 24).to_le_bytes());

@@ -1,4 +1,4 @@
-//! The other end of a device's socket: a client that knows nothing of the daemon.
+//! A client of a device's socket that shares no code with the daemon.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -24,16 +24,16 @@ const MSIX: u32 = 2;
 /// VFIO_IRQ_SET_DATA_EVENTFD and VFIO_IRQ_SET_ACTION_TRIGGER.
 const TRIGGER_EVENTFD: u32 = 4 | 32;
 
-/// The function behind a socket. Accesses become messages; once the daemon is gone reads give ones, as on a bus without
-/// the device.
+/// The function behind a socket. Accesses become messages. When the daemon has gone, reads return all ones, as on a bus
+/// without the device.
 pub struct RemoteFunction {
     client: Mutex<Client>,
-    /// Doorbell pages that are memory.
+    /// Doorbell pages that are mapped.
     doorbells: Option<Doorbells>,
     _interrupts: Forwarder,
 }
 
-/// A part of BAR 2 that is memory.
+/// The mapped part of BAR 2.
 struct Doorbells {
     memory: MmapRegion,
     /// First byte in the BAR.
@@ -41,7 +41,7 @@ struct Doorbells {
 }
 
 impl Doorbells {
-    /// Maps what the device lends.
+    /// Maps the doorbell pages that the device exports.
     fn map(client: &Client) -> Result<Self> {
         let region = client.region(DOORBELLS).context("there is no BAR 2")?;
         let file = region.file_offset.as_ref().context("no file for BAR 2")?;
@@ -52,7 +52,7 @@ impl Doorbells {
         Ok(Self { memory, offset: area.offset })
     }
 
-    /// Stores or loads a word that is there. Returns `true` if it is.
+    /// Stores or loads a word in the mapped part. Returns `false` if the offset is outside.
     fn access(&self, bar: usize, offset: u64, access: impl FnOnce(VolatileSlice<'_>, usize) -> bool) -> bool {
         let at = offset.checked_sub(self.offset).and_then(|at| usize::try_from(at).ok());
         at.filter(|_| region(bar) == DOORBELLS).is_some_and(|at| access(self.memory.as_volatile_slice(), at))
@@ -66,27 +66,27 @@ impl std::fmt::Debug for RemoteFunction {
 }
 
 impl Drop for RemoteFunction {
-    /// Closing the socket is not enough: a program that is being started beside us has a copy of it until it runs, and
-    /// as long the device would be taken for one in use.
+    /// Closing the socket does not suffice: a child process that is being started has a copy of it until it executes
+    /// its program, and the device would stay occupied until then.
     fn drop(&mut self) {
         let _ = self.client.get_mut().shutdown();
     }
 }
 
 impl RemoteFunction {
-    /// Connects to a device and gives it all of `memory`, from [`MEMORY_BASE`] on. Its interrupts come to what is
-    /// returned beside it.
+    /// Connects to a device and gives it all of `memory`, from [`MEMORY_BASE`] on. The second result receives its
+    /// interrupts.
     ///
     /// # Errors
-    /// Nobody listens at `socket`, or the device refuses the memory or the interrupts.
+    /// No process listens at `socket`, or the device refuses the memory or the interrupts.
     pub fn connect(socket: &Path, memory: &File) -> Result<(Arc<Self>, Arc<Irqs>)> {
         Self::connect_as(socket, memory, false)
     }
 
-    /// The same with the doorbell pages mapped that the device lends.
+    /// Same as [`connect`], with the exported doorbell pages of the device mapped.
     ///
     /// # Errors
-    /// Likewise, or it lends none.
+    /// As for [`connect`], or the device exports no pages.
     pub fn connect_mapped(socket: &Path, memory: &File) -> Result<(Arc<Self>, Arc<Irqs>)> {
         Self::connect_as(socket, memory, true)
     }
@@ -165,12 +165,12 @@ impl PciFunction for RemoteFunction {
     }
 }
 
-/// A number that no region has for what is no BAR.
+/// Returns the region of a BAR. Numbers that are no BAR give a number that no region has.
 fn region(bar: usize) -> u32 {
     u32::try_from(bar).unwrap_or(u32::MAX)
 }
 
-/// A thread that gives a device's interrupts to an [`Irqs`].
+/// A thread that forwards a device's interrupts to an [`Irqs`].
 struct Forwarder {
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -212,7 +212,7 @@ fn forward(events: &[OwnedFd; 3], stop: &OwnedFd, irqs: &Irqs) {
     }
 }
 
-/// The counter of an eventfd, which is 0 afterwards.
+/// Returns the counter of an eventfd, and resets it to 0.
 fn take(event: &OwnedFd) -> u64 {
     let mut count = [0; 8];
     rustix::io::read(event, &mut count).map_or(0, |_| u64::from_ne_bytes(count))

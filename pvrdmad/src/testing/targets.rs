@@ -1,4 +1,4 @@
-//! What attackers know of their victims.
+//! What attackers know about their victims.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use pvrdma_verbs::Gid;
 
 use super::Dice;
 
-/// Of which connections of test guests begin.
+/// First PSN of the connections of test guests.
 pub const PSN: u32 = 0x1234;
 
-/// All that an attacker may want to know of a victim.
+/// Everything that an attacker may know about a victim.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// The number of its guest.
@@ -21,55 +21,55 @@ pub struct Target {
     pub qpn: u32,
     /// Its queue pair for datagrams.
     pub datagram_qpn: u32,
-    /// Of which the connection begins.
+    /// First PSN of its connection.
     pub psn: u32,
     /// Its memory.
     pub addr: u64,
     /// The key to that.
     pub rkey: u32,
-    /// Who talks to it.
+    /// Address of its peer.
     pub peer: Gid,
-    /// The queue pair of that.
+    /// Queue pair of its peer.
     pub peer_qpn: u32,
 }
 
-/// Victims that attackers know.
+/// Victims known to attackers.
 #[derive(Clone, Debug)]
 pub struct Targets(Arc<Mutex<Known>>);
 
 #[derive(Debug)]
 struct Known {
     all: Vec<Target>,
-    /// Those in front that never go.
+    /// The number of victims, at the front of the list, that stay.
     lasting: usize,
-    /// Whose peer has gone, and may come again as another one.
+    /// A victim whose peer has gone, and may return as another guest.
     left: Option<Target>,
 }
 
 impl Targets {
-    /// Of these, which stay.
+    /// Creates a list of victims that stay.
     pub fn new(all: Vec<Target>) -> Self {
         Self(Arc::new(Mutex::new(Known { lasting: all.len(), all, left: None })))
     }
 
-    /// One of them.
+    /// Returns one of the victims.
     pub fn pick(&self, dice: &mut Dice) -> Target {
         dice.pick(&self.0.lock().all)
     }
 
-    /// Who was left, if anybody is.
+    /// Returns the victim whose peer has gone, if there is one.
     pub fn left(&self) -> Option<Target> {
         self.0.lock().left
     }
 
-    /// A guest has come, with a connection.
+    /// Adds both ends of a guest's new connection.
     pub fn come(&self, ends: [Target; 2]) {
         let Known { all, lasting, .. } = &mut *self.0.lock();
         all.truncate(*lasting);
         all.extend(ends);
     }
 
-    /// It has gone, and this is what it left at its peer.
+    /// Removes a guest that has gone. `left`: the end at its peer.
     pub fn go(&self, left: Target) {
         let Known { all, lasting, left: place } = &mut *self.0.lock();
         all.truncate(*lasting);
@@ -77,7 +77,7 @@ impl Targets {
         *place = Some(left);
     }
 
-    /// Its peer has noticed.
+    /// Forgets the end of a peer that has closed the connection.
     pub fn forget(&self) {
         self.0.lock().left = None;
     }

@@ -5,14 +5,16 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use pvrdma_dev::{MappedDoorbells, PvrdmaDevice};
 use pvrdma_ether_link::Link;
 use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
+use pvrdma_pci_function::Migratable;
 use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedConflicts, ObservedFailures, Rxe, Uplink};
 use pvrdma_verbs::Backend;
 
 use super::Host;
+use super::hand_over::{Arrivals, GivenFunction};
 use super::network_function::NetworkFunction;
 use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
@@ -28,6 +30,8 @@ pub(super) struct ServedDevice {
     nic_server: Option<Server>,
     _failures: Option<ObservedFailures>,
     _conflicts: Option<ObservedConflicts>,
+    /// The device, if its adapter can save it.
+    migratable: Option<Arc<dyn Migratable>>,
     pub(super) reporter: Reporter,
 }
 
@@ -49,7 +53,30 @@ impl ServedDevice {
         server.end().into_iter().chain(nic_server.and_then(Server::end)).collect()
     }
 
-    /// Creates the device and serves it at `listener`.
+    /// Returns its functions in the order in which a hand-over sends them.
+    ///
+    /// # Errors
+    /// The device cannot be handed over.
+    pub(super) fn functions(&self) -> Result<Vec<GivenFunction<'_>>> {
+        let device = self.name();
+        let Some(function) = &self.migratable else {
+            bail!("device {device} uses the host's adapter, which cannot save it");
+        };
+        if self.reporter.doorbells.file().is_some() {
+            bail!("device {device} has mapped doorbells (doorbells=mapped)");
+        }
+        let nic = self.nic_server.as_ref().zip(self.reporter.nic.as_ref()).map(|(server, nic)| GivenFunction {
+            device,
+            nic: true,
+            server,
+            function: Arc::clone(&nic.device) as _,
+        });
+        let own = GivenFunction { device, nic: false, server: &self.server, function: Arc::clone(function) };
+        Ok(nic.into_iter().chain([own]).collect())
+    }
+
+    /// Creates the device and serves it at `listener`. With arrivals, its state and its client arrive there.
+    /// `migratable` returns the device if its adapter can save it.
     ///
     /// # Errors
     /// The backend refuses the device, or no thread can be started.
@@ -60,7 +87,8 @@ impl ServedDevice {
         backend: &B,
         place: Place,
         host: &Arc<dyn Host>,
-        keeper: Option<&Arc<Keeper>>,
+        (keeper, arrivals): (Option<&Arc<Keeper>>, Option<&mut Arrivals>),
+        migratable: impl FnOnce(&Arc<PvrdmaDevice<B>>) -> Option<Arc<dyn Migratable>>,
     ) -> Result<Self> {
         let Place {
             network,
@@ -104,7 +132,14 @@ impl ServedDevice {
             intx: device.config.intx,
             reply_deadline: REPLY_DEADLINE,
         };
-        let server = Server::start(UnixListener::from(listener), endpoint)?;
+        let (listener, migratable) = (UnixListener::from(listener), migratable(&function));
+        let server = match (arrivals, &migratable) {
+            (Some(arrivals), Some(function)) => {
+                arrivals.serve((&device.config.name, false), Arc::clone(function), listener, endpoint)?
+            }
+            (Some(_), None) => bail!("the host's adapter cannot restore it"),
+            (None, _) => Server::start(listener, endpoint)?,
+        };
         let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
         let reporter = Reporter {
             device,
@@ -123,7 +158,7 @@ impl ServedDevice {
             nic,
             doorbells,
         };
-        Ok(Self { server, nic_server, _failures: failures, _conflicts: conflicts, reporter })
+        Ok(Self { server, nic_server, _failures: failures, _conflicts: conflicts, migratable, reporter })
     }
 }
 

@@ -5,6 +5,7 @@
 //! ([`process`]) that opens nothing by itself: sockets arrive with the requests, and its [`Host`] does the rest.
 
 mod device;
+mod hand_over;
 mod host;
 mod links;
 mod network_function;
@@ -15,11 +16,11 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
-use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind};
+use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind, PvrdmaDevice};
 use pvrdma_ether_link::Link;
 use pvrdma_ibverbs::Ibverbs;
 use pvrdma_rxe::{ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig};
@@ -28,6 +29,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use self::device::{Place, ServedDevice};
+use self::hand_over::{Arrivals, Expected};
 use self::host::AddressesOfHost;
 pub use self::host::Host;
 use self::links::Ether;
@@ -54,6 +56,10 @@ pub struct Worker {
     // link.
     captures: Mutex<Streams>,
     devices: Mutex<Vec<ServedDevice>>,
+    /// Devices that a hand-over will bring.
+    expected: Mutex<Vec<Expected>>,
+    /// The devices were given to another worker, and this process must end.
+    given: AtomicBool,
     /// Removed devices whose client thread has not ended.
     stuck: Mutex<Vec<(String, StuckClient)>>,
     /// The uplink's contribution to the state of links; the administrator sets the rest per device. Locked while links
@@ -93,7 +99,8 @@ impl Worker {
         };
         let ether = Ether::start(&setup.network, uplink, &host).context("uplink")?;
         let (captures, devices, carrier) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Ok(Self { captures, devices, stuck: Mutex::default(), carrier, ether, adapter, setup, host })
+        let (expected, given, stuck) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
+        Ok(Self { captures, devices, expected, given, stuck, carrier, ether, adapter, setup, host })
     }
 
     /// Performs a request. Descriptors that arrive with a request that takes none are closed.
@@ -105,8 +112,15 @@ impl Worker {
                 self.capture(&device, snaplen, id, fds).map(|()| Reply::Capturing {})
             }
             Request::Serve { device, link, doorbells } => {
-                self.serve(*device, link, doorbells, fds).map(|()| Reply::Done {})
+                let device = Expected { device: *device, link, doorbells, fds };
+                self.serve(device, None).map(|()| Reply::Done {})
             }
+            Request::Expect { device, link, doorbells } => {
+                self.expected.lock().push(Expected { device: *device, link, doorbells, fds });
+                Ok(Reply::Done {})
+            }
+            Request::HandOver {} => self.hand_over(fds).map(|()| Reply::Done {}),
+            Request::TakeOver {} => self.take_over(fds).map(|()| Reply::Done {}),
             Request::RemoveDevice { device } => self.remove(&device).map(|()| Reply::Done {}),
             Request::Link { device, state } => self.link(&device, state).map(|()| Reply::Done {}),
             Request::Carrier { carrier } => self.follow_carrier(carrier).map(|()| Reply::Done {}),
@@ -117,7 +131,7 @@ impl Worker {
                 logging::set(&level);
                 Ok(Reply::Done {})
             }
-            Request::AddDevice { .. } | Request::Capture { .. } | Request::Events {} => {
+            Request::AddDevice { .. } | Request::Capture { .. } | Request::Events {} | Request::Upgrade { .. } => {
                 Err(anyhow!("the supervisor serves this request"))
             }
             Request::Hello { .. } => Err(anyhow!("the second greeting")),
@@ -125,7 +139,45 @@ impl Worker {
         reply.unwrap_or_else(|error| Reply::Error(format!("{error:#}")))
     }
 
-    fn serve(&self, device: Device, link: LinkState, doorbells: DoorbellSetup, fds: Vec<OwnedFd>) -> Result<()> {
+    /// Returns `true` if the devices were given to another worker. This process must then end at once, without dropping
+    /// this worker: it must not touch the guests' memory.
+    pub fn is_given(&self) -> bool {
+        self.given.load(Ordering::Relaxed)
+    }
+
+    /// Gives all devices to the worker at the other end of a socket.
+    fn hand_over(&self, fds: Vec<OwnedFd>) -> Result<()> {
+        let Ok([to]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("a hand-over needs one connection to the taker") };
+        let devices = self.devices.lock();
+        if let Some(name) = self.stuck().first() {
+            bail!("a thread of the client of {name}, which was removed, does not end");
+        }
+        let mut functions = Vec::new();
+        for served in &*devices {
+            functions.extend(served.functions()?);
+        }
+        hand_over::give(&functions, &UnixStream::from(to))?;
+        self.given.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Takes all expected devices from the worker at the other end of a socket.
+    fn take_over(&self, fds: Vec<OwnedFd>) -> Result<()> {
+        let Ok([from]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("a hand-over needs one connection to the giver") };
+        let mut arrivals = Arrivals::from(UnixStream::from(from))?;
+        for expected in std::mem::take(&mut *self.expected.lock()) {
+            let name = expected.device.config.name.clone();
+            if let Err(error) = self.serve(expected, Some(&mut arrivals)) {
+                let error = error.context(format!("device {name}"));
+                arrivals.refuse(&error);
+                return Err(error);
+            }
+        }
+        arrivals.start()
+    }
+
+    fn serve(&self, device: Expected, mut arrivals: Option<&mut Arrivals>) -> Result<()> {
+        let Expected { device, link, doorbells, fds } = device;
         let name = device.config.name.clone();
         let carrier = self.carrier.lock();
         let mut devices = self.devices.lock();
@@ -167,11 +219,13 @@ impl Worker {
                 place.failures = Some(self.observe_failures(rxe, &device));
                 place.conflicts = Some(self.observe_conflicts(rxe, &device));
                 place.flows = Some(rxe.flows(device.config.mac));
-                self.plug(&device, fds.collect(), rxe, &mut place, keeper.as_ref())?;
-                ServedDevice::start(device, listener, rxe, place, &self.host, keeper.as_ref())
+                self.plug(&device, fds.collect(), rxe, &mut place, (keeper.as_ref(), arrivals.as_deref_mut()))?;
+                let migratable = |function: &Arc<PvrdmaDevice<Rxe>>| Some(Arc::clone(function) as _);
+                ServedDevice::start(device, listener, rxe, place, &self.host, (keeper.as_ref(), arrivals), migratable)
             }
             Adapter::Ibverbs(ibverbs) => {
-                ServedDevice::start(device, listener, ibverbs, place, &self.host, keeper.as_ref())
+                let clients = (keeper.as_ref(), arrivals);
+                ServedDevice::start(device, listener, ibverbs, place, &self.host, clients, |_| None)
             }
         };
         devices.push(served?);
@@ -214,14 +268,14 @@ impl Worker {
         nic: Vec<OwnedFd>,
         rxe: &Rxe,
         place: &mut Place,
-        keeper: Option<&Arc<Keeper>>,
+        clients: (Option<&Arc<Keeper>>, Option<&mut Arrivals>),
     ) -> Result<()> {
         if !self.ether.is_for(device) {
             return Ok(());
         }
         let DeviceConfig { name, mac, .. } = &device.config;
         let link: Option<Arc<dyn Link>> = if device.nic_socket.is_some() {
-            let function = NetworkFunction::start(device, nic, keeper).context("nic-socket")?;
+            let function = NetworkFunction::start(device, nic, clients).context("nic-socket")?;
             Some(Arc::clone(&place.nic.insert(function).link) as _)
         } else {
             let open = |link| links::open(link, nic, &self.host, Some(name), true);

@@ -9,6 +9,7 @@ use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 
 use super::device::file_rules;
+use super::hand_over::Arrivals;
 use crate::config::Device;
 use crate::keeper::client::Keeper;
 use crate::status::NicReporter;
@@ -25,11 +26,16 @@ pub(super) struct NetworkFunction {
 }
 
 impl NetworkFunction {
-    /// Creates the network function of a device and serves it at the socket in `fds`.
+    /// Creates the network function of a device and serves it at the socket in `fds`. With `arrivals`, its state and its
+    /// client arrive there.
     ///
     /// # Errors
     /// No descriptors are available, or no thread can be started.
-    pub(super) fn start(device: &Device, fds: Vec<OwnedFd>, keeper: Option<&Arc<Keeper>>) -> Result<Self> {
+    pub(super) fn start(
+        device: &Device,
+        fds: Vec<OwnedFd>,
+        (keeper, arrivals): (Option<&Arc<Keeper>>, Option<&mut Arrivals>),
+    ) -> Result<Self> {
         let Ok([listener]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("no socket for it") };
         // Its memory is never awaited under a lock that other threads need, so none of it is pinned.
         let memory = DmaSpace::new(PinPolicy::Off);
@@ -54,7 +60,11 @@ impl NetworkFunction {
             intx: device.config.intx,
             reply_deadline: REPLY_DEADLINE,
         };
-        let server = Server::start(UnixListener::from(listener), endpoint)?;
+        let (listener, function) = (UnixListener::from(listener), Arc::clone(link.device()));
+        let server = match arrivals {
+            Some(arrivals) => arrivals.serve((&device.config.name, true), function, listener, endpoint)?,
+            None => Server::start(listener, endpoint)?,
+        };
         Ok(Self { server, link, irqs, stats })
     }
 

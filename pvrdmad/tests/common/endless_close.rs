@@ -20,14 +20,14 @@ use super::frozen::{ENOSYS, GETATTR, INIT, LOOKUP, OPEN, attributes, number, rep
 const RELEASE: u32 = 18;
 const FLUSH: u32 = 25;
 
-/// The file system. Dropping it lets all blocked calls return.
+/// The file system. Dropping it completes all blocked calls.
 pub struct EndlessClose {
-    /// Ends the thread.
+    /// Signals the thread to end.
     stop: OwnedFd,
     /// Owns the only descriptor of the connection to the kernel; the connection ends when that is closed.
     server: Option<JoinHandle<()>>,
     held: Arc<Held>,
-    /// Not visible in any folder.
+    /// Attached to no folder, so that no other process finds it.
     mount: OwnedFd,
 }
 
@@ -39,7 +39,7 @@ struct Held {
 }
 
 impl EndlessClose {
-    /// Mounts it.
+    /// Mounts the file system.
     ///
     /// # Errors
     /// This process lacks the permission. A test passes the error to `skipped`.
@@ -70,7 +70,7 @@ impl EndlessClose {
         held.clone()
     }
 
-    /// Lets all blocked calls return, and later ones as well.
+    /// Completes all blocked calls, and answers later ones at once.
     pub fn release(&mut self) {
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         let served = self.server.take().map_or(Ok(()), JoinHandle::join);

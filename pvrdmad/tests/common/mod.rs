@@ -1,4 +1,4 @@
-//! A PCI function that notes what is done to it, and a client that speaks bytes.
+//! A PCI function that records its accesses, and a client that sends and receives raw messages.
 #![allow(
     clippy::allow_attributes,
     dead_code,
@@ -19,30 +19,32 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
 use pvrdma_ether_link::ManualClock;
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
-use pvrdmad::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
+use pvrdmad::vfio_user::{
+    AdoptError, AdoptedClient, ClientConnection, ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server,
+};
 use rustix::fs::MemfdFlags;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 use tempfile::TempDir;
 
-/// Longer than anything takes; a test that waits for this has failed.
+/// Longer than any step takes; a test that waits for this long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Writing here finds a bug.
+/// Register whose write panics.
 pub const PANIC: u64 = 0x90;
 
-/// Writing a vector number here raises it.
+/// Register whose write raises the MSI-X vector of this number.
 pub const RAISE: u64 = 0x80;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -85,12 +87,17 @@ impl TestFunction {
         self.changed.notify_all();
     }
 
-    /// Waits until the events satisfy `done`, and takes them.
+    /// Waits until the recorded events satisfy `done`, and takes them.
     pub fn wait(&self, done: impl Fn(&[Event]) -> bool) -> Vec<Event> {
+        std::mem::take(&mut *self.wait_for(done))
+    }
+
+    /// Waits until the recorded events satisfy `done`.
+    pub fn wait_for(&self, done: impl Fn(&[Event]) -> bool) -> MutexGuard<'_, Vec<Event>> {
         let events = self.events.lock().unwrap();
-        let (mut events, result) = self.changed.wait_timeout_while(events, PATIENCE, |events| !done(events)).unwrap();
+        let (events, result) = self.changed.wait_timeout_while(events, PATIENCE, |events| !done(events)).unwrap();
         assert!(!result.timed_out(), "only {events:?}");
-        std::mem::take(&mut *events)
+        events
     }
 
     pub fn wait_reset(&self) -> Vec<Event> {
@@ -166,7 +173,7 @@ pub struct Served {
     pub memory: Arc<DmaSpace>,
     pub irqs: Arc<IrqTable>,
     pub stats: Arc<ConnectionStats>,
-    /// Its name, which no other has: tests of one process share the log.
+    /// Unique name of the device, because tests of one process share the log.
     pub name: String,
     pub path: PathBuf,
     pub server: Option<Server>,
@@ -194,40 +201,61 @@ impl Served {
         Self::with_memory(intx, reply_deadline, files, DmaSpace::new(PinPolicy::Off))
     }
 
-    /// As [`Self::new`], with a space of the caller's.
+    /// Same as [`Self::new`], with a DMA space of the caller.
     pub fn with_space(memory: Arc<DmaSpace>) -> Self {
         Self::with_memory(false, REPLY_DEADLINE, FileRules::default(), memory)
     }
 
     fn with_memory(intx: bool, reply_deadline: Duration, files: FileRules, memory: Arc<DmaSpace>) -> Self {
+        let start = |path: &Path, endpoint| (Server::listen(path, endpoint).unwrap(), ());
+        Self::with_server(intx, reply_deadline, files, memory, start).0
+    }
+
+    /// A second server, which adopts the client of another one.
+    pub fn adopt(connection: ClientConnection) -> (Self, Result<AdoptedClient, AdoptError>) {
+        let (rules, memory) = (FileRules::default(), DmaSpace::new(PinPolicy::Off));
+        let (served, adopted) = Self::with_server(true, REPLY_DEADLINE, rules, memory, |path, endpoint| {
+            let listener = UnixListener::bind(path).unwrap();
+            match Server::adopt(listener, endpoint, connection) {
+                Ok((server, adopted)) => (Some(server), Ok(adopted)),
+                Err(error) => (None, Err(error)),
+            }
+        });
+        (served, adopted)
+    }
+
+    fn with_server<S: Into<Option<Server>>, R>(
+        intx: bool,
+        reply_deadline: Duration,
+        files: FileRules,
+        memory: Arc<DmaSpace>,
+        start: impl FnOnce(&Path, Endpoint) -> (S, R),
+    ) -> (Self, R) {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("device-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("device.sock");
-        // By a clock that stands still every signal is short, so that it is there when the call returns.
+        // With a clock that stands still, every signal counts as short and is sent before the call returns.
         let irqs = Arc::new(IrqTable::with_clock(Arc::new(ManualClock::default())));
         let function = Arc::new(TestFunction::new(Arc::clone(&irqs)));
         let stats = Arc::new(ConnectionStats::default());
-        let server = Server::listen(
-            &path,
-            Endpoint {
-                name: name.clone(),
-                function: function.clone(),
-                memory: Arc::clone(&memory),
-                files,
-                irqs: Arc::clone(&irqs),
-                keeper: None,
-                stats: Arc::clone(&stats),
-                mappable: None,
-                intx,
-                reply_deadline,
-            },
-        )
-        .unwrap();
-        Self { function, memory, irqs, stats, name, path, server: Some(server), _folder: folder }
+        let endpoint = Endpoint {
+            name: name.clone(),
+            function: function.clone(),
+            memory: Arc::clone(&memory),
+            files,
+            irqs: Arc::clone(&irqs),
+            keeper: None,
+            stats: Arc::clone(&stats),
+            mappable: None,
+            intx,
+            reply_deadline,
+        };
+        let (server, result) = start(&path, endpoint);
+        (Self { function, memory, irqs, stats, name, path, server: server.into(), _folder: folder }, result)
     }
 
-    /// A client that has not said anything yet.
+    /// Connects a client that has not sent a message yet.
     pub fn connect(&self) -> Raw {
         Raw::connect(&self.path)
     }
@@ -240,7 +268,7 @@ impl Served {
     }
 }
 
-/// A file as VMMs make them for guest memory.
+/// Creates a file like those that VMMs create for guest memory.
 pub fn memfd(name: &str, size: u64) -> File {
     let file = File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).unwrap());
     file.set_len(size).unwrap();
@@ -251,7 +279,7 @@ pub fn eventfd() -> OwnedFd {
     rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK).unwrap()
 }
 
-/// The counter of an eventfd, which is 0 afterwards.
+/// Returns the counter of an eventfd, and resets it to 0.
 pub fn take_signals(fd: &OwnedFd) -> u64 {
     let mut count = [0; 8];
     rustix::io::read(fd, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
@@ -275,14 +303,14 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The body of a success.
+    /// Returns the body of a successful reply.
     #[track_caller]
     pub fn ok(self) -> Vec<u8> {
         assert_eq!((self.header.flags, self.header.error), (Header::REPLY, 0), "{self:?}");
         self.body
     }
 
-    /// The errno of a failure.
+    /// Returns the errno of a failed request.
     #[track_caller]
     pub fn errno(self) -> u32 {
         assert_eq!(self.header.flags, Header::REPLY | Header::ERROR, "{self:?}");
@@ -307,7 +335,7 @@ impl Raw {
         Self { stream, next_id: 100 }
     }
 
-    /// What QEMU says first.
+    /// Sends QEMU's first message.
     pub fn negotiate(&mut self) -> Vec<u8> {
         let mut body = vec![0; 4];
         body.extend(
@@ -332,7 +360,7 @@ impl Raw {
         self.next_id
     }
 
-    /// The next reply, or `None` at the end.
+    /// Returns the next reply, or `None` when the connection ends.
     pub fn try_receive(&mut self) -> Option<Answer> {
         let mut header = [0; HEADER_SIZE];
         match self.stream.read_exact(&mut header) {
@@ -363,7 +391,7 @@ impl Raw {
         answer
     }
 
-    /// A request, its answer and the descriptors that come along.
+    /// Sends a request. Returns the reply and its descriptors.
     pub fn call_for_files(&mut self, command: Command, body: &[u8]) -> (Answer, Vec<OwnedFd>) {
         self.send(command, 0, body, &[]);
         let mut header = [0; HEADER_SIZE];
@@ -410,7 +438,7 @@ impl Raw {
         self.call(Command::DEVICE_SET_IRQS, &irqs_body(index, flags, start, count), fds)
     }
 
-    /// The server hung up; whatever it had said before is thrown away.
+    /// Waits until the server closes the connection, and discards messages that arrive before.
     pub fn wait_hang_up(mut self) {
         while self.try_receive().is_some() {}
     }

@@ -1,4 +1,4 @@
-//! A daemon that does not outlive its test.
+//! A daemon process that is killed when its test ends.
 #![allow(
     clippy::allow_attributes,
     dead_code,
@@ -26,7 +26,7 @@ impl Daemon {
     /// Starts the daemon, and waits until it is ready.
     ///
     /// # Panics
-    /// The daemon ends before. Its errors are part of the message if the command pipes standard error.
+    /// The daemon exits before it is ready. Its errors are part of the message if the command pipes standard error.
     #[track_caller]
     pub fn start(command: &mut Command) -> Self {
         let mut daemon = Self::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()));
@@ -53,12 +53,12 @@ impl Daemon {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 
-    /// Waits for its end, and returns its status.
+    /// Waits for the daemon's exit. Returns its status.
     pub fn wait(&mut self) -> Option<i32> {
         self.0.wait().unwrap().code()
     }
 
-    /// Tells it to end, and waits for that.
+    /// Asks the daemon to end, and waits for its exit.
     #[track_caller]
     pub fn stop(&mut self) {
         self.signal(Signal::TERM);

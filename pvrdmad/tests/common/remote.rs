@@ -1,4 +1,4 @@
-//! A function behind a vfio-user socket as seen by the in-process driver.
+//! The in-process driver, connected to a function through a vfio-user socket.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use pvrdmad::testing::RemoteFunction;
 
 use super::memfd;
 
-/// Does the same with the exported doorbell pages of the device mapped.
+/// Same as [`probe`], with the exported doorbell pages of the device mapped.
 pub fn probe_mapped(socket: &Path, bytes: u64) -> Driver {
     let file = memfd("guest", bytes);
     let (function, irqs) = RemoteFunction::connect_mapped(socket, &file).unwrap();

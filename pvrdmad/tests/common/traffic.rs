@@ -1,4 +1,4 @@
-//! Guests, and verified traffic between them.
+//! Guests of a daemon, and verified traffic between them.
 
 use std::path::Path as FilePath;
 
@@ -10,7 +10,7 @@ use pvrdma_verbs::Gid;
 use super::remote::probe;
 
 pub const QKEY: u32 = 0x1234;
-/// Bytes of a transfer: many packets, and not a multiple of one.
+/// Bytes of a transfer: many packets, the last one not full.
 const LENGTH: usize = 300_001;
 
 pub fn mac(number: u8) -> [u8; 6] {

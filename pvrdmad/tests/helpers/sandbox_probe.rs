@@ -1,4 +1,4 @@
-//! A process in the sandbox, for `tests/sandbox.rs`: `sandbox-probe WHAT PROFILE MODE`.
+//! A sandboxed process for `tests/sandbox.rs`, called as `sandbox-probe WHAT PROFILE MODE`.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
@@ -28,7 +28,7 @@ fn main() {
         "files" => print(&report, &probe::reads()),
         "hold" => hold(&report),
         "panic" => {
-            // So that all kinds have their turn. What a panic ends is not what is tested.
+            // Without the usual hook, a panic does not end the process, so that all kinds of threads run.
             threads::set_panic_hook(|_, _| ()).unwrap();
             in_kinds(|| panic!("a bug"));
         }
@@ -42,7 +42,7 @@ fn print(report: &Option<SandboxReport>, found: &impl serde::Serialize) {
     println!("{}", serde_json::to_string(&(report, found)).unwrap());
 }
 
-/// Has a thread of each kind until standard input ends.
+/// Keeps a thread of each kind running until standard input ends.
 fn hold(report: &Option<SandboxReport>) {
     let (started, all) = mpsc::channel();
     for kind in kinds() {
@@ -60,7 +60,8 @@ fn hold(report: &Option<SandboxReport>) {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// Runs something in threads that come after one another, and says how many ended well.
+/// Runs a function on a thread of each kind, one after the other, and prints the number of threads that ended without a
+/// panic.
 fn in_kinds(what: fn()) {
     let ends = kinds().map(|kind| threads::spawn(kind, kind.name(), what).unwrap().join());
     println!("{}", ends.filter(Result::is_ok).count());

@@ -1,4 +1,5 @@
-//! A card whose kernel sends frames that are something else by the time they leave, and the oracle on the wire.
+//! A guest whose kernel sends frames that offloads turn into something else on their way out, and the check of the
+//! frames that arrive.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -12,11 +13,11 @@ use pvrdmad::testing::Dice;
 use crate::frames::Card;
 use crate::network::{BEYOND, KERNEL, ON_THE_WIRE};
 
-/// In each of its frames, and in no others.
+/// Part of each of the forger's frames, and of no others.
 const MARK: &[u8] = b"a frame of the forger's.";
-/// Descriptors that a frame takes at most.
+/// Maximum number of descriptors of a frame.
 const DESCRIPTORS: u32 = 24;
-/// Kinds of frames of which each has been sent in a run.
+/// Number of kinds of frames. A run has sent each kind.
 const KINDS: usize = 5;
 
 pub(crate) struct Forger<'a> {
@@ -35,12 +36,12 @@ pub(crate) fn is_marked(frame: &[u8]) -> bool {
     frame.windows(MARK.len()).any(|part| part == MARK)
 }
 
-/// Asserts that a frame that has left for other stations keeps the rules of their network. `stations`: those that it
-/// may be from, any if empty.
+/// Asserts that a frame from a device follows the rules of its network. `stations`: MAC addresses that it may come
+/// from; any if empty.
 pub(crate) fn inspect(frame: &[u8], stations: &[MacAddr]) {
     let is_marked = is_marked(frame);
     let sources: Vec<_> = if is_marked { vec![mac(KERNEL).0] } else { stations.iter().map(|mac| mac.0).collect() };
-    // Others have queue pairs, and addresses that they bind.
+    // The forger must not use addresses of others. The others have queue pairs and addresses that they bind.
     let may_have =
         |address: IpAddr, _| !is_marked || ![1, 2, 3, BEYOND].map(self::address).iter().any(|&it| address == it);
     let rules = Rules { sources: &sources, tags: Tags::Untagged, roce: !is_marked, may_have: &may_have };
@@ -73,7 +74,7 @@ impl<'a> Forger<'a> {
         let Attack { mut frame, mut start, mut at, .. } = all[dice.below(all.len())].clone();
         let any = |dice: &mut Dice| u16::try_from(dice.below(90)).unwrap();
         let offload = match kind {
-            // It becomes an attack where the checksum is stored, or is one, or neither.
+            // The frame becomes an attack when the device stores the checksum, or is one already, or is none.
             0 => TxOffload::Checksum { start, at },
             1 => {
                 frame = store_anywhere(&frame, start.into(), at.into());
@@ -89,7 +90,7 @@ impl<'a> Forger<'a> {
                 frame[at] = dice.byte();
                 TxOffload::Segment { header: any(dice), mss: any(dice) }
             }
-            // What a kernel sends, with a byte changed at times.
+            // Traffic as a kernel sends it, sometimes with a wrong byte.
             _ => {
                 let flow = Flow { ipv6: dice.one_in(2), ports: [0xc000, 53], to, from: mac(KERNEL).0 };
                 let data = [MARK, &pattern(dice.below(4000))].concat();

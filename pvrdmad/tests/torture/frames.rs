@@ -1,4 +1,4 @@
-//! Network cards beside two tenants' devices, and frames between them, of which every byte is compared.
+//! Network functions beside two tenants' devices. They exchange frames, of which every byte is compared.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,34 +13,34 @@ use crate::forger::{inspect, is_marked};
 use crate::network::{BEYOND, KERNEL, VMM};
 use crate::tenant::PATIENCE;
 
-/// Who has a card: a tenant of the daemon, and the host beyond its uplink.
+/// The guests with a network function: a tenant of the daemon, and the host beyond its uplink.
 const OWNERS: [u8; 2] = [3, BEYOND];
-/// EtherType for experiments (IEEE 802, clause 9.2.4), which no attacker uses: these frames have no checksum.
+/// EtherType for experiments (IEEE 802, clause 9.2.4), which no attacker uses, because these frames have no checksum.
 pub(crate) const KIND: u16 = 0x88b5;
-/// EtherType of LLDP, which nobody has but the hostile card.
+/// EtherType of LLDP. Only the hostile VMM's network function sends it.
 const LLDP: u16 = 0x88cc;
-/// Bytes of a frame between the header and the end.
+/// Shortest and longest payload of a frame in bytes.
 const SHORTEST: usize = 46;
 const LONGEST: usize = 1500;
-/// Memory of a guest, for its card.
+/// Memory of a guest in bytes.
 const MEMORY: usize = 4 << 20;
-/// After which a frame is taken for lost.
+/// Time after which a frame counts as lost.
 const RESEND: Duration = Duration::from_millis(50);
-/// Counts that stay at zero with a driver that does nothing wrong.
+/// Counters that stay at zero while the driver makes no errors.
 const NEVER_HERE: [&str; 3] = ["vmxnet3_send_errors", "vmxnet3_queue_errors", "vmxnet3_command_errors"];
 
-/// A card, before there is a network.
+/// A network function and its guest, before the network exists.
 pub(crate) struct Card {
     pub(crate) owner: u8,
     pub(crate) link: Arc<NicLink>,
     pub(crate) guest: Guest,
 }
 
-/// All cards with a driver of this test.
+/// All network functions that this test drives.
 pub(crate) struct Cards {
-    /// Those of the tenants that compare frames.
+    /// Network functions of the tenants that compare frames.
     pub(crate) tenants: [Card; 2],
-    /// That of a kernel that forges.
+    /// Network function of the forging kernel.
     pub(crate) forger: Card,
 }
 
@@ -72,13 +72,13 @@ impl Card {
     }
 }
 
-/// The frames: one at a time, each way in turn. The wire may lose it, so it is sent until it is there.
+/// Frames, sent one at a time in alternating directions. The wire may lose a frame, so it is sent until it arrives.
 pub(crate) struct FrameFlow<'a> {
     cards: &'a [Card; 2],
     drivers: [Driver<'a>; 2],
-    /// The number of the frame that is under way, or was last.
+    /// Number of the frame in flight, or of the last one.
     number: u64,
-    /// When that began to be sent, while it is under way, and when it was sent last.
+    /// Time at which the frame in flight was first sent, and time of its last transmission.
     since: Option<Duration>,
     sent: Duration,
 }
@@ -93,7 +93,7 @@ impl<'a> FrameFlow<'a> {
         self.since.is_none()
     }
 
-    /// Sends a frame, or sees how the one does that is under way.
+    /// Sends the next frame, or checks the one in flight.
     pub(crate) fn step(&mut self, now: Duration) {
         if self.is_idle() {
             self.number += 1;
@@ -103,7 +103,7 @@ impl<'a> FrameFlow<'a> {
         self.look(now);
     }
 
-    /// Sees how the frame does that is under way, if any.
+    /// Receives frames, and retransmits the one in flight if it is overdue.
     pub(crate) fn look(&mut self, now: Duration) {
         for receiver in 0..2 {
             self.drivers[receiver].reap(0);
@@ -118,7 +118,7 @@ impl<'a> FrameFlow<'a> {
         }
     }
 
-    /// All that is under way has ended, and nothing was wrong with it.
+    /// Checks the error counters at the end of a run.
     pub(crate) fn end(&self) {
         self.cards.iter().for_each(Card::check_counters);
     }
@@ -129,7 +129,8 @@ impl<'a> FrameFlow<'a> {
         self.drivers[sender].send(0, &TxPacket::plain(&frame));
     }
 
-    /// Anybody may send anything; what says to be one of these frames has to be it.
+    /// Checks a received frame. Attackers may send anything, but a frame with this EtherType must be one that the other
+    /// end sent.
     fn take(&mut self, receiver: usize, packet: &RxPacket) {
         let as_sent = packet.tag.map_or_else(|| packet.bytes.clone(), |tag| tagged(&packet.bytes, tag));
         if is_marked(&as_sent) {
@@ -152,7 +153,7 @@ impl<'a> FrameFlow<'a> {
     }
 }
 
-/// The frame of a number, and which end sends it.
+/// Returns the sending end and the content of the frame with this number.
 fn frame(number: u64) -> (usize, Vec<u8>) {
     let sender = usize::from(number % 2 == 1);
     let mut dice = Dice::new(number, 12);

@@ -1,4 +1,4 @@
-//! A guest's machine: a device with what surrounds it, and doorbells that trap or are memory.
+//! A guest's machine: a device and its environment, with doorbells that are trapped or mapped.
 
 use std::sync::Arc;
 
@@ -9,20 +9,20 @@ use pvrdma_ether_link::Clock;
 use pvrdma_rxe::Rxe;
 use pvrdmad::testing::Dice;
 
-/// A machine. Its driver may come again and again.
+/// A machine. Its driver can be started again and again.
 pub(crate) struct Machine {
     pub(crate) test: TestDevice<Rxe>,
-    /// Doorbell pages of its processes, if they are memory.
+    /// Doorbell pages of the guest's processes, if they are mapped.
     pages: Option<Arc<MappedPages>>,
 }
 
 impl Machine {
-    /// With doorbells of which each is a message.
+    /// Creates a machine with trapped doorbells: each one is a message.
     pub(crate) const fn trapping(test: TestDevice<Rxe>) -> Self {
         Self { test, pages: None }
     }
 
-    /// With doorbells that are memory, to be looked at by `watcher`.
+    /// Creates a machine with mapped doorbells, which `watcher` polls.
     pub(crate) fn mapped(test: TestDevice<Rxe>, watcher: &Watcher) -> Self {
         let pages = MappedPages::new(&test.device);
         watcher.add(&pages);
@@ -39,7 +39,7 @@ impl Machine {
     }
 }
 
-/// Looks at the rings of machines whose doorbells are not heard.
+/// Polls the rings of machines with mapped doorbells.
 pub(crate) struct Watcher {
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
@@ -51,7 +51,7 @@ struct State {
 }
 
 impl Watcher {
-    /// Of nobody yet.
+    /// Creates a watcher without machines.
     pub(crate) fn new(clock: Arc<dyn Clock>, dice: Dice) -> Self {
         Self { clock, state: Mutex::new(State { pages: Vec::new(), dice }) }
     }
@@ -60,8 +60,8 @@ impl Watcher {
         self.state.lock().pages.push(Arc::clone(pages));
     }
 
-    /// Looks once at each machine, as the dice say: goes on, rests, or takes all pages away. Returns how many rings
-    /// somebody had posted to.
+    /// Visits each machine once. A random choice decides whether it polls, goes idle, or takes the pages away. Returns
+    /// the number of rings with new work.
     pub(crate) fn look(&self) -> u32 {
         let State { pages, dice } = &mut *self.state.lock();
         let now = u64::try_from(self.clock.now().as_nanos()).unwrap();

@@ -1,11 +1,11 @@
-//! Torture: three tenants exchange data of which every byte is compared, beside everybody who means no good and knows
-//! everything but secrets: a guest's kernel, a process in a tenant's own guest, a peer on the wire, and a VMM; and an
-//! operator who means well at the wrong moments. What they do, and how the devices are connected, follows from a seed.
+//! Torture test. Three tenants exchange data, of which every byte is compared, beside attackers that know everything
+//! except secrets: a guest's kernel, a process in a tenant's own guest, a peer on the wire, and a VMM. An operator
+//! makes legal changes at the worst moments. A seed decides what they do and how the devices are connected.
 //!
-//! `cargo test -p pvrdmad --test torture` runs many seeds for a moment each, on one thread and on virtual time, so that
-//! a seed that fails does so again: `SEED=17 cargo test -p pvrdmad --test torture -- --ignored one_thread`. With
-//! `SECONDS=3600` it goes on with the seeds behind it for so long. `all_threads` is the same with workers, a thread for
-//! each actor, and the time of the day: not to be repeated exactly, but with races.
+//! `cargo test -p pvrdmad --test torture` runs many short seeds on one thread in virtual time, so that a failing seed
+//! can be repeated: `SEED=17 cargo test -p pvrdmad --test torture -- --ignored one_thread`. With `SECONDS=3600` it
+//! continues with the following seeds for that time. `all_threads` runs the same with workers, a thread for each actor,
+//! and real time; it finds races, but is not exactly repeatable.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -46,27 +46,27 @@ use vmm::{HostileCard, Vmm};
 #[global_allocator]
 static HEAP: CountingAllocator = CountingAllocator::new();
 
-/// One test at a time: all count the same heap.
+/// Serializes the tests, because all of them measure the same heap.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Steps of a run on one thread.
 const STEPS: usize = 600;
-/// Parts of the time for which an address stays with who had it.
+/// Number of steps in which the time passes for which an address stays reserved.
 const NIGHT: u32 = 3;
-/// Batches of each connection with which a run on threads ends.
+/// Batches of each connection after which a threaded run ends.
 const BATCHES: u64 = 40;
 /// Workers of a daemon on threads.
 const WORKERS: usize = 2;
-/// What the process may keep after a run beyond what it kept after the first: room of maps that grew.
+/// Bytes by which the heap may grow between the first run and later ones, for maps that have grown.
 const ROOM: usize = 64 << 10;
 
-/// Everybody.
+/// All actors, and the network between them.
 struct World<'a> {
     flows: Vec<Flow>,
     frames: FrameFlow<'a>,
     forger: Forger<'a>,
     tenants: Vec<Tenant>,
-    /// What was kept for each tenant before anybody did harm.
+    /// Resources of each tenant before the first attack.
     kept: Vec<KeptStatus>,
     process: Option<HostileProcess>,
     visitor: Visitor,
@@ -79,7 +79,7 @@ struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// `cards`: those with a driver.
+    /// `cards`: network functions that the test drives.
     fn new(seed: u64, workers: usize, cards: &'a Cards) -> Self {
         let card = HostileCard::new();
         let have_drivers = cards.iter().map(|card| (card.owner, Arc::clone(&card.link)));
@@ -93,7 +93,7 @@ impl<'a> World<'a> {
                 Flow::new(&tenants[left], &tenants[right], network.ack_timeout(), Dice::new(seed, 10 + actor))
             })
             .collect();
-        // Each moves something, so that whatever is made once is there.
+        // Each flow moves data once, so that everything that is created only once exists.
         settle(&network, &mut flows, 1);
         let kept = tenants.iter().map(Tenant::kept).collect();
         let targets: Vec<Target> = flows.iter().flat_map(Flow::targets).collect();
@@ -115,7 +115,7 @@ impl<'a> World<'a> {
         Self { flows, frames, forger, tenants, kept, process, visitor, kernel, peer, vmm, operator, network, seed }
     }
 
-    /// Does what the dice say, on this thread.
+    /// Runs randomly chosen steps on this thread.
     fn run(&mut self) {
         let mut dice = Dice::new(self.seed, 6);
         for _ in 0..STEPS {
@@ -142,7 +142,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// So much time passes that addresses of who is away are free. Who is there is heard of meanwhile.
+    /// Lets so much time pass that addresses of absent guests become free. Present guests are heard of meanwhile.
     fn pass_night(&mut self) {
         self.operator.restore_after(&self.network, Duration::ZERO);
         for _ in 0..NIGHT {
@@ -172,7 +172,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The same with a thread for each of them.
+    /// Same as `run`, with a thread for each actor.
     fn run_on_threads(&mut self) {
         let Self { flows, frames, forger, tenants, process, visitor, kernel, peer, vmm, operator, network, .. } = self;
         let (network, stop) = (&*network, AtomicBool::new(false));
@@ -202,7 +202,8 @@ impl<'a> World<'a> {
         });
     }
 
-    /// All attackers leave. What is under way ends well, the tenants go on, and nothing is kept of what was done.
+    /// Removes all attackers. Outstanding traffic ends well, the tenants continue, and no resources of the attackers
+    /// remain.
     fn end(mut self) {
         self.operator.end(&self.network);
         self.kernel.end();
@@ -220,13 +221,13 @@ impl<'a> World<'a> {
             let after = tenant.kept();
             assert_eq!(after.used_bytes, before.used_bytes, "kept for guest {}: {after:?}", tenant.number);
         }
-        // The first has a process that does wrong, and the last is not a device of this daemon.
+        // The first tenant has the hostile process, and the last one is not a device of this daemon.
         self.tenants[1..3].iter().for_each(Tenant::check_counters);
     }
 }
 
 impl Drop for World<'_> {
-    /// Says how far everybody was, if that was not the end.
+    /// Prints the progress of all actors if the run did not end normally.
     fn drop(&mut self) {
         if !thread::panicking() {
             return;
@@ -244,7 +245,7 @@ impl Drop for World<'_> {
     }
 }
 
-/// Lets every connection end its batch and do some more.
+/// Lets every connection finish its batch and do some more.
 fn settle(network: &Network, flows: &mut [Flow], batches: u64) {
     let goals: Vec<u64> = flows.iter().map(|flow| flow.batches + batches).collect();
     while flows.iter().zip(&goals).any(|(flow, goal)| flow.batches < *goal || !flow.is_idle()) {
@@ -257,7 +258,7 @@ fn settle(network: &Network, flows: &mut [Flow], batches: u64) {
     }
 }
 
-/// Says what failed.
+/// Prints the seed of a run that fails.
 struct Running {
     seed: u64,
     test: &'static str,
@@ -271,7 +272,7 @@ impl Drop for Running {
     }
 }
 
-/// A run from its beginning to its end. Gives the batches that were compared.
+/// Executes a whole run. Returns the number of compared batches.
 fn torture(seed: u64, workers: usize) -> u64 {
     let test = if workers == 0 { "one_thread" } else { "all_threads" };
     let _running = Running { seed, test };
@@ -287,7 +288,7 @@ fn torture(seed: u64, workers: usize) -> u64 {
     batches
 }
 
-/// Runs of these seeds. The heap is the same after each.
+/// Executes runs with these seeds, and checks that the heap does not grow from run to run.
 fn runs(seeds: impl Iterator<Item = u64>, workers: usize) {
     let _alone = ALONE.lock();
     let (mut batches, mut runs, mut first) = (0, 0_u64, None);
@@ -301,12 +302,12 @@ fn runs(seeds: impl Iterator<Item = u64>, workers: usize) {
     println!("{runs} runs, {batches} batches compared");
 }
 
-/// A number of the environment.
+/// Returns a number from the environment.
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
 }
 
-/// The seeds that the environment asks for.
+/// Returns the seeds that the environment asks for.
 fn seeds() -> impl Iterator<Item = u64> {
     let (first, seconds) = (number("SEED").unwrap_or(1), number("SECONDS"));
     let begin = Instant::now();
@@ -321,7 +322,7 @@ fn nobody_harms_a_tenant() {
     runs(1..=24, 0);
 }
 
-/// Else no failure could be looked into.
+/// A failing seed must be repeatable.
 #[test]
 fn a_seed_does_the_same_again() {
     let _alone = ALONE.lock();

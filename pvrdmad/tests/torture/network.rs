@@ -1,4 +1,4 @@
-//! Where everybody lives: the devices of one daemon, a host beyond the uplink, and the wire between them.
+//! The devices of one daemon, a host beyond the uplink, and the wire between them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,47 +20,47 @@ use crate::wire::{Cable, Wire};
 
 /// The host beyond the uplink.
 pub(crate) const BEYOND: u8 = 4;
-/// Devices of the daemon that are on the wire; all but the first are attackers'.
+/// Devices of the daemon that are connected to the wire. All except the first belong to attackers.
 pub(crate) const ON_THE_WIRE: [u8; 3] = [3, KERNEL, VMM];
-/// Who reboots.
+/// The guest that reboots.
 pub(crate) const VISITOR: u8 = 5;
 /// The attackers' devices.
 pub(crate) const KERNEL: u8 = 66;
 pub(crate) const VMM: u8 = 67;
 
-/// IP packets on the wire.
+/// Length of IP packets on the wire in bytes.
 const MTU: u32 = 1500;
-/// Runs of queue pairs before ports are served, and how often both have their turn between two steps.
+/// Queue pair runs before ports are served, and rounds of both between two steps.
 const RUNS: usize = 16;
 const ROUNDS: usize = 64;
-/// Code of an ACK timeout as programs have it, and of one whose retries last while a process gets no processor for
-/// seconds.
+/// Code of an ACK timeout as programs use it, and of one whose retries last long enough for a process that gets no CPU
+/// for seconds.
 pub(crate) const ACK_TIMEOUT: u8 = 14;
 const PATIENT_ACK_TIMEOUT: u8 = 18;
-/// Looks for which the wire stands still at most: of a run on one thread, shorter than its retries, and on threads.
+/// Most consecutive looks in which the wire does nothing: on one thread (shorter than the retries), and on threads.
 const STOP: usize = 8;
 const LONG_STOP: usize = 4096;
-/// How long an address stays with who had it.
+/// Time for which an address stays reserved after its owner has gone.
 pub(crate) const HOLD: Duration = Duration::from_secs(60);
 
 pub(crate) struct Network {
     pub(crate) watcher: Watcher,
     _uplinks: Vec<Uplink>,
     pub(crate) wire: Arc<Mutex<Wire>>,
-    /// All that lead to the wire.
+    /// All cables of the wire.
     pub(crate) cables: Vec<Arc<Cable>>,
-    /// Between devices of the daemon and one cable, if they have one together.
+    /// Connects devices of the daemon to one cable, if they share one.
     pub(crate) switch: Option<Arc<Switch>>,
-    /// Of the daemon's devices.
+    /// Shares of the daemon's devices.
     pub(crate) shares: Vec<DeviceShare>,
     here: Rxe,
     beyond: Rxe,
-    /// Time that stands still until it is moved, for runs on one thread.
+    /// Manual clock, for runs on one thread.
     manual: Option<Arc<ManualClock>>,
     _reader: Option<Arc<Reader>>,
 }
 
-/// What the devices on the wire have to do with it.
+/// Connections of the devices on the wire.
 struct Outside {
     /// The link of each device.
     links: Vec<(u8, Arc<dyn Link>)>,
@@ -69,7 +69,8 @@ struct Outside {
 }
 
 impl Outside {
-    /// A cable for each device, or one for all of the daemon. The switch has a thread unless there is a clock.
+    /// Creates a cable for each device, or one for the whole daemon. The switch has a thread unless there is a manual
+    /// clock.
     fn new(wire: &mut Wire, one_uplink: bool, clock: Option<&Arc<ManualClock>>) -> Self {
         let beyond = wire.cable(vec![mac(BEYOND)]);
         let far = (BEYOND, Arc::clone(&beyond) as _);
@@ -95,7 +96,8 @@ impl Outside {
     }
 }
 
-/// Carries what a network card sends, without workers: its driver would be gone before the next step.
+/// Carries frames of a network function at once when there are no workers: its driver would be dropped before the next
+/// step.
 #[derive(Debug)]
 struct Reader {
     hosts: [Rxe; 2],
@@ -114,8 +116,8 @@ impl LinkReader for Reader {
 }
 
 impl Network {
-    /// On one thread and virtual time without workers, else as a daemon has it. `cards`: whose device
-    /// has a network function beside it.
+    /// Creates the network. Without workers it runs on one thread and in virtual time, otherwise as in a daemon.
+    /// `cards`: owners of network functions, with their links.
     pub(crate) fn new(seed: u64, workers: usize, cards: &[(u8, Arc<NicLink>)]) -> Self {
         let manual = (workers == 0).then(|| Arc::new(ManualClock::default()));
         let clock: Arc<dyn Clock> = match &manual {
@@ -124,7 +126,7 @@ impl Network {
         };
         let mut dice = Dice::new(seed, 13);
         let one_uplink = dice.one_in(2);
-        // Small, so that transfers of a few pages already go on from run to run.
+        // Small limits, so that even transfers of a few pages need several runs.
         let config = RxeConfig {
             workers,
             inline_bytes: 6000,
@@ -168,7 +170,8 @@ impl Network {
         Self { watcher, _uplinks: uplinks, wire, cables, switch, shares, here, beyond, manual, _reader: reader }
     }
 
-    /// Virtual time. On threads what this process had of the processors: nobody is to blame for what others took.
+    /// Returns virtual time. With threads, returns the CPU time of this process, so that a busy machine does not fail
+    /// the test.
     pub(crate) fn now(&self) -> Duration {
         match &self.manual {
             Some(clock) => clock.now(),
@@ -176,17 +179,17 @@ impl Network {
         }
     }
 
-    /// The code of the tenants' ACK timeouts.
+    /// Returns the code of the tenants' ACK timeout.
     pub(crate) const fn ack_timeout(&self) -> u8 {
         if self.manual.is_some() { ACK_TIMEOUT } else { PATIENT_ACK_TIMEOUT }
     }
 
-    /// How long that is (InfiniBand specification 9.7.6.1.3).
+    /// Returns the ACK timeout (InfiniBand specification 9.7.6.1.3).
     pub(crate) fn ack_timeout_time(&self) -> Duration {
         Duration::from_nanos(4096 << self.ack_timeout())
     }
 
-    /// A machine with this memory. The seed says what its doorbells are.
+    /// Creates a machine with this memory. The seed decides the kind of its doorbells.
     pub(crate) fn machine(&self, number: u8, memory: Arc<GuestMemory>, seed: u64) -> Machine {
         let irqs = Irqs::new();
         let space = Arc::clone(memory.space());
@@ -198,7 +201,8 @@ impl Network {
 
     pub(crate) fn config(number: u8, seed: u64) -> DeviceConfig {
         let config = DeviceConfig::new(format!("guest {number}"), mac(number));
-        // Numbers begin at random. The kernel has guessed right: its own are those of who reboots.
+        // Queue pair numbers begin at random. The hostile kernel has guessed its victim's seed, so it gets the same
+        // numbers as the guest that reboots.
         let begin = if number == KERNEL { VISITOR } else { number };
         DeviceConfig { random: Random::Seed(seed.wrapping_mul(u64::from(begin))), ..config }
     }
@@ -207,8 +211,8 @@ impl Network {
         if number == BEYOND { &self.beyond } else { &self.here }
     }
 
-    /// Does what there is to do now, without workers; not all of it, if somebody keeps the adapter busy for ever.
-    /// Returns `false` then.
+    /// Without workers: runs until there is no more work. Returns `false` if an actor keeps the adapter busy without
+    /// end.
     pub(crate) fn settle(&self) -> bool {
         for _ in 0..ROUNDS {
             let found = self.watcher.look();
@@ -220,14 +224,14 @@ impl Network {
         false
     }
 
-    /// What threads do else, for a moment. Returns `false` if there was nothing to do.
+    /// Does what threads would otherwise do, for a moment. Returns `false` if there was no work.
     fn run(&self) -> bool {
         let came = self.switch.as_ref().is_some_and(|switch| switch.service());
         let ran = [&self.here, &self.beyond].map(|rxe| rxe.run_some(RUNS) > 0);
         came || ran != [false; 2] || self.wire.lock().carry() > 0
     }
 
-    /// Moves virtual time on to where the next timer fires, at most so far, and does what is to be done then.
+    /// Advances virtual time to the next timer, at most by `at_most`, and does the work that is due then.
     pub(crate) fn pass(&self, at_most: Duration) {
         self.settle();
         if let Some(clock) = &self.manual {
@@ -238,7 +242,7 @@ impl Network {
         }
     }
 
-    /// Lets time pass in which nothing happens, if it is virtual.
+    /// Advances virtual time in one step; no events happen meanwhile.
     pub(crate) fn pass_at_once(&self, time: Duration) {
         if let Some(clock) = &self.manual {
             self.settle();

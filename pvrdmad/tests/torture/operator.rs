@@ -1,5 +1,5 @@
-//! An operator who means well, at the worst moment: he looks at devices, watches their frames, changes what they may
-//! use and takes links down for a while, whatever is under way.
+//! An operator who inspects devices, captures their frames, changes shares and takes links down for a while, without
+//! regard to traffic in progress.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +12,18 @@ use pvrdmad::testing::Dice;
 
 use crate::network::{BEYOND, KERNEL, Network, VMM};
 
-/// Captures at a time.
+/// Maximum number of simultaneous captures.
 const CAPTURES: usize = 3;
-/// Bytes of a frame that they keep, and that wait in them.
+/// Bytes of each frame that a capture keeps, and size of its buffer.
 const CAPTURE: CaptureConfig = CaptureConfig { snaplen: 96, buffer: 16 << 10 };
-/// Rates in bytes per second, and what may come at once: with the least, a batch of a tenant takes some tens of
-/// milliseconds.
+/// Rates in bytes per second, and burst sizes. At the lowest rate, a batch of a tenant takes some tens of milliseconds.
 const RATES: [Option<u64>; 4] = [None, Some(1 << 20), Some(16 << 20), Some(1 << 30)];
 const BURSTS: [Option<u64>; 3] = [None, Some(4 << 10), Some(1 << 20)];
-/// Those that a device has before others: all together no more than there is.
+/// Minimum rates. Their sum does not exceed the available rate.
 const PROMISES: [Option<u64>; 2] = [None, Some(64 << 10)];
-/// For how long something is down: retries of a connection last half a second, at least.
+/// Duration of an outage. Retries of a connection last at least half a second.
 pub(crate) const DOWN: Duration = Duration::from_millis(100);
-/// ACK timeouts between two outages.
+/// Number of ACK timeouts between two outages.
 const UP: u32 = 4;
 
 pub(crate) struct Operator {
@@ -32,12 +31,12 @@ pub(crate) struct Operator {
     captures: Vec<Capture>,
     batch: Batch,
     outage: Option<Outage>,
-    /// When the last one was over.
+    /// End of the last outage.
     restored: Duration,
     dice: Dice,
 }
 
-/// Something is down.
+/// An outage in progress.
 struct Outage {
     what: Down,
     since: Duration,
@@ -52,7 +51,7 @@ enum Down {
 }
 
 impl Operator {
-    /// Of these devices, by their numbers.
+    /// Creates an operator of these numbered devices.
     pub(crate) fn new(devices: Vec<(u8, Arc<PvrdmaDevice<Rxe>>)>, seed: u64) -> Self {
         let dice = Dice::new(seed, 14);
         Self { devices, captures: Vec::new(), batch: Batch::default(), outage: None, restored: Duration::ZERO, dice }
@@ -72,7 +71,7 @@ impl Operator {
         }
     }
 
-    /// What is down for so long is down no more.
+    /// Ends an outage that has lasted for this time.
     pub(crate) fn restore_after(&mut self, network: &Network, time: Duration) {
         let now = network.now();
         if let Some(outage) = self.outage.take_if(|outage| now >= outage.since + time) {
@@ -89,7 +88,7 @@ impl Operator {
         network.shares.iter().for_each(|share| _ = share.usage());
     }
 
-    /// Another share for a device of the daemon.
+    /// Changes the share of a device of the daemon.
     fn share(&mut self, network: &Network) {
         let (shares, dice) = (&network.shares, &mut self.dice);
         let config = ShareConfig {
@@ -102,7 +101,7 @@ impl Operator {
         network.rxe(KERNEL).set_share(&shares[dice.below(shares.len())], config);
     }
 
-    /// Begins to watch a device, ends that, or takes what was seen.
+    /// Starts a capture, ends one, or reads its frames.
     fn watch(&mut self, network: &Network) {
         let dice = &mut self.dice;
         let at = dice.below(CAPTURES);
@@ -116,14 +115,14 @@ impl Operator {
         }
     }
 
-    /// The way to other hosts carries less, or as much as before, for those whose packets nobody waits for.
+    /// Changes the MTU of the uplink for the attackers' devices, whose traffic is not checked.
     fn carry(&mut self) {
         let bytes = self.dice.pick(&[None, Some(400), Some(1400)]);
         let hostile = self.devices.iter().filter(|(number, _)| [KERNEL, VMM].contains(number));
         hostile.for_each(|(_, device)| _ = device.set_carried(bytes));
     }
 
-    /// A link that datagrams of tenants, which do not come again, are not on.
+    /// Takes down a link that carries no datagrams of tenants, because lost datagrams are not retransmitted.
     fn take_down(&mut self, network: &Network) {
         let dice = &mut self.dice;
         let what = if dice.one_in(2) {
@@ -143,7 +142,7 @@ impl Operator {
         }
     }
 
-    /// All is as it was.
+    /// Restores the initial state.
     pub(crate) fn end(&mut self, network: &Network) {
         self.restore_after(network, Duration::ZERO);
         self.captures.clear();

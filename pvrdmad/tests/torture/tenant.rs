@@ -1,4 +1,4 @@
-//! Tenants, and their traffic: every byte of it is compared with a model, and so is what nobody should touch.
+//! Tenants and their traffic. Every byte of it is compared with a model, and so is memory that must not change.
 
 use std::time::Duration;
 
@@ -16,24 +16,25 @@ use pvrdmad::testing::{Dice, NO_LOAD, PSN, Target};
 
 /// Memory of a guest.
 pub(crate) const MEMORY: usize = 4 << 20;
-/// Operations of a batch, and slices of a half of a buffer.
+/// Operations of a batch, which is also the number of slices in each half of a buffer.
 const SLOTS: usize = 4;
 const SLICE: usize = 12 << 10;
-/// Sources are in the first half, targets in the second.
+/// The first half of a buffer has the sources, the second half the targets.
 const HALF: usize = SLOTS * SLICE;
 /// Longest transfer.
 const LONGEST: usize = SLICE / 2;
 /// Bytes before the payload of a datagram.
 const GRH: usize = 40;
-/// What nobody guesses. Attackers know everything else.
+/// The only secret; attackers know everything else.
 const QKEY: u32 = 0x0bad_cafe;
-/// Longest that a batch may take: virtual time with retries, and for threads processor time, which only a hang exceeds.
+/// Longest duration of a batch. In virtual time it includes retries; with threads it is CPU time, which only a hang
+/// exceeds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// More of them that stand still here: nobody flushes, is short of receives, or wants another address.
+/// Further counters that stay at zero: tenants do not flush, run out of receives, or bind other addresses.
 const NEVER_HERE: [&str; 4] = ["gids_refused", "flushed", "ud_dropped_no_receive", "ud_too_long"];
 
-/// A guest that does nothing wrong.
+/// A well-behaved guest.
 pub(crate) struct Tenant {
     pub(crate) number: u8,
     pub(crate) gid: Gid,
@@ -46,7 +47,7 @@ impl Tenant {
         Self::begin(network.machine(number, GuestMemory::new(MEMORY), seed), number)
     }
 
-    /// On a machine that has no driver.
+    /// Creates a tenant on a machine without a driver.
     pub(crate) fn begin(machine: Machine, number: u8) -> Self {
         let driver = machine.driver();
         driver.bind_gid(0, gid(number)).unwrap();
@@ -57,12 +58,12 @@ impl Tenant {
         self.machine.test.device.status()
     }
 
-    /// What the process keeps for it.
+    /// Returns the resources that the process holds for the guest.
     pub(crate) fn kept(&self) -> KeptStatus {
         self.status().kept
     }
 
-    /// Nobody saw anything but load here.
+    /// Checks that no counter of errors or attacks has increased.
     pub(crate) fn check_counters(&self) {
         let DeviceStatus { counters, adapter, .. } = self.status();
         let all: Vec<Counter> = [counters, adapter].concat();
@@ -81,19 +82,19 @@ pub(crate) struct End {
     pd: Pd,
     cq: Cq,
     qp: Qp,
-    /// For datagrams.
+    /// Queue pair for datagrams.
     ud: Qp,
     buffer: Buffer,
     mr: Mr,
     /// What the buffer must hold.
     model: Vec<u8>,
-    /// Memory that only its owner has a right to.
+    /// Memory that only its owner may access.
     private: Buffer,
     private_mr: Mr,
-    /// Names of requests that have not completed, and of receives.
+    /// Identifiers of requests that have not completed, and of receives.
     sends: Vec<u64>,
     receives: Vec<u64>,
-    /// Where datagrams have headers, of which nobody else here says what they are.
+    /// Offsets of datagram headers (GRH), whose content the model does not predict.
     headers: Vec<usize>,
     driver: Driver,
 }
@@ -154,18 +155,18 @@ impl End {
         }
     }
 
-    /// Writes as the guest does.
+    /// Writes to the buffer and the model.
     fn store(&mut self, at: usize, bytes: &[u8]) {
         self.buffer.write(at, bytes);
         self.expect(at, bytes);
     }
 
-    /// The peer will have written this.
+    /// Records in the model what the peer will write.
     fn expect(&mut self, at: usize, bytes: &[u8]) {
         self.model[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Takes what has completed.
+    /// Polls completions.
     fn poll(&mut self) {
         while let Some(cqe) = self.cq.poll() {
             assert_eq!(cqe.status, status::SUCCESS, "guest {}: {cqe:?}", self.number);
@@ -173,16 +174,16 @@ impl End {
             let at = waiting.iter().position(|&name| name == cqe.wr_id);
             waiting.remove(at.unwrap_or_else(|| panic!("nobody waits for {cqe:?}")));
         }
-        // What the kernel's handlers do.
+        // Does what the kernel's interrupt handlers do.
         self.driver.notifications();
     }
 
-    /// To the error state: whatever waits ends.
+    /// Moves the queue pairs to the error state, which flushes all requests.
     pub(crate) fn fail(&mut self) {
         [&mut self.qp, &mut self.ud].into_iter().for_each(|qp| qp.to_error().unwrap());
     }
 
-    /// Takes what has completed beside a peer that is gone, and says how.
+    /// Polls completions while the peer is gone. Returns their statuses.
     pub(crate) fn poll_any(&mut self) -> Vec<u32> {
         let mut statuses = Vec::new();
         while let Some(cqe) = self.cq.poll() {
@@ -211,7 +212,7 @@ impl End {
         self.sends.is_empty() && self.receives.is_empty()
     }
 
-    /// Gives back all that it has.
+    /// Destroys all objects.
     pub(crate) fn end(self) {
         let Self { context, pd, cq, qp, ud, buffer, mr, private, private_mr, .. } = self;
         [qp, ud].into_iter().for_each(|qp| qp.destroy().unwrap());
@@ -240,12 +241,12 @@ impl End {
 pub(crate) struct Flow {
     ends: [End; 2],
     dice: Dice,
-    /// When the batch began that is under way.
+    /// Start of the batch in progress.
     since: Option<Duration>,
     pub(crate) batches: u64,
-    /// Datagrams are not lost on their way.
+    /// Datagrams are part of the traffic, because no link loses them.
     datagrams: bool,
-    /// Which end has sent a request to the other: from then on, what is between the two has a name.
+    /// Ends that have sent a request to the other end. From then on the connection has an identity.
     has_asked: [bool; 2],
 }
 
@@ -273,20 +274,20 @@ impl Flow {
         self.since.is_none()
     }
 
-    /// Both ends know who the other is, and nothing is under way. Else the first request would have but its PSN, which
-    /// attackers here know.
+    /// Returns `true` if both ends know each other's identity and no request is outstanding. Otherwise the first
+    /// request would be checked by its PSN alone, which attackers know here.
     pub(crate) fn is_settled(&self) -> bool {
         self.is_idle() && self.has_asked == [true; 2]
     }
 
-    /// The end that a guest leaves at its peer, whatever is under way.
+    /// Returns the end that remains when a guest leaves, whatever requests are outstanding.
     pub(crate) fn part(self, gone: u8) -> (End, Target) {
         let [left, right] = self.targets();
         let [first, second] = self.ends;
         if first.number == gone { (second, right) } else { (first, left) }
     }
 
-    /// Begins a batch, or sees how the one does that is under way.
+    /// Starts a batch, or checks the one in progress.
     pub(crate) fn step(&mut self, now: Duration) {
         match self.since {
             None => self.start(now),
@@ -294,7 +295,7 @@ impl Flow {
         }
     }
 
-    /// Sees how the batch does that is under way, if any.
+    /// Checks the batch in progress, if any.
     pub(crate) fn look(&mut self, now: Duration) {
         let Some(since) = self.since else { return };
         self.ends.iter_mut().for_each(End::poll);
@@ -332,7 +333,7 @@ impl Flow {
                     SendWr::read(name, &[me.buffer.sge(&me.mr, to_at, len)], remote(peer, from), rkey)
                 }
                 2 => {
-                    // At a word's address, and to anywhere.
+                    // Atomic operations use the address of a word.
                     let at = from + (8 - (remote(peer, from) % 8) as usize) % 8;
                     let old: [u8; 8] = peer.model[at..at + 8].try_into().unwrap();
                     let add = dice.long();
@@ -345,7 +346,7 @@ impl Flow {
                     peer.receives.push(name);
                     me.store(from, &bytes);
                     peer.expect(to_at, &bytes);
-                    // In two pieces.
+                    // The message is sent from two SGEs.
                     let cut = dice.below(len + 1);
                     let pieces = [(from, cut), (from + cut, len - cut)];
                     SendWr::send(name, &pieces.map(|(at, len)| me.buffer.sge(&me.mr, at, len)))
@@ -366,7 +367,7 @@ impl Flow {
             *has_asked |= !datagram;
             let qp = if datagram { &mut me.ud } else { &mut me.qp };
             qp.publish_send(&[request]).unwrap();
-            // One doorbell for several, at times.
+            // Sometimes one doorbell announces several requests.
             if dice.one_in(2) {
                 qp.ring_send();
             }

@@ -1,5 +1,5 @@
-//! A guest that does nothing wrong and reboots: while it is away, and when it is another one, its peer still has a
-//! connection with who it was.
+//! A well-behaved guest that reboots. While it is away, and after it has come back as another one, its peer still has a
+//! connection to the earlier guest.
 
 use pvrdma_dev::testing::{GuestMemory, register, status};
 use pvrdma_dev::{ObjectCounts, PciFunction};
@@ -11,27 +11,28 @@ use crate::network::{ACK_TIMEOUT, Network, VISITOR};
 use crate::tenant::{End, Flow, MEMORY, Tenant};
 use pvrdmad::testing::{Dice, Targets};
 
-/// Addresses that it has after each other, unless it gets the one again that it had.
+/// Addresses that the guest uses in turn, unless it gets its previous one again.
 const ADDRESSES: std::ops::Range<u8> = 100..200;
 
 pub(crate) struct Visitor {
     tenant: Tenant,
-    /// While it is there.
+    /// Its traffic, while the guest runs.
     pub(crate) flow: Option<Flow>,
     left: Option<Left>,
     targets: Targets,
     dice: Dice,
     pub(crate) lives: u64,
-    /// What was kept for its device before it had a driver: room for its port.
+    /// Bytes charged to the device before it had a driver: the buffers of its port.
     idle_bytes: u64,
 }
 
-/// What it left at its peer.
+/// The end that remains at the peer.
 struct Left {
     end: End,
-    /// It went between two batches, so that its peer's bytes are known, and nobody else's requests are taken.
+    /// The guest left between two batches. The bytes at its peer are therefore known, and no further request must be
+    /// accepted.
     is_sound: bool,
-    /// Its peer has sent something.
+    /// The peer has sent a request since.
     has_asked: bool,
 }
 
@@ -49,7 +50,7 @@ impl Visitor {
         &self.tenant.machine
     }
 
-    /// What it does of late, with its peer.
+    /// Does the next step of the guest or of its peer.
     pub(crate) fn step(&mut self, network: &Network, host: &Tenant) {
         match &mut self.flow {
             Some(flow) => {
@@ -64,13 +65,13 @@ impl Visitor {
         self.look_back();
     }
 
-    /// A life begins.
+    /// Starts the guest.
     pub(crate) fn come(&mut self, host: &Tenant) {
         self.lives += 1;
         let driver = self.tenant.machine.driver();
         let fresh = gid(ADDRESSES.start + (self.lives % ADDRESSES.len() as u64) as u8);
         let wanted = if self.dice.one_in(2) { self.tenant.gid } else { fresh };
-        // Somebody may have it by now.
+        // Another guest may have the address by now.
         let waits = || {
             let device = serde_json::to_value(self.tenant.machine.test.device.inspect()).unwrap();
             device["backend"]["waiting_gids"].as_array().is_some_and(|waiting| !waiting.is_empty())
@@ -85,7 +86,7 @@ impl Visitor {
         self.flow = Some(flow);
     }
 
-    /// A life ends, whatever is under way.
+    /// Ends the guest, whatever requests are outstanding.
     fn go(&mut self) {
         self.forget();
         let Some(flow) = self.flow.take() else { return };
@@ -96,7 +97,7 @@ impl Visitor {
             1 => driver.pci().set_bus_master(false),
             _ => driver.pci().set_register(register::CTL, 2),
         }
-        // Whatever is written there from now on breaks what comes next.
+        // A later write to this memory would corrupt the next life's data, and so be found.
         device.memory.free_all();
         let (mut end, target) = flow.part(self.tenant.number);
         self.targets.go(target);
@@ -106,7 +107,7 @@ impl Visitor {
         self.left = Some(Left { end, is_sound, has_asked: false });
     }
 
-    /// What its peer sees.
+    /// Checks the end that remains at the peer.
     fn look_back(&mut self) {
         let Some(left) = &mut self.left else { return };
         let statuses = left.end.poll_any();
@@ -126,7 +127,7 @@ impl Visitor {
         }
     }
 
-    /// Its peer gives the connection up.
+    /// The peer closes the connection.
     fn forget(&mut self) {
         if let Some(left) = self.left.take() {
             self.targets.forget();
@@ -134,7 +135,7 @@ impl Visitor {
         }
     }
 
-    /// Sees how what is under way does, without beginning anything.
+    /// Checks traffic in progress without starting more.
     pub(crate) fn look(&mut self, network: &Network) {
         if let Some(flow) = &mut self.flow {
             flow.look(network.now());
@@ -142,17 +143,17 @@ impl Visitor {
         self.look_back();
     }
 
-    /// Its peer waits for who it was.
+    /// Returns `true` if the peer still has a connection to the earlier guest.
     pub(crate) fn has_left(&self) -> bool {
         self.left.is_some()
     }
 
-    /// Nothing is under way, and nobody waits.
+    /// Returns `true` if no request is outstanding at the guest or its peer.
     pub(crate) fn is_idle(&self) -> bool {
         self.flow.as_ref().is_none_or(Flow::is_idle) && self.left.as_ref().is_none_or(|left| left.end.is_idle())
     }
 
-    /// Nothing is left of it.
+    /// Ends the guest, and checks that no resources remain.
     pub(crate) fn end(&mut self) {
         self.go();
         self.forget();

@@ -1,5 +1,5 @@
-//! A hostile VMM: clients of the sockets of a device's two functions that say anything, with memory, interrupts and a
-//! guest that is as bad.
+//! A hostile VMM: clients of the sockets of both functions of a device. They send anything, with hostile memory,
+//! interrupts and guests.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_s
 
 use crate::network::{Network, VMM};
 
-/// Bytes that a socket takes without a reader. Linux counts more than the payload.
+/// Bytes that fit into a socket without a reader. Linux counts more than the payload.
 const SOCKET_BUFFER: usize = 200 << 10;
 
-/// Its network function, before there is a network.
+/// The VMM's network function, before the network exists.
 pub(crate) struct HostileCard {
     pub(crate) link: Arc<NicLink>,
     endpoint: Endpoint,
@@ -39,10 +39,10 @@ pub(crate) struct Vmm {
     card: HostileCard,
     endpoint: Endpoint,
     pub(crate) device: Arc<PvrdmaDevice<Rxe>>,
-    /// It takes memory away while it is used, which needs a thread.
+    /// The VMM truncates memory while the device uses it, which needs another thread.
     truncates: bool,
     dice: Dice,
-    /// What was kept for the device before it had a client: room for its port.
+    /// Bytes charged to the device before it had a client: the buffers of its port.
     idle_bytes: u64,
 }
 
@@ -56,7 +56,7 @@ impl Vmm {
         Self { card, endpoint, device, truncates, dice: Dice::new(seed, 4), idle_bytes }
     }
 
-    /// A client of one of the functions, from its first message to its last.
+    /// Runs one client of one function, from its first message to its last.
     pub(crate) fn step(&mut self) {
         let (server, client) = UnixStream::pair().unwrap();
         for stream in [&server, &client] {
@@ -66,9 +66,9 @@ impl Vmm {
         let (endpoint, behind) =
             self.dice.pick(&[(&self.endpoint, Behind::Rdma), (&self.card.endpoint, Behind::Network(mac(VMM)))]);
         let hostile = HostileClient::new(&mut self.dice);
-        // All messages are in the socket before the server looks.
+        // All messages are in the socket before the server reads.
         hostile.talk(&client, &mut self.dice, behind);
-        // A reply that finds no room ends the connection.
+        // A reply that does not fit into the socket ends the connection.
         server.set_nonblocking(true).unwrap();
         let truncate = self.truncates && self.dice.one_in(3);
         thread::scope(|scope| {
@@ -82,7 +82,7 @@ impl Vmm {
         assert_eq!(self.objects(), ObjectCounts::default());
     }
 
-    /// As soon as nobody else looks.
+    /// Returns the counts of objects once the device is not locked otherwise.
     fn objects(&self) -> ObjectCounts {
         loop {
             let objects = self.device.status().objects;
@@ -93,7 +93,7 @@ impl Vmm {
         }
     }
 
-    /// Nothing is left of it.
+    /// Checks that no resources remain.
     pub(crate) fn end(&self) {
         assert_eq!(self.device.status().kept.used_bytes, self.idle_bytes);
     }

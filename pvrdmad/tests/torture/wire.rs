@@ -1,5 +1,5 @@
-//! What connects the devices that have an uplink. It loses, doubles and overtakes, stands still at times, and somebody
-//! listens.
+//! The wire between the devices that have an uplink. It loses, duplicates and reorders frames and stalls at times, and
+//! a hostile peer eavesdrops on it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,37 +14,37 @@ use pvrdmad::testing::{Dice, HostilePeer};
 use crate::forger::{inspect, is_marked};
 use crate::frames::KIND;
 
-/// Frames that a cable holds towards a device, and away from it, as the seed says: plenty, or soon full.
+/// Capacity of a cable in frames, towards a device and away from it. The seed selects a large or a small one.
 const TOWARDS: usize = 512;
 const AWAY: [usize; 2] = [512, 24];
-/// Frames that wait for a device when the wire takes no more, so that whoever sends without an end waits, too: nobody
-/// would get anywhere else.
+/// Frames waiting for a device from which on the wire takes no more. Senders without a pause then wait as well;
+/// otherwise the others would not progress.
 const CROWDED: u64 = 256;
 /// Frames that are taken from a cable at a time.
 const CARRY: usize = 64;
-/// How often one looks whether a cable is connected again.
+/// Interval between checks whether a cable is connected again.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The other ends of all cables.
+/// The far ends of all cables.
 #[derive(Debug)]
 pub(crate) struct Wire {
     ports: Vec<Port>,
     dice: Dice,
-    /// Looks for which a port is not served, at most.
+    /// Most consecutive looks in which a port is not served.
     longest_stop: usize,
-    /// What was carried of late.
+    /// Frames that were carried recently.
     recent: VecDeque<Vec<u8>>,
 }
 
-/// Where a cable ends.
+/// The far end of a cable.
 #[derive(Debug)]
 struct Port {
-    /// The stations at it.
+    /// MAC addresses at this cable.
     stations: Vec<MacAddr>,
     towards: MemoryLink,
     away: MemoryLink,
     cable: Arc<Cable>,
-    /// Looks for which it is not served, so that the cable fills.
+    /// Remaining looks in which the port is not served, so that its cable fills.
     stopped: usize,
 }
 
@@ -53,7 +53,7 @@ impl Wire {
         Self { ports: Vec::new(), dice, longest_stop, recent: VecDeque::new() }
     }
 
-    /// A cable to these stations.
+    /// Creates a cable to these MAC addresses.
     pub(crate) fn cable(&mut self, stations: Vec<MacAddr>) -> Arc<Cable> {
         let (input, towards) = memory::pair(TOWARDS).unwrap();
         let (output, away) = memory::pair(self.dice.pick(&AWAY)).unwrap();
@@ -63,12 +63,12 @@ impl Wire {
         cable
     }
 
-    /// Somebody has yet to take what has come.
+    /// Returns `true` if too many frames wait for a device.
     fn is_crowded(&self) -> bool {
         self.ports.iter().any(|port| port.towards.sent() - port.cable.received.load(Ordering::Relaxed) > CROWDED)
     }
 
-    /// Carries what has come, and returns how many frames there were.
+    /// Carries the frames that have arrived. Returns their number.
     pub(crate) fn carry(&mut self) -> usize {
         if self.is_crowded() {
             return 0;
@@ -98,7 +98,8 @@ impl Wire {
                 _ => 1,
             };
             (0..times).for_each(|_| self.give(frame));
-            // A frame without a checksum would be taken for what it says, and one with a mark for the forger's.
+            // Recorded frames can be replayed. A frame without a checksum would be accepted as genuine, and one with
+            // the forger's mark would be attributed to the forger.
             if frame.get(12..14) != Some(&KIND.to_be_bytes()) && !is_marked(frame) {
                 self.recent.push_back(frame.to_vec());
             }
@@ -109,7 +110,7 @@ impl Wire {
         frames.len()
     }
 
-    /// A peer sends a few frames.
+    /// Sends a few frames of the hostile peer.
     pub(crate) fn attack(&mut self, peer: &mut HostilePeer) {
         if self.is_crowded() {
             return;
@@ -120,13 +121,13 @@ impl Wire {
         }
     }
 
-    /// A frame that was carried of late.
+    /// Returns one of the recorded frames.
     fn recent(&mut self) -> Option<Vec<u8>> {
         let at = self.dice.below(self.recent.len().max(1));
         self.recent.get(at).cloned()
     }
 
-    /// Sends a frame to whom it names, or to everybody. What finds no room is lost.
+    /// Sends a frame to its destination, or to all ports. A frame without room is lost.
     fn give(&self, frame: &[u8]) {
         let mut frames = Frames::default();
         frames.push(frame);
@@ -141,14 +142,14 @@ impl Wire {
     }
 }
 
-/// The end of a cable that a device or a switch has. Somebody can unplug it: like a socket without a connection, it
-/// takes what it is given then, and loses it, and nothing comes that was not there.
+/// The device's or switch's end of a cable that can be unplugged. Like a datagram socket without a peer, an unplugged
+/// cable accepts frames and loses them, and delivers only frames that it already had.
 #[derive(Debug)]
 pub(crate) struct Cable {
     input: MemoryLink,
     output: MemoryLink,
     unplugged: AtomicBool,
-    /// Frames that came out of it.
+    /// Frames that the device has received.
     received: AtomicU64,
     lost: AtomicU64,
 }
@@ -165,7 +166,7 @@ impl Cable {
 
 impl Link for Cable {
     fn receive(&self, frames: &mut Frames, most: usize) {
-        // What was in it when it was unplugged is there still.
+        // Frames that were in the cable when it was unplugged still arrive.
         let before = frames.len();
         self.input.receive(frames, most);
         self.received.fetch_add((frames.len() - before) as u64, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Any access of any size to configuration space and registers, any frame, between and during changes of the memory
-//! that the device reads on its own: shared area, queue descriptors, rings, tables.
+//! Accesses of any size to configuration space and registers, and any frames, between and during changes of the memory
+//! that the device reads: shared area, queue descriptors, rings, tables.
 #![no_main]
 
 use std::sync::Arc;
@@ -40,7 +40,7 @@ enum Step {
     Resume(u64),
     Probe(u8, u8, u8),
     Reset,
-    /// A frame with a checksum to store: which one, a change of it, the ring, the descriptor and its generation.
+    /// A frame with a checksum to store: its number, a change of it, the ring, the descriptor and its generation.
     Attack(u8, u16, u8, u8, bool),
 }
 
@@ -137,7 +137,7 @@ fuzz_target!(|steps: Steps<Step>| {
             }
             Step::Probe(queues, features, revision) => {
                 guest.memory.rewind(MEMORY_BASE);
-                // Memory may be what the driver does not expect by now: only what it allocates counts.
+                // Guest memory may have been overwritten, so only memory that the driver allocates from now on matters.
                 guest.command(command::RESET);
                 let mut driver = Driver::prepare(&guest, config(*queues, *features, *revision));
                 if driver.activate() == 0 {
@@ -168,7 +168,7 @@ fuzz_target!(|steps: Steps<Step>| {
     end(&guest, &port);
 });
 
-/// The device ends: no byte of memory and no interrupt comes after it, and a driver that comes then finds it whole.
+/// Ends the device: afterwards neither memory nor interrupts change, and the next driver finds a working device.
 fn end(guest: &Guest, port: &MeddlingPort) {
     guest.device.reset();
     let (memory, interrupts) = (guest.memory.read(MEMORY_BASE, (PAGES * PAGE) as usize), guest.irqs.total());
@@ -185,7 +185,7 @@ fn end(guest: &Guest, port: &MeddlingPort) {
     assert!(guest.memory.read(MEMORY_BASE, memory.len()) == memory, "memory was written after a reset");
     assert_eq!((guest.irqs.total(), port.take()), (interrupts, 0));
     guest.memory.rewind(MEMORY_BASE);
-    // No meddling with the last driver: far away from its rings, and always room.
+    // For the last driver, the port changes only memory far from its rings, and always has room.
     port.set_mood(0);
     let mut driver = Driver::up(guest, config(0, 5, 2));
     assert_eq!(guest.device.receive(&Frame::new(&bytes, false).unwrap()), Received::Delivered);

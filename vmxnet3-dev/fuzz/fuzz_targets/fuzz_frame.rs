@@ -1,4 +1,4 @@
-//! Frames of any bytes, as a link or another guest gives them to a device: parsed, cut into segments, delivered.
+//! Frames of any bytes, as a link or another guest passes them to a device: parsed, segmented, delivered.
 #![no_main]
 
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const HEADERS: [&[u8]; 8] = [
     &[0x86, 0xdd, 0x60],
     &[0x81, 0x00, 0x00, 0x05, 0x08, 0x00, 0x45],
     &[0x88, 0xa8, 0x00, 0x05, 0x81, 0x00, 0x00, 0x06, 0x86, 0xdd, 0x60],
-    // What a checksum could turn into something else.
+    // Bytes that a checksum could turn into something else.
     &[0x81, 0x00, 0x00, 0x00, 0x88, 0xb5],
     &[0x08, 0x06, 0x00, 0x01, 0x08, 0x00, 0x06, 0x04, 0x00, 0x02, 2, 2, 2, 2, 2, 2, 10, 0, 0, 5],
     &[0x81, 0x00, 0x00, 0x00, 0x08, 0x00, 0x45],
@@ -66,7 +66,7 @@ fuzz_target!(|input: Input| {
             cut(candidate);
             let received = guest.device.receive(candidate);
             guest.device.flush();
-            // The driver asserts what the kernel's does.
+            // The driver has the assertions of the kernel's driver.
             let packets = driver.poll(0);
             assert_eq!(received == Received::Delivered, !packets.is_empty());
             if candidate.mss().is_none() {

@@ -1,5 +1,5 @@
-//! What the fuzz targets share: numbers and addresses that mean something to a device, and a port that changes the
-//! guest's memory while the device is in the middle of a packet.
+//! Shared parts of the fuzz targets: plausible numbers and addresses, and a port that changes the guest's memory while
+//! the device processes a packet.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use pvrdma_vmxnet3::{Checksum, Frame, FramePort, MAX_FRAME, MAX_SUPER_FRAME, Por
 
 /// Bytes in a page.
 pub const PAGE: u64 = 4096;
-/// Pages of memory: more than a driver needs, and so few that random addresses hit something.
+/// Number of memory pages: more than a driver needs, but few enough for random addresses to hit something.
 pub const PAGES: u64 = 1024;
-/// Pages that random addresses hit: where a driver has its rings.
+/// Number of pages at which random addresses point: a driver has its rings there.
 const NEAR: u64 = 24;
 /// Most steps of one input.
 const MAX_STEPS: usize = 120;
 
-/// As many steps as the input has bytes for.
+/// A sequence of steps, as long as the input has bytes.
 #[derive(Debug)]
 pub struct Steps<T>(pub Vec<T>);
 
@@ -47,7 +47,7 @@ impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Many<T> {
     }
 }
 
-/// A number of the kind that lengths, masks and indices are made of.
+/// A number as it occurs in lengths, masks and indices.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 pub enum Word {
     /// Small.
@@ -105,7 +105,7 @@ pub fn poke(memory: &Memory, address: u64, bytes: &[u8]) {
     }
 }
 
-/// The address that the sender of a frame may say that it has.
+/// The only address that the sender of a frame may use.
 const OWN_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
 const OWN: IpAddr = IpAddr::V4(OWN_V4);
 
@@ -115,7 +115,7 @@ fn judge(frame: &Frame<'_>) {
     assert!((14..=most).contains(&frame.bytes().len()));
 }
 
-/// Rules of networks: with and without tags, where a station may have one address of IPv4 and no other.
+/// Rules of networks: with and without tags, where a host may have one IPv4 address and no other.
 fn networks() -> [Rules<'static>; 3] {
     [Tags::Untagged, Tags::Access(5), Tags::Trunk].map(|tags| Rules {
         sources: &[],
@@ -125,7 +125,8 @@ fn networks() -> [Rules<'static>; 3] {
     })
 }
 
-/// A frame that keeps the rules of a network keeps them as it leaves, whatever its sender left to the device.
+/// Checks that a frame that follows the rules of a network still does when it leaves, whatever offloads its sender
+/// requested.
 pub fn obeys(inspected: &[u8], left: &[u8]) {
     for rules in networks() {
         if rules.check(inspected).is_ok() {
@@ -134,11 +135,11 @@ pub fn obeys(inspected: &[u8], left: &[u8]) {
     }
 }
 
-/// A port that writes to the guest's memory each time it is given a frame: the packet is still in the ring then.
+/// A port that writes to the guest's memory each time it gets a frame, while the packet is still in the ring.
 #[derive(Default)]
 pub struct MeddlingPort {
     memory: OnceLock<Arc<Memory>>,
-    /// What the next call does: bits for offloads and room, then an address.
+    /// Behaviour of the next call: bits for offloads and room, then an address.
     mood: AtomicU64,
     /// Frames since the last call of [`Self::take`].
     frames: AtomicU64,
@@ -181,7 +182,7 @@ impl FramePort for MeddlingPort {
     }
 }
 
-/// Cuts a frame as a link would, and checks each.
+/// Segments a frame as a link would, and checks each segment.
 pub fn cut(frame: &Frame<'_>) {
     let mut room = Vec::new();
     let count = frame.for_each_wire_frame(&mut room, |part| {
@@ -194,7 +195,7 @@ pub fn cut(frame: &Frame<'_>) {
     through_a_link(frame);
 }
 
-/// The same behind a port that leaves it to links.
+/// Same as [`cut`], behind a port that leaves segmentation to links.
 fn through_a_link(frame: &Frame<'_>) {
     let bytes = frame.bytes();
     let offload = match (frame.checksum(), frame.mss()) {
@@ -212,12 +213,12 @@ fn through_a_link(frame: &Frame<'_>) {
     left.iter().for_each(|part| obeys(bytes, part));
 }
 
-/// A frame as a guest got it, with the tag that was stripped.
+/// Returns a frame as the guest received it, with its stripped tag.
 pub fn arrived(packet: &RxPacket) -> Vec<u8> {
     packet.tag.map_or_else(|| packet.bytes.clone(), |tag| tagged(&packet.bytes, tag))
 }
 
-/// A frame of the guest under test that breaks a rule if its checksum is stored where it says, with a byte changed.
+/// Returns a frame, with one byte changed, that breaks a rule once its checksum is stored at the given offset.
 pub fn attack(number: u8, change: u16) -> Attack {
     let mut all = testing::attacks(PEER_MAC, GUEST_MAC, &[0; 8], [OWN_V4, Ipv4Addr::new(10, 0, 0, 1)]);
     let mut attack = all.swap_remove(usize::from(number) % all.len());
@@ -230,7 +231,7 @@ pub fn attack(number: u8, change: u16) -> Attack {
 
 /// Chooses the last bytes of a frame so that a sum stored at `at` makes it break a rule.
 pub fn forge(frame: &mut [u8], start: u16, at: u16, rule: u8) {
-    // VLANs, RoCE v1 and ARP as ethertypes, the port of RoCE v2, half an address.
+    // VLANs, RoCE v1 and ARP as ethertypes, the port of RoCE v2, and half an address.
     let value = [666, 0x8915, 0x0806, 4791, 1, 0x8100][usize::from(rule) % 6];
     testing::forge(frame, start.into(), at.into(), value);
 }

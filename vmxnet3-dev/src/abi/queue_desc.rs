@@ -4,6 +4,7 @@ use thiserror::Error;
 
 use super::{byte, le16, le32, le64};
 use crate::ring::{RingShape, RingShapeError};
+use crate::saved_state::error::RestoreError;
 
 /// Size of a descriptor of either kind, in bytes.
 pub(crate) const QUEUE_DESC_SIZE: usize = 256;
@@ -21,9 +22,9 @@ pub(crate) const STATUS_AT: u64 = 80;
 pub(crate) const STATS_AT: u64 = 88;
 
 /// Maximum number of descriptors in a command ring.
-const MAX_RING: u32 = 4096;
+pub(crate) const MAX_RING: u32 = 4096;
 /// Maximum number of descriptors in the completion ring of a receive queue: two command rings.
-const MAX_RX_COMPLETIONS: u32 = 8192;
+pub(crate) const MAX_RX_COMPLETIONS: u32 = 8192;
 /// Maximum size of a slot of the receive data ring, in bytes.
 const MAX_DATA_SLOT: u16 = 2048;
 /// The slot size of the receive data ring is a multiple of this, in bytes.
@@ -43,7 +44,19 @@ pub(crate) enum QueueDescError {
     DataSlot(u16),
     /// The interrupt vector does not exist.
     #[error("vector {0}")]
-    Vector(u8),
+    Vector(u32),
+}
+
+impl From<QueueDescError> for RestoreError {
+    fn from(error: QueueDescError) -> Self {
+        let (field, value) = match error {
+            QueueDescError::Ring(error) => return error.into(),
+            QueueDescError::DataRing(base) => ("data ring", base),
+            QueueDescError::DataSlot(slot) => ("slot of the data ring", slot.into()),
+            QueueDescError::Vector(vector) => ("interrupt vector", vector.into()),
+        };
+        Self::Invalid { field, value }
+    }
 }
 
 /// Configuration of a transmit queue.
@@ -74,8 +87,16 @@ pub(crate) struct RxQueueConfig {
 }
 
 fn vector(bytes: &[u8], vectors: u16) -> Result<u8, QueueDescError> {
-    let vector = byte(bytes, 72);
-    if u16::from(vector) < vectors { Ok(vector) } else { Err(QueueDescError::Vector(vector)) }
+    check_vector(byte(bytes, 72).into(), vectors)
+}
+
+/// Checks an interrupt vector of a function with `vectors` vectors.
+///
+/// # Errors
+/// The vector does not exist.
+pub(crate) fn check_vector(vector: u32, vectors: u16) -> Result<u8, QueueDescError> {
+    let narrow = u8::try_from(vector).ok().filter(|&narrow| u16::from(narrow) < vectors);
+    narrow.ok_or(QueueDescError::Vector(vector))
 }
 
 impl TxQueueConfig {
@@ -110,12 +131,20 @@ impl RxQueueConfig {
 }
 
 impl DataRing {
-    fn checked(self, ring: RingShape) -> Result<Self, QueueDescError> {
-        if self.slot > MAX_DATA_SLOT || !self.slot.is_multiple_of(DATA_SLOT_ALIGN) {
+    /// Checks a data ring for this ring 1.
+    ///
+    /// # Errors
+    /// The slot size is invalid, or the ring extends past the end of the address space.
+    pub(crate) fn checked(self, ring: RingShape) -> Result<Self, QueueDescError> {
+        if self.slot == 0 || self.slot > MAX_DATA_SLOT || !self.slot.is_multiple_of(DATA_SLOT_ALIGN) {
             return Err(QueueDescError::DataSlot(self.slot));
         }
-        let len = u64::from(self.slot) * u64::from(ring.entries());
-        self.base.checked_add(len).map(|_| self).ok_or(QueueDescError::DataRing(self.base))
+        self.base.checked_add(self.len(ring)).map(|_| self).ok_or(QueueDescError::DataRing(self.base))
+    }
+
+    /// Length in bytes, of a data ring for this ring 1.
+    pub(crate) fn len(self, ring: RingShape) -> u64 {
+        u64::from(self.slot) * u64::from(ring.entries())
     }
 
     /// Returns the bus address of a slot. The index is one of ring 1, for which the whole data ring was checked.

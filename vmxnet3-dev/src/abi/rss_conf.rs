@@ -1,8 +1,10 @@
 //! The RSS configuration (`UPT1_RSSConf`).
 
+use pvrdma_saved_state::vmxnet3 as saved;
 use thiserror::Error;
 
 use super::le16;
+use crate::saved_state::error::{RestoreError, exact, narrow, require};
 
 /// Size in memory, in bytes.
 pub(crate) const RSS_CONF_LEN: usize = 8 + KEY_LEN + MAX_TABLE;
@@ -10,6 +12,8 @@ pub(crate) const RSS_CONF_LEN: usize = 8 + KEY_LEN + MAX_TABLE;
 pub(crate) const KEY_LEN: usize = 40;
 /// Maximum number of entries of the indirection table.
 const MAX_TABLE: usize = 128;
+/// Bits of all known hash types.
+const HASH_TYPES: u32 = 0xf;
 
 /// Reason a configuration is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -26,6 +30,18 @@ pub(crate) enum RssConfError {
     /// An entry names a queue that does not exist.
     #[error("RSS queue {0}")]
     Queue(u8),
+}
+
+impl From<RssConfError> for RestoreError {
+    fn from(error: RssConfError) -> Self {
+        let (field, value) = match error {
+            RssConfError::Function(function) => ("RSS hash function", function.into()),
+            RssConfError::Key(len) => ("length of the RSS key", len.into()),
+            RssConfError::Table(entries) => ("length of the RSS table", entries.into()),
+            RssConfError::Queue(queue) => ("RSS queue", queue.into()),
+        };
+        Self::Invalid { field, value }
+    }
 }
 
 /// RSS configuration: hash types, key, and indirection table.
@@ -56,17 +72,43 @@ impl RssConf {
         if table.is_empty() {
             return Err(RssConfError::Table(entries));
         }
+        let key = bytes.get(8..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; KEY_LEN]);
+        Self::new(types, key, table.to_vec(), queues).map(Some)
+    }
+
+    /// Creates a configuration for `queues` receive queues. The table has at least one entry.
+    fn new(types: u16, key: [u8; KEY_LEN], table: Vec<u8>, queues: u8) -> Result<Self, RssConfError> {
         if let Some(&queue) = table.iter().find(|&&queue| queue >= queues) {
             return Err(RssConfError::Queue(queue));
         }
-        Ok(Some(Self {
+        Ok(Self {
             ipv4: types & 1 != 0,
             tcp_ipv4: types & 1 << 1 != 0,
             ipv6: types & 1 << 2 != 0,
             tcp_ipv6: types & 1 << 3 != 0,
-            key: bytes.get(8..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; KEY_LEN]),
-            table: table.to_vec(),
-        }))
+            key,
+            table,
+        })
+    }
+
+    /// Returns the saved form.
+    pub(crate) fn save(&self) -> saved::Rss {
+        let Self { ipv4, tcp_ipv4, ipv6, tcp_ipv6, key, table } = self;
+        let hash_types =
+            u32::from(*ipv4) | u32::from(*tcp_ipv4) << 1 | u32::from(*ipv6) << 2 | u32::from(*tcp_ipv6) << 3;
+        saved::Rss { hash_types, key: key.to_vec(), table: table.clone() }
+    }
+
+    /// Restores a configuration for `queues` receive queues.
+    ///
+    /// # Errors
+    /// A hash type is unknown, the key or the table has a wrong length, or the table names a queue that does not exist.
+    pub(crate) fn restore(rss: saved::Rss, queues: u8) -> Result<Self, RestoreError> {
+        let saved::Rss { hash_types, key, table } = rss;
+        require("RSS hash types", hash_types, hash_types <= HASH_TYPES)?;
+        require("length of the RSS table", table.len() as u64, (1..=MAX_TABLE).contains(&table.len()))?;
+        let key = exact("RSS key", &key)?;
+        Ok(Self::new(narrow("RSS hash types", hash_types)?, key, table, queues)?)
     }
 }
 

@@ -37,6 +37,15 @@ pub(crate) struct Features {
 }
 
 impl Features {
+    /// Bits of all known features.
+    pub(crate) const ALL: u32 = 0xf;
+
+    /// Returns the bits of `uptFeatures`.
+    pub(crate) fn bits(self) -> u32 {
+        let Self { rx_checksum, rss, vlan_strip, lro } = self;
+        u32::from(rx_checksum) | u32::from(rss) << 1 | u32::from(vlan_strip) << 2 | u32::from(lro) << 3
+    }
+
     /// Parses `uptFeatures`. Unknown bits are ignored.
     pub(crate) const fn parse(bits: u64) -> Self {
         Self {
@@ -59,6 +68,16 @@ pub(crate) struct RxMode {
 }
 
 impl RxMode {
+    /// Bits of all known modes.
+    pub(crate) const ALL: u32 = 0x1f;
+
+    /// Returns the bits of `rxMode`.
+    pub(crate) fn bits(self) -> u32 {
+        let Self { unicast, multicast, broadcast, all_multicast, promiscuous } = self;
+        let low = u32::from(unicast) | u32::from(multicast) << 1 | u32::from(broadcast) << 2;
+        low | u32::from(all_multicast) << 3 | u32::from(promiscuous) << 4
+    }
+
     /// Parses `rxMode`. Unknown bits are ignored.
     pub(crate) const fn parse(bits: u32) -> Self {
         Self {

@@ -1,18 +1,23 @@
 use std::time::Duration;
 
 use pvrdma_packet::MacAddr;
-use pvrdma_pci_function::PciFunction;
+use pvrdma_pci_function::{Migratable, PciFunction};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
 use crate::testing::frames::{Flow, GUEST_MAC, PEER_MAC, checksums_are_right, ethernet, pattern};
-use crate::testing::{Driver, DriverConfig, Guest, RxLayout, TxOffload, TxPacket, command, feature};
+use crate::testing::{Driver, DriverConfig, Guest, Irqs, Memory, RxLayout, TxOffload, TxPacket, command, feature};
 
 /// Returns a guest and the link of its device.
 fn linked() -> (Guest, NicLink) {
+    linked_with(Memory::new(16 << 20), Arc::default())
+}
+
+/// Returns a guest that exists already, and the link of its device.
+fn linked_with(memory: Arc<Memory>, irqs: Arc<Irqs>) -> (Guest, NicLink) {
     let outbox = Arc::new(Outbox::new().unwrap());
     let config = Vmxnet3Config::new("vm1", MacAddr(GUEST_MAC));
-    let guest = Guest::new(config, 16 << 20, Arc::clone(&outbox) as _);
+    let guest = Guest::with_memory(config, memory, irqs, Arc::clone(&outbox) as _);
     let device = Arc::clone(&guest.device);
     // The deadline is far away, so that no test depends on time.
     let deadline = Deadline::new(Duration::from_secs(3600)).unwrap();
@@ -50,6 +55,30 @@ fn what_the_guest_sends_is_read() {
     assert_eq!(read(&link, 9), sent[2..]);
     assert_eq!(ready(&link), [false, true]);
     assert_eq!(driver.reap(0), 5);
+}
+
+/// Another link continues where a paused one was: it has the unread packets, and the driver is interrupted for those
+/// that were read.
+#[test]
+fn a_link_continues_another_one() {
+    let (guest, link) = linked();
+    let mut driver = Driver::up(&guest, DriverConfig::default());
+    let sent: Vec<_> = (0..5).map(|number| Flow::TO_PEER.udp(&pattern(100 + number))).collect();
+    for frame in &sent {
+        driver.send(0, &TxPacket::in_parts(frame, 4096, TxOffload::None));
+    }
+    assert_eq!((read(&link, 2), guest.irqs.take(0)), (sent[..2].to_vec(), 0), "the interrupt waits");
+    guest.device.pause();
+    let mut state = Vec::new();
+    guest.device.save(&mut state).unwrap();
+    assert_eq!(read(&link, 9).len(), 0);
+    let (next, link) = linked_with(guest.memory.of_another_device(), Arc::clone(&guest.irqs));
+    next.device.restore(&mut &state[..]).unwrap();
+    assert_eq!((read(&link, 9).len(), guest.irqs.take(0)), (0, 0));
+    next.device.resume().unwrap();
+    assert_eq!((ready(&link), guest.irqs.take(0)), ([true, true], 1));
+    let mut driver = driver.detach().attach(&next);
+    assert_eq!((driver.reap(0), read(&link, 9), driver.reap(0)), (2, sent[2..].to_vec(), 3));
 }
 
 /// Unread packets stay in the guest's ring, and arrive in order once they are read.

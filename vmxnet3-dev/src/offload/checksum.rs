@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use super::headers::{Headers, Ip, IpVersion, Transport};
+use pvrdma_packet::{IpPacket, IpVersion, Transport};
+
+use super::headers::Headers;
 use crate::abi::byte;
 use crate::abi::completion::ChecksumReport;
 
@@ -87,7 +89,7 @@ fn store(frame: &mut [u8], at: usize, value: u16) {
 }
 
 /// Returns the sum of the pseudo header for a transport header at `offset`.
-pub(crate) fn pseudo_header(frame: &[u8], ip: &Ip, offset: usize) -> u64 {
+pub(crate) fn pseudo_header(frame: &[u8], ip: &IpPacket, offset: usize) -> u64 {
     let len = ip.end.saturating_sub(offset) as u64;
     add(len + u64::from(ip.protocol), frame.get(ip.addresses()).unwrap_or_default())
 }
@@ -114,7 +116,7 @@ pub(crate) fn complete_gre(frame: &mut [u8], headers: &Headers, (start, at): (u1
 }
 
 /// Calculates the checksum of the IPv4 header, if there is one.
-pub(crate) fn set_ipv4(frame: &mut [u8], ip: &Ip) {
+pub(crate) fn set_ipv4(frame: &mut [u8], ip: &IpPacket) {
     if ip.version == IpVersion::V4 {
         store(frame, ip.offset + IPV4_CHECKSUM, 0);
         let sum = !fold(add(0, slice(frame, ip.offset, ip.payload)));
@@ -123,13 +125,13 @@ pub(crate) fn set_ipv4(frame: &mut [u8], ip: &Ip) {
 }
 
 /// Stores the sum of the pseudo header in the checksum field of TCP, so that the other bytes can be added later.
-pub(crate) fn set_tcp_pseudo_header(frame: &mut [u8], ip: &Ip, offset: usize) {
+pub(crate) fn set_tcp_pseudo_header(frame: &mut [u8], ip: &IpPacket, offset: usize) {
     let sum = fold(pseudo_header(frame, ip, offset));
     store(frame, offset + usize::from(TCP_CHECKSUM), sum);
 }
 
 /// Calculates the TCP checksum.
-pub(crate) fn set_tcp(frame: &mut [u8], ip: &Ip, offset: usize) {
+pub(crate) fn set_tcp(frame: &mut [u8], ip: &IpPacket, offset: usize) {
     set_tcp_pseudo_header(frame, ip, offset);
     let sum = !fold(add(0, slice(frame, offset, ip.end)));
     store(frame, offset + usize::from(TCP_CHECKSUM), sum);
@@ -148,7 +150,7 @@ pub(crate) struct Missing {
 
 impl Missing {
     /// Returns the checksum at byte `at` of the TCP segment or UDP datagram that begins at byte `start`.
-    pub(crate) fn new(frame: &[u8], ip: &Ip, start: usize, at: usize) -> Self {
+    pub(crate) fn new(frame: &[u8], ip: &IpPacket, start: usize, at: usize) -> Self {
         let open = frame.get(at..).and_then(<[u8]>::first_chunk).map(|&field| u16::from_be_bytes(field));
         let comes_out_right = open == Some(fold(pseudo_header(frame, ip, start)));
         Self { covered: start..ip.end, at, comes_out_right }
@@ -178,7 +180,7 @@ pub(crate) fn report(frame: &[u8], headers: &Headers, trusted: bool) -> Checksum
 }
 
 /// Returns `true` if there is a transport checksum and it is correct.
-fn transport_is_right(frame: &[u8], ip: &Ip, transport: Option<Transport>) -> bool {
+fn transport_is_right(frame: &[u8], ip: &IpPacket, transport: Option<Transport>) -> bool {
     let offset = match transport {
         None => return false,
         Some(Transport::Udp { offset }) => {

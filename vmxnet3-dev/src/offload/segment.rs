@@ -2,8 +2,10 @@
 
 use std::num::NonZeroU16;
 
+use pvrdma_packet::{IpPacket, IpVersion, Transport};
+
 use super::checksum;
-use super::headers::{self, Headers, Ip, IpVersion, Transport};
+use super::headers::{self, Headers};
 
 const TCP_SEQUENCE: usize = 4;
 const TCP_FLAGS: usize = 13;
@@ -80,9 +82,9 @@ pub(crate) fn segments(
 }
 
 /// Turns the headers of the whole frame into those of a segment.
-fn finish(bytes: &mut [u8], whole: &Ip, offset: usize, segment: &Segment) {
+fn finish(bytes: &mut [u8], whole: &IpPacket, offset: usize, segment: &Segment) {
     headers::set_ip_length(bytes);
-    let ip = Ip { end: bytes.len(), ..*whole };
+    let ip = IpPacket { end: bytes.len(), ..*whole };
     if ip.version == IpVersion::V4
         && let Some(id) = bytes.get_mut(ip.offset + IPV4_ID..).and_then(<[u8]>::first_chunk_mut::<2>)
     {

@@ -7,11 +7,13 @@
 use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::{Direction, DmaError, DmaView};
+use pvrdma_saved_state::vmxnet3 as saved;
 use thiserror::Error;
 
 use crate::abi::completion::Completion;
 use crate::abi::rx_desc::RxDesc;
 use crate::abi::tx_desc::{DESC_LEN, TxDesc};
+use crate::saved_state::error::{RestoreError, present, require};
 
 /// Alignment of a ring, in bytes.
 const RING_ALIGN: u64 = 512;
@@ -27,6 +29,15 @@ pub(crate) enum RingShapeError {
     /// The address is not aligned, or the ring extends past the end of the address space.
     #[error("{0} at {1:#x}")]
     Base(&'static str, u64),
+}
+
+impl From<RingShapeError> for RestoreError {
+    fn from(error: RingShapeError) -> Self {
+        match error {
+            RingShapeError::Entries(field, entries) => Self::Invalid { field, value: entries.into() },
+            RingShapeError::Base(field, value) => Self::Invalid { field, value },
+        }
+    }
 }
 
 /// Location and size of a ring.
@@ -62,6 +73,27 @@ impl RingShape {
     /// Part of the ring cannot be accessed.
     pub(crate) fn check(self, view: &DmaView<'_>, direction: Direction) -> Result<(), DmaError> {
         check_range(view, self.base, u64::from(self.entries) * DESC_LEN, direction)
+    }
+
+    /// Returns the saved form of the ring, with the position at which the device continues.
+    pub(crate) const fn save(self, next: Position) -> saved::Ring {
+        let (Self { base, entries }, Position { index, generation }) = (self, next);
+        saved::Ring { base, entries, index, generation }
+    }
+
+    /// Restores a ring of at most `most` descriptors. `name` is for the error.
+    ///
+    /// # Errors
+    /// There is no ring, its shape is invalid, or the position is outside it.
+    pub(crate) fn restore(
+        name: &'static str,
+        ring: Option<saved::Ring>,
+        most: u32,
+    ) -> Result<(Self, Position), RestoreError> {
+        let saved::Ring { base, entries, index, generation } = present(name, ring)?;
+        let shape = Self::new(name, base, entries, most)?;
+        require(name, index, index < entries)?;
+        Ok((shape, Position { index, generation }))
     }
 
     /// Returns the bus address of a descriptor. It cannot wrap, because the end of the ring was checked.
@@ -163,6 +195,29 @@ impl CompletionRing {
     /// Creates a ring at its first entry, in the first generation.
     pub(crate) const fn new(shape: RingShape) -> Self {
         Self { shape, next: Position::START }
+    }
+
+    /// Returns the saved form of the ring.
+    pub(crate) const fn save(self) -> saved::Ring {
+        let Self { shape, next } = self;
+        shape.save(next)
+    }
+
+    /// Restores a ring of at most `most` completions.
+    ///
+    /// # Errors
+    /// As [`RingShape::restore`].
+    pub(crate) fn restore(ring: Option<saved::Ring>, most: u32) -> Result<Self, RestoreError> {
+        let (shape, next) = RingShape::restore("completion ring", ring, most)?;
+        Ok(Self { shape, next })
+    }
+
+    /// Checks that the device can access the whole ring.
+    ///
+    /// # Errors
+    /// Part of the ring cannot be accessed.
+    pub(crate) fn check(self, view: &DmaView<'_>) -> Result<(), DmaError> {
+        self.shape.check(view, Direction::Write)
     }
 
     /// Writes the next completion, with the generation word last.

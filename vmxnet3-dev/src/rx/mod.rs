@@ -2,13 +2,15 @@
 
 mod plan;
 
-use pvrdma_guest_memory::{Direction, DmaView};
+use pvrdma_guest_memory::{Direction, DmaError, DmaView};
+use pvrdma_saved_state::vmxnet3 as saved;
 
 use crate::abi::completion::{FrameReport, Place, rx_completion};
-use crate::abi::queue_desc::{DataRing, RxQueueConfig};
+use crate::abi::queue_desc::{DataRing, MAX_RING, MAX_RX_COMPLETIONS, RxQueueConfig, check_vector};
 use crate::error::{CommandError, QueueError};
 use crate::offload::checksum::{Missing, Sum};
 use crate::ring::{CompletionRing, Position, RingShape, check_range, load_rx};
+use crate::saved_state::error::{RestoreError, narrow, require};
 use plan::{After, Plan, Planned};
 
 /// A ring of receive buffers.
@@ -22,6 +24,16 @@ impl BufferRing {
     const fn new(shape: RingShape) -> Self {
         Self { shape, next: Position::START }
     }
+
+    const fn save(self) -> saved::Ring {
+        let Self { shape, next } = self;
+        shape.save(next)
+    }
+
+    fn restore(name: &'static str, ring: Option<saved::Ring>) -> Result<Self, RestoreError> {
+        let (shape, next) = RingShape::restore(name, ring, MAX_RING)?;
+        Ok(Self { shape, next })
+    }
 }
 
 /// Ring numbers used in completions. A driver accepts no others.
@@ -30,6 +42,14 @@ struct RingIds {
     first: u16,
     second: u16,
     data: u16,
+}
+
+impl RingIds {
+    /// Returns the numbers of queue `number` of `count`.
+    fn new(number: u8, count: u8) -> Self {
+        let (number, count) = (u16::from(number), u16::from(count));
+        Self { first: number, second: number + count, data: number + 2 * count }
+    }
 }
 
 /// Number of bytes that are copied and summed at a time, so that they are read from memory only once.
@@ -135,28 +155,118 @@ impl RxQueue {
         most: usize,
         view: &DmaView<'_>,
     ) -> Result<Self, CommandError> {
-        let memory = |error| CommandError::Memory("receive ring", error);
-        config.ring.check(view, Direction::Read).map_err(memory)?;
-        if let Some(second) = config.second {
-            second.check(view, Direction::Read).map_err(memory)?;
-        }
-        config.completions.check(view, Direction::Write).map_err(memory)?;
-        if let Some(data) = config.data {
-            let len = u64::from(data.slot) * u64::from(config.ring.entries());
-            check_range(view, data.base, len, Direction::Write).map_err(memory)?;
-        }
-        let (number, count) = (u16::from(number), u16::from(count));
-        Ok(Self {
+        let queue = Self {
             first: BufferRing::new(config.ring),
             second: config.second.map(BufferRing::new),
             completions: CompletionRing::new(config.completions),
             data: config.data,
-            ids: RingIds { first: number, second: number + count, data: number + 2 * count },
+            ids: RingIds::new(number, count),
             vector: config.vector,
             most,
             plan: Plan::default(),
             room: Vec::new(),
             waits_since: None,
+            completed: 0,
+            batch: 0,
+        };
+        queue.check(view).map_err(|error| CommandError::Memory("receive ring", error))?;
+        Ok(queue)
+    }
+
+    /// Checks that the device can access the rings.
+    ///
+    /// # Errors
+    /// Part of a ring cannot be accessed.
+    pub(crate) fn check(&self, view: &DmaView<'_>) -> Result<(), DmaError> {
+        self.first.shape.check(view, Direction::Read)?;
+        if let Some(second) = self.second {
+            second.shape.check(view, Direction::Read)?;
+        }
+        self.completions.check(view)?;
+        match self.data {
+            Some(data) => check_range(view, data.base, data.len(self.first.shape), Direction::Write),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the saved form of the queue. `doorbell_wanted`: the driver is asked for doorbells. `error`: the code for
+    /// which the queue has stopped, 0 if it runs.
+    pub(crate) fn save(&self, doorbell_wanted: bool, error: u32) -> saved::ReceiveQueue {
+        let Self {
+            first,
+            second,
+            completions,
+            data,
+            // The number of the queue gives them.
+            ids: RingIds { first: _, second: _, data: _ },
+            vector,
+            most,
+            // Buffers.
+            plan: _,
+            room: _,
+            waits_since,
+            // The end of a pause interrupts the driver for all completions.
+            completed: _,
+            batch: _,
+        } = self;
+        saved::ReceiveQueue {
+            first: Some(first.save()),
+            second: second.map(BufferRing::save),
+            completions: Some(completions.save()),
+            data: data.map(|DataRing { base, slot }| saved::DataRing { base, slot: slot.into() }),
+            vector: (*vector).into(),
+            max_buffers: u32::try_from(*most).unwrap_or(u32::MAX),
+            doorbell_wanted,
+            error,
+            waits_since: *waits_since,
+        }
+    }
+
+    /// Restores queue `number` of `count`, of a function with `vectors` vectors and a driver of `revision`, without its
+    /// error and its request for doorbells. `limit`: upper limit on the number of buffers per frame.
+    ///
+    /// # Errors
+    /// A ring, the vector or the number of buffers is invalid.
+    pub(crate) fn restore(
+        queue: saved::ReceiveQueue,
+        (number, count): (u8, u8),
+        vectors: u16,
+        revision: u8,
+        limit: u16,
+    ) -> Result<Self, RestoreError> {
+        let saved::ReceiveQueue {
+            first,
+            second,
+            completions,
+            data,
+            vector,
+            max_buffers,
+            doorbell_wanted: _,
+            error: _,
+            waits_since,
+        } = queue;
+        let first = BufferRing::restore("receive ring 1", first)?;
+        let second = second.map(|ring| BufferRing::restore("receive ring 2", Some(ring))).transpose()?;
+        let data = match data {
+            None => None,
+            Some(saved::DataRing { base, slot }) => {
+                require("data ring in revision", revision, revision >= 3)?;
+                let slot = narrow("slot of the data ring", slot)?;
+                Some(DataRing { base, slot }.checked(first.shape)?)
+            }
+        };
+        require("number of buffers per frame", max_buffers, (1..=u32::from(limit)).contains(&max_buffers))?;
+        Ok(Self {
+            first,
+            second,
+            completions: CompletionRing::restore(completions, MAX_RX_COMPLETIONS)?,
+            data,
+            ids: RingIds::new(number, count),
+            vector: check_vector(vector, vectors)?,
+            most: narrow("number of buffers per frame", max_buffers)?,
+            plan: Plan::default(),
+            room: Vec::new(),
+            waits_since,
             completed: 0,
             batch: 0,
         })

@@ -97,7 +97,31 @@ pub struct Driver<'a> {
     pub rx: Vec<DriverRxQueue>,
 }
 
+/// A driver whose guest has no device at the moment.
+#[derive(Clone, Debug)]
+pub struct DetachedDriver {
+    config: DriverConfig,
+    shared: u64,
+    queue_desc: u64,
+    tx: Vec<DriverTxQueue>,
+    rx: Vec<DriverRxQueue>,
+}
+
+impl DetachedDriver {
+    /// Attaches the driver to a device that continues the state of the previous one.
+    pub fn attach(self, guest: &Guest) -> Driver<'_> {
+        let Self { config, shared, queue_desc, tx, rx } = self;
+        Driver { guest, config, shared, queue_desc, tx, rx }
+    }
+}
+
 impl<'a> Driver<'a> {
+    /// Detaches the driver from its device.
+    pub fn detach(self) -> DetachedDriver {
+        let Self { guest: _, config, shared, queue_desc, tx, rx } = self;
+        DetachedDriver { config, shared, queue_desc, tx, rx }
+    }
+
     /// Probes and opens the device.
     pub fn up(guest: &'a Guest, config: DriverConfig) -> Self {
         let mut driver = Self::prepare(guest, config);

@@ -23,7 +23,11 @@ pub struct Guest {
 impl Guest {
     /// Creates a device with this configuration and port, whose guest has `bytes` bytes of memory.
     pub fn new(config: Vmxnet3Config, bytes: usize, port: Arc<dyn FramePort>) -> Self {
-        let (memory, irqs) = (Memory::new(bytes), Arc::new(Irqs::default()));
+        Self::with_memory(config, Memory::new(bytes), Arc::default(), port)
+    }
+
+    /// Creates a device for a guest that exists already.
+    pub fn with_memory(config: Vmxnet3Config, memory: Arc<Memory>, irqs: Arc<Irqs>, port: Arc<dyn FramePort>) -> Self {
         let device = Vmxnet3Device::new(config, Arc::clone(memory.space()), Arc::clone(&irqs) as _, port).unwrap();
         Self { memory, irqs, device }
     }

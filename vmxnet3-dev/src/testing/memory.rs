@@ -27,11 +27,50 @@ impl fmt::Debug for Memory {
 impl Memory {
     /// Creates zeroed memory of `bytes` bytes, a multiple of 4,096.
     pub fn new(bytes: usize) -> Arc<Self> {
-        let region = Arc::new(MmapRegion::new(bytes).unwrap());
+        Self::with_region(Arc::new(MmapRegion::new(bytes).unwrap()), MEMORY_BASE)
+    }
+
+    fn with_region(region: Arc<MmapRegion>, next: u64) -> Arc<Self> {
         let space = DmaSpace::new(PinPolicy::Off);
-        let backing = Some(Backing { mapping: Arc::clone(&region), offset: 0 });
-        space.map(DmaRange { iova: MEMORY_BASE, len: bytes as u64, writable: true, backing }).unwrap();
-        Arc::new(Self { region, space, next: AtomicU64::new(MEMORY_BASE) })
+        let memory = Self { region, space, next: AtomicU64::new(next) };
+        memory.map_all();
+        Arc::new(memory)
+    }
+
+    /// Returns the same memory as another device sees it, through a space of its own.
+    pub fn of_another_device(&self) -> Arc<Self> {
+        Self::with_region(Arc::clone(&self.region), self.mark())
+    }
+
+    /// Returns the same memory for another device, which cannot access the 4,096 bytes at this address until
+    /// [`Self::map_all`] is called.
+    pub fn without_page(&self, address: u64) -> Arc<Self> {
+        let memory = self.of_another_device();
+        memory.space.unmap_all();
+        memory.map(MEMORY_BASE, address);
+        memory.map(address + 4096, self.end());
+        memory
+    }
+
+    /// Makes all of the memory accessible for the device.
+    pub fn map_all(&self) {
+        self.space.unmap_all();
+        self.map(MEMORY_BASE, self.end());
+    }
+
+    fn map(&self, start: u64, end: u64) {
+        let offset = usize::try_from(start - MEMORY_BASE).unwrap();
+        let backing = Some(Backing { mapping: Arc::clone(&self.region), offset });
+        if start < end {
+            self.space.map(DmaRange { iova: start, len: end - start, writable: true, backing }).unwrap();
+        }
+    }
+
+    /// Returns a copy of the memory. Bytes that were not allocated are zero.
+    pub fn copied(&self) -> Arc<Self> {
+        let copy = Self::with_region(Arc::new(MmapRegion::new(self.region.size()).unwrap()), self.mark());
+        copy.write(MEMORY_BASE, &self.read(MEMORY_BASE, usize::try_from(self.mark() - MEMORY_BASE).unwrap()));
+        copy
     }
 
     /// Returns the space through which a device accesses the memory.

@@ -13,7 +13,7 @@ mod port;
 mod rx_queue;
 mod tx_queue;
 
-pub use driver::{Driver, DriverConfig, command, feature, rx_mode};
+pub use driver::{DetachedDriver, Driver, DriverConfig, command, feature, rx_mode};
 pub use guest::Guest;
 pub use irq::Irqs;
 pub use memory::{MEMORY_BASE, Memory};

@@ -27,7 +27,7 @@ impl RxLayout {
 }
 
 /// Protocols of a packet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
 pub struct RxKind {
     /// IPv4.
     pub ipv4: bool,
@@ -53,7 +53,7 @@ impl RxKind {
 }
 
 /// A packet as the driver passes it to the network stack.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Hash, Default)]
 pub struct RxPacket {
     /// Bytes of the packet.
     pub bytes: Vec<u8>,
@@ -83,7 +83,7 @@ struct Buffer {
 }
 
 /// A ring of buffers.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Ring {
     base: u64,
     buffers: Vec<Buffer>,
@@ -139,7 +139,7 @@ impl Ring {
 }
 
 /// Driver side of a receive queue.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct DriverRxQueue {
     rings: [Ring; 2],
     layout: RxLayout,
@@ -192,6 +192,12 @@ impl DriverRxQueue {
     /// Returns `true` if the device asks for doorbells.
     pub fn doorbell_wanted(&self, memory: &Memory) -> bool {
         memory.read(self.desc, 1)[0] != 0
+    }
+
+    /// Returns `true` if there are completions to consume.
+    pub fn has_completions(&self, memory: &Memory) -> bool {
+        let last = memory.load(self.completions + u64::from(self.next_completion) * 16 + 12);
+        (last >> 31 == 1) == self.completion_generation
     }
 
     /// Receives packets, and returns their buffers to the device. Returns the packets, and the producer indices to

@@ -50,7 +50,7 @@ impl TxPacket {
 }
 
 /// Driver side of a transmit queue.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct DriverTxQueue {
     /// Bus address of the ring.
     pub ring: u64,
@@ -144,6 +144,12 @@ impl DriverTxQueue {
         if self.next_fill == self.size {
             (self.next_fill, self.generation) = (0, !self.generation);
         }
+    }
+
+    /// Returns `true` if there are completions to consume.
+    pub fn has_completions(&self, memory: &Memory) -> bool {
+        let last = memory.load(self.completions + u64::from(self.next_completion) * 16 + 12);
+        (last >> 31 == 1) == self.completion_generation
     }
 
     /// Consumes completions. The kernel panics unless each names the last descriptor of the oldest packet.

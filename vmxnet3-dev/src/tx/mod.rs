@@ -1,15 +1,17 @@
 //! Transmit queues: read frames from the command ring.
 
-use pvrdma_guest_memory::{Direction, DmaView};
+use pvrdma_guest_memory::{Direction, DmaError, DmaView};
+use pvrdma_saved_state::vmxnet3 as saved;
 
 use crate::abi::completion::tx_completion;
-use crate::abi::queue_desc::TxQueueConfig;
+use crate::abi::queue_desc::{MAX_RING, TxQueueConfig, check_vector};
 use crate::abi::tx_desc::{MAX_PER_FRAME, MAX_PER_SUPER_FRAME, OffloadMode, TxDesc};
 use crate::error::{CommandError, QueueError};
 use crate::frame::{Frame, MAX_SUPER_FRAME};
 use crate::offload::headers::{self, ETHERNET_LEN, Headers, TAG_LEN};
 use crate::offload::{checksum, segment};
 use crate::ring::{CompletionRing, Position, RingShape, load_tx};
+use crate::saved_state::error::RestoreError;
 
 /// A packet in the command ring.
 #[derive(Clone, Copy, Debug)]
@@ -85,20 +87,63 @@ impl TxQueue {
     /// # Errors
     /// The device cannot access the rings.
     pub(crate) fn new(config: &TxQueueConfig, view: &DmaView<'_>) -> Result<Self, CommandError> {
-        let memory = |error| CommandError::Memory("transmit ring", error);
-        config.ring.check(view, Direction::Read).map_err(memory)?;
-        config.completions.check(view, Direction::Write).map_err(memory)?;
-        Ok(Self {
-            shape: config.ring,
-            next: Position::START,
-            completions: CompletionRing::new(config.completions),
-            vector: config.vector,
+        let completions = CompletionRing::new(config.completions);
+        let queue = Self::at(config.ring, Position::START, completions, config.vector);
+        queue.check(view).map_err(|error| CommandError::Memory("transmit ring", error))?;
+        Ok(queue)
+    }
+
+    const fn at(shape: RingShape, next: Position, completions: CompletionRing, vector: u8) -> Self {
+        Self {
+            shape,
+            next,
+            completions,
+            vector,
             descs: Vec::new(),
             bytes: Vec::new(),
             room: Vec::new(),
             completed: 0,
             completed_descs: 0,
-        })
+        }
+    }
+
+    /// Checks that the device can access the rings.
+    ///
+    /// # Errors
+    /// Part of a ring cannot be accessed.
+    pub(crate) fn check(&self, view: &DmaView<'_>) -> Result<(), DmaError> {
+        self.shape.check(view, Direction::Read)?;
+        self.completions.check(view)
+    }
+
+    /// Returns the saved form of the queue. `error`: the code for which it has stopped, 0 if it runs.
+    pub(crate) fn save(&self, error: u32) -> saved::TransmitQueue {
+        let Self {
+            shape,
+            next,
+            completions,
+            vector,
+            // Buffers.
+            descs: _,
+            bytes: _,
+            room: _,
+            // The end of a pause interrupts the driver for all completions.
+            completed: _,
+            completed_descs: _,
+        } = self;
+        let (ring, completions) = (Some(shape.save(*next)), Some(completions.save()));
+        saved::TransmitQueue { ring, completions, vector: (*vector).into(), error }
+    }
+
+    /// Restores a queue of a function with `vectors` vectors, without its error.
+    ///
+    /// # Errors
+    /// A ring or the vector is invalid.
+    pub(crate) fn restore(queue: saved::TransmitQueue, vectors: u16) -> Result<Self, RestoreError> {
+        let saved::TransmitQueue { ring, completions, vector, error: _ } = queue;
+        let (shape, next) = RingShape::restore("transmit ring", ring, MAX_RING)?;
+        let completions = CompletionRing::restore(completions, MAX_RING)?;
+        Ok(Self::at(shape, next, completions, check_vector(vector, vectors)?))
     }
 
     /// Returns the interrupt vector.

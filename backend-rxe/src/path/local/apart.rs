@@ -14,8 +14,8 @@ use super::route::LocalRoute;
 use crate::budget::Budget;
 use crate::counters::{Counters, Tally};
 use crate::qp::Qp;
+use crate::qp::error_cause::ErrorCause;
 use crate::qp::requester::{Progress, Requester, begin_request};
-use crate::qp::state::ErrorCause;
 use crate::sg::{Memory, MemoryGuard};
 use crate::task::Run;
 

@@ -23,9 +23,9 @@ use crate::counters::{Counters, Tally};
 use crate::gid::BoundGid;
 use crate::qp::Qp;
 use crate::qp::contact::Connection;
+use crate::qp::error_cause::ErrorCause;
 use crate::qp::requester::{Progress, Requester, begin_request};
 use crate::qp::responder::{Responder, check_remote, execute_atomic, remote_list, remote_sge};
-use crate::qp::state::ErrorCause;
 use crate::sg::{FaultyList, Memory, MemoryGuard, SgList, transfer};
 use crate::task::Run;
 

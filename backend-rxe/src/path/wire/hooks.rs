@@ -5,13 +5,13 @@ use std::sync::atomic::{Ordering, fence};
 use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
 use pvrdma_verbs::{Access, RemoteAddress, SendWr, Sge, WcStatus};
 
-use super::responder::PortTurns;
+use super::turns::PortTurns;
 use crate::counters::{Counters, Tally};
 use crate::qp::Qp;
+use crate::qp::error_cause::ErrorCause;
 use crate::qp::flight::FlightEvent;
 use crate::qp::requester::{Requester, begin_request};
 use crate::qp::responder::{Responder, check_remote, execute_atomic, remote_list, remote_sge};
-use crate::qp::state::ErrorCause;
 use crate::sg::{Memory, SgList};
 
 /// Callbacks of the requester.

@@ -26,6 +26,7 @@ pub(crate) mod room;
 pub(crate) mod saved;
 pub(crate) mod sources;
 mod timeout_grace;
+pub(crate) mod turns;
 pub(crate) mod ud;
 
 pub(crate) use new_path::NewPath;

@@ -18,6 +18,7 @@ use crate::budget::Budget;
 use crate::counters::Tally;
 use crate::flows::Road;
 use crate::gid::BoundGid;
+use crate::path::directory::Directory;
 use crate::port::counters::PortCounters;
 use crate::port::{BATCH, Port};
 use crate::qp::Qp;
@@ -37,6 +38,8 @@ pub(crate) struct WireRequester {
     /// Time until which the rate of the QP, or a quiet period for another one, delays it.
     pub(super) paced: Option<Duration>,
     pub(super) grace: TimeoutGrace,
+    /// Number of pauses in the process at the last run. `None`: it was not compared yet, or the peer is paused.
+    pub(super) pauses: Option<u64>,
     pub(super) room: Room,
 }
 
@@ -81,7 +84,7 @@ impl WireRequester {
         let share = WindowShare::new(windows, attrs.av.dgid, qp.task(), qp.pd);
         let (grace, room) = (TimeoutGrace::default(), Room::new(qp.max_send_sge));
         let (source, remote) = (Some(source), attrs.dest_qpn);
-        Box::new(Self { transport, path, source, remote, share, paced: None, grace, room })
+        Box::new(Self { transport, path, source, remote, share, paced: None, grace, pauses: None, room })
     }
 
     /// Applies attributes that a modify request changed.
@@ -90,6 +93,27 @@ impl WireRequester {
         self.remote = attrs.dest_qpn;
         self.transport.set_attrs(attrs, self.path);
         self.transport.set_draining(qp.state() == QpState::Sqd);
+    }
+
+    /// Returns `true` if the peer is a paused device of this process, which is reached by links because local delivery
+    /// is off. The requester is woken when the pause ends.
+    pub(crate) fn waits_for_peer<Q>(&mut self, qp: &Qp, requester: &mut Requester, directory: &Directory<Q>) -> bool {
+        let pauses = directory.pauses();
+        if self.pauses == Some(pauses) {
+            return false;
+        }
+        let to = self.source.map(|source| source.beside(requester.attrs.av.dgid));
+        if let Some(peer) = to.and_then(|to| directory.find(to)) {
+            if peer.adapter.paused.wait(qp.task()) {
+                self.pauses = None;
+                requester.wait_for_resume();
+                return true;
+            }
+            // Packets that arrived in a pause are lost.
+            self.resume(qp.adapter.engine.now());
+        }
+        self.pauses = Some(pauses);
+        false
     }
 
     /// Starts the timers anew after a pause.

@@ -21,7 +21,7 @@ use crate::qp::saved::{restore_address, save_address};
 impl WireRequester {
     /// Saves the state of the route. Windows, rates and path choices are dropped.
     pub(crate) fn save(&self, now: Duration) -> saved::WireRequester {
-        let Self { transport, path: _, source, remote: _, share: _, paced: _, grace: _, room: _ } = self;
+        let Self { transport, path: _, source, remote: _, share: _, paced: _, grace: _, pauses: _, room: _ } = self;
         saved::WireRequester { source: source.map(save_address), transport: Some(transport.save(now)) }
     }
 

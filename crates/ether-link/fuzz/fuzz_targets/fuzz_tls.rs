@@ -1,5 +1,5 @@
-//! Whoever can connect to an end of a TLS link: strangers with any bytes, and a peer with the right key and any frames,
-//! or none, behind the handshake.
+//! Attackers that can connect to an end of a TLS link: strangers that send any bytes, and a peer with a valid key that
+//! sends any frames, or invalid ones, after the handshake.
 #![no_main]
 
 use std::io::{Read, Write};
@@ -18,16 +18,16 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, Stream};
 
-/// Within this everything is there, on any machine.
+/// Time limit that is sufficient on any machine.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Most pieces of an input.
 const MAX_STEPS: usize = 32;
 
 #[derive(Arbitrary, Debug)]
 enum Script {
-    /// Whoever has no key: bytes, in pieces. The first may look like the beginning of a hello.
+    /// A client without a key sends these pieces. The first piece may begin like a ClientHello.
     Stranger { hello: bool, pieces: Vec<Vec<u8>> },
-    /// Who has one.
+    /// A client with a key completes the handshake and executes these steps.
     Peer(Vec<Step>),
 }
 
@@ -37,11 +37,11 @@ enum Step {
     Frame(Vec<u8>),
     /// One of so many bytes.
     Long(u32),
-    /// Bytes that may be anything, in a record of their own.
+    /// Arbitrary bytes, in a TLS record of their own.
     Raw(Vec<u8>),
 }
 
-/// The end under attack, and what its peer connects with.
+/// The end under attack, and the keys with which its peer connects.
 struct End {
     link: TlsLink,
     address: SocketAddr,
@@ -87,7 +87,7 @@ impl End {
 
     fn is_up(&self) -> bool {
         loop {
-            // Nobody holds the lock for long.
+            // The lock is never held for long.
             if let Some(up) = self.link.inspect().up.taken() {
                 return up;
             }
@@ -107,7 +107,8 @@ impl End {
 
     fn wait_until_up(&self) {
         loop {
-            // It names what rings for a connection that is not there when it is asked for, so that comes first.
+            // The readiness tells which descriptor announces a connection, so it is requested before the connection is
+            // made.
             let readiness = self.link.readiness();
             if self.is_up() {
                 return;
@@ -123,7 +124,7 @@ impl End {
         tcp.set_nodelay(true).unwrap();
         tcp.set_read_timeout(Some(PATIENCE)).unwrap();
         let begin: &[u8] = if hello { &[0x16, 3, 1, 1, 0, 1, 0, 0, 0xfc, 3, 3] } else { &[] };
-        // It may be refused before all is written.
+        // The connection may be refused before all pieces are written.
         let mut pieces = [begin].into_iter().chain(pieces.iter().take(MAX_STEPS).map(Vec::as_slice));
         let _ = pieces.try_for_each(|piece| tcp.write_all(piece));
         let _ = tcp.shutdown(Shutdown::Write);
@@ -134,7 +135,7 @@ impl End {
         assert!(!self.is_up());
     }
 
-    /// Frames of a peer come as they are, in order, up to what is none.
+    /// Frames of the peer arrive unchanged and in order, up to the first invalid one.
     fn peer(&self, steps: &[Step]) {
         let malformed = self.count("tls_malformed");
         let mut tcp = TcpStream::connect(self.address).unwrap();
@@ -148,7 +149,7 @@ impl End {
         stream.read_exact(&mut greeting).unwrap();
         assert_eq!(greeting, [0; 4]);
         let mut frames = Frames::default();
-        // The greeting leaves before the connection is the link's.
+        // The greeting is sent before the link uses the connection.
         self.wait_until_up();
         let (mut sent, mut got) = (Vec::new(), 0);
         for step in steps.iter().take(MAX_STEPS) {
@@ -191,7 +192,7 @@ fn wait(readiness: &Readiness) {
     }
 }
 
-/// The frames in a stream, and whether something in it is none.
+/// Returns the frames in a stream, and whether it contains an invalid one.
 fn parse(mut bytes: &[u8]) -> (Vec<&[u8]>, bool) {
     let mut frames = Vec::new();
     while let Some((length, rest)) = bytes.split_first_chunk::<4>() {

@@ -1,8 +1,8 @@
-//! Whoever can send datagrams to a tunnel's end, under the address of a remote or of a stranger, alone or in trains,
-//! while stations come, move and age, and while the end sends itself.
+//! Attackers that can send datagrams to a tunnel's end, with the address of a remote or of a stranger, alone or in
+//! trains, while MAC addresses are learned, move and age, and while the end itself sends.
 //!
-//! On the loopback a datagram is with its receiver when the call that sends it returns, unless the kernel is busy; then
-//! it is waited for.
+//! On the loopback interface, a datagram has usually reached its receiver when the call that sends it returns. If not,
+//! the target waits for it.
 #![no_main]
 
 use std::io::IoSlice;
@@ -22,12 +22,12 @@ use rustix::net::sockopt::set_ip_tos;
 const VNI: u32 = 0x12_3456;
 /// Bytes in front of a frame.
 const HEADER: [u8; 8] = [8, 0, 0, 0, 0x12, 0x34, 0x56, 0];
-/// Who sends: two remotes and two strangers.
+/// Number of senders: two remotes and two strangers.
 const SENDERS: usize = 4;
 const REMOTES: usize = 2;
 /// Most steps of an input.
 const MAX_STEPS: usize = 64;
-/// Within this everything is there, on any machine.
+/// Time limit that is sufficient on any machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Arbitrary, Debug)]
@@ -43,7 +43,7 @@ struct Script {
 enum Step {
     /// A datagram comes.
     Comes { from: u8, class: u8, header: Header, frame: Frame },
-    /// A train of them, cut behind every so many bytes.
+    /// A train of datagrams, cut after this many bytes each.
     Train { from: u8, class: u8, segment: u16, header: Header, frame: Frame, count: u8 },
     /// The end sends.
     Goes(Vec<Frame>),
@@ -121,7 +121,8 @@ impl Tunnel {
         let link = VxlanLink::bind(&config, clock.clone()).unwrap();
         let name = link.inspect().name;
         let SocketAddr::V4(local) = name.split(' ').next().unwrap().parse().unwrap() else { panic!("{name}") };
-        // Stations behind a stranger are sent to at his address and the tunnel's port, which chance may have given him.
+        // Frames to MAC addresses behind a stranger go to its address and the tunnel's port, which the stranger may
+        // have by chance.
         for stranger in &mut senders[remotes..] {
             let SocketAddr::V4(at) = stranger.local_addr().unwrap() else { panic!("{stranger:?}") };
             if at.port() == local.port() {
@@ -137,7 +138,7 @@ impl Tunnel {
         counters.iter().filter(|counter| counter.name.starts_with(prefix)).map(|counter| counter.value).sum()
     }
 
-    /// Datagrams come: each becomes a frame, as it is but for a congestion mark, or is counted.
+    /// Datagrams arrive. Each becomes a frame, unchanged except for a congestion mark, or is counted as dropped.
     fn comes(&self, from: u8, class: u8, payload: &[u8], segment: Option<u16>) {
         let from = usize::from(from) % SENDERS;
         set_ip_tos(&self.senders[from], class).unwrap();
@@ -178,7 +179,7 @@ impl Tunnel {
         assert!(self.count("vxlan_stations") <= (MAX_REMOTES * MAX_STATIONS) as u64);
     }
 
-    /// Frames leave: each remote gets each once at most, as it is, and a stranger none.
+    /// Frames leave. Each remote gets each of them at most once and unchanged, and a stranger gets none.
     fn goes(&self, list: &[Vec<u8>]) {
         let mut frames = Frames::default();
         list.iter().for_each(|frame| frames.push(frame));
@@ -204,12 +205,12 @@ impl Tunnel {
                 arrived += 1;
             }
         }
-        // To a remote that was learned they go unseen.
+        // Frames to a learned remote cannot be observed.
         assert!(self.open || arrived + lost >= sent as u64, "{sent} sent, {arrived} arrived, {lost} lost");
     }
 }
 
-/// Returns `true` if a frame is what was sent, but for the mark and what protects it.
+/// Returns `true` if a frame equals the sent one, except for the congestion mark and the checksum that covers it.
 fn is_same(sent: &[u8], frame: &[u8]) -> bool {
     let network = if frame.get(12..14) == Some(&[0x81, 0]) { 18 } else { 14 };
     let may_differ = [network + 1, network + 10, network + 11];
@@ -227,7 +228,7 @@ fuzz_target!(|script: Script| {
             Step::Train { from, class, segment, header, frame, count } => {
                 let one = [header.bytes(), &frame.bytes()].concat();
                 let all = one.repeat(usize::from(count % 8) + 1);
-                // As long as each of them, or of any length.
+                // A train of equal datagrams, or of any lengths.
                 let segment = if segment % 2 == 0 { one.len() as u16 } else { segment % 2048 };
                 tunnel.comes(*from, *class, &all, Some(segment.max(1)));
             }

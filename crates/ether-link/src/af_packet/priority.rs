@@ -6,12 +6,8 @@
 //! of their IEEE 802.1Q tag or, without a tag, the upper three bits of their DSCP. A VLAN interface derives the tag
 //! from it (`egress-qos-map`).
 
-use pvrdma_packet::{EtherType, PROTOCOL_UDP, ROCE_PORT};
+use pvrdma_packet::{EtherType, Ethernet, Ipv4Header, Ipv6Header, PROTOCOL_UDP, ROCE_PORT, UdpHeader};
 
-/// Offset of the ethertype in a frame without a tag.
-const TYPE_AT: usize = 12;
-/// Length of a tag.
-const TAG: usize = 4;
 /// Highest priority that needs no privilege (`SO_PRIORITY`, socket(7)).
 const HIGHEST: u8 = 6;
 
@@ -21,22 +17,20 @@ pub(super) fn priority(frame: &[u8]) -> u8 {
 }
 
 fn marked(frame: &[u8]) -> Option<u8> {
-    let kind = |at: usize| frame.get(at..)?.first_chunk().map(|&bytes| EtherType(u16::from_be_bytes(bytes)));
-    let tagged = kind(TYPE_AT)? == EtherType::VLAN;
-    let at = if tagged { TYPE_AT + TAG } else { TYPE_AT };
-    let body = frame.get(at + 2..)?;
-    let &[first, second] = body.first_chunk()?;
-    let class = match kind(at)? {
-        EtherType::ROCE => first << 4 | second >> 4,
-        EtherType::IPV4 if is_roce(*body.get(9)?, body.get(20..)?) => second,
-        EtherType::IPV6 if is_roce(*body.get(6)?, body.get(40..)?) => first << 4 | second >> 4,
+    let (ethernet, kind, body) = Ethernet::parse(frame).ok()?;
+    let (v4, v6) = (Ipv4Header::new(body), Ipv6Header::new(body));
+    let class = match kind {
+        EtherType::ROCE => v6.traffic_class()?,
+        // Senders of RoCE use neither IPv4 options nor extension headers. A packet with them gets the default priority.
+        EtherType::IPV4 if is_roce(v4.protocol()?, body.get(Ipv4Header::LEN..)?) => v4.traffic_class()?,
+        EtherType::IPV6 if is_roce(v6.next_header()?, body.get(Ipv6Header::LEN..)?) => v6.traffic_class()?,
         _ => return None,
     };
-    Some(if tagged { frame.get(TYPE_AT + 2)? >> 5 } else { class >> 5 })
+    Some(ethernet.vlan.map_or(class >> 5, |vlan| vlan.pcp))
 }
 
 fn is_roce(protocol: u8, transport: &[u8]) -> bool {
-    protocol == PROTOCOL_UDP && transport.get(2..4) == Some(&ROCE_PORT.to_be_bytes()[..])
+    protocol == PROTOCOL_UDP && UdpHeader::new(transport).destination_port() == Some(ROCE_PORT)
 }
 
 #[cfg(test)]

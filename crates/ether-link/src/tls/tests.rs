@@ -297,7 +297,7 @@ fn who_connects_is_who_is_expected() {
     wait_until_up(&link);
 }
 
-/// The connecting end tells nothing to a server that is not its peer, and tries again.
+/// The connecting end sends no frames to a server that is not its peer, and tries again.
 #[test]
 fn who_is_connected_to_is_who_is_expected() {
     for (names, peer, right) in [

@@ -1,6 +1,8 @@
 //! Congestion marks across a tunnel (RFC 6040): the outer header starts with the inner traffic class, and changes that
 //! routers make to it are copied to the inner header. DCQCN needs this, as switches see only the outer header.
 
+use pvrdma_packet::{EtherType, Ethernet, Ipv4Header, Ipv6Header};
+
 /// The ECN field of a traffic class.
 const ECN: u8 = 0b11;
 const NOT_ECT: u8 = 0b00;
@@ -16,12 +18,12 @@ pub(super) fn decapsulate(outer: u8, frame: &mut [u8]) -> bool {
     }
     let Some((at, kind)) = network_header(frame) else { return true };
     let Some(header) = frame.get_mut(at..) else { return true };
-    let inner = match (kind, &*header) {
-        (Kind::Ipv4, [_, class, ..]) => class & ECN,
-        (Kind::Ipv6, [_, low, ..]) => low >> 4 & ECN,
-        _ => return true,
+    let class = match kind {
+        Kind::Ipv4 => Ipv4Header::new(header).traffic_class(),
+        Kind::Ipv6 => Ipv6Header::new(header).traffic_class(),
     };
-    let merged = match (inner, outer) {
+    let Some(class) = class else { return true };
+    let merged = match (class & ECN, outer) {
         (NOT_ECT, CE) => return false,
         (NOT_ECT | CE, _) => return true,
         (_, CE) => CE,
@@ -48,14 +50,13 @@ enum Kind {
 
 /// Returns offset and kind of the network header.
 fn network_header(frame: &[u8]) -> Option<(usize, Kind)> {
-    let tagged = frame.get(12..14)? == [0x81, 0];
-    let at = if tagged { 16 } else { 12 };
-    let kind = match frame.get(at..at + 2)? {
-        [0x08, 0x00] => Kind::Ipv4,
-        [0x86, 0xdd] | [0x89, 0x15] => Kind::Ipv6,
+    let (_, kind, body) = Ethernet::parse(frame).ok()?;
+    let kind = match kind {
+        EtherType::IPV4 => Kind::Ipv4,
+        EtherType::IPV6 | EtherType::ROCE => Kind::Ipv6,
         _ => return None,
     };
-    Some((at + 2, kind))
+    Some((frame.len() - body.len(), kind))
 }
 
 /// Sets the ECN field and updates the checksum (RFC 1624, equation 3).

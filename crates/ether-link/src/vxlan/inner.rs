@@ -1,7 +1,7 @@
 //! The fields of a carried frame that a tunnel uses.
 
-use pvrdma_packet::MacAddr;
-use pvrdma_packet::{EtherType, Ethernet, IPV6_LEN, PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT};
+use pvrdma_packet::{EtherType, Ethernet, Ipv4Header, Ipv6Header, MacAddr, UdpHeader};
+use pvrdma_packet::{PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT};
 
 /// An address behind a remote: a MAC address, or the GID of an RDMA port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -36,62 +36,59 @@ impl Inner {
         hash.update(&ethernet.source.0);
         let mut inner =
             Self { destination: ethernet.destination, source: ethernet.source, gids: None, class: 0, flow: 0 };
-        match kind {
+        // Fields behind a header that is cut off keep their values from above.
+        let _ = match kind {
             EtherType::IPV4 => inner.look_at_ipv4(body, &mut hash),
             EtherType::IPV6 => inner.look_at_ipv6(body, &mut hash, false),
             // The GRH is an IPv6 header.
             EtherType::ROCE => inner.look_at_ipv6(body, &mut hash, true),
-            _ => {}
-        }
+            _ => None,
+        };
         inner.flow = hash.finalize();
         Some(inner)
     }
 
-    fn look_at_ipv4(&mut self, body: &[u8], hash: &mut crc32fast::Hasher) {
-        let Some(header) = body.first_chunk::<20>() else { return };
-        let [version, class, _, _, _, _, flags, offset, _, protocol, _, _, addresses @ ..] = header;
-        let [s0, s1, s2, s3, d0, d1, d2, d3] = *addresses;
-        self.class = *class;
-        hash.update(addresses);
+    fn look_at_ipv4(&mut self, body: &[u8], hash: &mut crc32fast::Hasher) -> Option<()> {
+        let ip = Ipv4Header::new(body);
+        let addresses = ip.addresses()?;
+        self.class = ip.traffic_class()?;
+        hash.update(&addresses);
         // A later fragment has no ports, and must not overtake the first one, so all fragments get a flow without
         // ports.
-        let whole = flags & 0x3f == 0 && *offset == 0;
-        let transport = body.get(usize::from(version & 0xf) * 4..).unwrap_or_default();
-        if whole && take_ports(*protocol, transport, hash) {
+        let transport = body.get(ip.header_len()?..)?;
+        if !ip.is_fragment()? && take_ports(ip.protocol()?, transport, hash) {
             let mapped = |[a, b, c, d]: [u8; 4]| [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d];
-            self.gids = Some((mapped([s0, s1, s2, s3]), mapped([d0, d1, d2, d3])));
+            self.gids = Some((mapped(ip.source()?), mapped(ip.destination()?)));
         }
+        Some(())
     }
 
-    fn look_at_ipv6(&mut self, body: &[u8], hash: &mut crc32fast::Hasher, roce: bool) {
-        let Some(([high, low, _, _, _, _, protocol, _, addresses @ ..], rest)) = body.split_first_chunk::<IPV6_LEN>()
-        else {
-            return;
-        };
-        let class = high << 4 | low >> 4;
-        let Some((source, destination)) = addresses.split_first_chunk::<16>() else { return };
-        let Some(destination) = destination.first_chunk::<16>() else { return };
-        self.class = class;
-        hash.update(addresses);
+    fn look_at_ipv6(&mut self, body: &[u8], hash: &mut crc32fast::Hasher, roce: bool) -> Option<()> {
+        let ip = Ipv6Header::new(body);
+        let addresses = ip.addresses()?;
+        self.class = ip.traffic_class()?;
+        hash.update(&addresses);
+        let rest = body.get(Ipv6Header::LEN..)?;
         if roce {
             // RoCE v1 has no ports; the destination QP distinguishes flows instead.
             hash.update(rest.get(5..8).unwrap_or_default());
         }
-        if roce || take_ports(*protocol, rest, hash) {
-            self.gids = Some((*source, *destination));
+        if roce || take_ports(ip.next_header()?, rest, hash) {
+            self.gids = Some((ip.source()?, ip.destination()?));
         }
+        Some(())
     }
 }
 
 /// Adds the ports to the flow hash. Returns `true` if this is RoCE.
 fn take_ports(protocol: u8, transport: &[u8], hash: &mut crc32fast::Hasher) -> bool {
-    let Some(ports) = transport.first_chunk::<4>() else { return false };
+    // TCP has its ports at the offsets of UDP.
+    let Some(ports) = UdpHeader::new(transport).ports() else { return false };
     if !matches!(protocol, PROTOCOL_TCP | PROTOCOL_UDP) {
         return false;
     }
-    hash.update(ports);
-    let [_, _, high, low] = *ports;
-    protocol == PROTOCOL_UDP && u16::from_be_bytes([high, low]) == ROCE_PORT
+    hash.update(&ports);
+    protocol == PROTOCOL_UDP && UdpHeader::new(&ports).destination_port() == Some(ROCE_PORT)
 }
 
 #[cfg(test)]

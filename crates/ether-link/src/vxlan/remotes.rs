@@ -153,7 +153,7 @@ mod tests {
         let remote = remotes.sender(address(2, 50_000), NOW).unwrap();
         assert_eq!(remotes.learn(&inner(1, 7, Some((77, 1))), remote, NOW), Learned::New);
         assert_eq!(remotes.target(&inner(7, 1, None), NOW), Target::One(address(2, 9999)));
-        // Also by GID, if no remote has the MAC address.
+        // If no remote has the MAC address, the GID finds the remote.
         assert_eq!(remotes.target(&inner(8, 1, Some((1, 77))), NOW), Target::One(address(2, 9999)));
         assert_eq!(remotes.target(&inner(8, 1, Some((1, 78))), NOW), Target::All);
         let mut everybody = inner(7, 1, Some((1, 77)));

@@ -187,7 +187,7 @@ mod tests {
         let refused = (0..10 * share).filter(|&number| table.learn(mac(number), 0, START) == Learned::Refused).count();
         assert_eq!((refused, table.len()), (9 * MAX_STATIONS, MAX_STATIONS + 1));
         assert_eq!(table.find(&mac(u32::MAX), START), Some(1));
-        // Nor can it take over the addresses of another remote.
+        // A remote cannot take over addresses of another remote either.
         assert_eq!(table.learn(mac(u32::MAX), 0, START), Learned::Refused);
         assert_eq!(table.find(&mac(u32::MAX), START), Some(1));
         // After the addresses have aged, there is room again.

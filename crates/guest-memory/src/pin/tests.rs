@@ -273,7 +273,7 @@ fn the_record_of_pins_is_charged() {
     assert_eq!((budget.used_for(Kept::Pins), budget.refused(Kept::Pins)), (budget.used(), 1));
     let text = space.pin_pages(&budget, &pages).unwrap_err().to_string();
     assert!(text.contains("max_memory"), "{text}");
-    // As many registrations fit as have ended, and a refused one locks nothing.
+    // When one registration ends, there is room for one more. Refused registrations lock nothing.
     guards.pop();
     drop(space.pin_pages(&budget, &pages).unwrap());
     guards.clear();

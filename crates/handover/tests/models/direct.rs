@@ -1,4 +1,4 @@
-//! Frames that a port takes on the thread of whoever has read them, or that wait for its own thread
+//! Inline delivery of frames to a port on the thread that read them, beside frames that wait for the port's own thread
 //! (`crates/link/src/switch/mailbox.rs`, `backend-rxe/src/port/at_once.rs`).
 
 use loom::sync::atomic::{AtomicUsize, Ordering};
@@ -10,18 +10,18 @@ use pvrdma_handover::{Combiner, Notice};
 use super::check;
 use super::events::Counter;
 
-/// What whoever brings frames looks at before the port takes them there and then.
+/// Checks of the delivering thread before and after the port takes frames inline. The model omits some of them.
 #[derive(Clone, Copy)]
 struct Looks {
-    /// Whether the port's thread is just reading what came before.
+    /// Whether the port's thread is currently reading earlier frames.
     reading: bool,
-    /// Whether that waits in the receive queue.
+    /// Whether earlier frames wait in the receive queue.
     waiting: bool,
-    /// Afterwards, whether the port's thread has left work because the queue was taken.
+    /// Afterwards, whether the port's thread has left work because the queue was in use.
     left: bool,
 }
 
-/// The way to a port.
+/// The state of a port and of the frames on their way to it.
 struct Way {
     notice: Notice<Counter>,
     mailbox: Mutex<Vec<usize>>,
@@ -31,15 +31,15 @@ struct Way {
     queue: AtomicUsize,
     /// A responder whose turn has come; 0 is none.
     resumed: AtomicUsize,
-    /// A step in front of the unlock, which loom takes for none.
+    /// A modelled step before the unlock; loom does not treat the unlock itself as one.
     passes: AtomicUsize,
     combiner: Combiner,
-    /// What has come through.
+    /// The frames that the port has processed.
     got: FairMutex<Vec<usize>>,
 }
 
 impl Way {
-    /// A frame of the uplink. Returns `true` if the port's thread has to be woken.
+    /// Delivers a frame of the uplink. Returns `true` if the port's thread must be woken.
     fn bring(&self, frame: usize, looks: Looks) -> bool {
         let empty = !self.notice.is_raised();
         let order = if empty { self.reading.try_lock() } else { None };
@@ -71,7 +71,7 @@ impl Way {
         self.passes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What the port's thread does when it is woken.
+    /// The work of the port's thread after it was woken.
     fn service(&self) {
         if let Some(_order) = self.reading.try_lock()
             && self.notice.is_raised()
@@ -94,8 +94,8 @@ impl Way {
     }
 }
 
-/// A frame waits when another one comes, and then a responder's turn does, for which the thread is awake: all come
-/// through, the frames in their order.
+/// A frame waits while another one arrives; then a responder's turn comes, for which the port's thread is awake.
+/// Everything is processed, and the frames keep their order.
 fn direct_of(looks: Looks) {
     let way = Arc::new(Way {
         notice: Notice::new(Counter::default()),
@@ -111,11 +111,11 @@ fn direct_of(looks: Looks) {
     let uplink = Arc::clone(&way);
     let uplink = thread::spawn(move || uplink.bring(2, looks));
     way.service();
-    // Loom orders what changes a value among each other, and not stores.
+    // A swap, because loom orders read-modify-write operations among each other, but not plain stores.
     way.resumed.swap(3, Ordering::Release);
     way.service();
     let woken = uplink.join().unwrap();
-    // It sleeps until it is woken, or there is something in the mailbox.
+    // The thread sleeps until it is woken, or until the mailbox contains something.
     if woken || way.notice.event().is_readable() {
         way.service();
     }

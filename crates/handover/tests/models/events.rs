@@ -1,4 +1,4 @@
-//! Threads that sleep on a descriptor, and that wait for room.
+//! Threads that sleep on a descriptor, and threads that wait for room.
 
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::sync::{Arc, Mutex};
@@ -27,8 +27,8 @@ impl Counter {
     }
 }
 
-/// Two bring something and wake a thread that sleeps: what is brought is found, or the thread wakes up again.
-/// `clear_first`: it takes wake-ups away before it looks.
+/// Two threads add work and wake a sleeping thread: it finds the work, or is woken again. `clear_first`: the thread
+/// clears wake-ups before it checks for work.
 fn waker_of(clear_first: bool) {
     let shared = Arc::new((Waker::new(Counter::default()), [AtomicUsize::new(0), AtomicUsize::new(0)]));
     let bring = |which: usize| {
@@ -46,7 +46,7 @@ fn waker_of(clear_first: bool) {
     for other in others {
         other.join().unwrap();
     }
-    // It sleeps by now, for ever unless it is woken.
+    // The thread sleeps now, and stays asleep unless it is woken.
     if shared.0.sleep(Counter::is_readable) {
         found = look();
     }
@@ -57,8 +57,8 @@ fn waker() {
     waker_of(true);
 }
 
-/// Two put things into a mailbox, and one takes what there is. When all are through, whoever waits for the mailbox is
-/// told exactly if something is left. `locked`: they change the notice with the lock of the mailbox.
+/// Two threads put items into a mailbox, and one takes them. In the end, the notice is raised exactly if items are
+/// left. `locked`: the notice is changed under the lock of the mailbox.
 fn notice_of(locked: bool) {
     let shared = Arc::new((Notice::new(Counter::default()), Mutex::new(0)));
     let put = || {
@@ -101,17 +101,17 @@ fn notice() {
     notice_of(true);
 }
 
-/// What a reader of the link below does.
+/// Steps of the thread that reads the link. The model omits some of them.
 #[derive(Clone, Copy)]
 struct Reader {
-    /// It looks at the bits again after it has lowered the notice.
+    /// The reader checks the bits again after it has lowered the notice.
     looks_again: bool,
-    /// It raises the notice for what it leaves.
+    /// The reader raises the notice for packets that it leaves.
     tells: bool,
 }
 
-/// One direction of a network function that is read as a link (`vmxnet3-dev/src/link/mod.rs`), packet by packet. A bit
-/// says that there may be something in the ring.
+/// One direction of a network function that is read as a link (`vmxnet3-dev/src/link/mod.rs`), packet by packet. A set
+/// bit means that the ring may contain packets.
 struct Outbox {
     notice: Notice<Counter>,
     /// The lock of the notice.
@@ -125,8 +125,8 @@ struct Outbox {
 }
 
 impl Outbox {
-    /// Packets, a doorbell, and what its thread does behind it: it reads, if nobody is at it, and wakes the other
-    /// thread for what is left.
+    /// Posts packets and rings the doorbell. The doorbell's thread reads unless another thread does, and wakes the
+    /// other thread for remaining packets.
     fn doorbell(&self, packets: usize) {
         self.posted.fetch_add(packets, Ordering::Relaxed);
         self.bits.fetch_or(1, Ordering::SeqCst);
@@ -146,7 +146,7 @@ impl Outbox {
         self.notice.raise();
     }
 
-    /// Takes one packet at most. What it has no room for after that it does not look at, and puts the bit back.
+    /// Takes at most one packet. For further packets there is no room: it sets the bit again without looking at them.
     fn read(&self, taken: &mut usize) {
         let mut left = false;
         if self.bits.fetch_and(0, Ordering::SeqCst) != 0 {
@@ -170,8 +170,8 @@ impl Outbox {
     }
 }
 
-/// Doorbells of a guest for so many packets each, while a thread reads that is awake for another reason: when it
-/// sleeps, until it is told, nothing is left.
+/// A guest rings a doorbell for each group of packets, while a reader runs for another reason: when the reader sleeps
+/// without a pending wake-up, no packet is left.
 fn outbox_of(doorbells: &'static [usize], reader: Reader) {
     let outbox = Arc::new(Outbox {
         notice: Notice::new(Counter::default()),
@@ -193,8 +193,8 @@ fn outbox_of(doorbells: &'static [usize], reader: Reader) {
     assert_eq!(taken, doorbells.iter().sum(), "something is there, and everybody sleeps");
 }
 
-/// Work for one thread, in bits, behind an eventfd that is written with the first (`crates/pci-slot/src/slot.rs`).
-/// `event_first`: who does it takes the event away before the bits.
+/// Deferred work for one thread, as bits. The first bit signals an eventfd (`crates/pci-slot/src/slot.rs`).
+/// `event_first`: the thread clears the event before it takes the bits.
 fn deferred_of(event_first: bool) {
     let shared = Arc::new((Pending::new(), Counter::default(), [AtomicUsize::new(0), AtomicUsize::new(0)]));
     let leave = |which: usize| {
@@ -233,7 +233,7 @@ fn deferred_of(event_first: bool) {
     assert_eq!(*done.lock().unwrap(), [1, 1], "something is there, and everybody sleeps");
 }
 
-/// The slot that such work is in, as `crates/pci-slot/src/slot.rs` has it.
+/// The slot with deferred work (`crates/pci-slot/src/slot.rs`).
 struct Deferring {
     pending: Pending,
     event: Counter,
@@ -254,7 +254,7 @@ impl Deferring {
         (0..2).filter(|which| bits >> which & 1 == 1).for_each(|which| self.run_deferred(which));
     }
 
-    /// What a guest's processor does.
+    /// A write of a guest's processor, which defers work.
     fn write(&self, which: usize, look_again: bool) {
         self.work[which].store(1, Ordering::Relaxed);
         if !self.left.load(Ordering::Acquire) {
@@ -269,8 +269,8 @@ impl Deferring {
     }
 }
 
-/// Two leave work while its subscriber goes: what it does not do they do themselves. `look_again`: whoever left the
-/// first bit looks whether the subscriber is still there. `comes_back`: there is another one after that.
+/// Two threads defer work while its subscriber leaves: they do the work that it does not do. `look_again`: the thread
+/// that set the first bit checks whether the subscriber is still there. `comes_back`: another subscriber follows.
 fn subscriber_of(look_again: bool, comes_back: bool) {
     let slot = Arc::new(Deferring {
         pending: Pending::new(),
@@ -299,7 +299,7 @@ fn subscriber_of(look_again: bool, comes_back: bool) {
     assert_eq!(done, [1, 1], "something is there, and it is left to nobody");
 }
 
-/// Somebody finds two queues in front of a link full, waits, and both have room again: it is told.
+/// A thread finds two queues in front of a link full and waits. Both get room again, and the thread is notified.
 fn room() {
     let shared = Arc::new((Room::<usize>::default(), AtomicUsize::new(0)));
     shared.0.fill();
@@ -324,9 +324,9 @@ fn room() {
     assert_eq!(shared.1.load(Ordering::Relaxed), usize::from(waits), "nobody tells who waits");
 }
 
-/// Somebody sends as long as there is room, while another queue in front of the link becomes full and has room again
-/// (`backend-rxe/src/path/wire/receive.rs`): nothing is left to send, or it is told. `join`: it joins those who wait if
-/// there was no room in the middle.
+/// A thread sends as long as there is room, while another queue in front of the link becomes full and gets room again
+/// (`backend-rxe/src/path/wire/receive.rs`). Either nothing is left to send, or the thread is notified. `join`: it
+/// registers as a waiter if it ran out of room.
 fn sender_of(join: bool) {
     let shared = Arc::new((Room::<usize>::default(), AtomicUsize::new(0)));
     let other = Arc::clone(&shared);
@@ -337,12 +337,12 @@ fn sender_of(join: bool) {
         }
     });
     let room = &shared.0;
-    // Each look is a packet, if there is room.
+    // Each check stands for a packet that is sent if there is room.
     let left = room.is_full() || room.is_full();
     let waits = left && join && room.wait(|waiters| *waiters += 1);
     other.join().unwrap();
     let told = shared.1.load(Ordering::Relaxed);
-    // Whoever wanted to wait and found room goes on at once.
+    // A thread that finds room while registering continues at once.
     assert!(!left || (join && !waits) || told == 1, "nobody tells who waits");
 }
 
@@ -350,8 +350,9 @@ fn sender() {
     sender_of(true);
 }
 
-/// An event finds its ring full and waits for room, while a guest makes some and then is heard: the event is posted,
-/// or whoever hears the guest does that (`pvrdma-dev/src/events/mod.rs`). `look_again`: after it is known to wait.
+/// An event finds its ring full and waits for room, while a guest makes room and then causes an exit: the event is
+/// posted, either by its own thread or by the one that handles the exit (`pvrdma-dev/src/events/mod.rs`). `look_again`:
+/// the thread checks for room again once it is registered as waiting.
 fn events_of(look_again: bool) {
     let shared = Arc::new((WaitFlag::new(), AtomicUsize::new(0)));
     let device = Arc::clone(&shared);

@@ -1,4 +1,4 @@
-//! What is in flight to a peer and counts no more, because nobody has acknowledged it for long.
+//! Packets in flight to a peer that no longer count, because they were not acknowledged for a long time.
 
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use pvrdma_handover::Level;
 
 use super::check;
 
-/// A window with one connection, as `backend-rxe/src/path/wire/peer_window/mod.rs` has it.
+/// A window with one connection (`backend-rxe/src/path/wire/peer_window/mod.rs`).
 struct Window {
     level: Level,
     queue: Mutex<()>,
@@ -16,7 +16,7 @@ struct Window {
 }
 
 impl Window {
-    /// What was in flight counts no more, as somebody else decides who waits.
+    /// Stops counting the packets in flight, as another connection's thread does when it grants turns.
     fn forgive(&self) {
         let _queue = self.queue.lock().unwrap();
         let stale = self.in_flight.load(Ordering::Relaxed);
@@ -27,7 +27,7 @@ impl Window {
         }
     }
 
-    /// The connection has so many in flight by now.
+    /// Sets the number of packets that the connection has in flight.
     fn count(&self, in_flight: u64) {
         let before = self.in_flight.load(Ordering::Relaxed);
         self.in_flight.store(in_flight, Ordering::Relaxed);
@@ -47,8 +47,9 @@ impl Window {
     }
 }
 
-/// A connection with two in flight leaves, after an acknowledgement or not, while somebody forgives them: nothing is in
-/// the window then. `settle`: it looks once more, under the lock, whether something was forgiven.
+/// A connection with two packets in flight leaves, with or without an acknowledgement, while another thread forgives
+/// the packets: in the end the window is empty. `settle`: the connection checks once more, under the lock, whether
+/// packets were forgiven.
 fn forgiven_of(settle: bool) {
     let level = Level::new();
     level.change(2);

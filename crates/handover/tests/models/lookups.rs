@@ -1,4 +1,4 @@
-//! What is looked up by some while others change it.
+//! Lookups beside changes of the same table.
 
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::sync::{Arc, Mutex, RwLock};
@@ -7,9 +7,9 @@ use pvrdma_handover::{Generation, Pending, State, TwoCopies};
 
 use super::{Step, check, leave_out};
 
-/// A region is taken out of a table while somebody copies from it: once that is done, nobody uses it.
+/// A region is removed from a table while other threads copy from it: after the removal no thread uses it.
 fn two_copies() {
-    // What is to be taken out, and whether its memory is the guest's again.
+    // The table with the region, and whether its memory was returned to the guest.
     let shared = Arc::new((TwoCopies::new(1, 1), AtomicBool::new(false)));
     let copies = || {
         let shared = Arc::clone(&shared);
@@ -31,11 +31,11 @@ fn two_copies() {
     }
 }
 
-/// The same with changes that follow each other beside somebody who reads: who was given a key finds its region.
+/// Consecutive changes beside a reader: the holder of a key always finds its region.
 fn two_changes() {
     let shared = Arc::new(TwoCopies::new(0, 0));
     let other = Arc::clone(&shared);
-    // It may see a change and then not, as long as that is being made.
+    // While a change is in progress, a reader may see it and then not see it.
     let other = thread::spawn(move || {
         for _ in 0..2 {
             assert!(*other.read() <= 2);
@@ -48,12 +48,12 @@ fn two_changes() {
     other.join().unwrap();
 }
 
-/// What a queue pair's states are numbered, as far as the model has them.
+/// Numbers of queue pair states, as far as the model needs them.
 const RTS: u8 = 3;
 const SQD: u8 = 4;
 const ERROR: u8 = 6;
 
-/// A command moves a queue pair on while its responder ends it and has it run once more: it ends, and is flushed.
+/// A command changes a queue pair's state while its responder ends it and schedules it: it stays ended, and is flushed.
 fn state() {
     let shared = Arc::new((State::new(RTS), Pending::new(), AtomicUsize::new(0)));
     let responder = Arc::clone(&shared);
@@ -65,7 +65,7 @@ fn state() {
         }
     });
     let (state, scheduled, queued) = &*shared;
-    // It runs, because it was scheduled before, and takes the mark away before it looks.
+    // The queue pair runs because it was scheduled before; it clears the mark before it reads the state.
     scheduled.take();
     let mut flushed = state.get() == ERROR;
     state.step(|state| (state == RTS).then_some(SQD));
@@ -78,19 +78,19 @@ fn state() {
     assert!(flushed, "nobody flushes it");
 }
 
-/// What a sender and who takes an address away do, of what the product has.
+/// Steps of the sender and of the thread that removes the address. The model omits some of them.
 #[derive(Clone, Copy)]
 struct Has {
-    /// The sender asks for the generation before it looks the address up.
+    /// The sender reads the generation before it looks up the address.
     before: bool,
-    /// It asks again with the memory held.
+    /// The sender reads the generation again while it holds the memory.
     again: bool,
-    /// Who takes the address away waits once for the memory.
+    /// The thread that removes the address waits once for the memory.
     wait: bool,
 }
 
-/// Somebody looks an address up and delivers to its owner, from whom it is taken meanwhile: once that is done, nothing
-/// is delivered to it.
+/// A sender looks up an address and delivers to its owner, while the address is removed from the owner: after the
+/// removal nothing is delivered to the former owner.
 fn generation_of(has: Has) {
     struct World {
         generation: Generation,

@@ -1,11 +1,12 @@
-//! Every order in which the steps of a protocol can happen, with two and three threads.
+//! Loom models: every order in which the steps of a protocol can happen, with two and three threads.
 //!
-//! Each model runs as the product has it, and without the steps that the protocol depends on, which it must notice.
+//! Each model runs as the product does, and also without each step on which the protocol depends, which must make it
+//! fail.
 
 #![cfg(loom)]
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 
-/// A protocol as it is built, and without some of its steps.
+/// Tests of a protocol: as it is built, and without some of its steps.
 macro_rules! protocol {
     ($model:ident, $($without:ident: $step:ident => $lost:literal),*) => {
         mod $model {
@@ -41,7 +42,7 @@ use loom::thread;
 use pvrdma_handover::sync::{FairMutex, Step, leave_out};
 use pvrdma_handover::{Combiner, Level, Pending, SeqLock, Turn, WaitFlag};
 
-/// Two threads bring work and run what there is. None of it is left when both are through.
+/// Two threads add work and run what there is. No work is left when both have returned.
 fn combiner() {
     let shared = Arc::new((Combiner::new(), FairMutex::new(0), [AtomicUsize::new(0), AtomicUsize::new(0)]));
     let bring = |which: usize| {
@@ -61,8 +62,8 @@ fn combiner() {
     assert_eq!(*shared.1.lock(), 2, "work is left");
 }
 
-/// Somebody does something once while somebody else brings work: the work is done, or the former is told. `act`: does
-/// it, which is to look at the work, and says whether he was told.
+/// One thread acts once while another adds work: either the work is done, or the first thread is told of it. `act`:
+/// acts, by reading the work, and returns whether it was told.
 fn beside(act: impl FnOnce(&Combiner, &FairMutex<usize>, &AtomicUsize) -> bool) {
     let shared = Arc::new((Combiner::new(), FairMutex::new(0), AtomicUsize::new(0)));
     let other = Arc::clone(&shared);
@@ -80,17 +81,18 @@ fn beside(act: impl FnOnce(&Combiner, &FairMutex<usize>, &AtomicUsize) -> bool) 
     assert!(told || *lock.lock() == 1, "the work is done by nobody");
 }
 
-/// Unless somebody has the lock.
+/// The thread acts only if the lock is free.
 fn once() {
     beside(|combiner, lock, work| combiner.once(lock, |_| work.load(Ordering::Relaxed)).is_some_and(|(_, left)| left));
 }
 
-/// Waiting for his turn, as who brings a response to a requester.
+/// The thread waits for the lock, like one that delivers a response to a requester.
 fn hold() {
     beside(|combiner, lock, work| combiner.hold(lock, |_| work.load(Ordering::Relaxed)).1);
 }
 
-/// A doorbell: its ring is written, then its bit is set; who takes the bit looks at the ring. The last write is seen.
+/// A doorbell: the ring is written, then the bit is set. The thread that takes the bit reads the ring. The last write
+/// is seen.
 fn pending() {
     let shared = Arc::new((Pending::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
     let queued = Arc::new(AtomicUsize::new(0));
@@ -103,7 +105,7 @@ fn pending() {
             }
         }
     };
-    // It is on the queue already.
+    // The queue pair is already on the ready queue.
     ring(1)();
     let take = || {
         if queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| count.checked_sub(1)).is_ok() {
@@ -114,12 +116,12 @@ fn pending() {
     let guest = thread::spawn(ring(2));
     take();
     guest.join().unwrap();
-    // Whatever was queued while the first was taken.
+    // Takes what was scheduled while the first was taken.
     take();
     assert_eq!(shared.2.load(Ordering::Relaxed), 2, "the second doorbell is lost");
 }
 
-/// Somebody finds nothing and waits, while something is brought: it sees it, or is woken.
+/// A thread finds nothing and waits, while work is added: it sees the work, or is woken.
 fn wait_flag() {
     let shared = Arc::new((WaitFlag::new(), AtomicUsize::new(0)));
     let waiter = Arc::clone(&shared);
@@ -132,12 +134,12 @@ fn wait_flag() {
     assert!(waiter.join().unwrap() || woken, "nobody tells who waits");
 }
 
-/// Two of three things are out, where there is room for two, and somebody waits for one. It is woken by one of those
-/// who bring theirs back, or sees that there is room.
+/// Two permits are in use, which is the maximum, and a thread waits for one. A thread that returns its permit wakes it,
+/// or it sees that there is room.
 fn level() {
     let shared = Arc::new((Level::new(), Mutex::new(0), AtomicUsize::new(0)));
     shared.0.change(2);
-    /// Wakes who waits, as far as there is room.
+    /// Wakes waiters, as far as there is room.
     fn admit(level: &Level, waiting: &mut usize, woken: &AtomicUsize) {
         if level.get() < 2 && *waiting > 0 {
             *waiting -= 1;
@@ -173,17 +175,17 @@ fn level() {
     assert_eq!((level.get(), level.is_awaited()), (1, false));
 }
 
-/// The queue of a window, as `backend-rxe/src/path/wire/peer_window/mod.rs` has it, for one who waits.
+/// The queue of a window (`backend-rxe/src/path/wire/peer_window/mod.rs`), with one waiter.
 struct Window {
     level: Level,
-    /// Who waits is in it.
+    /// The waiter is queued.
     queue: Mutex<bool>,
     turn: Turn,
     scheduled: AtomicUsize,
 }
 
 impl Window {
-    /// Somebody else has what there is.
+    /// A window whose only permit another connection has.
     fn full() -> Arc<Self> {
         let (level, scheduled) = (Level::new(), AtomicUsize::new(0));
         level.change(1);
@@ -216,7 +218,7 @@ impl Window {
         granted
     }
 
-    /// `look`: whether who begins to wait looks first whether it has been given a turn.
+    /// `look`: before it waits, the thread checks whether it was already granted a turn.
     fn may_send(&self, look: bool) -> bool {
         if self.begin_turn() || !(self.turn.is_queued() || self.level.get() >= 1 || self.level.is_awaited()) {
             return true;
@@ -234,7 +236,7 @@ impl Window {
         false
     }
 
-    /// `withdraw`: whether who leaves takes itself out of the queue.
+    /// `withdraw`: a leaving connection removes itself from the queue.
     fn leave(&self, withdraw: bool) {
         if withdraw {
             let mut queue = self.queue.lock().unwrap();
@@ -248,8 +250,8 @@ impl Window {
     }
 }
 
-/// Somebody asks again and again, as one whose task runs for other reasons does, while another brings back what it has:
-/// it gets its turn, and everything is there when it has left.
+/// A connection asks repeatedly, as one whose task also runs for other reasons, while another connection returns its
+/// permit: the first one gets its turn, and all permits are returned when it has left.
 fn turns_of(asks: usize, look: bool, withdraw: bool) {
     let window = Window::full();
     let other = Arc::clone(&window);
@@ -260,7 +262,7 @@ fn turns_of(asks: usize, look: bool, withdraw: bool) {
         window.leave(withdraw);
     }
     other.join().unwrap();
-    // The engine runs it once more, if it was scheduled.
+    // The engine runs the connection once more if it was scheduled.
     if !leaves && window.scheduled.load(Ordering::Relaxed) > 0 {
         sent |= window.may_send(look);
     }
@@ -279,8 +281,8 @@ fn leaving() {
     turns_of(1, true, true);
 }
 
-/// A reader beside a writer that takes the words away and writes others gets words that were written together, or
-/// nothing: a slot that is freed and taken by another mapping while a signal handler reads it (S6) gives no mixture.
+/// A reader beside a writer that clears the words and writes others gets words that were written together, or none. So
+/// a slot that is freed and reused for another mapping while a signal handler reads it (S6) gives no mixture.
 fn seq_lock() {
     let lock = Arc::new(SeqLock::<2>::empty());
     assert_eq!(lock.read(), None);
@@ -298,12 +300,12 @@ fn seq_lock() {
     assert_eq!(lock.read(), Some([2, 2]));
 }
 
-/// Tries every order, and says how many there are.
+/// Tries every order, and prints their number.
 fn check(model: fn()) {
     check_within(None, model);
 }
 
-/// The same for orders in which threads are interrupted so often at most.
+/// Tries the orders with at most this number of preemptions.
 fn check_within(preemptions: Option<usize>, model: fn()) {
     let orders = std::sync::Arc::new(StdUsize::new(0));
     let counted = std::sync::Arc::clone(&orders);

@@ -1,4 +1,4 @@
-//! Doorbell pages that are memory, and who looks at rings in their place, as `pvrdmad/src/doorbells/` has them.
+//! Doorbell pages that are memory, and the watcher that polls rings instead (`pvrdmad/src/doorbells/`).
 
 use std::io;
 
@@ -10,11 +10,11 @@ use pvrdma_handover::{PresentPages, Waker};
 use super::events::Counter;
 use super::{Step, check_within, leave_out};
 
-/// A page, its ring, and what the watcher sleeps on.
+/// A page, its ring, and the event on which the watcher sleeps.
 struct World {
     pages: PresentPages,
-    /// The kernel has the page, so that a store to it is silent. Its lock of the page is held while it is brought back,
-    /// and while it is taken away.
+    /// The kernel has the page, so that a store to it causes no fault. The kernel's lock of the page is held while it
+    /// is inserted and while it is removed.
     cached: Mutex<bool>,
     /// The producer's index in guest memory.
     tail: AtomicUsize,
@@ -22,7 +22,7 @@ struct World {
 }
 
 impl World {
-    /// The guest: the index, then the doorbell.
+    /// The guest writes the index, then the doorbell.
     fn post(&self, index: usize) {
         self.tail.store(index, Ordering::Release);
         let mut cached = self.cached.lock().unwrap();
@@ -40,15 +40,15 @@ impl World {
     }
 }
 
-/// The thread that looks at rings (`watcher.rs` there).
+/// The polling thread (`watcher.rs`).
 struct Watcher {
     world: Arc<World>,
-    /// It looks at the ring: its page was touched.
+    /// The ring is polled, because its page was touched.
     watches: bool,
     events: u64,
     /// How far it has looked.
     taken: usize,
-    /// It looks once more after it has taken the pages away.
+    /// The watcher polls once more after it has revoked the pages.
     looks_again: bool,
 }
 
@@ -67,7 +67,7 @@ impl Watcher {
         std::mem::replace(&mut self.taken, tail) != tail
     }
 
-    /// Takes the pages away. Returns `true` if it may sleep.
+    /// Revokes the pages. Returns `true` if the watcher may sleep.
     fn arm(&mut self) -> bool {
         let world = Arc::clone(&self.world);
         let before = world.pages.events();
@@ -85,9 +85,9 @@ impl Watcher {
     }
 }
 
-/// A guest posts so often while a watcher goes to sleep as often, and somebody else takes the page away, as for its
-/// next process, if it is `renewed`. `present`: the page is there at first, and watched. Nothing is posted with the
-/// watcher asleep. `looks_again`: as above.
+/// A guest posts several times while a watcher goes to sleep as many times. With `renewed`, another thread revokes the
+/// page meanwhile, as for its next process. `present`: the page is mapped and watched at first. No post is left while
+/// the watcher sleeps. `looks_again`: see [`Watcher`].
 fn doorbells(present: bool, posts: usize, renewed: bool, looks_again: bool) {
     let (pages, waker) = (PresentPages::new(1), Waker::new(Counter::default()));
     if present {
@@ -133,7 +133,7 @@ fn taken_by_two() {
     doorbells(true, 1, true, true);
 }
 
-/// There are a million orders of the longest without a bound, which all hold (in a minute).
+/// The longest model has a million orders without a bound. All of them pass, within a minute.
 fn check(model: fn()) {
     check_within(Some(4), model);
 }

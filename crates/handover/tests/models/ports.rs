@@ -1,4 +1,4 @@
-//! Who empties a port's receive queue, and who runs its queue pairs.
+//! Threads that empty a port's receive queue, and threads that run its queue pairs.
 
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ const RUN: u8 = 1;
 
 /// A responder without a receive (`backend-rxe/src/path/wire/hooks.rs`).
 struct Waiting {
-    /// It waits for the next run of its queue pair.
+    /// The responder waits for the next run of its queue pair.
     held: AtomicBool,
     wait: WaitFlag,
     posted: AtomicUsize,
@@ -22,7 +22,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// The queue pair runs, if it is scheduled.
+    /// Runs the queue pair if it is scheduled.
     fn run(&self) {
         if self.runs.swap(0, Ordering::AcqRel) > 0 {
             self.scheduled.take();
@@ -34,7 +34,7 @@ impl Waiting {
 }
 
 /// A responder finds no receive while a guest posts one and a worker runs the queue pair: it finds the receive, or is
-/// resumed. `first`: it is held before it waits.
+/// resumed. `first`: it is marked as held before it waits.
 fn held_of(first: bool) {
     let shared = Arc::new(Waiting {
         held: AtomicBool::new(false),
@@ -72,7 +72,7 @@ fn held() {
     held_of(true);
 }
 
-/// A port that may not send READ data before its turn (`backend-rxe/src/port/mod.rs`, `may_send_data` and `run`).
+/// A port that may send READ data only in its turn (`backend-rxe/src/port/mod.rs`, `may_send_data` and `run`).
 struct Turns {
     may: AtomicBool,
     receiver: Mutex<()>,
@@ -83,7 +83,7 @@ struct Turns {
 }
 
 impl Turns {
-    /// It is the port's turn, by its task. `wake`: its thread is woken.
+    /// The port's task runs, which gives the port its turn. `wake`: its thread is woken.
     fn run(&self, wake: bool) {
         if self.runs.swap(0, Ordering::AcqRel) == 0 {
             return;
@@ -91,7 +91,7 @@ impl Turns {
         self.scheduled.take();
         match self.receiver.try_lock() {
             Ok(_receiver) => self.sent.store(true, Ordering::Relaxed),
-            // Whoever has it is about to look.
+            // The thread that holds the receive queue is about to check for a turn.
             Err(_) => self.may.store(true, Ordering::Release),
         }
         if wake {
@@ -99,7 +99,7 @@ impl Turns {
         }
     }
 
-    /// The port's thread sends, or asks for a turn.
+    /// The port's thread sends, or requests a turn.
     fn look(&self) {
         let _receiver = self.receiver.lock().unwrap();
         if self.may.load(Ordering::Acquire) && self.may.swap(false, Ordering::AcqRel) {
@@ -107,12 +107,12 @@ impl Turns {
         } else if !self.sent.load(Ordering::Relaxed) && self.scheduled.add(RUN) {
             self.runs.fetch_add(1, Ordering::AcqRel);
         }
-        // Whatever else it does with the queue: a step between asking and giving it back.
+        // A step between the request and the release of the queue, for other work with the queue.
         self.sent.load(Ordering::Relaxed);
     }
 }
 
-/// The port's thread asks for a turn, which comes while it still has the receive queue, or later: the data is sent.
+/// The port's thread requests a turn, which comes while it still has the receive queue, or later: the data is sent.
 fn turn_of_port_of(wake: bool) {
     let shared = Arc::new(Turns {
         may: AtomicBool::new(false),
@@ -126,7 +126,7 @@ fn turn_of_port_of(wake: bool) {
     let worker = thread::spawn(move || worker.run(wake));
     shared.look();
     worker.join().unwrap();
-    // Workers run what is scheduled; the thread of the port sleeps, unless it is woken.
+    // Workers run scheduled tasks; the port's thread sleeps until it is woken.
     for _ in 0..2 {
         shared.run(wake);
         if shared.waker.sleep(Counter::is_readable) {

@@ -9,7 +9,7 @@ use super::check;
 /// No key is valid.
 const INVALID: u64 = 0;
 
-/// A region, as `backend-rxe/src/mr/mod.rs` has it.
+/// A region (`backend-rxe/src/mr/mod.rs`).
 struct Region {
     /// The key that is valid.
     valid: AtomicU64,
@@ -27,7 +27,7 @@ impl Region {
         true
     }
 
-    /// `one_step`: whether the key is valid is asked and changed at once.
+    /// `one_step`: the validity of the key is checked and changed in a single step.
     fn invalidate(&self, key: u64, one_step: bool) -> bool {
         let was_valid = if one_step {
             self.valid.compare_exchange(key, INVALID, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -38,7 +38,8 @@ impl Region {
     }
 }
 
-/// Two invalidate the same key, of whom one registers memory with the next: that stays, and one of them has done it.
+/// Two threads invalidate the same key, and one of them registers memory with the next key: exactly one invalidates,
+/// and the registration stays.
 fn regions_of(one_step: bool) {
     let region = Arc::new(Region { valid: AtomicU64::new(1), filled: Mutex::new(Some(1)) });
     let other = Arc::clone(&region);
@@ -49,7 +50,7 @@ fn regions_of(one_step: bool) {
     assert!(first || second);
     assert!(!(first && second), "an invalidation takes what was registered after it");
     let filled = *region.filled.lock().unwrap();
-    // Whoever comes while the other one is at it is refused.
+    // A thread that arrives while the other one is changing the region is refused.
     assert_eq!(filled, registered.then_some(2), "an invalidation takes what was registered after it");
 }
 

@@ -1,9 +1,10 @@
 //! Headers of TCP and UDP frames: those of a frame to be segmented, and those of each segment.
 
-use pvrdma_packet::{Checksum, EtherType, Ethernet, PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT, UDP_LEN};
+use pvrdma_packet::{Checksum, EtherType, Ethernet, Ipv4Header, Ipv6Header, TcpHeader, UdpHeader};
+use pvrdma_packet::{PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT};
 
 /// Length of the longest supported headers, in bytes: IPv6 and TCP with all options, tagged.
-pub const MAX_HEADERS: usize = Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN + 40 + 60;
+pub const MAX_HEADERS: usize = Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN + Ipv6Header::LEN + 60;
 
 const TCP_FIN_PSH: u8 = 0x09;
 const TCP_CWR: u8 = 0x80;
@@ -45,27 +46,29 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// Parses the headers of a TCP or UDP frame. IPv6 extension headers are not supported.
+    /// Parses the headers of a TCP or UDP frame. IPv6 extension headers are not supported. Unlike
+    /// [`pvrdma_packet::IpPacket`], this accepts the first bytes of a frame alone, and fragments: the headers of a
+    /// super-frame of the kernel are parsed before its lengths are known. The caller checks the lengths it depends on.
     #[inline]
     pub fn of(frame: &[u8]) -> Option<Self> {
         let (_, kind, body) = Ethernet::parse(frame).ok()?;
         let network = frame.len().checked_sub(body.len())?;
         let (v6, protocol, transport) = match kind {
             EtherType::IPV4 => {
-                let &[version, .., protocol] = body.first_chunk::<10>()?;
-                (false, protocol, network + usize::from(version & 0xf) * 4)
+                let ip = Ipv4Header::new(body);
+                (false, ip.protocol()?, network + ip.header_len()?)
             }
-            EtherType::IPV6 => (true, *body.get(6)?, network + 40),
+            EtherType::IPV6 => (true, Ipv6Header::new(body).next_header()?, network + Ipv6Header::LEN),
             _ => return None,
         };
         let tcp = protocol == PROTOCOL_TCP;
         let len = match protocol {
-            PROTOCOL_TCP => transport + usize::from(frame.get(transport + 12)? >> 4) * 4,
-            PROTOCOL_UDP => transport + UDP_LEN,
+            PROTOCOL_TCP => transport + TcpHeader::new(frame.get(transport..)?).header_len()?,
+            PROTOCOL_UDP => transport + UdpHeader::LEN,
             _ => return None,
         };
-        let shortest = transport + if tcp { 20 } else { UDP_LEN };
-        if transport < network + 20 || len < shortest {
+        let shortest = transport + if tcp { TcpHeader::LEN } else { UdpHeader::LEN };
+        if transport < network + Ipv4Header::LEN || len < shortest {
             return None;
         }
         let mut bytes = [0; MAX_HEADERS];
@@ -88,7 +91,8 @@ impl Headers {
     /// Returns `true` for RoCE v2 packets, which need no UDP checksum: the ICRC covers the same bytes.
     #[inline]
     pub fn are_roce(&self) -> bool {
-        !self.tcp && self.bytes().get(self.transport + 2..self.transport + 4) == Some(&ROCE_PORT.to_be_bytes()[..])
+        let transport = UdpHeader::new(self.bytes().get(self.transport..).unwrap_or_default());
+        !self.tcp && transport.destination_port() == Some(ROCE_PORT)
     }
 
     /// Writes the headers of segment `index` into `frame`, which has room for them in front of the segment's payload.
@@ -99,7 +103,7 @@ impl Headers {
         let small = |number: usize| u16::try_from(number).ok();
         let ip = frame.get_mut(self.network..self.transport)?;
         if self.v6 {
-            put(ip, 4, small(total - self.network - 40)?)?;
+            put(ip, 4, small(total - self.network - Ipv6Header::LEN)?)?;
         } else {
             put(ip, 2, small(total - self.network)?)?;
             let ident = u16::from_be_bytes(*ip.get(4..)?.first_chunk()?);

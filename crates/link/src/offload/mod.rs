@@ -13,7 +13,7 @@ mod transport;
 use std::num::NonZeroU16;
 
 use headers::Headers;
-use transport::Transport;
+use transport::Covered;
 
 /// Unfinished work on a frame (`virtio_net_hdr` describes the same).
 ///
@@ -42,7 +42,7 @@ impl Offload {
     /// or UDP datagram.
     #[inline]
     pub fn checksum(frame: &[u8], start: u16, at: u16) -> Option<Self> {
-        let offsets = Transport::of(frame)?.offsets()?;
+        let offsets = Covered::of(frame)?.offsets()?;
         (offsets == (start, at)).then_some(Self(Work::Checksum))
     }
 
@@ -74,7 +74,7 @@ impl Offload {
     /// checksum. `None` if none is missing, or the frame has no field for it.
     #[inline]
     pub fn missing_checksum(self, frame: &[u8]) -> Option<(u16, u16)> {
-        Transport::of(frame).filter(|_| !self.is_none())?.offsets()
+        Covered::of(frame).filter(|_| !self.is_none())?.offsets()
     }
 
     /// Returns the data bytes of each segment, if the frame is to be cut.
@@ -105,7 +105,7 @@ impl Offload {
             Work::Checksum => {
                 room.clear();
                 room.extend_from_slice(frame);
-                let done = Transport::of(frame).and_then(|transport| transport.complete(room)).is_some();
+                let done = Covered::of(frame).and_then(|covered| covered.complete(room)).is_some();
                 if done {
                     take(room);
                 }
@@ -132,15 +132,15 @@ impl Offload {
 /// Returns `true` for an unfragmented TCP segment or UDP datagram whose lengths all agree.
 #[inline]
 pub fn is_whole(frame: &[u8]) -> bool {
-    Transport::of(frame).is_some()
+    Covered::of(frame).is_some()
 }
 
 /// Returns `true` if a frame can be cut. Both parsers must find the same TCP header, because [`Headers`] accepts
-/// fragments, and [`Transport`] accepts frames that `Headers` cannot rewrite.
+/// fragments, and [`Covered`] accepts frames that `Headers` cannot rewrite.
 #[inline]
 fn can_segment(frame: &[u8]) -> bool {
-    let Some((headers, transport)) = Headers::of(frame).zip(Transport::of(frame)) else { return false };
-    let is_same = headers.is_tcp() && headers.transport == transport.start;
+    let Some((headers, covered)) = Headers::of(frame).zip(Covered::of(frame)) else { return false };
+    let is_same = headers.is_tcp() && headers.transport == covered.start;
     // Bytes after the IP packet (padding) would become data of the last segment.
-    is_same && headers.len < frame.len() && transport.end == frame.len()
+    is_same && headers.len < frame.len() && covered.end == frame.len()
 }

@@ -175,14 +175,14 @@ proptest! {
         prop_assert_eq!(done, offload.fits(&frame));
         prop_assert_eq!(done, !all.is_empty());
         for part in &all {
-            let transport = Transport::of(part).unwrap();
+            let covered = Covered::of(part).unwrap();
             let network = 14 + if tag == 0 { 0 } else { tags[tag].len() };
             let v6 = part[network] >> 4 == 6;
-            let mut changes: Vec<usize> = vec![transport.checksum, transport.checksum + 1];
+            let mut changes: Vec<usize> = vec![covered.checksum, covered.checksum + 1];
             if cuts {
                 let ip: &[usize] = if v6 { &[4, 5] } else { &[2, 3, 4, 5, 10, 11] };
                 changes.extend(ip.iter().map(|at| network + at));
-                changes.extend([4, 5, 6, 7, 13].map(|at| transport.start + at));
+                changes.extend([4, 5, 6, 7, 13].map(|at| covered.start + at));
             }
             let headers = if cuts { Headers::of(&frame).unwrap().len } else { part.len() };
             for at in (0..headers).filter(|at| !changes.contains(at)) {

@@ -1,4 +1,4 @@
-//! A slot as a guest sees it: through ports and memory, nothing else.
+//! A slot as a guest sees it: accessible only through ports and memory.
 #![allow(dead_code, unreachable_pub, clippy::allow_attributes, reason = "each test uses some of it")]
 
 use std::io;
@@ -38,7 +38,7 @@ impl Machine {
         self.port_write(0xcf8, &address.to_le_bytes());
     }
 
-    /// Any piece of configuration space, in accesses that the ports have.
+    /// Reads any part of configuration space, in accesses of the sizes that the ports support.
     pub fn config_read(&self, slot: u8, function: usize, offset: usize, data: &mut [u8]) {
         for (index, byte) in data.iter_mut().enumerate() {
             self.select(slot, function, offset + index);
@@ -84,7 +84,7 @@ impl Machine {
     }
 }
 
-/// A function behind a slot, for a driver that knows functions only.
+/// A function behind a slot, for a driver that accesses single functions.
 #[derive(Debug)]
 pub struct BehindSlot {
     pub machine: Machine,
@@ -126,7 +126,7 @@ impl PciFunction for BehindSlot {
     fn reset(&self) {}
 }
 
-/// A line that leads to a sink, whose vector is what the guest wrote as data.
+/// An interrupt route to a sink. The vector is the data that the guest wrote.
 pub struct Line {
     sink: Arc<dyn InterruptSink>,
     data: Mutex<u16>,

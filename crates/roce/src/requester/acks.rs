@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pvrdma_verbs::{SendOp, WcStatus};
+use pvrdma_verbs::{RequesterOps, SendOp, WcStatus};
 
 use super::Requester;
 use super::loss_recovery::{Attempt, Probe, Setback};
@@ -10,7 +10,6 @@ use super::request::Stage;
 use super::selective::Sack;
 use super::send_state::Seq;
 use super::timers::Timer;
-use crate::ops::RequesterOps;
 use crate::rnr_backoff::RnrBackoff;
 use crate::wire::{Extension, NakCode, Operation, Packet, SackMap, Syndrome, rnr_delay};
 

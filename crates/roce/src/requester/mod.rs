@@ -37,10 +37,9 @@ mod transmit;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use pvrdma_verbs::{QpAttrs, Qpn, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs::{QpAttrs, Qpn, RequesterOps, SendOp, SendWr, Sge, WcStatus};
 use serde::Serialize;
 
-use crate::ops::RequesterOps;
 use crate::path::Path;
 use ack_policy::AckPolicy;
 use loss_recovery::{LossRecovery, Probe};

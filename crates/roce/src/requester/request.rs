@@ -1,10 +1,9 @@
 //! Posted requests.
 
 use pvrdma_saved_state::roce as saved;
-use pvrdma_verbs::{MAX_MESSAGE, Mtu, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs::{MAX_MESSAGE, Mtu, RequesterOps, SendOp, SendWr, Sge, WcStatus};
 
 use super::send_state::Seq;
-use crate::ops::{RequesterOps, is_local};
 use crate::path::packets;
 use crate::saved::{RestoreError, ensure, failure, invalid, restore_send, save_send};
 
@@ -39,7 +38,7 @@ impl Request {
             _ => u32::try_from(Sge::total_length(&wr.sges)).ok().filter(|&length| length <= MAX_MESSAGE),
         };
         let (count, stage) = match (&wr.op, length) {
-            (op, _) if is_local(op) => (0, Stage::Posted),
+            (op, _) if op.is_local() => (0, Stage::Posted),
             (_, None) => (0, Stage::Failed(WcStatus::LocalLength)),
             (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, _) => (1, Stage::Posted),
             (_, Some(length)) => (packets(length, mtu), Stage::Posted),

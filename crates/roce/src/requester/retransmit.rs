@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pvrdma_verbs::WcStatus;
+use pvrdma_verbs::{RequesterOps, WcStatus};
 
 use super::Requester;
 use super::congestion_window::Loss;
@@ -10,7 +10,6 @@ use super::loss_recovery::{Attempt, Probe, Setback};
 use super::request::{Request, Stage};
 use super::send_state::Seq;
 use super::timers::Timer;
-use crate::ops::RequesterOps;
 
 /// Shortest ACK timeout. With a shorter one, all retries could be used up before a busy host gets its processor back.
 /// rxe rounds up to a tick of its kernel, 1 to 10 ms.

@@ -108,8 +108,7 @@ impl Requester {
             peer_port,
             stats,
         } = state;
-        let una = psn("oldest PSN", una)?;
-        let mut this = Self::new(&QpAttrs { sq_psn: una, ..*attrs }, path, tuning);
+        let mut this = Self::new(&QpAttrs { sq_psn: psn("oldest PSN", una)?, ..*attrs }, path, tuning);
         this.attrs.sq_psn = attrs.sq_psn;
         let una = this.snd.una;
         ensure(executed <= sent && u64::from(sent) <= posted, "the marks in PSN space are not in order")?;
@@ -137,11 +136,9 @@ impl Requester {
         }
         this.multipath.peer_port = port(peer_port)?;
         this.stats = stats.map(restore_stats).unwrap_or_default();
-        if rnr_wait > 0 {
-            // A wait that ends too early could cost the last retry.
-            let wait = Duration::from_micros(rnr_wait.into()).min(RnrBackoff::WOKEN);
-            this.timers.set(Timer::RnrBackoff, Some(now.saturating_add(wait)));
-        }
+        // A wait that ends too early could cost the last retry.
+        let wait = Duration::from_micros(rnr_wait.into()).min(RnrBackoff::WOKEN);
+        this.timers.set(Timer::RnrBackoff, (rnr_wait > 0).then(|| now.saturating_add(wait)));
         this.set_nxt(una);
         // The first packet requests an ACK, which tells what the responder has.
         this.ack_policy.force();

@@ -10,8 +10,8 @@ use super::read_grid::ReadGrid;
 use super::request::{Request, Stage};
 use super::send_state::Seq;
 use super::timers::Timer;
-use crate::ops::RequesterOps;
 use crate::wire::{ACCEPT, OFFER, SackMap};
+use pvrdma_verbs::RequesterOps;
 
 /// Largest distance from the oldest unacked PSN to the newest in flight, if the responder keeps packets after a gap:
 /// the range of a map.

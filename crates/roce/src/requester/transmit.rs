@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pvrdma_verbs::{SendFlags, SendOp, WcStatus};
+use pvrdma_verbs::{RequesterOps, SendFlags, SendOp, WcStatus};
 
 use super::Requester;
 use super::congestion_window::Loss;
@@ -12,7 +12,6 @@ use super::request::{Request, Stage};
 use super::selective::{MAX_SPAN, Sack};
 use super::send_state::{Seq, wire_psn};
 use super::timers::Timer;
-use crate::ops::{RequesterOps, is_local};
 use crate::wire::{AGREED_RESOURCES, Bth};
 
 /// Result of looking at `snd.nxt`.
@@ -178,7 +177,7 @@ impl Requester {
             self.complete_done(ops);
             return Next::Blocked;
         }
-        if is_local(&request.wr.op) {
+        if request.wr.op.is_local() {
             self.nxt_request += 1;
             self.complete_done(ops);
             return Next::Moved;

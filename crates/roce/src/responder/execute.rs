@@ -1,11 +1,10 @@
 //! Execution of the expected packet. The checks follow the order of IBA 9.7.4.1 and 9.7.5: sequence, operations that
 //! the QP allows, availability of a receive, length, key and range. The first failure decides.
 
-use pvrdma_verbs::{Access, MAX_MESSAGE, RemoteAddress, WcOpcode};
+use pvrdma_verbs::{Access, AtomicChange, MAX_MESSAGE, NakReason, Received, RemoteAddress, ResponderOps, WcOpcode};
 
 use super::responses::{ReadResponse, Response};
 use super::{Message, Resource, Responder};
-use crate::ops::{AtomicChange, NakReason, Received, ResponderOps};
 use crate::path::packets;
 use crate::wire::{AtomicEth, Extension, OpcodeInfo, Operation, Packet, Reth};
 

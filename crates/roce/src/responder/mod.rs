@@ -7,10 +7,9 @@ mod save;
 
 use std::collections::VecDeque;
 
-use pvrdma_verbs::{Psn, QpAttrs, Qpn, RemoteAddress};
+use pvrdma_verbs::{NakReason, Psn, QpAttrs, Qpn, RemoteAddress, ResponderOps};
 use serde::Serialize;
 
-use crate::ops::{NakReason, ResponderOps};
 use crate::path::{ENTROPY, Path, mtu_bytes, packets};
 use crate::wire::{AGREED_RESOURCES, NakCode, OFFER, Operation, Packet, Reth, SackMap, Service, Syndrome};
 use responses::{ReadResponse, Response};

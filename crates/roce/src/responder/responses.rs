@@ -4,10 +4,9 @@
 //! repeated ones by one for each resource, and there is at most one ACK or NAK between two of them.
 
 use pvrdma_saved_state::roce as saved;
-use pvrdma_verbs::{Mtu, Psn, RemoteAddress};
+use pvrdma_verbs::{Mtu, NakReason, Psn, RemoteAddress, ResponderOps};
 
 use super::{NakSent, Responder, SEQUENCE_ERROR, Sack};
-use crate::ops::{NakReason, ResponderOps};
 use crate::path::packets;
 use crate::saved::{RestoreError, invalid, message_length, msn, narrow, psn};
 use crate::wire::{ACCEPT, Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Position, Reth, SackMap, Syndrome};

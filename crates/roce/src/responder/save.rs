@@ -15,8 +15,8 @@ const MAX_RESOURCES: usize = 255;
 const MAX_RESPONSES: usize = 4 * MAX_RESOURCES + 1;
 
 impl Responder {
-    /// Saves the responder. Attributes and path are the caller's to save, and so is the receive in use. Packets that the
-    /// caller keeps after [`Self::expected_psn`] are not saved: the peer sends them once more.
+    /// Saves the responder. Attributes and path are the caller's to save, and so is the receive in use. Packets that
+    /// the caller keeps after [`Self::expected_psn`] are not saved: the peer sends them once more.
     pub fn save(&self) -> saved::Responder {
         let Self {
             path: _,

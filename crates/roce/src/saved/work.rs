@@ -10,7 +10,7 @@ use pvrdma_verbs::{
 use super::{RestoreError, ensure, invalid, narrow};
 
 /// Saves a send request.
-pub fn save_send(wr: &SendWr) -> saved::SendWork {
+pub fn save_send(wr: &SendWr) -> saved::SendWr {
     let SendWr { wr_id, op, flags, sges } = wr;
     let operation = match op {
         SendOp::Send { data, to } => {
@@ -44,15 +44,15 @@ pub fn save_send(wr: &SendWr) -> saved::SendWork {
         SendOp::Malformed => saved::Operation::Malformed(true),
     };
     let (flags, sges) = (flags.bits().into(), sges.iter().map(save_sge).collect());
-    saved::SendWork { wr_id: *wr_id, flags, sges, operation: Some(operation) }
+    saved::SendWr { wr_id: *wr_id, flags, sges, operation: Some(operation) }
 }
 
 /// Restores a send request. The caller checks its number of SGEs.
 ///
 /// # Errors
 /// A value is not valid.
-pub fn restore_send(work: saved::SendWork) -> Result<SendWr, RestoreError> {
-    let saved::SendWork { wr_id, flags, sges, operation } = work;
+pub fn restore_send(work: saved::SendWr) -> Result<SendWr, RestoreError> {
+    let saved::SendWr { wr_id, flags, sges, operation } = work;
     let bits = u8::try_from(flags).ok().and_then(SendFlags::from_bits);
     let op = match operation.ok_or(RestoreError::Missing { field: "operation" })? {
         saved::Operation::Send(saved::Send { immediate, invalidate, to }) => {
@@ -90,14 +90,14 @@ pub fn restore_send(work: saved::SendWork) -> Result<SendWr, RestoreError> {
 }
 
 /// Saves a receive request.
-pub fn save_receive(wr: &RecvWr) -> saved::ReceiveWork {
+pub fn save_receive(wr: &RecvWr) -> saved::RecvWr {
     let RecvWr { wr_id, sges, malformed } = wr;
-    saved::ReceiveWork { wr_id: *wr_id, sges: sges.iter().map(save_sge).collect(), malformed: *malformed }
+    saved::RecvWr { wr_id: *wr_id, sges: sges.iter().map(save_sge).collect(), malformed: *malformed }
 }
 
 /// Restores a receive request. The caller checks its number of SGEs.
-pub fn restore_receive(work: &saved::ReceiveWork) -> RecvWr {
-    let saved::ReceiveWork { wr_id, sges, malformed } = work;
+pub fn restore_receive(work: &saved::RecvWr) -> RecvWr {
+    let saved::RecvWr { wr_id, sges, malformed } = work;
     RecvWr { wr_id: *wr_id, sges: sges.iter().map(restore_sge).collect(), malformed: *malformed }
 }
 

@@ -1,6 +1,6 @@
 //! The IPv6 header of RoCE v2 (RFC 8200). Extension headers do not occur.
 
-use pvrdma_packet::{IPV6_LEN, PROTOCOL_UDP};
+use pvrdma_packet::{Ipv6Header, PROTOCOL_UDP};
 use pvrdma_verbs::Gid;
 
 use super::error::ParseError;
@@ -23,7 +23,7 @@ pub struct Ipv6 {
 
 impl Ipv6 {
     /// Length of the header in bytes.
-    pub const LEN: usize = IPV6_LEN;
+    pub const LEN: usize = Ipv6Header::LEN;
 
     /// Parses the header, and returns it with the bytes that follow it.
     #[inline]

@@ -1,7 +1,7 @@
 //! The UDP header of RoCE v2 (RFC 768, IBA annex A17) and the choice of source ports.
 
 use pvrdma_packet::field::{field, put};
-use pvrdma_packet::{ROCE_PORT, UDP_LEN};
+use pvrdma_packet::{ROCE_PORT, UdpHeader};
 use pvrdma_verbs::Qpn;
 
 /// First source port. With the 14 selectable bits it gives 0xc000..=0xffff.
@@ -25,7 +25,7 @@ pub(super) struct Parsed {
 
 impl Udp {
     /// Length of the header in bytes.
-    pub const LEN: usize = UDP_LEN;
+    pub const LEN: usize = UdpHeader::LEN;
 
     #[inline]
     pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Parsed {

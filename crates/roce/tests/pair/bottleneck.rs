@@ -40,12 +40,12 @@ struct Network {
     ends: [End; 2],
     faults: Faults,
     random: Random,
-    /// When each direction has sent what waits in front of it.
+    /// When each direction will have sent everything that waits in front of it.
     free: [Duration; 2],
     flights: BinaryHeap<Flight>,
     sent: u64,
-    /// The timer that was set for the requester, as the engine does: an earlier one serves a later deadline. And how
-    /// often one was set, which wakes somebody.
+    /// The timer that was set for the requester, as the engine does: an earlier timer also serves a later deadline. And
+    /// the number of times that one was set, each of which wakes a thread.
     armed: Option<Duration>,
     wake_ups: u64,
 }
@@ -139,13 +139,13 @@ fn request(kind: Kind, wr_id: u64) -> SendWr {
     SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges }
 }
 
-/// Packets per packet time that arrive for good, and packets sent for each of them.
+/// Returns the number of packets that arrive per packet time, and the number of packets sent for each of them.
 fn goodput(setup: &Setup, kind: Kind, faults: Faults, seed: u64) -> (f64, f64) {
     let (goodput, packets, _) = transfer(setup, kind, faults, seed);
     (goodput, packets)
 }
 
-/// The same, and how often somebody was woken to set or serve a timer, for each message.
+/// Same as [`goodput`], with the number of wake-ups for setting or serving a timer, per message.
 fn transfer(setup: &Setup, kind: Kind, faults: Faults, seed: u64) -> (f64, f64, f64) {
     let mut network = Network::new(setup, faults, seed);
     let began = network.now;
@@ -166,8 +166,8 @@ fn transfer(setup: &Setup, kind: Kind, faults: Faults, seed: u64) -> (f64, f64, 
     (full.as_secs_f64() / (network.now - began).as_secs_f64(), sent as f64 / f64::from(packets), wake_ups)
 }
 
-/// The share of the goodput without faults that is left with them, and packets sent for each that was needed, over a
-/// few seeds.
+/// Returns the share of the fault-free goodput that remains with the faults, and the packets sent for each necessary
+/// one, over several seeds.
 fn kept(setup: &Setup, kind: Kind, faults: Faults) -> (f64, f64) {
     let clean = goodput(setup, kind, Faults::default(), 1).0;
     let runs: Vec<_> = (1..=8).map(|seed| goodput(setup, kind, faults, seed)).collect();
@@ -175,8 +175,8 @@ fn kept(setup: &Setup, kind: Kind, faults: Faults) -> (f64, f64) {
     (mean(|run| run.0) / clean, mean(|run| run.1))
 }
 
-/// Two of our engines agree on selective acknowledgements: a loss costs the packet that was lost. Programs mostly ask
-/// for few READs at a time, and the gap in one of them is no reason to wait with the next.
+/// Two ends of this implementation negotiate selective acknowledgements, so a loss costs only the lost packet. Programs
+/// usually have few READs outstanding, and a gap in one of them must not delay the next.
 #[test]
 fn a_loss_costs_what_was_lost() {
     let kinds =
@@ -203,7 +203,7 @@ fn reordering_costs_little() {
     }
 }
 
-/// What comes next tells what is missing: losses and detours set hardly more timers than a network without them does.
+/// Later packets reveal missing ones: losses and reordering set hardly more timers than a network without them.
 #[test]
 fn faults_wake_nobody() {
     for kind in [Kind::Write, Kind::Read] {
@@ -217,7 +217,7 @@ fn faults_wake_nobody() {
     }
 }
 
-/// A queue that overflows and says nothing: whoever loses much sends less, until the queue does for it.
+/// A queue that overflows without marks: a sender with many losses slows down until the queue no longer overflows.
 #[test]
 fn losses_without_ecn_slow_a_flow_down() {
     for kind in [Kind::Write, Kind::Send] {
@@ -227,7 +227,7 @@ fn losses_without_ecn_slow_a_flow_down() {
     }
 }
 
-/// Against whoever does not agree a loss costs no more than it did.
+/// Without selective acknowledgements at the peer, a loss costs round trips as before.
 #[test]
 fn without_an_agreement_a_loss_costs_round_trips() {
     let plain = Setup { tuning: Tuning::default(), ..setup() };

@@ -1,4 +1,4 @@
-//! Datagrams: ours against the captured ones, and what is dropped.
+//! Datagrams: comparison with captured ones, and reasons for drops.
 
 use pvrdma_roce::wire::{CrcError, Extension, Header, MAX_FRAME, Network, Opcode, Packet, build};
 use pvrdma_roce::{Datagram, DatagramSender, DropReason, EgressMarking, Origin, Path, admit};
@@ -130,10 +130,10 @@ fn requests_that_are_no_datagrams() {
     let mut foreign = work(to, SendData::None, 5);
     foreign.sges[0].lkey = 1;
     assert_eq!(send(foreign), Err(WcStatus::LocalProtection));
-    // A privileged key stands for the QP's own.
+    // If the work request's Q_Key is privileged, the QP's own Q_Key is sent instead.
     let frame = send(work(UdDestination { qkey: 0x8000_0001, ..to }, SendData::None, 5)).unwrap();
     assert_eq!(Packet::parse(&frame).unwrap().header.extension.deth().unwrap().qkey, 0x55);
-    // An IPv4 address is not reached from an IPv6 one.
+    // An IPv6 address cannot send to an IPv4 address.
     let v6 = Origin {
         gid: "fd00::1".parse::<std::net::Ipv6Addr>().map(|a| pvrdma_verbs::Gid(a.octets())).unwrap(),
         ..origin(&header)

@@ -1,5 +1,5 @@
-//! A bottleneck of 100 Mb/s, 5 ms long, that marks what finds 60 KB in front of it: hosts with links of their own, many
-//! at once, later ones, and notifications that are lost.
+//! A bottleneck of 100 Mb/s with a delay of 5 ms that marks packets which find 60 KB queued: hosts with their own
+//! links, many at once, later ones, and lost notifications.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,9 +13,10 @@ use super::net::Setup;
 use super::simulation::jain;
 
 const MESSAGE: u32 = 16 << 10;
-/// What `bench --only dumbbell` puts beside its own figures: hosts, Jain's index, utilisation, most bytes that wait.
+/// The expected figures, which `bench --only dumbbell` prints beside those that it measures: hosts, Jain's index,
+/// utilisation, and the most bytes that waited.
 const FIGURES: &str = include_str!("dumbbell.txt");
-/// Before anything is measured.
+/// Time for which the network runs before anything is measured.
 const WARM: Duration = Duration::from_secs(4);
 const LENGTH: Duration = Duration::from_secs(10);
 
@@ -28,7 +29,7 @@ fn line() -> Line {
 struct Shares {
     jain: f64,
     utilisation: f64,
-    /// Most bytes that waited, and in all frames that were marked, and that found the queue full.
+    /// Maximum number of queued bytes, and the total numbers of frames that were marked and that found the queue full.
     most: u64,
     marked: u64,
     overflowed: u64,
@@ -37,11 +38,11 @@ struct Shares {
 #[derive(Clone, Copy, Debug, Default)]
 struct Senders {
     count: usize,
-    /// The others begin that much later than the first.
+    /// The other hosts start this much later than the first.
     joins: Duration,
-    /// Notifications that are lost, of ten thousand.
+    /// Lost notifications, in ten-thousandths.
     lost: u64,
-    /// All of them write so many messages at once, and then nothing, in each second.
+    /// All hosts write this many messages at the start of each second, followed by a pause.
     burst: Option<usize>,
     /// Parameters for a rack of 10 Gb/s.
     rack: bool,
@@ -92,7 +93,7 @@ fn shares(senders: Senders, seed: u64) -> Shares {
             break;
         }
         if fabric.step().is_none() {
-            // Until the next burst.
+            // Let time pass until the next burst.
             fabric.now += Duration::from_millis(1);
         }
     }
@@ -110,7 +111,7 @@ fn shares(senders: Senders, seed: u64) -> Shares {
     }
 }
 
-/// What has to hold of equal senders.
+/// Checks the figures of equal senders against their bounds.
 fn assert_shared(what: &str, got: &Shares) {
     println!("{what}: {got:.3?}");
     assert!(got.jain >= 0.9 && got.utilisation >= 0.9, "{what}: {got:.3?}");
@@ -135,7 +136,7 @@ fn equal_senders_share_a_slow_line_that_marks() {
     assert!(rack.most > 4 * line().mark, "{rack:.3?}");
 }
 
-/// With growths of 1 Mb/s that takes its time: half a minute.
+/// The rate grows in steps of 1 Mb/s, so this takes half a minute.
 #[test]
 fn senders_that_come_later_get_their_share_of_a_slow_line() {
     for count in [2, 16] {
@@ -155,8 +156,8 @@ fn one_notification_in_twenty_is_lost_on_a_slow_line() {
     }
 }
 
-/// Who paused has grown back meanwhile, and all of them begin at once. There are pauses, so the line is not used all
-/// the time.
+/// Hosts have recovered their rate during a pause, and all start at once. Because of the pauses, the line is not always
+/// in use.
 #[test]
 fn many_begin_at_once_on_a_slow_line() {
     for count in [4, 8, 16] {

@@ -1,4 +1,4 @@
-//! What goes wrong, and how both ends hear of it.
+//! Errors, and the way in which both ends learn of them.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn add(remote: RemoteAddress) -> SendWr {
     work(SendOp::FetchAdd { remote, add: 1 }, 8)
 }
 
-/// Posts at end 0, runs to the end, and gives the statuses of its requests.
+/// Posts the requests at end 0, runs until nothing happens any more, and returns their statuses.
 fn run(pair: &mut Pair, works: impl IntoIterator<Item = SendWr>) -> Vec<WcStatus> {
     for (wr_id, work) in works.into_iter().enumerate() {
         pair.ends[0].post(SendWr { wr_id: wr_id as u64, ..work });
@@ -53,7 +53,7 @@ fn received(pair: &Pair) -> Vec<WcStatus> {
     pair.ends[1].host.received.iter().map(|(ended, _)| ended.status).collect()
 }
 
-/// NAKs that end 1 sent.
+/// The NAKs that end 1 sent.
 fn naks(pair: &Pair) -> Vec<NakCode> {
     let sent = pair.frames[1].iter().map(|frame| Packet::parse(frame).unwrap());
     sent.filter_map(|packet| match packet.header.extension.aeth()?.syndrome {
@@ -88,7 +88,7 @@ fn wrong_keys_end_both_ends() {
         assert_eq!(received(&pair), [Flushed]);
         assert_eq!(pair.ends[1].host.events, [QpEvent::CommunicationEstablished, QpEvent::AccessError]);
         assert_eq!(naks(&pair), [NakCode::RemoteAccess]);
-        // Whatever is posted later is flushed at once.
+        // Requests that are posted later are flushed at once.
         pair.ends[0].post(SendWr { wr_id: 4, ..send(1) });
         assert_eq!(pair.ends[0].host.sent.last().map(|ended| ended.status), Some(Flushed));
     }
@@ -202,7 +202,7 @@ fn a_write_with_immediate_to_a_bad_key_ends_the_receive_that_it_has_taken() {
         let failing = work(SendOp::Write { remote: bad, immediate: Some([1; 4]) }, length);
         assert_eq!(run(&mut pair, [failing]), [RemoteAccess]);
         assert_eq!(received(&pair), [if taken { LocalAccess } else { Flushed }, Flushed], "{length}");
-        // Either the completion says it, or an event.
+        // The responder reports the error in a completion or as an event.
         assert_eq!(pair.ends[1].host.events.contains(&QpEvent::AccessError), !taken, "{length}");
         assert_eq!(naks(&pair), [NakCode::RemoteAccess]);
     }
@@ -232,7 +232,7 @@ fn silence_ends_after_the_retries() {
     pair.ends[1].deaf = true;
     let start = pair.now;
     assert_eq!(run(&mut pair, [send(64), read(REMOTE, 1)]), [RetryExceeded, Flushed]);
-    // Four transmissions of the first request; 1 + 2 + 4 + 4 times the timeout of 67.1 ms.
+    // The first request was sent four times, after 1 + 2 + 4 + 4 times the timeout of 67.1 ms.
     let sent = pair.frames[0].iter().filter(|frame| Packet::parse(frame).unwrap().header.bth.opcode == Opcode(4));
     assert_eq!(sent.count(), 4);
     let took = pair.now - start;
@@ -251,7 +251,7 @@ fn attributes_change_under_way() {
     let path = pair.ends[0].path;
     pair.ends[0].requester.set_attrs(&attrs, path);
     pair.run();
-    // The first, the timeout that was seen, and the one retry that is left.
+    // Three frames: the first attempt, the one after the timeout that the test saw, and the one retry that is left.
     assert_eq!(pair.frames[0].len(), 3);
     assert_eq!(pair.ends[0].host.sent[0].status, RetryExceeded);
 }
@@ -303,7 +303,7 @@ fn long_messages_in_small_packets() {
 #[test]
 fn local_invalidation_waits_for_what_came_before() {
     let mut pair = pair();
-    // The key of the memory that is written from, with another byte of the consumer's.
+    // The key of the region that the first write reads from. Only the byte that the consumer chooses differs.
     let invalidate = SendOp::LocalInvalidate(Invalidate { key: KEY + 1 });
     for (wr_id, work) in [write(REMOTE, 5000), work(invalidate, 0), write(REMOTE, 1)].into_iter().enumerate() {
         pair.ends[0].post(SendWr { wr_id: wr_id as u64, ..work });
@@ -335,7 +335,7 @@ fn draining_finishes_what_was_started() {
     assert_eq!(pair.ends[0].host.sent.len(), 2);
 }
 
-/// A responder tells of a missing packet once; what comes twice was doubled on the way.
+/// A responder reports a missing packet once, so a second copy of a NAK was duplicated by the network.
 #[test]
 fn a_doubled_nak_counts_once() {
     let mut pair = with(|attrs| attrs.retry_cnt = 1);
@@ -361,7 +361,8 @@ fn a_doubled_nak_counts_once() {
     assert_eq!(ours.host.sent[0].status, Success);
 }
 
-/// rxe follows an RNR NAK with a sequence NAK of the same PSN when the next packet arrives. The wait goes on.
+/// rxe follows an RNR NAK with a sequence NAK of the same PSN when the next packet arrives. The requester keeps
+/// waiting.
 #[test]
 fn an_rnr_wait_is_not_cut_short() {
     let mut pair = pair();
@@ -387,7 +388,8 @@ fn an_rnr_wait_is_not_cut_short() {
     assert_eq!(ours.transmit(deadline).len(), 3);
 }
 
-/// Answers beyond what was sent, or to what is done, mean nothing; the wrong kind of answer ends the QP.
+/// Responses to packets that were not sent, or to requests that are done, are ignored. A response of the wrong kind
+/// ends the QP.
 #[test]
 fn answers_that_fit_nothing() {
     let mut pair = pair();
@@ -403,8 +405,8 @@ fn answers_that_fit_nothing() {
     peer.receive(now, &[]);
     answers.extend(peer.transmit(now));
     assert_eq!(answers.len(), 3);
-    // The answer to the write comes first: the read's is late or was lost, and is asked for again after a moment;
-    // nothing is done yet.
+    // The response to the write arrives first, so that of the READ is late or lost. The READ is requested again after a
+    // short time, and until then no request is done.
     ours.receive(now, &answers[2]);
     assert!(ours.host.sent.is_empty() && ours.transmit(now).is_empty());
     let now = ours.requester.poll_timeout().unwrap();
@@ -427,7 +429,7 @@ fn answers_that_fit_nothing() {
     assert_eq!(ours.host.sent[2].status, BadResponse);
 }
 
-/// A peer that loses the refusal sees silence, as the architecture has it.
+/// If the NAK is lost, the peer hears nothing more, as the architecture says.
 #[test]
 fn a_lost_refusal_is_silence() {
     let mut pair = with(|attrs| {
@@ -448,8 +450,8 @@ fn a_lost_refusal_is_silence() {
     assert_eq!(naks(&pair).len(), 1);
 }
 
-/// A READ whose responses are late or lost, in front of a request that the responder refuses. Before, it was flushed
-/// first, and the cause came later.
+/// A READ with late or lost responses is in front of a request that the responder refuses. The READ must not be flushed
+/// before the error is reported.
 #[test]
 fn a_flush_is_never_the_first_error() {
     let bad = RemoteAddress { rkey: 0x9999, ..REMOTE };
@@ -491,7 +493,7 @@ fn a_flush_is_never_the_first_error() {
     }
 }
 
-/// The same in front of one that found no receive: the responder is alive, and the READ is repeated.
+/// The READ is in front of a request that found no receive. The responder is alive, so the READ is repeated.
 #[test]
 fn a_read_completes_before_the_request_that_found_no_receive() {
     let mut pair = with(|attrs| (attrs.timeout, attrs.rnr_retry) = (0, 0));

@@ -1,6 +1,6 @@
-//! A network for several connections: each end sends over a link of its own into a switch, from which one link leads
-//! each way, or several of which a hash of the UDP source port chooses one. Links have a rate; the switch has queues
-//! that overflow, mark and lose. Ends react to marks as the engine does. Everything follows from a seed.
+//! A network for several connections. Each end has its own link to a switch, from which one link leads to each side, or
+//! several, one of which a hash of the UDP source port selects. Links have a rate; the switch has queues that overflow,
+//! mark and lose frames. Ends react to marks as the engine does. A seed decides all random choices.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,15 +11,15 @@ use pvrdma_roce::{Congestion, Quiet, ReactionPoint};
 
 use super::net::{End, Random, Setup};
 
-/// What a direction of the network does to frames.
+/// What one direction of a line does to frames.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Line {
     /// Bytes per second.
     pub(crate) rate: u64,
     pub(crate) delay: Duration,
-    /// Bytes that wait in front of it, at most.
+    /// Most bytes that wait in front of the line.
     pub(crate) queue: u64,
-    /// Frames that find more bytes than this are marked, if their sender reacts to that.
+    /// Frames that find more bytes than this waiting are marked, if their sender reacts to marks.
     pub(crate) mark: u64,
     /// Frames that are lost, and those that up to 16 others may overtake, in ten-thousandths.
     pub(crate) loss: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Line {
 #[derive(Debug)]
 struct Link {
     line: Line,
-    /// When it has sent everything that waits.
+    /// When it will have sent everything that waits.
     free: Duration,
 }
 
@@ -45,7 +45,7 @@ impl Link {
         u64::try_from(left).unwrap()
     }
 
-    /// When a frame has left.
+    /// Adds a frame, and returns the time at which it has left.
     fn take(&mut self, now: Duration, bytes: usize) -> Duration {
         self.free = self.free.max(now) + time_of(bytes as u64, self.line.rate);
         self.free
@@ -59,7 +59,7 @@ pub(crate) struct Station {
     reaction: Option<ReactionPoint>,
     seed: u64,
     notified: Option<Duration>,
-    /// The rate has it wait until then.
+    /// The rate limit makes it wait until then.
     paced: Option<Duration>,
 }
 
@@ -109,7 +109,7 @@ impl Station {
         }
     }
 
-    /// A frame has come. Gives the notification for it, if it was marked.
+    /// A frame has arrived. Returns the notification to send for it, if the frame was marked.
     fn receive(&mut self, now: Duration, frame: &[u8], congestion: Option<&Congestion>) -> Option<Vec<u8>> {
         let packet = Packet::parse(frame).ok()?;
         let config = congestion.filter(|_| packet.header.bth.opcode == Opcode::CNP);
@@ -148,7 +148,7 @@ type Event = Reverse<(Duration, u64, Place, usize, usize, Vec<u8>)>;
 /// What the switch saw.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
-    /// Frames that left, and that found the queue full.
+    /// Frames that left, and frames that found the queue full.
     pub(crate) frames: u64,
     pub(crate) overflowed: u64,
     pub(crate) marked: u64,
@@ -163,20 +163,20 @@ pub(crate) struct Fabric {
     pub(crate) now: Duration,
     pub(crate) flows: Vec<[Station; 2]>,
     pub(crate) seen: [Seen; 2],
-    /// Among the ends of a side, which have one peer, or of each host.
+    /// Quiet periods: of the ends of a side, which have the same peer, or of each host.
     quiet: Vec<[Quiet; 2]>,
-    /// Each end is a host of its own.
+    /// Whether each end is a host of its own.
     pub(crate) hosts: bool,
-    /// From each end to the switch.
+    /// The links from each end to the switch.
     access: Vec<[Link; 2]>,
-    /// From the switch, towards each of the two sides.
+    /// The links from the switch to each of the two sides.
     lines: [Vec<Link>; 2],
-    /// What else the switches hash.
+    /// A number that the switches add to what they hash.
     pub(crate) salt: u64,
     congestion: Option<Congestion>,
     /// Notifications that are lost, in ten-thousandths.
     pub(crate) lost_notifications: u64,
-    /// An end takes up to so long before it sends.
+    /// Longest random time that an end waits before it sends.
     pub(crate) jitter: Duration,
     random: Random,
     events: BinaryHeap<Event>,
@@ -184,7 +184,8 @@ pub(crate) struct Fabric {
 }
 
 impl Fabric {
-    /// So many connections over one line each way; `access` is the rate of each end's own link.
+    /// Creates a network of `setups.len()` connections over one line each way. `access` is the rate of each end's own
+    /// link.
     pub(crate) fn new(setups: &[Setup], line: Line, access: u64, congestion: Option<Congestion>, seed: u64) -> Self {
         let now = Duration::from_secs(1);
         let own = Line { rate: access, delay: Duration::ZERO, queue: u64::MAX, mark: u64::MAX, loss: 0, reorder: 0 };
@@ -212,7 +213,7 @@ impl Fabric {
         }
     }
 
-    /// So many equal lines each way in place of one.
+    /// Replaces the line of each direction by `count` equal ones.
     pub(crate) fn with_lines(mut self, count: usize) -> Self {
         for lines in &mut self.lines {
             let line = lines[0].line;
@@ -221,12 +222,12 @@ impl Fabric {
         self
     }
 
-    /// What a line does from now on, one of several, in both directions.
+    /// Changes one of the lines, in both directions.
     pub(crate) fn set_line(&mut self, index: usize, line: Line) {
         self.lines.iter_mut().for_each(|lines| lines[index].line = line);
     }
 
-    /// Which of the lines towards a side a frame takes.
+    /// Returns the line towards a side that a frame takes.
     pub(crate) fn line_of(&self, flow: usize, side: usize, port: u16) -> usize {
         let hashed = Random(self.salt << 32 ^ u64::from(port) << 16 ^ (flow as u64) << 1 ^ side as u64).next();
         usize::try_from(hashed % self.lines[side].len() as u64).unwrap()
@@ -284,7 +285,7 @@ impl Fabric {
         self.push(left + line.delay + late, Place::End, flow, side, frame);
     }
 
-    /// Moves to the next thing that happens. Gives the end to which it happened; `None`: nothing will.
+    /// Advances to the next event. Returns the end at which it happened, or `None` if there is no further event.
     pub(crate) fn step(&mut self) -> Option<(usize, usize)> {
         let ends = || (0..self.flows.len()).flat_map(|flow| [(flow, 0), (flow, 1)]);
         let timer = ends().filter_map(|(flow, side)| Some((self.flows[flow][side].deadline()?, flow, side))).min();
@@ -325,7 +326,7 @@ fn source_port(frame: &[u8]) -> u16 {
     Packet::parse(frame).ok().and_then(|packet| packet.header.network.source_port()).unwrap_or(0)
 }
 
-/// Marks a frame as one that met congestion. `false`: its sender does not react to that.
+/// Marks a frame as having met congestion. Returns `false` if its sender does not react to marks.
 fn mark(frame: &mut [u8]) -> bool {
     const NETWORK: usize = 14;
     match frame[NETWORK - 2..NETWORK] {

@@ -1,4 +1,4 @@
-//! What keeps a requester from sending although nothing is lost: late receives, keys that are still needed, timers.
+//! Delays of a requester without losses: late receives, keys in use, timers.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn invalidate(wr_id: u64, key: u32) -> SendWr {
     SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges: Vec::new() }
 }
 
-/// What end 0 has crosses and is answered. Gives the number of packets.
+/// Delivers the packets of end 0 and their responses. Returns the number of packets.
 fn cross(pair: &mut Pair) -> usize {
     let now = pair.now;
     let [ours, peer] = &mut pair.ends;
@@ -34,7 +34,7 @@ fn cross(pair: &mut Pair) -> usize {
     sent.len()
 }
 
-/// A receive that is late is no loss: once it is there, everything may go.
+/// A late receive is not a loss: once it is posted, the whole window may be sent.
 #[test]
 fn a_late_receive_costs_no_slow_start() {
     let mut pair = Pair::new(&Setup::default(), 1);
@@ -49,7 +49,7 @@ fn a_late_receive_costs_no_slow_start() {
     assert_eq!(pair.ends[0].host.sent[0].status, Success);
 }
 
-/// A responder that misses a packet and keeps none behind it gets half of what it got before, at once.
+/// A responder that misses a packet and keeps none behind it: the window is halved at once.
 #[test]
 fn a_nak_costs_half_of_the_window() {
     let mut pair = Pair::new(&Setup::default(), 1);
@@ -64,7 +64,7 @@ fn a_nak_costs_half_of_the_window() {
     assert!((120..=140).contains(&next), "{next}");
 }
 
-/// The shortest timeouts that can be asked for are shorter than what a busy host takes from a process.
+/// The shortest timeouts that can be configured are shorter than the time for which a busy host may suspend a process.
 #[test]
 fn the_shortest_ack_timeout_outlasts_a_scheduler() {
     for (timeout, least) in [(1, 4000), (6, 4000), (9, 4000), (10, 4194), (14, 67_108)] {
@@ -77,7 +77,8 @@ fn the_shortest_ack_timeout_outlasts_a_scheduler() {
     }
 }
 
-/// A storage initiator invalidates a key with each request: only what uses that key need be done before.
+/// A storage initiator invalidates a key with each request. An invalidation has to wait only for earlier requests that
+/// use its key.
 #[test]
 fn an_invalidation_waits_for_its_key_only() {
     const OTHER: u32 = 0x7700;
@@ -90,7 +91,7 @@ fn an_invalidation_waits_for_its_key_only() {
     ours.post(write(2, 1, KEY));
     assert_eq!((ours.transmit(now).len(), ours.host.invalidated.as_slice()), (2, [OTHER].as_slice()));
     assert!(ours.host.sent.is_empty(), "completions stay in order");
-    // The byte that the consumer chooses makes no other region of it.
+    // Another value of the byte that the consumer chooses does not make it another region.
     ours.post(invalidate(3, KEY + 1));
     ours.post(write(4, 1, KEY + 0x100));
     assert!(ours.transmit(now).is_empty());
@@ -104,7 +105,7 @@ fn an_invalidation_waits_for_its_key_only() {
     );
 }
 
-/// What is lost in front of an invalidation that did not wait is retransmitted, and the invalidation not repeated.
+/// A packet lost before an invalidation that did not wait is retransmitted, but the invalidation is not repeated.
 #[test]
 fn an_invalidation_is_executed_once() {
     const OTHER: u32 = 0x7700;
@@ -122,7 +123,8 @@ fn an_invalidation_is_executed_once() {
     assert!(pair.now > Duration::from_secs(1));
 }
 
-/// Fabrics that choose a path by the flow label of IPv6 see a flow for each connection, both ways the same.
+/// Fabrics that select a path by the IPv6 flow label see one flow per connection, with the same label in both
+/// directions.
 #[test]
 fn connections_over_ipv6_have_a_flow_label() {
     let label = |frame: &[u8]| match Packet::parse(frame).unwrap().header.network {

@@ -14,7 +14,7 @@ fn random_forgeries() {
     }
 }
 
-/// Parts of a READ that was split counted as several that are outstanding.
+/// Regression: parts of a split READ counted as several outstanding READs.
 #[test]
 fn a_read_in_parts_is_one_read() {
     play(include_bytes!("scripts/read-in-parts.bin"));

@@ -1,5 +1,6 @@
-//! Two ends that may agree on selective acknowledgements, and somebody between them who drops, repeats, delays, edits
-//! and invents packets with a right ICRC, as a script of bytes says. The fuzzer `fuzz_selective` writes such scripts.
+//! Two ends that may negotiate selective acknowledgements, with a forger between them. It drops, repeats, delays, edits
+//! and invents packets with a valid ICRC, as a script of bytes says. The fuzzer `fuzz_selective` generates such
+//! scripts.
 
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use pvrdma_verbs::{Mtu, Psn, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp
 use super::host::KEY;
 use super::net::{End, Setup};
 
-/// Addresses of an end: what it sends from, what its peer changes, where its READs and its messages land. An operation
-/// has a slot of its own in each.
+/// Addresses in an end's memory: sources, targets of the peer, targets of READs, and messages. Each operation has its
+/// own slot in each.
 const SOURCE: u64 = 0x100_0000;
 const TARGET: u64 = 0x200_0000;
 const LANDING: u64 = 0x300_0000;
@@ -21,18 +22,18 @@ const RECEIVES: u64 = 0x400_0000;
 const SLOT: u64 = LENGTH as u64;
 /// Bytes of a slot.
 const LENGTH: u32 = 0x8000;
-/// What the peer reads stands so far behind what an end sends.
+/// Distance between the addresses that an end sends from and those that the peer reads.
 const READ: u64 = 0x80_0000;
 /// Operations of an end.
 const OPERATIONS: u64 = 40;
 /// PSNs of the longest READ request.
 const CHUNK: u64 = 64;
-/// READs and atomics that may be under way.
+/// READs and atomics that may be outstanding.
 const RESOURCES: u8 = 4;
-/// Time that all that was posted may take once nobody interferes.
+/// Longest time that the posted requests may take once the forger has stopped.
 const BOUND: Duration = Duration::from_secs(30);
 
-/// A script. Behind its end there are zeros.
+/// A script of bytes. Beyond its end it consists of zeros.
 #[derive(Debug)]
 struct Script<'a>(&'a [u8]);
 
@@ -49,7 +50,7 @@ impl Script<'_> {
     }
 }
 
-/// The byte of an operation of an end at a place of its slot.
+/// The byte at one place of the slot of an end's operation.
 fn byte(side: usize, id: u64, at: u64) -> u8 {
     (id.wrapping_mul(31) ^ at.wrapping_mul(7) ^ (at >> 8) ^ (side as u64 * 0x55) ^ 0x80).to_le_bytes()[0]
 }
@@ -80,7 +81,8 @@ struct Play {
     receives: [u64; 2],
     /// The header of some packet to each end.
     templates: [Option<Header>; 2],
-    /// Forged packets never say what is not so: that a packet was executed, or data.
+    /// Forged packets contain no false statements: no acknowledgement of packets that were not executed, and no false
+    /// data.
     honest: bool,
 }
 
@@ -149,7 +151,7 @@ impl Play {
         }
     }
 
-    /// An end sends at most so many packets of each half.
+    /// An end sends at most `most` packets of each of its halves.
     fn transmit(&mut self, side: usize, most: u32) -> bool {
         let (mut out, before) = ([0; MAX_FRAME], self.flying[1 - side].len());
         for _ in 0..most {
@@ -175,7 +177,7 @@ impl Play {
         let length = end.requester.poll_transmit(self.now, &mut end.host, &mut out);
         let after = end.requester.inspect(self.now);
         if after.snd_max != before.snd_max {
-            // What was never sent leaves only if there is room for it, or if nothing is under way.
+            // A new packet leaves only if the window has room for it, or if nothing is in flight.
             let room = u64::from(before.window);
             assert!(before.in_flight == 0 || after.in_flight <= room, "{before:?}\n{after:?}");
             let span = after.snd_max.since(after.snd_una);
@@ -200,9 +202,10 @@ impl Play {
         if end.host.failed && !end.responder.has_responses() {
             end.requester.flush(&mut end.host);
         }
-        // Twice as many responses as resources, an ACK between any two, a NAK and an ACK on each side of it.
+        // At most two responses for each resource, with an ACK between any two of them, and a NAK with an ACK on each
+        // side of it.
         let owed = end.responder.pending_responses();
-        // Who agreed keeps more, to repeat what was lost.
+        // An end that agreed keeps more resources, so that it can repeat what was lost.
         let most = |agreed| if agreed { AGREED_RESOURCES } else { usize::from(RESOURCES) };
         let kept = end.responder.inspect().resources;
         let limit = 2 * (usize::from(RESOURCES) + most(kept > usize::from(RESOURCES))) + 3;
@@ -237,10 +240,10 @@ impl Play {
         let (mut header, mut payload) = (packet.header, packet.payload.to_vec());
         let is_nak = matches!(header.extension, Extension::Aeth(_)) && header.bth.opcode == Opcode::ACKNOWLEDGE;
         match what % 8 {
-            // The agreement.
+            // The bits that negotiate selective acknowledgements.
             0 => header.bth.reserved7 = value,
             1 => header.bth.reserved7 = [0, 0x2d, 0x53][usize::from(value % 3)],
-            // What a NAK says has come.
+            // The packets that a NAK reports as received.
             2 if is_nak => payload.iter_mut().step_by(1 + usize::from(value % 5)).for_each(|byte| *byte ^= value),
             3 if is_nak => payload.truncate(usize::from(value)),
             4 if is_nak => payload.extend(std::iter::repeat_n(value, 4 * usize::from(value % 40))),
@@ -258,11 +261,11 @@ impl Play {
         }
     }
 
-    /// An ACK or NAK to an end, which nobody sent.
+    /// Sends an end an ACK or NAK that its peer never sent.
     fn invent(&mut self, side: usize, script: &mut Script<'_>) {
         let Some(template) = self.templates[side] else { return };
         let (kind, near, bits) = (script.next(), script.next(), script.next());
-        // Everything before it was executed, as long as nobody lies.
+        // An honest forger names only packets before which everything was executed.
         let distance = if self.honest { -i32::from(near % 4) } else { i32::from(near.cast_signed()) };
         let psn = self.ends[1 - side].responder.expected_psn().plus(distance.cast_unsigned());
         let syndrome = match kind % 8 {
@@ -322,7 +325,7 @@ impl Play {
         }
     }
 
-    /// Nobody interferes any more: everything that was posted ends.
+    /// The forger has stopped: every request that was posted must complete.
     fn finish(&mut self) {
         let limit = self.now + BOUND;
         (0..2).for_each(|side| self.post_receives(side, OPERATIONS));
@@ -355,7 +358,8 @@ impl Play {
         format!("{:?}\n{}\n{}", self.now, of(&self.ends[0]), of(&self.ends[1]))
     }
 
-    /// Everything ended once, in order; and as long as nobody lied of what was executed, what succeeded has happened.
+    /// Checks that every request ended once and in order. Unless the forger lied about execution, the effect of each
+    /// successful request is checked, too.
     fn check(&self) {
         for (side, posted) in self.posted.iter().enumerate() {
             let (host, peer) = (&self.ends[side].host, &self.ends[1 - side].host);

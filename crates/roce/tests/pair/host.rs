@@ -1,4 +1,5 @@
-//! An engine in miniature: flat memory under one key, a receive queue, and lists of what was reported.
+//! A small stand-in for the host of an engine: flat memory under one key, a receive queue, and lists of what was
+//! reported.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,11 +10,11 @@ use pvrdma_verbs::{Access, QpEvent, RecvWr, RemoteAddress, SendOp, SendWr, Sge, 
 pub(crate) const KEY: u32 = 0x1234;
 const PAGE: u64 = 4096;
 
-/// Memory of which only what was written exists; the rest is zero.
+/// Memory that stores only the pages that were written; all other bytes are zero.
 #[derive(Debug, Default)]
 pub(crate) struct Sparse(BTreeMap<u64, Box<[u8]>>);
 
-/// Where in its page an address is, and how many of `left` bytes lie there.
+/// Returns the offset of an address in its page, and how many of the `left` bytes lie in that page.
 fn part(at: u64, left: usize) -> (usize, usize) {
     let begin = usize::try_from(at % PAGE).unwrap();
     (begin, left.min(usize::try_from(PAGE).unwrap() - begin))

@@ -99,7 +99,8 @@ fn arbitrary_packets() {
             }
             end.requester.poll_transmit(now, &mut end.host, &mut out);
             if random.chance(100) {
-                // A long READ must not keep us here: its answers are taken one at a time.
+                // Responses are taken one at a time, and only a few of them, because those of a long READ would take
+                // too long.
                 for _ in 0..10 {
                     end.responder.poll_transmit(&mut end.host, &mut out);
                 }
@@ -117,11 +118,11 @@ fn arbitrary_packets() {
         assert!(end.host.sent.iter().enumerate().all(|(i, ended)| ended.wr_id == i as u64), "seed {seed}");
         assert!(end.host.received.iter().enumerate().all(|(i, (ended, _))| ended.wr_id == i as u64), "seed {seed}");
     }
-    // Four resources: at most as many answers, as many again, and an ACK between any two.
+    // Four resources: at most four responses, four repeated ones, and an ACK between any two of them.
     assert!(most <= 18, "{most}");
 }
 
-/// However often a READ is asked for, its answers are owed once.
+/// If a READ is requested many times, its responses are owed only once.
 #[test]
 fn a_flood_of_repeated_requests_is_bounded() {
     let now = Duration::from_secs(1);
@@ -169,13 +170,13 @@ fn a_flood_of_duplicates_behind_a_gap_is_bounded() {
             end.receive(now, &requests[0]);
         }
         assert!(end.responder.pending_responses() <= 3, "{}", end.responder.pending_responses());
-        // What was missing comes, and the next is.
+        // The missing packet arrives; now the next one is missing.
         end.receive(now, &requests[2 * round + 1]);
     }
 }
 
-/// A peer has no receive for a READ, which needs none, and says nothing more. What is behind the wait does not fit
-/// beside the READ in front, which nobody answers: that ends all the same.
+/// A peer has no receive for a READ, which needs none, and then sends nothing more. Packets behind the wait do not fit
+/// beside the unanswered READ in front. The request must end nevertheless.
 #[test]
 fn a_wait_for_a_receive_does_not_end_in_silence() {
     let mut now = Duration::from_secs(1);
@@ -199,9 +200,9 @@ fn a_wait_for_a_receive_does_not_end_in_silence() {
     }
 }
 
-/// Far more is under way than a window, because the peer says what it has behind a gap. Then nothing is heard, and what
-/// it had said is forgotten. An ACK that says that a few packets came late makes all of it count once more, but nothing
-/// leaves that was not sent before.
+/// Much more than a window is in flight, because the peer acknowledged packets behind a gap. Then it is silent, and its
+/// acknowledgements are forgotten. A forged ACK for a few late packets makes all of them count again, but lets no new
+/// packet out.
 #[test]
 fn a_forged_ack_lets_nothing_new_out() {
     let mut now = Duration::from_secs(1);

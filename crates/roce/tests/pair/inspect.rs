@@ -1,4 +1,4 @@
-//! What both halves show of themselves.
+//! The state that the requester and the responder show of themselves.
 
 use pvrdma_verbs::{Psn, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
 

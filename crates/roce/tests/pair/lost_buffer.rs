@@ -1,4 +1,4 @@
-//! A responder that loses the packets that it kept behind a gap, as one that is restored without them does.
+//! A responder that loses the packets that it kept behind a gap, like one that is restored without them.
 
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ fn read(wr_id: u64, packets: u32) -> SendWr {
     SendWr { wr_id, op: SendOp::Read { remote }, flags: SendFlags::SIGNALED, sges }
 }
 
-/// A pair whose ends have agreed, of which end 1 keeps packets. End 0 has so many retries.
+/// A pair whose ends have agreed on selective acknowledgements. End 1 keeps packets behind a gap; end 0 has `retry_cnt`
+/// retries.
 fn agreed(retry_cnt: u8, seed: u64) -> Pair {
     let base = Setup::default();
     let tuning = pvrdma_roce::Tuning { negotiate: true, ..base.tuning };
@@ -46,7 +47,7 @@ fn template(pair: &mut Pair) -> Header {
     Packet::parse(&responses[0]).unwrap().header
 }
 
-/// A sequence NAK of a peer that has the packets at these distances behind it.
+/// A sequence NAK for `psn` of a peer that has the packets at these distances behind it.
 fn nak(template: &Header, psn: Psn, distances: impl IntoIterator<Item = u32>) -> Vec<u8> {
     let mut payload = [0; SackMap::MAX_LEN];
     let mut last = 0;
@@ -59,8 +60,8 @@ fn nak(template: &Header, psn: Psn, distances: impl IntoIterator<Item = u32>) ->
     build(&Header { bth, extension, ..*template }, &payload[..last]).unwrap()
 }
 
-/// Whatever was lost and kept at that moment: everything arrives within a few round trips, and the requester, which has
-/// no retry, needs none.
+/// The responder may lose its buffer at any moment: everything arrives within a few round trips, and the requester,
+/// which has no retry left, needs none.
 #[test]
 fn a_buffer_that_is_lost_at_any_moment_costs_no_timeout_and_no_retry() {
     let mut lost = 0;
@@ -74,7 +75,7 @@ fn a_buffer_that_is_lost_at_any_moment_costs_no_timeout_and_no_retry() {
             for _ in 0..moment {
                 pair.step();
             }
-            // A packet that is lost from now on would cost time of its own.
+            // From here on the network loses nothing, because a lost packet would cost extra time.
             pair.faults = Faults::default();
             lost += pair.ends[1].kept();
             pair.ends[1].lose_kept();
@@ -96,7 +97,7 @@ fn a_buffer_that_is_lost_at_any_moment_costs_no_timeout_and_no_retry() {
     assert!(lost > 500, "{lost} packets were lost with the buffer");
 }
 
-/// The packet that is missing arrives before the NAK leaves, which then names the next one.
+/// The missing packet arrives before the NAK has left. The NAK then names the next missing packet.
 #[test]
 fn a_loss_is_told_even_if_the_missing_packet_arrives_first() {
     let mut pair = agreed(0, 1);
@@ -117,7 +118,8 @@ fn a_loss_is_told_even_if_the_missing_packet_arrives_first() {
     assert_eq!((pair.ends[0].host.sent.len(), pair.ends[0].requester.stats().timeouts), (2, 0));
 }
 
-/// The NAK that tells it may be lost. A later one names a packet that the responder said it had.
+/// The NAK that reports the loss of the buffer may be lost itself. A later NAK then names a packet that the responder
+/// had reported as received, which shows the loss.
 #[test]
 fn a_packet_that_was_kept_and_is_missing_tells_of_the_loss() {
     let mut pair = agreed(0, 1);
@@ -153,7 +155,7 @@ fn a_copy_of_the_nak_has_no_effect() {
     assert!(!ours.host.failed);
 }
 
-/// A peer that keeps packets and loses them time and again, with no progress, is given up after the retries.
+/// The requester gives up, after its retries, on a peer that keeps losing its buffer without progress.
 #[test]
 fn a_peer_that_loses_its_buffer_without_end_is_given_up() {
     let mut pair = agreed(3, 1);
@@ -170,6 +172,6 @@ fn a_peer_that_loses_its_buffer_without_end_is_given_up() {
         ours.receive(now, &nak(&header, first, []));
         ours.transmit(now);
     }
-    // The first is free, then there are the retries.
+    // The first round costs no retry.
     assert_eq!((rounds, ours.host.sent.last().unwrap().status), (1 + 3 + 1, RetryExceeded));
 }

@@ -1,4 +1,5 @@
-//! The transport on virtual time: two endpoints, a network with faults from a seed, and what captures say about a peer.
+//! The transport in virtual time: two endpoints, a network with faults from a seed, and captured packets of another
+//! implementation.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 

@@ -1,5 +1,4 @@
-//! What is sent again and what is not: to a responder that keeps what comes behind a gap, and after a timeout that was
-//! too early.
+//! Retransmission to a responder that keeps packets behind a gap, and after a timeout that was too early.
 
 use std::time::Duration;
 
@@ -40,7 +39,7 @@ fn pair() -> Pair {
     pair
 }
 
-/// Sends what end 0 has, without the packets of these indices. Gives what was sent and what is answered.
+/// Delivers what end 0 sends, except for the packets with these indices. Returns the packets and the responses.
 fn cross(pair: &mut Pair, lost: &[usize]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
     let now = pair.now;
     let [ours, peer] = &mut pair.ends;
@@ -57,8 +56,8 @@ fn answer(pair: &mut Pair, answers: &[Vec<u8>]) {
     }
 }
 
-/// Packets that overtake each other say nothing about what the peer does with a loss. An ACK that is older than what
-/// was acknowledged before is not dropped by everybody: rxe takes one in the middle of a READ's responses for an error.
+/// Overtaking packets say nothing about how the peer treats a loss. No ACK may be older than an earlier one, because
+/// not every adapter ignores such an ACK: in the middle of a READ's responses, rxe takes it for an error.
 #[test]
 fn no_acknowledgement_is_older_than_an_earlier_one() {
     let mut pair = pair();
@@ -79,7 +78,7 @@ fn no_acknowledgement_is_older_than_an_earlier_one() {
     assert_eq!(newest, psn(&sent[10]), "the first that is missing is named");
 }
 
-/// A pair whose end 0 has seen that end 1 keeps packets, and knows how long a round trip takes.
+/// A pair whose end 0 has seen that end 1 keeps packets behind a gap, and which has measured the round-trip time.
 fn learned() -> Pair {
     let mut pair = pair();
     pair.ends[0].post(write(0, 1));
@@ -96,7 +95,7 @@ fn learned() -> Pair {
     pair
 }
 
-/// The responder names one missing packet after the other, and each comes alone.
+/// The responder names one missing packet after the other, and each is sent again alone.
 #[test]
 fn each_missing_packet_costs_itself_and_a_round_trip() {
     let mut pair = learned();
@@ -105,7 +104,7 @@ fn each_missing_packet_costs_itself_and_a_round_trip() {
     let (sent, mut answers) = cross(&mut pair, &[3, 7, 15]);
     for missing in [3, 7, 15] {
         assert!(is_nak(answers.last().unwrap()));
-        // It comes twice.
+        // The answer arrives twice.
         answer(&mut pair, &answers);
         answer(&mut pair, &answers);
         let (repairs, next) = cross(&mut pair, &[]);
@@ -127,7 +126,7 @@ fn a_repair_that_is_lost_is_repeated() {
     answer(&mut pair, &answers);
     let (repairs, nothing) = cross(&mut pair, &[0]);
     assert_eq!((repairs.len(), nothing.len()), (1, 0));
-    // The NAK was duplicated on its way: nothing new.
+    // The network duplicated the NAK, which then changes nothing.
     answer(&mut pair, &answers);
     assert!(pair.ends[0].transmit(pair.now).is_empty());
     pair.run();
@@ -135,7 +134,7 @@ fn a_repair_that_is_lost_is_repeated() {
     assert_eq!(pair.ends[0].requester.stats().retransmitted, before + 2);
 }
 
-/// Old answers mean nothing, however old they are.
+/// Old answers have no effect, whatever their age.
 #[test]
 fn old_answers_stay_without_effect() {
     let mut pair = learned();
@@ -164,7 +163,7 @@ fn old_answers_stay_without_effect() {
     assert_eq!((after.stale - before.stale, after.retransmitted), (answers.len() as u64, before.retransmitted));
 }
 
-/// A responder without memory drops what it kept before. It names one packet after the other.
+/// A responder without memory drops the packets that it kept. It then names one missing packet after the other.
 #[test]
 fn a_peer_that_stops_to_keep_gets_everything_again() {
     let mut pair = learned();
@@ -180,7 +179,7 @@ fn a_peer_that_stops_to_keep_gets_everything_again() {
         }
         assert_eq!(psns(&again), [psn(&sent[3 + alone])]);
         answer(&mut pair, &answers);
-        // A later packet that is still on its way.
+        // A later packet arrives, which was still on its way.
         let [ours, peer] = &mut pair.ends;
         peer.receive(pair.now, &sent[190]);
         for frame in peer.transmit(pair.now) {
@@ -191,7 +190,7 @@ fn a_peer_that_stops_to_keep_gets_everything_again() {
     assert_eq!(pair.ends[0].host.sent[3].status, Success);
 }
 
-/// A packet that was overtaken and comes in the same batch was never missing.
+/// A packet that was overtaken but arrives in the same batch does not count as missing.
 #[test]
 fn a_packet_that_is_late_in_its_batch_is_not_requested_again() {
     let mut pair = pair();
@@ -207,7 +206,7 @@ fn a_packet_that_is_late_in_its_batch_is_not_requested_again() {
     assert_eq!((ours.host.sent.len(), ours.requester.stats().retransmitted), (1, 0));
 }
 
-/// A requester that repeats what it did not hear of, without asking for an answer, hears of it.
+/// A requester that repeats packets without asking for an acknowledgement gets one.
 #[test]
 fn a_duplicate_is_acknowledged_even_if_it_does_not_ask() {
     let mut pair = pair();
@@ -223,7 +222,7 @@ fn a_duplicate_is_acknowledged_even_if_it_does_not_ask() {
     assert_eq!(psns(&answers), [psn(&sent[19])], "one for all of them");
 }
 
-/// Once answers to the first attempt come, nothing more is sent a second time.
+/// Once acknowledgements of the first attempt arrive, no further packet is repeated.
 #[test]
 fn late_answers_end_the_repetition() {
     let mut pair = pair();

@@ -1,4 +1,5 @@
-//! Mixed operations in both directions over a bad network: every byte right, everything once and in order.
+//! Mixed operations in both directions over a faulty network: every byte is right, and every request completes once and
+//! in order.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,7 +12,8 @@ use pvrdma_verbs::{
 use super::host::KEY;
 use super::net::{End, Faults, Pair, Random, Setup};
 
-/// Addresses: what the peer changes, what we send from, where data and messages land.
+/// Addresses: the memory that the peer changes, the memory that we send from, and where results and messages are
+/// written.
 pub(crate) const TARGET: u64 = 0x10_0000;
 const TARGET_LEN: u64 = 0x4000;
 pub(crate) const SOURCE: u64 = 0x20_0000;
@@ -157,8 +159,8 @@ impl Direction {
                 op
             }
         };
-        // Data of a read that is answered again is read again: whoever changes memory after it must wait for it, unless
-        // nothing is ever lost.
+        // The responder reads memory again when it answers a READ again. So an operation that changes that memory must
+        // wait for the READ, unless the network loses nothing.
         let changes = !self.lossless && !matches!(op, SendOp::Read { .. } | SendOp::Send { .. });
         if changes && *unfenced_reads || random.chance(50) {
             flags |= SendFlags::FENCE;
@@ -170,7 +172,7 @@ impl Direction {
     }
 }
 
-/// A list of one to three elements, some of them empty.
+/// Splits an access into a list of one to three elements, some of them empty.
 fn split(random: &mut Random, addr: u64, length: u32) -> Vec<Sge> {
     let first = u32::try_from(random.below(u64::from(length) + 1)).unwrap();
     match random.below(3) {
@@ -219,7 +221,7 @@ pub(crate) fn setup(random: &mut Random) -> Setup {
     }
 }
 
-/// Runs one seed. Receives are posted at once, or late. Gives the packets resent.
+/// Runs one seed, with receives that are posted at once or late. Returns the number of packets that were sent again.
 fn scenario(seed: u64, faults: Option<Faults>, late: bool) -> u64 {
     scenario_with(seed, faults, late, |_| {})
 }
@@ -322,11 +324,12 @@ fn late_receives_cost_time_only() {
 #[test]
 fn a_thousand_seeds_of_a_bad_network() {
     let mut resent = 0;
-    // The others had READs that a responder kept of an earlier attempt take the resource of one that was missing.
+    // Two more seeds, in which READs that the responder kept from an earlier attempt took the resource of a READ that
+    // was missing.
     for seed in (0..1000).chain([2484, 11_801]) {
         let mut random = Random(seed ^ 0xfa01);
         let mut upto = |limit: u64| if random.chance(600) { random.below(limit + 1) } else { 0 };
-        // Corruption is loss to the transport; more than a tenth of both may exhaust eight attempts.
+        // To the transport, corruption is loss. If both together exceed a tenth, eight attempts may not be enough.
         let loss = upto(100);
         let faults = Faults { loss, duplicate: upto(100), reorder: upto(100), corrupt: upto(100 - loss) };
         resent += scenario(seed, Some(faults), seed % 2 == 0);

@@ -1,5 +1,5 @@
-//! The MSN of responses, against a model: how many messages were complete when the packet that a response is for was
-//! executed (IBA 9.7.7.1). A requester may find the request that is done by it.
+//! The MSN of responses, compared with a model: the number of messages that were complete when the packet that the
+//! response answers was executed (IBA 9.7.7.1). Some requesters use the MSN to find the request that is done.
 
 use pvrdma_roce::wire::{Operation, Packet};
 use pvrdma_verbs::{Psn, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge};
@@ -21,13 +21,13 @@ impl Model {
         }
     }
 
-    /// What a response to the packet at `psn` says.
+    /// The MSN of a response to the packet at `psn`.
     fn msn(&self, psn: Psn) -> u32 {
         u32::try_from(self.0.iter().filter(|done| !psn.precedes(**done)).count()).unwrap()
     }
 }
 
-/// Requests that arrive in one batch, as the port takes them.
+/// Lets the requests arrive in one batch, as the port delivers them, and returns the number of compared responses.
 fn check(works: impl IntoIterator<Item = SendOp>, length: u32) -> usize {
     let mut setup = Setup::default();
     (setup.attrs.max_rd_atomic, setup.attrs.max_dest_rd_atomic) = (16, 16);
@@ -58,7 +58,7 @@ fn check(works: impl IntoIterator<Item = SendOp>, length: u32) -> usize {
                 compared += 1;
             }
         }
-        // What had to wait for these.
+        // Handles packets that had to wait until these responses were sent.
         peer.receive(now, &[]);
     }
 }

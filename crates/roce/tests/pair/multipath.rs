@@ -1,5 +1,5 @@
-//! Several equal lines between two switches, of which a hash of the UDP source port chooses one: connections that meet
-//! on a line spread out, one that is dead or slow is left, and where all are equally full nobody moves for long.
+//! Several equal lines between two switches. A hash of the UDP source port selects one. Connections that share a line
+//! spread out, they leave a dead or slow line, and they stop changing paths where all lines are equally full.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,18 +25,18 @@ struct Flows {
     lines: usize,
     read: bool,
     multipath: bool,
-    /// Switches mark; otherwise they drop what finds no room.
+    /// Whether switches mark. Otherwise they drop frames that find no room.
     marks: bool,
     seed: u64,
 }
 
-/// What they made of it.
+/// What the flows achieved.
 #[derive(Debug)]
 struct Got {
-    /// Messages that arrived behind the warm-up, as a share of what lines (or the ends' own links) could carry.
+    /// Messages that arrived after the warm-up, as a share of what the lines (or the ends' own links) could carry.
     goodput: f64,
     jain: f64,
-    /// Moves of all connections, in all and behind the warm-up.
+    /// Path changes of all connections, in total and after the warm-up.
     moves: u64,
     late_moves: u64,
     retransmitted: u64,
@@ -49,7 +49,8 @@ fn line(marks: bool) -> Line {
 
 fn setup(flows: &Flows) -> Setup {
     let base = Setup::default();
-    // The connection's own ports follow from the QP numbers; another start has other paths.
+    // A connection's own source ports follow from its QP numbers, which are the same for each seed. Another starting
+    // PSN gives other paths.
     let psn = Psn::new(u32::try_from(flows.seed * 7919 % (1 << 24)).unwrap());
     Setup {
         tuning: Tuning { negotiate: true, multipath: flows.multipath, ..base.tuning },
@@ -72,7 +73,7 @@ fn fabric(flows: &Flows) -> Fabric {
     let line = line(flows.marks);
     let mut fabric = Fabric::new(&setups, line, line.rate, flows.marks.then_some(congestion), flows.seed);
     fabric.salt = flows.seed;
-    // Without it connections keep in step, and one may find a queue full time and again.
+    // Without jitter, connections keep in step, and one of them may find the queue full time and again.
     fabric.jitter = Duration::from_micros(if flows.marks { 0 } else { 20 });
     fabric.flows.iter_mut().flatten().for_each(|station| station.end.keeps = true);
     fabric.with_lines(flows.lines)
@@ -93,7 +94,7 @@ fn moves(fabric: &Fabric) -> u64 {
     fabric.flows.iter().map(|flow| flow[0].end.requester.stats().rehashed).sum()
 }
 
-/// Lets connections go on until then, with eight requests each.
+/// Lets connections run until `until`, with eight requests each.
 fn run(fabric: &mut Fabric, read: bool, until: Duration) {
     while fabric.now < until {
         for flow in 0..fabric.flows.len() {
@@ -132,7 +133,8 @@ fn shares(flows: Flows) -> Got {
     }
 }
 
-/// Connections that meet on a line while others are empty find these, without taking what is late for lost.
+/// Connections that share a line while others are empty find the empty ones. They do not take late packets for lost
+/// ones.
 #[test]
 fn connections_that_collide_spread_out() {
     for (marks, read) in [(true, false), (true, true), (false, false), (false, true)] {
@@ -149,7 +151,7 @@ fn connections_that_collide_spread_out() {
     }
 }
 
-/// Where all lines are equally full nobody finds a better one, and soon nobody looks for it.
+/// Where all lines are equally full, no connection finds a better one, and soon none looks for one.
 #[test]
 fn who_finds_no_better_path_stays() {
     for (marks, read) in [(true, false), (true, true), (false, false), (false, true)] {
@@ -162,7 +164,7 @@ fn who_finds_no_better_path_stays() {
     }
 }
 
-/// Times at which connections go on after something has happened to a line, in microseconds.
+/// Returns the times, in microseconds, at which connections continue after something has happened to a line.
 fn recovery(fabric: &mut Fabric, read: bool) -> Vec<Option<u64>> {
     let (began, before) = (fabric.now, arrived(fabric));
     let mut first = vec![None; before.len()];
@@ -228,7 +230,8 @@ fn a_slow_line_is_left() {
     }
 }
 
-/// What both ends send over a network that loses, reorders and goes silent for a while. `offers`: they agree.
+/// Returns what both ends send over a network that loses, reorders and goes silent for a while. `offers` says whether
+/// they agree.
 fn frames(multipath: bool, offers: bool, kind: GidType, seed: u64) -> [Vec<Vec<u8>>; 2] {
     let base = Setup::default();
     let tuning = Tuning { negotiate: offers, multipath, ..base.tuning };
@@ -251,7 +254,7 @@ fn ports(frames: &[Vec<u8>]) -> BTreeSet<u16> {
     frames.iter().map(port).collect()
 }
 
-/// Only a peer that agreed sees another port than the connection's own, and RoCE v1 has none.
+/// Only a peer that agreed sees source ports other than the connection's own. RoCE v1 has no ports.
 #[test]
 fn any_other_peer_sees_what_it_saw() {
     for seed in 1..=8 {

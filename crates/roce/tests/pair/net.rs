@@ -1,4 +1,4 @@
-//! Two ends and the network between them. Time moves to the next thing that happens.
+//! Two ends and the network between them. Time advances to the next event.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -53,7 +53,7 @@ pub(crate) struct Setup {
     pub(crate) kind: GidType,
     pub(crate) ipv4: bool,
     pub(crate) vlan: Option<u16>,
-    /// Both ends react to congestion, and say so.
+    /// Whether both ends react to congestion and announce that they do.
     pub(crate) ecn: bool,
 }
 
@@ -89,10 +89,10 @@ pub(crate) struct End {
     pub(crate) host: Host,
     /// Frames that arrived and were not handled.
     arrived: VecDeque<Vec<u8>>,
-    /// The responder keeps packets behind a gap, and which.
+    /// Whether the responder keeps packets behind a gap, and which ones.
     pub(crate) keeps: bool,
     reorder: ReorderBuffer<Vec<u8>>,
-    /// The requester takes answers even when it is switched off.
+    /// The requester handles responses even while it is switched off.
     pub(crate) deaf: bool,
 }
 
@@ -182,7 +182,7 @@ impl End {
         frames
     }
 
-    /// Lets the next NAK say what came behind a gap.
+    /// Lets the next NAK report the packets that arrived behind a gap.
     pub(crate) fn tell_received(&mut self) {
         if let Some(missing) = self.responder.wants_received() {
             self.responder.set_received(self.reorder.received(missing));
@@ -237,7 +237,7 @@ impl End {
         self.arrived.is_empty()
     }
 
-    /// Handles what arrived, as far as nothing that is owed stands in the way.
+    /// Handles received packets, as long as no owed response has to be sent before.
     pub(crate) fn handle(&mut self, now: Duration) {
         while let Some(frame) = self.arrived.pop_front() {
             let Ok(packet) = Packet::parse(&frame) else { continue };
@@ -266,7 +266,7 @@ impl End {
         }
     }
 
-    /// Has a kept packet come next, or tells that one is missing.
+    /// Handles a kept packet next, or reports that one is missing.
     fn catch_up(&mut self) {
         if self.reorder.is_empty() {
             return;
@@ -350,7 +350,7 @@ impl Pair {
         }
     }
 
-    /// Moves to the next thing that happens. `false`: nothing will.
+    /// Advances to the next event. Returns `false` if there is none.
     pub(crate) fn step(&mut self) -> bool {
         let sent = self.count;
         self.transmit();
@@ -390,7 +390,7 @@ impl Pair {
         }
     }
 
-    /// Where both ends stand, for a failed test.
+    /// Describes the state of both ends, for the message of a failed test.
     pub(crate) fn report(&self) -> String {
         let end = |end: &End| {
             let (events, sent) = (&end.host.events, &end.host.sent);

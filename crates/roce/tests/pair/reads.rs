@@ -1,4 +1,4 @@
-//! READs whose responses are late, lost, or overtake each other: what is requested again, and what is not.
+//! READs with late, lost or reordered responses: which parts are requested again.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn pair(reads: u64) -> Pair {
     pair
 }
 
-/// The same, with a round trip time that is known: 30 us.
+/// Same, with a known round-trip time of 30 µs.
 fn calibrated(reads: u64) -> Pair {
     let mut pair = pair(reads);
     for wr_id in 100..110 {
@@ -49,7 +49,7 @@ fn calibrated(reads: u64) -> Pair {
     pair
 }
 
-/// The first PSN that a READ request asks for, and how many.
+/// Returns the first PSN that a READ request asks for, and the number of packets.
 fn asked(frame: &[u8]) -> Option<(Psn, u32)> {
     let packet = Packet::parse(frame).unwrap();
     match packet.header.extension {
@@ -60,8 +60,8 @@ fn asked(frame: &[u8]) -> Option<(Psn, u32)> {
     }
 }
 
-/// What end 0 has to send crosses, is answered, and `delay` later those responses arrive for which `arrives` says so by
-/// their number. Gives what was sent.
+/// Delivers the packets of end 0, and after `delay` those responses whose numbers `arrives` accepts. Returns the
+/// packets sent.
 fn step(pair: &mut Pair, delay: Duration, arrives: impl Fn(usize) -> bool) -> Vec<Vec<u8>> {
     let now = pair.now;
     let [ours, peer] = &mut pair.ends;
@@ -83,7 +83,7 @@ fn assert_done(pair: &Pair, reads: u64) {
     assert!(ours.host.memory.get(LANDING, length) == peer.host.memory.get(TARGET, length), "wrong data");
 }
 
-/// Lets time pass until `until` with nothing arriving. Gives the response packets that were asked for again.
+/// Lets time pass until `until` without any arrival. Returns the response packets that were requested again.
 fn silence(pair: &mut Pair, until: Duration) -> u32 {
     let mut again = 0;
     while let Some(deadline) = pair.ends[0].requester.poll_timeout()
@@ -122,7 +122,7 @@ fn a_late_response_costs_one_packet_and_the_timer_learns() {
     assert!(again.iter().sum::<u32>() <= 1, "{again:?}");
 }
 
-/// The same when READs were fast before.
+/// Same as the test above, with a responder that was fast at first.
 #[test]
 fn a_responder_that_becomes_slow_is_asked_for_one_packet_more() {
     let mut pair = calibrated(40);
@@ -144,7 +144,7 @@ fn a_responder_that_becomes_slow_is_asked_for_one_packet_more() {
     assert!(again.iter().sum::<u32>() <= 2 && again.iter().all(|&count| count <= 1), "{again:?}");
 }
 
-/// Responses that overtake others by up to 16 places: nothing is sent again, and no retry is spent.
+/// Responses that overtake others by up to 16 places: nothing is requested again, and no retry is used.
 #[test]
 fn overtaking_costs_nothing() {
     let mut pair = calibrated(40);
@@ -174,7 +174,7 @@ fn overtaking_costs_nothing() {
     assert_eq!((state.stats.retransmitted, state.retries_left, state.window), (0, 7, 256));
 }
 
-/// What is lost among the responses is asked for alone, without a retry and without closing the window.
+/// Only the lost responses are requested again, without using a retry and without closing the window.
 #[test]
 fn a_lost_response_is_asked_for_alone() {
     for (lost, count) in [(0..1, 1), (7..8, 1), (62..63, 1), (10..14, 4)] {
@@ -190,8 +190,8 @@ fn a_lost_response_is_asked_for_alone() {
     }
 }
 
-/// Adapters acknowledge a duplicate with the newest PSN that they have executed. In a READ that says nothing about its
-/// responses, which are on their way.
+/// Adapters acknowledge a duplicate with the newest PSN that they have executed. Within a READ, such an ACK says
+/// nothing about the READ's responses, which are still on their way.
 #[test]
 fn an_ack_within_a_read_loses_no_response() {
     let mut pair = calibrated(1);
@@ -215,7 +215,7 @@ fn an_ack_within_a_read_loses_no_response() {
     assert_done(&pair, 1);
 }
 
-/// A few responses behind the one that is missing do not show that it is lost; some time without it does.
+/// A few responses behind the missing one do not show that it is lost. If nothing more arrives for a while, that does.
 #[test]
 fn a_lost_response_near_the_end_is_asked_for_soon() {
     let mut pair = calibrated(1);
@@ -232,7 +232,7 @@ fn a_lost_response_near_the_end_is_asked_for_soon() {
     assert_done(&pair, 1);
 }
 
-/// As long as responses come they tell what is late, and nobody has to be woken for that.
+/// As long as responses arrive, they show which ones are late, so no timer has to wake a thread.
 #[test]
 fn a_gap_needs_no_timer_while_more_is_to_come() {
     let mut pair = calibrated(1);
@@ -256,7 +256,8 @@ fn a_gap_needs_no_timer_while_more_is_to_come() {
     assert_eq!(again.iter().map(|frame| asked(frame).map(|(_, count)| count)).collect::<Vec<_>>(), [Some(1)]);
 }
 
-/// A request of which nothing is heard may have been lost, or all of its responses, or those to what was asked again.
+/// When a request stays silent, it was lost, or all its responses were, or the responses to the repeated request. It is
+/// requested again in each case.
 #[test]
 fn a_silent_request_is_asked_again_whatever_was_lost() {
     for fate in 0..16_u32 {
@@ -290,8 +291,8 @@ fn a_silent_request_is_asked_again_whatever_was_lost() {
     }
 }
 
-/// rxe answers a repeated READ only if it does not begin before the one that it repeated last. So within one request
-/// the beginning of what is asked again never goes back.
+/// rxe answers a repeated READ only if it begins no earlier than the part that it repeated last. So within one request,
+/// a later repetition never begins before an earlier one.
 #[test]
 fn what_is_asked_again_never_begins_earlier() {
     let mut asked_again = 0;
@@ -304,7 +305,7 @@ fn what_is_asked_again_never_begins_earlier() {
         pair.run();
         assert_done(&pair, 8);
         let first = Setup::default().attrs.sq_psn;
-        // What each request asks for, and where it was asked again last.
+        // The range that each request asks for, and where its last repetition began.
         let mut requests: Vec<(std::ops::Range<u32>, u32)> = Vec::new();
         for (psn, count) in pair.frames[0].iter().filter_map(|frame| asked(frame)) {
             let at = u32::try_from(psn.since(first)).unwrap();
@@ -323,7 +324,7 @@ fn what_is_asked_again_never_begins_earlier() {
     assert!(asked_again > 1000, "{asked_again}");
 }
 
-/// A peer that asks for a part again while the rest has not left yet gets both.
+/// A peer that requests a part again before the rest has left gets both.
 #[test]
 fn what_is_repeated_does_not_replace_what_is_owed() {
     let mut pair = calibrated(1);

@@ -226,7 +226,7 @@ fn every_kind_of_request_comes_back() {
 
 #[test]
 fn a_request_with_values_out_of_range() {
-    let change = |index: usize, change: fn(&mut work::SendWork)| {
+    let change = |index: usize, change: fn(&mut work::SendWr)| {
         let mut work = save_send(&requests()[index]);
         change(&mut work);
         restore_send(work).err()
@@ -235,9 +235,9 @@ fn a_request_with_values_out_of_range() {
     assert_eq!(change(0, |work| work.flags = 8), value("flags of a send request", 8));
     assert_eq!(change(0, |work| work.flags = 0x101), value("flags of a send request", 0x101));
     assert_eq!(change(0, |work| work.operation = None), Some(Missing { field: "operation" }));
-    let no_remote = |work: &mut work::SendWork| work.operation = Some(work::Operation::Write(work::Write::default()));
+    let no_remote = |work: &mut work::SendWr| work.operation = Some(work::Operation::Write(work::Write::default()));
     assert_eq!(change(3, no_remote), Some(Missing { field: "remote address" }));
-    let both = |work: &mut work::SendWork| {
+    let both = |work: &mut work::SendWr| {
         let send = work::Send { immediate: Some(1), invalidate: Some(2), to: None };
         work.operation = Some(work::Operation::Send(send));
     };
@@ -258,7 +258,7 @@ fn a_request_with_values_out_of_range() {
     assert_eq!(to(|to| to.traffic_class = 256), value("traffic class", 256));
     assert_eq!(to(|to| to.flow_label = 1 << 20), value("flow label", 1 << 20));
     assert_eq!(to(|to| to.hop_limit = 256), value("hop limit", 256));
-    let access = |work: &mut work::SendWork| {
+    let access = |work: &mut work::SendWr| {
         let register = work::FastRegister { access: 0x10, ..work::FastRegister::default() };
         work.operation = Some(work::Operation::FastRegister(register));
     };

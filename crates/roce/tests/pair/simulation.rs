@@ -1,5 +1,5 @@
-//! Several connections over one network: every byte right in bounded time whatever the network does, and fair shares of
-//! a line that marks.
+//! Several connections over one network: every byte is right in bounded time whatever the network does, and a line that
+//! marks is shared fairly.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use super::net::{Random, Setup};
 /// Operations of each end.
 const OPERATIONS: u64 = 12;
 
-/// A network from a seed: from 200 Mb/s to 40 Gb/s, from a rack to a town, with short queues, losses and detours.
+/// Draws a network from a seed: 200 Mb/s to 40 Gb/s, the size of a rack to that of a town, with short queues, losses
+/// and detours.
 fn network(random: &mut Random) -> Line {
     let rate = [25, 125, 500, 1250, 5000][usize::try_from(random.below(5)).unwrap()] * 1_000_000;
     let mut upto = |limit: u64| if random.chance(600) { random.below(limit + 1) } else { 0 };
@@ -23,13 +24,14 @@ fn network(random: &mut Random) -> Line {
     Line { rate, delay, queue: 20_000 + random.below(200_000), mark, loss, reorder }
 }
 
-/// Time for a frame to be repeated, that the longest queue cannot use up.
+/// Returns a timeout that is long enough for a frame to be repeated even behind the longest queue.
 fn timeout(line: &Line) -> u8 {
     let wait = 2 * u128::from(line.queue) * 1_000_000_000 / u128::from(line.rate) + 4 * line.delay.as_nanos();
     (8..20).find(|&code| 4096_u128 << code > 2 * wait).unwrap()
 }
 
-/// Runs mixed operations on a few connections, both ways. Gives how much of the time that it may take was needed.
+/// Runs mixed operations on a few connections, in both directions. Returns the share of the allowed time that was
+/// needed.
 fn scenario(seed: u64) -> f64 {
     let mut random = Random(seed ^ 0x51e7);
     let line = network(&mut random);
@@ -58,8 +60,8 @@ fn scenario(seed: u64) -> f64 {
             });
         }
     }
-    // Ten times what the bytes take on the line, both ways and with all repetition, and some timeouts for each loss of
-    // a tail.
+    // Allowed are ten times what the bytes take on the line, in both directions and with all repetitions, and some
+    // timeouts for each loss at the end of a transfer.
     let operations = 2 * flows as u64 * OPERATIONS;
     let bytes = Duration::from_nanos(operations * 9000 * 1_000_000_000 / line.rate);
     let wait = Duration::from_nanos(4096 << timeout(&line)).max(Duration::from_millis(4));
@@ -87,7 +89,7 @@ fn scenario(seed: u64) -> f64 {
     took.as_secs_f64() / bound.as_secs_f64()
 }
 
-/// Gives an end what it has room for.
+/// Posts as many operations to an end as it has room for.
 fn post(fabric: &mut Fabric, directions: &mut [[Direction; 2]], flow: usize, side: usize) {
     let end = &mut fabric.flows[flow][side].end;
     assert!(!end.host.failed, "{:?}", end.requester.inspect(fabric.now));
@@ -124,7 +126,7 @@ pub(crate) fn jain(got: &[f64]) -> f64 {
     sum * sum / (squares * got.len() as f64)
 }
 
-/// What equal flows made of a line.
+/// What equal flows achieved on a line.
 #[derive(Debug)]
 struct Shares {
     /// Jain's index of the bytes that arrived: 1 if all flows got the same.
@@ -133,7 +135,7 @@ struct Shares {
     utilisation: f64,
     /// Most bytes that waited, once the flows have found their rates.
     most: u64,
-    /// Frames that were marked, and that found the queue full, in all.
+    /// Total numbers of frames that were marked and that found the queue full.
     marked: u64,
     overflowed: u64,
 }
@@ -141,12 +143,12 @@ struct Shares {
 const GIGABIT: u64 = 125_000_000;
 const MESSAGE: u32 = 64 << 10;
 
-/// Lets equal flows write for a while. `joins`: the others begin that much later than the first.
+/// Lets equal flows write for a while. `joins`: the other flows start this much later than the first.
 fn shares(flows: usize, line: Line, congestion: Option<Congestion>, joins: Duration) -> Shares {
     shares_with(flows, line, congestion, joins, 0)
 }
 
-/// The same where so many notifications in ten thousand are lost.
+/// Same as [`shares`], with lost notifications, given in ten-thousandths.
 fn shares_with(flows: usize, line: Line, congestion: Option<Congestion>, joins: Duration, lost: u64) -> Shares {
     let base = Setup::default();
     let setup = Setup {
@@ -230,7 +232,7 @@ fn equal_flows_share_a_line_that_marks() {
         assert!(got.most < 2 * line.mark && got.overflowed == 0, "{flows} flows: {got:.3?}");
         assert_eq!(got.marked > 0, flows > 1, "{flows} flows: {got:.3?}");
     }
-    // Whoever does not react fills the queue.
+    // A sender that does not react to marks fills the queue.
     let deaf = shares(16, line, None, Duration::ZERO);
     assert!(deaf.most > 10 * line.mark, "{deaf:.3?}");
 }
@@ -247,8 +249,8 @@ fn flows_that_join_get_their_share() {
     }
 }
 
-/// A notification that is lost is followed by others: one in twenty costs nothing that shows, and of three in ten the
-/// queue tells.
+/// A lost notification is followed by others: losing one in twenty has no visible cost, and losing three in ten shows
+/// in the queue.
 #[test]
 fn lost_notifications_cost_little() {
     let (line, congestion) = marking();
@@ -260,7 +262,8 @@ fn lost_notifications_cost_little() {
     }
 }
 
-/// Without marks only losses tell of a full queue. Shares are rougher then, but nobody starves and the line is used.
+/// Without marks, only losses reveal a full queue. The line is still used and no flow starves, but shares are less
+/// equal.
 #[test]
 fn flows_share_a_line_that_only_drops() {
     let line = Line { queue: 1 << 20, mark: u64::MAX, ..marking().0 };

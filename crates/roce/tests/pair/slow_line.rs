@@ -1,4 +1,4 @@
-//! A slow line with a short queue that only drops: flows find its rate, and each of them goes on.
+//! A slow line with a short queue that drops without marking: flows find its rate, and none of them starves.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use super::simulation::jain;
 const GIGABIT: u64 = 125_000_000;
 const MESSAGE: u32 = 64 << 10;
 
-/// What equal flows made of a slow line with a short queue.
+/// What equal flows achieved on a slow line with a short queue.
 #[derive(Debug)]
 struct Slow {
     /// Messages that arrived, as a share of what the line could carry.
     goodput: f64,
-    /// Frames that found the queue full, for each that left.
+    /// Frames that found the queue full, per frame that left.
     dropped: f64,
     jain: f64,
-    /// Flows of which a request failed, and the most ACK timeouts in a row of one.
+    /// Number of flows with a failed request, and the longest run of ACK timeouts of one flow.
     failed: usize,
     timeouts: u32,
 }
@@ -30,9 +30,9 @@ struct Slow {
 struct Flows {
     count: usize,
     read: bool,
-    /// Each comes from a host of its own, which knows nothing of the others.
+    /// Whether each flow comes from a host of its own, which knows nothing of the others.
     hosts: bool,
-    /// The line's.
+    /// Delay of the slow line.
     delay: Duration,
     negotiate: bool,
     seed: u64,
@@ -60,13 +60,13 @@ fn request(read: bool) -> SendWr {
     SendWr { wr_id: 0, op, flags: SendFlags::SIGNALED, sges }
 }
 
-/// Lets them go on for a while. A request that fails is none that arrived.
+/// Lets the flows run for a while. A failed request does not count as one that arrived.
 fn slow(flows: Flows) -> Slow {
     let Flows { count: flows, read, hosts, delay, negotiate, seed, length } = flows;
     let line = line(GIGABIT / 10, delay);
     let mut fabric = Fabric::new(&vec![setup(negotiate); flows], line, 10 * GIGABIT, None, seed);
     fabric.hosts = hosts;
-    // Without it flows keep in step, and one may find the queue full time and again.
+    // Without jitter, flows keep in step, and one of them may find the queue full time and again.
     fabric.jitter = Duration::from_micros(100);
     let side = usize::from(!read);
     let warm = Duration::from_millis(500);
@@ -114,7 +114,8 @@ fn slow(flows: Flows) -> Slow {
     }
 }
 
-/// A queue that only drops, on a line a hundred times slower than those that lead to it. `delay` is the line's.
+/// A queue that only drops, in front of a line that is a hundred times slower than those that lead to it. `delay` is
+/// the delay of the slow line.
 fn flows_find_the_rate_of_a_slow_line(delay: Duration) {
     let kinds =
         [("WRITE", false, true, 0.9, 0.7), ("READ", true, true, 0.9, 0.4), ("plain WRITE", false, false, 0.5, 1.0)];
@@ -142,8 +143,8 @@ fn flows_find_the_rate_of_a_slow_line_far_away() {
     flows_find_the_rate_of_a_slow_line(Duration::from_millis(5));
 }
 
-/// A queue that has less room than connections want loses what comes at a random time, as what is retransmitted after
-/// a timeout does. Each connection gets on all the same.
+/// A queue with less room than the connections need loses packets at random times, among them those retransmitted after
+/// a timeout. Each connection makes progress nevertheless.
 #[test]
 fn no_flow_of_many_starves() {
     let (delay, length) = (Duration::from_micros(50), Duration::from_secs(10));
@@ -175,8 +176,8 @@ fn hosts_share_a_line_that_only_drops() {
     }
 }
 
-/// What waits behind a gap is not late: losses for no reason, one packet in a hundred, cut next to nothing where a
-/// round trip takes 10 ms. Chance has it now and then that more than enough come together.
+/// Packets that wait behind a gap are not late. Random losses of one in a hundred reduce the rate very little at a
+/// round-trip time of 10 ms, except when several happen together by chance.
 #[test]
 fn losses_without_a_queue_cut_little() {
     for read in [false, true] {

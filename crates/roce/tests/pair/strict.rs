@@ -1,8 +1,8 @@
-//! A second opinion beside rxe: a requester that takes responses as literally as an adapter may.
+//! A strict requester, as a second reference beside rxe: it interprets responses as literally as an adapter may.
 //!
-//! It finds requests that are done by the MSN, goes back to whatever is missing, and dies where others shrug: on an ACK
-//! that is older than what it has, on one between the responses of a READ, on an MSN that goes back or runs ahead of
-//! what was sent, on READ responses of the wrong kind.
+//! It identifies completed requests by the MSN, goes back to any missing packet, and fails where other requesters are
+//! tolerant: on an ACK older than its own state, on an ACK between the responses of a READ, on an MSN that goes back or
+//! ahead of what was sent, and on READ responses of the wrong kind.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,14 +16,15 @@ use super::host::{Host, KEY};
 use super::net::{End, Random, Setup};
 
 const MTU: u32 = 256;
-/// READs and atomics that are not done.
+/// Most READs and atomics that are outstanding.
 const MOST_READS: usize = 4;
-/// Packets in flight.
+/// Most packets in flight.
 const WINDOW: u32 = 48;
-/// Rounds that a response takes, and after which one is late.
+/// Number of rounds that a response takes, and number of rounds after which it counts as late.
 const DELAY: usize = 2;
 const LATE: u32 = 7;
-/// Where READs read, what atomics change, and where the rest lands, a page for each.
+/// Addresses of the memory that READs read, that atomics change, and that all other data is written to, one page for
+/// each request.
 const SOURCE: u64 = 0x10_0000;
 const COUNTER: u64 = 0x20_0000;
 const TARGET: u64 = 0x30_0000;
@@ -44,7 +45,7 @@ struct Request {
     first: u32,
     count: u32,
     data: Vec<u8>,
-    /// Where the requests for it, or for the rest of it, began.
+    /// Where each attempt at it, or at the rest of it, began.
     attempts: Vec<u32>,
     /// Packets that were sent for it.
     asked: u32,
@@ -79,16 +80,16 @@ struct Strict {
     template: Header,
     first: Psn,
     requests: Vec<Request>,
-    /// The oldest packet that is not done, the next to send, and the first that was never sent.
+    /// The oldest packet that is not done, the next one to send, and the first one that was never sent.
     una: u32,
     nxt: u32,
     max: u32,
     msn: u32,
-    /// Responses to what was asked for before are still coming.
+    /// Responses to an earlier attempt are still on their way.
     recovering: bool,
-    /// It has sent packets before this one again of its own accord: their ACKs may come again as well.
+    /// Packets before this one were retransmitted without being asked for, so their ACKs may arrive twice.
     repeated_until: u32,
-    /// Rounds since something was done.
+    /// Rounds since the last progress.
     idle: u32,
 }
 
@@ -97,7 +98,7 @@ impl Strict {
         self.requests.iter().position(|request| (request.first..request.end()).contains(&seq))
     }
 
-    /// Without a NAK.
+    /// Goes back to the oldest packet that is not done, without having received a NAK.
     fn go_back(&mut self) {
         self.repeated_until = self.repeated_until.max(self.nxt);
         self.go_back_as_asked();
@@ -148,7 +149,7 @@ impl Strict {
         Some(build(&Header { bth, extension, ..self.template }, &payload).unwrap())
     }
 
-    /// The packets before `end` were executed, says the responder.
+    /// The responder says that it has executed the packets before `end`.
     fn executed(&mut self, end: u32, peer: &Host) {
         while let Some(index) = self.request_of(self.una).filter(|_| self.una < end) {
             if self.requests[index].wants_data() {
@@ -167,7 +168,7 @@ impl Strict {
         self.nxt = self.nxt.max(self.una);
     }
 
-    /// A request is done: the responder must have executed it.
+    /// Marks a request as done, and checks that the responder has executed it.
     fn done(&mut self, index: usize, peer: &Host) {
         if !self.requests[index].wants_data() {
             self.assert_executed(index, peer);
@@ -175,8 +176,8 @@ impl Strict {
         assert!(!std::mem::replace(&mut self.requests[index].done, true), "done twice");
     }
 
-    /// Takes the MSN of a response: the packets before `seq` were executed. `exact`: if this is no repetition, so many
-    /// messages are done.
+    /// Checks the MSN of a response which says that the packets before `seq` were executed. With `exact`, exactly this
+    /// many messages must be complete.
     fn count(&mut self, msn: u32, seq: u32, exact: Option<usize>, peer: &Host) {
         assert!(exact.is_none_or(|exact| msn as usize == exact), "MSN {msn}, and {exact:?} messages are done");
         assert!(msn >= self.msn, "MSN {msn} after {}", self.msn);
@@ -185,7 +186,7 @@ impl Strict {
         assert!(msn as usize <= sent, "MSN {msn}, and {sent} messages were sent");
         let complete = self.requests.iter().filter(|request| request.end() <= seq).count();
         assert!(msn as usize >= complete, "MSN {msn}, and {complete} messages are done by PSN");
-        // An adapter looks the request up by it: what it finds was executed.
+        // An adapter finds requests by the MSN, so every request that it finds must have been executed.
         let open = (0..msn as usize).filter(|&index| !self.requests[index].done);
         for index in open.filter(|&index| !self.requests[index].wants_data()) {
             self.assert_executed(index, peer);
@@ -232,7 +233,7 @@ impl Strict {
         };
         let again = self.recovering || seq < self.repeated_until;
         assert!(end >= self.una || again, "an old ACK: {seq}, and {} is expected", self.una);
-        // Not the first of those to any request.
+        // A READ is in progress if some of its responses have arrived since its last attempt began.
         let in_read = self.request_of(self.una).map(|index| &self.requests[index]);
         let in_read = in_read.is_some_and(|read| self.una > read.first && !read.attempts.contains(&self.una));
         let in_read = in_read && self.request_of(self.una).is_some_and(|index| self.requests[index].wants_data());
@@ -242,7 +243,7 @@ impl Strict {
         let complete = self.requests.iter().filter(|request| request.end() <= end).count();
         self.count(aeth.msn, end, (!repeated).then_some(complete), peer);
         if let Syndrome::Nak(_) = aeth.syndrome {
-            // There is one for each packet that is missing.
+            // There is a NAK for each missing packet.
             if self.una == end {
                 self.go_back_as_asked();
             }
@@ -251,7 +252,7 @@ impl Strict {
 
     fn respond(&mut self, index: usize, seq: u32, packet: &Packet<'_>) {
         if seq != self.una {
-            // Whoever asks twice may be told twice.
+            // A response may arrive twice if its request was sent twice.
             assert!(seq > self.una || self.requests[index].is_repeated(), "{packet} came before");
             if seq > self.una && !self.recovering {
                 self.go_back();
@@ -290,7 +291,7 @@ fn template(setup: &Setup) -> Header {
     Packet::parse(&end.transmit(Duration::ZERO)[0]).unwrap().header
 }
 
-/// Random requests over a line that keeps order and loses this many frames of a thousand each way.
+/// Runs random requests over a line that keeps the order of frames and loses `loss` of a thousand in each direction.
 fn run(seed: u64, loss: u64, keeps: bool) -> u32 {
     let mut random = Random(seed);
     let mut setup = Setup::default();
@@ -333,7 +334,7 @@ fn run(seed: u64, loss: u64, keeps: bool) -> u32 {
         if strict.idle > LATE {
             strict.go_back();
         }
-        // Some arrive together.
+        // Several packets may arrive together.
         for _ in 0..random.below(12) {
             let Some(frame) = strict.transmit() else { break };
             if !random.chance(loss) {
@@ -342,7 +343,7 @@ fn run(seed: u64, loss: u64, keeps: bool) -> u32 {
         }
         let mut responses = peer.transmit(now);
         while !peer.is_empty() {
-            // What had to wait for these.
+            // Handles packets that had to wait until these responses were sent.
             peer.handle(now);
             responses.extend(peer.transmit(now));
         }

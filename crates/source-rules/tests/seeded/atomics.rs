@@ -1,4 +1,4 @@
-//! Words that threads share without a lock.
+//! The rule for atomics that need a row in the table of atomics.
 
 use source_rules::atomics;
 use source_rules::config::REPOSITORY;

@@ -3,7 +3,7 @@ use source_rules::workspace::Workspace;
 
 use crate::{A, ROOT, assert_one, crate_a, lines, parse};
 
-/// The arrows as `from -> to: names`, paths from `crates/`.
+/// Returns the dependencies as `from -> to: names`, with paths relative to `crates/`.
 fn arrows(workspace: &Workspace) -> Vec<String> {
     let path = |file: usize| workspace.files[file].path.trim_start_matches("crates/").to_owned();
     let name = |(from, to): (usize, usize)| format!("{} -> {}", path(from), path(to));

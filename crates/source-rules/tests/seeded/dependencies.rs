@@ -2,7 +2,7 @@ use source_rules::dependencies;
 
 use crate::{assert_one, parse};
 
-/// A workspace with `[workspace.dependencies] log`, and the crate `a` with these lines in its manifest and this
+/// Checks a workspace with `[workspace.dependencies] log` and the crate `a`, with these lines in its manifest and this
 /// library.
 fn check(manifest: &str, library: &str, more: &[(&str, &str)]) -> Vec<source_rules::Problem> {
     let root = "[workspace]\nmembers = [\"crates/*\"]\n[workspace.dependencies]\nlog = { version = \"1\", features = [\"std\"] }\n";

@@ -6,7 +6,7 @@ use crate::assert_one;
 
 const LAYERS: &[&[&str]] = &[&["a", "b"], &["c"]];
 
-/// A workspace with the crates `a`, `b` and `c`, whose manifests go on like this.
+/// Checks a workspace with the crates `a`, `b` and `c`, with these lines in their manifests.
 fn check(layers: &'static [&'static [&'static str]], [a, b, c]: [&str; 3]) -> Vec<Problem> {
     let manifest = |name: &str, rest: &str| format!("[package]\nname = \"{name}\"\n{rest}");
     let [a, b, c] = [manifest("a", a), manifest("b", b), manifest("c", c)];

@@ -1,4 +1,4 @@
-//! Each rule on small trees with a seeded fault, and on the same tree without it.
+//! Tests each rule on small source trees: with a deliberate violation, and without it.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
@@ -19,12 +19,12 @@ use source_rules::Problem;
 use source_rules::config::{Config, REPOSITORY};
 use source_rules::workspace::{Tree, Workspace};
 
-/// The manifest of a workspace whose members are the folders of `crates/`.
+/// Manifest of a workspace whose members are the folders of `crates/`.
 const ROOT: (&str, &str) = ("Cargo.toml", "[workspace]\nmembers = [\"crates/*\"]\n");
-/// The manifest of a crate `a` without dependencies.
+/// Manifest of a crate `a` without dependencies.
 const A: (&str, &str) = ("crates/a/Cargo.toml", "[package]\nname = \"a\"\n");
 
-/// Parses a tree of these files, with the settings of the repository but without its exceptions.
+/// Parses a tree of these files, with the repository's settings but without its exceptions.
 fn parse(files: &[(&str, &str)]) -> Workspace {
     let mut config: Config = REPOSITORY;
     config.pure.exceptions = &[];
@@ -43,7 +43,7 @@ fn lines(problems: &[Problem]) -> Vec<String> {
     problems.iter().map(ToString::to_string).collect()
 }
 
-/// Fails unless there is exactly one problem, whose text contains all of these.
+/// Fails unless there is exactly one problem, whose text contains all of these parts.
 #[track_caller]
 fn assert_one(problems: &[Problem], parts: &[&str]) {
     let lines = lines(problems);

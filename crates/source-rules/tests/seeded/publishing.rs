@@ -9,7 +9,7 @@ const READY: &str = "version.workspace = true\nedition.workspace = true\nlicense
     description = \"A crate\"\n[package.metadata.docs.rs]\ntargets = [\"x86_64-unknown-linux-gnu\"]\n";
 const VERSION: &str = "version = \"0.1.0\", ";
 
-/// A workspace with the crate `a`, which depends on the crate `b` beside it.
+/// Checks a workspace with the crate `a`, which depends on its neighbour `b`.
 fn check(shared: &str, version: &str, a: &str, b: &str) -> Vec<Problem> {
     let dependencies = format!("[workspace.dependencies]\nb = {{ {version}path = \"crates/b\" }}\n");
     let root = format!("[workspace]\nmembers = [\"crates/*\"]\n{shared}{dependencies}");

@@ -68,6 +68,19 @@ fn sockets_files_threads_and_locks_are_found() {
 }
 
 #[test]
+fn each_protocol_is_checked() {
+    let workspace = parse(&[
+        ROOT,
+        ROCE,
+        ("crates/roce/src/lib.rs", ""),
+        ("crates/iwarp/Cargo.toml", "[package]\nname = \"iwarp\"\n[dependencies]\nsocket2 = \"1\"\n"),
+        ("crates/iwarp/src/lib.rs", "use std::net::TcpStream;\n"),
+    ]);
+    let problems = lines(&purity::check(&workspace));
+    assert!(problems.len() == 2 && problems[0].contains("`socket2`") && problems[1].contains("in crates/iwarp"));
+}
+
+#[test]
 fn values_of_time_and_addresses_are_fine() {
     let source = "use std::net::{IpAddr, Ipv4Addr};\nuse std::sync::Arc;\nuse std::time::{Duration, Instant};\n\
                   fn f(now: Instant, a: Arc<IpAddr>) -> Option<Instant> { now.checked_add(Duration::ZERO) }\n\

@@ -7,6 +7,7 @@
 //! connection's thread or by the device's, and never with a lock held.
 
 use std::fmt;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +28,7 @@ use super::call_thread::{CallThread, Cause};
 use super::eventfd::{Eventfds, HostEventfds};
 use super::regions::Shape;
 use super::request::SetIrqs;
+use super::transfer::ClientInterrupts;
 
 /// Limit of a short signal. After a longer one, other devices' threads do not signal for some time.
 const SHORT: Duration = Duration::from_micros(20);
@@ -235,6 +237,40 @@ impl IrqTable {
         self.thread.cancel();
         // Closes the descriptors, with no lock held.
         drop((msix, error, line));
+    }
+
+    /// Describes the client's descriptors and the line for another server.
+    ///
+    /// # Errors
+    /// The process has too few descriptors.
+    pub(crate) fn describe(&self) -> io::Result<ClientInterrupts> {
+        let duplicate = |notifier: &Option<Arc<Notifier>>| {
+            notifier.as_ref().and_then(|notifier| notifier.fd.as_ref()).map(OwnedFd::try_clone).transpose()
+        };
+        let vectors = self.table.msix.read().iter().map(duplicate).collect::<io::Result<_>>()?;
+        let error = duplicate(&self.table.error.lock())?;
+        let line = self.table.line.lock();
+        let &Line { ref notifier, asserted, masked } = &*line;
+        Ok(ClientInterrupts { vectors, error, line: duplicate(notifier)?, asserted, masked })
+    }
+
+    /// Installs descriptors and the line's state as another server has described them.
+    ///
+    /// # Errors
+    /// There are more vectors than the device has, or a descriptor is no eventfd. Nothing has changed.
+    pub(crate) fn adopt(&self, shape: &Shape, interrupts: ClientInterrupts) -> Result<(), Errno> {
+        let ClientInterrupts { vectors, error, line, asserted, masked } = interrupts;
+        if vectors.len() > shape.irq_count(VFIO_PCI_MSIX_IRQ_INDEX).map_or(0, |count| count as usize) {
+            return Err(Errno::INVAL);
+        }
+        let wrap = |fd: Option<OwnedFd>| fd.map(|fd| Notifier::new(fd, &self.table.eventfds)).transpose();
+        let vectors = vectors.into_iter().map(wrap).collect::<Result<Vec<_>, _>>()?;
+        let (error, line) = (wrap(error)?, wrap(line)?);
+        *self.table.msix.write() = vectors;
+        *self.table.error.lock() = error;
+        // The line is not signalled here: it was before, or the function asserts it again when it resumes.
+        *self.table.line.lock() = Line { notifier: line, asserted, masked };
+        Ok(())
     }
 
     /// Executes SET_IRQS.

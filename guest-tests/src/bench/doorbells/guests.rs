@@ -1,5 +1,5 @@
-//! Guests whose doorbells trap compared with guests whose doorbells are memory: two guests without a spare processor,
-//! and one that talks to itself with a spare processor.
+//! Compares guests with trapped doorbells and guests with doorbells in mapped memory: two guests without a spare
+//! processor, and one guest that talks to itself with a spare processor.
 
 use std::time::{Duration, Instant};
 
@@ -115,7 +115,7 @@ impl Guests {
         self.daemon()?.processes().try_for_each(|process| device.of_process(process))
     }
 
-    /// Returns the number of doorbells of processes that caused an exit, or would have.
+    /// Returns the number of doorbells of processes that caused an exit, or would have without emulation.
     #[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
     fn exits(&self) -> Result<f64> {
         let status = self.daemon()?.status()?;

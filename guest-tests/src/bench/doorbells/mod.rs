@@ -1,4 +1,4 @@
-//! Doorbells that trap compared with doorbells that are memory, round by round: with a spare processor for the polling
+//! Compares trapped doorbells with doorbells in mapped memory, round by round: with a spare processor for the polling
 //! thread, and without one.
 
 mod client;

@@ -77,7 +77,7 @@ pub(super) fn write_beside_busy_guest(runs: usize) -> Result<Figure> {
             stop.store(true, Ordering::Relaxed);
             beside
         })?;
-        // Requests that are still posted would disturb the next round.
+        // Requests that are still outstanding would disturb the next round.
         while busy.cq.reap(u32::MAX).0 > 0 {
             thread::sleep(Duration::from_millis(20));
         }

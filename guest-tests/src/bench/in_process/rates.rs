@@ -84,7 +84,7 @@ pub(super) fn latency(runs: usize) -> Result<Figure> {
     ))
 }
 
-/// Measures the same for each single write.
+/// Measures the latency of each single write.
 pub(super) fn latencies() -> Result<Distribution> {
     const SAMPLES: u32 = 200_000;
     let [mut a, b] = connected(1 << 20)?;

@@ -14,7 +14,7 @@ pub(super) fn connected(bytes: usize) -> Result<[Side; 2]> {
     connected_with_spare(bytes, 64 << 20)
 }
 
-/// Does the same with a given amount of additional guest memory.
+/// Same as [`connected`], with this many bytes of additional guest memory.
 pub(super) fn connected_with_spare(bytes: usize, other_memory: usize) -> Result<[Side; 2]> {
     let backend = Rxe::new(RxeConfig::default())?;
     let options = SideOptions {

@@ -34,7 +34,7 @@ pub(super) fn stream(network: &Network, seconds: f64) -> Result<Stream> {
     stream_with(network, seconds, &[])
 }
 
-/// Does the same with arguments of `iperf3`: the size of its writes, the number of streams.
+/// Same as [`stream`], with further arguments of `iperf3` for the size of its writes or the number of streams.
 pub(super) fn stream_with(network: &Network, seconds: f64, arguments: &[&str]) -> Result<Stream> {
     let iperf = GuestImage::built_program("usr/bin/iperf3").context("there is no iperf3")?;
     let command =

@@ -136,7 +136,7 @@ impl<'a> RxePair<'a> {
         perftest::single(&perftest::parse(&output), perftest::Row::gigabits)
     }
 
-    /// Measures the same while each interface loses packets.
+    /// Measures RDMA writes while each interface loses packets, in Gb/s.
     fn write_with_loss(&self) -> Result<f64> {
         let on_both = |verb: &str| {
             self.vm.run(&format!(

@@ -109,7 +109,7 @@ fn against_tcp(network: &Network, runs: usize) -> Result<[Figure; 2]> {
     ])
 }
 
-/// Measures the same while super-frames, of the device and of TCP, are segmented before the interface.
+/// Compares RDMA writes with TCP while the super-frames of both are segmented before the interface.
 fn without_super_frames(network: &Network, runs: usize) -> Result<Figure> {
     let rounds = network.without_super_frames(|network| {
         let round = |_| {

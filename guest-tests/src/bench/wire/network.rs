@@ -22,7 +22,7 @@ impl Network {
         Ok(Self { namespaces: Namespaces::new("bench", MTU, addresses)? })
     }
 
-    /// Creates the same with a line of 100 Mb/s whose queue drops everything beyond 60 KB.
+    /// Creates the network with a line of 100 Mb/s, whose queue drops everything beyond 60 KB.
     pub(super) fn slow() -> Result<Self> {
         const LINE: &str = "rate 100mbit burst 32kb limit 60kb";
         let addresses = [0, 1].map(|side| IpAddr::V4(Self::host_address(side)));

@@ -23,7 +23,7 @@ impl ApplicationsPair {
         Self::boot_with(image, "")
     }
 
-    /// Does the same with more options for each device.
+    /// Same as [`boot`](Self::boot), with further options for each device.
     pub(super) fn boot_with(image: &GuestImage, device_options: &str) -> Result<Self> {
         let disk = ApplicationsDisk::build(image)?;
         let root_disk = Some(disk.disk().to_owned());
@@ -46,7 +46,7 @@ impl ApplicationsPair {
         self.programs(server, ready, client).run()
     }
 
-    /// Does the same, but the client must fail. Returns its output.
+    /// Same as [`run`](Self::run), but the client must fail. Returns its output.
     pub(super) fn refused(&self, server: &str, ready: Ready, client: &str) -> Result<String> {
         let (_server, client) = self.programs(server, ready, client).start()?;
         let output = client.wait(LONG)?;

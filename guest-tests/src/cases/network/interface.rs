@@ -1,4 +1,4 @@
-//! The interface is moved elsewhere and back.
+//! The interface is moved to another namespace, driver or bridge, and back.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Moves it to another network namespace, where it works, and back.
+/// Moves the interface to another network namespace, where it works, and back.
 fn other_namespace(pair: &mut Pair, link: &Link) -> Result<String> {
     let address = link.ip[1];
     let work = || {
@@ -37,7 +37,7 @@ fn other_namespace(pair: &mut Pair, link: &Link) -> Result<String> {
     Ok(note)
 }
 
-/// Unbinds each function from its driver and binds it again, the interface while the RDMA device is bound.
+/// Unbinds each function from its driver and binds it again. The interface is unbound while the RDMA device is bound.
 fn unbound(pair: &mut Pair, link: &Link) -> Result<String> {
     let slot = pair.b().run(&format!("basename $(readlink /sys/class/net/{CARD}/device)"))?;
     let slot = slot.trim().strip_suffix(".0").context("the network card is not function 0")?;

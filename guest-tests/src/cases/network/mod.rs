@@ -1,5 +1,5 @@
-//! What administrators do with the network interface beside an RDMA device, and with its addresses: tunnels, bridges,
-//! network namespaces, XDP, addresses that move. Data still arrives, at the interface and at the RDMA device.
+//! Actions of administrators on the network interface of an RDMA device and its addresses: tunnels, bridges, network
+//! namespaces, XDP, moved addresses. Data still arrives at the interface and at the RDMA device.
 
 mod addresses;
 mod checksums;

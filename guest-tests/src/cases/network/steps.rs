@@ -57,7 +57,7 @@ pub(super) fn rdma(pair: &Pair) -> Result<()> {
     (0..2).try_for_each(|server| rdma_between(pair, ip, server).map(drop))
 }
 
-/// Runs a case and puts the guests back in order, whether it has failed or not.
+/// Runs a case, and restores the guests' settings even if it fails.
 pub(super) fn and_then_restore(
     work: impl FnOnce() -> Result<String>,
     restore: impl FnOnce() -> Result<()>,

@@ -1,6 +1,6 @@
-//! Torture: two guests exchange data of which every byte is compared, beside attackers of all kinds: a process in one
-//! of them, clients of two devices of their own, which the guests' worker serves as well, and a peer on the wire. Their
-//! actions follow from a seed, their timing from the machine.
+//! Torture test. Two guests exchange data, of which every byte is compared, beside attackers of all kinds: a process in
+//! one of the guests, clients of two further devices that the same worker serves, and a peer on the wire. A seed
+//! decides their actions; the machine decides their timing.
 
 mod attackers;
 mod victims;

@@ -1,5 +1,5 @@
-//! Knowledge of the attackers: the queue pairs and regions of the comparing programs, with their keys, as the guests'
-//! administrators could tell them.
+//! What the attackers know: the queue pairs and memory regions of the comparing programs with their keys, as an
+//! administrator of the guests could read them.
 
 use std::fmt;
 use std::net::Ipv6Addr;

@@ -19,7 +19,7 @@ const RECEIVES: usize = 8;
 const PAGE: usize = 4096;
 /// Interrupt vector of completions.
 const COMPLETIONS: usize = 2;
-/// Number of waits for it before the test fails.
+/// Number of waits for a message before the test fails.
 const PATIENCE: u32 = 8;
 
 /// Speaks for a guest.
@@ -59,7 +59,7 @@ impl CmAgent {
         Ok(agent)
     }
 
-    /// Each receive has a page, the last page is for what is sent.
+    /// Posts a receive for a page. Each receive has its own page; the last page is for sends.
     fn post(&mut self, slot: usize) -> Result<()> {
         let sge = self.buffer.dma_sge(self.dma.lkey, slot * PAGE, HEADER + MAD);
         Ok(self.qp.post_recv(&[RecvWr::new(slot as u64, &[sge])])?)

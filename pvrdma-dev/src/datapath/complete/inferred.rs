@@ -1,4 +1,4 @@
-//! Completion queue whose notifications are inferred, and the list of looks due that this requires.
+//! A completion queue whose armings are inferred, and the list of times at which it must be looked at.
 
 use std::sync::Arc;
 

@@ -130,7 +130,7 @@ fn what_was_perhaps_taken_is_taken_back() {
     assert_eq!([(); 2].map(|()| bench.told()), [Ok(CUT), Ok(UP)]);
 }
 
-/// Attack: an interface, or another one of the host, that changes without end.
+/// Attack: this interface, or another one of the host, changes its state without end.
 #[test]
 fn the_rate_of_carrier_checks_is_limited() {
     let forever = Duration::from_secs(100_000);

@@ -53,7 +53,12 @@ impl Place {
         };
         let mut arguments = own_test("hostile::any_worker");
         arguments.extend([folder.path().display().to_string(), seed.to_string()]);
-        let program = Program { path: std::env::current_exe().unwrap(), arguments, keeper: own_test("real_keeper") };
+        let program = Program {
+            path: std::env::current_exe().unwrap(),
+            installed: None,
+            arguments,
+            keeper: own_test("real_keeper"),
+        };
         let config = Config::load(None, spec).unwrap();
         let supervisor = Supervisor::with_timing(&config, Some(&program), Inherited::default(), impatient()).unwrap();
         Self { folder, supervisor }

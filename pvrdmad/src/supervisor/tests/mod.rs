@@ -33,7 +33,7 @@ fn timing() -> Timing {
 
 fn fake() -> Program {
     let [arguments, keeper] = ["fake_worker", "real_keeper"].map(own_test);
-    Program { path: std::env::current_exe().unwrap(), arguments, keeper }
+    Program { path: std::env::current_exe().unwrap(), installed: None, arguments, keeper }
 }
 
 /// Returns the arguments that make this test program run one of its parts.

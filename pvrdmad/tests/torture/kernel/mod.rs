@@ -1,5 +1,5 @@
-//! A hostile kernel: registers, command slots, directories and rings are its own, and all of them change while they are
-//! used.
+//! A hostile kernel. It controls registers, command slots, page directories and rings, and changes all of them while
+//! the device uses them.
 
 mod takeover;
 
@@ -17,25 +17,25 @@ use pvrdmad::testing::{Dice, Targets, element};
 const PAGE: u64 = 4096;
 const MEMORY: usize = 2 << 20;
 const PARTS: usize = 4;
-/// Page directories that objects are made of, and pages of each.
+/// Number of page directories for objects, and of pages in each.
 const POOLS: usize = 8;
 const POOL_PAGES: usize = 12;
-/// Bytes of an element of four pieces in its ring.
+/// Size of a ring element with four SGEs, in bytes.
 const STRIDE: u64 = 256;
-/// Of a doorbell.
+/// Bits of a doorbell value.
 const QP_SEND: u32 = 1 << 30;
 const QP_RECV: u32 = 1 << 31;
-/// Elements of its queues.
+/// Number of elements in each of its queues.
 const ELEMENTS: u32 = 32;
 
-/// Pages, and a directory that names them as long as nobody changes it.
+/// Pages and their directory, which the kernel may overwrite.
 struct Pool {
     directory: u64,
     table: u64,
     pages: Vec<u64>,
 }
 
-/// A queue pair that it believes to have.
+/// A queue pair that the kernel has created.
 #[derive(Clone, Copy)]
 struct Pair {
     handle: u32,
@@ -46,9 +46,9 @@ struct Pair {
 pub(crate) struct Kernel {
     pub(crate) machine: Machine,
     driver: Driver,
-    /// The shared region as a driver writes it.
+    /// The device shared region as a driver writes it.
     region: Vec<u8>,
-    /// All of its memory, before it did any harm.
+    /// Copy of the whole memory before the first attack.
     fresh: Vec<u8>,
     pools: Vec<Pool>,
     unplugged: [bool; PARTS],
@@ -60,7 +60,7 @@ pub(crate) struct Kernel {
     regions: Vec<(u32, u32)>,
     targets: Targets,
     dice: Dice,
-    /// What was kept for the device before it had a driver: room for its port.
+    /// Bytes charged to the device before it had a driver: the buffers of its port.
     idle_bytes: u64,
 }
 
@@ -98,7 +98,7 @@ impl Kernel {
     }
 
     pub(crate) fn step(&mut self) {
-        // Who has ended itself does little harm.
+        // A kernel whose device is in error does little harm, so it starts again.
         if self.dice.one_in(4) && !self.is_alive() {
             self.begin();
         }
@@ -133,7 +133,7 @@ impl Kernel {
         status.phase == Phase::Active && status.bus_master && !self.unplugged.contains(&true)
     }
 
-    /// Begins anew, with what attacks are made of.
+    /// Starts the driver again, and creates the objects that attacks use.
     fn begin(&mut self) {
         self.plug_all();
         self.repair_all();
@@ -159,13 +159,13 @@ impl Kernel {
         }
     }
 
-    /// Nothing is left of it.
+    /// Resets the device, and checks that no resources remain.
     pub(crate) fn end(&mut self) {
         self.plug_all();
         self.machine.test.device.reset();
         let status = self.machine.test.device.status();
         assert_eq!((status.objects, status.kept.used_bytes), (ObjectCounts::default(), self.idle_bytes));
-        // And it can begin again, with directories that are made anew: those before may be anything by now.
+        // The device can start again. All directories are restored first, because their content may be anything by now.
         for (page, bytes) in (MEMORY_BASE..).step_by(PAGE as usize).zip(self.fresh.chunks(PAGE as usize)) {
             self.machine.test.memory.write(page, bytes);
         }
@@ -190,7 +190,7 @@ impl Kernel {
         }
     }
 
-    /// Makes a directory good.
+    /// Restores a directory.
     fn repair(&self, pool: &Pool) {
         let memory = &self.machine.test.memory;
         memory.write(pool.directory, &pool.table.to_le_bytes());
@@ -208,7 +208,7 @@ impl Kernel {
         self.regions.clear();
     }
 
-    /// What a probe does, over a region that may have been changed, and with memory that may be gone.
+    /// Does what a driver's probe does, although the shared region may have been overwritten and memory may be gone.
     fn bring_up(&mut self) {
         let (pci, memory) = (self.driver.pci(), &self.machine.test.memory);
         pci.set_bus_master(false);
@@ -226,7 +226,7 @@ impl Kernel {
         self.command(&Request::new(id::CREATE_BIND).u32(16, 1024).u32(20, 0xfff).set(28, &gid(KERNEL).0).u8(44, 2));
     }
 
-    /// Gives a command and takes what comes back, if it is an answer.
+    /// Sends a command. Returns the response if there is one.
     fn command(&self, request: &Request) -> Option<Response> {
         let [_, slot] = self.driver.slots();
         self.machine.test.memory.write(slot, &[0; RESPONSE_SIZE]);
@@ -246,7 +246,7 @@ impl Kernel {
         self.machine.test.device.config_write(at, &data);
     }
 
-    /// How drivers end, and what can happen to them.
+    /// Ends the driver in one of the ways in which drivers end.
     fn life(&mut self) {
         let pci = self.driver.pci();
         match self.dice.below(8) {
@@ -259,7 +259,7 @@ impl Kernel {
         }
     }
 
-    /// A command of numbers.
+    /// Sends a command of random numbers.
     fn anything(&mut self) {
         let mut bytes = [0; REQUEST_SIZE];
         for at in bytes.chunks_exact_mut(4) {
@@ -277,7 +277,7 @@ impl Kernel {
         &self.pools[at]
     }
 
-    /// A word anywhere in its memory.
+    /// Overwrites a random word of memory.
     fn store(&mut self) {
         let dice = &mut self.dice;
         let at = match dice.below(4) {
@@ -288,7 +288,7 @@ impl Kernel {
         self.machine.test.memory.store(at, dice.number());
     }
 
-    /// A directory changes, or is made good again.
+    /// Overwrites a page directory, or restores it.
     fn directory(&mut self) {
         let dice = &mut self.dice;
         let pool = &self.pools[dice.below(POOLS)];
@@ -317,7 +317,7 @@ impl Kernel {
         }
     }
 
-    /// Wants the address of a victim, or of its peer, or its own.
+    /// Binds or unbinds the address of a victim, of its peer, or its own.
     fn bind(&mut self) {
         let target = self.targets.pick(&mut self.dice);
         let wanted = self.dice.pick(&[target.gid, target.peer, gid(KERNEL), gid(200)]);
@@ -385,7 +385,7 @@ impl Kernel {
         let request = request.u32(32, cq).u32(36, srq.unwrap_or(0)).u8(76, srq.is_some().into()).u8(75, kind);
         let receives = if srq.is_some() { (0, 0, 0) } else { (ELEMENTS, 4, 1) };
         let request = request.u32(40, ELEMENTS).u32(48, 4).u32(44, receives.0).u32(52, receives.1).u32(64, 1);
-        // An element of four pieces has 144 bytes, and 256 in its ring.
+        // An element with four SGEs has 144 bytes, and 256 in its ring.
         let send_pages = u64::from(ELEMENTS) * STRIDE / PAGE;
         let total = 1 + send_pages + receives.2;
         let request = request.u16(68, total as u16).u16(70, send_pages as u16);
@@ -403,7 +403,7 @@ impl Kernel {
         self.command(&request.set(24, &attr.bytes));
     }
 
-    /// To a victim as if it were its peer, or to a queue pair of its own.
+    /// Connects to a victim as if it were its peer, or to its own queue pair.
     fn connect(&mut self) {
         let (Some(pair), target) = (self.pair(), self.targets.pick(&mut self.dice)) else { return };
         let own = self.dice.pick(&self.pairs).qpn;
@@ -470,7 +470,7 @@ impl Kernel {
         }
     }
 
-    /// An index of a queue: any number, or one that makes elements out of what lies there.
+    /// Overwrites an index of a ring with any number, or with one that makes the device execute old memory as elements.
     fn index(&mut self) {
         let Some(pair) = self.pair() else { return };
         let dice = &mut self.dice;
@@ -488,7 +488,7 @@ impl Kernel {
         }
     }
 
-    /// Takes its completions, without a look.
+    /// Consumes completions without reading them.
     fn consume(&self) {
         for pool in &self.pools[..2] {
             let tail = self.machine.test.memory.load(pool.pages[0] + 8);
@@ -514,13 +514,13 @@ impl Kernel {
         let area = self.publish(pair, receive, &elements, page);
         let (dice, memory) = (&mut self.dice, &self.machine.test.memory);
         let bit = if receive { QP_RECV } else { QP_SEND };
-        // Words in it change while it is looked at.
+        // Overwrites words while the device may be reading them.
         if dice.one_in(3) {
             memory.store(area + 4 * dice.below(64) as u64, dice.number());
             self.driver.pci().doorbell(page, 0, pair.handle | bit);
         }
     }
-    /// Puts elements in a queue and says so. Gives the place of its first one.
+    /// Writes elements to a ring and rings the doorbell. Returns the address of the first element.
     fn publish(&self, pair: Pair, receive: bool, elements: &[Vec<u8>], page: u32) -> u64 {
         let memory = &self.machine.test.memory;
         let pages = &self.pools[pair.pool].pages;

@@ -1,4 +1,4 @@
-//! Comes as the peer that has left a victim: with its address, its number and the PSN that was agreed on.
+//! Impersonates a peer that has left: with its address, its queue pair number and the agreed PSN.
 
 use pvrdma_dev::PciFunction;
 use pvrdma_dev::testing::{Path, Request, SendWr, Sge, command_id as id};
@@ -6,7 +6,7 @@ use pvrdmad::testing::Target;
 
 use super::{Kernel, Pair};
 
-/// Numbers come round after so many resets.
+/// Upper limit of resets until a queue pair number is reused.
 const ROUNDS: u32 = 256;
 
 impl Kernel {
@@ -14,7 +14,7 @@ impl Kernel {
         let Some(pair) = self.reach(victim.peer_qpn) else { return };
         let index = 1 + self.dice.word() % 3;
         let bind = Request::new(id::CREATE_BIND).u32(16, 1024).u32(20, 0xfff).u32(24, index);
-        // Another has it, perhaps.
+        // Another guest may have the address.
         self.command(&bind.set(28, &victim.peer.0).u8(44, 2));
         let path = Path {
             sgid_index: index as u8,
@@ -27,7 +27,7 @@ impl Kernel {
         self.ask(pair, victim);
     }
 
-    /// Begins again and again, until the first number is this one.
+    /// Restarts the driver until its first queue pair has this number.
     fn reach(&mut self, qpn: u32) -> Option<Pair> {
         for _ in 0..8 {
             self.begin();
@@ -35,14 +35,14 @@ impl Kernel {
             if first.qpn == qpn {
                 return Some(first);
             }
-            // To begin is a step, or some, by itself.
+            // Each restart advances the numbers by one or more.
             let rounds = (qpn.wrapping_sub(first.qpn) >> 16) % ROUNDS;
             (1..rounds.saturating_sub(2)).for_each(|_| self.machine.test.device.reset());
         }
         None
     }
 
-    /// A receive for what the victim sends, and requests for what it has.
+    /// Posts a receive for the victim's data, and requests for the victim's memory.
     fn ask(&mut self, pair: Pair, victim: &Target) {
         self.reset_indices(pair);
         let key = self.regions.last().map_or(0, |region| region.1);

@@ -1,4 +1,4 @@
-//! Connections whose packets were lost behind the capture point, and those whose receives came late or never.
+//! Captured connections with losses behind the capture point, and with receives that were posted late or never.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::{RECEIVES, answers, comparable, connections, is_response, receiver_of
 use crate::host::Host;
 use crate::pcap;
 
-/// Captures with losses in both directions. What was lost, and what was sent again for it, are both in there.
+/// Captures with losses in both directions. They contain the lost packets and their retransmissions.
 const LOSSES: [&str; 4] = ["loss_write", "loss_send", "loss_read", "loss_atomic"];
 
-/// Requests that never had been sent before.
+/// Returns the requests that were sent for the first time.
 fn first_attempts<'p>(packets: &[&'p Packet<'p>], mtu: Mtu) -> Vec<&'p Packet<'p>> {
     let mut next = packets[0].header.bth.psn;
     let mut first = Vec::new();
@@ -32,7 +32,8 @@ fn first_attempts<'p>(packets: &[&'p Packet<'p>], mtu: Mtu) -> Vec<&'p Packet<'p
     first
 }
 
-/// What an answer says about data: its place, and the data. Which packet of an answer it is depends on the attempt.
+/// Returns the place and content of the data in a response. The packet's position in its response depends on the
+/// attempt.
 fn data((header, payload): &(Header, Vec<u8>)) -> Option<(u32, Vec<u8>)> {
     match header.extension {
         Extension::AtomicAckEth(_, ack) => Some((header.bth.psn.get(), ack.original.to_le_bytes().to_vec())),
@@ -41,8 +42,8 @@ fn data((header, payload): &(Header, Vec<u8>)) -> Option<(u32, Vec<u8>)> {
     }
 }
 
-/// All attempts of the captured requester at our responder: each message is executed once, and whoever asks for data
-/// again gets the same data, which is the data that rxe answered with.
+/// Our responder gets all attempts of the captured requester: it executes each message once, and a repeated READ gets
+/// the same data, which is also the data of rxe's response.
 #[test]
 fn our_responder_takes_every_attempt() {
     let mut compared = 0;
@@ -55,7 +56,7 @@ fn our_responder_takes_every_attempt() {
         let ours: HashSet<_> = ours.iter().filter_map(data).collect();
         let theirs: HashSet<_> = theirs.iter().filter_map(data).collect();
         assert!(theirs.is_subset(&ours), "{name}");
-        // A place has one answer, however often it is asked for.
+        // Every attempt at one place gets the same data.
         assert_eq!(ours.iter().map(|(psn, _)| psn).collect::<HashSet<_>>().len(), ours.len(), "{name}");
         compared += theirs.len();
         let first = first_attempts(&both, Mtu::M256);
@@ -90,8 +91,7 @@ fn our_responder_takes_every_attempt() {
     assert!(compared > 250, "{compared}");
 }
 
-/// The captured answers, to whichever attempt they were, complete our requests: each once, in order, with the right
-/// data.
+/// The captured responses, to any attempt, complete our requests: each once, in order, with the right data.
 #[test]
 fn our_requester_takes_every_answer() {
     for name in LOSSES {
@@ -139,7 +139,7 @@ fn our_requester_takes_every_answer() {
     }
 }
 
-/// The three captures without a receive: RNR timer code, retries, and whether a receive comes in the end.
+/// The three captures without a receive: RNR timer code, number of retries, and whether a receive is posted in the end.
 const NOT_READY: [(&str, u8, u8, bool); 3] =
     [("rnr_recover", 20, 7, true), ("rnr_exceeded", 16, 3, false), ("rnr_write_imm", 14, 7, true)];
 
@@ -150,7 +150,7 @@ const fn syndrome(packet: &Packet<'_>) -> Option<Syndrome> {
     }
 }
 
-/// rxe tells after each RNR NAK that it misses what the NAK was about; we do not. Everything else is the same.
+/// After each RNR NAK, rxe sends a sequence NAK for the same packet; this responder does not. Everything else is equal.
 #[test]
 fn our_responder_is_not_ready_as_captured() {
     for (name, timer, _, recovers) in NOT_READY {
@@ -158,7 +158,7 @@ fn our_responder_is_not_ready_as_captured() {
         let packets: Vec<Packet<'_>> = frames.iter().map(|frame| Packet::parse(frame).unwrap()).collect();
         let (own, peer, both) = connections(&packets).remove(0);
         let last = both.iter().rposition(|packet| matches!(syndrome(packet), Some(Syndrome::RnrNak { .. }))).unwrap();
-        // Receives come after the last refusal, as they did.
+        // As in the capture, the receives are posted after the last RNR NAK.
         let (before, after) = both.split_at(last + 1);
         let (mut attrs, path) = receiver_of(both[0], peer, Mtu::M1024, 0);
         attrs.min_rnr_timer = timer;
@@ -191,7 +191,7 @@ fn our_responder_is_not_ready_as_captured() {
     }
 }
 
-/// Round after round: what is sent, until the answers of the round have come.
+/// Splits a capture into rounds: packets that are sent until the responses of the round arrive.
 fn rounds<'p>(packets: &[&'p Packet<'p>]) -> Vec<(Vec<&'p Packet<'p>>, Vec<&'p Packet<'p>>)> {
     let mut rounds: Vec<(Vec<&Packet<'_>>, Vec<&Packet<'_>>)> = Vec::new();
     for packet in packets {
@@ -209,7 +209,7 @@ fn rounds<'p>(packets: &[&'p Packet<'p>]) -> Vec<(Vec<&'p Packet<'p>>, Vec<&'p P
     rounds
 }
 
-/// After each RNR NAK we wait and send the same packets again, as often as rxe, and end as it did.
+/// After each RNR NAK our requester waits and sends the same packets again, as often as rxe, with the same outcome.
 #[test]
 fn our_requester_waits_as_captured() {
     for (name, _, rnr_retry, recovers) in NOT_READY {
@@ -233,14 +233,14 @@ fn our_requester_waits_as_captured() {
                 let ours = Packet::parse(&out[..length]).unwrap();
                 let mut header = comparable(&ours.header);
                 if round > 0 {
-                    // Free: we ask for an acknowledgement of the first packet that is sent again.
+                    // This bit is a free choice: we ask for an acknowledgement of the first packet that is sent again.
                     header.bth.ack_request &= captured.header.bth.ack_request;
                 }
                 assert_eq!(header, comparable(&captured.header), "{name} round {round}");
                 assert!(ours.payload == captured.payload, "{name} round {round}");
             }
             for answer in answers {
-                // Not before its time.
+                // Our requester sends nothing before the wait is over.
                 assert_eq!(requester.poll_transmit(now, &mut host, &mut out), None, "{name} round {round}");
                 requester.handle_packet(now, answer, &mut host);
             }

@@ -1,6 +1,8 @@
-//! One half of a captured connection against ours: the captured requester meets our responder, and the captured
-//! responder answers our requester. What we send must be what the capture has, up to what is free: the IPv4
-//! identification, and the flow label, which rxe keeps out of the IPv6 header.
+//! One half of a captured connection against our engine: the captured requester with our responder, and the captured
+//! responder with our requester.
+//!
+//! Our packets must equal the captured ones except for fields with a free choice: the IPv4 identification, and the flow
+//! label, which rxe does not copy to the IPv6 header.
 
 mod losses;
 mod packets;
@@ -49,7 +51,7 @@ fn is_response(packet: &Packet<'_>) -> bool {
     packet.header.bth.opcode.info().is_some_and(|info| info.operation.is_response())
 }
 
-/// The parts of a header that are not free.
+/// Returns the parts of a header that must equal the captured ones.
 fn comparable(header: &Header) -> Header {
     let mut header = *header;
     match &mut header.network {
@@ -97,12 +99,12 @@ fn receiver_of(packet: &Packet<'_>, sender: Qpn, mtu: Mtu, flow_label: u32) -> (
     (attrs, Path::connected(&origin, &av, header.bth.destination, sender).unwrap())
 }
 
-/// Flow labels chosen by whoever made the connection; they show in the source port only.
+/// Returns the flow label of a connection whose creator chose one. In a capture it shows in the source port only.
 fn flow_label(packets: &[&Packet<'_>], name: &str) -> u32 {
     match name {
         "ops_mix_v6" => 0x12345,
         _ if name.starts_with("rping") || name.starts_with("ucmatose") => match packets[0].header.network {
-            // Any label that gives the port.
+            // Any flow label that results in this port will do.
             Network::V2Ipv4(_, udp) | Network::V2Ipv6(_, udp) => u32::from(udp.source_port & 0x3fff),
             Network::V1(_) => 0,
         },
@@ -169,7 +171,7 @@ fn connections<'p>(packets: &'p [Packet<'p>]) -> Vec<(Qpn, Qpn, Vec<&'p Packet<'
 /// An answer: header and payload.
 type Answer = (Header, Vec<u8>);
 
-/// What our responder answers to one captured direction, and what the capture has.
+/// Returns our responder's answers to one captured direction, and the captured answers.
 fn answers(
     packets: &[&Packet<'_>],
     own: Qpn,
@@ -230,7 +232,7 @@ fn our_responder_answers_as_captured() {
     assert!(compared > 200, "{compared}");
 }
 
-/// How rxe refuses, and we: the same NAK, and nothing afterwards.
+/// We refuse requests as rxe does: with the same NAK, and with no answer afterwards.
 #[test]
 fn our_responder_refuses_as_captured() {
     type Prepare = fn(&mut Host, &mut QpAttrs, u64);
@@ -268,7 +270,8 @@ fn summary(header: &Header) -> (u8, u32, Option<(u8, u32)>) {
     (header.bth.opcode.0, header.bth.psn.get(), aeth)
 }
 
-/// Hand-made requests, and what rxe made of them. Where we differ, we are free to.
+/// Answers to hand-made requests, compared with those of rxe. In the two cases that differ, the architecture leaves the
+/// choice open.
 #[test]
 fn injected_requests() {
     let frames = pcap::load("inject");
@@ -315,17 +318,18 @@ fn injected_requests() {
     let [first, last, only] =
         [(0x0d, 0x1000), (0x0f, 0x1001), (0x10, 0x1001)].map(|(op, psn)| (op, psn, Some((0x1f, 1))));
     let expected = vec![
-        // A duplicate of what came before the connection: an ACK for the PSN before the first, rxe has none.
+        // A duplicate from before the connection's first packet: we acknowledge the PSN before the first, rxe
+        // acknowledges PSN 0xffffff.
         (11, vec![ack(0xfff, 0)], vec![ack(0x00ff_ffff, 0)]),
-        // The second half of a READ again: for us a READ of its own, ONLY instead of LAST.
+        // The second half of a READ is requested again: we answer it as a READ of its own, with ONLY instead of LAST.
         (34, vec![first, last, only], vec![first, last, last]),
     ];
     assert_eq!(differences, expected);
 }
 
-/// With losses before the capture point, or duplicates: rxe answers more often than we (an ACK for each duplicate,
-/// whether it asks for one or not), and some of its answers are missing from the capture. What we send for the first
-/// time must be what it sent, packet by packet.
+/// Connections with losses before the capture point, or with duplicates. rxe answers more often than we do (with an ACK
+/// for each duplicate, whether it asks for one or not), and some of its answers are missing from the capture. Each
+/// answer that we send for the first time must equal the captured one.
 #[test]
 fn damaged_connections() {
     let mut compared = 0;
@@ -345,7 +349,7 @@ fn damaged_connections() {
         let matched = ours.iter().filter(|answer| theirs.contains(answer)).count();
         let missed: Vec<String> =
             ours.iter().filter(|answer| !theirs.contains(answer)).map(|(header, _)| header.to_string()).collect();
-        // A lost answer is in no capture; three in a hundred were.
+        // Answers that were lost before the capture point are in no capture. About three in a hundred were lost.
         assert!(missed.len() * 10 <= ours.len(), "{name}: {matched} of {}\n{}", ours.len(), missed.join("\n"));
         compared += matched;
     }

@@ -1,4 +1,4 @@
-//! What Linux's rxe put on the wire: everything parses, verifies, and is rebuilt to the same bytes.
+//! Packets of Linux's rxe: all of them parse, verify, and are rebuilt to the same bytes.
 
 use pvrdma_roce::wire::{CrcError, Header, Network, Packet, build, connected_source_port, datagram_source_port};
 
@@ -37,7 +37,7 @@ fn assert_rebuilt(packet: &Packet<'_>, frame: &[u8], at: &str) {
     assert!(whole || pad.iter().any(|&byte| byte != 0), "{at}: {packet}");
 }
 
-/// One line a packet, compared so that the format does not drift unseen.
+/// Prints one line per packet and compares them, so that changes of the format are noticed.
 #[test]
 fn packets_print() {
     let frames = pcap::load("ops_mix");
@@ -48,8 +48,8 @@ fn packets_print() {
     );
 }
 
-/// The rules for source ports, checked on everything that rxe sent. `ops_mix_v6` and the connection manager's
-/// connections use a flow label that is not on the wire, injected requests are not rxe's.
+/// The rules for source ports, checked on everything that rxe sent. Left out are `ops_mix_v6` and the connection
+/// manager's connections, whose flow label is not on the wire, and injected requests, which rxe did not send.
 #[test]
 fn source_ports() {
     let mut checked = 0;
@@ -64,7 +64,7 @@ fn source_ports() {
             let expected = match header.extension.deth() {
                 Some(deth) => datagram_source_port(deth.source),
                 None => {
-                    // The sender's own number is the destination of what comes back.
+                    // The sender's own QPN is the destination of the packets that come back.
                     let back = packets.iter().find(|other| {
                         other.header.network.source() == header.network.destination()
                             && source_port(&other.header) == Some(port)

@@ -12,7 +12,7 @@ use crate::pcap;
 
 const SOURCE: u64 = 0xa_0000_0000;
 
-/// The requests of one captured direction as work, with their payload in `host`.
+/// Turns the requests of one captured direction into work requests, and puts their payload into the memory of `host`.
 pub(super) fn works(packets: &[&Packet<'_>], host: &mut Host) -> Vec<SendWr> {
     let mut works: Vec<SendWr> = Vec::new();
     let mut end = SOURCE;
@@ -60,7 +60,7 @@ pub(super) fn works(packets: &[&Packet<'_>], host: &mut Host) -> Vec<SendWr> {
     works
 }
 
-/// The work of the captured requester gives the captured requests, and the captured answers complete it.
+/// The work requests of the captured requester produce the captured packets, and the captured responses complete them.
 #[test]
 fn our_requester_asks_as_captured() {
     let mut compared = 0;

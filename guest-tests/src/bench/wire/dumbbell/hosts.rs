@@ -35,10 +35,10 @@ pub(crate) struct HostsOptions {
     /// How long they send.
     #[arg(long)]
     pub(crate) seconds: u32,
-    /// How many seconds after the first one the others begin.
+    /// Seconds after the start of the first host at which the others start.
     #[arg(long)]
     pub(crate) joins: u32,
-    /// Each writes so many messages at once in each second, and then nothing. 0: all the time.
+    /// Number of messages that each host writes at the start of every second, followed by a pause. 0: without pauses.
     #[arg(long)]
     pub(crate) burst: u32,
     /// Parameters of congestion control for a rack of 10 Gb/s.

@@ -1,7 +1,9 @@
-//! The dumbbell: hosts with an interface each, a switch with one line to the receiver, and that line's length.
+//! The dumbbell network: hosts with an interface each, a switch with one line to the receiver, and a delay on that
+//! line.
 //!
-//! Four namespaces with a bridge or interfaces each: `senders`, `switch`, `cable`, `receiver`. Frames leave the switch
-//! by `out`, whose queue is the bottleneck and marks; the cable takes them 5 ms further, and what comes back as long.
+//! It consists of four namespaces with a bridge or interfaces each: `senders`, `switch`, `cable`, `receiver`. Frames
+//! leave the switch by `out`, whose queue is the bottleneck and marks packets. The cable delays frames by 5 ms in each
+//! direction.
 
 use std::fmt::Write as _;
 
@@ -107,7 +109,7 @@ pub(super) fn queues(lost: u32) -> String {
 pub(super) struct Queue {
     /// Queued bytes.
     pub(super) backlog: u64,
-    /// Since its creation: bytes sent, packets marked and dropped.
+    /// Bytes sent, packets marked and packets dropped since the queue was created.
     pub(super) bytes: u64,
     pub(super) marked: u64,
     pub(super) dropped: u64,

@@ -61,7 +61,8 @@ fn answer<T: for<'de> Deserialize<'de>>(program: &str, arguments: &[&str]) -> Re
     serde_json::from_slice(&output.stdout).with_context(|| format!("the output of {program} {arguments:?}"))
 }
 
-/// Returns the sum over all processors: the second column (Linux, `net/core/net-procfs.c`).
+/// Returns the packets that all processors have dropped: the second column of the file (Linux,
+/// `net/core/net-procfs.c`).
 fn backlog() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/net/softnet_stat").context("the processors' backlogs")?;
     let dropped = |line: &str| {

@@ -39,7 +39,7 @@ impl Dumbbell {
         Ok(Self { vm, _directory: directory })
     }
 
-    /// Runs it once, while `lost` of 100 notifications are lost.
+    /// Runs the dumbbell once, with `lost` of 100 notifications lost.
     pub(crate) fn run(&self, options: &DumbbellOptions, lost: u32) -> Result<Shares> {
         self.measured(options, lost).with_context(|| self.vm.diagnosis())
     }

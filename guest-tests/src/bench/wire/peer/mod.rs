@@ -52,16 +52,16 @@ pub(crate) struct PeerOptions {
     /// RDMA READ rather than RDMA WRITE.
     #[arg(long)]
     pub(crate) read: bool,
-    /// Frames that are lost on their way to this side, in hundredths of a percent.
+    /// Frames that are lost on the way to this side, in hundredths of a percent.
     #[arg(long)]
     pub(crate) loss: u16,
-    /// Frames that up to 16 others overtake on their way to this side, in hundredths of a percent.
+    /// Frames that are overtaken by up to 16 others on the way to this side, in hundredths of a percent.
     #[arg(long)]
     pub(crate) reorder: u16,
-    /// Time writes of 8 bytes on the first connection, and have the other ones send beside that.
+    /// Times writes of 8 bytes on the first connection, while the other connections send.
     #[arg(long)]
     pub(crate) latency: bool,
-    /// UDP datagrams without any protocol, and no device.
+    /// Uses UDP datagrams without any protocol, and no device.
     #[arg(long)]
     pub(crate) udp: bool,
     /// How long to send.
@@ -87,7 +87,7 @@ impl PeerOptions {
     /// Small sends on one connection.
     pub(super) const SMALL: Self = Self { size: 64, depth: 256, send: true, ..Self::BULK };
 
-    /// As arguments.
+    /// Returns the command line arguments for one side of this measurement.
     pub(crate) fn arguments(&self, side: usize) -> Vec<String> {
         let mut arguments = vec!["wire-peer".to_owned()];
         for (name, value) in [
@@ -231,7 +231,7 @@ impl Peer {
         Self::on(&host, options)
     }
 
-    /// Does the same at another place in another network.
+    /// Same as [`Peer::new`], at another place in another network.
     pub(super) fn on(host: &Host, options: &PeerOptions) -> Result<Self> {
         let depth = options.depth.max(1);
         let bytes = options.size * if options.size < 4096 { depth as usize } else { 1 };

@@ -1,10 +1,11 @@
-//! Callbacks of the transport into its owner: memory, queues and the consumer.
+//! Callbacks of a transport protocol into the owner of a queue pair: memory, queues and the consumer.
 //!
 //! There are two kinds of errors. An [`AccessError`] only reports that an access failed. A [`NakReason`] comes from a
 //! method that has already notified the consumer (completed the receive, raised the event, moved the QP to its error
-//! state), so that only the NAK remains to be sent.
+//! state), so that only the peer remains to be told: RoCE sends a NAK, iWARP a Terminate.
 
-use pvrdma_verbs::{Access, RemoteAddress, SendOp, SendWr, Sge, WcOpcode, WcStatus};
+use crate::types::Access;
+use crate::work::{RemoteAddress, SendWr, Sge, WcOpcode, WcStatus};
 
 /// The memory cannot be accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,7 +16,7 @@ pub struct AccessError;
 pub enum NakReason {
     /// Nothing is sent, as if the request had been lost.
     Silence,
-    /// No receive is posted: an RNR NAK with this timer code ([`crate::wire::rnr_delay`]).
+    /// No receive is posted: an RNR NAK with this timer code.
     NotReady(u8),
     /// The request is invalid, or not enabled.
     InvalidRequest,
@@ -163,9 +164,4 @@ pub trait ResponderOps {
     /// Refuses an RDMA WRITE with immediate data that has taken a receive, but names memory that cannot be accessed:
     /// completes that receive with a local access error and moves the QP to its error state (IBA C9-222.1, 11.6.2).
     fn refuse_immediate(&mut self);
-}
-
-/// Returns `true` if a request is executed locally and sends no packet.
-pub(super) const fn is_local(op: &SendOp) -> bool {
-    matches!(op, SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) | SendOp::Unsupported { .. } | SendOp::Malformed)
 }

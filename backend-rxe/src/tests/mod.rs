@@ -1,5 +1,7 @@
 //! Tests of memory that is kept for peers, whose bounds are visible only inside the crate.
 
+mod pause;
+
 use std::fmt;
 use std::sync::{Arc, mpsc};
 

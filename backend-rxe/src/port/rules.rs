@@ -1,0 +1,124 @@
+//! Rules of a device on its network: its VLAN, its addresses, and the marks on its packets.
+//!
+//! The rules are those of a port of a virtual switch. Without a VLAN, both functions send and receive untagged frames
+//! only. A port with a VLAN is an access port: both functions send untagged frames and never see a tag, and the network
+//! carries all their frames in that VLAN and delivers no others to them. Only on a trunk do the functions choose tags
+//! themselves.
+
+use pvrdma_roce::Congestion;
+use pvrdma_verbs::{AddressRule, VerbsError};
+use serde::{Deserialize, Serialize};
+
+/// Treatment of IEEE 802.1Q tags by the ports of a network.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VlanMode {
+    /// Frames are untagged, or have a priority tag (VLAN 0).
+    #[default]
+    Untagged,
+    /// Access ports of this VLAN, 1 to 4094: the functions send untagged frames and never see a tag. The network
+    /// carries all their frames in that VLAN and delivers no others to them.
+    Access(u16),
+    /// The functions choose tags themselves: each GID has the VLAN that it was bound with, and frames of the network
+    /// function pass unchanged.
+    Trunk,
+}
+
+/// Rules of a port. By default it sends from its own MAC address only.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct PortRules {
+    /// RDMA packets without a VLAN carry their priority in a tag with VLAN 0.
+    pub priority_tags: bool,
+    /// Frames that the network function can send although they are not its own.
+    pub forged: ForgedTransmits,
+    /// Addresses of the device, whether its driver runs or not. Without a rule, only the rule of the RDMA function
+    /// applies.
+    pub addresses: Option<AddressRule>,
+    /// IP packets of the network function must come from the addresses listed in `addresses`, from the link-local
+    /// address of the MAC address, or from the unspecified address.
+    pub source_guard: bool,
+    /// The network function is not a router: it cannot send router advertisements.
+    pub ra_guard: bool,
+    /// The network function is not a DHCP server or relay.
+    pub dhcp_guard: bool,
+    /// The link has no other hosts, so that the device need not probe whether an address is in use there.
+    pub alone: bool,
+    /// Congestion control with these parameters.
+    pub congestion: Option<Congestion>,
+    /// Connections to peers that also use this engine negotiate selective acknowledgements
+    /// ([`pvrdma_roce::wire::OFFER`]).
+    pub negotiate: bool,
+    /// Connections that negotiated these change their path, by another UDP source port, when it is congested or the
+    /// peer stops responding ([`pvrdma_roce::Tuning::multipath`]).
+    pub multipath: bool,
+}
+
+/// Frames that a network function can send although they are not its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ForgedTransmits {
+    /// None.
+    #[default]
+    Off,
+    /// Frames from Ethernet addresses other than the device's, as a bridge inside the guest sends them.
+    Mac,
+    /// RoCE packets, which receivers cannot tell from those of the device's queue pairs.
+    Roce,
+    /// Both.
+    All,
+}
+
+impl ForgedTransmits {
+    /// Returns `true` if frames from other Ethernet addresses pass.
+    pub const fn allow_mac(self) -> bool {
+        matches!(self, Self::Mac | Self::All)
+    }
+
+    /// Returns `true` if RoCE packets pass.
+    pub const fn allow_roce(self) -> bool {
+        matches!(self, Self::Roce | Self::All)
+    }
+}
+
+/// Reason why a frame of the network function is dropped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Violation {
+    /// Its source is not the device's MAC address.
+    Forged,
+    /// Its tag, or the lack of one, would put it into another VLAN.
+    Vlan,
+    /// It is RoCE, or may be.
+    Roce,
+    /// It is ARP, RARP or neighbour discovery that cannot be parsed, or that claims an address that the device cannot
+    /// have, or an Ethernet address other than its own.
+    Address,
+    /// It is an IP packet whose source address is not listed for the device.
+    Source,
+    /// It is from a router or a DHCP server, which the device is not.
+    Server,
+    /// It has a checksum or segmentation offload, but is not a complete TCP segment or UDP datagram.
+    Offload,
+}
+
+impl VlanMode {
+    /// Returns the VLAN of all traffic of the port, if it is an access port.
+    pub(crate) const fn access(self) -> Option<u16> {
+        match self {
+            Self::Access(vlan) => Some(vlan),
+            Self::Untagged | Self::Trunk => None,
+        }
+    }
+
+    /// Returns the VLAN of a GID that the guest binds in `asked`.
+    ///
+    /// # Errors
+    /// The guest asks for a VLAN on a network without VLANs.
+    pub(crate) const fn of_gid(self, asked: Option<u16>) -> Result<Option<u16>, VerbsError> {
+        match (self, asked) {
+            (Self::Access(vlan), _) => Ok(Some(vlan)),
+            (Self::Untagged, Some(_)) => Err(VerbsError::Unsupported("a VLAN on a network without VLANs")),
+            (Self::Untagged, None) => Ok(None),
+            (Self::Trunk, _) => Ok(asked),
+        }
+    }
+}

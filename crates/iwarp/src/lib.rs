@@ -1,0 +1,70 @@
+//! The iWARP protocols: MPA, DDP and RDMAP over a byte stream. This crate has no I/O, no threads and no clock, and no
+//! dependency with any of these. TCP is the caller's.
+//!
+//! A connection begins with the MPA startup ([`Initiator`], [`Responder`]), which results in [`Negotiated`]. From then
+//! on a [`Stream`] turns send requests into bytes, and bytes into messages, for both directions: one segment may carry
+//! a message of the peer, and the responses to the peer's READs leave between the requests of this end.
+//!
+//! # Kinds of methods
+//!
+//! * [`Stream::post`] accepts a request, while [`Stream::has_room`].
+//! * [`Stream::receive`] takes bytes of the peer and returns how many of them it has processed. The caller keeps the
+//!   rest, at most [`wire::fpdu::MAX_FPDU`] bytes, and passes it again with what follows: the rest is an incomplete
+//!   FPDU, or it begins with a SEND for which no receive is posted ([`Stream::waits_for_receive`]). Then the caller
+//!   stops reading, so that the window of TCP holds the peer off.
+//! * [`Stream::poll_transmit`] writes the next FPDU into the caller's buffer, until it returns `None`. Call it after
+//!   each other method.
+//! * [`Stream::taken`] reports that TCP has taken bytes that `poll_transmit` returned.
+//! * [`Stream::handle_timeout`] is due at [`Stream::poll_timeout`]. `now` is a duration since any fixed origin.
+//!
+//! All access to memory, queues and the consumer goes through [`RequesterOps`] and [`ResponderOps`], which the owner of
+//! a QP implements with its checks and completion rules.
+//!
+//! # Rules
+//!
+//! The protocol is that of RFC 5040 (RDMAP), 5041 (DDP), 5044 and 6581 (MPA). Rules where these leave a choice:
+//!
+//! * An FPDU is complete, and its CRC right, before anything of it is placed.
+//! * A SEND or WRITE completes when TCP has taken all of it: its memory is free again. That says nothing about the
+//!   peer, of which only a READ can be sure (RFC 5040 5.5).
+//! * The STag that a READ names as its sink is invented, and names no memory: the response is taken for the oldest READ
+//!   only, at exactly the next offset, and scattered to as many SGEs as the request has. So a READ opens no memory to
+//!   the peer's WRITEs.
+//! * STag 0 is never sent, because adapters refuse it even in messages without data.
+//! * A responder sends nothing before the first FPDU has arrived (RFC 5044 7.1.2).
+//! * A request that iWARP does not have (SEND or WRITE with immediate data, atomics) completes with a local QP
+//!   operation error.
+//!
+//! Not implemented: markers; the extensions of RFC 7306 (atomics, immediate data).
+//!
+//! # Example
+//!
+//! Two ends agree on the properties of a connection:
+//!
+//! ```
+//! use std::time::Duration;
+//! use pvrdma_iwarp::{Answer, Initiator, Limits, Responder};
+//!
+//! let now = Duration::ZERO;
+//! let limits = Limits { ird: 16, ord: 16, crc: true };
+//! let initiator = Initiator::new(now, limits, b"hello")?;
+//! let incoming = Responder::new(now).handle_bytes(&initiator.request()).unwrap().unwrap();
+//! assert_eq!(incoming.private_data(), b"hello");
+//!
+//! let (reply, _) = incoming.accept(Limits { ird: 4, ..limits }, b"welcome").unwrap();
+//! let Ok(Some(Answer::Accepted { negotiated, .. })) = initiator.handle_bytes(&reply) else { unreachable!() };
+//! assert_eq!((negotiated.crc, negotiated.ord), (true, 4));
+//! # Ok::<(), pvrdma_iwarp::StartupError>(())
+//! ```
+
+mod startup;
+mod stream;
+pub mod wire;
+
+pub use pvrdma_verbs_types::{AccessError, NakReason, Received, RequesterOps, ResponderOps};
+pub use startup::{
+    Answer, Incoming, Initiator, Limits, MAX_PROGRAM_DATA, Negotiated, REPLY_TIMEOUT, REQUEST_TIMEOUT, Responder, Role,
+    Rtr, StartupError, StartupFailure,
+};
+pub use stream::inspect::StreamInspect;
+pub use stream::{Close, End, Finished, Stream, StreamStats, Tuning};

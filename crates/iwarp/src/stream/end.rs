@@ -1,0 +1,150 @@
+//! Ends of a connection: errors of either side, TCP's, and those that the owner asks for.
+
+use pvrdma_verbs_types::{NakReason, RequesterOps, ResponderOps, SendOp, WcStatus};
+
+use super::Stream;
+use super::outcome::{Close, End, Finished, Notify};
+use super::request::Request;
+use crate::wire::{Cause, Opcode, Placement, RawHeader, ReadRequest, RefusedSegment, SegmentHeader, Terminate};
+
+impl Stream {
+    /// How the connection ended. `None`: it has not.
+    pub const fn end(&self) -> Option<End> {
+        self.end
+    }
+
+    /// Returns how to close the connection.
+    pub fn close(&self) -> Close {
+        let whole = self.sending.is_none() && self.taken == self.built && self.responses.is_empty();
+        if whole { Close::Finish } else { Close::Reset }
+    }
+
+    /// Flushes all requests because the QP moved to its error state for another reason, and sends nothing more.
+    pub fn flush(&mut self, ops: &mut impl RequesterOps) {
+        if matches!(self.end, None | Some(End::PeerClosed)) {
+            self.set_end(End::Flushed, ops);
+        }
+        self.requests.end_all(None, WcStatus::Flushed, ops);
+    }
+
+    /// Processes the end of the byte stream. If the rest of the received bytes waits for a receive, call it when the
+    /// receive was posted.
+    pub fn finished(&mut self, how: Finished, ops: &mut impl RequesterOps) {
+        if self.end.is_some() {
+            return;
+        }
+        let between_messages =
+            self.untagged.is_none() && self.tagged.is_none() && self.reads.front().is_none_or(|read| read.placed == 0);
+        if how == Finished::Closed(0) && between_messages {
+            self.set_end(End::PeerClosed, ops);
+            return;
+        }
+        self.lose(End::Lost, ops);
+    }
+
+    /// Ends the connection for a reason that is no message's fault.
+    pub(super) fn lose(&mut self, end: End, ops: &mut impl RequesterOps) {
+        self.set_end(end, ops);
+        self.requests.end_all(Some(self.requests.first()), WcStatus::RetryExceeded, ops);
+        ops.failed();
+    }
+
+    /// Ends the connection because a request failed at this end.
+    pub(super) fn fail(&mut self, number: u64, status: WcStatus, ops: &mut impl RequesterOps) {
+        self.set_end(End::Local, ops);
+        // In the middle of a message nothing but a reset is understood.
+        if self.sending.is_none() {
+            self.terminate = Some(Terminate { cause: Cause::CATASTROPHIC, segment: None, read: None });
+        }
+        self.requests.end_all(Some(number), status, ops);
+        ops.failed();
+    }
+
+    /// Refuses a message of the peer. `notify` is `None` if the consumer knows already.
+    pub(super) fn refuse(
+        &mut self,
+        cause: Cause,
+        segment: Option<RefusedSegment>,
+        read: Option<ReadRequest>,
+        notify: Option<Notify>,
+        ops: &mut (impl RequesterOps + ResponderOps),
+    ) {
+        self.set_end(End::Refused(cause), ops);
+        self.terminate = Some(Terminate { cause, segment, read });
+        match notify {
+            Some(Notify::Access) => ops.refuse(NakReason::RemoteAccess),
+            Some(Notify::InvalidRequest) => ops.refuse(NakReason::InvalidRequest),
+            None => {}
+        }
+        self.requests.end_all(None, WcStatus::Flushed, ops);
+    }
+
+    /// Refuses a READ response. The oldest READ fails; without one, the consumer gets an event.
+    pub(super) fn refuse_response(
+        &mut self,
+        cause: Cause,
+        segment: RefusedSegment,
+        ops: &mut (impl RequesterOps + ResponderOps),
+    ) {
+        let Some(number) = self.reads.front().and_then(|read| read.request) else {
+            return self.refuse(cause, Some(segment), None, Some(Notify::Access), ops);
+        };
+        self.set_end(End::Refused(cause), ops);
+        self.terminate = Some(Terminate { cause, segment: Some(segment), read: None });
+        self.requests.end_all(Some(number), WcStatus::BadResponse, ops);
+        ops.failed();
+    }
+
+    /// Processes a Terminate of the peer.
+    pub(super) fn terminated(&mut self, terminate: &Terminate, ops: &mut impl RequesterOps) {
+        // The header only helps to find the request: peers are known that fill it in incorrectly.
+        let named = self.blamed(terminate);
+        self.set_end(End::Terminated { cause: terminate.cause, unreported: false }, ops);
+        if self.requests.len() == 0 {
+            self.end = Some(End::Terminated { cause: terminate.cause, unreported: true });
+        }
+        let blamed = named.unwrap_or_else(|| self.requests.first());
+        self.requests.end_all(Some(blamed), status(terminate.cause), ops);
+        ops.failed();
+    }
+
+    /// Returns the number of the request that a Terminate names, if it is open.
+    fn blamed(&self, terminate: &Terminate) -> Option<u64> {
+        if let Some(read) = terminate.read {
+            return self.reads.iter().find(|open| open.sink == read.sink_stag)?.request;
+        }
+        let raw: RawHeader = terminate.segment?.header;
+        let header = SegmentHeader::parse(&raw).ok()?;
+        let (Opcode::Write, Placement::Tagged { stag, offset }) = (header.opcode, header.placement) else {
+            return None;
+        };
+        self.requests.find_started(|request: &Request| match request.wr.op {
+            SendOp::Write { remote, .. } => {
+                let at = offset.checked_sub(remote.addr);
+                remote.rkey == stag && at.is_some_and(|at| at == 0 || at < u64::from(request.length))
+            }
+            _ => false,
+        })
+    }
+
+    fn set_end(&mut self, end: End, ops: &mut impl RequesterOps) {
+        // Requests that were done before are no part of the end, whichever of them fails first.
+        let _ = self.requests.complete_done(self.taken, ops);
+        self.end = Some(end);
+        self.waiting = None;
+        if end != End::PeerClosed {
+            self.reads.clear();
+            self.responses.clear();
+        }
+    }
+}
+
+/// Returns the status of the request that a Terminate ends.
+const fn status(cause: Cause) -> WcStatus {
+    match cause {
+        cause if cause.is_protection() => WcStatus::RemoteAccess,
+        Cause::NO_BUFFER => WcStatus::RnrRetryExceeded,
+        Cause { layer: 1, error_type: 2, .. } | Cause::UNEXPECTED_OPCODE => WcStatus::RemoteInvalidRequest,
+        _ => WcStatus::RemoteOperation,
+    }
+}

@@ -1,0 +1,56 @@
+//! Results of the end of a connection.
+
+use serde::Serialize;
+
+use crate::wire::Cause;
+
+/// How a connection ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub enum End {
+    /// The peer has sent a Terminate.
+    Terminated {
+        /// Its reason.
+        cause: Cause,
+        /// No request was open that could report the error, so only an event can.
+        unreported: bool,
+    },
+    /// The peer has sent an invalid message, or the QP does not allow it. It is answered by a Terminate.
+    Refused(Cause),
+    /// A request of this end failed at this end.
+    Local,
+    /// TCP has ended the connection, or the peer has closed it within a message.
+    Lost,
+    /// The peer has closed the connection between two messages. Requests stay until
+    /// [`Stream::flush`](crate::Stream::flush).
+    PeerClosed,
+    /// The owner has ended the connection.
+    Flushed,
+}
+
+/// How the owner closes the connection, after all bytes of [`Stream::poll_transmit`](crate::Stream::poll_transmit).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Close {
+    /// In order.
+    Finish,
+    /// By a reset, because the peer would take what it has for a whole message, or wait for the rest.
+    Reset,
+}
+
+/// How TCP ended the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Finished {
+    /// The peer has closed it (FIN), and this number of bytes is left that [`Stream::receive`](crate::Stream::receive)
+    /// has not processed.
+    Closed(usize),
+    /// It was reset, or the peer does not answer.
+    Reset,
+}
+
+/// What remains to be told to the consumer when a message of the peer is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Notify {
+    /// Memory cannot be accessed.
+    Access,
+    /// The message is invalid.
+    InvalidRequest,
+}

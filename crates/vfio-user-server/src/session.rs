@@ -1,0 +1,50 @@
+//! State of the connection to the current client that a hand-over needs.
+//!
+//! The lock separates the messages: the connection's thread holds it from the first byte that it receives of a message
+//! until the message is answered. While it waits for a message it has received nothing, because it only peeks, so a
+//! thread that holds the lock knows that every message was either answered or is still in the socket.
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+/// Session of one server.
+#[derive(Debug, Default)]
+pub(crate) struct Session(pub(crate) Mutex<SessionState>);
+
+/// State behind the lock.
+#[derive(Debug, Default)]
+pub(crate) struct SessionState {
+    /// Connected client.
+    pub(crate) client: Option<SessionClient>,
+    pub(crate) service: Service,
+}
+
+/// Whether this server serves the client.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) enum Service {
+    /// It does.
+    #[default]
+    Active,
+    /// The client was described by another server, which still serves it.
+    Prepared,
+    /// The client belongs to another server: no more messages are received, and the connection is left as it is.
+    Given,
+}
+
+/// Connected client.
+#[derive(Debug)]
+pub(crate) struct SessionClient {
+    pub(crate) stream: Arc<UnixStream>,
+    pub(crate) protocol: Protocol,
+}
+
+/// Result of the version negotiation.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Protocol {
+    /// The negotiation has completed.
+    pub(crate) negotiated: bool,
+    /// The client gives up on replies after a timeout.
+    pub(crate) impatient: bool,
+}

@@ -1,0 +1,31 @@
+//! Hand-over of a network from one worker to the next one, under running VMs.
+//!
+//! The supervisor starts the next worker, describes the network and its devices to it, and connects the two workers by a
+//! socket pair. The first worker is the giver, the next one the taker.
+//!
+//! | step | giver | taker |
+//! | --- | --- | --- |
+//! | 1 | holds its clients, whose messages wait in their sockets, and pauses its functions | |
+//! | 2 | sends for each function the client's connection and the saved state | restores the function, maps the memory |
+//! | 3 | | answers that it is ready, or the reason why not |
+//! | 4 | gives its clients away, permits the taker to start, and ends | |
+//! | 5 | | resumes the functions and serves the clients |
+//!
+//! Until step 4 the giver can resume its functions and serve its clients again, and does so after every error and after
+//! a timeout: nothing has changed for a guest then. From step 4 on only the taker can.
+//!
+//! The taker treats what it receives as hostile, because a guest may have taken the giver over: it checks states as
+//! commands of a guest and connections as messages of a client. A giver can therefore do no more than end its own
+//! network.
+
+mod give;
+mod take;
+mod wire;
+
+use std::time::Duration;
+
+pub(super) use self::give::{GivenFunction, give};
+pub(super) use self::take::{Arrivals, Expected};
+
+/// Time for the other worker to read or write. QEMU gives up on a message after 5 s.
+const PATIENCE: Duration = Duration::from_secs(3);

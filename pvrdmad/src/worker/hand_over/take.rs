@@ -1,0 +1,100 @@
+//! The taker's side of a hand-over.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use log::error;
+use pvrdma_pci_function::Migratable;
+
+use super::PATIENCE;
+use super::wire::{Answer, Go, Part, get, get_connection, put};
+use crate::config::{Device, LinkState};
+use crate::doorbells::DoorbellSetup;
+use crate::vfio_user::{AdoptedClient, Endpoint, Server};
+
+/// A device that arrives with the hand-over: its configuration and descriptors, as in
+/// [`Request::Serve`](crate::protocol::Request::Serve).
+#[derive(Debug)]
+pub(crate) struct Expected {
+    pub(crate) device: Device,
+    pub(crate) link: LinkState,
+    pub(crate) doorbells: DoorbellSetup,
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// Functions that have arrived so far.
+pub(crate) struct Arrivals {
+    from: UnixStream,
+    functions: Vec<(String, Arc<dyn Migratable>)>,
+    clients: Vec<AdoptedClient>,
+}
+
+impl Arrivals {
+    /// Receives functions from the giver at the other end of a socket.
+    ///
+    /// # Errors
+    /// The socket fails.
+    pub(crate) fn from(giver: UnixStream) -> Result<Self> {
+        giver.set_read_timeout(Some(PATIENCE))?;
+        giver.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self { from: giver, functions: Vec::new(), clients: Vec::new() })
+    }
+
+    /// Receives the state of the next function, which must be this one, and serves it at `listener`, once
+    /// [`Self::start`] is called.
+    ///
+    /// # Errors
+    /// Another function arrives, or its state or its client is refused.
+    pub(crate) fn serve(
+        &mut self,
+        (device, nic): (&str, bool),
+        function: Arc<dyn Migratable>,
+        listener: UnixListener,
+        endpoint: Endpoint,
+    ) -> Result<Server> {
+        let part = get(&self.from)?.context("the other worker ended")?;
+        let Part::Function { device: name, nic: arrives, client } = part else {
+            return Err(anyhow!("the other worker does not have the device"));
+        };
+        ensure!(name == device && arrives == nic, "the other worker sends another device, {name}");
+        let connection = client.map(|client| get_connection(&self.from, client)).transpose()?;
+        function.restore(&mut &self.from).map_err(anyhow::Error::from_boxed)?;
+        self.functions.push((device.to_owned(), function));
+        let Some(connection) = connection else { return Ok(Server::start(listener, endpoint)?) };
+        let (server, client) = Server::adopt(listener, endpoint, connection)?;
+        self.clients.push(client);
+        Ok(server)
+    }
+
+    /// Tells the giver that everything has arrived, waits for its permission, and starts to serve.
+    ///
+    /// # Errors
+    /// The giver has more devices, or keeps them.
+    pub(crate) fn start(self) -> Result<()> {
+        let Self { from, functions, clients } = self;
+        let end = get(&from)?.context("the other worker ended")?;
+        ensure!(matches!(end, Part::End {}), "the other worker has another device");
+        put(&from, &Answer::Ready {})?;
+        // A giver that timed out hangs up and serves its clients again, so the end of the stream permits nothing.
+        let Go {} = get(&from)?.context("the other worker keeps its devices")?;
+        for (device, function) in functions {
+            if let Err(problem) = function.resume() {
+                // The function is as after a reset, and its driver can be loaded again.
+                // Log: once for a function of a hand-over.
+                error!("{device}: cannot resume: {problem}");
+            }
+        }
+        clients.into_iter().for_each(AdoptedClient::serve);
+        Ok(())
+    }
+
+    /// Tells the giver that it keeps its devices.
+    pub(crate) fn refuse(self, reason: &anyhow::Error) {
+        let Self { from, functions: _, clients } = self;
+        drop(clients);
+        // A giver that has ended needs no reason.
+        let _ = put(&from, &Answer::Refused { reason: format!("{reason:#}") });
+    }
+}
