@@ -1,9 +1,11 @@
 //! State behind the registers.
 
+use pvrdma_guest_memory::PageList;
+
 use crate::config::DeviceConfig;
 use crate::dsr::Session;
 use crate::events::EventRings;
-use crate::saved::Restored;
+use crate::intr::SavedInterrupts;
 use crate::stats::Phase;
 
 /// State behind the registers.
@@ -47,4 +49,15 @@ impl Control {
             State::Active(_) => Phase::Active,
         }
     }
+}
+
+/// State that was read, and takes effect when the restore is finished.
+#[derive(Debug)]
+pub(crate) struct Restored {
+    /// The session with its event rings, and whether it is active, unless the device is in reset.
+    pub(crate) session: Option<(Session, EventRings, bool)>,
+    /// Registers of the interrupts.
+    pub(crate) interrupts: SavedInterrupts,
+    /// Pages of all rings.
+    pub(crate) rings: Vec<PageList>,
 }

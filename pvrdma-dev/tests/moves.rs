@@ -511,18 +511,7 @@ fn scripts_at_a_cable() {
     for seed in 0..400 {
         run(seed, true, &mut counts, |_, random| (random.below(4) == 0).then(|| random.below(3)));
     }
-    let all = [
-        "armed queue",
-        "half a message",
-        "pending registration",
-        "receive in use",
-        "repeatable atomic",
-        "request not begun",
-        "response owed",
-        "RNR wait",
-        "unacknowledged packets",
-    ];
-    assert_often(&counts, &all);
+    assert_often(&counts, &["armed queue", "local request"]);
 }
 
 /// Each step of a few scripts is the one before which a guest moves.

@@ -5,8 +5,8 @@
 //! when it creates an object (sizes, page lists, queues) is the device's part: restoring an object repeats that verb
 //! with the adapter's part as an additional argument.
 //!
-//! The bytes may come from a file or another host, so they are as trustworthy as a command of a guest: an adapter checks
-//! them completely, and refuses them with an error.
+//! The bytes may come from a file or another host, so they are no more trustworthy than a command of a guest: an adapter
+//! checks them completely, and refuses them with an error.
 
 use pvrdma_guest_memory::PageList;
 

@@ -3,7 +3,7 @@
 use pvrdma_saved_state::pvrdma as saved;
 use pvrdma_verbs::{GidType, HcaLimits, IndexError, QpType, RingPosition};
 
-use super::RestoreError;
+use super::error::RestoreError;
 use crate::datapath::Armed;
 use crate::limits::Limits;
 

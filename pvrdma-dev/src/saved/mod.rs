@@ -1,9 +1,9 @@
 //! Saving a device, and restoring it in another one: for snapshots, migration, and the hand-over to another process.
 //!
-//! A saved state is a stream of the messages of [`pvrdma_saved_state::pvrdma`]. What the guest and its peers have learned
-//! is restored as it was: handles, QPNs, keys, the positions in all rings. What they have not is new: the adapter's
-//! numbers, timers, counters. The limits in force are those that the guest's driver has read; `max_memory`, and the
-//! limits for the next driver, are the configuration's. Doorbells are not saved, because resuming looks at every queue.
+//! A saved state is a stream of the messages of [`pvrdma_saved_state::pvrdma`]. All that the guest and its peers have
+//! learned is restored as it was: handles, QPNs, keys, the positions in all rings. The adapter's numbers, timers and
+//! counters are new. The limits in force are those that the guest's driver has read; `max_memory`, and the limits for
+//! the next driver, are the configuration's. Doorbells are not saved, because resuming looks at every queue.
 //!
 //! A state is restored in two steps. [`PvrdmaDevice::restore`] reads it and creates the objects in a paused adapter,
 //! without access to guest memory, which a VMM may map later. [`PvrdmaDevice::finish_restore`] checks all addresses
@@ -32,25 +32,13 @@ use pvrdma_pci_function::{Migratable, StateError};
 use pvrdma_verbs::{Backend, PauseHca, SaveHca};
 
 use crate::abi::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
-use crate::control::{Control, State};
+use crate::control::{Control, Restored, State};
 use crate::core::Core;
 use crate::device::PvrdmaDevice;
 use crate::dsr::Session;
-use crate::events::EventRings;
-use crate::intr::SavedInterrupts;
 use crate::page_dir::check_mapped;
 
 pub use error::{RestoreError, SaveError};
-
-/// State that was read, and takes effect when the restore is finished.
-#[derive(Debug)]
-pub(crate) struct Restored {
-    /// The session with its event rings, and whether it is active, unless the device is in reset.
-    session: Option<(Session, EventRings, bool)>,
-    interrupts: SavedInterrupts,
-    /// Pages of all rings.
-    rings: Vec<PageList>,
-}
 
 impl<B: Backend> PvrdmaDevice<B>
 where

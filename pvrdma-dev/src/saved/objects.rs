@@ -9,8 +9,9 @@ use pvrdma_verbs::{
     SavedMr, SharedReceiveQueue, SrqInit,
 };
 
+use super::convert;
+use super::error::RestoreError;
 use super::read::Restorer;
-use super::{RestoreError, convert};
 use crate::abi::cmd::{CreateMr, CreateQp, SrqAttr, mr_flags, qp_type};
 use crate::abi::regs::VERSION_QP_HANDLE;
 use crate::cmd;
@@ -279,8 +280,8 @@ struct Gone {
 }
 
 impl<H: SaveHca> Restorer<'_, H> {
-    /// Checks the parts of a QP. For an object that is gone, the QP gets one that has ended: the QP is in its error state
-    /// then, and would report nothing to it.
+    /// Checks the parts of a QP. For an object that is gone, the QP gets one that has ended: the QP is in its error
+    /// state then, and would report nothing to it.
     fn parts(&self, request: &CreateQp, gone: Gone) -> Result<cmd::qp::Parts<H>, CmdError> {
         let objects = &self.core.objects;
         let pd = objects.pds.find(request.pd_handle)?;

@@ -10,10 +10,11 @@ use pvrdma_pci_function::{CONFIG_SIZE, Switches};
 use pvrdma_saved_state::{DeviceKind, RawRecord, Reader, Record, pvrdma as saved};
 use pvrdma_verbs::{Backend, SaveHca};
 
-use super::{RestoreError, Restored, convert};
+use super::convert;
+use super::error::RestoreError;
 use crate::abi::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
 use crate::abi::ring::{Eqe, MAX_PAGES, eqe};
-use crate::control::Control;
+use crate::control::{Control, Restored};
 use crate::core::Core;
 use crate::device::PvrdmaDevice;
 use crate::dsr::{Session, is_aligned};

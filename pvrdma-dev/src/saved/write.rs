@@ -11,7 +11,8 @@ use pvrdma_verbs::{
     MrRequest, QpCaps, QueuePair, RingPosition, SaveHca, SavedMr, SavedQp, SavedRing, SavedSrq, VerbsError,
 };
 
-use super::{SaveError, convert};
+use super::convert;
+use super::error::SaveError;
 use crate::abi::ring::Eqe;
 use crate::control::{Control, State};
 use crate::core::Core;

@@ -29,10 +29,10 @@ fn varint(bytes: &[u8], at: &mut usize) -> u64 {
 
 fn put_varint(mut value: u64, to: &mut Vec<u8>) {
     while value >= 0x80 {
-        to.push((value & 0x7f) as u8 | 0x80);
+        to.push(u8::try_from(value & 0x7f).unwrap() | 0x80);
         value >>= 7;
     }
-    to.push(value as u8);
+    to.push(u8::try_from(value).unwrap());
 }
 
 /// Returns the message with each of its fields changed, with the number of the field.
@@ -65,7 +65,7 @@ fn mutations(kind: u16, message: &[u8], depth: u32) -> Vec<(String, Vec<u8>)> {
                 } else {
                     let mut flipped = body.to_vec();
                     flipped[length / 2] ^= 1;
-                    vec![("".to_owned(), flipped)]
+                    vec![(String::new(), flipped)]
                 };
                 for (name, body) in changed {
                     let mut changed = Vec::new();
