@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use serde_json::Value;
 
+use super::client_connection::ClientConnection;
 use super::dma::DmaMaps;
 use super::endpoint::Endpoint;
 use super::examine::DescriptorError;
@@ -22,7 +23,7 @@ use super::regions::{Region, Shape};
 use super::request::{DmaUnmap, RegionAccess, Request, Version};
 use super::session::{Protocol, Service, Session, SessionState};
 use super::stream::{ConnectionError, Message, Receiver, Reply};
-use super::transfer::{AdoptError, ClientConnection};
+use super::transfer::AdoptError;
 
 /// The server's part of the version negotiation, NUL included.
 const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_size\":1048576}}\0";

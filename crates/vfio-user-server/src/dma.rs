@@ -12,11 +12,11 @@ use vfio_bindings::bindings::vfio::{VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WR
 
 use crate::sigbus::Eviction;
 
+use super::client_connection::{ClientRange, FilePart};
 use super::endpoint::Endpoint;
 use super::files::Files;
 use super::pinner::{Pinner, pin_advice};
 use super::request::{DmaMap, DmaUnmap};
-use super::transfer::{ClientRange, FilePart};
 
 /// Mask of the offset in a page: ranges consist of whole pages.
 const PAGE_MASK: u64 = 0xfff;

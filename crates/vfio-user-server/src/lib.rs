@@ -59,6 +59,7 @@
 //! ```
 
 mod call_thread;
+mod client_connection;
 mod connection;
 mod dma;
 mod endpoint;
@@ -80,6 +81,7 @@ mod stats;
 mod stream;
 mod transfer;
 
+pub use client_connection::{ClientConnection, ClientInterrupts, ClientRange, FilePart};
 pub use endpoint::{Endpoint, REPLY_DEADLINE};
 pub use files::FileRules;
 pub use irqs::{IrqCounters, IrqTable};
@@ -87,6 +89,4 @@ pub use mappable::Mappable;
 pub use pinner::pin_advice;
 pub use server::{Server, StuckClient};
 pub use stats::{ClientCounters, ConnectionStats, MemoryCost};
-pub use transfer::{
-    AdoptError, AdoptedClient, ClientConnection, ClientInterrupts, ClientRange, FilePart, HeldClient, HoldError,
-};
+pub use transfer::{AdoptError, AdoptedClient, HeldClient, HoldError};

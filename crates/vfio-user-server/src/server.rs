@@ -16,10 +16,11 @@ use pvrdma_base::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
+use super::client_connection::ClientConnection;
 use super::connection::{Adoption, Ended};
 use super::endpoint::Endpoint;
 use super::session::{Protocol, Service, Session, SessionClient, SessionState};
-use super::transfer::{AdoptError, AdoptedClient, ClientConnection, HeldClient, HoldError};
+use super::transfer::{AdoptError, AdoptedClient, HeldClient, HoldError};
 use crate::socket::{SocketAccess, SocketError, SocketFile, peer};
 
 /// Pause after a failed accept, which means that descriptors or memory are short.

@@ -6,8 +6,9 @@
 //!    socket from then on.
 //! 2. [`HeldClient::connection`] describes the connection. The description consists of descriptors and plain values, so
 //!    it can be sent to another process.
-//! 3. The second server adopts the connection ([`Server::adopt`](crate::Server::adopt)). It checks the description as it
-//!    would check a client's messages, maps the memory and installs the interrupts, but does not receive messages yet.
+//! 3. The second server adopts the connection ([`Server::adopt`](crate::Server::adopt)). It checks the description as
+//!    it would check a client's messages, maps the memory and installs the interrupts, but does not receive messages
+//!    yet.
 //! 4. The first server gives its client away ([`HeldClient::give_away`]), or its process ends.
 //! 5. The second server serves the client ([`AdoptedClient::serve`]).
 //!
@@ -21,65 +22,11 @@ use std::sync::mpsc::SyncSender;
 
 use parking_lot::MutexGuard;
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::client_connection::{ClientConnection, ClientRange, FilePart};
 use crate::endpoint::Endpoint;
 use crate::session::{Service, Session, SessionClient, SessionState};
-
-/// Connection of a client, as one server describes it to another.
-#[derive(Debug)]
-pub struct ClientConnection {
-    /// Socket of the client.
-    pub stream: OwnedFd,
-    /// The version negotiation has completed.
-    pub negotiated: bool,
-    /// The client gives up on replies after a timeout.
-    pub impatient: bool,
-    /// Ranges of bus addresses.
-    pub ranges: Vec<ClientRange>,
-    /// Files of guest memory, to which the ranges refer by their index.
-    pub files: Vec<OwnedFd>,
-    /// Targets of the device's interrupts.
-    pub interrupts: ClientInterrupts,
-}
-
-/// Range of bus addresses of a client.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct ClientRange {
-    /// First bus address.
-    pub address: u64,
-    /// Length in bytes.
-    pub size: u64,
-    /// `true` if the device may write.
-    pub writable: bool,
-    /// Memory of the range. `None`: the range is known, but not accessible.
-    pub memory: Option<FilePart>,
-}
-
-/// Part of a file that a range shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct FilePart {
-    /// Index in [`ClientConnection::files`].
-    pub file: usize,
-    /// Offset in the file in bytes.
-    pub offset: u64,
-}
-
-/// Eventfds of a client, and the state of the legacy interrupt line.
-#[derive(Debug, Default)]
-pub struct ClientInterrupts {
-    /// Eventfds of the MSI-X vectors, by vector.
-    pub vectors: Vec<Option<OwnedFd>>,
-    /// Eventfd of the error interrupt.
-    pub error: Option<OwnedFd>,
-    /// Eventfd of the legacy interrupt line.
-    pub line: Option<OwnedFd>,
-    /// The device asserts the line.
-    pub asserted: bool,
-    /// The line was signalled, or the client has masked it, and the client has not unmasked it since.
-    pub masked: bool,
-}
 
 /// Reason why a client cannot be held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]

@@ -106,7 +106,8 @@ pub enum Request {
         /// A level, or a filter in the syntax of `RUST_LOG`.
         level: LogFilter,
     },
-    /// Replaces the workers of networks by new ones of the installed program, which take the devices with their clients.
+    /// Replaces the workers of networks by new ones of the installed program, which take the devices with their
+    /// clients.
     Upgrade {
         /// Name of the network. Absent: all networks, one after the other.
         #[serde(default)]
@@ -158,8 +159,8 @@ pub enum Request {
         #[serde(default)]
         doorbells: DoorbellSetup,
     },
-    /// Internal: gives all devices to the worker at the other end of the socket that comes with the request. The process
-    /// ends after the reply, unless that is an error.
+    /// Internal: gives all devices to the worker at the other end of the socket that comes with the request. The
+    /// process ends after the reply, unless that is an error.
     HandOver {},
     /// Internal: takes all expected devices from the worker at the other end of the socket that comes with the request.
     TakeOver {},

@@ -1,7 +1,7 @@
 //! Hand-over of a network from its worker to a new one, as the supervisor sees it.
 //!
-//! The two workers exchange the devices by themselves ([`crate::worker`]). The supervisor starts the new worker, connects
-//! the two, and decides from their replies which of them serves the network from now on.
+//! The two workers exchange the devices by themselves ([`crate::worker`]). The supervisor starts the new worker,
+//! connects the two, and decides from their replies which of them serves the network from now on.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -122,8 +122,8 @@ impl Keepers {
         Ok(ours)
     }
 
-    /// Lets each device start as many keepers as a new one may: the next worker starts its own, which neither the client
-    /// nor the worker has caused.
+    /// Lets each device start as many keepers as a new one may: the next worker starts its own, which neither the
+    /// client nor the worker has caused.
     pub(super) fn renew_budgets(&self) {
         for kept in self.devices.lock().kept.values_mut() {
             kept.starts = Budget::new(STARTS, Instant::now());

@@ -26,8 +26,8 @@ pub(super) struct NetworkFunction {
 }
 
 impl NetworkFunction {
-    /// Creates the network function of a device and serves it at the socket in `fds`. With `arrivals`, its state and its
-    /// client arrive there.
+    /// Creates the network function of a device and serves it at the socket in `fds`. With `arrivals`, its state and
+    /// its client arrive there.
     ///
     /// # Errors
     /// No descriptors are available, or no thread can be started.

@@ -25,10 +25,10 @@ use vfio_bindings::bindings::vfio::{
 };
 
 use super::call_thread::{CallThread, Cause};
+use super::client_connection::ClientInterrupts;
 use super::eventfd::{Eventfds, HostEventfds};
 use super::regions::Shape;
 use super::request::SetIrqs;
-use super::transfer::ClientInterrupts;
 
 /// Limit of a short signal. After a longer one, other devices' threads do not signal for some time.
 const SHORT: Duration = Duration::from_micros(20);

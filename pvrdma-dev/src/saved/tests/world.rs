@@ -96,6 +96,7 @@ pub(super) struct Populated {
     /// Handle of a QP whose completion queues and shared receive queue are gone.
     pub(super) orphan: u32,
     /// Objects that only have to exist.
+    #[expect(clippy::type_complexity, reason = "only kept")]
     _kept: (Vec<Context>, Vec<Pd>, Vec<Cq>, Vec<Qp>, Vec<Mr>, FastMr),
 }
 

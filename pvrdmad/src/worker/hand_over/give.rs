@@ -9,8 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use log::error;
 use pvrdma_pci_function::Migratable;
 
-use super::PATIENCE;
-use super::wire::{Answer, Client, Go, Part, get, put, put_descriptors};
+use super::wire::{Answer, Client, Go, PATIENCE, Part, get, put, put_descriptors};
 use crate::vfio_user::{HeldClient, Server};
 
 /// Time for the current message of a client. A client can send half a message and wait.

@@ -1,7 +1,7 @@
 //! Hand-over of a network from one worker to the next one, under running VMs.
 //!
-//! The supervisor starts the next worker, describes the network and its devices to it, and connects the two workers by a
-//! socket pair. The first worker is the giver, the next one the taker.
+//! The supervisor starts the next worker, describes the network and its devices to it, and connects the two workers by
+//! a socket pair. The first worker is the giver, the next one the taker.
 //!
 //! | step | giver | taker |
 //! | --- | --- | --- |
@@ -22,10 +22,5 @@ mod give;
 mod take;
 mod wire;
 
-use std::time::Duration;
-
 pub(super) use self::give::{GivenFunction, give};
 pub(super) use self::take::{Arrivals, Expected};
-
-/// Time for the other worker to read or write. QEMU gives up on a message after 5 s.
-const PATIENCE: Duration = Duration::from_secs(3);

@@ -8,8 +8,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use log::error;
 use pvrdma_pci_function::Migratable;
 
-use super::PATIENCE;
-use super::wire::{Answer, Go, Part, get, get_connection, put};
+use super::wire::{Answer, Go, PATIENCE, Part, get, get_connection, put};
 use crate::config::{Device, LinkState};
 use crate::doorbells::DoorbellSetup;
 use crate::vfio_user::{AdoptedClient, Endpoint, Server};

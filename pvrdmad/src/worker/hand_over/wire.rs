@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::de::DeserializeOwned;
@@ -19,6 +20,9 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::frame::{MAX_DESCRIPTORS, encode, send};
 use crate::protocol::{FrameReader, Received};
 use crate::vfio_user::{ClientConnection, ClientInterrupts, ClientRange};
+
+/// Time for the other worker to read or write. QEMU gives up on a message after 5 s.
+pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Longest frame in bytes. The ranges of a guest with a vIOMMU take most of it.
 const MAX_FRAME: usize = 16 << 20;
@@ -45,7 +49,8 @@ pub(super) enum Part {
 
 /// Connection of a client without its descriptors.
 ///
-/// Order of the descriptors: the socket, the files, the vectors that are set, the error interrupt, the legacy interrupt.
+/// Order of the descriptors: the socket, the files, the vectors that are set, the error interrupt, the legacy
+/// interrupt.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Client {
