@@ -96,7 +96,9 @@ pub(super) struct Populated {
     /// Handle of a QP whose completion queues and shared receive queue are gone.
     pub(super) orphan: u32,
     /// Objects that only have to exist.
-    _kept: (Vec<Context>, Vec<Pd>, Vec<Cq>, Vec<Qp>, Vec<Mr>, FastMr),
+    _owners: (Vec<Context>, Vec<Pd>),
+    _queues: (Vec<Cq>, Vec<Qp>),
+    _regions: (Vec<Mr>, FastMr),
 }
 
 impl Deref for Populated {
@@ -174,14 +176,9 @@ impl Populated {
             core.hub.notify_cq(&core.memory.view(), handle);
         }
         let orphan = orphan.handle;
-        let kept = (
-            vec![process, last],
-            vec![kernel, pd],
-            vec![kernel_cq, small],
-            vec![gsi, ud, shared, overrun],
-            vec![mr, dma],
-            fast,
-        );
-        Self { world, driver, cq, rc, srq, broken, orphan, _kept: kept }
+        let _owners = (vec![process, last], vec![kernel, pd]);
+        let _queues = (vec![kernel_cq, small], vec![gsi, ud, shared, overrun]);
+        let _regions = (vec![mr, dma], fast);
+        Self { world, driver, cq, rc, srq, broken, orphan, _owners, _queues, _regions }
     }
 }
