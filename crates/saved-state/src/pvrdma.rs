@@ -1,7 +1,7 @@
 //! Messages of the RDMA function: registers, session, rings and objects. Kinds `0x01xx`.
 //!
-//! [`Device`] is first. [`Table`]s, event rings and objects follow, each object after those that it names. The adapter's
-//! part of the state that belongs to no object precedes [`AdapterTables`].
+//! [`Device`] is first. [`Table`]s, event rings and objects follow, each object after those that it names. The
+//! adapter's part of the state that belongs to no object precedes [`AdapterTables`].
 //!
 //! Two kinds of records have variable length, and belong to the next record of another kind: the list of pages of an
 //! object ([`Pages`]) and the adapter's part of it ([`AdapterPart`]). Each may be divided among several records.

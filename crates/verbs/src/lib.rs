@@ -64,9 +64,12 @@ pub use hca::{
 pub use network::Network;
 pub use pause::PauseHca;
 pub use progress::SendProgress;
-pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
+pub use queue::{
+    AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, RingPosition, SavedRing, SendSource,
+    SrqEvent,
+};
 pub use rules::{AddressRule, OtherAddresses, Peers, Prefix, Rules, link_local};
-pub use save::{RingPosition, SaveHca, SavedMr, SavedQp, SavedRing, SavedSrq};
+pub use save::{SaveHca, SavedMr, SavedQp, SavedSrq};
 
 pub use pvrdma_verbs_types::{
     Access, AddressVector, Completion, FastRegister, Gid, GidType, InvalidAttribute, InvalidValue, Invalidate,

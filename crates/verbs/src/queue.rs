@@ -1,9 +1,28 @@
 //! Queues and events: the interface through which a backend pulls work and pushes results.
 
-use crate::error::{CqOverrun, QueueError};
-use crate::save::SavedRing;
-use pvrdma_guest_memory::DmaView;
+use crate::error::{CqOverrun, IndexError, QueueError};
+use pvrdma_guest_memory::{DmaView, PageList};
 use pvrdma_verbs_types::{Completion, RecvWr, SendWr};
+
+/// Position of the adapter in a queue that the guest fills. Indices run from 0 to twice the size of the ring, minus 1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RingPosition {
+    /// Index of the next request to take.
+    pub next: u32,
+    /// Index of the oldest request that was taken and whose slot was not returned. Equal to `next` if all were.
+    pub head: u32,
+    /// The invalid index of the guest that has made the ring unusable.
+    pub broken: Option<IndexError>,
+}
+
+/// State of a queue that the guest fills.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SavedRing {
+    /// Pages of its elements.
+    pub pages: PageList,
+    /// Position of the adapter.
+    pub position: RingPosition,
+}
 
 /// Consumer side of a send queue.
 pub trait SendSource: Send {

@@ -5,34 +5,13 @@
 //! when it creates an object (sizes, page lists, queues) is the device's part: restoring an object repeats that verb
 //! with the adapter's part as an additional argument.
 //!
-//! The bytes may come from a file or another host, so they are no more trustworthy than a command of a guest: an adapter
-//! checks them completely, and refuses them with an error.
+//! The bytes may come from a file or another host, so they are no more trustworthy than a command of a guest. An
+//! adapter checks them completely, and refuses them with an error.
 
-use pvrdma_guest_memory::PageList;
-
-use crate::error::{IndexError, VerbsError};
+use crate::error::VerbsError;
 use crate::hca::{MrRequest, QpInit, SrqInit};
 use crate::pause::PauseHca;
-
-/// Position of the adapter in a queue that the guest fills. Indices run from 0 to twice the size of the ring, minus 1.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct RingPosition {
-    /// Index of the next request to take.
-    pub next: u32,
-    /// Index of the oldest request that was taken and whose slot was not returned. Equal to `next` if all were.
-    pub head: u32,
-    /// The invalid index of the guest that has made the ring unusable.
-    pub broken: Option<IndexError>,
-}
-
-/// State of a queue that the guest fills.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct SavedRing {
-    /// Pages of its elements.
-    pub pages: PageList,
-    /// Position of the adapter.
-    pub position: RingPosition,
-}
+use crate::queue::SavedRing;
 
 /// State of a memory region.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use super::DEADLINE;
 use crate::error::{CqOverrun, QueueError};
 use crate::queue::{AsyncEvent, CompletionSink, EventSink, RecvSource, SendSource};
-use crate::save::{RingPosition, SavedRing};
+use crate::queue::{RingPosition, SavedRing};
 use pvrdma_guest_memory::{DmaError, DmaView, PageList};
 use pvrdma_verbs_types::{Completion, RecvWr, SendWr, WcStatus};
 
