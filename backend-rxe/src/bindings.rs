@@ -9,11 +9,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{EndOnPanic, Snapshot, VerbsError};
+use pvrdma_verbs::{EndOnPanic, MacAddr, Snapshot, VerbsError};
 use serde::Serialize;
 
 use crate::adapter::Adapter;
-use crate::addresses::{Addresses, Claimed, HOLD, Wait, Why};
+use crate::addresses::{Address, Addresses, Claimed, HOLD, Refused, Wait, Why};
 use crate::budget::Budget;
 use crate::counters::Counters;
 use crate::drive::Endpoint;
@@ -24,6 +24,9 @@ use crate::timer::TimerKey;
 
 /// Delay before a claim that lost a race is repeated: the former owner has not yet removed the address from its table.
 const AGAIN: Duration = Duration::from_millis(10);
+
+/// Way to claim an address.
+type ClaimFn = fn(&Addresses, MacAddr, Address) -> Result<Claimed, Refused>;
 
 /// A GID that a guest has bound at an index.
 #[derive(Clone, Copy, Debug)]
@@ -91,12 +94,24 @@ impl Bindings {
     /// # Errors
     /// The rules never give the device this address.
     pub(crate) fn bind(&self, index: u8, new: BoundGid) -> Result<(), VerbsError> {
+        self.bind_claimed(index, new, Addresses::bind)
+    }
+
+    /// Binds a GID that a restored device had bound before.
+    ///
+    /// # Errors
+    /// The rules never give the device this address.
+    pub(crate) fn restore(&self, index: u8, new: BoundGid) -> Result<(), VerbsError> {
+        self.bind_claimed(index, new, Addresses::restore)
+    }
+
+    fn bind_claimed(&self, index: u8, new: BoundGid, claim: ClaimFn) -> Result<(), VerbsError> {
         let state = &mut *self.state.lock();
         let old = state.bindings.get(&index).copied();
         if old.is_some_and(|old| old.bound == new) {
             return Ok(());
         }
-        let wait = self.claim(new).inspect_err(|error| self.refused(new, error))?;
+        let wait = self.claim(new, claim).inspect_err(|error| self.refused(new, error))?;
         let node = state.node.as_ref().ok_or(VerbsError::Gone)?;
         let wait = self.place(node, index, new, wait);
         let told = wait.is_some_and(|wait| self.waits(new, wait));
@@ -144,8 +159,8 @@ impl Bindings {
         self.state.try_lock().map(|state| state.bindings.iter().filter_map(waiting).collect()).into()
     }
 
-    fn claim(&self, bound: BoundGid) -> Result<Option<Wait>, VerbsError> {
-        match self.addresses.bind(self.adapter.point.mac, address(bound))? {
+    fn claim(&self, bound: BoundGid, claim: ClaimFn) -> Result<Option<Wait>, VerbsError> {
+        match claim(&self.addresses, self.adapter.point.mac, address(bound))? {
             Claimed::Granted => Ok(None),
             Claimed::Waiting(wait) => Ok(Some(wait)),
         }
@@ -240,7 +255,7 @@ impl Bindings {
     fn again(&self, node: &Arc<Node<Endpoint>>, index: u8, binding: &mut Binding) {
         let (bound, before) = (binding.bound, binding.wait);
         let later = Some(Wait { why: Why::Taken, until: Some(self.addresses.now().saturating_add(HOLD)) });
-        let wait = self.claim(bound).inspect_err(|error| self.refused(bound, error)).unwrap_or(later);
+        let wait = self.claim(bound, Addresses::bind).inspect_err(|error| self.refused(bound, error)).unwrap_or(later);
         binding.wait = self.place(node, index, bound, wait);
         match binding.wait {
             Some(wait) if before.is_none_or(|before| before.why != wait.why) => {

@@ -112,6 +112,29 @@ impl RxeHca {
     }
 }
 
+impl RxeHca {
+    /// Binds a GID that the device had bound when it was saved.
+    pub(crate) fn restore_bound_gid(
+        &self,
+        index: u8,
+        gid: Gid,
+        kind: GidType,
+        vlan: Option<u16>,
+    ) -> Result<(), VerbsError> {
+        self.bindings.restore(index, self.bound_gid(gid, kind, vlan)?)
+    }
+
+    fn bound_gid(&self, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<BoundGid, VerbsError> {
+        if gid.is_zero() {
+            return Err(VerbsError::Invalid("GID"));
+        }
+        if vlan.is_some_and(|vlan| !VLANS.contains(&vlan)) {
+            return Err(VerbsError::Invalid("VLAN"));
+        }
+        Ok(BoundGid { gid, kind, vlan: self.shared.vlan.of_gid(vlan)? })
+    }
+}
+
 impl Hca for RxeHca {
     type Pd = RxePd;
     type Mr = RxeMr;
@@ -146,14 +169,7 @@ impl Hca for RxeHca {
     }
 
     fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {
-        if gid.is_zero() {
-            return Err(VerbsError::Invalid("GID"));
-        }
-        if vlan.is_some_and(|vlan| !VLANS.contains(&vlan)) {
-            return Err(VerbsError::Invalid("VLAN"));
-        }
-        let vlan = self.shared.vlan.of_gid(vlan)?;
-        self.bindings.bind(index, BoundGid { gid, kind, vlan })
+        self.bindings.bind(index, self.bound_gid(gid, kind, vlan)?)
     }
 
     fn unbind_gid(&self, index: u8) {

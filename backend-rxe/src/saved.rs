@@ -13,8 +13,8 @@ use std::sync::atomic::AtomicBool;
 
 use pvrdma_saved_state::{Message, rxe as saved};
 use pvrdma_verbs::{
-    MrRequest, QpAttrMask, QpAttrs, QpInit, QpState, SaveHca, SavedMr, SavedQp, SavedRing, SavedSrq, SrqInit,
-    VerbsError,
+    Gid, GidType, MrRequest, QpAttrMask, QpAttrs, QpInit, QpState, SaveHca, SavedMr, SavedQp, SavedRing, SavedSrq,
+    SrqInit, VerbsError,
 };
 
 use crate::drive::{Endpoint, Parts};
@@ -41,6 +41,10 @@ impl SaveHca for RxeHca {
 
     fn restore_tables(&self, saved: &[u8]) -> Result<(), VerbsError> {
         self.adapter().mrs.restore(decode(saved)?)
+    }
+
+    fn restore_gid(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {
+        self.restore_bound_gid(index, gid, kind, vlan)
     }
 
     fn save_mr(&self, mr: &RxeMr) -> Result<SavedMr, VerbsError> {

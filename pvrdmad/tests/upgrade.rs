@@ -120,9 +120,8 @@ fn connections_to_other_hosts_continue() {
         let links = [("a", &left, &right), ("b", &right, &left)];
         links.map(|(name, own, other)| format!("name={name},uplink=unix-dgram:{own}:{other},mtu=9000")).to_vec()
     };
-    let mut place = Place::start_with("network", networks, |number| {
-        format!("network={},address=any", if number == 1 { "a" } else { "b" })
-    });
+    let mut place =
+        Place::start_with("network", networks, |number| format!("network={}", if number == 1 { "a" } else { "b" }));
     let mut pair = place.pair();
     beside_traffic(&mut pair, || {
         for name in ["a", "b"].repeat(5) {

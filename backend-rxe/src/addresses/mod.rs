@@ -119,6 +119,14 @@ impl Addresses {
         self.claim(mac, address, Claim::Bind)
     }
 
+    /// Claims an address that a restored device had bound before.
+    ///
+    /// # Errors
+    /// As for [`Self::bind`].
+    pub(crate) fn restore(&self, mac: MacAddr, address: Address) -> Result<Claimed, Refused> {
+        self.claim(mac, address, Claim::Restore)
+    }
+
     /// Claims an address that the network function of a device announces from the Ethernet address `station`.
     ///
     /// # Errors

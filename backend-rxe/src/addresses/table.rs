@@ -90,6 +90,8 @@ pub(crate) struct Conflict {
 pub(super) enum Claim {
     /// The RDMA function binds the address.
     Bind,
+    /// The RDMA function is restored with the address bound.
+    Restore,
     /// The network function announces it by ARP or neighbour discovery, from this Ethernet address.
     Announce(MacAddr),
 }
@@ -291,6 +293,11 @@ impl Table {
                 None => Ok(Claimed::Granted),
             };
         }
+        // The device had the address a moment ago, in another process or on another host, where it is given up now. A
+        // probe would delay its connections, and the entry of the remote host is that of the device itself.
+        if claim == Claim::Restore {
+            return Ok(Claimed::Granted);
+        }
         self.probe(mac, address, claim, now)
     }
 
@@ -339,7 +346,7 @@ impl Table {
         holder.released = false;
         holder.probe = None;
         match claim {
-            Claim::Bind => holder.bound = holder.bound.saturating_add(1),
+            Claim::Bind | Claim::Restore => holder.bound = holder.bound.saturating_add(1),
             Claim::Announce(station) => holder.station = station,
         }
         if holder.bound == 0 {

@@ -161,6 +161,23 @@ fn an_address_that_is_not_listed_is_asked_for_first() {
 }
 
 #[test]
+fn a_restored_device_asks_nobody() {
+    let mut world = World::new(true, &[(1, OWN), (2, OWN), (3, listed(7))]);
+    // The host that was seen is the device itself, before it moved here.
+    world.seen(9);
+    let restore =
+        |world: &mut World, number, last| world.table.claim(mac(number), (gid(last), None), Claim::Restore, world.now);
+    assert_eq!((restore(&mut world, 1, 9), world.probes(1).len()), (HELD, 0));
+    assert!(world.table.has_bound(mac(1), (gid(9), None)));
+    assert_eq!(world.seen(9).1.map(|conflict| conflict.kept), Some(false), "another host has it after all");
+    // The rules hold as ever.
+    world.bind(1, 6).unwrap();
+    world.advance(PROBE.0);
+    assert_eq!((world.bind(1, 6), restore(&mut world, 2, 6)), (HELD, world.waits(Why::Taken, None)));
+    assert_eq!(restore(&mut world, 3, 8), Err(Refused::NotListed));
+}
+
+#[test]
 fn an_answer_ends_the_probe() {
     let mut world = World::new(true, &[(1, OWN), (2, OWN)]);
     world.bind(1, 9).unwrap();

@@ -12,6 +12,7 @@ use crate::error::VerbsError;
 use crate::hca::{MrRequest, QpInit, SrqInit};
 use crate::pause::PauseHca;
 use crate::queue::SavedRing;
+use pvrdma_verbs_types::{Gid, GidType};
 
 /// State of a memory region.
 #[derive(Debug)]
@@ -71,6 +72,15 @@ pub trait SaveHca: PauseHca {
     /// # Errors
     /// The state is invalid, or there are objects.
     fn restore_tables(&self, saved: &[u8]) -> Result<(), VerbsError>;
+
+    /// Binds a GID that was bound when the device was saved. The address is on its way from the saved device to this one,
+    /// so no other host is asked for it.
+    ///
+    /// # Errors
+    /// As for [`Hca::bind_gid_in_vlan`].
+    fn restore_gid(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {
+        self.bind_gid_in_vlan(index, gid, kind, vlan)
+    }
 
     /// Saves a memory region.
     ///

@@ -169,7 +169,7 @@ impl<H: SaveHca> Core<H> {
         let entries = self.objects.gids.lock().entries();
         for gid in entries {
             let refused = |source| RestoreError::object("GID", gid.index.into(), source);
-            self.hca.bind_gid_in_vlan(gid.index, gid.gid, gid.kind, gid.vlan).map_err(refused)?;
+            self.hca.restore_gid(gid.index, gid.gid, gid.kind, gid.vlan).map_err(refused)?;
         }
         Ok(())
     }
