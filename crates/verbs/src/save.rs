@@ -73,8 +73,8 @@ pub trait SaveHca: PauseHca {
     /// The state is invalid, or there are objects.
     fn restore_tables(&self, saved: &[u8]) -> Result<(), VerbsError>;
 
-    /// Binds a GID that was bound when the device was saved. The address is on its way from the saved device to this one,
-    /// so no other host is asked for it.
+    /// Binds a GID that was bound when the device was saved. The address is on its way from the saved device to this
+    /// one, so no other host is asked for it.
     ///
     /// # Errors
     /// As for [`Hca::bind_gid_in_vlan`].
