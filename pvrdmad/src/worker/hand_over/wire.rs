@@ -180,7 +180,7 @@ mod tests {
 
     fn connection() -> ClientConnection {
         let memory = Some(FilePart { file: 1, offset: 4096 });
-        let vectors = (0..40).map(|vector| (vector % 3 != 1).then(descriptor)).collect();
+        let vectors = (0..50).map(|vector| (vector % 3 != 1).then(descriptor)).collect();
         ClientConnection {
             stream: descriptor(),
             negotiated: true,
@@ -234,8 +234,8 @@ mod tests {
             get_connection(&there, client).unwrap_err().to_string()
         };
         assert_eq!(fail(|_| (), 20), "the other worker ended");
-        assert_eq!(fail(|client| client.files = 5000, 20), "a client with 5028 descriptors");
-        assert_eq!(fail(|client| client.files = 0, 31), "too many descriptors of a client");
+        assert_eq!(fail(|client| client.files = 5000, 20), "a client with 5035 descriptors");
+        assert_eq!(fail(|client| client.files = 0, 37), "too many descriptors of a client");
         assert!(fail(|client| client.files = usize::MAX, 1).starts_with("a client with"));
     }
 }
