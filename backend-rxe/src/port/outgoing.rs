@@ -195,6 +195,8 @@ mod tests {
             for (headers, expected) in [
                 (&[(17, UDP)][..], true),
                 (&[(0, OPTIONS), (43, OPTIONS), (60, OPTIONS), (17, UDP)], true),
+                // Headers of mobility, host identity and Shim6.
+                (&[(135, OPTIONS), (139, OPTIONS), (140, OPTIONS), (17, UDP)], true),
                 (&[(44, FIRST), (17, UDP)], true),
                 (&[(44, FIRST), (60, OPTIONS), (17, UDP)], true),
                 // The port is in the next fragment.

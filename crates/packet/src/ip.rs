@@ -108,7 +108,7 @@ impl IpPacket {
         let (mut protocol, mut fragment) = (header.next_header()?, false);
         for _ in 0..MAX_EXTENSIONS {
             // Bytes behind an authentication header stay as they are: it protects them.
-            if protocol == Extension::AUTHENTICATION {
+            if protocol == Extension::AUTHENTICATION || Extension::RARE.contains(&protocol) {
                 break;
             }
             let Some(extension) = Extension::parse(protocol, frame.get(payload..end)?).ok()? else { break };

@@ -102,6 +102,10 @@ impl Extension {
     /// Number of the authentication header (RFC 4302).
     pub const AUTHENTICATION: u8 = 51;
 
+    /// Numbers of the headers of mobility, host identity and Shim6, which IANA lists as extension headers. Linux does not
+    /// look for another header behind them, but other receivers may.
+    pub const RARE: [u8; 3] = [135, 139, 140];
+
     /// Parses the header with number `protocol` at the start of `bytes`. `None` if this is not the number of an
     /// extension header that another header can follow.
     ///
@@ -111,7 +115,7 @@ impl Extension {
     pub fn parse(protocol: u8, bytes: &[u8]) -> Result<Option<Self>, Truncated> {
         let short = Truncated("IPv6 extension header");
         let extension = match protocol {
-            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => {
+            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | 135 | 139 | 140 => {
                 let [next, eights] = peek::<0, 2>(bytes).ok_or(short)?;
                 Self { kind: ExtensionKind::Options, next, len: 8 * (usize::from(eights) + 1) }
             }
