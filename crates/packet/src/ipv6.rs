@@ -102,8 +102,8 @@ impl Extension {
     /// Number of the authentication header (RFC 4302).
     pub const AUTHENTICATION: u8 = 51;
 
-    /// Numbers of the headers of mobility, host identity and Shim6, which IANA lists as extension headers. Linux does not
-    /// look for another header behind them, but other receivers may.
+    /// Numbers of the headers of mobility, host identity and Shim6, which IANA lists as extension headers. Linux does
+    /// not look for another header behind them, but other receivers may.
     pub const RARE: [u8; 3] = [135, 139, 140];
 
     /// Parses the header with number `protocol` at the start of `bytes`. `None` if this is not the number of an
