@@ -99,8 +99,8 @@ fn every_attempt_of_every_kind_of_thread_is_refused() {
     assert_eq!(kinds, expected.collect::<Vec<_>>());
     for Attempts { kind, attempts } in all {
         assert!(attempts.len() > 80);
-        // These threads may send messages: descriptors to keepers and to the next worker, and the file of doorbell pages
-        // to clients. In this profile no socket has an address.
+        // These threads may send messages: descriptors to keepers and to the next worker, and the file of doorbell
+        // pages to clients. In this profile no socket has an address.
         let sends = matches!(kind.as_str(), "main" | "accept" | "connection");
         for Attempt { what, errno } in attempts {
             let expected = match what.as_str() {
