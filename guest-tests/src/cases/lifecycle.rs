@@ -19,7 +19,7 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::new("lifecycle/reboot", reboot),
         // The survivor's kernel may report that its peer is gone.
         Case::new("lifecycle/qemu-killed-in-transfer", qemu_killed).ignore_kernel_log(),
-        Case::new("lifecycle/upgrade-20-times", upgrade),
+        Case::new("slow/upgrade-20-times", upgrade).slow("takes minutes; runs when asked for: --only upgrade-20"),
         Case::new("slow/qemu-killed-at-10-points", killed_at_ten_points)
             .ignore_kernel_log()
             .slow("takes minutes; runs when asked for: --only killed-at-10"),
