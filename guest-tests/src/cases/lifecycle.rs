@@ -77,7 +77,7 @@ fn killed_at_ten_points(pair: &mut Pair, link: &Link) -> Result<String> {
 /// The process of the network is replaced during transfers, one of which compares its data, and no program notices.
 fn upgrade(pair: &mut Pair, link: &Link) -> Result<String> {
     const UPGRADES: u32 = 20;
-    const TIME: Duration = Duration::from_secs(30);
+    const TIME: Duration = Duration::from_secs(20);
     let (server, client) = writes(pair, link, 1, TIME).start()?;
     let ping = |side: &str, more: &str| format!("rping {side} -a {} -C 3000 -V -S 4096{more}", link.ip[1]);
     let pings = Programs {
@@ -102,7 +102,7 @@ fn upgrade(pair: &mut Pair, link: &Link) -> Result<String> {
         longest = longest.max(daemon.upgrade()?);
     }
     for program in [client, server, compares, compared] {
-        program.wait_success(TIME)?;
+        program.wait_success(TIME * 2)?;
     }
     check_traffic(pair, link)?;
     Ok(format!("not served for {longest} ms at most"))
