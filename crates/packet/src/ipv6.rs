@@ -8,6 +8,9 @@ const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
+const MOBILITY: u8 = 135;
+const HOST_IDENTITY: u8 = 139;
+const SHIM6: u8 = 140;
 
 /// View of an IPv6 packet, from the first byte of its header. The packet may be cut off anywhere: a field is `None` if
 /// the bytes end before it does. No field is validated. The GRH of RoCE v1 has the same layout.
@@ -104,7 +107,7 @@ impl Extension {
 
     /// Numbers of the headers of mobility, host identity and Shim6, which IANA lists as extension headers. Linux does
     /// not look for another header behind them, but other receivers may.
-    pub const RARE: [u8; 3] = [135, 139, 140];
+    pub const RARE: [u8; 3] = [MOBILITY, HOST_IDENTITY, SHIM6];
 
     /// Parses the header with number `protocol` at the start of `bytes`. `None` if this is not the number of an
     /// extension header that another header can follow.
@@ -115,7 +118,7 @@ impl Extension {
     pub fn parse(protocol: u8, bytes: &[u8]) -> Result<Option<Self>, Truncated> {
         let short = Truncated("IPv6 extension header");
         let extension = match protocol {
-            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | 135 | 139 | 140 => {
+            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY | HOST_IDENTITY | SHIM6 => {
                 let [next, eights] = peek::<0, 2>(bytes).ok_or(short)?;
                 Self { kind: ExtensionKind::Options, next, len: 8 * (usize::from(eights) + 1) }
             }

@@ -28,9 +28,9 @@ pub(super) enum HandOverError {
     Ended(End),
 }
 
-impl From<End> for HandOverError {
-    fn from(end: End) -> Self {
-        Self::Ended(end)
+impl From<io::Error> for HandOverError {
+    fn from(error: io::Error) -> Self {
+        Self::Refused(error.to_string())
     }
 }
 
@@ -41,7 +41,7 @@ impl Keeper {
         let mut next = self.prepare().map_err(|end| HandOverError::Refused(format!("the new worker {end}")))?;
         self.plan.services.keepers.renew_budgets();
         let began = Instant::now();
-        let (giver, taker) = UnixStream::pair().map_err(|error| HandOverError::Refused(error.to_string()))?;
+        let (giver, taker) = UnixStream::pair()?;
         let given = match session.connection().ask(Request::HandOver {}, &[giver.as_fd()], 0) {
             Ok(given) => given,
             Err(error @ CallError::Unresponsive) => return Err(HandOverError::Refused(error.to_string())),
@@ -90,11 +90,5 @@ impl Keeper {
             request => request,
         })?;
         Ok(next)
-    }
-}
-
-impl From<io::Error> for HandOverError {
-    fn from(error: io::Error) -> Self {
-        Self::Refused(error.to_string())
     }
 }
