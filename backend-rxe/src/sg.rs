@@ -44,6 +44,22 @@ impl<'a> SgList<'a> {
         })
     }
 
+    /// Returns `offset..offset + len` of a list with one element, if that memory is contiguous and its region needs no
+    /// lock. This is the case for most messages, and takes a fraction of the time that a cursor takes.
+    #[inline(always)]
+    fn contiguous(&self, offset: u64, len: u64, direction: Direction) -> Option<VolatileSlice<'a>> {
+        let [sge] = self.sges else { return None };
+        let Memory { view, mrs } = self.memory;
+        let length = u64::from(sge.length);
+        let left = length.checked_sub(offset)?;
+        let region = mrs.lookup_fixed(sge.lkey, self.pd, sge.addr, length, self.need)?;
+        let (bus, contiguous) = region.locate(sge.addr.checked_add(offset)?)?;
+        if contiguous.min(left) < len {
+            return None;
+        }
+        view.slice(bus, usize::try_from(len).ok()?, direction).ok()
+    }
+
     /// Returns a cursor that is `offset` bytes into the list.
     #[inline]
     fn cursor(self, offset: u64) -> Cursor<'a> {
@@ -135,6 +151,23 @@ pub(crate) fn transfer(
     len: u64,
     ordered: bool,
 ) -> Result<(), FaultyList> {
+    if let Some(read) = from.contiguous(from_offset, len, Direction::Read)
+        && let Some(write) = to.contiguous(to_offset, len, Direction::Write)
+    {
+        copy(&read, &write, ordered);
+        return Ok(());
+    }
+    transfer_pieces((from, from_offset), (to, to_offset), len, ordered)
+}
+
+/// Copies between lists of any shape, piece by piece.
+#[inline(never)]
+fn transfer_pieces(
+    (from, from_offset): (SgList<'_>, u64),
+    (to, to_offset): (SgList<'_>, u64),
+    len: u64,
+    ordered: bool,
+) -> Result<(), FaultyList> {
     let (mut source, mut target) = (from.cursor(from_offset), to.cursor(to_offset));
     let mut left = len;
     while left > 0 {
@@ -144,16 +177,22 @@ pub(crate) fn transfer(
         let write =
             to.memory.view.piece(to_addr, read.len() as u64, Direction::Write).map_err(|_| FaultyList::Target)?;
         let count = write.len() as u64;
-        if ordered && count == left {
-            copy_ordered(&read, &write);
-        } else {
-            read.copy_to_volatile_slice(write);
-        }
+        copy(&read, &write, ordered && count == left);
         source.advance(count);
         target.advance(count);
         left -= count;
     }
     Ok(())
+}
+
+/// Copies a piece. `from` is at least as long as `to`.
+#[inline]
+fn copy(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>, ordered: bool) {
+    if ordered {
+        copy_ordered(from, to);
+    } else {
+        from.copy_to_volatile_slice(*to);
+    }
 }
 
 /// Copies with the last word in one access after all other bytes, so that a program that polls the end of a buffer then

@@ -50,11 +50,11 @@ impl Region {
         (needed <= pages.bytes()).then_some(Self { start, length, access, mapping: Mapping::Pages(pages) })
     }
 
+    /// Returns `true` if the region covers `addr..addr+len` and grants the right `need`.
     #[inline]
-    fn covers(&self, addr: u64, len: u64) -> bool {
-        addr.checked_sub(self.start)
-            .and_then(|into| self.length.checked_sub(into))
-            .is_some_and(|available| len <= available)
+    fn grants(&self, addr: u64, len: u64, need: Access) -> bool {
+        let available = addr.checked_sub(self.start).and_then(|into| self.length.checked_sub(into));
+        self.access.contains(need) && available.is_some_and(|available| len <= available)
     }
 
     /// Returns the bus address of `addr`, and the number of contiguous bytes from there on. `addr` is inside the
@@ -116,6 +116,12 @@ impl Mr {
     pub(crate) fn fast(pd: u64, max_pages: u32) -> Self {
         let fast = Fast { max_pages, valid: AtomicU32::new(INVALID), region: RwLock::new(None) };
         Self { key: AtomicU32::new(0), pd, body: Body::Fast(Box::new(fast)) }
+    }
+
+    /// Returns `true` if this is the region of `key`, and of that protection domain.
+    #[inline]
+    fn is(&self, key: u32, pd: u64) -> bool {
+        self.key.load(Ordering::Relaxed) == key && self.pd == pd
     }
 }
 
@@ -232,11 +238,15 @@ impl MrTable {
             Body::Fixed(region, _) => RegionRef::Fixed(region),
             Body::Fast(fast) => Self::lend(fast)?,
         };
-        let allowed = mr.key.load(Ordering::Relaxed) == key
-            && mr.pd == pd
-            && region.access.contains(need)
-            && region.covers(addr, len);
-        allowed.then_some(region)
+        (mr.is(key, pd) && region.grants(addr, len, need)).then_some(region)
+    }
+
+    /// Same as [`Self::lookup`], for regions that need no lock. Returns `None` for a region that work requests fill.
+    #[inline]
+    pub(crate) fn lookup_fixed(&self, key: u32, pd: u64, addr: u64, len: u64, need: Access) -> Option<&Region> {
+        let mr = self.get(key)?;
+        let Body::Fixed(region, _) = &mr.body else { return None };
+        (mr.is(key, pd) && region.grants(addr, len, need)).then_some(region)
     }
 
     #[cold]

@@ -175,7 +175,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
                 if state == QpState::Sqd {
                     return BatchEnd::Run(Run::Idle);
                 }
-                match self.requester.next(own.view) {
+                match self.requester.next_of_many(own.view) {
                     Ok(true) => self.budget.take_request(),
                     Ok(false) => return BatchEnd::Run(Run::Idle),
                     Err(error) => {

@@ -122,9 +122,15 @@ fn destruction_under_traffic() {
 fn unmapping_under_traffic() {
     let pair = Pair::with(threaded(2), |_| {}, |_| {});
     let (mine, theirs) = (pair.a.buffer(1 << 20), pair.b.buffer(1 << 20));
+    // The traffic goes on until the error: a fixed number of requests may all end before the memory is unmapped.
+    let write_until_error = |end: &End, from: &Buffer, to: &Buffer| {
+        for i in (0..).take_while(|_| end.state() != QpState::Error) {
+            end.submit(i, write(to.remote(0)), &[from.all()]);
+        }
+    };
     std::thread::scope(|scope| {
-        scope.spawn(|| (0..200).for_each(|i| pair.left.submit(i, write(theirs.remote(0)), &[mine.all()])));
-        scope.spawn(|| (0..200).for_each(|i| pair.right.submit(i, write(mine.remote(0)), &[theirs.all()])));
+        scope.spawn(|| write_until_error(&pair.left, &mine, &theirs));
+        scope.spawn(|| write_until_error(&pair.right, &theirs, &mine));
         wait("traffic", || pair.left.scq.total() > 3);
         pair.b.memory.unmap_all();
     });

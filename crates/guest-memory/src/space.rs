@@ -236,6 +236,7 @@ impl DmaSpace {
 
     /// Locks the map for reading and returns a view of it. The calling thread must not already hold a view of this
     /// space.
+    #[inline]
     pub fn view(&self) -> DmaView<'_> {
         let ranges = self.ranges.read();
         self.view_of(ranges, self.stalls.hold())
@@ -249,6 +250,7 @@ impl DmaSpace {
 
     /// Returns views of two different spaces. Locks their maps in the order of the spaces' identifiers, so that threads
     /// with the same pair never wait for each other. The calling thread must hold a view of neither.
+    #[inline]
     pub fn view_pair<'a>(first: &'a Self, second: &'a Self) -> (DmaView<'a>, DmaView<'a>) {
         let (first_ranges, second_ranges) = if first.id < second.id {
             let ranges = first.ranges.read();
@@ -261,9 +263,10 @@ impl DmaSpace {
         (first.view_of(first_ranges, first_hold), second.view_of(second_ranges, second_hold))
     }
 
+    #[inline]
     fn view_of<'a>(&'a self, ranges: RwLockReadGuard<'a, Vec<DmaRange>>, hold: Hold<'a>) -> DmaView<'a> {
         let enabled = self.enabled.load(Ordering::Relaxed) && !self.revoked.load(Ordering::Relaxed);
-        DmaView { id: self.id, enabled, ranges, hold }
+        DmaView { id: self.id, enabled, guarded: !enabled || hold.is_watched(), ranges, hold }
     }
 
     /// Enables or disables all access: a function without bus mastering reaches no memory, even if it is mapped. When

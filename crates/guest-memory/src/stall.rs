@@ -239,8 +239,13 @@ struct Span<'a> {
 }
 
 impl Hold<'_> {
-    /// Touches a piece of memory that is about to be used, if the memory is suspect.
+    /// Returns `true` if accesses are observed, because the memory is suspect.
     #[inline]
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watch != Watch::Off
+    }
+
+    /// Touches a piece of memory that is about to be used, if the memory is suspect.
     pub(crate) fn touch(&self, piece: &VolatileSlice<'_>) {
         if self.watch != Watch::Off {
             self.touch_watched(piece);

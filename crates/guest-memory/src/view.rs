@@ -16,6 +16,8 @@ use super::{Direction, DmaError, DmaRange, SpaceId};
 pub struct DmaView<'a> {
     pub(super) id: SpaceId,
     pub(super) enabled: bool,
+    /// `true` if accesses are denied or observed. They are neither as a rule, so that an access tests this flag alone.
+    pub(super) guarded: bool,
     pub(super) ranges: RwLockReadGuard<'a, Vec<DmaRange>>,
     /// Measures how long the view is held. It must be the last field: it is dropped after the map is unlocked.
     pub(super) hold: Hold<'a>,
@@ -56,31 +58,42 @@ impl DmaView<'_> {
     #[inline(always)]
     pub fn piece(&self, addr: u64, len: u64, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
         let piece = self.find(addr, len, direction)?;
-        self.hold.touch(&piece);
+        if self.guarded {
+            self.guard(addr, &piece)?;
+        }
         Ok(piece)
     }
 
-    /// As [`Self::piece`], but without accessing the memory now.
+    /// Denies or observes an access.
+    #[cold]
+    fn guard(&self, addr: u64, piece: &VolatileSlice<'_>) -> Result<(), DmaError> {
+        if !self.enabled {
+            return Err(DmaError::Denied { addr });
+        }
+        self.hold.touch(piece);
+        Ok(())
+    }
+
+    /// As [`Self::piece`], but without accessing the memory now, and even if access is disabled.
     #[inline(always)]
     fn find(&self, addr: u64, len: u64, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
         let after = self.ranges.partition_point(|r| r.iova <= addr);
         let unmapped = DmaError::Unmapped { addr, len };
         let range = after.checked_sub(1).and_then(|i| self.ranges.get(i)).ok_or(unmapped)?;
-        let into = addr - range.iova;
+        // The arithmetic of this function wraps only so that it is not checked again: the range begins at or below the
+        // address, the address is inside the range, and `map` has checked that the backing covers the range.
+        let into = addr.wrapping_sub(range.iova);
         if into >= range.len {
             return Err(unmapped);
         }
         let denied = DmaError::Denied { addr };
-        if !self.enabled {
-            return Err(denied);
-        }
         let backing = range.backing.as_ref().ok_or(denied)?;
         if direction == Direction::Write && !range.writable {
             return Err(denied);
         }
-        // Both fit: `map` has checked that the backing, whose size is a usize, covers the range.
         #[expect(clippy::cast_possible_truncation, reason = "bounded by the backing's size")]
-        let (offset, count) = (backing.offset + into as usize, len.min(range.len - into) as usize);
+        let (offset, count) =
+            (backing.offset.wrapping_add(into as usize), len.min(range.len.wrapping_sub(into)) as usize);
         backing.mapping.get_slice(offset, count).map_err(|_| unmapped)
     }
 
@@ -176,6 +189,9 @@ impl DmaView<'_> {
         let end = addr.checked_add(len).ok_or(unmapped)?;
         let mut at = addr;
         while at < end {
+            if !self.enabled {
+                return Err(DmaError::Denied { addr: at });
+            }
             // This checks the access and returns the length of the contiguous piece.
             let count = self.find(at, end - at, direction)?.len();
             let after = self.ranges.partition_point(|r| r.iova <= at);

@@ -177,7 +177,7 @@ impl Ring {
 
     /// Returns the mask of indices, which count modulo twice the number of elements (spec §6.1).
     const fn mask(&self) -> u32 {
-        (self.entries << 1) - 1
+        (self.entries << 1).wrapping_sub(1)
     }
 
     const fn next(&self, index: u32) -> u32 {
@@ -223,8 +223,8 @@ impl Ring {
         index: u32,
         direction: Direction,
     ) -> Result<VolatileSlice<'v>, QueueError> {
-        let slot = u64::from(index & (self.entries - 1));
-        let offset = slot * u64::from(self.stride);
+        let slot = u64::from(index & (self.mask() >> 1));
+        let offset = slot.wrapping_mul(self.stride.into());
         let mut into = offset.wrapping_sub(self.near.offset);
         if into >= self.near.len {
             // The shape was checked, so the element exists and does not cross a page.
@@ -232,7 +232,7 @@ impl Ring {
             self.near = Run { offset, bus, len };
             into = 0;
         }
-        Ok(view.slice(self.near.bus + into, self.stride as usize, direction)?)
+        Ok(view.slice(self.near.bus.wrapping_add(into), self.stride as usize, direction)?)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use pvrdma_roce::NakReason;
 use pvrdma_verbs::{Access, QpState, SendOp, WcStatus};
 
-use super::rc::{Exchange, OwnSide, Step, Target, own_list, refused};
+use super::rc::{Apart, Exchange, Step, Target, own_list, refused};
 use super::route::LocalRoute;
 use crate::budget::Budget;
 use crate::counters::{Counters, Tally};
@@ -138,7 +138,7 @@ impl ApartStep<'_> {
             return Some(silence);
         }
         target.responder.first_request(peer, memory.view);
-        let (responder, own) = (&mut *target.responder, OwnSide::Apart(bytes));
+        let (responder, own) = (&mut *target.responder, Apart(bytes));
         let mut exchange =
             Exchange { qp, own, peer, memory, responder, work, progress, budget: self.budget, trace: None };
         let step = exchange.execute(self.tally).unwrap_or_else(Step::Refused);

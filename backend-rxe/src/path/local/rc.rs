@@ -10,7 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use parking_lot::FairMutexGuard;
 use pvrdma_roce::wire::rnr_delay;
-use pvrdma_roce::{AtomicChange, NakReason, Received};
+use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received};
 use pvrdma_verbs::{
     Access, QpAttrs, QpState, QueueError, RemoteAddress, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus,
 };
@@ -131,6 +131,8 @@ impl<'a> LocalBatch<'a> {
     fn run(&mut self, target: &mut Option<Target<'a>>) -> BatchEnd {
         let (qp, own) = (self.qp, self.guard.own());
         let capturing = qp.adapter.captures.is_active();
+        // A guest that waits for the completion of its only request posts no other one before that is published.
+        let mut ended = 0_u32;
         loop {
             let state = qp.state();
             if !matches!(state, QpState::Rts | QpState::Sqd) {
@@ -140,7 +142,9 @@ impl<'a> LocalBatch<'a> {
                 if state == QpState::Sqd {
                     return BatchEnd::Run(Run::Idle);
                 }
-                match self.requester.next(own.view) {
+                let next =
+                    if ended > 1 { self.requester.next_of_many(own.view) } else { self.requester.next(own.view) };
+                match next {
                     Ok(true) => {}
                     Ok(false) => return BatchEnd::Run(Run::Idle),
                     Err(error) => return BatchEnd::Broken(error),
@@ -154,6 +158,7 @@ impl<'a> LocalBatch<'a> {
             match self.step(target, capturing) {
                 Step::Done(byte_len) => {
                     self.budget.take_request();
+                    ended = ended.saturating_add(1);
                     let length = self.requester.current.map_or(0, |progress| progress.length);
                     self.requester.end_with_success(qp, own.view, byte_len);
                     let drained = qp.state() == QpState::Sqd;
@@ -205,7 +210,7 @@ impl<'a> LocalBatch<'a> {
         target.responder.first_request(peer, memory.view);
         let trace = capturing.then_some(ConnectionTrace { qp, own, attrs, source, trace });
         let responder = &mut *target.responder;
-        let own = OwnSide::Joint(own);
+        let own = Joint(own);
         let mut exchange = Exchange { qp, own, peer, memory, responder, work, progress, budget: self.budget, trace };
         exchange.execute(self.tally).unwrap_or_else(Step::Refused)
     }
@@ -235,18 +240,81 @@ pub(super) fn refused(qp: &Qp, requester: &mut Requester, nak: NakReason) -> Res
     }
 }
 
-/// The requester's memory.
-pub(super) enum OwnSide<'a> {
-    /// Held together with the responder's memory.
-    Joint(Memory<'a>),
-    /// Not held now: the buffer has the bytes that the request moves in this step.
-    Apart(&'a mut [u8]),
+/// The requester's memory during a step.
+// A trait and not an enum, so that an exchange stays in registers.
+pub(super) trait OwnSide {
+    /// Moves a part of a message to the responder. Returns `true` if the message is complete.
+    fn put(&mut self, moving: Moving<'_>, to: SgList<'_>, ordered: bool) -> Result<bool, FaultyList>;
+
+    /// Moves a part of a message from the responder. Returns `true` if the message is complete.
+    fn get(&mut self, moving: Moving<'_>, from: SgList<'_>) -> Result<bool, FaultyList>;
+
+    /// Stores the result of an atomic operation.
+    fn store(&mut self, qp: &Qp, work: &SendWr, old: [u8; 8]) -> Result<(), AccessError>;
+}
+
+/// A message of which a part is moved.
+pub(super) struct Moving<'a> {
+    qp: &'a Qp,
+    work: &'a SendWr,
+    progress: &'a mut Progress,
+    budget: &'a mut Budget,
+}
+
+/// Held together with the responder's memory.
+pub(super) struct Joint<'a>(Memory<'a>);
+
+/// Not held now: the buffer has the bytes that the request moves in this step.
+pub(super) struct Apart<'a>(pub(super) &'a mut [u8]);
+
+impl OwnSide for Joint<'_> {
+    #[inline(always)]
+    fn put(&mut self, moving: Moving<'_>, to: SgList<'_>, ordered: bool) -> Result<bool, FaultyList> {
+        let Moving { qp, work, progress, budget } = moving;
+        move_chunk(own_list(self.0, qp, work, Access::empty()), to, progress, budget, ordered)
+    }
+
+    #[inline]
+    fn get(&mut self, moving: Moving<'_>, from: SgList<'_>) -> Result<bool, FaultyList> {
+        let Moving { qp, work, progress, budget } = moving;
+        move_chunk(from, own_list(self.0, qp, work, Access::LOCAL_WRITE), progress, budget, true)
+    }
+
+    fn store(&mut self, qp: &Qp, work: &SendWr, old: [u8; 8]) -> Result<(), AccessError> {
+        own_list(self.0, qp, work, Access::LOCAL_WRITE).write(0, &old)
+    }
+}
+
+impl OwnSide for Apart<'_> {
+    fn put(&mut self, moving: Moving<'_>, to: SgList<'_>, _ordered: bool) -> Result<bool, FaultyList> {
+        let Moving { progress, budget, .. } = moving;
+        // Programs that poll a written buffer expect its last bytes to arrive last.
+        let (body, tail) = self.0.split_at(self.0.len().saturating_sub(8));
+        let tail_at = progress.done.saturating_add(body.len() as u64);
+        let written = to.write(progress.done, body).and_then(|()| {
+            fence(Ordering::Release);
+            to.write(tail_at, tail)
+        });
+        written.map_err(|_| FaultyList::Target)?;
+        Ok(moved(self.0.len() as u64, progress, budget))
+    }
+
+    fn get(&mut self, moving: Moving<'_>, from: SgList<'_>) -> Result<bool, FaultyList> {
+        let Moving { progress, budget, .. } = moving;
+        from.read(progress.done, self.0).map_err(|_| FaultyList::Source)?;
+        Ok(moved(self.0.len() as u64, progress, budget))
+    }
+
+    fn store(&mut self, _qp: &Qp, _work: &SendWr, old: [u8; 8]) -> Result<(), AccessError> {
+        self.0.iter_mut().zip(old).for_each(|(byte, old)| *byte = old);
+        Ok(())
+    }
 }
 
 /// Execution of a request at the responder.
-pub(super) struct Exchange<'a> {
+pub(super) struct Exchange<'a, O> {
     pub(super) qp: &'a Qp,
-    pub(super) own: OwnSide<'a>,
+    pub(super) own: O,
     pub(super) peer: &'a Qp,
     pub(super) memory: Memory<'a>,
     pub(super) responder: &'a mut Responder,
@@ -257,7 +325,7 @@ pub(super) struct Exchange<'a> {
     pub(super) trace: Option<ConnectionTrace<'a>>,
 }
 
-impl<'a> Exchange<'a> {
+impl<O: OwnSide> Exchange<'_, O> {
     // Always inline: see `Requester::end_with_success`.
     #[inline(always)]
     pub(super) fn execute(&mut self, tally: &mut Tally) -> Result<Step, NakReason> {
@@ -312,7 +380,8 @@ impl<'a> Exchange<'a> {
             self.responder.check_receive(peer, self.memory, length)?;
         }
         let list = self.responder.receive_list(peer, self.memory);
-        match put(&mut self.own, (self.qp, self.work), list, self.progress, self.budget, false) {
+        let moving = Moving { qp: self.qp, work: self.work, progress: self.progress, budget: self.budget };
+        match self.own.put(moving, list, false) {
             Ok(true) => {}
             Ok(false) => return Ok(Step::Moved),
             Err(FaultyList::Source) => return Ok(Step::Failed(WcStatus::LocalProtection)),
@@ -342,7 +411,8 @@ impl<'a> Exchange<'a> {
         }
         let sges = [remote_sge(remote, length)];
         let list = remote_list(peer, self.memory, &sges, Access::REMOTE_WRITE);
-        match put(&mut self.own, (self.qp, self.work), list, self.progress, self.budget, true) {
+        let moving = Moving { qp: self.qp, work: self.work, progress: self.progress, budget: self.budget };
+        match self.own.put(moving, list, true) {
             Ok(true) => {}
             Ok(false) => return Ok(Step::Moved),
             Err(FaultyList::Source) => return Ok(Step::Failed(WcStatus::LocalProtection)),
@@ -376,7 +446,8 @@ impl<'a> Exchange<'a> {
         }
         let sges = [remote_sge(remote, length)];
         let source = remote_list(peer, self.memory, &sges, Access::REMOTE_READ);
-        match get(&mut self.own, (self.qp, self.work), source, self.progress, self.budget) {
+        let moving = Moving { qp: self.qp, work: self.work, progress: self.progress, budget: self.budget };
+        match self.own.get(moving, source) {
             Ok(true) => Ok(Step::Done(u32::try_from(length).unwrap_or(u32::MAX))),
             Ok(false) => Ok(Step::Moved),
             Err(FaultyList::Source) => Err(self.responder.refuse(peer, view, NakReason::RemoteAccess)),
@@ -395,18 +466,8 @@ impl<'a> Exchange<'a> {
         let Ok(old) = checked.and_then(|()| execute_atomic(peer, memory, remote, change)) else {
             return Err(self.responder.refuse(peer, memory.view, NakReason::RemoteAccess));
         };
-        let old = old.to_le_bytes();
-        match &mut self.own {
-            OwnSide::Joint(own) => {
-                let target = own_list(*own, self.qp, self.work, Access::LOCAL_WRITE);
-                let written = target.write(0, &old);
-                Ok(written.map_or(Step::Failed(WcStatus::LocalProtection), |()| Step::Done(8)))
-            }
-            OwnSide::Apart(bytes) => {
-                bytes.iter_mut().zip(old).for_each(|(byte, old)| *byte = old);
-                Ok(Step::Done(8))
-            }
-        }
+        let stored = self.own.store(self.qp, self.work, old.to_le_bytes());
+        Ok(stored.map_or(Step::Failed(WcStatus::LocalProtection), |()| Step::Done(8)))
     }
 
     /// Completes the receive in use.
@@ -425,50 +486,6 @@ impl<'a> Exchange<'a> {
 /// Returns the SGE list of the request.
 pub(super) fn own_list<'a>(memory: Memory<'a>, qp: &'a Qp, work: &'a SendWr, need: Access) -> SgList<'a> {
     SgList { memory, sges: &work.sges, pd: qp.pd, need }
-}
-
-/// Moves a part of a message to the responder. Returns `true` if the message is complete.
-#[inline(always)]
-fn put(
-    own: &mut OwnSide<'_>,
-    (qp, work): (&Qp, &SendWr),
-    to: SgList<'_>,
-    progress: &mut Progress,
-    budget: &mut Budget,
-    ordered: bool,
-) -> Result<bool, FaultyList> {
-    match own {
-        OwnSide::Joint(own) => move_chunk(own_list(*own, qp, work, Access::empty()), to, progress, budget, ordered),
-        OwnSide::Apart(bytes) => {
-            // Programs that poll a written buffer expect its last bytes to arrive last.
-            let (body, tail) = bytes.split_at(bytes.len().saturating_sub(8));
-            let tail_at = progress.done.saturating_add(body.len() as u64);
-            let written = to.write(progress.done, body).and_then(|()| {
-                fence(Ordering::Release);
-                to.write(tail_at, tail)
-            });
-            written.map_err(|_| FaultyList::Target)?;
-            Ok(moved(bytes.len() as u64, progress, budget))
-        }
-    }
-}
-
-/// Moves a part of a message from the responder. Returns `true` if the message is complete.
-#[inline]
-fn get(
-    own: &mut OwnSide<'_>,
-    (qp, work): (&Qp, &SendWr),
-    from: SgList<'_>,
-    progress: &mut Progress,
-    budget: &mut Budget,
-) -> Result<bool, FaultyList> {
-    match own {
-        OwnSide::Joint(own) => move_chunk(from, own_list(*own, qp, work, Access::LOCAL_WRITE), progress, budget, true),
-        OwnSide::Apart(bytes) => {
-            from.read(progress.done, bytes).map_err(|_| FaultyList::Source)?;
-            Ok(moved(bytes.len() as u64, progress, budget))
-        }
-    }
 }
 
 /// Accounts for moved bytes. Returns `true` if the message is complete.
