@@ -62,7 +62,7 @@ impl Port {
     }
 }
 
-/// Direct forwarding on the thread that serves the guest's doorbell: the frames leave before another thread would wake
+/// Direct forwarding on the thread that serves the guest's doorbell: the frames leave before another thread could wake
 /// up.
 impl LinkReader for Port {
     fn read(&self) {
