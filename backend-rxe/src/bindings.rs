@@ -41,8 +41,8 @@ struct Binding {
 
 #[derive(Debug)]
 struct State {
-    /// The device, until it ends. There must be no other long-lived owner: a second reference, even for a moment, would
-    /// delay the end of the device, and packets that arrive for its successor meanwhile would be lost.
+    /// The device, until it ends. Nothing else may own it for long: the port accepts packets for the device while any
+    /// reference to it exists, and those that it accepts after the device has ended are lost.
     node: Option<Arc<Node<Endpoint>>>,
     bindings: BTreeMap<u8, Binding>,
     /// Time since which the link is down, if it is.

@@ -115,7 +115,7 @@ impl Batches {
     /// Takes a batch back, whether some of its frames are kept or not.
     pub(super) fn put_back(&self, mut batch: Arc<Batch>) {
         if let Some(batch) = Arc::get_mut(&mut batch) {
-            // A buffer that grew beyond the limit could never be kept.
+            // A buffer larger than the limit could never be kept, so it is replaced.
             let large = batch.frames.capacity() > MAX_BYTES && batch.frames.reserved() <= MAX_BYTES;
             if large {
                 batch.frames = Frames::default();

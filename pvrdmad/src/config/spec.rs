@@ -1,4 +1,4 @@
-//! Networks and devices in the words of the command line and of the file.
+//! Networks and devices as the command line and the file spell them.
 
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Finds problems that keep a VM from using its device, as far as they show on this host, and suggests fixes.
+//! Finds problems that keep a VM from using its device, as far as they are visible on this host, and suggests fixes.
 //!
 //! [`Host`] holds the observations, [`judge`] draws the conclusions. A separate script, `pvrdma-guest-doctor`, examines
 //! the guest.

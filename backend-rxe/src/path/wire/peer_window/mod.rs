@@ -271,8 +271,8 @@ impl PeerWindow {
         if now.saturating_sub(queue.looked) >= stale {
             queue.forgive(now, &self.in_flight);
         }
-        // A thread that made room just now may have missed that this connection waits. It made the room before that, so
-        // this check sees it.
+        // A thread that made room just now may have missed that this connection waits. This check comes after the
+        // connection was recorded as waiting, so it sees that room.
         let admitted = self.admit_from(&mut queue);
         let watch = !queue.turns.is_empty() && queue.watched_until <= now;
         let until = now.saturating_add(stale);
