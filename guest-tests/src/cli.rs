@@ -28,7 +28,7 @@ pub(crate) enum Command {
     /// Build the guest image (QEMU, kernel, driver, root file system) and do nothing more.
     #[command(visible_alias = "bed")]
     Image,
-    /// Boot two guests, run the RDMA programs between them and print what they achieved.
+    /// Boot two guests, run the RDMA programs between them, and print the results.
     Demo(DemoOptions),
     /// Run everything: the workspace's tests, then those in guests.
     Test(TestOptions),
@@ -51,7 +51,7 @@ pub(crate) enum Command {
         /// An SVG by svg-term.
         picture: PathBuf,
     },
-    /// Boot two guests and keep them until Enter is pressed; commands can be typed to either.
+    /// Boot two guests and keep them until Enter is pressed. Commands can be typed to either.
     Shell(ShellOptions),
     /// The other program, for tests of it.
     #[command(hide = true)]
@@ -81,7 +81,7 @@ pub(crate) enum Command {
     /// Rings the doorbells of a device, in a guest.
     #[command(hide = true)]
     Doorbells(DoorbellOptions),
-    /// Checks of the host's adapter as a backend, started in a guest that plays the host.
+    /// Checks of the host's adapter as a backend, for a guest that acts as the host.
     #[command(name = "hca", hide = true, subcommand)]
     HostAdapter(HostAdapterCommand),
 }
@@ -130,7 +130,7 @@ pub(crate) enum HostAdapterCommand {
     },
     /// A guest of this machine with a device, against `ibv_rc_pingpong` on the adapter itself.
     Nested(NestedOptions),
-    /// One device against `ibv_rc_pingpong -s 3000 -n 200`, whose server listens at this machine.
+    /// One device against `ibv_rc_pingpong -s 3000 -n 200`, whose server listens on this machine.
     Pingpong {
         /// Which adapter.
         #[arg(long)]
@@ -150,7 +150,7 @@ pub(crate) enum HostAdapterCommand {
     },
     /// One end of `rping` in a guest, connected by the guest's connection manager.
     Rping(RpingOptions),
-    /// Speed through a device against a program of its own on the same adapter.
+    /// Speed through a device, compared with a native program on the same adapter.
     Bench {
         /// Which adapter.
         #[arg(long)]
@@ -211,7 +211,7 @@ pub(crate) enum RpingRole {
         /// Its address.
         server: Ipv4Addr,
     },
-    /// Tries to ask a server from an address that the host does not have.
+    /// Tries to send a request from an address that the host does not have.
     Refused {
         /// Its address.
         server: Ipv4Addr,

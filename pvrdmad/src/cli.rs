@@ -158,10 +158,10 @@ pub struct CheckArgs {
     pub serve: ServeArgs,
 }
 
-/// Arguments of `doctor`: those of the daemon itself, and where QEMU is.
+/// Arguments of `doctor`: those of the daemon itself, and the QEMU program.
 #[derive(Args, Debug)]
 pub struct DoctorArgs {
-    /// What is served.
+    /// Devices and networks to examine.
     #[command(flatten)]
     pub serve: ServeArgs,
     /// QEMU that VMs use.

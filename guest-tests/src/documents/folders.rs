@@ -1,4 +1,4 @@
-//! Checks that no example uses a world-writable folder: another user could listen there first in place of the daemon.
+//! Checks that no example uses a world-writable folder, where another user could listen in place of the daemon.
 
 use super::markdown::Document;
 

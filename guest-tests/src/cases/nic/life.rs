@@ -7,7 +7,7 @@ use super::super::pingpong::pingpong;
 use super::cards::{Both, CARD, Cards, PATIENCE};
 use crate::pair::{LinkKind, PVRDMA_DEVICE};
 
-/// Memory in KiB that the daemon may keep after all resources of a life were released: overhead of the allocator.
+/// Memory in KiB that the daemon may keep after all resources of a guest were released: overhead of the allocator.
 const SLACK_KIB: u64 = 4096;
 
 pub(super) fn cases(cards: &Both) -> Vec<Case> {
