@@ -48,7 +48,7 @@ counters! {
 }
 
 counters! {
-    /// What the VMM's system refused. Nothing is lost by it: doorbells of such pages are heard, or their rings watched.
+    /// Refusals by the VMM's system. They lose nothing: doorbells of such pages trap, or their rings are watched.
     pub(crate) struct WindowCounters {
         /// Failures to turn a doorbell page into memory.
         doorbells_map_refused,
@@ -142,14 +142,14 @@ pub struct MemoryStatus {
     pub pinned_bytes: u64,
 }
 
-/// Memory that a guest and its peers make this process allocate, in bytes.
+/// Memory in bytes that a guest and its peers make this process allocate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct KeptStatus {
     /// Bytes in use.
     pub used_bytes: u64,
     /// Limit.
     pub limit_bytes: u64,
-    /// Objects, with their page lists and the minimum that each of them needs to make progress.
+    /// Objects with their page lists, and the minimum that each of them needs to make progress.
     pub objects_bytes: u64,
     /// Requests taken from their rings ahead of their turn.
     pub requests_bytes: u64,

@@ -16,7 +16,7 @@ guest_struct! {
 }
 
 guest_struct! {
-    /// The region as the driver fills it (section 2.2). `gos_info` is of no use to the device.
+    /// The region as filled in by the driver (section 2.2). The device does not need `gos_info`.
     SharedRegion, "device_shared_region", 280 {
         /// 17..=20.
         0 driver_version: u32,
