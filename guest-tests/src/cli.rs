@@ -17,12 +17,12 @@ use crate::pair::LinkKind;
 #[derive(Debug, Parser)]
 #[command(name = "guest-tests", version = pvrdmad::VERSION)]
 pub(crate) struct Cli {
-    /// What to do.
+    /// Command.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// What to do.
+/// Command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Build the guest image (QEMU, kernel, driver, root file system) and do nothing more.
@@ -45,7 +45,7 @@ pub(crate) enum Command {
     /// Draw docs/figures.svg anew from the table of docs/figures.md.
     #[command(hide = true)]
     Published,
-    /// Have the last frame of a recording stay.
+    /// Make the last frame of a recording stay.
     #[command(hide = true)]
     HoldLastFrame {
         /// An SVG by svg-term.
@@ -75,7 +75,7 @@ pub(crate) enum Command {
     /// The hosts of one side of that.
     #[command(hide = true)]
     DumbbellHosts(HostsOptions),
-    /// One side of checked traffic over network cards, in a guest.
+    /// One side of checked traffic over network functions, in a guest.
     #[command(hide = true, subcommand)]
     NetPeer(NetPeer),
     /// Rings the doorbells of a device, in a guest.
@@ -86,7 +86,7 @@ pub(crate) enum Command {
     HostAdapter(HostAdapterCommand),
 }
 
-/// What is done with the adapter.
+/// Task for the adapter.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum HostAdapterCommand {
     /// The conformance suite of the verbs traits.
@@ -144,7 +144,7 @@ pub(crate) enum HostAdapterCommand {
         /// Which adapter.
         #[arg(long)]
         device: String,
-        /// What is asked of the connection manager: `auto`, `umad` or `local`.
+        /// Requested connection manager: `auto`, `umad` or `local`.
         #[arg(long, default_value = "auto")]
         cm: String,
     },
@@ -196,12 +196,12 @@ pub(crate) struct RpingOptions {
     /// Bytes of each message.
     #[arg(long, default_value_t = 4096)]
     pub(crate) size: usize,
-    /// What it does.
+    /// Role.
     #[command(subcommand)]
     pub(crate) role: RpingRole,
 }
 
-/// What an end of `rping` does.
+/// Role of an end of `rping`.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub(crate) enum RpingRole {
     /// Waits for a client.
@@ -227,7 +227,7 @@ pub(crate) struct TestOptions {
     /// Run only the workspace's tests.
     #[arg(long)]
     pub(crate) no_vm: bool,
-    /// What connects the guests; `rxe` checks the image itself, without our device.
+    /// Connection of the guests; `rxe` checks the image itself, without our device.
     #[arg(long, value_enum, default_value_t = LinkChoice::Pvrdma)]
     pub(crate) link: LinkChoice,
     /// Print the names of the guest tests and end.
@@ -266,12 +266,12 @@ pub(crate) struct BenchOptions {
 /// Options of `shell`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ShellOptions {
-    /// What connects the guests.
+    /// Connection of the guests.
     #[arg(long, value_enum, default_value_t = LinkChoice::Pvrdma)]
     pub(crate) link: LinkChoice,
 }
 
-/// What connects the guests.
+/// Connection of the guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LinkChoice {
     /// Our device.

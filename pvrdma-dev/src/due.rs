@@ -12,7 +12,7 @@ use pvrdma_verbs::{Counter, counters};
 use crate::watcher::{Depth, DoorbellWatcher};
 
 counters! {
-    /// What was notified without having been asked for.
+    /// Notifications that the guest did not request.
     pub(crate) struct InferCounters {
         /// Notifications of unconsumed completions, for processes whose arming is not noticed.
         notifications_inferred,

@@ -10,7 +10,7 @@ use crate::events::EventCounters;
 use crate::intr::InterruptCounters;
 
 counters! {
-    /// What a device counts, except commands.
+    /// Counters of a device, except those of commands.
     pub(crate) struct DeviceCounters {
         /// Device shared regions that were accepted.
         handshakes,
@@ -52,7 +52,7 @@ counters! {
     pub(crate) struct WindowCounters {
         /// Failures to turn a doorbell page into memory.
         doorbells_map_refused,
-        /// Failures to make a doorbell page that is memory trap again.
+        /// Failures to make a mapped doorbell page trap again.
         doorbells_unmap_refused,
     }
 }

@@ -132,7 +132,7 @@ fn look_at_device(device: &Device, report: &mut Report) {
     let nic = match (&device.nic, &device.nic_socket) {
         (Some(link), _) => format!("nic {link}"),
         (None, Some(place)) => format!("nic-socket {place}"),
-        (None, None) => "network card of the VMM alone".to_owned(),
+        (None, None) => "network function of the VMM alone".to_owned(),
     };
     let socket = shown(&device.socket.to_string(), device.access);
     report.say(format!("  {subject}: socket {socket}, mac {}, {nic}", device.config.mac));

@@ -87,7 +87,7 @@ pub enum Command {
 /// Arguments of `stand-in`.
 #[derive(Args, Debug)]
 pub struct StandInArgs {
-    /// How it confines itself.
+    /// Sandbox mode.
     pub sandbox: SandboxMode,
     /// Name of the network, for lists of processes.
     pub network: String,
@@ -96,9 +96,9 @@ pub struct StandInArgs {
 /// Arguments of `worker`.
 #[derive(Args, Debug)]
 pub struct WorkerArgs {
-    /// How it confines itself.
+    /// Sandbox mode.
     pub sandbox: SandboxMode,
-    /// What it is confined to.
+    /// Needs of its adapter and links.
     pub profile: Profile,
     /// Name of the network, for lists of processes.
     pub network: String,

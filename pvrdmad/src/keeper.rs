@@ -17,7 +17,7 @@ pub const ARGUMENT: &str = "keeper";
 /// Serves the worker at the other end of standard input until that end is closed.
 ///
 /// # Errors
-/// What is on standard input is not a worker.
+/// Standard input does not lead to a worker.
 pub fn run(mode: SandboxMode) -> io::Result<()> {
     // The setup needs system calls that the sandbox refuses.
     eventfd::prepare();

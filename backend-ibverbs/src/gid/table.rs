@@ -44,7 +44,7 @@ pub(crate) struct GidTable {
     member: Arc<Member>,
     /// GIDs reserved for the device by its rules.
     reserved: Vec<Gid>,
-    /// Whether the device may bind other GIDs.
+    /// The device may bind other GIDs as well.
     others: OtherAddresses,
     entries: RwLock<Box<[Option<Bound>]>>,
     /// Addresses on the host's interface that were added for this device.

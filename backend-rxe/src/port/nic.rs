@@ -57,7 +57,9 @@ impl Port {
         self.log.warn(
             module_path!(),
             "port",
-            format_args!("{mac}: the network card sends from {source}, which goes nowhere, see forged-transmits=mac"),
+            format_args!(
+                "{mac}: the network function sends from {source}, whose frames are dropped; see forged-transmits=mac"
+            ),
         );
     }
 }

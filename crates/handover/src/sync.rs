@@ -165,7 +165,7 @@ mod model {
 
         /// Waits for the lock.
         pub fn lock(&self) -> MutexGuard<'_, T> {
-            self.0.lock().unwrap_or_else(|_| unreachable!("nobody panics while it is locked"))
+            self.0.lock().unwrap_or_else(|_| unreachable!("no thread panics while it is locked"))
         }
 
         /// Returns `None` if the lock is held.
@@ -186,12 +186,12 @@ mod model {
 
         /// Waits for the writer.
         pub fn read(&self) -> RwLockReadGuard<'_, T> {
-            self.0.read().unwrap_or_else(|_| unreachable!("nobody panics while it is locked"))
+            self.0.read().unwrap_or_else(|_| unreachable!("no thread panics while it is locked"))
         }
 
         /// Waits for the writer and all readers.
         pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-            self.0.write().unwrap_or_else(|_| unreachable!("nobody panics while it is locked"))
+            self.0.write().unwrap_or_else(|_| unreachable!("no thread panics while it is locked"))
         }
     }
 }

@@ -25,7 +25,7 @@ pub struct Rules<'a> {
     pub sources: &'a [[u8; 6]],
     /// Tags that the device may send.
     pub tags: Tags,
-    /// Whether the device may send RoCE.
+    /// The device may send RoCE.
     pub roce: bool,
     /// Returns `true` if the device may announce this address in this VLAN.
     pub may_have: &'a dyn Fn(IpAddr, Option<u16>) -> bool,

@@ -36,7 +36,7 @@ pub struct Endpoint {
     pub stats: Arc<ConnectionStats>,
     /// Part of a region that a client may map.
     pub mappable: Option<Mappable>,
-    /// Whether the legacy interrupt is offered.
+    /// The legacy interrupt is offered.
     pub intx: bool,
     /// Time after which a reply ends the connection, for clients that stop waiting for replies.
     pub reply_deadline: Duration,

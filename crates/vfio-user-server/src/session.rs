@@ -21,7 +21,7 @@ pub(crate) struct SessionState {
     pub(crate) service: Service,
 }
 
-/// Whether this server serves the client.
+/// State of the service of the client by this server.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) enum Service {
     /// It does.

@@ -202,7 +202,7 @@ fn two_processes(MappedPair(pair): &MappedPair) -> Result<String> {
         // The process opens the device twice, and polls on one of the two pages.
         let shown = contexts()?;
         let mapped = shown.iter().find(|context| context["doorbells"] == "mapped");
-        pages.push(mapped.with_context(|| format!("nobody's page is memory: {shown:?}"))?["uar_page"].clone());
+        pages.push(mapped.with_context(|| format!("no process has a mapped page: {shown:?}"))?["uar_page"].clone());
         drop(process);
         while !contexts()?.is_empty() {}
     }

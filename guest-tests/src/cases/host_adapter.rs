@@ -75,7 +75,7 @@ impl PlayedHost {
             model: NicModel::Virtio,
             mac: "52:54:00:00:03:01".to_owned(),
             local: directory.join("host.net"),
-            remote: directory.join("nobody.net"),
+            remote: directory.join("no-peer.net"),
         });
         if let Some(disk) = &self.disk {
             builder = builder.disk(disk);

@@ -13,7 +13,7 @@ pub(super) fn check(document: &Document) -> Vec<String> {
         .filter_map(|(line, text)| {
             let folder = SHARED.iter().find(|folder| text.contains(**folder))?;
             let place = document.path.display();
-            Some(format!("{place}:{line}: everybody can write to {folder}: take /run/pvrdmad or $XDG_RUNTIME_DIR"))
+            Some(format!("{place}:{line}: every user can write to {folder}: take /run/pvrdmad or $XDG_RUNTIME_DIR"))
         })
         .collect()
 }

@@ -30,7 +30,7 @@ guest_struct! {
         48 cq_ring_pages: RingPages,
         /// Page number of BAR 2 in the guest's physical memory.
         64 uar_pfn64: u64,
-        /// What the device can do.
+        /// Capabilities of the device.
         72 caps: Caps,
     }
 }

@@ -371,7 +371,7 @@ impl EventRings {
 }
 
 counters! {
-    /// What became of events.
+    /// Results of events.
     pub(crate) struct EventCounters {
         /// Asynchronous events that were lost because the driver had not set up rings.
         events_dropped,

@@ -72,7 +72,7 @@ pub enum Pcp {
     Always,
 }
 
-/// What has a process of its own.
+/// Unit that has a process of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolate {

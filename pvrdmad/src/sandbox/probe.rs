@@ -1,5 +1,5 @@
 //! Tries system calls in a thread of each kind (feature `testing`), to prove that the sandbox is in force.
-#![expect(unsafe_code, reason = "system calls that no library of ours makes")]
+#![expect(unsafe_code, reason = "system calls that no library makes")]
 
 use std::ffi::CStr;
 use std::io;

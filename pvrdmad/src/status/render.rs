@@ -293,7 +293,7 @@ impl DaemonStatus {
             let [sent, received] = ["vmxnet3_sent_frames", "vmxnet3_received_frames"].map(count);
             vec![name, guest.to_owned(), nic.link.clone(), nic.mac.clone(), sent, received]
         };
-        table(["network card", "guest", "link", "MAC", "sent", "received"], 4, cards.map(row))
+        table(["network function", "guest", "link", "MAC", "sent", "received"], 4, cards.map(row))
     }
 
     /// Counters that are not zero, with one column per device and a few devices per table.

@@ -27,7 +27,7 @@ pub(super) struct Arrival {
     pub(super) length: usize,
     /// VLAN tag that the kernel removed.
     pub(super) tag: Option<[u8; 4]>,
-    /// Whether the message was longer than its buffer.
+    /// The message was longer than its buffer.
     pub(super) truncated: bool,
 }
 

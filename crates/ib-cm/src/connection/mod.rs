@@ -74,7 +74,7 @@ pub struct Rejected {
     pub private_data: Box<[u8; 148]>,
 }
 
-/// What an event means for the owner.
+/// Meaning of an event for the owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// The peer has accepted: [`Connection::confirm`] or [`Connection::reject`] it.

@@ -31,7 +31,7 @@ impl Stream {
                 return sent;
             }
         }
-        // What was built so far may have ended the connection.
+        // Building may have ended the connection.
         let terminate = self.terminate.take()?;
         let placement = Placement::Untagged { stag: 0, queue: 2, msn: 1, offset: 0 };
         let header = SegmentHeader { last: true, opcode: Opcode::Terminate, placement };

@@ -56,7 +56,7 @@ pub struct Switch(Arc<Shared>);
 pub struct SwitchPortInspect {
     /// Address of the port.
     pub mac: MacAddr,
-    /// Whether the port gets frames to addresses that no port has.
+    /// The port gets frames to addresses that no port has.
     pub flood: bool,
     /// Number of frames in the queue of the port.
     pub queued_frames: Snapshot<usize>,

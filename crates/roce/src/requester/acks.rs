@@ -166,8 +166,8 @@ impl Requester {
         let expected = u64::from(request.length).saturating_sub(offset).min(mtu);
         self.recovery.refill_rnr_retries(self.attrs.rnr_retry);
         self.ack_until(now, seq, ops);
-        // Whether it is a FIRST, MIDDLE, LAST or ONLY packet depends on the transmission that it belongs to, and on the
-        // responder; its place and length do not.
+        // Its position (FIRST, MIDDLE, LAST or ONLY) depends on the responder and on the transmission that it belongs
+        // to, but its place in memory and its length do not.
         let fits = packet.payload.len() as u64 == expected && packet.pad_is_right();
         if seq != self.snd.una {
             return self.take_early_data(now, seq, offset, packet.payload, fits, ops);

@@ -88,7 +88,7 @@ impl Requester {
 
     /// Goes back to the packet at `seq`: the responder misses it and keeps nothing after it, regardless of earlier
     /// reports, because it had no room or has lost its buffer. This costs no retry once for each packet, so that a
-    /// responder that requests the same packet for ever uses up the retries.
+    /// responder that requests the same packet forever uses up the retries.
     fn nothing_kept(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
         let is_news = self.recovery.on_sequence_nak(seq) || self.scoreboard.received() > 0;
         if !is_news {

@@ -31,7 +31,7 @@ use crate::namespaces::INTERFACE;
 /// Interrupt vector of completions.
 const COMPLETIONS: usize = 2;
 
-/// What to do.
+/// Task of the process.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PeerOptions {
     /// 0 or 1; 0 sends.
