@@ -66,7 +66,7 @@ impl Ibverbs {
             .map_err(|error| unfit(format!("port {} cannot be queried: {error}", config.port)))?;
         check_protocol(device.transport(), port.link_layer)
             .map_err(|problem| unfit(format!("port {}: {problem}", config.port)))?;
-        // Must precede the choice of a GID, because the addresses that an earlier process left are removed here.
+        // This must precede the choice of a GID, because the addresses that an earlier process left are removed here.
         let addresses = owner(&config).map_err(unfit)?;
         let gids = HostGids::new(&config.device, config.port, port.gids);
         let default_gid = gids.choose(config.gid_index).map_err(unfit)?;
@@ -108,8 +108,8 @@ impl Ibverbs {
     }
 }
 
-/// Checks that a port speaks RoCE: the guest's driver reports RoCE whatever the adapter is, so its connections would
-/// fail one by one on any other.
+/// Checks that a port speaks RoCE. The guest's driver reports RoCE whatever the adapter is, so on any other port its
+/// connections would fail one by one.
 fn check_protocol(transport: c_int, link_layer: u8) -> Result<(), String> {
     const REMEDY: &str = "or the software adapter (--backend rxe) with the Ethernet interface as its uplink";
     match (transport, link_layer) {

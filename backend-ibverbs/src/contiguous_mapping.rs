@@ -198,8 +198,8 @@ fn place(piece: &HostPiece, page: usize, to: *mut u8) -> io::Result<()> {
         let protection = if piece.writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
         let to = to.wrapping_sub(lead);
-        // SAFETY: only the first piece of a layout begins inside a page and only the last one ends there, so these
-        // pages are inside a range that the caller reserved and that is not used otherwise.
+        // SAFETY: only the first piece of a layout begins inside a page, and only the last one ends inside one, so
+        // these pages are inside a range that the caller reserved and that is not used otherwise.
         unsafe { libc::mmap(to.cast(), len, protection, flags, file.file().as_raw_fd(), offset) }
     } else {
         let from = piece.mapping.as_ptr().wrapping_add(piece.offset);

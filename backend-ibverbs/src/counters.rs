@@ -37,7 +37,7 @@ counters! {
         addresses_refused,
         /// Addresses that the guest may not bind.
         gids_refused,
-        /// Attempts of requests, and datagrams, to a peer that the rules of either device refuse.
+        /// Requests (each attempt) and datagrams to a peer that the rules of either device refuse.
         peers_refused,
         /// Management datagrams sent through the host.
         cm_sent,

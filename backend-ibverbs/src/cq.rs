@@ -102,7 +102,7 @@ impl Cq {
 
     /// Arms the host's queue: the next completion raises an event. The caller must take earlier completions itself.
     pub(crate) fn arm(&self) -> io::Result<()> {
-        // A thread that finds the queue armed already relies on an event that is still to come.
+        // A thread that finds the queue armed relies on an event that is still to come.
         if self.armed.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
@@ -128,8 +128,8 @@ impl Cq {
             return false;
         }
         self.arm_again.store(true, Ordering::SeqCst);
-        // A thread that read the event before the store above did not see the request. All these accesses are
-        // sequentially consistent, so either that thread sees the request or this one sees that the queue is not armed.
+        // A thread that read the event before the store above missed the request. All these accesses are sequentially
+        // consistent, so either that thread sees the request, or this one sees that the queue is not armed.
         self.is_armed()
     }
 

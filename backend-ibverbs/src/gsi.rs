@@ -206,7 +206,7 @@ impl Gsi {
                 }
                 result
             };
-            // Release the lock: the peer may be this very QP, and delivery may write to this guest's memory.
+            // The lock is released first: the peer may be this very QP, and delivery may write to this guest's memory.
             drop(guard);
             if let Ok((source, datagram)) = taken {
                 self.deliver(&source, &datagram);

@@ -21,8 +21,8 @@ use crate::worker::Worker;
 
 /// Number of polling rounds between two checks of the descriptors.
 const ROUNDS: u32 = 32;
-/// Interval within which a polling guest polls at least once. A guest that stops polling without arming its queue may
-/// wait this long, once. A shorter interval would cause more wake-ups, which are noticeable on hosts with few and slow
+/// Interval within which a polling guest must poll at least once. A guest that stops polling without arming its queue
+/// may wait this long, once. A shorter interval would cause more wake-ups, which matter on hosts with few and slow
 /// processors.
 const GUEST_POLLS: Duration = Duration::from_millis(10);
 
@@ -90,8 +90,8 @@ impl Polled {
 struct Queues {
     /// Queues polled by this thread, each for a while after its last completion.
     busy: Vec<Polled>,
-    /// Queues polled by their guests' doorbells, which find completions sooner than this thread could. This thread only
-    /// checks that the guests continue to poll.
+    /// Queues that their guests poll by doorbells, which find completions sooner than this thread could. This thread
+    /// only checks that the guests continue to poll.
     guests: Vec<Polled>,
 }
 

@@ -67,7 +67,7 @@ fn drain_locked(
             break;
         }
     }
-    // Release the CQ first: continuing takes locks whose holders may be waiting for the CQ.
+    // The CQ is released first: continuing takes locks whose holders may be waiting for the CQ.
     drop(completions);
     for qp in kicked {
         qp.kick();

@@ -50,7 +50,8 @@ pub(crate) struct Srq {
 struct Arming {
     /// Number of times the guest has set the limit.
     commands: u64,
-    /// The limit fired early. It is armed again once receives were posted to the host, or none are left to post.
+    /// The host's limit has fired too early. It is armed again once receives have been posted to the host, or none are
+    /// left to post.
     again: bool,
 }
 
@@ -82,7 +83,8 @@ impl Srq {
     ) -> Result<Arc<Self>, VerbsError> {
         let SrqParts { cookie, pd, queue, limit, max_wr, max_sge } = parts;
         let (max_wr, max_sge) = (max_wr.max(1), max_sge.max(1));
-        // An adapter may not have room for a long queue with many SGEs per request, so fall back to the guest's number.
+        // An adapter may not have room for a long queue with many SGEs per request. In that case the guest's own number
+        // is tried.
         let host = HostSrq::new(&pd, max_wr, adapter.sges(max_sge)).or_else(|_| HostSrq::new(&pd, max_wr, max_sge))?;
         let host = Arc::new(host);
         let srq = Arc::new(Self {
@@ -179,8 +181,8 @@ impl Srq {
     }
 
     /// Handles the limit event of the host, which disarms the host's limit. Returns `true` if the guest's limit is
-    /// reached: receives that are in the guest's ring but not posted to the host count as well, and in that case the
-    /// limit is armed again.
+    /// reached. Receives that are in the guest's ring but not posted to the host count as well; if they keep the number
+    /// above the limit, it is armed again.
     fn limit_reached(&self) -> bool {
         let (commands, limit) = {
             let arming = self.arming.lock();

@@ -39,9 +39,9 @@ pub(crate) struct Adapter {
     marking: EgressMarking,
     /// Rules for its addresses and peers.
     pub(crate) rules: Rules,
-    /// The link is up. Changed by the directory only, together with its generation.
+    /// Set while the link is up. Changed only by the directory, together with its generation.
     pub(crate) link_up: AtomicBool,
-    /// Whether the adapter is paused. Changed by the directory only, together with its generation.
+    /// Pause state of the adapter. Changed only by the directory, together with its generation.
     pub(crate) paused: Paused,
     pub(crate) mrs: MrTables,
     pub(crate) gids: GidTable,
@@ -105,8 +105,8 @@ impl Adapter {
         self.link_up.load(Ordering::Acquire)
     }
 
-    /// Returns `true` if the memory of one of two different devices is slow. It must not be accessed then while the
-    /// memory of the other is held, because the other device would have to wait as long.
+    /// Returns `true` if the two devices have separate memory and one of them is slow. The memory of both must not be
+    /// held at the same time: an access to slow memory can block, and the other device would then block as well.
     #[inline]
     pub(crate) fn is_apart_from(&self, peer: &Self) -> bool {
         (self.memory.is_slow() || peer.memory.is_slow()) && self.memory.id() != peer.memory.id()
@@ -118,7 +118,7 @@ impl Adapter {
         Origin { mac: self.point.mac, gid, kind, vlan, marks: self.marking }
     }
 
-    /// Returns the address of a host beside this GID, on the network of RoCE v2 without a VLAN.
+    /// Returns an address with this GID for a peer of any kind: RoCE v2 without a VLAN.
     pub(crate) const fn any_address(&self, gid: Gid) -> BoundGid {
         BoundGid { gid, kind: GidType::RoceV2, vlan: None }
     }

@@ -1,8 +1,9 @@
-//! GIDs that a guest has bound, and whether it can use them.
+//! The GIDs that a guest has bound, and their state: usable, or waiting for the address.
 //!
-//! A guest's driver binds a GID once and does not retry. A bind of an address that belongs to another device or host is
-//! therefore not refused: it waits, and is tried again when the owner may have changed. `docs/dev/addresses.md` lists
-//! the rules. Until the device owns the address, no packets are sent from the GID or received for it.
+//! A guest's driver binds a GID once and does not retry. If the address belongs to another device or host, the bind
+//! therefore succeeds, but the GID waits, and the claim is repeated whenever the owner may have changed.
+//! `docs/dev/addresses.md` lists the rules. Until the device owns the address, no packets are sent from the GID or
+//! received for it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -22,7 +23,7 @@ use crate::path::directory::{Directory, Node, address};
 use crate::task::{Runnable, Task};
 use crate::timer::TimerKey;
 
-/// Delay before a claim that lost a race is repeated: the former owner has not yet removed the address from its table.
+/// Delay before a claim that lost a race is repeated: the former owner has not removed the address from its table yet.
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// Way to claim an address.
@@ -32,16 +33,16 @@ type ClaimFn = fn(&Addresses, MacAddr, Address) -> Result<Claimed, Refused>;
 #[derive(Clone, Copy, Debug)]
 struct Binding {
     bound: BoundGid,
-    /// Reason why it cannot be used, if it cannot.
+    /// Reason why the GID cannot be used yet, if it cannot.
     wait: Option<Wait>,
-    /// The log says that the guest has to wait for another device or host.
+    /// The guest's wait for another device or host has been logged.
     told: bool,
 }
 
 #[derive(Debug)]
 struct State {
-    /// The device, until it ends. No other long-lived owner keeps it alive: a second reference, even for a moment,
-    /// would lose packets that arrive for the device then.
+    /// The device, until it ends. Nothing else may own it for long: the port accepts packets for the device while any
+    /// reference to it exists, and those that it accepts after the device has ended are lost.
     node: Option<Arc<Node<Endpoint>>>,
     bindings: BTreeMap<u8, Binding>,
     /// Time since which the link is down, if it is.
@@ -169,7 +170,7 @@ impl Bindings {
     /// Makes a GID usable, or suspends it if its claim waits. Returns the reason why it cannot be used.
     fn place(&self, node: &Arc<Node<Endpoint>>, index: u8, bound: BoundGid, wait: Option<Wait>) -> Option<Wait> {
         let wait = wait.or_else(|| {
-            // Another device has just lost the address, and its task has not removed the GID from the directory yet.
+            // Another device has just lost the address, and its task has not yet removed the GID from the directory.
             self.directory.set_gid(node, index, Some(bound)).err()?;
             self.addresses.unbind(self.adapter.point.mac, address(bound));
             Some(Wait { why: Why::Taken, until: Some(self.addresses.now().saturating_add(AGAIN)) })
@@ -181,11 +182,13 @@ impl Bindings {
         wait
     }
 
-    /// Stops sending from a GID and receiving for it, but keeps it bound. `holds`: packets sent from it wait.
+    /// Stops sending from a GID and receiving for it, but keeps it bound. With `holds`, packets from it wait instead of
+    /// being dropped.
     fn suspend(&self, node: &Arc<Node<Endpoint>>, index: u8, bound: BoundGid, holds: bool) {
-        // The GID is marked as waiting before it is removed, so that a sender never finds the index unbound.
+        // The GID is marked as waiting before it is removed from the directory, so that a sender never finds the index
+        // unbound.
         self.adapter.gids.wait(index, bound, holds);
-        // This cannot fail: each u8 is a valid index, and removing a GID conflicts with no other binding.
+        // This cannot fail: every u8 is a valid index, and removing a GID conflicts with no other binding.
         let _ = self.directory.set_gid(node, index, None);
     }
 
@@ -201,7 +204,8 @@ impl Bindings {
         adapter.log.warn(module_path!(), format_args!("the guest may not bind {}: {error}", bound.gid));
     }
 
-    /// Logs that the guest has to wait, unless each claim begins with this wait. Returns `true` if it did.
+    /// Logs that the guest has to wait, except for reasons with which every claim begins. Returns `true` if it was
+    /// logged.
     fn waits(&self, bound: BoundGid, wait: Wait) -> bool {
         let adapter = &self.adapter;
         let reason = match wait.why {
@@ -237,7 +241,7 @@ impl Bindings {
                     self.suspend(node, index, binding.bound, false);
                     self.again(node, index, binding);
                 }
-                // While the link is down, the address would be given up again.
+                // While the link is down, the address would immediately be given up again.
                 Some(_) if state.down.is_some() => {}
                 Some(before) => {
                     self.again(node, index, binding);
@@ -270,14 +274,15 @@ impl Bindings {
         }
     }
 
-    /// Arms the timer for the next time at which a claim may have another result.
+    /// Arms the timer for the next time at which repeating a claim may have another result.
     fn arm(&self, state: &mut State) {
         let held = || state.bindings.values().any(|binding| binding.wait.is_none());
         let given_up = state.down.filter(|_| held()).map(|since| since.saturating_add(HOLD));
         let waits = state.bindings.values().filter_map(|binding| binding.wait?.until);
         let waits = waits.filter(|_| state.down.is_none()).chain(given_up).min();
         if self.addresses.set_waits(self.adapter.point.mac, state.bindings.values().any(|it| it.wait.is_some())) {
-            // An address may have become free before this device was recorded as waiting, without waking its task.
+            // An address may have become free after the claim failed and before this device was recorded as waiting.
+            // Its release then woke no task, so the claims are checked once more.
             self.task.schedule();
         }
         let engine = &self.adapter.engine;

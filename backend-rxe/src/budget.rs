@@ -10,7 +10,7 @@ pub(crate) const RUN_COST: u64 = 64;
 pub(crate) struct Budget {
     bytes: u64,
     requests: u32,
-    /// Bytes that were moved, which can exceed the limit by a packet.
+    /// Bytes moved so far. Can exceed the limit by one packet.
     used: u64,
 }
 

@@ -44,9 +44,10 @@ counters! {
         gids_waited,
         /// Addresses that were granted after the guest had to wait for them.
         gids_granted,
-        /// Attempts of requests, and datagrams, to a peer that the rules of either device refuse.
+        /// Requests (each attempt) and datagrams to a peer that the rules of either device refuse.
         peers_refused,
-        /// Datagrams and attempts of requests between devices of this process while the link of one was down.
+        /// Requests (each attempt) and datagrams between devices of this process while the link of one of them was
+        /// down.
         dropped_link_down,
         /// Fast registrations and local invalidations.
         key_operations,

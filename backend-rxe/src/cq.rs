@@ -66,8 +66,8 @@ impl Cq {
         self.attached.lock().remove(&qpn);
     }
 
-    /// Publishes an entry of `qp`. If there is no room, every QP of this queue enters its error state; a QP that is
-    /// attached to the dead queue later does so with its first entry.
+    /// Publishes an entry of `qp`. If there is no room, every QP of this queue enters its error state. A QP that is
+    /// attached to the dead queue later enters it with its first entry.
     #[inline]
     pub(crate) fn push(&self, qp: &StateCell, view: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun> {
         if self.dead.load(Ordering::Relaxed) {
@@ -77,8 +77,7 @@ impl Cq {
         self.sink.complete(view, completion).inspect_err(|_| self.overrun())
     }
 
-    /// Publishes entries of `qp` in order, as [`Self::push`] does for one. Returns the number of entries that there was
-    /// room for.
+    /// Publishes entries of `qp` in order, as [`Self::push`] does for one. Returns the number of entries that fitted.
     #[inline]
     pub(crate) fn push_all(&self, qp: &StateCell, view: &DmaView<'_>, completions: &[Completion]) -> usize {
         if self.dead.load(Ordering::Relaxed) {

@@ -21,7 +21,7 @@ pub(crate) struct Engine {
     clock: Arc<dyn Clock>,
     /// Budget of a run on a worker.
     worker_budget: Budget,
-    /// Budget of a run on a thread that has other work to do afterwards.
+    /// Budget of a run on a thread that must return to other work.
     pub(crate) inline_budget: Budget,
 }
 
@@ -80,11 +80,11 @@ impl Engine {
         while !queue.stopping {
             let next = if queue.is_empty() { None } else { queue.take(self.clock.now(), self.worker_budget.most()) };
             if let Some(taken) = next {
-                // The run may drop the last reference to the task's object, which must not be dropped under the lock of
-                // the queue.
+                // The run may drop the last reference to the task's object, and its destructor must not run under the
+                // lock of the queue.
                 let (cost, more) = MutexGuard::unlocked(&mut queue, || self.run(&taken.task));
-                // Work that is left waits behind the other tasks. No other worker is woken for it: this thread checks
-                // the queue next, and a long transfer stays on one processor while there is no other work.
+                // Remaining work queues behind the other tasks. No other worker is woken for it, because this thread
+                // checks the queue next: a long transfer stays on one processor while there is no other work.
                 queue.finish(taken, cost, more);
                 continue;
             }
@@ -126,7 +126,7 @@ impl Drop for Workers {
         self.engine.ready.queue.lock().stopping = true;
         self.engine.ready.work.notify_all();
         for thread in self.threads.drain(..) {
-            // A worker may drop the last reference to the backend. It cannot join itself, and ends after this.
+            // A worker may drop the last reference to the backend. It cannot join itself, but it ends right after this.
             if thread.thread().id() != thread::current().id() && thread.join().is_err() {
                 // Log: the last of this thread.
                 log::error!("a worker thread of the adapter panicked");

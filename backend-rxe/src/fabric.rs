@@ -20,7 +20,7 @@ pub(crate) struct Fabric<Q> {
     pub(crate) own: Arc<Adapter>,
     /// All devices in this process.
     pub(crate) directory: Arc<Directory<Q>>,
-    /// Other devices in this process are reached by local delivery. Otherwise only the device itself is.
+    /// Set if other devices in this process are reached by local delivery. Otherwise only the device itself is.
     pub(crate) local: bool,
     /// The port to other hosts, if the device is plugged in.
     pub(crate) port: Option<Arc<Port>>,

@@ -1,8 +1,8 @@
 //! Traffic of a device's queue pairs, by peer and path.
 //!
 //! Only requests of the device count, not those of its peers: each flow belongs to the requester. The number of flows
-//! of a device is limited. When a new one is needed, the smallest flow that no queue pair uses is added to the rest, so
-//! that the sum over all flows never decreases.
+//! of a device is limited. To make room for a new one, the smallest flow that no queue pair uses is merged into the
+//! rest, so the sum over all flows never decreases.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -126,8 +126,7 @@ impl FlowTable {
     }
 }
 
-/// The last flow of a queue pair, which is usually that of the next request, too. A queue pair without requests does
-/// not allocate it.
+/// The flow that a queue pair used last, which is usually that of its next request. Allocated by the first request.
 #[derive(Debug, Default)]
 pub(crate) struct LastFlow(Option<Box<(Gid, Road, Arc<Flow>)>>);
 
@@ -137,7 +136,7 @@ impl LastFlow {
     pub(crate) fn to(&mut self, table: &FlowTable, peer: Gid, road: Road) -> &Flow {
         let known = self.0.as_ref().is_some_and(|last| (last.0, last.1) == (peer, road));
         if !known {
-            // The old flow is released first, so that it can make room for the new one.
+            // The old flow is released first: merging it may make the room for the new one.
             self.0 = None;
         }
         &self.0.get_or_insert_with(|| Box::new((peer, road, table.flow(peer, road)))).2

@@ -47,7 +47,7 @@ pub(crate) struct GidInspect {
 #[derive(Clone, Copy, Debug)]
 struct WaitingGid {
     gid: BoundGid,
-    /// Packets sent from it wait as well, because a probe will soon show whether the guest gets it.
+    /// Packets from the GID wait as well, because a probe will soon decide if the guest gets it.
     holds: bool,
 }
 
@@ -81,12 +81,12 @@ impl GidTable {
         self.bound.read().get(usize::from(index)).copied().flatten()
     }
 
-    /// Returns the GID that is bound at an index, whether it can be used or not.
+    /// Returns the GID that is bound at an index, usable or not.
     pub(crate) fn source(&self, index: u8) -> Option<BoundGid> {
         self.get(index).or_else(|| self.waiting.read().get(&index).map(|waiting| waiting.gid))
     }
 
-    /// Returns `true` if packets sent from a GID wait until it is known whether the guest gets it.
+    /// Returns `true` if packets from a GID wait until it is known if the guest gets it.
     #[cold]
     pub(crate) fn holds(&self, gid: BoundGid) -> bool {
         self.waiting.read().values().any(|waiting| waiting.holds && waiting.gid == gid)
@@ -102,8 +102,8 @@ impl GidTable {
         self.waiting.write().remove(&index);
     }
 
-    /// Returns `true` if the GID is bound with this encapsulation and VLAN. Looks at `index` first, where it usually
-    /// is, then at the others: an address that was removed and added again may have moved.
+    /// Returns `true` if the GID is bound with this encapsulation and VLAN. Looks at `index` first, because the GID is
+    /// usually still there; it has moved if its address was removed and added again.
     #[inline]
     pub(crate) fn contains_at(&self, index: u8, gid: BoundGid) -> bool {
         let bound = self.bound.read();

@@ -41,7 +41,8 @@ pub struct RxeHca {
     pds: Quota,
     cqs: Quota,
     srqs: Quota,
-    /// Number of the next protection domain. Only numbers distinguish domains, so they are never reused.
+    /// Number of the next protection domain. Domains are told apart by their numbers alone, so numbers are never
+    /// reused.
     next_pd: AtomicU64,
     /// Keeps the workers alive.
     shared: Arc<Shared>,
@@ -49,7 +50,8 @@ pub struct RxeHca {
     _queues: Option<Charge>,
 }
 
-/// Bytes of a queue pair in tables, timers, wait queues and SGE lists, and overhead of the heap.
+/// Bytes charged for a queue pair beyond its own structs: entries in tables, timers, wait queues and SGE lists, and
+/// heap overhead.
 const QP_BESIDE: usize = 1024;
 
 /// State of an adapter at one moment.
@@ -334,7 +336,7 @@ impl MemoryRegion for RxeMr {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
-        // Removal waits for every copy in flight, and the pages are unpinned after all locks are released.
+        // Removing the region waits for every copy in flight. The pages are unpinned only after all locks are released.
         drop(self.adapter.mrs.remove(self.key));
     }
 }

@@ -135,8 +135,8 @@ pub use rxe::{AddressConflict, ObservedConflicts, Rxe, RxeConfig};
 pub use share::{DEFAULT_WEIGHT, DeviceShare, ShareConfig, ShareUsage};
 pub use srq::RxeSrq;
 
-/// Everything that adapters, ports and the switch of a network count, at zero. What a link to the outside counts, its
-/// crate says.
+/// Returns all counters of adapters, ports and the switch of a network, at zero. Counters of links are not included:
+/// each link's crate lists its own.
 pub fn all_counters() -> Vec<Counter> {
     let mut list = counters::Counters::default().list();
     list.extend(port::counters::all_counters());

@@ -1,9 +1,9 @@
 //! Pausing an adapter.
 //!
-//! # What waits for what
+//! # Order of a pause
 //!
-//! The adapter is marked first. Each thread that would touch its queue pairs or the guest's memory looks at the mark
-//! with a lock held, and the pause then waits once for each of these locks:
+//! The adapter is marked first. Each thread that would touch its queue pairs or its guest's memory checks the mark
+//! while it holds a lock. The pause then takes and releases each of these locks once:
 //!
 //! | threads | lock | in a pause |
 //! | --- | --- | --- |
@@ -12,19 +12,19 @@
 //! | those that run a peer in the process, which delivers to the adapter | views of both memories | they [wait] |
 //! | those that look for receives in a shared receive queue | a view of the memory | they do nothing |
 //!
-//! Responses that are owed stay owed.
+//! Owed responses stay owed.
 //!
 //! [wait]: crate::paused::Paused::wait
 //!
-//! Requesters of other adapters look at the generation of the directory instead of the mark, because they do so for
-//! every batch anyway. The generation ends after the mark is set, so a thread that finds it unchanged took its views
+//! Requesters of other adapters check the generation of the directory instead of the mark, because they do so for every
+//! batch anyway. The generation changes after the mark is set. So a thread that finds it unchanged took its views
 //! before the pause waits for them.
 //!
 //! # Time
 //!
-//! Time does not pass for requests in a pause. Requesters of connections in the process compare the number of pauses
-//! with that at their last run ([`Directory::pauses`](crate::path::directory::Directory::pauses)): if it has changed,
-//! they try again without spending a retry. The adapter's own connections to other hosts start their timers anew.
+//! For requests, time stands still during a pause. Requesters of local connections compare the number of pauses with
+//! that at their last run ([`Directory::pauses`](crate::path::directory::Directory::pauses)). If it has changed, they
+//! retry without spending a retry. The adapter's own connections to other hosts restart their timers.
 
 use pvrdma_verbs::PauseHca;
 

@@ -1,4 +1,4 @@
-//! Whether an adapter is paused, and the tasks of other adapters that wait for the end of the pause.
+//! Pause state of an adapter, and the tasks of other adapters that wait for the end of the pause.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use crate::task::Task;
 
 /// Time for which a datagram waits for a paused receiver, from the beginning of the pause.
 ///
-/// A device is paused for milliseconds when it is handed over, and no datagram is lost then. A device whose VM is
-/// suspended may be paused for hours, and a queue pair that sends it a datagram must still reach others.
+/// A hand-over pauses a device for milliseconds, and no datagram should be lost in it. A suspended VM may pause its
+/// device for hours, and a queue pair that sends it a datagram must still reach other receivers.
 const DATAGRAMS_WAIT: Duration = Duration::from_secs(1);
 
 /// Tasks to schedule when the pause ends, each once, by address.
@@ -31,8 +31,8 @@ pub(crate) struct Paused {
 }
 
 impl Paused {
-    /// Returns `true` if the adapter is paused, or about to be. A caller that holds a view of the adapter's memory, or
-    /// one of the locks that a pause waits for, can rely on `false` for as long as it holds that.
+    /// Returns `true` if the adapter is paused or about to be. `false` stays valid for as long as the caller holds a
+    /// view of the adapter's memory, or one of the locks that a pause waits for.
     #[inline]
     pub(crate) fn is_set(&self) -> bool {
         self.room.is_full()

@@ -24,9 +24,9 @@ use pvrdma_link::{Clock, MonotonicClock};
 /// Configuration of the engine.
 #[derive(Clone, Debug)]
 pub struct RxeConfig {
-    /// Number of worker threads. With 0, nothing runs by itself: call [`Rxe::run_ready`].
+    /// Number of worker threads. With 0, nothing runs in the background: call [`Rxe::run_ready`].
     pub workers: usize,
-    /// Bytes that a doorbell moves on the calling thread before it leaves the rest to a worker.
+    /// Bytes that a doorbell moves on the calling thread before a worker takes over.
     pub inline_bytes: u64,
     /// Requests that a doorbell runs on the calling thread.
     pub inline_requests: u32,
@@ -39,12 +39,12 @@ pub struct RxeConfig {
     pub clock: Arc<dyn Clock>,
     /// Treatment of VLAN tags by ports.
     pub vlan: VlanMode,
-    /// Devices reach each other by local delivery. Otherwise all packets between devices take their uplinks.
+    /// Devices reach each other by local delivery. If not set, all packets between devices take their uplinks.
     pub local: bool,
     /// Number of threads of each port that read frames from its links, at least one. Only one of them at a time handles
-    /// the packets of a queue pair. Without workers, ports have no threads, but this number of receive queues.
+    /// the packets of a queue pair. Without workers, ports have no threads, but still this number of receive queues.
     pub port_threads: usize,
-    /// All ports share one link and its room: when one port finds none, the others do not try.
+    /// All ports share one link and its room: once a port finds it full, the others do not try.
     pub one_uplink: bool,
 }
 
@@ -52,8 +52,7 @@ impl Default for RxeConfig {
     fn default() -> Self {
         Self {
             workers: std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4)),
-            // These take 100 to 250 microseconds: less would cost more for handing over to a sleeping worker than it
-            // gains.
+            // These take 100 to 250 microseconds. With smaller budgets, waking a worker would cost more than it gains.
             inline_bytes: 1 << 20,
             inline_requests: 256,
             worker_bytes: 1 << 20,
@@ -74,7 +73,7 @@ pub struct AddressConflict {
     pub address: Gid,
     /// Its VLAN.
     pub vlan: Option<u16>,
-    /// The device keeps the address, because it is listed or its rule is `any`. Otherwise its claim has ended.
+    /// The device keeps the address, because it is listed or the device's rule is `any`. Otherwise its claim has ended.
     pub kept: bool,
 }
 
@@ -173,8 +172,8 @@ impl Rxe {
         self.0.shares.set(mac, config)
     }
 
-    /// Changes the share of a device. Work that waits for a rate limit of the device continues with the new limit; a
-    /// queue pair that waits for its own limit waits until the end.
+    /// Changes the share of a device. Work that waits for a rate limit of the device continues with the new limit. A
+    /// queue pair that waits for its own limit first finishes that wait.
     pub fn set_share(&self, share: &DeviceShare, config: ShareConfig) {
         share.set(config);
         self.0.engine.ready_queue().look_again();

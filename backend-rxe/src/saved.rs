@@ -1,12 +1,12 @@
 //! Saving and restoring the objects of an adapter.
 //!
 //! Each owner takes its struct apart with a pattern that names all fields (`mr/saved.rs`, `qp/saved.rs`,
-//! `path/wire/saved.rs`, and `save` in `srq.rs` and `path/datagram.rs`), so that a new field does not compile before it
-//! is saved or dropped on purpose. Dropped are timers, waits, rates, windows, caches of routes, captures, packets that
-//! wait, and counters of the adapter.
+//! `path/wire/saved.rs`, and `save` in `srq.rs` and `path/datagram.rs`), so a new field does not compile until it is
+//! saved or dropped explicitly. Timers, waits, rates, windows, route caches, captures, waiting packets and counters of
+//! the adapter are dropped.
 //!
-//! A queue pair comes back with its path: a peer on the wire stays there. A message of local delivery in progress
-//! starts from its beginning, in the receive that it has taken.
+//! A queue pair keeps its path: a peer on the wire stays there. A local delivery in progress starts its message again,
+//! in the receive that it has taken.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -177,7 +177,7 @@ fn restore_qp(endpoint: &Endpoint, state: saved::QueuePair) -> Result<(), VerbsE
         match saved_wire {
             None => Ok(()),
             Some(_) if datagrams => Err(VerbsError::Invalid("connection of a datagram QP")),
-            // The last step: a queue pair that is refused must not owe its peer anything.
+            // This is the last step: a queue pair that is refused must not owe its peer anything.
             Some(state) => wire.restore(port()?, qp, peers, state),
         }
     })

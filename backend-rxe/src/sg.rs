@@ -120,7 +120,7 @@ impl Cursor<'_> {
                 self.skip -= length;
                 continue;
             }
-            // The lock of the last element's region, if it has one, is released before the next one is taken.
+            // The lock of the last element's region, if any, is released before the next one is taken.
             self.region = None;
             let memory = self.list.memory;
             self.region = Some(memory.mrs.lookup(sge.lkey, self.list.pd, sge.addr, length, self.list.need)?);
@@ -140,10 +140,10 @@ impl Cursor<'_> {
     }
 }
 
-/// Copies `len` bytes from one list to another, each from its offset on. With `ordered`, the last bytes become visible
-/// after all others, as programs that poll a written buffer expect.
+/// Copies `len` bytes from one list to another, each from its own offset. With `ordered`, the last bytes become visible
+/// after all others, which programs that poll a written buffer rely on.
 ///
-/// The caller has checked both lists; a fault here means that memory or a fast registration was removed since then.
+/// The caller has checked both lists. A fault here means that memory or a fast registration has been removed since.
 #[inline]
 pub(crate) fn transfer(
     (from, from_offset): (SgList<'_>, u64),
@@ -195,8 +195,8 @@ fn copy(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>, ordered: bool) {
     }
 }
 
-/// Copies with the last word in one access after all other bytes, so that a program that polls the end of a buffer then
-/// sees the rest. `from` is at least as long as `to`.
+/// Copies with the last word written in one access after all other bytes, for programs that poll the end of a buffer.
+/// `from` is at least as long as `to`.
 #[inline]
 fn copy_ordered(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>) {
     let len = to.len();
@@ -231,8 +231,8 @@ fn tail<const N: usize>(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>, len: u
     .is_ok()
 }
 
-/// Guard for the guest memory of one or two adapters. Locks maps in the order of their spaces, then region tables in
-/// the order of their adapters (see the crate documentation). Adapters on the same space share one view.
+/// Guard for the guest memory of one or two adapters. Locks memory maps in the order of their spaces, then region
+/// tables in the order of their adapters (see the crate documentation). Adapters on the same space share one view.
 #[derive(Debug)]
 pub(crate) struct MemoryGuard<'a> {
     own_view: DmaView<'a>,

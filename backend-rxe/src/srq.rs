@@ -37,7 +37,7 @@ struct Ring {
 }
 
 impl Ring {
-    /// Adds a waiter. QPs that have ended or wait elsewhere are removed only when the list would have to grow.
+    /// Adds a waiter. QPs that have ended, or wait elsewhere by now, are removed only when the list would have to grow.
     fn add_waiter(&mut self, waiter: Weak<StateCell>, srq: usize) {
         if self.waiters.len() == self.waiters.capacity() {
             let mut kept = HashSet::new();
@@ -174,7 +174,7 @@ impl Srq {
             && let Some(waiter) = ring.waiters.pop_front()
         {
             let Some(qp) = waiter.upgrade() else { continue };
-            // A QP that waits elsewhere, or was reset meanwhile, must not consume the wake-up of another one.
+            // A QP that waits elsewhere, or was reset meanwhile, must not consume the wake-up that another one needs.
             if qp.unqueue_at_srq(self.address()) && qp.receives() {
                 qp.task().wake();
                 woken += 1;

@@ -1,6 +1,6 @@
 //! Tasks: the units that the engine schedules, and that other parts of the backend wake.
 //!
-//! A task is on the ready queue at most once, not counting timers. Timers are hints, too: a timer that fires puts its
+//! A task is on the ready queue at most once, apart from its timers. Timers are only hints: a timer that fires puts its
 //! task on the ready queue, and the requester compares its own deadline with the clock.
 
 use std::fmt;
@@ -98,22 +98,23 @@ impl Task {
         self.woken.swap(false, Ordering::SeqCst)
     }
 
-    /// Runs the task from the ready queue. Returns `true` if it belongs back there; it is marked as scheduled then.
+    /// Runs the task from the ready queue. Returns `true` if it must be queued again; it is already marked as scheduled
+    /// then.
     pub(crate) fn run_scheduled(&self, budget: &mut Budget) -> bool {
-        // The bit is cleared before the run, so that the task is queued again if a thread schedules it from now on.
+        // The bit is cleared before the run, so a thread that schedules the task from now on queues it again.
         self.scheduled.take();
         self.runnable.upgrade().is_some_and(|runnable| runnable.run(budget)) && self.scheduled.add(RUN)
     }
 
-    /// Runs `run` with exclusive access to the value in `lock`, or leaves that to the thread that holds the lock.
-    /// Returns `true` if `run` did, because the budget ended first.
+    /// Calls `run` with exclusive access to the value in `lock`, or leaves that to the thread that holds the lock.
+    /// Returns `true` if `run` returned `true`, because the budget ended first.
     #[inline]
     pub(crate) fn run_exclusive<T>(&self, lock: &FairMutex<T>, run: impl FnMut(&mut T) -> bool) -> bool {
         self.combiner.run(lock, run)
     }
 
-    /// Reads the value in `lock`, unless another thread holds it. A thread that wanted to run the task meanwhile has
-    /// left that to this one, which schedules the task then.
+    /// Reads the value in `lock`, unless another thread holds it. If a thread wanted to run the task meanwhile, it left
+    /// that to this call, which then schedules the task.
     pub(crate) fn look<T, R>(self: &Arc<Self>, lock: &FairMutex<T>, look: impl FnOnce(&T) -> R) -> Option<R> {
         let (seen, left) = self.combiner.once(lock, |guarded| look(guarded))?;
         if left {
@@ -123,7 +124,7 @@ impl Task {
     }
 
     /// Calls `run` with the value in `lock`, and waits for its holder. The second result is `true` if another thread
-    /// wanted to run the task meanwhile and has left that to the caller.
+    /// wanted to run the task meanwhile and left that to the caller.
     pub(crate) fn hold<T, R>(&self, lock: &FairMutex<T>, run: impl FnOnce(&mut T) -> R) -> (R, bool) {
         self.combiner.hold(lock, run)
     }

@@ -1,5 +1,5 @@
-//! The 40 bytes in front of a received datagram: the network header as it would have been on the wire (interface
-//! specification 9.8, RoCE notes section 11).
+//! The 40 bytes in front of a received datagram: the network header that the packet has, or would have, on the wire
+//! (interface specification 9.8, RoCE notes section 11).
 
 use pvrdma_roce::wire::{Grh, Ipv4, Ipv6};
 use pvrdma_verbs::{Gid, GidType, NetworkType};

@@ -17,18 +17,18 @@ use crate::pair::LinkKind;
 #[derive(Debug, Parser)]
 #[command(name = "guest-tests", version = pvrdmad::VERSION)]
 pub(crate) struct Cli {
-    /// What to do.
+    /// Command.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// What to do.
+/// Command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Build the guest image (QEMU, kernel, driver, root file system) and do nothing more.
     #[command(visible_alias = "bed")]
     Image,
-    /// Boot two guests, run the RDMA programs between them and print what they achieved.
+    /// Boot two guests, run the RDMA programs between them, and print the results.
     Demo(DemoOptions),
     /// Run everything: the workspace's tests, then those in guests.
     Test(TestOptions),
@@ -45,13 +45,13 @@ pub(crate) enum Command {
     /// Draw docs/figures.svg anew from the table of docs/figures.md.
     #[command(hide = true)]
     Published,
-    /// Have the last frame of a recording stay.
+    /// Make the last frame of a recording stay.
     #[command(hide = true)]
     HoldLastFrame {
         /// An SVG by svg-term.
         picture: PathBuf,
     },
-    /// Boot two guests and keep them until Enter is pressed; commands can be typed to either.
+    /// Boot two guests and keep them until Enter is pressed. Commands can be typed to either.
     Shell(ShellOptions),
     /// The other program, for tests of it.
     #[command(hide = true)]
@@ -75,18 +75,18 @@ pub(crate) enum Command {
     /// The hosts of one side of that.
     #[command(hide = true)]
     DumbbellHosts(HostsOptions),
-    /// One side of checked traffic over network cards, in a guest.
+    /// One side of checked traffic over network functions, in a guest.
     #[command(hide = true, subcommand)]
     NetPeer(NetPeer),
     /// Rings the doorbells of a device, in a guest.
     #[command(hide = true)]
     Doorbells(DoorbellOptions),
-    /// Checks of the host's adapter as a backend, started in a guest that plays the host.
+    /// Checks of the host's adapter as a backend, for a guest that acts as the host.
     #[command(name = "hca", hide = true, subcommand)]
     HostAdapter(HostAdapterCommand),
 }
 
-/// What is done with the adapter.
+/// Task for the adapter.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum HostAdapterCommand {
     /// The conformance suite of the verbs traits.
@@ -130,7 +130,7 @@ pub(crate) enum HostAdapterCommand {
     },
     /// A guest of this machine with a device, against `ibv_rc_pingpong` on the adapter itself.
     Nested(NestedOptions),
-    /// One device against `ibv_rc_pingpong -s 3000 -n 200`, whose server listens at this machine.
+    /// One device against `ibv_rc_pingpong -s 3000 -n 200`, whose server listens on this machine.
     Pingpong {
         /// Which adapter.
         #[arg(long)]
@@ -144,13 +144,13 @@ pub(crate) enum HostAdapterCommand {
         /// Which adapter.
         #[arg(long)]
         device: String,
-        /// What is asked of the connection manager: `auto`, `umad` or `local`.
+        /// Requested connection manager: `auto`, `umad` or `local`.
         #[arg(long, default_value = "auto")]
         cm: String,
     },
     /// One end of `rping` in a guest, connected by the guest's connection manager.
     Rping(RpingOptions),
-    /// Speed through a device against a program of its own on the same adapter.
+    /// Speed through a device, compared with a native program on the same adapter.
     Bench {
         /// Which adapter.
         #[arg(long)]
@@ -196,12 +196,12 @@ pub(crate) struct RpingOptions {
     /// Bytes of each message.
     #[arg(long, default_value_t = 4096)]
     pub(crate) size: usize,
-    /// What it does.
+    /// Role.
     #[command(subcommand)]
     pub(crate) role: RpingRole,
 }
 
-/// What an end of `rping` does.
+/// Role of an end of `rping`.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub(crate) enum RpingRole {
     /// Waits for a client.
@@ -211,7 +211,7 @@ pub(crate) enum RpingRole {
         /// Its address.
         server: Ipv4Addr,
     },
-    /// Tries to ask a server from an address that the host does not have.
+    /// Tries to send a request from an address that the host does not have.
     Refused {
         /// Its address.
         server: Ipv4Addr,
@@ -227,7 +227,7 @@ pub(crate) struct TestOptions {
     /// Run only the workspace's tests.
     #[arg(long)]
     pub(crate) no_vm: bool,
-    /// What connects the guests; `rxe` checks the image itself, without our device.
+    /// Connection of the guests; `rxe` checks the image itself, without our device.
     #[arg(long, value_enum, default_value_t = LinkChoice::Pvrdma)]
     pub(crate) link: LinkChoice,
     /// Print the names of the guest tests and end.
@@ -266,12 +266,12 @@ pub(crate) struct BenchOptions {
 /// Options of `shell`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ShellOptions {
-    /// What connects the guests.
+    /// Connection of the guests.
     #[arg(long, value_enum, default_value_t = LinkChoice::Pvrdma)]
     pub(crate) link: LinkChoice,
 }
 
-/// What connects the guests.
+/// Connection of the guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LinkChoice {
     /// Our device.

@@ -54,9 +54,9 @@ fn one_function(bed: &KvmBed, end: usize) -> Result<String> {
     command(bed, end, &format!("socket={}", socket(end, Function::Rdma)))
 }
 
-/// Returns the command that starts the VMM of a guest. Its agent uses the virtio console, which Cloud Hypervisor
-/// connects to a terminal, and `script` connects that with the line. The serial port is not usable: like that of
-/// `vm-superio` it reports no data to a driver that has read 256 bytes, even if more are pending.
+/// Returns the command that starts the VMM of a guest. The guest's agent uses the virtio console, which Cloud
+/// Hypervisor connects to a terminal, and `script` connects that to the line. The serial port cannot be used: like that
+/// of `vm-superio`, it reports no data to a driver that has read 256 bytes, even if more are pending.
 fn command(bed: &KvmBed, end: usize, devices: &str) -> Result<String> {
     let (name, line) = (GUESTS[end], bed.line(GUESTS[end])?);
     let line = line.display();

@@ -22,8 +22,8 @@ const BUILD: Duration = Duration::from_secs(3600);
 pub(crate) fn run_from_sources(options: &DemoOptions) -> Result<()> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let target = own.parent().and_then(Path::parent).context("this program lies in no target directory")?;
-    // The image step mostly downloads and unpacks, so it runs in parallel to the compiler. If it fails, which it does
-    // at once without root, the compiler is killed.
+    // The image step mostly downloads and unpacks, so it runs in parallel to the compiler. If it fails, as it does at
+    // once without root, the compiler is killed.
     let mut compiler = build_daemon(target)?;
     let image = GuestImage::build()?;
     let status = compiler.wait(BUILD).context("the daemon was not built within an hour")?;
@@ -96,7 +96,7 @@ fn speed(pair: &Pair, links: &[Link; 2]) -> Result<Table> {
     Ok(speed)
 }
 
-/// A few cases of each group, by the name of the program; `test` runs them all.
+/// A few cases of each group, by the name of the program. `test` runs all of them.
 const SHOWN: [(&str, &str); 9] = [
     ("device/port-active", "rdma link"),
     ("pingpong/rc-check/a-to-b", "ibv_rc_pingpong -c"),
@@ -190,7 +190,7 @@ pub(crate) const SIZES: [Measurement; 5] = [
     },
 ];
 
-/// Figures that are compared. The slow side moves fewer messages, so that each run takes seconds.
+/// Figures that are compared. The slow side moves fewer messages, so that each run takes only seconds.
 pub(crate) const MEASUREMENTS: [Measurement; 5] = [
     Measurement {
         title: "RDMA write, 1 MiB",

@@ -6,7 +6,7 @@ use clap::{Args, Parser};
 #[derive(Debug, Parser)]
 #[command(name = "guest-tests")]
 pub(crate) enum DemoCli {
-    /// Boot two guests, run the RDMA programs between them and print what they achieved.
+    /// Boot two guests, run the RDMA programs between them, and print the results.
     Demo(DemoOptions),
     /// The program's other half, started by the guest's init.
     #[command(hide = true)]

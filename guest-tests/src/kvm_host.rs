@@ -34,9 +34,9 @@ impl KvmHost {
         let builder = VmBuilder::new(image, directory).name("host").cpus(2).memory_mib(MEMORY_MIB).disk(&disk);
         // The end of the host is reported at once to all waiters.
         //
-        // Emulated processors sometimes forget a pending interrupt while they run a guest: the interrupt stays pending
-        // in the APIC, and the guest continues for minutes. The next interrupt delivers it. One-shot timers, which each
-        // interrupt arms again, would not cause another one, so the host uses periodic ticks.
+        // While they run a guest, emulated processors sometimes forget a pending interrupt: it stays pending in the
+        // APIC, and the guest continues for minutes. The next interrupt delivers it. With one-shot timers, which each
+        // interrupt arms again, there would be no next interrupt, so the host uses periodic ticks.
         let builder = builder.ends_with_guest().ticks();
         let builder = ports.iter().fold(builder.nic(card), |builder, (name, socket)| builder.port(name, socket));
         let vm = builder.boot()?;

@@ -1,9 +1,9 @@
 //! Builds the program that a command needs, and executes it in its own place.
 //!
-//! `cargo run` compiles every dependency of a package, and the demo should start minutes earlier than all benchmarks
-//! and tests could be compiled. So this program has no dependencies. The demo is built without link-time optimisation,
-//! in the profile `demo`. The other commands are built in the profile of this program or, if they need assertions, in
-//! the profile of the workspace's tests.
+//! `cargo run` compiles every dependency of a package, and the demo should start minutes before all benchmarks and
+//! tests could be compiled. So this program has no dependencies. The demo is built without link-time optimisation, in
+//! the profile `demo`. The other commands are built in the profile of this program or, if they need assertions, in the
+//! profile of the workspace's tests.
 
 use std::env;
 use std::ffi::OsString;

@@ -17,7 +17,7 @@ const PERIOD: usize = 65_521;
 /// Longest UDP payload over IPv4.
 const MAX_DATAGRAM: usize = 65_507;
 
-/// What one side does.
+/// Role of one side.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum NetPeer {
     /// Receives streams and echoes datagrams, until killed.

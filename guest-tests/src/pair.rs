@@ -94,7 +94,7 @@ impl Default for PairOptions {
 /// Two running guests, and the daemon between them.
 #[derive(Debug)]
 pub(crate) struct Pair {
-    // Declared in the order in which they must be dropped: machines first.
+    // Fields are dropped in this order: machines first.
     vms: [Vm; 2],
     daemon: Option<Daemon>,
     image: GuestImage,
@@ -142,7 +142,7 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Plugs in both functions of a guest's slot. The guest scans the slot when function 0 appears, so that one comes
+    /// Plugs in both functions of a guest's slot. The guest scans the slot when function 0 appears, so function 0 comes
     /// last.
     fn plug_in(&self, index: usize) -> Result<()> {
         let (device, nic) = (socket(self.directory.path(), index), nic_socket(self.directory.path(), index));

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 /// Seconds for which the last frame is shown.
 const HOLD: f64 = 5.0;
 
-/// Makes the last frame of a picture stay before the animation restarts, and also the static picture for viewers
+/// Makes the last frame of a picture stay before the animation restarts. It is also the static picture for viewers
 /// without animation.
 pub(crate) fn hold_last_frame(path: &Path) -> Result<()> {
     let picture = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;

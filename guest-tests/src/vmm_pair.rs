@@ -210,7 +210,7 @@ impl VmmPair {
     pub(crate) fn ended(&self) -> Result<String> {
         match &self.host {
             Host::Machine(process, log) => {
-                let mut process = process.lock().map_err(|_| anyhow!("somebody panicked"))?;
+                let mut process = process.lock().map_err(|_| anyhow!("a thread panicked"))?;
                 let status = process.wait(Duration::from_secs(60)).context("the VMM does not end")?;
                 ensure!(status.success(), "the VMM ended with {status}");
                 std::fs::read_to_string(log).context("no log of the VMM")
@@ -237,7 +237,7 @@ impl VmmPair {
     pub(crate) fn kill(&self) -> Result<()> {
         match &self.host {
             Host::Machine(process, _) => {
-                process.lock().map_err(|_| anyhow!("somebody panicked"))?.kill();
+                process.lock().map_err(|_| anyhow!("a thread panicked"))?.kill();
                 Ok(())
             }
             Host::Guest(job, _) => {
@@ -282,7 +282,7 @@ impl VmmPair {
                  [ $(cat $task/comm) = doorbells ] && taskset -p 2 ${task##*/} && moved=$((moved + 1))
              done
              [ $moved = 1 ]";
-        bed.vm().run(script).map(drop).context("nobody watches doorbells")
+        bed.vm().run(script).map(drop).context("no thread watches doorbells")
     }
 
     /// Waits until the VMM has `count` VMs.
@@ -306,7 +306,7 @@ impl Host {
     /// Returns the process id of the VMM.
     fn process_id(&self) -> Result<String> {
         match self {
-            Self::Machine(process, _) => Ok(process.lock().map_err(|_| anyhow!("somebody panicked"))?.id().to_string()),
+            Self::Machine(process, _) => Ok(process.lock().map_err(|_| anyhow!("a thread panicked"))?.id().to_string()),
             Self::Guest(..) => Ok(self.shell("pidof pvrdma-vmm")?.trim().to_owned()),
         }
     }

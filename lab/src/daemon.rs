@@ -56,7 +56,7 @@ pub struct Daemon {
     program: PathBuf,
     control: PathBuf,
     log: PathBuf,
-    /// The supervisor, and the process of each network as of the start.
+    /// The supervisor, and the initial process of each network.
     pids: BTreeSet<u64>,
 }
 
@@ -124,7 +124,7 @@ impl Daemon {
     fn wait_ready(mut self, reader: std::io::PipeReader, count: usize) -> Result<Self> {
         let (sender, lines) = channel();
         let log = self.log.clone();
-        // The thread reads for as long as the daemon lives, so that the daemon never blocks on its output.
+        // The thread reads for as long as the daemon lives, so the daemon never blocks on its output.
         std::thread::spawn(move || {
             let mut copy = File::options().append(true).open(log).ok();
             for line in BufReader::new(reader).lines().map_while(Result::ok) {
@@ -349,8 +349,8 @@ fn find_once(found: &OnceLock<PathBuf>, package: &str) -> Result<PathBuf> {
     Ok(found.get_or_init(|| program).clone())
 }
 
-/// Returns the program of a package, beside this program. If cargo is available, the program is built first from the
-/// workspace that it belongs to: as a release if this program is one, otherwise in the profile of the workspace's
+/// Returns the program of a package, beside this program. If cargo is available, the program is built first, from the
+/// workspace that it belongs to: as a release if this program is one, and otherwise in the profile of the workspace's
 /// tests, with assertions and overflow checks.
 pub fn program_of(package: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;

@@ -53,7 +53,7 @@ impl<'a> Endpoints<'a> {
         Ok(self)
     }
 
-    /// Returns the address of one end as a program at the other end writes it, for the connection manager.
+    /// Returns the address of one end, as a program at the other end writes it for the connection manager.
     pub fn address_of(&self, end: usize, writer: usize) -> String {
         match self.ip[end] {
             // A link-local address is not unique without its interface.
@@ -89,8 +89,8 @@ pub fn network_script(driver: &str, addresses: &[IpAddr], mtu: u32) -> String {
          echo 0 > /proc/sys/net/ipv6/conf/$nic/accept_dad || exit
          ip link set $nic mtu {mtu} up"
     );
-    // These networks have no other hosts, so duplicate address detection is switched off for IPv6. As long as it probes
-    // the link-local address, the kernel sends no neighbour solicitation, and a program that connects meanwhile fails.
+    // These networks have no other hosts, so duplicate address detection is switched off for IPv6. While it probes the
+    // link-local address, the kernel sends no neighbour solicitation, and a program that connects meanwhile fails.
     for address in addresses {
         script.push_str(&match address {
             IpAddr::V4(address) => format!(" && ip addr replace {address}/24 dev $nic"),

@@ -1,9 +1,9 @@
 //! Child processes that never outlive this program.
 //!
-//! A guest left behind by a failed test would hold gigabytes and a processor. Each child is therefore killed when its
-//! handle is dropped, and by the kernel (`PR_SET_PDEATHSIG`, set by `setpriv` so that no unsafe code is needed) when
-//! this program ends in any other way. The kernel sends that signal when the *thread* that forked ends, so one thread
-//! that lives as long as the program starts them all.
+//! A guest that a failed test leaves behind would hold gigabytes and a processor. Each child is therefore killed when
+//! its handle is dropped. When this program ends in any other way, the kernel kills the children (`PR_SET_PDEATHSIG`,
+//! set by `setpriv` so that no unsafe code is needed). The kernel sends that signal when the *thread* that forked ends,
+//! so one thread that lives as long as the program starts them all.
 
 use std::io;
 use std::process::{Child, Command, ExitStatus};
@@ -27,8 +27,8 @@ impl BoundChild {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--", program]);
         configure(&mut command);
-        // The child has its own process group: Ctrl-C ends only this program, whose end in turn ends the child; and
-        // programs that the child starts can be killed with it.
+        // The child has its own process group. Ctrl-C then ends only this program, whose end in turn ends the child;
+        // and programs that the child starts can be killed with it.
         command.process_group(0);
         let child =
             spawn_from_keeper(command).with_context(|| format!("cannot start {name} ({program}) through setpriv"))?;

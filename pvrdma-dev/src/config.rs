@@ -29,8 +29,8 @@ pub struct DeviceConfig {
     pub limits: Limits,
     /// `true` if the function has a legacy interrupt pin. Leave it off for vfio-user clients.
     pub intx: bool,
-    /// `true` if writes to BAR 2 reach the device after the guest's store has retired. Arming a CQ then also checks for
-    /// completions that arrived in between (section 9.5).
+    /// `true` if writes to BAR 2 reach the device after the guest's store has retired. In that case, arming a CQ also
+    /// checks for completions that arrived in between (section 9.5).
     pub posted_doorbells: bool,
     /// Source of QPNs and keys.
     #[serde(default)]

@@ -54,7 +54,7 @@ impl Control {
 /// State that was read, and takes effect when the restore is finished.
 #[derive(Debug)]
 pub(crate) struct Restored {
-    /// The session with its event rings, and whether it is active, unless the device is in reset.
+    /// The session with its event rings, and `true` if it is active. `None`: the device is in reset.
     pub(crate) session: Option<(Session, EventRings, bool)>,
     /// Registers of the interrupts.
     pub(crate) interrupts: SavedInterrupts,

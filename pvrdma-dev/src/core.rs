@@ -18,7 +18,7 @@ use crate::stats::Stats;
 use crate::uar::UarPages;
 use crate::watched::Watch;
 
-/// Determines whether commands and doorbells are served: only while the device is active and bus mastering is enabled.
+/// Determines if commands and doorbells are served: only while the device is active and bus mastering is enabled.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     active: AtomicBool,
@@ -140,7 +140,7 @@ impl<H: Hca> Core<H> {
         offer(&self.config.with_limits(*self.wanted.lock()), &self.hca, &self.budget)
     }
 
-    /// Renews the offer when a driver starts: there are no objects, and the configured limits take effect.
+    /// Renews the offer when a driver starts: there are no objects then, and the configured limits take effect.
     pub(crate) fn renew_offer(&self) {
         match self.next_offer() {
             Ok(offer) => {
@@ -168,7 +168,7 @@ impl<H: Hca> Core<H> {
         Ok(())
     }
 
-    /// Sets limits. Those that are not visible to the guest take effect immediately, others when the next driver
+    /// Sets limits. Limits that the guest cannot see take effect immediately, and the others when the next driver
     /// starts.
     pub(crate) fn set_limits(&self, new: Limits) {
         *self.wanted.lock() = Limits { max_uar: self.config.limits.max_uar, ..new };
@@ -187,7 +187,7 @@ impl<H: Hca> Core<H> {
         now.beside(self.next_offer().map_or(now, |offer| offer.limits))
     }
 
-    /// Posts the events that are still queued because an event ring was full. Any activity of the guest may have freed
+    /// Posts the events that still wait because an event ring was full. Any activity of the guest may have freed
     /// entries of an event ring.
     pub(crate) fn retry_events(&self) {
         if self.hub.has_pending() {

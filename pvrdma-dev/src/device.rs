@@ -175,7 +175,7 @@ impl<B: Backend> PvrdmaDevice<B> {
         *self.phase.lock() = control.phase();
     }
 
-    /// Handles a write to DSRHIGH. The only response are the capabilities; the driver notices a refusal at its next
+    /// Handles a write to DSRHIGH. The capabilities are the only response; the driver notices a refusal at its next
     /// step.
     fn load_dsr(&self, control: &mut Control, high: u32) {
         let core = &self.core;
@@ -203,8 +203,8 @@ impl<B: Backend> PvrdmaDevice<B> {
         match value {
             ctl::ACTIVATE if self.core.is_paused() => Err(RegisterError::Paused),
             ctl::ACTIVATE => self.activate(control),
-            // Nothing else to do: the driver itself announces PORT_ACTIVE to its consumers, and QUERY_PORT asks the
-            // adapter each time.
+            // Nothing else is to be done: the driver itself announces PORT_ACTIVE to its consumers, and QUERY_PORT asks
+            // the adapter each time.
             ctl::UNQUIESCE => match control.state {
                 State::Active(_) => Ok(()),
                 _ => Err(RegisterError::NotReady("active")),
@@ -288,7 +288,7 @@ impl<B: Backend> PvrdmaDevice<B> {
         *self.phase.lock() = control.phase();
     }
 
-    /// Reads a register. Reads take the control lock, too: the value of ERR must reflect every earlier write.
+    /// Reads a register. Reads take the control lock as well, because ERR must reflect every earlier write.
     fn register_read(&self, register: RegRead) -> u32 {
         let control = self.control.lock();
         match register {
@@ -302,8 +302,8 @@ impl<B: Backend> PvrdmaDevice<B> {
     }
 
     /// Applies changes of the command register, except that the caller destroys the objects when bus mastering ends.
-    /// Memory access is disabled before interrupts: [`DmaSpace::set_enabled`] waits for all views, and after that
-    /// nothing can produce an interrupt either.
+    /// Memory access is disabled before interrupts: [`DmaSpace::set_enabled`] waits for all views, so nothing can
+    /// produce an interrupt after it either.
     pub(crate) fn apply_command_register(&self, before: Switches, after: Switches) {
         let core = &self.core;
         if after.msix != before.msix {
@@ -353,8 +353,8 @@ where
         self.apply_command_register(before, after);
         if before.bus_master && !after.bus_master {
             // Linux disables bus mastering before it starts another kernel (kexec), whose driver enables it before its
-            // handshake (section 3.2). In between, the memory of the first kernel's objects already belongs to the
-            // second kernel, so the objects must be destroyed now.
+            // handshake (section 3.2). By then the memory of the first kernel's objects belongs to the second kernel,
+            // so the objects must be destroyed now.
             self.teardown(control);
             *self.phase.lock() = control.phase();
         }

@@ -1,7 +1,7 @@
 //! Doorbells (section 7).
 //!
-//! Arming a CQ takes effect immediately. Posting only marks a doorbell as pending, once per queue no matter how often
-//! it is written, and [`Core::run_deferred`] forwards it to the backend after the guest's write has completed.
+//! Arming a CQ takes effect immediately. Posting only marks a doorbell as pending, once per queue however often it is
+//! written. [`Core::run_deferred`] forwards it to the backend after the guest's write has completed.
 
 use pvrdma_guest_memory::PAGE_SIZE;
 use pvrdma_verbs::{CompletionQueue, Hca, QueuePair, SharedReceiveQueue};
@@ -50,7 +50,7 @@ impl<H: Hca> Core<H> {
                 if let Some(arm) = arm {
                     self.stats.counts.doorbells_arm.increment();
                     // The ring accesses event rings under this view, so a reset, which waits for all views, waits for
-                    // the notification, too.
+                    // the notification as well.
                     let view = self.memory.view();
                     // The end of a pause checks all armed queues.
                     let check_not_empty = self.config.posted_doorbells && !self.is_paused();
@@ -69,8 +69,8 @@ impl<H: Hca> Core<H> {
         for _ in 0..self.pending_doorbells.len() {
             let Some(pending) = self.pending_doorbells.pop() else { return };
             match pending {
-                // The bits are cleared before the notification: a doorbell that arrives during it becomes pending again
-                // and is not lost.
+                // The bits are cleared before the notification, so a doorbell that arrives during it becomes pending
+                // again and is not lost.
                 PendingDoorbell::Qp(qp) => {
                     let bits = qp.pending_doorbells.take();
                     if bits & RECV != 0 {

@@ -31,7 +31,7 @@ pub(crate) struct Session {
     pub(crate) version: u32,
 }
 
-/// Reads the region at `address`, checks all its fields and, if they are valid, writes the capabilities; nothing else
+/// Reads the region at `address`, checks all its fields and, if they are valid, writes the capabilities. Nothing else
 /// in the region is ever written. A failure changes nothing.
 pub(crate) fn handshake(
     view: &DmaView<'_>,
@@ -58,7 +58,7 @@ pub(crate) fn handshake(
     let mut response = [0; Caps::SIZE];
     caps.encode(&mut response);
     // The sum cannot overflow, because the region was readable to its end. The capabilities are written in one piece,
-    // or a failure could leave half of them.
+    // because a failure could otherwise leave half of them.
     let at = address.wrapping_add(CAPS_OFFSET);
     view.slice(at, Caps::SIZE, Direction::Write).map_err(memory("capabilities"))?.copy_from(&response);
     let session = Session {

@@ -12,7 +12,7 @@ use pvrdma_verbs::{Counter, counters};
 use crate::watcher::{Depth, DoorbellWatcher};
 
 counters! {
-    /// What was notified without having been asked for.
+    /// Notifications that the guest did not request.
     pub(crate) struct InferCounters {
         /// Notifications of unconsumed completions, for processes whose arming is not noticed.
         notifications_inferred,
@@ -23,7 +23,7 @@ counters! {
     }
 }
 
-/// The watcher is not resting: it looks soon, or a store to a page wakes it.
+/// The watcher is not resting: it will look soon, or a store to a page wakes it.
 const AWAKE: u8 = 0;
 /// The watcher rests after a pass of [`Depth::Rest`], and a completion must wake it.
 const RESTS: u8 = 1;
@@ -63,7 +63,7 @@ impl DueLooks {
         &*self.watcher
     }
 
-    /// Adds a look at a queue, and wakes the watcher if it would sleep beyond its time.
+    /// Adds a look at a queue, and wakes the watcher if it would sleep beyond the time of the look.
     pub(crate) fn add(&self, at: u64, cq_handle: u32) {
         let wake = {
             let mut state = self.state.lock();
@@ -96,7 +96,7 @@ impl DueLooks {
         self.state.lock().looks.len()
     }
 
-    /// Begins a pass: after one of [`Depth::Rest`], completions from now on wake the watcher. Returns `true` if a
+    /// Begins a pass. After one of [`Depth::Rest`], completions wake the watcher from now on. Returns `true` if a
     /// completion has ended the rest after the previous pass.
     pub(crate) fn begin(&self, depth: Depth) -> bool {
         let rest = if depth == Depth::Rest { RESTS } else { AWAKE };
@@ -114,7 +114,7 @@ impl DueLooks {
 
     /// Records that completions were published. Wakes a resting watcher, once.
     pub(crate) fn completed(&self) {
-        // The watcher is awake nearly always when the rate of completions is high: then this costs one load.
+        // At a high rate of completions the watcher is almost always awake, and this then costs one load.
         let rests = self.rest.load(Ordering::SeqCst) == RESTS;
         if rests && self.rest.compare_exchange(RESTS, WOKEN, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             self.watcher.wake();

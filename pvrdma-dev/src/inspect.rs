@@ -1,12 +1,11 @@
 //! Inspection: descriptions of a device and its objects as data, for people and for tools.
 //!
-//! Each kind of object has its own type, which is serialized with serde; the adapter's part is under `adapter`
-//! ([`QueuePair::inspect`] and its siblings). A description contains no payload and no keys. It is not a saved state,
-//! because the private state of the adapter is missing; but it names, object by object, what a saved state would need,
-//! so it would be the starting point of an implementation of saving and restoring.
+//! Each kind of object has its own type, which is serialized with serde. The adapter's part is under `adapter`
+//! ([`QueuePair::inspect`] and its siblings). A description contains no payload and no keys. It is no saved state
+//! either ([`crate::PvrdmaDevice::save`]).
 //!
-//! Inspection blocks no other thread: the objects are described one after the other, without a lock held between them,
-//! so a description is exact for each object, but the objects are not described at the same moment.
+//! Inspection blocks no other thread. The objects are described one after the other, and no lock is held between them.
+//! So each description is consistent, but they are of different moments.
 
 use std::fmt;
 use std::str::FromStr;

@@ -40,7 +40,7 @@ impl Vector {
 struct State {
     /// IMR: a set bit masks its cause.
     mask: u32,
-    /// ICR: only bit 0 is ever set, because the driver's legacy handler accepts only the exact value 1.
+    /// ICR. Only bit 0 is ever set, because the driver's legacy handler accepts only the exact value 1.
     cause: u32,
     /// Causes that arrived while IMR or disabled bus mastering blocked them.
     held: u32,
@@ -48,8 +48,8 @@ struct State {
     pin: InterruptPin,
 }
 
-/// State of the interrupts that is saved. What configuration space determines, and the level of the line, follow from
-/// other state, and causes that were held back are raised again.
+/// State of the interrupts that is saved. The rest is determined by configuration space and other state, and causes
+/// that were held back are raised again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SavedInterrupts {
     /// IMR.
@@ -70,8 +70,8 @@ counters! {
     }
 }
 
-/// Interrupt logic of the function. Its lock is held while the sink is called, so that no interrupt is sent after the
-/// call that disables it has returned; therefore the sink must not call back into the device.
+/// Interrupt logic of the function. Its lock is held while the sink is called, so that no interrupt is sent once the
+/// call that disables it has returned. Therefore the sink must not call back into the device.
 pub(crate) struct Interrupts {
     sink: Arc<dyn InterruptSink>,
     state: Mutex<State>,
@@ -128,8 +128,8 @@ impl Interrupts {
         SavedInterrupts { mask, cause }
     }
 
-    /// Sets the saved state, and raises the vectors of both event rings: the guest may not have been told of all their
-    /// entries. The response to a command is not announced again, because it would complete the next one.
+    /// Sets the saved state, and raises the vectors of both event rings, because the guest may not have been notified
+    /// of all their entries. The response to a command is not announced again, because it would complete the next one.
     pub(crate) fn restore(&self, saved: SavedInterrupts) {
         let SavedInterrupts { mask, cause } = saved;
         {

@@ -29,11 +29,11 @@
 //!   tables. All of it runs inside register writes, under one lock.
 //! * Data plane: doorbells, work queues, completion queues and event rings in guest memory. Doorbells take no lock of
 //!   the control plane. They only leave pending work for [`PciFunction::run_deferred`], *which the VMM must call* after
-//!   each write to a BAR: nothing is sent otherwise.
+//!   each write to a BAR. Otherwise nothing is sent.
 //!
 //! # Invariants
 //!
-//! * Data written by the guest is copied once and then validated; a response is either complete or an error that the
+//! * Data written by the guest is copied once and then validated. A response is either complete or an error that the
 //!   ERR register, the log and a counter report.
 //! * After a destroy command, a reset or the disabling of bus mastering (which destroys everything, as a reset does) no
 //!   thread accesses the memory concerned.

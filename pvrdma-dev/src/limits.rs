@@ -9,11 +9,12 @@ use pvrdma_verbs::{HcaLimits, VerbsError};
 use serde::de::{DeserializeSeed, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Upper limits of a device (section 2.4). Where a power of two is required, the next lower one is advertised.
+/// Upper limits of a device (section 2.4). Where the interface requires a power of two, the next lower one is
+/// advertised.
 ///
 /// Deserialized from a map of limits by name; missing ones keep their default. A new limit needs a field here (or in
-/// [`HcaLimits`] if adapters have it, too), a default and a row in the table below; its place in the guest's structure
-/// is in `abi/dsr.rs`.
+/// [`HcaLimits`] if adapters have it as well), a default, and a row in the table below. Its place in the guest's
+/// structure is in `abi/dsr.rs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Limits {
     /// Limits that an adapter has as well: the smaller of both is in force.
@@ -101,7 +102,7 @@ impl<'a> From<&'a mut u64> for Value<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LimitChange {
-    /// With the next object that the guest creates: the guest has not been told this limit.
+    /// With the next object that the guest creates, because the guest has not been told this limit.
     Now,
     /// When the guest's driver starts and reads the limits.
     DriverStart,

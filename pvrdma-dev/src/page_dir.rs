@@ -1,8 +1,8 @@
 //! Page directories: the driver's description of the pages of an object (spec §5).
 //!
 //! They consist of three levels of untrusted little-endian bus addresses. Each page of the directory and its tables is
-//! copied once, and only as far as the stated page count requires, so the work is bounded by 513 page copies whatever
-//! the guest wrote.
+//! copied once, and only as far as the stated page count requires, so the work is bounded by 513 page copies, whatever
+//! the guest has written.
 
 use pvrdma_guest_memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList, PageListBuilder};
 
@@ -37,8 +37,8 @@ pub(crate) fn read_page_directory(view: &DmaView<'_>, pdir_dma: u64, pages: u32)
     Ok(builder.finish())
 }
 
-/// Checks that the device can access every page of a list. Rings are checked when they are created, so that a bad
-/// address fails the command instead of killing the queue later. Takes one look-up per contiguous piece.
+/// Checks that the device can access every page of a list. Rings are checked when they are created, so a bad address
+/// fails the command instead of breaking the queue later. Takes one look-up per contiguous piece.
 ///
 /// # Errors
 /// The first address that cannot be accessed.

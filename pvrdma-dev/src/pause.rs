@@ -1,18 +1,18 @@
 //! Pausing a device.
 //!
-//! A pause is a state beside those of the registers: the device stays active, and its objects and rings stay as they
-//! are. What the guest and others do meanwhile:
+//! A pause is independent of the states of the registers: the device stays active, and its objects and rings stay
+//! unchanged. Accesses meanwhile have these effects:
 //!
 //! | access | effect |
 //! | --- | --- |
 //! | a doorbell that posts | none: all queues are looked at when the pause ends |
 //! | a doorbell that arms a completion queue | the queue is armed; it is checked for completions when the pause ends |
-//! | a store to a doorbell page that is memory | as a doorbell that posts |
+//! | a store to a mapped doorbell page | as a doorbell that posts |
 //! | an event, such as a change of the link | it waits until the pause ends |
 //! | a command, a handshake, ACTIVATE | refused, with an error in ERR |
 //! | all other registers, RESET, configuration space | as always |
 //!
-//! Threads that access guest memory look at the mark with a view held ([`Core::view_unless_paused`]), and a pause waits
+//! Threads that access guest memory check the mark with a view held ([`Core::view_unless_paused`]), and a pause waits
 //! for all views. Event rings have a mark of their own, under their locks, because the adapter posts to them.
 //! Inspection still reads ring indices.
 
@@ -27,11 +27,11 @@ use crate::device::PvrdmaDevice;
 use crate::intr::Vector;
 
 impl<B: Backend<Hca: PauseHca>> PvrdmaDevice<B> {
-    /// Pauses the device. When this returns, nothing accesses the guest's memory or changes an object, until
+    /// Pauses the device. Once this returns, nothing accesses the guest's memory or changes an object until
     /// [`Self::resume`]; see [`PauseHca`] for peers. It waits for a command in progress and for bounded batches of
     /// requests, but not for the guest.
     ///
-    /// The caller keeps commands of the guest back if its processors run, because they are refused meanwhile.
+    /// If the guest's processors run, the caller holds back its commands, because they are refused meanwhile.
     ///
     /// Pauses do not nest. Returns `false` if the device is paused already.
     pub fn pause(&self) -> bool {
@@ -80,7 +80,7 @@ impl<H: Hca> Core<H> {
         (!self.is_paused()).then_some(view)
     }
 
-    /// Does what doorbells, completion queues and event rings have missed in a pause.
+    /// Makes up for doorbells, armings and events that a pause has held back.
     fn catch_up(&self) {
         for handle in self.objects.contexts.handles(|context| context.is_mapped()) {
             self.infer_all_of(handle, infer::SHORTEST);

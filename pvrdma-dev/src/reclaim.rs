@@ -1,8 +1,7 @@
 //! Destruction of objects. A destroy command never fails because the object is still in use: the driver frees its
-//! memory whatever ERR contains (sections 3.5 and 4.4), so dependent objects are destroyed with it or disconnected from
-//! it.
+//! memory whatever ERR contains (sections 3.5 and 4.4). So dependent objects are destroyed as well, or disconnected.
 //!
-//! Everything here waits for users of guest memory: the caller must hold no view.
+//! Everything here waits for users of guest memory, so the caller must hold no view.
 
 use std::sync::Arc;
 
@@ -41,7 +40,7 @@ impl<H: Hca> Core<H> {
         cq.ring.shut();
         let is = |other: &Arc<Cq<H>>| Arc::ptr_eq(other, &cq);
         self.fail_qps(Arc::strong_count(&cq), |qp| is(&qp.send_cq) || is(&qp.recv_cq));
-        // A thread that found the ring open may still be writing its entry, so wait for all views.
+        // A thread that found the ring open may still be writing its entry. The barrier waits for all views.
         self.memory.barrier();
         Ok(())
     }
@@ -74,7 +73,7 @@ impl<H: Hca> Core<H> {
         let pd = self.objects.pds.take(handle)?;
         if Arc::strong_count(&pd) > 1 {
             // Errors can be ignored: only unknown handles fail, and these were just listed. Users are destroyed before
-            // used objects.
+            // the objects that they use.
             for qp in self.objects.qps.handles(|qp| Arc::ptr_eq(&qp.pd, &pd)) {
                 let _ = self.end_qp(qp);
             }
@@ -125,9 +124,9 @@ impl<H: Hca> Core<H> {
         for index in bound {
             self.hca.unbind_gid(index);
         }
-        // Clear again: a watcher that found an object in a table may have listed it meanwhile, and a thread that was
-        // decoding a doorbell may have left it pending. The list must be cleared first, because watched rings create
-        // pending doorbells.
+        // The lists are cleared again: a watcher that found an object in a table may have listed it meanwhile, and a
+        // thread that was decoding a doorbell may have left it pending. The list of watched rings comes first, because
+        // watched rings create pending doorbells.
         self.watch.rings.clear();
         self.pending_doorbells.clear();
         self.hub.remove();

@@ -10,7 +10,7 @@ use crate::events::EventCounters;
 use crate::intr::InterruptCounters;
 
 counters! {
-    /// What a device counts, except commands.
+    /// Counters of a device, except those of commands.
     pub(crate) struct DeviceCounters {
         /// Device shared regions that were accepted.
         handshakes,
@@ -48,11 +48,11 @@ counters! {
 }
 
 counters! {
-    /// What the VMM's system refused. Nothing is lost by it: doorbells of such pages are heard, or their rings watched.
+    /// Refusals by the VMM's system. They lose nothing: doorbells of such pages trap, or their rings are watched.
     pub(crate) struct WindowCounters {
         /// Failures to turn a doorbell page into memory.
         doorbells_map_refused,
-        /// Failures to make a doorbell page that is memory trap again.
+        /// Failures to make a mapped doorbell page trap again.
         doorbells_unmap_refused,
     }
 }
@@ -142,14 +142,14 @@ pub struct MemoryStatus {
     pub pinned_bytes: u64,
 }
 
-/// Memory that a guest and its peers make this process allocate, in bytes.
+/// Memory in bytes that a guest and its peers make this process allocate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct KeptStatus {
     /// Bytes in use.
     pub used_bytes: u64,
     /// Limit.
     pub limit_bytes: u64,
-    /// Objects, with their page lists and the minimum that each of them needs to make progress.
+    /// Objects with their page lists, and the minimum that each of them needs to make progress.
     pub objects_bytes: u64,
     /// Requests taken from their rings ahead of their turn.
     pub requests_bytes: u64,

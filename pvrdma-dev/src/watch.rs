@@ -1,7 +1,7 @@
 //! Rings that are watched because their doorbells do not trap.
 //!
-//! A doorbell tells only which queue has new elements; the producer's index in guest memory tells the same. A look at
-//! the index therefore replaces the doorbell, and a ring whose index moved is processed like one whose doorbell was
+//! A doorbell tells only which queue has new elements; the producer's index in guest memory tells the same. Polling the
+//! index therefore replaces the doorbell, and a ring whose index has moved is processed like one whose doorbell was
 //! written ([`crate::pending_doorbells`]).
 
 use std::collections::HashSet;
@@ -19,7 +19,7 @@ use crate::watcher::Depth;
 
 /// Time for which a ring stays hot after it moved, in nanoseconds.
 const HOT: u64 = 1_000_000;
-/// Number of rings that are not hot and are looked at in one pass.
+/// Number of rings that are looked at in one pass although they are not hot.
 const COLD_LOOKS: usize = 64;
 /// Number of rings looked at under one view of guest memory.
 pub(crate) const CHUNK: usize = 1024;
@@ -33,8 +33,8 @@ enum Queue<H: Hca> {
 
 impl<H: Hca> Queue<H> {
     /// Identifies an entry of the list by the address of its object. A handle would not be unique: a late watcher may
-    /// list an object that has been destroyed beside the next one with the same handle. The list keeps its objects
-    /// alive, so addresses are not reused.
+    /// list a destroyed object beside the next one with the same handle. The list keeps its objects alive, so addresses
+    /// are not reused.
     fn key(&self) -> (u8, usize) {
         match self {
             Self::Send(qp) => (0, Arc::as_ptr(qp).addr()),
@@ -60,7 +60,7 @@ impl<H: Hca> Queue<H> {
     }
 
     /// Returns `true` if only the consumer of the ring loads its index. The index of a receive queue is also loaded to
-    /// count posted requests, so a loaded index does not mean that the waiting QP knows of them.
+    /// count posted requests, so a loaded index does not mean that the waiting QP knows of those requests.
     const fn is_send(&self) -> bool {
         matches!(self, Self::Send(_))
     }
@@ -83,10 +83,10 @@ enum Motion {
     Producer,
 }
 
-/// Whether a doorbell is due.
+/// Decides if a doorbell is due.
 ///
-/// The index alone does not tell: it may have gone once around since. It cannot have without the consumer's looking, so
-/// the number of these looks is compared, too.
+/// The index alone is not enough, because it may have wrapped around once. It cannot have wrapped without a look of the
+/// consumer, so the number of looks is compared as well.
 fn motion(tail: u32, seen: Seen, passed: Passed, is_send: bool) -> Motion {
     if is_send && tail == seen.tail {
         Motion::None
@@ -204,9 +204,9 @@ impl<H: Hca> WatchList<H> {
         self.0.lock().all.is_empty()
     }
 
-    /// Looks at rings and marks the doorbells that are due as pending; for [`Depth::All`], at rings below an index.
-    /// Returns the number of rings to which requests were posted, and the index below which to continue: a pass over
-    /// all rings takes several views of memory.
+    /// Looks at rings and marks the doorbells that are due as pending. For [`Depth::All`], looks at rings below an
+    /// index. Returns the number of rings to which requests were posted, and the index below which to continue, because
+    /// a pass over all rings takes several views of memory.
     pub(crate) fn look(
         &self,
         view: &DmaView<'_>,

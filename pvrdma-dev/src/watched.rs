@@ -1,4 +1,4 @@
-//! Watching of processes whose doorbell page is memory: when it starts and ends, and the work of a pass.
+//! Watching of processes whose doorbell page is mapped: its start, its end, and the work of a pass.
 
 use std::sync::{Arc, OnceLock};
 
@@ -91,14 +91,14 @@ impl<H: Hca> Core<H> {
         Some((owner, self.objects.contexts.get(owner)?))
     }
 
-    /// Handles that doorbells on a page do not trap from now on: the rings of its process are watched, and the guest is
+    /// Handles that doorbells on a page do not trap from now on. The rings of its process are watched, and the guest is
     /// notified of completions that stay in its completion queues for `delay` nanoseconds. Returns `true` if there is
     /// such a process.
     pub(crate) fn watch_page(&self, page: u32, delay: u64) -> bool {
         let Some(looks) = self.watch.looks.get() else { return false };
         let Some((owner, context)) = self.context_of(page) else { return false };
-        // An object created from now on sees that the page is mapped, and adds itself; existing ones are added here. An
-        // object may be added twice, which the list ignores.
+        // An object that is created from now on sees that the page is mapped, and adds itself; existing ones are added
+        // here. An object may be added twice, which the list ignores.
         if context.set_mapped(true, || self.watch_all_of(owner, looks, delay)) {
             self.stats.counts.doorbells_mapped.increment();
             self.arm_all_of(owner);
@@ -106,7 +106,7 @@ impl<H: Hca> Core<H> {
         true
     }
 
-    /// Polls of this process do not trap any more: an adapter that waits for them must publish without them.
+    /// Polls of this process no longer trap: an adapter that waits for them must publish without them.
     fn arm_all_of(&self, owner: u32) {
         for handle in self.objects.cqs.handles(|cq| cq.owner == owner) {
             if let Some(cq) = self.objects.cqs.get(handle) {
@@ -131,7 +131,8 @@ impl<H: Hca> Core<H> {
         self.infer_cqs_of(owner, looks, delay);
     }
 
-    /// Makes the completion queues of a context infer notifications. In a pause, its end does that.
+    /// Makes the completion queues of a context infer notifications. During a pause, this is left to the end of the
+    /// pause.
     fn infer_cqs_of(&self, owner: u32, looks: &Arc<DueLooks>, delay: u64) {
         for handle in self.objects.cqs.handles(|cq| cq.owner == owner) {
             if let Some(cq) = self.objects.cqs.get(handle)
@@ -169,8 +170,8 @@ impl<H: Hca> Core<H> {
         }
     }
 
-    /// Handles that these pages, all of them already, trap again. Requests posted while doorbells did not trap are
-    /// found here. Arming that was missed is made up for: each queue is armed once.
+    /// Handles that all of these pages trap again. Finds requests that were posted while doorbells did not trap. Arming
+    /// that was missed is made up for by arming each queue once.
     pub(crate) fn unwatch_pages(&self, pages: &[u32], now: u64) {
         self.look_at_rings(now, Depth::All);
         self.run_deferred();
@@ -213,7 +214,7 @@ impl<H: Hca> Core<H> {
         let completed = looks.begin(depth);
         let moved = self.look_at_rings(now, depth);
         self.run_deferred();
-        // Bounded by the current number, because a queue that is looked at may be listed again.
+        // The number of looks is bounded by the current length, because a queue that is looked at may be listed again.
         for _ in 0..looks.len() {
             if self.is_paused() {
                 break;

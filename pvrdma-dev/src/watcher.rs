@@ -1,4 +1,4 @@
-//! Interface between the device and a VMM that maps doorbell pages as memory.
+//! Interface between the device and a VMM that maps doorbell pages.
 
 use std::ops::Range;
 
@@ -10,11 +10,11 @@ pub trait DoorbellWatcher: Send + Sync {
     fn now(&self) -> u64;
 
     /// Wakes the watcher: a look is due before the time that [`MappedDoorbells::poll_doorbells`] returned last, or
-    /// something completed after a pass of [`Depth::Rest`], and otherwise nothing would look then. Called from any
-    /// thread, also with locks of the device held, so it must do nothing else.
+    /// something completed after a pass of [`Depth::Rest`]. Without this call, the watcher would look too late. Called
+    /// from any thread, even with locks of the device held, so it must do nothing else.
     fn wake(&self);
 
-    /// Revokes a page from its previous process: when this returns its content is gone, and the next store to it is
+    /// Revokes a page from its previous process. Once this returns, its content is gone, and the next store to it is
     /// followed by [`MappedDoorbells::page_touched`]. Called before a page is assigned to a process.
     fn renew(&self, page: u32);
 
@@ -30,8 +30,8 @@ pub trait DoorbellWatcher: Send + Sync {
 pub enum Depth {
     /// Rings that moved recently, and some of the others in turn. The caller looks again soon.
     Hot,
-    /// The same rings. The caller rests until the next look is due; a completion wakes it, because a process that polls
-    /// is likely to post after one.
+    /// The same rings. The caller then rests until the next look is due. A completion wakes it, because a process that
+    /// polls is likely to post after one.
     Rest,
     /// All rings. The caller may sleep until the next look is due, unless there was work.
     All,
@@ -48,10 +48,10 @@ pub struct Outcome {
     pub due: Option<u64>,
 }
 
-/// Device whose doorbell pages, except for the first, may be memory of the guest.
+/// Device whose doorbell pages, except for the first, may be mapped into the guest.
 ///
 /// A page of a process traps until it is touched for the first time, or until the owner of the pages announces that it
-/// becomes memory; trapped doorbells are handled at any time.
+/// is mapped. Trapped doorbells are handled at any time.
 pub trait MappedDoorbells: Send + Sync {
     /// Returns the doorbell pages that may be memory. The first page belongs to the kernel and always traps.
     fn doorbell_pages(&self) -> Range<u32>;
@@ -60,15 +60,15 @@ pub trait MappedDoorbells: Send + Sync {
     /// From now on its rings are watched, and its completion queues notify of completions that are not consumed.
     fn page_touched(&self, page: u32);
 
-    /// As [`Self::page_touched`], for a page that is about to become memory because its process polls: at first, the
-    /// guest is notified of unconsumed completions later. Returns `true` if the page has a process; otherwise it must
-    /// not become memory.
+    /// As [`Self::page_touched`], for a page that is about to be mapped because its process polls: at first, the guest
+    /// is notified of unconsumed completions later. Returns `true` if the page has a process. Otherwise it must not be
+    /// mapped.
     fn page_mapped(&self, page: u32) -> bool;
 
-    /// Announces that these pages trap again. Requests posted meanwhile are found and processed; from now on doorbells
+    /// Announces that these pages trap again. Requests posted meanwhile are found and processed. From now on, doorbells
     /// of their processes trap, and arming is exact. Arming that was missed is made up for: each completion queue
-    /// notifies of the completions of which it has not notified yet, or else of the next one. `now` is the time of
-    /// [`DoorbellWatcher::now`].
+    /// notifies of the completions of which it has not notified yet or, if there are none, of the next one. `now` is
+    /// the time of [`DoorbellWatcher::now`].
     fn pages_trapped(&self, pages: &[u32], now: u64);
 
     /// Looks at rings in place of doorbells, and at completion queues whose look is due, and does the work found. May

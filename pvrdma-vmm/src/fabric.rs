@@ -72,7 +72,7 @@ impl Fabric {
         // happen under a lock that others need, so its memory does not have to be locked.
         let space = DmaSpace::from_guest_memory(memory, PinPolicy::Off)?;
         let config = Vmxnet3Config { multifunction: true, ..Vmxnet3Config::new(format!("{}-nic", vm.name), vm.mac) };
-        let nic = Arc::new(NicLink::with_device(config, space, slot.interrupts(0)).context("network card")?);
+        let nic = Arc::new(NicLink::with_device(config, space, slot.interrupts(0)).context("network function")?);
         let uplink = self.switch.port(vm.mac, UnknownUnicast::Drop).context("port of the switch")?;
         let link = Arc::clone(&nic);
         let rules = PortRules { alone: self.alone, ..PortRules::default() };

@@ -1,4 +1,4 @@
-//! Checks which resources of this host a configuration would open, without opening them.
+//! Checks that the resources of a configuration are available on this host, without opening them.
 
 use std::fmt::Write;
 use std::net::{SocketAddr, UdpSocket};
@@ -57,7 +57,7 @@ impl Report {
     fn note(&mut self, subject: &str, found: Result<()>) {
         let Err(error) = found else { return };
         let problem = format!("{subject}: {error:#}");
-        // Only a warning: the socket may be in use by a running daemon that will reload this configuration.
+        // Only a warning: the socket may belong to a running daemon that will reload this configuration.
         if in_use(&error) { self.warnings.push(problem) } else { self.errors.push(problem) }
     }
 
@@ -132,7 +132,7 @@ fn look_at_device(device: &Device, report: &mut Report) {
     let nic = match (&device.nic, &device.nic_socket) {
         (Some(link), _) => format!("nic {link}"),
         (None, Some(place)) => format!("nic-socket {place}"),
-        (None, None) => "network card of the VMM alone".to_owned(),
+        (None, None) => "network function of the VMM alone".to_owned(),
     };
     let socket = shown(&device.socket.to_string(), device.access);
     report.say(format!("  {subject}: socket {socket}, mac {}, {nic}", device.config.mac));
@@ -174,7 +174,7 @@ fn look_at_link(subject: &str, link: &LinkSpec, report: &mut Report) {
     }
 }
 
-/// Checks that this host has an address, by binding a socket to an unused port.
+/// Checks that an address belongs to this host, by binding a socket with an unused port to it.
 fn is_own_address(address: SocketAddr) -> Result<()> {
     match UdpSocket::bind(SocketAddr::new(address.ip(), 0)) {
         Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {

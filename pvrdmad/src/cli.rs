@@ -42,7 +42,7 @@ pub enum Command {
     Status(StatusArgs),
     /// Shows a device or its objects: states, rings with head and tail, paths to peers.
     Show(ShowArgs),
-    /// Shows throughput of devices, or of the queue pairs of one, periodically.
+    /// Shows the throughput of devices, or of the queue pairs of one device, periodically.
     Top(TopArgs),
     /// Writes the packets of a device to a pcapng file.
     Capture(CaptureArgs),
@@ -58,15 +58,15 @@ pub enum Command {
     Share(ShareArgs),
     /// Injects faults on the uplink of a network, for tests.
     Fault(FaultArgs),
-    /// Replaces the processes of networks by the installed version, under running VMs.
+    /// Replaces the processes of networks by the installed version while VMs continue to run.
     Upgrade(UpgradeArgs),
     /// Sets the log level of a running daemon.
     LogLevel(LogLevelArgs),
     /// Prints events of a running daemon as lines of JSON.
     Events(EventsArgs),
-    /// Checks a configuration and its requirements on this host without opening anything.
+    /// Checks a configuration and its requirements on this host, without opening anything.
     Check(CheckArgs),
-    /// Looks for what keeps VMs on this host from using their devices.
+    /// Looks for problems on this host that keep VMs from using their devices.
     Doctor(DoctorArgs),
     /// Prints the libvirt XML of a device.
     Xml(XmlArgs),
@@ -87,7 +87,7 @@ pub enum Command {
 /// Arguments of `stand-in`.
 #[derive(Args, Debug)]
 pub struct StandInArgs {
-    /// How it confines itself.
+    /// Sandbox mode.
     pub sandbox: SandboxMode,
     /// Name of the network, for lists of processes.
     pub network: String,
@@ -96,9 +96,9 @@ pub struct StandInArgs {
 /// Arguments of `worker`.
 #[derive(Args, Debug)]
 pub struct WorkerArgs {
-    /// How it confines itself.
+    /// Sandbox mode.
     pub sandbox: SandboxMode,
-    /// What it is confined to.
+    /// Needs of its adapter and links.
     pub profile: Profile,
     /// Name of the network, for lists of processes.
     pub network: String,
@@ -158,10 +158,10 @@ pub struct CheckArgs {
     pub serve: ServeArgs,
 }
 
-/// Arguments of `doctor`: those of the daemon itself, and where QEMU is.
+/// Arguments of `doctor`: those of the daemon itself, and the QEMU program.
 #[derive(Args, Debug)]
 pub struct DoctorArgs {
-    /// What is served.
+    /// Devices and networks to examine.
     #[command(flatten)]
     pub serve: ServeArgs,
     /// QEMU that VMs use.
@@ -185,7 +185,7 @@ pub struct DaemonArgs {
 }
 
 impl DaemonArgs {
-    /// The control socket.
+    /// Returns the path of the control socket.
     ///
     /// # Errors
     /// None is given, and there is none at the default places.
@@ -211,7 +211,7 @@ pub struct XmlArgs {
     /// Which device.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Print this domain, a file of `virsh dumpxml`, with the device added or updated.
+    /// Print this domain (a file of `virsh dumpxml`) with the device added or updated.
     #[arg(long, value_name = "DOMAIN")]
     pub into: Option<PathBuf>,
 }

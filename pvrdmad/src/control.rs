@@ -47,13 +47,14 @@ const MAX_REQUEST: usize = 4096;
 /// Longest answer that the client accepts, in bytes.
 const MAX_RESPONSE: usize = 64 << 20;
 
-/// Lifetime of a connection, so that a slow client does not occupy one of the few connections for longer.
+/// Lifetime of a connection. A slow client must not occupy one of the few connections for longer.
 const CONNECTION_TIME: Duration = Duration::from_secs(2);
 
-/// Time for which the client waits. Adding a device with a new network includes the start of a process.
+/// Time for which the client waits. Adding a device may include the start of a process for a new network.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Most concurrent connections. Further ones are closed at once, so that no client waits behind a silent one.
+/// Maximum number of concurrent connections. Further ones are closed at once, so that no client waits behind an idle
+/// one.
 const MAX_CONNECTIONS: usize = 16;
 
 /// Response to a [`Request`] of this socket.
@@ -300,7 +301,7 @@ pub fn ask_traffic(path: &Path, device: &str) -> Result<Vec<QueuePairTraffic>> {
     parse_objects(&objects)
 }
 
-/// Parses objects of a device and replaces control characters in their text.
+/// Parses objects of a device, and replaces control characters in their text.
 fn parse_objects<T: DeserializeOwned>(objects: &RawValue) -> Result<T> {
     let text = objects.get();
     let parsed = if is_printable_json(text) {
@@ -389,7 +390,7 @@ fn ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result<(UnixStrea
                  owner and group"
             );
         }
-        // Vfio-user headers contain zeros, JSON does not: this is the socket of a device.
+        // Headers of vfio-user contain zeros and JSON does not, so this is the socket of a device.
         if answer.contains(&0) {
             bail!("this is the socket of a device, for its VMM; use the control socket");
         }
@@ -414,11 +415,12 @@ fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Reads up to the end of a line and leaves the following data in the socket, because it may be a capture.
+/// Reads up to the end of a line. Later data stays in the socket, because it may be a capture.
 fn read_line(mut stream: &UnixStream) -> Result<Vec<u8>> {
     let (mut line, mut chunk) = (Vec::new(), [0; 1 << 16]);
     while line.len() < MAX_RESPONSE {
-        // With a timeout, the call is interrupted when this process is stopped and continued: signal(7).
+        // With a timeout on the socket, the call fails with EINTR when this process is stopped and continued:
+        // signal(7).
         let (seen, _) = rustix::io::retry_on_intr(|| rustix::net::recv(stream, &mut chunk[..], RecvFlags::PEEK))?;
         let seen = chunk.get_mut(..seen).unwrap_or_default();
         let end = seen.iter().position(|&byte| byte == b'\n');

@@ -1,9 +1,9 @@
 //! Access control of the control socket, by user and by request.
 //!
-//! The first check is the mode of the socket's file, enforced by the kernel. This is the second one, in case the mode
-//! is wrong: a client must be root, the user of this daemon, or a user that the configuration names. `group=` admits
-//! all users that the mode of the file admits, because the system reports only the primary group of a peer process,
-//! while the kernel's check of the mode considers all of its groups.
+//! The first check is the mode of the socket's file, which the kernel enforces. This is the second one, in case the
+//! mode is too wide: a client must be root, the user of this daemon, or a user that the configuration names. `group=`
+//! admits all users that the mode of the file admits. The daemon cannot check membership itself: the system reports
+//! only the primary group of a peer process, whereas the kernel's check of the mode covers all of its groups.
 
 use std::os::unix::net::UnixStream;
 
@@ -16,7 +16,7 @@ use crate::socket::{SocketAccess, user};
 counters! {
     /// Counts of the control socket.
     pub struct ControlCounters {
-        /// Connections to the control socket that were closed because of whose they were.
+        /// Connections to the control socket that were closed because their user has no access.
         control_connections_refused,
         /// Captures that were refused because captures are off.
         control_captures_refused,
@@ -35,15 +35,15 @@ pub(crate) struct ControlAccess {
 }
 
 impl ControlAccess {
-    /// Creates the access control of a socket that was created with `access`. Captures contain guest memory and are
-    /// refused unless `captures` is set.
+    /// Creates the access control of a socket that was created with `access`. Without `captures`, captures are refused,
+    /// because they contain guest memory.
     pub(crate) fn new(access: SocketAccess, captures: bool) -> Self {
         let own = geteuid().as_raw();
         Self { own, access, captures, refusals: LogLimit::new(), counters: ControlCounters::default() }
     }
 
-    /// Returns `true` if the client may send requests. A refusal has been counted and logged, and the caller must close
-    /// the connection.
+    /// Returns `true` if the client may send requests. A refusal is counted and logged here; the caller closes the
+    /// connection.
     pub(crate) fn admits(&self, stream: &UnixStream) -> bool {
         let peer = rustix::net::sockopt::socket_peercred(stream);
         if peer.as_ref().is_ok_and(|peer| self.admits_user(peer.uid.as_raw())) {

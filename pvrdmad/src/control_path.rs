@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 const SERVICE: &str = "/run/pvrdmad/control";
 
 /// Returns the default path for a daemon: `$RUNTIME_DIRECTORY/control`, in a directory that systemd creates for a
-/// service, or else `$XDG_RUNTIME_DIR/pvrdmad/control`, whose directory is created here.
+/// service, or otherwise `$XDG_RUNTIME_DIR/pvrdmad/control`, whose directory is created here.
 ///
 /// # Errors
 /// The directory cannot be created.
@@ -27,7 +27,7 @@ pub(crate) fn for_daemon() -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// Returns the path for a client: the given one, or else the first default path that exists.
+/// Returns the path for a client: the given one, or the first default path that exists.
 ///
 /// # Errors
 /// No default path exists.

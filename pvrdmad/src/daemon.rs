@@ -30,7 +30,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts everything in this process, regardless of [`Config::isolate`], and then writes a line for each device to
-    /// `ready`. This is for programs that embed a daemon.
+    /// `ready`. For programs that embed a daemon.
     ///
     /// # Errors
     /// A socket cannot be created or a device cannot be served. Nothing is left behind in that case.
@@ -39,8 +39,8 @@ impl Daemon {
     }
 
     /// Starts everything as [`Self::start`] does, with a process for each network unless [`Config::isolate`] says
-    /// otherwise. This is for `pvrdmad` only: the processes execute the calling program with the argument `worker`.
-    /// Sockets may be `inherited`.
+    /// otherwise. For `pvrdmad` only: the processes execute the calling program with the argument `worker`. Sockets may
+    /// be `inherited`.
     ///
     /// # Errors
     /// As for [`Self::start`]; or an inherited socket is not used by the configuration.
@@ -68,8 +68,8 @@ impl Daemon {
         Ok(Self { _control: control, _metrics: metrics, supervisor, config: config.clone() })
     }
 
-    /// Changes to a new configuration as far as it differs from the last one in devices and networks: new ones are
-    /// added, others removed.
+    /// Applies the differences between a new configuration and the last one: adds new devices and networks, and removes
+    /// those that are gone.
     ///
     /// # Errors
     /// Resources are unavailable, or a setting changed that is fixed while the daemon runs. Nothing has changed in that
@@ -80,8 +80,8 @@ impl Daemon {
         Ok(changes)
     }
 
-    /// Returns a function that returns if the daemon is alive: it makes the same calls as a request at the control
-    /// socket.
+    /// Returns a function that checks that the daemon is alive: it makes the same calls as a request on the control
+    /// socket, and returns when they are answered.
     pub(crate) fn alive(&self) -> impl Fn() + Send + use<> {
         let supervisor = Arc::clone(&self.supervisor);
         move || drop(supervisor.status(false))
@@ -112,8 +112,7 @@ fn announce(config: &Config, ready: &mut dyn Write) {
     let _ = ready.flush();
 }
 
-/// Opens the control socket, if there is to be one. A failure at the default path does not prevent the daemon from
-/// serving.
+/// Opens the control socket, if there is to be one. The daemon serves without it if the default path cannot be used.
 fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
     if let Some(control) = &config.control {
         return SocketFile::bind(&control.path, control.access).map(Some).context("control socket");

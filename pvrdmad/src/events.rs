@@ -1,7 +1,7 @@
 //! Events of a daemon, sent to subscribers on its control socket, one line each.
 //!
-//! No thread waits for a subscriber: one whose socket is full is disconnected, which tells it that it has missed
-//! events.
+//! No thread waits for a subscriber. A subscriber whose socket is full is disconnected, which tells it that it has
+//! missed events.
 
 use std::io::Write;
 use std::net::IpAddr;
@@ -59,7 +59,8 @@ pub(crate) enum Event {
         /// It is connected.
         connected: bool,
     },
-    /// A queue pair entered the error state without a request of its guest. Limited to the rate of the log.
+    /// A queue pair entered the error state without a request of its guest. The rate of these events is limited like
+    /// that of the log.
     QueuePairFailed {
         /// Name of the device.
         device: String,

@@ -10,14 +10,14 @@ use pvrdma_vfio_user_server::{eventfd, keeper};
 use crate::config::SandboxMode;
 use crate::sandbox::{self, Mismatch};
 
-/// First argument of a keeper process. The other arguments are the sandbox mode and the device; the device serves only
-/// to tell keepers apart in lists of processes.
+/// First argument of a keeper process. The other arguments are the sandbox mode and the device. The device only tells
+/// keepers apart in lists of processes.
 pub const ARGUMENT: &str = "keeper";
 
-/// Serves the worker at the other end of standard input until that is gone.
+/// Serves the worker at the other end of standard input until that end is closed.
 ///
 /// # Errors
-/// What is on standard input is not a worker.
+/// Standard input does not lead to a worker.
 pub fn run(mode: SandboxMode) -> io::Result<()> {
     // The setup needs system calls that the sandbox refuses.
     eventfd::prepare();

@@ -1,9 +1,9 @@
 //! The vfio-user daemon: a supervisor, and a process for each network that serves its PVRDMA devices.
 //!
-//! [`daemon`] is the whole from a [`config`] to the end. Its supervisor opens sockets, starts a [`worker`] for each
-//! network and speaks to them by the [`protocol`] that the command line speaks to it. In a worker [`vfio_user`] turns
-//! messages of a VMM into calls of [`pvrdma_dev::PciFunction`]. Each device has a thread that accepts clients and,
-//! while there is one, a thread that serves it. All of them sleep when there is nothing to do.
+//! [`daemon`] runs everything that a [`config`] describes. Its supervisor opens sockets and starts a [`worker`] for
+//! each network. It sends the workers requests in the same [`protocol`] that the command line uses. In a worker,
+//! [`vfio_user`] turns messages of a VMM into calls of [`pvrdma_dev::PciFunction`]. Each device has a thread that
+//! accepts clients and, while there is one, a thread that serves it. All of them sleep when there is nothing to do.
 //!
 //! # Example
 //!
@@ -50,5 +50,5 @@ pub mod xml;
 pub use pvrdma_vfio_user_server as vfio_user;
 pub use pvrdma_vfio_user_server::sigbus;
 
-/// The version of this program, and the commit that it was built from. The build script finds both.
+/// Version of this program, and the commit that it was built from. The build script determines both.
 pub const VERSION: &str = env!("PVRDMAD_VERSION");

@@ -1,7 +1,7 @@
-//! Log filter, which can change while the daemon runs, and log output.
+//! Log output, and a log filter that can change while the daemon runs.
 //!
-//! Worker processes write to a pipe that the daemon reads. For structured log formats they write a line of JSON for
-//! each record, which the daemon logs as its own with the name of the network.
+//! Worker processes write to a pipe that the daemon reads. With a structured log format, they write a line of JSON for
+//! each record, and the daemon logs it as its own with the name of the network.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -112,8 +112,8 @@ impl Line<'_> {
         }
     }
 
-    /// Parses a line of a worker process. A line that is not a record, such as the last words of a process that panics,
-    /// becomes an error.
+    /// Parses a line of a worker process. A line that is not a record, such as the last output of a process that
+    /// panics, becomes an error.
     fn relayed(network: &str, text: &str) -> Line<'static> {
         let plain = |text: &str| Cow::Owned(printable_text(text));
         let own = Some(plain(network));
@@ -148,7 +148,7 @@ impl Line<'_> {
         let fields = [("network", self.network.as_deref()), ("subject", self.subject.as_deref())];
         let fields: Vec<_> = fields.iter().filter_map(|(key, value)| Some((*key, (*value)?))).collect();
         let level = self.level.parse().unwrap_or(Level::Error);
-        // There is no other place to report that the journal has failed.
+        // The failure of the journal itself can be reported nowhere else.
         let _ = journal.journal_send(
             &Record::builder()
                 .level(level)
@@ -214,7 +214,7 @@ impl Log for Logger {
 /// There is no journal to log to.
 pub fn start(format: LogFormat) -> io::Result<()> {
     let words = std::env::var("RUST_LOG").unwrap_or_else(|_| DEFAULT.to_owned());
-    // The usual behaviour of `RUST_LOG`: invalid parts are ignored, with a message on standard error.
+    // As usual for `RUST_LOG`, invalid parts are ignored, with a message on standard error.
     let filter = env_filter::Builder::new().parse(&words).build();
     let level = filter.filter();
     let sink = match format {
@@ -223,7 +223,7 @@ pub fn start(format: LogFormat) -> io::Result<()> {
         }
         LogFormat::Text | LogFormat::Json => Sink::Json,
         LogFormat::Journald => {
-            // Checked here, because a missing journal would make all later records disappear silently.
+            // This is checked here because a missing journal would make all later records disappear silently.
             UnixDatagram::unbound()?.connect(JOURNAL)?;
             Sink::Journal(Box::new(JournalLog::new()?))
         }
@@ -239,7 +239,7 @@ pub fn start(format: LogFormat) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns a warning if `RUST_LOG` looks wrong: any word is accepted as the name of a module, and then nothing else is
+/// Returns a warning if `RUST_LOG` looks wrong. Any word is accepted as the name of a module, and then nothing else is
 /// logged.
 pub fn doubt() -> Option<String> {
     doubt_of(&std::env::var("RUST_LOG").ok()?)
@@ -259,7 +259,7 @@ pub(crate) fn environment() -> Option<(&'static str, &'static str)> {
     (!text).then_some((STRUCTURED, "1"))
 }
 
-/// Logs a line of a worker process. Returns `false` if the caller has to write the line unchanged.
+/// Logs a line of a worker process. Returns `false` if the caller must write the line unchanged.
 pub(crate) fn relay(network: &str, text: &str) -> bool {
     match LOGGER.get().map(|logger| &logger.sink) {
         None | Some(Sink::Text(_)) => return false,
@@ -274,7 +274,7 @@ pub(crate) fn set(filter: &LogFilter) {
     let Some(logger) = LOGGER.get() else { return };
     let filter = env_filter::Builder::new().parse(&filter.0).build();
     let level = filter.filter();
-    // The logger filters by itself, so the limit of the log crate must not drop anything.
+    // The logger does the filtering, so the limit of the log crate must not drop anything.
     log::set_max_level(LevelFilter::Trace);
     *logger.filter.write() = filter;
     log::set_max_level(level);

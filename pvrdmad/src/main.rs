@@ -35,7 +35,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 fn main() -> ExitCode {
-    // Checked before the command line is parsed, which would take more memory than a keeper needs.
+    // A keeper is recognized before the command line is parsed, because parsing takes more memory than a keeper needs.
     if let Some(code) = keeper() {
         return code;
     }
@@ -72,23 +72,23 @@ fn main() -> ExitCode {
         Err(error) => {
             // If standard error is closed, the caller wants no messages.
             let _ = writeln!(io::stderr(), "pvrdmad: {error:#}");
-            // The status of a wrong command line, because restarting the daemon does not help.
+            // The exit status is that of a wrong command line, because restarting the daemon would not help.
             if error.is::<ConfigError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
 
-/// Maximum duration of the daemon's end. All workers together have three seconds to exit, and one second after they
+/// Maximum duration of the daemon's shutdown. All workers together have three seconds to exit, and one more after they
 /// were killed.
 const LONGEST_END: Duration = Duration::from_secs(5);
 
 fn serve(args: ServeArgs) -> Result<()> {
-    // Done before there is another thread, or another process that would inherit these descriptors.
+    // This comes before there is another thread, or another process that would inherit these descriptors.
     let inherited = Inherited::from_environment()?;
     start_log(args.log_format)?;
     let (file, command_line) = args.into_parts();
     let config = Config::load(file.as_deref(), command_line.clone())?;
-    // Registered before the first socket exists, so that a signal leaves no socket behind.
+    // Handlers are registered before the first socket exists, so that no signal leaves a socket behind.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2]).context("signal handlers")?;
     let mut daemon = Daemon::supervise(&config, inherited, &mut io::stdout())?;
     let watchdog = Watchdog::start(&daemon).context("watchdog")?;
@@ -113,7 +113,7 @@ fn serve(args: ServeArgs) -> Result<()> {
     Ok(())
 }
 
-/// Starts logging, and warns about a log filter that probably means something else.
+/// Starts logging, and warns about a log filter that was probably meant differently.
 fn start_log(format: LogFormat) -> Result<()> {
     logging::start(format).context("journal")?;
     if let Some(doubt) = logging::doubt() {
@@ -183,7 +183,8 @@ fn worker(args: &WorkerArgs) -> Result<()> {
     process::run(args.sandbox, args.profile)
 }
 
-/// Serves doorbell pages in place of a worker that has ended. This process outlives the supervisor if VMMs do.
+/// Serves doorbell pages in place of a worker that has ended. This process outlives the supervisor as long as VMMs need
+/// it.
 fn stand_in(args: &StandInArgs) -> Result<()> {
     logging::start(LogFormat::default())?;
     // Signals that end the daemon must not end the VMs.
@@ -193,8 +194,8 @@ fn stand_in(args: &StandInArgs) -> Result<()> {
     doorbells::stand_in::run(args.sandbox)
 }
 
-/// Runs as keeper, which receives the descriptors of a device's clients, if the supervisor started this process for
-/// that.
+/// Runs as a keeper, which receives the descriptors of a device's clients, if the supervisor started this process as
+/// one.
 fn keeper() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next()? != keeper::ARGUMENT {
@@ -211,8 +212,8 @@ fn keeper() -> Option<ExitCode> {
     })
 }
 
-/// Waits for a signal that ends the daemon. Without handlers, the other signals would kill it: SIGHUP reloads the
-/// configuration, the rest are ignored.
+/// Waits for a signal that ends the daemon. The other signals are handled because they would kill it otherwise: SIGHUP
+/// reloads the configuration, the rest are ignored.
 fn wait_for_end(signals: &mut Signals, mut reload: impl FnMut()) {
     for signal in signals.forever() {
         match signal {

@@ -1,4 +1,4 @@
-//! Manual pages and completions for a package, made from the command line's definition.
+//! Manual pages and completions for a package, generated from the definition of the command line.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,8 @@ pub fn write(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The command line without what only the daemon itself and its makers use: a completion does not know "hidden".
+/// Returns the command line without commands for the daemon itself and for packagers. Generators of completions ignore
+/// the attribute `hidden`.
 fn shown(command: Command) -> Command {
     let is_shown = |sub: &&Command| !sub.is_hide_set();
     let subcommands: Vec<_> = command.get_subcommands().filter(is_shown).cloned().collect();

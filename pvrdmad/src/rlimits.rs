@@ -11,7 +11,7 @@ const SMALL: u64 = 256 << 20;
 /// Raises the limits of locked memory and descriptors as far as permitted, and warns if that does not suffice.
 pub(crate) fn raise(config: &Config) {
     raise_one(Resource::Memlock, "locked memory");
-    // A socket and a few eventfds for each device, and a descriptor for each region of a guest's memory.
+    // Each device needs a socket and a few eventfds, and each region of a guest's memory needs a descriptor.
     raise_one(Resource::Nofile, "open files");
     if let Some(shortage) = shortage(config) {
         // Log: once, at the start.

@@ -13,7 +13,7 @@ use sd_notify::NotifyState;
 
 use crate::daemon::Daemon;
 
-/// Reports that all sockets listen, or that a reload is complete. `state` is text for people.
+/// Reports that all sockets listen, or that a reload is complete. `state` is text for administrators.
 pub fn ready(state: &str) {
     tell(&[NotifyState::Ready, NotifyState::Status(&one_line(state))]);
 }
@@ -38,7 +38,7 @@ fn tell(state: &[NotifyState<'_>]) {
 }
 
 fn warn_untold(error: &io::Error) {
-    // Log: at the start, at the end, and when an administrator asks for a reload.
+    // Log: at most at the start, at the end, and for each reload that an administrator requests.
     warn!("the service manager cannot be told (NOTIFY_SOCKET): {error}");
 }
 

@@ -36,9 +36,9 @@ pub fn domain(device: &DeviceReport) -> String {
     text + "  </qemu:commandline>\n</domain>\n"
 }
 
-/// Merges the device into a domain as `virsh dumpxml` prints it. A device that the domain already has in that slot is
-/// replaced, so that merging twice has the same result as merging once; everything else stays. libvirt keeps no
-/// comments, so the warning is metadata.
+/// Merges the device into a domain as printed by `virsh dumpxml`. If the domain already has the device in that slot, it
+/// is replaced, so merging twice has the same result as merging once. Everything else stays. libvirt keeps no comments,
+/// so the warning becomes metadata.
 ///
 /// # Errors
 /// The text is not such a domain, or its memory is of a kind that QEMU cannot share.
@@ -138,7 +138,7 @@ fn section(lines: &[String], name: &str) -> Option<(usize, usize)> {
     Some((begin, begin.saturating_add(end)))
 }
 
-/// Adds lines at the end of an element. If there is none, creates it before the end of the domain.
+/// Adds lines at the end of an element, which is created at the end of the domain if there is none.
 fn put(lines: &mut Vec<String>, name: &str, added: impl IntoIterator<Item = String>) -> Result<(), String> {
     let empty = format!("  <{name}/>");
     if let Some(at) = lines.iter().position(|line| *line == empty) {

@@ -281,7 +281,7 @@ fn the_network_function_beside_the_device() {
     assert_eq!((&report["nic"]["link"], &report["nic"]["active"]), (&"up".into(), &false.into()));
     assert!(report["network"]["counters"]["passed_out"].is_u64(), "{report}");
     let table = String::from_utf8(place.ask(&[]).stdout).unwrap();
-    assert!(table.contains("network card") && table.contains("52:54:00:00:00:01"), "{table}");
+    assert!(table.contains("network function") && table.contains("52:54:00:00:00:01"), "{table}");
     let control = place.path("control");
     let link = Command::new(PROGRAM).args(["link", "down", "--device", "vm0", "--control"]).arg(control).output();
     assert!(link.unwrap().status.success());

@@ -1,5 +1,5 @@
-//! Commands. Each runs inside the register write that issues it: the memory that the driver passes with it is copied
-//! before the write returns, and when QUIESCE or RESET returns, all DMA has ended.
+//! Commands. Each runs inside the register write that issues it: memory that the driver passes with it is copied before
+//! the write returns, and all DMA has ended when QUIESCE or RESET returns.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -96,7 +96,7 @@ fn activate(core: &Core, registers: Registers) -> Result<(), CommandError> {
     // The driver may have filled its transmit rings before ACTIVATE.
     core.pending.fetch_or(pending::TX, Ordering::AcqRel);
     core.counters.vmxnet3_activations.increment();
-    // Use the limited log: a guest can repeat this command in a loop.
+    // The limited log is used, because a guest can repeat this command in a loop.
     core.log.log(
         module_path!(),
         Level::Info,
@@ -140,7 +140,7 @@ enum Update {
 fn update(core: &Core, command: Command) -> Result<(), CommandError> {
     let session = core.session().clone();
     let Some(session) = session else { return Ok(()) };
-    // Release the view before locking the settings: delivery takes the two locks in the opposite order.
+    // The view is released before the settings are locked: delivery takes the two locks in the opposite order.
     let Some(update) = core.during(&session, |view| load_update(&session, view, command)) else { return Ok(()) };
     let update = update?;
     let mut settings = session.settings.write();

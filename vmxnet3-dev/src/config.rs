@@ -11,9 +11,9 @@ pub struct Vmxnet3Config {
     pub mac: MacAddr,
     /// Number of MSI-X vectors, 3 to 25. A driver that uses a vector for each queue pair needs one more for events.
     pub vectors: u16,
-    /// Whether the function has a legacy interrupt pin.
+    /// The function has a legacy interrupt pin.
     pub intx: bool,
-    /// Whether the slot has more functions: bit 7 of the header type, which is relevant in function 0.
+    /// The slot has more functions: bit 7 of the header type, which is relevant in function 0.
     pub multifunction: bool,
     /// Link speed reported to the guest, in Mbit/s, at most 65,535.
     pub speed: u16,

@@ -41,7 +41,7 @@ impl Depths {
     /// No limit: the driver leaves the choice to the device.
     const ANY: u32 = u32::MAX;
 
-    /// Returns `true` if transmit completions may wait for the next interrupt, provided that the caller makes sure that
+    /// Returns `true` if transmit completions may wait for the next interrupt, provided that the caller ensures that
     /// one follows.
     pub(crate) fn tx_waits(&self) -> bool {
         self.tx.load(Ordering::Relaxed) == Self::ANY
@@ -169,7 +169,7 @@ impl Core {
         self.rx_vectors.store(0, Ordering::Release);
         self.tx_vectors.store(0, Ordering::Release);
         drop(current);
-        // Lets a port that holds a frame for lack of buffers retry: the driver that would have posted buffers is gone.
+        // A port that holds a frame for lack of buffers retries: the driver that would have posted buffers is gone.
         self.pending.fetch_or(pending::RX_BUFFERS, Ordering::AcqRel);
     }
 
@@ -184,8 +184,8 @@ impl Core {
         }
         self.pausing.store(true, Ordering::Relaxed);
         let session = self.session().clone();
-        // Between the call of the port and its completion, a packet is in the ring although it was sent, and would be
-        // sent twice. The lock of its queue is held in that time, and a thread that locks a queue after this one takes
+        // Between the call of the port and its completion, a packet that was sent is still in the ring, and would be
+        // sent twice. The lock of its queue is held during that time. A thread that locks a queue after this one takes
         // no packet, because it sees `pausing`.
         session.iter().flat_map(|session| session.lock_transmit_queues()).for_each(drop);
         let mut current = self.session.write();
@@ -298,8 +298,8 @@ impl Core {
 
     /// Interrupts the guest, which then services all queues of the vector.
     pub(crate) fn raise(&self, vector: u8) {
-        // Clear the bit before raising: the driver then sees every completion written before the bit was set. A
-        // completion that is written later sets the bit again.
+        // The bit is cleared before the interrupt is raised: the driver then sees every completion that was written
+        // before the bit was set, and a completion that is written later sets the bit again.
         self.tx_vectors.fetch_and(!(1 << vector), Ordering::AcqRel);
         self.interrupts.raise(vector);
     }

@@ -140,7 +140,7 @@ impl Vmxnet3Device {
     }
 
     /// Moves packets of the guest to an outlet, starting with transmit queue `first`. Returns the queue to start with
-    /// next time, for fairness among queues, and whether packets may be left. A doorbell that ran in the meantime may
+    /// next time, for fairness among queues, and `true` if packets may be left. A doorbell that ran in the meantime may
     /// have found its queue's pending bit cleared and done nothing, so the caller must report the remaining packets
     /// itself.
     pub(crate) fn transmit_into(&self, first: u32, outlet: &mut dyn Outlet) -> (u32, bool) {
@@ -290,7 +290,7 @@ impl Vmxnet3Device {
     /// Returns to the power-on state. Ends a pause.
     pub(crate) fn reset_with(&self, control: &mut Control) {
         let core = &self.core;
-        // Must precede `end`, which sets the pending bit that lets a port retry a frame it holds.
+        // This must precede `end`, which sets the pending bit that lets a port retry a frame that it holds.
         core.pending.store(0, Ordering::Release);
         *core.paused.lock() = None;
         cmd::end(core);
@@ -341,7 +341,7 @@ impl PciFunction for Vmxnet3Device {
     }
 
     fn config_write(&self, offset: usize, data: &[u8]) {
-        // Held until the changes have been applied, so that those of concurrent writes cannot be reordered.
+        // The lock is held until the changes have been applied, so that those of concurrent writes cannot be reordered.
         let mut pci = self.pci.lock();
         let before = pci.switches();
         pci.write(offset, data);

@@ -49,7 +49,7 @@ pub enum Checksum {
     Unknown,
     /// Verified as correct.
     Verified,
-    /// Not calculated yet: the sum from byte `start`, the header of TCP or UDP, to the end of the IP packet is to be
+    /// Not calculated yet. The sum from byte `start`, the header of TCP or UDP, to the end of the IP packet must be
     /// stored at byte `at`, which holds the sum of the pseudo header.
     Partial {
         /// Offset of the first byte that is summed.

@@ -1,7 +1,7 @@
 //! Interrupts: a mask for each vector, MSI-X or the legacy line, and bus mastering.
 //!
-//! `intrCtrl` of the shared area is not used as a mask: the driver unmasks every vector first and updates `intrCtrl`
-//! afterwards without notifying the device, so a cause in between would be lost.
+//! `intrCtrl` of the shared area is not used as a mask. The driver unmasks every vector first, and then updates
+//! `intrCtrl` without notifying the device, so a cause in between would be lost.
 
 use std::sync::Arc;
 

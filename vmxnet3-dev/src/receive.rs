@@ -74,8 +74,8 @@ pub(crate) fn receive(core: &Core, frame: &Frame<'_>) -> Received {
 /// Ends a batch: interrupts the guest for the frames delivered.
 pub(crate) fn flush(core: &Core) {
     core.batches.fetch_add(1, Ordering::AcqRel);
-    // Held until the guest has been interrupted. A thread that ends the session waits for this guard, so no interrupt
-    // follows the end.
+    // The guard is held until the guest has been interrupted. A thread that ends the session waits for this guard, so
+    // no interrupt follows the end.
     let active = core.session();
     if active.is_none() {
         return;
@@ -92,8 +92,8 @@ pub(crate) fn buffers_may_be_there(core: &Core, rang: bool) {
     if !rang && !core.starved.is_set() {
         return;
     }
-    // Withdraw the doorbell requests before notifying the port: a thread that finds no buffer from here on sets both
-    // the request and the flag again.
+    // The doorbell requests are withdrawn before the port is notified: a thread that finds no buffer from here on sets
+    // both the request and the flag again.
     forgo_doorbells(core, |vector| !core.interrupts.round(vector).now);
     if core.starved.take() {
         core.port.receive_ready();
@@ -129,7 +129,7 @@ impl Context<'_> {
                 return Ok(delivery);
             }
         }
-        // Deliver all segments or none: if only some were delivered, the frame could not be passed again.
+        // All segments are delivered or none: if only some were delivered, the frame could not be passed again.
         if !self.has_room(queue, frame, headers)? {
             return Ok(Delivery::NoBuffers);
         }

@@ -151,7 +151,7 @@ impl RxStats {
 }
 
 counters! {
-    /// What a device counts in all.
+    /// Counters of a device as a whole.
     pub(crate) struct DeviceCounters {
         /// Frames sent by the guest; each TCP segment counts.
         vmxnet3_sent_frames,

@@ -221,7 +221,7 @@ fn drain(core: &Core, session: &Arc<Session>, index: usize, queue: &mut TxQueue,
             break;
         }
     }
-    // The loop ended without looking at the ring again, so the queue may or may not be empty.
+    // The loop ended without another look at the ring, so the queue may or may not be empty.
     Left::Budget
 }
 
@@ -254,7 +254,7 @@ fn send(core: &Core, index: usize, packet: &Packet, outlet: &mut dyn Outlet) -> 
         Passed::Full => return Outcome::Full,
         Passed::Taken(taken) => taken,
     };
-    // The lost segments: a frame that was segmented here and accepted only in part cannot be passed again.
+    // These are the lost segments: a frame that was segmented here and accepted only in part cannot be passed again.
     let lost = frames.saturating_sub(taken);
     stats.discarded.add(lost);
     core.counters.vmxnet3_send_discards.add(lost);

@@ -1,8 +1,8 @@
 //! Guests' addresses on the host's network interface, present while a guest uses them.
 //!
-//! An address of a guest is requested by an untrusted program. Only addresses in networks that the administrator names
-//! are added to the interface, each as a single address (`/32` or `/128`), and only a few per device. They carry a
-//! mark, by which the next start finds addresses left by a daemon that was killed.
+//! A guest is an untrusted source of addresses. Only addresses in networks that the administrator names are added to
+//! the interface, each as a single address (`/32` or `/128`), and only a few per device. They carry a mark, by which
+//! the next start finds addresses that a killed daemon has left.
 //!
 //! Changing an interface takes privileges that the process with the guests does not need: the creator of the backend
 //! passes an [`AddressOwner`], which may be in another process. [`HostAddresses`] changes the interface itself.
@@ -27,7 +27,7 @@ const MARK: u8 = 0x52;
 /// Maximum number of addresses that one device may have on the interface.
 pub const MAX_ADDRESSES: usize = 16;
 
-/// Limited, because guests decide how often addresses change; the counters count all changes.
+/// Limited, because guests decide how often addresses change. The counters count all changes.
 static LOG: LogLimit = LogLimit::new();
 
 /// Manages addresses of guests on the host's interface.

@@ -6,8 +6,8 @@
 //! the kernel locks a file while it resolves the MAC address of a peer, and it refuses two datagrams with the same
 //! transaction ID on one file.
 //!
-//! A guest sends only from its own address, so the host must have that address ([`Bound::is_own`]); received datagrams
-//! are passed to the device whose address is their destination. The kernel replaces the upper half of transaction IDs;
+//! A guest sends only from its own address, so the host must have that address ([`Bound::is_own`]). A received datagram
+//! goes to the device that owns its destination address. The kernel replaces the upper half of transaction IDs;
 //! connection managers identify each other by communication IDs, which stay unchanged.
 //!
 //! [`Bound::is_own`]: crate::gid::Bound::is_own

@@ -102,8 +102,8 @@ impl Device {
             if !stopped.is_empty() {
                 return Ok(());
             }
-            // Responses of other classes can reach any agent whose number a peer guesses. They are unsolicited, so drop
-            // them.
+            // Responses of other classes can reach any agent whose number a peer guesses. They are unsolicited, so they
+            // are dropped.
             if !arrived.is_empty() {
                 match self.file.read(&mut room)? {
                     Some(_) => bump(&self.counters.cm_refused),
@@ -113,7 +113,7 @@ impl Device {
                     None => {}
                 }
             }
-            // Send one datagram per round, so that this thread notices a request to end soon.
+            // One datagram is sent per round, so that this thread soon notices a request to end.
             if !waiting.is_empty()
                 && let Some(outgoing) = self.queue.pop()
             {

@@ -146,7 +146,7 @@ impl FakeHost {
 
     /// Waits until a call is held.
     pub(crate) fn wait_held(&self) {
-        self.wait("nobody makes the call that is held", |state| state.gate.came);
+        self.wait("no thread makes the call that is held", |state| state.gate.came);
     }
 
     /// Releases the held call, and lets later ones pass.

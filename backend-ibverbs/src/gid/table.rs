@@ -28,7 +28,7 @@ impl GivenAddresses {
 
     fn insert(&self, gid: Gid) {
         let mut given = self.0.lock();
-        // A forgotten address is treated as the host's own until it disappears from the host's table.
+        // An address that is forgotten here counts as the host's own until it disappears from the host's table.
         if given.len() >= MAX_GIVEN {
             given.clear();
         }
@@ -44,7 +44,7 @@ pub(crate) struct GidTable {
     member: Arc<Member>,
     /// GIDs reserved for the device by its rules.
     reserved: Vec<Gid>,
-    /// Whether the device may bind other GIDs.
+    /// The device may bind other GIDs as well.
     others: OtherAddresses,
     entries: RwLock<Box<[Option<Bound>]>>,
     /// Addresses on the host's interface that were added for this device.
@@ -78,7 +78,7 @@ impl GidTable {
         })?;
         let host = found.unwrap_or(shared.default_gid);
         let bound = Bound { gid, kind, host };
-        // Must precede changes of the host, because another guest may have the address.
+        // This must precede changes of the host, because another guest may have the address.
         shared.fabric.bind(&self.member, bound)?;
         self.replace(index, Some(bound));
         if found.is_some() {

@@ -285,7 +285,7 @@ impl Mr {
                 if !state.bound.as_ref().is_some_and(|bound| any_extent(&bound.pages, gone)) {
                     return 0;
                 }
-                // Free the window first: a region to which windows are bound cannot be deregistered.
+                // The window is freed first, because a region to which windows are bound cannot be deregistered.
                 self.alive.store(false, Ordering::Release);
                 state.window = None;
                 state.bound = None;

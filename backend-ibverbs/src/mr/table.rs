@@ -30,7 +30,7 @@ impl MrTable {
     /// Access rights and addresses are inconsistent, the memory is not the guest's, the device's limit is exceeded, or
     /// the host's adapter refuses.
     pub(crate) fn register(&self, pd: &Arc<HostPd>, request: MrRequest) -> Result<Arc<Mr>, VerbsError> {
-        // Held until the region is in the table, where a change of the map finds it.
+        // The view is held until the region is in the table, where a change of the map finds it.
         let view = self.adapter.memory.view();
         let mr = Arc::new(Mr::register(&self.adapter, pd, &view, request)?);
         self.regions.write().insert(mr.lkey() >> 8, Arc::clone(&mr));
@@ -52,7 +52,8 @@ impl MrTable {
         // The host waits for accesses in flight through the keys.
         mr.destroy();
         if known && matches!(mr.shape(), MrShape::FastRegister { .. }) {
-            // A batch that is being posted may hold the window. Its thread holds a view as long, so wait for views.
+            // A batch that is being posted may hold the window. Its thread holds a view meanwhile, so waiting for all
+            // views suffices.
             self.adapter.memory.barrier();
         }
     }

@@ -36,7 +36,7 @@ impl Qp {
             return false;
         };
         let failed = status != WcStatus::Success && self.set_error_of(id.recv, status);
-        // An error puts a connected QP of the host into its error state without help, and the QP may still need to
+        // An error puts a connected QP of the host into its error state without this call. The QP may still need to
         // notify its peer: rdma_rxe does that after the completion, and not in the error state.
         if failed && self.qp_type.is_datagram() || cq.is_dead() && self.set_error() {
             self.failing.store(true, Ordering::Release);
@@ -44,21 +44,21 @@ impl Qp {
         waits || self.state() == QpState::Error
     }
 
-    /// Returns `true` if an error ends the QP. A datagram that does not fit ends at most its receive, if that is from
-    /// an SRQ (IBA 9.9.3, class E). Adapters report a length error; rdma_rxe reports an invalid request.
+    /// Returns `true` if an error ends the QP. A datagram that does not fit ends at most its receive, if that comes
+    /// from an SRQ (IBA 9.9.3, class E). For it, adapters report a length error and rdma_rxe an invalid request.
     fn set_error_of(&self, recv: bool, status: WcStatus) -> bool {
         let too_long = matches!(status, WcStatus::LocalLength | WcStatus::RemoteInvalidRequest);
         let harmless = recv && self.qp_type.is_datagram() && too_long;
         !harmless && self.set_error()
     }
 
-    /// Returns whether sends wait for this completion, or `None` if it belongs to no request in flight.
+    /// Returns `true` if sends wait for this completion, or `None` if it belongs to no request in flight.
     fn complete_send(&self, view: &DmaView<'_>, id: WrId, status: WcStatus) -> Option<bool> {
         let mut inflight = self.send_inflight.lock();
         if inflight.epoch != id.epoch || !inflight.is_in_flight(id.number) {
             return None;
         }
-        // Earlier requests have succeeded, because a failed one would have raised a completion of its own.
+        // Earlier requests have succeeded: a failed one would have raised a completion of its own.
         let mut entries = inflight.complete(id.number).peekable();
         while let Some(entry) = entries.next() {
             let status = if entries.peek().is_some() { WcStatus::Success } else { status };
@@ -116,7 +116,7 @@ impl Qp {
             self.recv_cq.publish(&self.adapter, view, &completion);
         }
         drop(inflight);
-        // A shared queue is refilled here, because its guest rings only when it posts.
+        // A shared queue is refilled here, because its guest rings the doorbell only when it posts.
         Some(self.srq.is_some() || self.recv_waits.swap(false, Ordering::SeqCst))
     }
 
@@ -150,13 +150,13 @@ impl Qp {
                 (GidType::RoceV2, None) => NetworkType::Ipv6,
             });
         }
-        // The host's entries do not report it. Extra notifications are allowed, missing ones are not.
+        // The host's entries do not report this. Extra notifications are allowed, but missing ones are not.
         completion.solicited = true;
         completion
     }
 
     /// Returns `true` if the completion reports an invalidation under the kernel's flag. `rdma_rxe` passes the kernel's
-    /// value of this flag to user space, where that value has another meaning. It means an invalidation only where the
+    /// value of this flag to user space, where that value has another meaning. It counts as an invalidation only if the
     /// key is one that can have been invalidated.
     fn is_kernel_invalidate(&self, wc: &Wc) -> bool {
         wc.wc_flags & WC_KERNEL_INVALIDATE != 0

@@ -24,7 +24,7 @@ const IN_RTS: QpAttrMask = QpAttrMask::STATE
 impl Qp {
     pub(crate) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
         let result = self.modify_locked(new, mask);
-        // Runs requests that may start in the new state, and the flush.
+        // This runs requests that may start in the new state, and the flush.
         self.kick();
         result
     }
@@ -65,11 +65,13 @@ impl Qp {
         if to != QpState::Sqd {
             self.notify_drained.store(false, Ordering::Release);
         }
-        // Changing other attributes in SQD keeps the notification that was requested when the queue began to drain.
+        // If other attributes change in SQD, the notification that was requested when the queue began to drain stays
+        // pending.
         if !self.step(from, to) || to != QpState::Sqd || from == QpState::Sqd {
             return;
         }
-        // A thread that still posts under the previous state has not drained yet, so wait for it before reporting.
+        // A thread that still posts under the previous state has not drained yet. Taking its lock waits for it before
+        // the report.
         drop(self.send.lock());
         self.notify_drained.store(notify, Ordering::Release);
         let view = self.adapter.memory.view();
@@ -112,7 +114,8 @@ impl Qp {
             attr.ah_attr = convert::route(dgid, source.host.index, self.adapter.shared.config.port, &route);
         }
         if from == QpState::Sqd && !(IN_RTS.contains(mask)) {
-            // Some attributes can only be changed while the queue is drained, so drain the host's queue for a moment.
+            // Some attributes can only be changed while the queue is drained, so the host's queue is drained for a
+            // moment.
             host.modify(&host_state::to(QpState::Sqd), STATE)?;
             attr.qp_state = i32::from(QpState::Sqd as u8);
             let changed = host.modify(&attr, bits | STATE);
@@ -145,7 +148,7 @@ impl Qp {
             let _changing = self.host_state.lock();
             host.modify(&host_state::to(QpState::Reset), STATE)
         };
-        // Discard completions of the previous epoch. Receives of a shared queue are returned to that queue.
+        // Completions of the previous epoch are discarded. Receives of a shared queue are returned to that queue.
         reap::drain(&self.send_cq, &self.adapter, &self.qps);
         reap::drain(&self.recv_cq, &self.adapter, &self.qps);
         if let Some(side) = self.send.lock().as_mut() {
@@ -174,7 +177,7 @@ impl Qp {
     /// it.
     fn refresh(&self, host: &HostQp) -> QpState {
         if !matches!(self.state(), QpState::Reset | QpState::Error) {
-            // A reset takes this lock too, so the host's answer cannot belong to the previous epoch.
+            // A reset takes this lock as well, so the host's answer cannot belong to the previous epoch.
             let _changing = self.host_state.lock();
             if host.query(STATE).is_ok_and(|attr| convert::state(attr.qp_state) == QpState::Error) {
                 self.set_error();
@@ -196,7 +199,7 @@ impl Qp {
         let before = self.state();
         let state = self.host().map_or(QpState::Error, |host| self.refresh(&host));
         if state == QpState::Error && before != state {
-            // No other thread may have noticed the error, so flush the rings.
+            // No other thread may have noticed the error, so the rings are flushed from here.
             self.kick();
         }
         let mut attrs = *self.attrs.lock();

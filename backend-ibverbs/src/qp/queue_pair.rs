@@ -218,9 +218,8 @@ impl Qp {
             .is_ok()
     }
 
-    /// Waits until no thread posts under a previous state. A thread that starts posting afterwards sees the current
-    /// state, because it reads the state while it holds its side. The caller holds no lock that such a thread may wait
-    /// for.
+    /// Waits until no thread posts under a previous state. A thread that starts posting later sees the current state,
+    /// because it reads the state while it holds its side. The caller holds no lock that such a thread may wait for.
     pub(super) fn wait_for_posters(&self) {
         drop(self.send.lock());
         drop(self.recv.lock());
@@ -257,7 +256,7 @@ impl Qp {
                 return;
             }
             self.event(&view, event);
-            // Must precede a reset, which could mute the QP and begin another epoch.
+            // This must precede a reset, which could mute the QP and begin another epoch.
             if fatal {
                 self.set_error();
             }
@@ -268,7 +267,7 @@ impl Qp {
         }
     }
 
-    /// Continues sending: the guest has posted sends, or a condition that one of them waited for has occurred. The
+    /// Continues sending: the guest has posted sends, or the condition for which one of them waited has occurred. The
     /// caller holds no lock.
     pub(crate) fn go_on_sending(&self) {
         self.run_send();
@@ -346,6 +345,7 @@ fn make_host(adapter: &Adapter, parts: &QpParts, cap: QpCap) -> Result<HostQp, V
     };
     let max_send_sge = adapter.sges(cap.max_send_sge);
     let max_recv_sge = if parts.srq.is_none() { adapter.sges(cap.max_recv_sge) } else { cap.max_recv_sge };
-    // An adapter may not have room for long queues with many SGEs per request, so fall back to the guest's numbers.
+    // An adapter may not have room for long queues with many SGEs per request. In that case the guest's own numbers are
+    // tried.
     Ok(make(QpCap { max_send_sge, max_recv_sge, ..cap }).or_else(|_| make(cap))?)
 }

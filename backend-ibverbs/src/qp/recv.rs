@@ -13,8 +13,8 @@ impl Qp {
     /// Posts receives, or flushes them.
     pub(crate) fn run_recv(&self) {
         if self.post_receives() {
-            // Flush the sends as well: the guest does not ring for the sends of a QP that failed because of its
-            // receives.
+            // The sends are flushed as well, because the guest does not ring for the sends of a QP that failed because
+            // of its receives.
             self.run_send();
         }
     }
@@ -22,8 +22,8 @@ impl Qp {
     /// Returns `true` if this call ended the QP.
     fn post_receives(&self) -> bool {
         let mut ended = false;
-        // Lock the side first: a thread that ends the QP takes the host's object and then waits for this thread to
-        // release it.
+        // The side is locked first: a thread that ends the QP takes the host's object and then waits for this thread to
+        // release its side.
         let mut guard = self.recv.lock();
         let Some(side) = guard.as_mut() else { return ended };
         let Some(host) = self.host() else { return ended };
@@ -37,15 +37,15 @@ impl Qp {
                 }
                 QpState::Init | QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe => {}
             }
-            // Set the flag before reading the ring: a completion from here on causes another look at the ring.
+            // The flag is set before the ring is read: a completion from here on causes another look at the ring.
             self.recv_waits.store(true, Ordering::SeqCst);
             let filled = side.fill(&self.mrs, &view, &self.pd, &self.recv_inflight);
             let again = match &filled {
                 Filled::More => side.is_filled(),
                 Filled::Empty => {
-                    // A doorbell follows when the guest adds requests, so none wait for completions. The flag is
-                    // cleared only if the ring was seen empty: room that exists now may have become available after a
-                    // full batch left the ring unread.
+                    // When the guest adds requests, a doorbell follows, so none of them waits for completions. The flag
+                    // is cleared only if the ring was seen empty: room that exists now may have become available after
+                    // a full batch left the ring unread.
                     self.recv_waits.store(false, Ordering::SeqCst);
                     false
                 }

@@ -43,8 +43,8 @@ impl RecvSide {
         Self { source, wr: RecvWr::default(), batch, sges, numbers }
     }
 
-    /// Moves requests from the ring to the batch, and notes them as in flight. The caller must post the batch whatever
-    /// the result, because the noted requests are not ended elsewhere.
+    /// Moves requests from the ring to the batch, and records them as in flight. The caller must post the batch
+    /// whatever the result, because the recorded requests are not ended elsewhere.
     pub(crate) fn fill(
         &mut self,
         mrs: &MrTable,

@@ -31,13 +31,13 @@ enum Ring {
 impl Qp {
     /// Posts sends, or flushes them.
     pub(crate) fn run_send(&self) {
-        // Lock the side first: a thread that ends the QP takes the host's object and then waits for this thread to
-        // release it.
+        // The side is locked first: a thread that ends the QP takes the host's object and then waits for this thread to
+        // release its side.
         let mut guard = self.send.lock();
         let Some(side) = guard.as_mut() else { return };
         let Some(host) = self.host() else { return };
         loop {
-            // Set the flag before reading the ring: a completion from here on causes another look at the ring.
+            // The flag is set before the ring is read: a completion from here on causes another look at the ring.
             self.send_waits.store(true, Ordering::SeqCst);
             match self.state() {
                 QpState::Rts => {
@@ -59,7 +59,7 @@ impl Qp {
         // A batch that binds a window holds the region that it binds to, which must not outlive its memory. The view
         // keeps the memory in the map until the batch is posted and cleared.
         let _view = (!binds.is_empty()).then_some(view);
-        // A doorbell follows when the guest adds requests, so none wait for completions.
+        // When the guest adds requests, a doorbell follows, so none of them waits for completions.
         if ring == Ring::Empty && side.failed.is_empty() {
             self.send_waits.store(false, Ordering::SeqCst);
         }
@@ -138,7 +138,7 @@ impl Qp {
         let Some((entry, status)) = side.failed.pop_front() else { return false };
         bump(&self.adapter.counters.local_errors);
         if self.qp_type.is_datagram() {
-            // No effect if the QP was reset or ended in the meantime.
+            // This has no effect if the QP was reset or ended in the meantime.
             self.step(QpState::Rts, QpState::Sqe);
         } else {
             self.set_error();
@@ -164,7 +164,7 @@ impl Qp {
         self.send_cq.publish(&self.adapter, view, &completion);
     }
 
-    /// Flushes requests in order: the host flushes its own first, then follow those that failed locally, then the
+    /// Flushes requests in order: the host flushes its own, then those follow that failed locally, then those in the
     /// guest's ring.
     fn flush_sends(&self, side: &mut SendSide) {
         if !self.send_inflight.lock().is_empty() {

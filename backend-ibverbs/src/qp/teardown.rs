@@ -40,10 +40,10 @@ impl Qp {
         // Receives that the host returns from here on belong to a shared queue, or are discarded.
         self.stop(&host);
         reap::drain(&self.recv_cq, &self.adapter, &self.qps);
-        // A thread that is posting holds the host's object, and its side stays locked until it is done, so this waits
-        // for it.
+        // A thread that is posting holds the host's object, and its side stays locked until it is done. Taking both
+        // sides waits for it.
         let sides = (self.send.lock().take(), self.recv.lock().take());
-        // Must follow the above: requests that were just being posted may have filled a region.
+        // This must follow the above: requests that were just being posted may have filled a region.
         self.mrs.end_with(self.qpn.get());
         drop(host);
         reap::drain(&self.recv_cq, &self.adapter, &self.qps);

@@ -42,8 +42,8 @@ impl Qp {
             Ok(None) => return Step::Hold,
             Err(status) => return Step::Fail(entry, status),
         };
-        // Results are written to local memory. Adapters check its keys only when the result arrives. Here the check is
-        // needed earlier, because the posted request contains the host's keys.
+        // Results are written to local memory. Adapters check its keys only when the result arrives; here the check
+        // comes earlier, because the posted request contains the host's keys.
         let result = matches!(entry.opcode, WcOpcode::RdmaRead | WcOpcode::CompareSwap | WcOpcode::FetchAdd);
         let need = if result { Access::LOCAL_WRITE } else { Access::empty() };
         let SendSide { wr, sges, .. } = side;
@@ -146,8 +146,8 @@ impl Qp {
 fn ask_or_wait(mut ask: impl FnMut() -> FastStep, in_flight: impl FnOnce() -> bool) -> FastStep {
     match ask() {
         FastStep::Wait if in_flight() => FastStep::Wait,
-        // The request that it would wait for may have ended after the first call, so ask again. A step that returns
-        // `Wait` has taken nothing from the request.
+        // The request for which it would wait may have ended after the first call, so it asks again. A step that
+        // returns `Wait` has taken nothing from the request.
         FastStep::Wait => match ask() {
             FastStep::Wait => FastStep::Refuse,
             step => step,

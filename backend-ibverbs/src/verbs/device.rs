@@ -147,9 +147,9 @@ impl HostDevice {
         })
     }
 
-    /// Takes the next asynchronous event, without waiting for one, and returns the result of `look_up` for it. Until
-    /// `look_up` returns, the event is not acknowledged, so the host's object exists and its address cannot be reused.
-    /// `look_up` must not destroy objects: that would wait for the acknowledgement.
+    /// Takes the next asynchronous event, without waiting for one, and returns the result of `look_up` for it. The
+    /// event is acknowledged only after `look_up` has returned, so until then the host's object exists and its address
+    /// cannot be reused. `look_up` must not destroy objects, because that would wait for the acknowledgement.
     pub(crate) fn next_event<T>(&self, look_up: impl FnOnce(HostEvent) -> T) -> Option<T> {
         let mut event = AsyncEvent { element: std::ptr::null_mut(), event_type: 0 };
         // SAFETY: the device is open, `event` valid for writing. The descriptor does not block, see `make_nonblocking`.

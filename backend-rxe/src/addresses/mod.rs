@@ -1,11 +1,11 @@
 //! Ownership of addresses in a network.
 //!
 //! [`table`] holds the rules as a value on virtual time. This module adds a lock and a clock, and schedules the tasks
-//! that have to act: that of a device whose claim has ended, those of devices that wait for an address, and those of
-//! ports that have to send a probe.
+//! that must act: the task of a device whose claim has ended, those of devices that wait for an address, and those of
+//! ports that must send a probe.
 //!
-//! All state is bounded: a device holds at most 256 unbound addresses besides those it has bound, probes for 32 at a
-//! time, and at most 4096 addresses of remote hosts are remembered.
+//! All state is bounded. A device holds at most 256 unbound addresses besides its bound ones, and probes for at most 32
+//! at a time. At most 4096 addresses of remote hosts are remembered.
 
 mod address;
 pub(crate) mod probe;
@@ -91,7 +91,8 @@ impl Addresses {
         self.tasks.lock().entry(mac).or_default().bindings = Arc::downgrade(task);
     }
 
-    /// Records whether a device waits for addresses of others. Returns `true` if it waits now and did not before.
+    /// Records that a device waits for addresses of others, or no longer does. Returns `true` if it has just begun to
+    /// wait.
     pub(crate) fn set_waits(&self, mac: MacAddr, waits: bool) -> bool {
         let mut tasks = self.tasks.lock();
         let before = std::mem::replace(&mut tasks.entry(mac).or_default().waits, waits);

@@ -1,5 +1,5 @@
-//! Frames that probe whether a host has an address. They do not claim the address for the device, so that the caches of
-//! other hosts do not change if one of them does have it.
+//! Frames that ask whether a host uses an address. They do not announce the address for the device: if a host does use
+//! it, the caches of other hosts must keep their entry.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -11,8 +11,9 @@ use super::address::Address;
 const MIN_FRAME: usize = 60;
 
 /// Builds a probe for an address: an ARP probe (RFC 5227, 2.1) or a neighbour solicitation from the link-local address
-/// of the MAC (RFC 4861, 4.3). A solicitation from the unspecified address would make a guest whose own duplicate
-/// address detection is in progress give up its address, should the network return the probe to it.
+/// of the MAC (RFC 4861, 4.3). The source is never the unspecified address: if the network returned such a probe to a
+/// guest in the middle of its own duplicate address detection, the guest would take the probe for a conflict and give
+/// up its address.
 pub(crate) fn build(mac: MacAddr, (gid, vlan): Address) -> Vec<u8> {
     let (destination, kind, body) = match gid.ipv4() {
         Some(target) => ([0xff; 6], [8, 6], arp(mac, target)),

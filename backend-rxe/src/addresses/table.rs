@@ -1,5 +1,5 @@
-//! Rules of address ownership, as a value on virtual time: each call is given the time, and its result says what the
-//! caller has to do. `docs/dev/addresses.md` lists the rules in a table.
+//! Rules of address ownership, as a value on virtual time: each call receives the time, and its result tells the caller
+//! what to do next. `docs/dev/addresses.md` lists the rules in a table.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use pvrdma_verbs::{AddressRule, Gid, MacAddr, OtherAddresses, VerbsError};
 use super::address::Address;
 use super::remote::RemoteHosts;
 
-/// Time that an address stays with the device that had it last, and time that a remote host must have been silent
-/// before the device probes whether the host still has it.
+/// Time for which an address stays reserved for its last owner. Also the time for which a remote host must have been
+/// silent before the device probes for its address.
 pub(crate) const HOLD: Duration = Duration::from_secs(60);
-/// Duration and interval of a probe for an address that no remote host was seen with.
+/// Duration and interval of a probe for an address that no remote host is known to have used.
 pub(super) const PROBE: Schedule = (Duration::from_secs(1), Duration::from_millis(300));
 /// Duration and interval of a probe for an address that a remote host has used.
 pub(super) const LONG_PROBE: Schedule = (HOLD, Duration::from_secs(5));
@@ -51,8 +51,8 @@ pub(crate) enum Claimed {
     Waiting(Wait),
 }
 
-/// Reason why a claim waits, and the earliest time at which to claim again. Without a time, the caller is notified when
-/// to claim again.
+/// Reason why a claim waits, and the earliest time at which to repeat it. Without a time, the caller is notified when
+/// it should claim again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Wait {
     pub(crate) why: Why,
@@ -104,8 +104,8 @@ struct Probe {
     /// Time of the next probe frame, and the interval after that.
     next: Duration,
     every: Duration,
-    /// The device that had the address before. It need not have bound it, and gets it back if it announces it during
-    /// the probe.
+    /// The device that had the address before, bound or not. If it announces the address during the probe, it gets the
+    /// address back.
     former: Option<MacAddr>,
 }
 
@@ -122,7 +122,7 @@ struct Holder {
     /// The device has unbound the address, and has neither bound nor announced it since.
     released: bool,
     probe: Option<Probe>,
-    /// Time of the last report of a conflict in which the device kept the address.
+    /// Time at which a conflict was last reported although the device kept the address.
     told: Option<Duration>,
 }
 
@@ -135,7 +135,7 @@ impl Holder {
         self.bound > 0 || self.is_probing(now) || is_recent(self.last, now)
     }
 
-    /// Returns the time from which another device can have the address. `None`: only after this one releases it.
+    /// Returns the time from which another device can get the address. `None`: only once this one releases it.
     fn until(&self) -> Option<Duration> {
         let held = self.last.saturating_add(HOLD);
         (self.bound == 0).then(|| self.probe.map_or(held, |probe| probe.until.max(held)))
@@ -260,8 +260,8 @@ impl Table {
         let holder = self.holders.get(&address).copied();
         let other = holder.filter(|holder| holder.mac != mac && holder.is_valid(now));
         match self.reserved.get(&address.0) {
-            // An address that another device has bound stays there until it is unbound, even if it is reserved for this
-            // device, too: connections of the other device use it.
+            // An address that another device has bound stays there until it is unbound, even if it is also reserved for
+            // this device, because connections of the other device depend on it.
             Some(macs) if macs.contains(&mac) => {
                 return match other.filter(|other| other.bound > 0) {
                     Some(_) => waiting(Why::Taken, None),
@@ -285,16 +285,16 @@ impl Table {
         if others == OtherAddresses::Any {
             return Ok(Claimed::Granted);
         }
-        // The last owner still owns the address, unless a host beyond the uplink has used it since: that removes the
-        // holder.
+        // The last owner still owns the address. If a host beyond the uplink had used it since, the holder would have
+        // been removed.
         if let Some(own) = holder.filter(|holder| holder.mac == mac) {
             return match own.probe.filter(|_| own.is_probing(now)) {
                 Some(probe) => waiting(Why::Probing, Some(probe.until)),
                 None => Ok(Claimed::Granted),
             };
         }
-        // The device had the address a moment ago, in another process or on another host, where it is given up now. A
-        // probe would delay its connections, and the entry of the remote host is that of the device itself.
+        // Moments ago the device had the address in another process or on another host, which gives it up now. A probe
+        // would only delay its connections, and the remote entry that it would find is the device's own.
         if claim == Claim::Restore {
             return Ok(Claimed::Granted);
         }
@@ -327,7 +327,7 @@ impl Table {
         let former = self.holders.get(&address).map(|holder| holder.mac);
         self.hold(mac, address, claim, now);
         if let Some(holder) = self.holders.get_mut(&address) {
-            // The address counts as bound only when the device claims it again, after the probe.
+            // The address counts as bound only when the device claims it again after the probe.
             holder.bound = 0;
             holder.probe = Some(Probe { until, next: now, every, former });
         }
@@ -423,7 +423,7 @@ impl Table {
         member.probing.retain(|address| {
             let holder = holders.get_mut(address).filter(|holder| holder.mac == mac && holder.is_probing(now));
             let Some(probe) = holder.and_then(|holder| holder.probe.as_mut()) else { return false };
-            // The last probe frame has to leave time for the answer.
+            // A probe frame is sent only if enough time is left for the answer.
             let asks = |at: Duration| at.saturating_add(probe.every) <= probe.until;
             if probe.next <= now && asks(now) {
                 due.push(*address);

@@ -36,7 +36,7 @@ pub(crate) const fn refusal(nak: NakReason) -> StepOutcome {
     })
 }
 
-/// Shows a frame to the captures of both devices. Between two QPs of one device it is shown once.
+/// Shows a frame to the captures of both devices, and only once if both QPs belong to one device.
 fn show(own: &Point, peer: Option<&Point>, toward: Toward, frame: &[u8]) {
     let (from_own, from_peer) = match toward {
         Toward::Responder => (Direction::Outbound, Direction::Inbound),

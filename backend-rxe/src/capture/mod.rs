@@ -1,9 +1,9 @@
 //! Captures of a device: copies of all frames on its uplink, and of the packets that local delivery would have produced
 //! on the wire.
 //!
-//! A [`Point`] belongs to a device, whichever process serves it: its adapter and its port hold it. A [`Capture`] reads
-//! from a point; frames are passed to it through a bounded [`buffer`], and are dropped and counted when the reader does
-//! not keep up. Without captures, a batch of requests or frames costs one relaxed load.
+//! A [`Point`] belongs to a device; the adapter and the port of the device hold it, in whichever process they run. A
+//! [`Capture`] reads from a point. Frames reach it through a bounded [`buffer`]; if its reader does not keep up, they
+//! are dropped and counted. Without captures, a batch of requests or frames costs one relaxed load.
 
 mod buffer;
 mod link;

@@ -1,9 +1,9 @@
 //! Packets of a local delivery, for captures.
 //!
-//! A delivery between two QPs of this process moves data without packets. A [`SyntheticTrace`] generates those that
-//! would have been on the wire: one packet after the other as data is moved, an ACK for each message, a NAK for each
-//! refusal. PSNs begin with those of the connection, but count only traced packets. Simplifications: READs are not
-//! split, ACKs are not coalesced, and a refused message stops at the packet that was refused.
+//! A delivery between two QPs of this process moves data without packets. A [`SyntheticTrace`] generates the packets
+//! that the wire would have carried: one packet after another as data moves, an ACK for each message, a NAK for each
+//! refusal. PSNs begin with those of the connection, but only traced packets advance them. Simplifications: READs are
+//! not split, ACKs are not coalesced, and a refused message ends with the refused packet.
 
 use pvrdma_roce::wire::{Aeth, AtomicAckEth, Bth, Extension, MAX_FRAME, Opcode, Position, Syndrome};
 use pvrdma_roce::{PacketPlan, Path, SizedWr};
@@ -92,8 +92,8 @@ impl SyntheticTrace {
         let sized = SizedWr::new(step.wr, step.length, paths.mtu);
         let count = sized.count;
         let whole = |bytes: u64| u32::try_from(bytes / u64::from(paths.mtu.bytes())).unwrap_or(u32::MAX);
-        // At its beginning, the request may be a retry. In its middle, the capture may have started after the
-        // beginning.
+        // At the start of a request, this may be a retry. In the middle of one, the capture may have been started after
+        // it.
         self.traced = if step.before == 0 { 0 } else { self.traced.max(whole(step.before).min(count - 1)) };
         let wants_data =
             matches!(step.wr.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });

@@ -1,10 +1,10 @@
 //! Memory regions and the table of keys.
 //!
-//! A key consists of an index in bits 31:8, which starts at a random number, and of a byte in bits 7:0 that starts at
-//! one and changes with each use of the slot, so that a stale key does not refer to the next region of its slot. Every
-//! user of a region holds the table for the whole copy ([`crate::sg::MemoryGuard`]); the removal of a region waits for
-//! them, without blocking others meanwhile ([`MrTables`]). Fast-registered regions change while the table is held; each
-//! has its own lock, which is held during a copy.
+//! A key consists of an index in bits 31:8 and a byte in bits 7:0. The first index is random. The byte starts at one
+//! and changes with each use of the slot, so that a stale key does not refer to the next region of its slot. A user of
+//! a region holds the table for the whole copy ([`crate::sg::MemoryGuard`]), and the removal of a region waits for its
+//! users without blocking others ([`MrTables`]). Fast-registered regions change while the table is held, so each has a
+//! lock of its own, which is held during a copy.
 
 mod saved;
 mod tables;
@@ -81,13 +81,13 @@ enum Body {
 #[derive(Debug)]
 struct Fast {
     max_pages: u32,
-    /// The valid key, or [`INVALID`]. Invalidation clears it before it takes the lock, so that new users cannot delay
-    /// the invalidation.
+    /// The valid key, or [`INVALID`]. Invalidation clears it before it takes the lock: from then on no thread starts to
+    /// use the region, so new users cannot delay the invalidation.
     valid: AtomicU32,
     region: RwLock<Option<Filled>>,
 }
 
-/// Value of `valid` without a valid key. It is never a key, because the first index is not 0.
+/// Value of `valid` when there is no valid key. No key has this value, because the first index is not 0.
 const INVALID: u32 = 0;
 
 /// Content of a region after a fast registration.
@@ -181,7 +181,8 @@ impl Deref for RegionRef<'_> {
 /// The regions of one adapter by key: one of the two copies in [`MrTables`].
 #[derive(Clone, Debug)]
 pub(crate) struct MrTable {
-    /// Index of the first slot. It is not 0, because fields that a program has not set often contain a zero key.
+    /// Index of the first slot. Never 0: a key field that a program forgot to set is often zero, and must not refer to
+    /// a region.
     base: u32,
     slots: Vec<Option<Arc<Mr>>>,
 }
@@ -254,8 +255,8 @@ impl MrTable {
         if fast.valid.load(Ordering::Acquire) == INVALID {
             return None;
         }
-        // The lock is reader-biased: one message may use the region twice, and must not wait for an invalidation in
-        // between.
+        // The read lock is recursive: one message may use the region twice, and its second lock must not wait behind a
+        // waiting invalidation.
         let filled = RwLockReadGuard::try_map(fast.region.read_recursive(), Option::as_ref).ok()?;
         Some(RegionRef::Fast(MappedRwLockReadGuard::map(filled, |filled| &filled.region)))
     }

@@ -12,7 +12,8 @@ use pvrdma_verbs::{Access, MrRequest, VerbsError};
 use super::{Body, Fast, Filled, INVALID, Mapping, Mr, MrTable, Region};
 
 impl Mr {
-    /// Saves the region: the request that creates such a region, and the rest. No thread uses or changes it.
+    /// Saves the region, as the request that creates such a region and its remaining state. No thread uses or changes
+    /// it.
     pub(crate) fn save(&self) -> (MrRequest, saved::Region) {
         let Self { key, pd: _, body } = self;
         let key = key.load(Ordering::Relaxed);

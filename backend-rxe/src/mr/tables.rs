@@ -1,10 +1,10 @@
-//! A table of regions in two copies, so that a change waits for the threads that copy data, and no thread waits for a
+//! A table of regions in two copies. A change waits for the threads that copy data; those threads never wait for a
 //! change.
 //!
-//! A thread that moves data holds one copy of the table for a whole batch, up to a megabyte. With one table under a
-//! reader-writer lock, each registration would block all threads that begin a batch until the last running batch has
-//! ended: those of all queue pairs of the device, and those of other guests that deliver to it. With [two
-//! copies](TwoCopies), readers use the active one, and a change is first made to the other one.
+//! A thread that moves data holds one copy of the table for a whole batch, up to a megabyte. Behind a single
+//! reader-writer lock, each registration would block every thread that begins a batch until the last running batch has
+//! ended, including the threads of other guests that deliver to this device. With [two copies](TwoCopies), readers use
+//! the active copy, and a change is applied to the other copy first.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -98,7 +98,7 @@ impl MrTables {
         })
     }
 
-    /// Locks the active table. Waits for a change only if it began after the check for the active copy.
+    /// Locks the active table. Waits only for a change that began between the check for the active copy and the lock.
     #[inline]
     pub(crate) fn read(&self) -> MrTableGuard<'_> {
         self.copies.read()
@@ -204,6 +204,6 @@ impl MrTables {
 /// Checks the list of free slots. Returns the others, whose regions are still to be restored.
 fn slots_in_use(slots: u32, free: &[u32]) -> Result<BTreeSet<u32>, VerbsError> {
     let mut used: BTreeSet<u32> = (0..slots).collect();
-    // A slot that is listed twice is not in the set any more.
+    // A slot that is listed twice is no longer in the set the second time, so the list is refused.
     if free.iter().all(|slot| used.remove(slot)) { Ok(used) } else { Err(VerbsError::Invalid("list of free slots")) }
 }

@@ -1,4 +1,5 @@
-//! Datagram QPs: each request has its own path. A send completes when it has been sent, whether it was received or not.
+//! Datagram QPs: each request has its own path. A send completes as soon as it has been sent; delivery is not
+//! confirmed.
 
 use std::sync::{Arc, Weak};
 
@@ -119,8 +120,8 @@ enum Sent {
     Gone,
     /// The memory of another adapter has to be held first.
     Elsewhere(Arc<Qp>),
-    /// The link is full, the receiver is paused, or it is not known yet whether the guest owns the source address. The
-    /// queue pair is woken when that has changed.
+    /// The link is full, the receiver is paused, or a probe for the source address is still running. The queue pair is
+    /// woken when that changes.
     NoRoom,
 }
 
@@ -135,14 +136,14 @@ enum Unsent {
 /// Runs requests of a datagram QP.
 #[inline(never)]
 pub(crate) fn run<R: Resolver>(mut batch: DatagramBatch<'_, R>) -> Run {
-    // The receiver is known only after the request was taken from the ring. The memory of the last datagram's receiver
-    // is therefore held, and the guard is opened again for another adapter.
+    // The receiver is known only after the request was taken from the ring. The guard therefore starts with the memory
+    // of the last datagram's receiver, and is opened again if this one goes to another adapter.
     let mut receiver: Option<Arc<Qp>> = None;
     let mut frames = Frames::default();
     loop {
         let end = batch.run(receiver.as_deref().map(|peer| &*peer.adapter), &mut frames);
         if let Some(port) = batch.port.filter(|_| !frames.is_empty()) {
-            // Guest memory has been released, but the requester is still locked, so that no other packets of the QP can
+            // Guest memory has been released, but the requester stays locked so that no later packets of the QP
             // overtake these.
             port.send(std::mem::take(&mut frames));
         }
@@ -222,8 +223,8 @@ impl<R: Resolver> DatagramBatch<'_, R> {
             Err(Unsent::Failed(status)) => return Err(status),
         };
         let peer = match self.find(&to, source) {
-            // Datagrams may be lost. Delivering these would keep the memory of one device held while that of another,
-            // slow device is accessed.
+            // Datagrams may be lost. Delivering this one would hold the memory of one device during accesses to that of
+            // another, slow device.
             Destination::Peer(peer) if qp.adapter.is_apart_from(&peer.adapter) => return Ok(Sent::Gone),
             Destination::Peer(peer) => peer,
             Destination::Paused(adapter) => return Ok(self.wait_for_resume(&adapter)),
@@ -247,7 +248,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         Ok(Sent::Gone)
     }
 
-    /// Lets a datagram wait for the end of a pause, or loses it if the pause takes long.
+    /// Makes a datagram wait for the end of a pause, or drops it if the pause lasts too long.
     #[cold]
     fn wait_for_resume(&mut self, adapter: &Adapter) -> Sent {
         let until = adapter.paused.datagrams_wait_until();
@@ -263,9 +264,9 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         Sent::NoRoom
     }
 
-    /// Decides about a datagram whose source index has no usable GID. If the guest has bound an address there, the
-    /// datagram waits while hosts are probed for the address; otherwise it is dropped, as all datagrams from addresses
-    /// that the guest does not own.
+    /// Handles a datagram whose source index has no usable GID. If the guest has bound an address there and a probe for
+    /// it is running, the datagram waits. Otherwise it is dropped, as are all datagrams from addresses that the guest
+    /// does not own.
     #[cold]
     fn without_source(&self, index: u8) -> Unsent {
         let gids = &self.qp.adapter.gids;
@@ -288,7 +289,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
             return Err(self.without_source(to.sgid_index));
         };
         let Requester { work, attrs, current, .. } = &mut *self.requester;
-        // The limit is the same for receivers in this process and on the wire.
+        // The limit is the same for local and remote receivers.
         let most = self.port.map_or(PORT_MTU, Port::path_mtu).bytes();
         let length = check_request(work, own, self.qp.pd, attrs, most).map_err(Unsent::Failed)?;
         *current = Some(Progress { checked: true, length, ..Progress::default() });

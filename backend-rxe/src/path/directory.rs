@@ -16,7 +16,7 @@ use crate::gid::BoundGid;
 use crate::limits::MAX_QP;
 use crate::paused::Waiters;
 
-/// Returns the address that has a single owner: the encapsulation does not distinguish owners.
+/// Returns the part of a binding that can have only one owner in the network. The encapsulation is not part of it.
 pub(crate) const fn address(bound: BoundGid) -> Address {
     (bound.gid, bound.vlan)
 }
@@ -66,7 +66,7 @@ impl<Q> Node<Q> {
         }
     }
 
-    /// Releases the number of a QP, unless another QP has got it by now.
+    /// Releases the number of a QP, unless another QP has taken it since.
     pub(crate) fn forget(&self, qpn: Qpn, qp: &Q) {
         if let Entry::Occupied(entry) = self.qps.write().entry(qpn.get())
             && std::ptr::eq(entry.get().as_ptr(), qp)
@@ -111,8 +111,8 @@ impl<Q> Directory<Q> {
         self.generation.get()
     }
 
-    /// Returns a number that changes whenever a device is paused or resumed. Requests that wait for a peer across such
-    /// a change try again without spending a retry.
+    /// Returns a number that changes whenever a device is paused or resumed. A request whose wait for a peer spans such
+    /// a change is retried without spending a retry.
     #[inline]
     pub(crate) fn pauses(&self) -> u64 {
         self.pauses.get()
@@ -145,7 +145,7 @@ impl<Q> Directory<Q> {
             }
             old
         };
-        // Batches that looked up the old binding hold a view of this adapter's memory, which the barrier waits for.
+        // Batches that looked up the old binding hold a view of this adapter's memory, for which the barrier waits.
         // Later batches see the new generation.
         if old.is_some() {
             adapter.memory.barrier();
@@ -153,8 +153,8 @@ impl<Q> Directory<Q> {
         Ok(())
     }
 
-    /// Sets the link state of a device, which keeps its addresses. After this returns from setting it down, nothing is
-    /// delivered from the device or to it. Returns `true` if the state has changed.
+    /// Sets the link state of a device, which keeps its addresses. Once this has returned from setting it down, nothing
+    /// is delivered from the device or to it. Returns `true` if the state has changed.
     pub(crate) fn set_link(&self, node: &Node<Q>, up: bool) -> bool {
         let adapter = &node.adapter;
         if adapter.link_up.swap(up, Ordering::AcqRel) == up {
@@ -168,7 +168,7 @@ impl<Q> Directory<Q> {
         true
     }
 
-    /// Marks a device as paused. When the caller has then waited for all views of its memory, no other device delivers
+    /// Marks a device as paused. Once the caller has then waited for all views of its memory, no other device delivers
     /// to it.
     pub(crate) fn pause(&self, node: &Node<Q>) {
         node.adapter.paused.set(node.adapter.engine.now());

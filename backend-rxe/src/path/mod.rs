@@ -2,15 +2,15 @@
 //!
 //! # Path of a request
 //!
-//! A destination GID that is bound in this process is reached by local delivery, any other through the port, if there
-//! is one. A connected QP decides with its first request and keeps the path until RESET, because PSNs on the wire and
-//! positions in local delivery cannot be converted into each other. State for the wire is allocated when it is needed,
-//! so that other QPs do not pay for it. As a consequence, connections do not follow a GID that moves from the network
-//! to a device of this process, or back: they fail with "retry exceeded", as if the peer's host had died. A datagram QP
-//! decides with each request.
+//! A destination GID that is bound in this process is reached by local delivery, and any other through the port, if
+//! there is one. A connected QP decides with its first request and keeps the path until RESET, because PSNs on the wire
+//! and positions in local delivery cannot be converted into each other. State for the wire is allocated on first use,
+//! so that other QPs do not pay for it. As a consequence, a connection does not follow a GID that moves from the
+//! network to a device of this process, or back: it fails with "retry exceeded", as if the peer's host had died. A
+//! datagram QP decides with each request.
 //!
 //! Only [`crate::drive`] chooses a path. A path borrows the state that it needs: the QP, its requester half, the state
-//! of the route, guest memory.
+//! of the route, and guest memory.
 
 pub(crate) mod datagram;
 pub(crate) mod directory;
@@ -75,7 +75,8 @@ impl Route {
         }
     }
 
-    /// Returns the path of all requests of a QP. `None`: each request has its own path, or none was found yet.
+    /// Returns the path of all requests of a QP. `None`: each request has its own path, or the path has not been chosen
+    /// yet.
     #[inline]
     pub(crate) const fn road(&self) -> Option<Road> {
         match self {

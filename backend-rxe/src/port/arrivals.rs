@@ -1,5 +1,5 @@
-//! Batches of received frames. A packet that has to wait keeps its batch instead of being copied: after a loss, most
-//! received packets have to wait for a while.
+//! Batches of received frames. A packet that must wait keeps its whole batch alive instead of being copied: after a
+//! loss, most received packets wait for a while, and copying all of them would be costly.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -11,8 +11,7 @@ use super::kept::{CopiedPacket, PacketBudget};
 
 /// Maximum number of batches of a port, free and kept. When all are kept, packets that have to wait are copied.
 const MAX_BATCHES: usize = 24;
-/// Maximum buffer size, in bytes, of a batch that can be kept: the most that a link delivers at a time, and one more
-/// frame.
+/// Maximum buffer size in bytes of a batch that can be kept: the largest delivery of a link, and one more frame.
 pub(super) const MAX_BYTES: usize = 320 << 10;
 /// Minimum length of a frame that keeps its batch. Copying a shorter frame is as fast.
 const MIN_SHARED: usize = 512;
@@ -101,11 +100,11 @@ impl Batches {
         drop(batches);
         if let Some(batch) = Arc::get_mut(&mut batch) {
             if batch.frames.capacity() < MAX_BYTES {
-                // The buffer gets its full size now, so that it never grows by half. Zero pages that are never written
-                // take no memory.
+                // The buffer is allocated in full now, because growing step by step could leave it half as large again.
+                // Pages that are never written take no memory.
                 batch.frames.reserve(MAX_BYTES);
             }
-            // Some frames may have been kept when the batch was put back, so that it was not cleared then.
+            // Frames of the batch may have been in use when it was put back, so it was not cleared then.
             batch.frames.clear();
             receive(&mut batch.frames);
             batch.counts = (free.is_some() || room) && batch.frames.capacity() <= MAX_BYTES;
@@ -116,7 +115,7 @@ impl Batches {
     /// Takes a batch back, whether some of its frames are kept or not.
     pub(super) fn put_back(&self, mut batch: Arc<Batch>) {
         if let Some(batch) = Arc::get_mut(&mut batch) {
-            // A buffer that was allocated for more than arrives now could never be kept.
+            // A buffer larger than the limit could never be kept, so it is replaced.
             let large = batch.frames.capacity() > MAX_BYTES && batch.frames.reserved() <= MAX_BYTES;
             if large {
                 batch.frames = Frames::default();

@@ -23,14 +23,14 @@ impl Port {
         }
     }
 
-    /// Ends direct delivery. After this returns, no foreign thread is in the receive path any more.
+    /// Ends direct delivery. Once this has returned, no other thread is in the receive path.
     pub(super) fn take_no_more(&self) {
         self.uplink.link.set_receiver(Weak::<Self>::new());
     }
 
     fn take_frames(&self, frames: &Frames, list: &[usize]) -> usize {
-        // The thread that reads holds frames that arrived before these, until they are in the queue. Delivering these
-        // now would reorder them.
+        // The reading thread holds frames that arrived before these until they are in the queue. Delivering these now
+        // would reorder them.
         let Some(_order) = self.reading.try_lock() else { return 0 };
         if self.is_link_down() || self.point.is_on() || !self.is_attached() {
             return 0;
@@ -54,7 +54,8 @@ impl Port {
     }
 }
 
-/// Direct delivery on the network's thread that reads the uplink: the packets are in its cache, and no thread is woken.
+/// Direct delivery on the network's thread that reads the uplink: the packets are in its cache, and no other thread has
+/// to be woken.
 impl LinkReceiver for Port {
     fn take(&self, frames: &Frames, list: &[usize]) -> usize {
         let _guard = EndOnPanic::new("a port");

@@ -11,8 +11,9 @@ use crate::addresses::Address;
 /// Offset of the destination QP in a BTH.
 const BTH_DESTINATION: usize = 5;
 
-/// Returns the queue pair that a frame is for, if it is RoCE and addressed to `mac`. The frame need not be valid: the
-/// network function has no use for a malformed RoCE frame either. A frame that is too short is for queue pair 0.
+/// Returns the queue pair that a frame is for, if it is RoCE and addressed to `mac`. The frame need not be valid,
+/// because the network function has no use for a malformed RoCE frame either. A frame that is too short counts as one
+/// for queue pair 0.
 #[inline]
 pub(super) fn rdma_destination(frame: &[u8], mac: MacAddr) -> Option<Qpn> {
     let (ethernet, kind, body) = Ethernet::parse(frame).ok()?;
@@ -47,8 +48,8 @@ fn queue_pair(kind: EtherType, body: &[u8]) -> Option<Qpn> {
     Some(Qpn::new(destination.map_or(0, |&[a, b, c]| u32::from_be_bytes([0, a, b, c]))))
 }
 
-/// Returns the offset of the UDP header, if an IPv4 packet, or the first fragment of one, is RoCE. Version, lengths and
-/// checksum are not examined, so that no malformed packet passes that some receiver may take for RoCE.
+/// Returns the offset of the UDP header if an IPv4 packet, or the first fragment of one, is RoCE. Version, lengths and
+/// checksum are not checked: a receiver that is equally lenient must not get a malformed RoCE packet past this filter.
 #[inline]
 pub(super) fn ipv4_roce(body: &[u8]) -> Option<usize> {
     let ip = Ipv4Header::new(body);

@@ -38,9 +38,9 @@ counters! {
         wire_dropped_state,
         /// Packets that a queue pair does not accept: wrong service, partition or version.
         wire_dropped_refused,
-        /// Packets that had to wait for earlier responses and were dropped: too many, or out of memory.
+        /// Packets that had to wait for earlier responses and were dropped: too many of them, or no memory.
         wire_dropped_deferred,
-        /// Packets behind a lost one that were not kept: too far ahead, or out of memory.
+        /// Packets behind a lost one that were not kept: too far ahead, or no memory.
         wire_dropped_ahead,
         /// Packets of queue pairs with a congestion mark (ECN).
         wire_marked,
@@ -84,14 +84,14 @@ counters! {
         passed_in,
         /// Frames passed from the network function to the network.
         passed_out,
-        /// Frames other than RDMA that had no network function or no room there.
+        /// Frames other than RDMA that were dropped: there was no network function, or it had no room.
         passed_dropped,
         /// Frames of the network function from another Ethernet address than the device's.
         passed_dropped_forged,
         /// RoCE frames of the network function, which only queue pairs may send.
         passed_dropped_roce,
-        /// ARP, RARP and neighbour discovery of the network function that were dropped: an address that the device may
-        /// not have, another Ethernet address, or not understood.
+        /// ARP, RARP and neighbour discovery messages of the network function that were dropped: they name an address
+        /// that the device may not have or another Ethernet address, or cannot be parsed.
         passed_dropped_address,
         /// IP packets of the network function from an address that is not listed for the device.
         passed_dropped_source,

@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 pub(super) struct Helpers {
     state: Mutex<State>,
     called: Condvar,
-    /// Number of threads that wait now. A call that misses one is repeated with the next batch, so relaxed accesses
+    /// Number of threads that wait now. A missed helper is called again with the next batch, so relaxed accesses
     /// suffice.
     idle: AtomicUsize,
 }

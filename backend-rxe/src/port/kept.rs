@@ -1,5 +1,5 @@
 //! Packets of peers that are kept for later: those ahead of a lost one, and those that must not overtake responses.
-//! They keep the batch in which they arrived, or are copies that are charged by size.
+//! Each keeps the batch in which it arrived, or is a copy that is charged by size.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ const BESIDE: u64 = 144;
 
 /// Budget in bytes for the copied packets of all of a device's peers.
 ///
-/// It is a part of the device's memory budget, so that the guest always has the rest, no matter how much peers send.
+/// It is carved out of the device's memory budget, so that peers can never take the rest from the guest, no matter how
+/// much they send.
 #[derive(Debug)]
 pub(crate) struct PacketBudget {
     memory: Arc<MemoryBudget>,

@@ -47,7 +47,7 @@ fn leaves_well(frame: &[u8], offload: Offload) -> usize {
     count
 }
 
-/// A guest cannot choose the place of a checksum, so that frames leave as they were inspected.
+/// A guest cannot choose the place of a checksum, so frames leave with the bytes that were inspected.
 #[test]
 fn no_attack_leaves() {
     for Attack { name, frame, start, at, .. } in attacks(PEER, MAC.0, b"mark", [OWN, OTHER]) {
@@ -58,7 +58,7 @@ fn no_attack_leaves() {
     }
 }
 
-/// The oracle and the port agree about frames without offloads, so that neither misses a whole rule.
+/// The oracle and the port agree about frames without offloads, which shows that neither lacks a whole rule.
 #[test]
 fn what_the_oracle_refuses_does_not_leave() {
     for Attack { name, breaks, frame, start, at } in attacks(PEER, MAC.0, b"mark", [OWN, OTHER]) {

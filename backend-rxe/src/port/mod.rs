@@ -60,8 +60,8 @@ pub(crate) use tx_queue::Room;
 pub(crate) const BATCH: usize = 32;
 /// Bytes before the network header that are part of a frame but not of the MTU.
 const ETHERNET_LEN: usize = 18;
-/// Bytes that queue pairs send between two reads of the link: frames that arrive meanwhile must fit into the socket's
-/// buffer.
+/// Bytes that queue pairs may send between two reads of the link. Frames that arrive meanwhile must fit into the
+/// socket's buffer.
 pub(crate) const PASS_BYTES: u64 = 256 << 10;
 /// Bytes for RoCE headers beside the payload: GRH or IP with UDP, BTH and the longest extension headers, ICRC.
 const OVERHEAD: u32 = 96;
@@ -69,7 +69,7 @@ const OVERHEAD: u32 = 96;
 const RECEIVE: usize = 64;
 /// Number of buffers that are kept for reuse.
 const SPARE: usize = 8;
-/// Time below which a link's timeout counts as busy: a loop that does not sleep should call it again.
+/// A link's timeout below this counts as busy: a loop that does not sleep should call it again.
 const SOON: Duration = Duration::from_millis(1);
 
 /// Connection of a device to the network.
@@ -93,8 +93,8 @@ pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
     /// Sends READ data that is owed. Returns `true` if some is left for lack of budget or room.
     fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool;
 
-    /// Sends responses after a batch: those owed for it, and those of the `resumed` QPs, about `most` bytes. Returns
-    /// `true` if there is more to do at once.
+    /// Sends responses after a batch: those that it caused, and those of the `resumed` QPs, about `most` bytes. Returns
+    /// `true` if there is more to send at once.
     fn respond(&mut self, port: &Port, resumed: Vec<Qpn>, most: u64) -> bool;
 }
 
@@ -264,7 +264,8 @@ impl Port {
     ) {
         self.queues.iter().for_each(|queue| queue.attach(receiver()));
         *self.function.lock() = Some(function);
-        // The port's thread installs new receivers in the queues, and may have looked at a queue before it had one.
+        // The port's thread installs new receivers in the queues. It may have checked this queue before the receiver
+        // was set.
         self.wake();
     }
 
@@ -306,21 +307,21 @@ impl Port {
         }
     }
 
-    /// Sets the link state. After this returns from setting it down, no frame leaves or arrives any more.
+    /// Sets the link state. Once this has returned from setting it down, no frame leaves or arrives.
     pub(crate) fn set_link(&self, up: bool) {
         self.link_down.store(!up, Ordering::Release);
         let dropped = self.ends().map(|end| end.set_closed(!up)).sum();
         self.counters.frames_dropped_link_down.add(dropped);
-        // Threads that service the port may have read frames before the state changed: wait until they have finished
-        // with them.
+        // Threads that service the port may have read frames before the state changed. Taking their locks waits until
+        // they are done with those.
         drop(self.reading.lock());
         self.queues.iter().for_each(ReceiveQueue::wait);
         drop(self.reading_nic.lock());
         self.wake();
     }
 
-    /// Waits until no thread handles received packets or sends responses. The device is paused. Packets that are left
-    /// to this thread meanwhile are dropped by the port's thread.
+    /// Waits until no thread handles received packets or sends responses. The device is paused already, so the port's
+    /// thread drops packets that are left to it from now on.
     pub(crate) fn pause(&self) {
         self.queues.iter().for_each(ReceiveQueue::wait);
         self.wake();
@@ -344,7 +345,7 @@ impl Port {
         }
     }
 
-    /// Sends frames that belong to no flow of those that wait for the uplink, in front of these.
+    /// Sends frames in front of those that wait for the uplink. They must not belong to a flow of the waiting frames.
     pub(crate) fn send_urgent(&self, frames: &Frames) {
         self.send_with(frames, TxQueue::send_urgent);
     }
@@ -388,7 +389,7 @@ impl Port {
     /// Returns `true` if the port can send READ data now. Otherwise its thread is woken when it can.
     pub(crate) fn may_send_data(&self) -> bool {
         if self.uplink.is_full() {
-            // If frames wait in this queue, the thread itself notices when there is room.
+            // If frames wait in this queue, the thread flushes it itself and notices when there is room.
             return self.uplink.is_blocked() || !self.wait_for_room();
         }
         let its_turn = self.may_send_data.load(Ordering::Acquire) && self.may_send_data.swap(false, Ordering::AcqRel);
@@ -424,8 +425,8 @@ impl Port {
 
     /// Returns `true` if frames have arrived that a queue pair may not have got yet.
     pub(crate) fn has_unread(&self, qpn: Qpn) -> bool {
-        // The checks follow the order in which frames move on (link, batch, queue), so that a frame that moves between
-        // two checks is not missed.
+        // The checks follow the order in which frames move (link, batch, queue), so a frame that moves between two
+        // checks is not missed.
         let readable = self.uplink.link.readiness().readable.is_some_and(|readable| {
             let mut fds = [PollFd::from_borrowed_fd(readable.as_fd(), PollFlags::IN)];
             rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)

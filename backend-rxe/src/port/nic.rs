@@ -57,12 +57,14 @@ impl Port {
         self.log.warn(
             module_path!(),
             "port",
-            format_args!("{mac}: the network card sends from {source}, which goes nowhere, see forged-transmits=mac"),
+            format_args!(
+                "{mac}: the network function sends from {source}, whose frames are dropped; see forged-transmits=mac"
+            ),
         );
     }
 }
 
-/// Direct forwarding on the thread that serves the guest's doorbell: the frames leave before another thread would wake
+/// Direct forwarding on the thread that serves the guest's doorbell: the frames leave before another thread could wake
 /// up.
 impl LinkReader for Port {
     fn read(&self) {

@@ -1,8 +1,8 @@
 //! Classification of frames of the network function: RoCE, or a message about the addresses of a host.
 //!
-//! Such a frame would speak for the RDMA function, or for another host. Receivers parse as liberally as the standards
-//! allow, so this parser looks behind VLAN tags and IPv6 extension headers. A frame that it cannot parse, but a
-//! receiver may, is dropped.
+//! Such a frame would speak for the RDMA function or for another host. Receivers parse as liberally as the standards
+//! allow, so this parser also looks behind VLAN tags and IPv6 extension headers. A frame that it cannot parse, but some
+//! receiver might, is dropped.
 
 use pvrdma_packet::{Discovery, EtherType, Ethernet, Extension, ExtensionKind, Ipv6Header, PROTOCOL_UDP};
 
@@ -23,7 +23,7 @@ pub(super) enum Claim {
     None,
     /// The frame is a packet of a queue pair.
     Roce,
-    /// Unknown: a receiver may find more headers than this parser looks behind, or find them in another fragment.
+    /// Unknown: there may be more headers than this parser follows, or the rest is in another fragment.
     Hidden,
     /// The frame is ARP, RARP or neighbour discovery, but cannot be parsed.
     Unclear,
@@ -45,8 +45,8 @@ pub(super) fn claim(frame: &[u8]) -> Claim {
     }
 }
 
-/// Returns the ethertype behind all tags, of IEEE and of older bridges, and the bytes that follow it. `None`: the frame
-/// has more tags than networks use.
+/// Returns the ethertype behind all tags, including those of pre-standard bridges, and the bytes that follow it.
+/// `None`: the frame has more tags than networks use.
 #[inline]
 pub(super) fn behind_tags(frame: &[u8]) -> Option<(Option<EtherType>, &[u8])> {
     let (at, kind) = Ethernet::behind_tags(frame, MOST_TAGS, EtherType::is_tag);
@@ -61,8 +61,8 @@ fn station(parsed: Option<Station>) -> Claim {
     parsed.map_or(Claim::Unclear, Claim::Station)
 }
 
-/// Classifies an IEEE 802.3 frame. With a SNAP header (RFC 1042) it can carry any ethertype, too. Hosts do not need
-/// that for IP, but some accept it.
+/// Classifies an IEEE 802.3 frame. With a SNAP header (RFC 1042) it can carry any ethertype as well. Hosts do not send
+/// IP that way, but some accept it.
 fn snap(body: &[u8]) -> Claim {
     let Some([0xaa, 0xaa, 3, _, _, _, high, low]) = body.first_chunk() else { return Claim::None };
     match EtherType(u16::from_be_bytes([*high, *low])) {

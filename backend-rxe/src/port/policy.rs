@@ -47,11 +47,10 @@ impl Policy {
         claim == Claim::None || claim == Claim::Roce && self.rules.forged.allow_roce()
     }
 
-    /// Checks a frame of the network function and appends it in the form that the network gets. `may_have` decides
-    /// whether the device can have an address in a VLAN, which a frame from this Ethernet address announces.
+    /// Checks a frame of the network function and appends it in the form in which the network gets it. `may_have`
+    /// decides if the device can have the address that the frame announces in a VLAN, from this Ethernet address.
     ///
-    /// The bytes that are inspected here are the bytes that leave: an [`Offload`] changes no field that the rules are
-    /// about.
+    /// The inspected bytes are the bytes that leave: an [`Offload`] changes no field that the rules depend on.
     pub(super) fn outgoing(
         &self,
         (frame, offload): (&[u8], Offload),
@@ -81,14 +80,14 @@ impl Policy {
                 }
             }
             Claim::Unclear => return Err(Violation::Address),
-            // Such a frame may be neighbour discovery, or from a server, so that it is dropped even if RoCE is allowed.
+            // Such a frame may be neighbour discovery, or from a server, so it is dropped even where RoCE is allowed.
             Claim::Hidden => return Err(Violation::Roce),
             claim if self.claims_nothing(claim) => {}
             _ => return Err(Violation::Roce),
         }
         source_guard::check(&self.rules, self.mac, frame)?;
-        // Links compute offsets from the headers that they find. Frames without such headers are refused here, because
-        // a link would drop them without a counter of the device.
+        // Links compute offsets from the headers that they find. Frames without those headers are refused here, because
+        // a link would drop them without counting them for the device.
         if !offload.fits(frame) {
             return Err(Violation::Offload);
         }
@@ -110,7 +109,7 @@ impl Policy {
         self.vlan == VlanMode::Trunk || self.vlan == VlanMode::Untagged && !has_tag(frame)
     }
 
-    /// Checks a frame of the network and appends it in the form that the network function gets.
+    /// Checks a frame of the network and appends it in the form in which the network function gets it.
     pub(super) fn incoming(&self, (frame, offload): (&[u8], Offload), out: &mut Frames) -> Result<(), Violation> {
         if self.enters_as_it_is(frame) {
             out.push_with_offload(frame, offload);

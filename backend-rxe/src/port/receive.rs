@@ -14,7 +14,8 @@ use super::outgoing::{Claim, claim};
 use super::receive_queue::{Distribution, Part, ReceiveQueue};
 use super::{PASS_BYTES, Port, RECEIVE, RoceReceiver};
 
-/// Size of a batch from which on more frames are expected in the link: links deliver few super-frames at a time.
+/// Size of a batch from which on the link is expected to hold more frames. The unit is bytes, because links deliver
+/// only a few super-frames at a time.
 const FULL_BYTES: usize = 128 << 10;
 
 impl Port {
@@ -68,7 +69,7 @@ impl Port {
     }
 
     /// Puts the frames for the RDMA function into its receive queues. Returns `true` if all frames are for the network
-    /// function and pass unchanged; otherwise `passed` gets those that are for it.
+    /// function and pass unchanged. Otherwise those that are for it are appended to `passed`.
     fn sort(&self, came: &Arc<Batch>, passed: &mut Frames) -> bool {
         if came.frames.is_empty() {
             return true;
@@ -107,8 +108,8 @@ impl Port {
     }
 
     /// Returns the queue pair of a RoCE frame to an Ethernet address other than the device's. Peers send such frames if
-    /// the guest's IP address is at another Ethernet address, because the guest changed that of its network function,
-    /// or uses a macvlan or a bond.
+    /// the guest's IP address is at another Ethernet address, because the guest changed the address of its network
+    /// function or uses a macvlan or a bond.
     fn foreign(&self, frame: &[u8]) -> Option<Qpn> {
         let (qpn, address) = foreign_destination(frame, self.mac)?;
         if !self.addresses.has_bound(self.mac, address) {

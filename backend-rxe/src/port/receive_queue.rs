@@ -42,7 +42,7 @@ impl<R: ?Sized> ReceiveQueues<R> {
         iter::once(&self.first).chain(&self.more)
     }
 
-    /// Iterates over all queues, beginning with another one each time, for work whose budget is not enough for all.
+    /// Iterates over all queues, starting with another one each time, for work whose budget does not reach all of them.
     pub(super) fn in_turns(&self) -> impl Iterator<Item = &ReceiveQueue<R>> {
         let first = self.turns.fetch_add(1, Ordering::Relaxed) % self.len();
         self.iter().skip(first).chain(self.iter().take(first))
@@ -167,13 +167,13 @@ impl<R: ?Sized> ReceiveQueue<R> {
         self.resumed.lock().push(qpn);
     }
 
-    /// Passes the waiting packets to the receiver and does the work that is due. If another thread does so now, that
-    /// thread continues with the new work. Returns `true` if there is more to do at once, as `run` reports.
+    /// Passes the waiting packets to the receiver and does the work that is due. If another thread is doing so, it
+    /// takes over this work as well. Returns `true` if there is more to do at once, as `run` reports.
     pub(super) fn empty(&self, mut run: impl FnMut(&mut R, &[Part], Vec<Qpn>) -> bool) -> bool {
         self.combiner.run(&self.receiver, |receiver| {
             let waiting = std::mem::take(&mut *self.waiting.lock());
-            // The new receiver is installed after the packets were taken, so that it gets only later ones: a peer may
-            // send as soon as the device is attached.
+            // A new receiver is installed only after the waiting packets were taken, so it gets only later ones. A peer
+            // may send as soon as the device is attached.
             if let Some(next) = self.next_receiver.lock().take() {
                 *receiver = Some(next);
             }
@@ -185,8 +185,8 @@ impl<R: ?Sized> ReceiveQueue<R> {
     }
 
     /// Passes packets that have just arrived to the receiver, unless another thread holds it or older packets wait.
-    /// Returns `true` if there is more to do, which `run` reports or other threads have left. The caller ensures that
-    /// the queue is [emptied](Self::empty) then.
+    /// Returns `true` if there is more to do, reported by `run` or left by other threads. The caller ensures that the
+    /// queue is then [emptied](Self::empty).
     pub(super) fn take_at_once(&self, run: impl FnOnce(&mut R, Vec<Qpn>) -> bool) -> Option<bool> {
         let once = self.combiner.once(&self.receiver, |receiver| {
             if !self.waiting.lock().parts.is_empty() || self.next_receiver.lock().is_some() {
@@ -221,8 +221,8 @@ impl<R: ?Sized> ReceiveQueue<R> {
 
     /// Returns `true` if the queue has packets that no queue pair has got yet.
     pub(super) fn is_in_use(&self) -> bool {
-        // The order matters: a thread that takes packets out holds the receiver, so that they are seen in one of the
-        // two places.
+        // The order matters: a thread that takes packets out already holds the receiver, so packets are seen in one of
+        // the two places.
         !self.waiting.lock().parts.is_empty() || self.receiver.is_locked()
     }
 }

@@ -1,9 +1,8 @@
 //! Rules of a device on its network: its VLAN, its addresses, and the marks on its packets.
 //!
 //! The rules are those of a port of a virtual switch. Without a VLAN, both functions send and receive untagged frames
-//! only. A port with a VLAN is an access port: both functions send untagged frames and never see a tag, and the network
-//! carries all their frames in that VLAN and delivers no others to them. Only on a trunk do the functions choose tags
-//! themselves.
+//! only. A port with a VLAN is an access port: the functions still send and receive untagged frames, and the network
+//! carries them in that VLAN and delivers no others. Only on a trunk do the functions choose tags themselves.
 
 use pvrdma_roce::Congestion;
 use pvrdma_verbs::{AddressRule, VerbsError};
@@ -16,8 +15,8 @@ pub enum VlanMode {
     /// Frames are untagged, or have a priority tag (VLAN 0).
     #[default]
     Untagged,
-    /// Access ports of this VLAN, 1 to 4094: the functions send untagged frames and never see a tag. The network
-    /// carries all their frames in that VLAN and delivers no others to them.
+    /// Access port of this VLAN, 1 to 4094: the functions send and receive untagged frames, which the network carries
+    /// in that VLAN. Frames of other VLANs are not delivered.
     Access(u16),
     /// The functions choose tags themselves: each GID has the VLAN that it was bound with, and frames of the network
     /// function pass unchanged.
@@ -34,21 +33,21 @@ pub struct PortRules {
     /// Addresses of the device, whether its driver runs or not. Without a rule, only the rule of the RDMA function
     /// applies.
     pub addresses: Option<AddressRule>,
-    /// IP packets of the network function must come from the addresses listed in `addresses`, from the link-local
-    /// address of the MAC address, or from the unspecified address.
+    /// IP packets of the network function must come from an address listed in `addresses`, from the link-local address
+    /// of the MAC address, or from the unspecified address.
     pub source_guard: bool,
     /// The network function is not a router: it cannot send router advertisements.
     pub ra_guard: bool,
     /// The network function is not a DHCP server or relay.
     pub dhcp_guard: bool,
-    /// The link has no other hosts, so that the device need not probe whether an address is in use there.
+    /// The link leads to no other hosts, so the device need not probe for addresses there.
     pub alone: bool,
     /// Congestion control with these parameters.
     pub congestion: Option<Congestion>,
-    /// Connections to peers that also use this engine negotiate selective acknowledgements
+    /// Connections negotiate selective acknowledgements with peers that also run this engine
     /// ([`pvrdma_roce::wire::OFFER`]).
     pub negotiate: bool,
-    /// Connections that negotiated these change their path, by another UDP source port, when it is congested or the
+    /// Connections that have negotiated them change their path, by another UDP source port, when it is congested or the
     /// peer stops responding ([`pvrdma_roce::Tuning::multipath`]).
     pub multipath: bool,
 }

@@ -67,7 +67,7 @@ fn source_port(body: &[u8], at: usize) -> Option<u16> {
     body.get(at..).and_then(|udp| UdpHeader::new(udp).source_port())
 }
 
-/// Accepts packets that are not from a server. A header that is cut off may be a server's.
+/// Accepts packets that are not from a server. A truncated header may be a server's, so it is refused.
 fn dhcp(port: Option<u16>, server: u16) -> Result<(), Violation> {
     match port {
         Some(port) if port != server => Ok(()),

@@ -1,7 +1,8 @@
-//! Statements of hosts about their addresses: ARP, RARP and neighbour discovery messages of the network function.
+//! Address claims of hosts: ARP, RARP and neighbour discovery messages of the network function.
 //!
-//! A receiver caches the Ethernet address of the IP address in such a message, so a message is either parsed completely
-//! or dropped: a receiver that is more lenient than this parser would cache an address that no rule has checked.
+//! A receiver caches the Ethernet address that such a message gives for an IP address. A message is therefore either
+//! parsed completely or dropped: a receiver that is more lenient than this parser would otherwise cache an address that
+//! no rule has checked.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -49,8 +50,8 @@ pub(super) fn discovery(packet: &[u8], at: usize) -> Option<Station> {
     Some(Station { addresses: [address(message.source), target], hardware, is_router })
 }
 
-/// Returns the Ethernet address in the options. `None`: they are malformed, or contradict each other, so that receivers
-/// may differ in which one they cache.
+/// Returns the Ethernet address in the options. `None`: the options are malformed, or contradict each other, so
+/// receivers may differ in which one they cache.
 fn hardware_address(options: DiscoveryOptions<'_>) -> Option<Option<MacAddr>> {
     let mut found = None;
     for option in options {

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::{Port, SOON};
 
-/// Time that a thread polls for more work before it sleeps: about the time that it takes to wake it.
+/// Time for which a thread polls for more work before it sleeps: about the time that waking it takes.
 const LINGER: Duration = Duration::from_micros(50);
 
 impl Port {
@@ -59,7 +59,7 @@ impl Port {
                     rest();
                 }
             }
-            // The first thread may wait for an event that this thread has consumed.
+            // The first thread may be waiting for an event that this thread has consumed.
             self.wake();
         }
     }
@@ -89,7 +89,7 @@ impl Port {
                 fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT));
             }
         }
-        // A link that is gone never becomes writable. The frames that wait for it are flushed into it, and lost there.
+        // A link that is gone never becomes writable. Frames that wait for it are flushed into it, and are lost there.
         let stuck = ends.iter().any(|(readiness, full)| *full && readiness.writable.is_none());
         let wait = ends.iter().filter_map(|(readiness, _)| readiness.wait).chain(stuck.then_some(SOON)).min();
         let timeout = wait.and_then(|wait| Timespec::try_from(wait).ok());
@@ -103,7 +103,7 @@ impl Port {
     }
 
     /// Waits for a helper that reads, or that works on a full queue. Returns `false` if there is none. The link stays
-    /// readable meanwhile, so that a wait for the link would return immediately.
+    /// readable meanwhile, so waiting for the link would return immediately.
     fn wait_for_helper(&self) -> bool {
         let full = || self.queues.iter().find(|queue| queue.is_full());
         let since = self.now();

@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use crate::task::Task;
 
-/// Maximum number of bytes that wait for a link. Threads that build packets stop when anything waits, so this has room
-/// for the last batches of those that were building one.
+/// Maximum number of bytes that wait for a link. Threads stop building packets once anything waits, so this has room
+/// for the batches that were being built.
 pub(super) const MAX_WAITING: usize = 4 << 20;
 /// Maximum number of urgent bytes that wait for a link.
 const MAX_URGENT: usize = 64 << 10;
@@ -70,8 +70,8 @@ impl Waiting {
     }
 }
 
-/// Backpressure shared by all queues in front of a link. When there is no room, no packets are built. When there is
-/// room again, all waiting tasks are scheduled at once, so that the ready queue decides the order.
+/// Backpressure shared by all queues in front of a link. Without room, no packets are built. When there is room again,
+/// all waiting tasks are scheduled together, so the ready queue decides their order.
 pub(crate) type Room = handover::Room<Waiters>;
 
 /// Tasks to schedule when there is room, each once, by address.
@@ -124,8 +124,8 @@ impl TxQueue {
         self.send_or_keep(frames, |backlog| (&mut backlog.bulk, MAX_WAITING))
     }
 
-    /// Sends frames in front of all that wait. They must not belong to a flow of the waiting frames, which this would
-    /// reorder. Returns the number of frames that were dropped.
+    /// Sends frames in front of all waiting frames. They must not belong to a flow of the waiting frames, which would
+    /// be reordered. Returns the number of frames that were dropped.
     pub(crate) fn send_urgent(&self, frames: &Frames) -> u64 {
         self.send_or_keep(frames, |backlog| (&mut backlog.urgent, MAX_URGENT))
     }
@@ -159,8 +159,8 @@ impl TxQueue {
         None
     }
 
-    /// Closes or opens the queue. After this returns from closing it, no frame that was waiting leaves any more.
-    /// Returns the number of waiting frames that were dropped.
+    /// Closes or opens the queue. Once this has returned from closing it, no frame that was waiting leaves. Returns the
+    /// number of waiting frames that were dropped.
     pub(crate) fn set_closed(&self, closed: bool) -> u64 {
         let mut backlog = self.backlog.lock();
         backlog.closed = closed;
@@ -208,7 +208,7 @@ fn schedule(waiters: Option<Waiters>) {
 
 impl Drop for TxQueue {
     fn drop(&mut self) {
-        // Frames that wait in this queue are lost, so that tasks must not wait for them any longer.
+        // The frames in this queue are lost, so no task must wait for them any longer.
         schedule(self.set_blocked(false));
     }
 }

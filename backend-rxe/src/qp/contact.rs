@@ -1,8 +1,8 @@
 //! Connection identity for local delivery, which has no PSNs to tell connections apart.
 //!
-//! Addresses and QPNs are reused: the next owner of a GID creates a QP of the same number sooner or later. On the wire,
-//! PSNs tell the old connection from the new one. In local delivery, the first request assigns an identifier to the
-//! connection, which both halves keep until RESET.
+//! Addresses and QPNs are reused: sooner or later the next owner of a GID creates a QP with the same number. On the
+//! wire, PSNs tell the old connection from the new one. In local delivery, the first request assigns an identifier to
+//! the connection, and both halves keep it until RESET.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +18,7 @@ static NEXT: AtomicU64 = AtomicU64::new(2);
 pub(crate) struct Connection(u64);
 
 impl Connection {
-    /// No request has arrived at the responder, or was accepted from the requester, yet.
+    /// No request has arrived at the responder, or has been accepted from the requester, yet.
     const NONE: Self = Self(0);
     /// The other half is on the wire.
     pub(crate) const WIRE: Self = Self(1);
@@ -33,10 +33,10 @@ impl Connection {
         self.0
     }
 
-    /// Restores an identifier, so that halves that are restored in one process still belong together. A number that is
-    /// in use already does no harm: halves of different connections differ in their addresses or QPNs.
+    /// Restores an identifier, so that halves restored in one process still belong together. If the number is in use
+    /// already, no harm is done: halves of different connections differ in their addresses or QPNs.
     pub(crate) fn restore(number: u64) -> Self {
-        // A forged number must not use up the numbers of later connections.
+        // A forged number must not exhaust the numbers for later connections.
         if number < MAX_COUNTED {
             NEXT.fetch_max(number + 1, Ordering::Relaxed);
         }

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Period in which a responder keeps the state of a message. Epochs are unique across all responders, so that a
-/// requester in the middle of a message never confuses two of them.
+/// Period in which a responder keeps the state of a message. Epochs are unique across all responders, so a requester in
+/// the middle of a message never mistakes one responder for another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Epoch(u64);
 

@@ -1,6 +1,6 @@
 //! Flight recorder of a queue pair: the events before it entered the error state.
 //!
-//! Only rare events are recorded, so a queue pair without any pays for an empty pointer. Repeated events are counted,
+//! Only rare events are recorded, so a queue pair without any costs only an empty pointer. A repeated event is counted,
 //! not stored again. The thread that flushes a failed queue pair takes the recording and logs it. A queue pair that its
 //! guest moves to the error state has not failed.
 
@@ -128,7 +128,7 @@ impl FlightRecorder {
         self.add(now, event, 1);
     }
 
-    /// Records an event that matters only in addition to others: it is dropped if nothing was recorded before.
+    /// Records an event that is of interest only next to others: it is dropped if nothing has been recorded yet.
     #[cold]
     pub(crate) fn note(&self, now: Duration, event: FlightEvent) {
         if let Some(recording) = &mut *self.0.lock() {
@@ -175,7 +175,7 @@ impl FlightRecorder {
         self.0.lock().get_or_insert_default().failed.get_or_insert(cause);
     }
 
-    /// Discards the recording, because the queue pair starts again or its guest ends it.
+    /// Discards the recording, because the queue pair is reset or its guest ends it.
     pub(super) fn clear(&self) {
         self.0.lock().take();
     }

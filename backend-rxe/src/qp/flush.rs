@@ -20,8 +20,8 @@ impl Qp {
         responder.end();
     }
 
-    /// Ends the request in flight with an error, and with it the QP, or the send half of a datagram QP. The state
-    /// triggers the rest: the next iteration of the caller's loop flushes.
+    /// Ends the request in flight with an error, and with it the QP, or the send half of a datagram QP. The new state
+    /// triggers the flush in the next iteration of the caller's loop.
     pub(crate) fn fail_request(&self, requester: &mut Requester, view: &DmaView<'_>, status: WcStatus) {
         Counters::bump(&self.adapter.counters.request_errors);
         self.record(FlightEvent::Request(status));
@@ -41,7 +41,7 @@ impl Qp {
         self.state.flight.record(self.adapter.engine.now(), event);
     }
 
-    /// Logs the history of a failed queue pair, when it is flushed for the first time.
+    /// Logs the history of a failed queue pair when it is flushed for the first time.
     #[cold]
     pub(crate) fn tell_failure(&self, attrs: &QpAttrs) {
         let Some(failure) = self.state.flight.take_failure(self.adapter.engine.now()) else { return };

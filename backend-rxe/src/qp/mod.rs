@@ -65,10 +65,10 @@ pub(crate) struct Qp {
     recv_cq: Arc<Cq>,
     pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) state: Arc<StateCell>,
-    /// A requester waits for a receive of this QP; it is in `waiter`.
+    /// Set while a requester waits for a receive of this QP. The requester is in `waiter`.
     awaited: WaitFlag,
     waiter: Mutex<Weak<StateCell>>,
-    /// Source GID of the connection. The address vector has only its index, but an address that is removed and added
+    /// Source GID of the connection. The address vector has only its index, and an address that is removed and added
     /// again may get another index.
     source: Mutex<Option<BoundGid>>,
     // The mutex is fair, so that a command does not starve behind the batches of a busy QP.
@@ -140,8 +140,8 @@ impl Qp {
         self.state.task()
     }
 
-    /// Returns the source GID of the connection: the GID that was bound at the index of the address vector when that
-    /// was set, or the first one that was bound there since.
+    /// Returns the source GID of the connection: the GID that was bound at the index of the address vector when the
+    /// vector was set, or the first one that has been bound there since.
     pub(crate) fn source(&self, index: u8) -> Option<BoundGid> {
         let source = &mut *self.source.lock();
         *source = source.or_else(|| self.adapter.gids.source(index));
@@ -184,8 +184,8 @@ impl Qp {
     /// Registers `waiter` to be woken by the next receive of this QP.
     pub(crate) fn await_receive(&self, waiter: &Arc<StateCell>) {
         *self.waiter.lock() = Arc::downgrade(waiter);
-        // The flag is set after the waiter, and the caller checks the ring again afterwards: that finds a receive whose
-        // post did not see the flag, and any later post sees it.
+        // The flag is set after the waiter is stored, and the caller checks the ring again afterwards. A receive whose
+        // post missed the flag is found by that check; any later post sees the flag.
         self.awaited.set();
     }
 

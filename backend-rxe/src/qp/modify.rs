@@ -56,7 +56,8 @@ impl Qp {
         new.check(mask, MAX_RD_ATOMIC)?;
         let mut attrs = responder.attrs;
         attrs.merge(new, mask);
-        // An overrun may have moved the QP to the error state since it was read. The error state has precedence.
+        // An overrun may have moved the QP to the error state since its state was read. The error state takes
+        // precedence.
         if !self.state.change(from, to) {
             return Err(VerbsError::Invalid("current state"));
         }
@@ -80,7 +81,7 @@ impl Qp {
         Ok(Modified::Attributes(attrs))
     }
 
-    /// Enters SQD. `idle`: no request is in flight, so that the send queue has drained already.
+    /// Enters SQD. `idle`: no request is in flight, so the send queue has already drained.
     fn begin_draining(&self, requester: &mut Requester, view: &DmaView<'_>, idle: bool, notify: bool) {
         requester.notify_drained = notify;
         if idle {

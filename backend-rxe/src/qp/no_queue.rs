@@ -3,7 +3,7 @@
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{QueueError, SendSource, SendWr};
 
-/// Queue of a destroyed QP, which takes the place of its ring.
+/// Queue of a destroyed QP, in place of its ring.
 #[derive(Debug)]
 pub(super) struct NoQueue;
 

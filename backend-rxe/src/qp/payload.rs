@@ -6,7 +6,7 @@ use pvrdma_verbs::{Access, SendWr, Sge, WcStatus};
 use super::Qp;
 use crate::sg::{Memory, SgList};
 
-/// Payload of a request that has been checked and is completed elsewhere, which is all that a datagram needs.
+/// Payload of a request that was checked before and is completed elsewhere. Sufficient for a datagram.
 pub(crate) struct CheckedPayload<'a> {
     pub(crate) qp: &'a Qp,
     /// The sender's memory.

@@ -1,7 +1,7 @@
-//! Requests of a batch that have ended, with completions that are not yet published.
+//! Completed requests of a batch whose completions are not published yet.
 //!
-//! Publishing takes a lock and updates an index in guest memory. Completions of small messages are collected and share
-//! both. They wait for nothing else: the end of a batch, for whatever reason, publishes them.
+//! Publishing takes a lock and updates an index in guest memory. Completions of small messages are collected to share
+//! that cost. They are never delayed beyond the batch: its end, for whatever reason, publishes them.
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{Completion, WcOpcode, WcStatus};
@@ -11,8 +11,8 @@ use super::Qp;
 /// Maximum number of completions that wait.
 const MOST: usize = 8;
 
-/// Maximum size of a message, in bytes, whose completion can wait for the next one: copying it takes less time than
-/// publishing a completion.
+/// Maximum size in bytes of a message whose completion can wait for the next one: copying such a message takes less
+/// time than publishing a completion.
 const SMALL: u64 = 1024;
 
 /// A request that has succeeded.
@@ -46,9 +46,9 @@ impl PendingCompletions {
         self.ended.len() >= MOST || length > SMALL
     }
 
-    /// Publishes the completions of this side. `receives_published` is the number of receives of the batch that the
-    /// peer's queue had room for, if not all: the request of the first lost receive fails, and the following requests
-    /// are flushed. Returns `false` if a receive was lost.
+    /// Publishes the completions of this side. If the peer's queue had no room for all receives of the batch,
+    /// `receives_published` is the number that fitted: the request of the first lost receive fails, and the following
+    /// requests are flushed. Returns `false` if a receive was lost.
     #[inline]
     pub(super) fn publish(&mut self, qp: &Qp, view: &DmaView<'_>, receives_published: Option<usize>) -> bool {
         if let Some(published) = receives_published {

@@ -20,7 +20,7 @@ use crate::flows::{LastFlow, Road};
 use crate::sg::{Memory, SgList};
 use crate::timer::TimerKey;
 
-/// Wait before an unanswered request is retransmitted when the QP has no timeout.
+/// Wait before an unanswered request is retransmitted, if the QP has no timeout.
 const NO_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Bytes of the result of an atomic operation.
@@ -44,7 +44,7 @@ pub(crate) struct Progress {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Wait {
     Nothing,
-    /// The peer had no receive. Ends at the deadline, or when the peer posts one.
+    /// The peer had no receive. The wait ends at the deadline, or when the peer posts one.
     Receive(Duration),
     /// There was no response. Ends at the deadline.
     Response(Duration),
@@ -105,7 +105,7 @@ struct WaitInspect {
     due_in_us: Option<u64>,
 }
 
-/// The requester half of a QP. Its knowledge about the path to the peer is kept separately ([`crate::path::Route`]).
+/// The requester half of a QP. The route to the peer is separate ([`crate::path::Route`]).
 pub(crate) struct Requester {
     pub(super) source: Box<dyn SendSource>,
     /// The ring can no longer be read.
@@ -118,7 +118,7 @@ pub(crate) struct Requester {
     pub(super) pauses: u64,
     pub(super) retries: u8,
     pub(super) rnr_retries: u8,
-    /// Time to wait the next time that the peer has no receive.
+    /// Next wait if the peer has no receive.
     pub(super) rnr_backoff: RnrBackoff,
     /// The timer of this requester, which may have fired since.
     pub(super) armed: Option<TimerKey>,
@@ -186,7 +186,7 @@ impl Requester {
         SendProgress { requests, bytes, retries_left: self.retries, path }
     }
 
-    /// Accounts for the requests of a batch, by peer and path if the QP is connected.
+    /// Adds the requests of a batch to the traffic, by peer and path if the QP is connected.
     #[inline]
     pub(crate) fn count(&mut self, qp: &Qp, batch: &Tally, road: Option<Road>) {
         let [requests, bytes_out, bytes_in] = batch.moved();
@@ -258,7 +258,7 @@ impl Requester {
     /// Moves the next request into `work`. Returns `false` if there is none.
     pub(crate) fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError> {
         if self.current.take().is_some() {
-            // Local delivery had taken the request from the ring before the peer turned out to be on the wire.
+            // Local delivery took the request from the ring before the peer turned out to be on the wire.
             std::mem::swap(work, &mut self.work);
             return Ok(true);
         }
@@ -280,15 +280,15 @@ impl Requester {
     /// Checks whether the request in flight can run now. `pauses` is the number of pauses in the process.
     pub(crate) fn readiness(&mut self, qp: &Qp, pauses: u64) -> Readiness {
         if self.pauses != pauses {
-            // The peer may have been paused for a part of the wait, which therefore counts for nothing.
+            // The peer may have been paused during a part of the wait, so the wait does not count.
             self.pauses = pauses;
             self.wait = Wait::Nothing;
         }
         let (Wait::Receive(deadline) | Wait::Response(deadline)) = self.wait else { return Readiness::Ready };
         let woken = qp.task().take_wake() && matches!(self.wait, Wait::Receive(_));
         if woken {
-            // The wait is kept: if another QP took the receive, this one continues with the same deadline, and no retry
-            // is counted.
+            // The wait is kept: if another QP takes the receive, this one continues to wait until the same deadline,
+            // and no retry is counted.
             return Readiness::Ready;
         }
         let counters = &qp.adapter.counters;
@@ -323,7 +323,7 @@ impl Requester {
         self.wait = Wait::Nothing;
     }
 
-    /// Waits for a receive of the peer, which asks to wait for `delay`. A posted receive ends the wait.
+    /// Waits for a receive of the peer, which has asked for a wait of `delay`. A posted receive ends the wait early.
     ///
     /// # Errors
     /// The request has used up its retries.
@@ -349,7 +349,7 @@ impl Requester {
         self.wait = Wait::Resume;
     }
 
-    /// Waits for the timeout because there was no response; the request then starts again from its beginning.
+    /// Waits for the ACK timeout, because there was no response. The request then starts again from its beginning.
     pub(crate) fn wait_for_response(&mut self, qp: &Qp) {
         Counters::bump(&qp.adapter.counters.unanswered);
         qp.record(FlightEvent::Unanswered);
@@ -365,7 +365,8 @@ impl Requester {
         self.arm(qp, deadline);
     }
 
-    /// Ensures that the QP runs at `deadline`. An earlier timer suffices, because its run calls this again.
+    /// Ensures that the QP runs at `deadline`. An earlier timer suffices, because the run that it causes calls this
+    /// again.
     pub(crate) fn arm(&mut self, qp: &Qp, deadline: Duration) {
         let engine = &qp.adapter.engine;
         let serves = |armed: TimerKey| armed.deadline <= deadline && armed.deadline > engine.now();
@@ -383,8 +384,8 @@ impl Requester {
         self.retries = self.attrs.retry_cnt;
         self.rnr_retries = self.attrs.rnr_retry;
         self.rnr_backoff.reset();
-        // The slot is released before the completion is published: a consumer that polls the completion may post
-        // immediately.
+        // The slot is released before the completion is published: a consumer that polls the completion may post the
+        // next request at once.
         self.source.retire(view);
         let opcode = self.work.op.completion_opcode();
         let completion =
@@ -393,8 +394,8 @@ impl Requester {
         self.pending.push(completion, wanted, self.work.op.takes_receive());
     }
 
-    /// Publishes the completions of requests that have ended. `receives_published` is the number of their receives that
-    /// the peer's queue had room for, if not all. Returns `false` if a request failed for lack of that room.
+    /// Publishes the completions of requests that have ended. If the peer's queue had no room for all of their
+    /// receives, `receives_published` is the number that fitted. Returns `false` if a request failed for that reason.
     #[inline]
     pub(crate) fn publish(&mut self, qp: &Qp, view: &DmaView<'_>, receives_published: Option<usize>) -> bool {
         self.pending.publish(qp, view, receives_published)
@@ -490,8 +491,8 @@ pub(crate) fn check_request(
         return Err(WcStatus::LocalLength);
     }
     if work.op.has_result() {
-        // The keys of a result are checked when it is written. As in hardware adapters, the peer's checks come first,
-        // and it has executed the request by then.
+        // The keys of the result are checked when it is written. As in hardware adapters, the peer's checks come first,
+        // so the peer has executed the request by then.
         return Ok(length);
     }
     let list = SgList { memory: own, sges: &work.sges, pd, need: Access::empty() };

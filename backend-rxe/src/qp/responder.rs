@@ -1,9 +1,9 @@
 //! The responder half: takes receives, executes requests of the peer, and ends the QP after a refusal.
 //!
-//! This module does not depend on the path of a request: local delivery copies between two regions, the transport of
-//! the wire scatters packets. Both perform the same checks, in the order of IBA 9.7.4.1, through the same methods, and
-//! get a [`NakReason`] on failure. By then the consumer has been notified: the receive has ended, or the event was
-//! raised, and the QP is in its error state.
+//! This module does not depend on the path of a request: local delivery copies between two regions, and the transport
+//! of the wire scatters packets. Both perform the same checks, in the order of IBA 9.7.4.1, through the same methods. A
+//! failed check returns a [`NakReason`]; by then the consumer has been notified by the completion of the receive or by
+//! an event, and the QP is in its error state.
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received};
@@ -26,7 +26,7 @@ use crate::gid::BoundGid;
 use crate::sg::{FaultyList, Memory, SgList};
 use crate::ud_header::HEADER_LEN;
 
-/// Number of receives that a refusal flushes directly; the ready queue flushes the rest.
+/// Number of receives that a refusal flushes immediately. The ready queue flushes the rest.
 const FLUSH_AT_ONCE: u32 = 64;
 
 /// A received datagram, without its payload.
@@ -150,7 +150,7 @@ impl Responder {
         self.attrs.dest_qpn == sender.qpn && own.is_some_and(|own| own.beside(self.attrs.av.dgid) == from)
     }
 
-    /// Returns the address that requests must be sent to, if the source index is bound.
+    /// Returns the address to which requests must be sent, if the source index is bound.
     pub(crate) fn own_address(&self) -> Option<BoundGid> {
         self.own_gid.and_then(|(_, own)| own)
     }
@@ -370,8 +370,8 @@ impl Responder {
         if length > Sge::total_length(&self.recv.sges) {
             // Responder faults of IBA 9.9.3. Class D: the datagram is dropped, and the receive stays in use for the
             // next one. Class E: a receive that was taken from an SRQ cannot go back, so it completes with the error.
-            // The QP continues in both classes: otherwise one long datagram from any sender with the Q_Key would end
-            // it.
+            // In both classes the QP continues: otherwise a single long datagram from any sender with the Q_Key would
+            // end it.
             tally.ud_too_long += 1;
             if qp.srq.is_some() {
                 self.end_receive(qp, view, WcStatus::LocalLength);
@@ -392,8 +392,8 @@ impl Responder {
         }
     }
 
-    /// Publishes the completions of receives that have ended. If the queue had no room for all, returns the number that
-    /// were published since the last call.
+    /// Publishes the completions of receives that have ended. If the queue did not have room for all, returns the
+    /// number published since the last call.
     #[inline]
     pub(crate) fn end_batch(&mut self, qp: &Qp, view: &DmaView<'_>) -> Option<usize> {
         self.publish(qp, view);
@@ -439,7 +439,8 @@ impl Responder {
         self.fail_receive(qp, view, WcStatus::LocalAccess, NakReason::RemoteAccess)
     }
 
-    /// Ends the QP from the responder. Another thread may hold the requester, so the ready queue flushes the rest.
+    /// Ends the QP on behalf of the responder. Another thread may hold the requester, so the ready queue flushes the
+    /// rest.
     fn enter_error(&mut self, qp: &Qp, view: &DmaView<'_>) {
         if qp.state.enter_error(ErrorCause::Responder) {
             self.flush(qp, view, &mut Budget::new(u64::MAX, FLUSH_AT_ONCE), &mut Tally::default());
@@ -470,7 +471,7 @@ pub(crate) fn remote_sge(remote: RemoteAddress, length: u64) -> Sge {
     Sge { addr: remote.addr, length: u32::try_from(length).unwrap_or(u32::MAX), lkey: remote.rkey }
 }
 
-/// Returns such a range as an SGE list, with the right that the peer's operation needs.
+/// Returns such a range as an SGE list, with the access right that the peer's operation needs.
 #[inline]
 pub(crate) fn remote_list<'a>(qp: &Qp, memory: Memory<'a>, sges: &'a [Sge; 1], need: Access) -> SgList<'a> {
     SgList { memory, sges, pd: qp.pd, need }

@@ -64,9 +64,9 @@ impl StateCell {
         matches!(self.get(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
 
-    /// Enters the error state and schedules the flush if the caller does not flush. Returns `false` if the state does
-    /// not change: in RESET there is nothing to flush, and an overrun changes nothing for a QP that is in the error
-    /// state already.
+    /// Enters the error state, and schedules the flush unless the caller flushes. Returns `false` if the state does not
+    /// change: in RESET there is nothing to flush, and an overrun has no effect on a QP that is in the error state
+    /// already.
     pub(crate) fn enter_error(&self, cause: ErrorCause) -> bool {
         let before = self.get();
         let entered = match cause {
@@ -91,7 +91,7 @@ impl StateCell {
         entered
     }
 
-    /// Enters RESET; the caller holds both halves. Other threads can only move the QP to the error state.
+    /// Enters RESET. The caller holds both halves, so other threads can only move the QP to the error state.
     pub(super) fn reset(&self) {
         self.state.set(QpState::Reset as u8);
         self.set_draining(false);

@@ -1,4 +1,4 @@
-//! The ready queue: tasks that are ready, fairly by device and then by task, and timers of waiting tasks.
+//! The ready queue: tasks that are ready, served fairly by device and then by task, and timers of waiting tasks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::share::{Contention, MAX_DEBT, Share};
 use crate::task::Task;
 use crate::timer::{TimerKey, Timers};
 
-/// Tags above this value are reduced: it is a year of bytes at the minimum weight.
+/// Tags above this value are rebased. It corresponds to a year of work at the minimum weight.
 const REBASE: u64 = 1 << 62;
 
 /// The tasks of a device.
@@ -60,8 +60,8 @@ impl Queue {
         self.ready == 0 && self.timers.first().is_none()
     }
 
-    /// Returns the next time at which [`Self::take`] may return a task, if nothing is pushed: the next timer, or the
-    /// end of a delay by a rate limit.
+    /// Returns the next time at which [`Self::take`] may return a task without another push: the next timer, or the end
+    /// of a rate limit's delay.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         let throttled = self.flows.iter().filter(|flow| !flow.ready.is_empty()).filter_map(|flow| flow.throttled);
         self.timers.first().into_iter().chain(throttled).min()
@@ -105,7 +105,7 @@ impl Queue {
         self.ready += 1;
     }
 
-    /// Moves due timers to the ready queue, and takes the next task of the next device. `charge` is the maximum cost of
+    /// Moves due timers to the ready queue and takes the next task of the next device. `charge` is the maximum cost of
     /// the run.
     pub(crate) fn take(&mut self, now: Duration, charge: u64) -> Option<Taken> {
         while let Some(task) = self.timers.pop_due(now) {
@@ -149,7 +149,7 @@ impl Queue {
         best.map(|(_, slot)| slot).zip(least)
     }
 
-    /// Advances the virtual time, which is the tag of the work that was begun last.
+    /// Advances the virtual time to the tag of the work that began last.
     fn advance(&mut self, start: u64) {
         let time = self.virtual_time().max(start);
         if time < REBASE {
@@ -165,8 +165,7 @@ impl Queue {
     /// Records the end of a run with its cost. `more`: the task is marked as scheduled, and is queued again.
     pub(crate) fn finish(&mut self, taken: Taken, cost: u64, more: bool) {
         let Taken { task, charged, start } = taken;
-        // A task that found nothing to do, for example because a link is full, must not take turns away from the
-        // others.
+        // A task that found nothing to do, for example because a link is full, must not take turns away from others.
         self.advance(if cost > RUN_COST { start } else { start.saturating_sub(MAX_DEBT) });
         let slot = self.slot(task.share());
         let Some(flow) = self.flows.get_mut(slot) else { return };
@@ -213,8 +212,8 @@ impl ReadyQueue {
 
     /// Wakes a worker after a limit that delays devices has changed.
     pub(crate) fn look_again(&self) {
-        // The lock is taken so that the wake-up is not lost: a worker that is about to sleep already waits, or checks
-        // the queue afterwards.
+        // Taking the lock ensures that the wake-up is not lost: a worker that is about to sleep either waits already,
+        // or checks the queue again afterwards.
         let _queue = self.queue.lock();
         self.work.notify_one();
     }

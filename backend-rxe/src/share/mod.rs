@@ -1,14 +1,14 @@
 //! Shares of devices in common resources: time of the workers and of the ports, and bandwidth.
 //!
-//! The ready queue serves devices by start-time fair queueing (Goyal, Vin, Cheng 1996): each device has a *finish tag*,
+//! The ready queue serves devices by start-time fair queueing (Goyal, Vin, Cheng 1996). Each device has a *finish tag*,
 //! the cost of its work so far divided by its weight, and the device with the smallest tag is next. A device that was
-//! idle begins at the *virtual time*, the tag of the work that was begun last, so that idle time is not credited. The
-//! queue pairs of a device take turns, each with the same budget. The cost is in bytes; each request has an additional
-//! cost, whatever its length, and so does a run that finds nothing to do.
+//! idle resumes at the *virtual time*, the tag of the work that began last, so idle time earns no credit. The queue
+//! pairs of a device take turns, each with the same budget. The cost is counted in bytes. Each request has an
+//! additional fixed cost, and so does a run that finds nothing to do.
 //!
-//! Work of a device on its own threads (the one that handles its doorbells, and that of its port) is accounted for
-//! while another device is busy. A device that is ahead of the others because of it has to pass its work to the ready
-//! queue.
+//! A device also works on its own threads: the one that handles its doorbells, and that of its port. This work is
+//! charged while another device is busy. A device that gets ahead of the others this way must pass its work to the
+//! ready queue.
 
 pub(crate) mod token_bucket;
 
@@ -26,7 +26,7 @@ use token_bucket::TokenBucket;
 
 /// Default weight of a device.
 pub const DEFAULT_WEIGHT: u32 = 100;
-/// Number of bytes by which a device can be ahead of the others on its own threads.
+/// Number of bytes by which a device may get ahead of the others on its own threads.
 const SLACK: u64 = 64 << 10;
 /// Maximum number of bytes of work on its own threads that are charged to a device at a time.
 pub(crate) const MAX_DEBT: u64 = 4 << 20;
@@ -38,7 +38,7 @@ pub struct ShareConfig {
     pub weight: u32,
     /// Maximum bytes per second that the device moves: payload of local delivery, frames on the wire.
     pub max_rate: Option<u64>,
-    /// Maximum burst in bytes after a pause, with `max_rate`. By default the bytes of 10 ms, at least 64 KiB.
+    /// Maximum burst in bytes after idle time, with `max_rate`. By default the bytes of 10 ms, at least 64 KiB.
     pub burst: Option<u64>,
     /// Maximum bytes per second that the requests of each queue pair move.
     pub qp_max_rate: Option<u64>,
@@ -220,15 +220,15 @@ impl Share {
         let now = contention.virtual_time.load(Ordering::Relaxed);
         let tag = self.finish().saturating_add(self.scaled(self.elsewhere.load(Ordering::Relaxed)));
         if tag < now && !busy {
-            // Idle time is not credited: the device continues at the virtual time.
+            // Idle time earns no credit: the device resumes at the virtual time.
             self.elsewhere.store(0, Ordering::Relaxed);
             self.set_finish(now);
         }
         tag <= now.saturating_add(self.scaled(SLACK))
     }
 
-    /// Accounts for work on a thread of the device. `wire`: other devices may wait for room on the same link, and do
-    /// not count as busy meanwhile.
+    /// Charges work on a thread of the device. `wire`: other devices may wait for room on the same link, and do not
+    /// count as busy meanwhile.
     #[inline]
     pub(crate) fn ran_elsewhere(&self, contention: &Contention, cost: u64, wire: bool) {
         let busy = contention.busy.load(Ordering::Relaxed);
@@ -262,8 +262,8 @@ impl Share {
         }
     }
 
-    /// Accounts for moved bytes and their cost. The minimum rate is compared with the cost: a device whose requests
-    /// move no bytes would otherwise stay below it forever.
+    /// Charges moved bytes and their cost. The minimum rate is compared with the cost: a device whose requests move no
+    /// bytes would otherwise stay below it forever.
     #[inline]
     pub(crate) fn spend(&self, bytes: u64, cost: u64) {
         for (rate, used) in [(&self.max, bytes), (&self.min, cost)] {

@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-/// Time that determines the default burst: the bytes of this time at the rate, at least [`LEAST_BURST`].
+/// Period that determines the default burst: the bytes of this time at the rate, at least [`LEAST_BURST`].
 const BURST_TIME: Duration = Duration::from_millis(10);
 const LEAST_BURST: u64 = 64 << 10;
 /// Minimum wait, so that a throttled sender wakes at most 1000 times per second.
 const PATIENCE: Duration = Duration::from_millis(1);
 
-/// A token bucket. Bytes that are used in excess have to be waited for afterwards.
+/// A token bucket that can be overdrawn: a sender waits afterwards for the bytes that it took in excess.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenBucket {
     /// Bytes per second.
     rate: u64,
     /// Maximum number of bytes in the bucket.
     burst: u64,
-    /// Available bytes, in units of 1/10^9 byte. Negative: the excess that was used.
+    /// Available bytes, in units of 1/10^9 byte. Negative if the bucket is overdrawn.
     tokens: i128,
     at: Duration,
 }

@@ -18,7 +18,7 @@ pub(crate) struct Deframer {
 }
 
 impl Deframer {
-    /// Creates a deframer that has room for `chunk` bytes whenever it contains no whole frame.
+    /// Creates a deframer that has room for `chunk` bytes whenever it contains no complete frame.
     pub(crate) fn new(chunk: usize) -> Self {
         Self { buffer: vec![0; chunk.saturating_add(PREFIX + MAX_LINK_FRAME)], start: 0, end: 0 }
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct InterfaceName(String);
 
 impl InterfaceName {
-    /// Highest number of bytes in a name: IFNAMSIZ without the terminating zero.
+    /// Maximum number of bytes in a name: IFNAMSIZ without the terminating zero.
     const MAX: usize = 15;
 
     /// Returns the name.
@@ -23,7 +23,7 @@ impl InterfaceName {
 impl FromStr for InterfaceName {
     type Err = String;
 
-    /// Accepts the names that Linux accepts, except those with a `%`, for which Linux would choose a name.
+    /// Accepts the names that Linux accepts, except those with a `%`, for which Linux would choose another name.
     fn from_str(text: &str) -> Result<Self, String> {
         let plain = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | '%');
         if text.is_empty() || text.len() > Self::MAX || matches!(text, "." | "..") || !text.chars().all(plain) {

@@ -34,7 +34,7 @@ pub enum LinkSpec {
     /// `unix:PATH`: accepts one connection after the other, from QEMU's `-netdev stream,server=off`.
     #[cfg(feature = "unix")]
     Listen(PathBuf),
-    /// `unix-connect:PATH`: connects, and connects again when the connection ended. QEMU: `-netdev stream,server=on`.
+    /// `unix-connect:PATH`: connects, and reconnects when the connection has ended. QEMU: `-netdev stream,server=on`.
     #[cfg(feature = "unix")]
     Connect(PathBuf),
     /// `unix-dgram:LOCAL:REMOTE`: receives at one socket and sends to the other. QEMU: `-netdev dgram`.
@@ -54,7 +54,7 @@ pub enum LinkSpec {
     /// `af_packet:NAME`: an interface of the host, which the host can still use.
     #[cfg(feature = "af-packet")]
     AfPacket(InterfaceName),
-    /// `tap:NAME`: an interface of the host whose other end is this process; created unless it exists.
+    /// `tap:NAME`: an interface of the host whose other end is this process. Created if it does not exist.
     #[cfg(feature = "tap")]
     Tap(InterfaceName),
 }
@@ -188,7 +188,7 @@ pub const LINKS: &[(&str, &str)] = &[
     ("unix-dgram:LOCAL:REMOTE", "sockets of -netdev dgram"),
 ];
 
-/// Returns the error message for an invalid text, with the kinds of links that exist.
+/// Returns the error message for an invalid text. It lists the kinds of links that are compiled in.
 fn wrong(text: &str) -> String {
     let kinds: Vec<_> = LINKS.iter().map(|(kind, _)| *kind).collect();
     match kinds.split_last() {

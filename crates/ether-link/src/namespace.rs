@@ -6,7 +6,7 @@ use std::process::Command;
 use pvrdma_verbs::testing::skipped;
 use rustix::thread::LinkNameSpaceType;
 
-/// A network namespace: interfaces that a test creates are deleted with it.
+/// A network namespace for a test. Its end deletes all interfaces in it.
 pub(crate) struct Namespace(pub(crate) String);
 
 impl Namespace {

@@ -1,5 +1,5 @@
-//! Work under a lock that no thread waits for: a thread that finds the lock held leaves its work to the holder (*flat
-//! combining*, Hendler et al., SPAA 2010, with one bit for all threads).
+//! A lock whose waiters do not wait: a thread that finds it held leaves its work to the holder (*flat combining*,
+//! Hendler et al., SPAA 2010, with one bit for all threads).
 
 use crate::sync::{AtomicBool, FairMutex, Ordering, fence};
 
@@ -21,21 +21,22 @@ impl Combiner {
         Self { pending: AtomicBool::new(false) }
     }
 
-    /// Runs `run` on the data behind `lock`, or leaves that to the current holder of the lock. A caller that has
-    /// published work before this call can rely on `run` starting once more afterwards. Returns `true` if `run`
-    /// returned `true`, which ends the loop early.
+    /// Runs `run` on the data behind `lock`, or leaves that to the current holder. If the caller published work before
+    /// this call, `run` will start at least once after that. Returns `true` if `run` returned `true`, which ends the
+    /// loop early.
     #[inline]
     pub fn run<T>(&self, lock: &FairMutex<T>, mut run: impl FnMut(&mut T) -> bool) -> bool {
         let mut held = lock.try_lock();
         if held.is_none() {
-            // This thread sets the flag and then tries the lock again; the holder unlocks and then reads the flag. With
-            // the fences at least one of the two sees the other, so no work is left behind.
+            // This thread sets the flag and then tries the lock again; the holder unlocks and then reads the flag. The
+            // fences ensure that at least one of the two sees the other, so no work is left behind.
             self.pending.store(true, Ordering::SeqCst);
             fence(Ordering::SeqCst);
             held = lock.try_lock();
         }
         while let Some(mut guarded) = held {
-            // swap, not store: clearing the flag must acquire the writes of the thread that set it.
+            // This must be a swap rather than a store: clearing the flag must acquire the writes of the thread that set
+            // it.
             self.pending.swap(false, Ordering::SeqCst);
             let more = run(&mut guarded);
             drop(guarded);
@@ -50,8 +51,8 @@ impl Combiner {
         false
     }
 
-    /// Runs `run` once on the data behind `lock`, or returns `None` if the lock is held. The second value is `true` if
-    /// another thread left work meanwhile: the caller must then arrange for it to run.
+    /// Runs `run` once on the data behind `lock`, or returns `None` if the lock is held. If the second value is `true`,
+    /// another thread left work meanwhile, and the caller must arrange for it to run.
     pub fn once<T, R>(&self, lock: &FairMutex<T>, run: impl FnOnce(&mut T) -> R) -> Option<(R, bool)> {
         let mut guarded = lock.try_lock()?;
         let result = run(&mut guarded);
@@ -73,7 +74,7 @@ impl Combiner {
         self.pending.load(Ordering::SeqCst)
     }
 
-    /// Returns `true` if work was pending at some moment; for display only.
+    /// Returns `true` if work was pending at some moment. For inspection only.
     pub fn is_pending(&self) -> bool {
         self.pending.load(Ordering::Relaxed)
     }

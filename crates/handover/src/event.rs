@@ -30,8 +30,8 @@ impl<E: Event> Waker<E> {
         self.event.signal();
     }
 
-    /// Sleeps: `wait` returns when the event is readable, or for another reason. The caller looks at all its sources
-    /// *after* this call. The event is cleared before that look, so work that arrives from here on signals it again.
+    /// Sleeps until `wait` returns, because the event is readable or for another reason. The caller checks all its
+    /// sources
     pub fn sleep<R>(&self, wait: impl FnOnce(&E) -> R) -> R {
         let woken = wait(&self.event);
         self.event.clear();
@@ -58,14 +58,14 @@ impl<E: Event> Notice<E> {
         &self.event
     }
 
-    /// Returns `true` if there is work, so that the caller need not take the lock to find out. A caller that gets
-    /// `false` waits for the event, which is readable if work has arrived by then.
+    /// Returns `true` if there is work, without taking the lock. A caller that gets `false` waits for the event, which
+    /// is readable if work has arrived by then.
     #[inline]
     pub fn is_raised(&self) -> bool {
         self.raised.load(Ordering::Acquire)
     }
 
-    /// Announces work. The caller holds the lock and has added the work already.
+    /// Announces work. The caller holds the lock and has already added the work.
     pub fn raise(&self) {
         if !self.raised.swap(true, Ordering::AcqRel) {
             self.event.signal();

@@ -1,11 +1,11 @@
-//! Generation counter: the result of a lookup is used only if nothing has changed since.
+//! Generation counter: the result of a lookup is used only if nothing has changed since the lookup.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Counts changes of data that is looked up first and used later, under a lock that a change waits for.
+/// Counts changes of data that is looked up first and used later, under a lock that each change waits for.
 ///
-/// A reader reads the generation *before* it looks up. Before it uses the result, it takes the lock and checks that the
-/// generation is still the same. A writer changes the data, then starts a new generation, and then waits once for the
+/// A reader reads the generation *before* the lookup. Before it uses the result, it takes the lock and checks that the
+/// generation is unchanged. A writer changes the data, then starts a new generation, and then takes and releases the
 /// lock: every later holder of the lock sees the new generation and does not use the old data.
 #[derive(Debug)]
 pub struct Generation {

@@ -1,12 +1,12 @@
-//! A count with a flag for threads that wait until it has fallen.
+//! A count, with a flag for threads that wait until it has fallen.
 
 use crate::sync::{AtomicBool, AtomicI64, Ordering, in_order};
 
-/// A count, and a flag that says whether a thread waits for it to fall. One side lowers the count and then reads the
-/// flag; the other side sets the flag and then reads the count. At least one of the two sees the other, so no wake-up
-/// is lost.
+/// A count, and a flag that is set while a thread waits for the count to fall. One side lowers the count and then reads
+/// the flag; the other side sets the flag and then reads the count. At least one of the two sees the other, so no
+/// wake-up is lost.
 ///
-/// All four operations are sequentially consistent, so that the threads that change the count need no separate fence.
+/// All four operations are sequentially consistent, so the threads that change the count need no separate fence.
 #[derive(Debug)]
 pub struct Level {
     count: AtomicI64,

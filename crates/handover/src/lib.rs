@@ -1,9 +1,9 @@
 //! Lock-free signalling primitives: threads pass work and notifications to each other without waiting for a lock.
 //!
-//! Each type is one protocol on a flag or an index shared by threads, and contains nothing specific to the product, so
-//! that [loom](https://docs.rs/loom) can try every order in which its steps may happen, and every value that a load may
-//! return under the memory model of Rust. The models are in `tests/models/`; each is also shown to fail when the steps
-//! it depends on are left out. They need a separate build:
+//! Each type is one protocol on a flag or an index that threads share, and contains nothing specific to the product. So
+//! [loom](https://docs.rs/loom) can try every order in which its steps may happen, and every value that a load may
+//! return under Rust's memory model. The models are in `tests/models/`; for each of them, a test shows that it fails
+//! when a step that it depends on is left out. They need a separate build:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p pvrdma-handover --test models
@@ -11,7 +11,7 @@
 //!
 //! # Example
 //!
-//! An object that several threads give work to is on a queue at most once:
+//! An object to which several threads give work is on a queue at most once:
 //!
 //! ```
 //! use pvrdma_handover::Pending;

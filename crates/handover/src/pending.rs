@@ -2,9 +2,9 @@
 
 use crate::sync::{AtomicU8, Ordering};
 
-/// Kinds of work that are due and not started. The thread that adds the first bit puts the object on a queue. The
-/// thread that takes it from the queue takes the bits *before* it looks for the work, so that work that arrives later
-/// queues the object again.
+/// Kinds of work that are due and have not started. The thread that adds the first bit puts the object on a queue. The
+/// thread that takes the object from the queue takes the bits *before* it looks for the work, so work that arrives
+/// later queues the object again.
 #[derive(Debug)]
 pub struct Pending {
     bits: AtomicU8,
@@ -29,12 +29,12 @@ impl Pending {
         self.bits.fetch_or(bits, Ordering::AcqRel) == 0
     }
 
-    /// Takes all bits. Everything that was written before one of them was added is visible from here on. A bit that is
+    /// Takes all bits. All writes that preceded the addition of one of them are visible from here on. A bit that is
     /// added later puts the object on the queue again.
     #[inline]
     pub fn take(&self) -> u8 {
-        // swap, not store: a store would not acquire the writes that precede a bit that it clears, so the following
-        // load of a ring could be reordered before it and miss an entry.
+        // This must be a swap rather than a store. A store would not acquire the writes that precede a bit that it
+        // clears, so the load of a ring that follows could be reordered before it and miss an entry.
         self.bits.swap(0, Ordering::AcqRel)
     }
 

@@ -1,16 +1,16 @@
-//! Pages that other threads or processes store to: tracks which are present, so that stores go unnoticed, and which
-//! were touched.
+//! Pages to which other threads or processes store: tracks which are present, so that stores to them go unnoticed, and
+//! which were touched.
 
 use std::io;
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, Step, has};
 
-/// Pages that become present when they are touched, which is reported, and that can be taken away again.
+/// Pages that can be taken away, and that become present again when they are touched. Each such touch is reported.
 #[derive(Debug)]
 pub struct PresentPages {
     pages: Box<[Page]>,
-    /// Held while pages are taken away, so that a thread that finds a page absent can rely on it. The thread that
-    /// reports touches never takes this lock.
+    /// Held while pages are taken away, so that a thread that finds a page absent can rely on its absence. The thread
+    /// that reports touches never takes this lock.
     taking: Mutex<()>,
     /// Number of touches so far. Incremented after the page is marked.
     events: AtomicU64,
@@ -90,7 +90,7 @@ impl PresentPages {
     /// Does the work of [`Self::take_away`]; the caller holds `taking`.
     fn take(&self, page: u32, remove: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let state = self.page(page).ok_or(io::ErrorKind::InvalidInput)?;
-        // Cleared before `remove`: a touch that races with it sets the flag again.
+        // The flag is cleared before `remove`, so that a touch that races with the removal sets it again.
         if has(Step::Order) {
             state.present.store(false, Ordering::SeqCst);
         }
@@ -98,8 +98,8 @@ impl PresentPages {
         if !has(Step::Order) {
             state.present.store(false, Ordering::SeqCst);
         }
-        // The page may still be present, and stores to it may go unnoticed. It counts as touched, so that the next
-        // reader of touched pages looks at it.
+        // The page may still be present, and stores to it may go unnoticed. It counts as touched, so the next reader of
+        // touched pages looks at it.
         removed.inspect_err(|_| self.mark(page))
     }
 

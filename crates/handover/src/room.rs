@@ -2,8 +2,8 @@
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, Step, has};
 
-/// Tells whether all queues in front of one consumer have room, and holds the waiters in a `W`: all of them are
-/// notified together.
+/// Tells if all queues in front of one consumer have room, and keeps the waiters in a `W`. All of them are notified
+/// together.
 #[derive(Debug, Default)]
 pub struct Room<W> {
     /// Number of full queues.
@@ -25,7 +25,7 @@ impl<W: Default> Room<W> {
 
     /// Records that one queue is no longer full. Returns the waiters to notify if that was the last full queue.
     pub fn open(&self) -> Option<W> {
-        // Under the lock: a waiter that checks under this lock and finds no room is already in the list.
+        // This happens under the lock: a waiter that checks under this lock and finds no room is already in the list.
         let mut waiters = self.waiters.lock();
         (self.full.fetch_sub(1, Ordering::AcqRel) == 1).then(|| std::mem::take(&mut *waiters))
     }
@@ -36,7 +36,7 @@ impl<W: Default> Room<W> {
             return false;
         }
         let mut waiters = self.waiters.lock();
-        // Second check, under the lock: a thread that made room since the first check has not seen this waiter.
+        // This second check is under the lock: a thread that made room since the first check has not seen this waiter.
         let full = !has(Step::Look) || self.is_full();
         if full {
             join(&mut waiters);

@@ -1,8 +1,8 @@
-//! Words that are read together by a reader that must not block, such as a signal handler.
+//! A group of words for a reader that must not block, such as a signal handler.
 
 use crate::sync::{AtomicUsize, Ordering, fence};
 
-/// `N` words with one writer at a time. A reader never blocks: it gets all words of one write, or nothing.
+/// `N` words with one writer at a time. A reader never blocks: it gets all words of one write, or none.
 #[derive(Debug)]
 pub struct SeqLock<const N: usize> {
     /// Odd while there is nothing to read. Changes with every write.

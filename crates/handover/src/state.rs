@@ -2,8 +2,8 @@
 
 use crate::sync::{AtomicU8, Ordering};
 
-/// A state, as a number. Its owner moves it from state to state. Other threads may change it at any moment, and no step
-/// of the owner undoes their change unless the owner means to.
+/// A state, as a number. Its owner moves it from state to state. Other threads may change it at any moment, and a step
+/// of the owner never undoes their change by accident.
 #[derive(Debug)]
 pub struct State {
     state: AtomicU8,

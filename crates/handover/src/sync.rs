@@ -1,18 +1,18 @@
-//! Atomics, fences and locks that the protocols are built from: those of the standard library and `parking_lot`, or
-//! their counterparts in a model.
+//! Atomics, fences and locks of the protocols: those of the standard library and `parking_lot`, or their counterparts
+//! in a model.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Stands between operations that are all sequentially consistent. Loom treats those as weaker, so that in a model this
-/// is a fence.
+/// Marks a place between operations that are all sequentially consistent. Loom treats those as weaker, so in a model
+/// this is a fence.
 #[cfg(not(loom))]
 pub(crate) const fn in_order() {}
 
 #[cfg(not(loom))]
 pub use parking_lot::{FairMutex, Mutex, RwLock, RwLockReadGuard};
 
-/// Steps of a protocol that are not an operation on an atomic. A model leaves them out to check that it notices.
+/// Steps of a protocol that are not operations on an atomic. Models leave them out to check that they notice.
 #[cfg(not(loom))]
 pub(crate) enum Step {
     /// A second check, under the lock.
@@ -21,7 +21,7 @@ pub(crate) enum Step {
     Wait,
     /// One thread at a time does a thing.
     Lock,
-    /// A flag is cleared before the thing that it stands for ends.
+    /// A flag is cleared before its subject ends.
     Order,
 }
 
@@ -48,7 +48,7 @@ mod model {
     pub enum Step {
         /// A fence.
         Fence,
-        /// The atomicity and the acquire of a swap or an update: without it, they become a load and a store.
+        /// The atomicity and the acquire ordering of a swap or an update. Without them, it becomes a load and a store.
         Swap,
         /// A second check, under the lock.
         Look,
@@ -56,7 +56,7 @@ mod model {
         Wait,
         /// One thread at a time does a thing.
         Lock,
-        /// A flag is cleared before the thing that it stands for ends.
+        /// A flag is cleared before its subject ends.
         Order,
     }
 
@@ -119,7 +119,7 @@ mod model {
     atomic!(AtomicU8, u8);
 
     impl AtomicBool {
-        /// Implemented as a read-modify-write that acquires nothing: loom orders those among all operations that change
+        /// Implemented as a read-modify-write that acquires nothing. Loom orders those among all operations that change
         /// a value, but treats a store and a swap of two threads as unordered.
         pub(crate) fn store(&self, value: bool, _: Ordering) {
             self.0.swap(value, Ordering::Release);
@@ -154,7 +154,7 @@ mod model {
     #[derive(Debug, Default)]
     pub struct FairMutex<T>(loom::sync::Mutex<T>);
 
-    /// The order in which waiters get the lock makes no difference to a model.
+    /// The order in which waiters get the lock does not matter to a model.
     pub type Mutex<T> = FairMutex<T>;
 
     impl<T> FairMutex<T> {
@@ -165,7 +165,7 @@ mod model {
 
         /// Waits for the lock.
         pub fn lock(&self) -> MutexGuard<'_, T> {
-            self.0.lock().unwrap_or_else(|_| unreachable!("nobody panics while it is locked"))
+            self.0.lock().unwrap_or_else(|_| unreachable!("no thread panics while it is locked"))
         }
 
         /// Returns `None` if the lock is held.
@@ -186,12 +186,12 @@ mod model {
 
         /// Waits for the writer.
         pub fn read(&self) -> RwLockReadGuard<'_, T> {
-            self.0.read().unwrap_or_else(|_| unreachable!("nobody panics while it is locked"))
+            self.0.read().unwrap_or_else(|_| unreachable!("no thread panics while it is locked"))
         }
 
         /// Waits for the writer and all readers.
         pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-            self.0.write().unwrap_or_else(|_| unreachable!("nobody panics while it is locked"))
+            self.0.write().unwrap_or_else(|_| unreachable!("no thread panics while it is locked"))
         }
     }
 }

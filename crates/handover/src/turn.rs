@@ -2,15 +2,15 @@
 
 use crate::sync::{AtomicU8, Ordering};
 
-/// The participant neither waits nor has a turn that it has not begun.
+/// The participant neither waits nor has a turn to begin.
 const IDLE: u8 = 0;
 const QUEUED: u8 = 1;
 const GRANTED: u8 = 2;
 
-/// State of one participant that takes turns. It is one atomic, so that a participant is never queued while it has a
-/// turn: it would get another turn, and have to give one back.
+/// State of one participant that takes turns. It is a single atomic, so that a participant is never queued while it has
+/// a turn: it would get another turn, and would have to give one back.
 ///
-/// The holder of the queue's lock changes it, except for the last step: the owner begins its turn without the lock.
+/// The holder of the queue's lock makes all changes but the last: the owner begins its turn without the lock.
 #[derive(Debug)]
 pub struct Turn {
     state: AtomicU8,

@@ -1,8 +1,8 @@
-//! Two copies of a value with many long readers and rare changes, so that no reader waits for a change.
+//! Two copies of a value with rare changes and many readers that hold it for long. No reader waits for a change.
 
 use crate::sync::{AtomicBool, Ordering, RwLock, RwLockReadGuard, Step, has};
 
-/// Readers take the active copy. A change is made to the other copy, which then becomes active. When the readers of the
+/// Readers take the active copy. A change is made to the other copy, which then becomes active. Once the readers of the
 /// first copy have left, the change is made there as well: from then on no reader holds a copy without it. While a
 /// change is in progress, a reader may see it once and miss it the next time.
 #[derive(Debug)]

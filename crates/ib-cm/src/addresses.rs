@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use pvrdma_packet::field::{field, put};
 
-/// Service IDs of the port space of TCP; the lower 16 bits are the port.
+/// Service IDs of the TCP port space. The lower 16 bits are the port.
 pub const PORT_SPACE_TCP: u64 = 0x0000_0000_0106_0000;
 
 /// Addresses of a connection.
@@ -40,7 +40,7 @@ impl IpAddresses {
         })
     }
 
-    /// Encodes the addresses. Returns `None` if one is of IPv4 and one of IPv6.
+    /// Encodes the addresses. Returns `None` if one is IPv4 and the other IPv6.
     pub fn to_bytes(self) -> Option<[u8; Self::LEN]> {
         let mut bytes = [0; Self::LEN];
         put::<2, _, _>(&mut bytes, self.source_port.to_be_bytes());

@@ -1,14 +1,14 @@
-//! The communication manager of InfiniBand, which RoCE uses as well: its messages, and connections that it makes and
-//! ends. This crate has no I/O, no threads and no clock, and no dependency with any of these.
+//! The communication manager of InfiniBand, which RoCE uses as well: its messages, and connections from setup to
+//! release. Neither this crate nor its dependencies have I/O, threads or a clock.
 //!
 //! [`Mad`] is a message, as bytes and as a value. [`Connection`] is one end of a connection, in either role, from the
-//! request to the end of the time in which late messages may arrive. Its methods are those of a protocol without I/O:
-//! [`Connection::handle_message`] and [`Connection::handle_timeout`] process events and return what they mean for the
+//! request to the end of the time in which late messages may arrive. The methods are those of a protocol without I/O:
+//! [`Connection::handle_message`] and [`Connection::handle_timeout`] process events and return their meaning for the
 //! owner; [`Connection::poll_transmit`] returns the next datagram, and [`Connection::poll_timeout`] the next deadline.
 //! The owner finds the connection of a message by its communication IDs ([`Message::destination`]); a REQ begins one.
 //!
-//! Formats and states are those of the InfiniBand Architecture Specification volume 1 ("IBA"), chapter 12, and of annex
-//! A11 for the addresses in the private data ([`IpAddresses`]).
+//! Formats and states follow the InfiniBand Architecture Specification volume 1 ("IBA"), chapter 12, and annex A11 for
+//! the addresses in the private data ([`IpAddresses`]).
 //!
 //! Not implemented: service ID resolution, alternate paths (LAP, APR).
 //!

@@ -5,7 +5,7 @@ use pvrdma_verbs_types::{Psn, Qpn};
 
 use crate::req::{BODY_LEN, Req};
 
-/// Kind of a message that a REJ or MRA answers; two bits.
+/// Kind of the message that a REJ or MRA answers. Two bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MessageKind {
     /// REQ.
@@ -180,8 +180,8 @@ pub enum Message {
 }
 
 impl Message {
-    /// Communication ID of the receiver. `None`: the message begins a connection. 0: a REJ of a peer that gives up its
-    /// REQ, for the connection whose peer has its [`Self::source`].
+    /// Returns the communication ID of the receiver. `None`: the message begins a connection. 0: the peer gives up its
+    /// REQ by a REJ; the connection is the one whose peer has [`Self::source`] as its ID.
     pub const fn destination(&self) -> Option<u32> {
         Some(match self {
             Self::Req(_) => return None,

@@ -1,5 +1,5 @@
-//! Exchanges of Linux that were captured on the wire: every message is decoded and encoded to the same bytes, and both
-//! roles play the exchange.
+//! Captured exchanges of Linux: every message is decoded and encoded to the same bytes, and both roles replay the
+//! exchange.
 
 #![expect(clippy::unwrap_used, clippy::panic, clippy::disallowed_types, reason = "a test, which reads files")]
 
@@ -23,7 +23,7 @@ fn datagrams(name: &str) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     while let Some(packet) = reader.next_packet() {
         let frame = packet.unwrap().data.into_owned();
-        // Behind BTH and DETH, with the ICRC after it.
+        // The datagram follows BTH and DETH, and the ICRC follows it.
         let start = frame.len().saturating_sub(MAD_LEN + 4);
         let mad = &frame[start..frame.len().saturating_sub(4)];
         if is_connection_manager(mad) {

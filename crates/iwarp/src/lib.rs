@@ -1,39 +1,40 @@
-//! The iWARP protocols: MPA, DDP and RDMAP over a byte stream. This crate has no I/O, no threads and no clock, and no
-//! dependency with any of these. TCP is the caller's.
+//! The iWARP protocols: MPA, DDP and RDMAP over a byte stream. Neither this crate nor its dependencies have I/O,
+//! threads or a clock. The caller provides TCP.
 //!
 //! A connection begins with the MPA startup ([`Initiator`], [`Responder`]), which results in [`Negotiated`]. From then
-//! on a [`Stream`] turns send requests into bytes, and bytes into messages, for both directions: one segment may carry
-//! a message of the peer, and the responses to the peer's READs leave between the requests of this end.
+//! on, a [`Stream`] turns send requests into bytes and bytes into messages. It serves both directions, because a single
+//! segment may carry a message of the peer, and because responses to the peer's READs leave between the requests of
+//! this end.
 //!
 //! # Kinds of methods
 //!
-//! * [`Stream::post`] accepts a request, while [`Stream::has_room`].
+//! * [`Stream::post`] accepts a request, as long as [`Stream::has_room`] returns `true`.
 //! * [`Stream::receive`] takes bytes of the peer and returns how many of them it has processed. The caller keeps the
-//!   rest, at most [`wire::fpdu::MAX_FPDU`] bytes, and passes it again with what follows: the rest is an incomplete
-//!   FPDU, or it begins with a SEND for which no receive is posted ([`Stream::waits_for_receive`]). Then the caller
-//!   stops reading, so that the window of TCP holds the peer off.
+//!   rest, at most [`wire::fpdu::MAX_FPDU`] bytes, and passes it again in front of the next bytes. The rest is an
+//!   incomplete FPDU, or begins with a SEND for which no receive is posted ([`Stream::waits_for_receive`]). In the
+//!   second case the caller stops reading, so that the window of TCP holds off the peer.
 //! * [`Stream::poll_transmit`] writes the next FPDU into the caller's buffer, until it returns `None`. Call it after
 //!   each other method.
-//! * [`Stream::taken`] reports that TCP has taken bytes that `poll_transmit` returned.
+//! * [`Stream::taken`] reports that TCP has accepted bytes that `poll_transmit` returned.
 //! * [`Stream::handle_timeout`] is due at [`Stream::poll_timeout`]. `now` is a duration since any fixed origin.
 //!
-//! All access to memory, queues and the consumer goes through [`RequesterOps`] and [`ResponderOps`], which the owner of
-//! a QP implements with its checks and completion rules.
+//! All access to memory, queues and the consumer goes through [`RequesterOps`] and [`ResponderOps`]. The owner of a QP
+//! implements them with its checks and completion rules.
 //!
 //! # Rules
 //!
-//! The protocol is that of RFC 5040 (RDMAP), 5041 (DDP), 5044 and 6581 (MPA). Rules where these leave a choice:
+//! The protocol is that of RFC 5040 (RDMAP), 5041 (DDP), 5044 and 6581 (MPA). Where these leave a choice, this crate
+//! follows these rules:
 //!
-//! * An FPDU is complete, and its CRC right, before anything of it is placed.
-//! * A SEND or WRITE completes when TCP has taken all of it: its memory is free again. That says nothing about the
-//!   peer, of which only a READ can be sure (RFC 5040 5.5).
-//! * The STag that a READ names as its sink is invented, and names no memory: the response is taken for the oldest READ
-//!   only, at exactly the next offset, and scattered to as many SGEs as the request has. So a READ opens no memory to
-//!   the peer's WRITEs.
+//! * No part of an FPDU is placed before the FPDU is complete and its CRC has been checked.
+//! * A SEND or WRITE completes when TCP has accepted all of it, because its memory can then be reused. This says
+//!   nothing about delivery; only a READ can confirm that (RFC 5040 5.5).
+//! * The STag that a READ names as its sink is invented and refers to no memory. A response is accepted for the oldest
+//!   READ only, at exactly the next offset, and scattered to the SGEs of the request. So a READ opens no memory to the
+//!   peer's WRITEs.
 //! * STag 0 is never sent, because adapters refuse it even in messages without data.
 //! * A responder sends nothing before the first FPDU has arrived (RFC 5044 7.1.2).
-//! * A request that iWARP does not have (SEND or WRITE with immediate data, atomics) completes with a local QP
-//!   operation error.
+//! * A request that iWARP lacks (SEND or WRITE with immediate data, atomics) completes with a local QP operation error.
 //!
 //! Not implemented: markers; the extensions of RFC 7306 (atomics, immediate data).
 //!

@@ -7,12 +7,12 @@ use pvrdma_handover::Event;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-/// Highest value of an eventfd's counter, at which it is no longer writable.
+/// Maximum value of an eventfd's counter, at which it is no longer writable.
 const FULL: u64 = u64::MAX - 1;
 
-/// Eventfd for [`crate::Readiness`]: the waiter polls it, and the thread that makes a change sets it. Neither can fail
-/// or block: writing to a full counter and reading a zero counter return `EAGAIN`, which leaves the descriptor in the
-/// wanted state.
+/// Eventfd for [`crate::Readiness`]. The waiter polls it, and the thread that makes a change sets it. Neither can fail
+/// or block: writing to a full counter and reading a zero counter return `EAGAIN`, and the descriptor then already has
+/// the wanted state.
 #[derive(Clone, Debug)]
 pub struct Bell(Arc<OwnedFd>);
 

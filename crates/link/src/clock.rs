@@ -1,4 +1,4 @@
-//! Time as links and their users see it: a duration since an origin, so that tests can set it.
+//! Time for links and their users: a duration since an origin, so that tests can set it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

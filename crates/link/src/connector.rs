@@ -14,10 +14,10 @@ pub const RETRY: Duration = Duration::from_millis(500);
 /// Time between two attempts while the connector reports that one is in progress.
 const IN_PROGRESS: Duration = Duration::from_millis(10);
 
-/// Provides the descriptor that replaces a lost one: a connection to the other end, or a socket on an interface that
-/// was created again. A process without privileges requests it from a privileged process.
+/// Provides the descriptor that replaces a lost one: a connection to the other end, or a socket on a recreated
+/// interface. In a process without privileges, it requests the descriptor from a privileged process.
 ///
-/// The threads that use the link call the connector, so it should not block.
+/// Threads that use the link call the connector, so it should not block.
 pub trait Connector: Send + Sync + fmt::Debug {
     /// Returns a descriptor of the same kind as the link's first one.
     ///
@@ -85,7 +85,7 @@ impl Reconnect {
         }
     }
 
-    /// Permits the next attempt at once, because the other end has shown that it is alive.
+    /// Permits the next attempt at once, because the other end has shown a sign of life.
     pub fn expedite(&self) {
         self.next.lock().0 = None;
     }

@@ -17,7 +17,8 @@ use crate::{Frames, Link, LinkInspect, LinkReader, Offload, Readiness};
 
 /// Time until the next call while a link holds frames.
 const SOON: Duration = Duration::from_millis(1);
-/// Time until the next call while a link may hold frames soon. Longer than [`SOON`], which means that it already does.
+/// Time until the next call while a link may hold frames soon. It must exceed [`SOON`], which says that the link
+/// already holds some.
 const LATER: Duration = Duration::from_millis(2);
 /// Highest number of delayed frames in one direction.
 const MAX_HELD: usize = 4096;
@@ -61,7 +62,7 @@ struct State {
     calls: u64,
     /// Delayed frames, each with the call in which it is released.
     held: VecDeque<(u64, Vec<u8>)>,
-    /// Frames that are being overtaken, each with the number of frames that still have to overtake it.
+    /// Frames that are being overtaken, each with the number of frames that must still overtake it.
     late: Vec<(u64, Vec<u8>)>,
     /// A frame was added since the last release.
     taken: bool,
@@ -135,7 +136,7 @@ impl State {
         1 + self.next() % Faults::MAX_PLACES
     }
 
-    /// Records that `count` frames have passed the held ones, and releases those that were overtaken often enough.
+    /// Records that `count` frames have passed the held ones, and releases those that have been overtaken often enough.
     fn let_pass(&mut self, count: u64) {
         let (now, held) = (self.calls, &mut self.held);
         self.late.retain_mut(|(places, frame)| {
@@ -147,7 +148,7 @@ impl State {
         });
     }
 
-    /// Reorders the frames from index `from` on. Copies only those that frames of a later call overtake.
+    /// Reorders the frames from index `from` on. Copies only those that frames of a later call will overtake.
     fn reorder(&mut self, frames: &mut Frames, from: usize) {
         let rate = self.faults.reorder;
         if rate == 0 && self.late.is_empty() {
@@ -167,8 +168,8 @@ impl State {
                 self.late.push(((to - frames.len()) as u64 + 1, frame));
             }
         }
-        // Frames held since earlier calls. If no frame arrives, they are released, because nothing else can overtake
-        // them.
+        // These frames are held since earlier calls. If no frame arrives, they are released, because nothing else can
+        // overtake them.
         for (places, frame) in late {
             let left = if came == 0 { 0 } else { places.saturating_sub(came as u64) };
             if left > 0 {
@@ -181,7 +182,7 @@ impl State {
         }
     }
 
-    /// Appends the frames that are due. If no frame arrives, all overtaken ones are due, too.
+    /// Appends the frames that are due. If no frame arrives, all overtaken ones are due as well.
     fn release(&mut self, frames: &mut Frames) {
         if !std::mem::take(&mut self.taken) {
             self.let_pass(u64::MAX);
@@ -196,7 +197,7 @@ impl State {
     }
 }
 
-/// Returns the initial state of the generator for a seed. Never zero, because the generator would remain there.
+/// Returns the initial state of the generator for a seed. Never zero, because the generator would stay there.
 const fn first_random(seed: u64) -> u64 {
     seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
@@ -224,7 +225,7 @@ impl Outbound {
         !link.unsent()
     }
 
-    /// Returns `true` if something is to be sent later. This includes the rest of a late frame that the inner link
+    /// Returns `true` if something must be sent later. This includes the rest of a late frame that the inner link
     /// holds: the thread that released the late frame sent no frame of its own, so no caller knows that it has to wait
     /// for room.
     fn is_waiting(&self, link: &impl Link) -> bool {
@@ -324,7 +325,7 @@ impl<L: Link> FaultLink<L> {
         let Some(outbound) = &self.outbound else { return };
         let outbound = &mut *outbound.lock();
         outbound.state.calls = outbound.state.calls.wrapping_add(1);
-        // Keeps the order: pending frames were to be sent before the delayed ones.
+        // This keeps the order: pending frames were due before the delayed ones.
         if outbound.flush(&self.inner) {
             outbound.state.release(&mut outbound.pending);
             outbound.flush(&self.inner);
@@ -349,8 +350,8 @@ impl<L: Link> Link for FaultLink<L> {
             return self.inner.send(frames, from);
         };
         let outbound = &mut *outbound.lock();
-        // Checked again under the lock: a wrapper that has become transparent in between would never release a frame
-        // that is added now.
+        // The flag is checked again under the lock: a wrapper that has become transparent meanwhile would never release
+        // a frame that is added now.
         if self.is_transparent() {
             return self.inner.send(frames, from);
         }
@@ -362,7 +363,7 @@ impl<L: Link> Link for FaultLink<L> {
             if offload.is_none() {
                 self.suffer(&mut outbound.state, frame);
             } else {
-                // The faults were set after the caller asked whether the link accepts this frame. The frame is lost as
+                // The faults were set after the caller had asked if the link accepts this frame. The frame is lost, as
                 // if by a fault.
                 self.lost.fetch_add(1, Ordering::Relaxed);
             }
@@ -401,7 +402,7 @@ impl<L: Link> Link for FaultLink<L> {
             _ if self.inbound.lock().0.is_holding() => Some(SOON),
             Some(outbound) => {
                 let outbound = outbound.lock();
-                // The sending thread does not wake the thread that releases delayed frames, so that one has to check by
+                // The sending thread does not wake the thread that releases delayed frames, so the latter must check by
                 // itself.
                 let faults = outbound.state.faults;
                 if outbound.is_waiting(&self.inner) {

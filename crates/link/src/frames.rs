@@ -7,8 +7,8 @@ use crate::Offload;
 /// Batch of frames in a reusable buffer.
 #[derive(Clone, Debug, Default)]
 pub struct Frames {
-    /// Buffer, longer than the part in use: it is not shrunk, because growing it again would write zeros, which costs
-    /// more than the frames themselves.
+    /// Buffer, which may be longer than the part in use. It does not shrink, because growing it again would write
+    /// zeros, and that costs more than the frames themselves.
     bytes: Vec<u8>,
     /// Bytes at the beginning of the buffer that are allocated to frames or reservations.
     used: usize,
@@ -52,7 +52,7 @@ impl Frames {
         self.bytes.len()
     }
 
-    /// Bytes of the buffer that have been reserved, whether they contain frames or not.
+    /// Returns the number of reserved bytes of the buffer, including those of frames.
     #[inline]
     pub const fn reserved(&self) -> usize {
         self.used
@@ -120,8 +120,8 @@ impl Frames {
         }
     }
 
-    /// Appends the frame that `fill` writes into a buffer of `room` bytes; `fill` returns its length, or `None` for no
-    /// frame. Returns `true` if a frame was appended.
+    /// Appends the frame that `fill` writes into a buffer of `room` bytes. `fill` returns the length of the frame, or
+    /// `None` for no frame. Returns `true` if a frame was appended.
     #[inline]
     pub fn push_with(&mut self, room: usize, fill: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
         let span = self.reserve(room);

@@ -1,9 +1,9 @@
 //! Ethernet links without sockets: the trait that moves frames, and the parts that need no privileges.
 //!
-//! A [`Link`] moves batches of whole frames (without FCS) and never blocks. [`Readiness`] lists the descriptors and the
-//! timeout to wait for, so that one thread can sleep until any of its links has work. Links buffer almost no frames: a
-//! frame that cannot be sent now stays with the caller; a frame that cannot be sent at all is lost and counted, as on a
-//! cable. Time comes from a [`Clock`], so that tests can set it.
+//! A [`Link`] moves batches of complete frames (without FCS) and never blocks. [`Readiness`] lists the descriptors and
+//! the timeout to wait for, so that one thread can sleep until any of its links has work. Links buffer almost no
+//! frames: a frame that cannot be sent now stays with the caller, and a frame that can never be sent is lost and
+//! counted, as on a cable. Time comes from a [`Clock`], so that tests can set it.
 //!
 //! * [`Frames`] is a batch of frames in one buffer, each with an [`Offload`]: the checksum or segmentation that its
 //!   sender did not do. A [`GsoLink`] does this work in front of a link that does not accept such frames.
@@ -11,7 +11,7 @@
 //! * [`switch`] shares one link among several hosts.
 //! * A [`Connector`] replaces the descriptor of a link that lost it; [`Reconnect`] limits the rate of its calls.
 //! * With the feature `fault`, `fault` wraps any link with loss, duplicates, reordering, corruption and delay.
-//! * With the feature `testing`, `testing` checks that a frame keeps the rules of its network.
+//! * With the feature `testing`, `testing` checks that a frame obeys the rules of its network.
 //! * With the feature `serde`, descriptions can be serialized.
 //!
 //! The links with sockets (packet sockets, tap, VXLAN, TLS, QEMU's sockets) are in `pvrdma-ether-link`.
@@ -80,7 +80,7 @@ pub use gso::GsoLink;
 pub use offload::Offload;
 pub use switch::all_counters;
 
-/// Longest frame that a link carries, in bytes: 64 KiB, Ethernet header and tag.
+/// Maximum length of a frame that a link carries, in bytes: 64 KiB, Ethernet header and tag.
 pub const MAX_LINK_FRAME: usize = 65_536 + 18;
 
 /// Descriptors and timeout to wait for before the next call of a link can make progress.
@@ -112,16 +112,16 @@ pub struct LinkInspect {
 
 /// Reader of a link: the code that its thread runs when the link is readable.
 pub trait LinkReader: Send + Sync {
-    /// Reads the pending frames on the calling thread, which saves waking the link's thread. Does not wait: if another
+    /// Reads the pending frames on the calling thread, which saves waking the link's thread. Does not block: if another
     /// thread is reading, it returns at once.
     fn read(&self);
 }
 
 /// Receiver of the frames that arrive on a link. The thread that reads the frames may call [`take`](Self::take)
-/// directly, which saves a copy and a wake-up; all other frames must be fetched with [`receive`](Link::receive).
+/// directly, which saves a copy and a wake-up. All other frames must be fetched with [`receive`](Link::receive).
 pub trait LinkReceiver: Send + Sync {
-    /// Takes the frames of `list`, which arrived after all frames received so far, as far as this is possible on the
-    /// calling thread without waiting for another thread. Returns the number taken. The rest is delivered through
+    /// Takes as many frames of `list` as possible on the calling thread without waiting for another thread. They
+    /// arrived after all frames received so far. Returns the number taken; the rest is delivered through
     /// [`Link::receive`].
     fn take(&self, frames: &Frames, list: &[usize]) -> usize;
 }
@@ -135,8 +135,8 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// than all, it has no room now. The remaining frames are unchanged; the caller may offer them again, or other
     /// frames in their place.
     ///
-    /// A frame may have an unfinished offload only if the link [accepts](Self::takes) it in this form; a [`GsoLink`] in
-    /// front accepts every frame.
+    /// A frame may have an unfinished offload only if the link [accepts](Self::takes) that. A [`GsoLink`] in front of
+    /// the link accepts every frame.
     fn send(&self, frames: &Frames, from: usize) -> usize;
 
     /// Returns `true` if the link accepts a frame with this unfinished offload.
@@ -144,8 +144,8 @@ pub trait Link: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Returns `true` if the link still holds part of the frames it took, because it has no room for them. The next
-    /// call of [`Self::send`] after the link became writable sends this part; an empty batch is sufficient.
+    /// Returns `true` if the link still holds a part of the frames that it took, because it has no room for them. Once
+    /// the link is writable, the next call of [`Self::send`] sends this part; an empty batch suffices.
     fn unsent(&self) -> bool {
         false
     }
@@ -153,15 +153,15 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// Returns the descriptors and the timeout to wait for.
     fn readiness(&self) -> Readiness;
 
-    /// Sets the reader of this link. A link may call it on a thread that produces frames for the link; if frames are
+    /// Sets the reader of this link. A link may call it on a thread that produces frames for the link. If frames are
     /// left, the link becomes readable all the same.
     fn set_reader(&self, _reader: Weak<dyn LinkReader>) {}
 
-    /// Sets the receiver of incoming frames; it must be callable from any thread. After this returns, the previous
+    /// Sets the receiver of incoming frames. It must be callable from any thread. Once this returns, the previous
     /// receiver is no longer called.
     fn set_receiver(&self, _receiver: Weak<dyn LinkReceiver>) {}
 
-    /// Requests frames to these addresses and to groups. A link may deliver other frames, too.
+    /// Requests frames to these addresses and to groups. A link may deliver other frames as well.
     ///
     /// # Errors
     /// The system refuses.

@@ -10,8 +10,7 @@ use pvrdma_base::Snapshot;
 
 use crate::{Bell, Frames, Link, LinkInspect, Readiness};
 
-/// One direction of the cable. The descriptors change together with the queue, under its lock, so that they always
-/// match it.
+/// One direction of the cable. The descriptors change together with the queue, under its lock, so they always match it.
 #[derive(Debug)]
 struct OneWay {
     frames: Mutex<VecDeque<Vec<u8>>>,

@@ -1,7 +1,7 @@
-//! Test oracle: whether a frame, in the form in which it finally leaves, obeys the rules of its network.
+//! Test oracle: checks that a frame, in the form in which it finally leaves, obeys the rules of its network.
 //!
-//! It shares no code with the data path. It parses like the most liberal receiver, and stores checksums like the most
-//! obedient sender: at any byte.
+//! It shares no code with the data path. It parses like the most liberal receiver, and stores checksums like a device
+//! that follows any offset.
 
 #![expect(clippy::indexing_slicing, reason = "for tests only")]
 
@@ -25,7 +25,7 @@ pub struct Rules<'a> {
     pub sources: &'a [[u8; 6]],
     /// Tags that the device may send.
     pub tags: Tags,
-    /// Whether the device may send RoCE.
+    /// The device may send RoCE.
     pub roce: bool,
     /// Returns `true` if the device may announce this address in this VLAN.
     pub may_have: &'a dyn Fn(IpAddr, Option<u16>) -> bool,
@@ -99,7 +99,8 @@ impl Rules<'_> {
         if is_good { Ok(()) } else { Err(Broken::Vlan) }
     }
 
-    /// Checks ARP and RARP for IPv4, for any hardware type: receivers differ in the types that they treat as Ethernet.
+    /// Checks ARP and RARP for IPv4, for any hardware type, because receivers differ in the types that they treat as
+    /// Ethernet.
     fn check_arp(&self, source: &[u8], body: &[u8], vlan: Option<u16>) -> Result<(), Broken> {
         if body.len() < 28 || body[2..6] != [8, 0, 6, 4] {
             return Ok(());
@@ -209,8 +210,8 @@ fn add(a: u16, b: u16) -> u16 {
     sum + u16::from(carry)
 }
 
-/// Stores the sum of the bytes from `start` on at `at`, wherever that is, as a device does that follows the offsets
-/// without a check.
+/// Stores the sum of the bytes from `start` on at `at`, wherever that is, like a device that follows offsets without
+/// checking them.
 pub fn store_anywhere(frame: &[u8], start: usize, at: usize) -> Vec<u8> {
     let mut frame = frame.to_vec();
     let sum = internet_checksum(&frame[start..]);
@@ -229,7 +230,7 @@ pub fn forge(frame: &mut [u8], start: usize, at: usize, value: u16) {
     frame[last..].copy_from_slice(&[first, second]);
 }
 
-/// A frame that obeys the rules until its checksum is stored where its sender requests it.
+/// A frame that obeys the rules until its checksum is stored at the place that its sender requests.
 #[derive(Clone, Debug)]
 pub struct Attack {
     /// Description of the resulting frame.

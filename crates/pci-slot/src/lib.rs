@@ -64,7 +64,7 @@
 //! ) -> Result<Uplink, Box<dyn Error>> {
 //!     let slot = Slot::builder(0x10);
 //!
-//!     // Function 0: the network card, a link between the guest and the port of its RDMA device.
+//!     // Function 0: the network function, a link between the guest and the port of its RDMA device.
 //!     let space = DmaSpace::from_guest_memory(memory, PinPolicy::Off)?;
 //!     let config = Vmxnet3Config { multifunction: true, ..Vmxnet3Config::new(name, mac) };
 //!     let nic = Arc::new(NicLink::with_device(config, space, slot.interrupts(0))?);

@@ -2,8 +2,8 @@
 //! Deployments", SIGCOMM 2015), without a clock of its own.
 //!
 //! A QP without notifications has no state and no limit. The first notification creates a [`ReactionPoint`], which cuts
-//! the rate and lets it grow back; once it is back at line rate, the state is dropped. Nothing has to run in between:
-//! updates that fell due since the last call are made up for in the next one.
+//! the rate and lets it grow back; once it is back at line rate, the state is dropped. Nothing runs in between: each
+//! call first makes up for the updates that fell due since the last one.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::split_mix::SplitMix64;
 /// and reacts later than an adapter; the notification point is as fast as the paper's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Congestion {
-    /// Shortest time between two notifications for a QP that receives marked packets.
+    /// Minimum time between two notifications for a QP that receives marked packets.
     pub cnp_interval: Duration,
     /// DSCP of notifications, 6 bits.
     pub cnp_dscp: u8,
@@ -40,7 +40,7 @@ pub struct Congestion {
     pub recovery_steps: u32,
     /// Growth of the target rate, in bytes per second ("R_AI").
     pub additive_increase: u64,
-    /// Growth of the target rate when both time and bytes have passed the recovery steps ("R_HAI").
+    /// Growth of the target rate once both time and bytes have passed the recovery steps ("R_HAI").
     pub hyper_increase: u64,
 }
 
@@ -92,9 +92,9 @@ impl Congestion {
 
 /// Fixed-point unit of the estimate of congestion.
 const ALPHA_ONE: u32 = 1 << 16;
-/// Lateness that a sender may catch up with, because the timers of a software sender are not exact.
+/// Lateness for which a sender may catch up, because the timers of a software sender are not exact.
 const LATENESS: Duration = Duration::from_micros(200);
-/// Number of periods that are made up for one by one. After a longer silence the estimate has decayed to nothing.
+/// Number of periods that are made up for individually. After a longer silence, the estimate has decayed to nothing.
 const MEMORY: u32 = 2048;
 
 /// Rate of a QP that received a congestion notification.
@@ -109,8 +109,8 @@ pub struct ReactionPoint {
     /// A notification arrived since the last update of `alpha`.
     notified: bool,
     alpha_due: Duration,
-    /// Time after which the rate grows, drawn at each cut within a tenth of the configured value. Senders that were cut
-    /// together must not grow together as well.
+    /// Time after which the rate grows, drawn at each cut within a tenth of the configured value, because senders that
+    /// were cut together must not grow together.
     increase_interval: Duration,
     increase_due: Duration,
     random: SplitMix64,
@@ -243,7 +243,7 @@ impl ReactionPoint {
         let line = self.config.line_rate;
         self.target = self.target.min(line);
         self.rate = self.rate.midpoint(self.target);
-        // Going half the way each time would never reach the line rate, so the last percent is skipped.
+        // Covering half of the distance each time would never reach the line rate, so the last percent is skipped.
         if self.rate >= line.saturating_sub(line / 100) {
             self.rate = line;
         }

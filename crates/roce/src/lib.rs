@@ -1,5 +1,5 @@
-//! The RoCE transport: packet formats, and the state machines of requester, responder and datagrams. This crate has no
-//! I/O, no threads and no clock, and no dependency with any of these.
+//! The RoCE transport: packet formats, and the state machines of requester, responder and datagrams. Neither this crate
+//! nor its dependencies have I/O, threads or a clock.
 //!
 //! A connected QP consists of two independent halves. [`Requester`] turns send requests into packets, processes the
 //! responses and retransmits lost packets; [`Responder`] executes the peer's requests in PSN order and queues
@@ -10,7 +10,7 @@
 //!
 //! * `handle_*` process an event: a packet that [`admit`] accepted, or a deadline that has passed. `now` is an
 //!   argument, a duration since any fixed origin.
-//! * [`Requester::post`] accepts a request, while [`Requester::has_room`].
+//! * [`Requester::post`] accepts a request, as long as [`Requester::has_room`] returns `true`.
 //! * `poll_transmit` writes the next frame into the caller's buffer, until it returns `None`. Call it after every
 //!   `handle_*` and every `post`. To coalesce responses, handle several packets first.
 //! * [`Requester::poll_timeout`] returns the time at which `handle_timeout` is due. Only requesters have timers.
@@ -36,8 +36,9 @@
 //!
 //! Congestion control is separate from the halves, because both send at one common rate: [`ReactionPoint`].
 //!
-//! Not implemented: end-to-end credits (received ones are ignored, and every ACK says that it carries none: IBA 9.7.7.2
-//! requires them of HCAs, and RoCE peers work without), automatic path migration, ATOMIC WRITE and FLUSH (refused), UC.
+//! Not implemented: end-to-end credits (received ones are ignored, and every ACK announces that it carries none: IBA
+//! 9.7.7.2 requires them of HCAs, and RoCE peers work without), automatic path migration, ATOMIC WRITE and FLUSH
+//! (refused), UC.
 //!
 //! # Example
 //!

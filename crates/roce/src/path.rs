@@ -161,8 +161,8 @@ impl Path {
         FrameWriter::new(&Header { ethernet: self.ethernet, network, bth, extension }, payload_len, out)
     }
 
-    /// Inverts these of the [`ENTROPY`] bits in the UDP source port and the flow label, so that switches that select
-    /// among equal-cost paths by them select another one. RoCE v1 has no such bits.
+    /// Inverts these of the [`ENTROPY`] bits in the UDP source port and the flow label, so that switches that hash them
+    /// select another of several equal-cost paths. RoCE v1 has no such bits.
     pub(super) fn turn(&mut self, bits: u16) {
         let bits = bits & ENTROPY;
         match &mut self.network {
@@ -212,9 +212,9 @@ impl Path {
     }
 }
 
-/// Returns the traffic class of an outgoing datagram. Over IP it never starts with a congestion mark, which would claim
-/// that a switch on the path was congested (RFC 3168, section 5). Some libraries that set all bits of a flow label set
-/// these as well.
+/// Returns the traffic class of an outgoing datagram. Over IP, it never starts with a congestion mark, which would
+/// claim that a switch on the path was congested (RFC 3168, section 5). Libraries that set all bits of a flow label may
+/// set these bits as well.
 pub const fn datagram_traffic_class(kind: GidType, asked: u8) -> u8 {
     match (kind, Ecn::of(asked)) {
         (GidType::RoceV2, Ecn::Congested) => asked & !ECN_FIELD,

@@ -1,6 +1,6 @@
 //! Backoff shared by all connections to a peer: while one of them is starved, the others pause.
 //!
-//! Connections that share a queue which is too small for all of them keep it full, paced by their ACKs. A packet that
+//! Connections that share a queue that is too small for all of them keep it full, paced by their ACKs. A packet that
 //! arrives at a random time, such as a retransmission after a timeout, finds no room again and again, until its
 //! connection has used up its retries (IBA 9.7.6.1.3). So when a connection is starved, the other connections to that
 //! peer send nothing for two round trips, and the starved one sends in the second of these, when the queue is empty.
@@ -12,13 +12,14 @@ const LEAST: Duration = Duration::from_millis(1);
 const MOST: Duration = Duration::from_millis(50);
 /// Round trip time while none was measured.
 const UNKNOWN: Duration = Duration::from_millis(5);
-/// Upper bound of the quiet share of time, as a divisor: a peer may be gone for some connections and not for others.
+/// Divisor of time that bounds quiet periods. They are bounded because a peer may have disappeared for some connections
+/// only.
 const PART: u32 = 8;
 
 /// Quiet periods of the connections to a peer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Quiet {
-    /// Until this time no connection sends, and from then on only starved connections do.
+    /// Until this time no connection sends. From then on, until the end of the period, only starved connections do.
     turn: Duration,
     ends: Duration,
     /// Earliest start of the next quiet period.

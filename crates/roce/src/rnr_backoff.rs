@@ -2,7 +2,7 @@
 //!
 //! The responder names the minimum wait, which may be 10 µs, and a requester may retry without end (IBA 9.7.6.2.4 and
 //! table 45). A thousand such queue pairs would keep a processor busy without any progress. The first wait is the one
-//! that the responder asks for. From the second on, each is at least twice as long as the one before, so that a message
+//! that the responder asks for. From the second on, each wait is at least twice as long as the one before, so a message
 //! is delayed by at most a factor of two.
 
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub struct RnrBackoff {
 }
 
 impl RnrBackoff {
-    /// Longest wait of a requester that is not notified when a receive is posted: six retries a second.
+    /// Maximum wait of a requester that is not notified when a receive is posted: six retries a second.
     pub const UNTOLD: Duration = Duration::from_micros(163_840);
     /// Longest wait of a requester that is notified.
     pub const WOKEN: Duration = Duration::from_micros(655_360);

@@ -23,7 +23,7 @@ pub type Arrows = BTreeMap<(usize, usize), BTreeMap<String, Tie>>;
 pub struct Tie {
     /// First line that uses the name.
     pub line: usize,
-    /// Whether the name is only re-exported.
+    /// The name is only re-exported.
     pub reexport: bool,
 }
 

@@ -32,7 +32,7 @@ pub fn check(workspace: &Workspace) -> Vec<Problem> {
             used[index] = true;
             continue;
         }
-        let message = format!("`{name}` waits for ever: give it a deadline, or list it with the reason why it ends");
+        let message = format!("`{name}` waits forever: give it a deadline, or list it with the reason why it ends");
         problems.push(Problem { file: file.path.clone(), line: reference.line, message });
     }
     for ((path, method, _), _) in rule.exceptions.iter().zip(used).filter(|(_, used)| !used) {

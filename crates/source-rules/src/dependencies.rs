@@ -47,7 +47,7 @@ pub struct Dependency {
     pub name: String,
     /// Section that declares it.
     pub section: Section,
-    /// Whether it is inherited from `[workspace.dependencies]`.
+    /// It is inherited from `[workspace.dependencies]`.
     pub inherited: bool,
     /// Folder, if it is a path dependency.
     pub path: Option<String>,

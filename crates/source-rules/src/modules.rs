@@ -55,9 +55,9 @@ pub struct Import {
     pub path: Vec<String>,
     /// Name after renaming; `None` for `_` and globs.
     pub name: Option<String>,
-    /// Whether the path ends in `*`.
+    /// The path ends in `*`.
     pub glob: bool,
-    /// Whether other modules can import it from here.
+    /// Other modules can import it from here.
     pub reexport: bool,
     /// Line of the last name.
     pub line: usize,

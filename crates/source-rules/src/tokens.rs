@@ -11,9 +11,9 @@ pub struct TokenPath {
     pub segments: Vec<String>,
     /// Line of the first segment.
     pub line: usize,
-    /// Whether `!` follows: a macro call.
+    /// `!` follows: a macro call.
     pub call: bool,
-    /// Whether a single `.` precedes it: a field or a method.
+    /// A single `.` precedes it: a field or a method.
     pub member: bool,
 }
 

@@ -11,7 +11,7 @@ use syn::{Expr, Item, Lit, Meta};
 use crate::conditions::{self, Build};
 use crate::config::Config;
 
-/// Rust sources and manifests: text by path from the root, with `/` between folders.
+/// Rust sources, manifests and documents: text by path from the root, with `/` between folders.
 #[derive(Clone, Debug, Default)]
 pub struct Tree(BTreeMap<String, String>);
 
@@ -42,7 +42,7 @@ impl Tree {
                 if !name.starts_with('.') && !config.skipped_folders.contains(&name.as_str()) {
                     self.read_folder(&entry.path(), &format!("{path}/"), config)?;
                 }
-            } else if name == "Cargo.toml" || name.ends_with(".rs") {
+            } else if name == "Cargo.toml" || name.ends_with(".rs") || name.ends_with(".md") {
                 let text = fs::read_to_string(entry.path()).with_context(|| path.clone())?;
                 self.0.insert(path, text);
             }
@@ -130,6 +130,8 @@ pub struct Workspace {
     pub packages: Vec<Package>,
     /// All source files, sorted by path.
     pub files: Vec<SourceFile>,
+    /// Text of all Markdown documents by path.
+    pub documents: Vec<(String, String)>,
     by_path: HashMap<String, usize>,
 }
 
@@ -142,8 +144,12 @@ impl Workspace {
     pub fn parse(tree: Tree, config: Config) -> Result<Self> {
         let manifest = tree.0.get("Cargo.toml").context("no Cargo.toml at the root")?.parse::<toml::Table>()?;
         let mut packages = find_packages(&tree, &manifest)?;
-        let mut files = Vec::new();
+        let (mut files, mut documents) = (Vec::new(), Vec::new());
         for (path, text) in tree.0 {
+            if path.ends_with(".md") {
+                documents.push((path, text));
+                continue;
+            }
             let Some(package) = owner(&packages, &path) else { continue };
             if path.ends_with(".rs") {
                 files.push(parse_file(path, text, package)?);
@@ -153,7 +159,7 @@ impl Workspace {
         for package in &mut packages {
             package.roots = find_roots(package, &by_path);
         }
-        let mut workspace = Self { config, manifest, packages, files, by_path };
+        let mut workspace = Self { config, manifest, packages, files, documents, by_path };
         workspace.assign_parts();
         Ok(workspace)
     }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use pvrdma_base::threads::{self, ThreadKind};
 
-/// Time that [`CallThread::cancel`] waits for a call in progress. Without asynchronous operations the client may make a
-/// call last forever, and its connection still ends.
+/// Time for which [`CallThread::cancel`] waits for a call in progress. Without asynchronous operations, the client can
+/// make a call last forever; its connection ends nevertheless.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Time after which an idle thread ends. Slow signals are rare, and an idle device needs no thread for them.
@@ -24,9 +24,9 @@ pub(super) enum Cause {
     Line,
 }
 
-/// Makes calls one after the other, on behalf of threads that must not wait for them. The thread starts with a request
-/// and ends after [`IDLE`] without one, with [`Self::cancel`], or when this is dropped. Pending requests with the same
-/// cause are merged into one call.
+/// Makes calls one after the other, for threads that must not wait for them. The thread starts with a request. It ends
+/// after [`IDLE`] without one, with [`Self::cancel`], or when this is dropped. Pending requests with the same cause are
+/// merged into one call.
 ///
 /// The thread is never joined: the client determines how long a call lasts, and only this device may wait for it.
 pub(super) struct CallThread {
@@ -84,8 +84,8 @@ impl CallThread {
         started.is_ok()
     }
 
-    /// Drops all requests, ends the thread, and waits for a call in progress, but no longer than [`PATIENCE`]. The
-    /// caller has ensured that calls that start from now on do nothing.
+    /// Drops all requests, ends the thread, and waits for a call in progress for at most [`PATIENCE`]. The caller has
+    /// ensured that calls that start from now on do nothing.
     pub(super) fn cancel(&self) {
         self.end();
         drop(self.shared.busy.try_lock_for(PATIENCE));
@@ -130,7 +130,7 @@ impl Shared {
             if !queue.due.is_empty() {
                 return Some(std::mem::take(&mut queue.due));
             }
-            // `running` is cleared under the lock, so a later request starts a new thread.
+            // `running` is cleared under the lock, so that a later request starts a new thread.
             if queue.ending || idle {
                 *queue = Queue::default();
                 return None;

@@ -54,6 +54,6 @@ pub struct ClientInterrupts {
     pub line: Option<OwnedFd>,
     /// The device asserts the line.
     pub asserted: bool,
-    /// The line was signalled, or the client has masked it, and the client has not unmasked it since.
+    /// The line has been signalled, or masked by the client, and the client has not unmasked it since.
     pub masked: bool,
 }

@@ -28,7 +28,7 @@ use super::transfer::AdoptError;
 /// The server's part of the version negotiation, NUL included.
 const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_size\":1048576}}\0";
 
-/// Descriptors that clients leave to the process: for accepting other clients, for links and for captures.
+/// Descriptors that clients cannot use up: the process needs them to accept other clients, for links and for captures.
 const DESCRIPTORS_RESERVED: u64 = 64;
 
 /// Buffers larger than this are freed after use.
@@ -43,12 +43,12 @@ pub(crate) enum Ended {
     Given,
 }
 
-/// A described connection, and the channels between its thread and the server that adopts it.
+/// A connection that another server has described, and the channels between its thread and the server that adopts it.
 pub(crate) struct Adoption {
     pub(crate) connection: ClientConnection,
     /// Receives the result once the client can be served.
     pub(crate) ready: SyncSender<Result<(), AdoptError>>,
-    /// Receives the permission to serve the client. Disconnected: the other server keeps it.
+    /// Receives the permission to serve the client. If it is disconnected, the other server keeps the client.
     pub(crate) go: mpsc::Receiver<()>,
 }
 
@@ -62,8 +62,8 @@ impl Endpoint {
 
     /// Serves the client of a session on the calling thread until it disconnects or is given away.
     ///
-    /// If it disconnects, the device is reset afterwards and holds no state of the client, even after a panic. A panic
-    /// is a bug in the server and ends the connection.
+    /// If the client disconnects, the device is reset and then holds no state of the client, even after a panic. A
+    /// panic is a bug in the server, and ends the connection.
     pub(crate) fn serve_session(&self, stream: &UnixStream, session: &Session, adoption: Option<Adoption>) -> Ended {
         let admitted = self.keeper.as_ref().map_or(Ok(()), |keeper| keeper.admit(stream.as_fd()));
         let mut connection = Connection::new(self, stream, session);
@@ -89,11 +89,11 @@ impl Endpoint {
                 return Ended::Gone;
             }
         }
-        // Code with state that several guests share ends the process if a panic may have left it inconsistent. The
-        // remaining state belongs to this device, and the reset discards all of it.
+        // Code with state that several guests share ends the process if a panic may have left that state inconsistent.
+        // All other state belongs to this device, and the reset discards all of it.
         let served = catch_unwind(AssertUnwindSafe(|| connection.run()));
         let _guard = EndOnPanic::new("the clean-up after a client");
-        // Held during the clean-up, so that a hand-over never sees half of it.
+        // The lock is held during the clean-up, so that a hand-over never sees half of it.
         let mut state = session.0.lock();
         if state.service == Service::Given {
             return Ended::Given;
@@ -103,8 +103,8 @@ impl Endpoint {
             self.stats.counters.client_connections_panicked.increment();
             self.error(module_path!(), format_args!("connection closed by a panic: the device is reset"));
         }
-        // Before the clean-up, so that the next client is not turned away meanwhile. Fails if the client has already
-        // disconnected.
+        // The stream is shut down before the clean-up, so that the next client is not turned away meanwhile. This fails
+        // if the client has already disconnected.
         let _ = stream.shutdown(Shutdown::Both);
         self.function.reset();
         connection.dma.clear();
@@ -122,7 +122,7 @@ struct Connection<'a> {
     dma: DmaMaps<'a>,
     protocol: Protocol,
     /// Time of the first map change in an uninterrupted series. Clients send such a series without waiting for replies,
-    /// so each of its messages may have been in flight since then.
+    /// so each message of it may have been in flight since then.
     series: Option<Instant>,
     /// Buffer for the message being sent, kept for its capacity.
     out: Vec<u8>,
@@ -155,7 +155,7 @@ impl<'a> Connection<'a> {
         let prepared = self.prepare(connection);
         let adopted = prepared.is_ok();
         if !adopted {
-            // Before the result is reported: the caller may adopt the client again.
+            // This happens before the result is reported, because the caller may adopt the client again.
             self.dma.clear();
             self.endpoint.irqs.clear();
         }
@@ -213,7 +213,8 @@ impl<'a> Connection<'a> {
                 self.endpoint.info(module_path!(), format_args!("client disconnected ({error})"));
             }
             Err(error) => {
-                // Counted before the connection closes, so that the count is there when the client sees that.
+                // The counter is incremented before the connection is closed, so that a client that sees the end also
+                // sees the count.
                 self.endpoint.stats.counters.client_connections_broken.increment();
                 self.endpoint.warn(module_path!(), format_args!("connection closed: {error}"));
             }
@@ -292,7 +293,7 @@ impl<'a> Connection<'a> {
         };
         let spent = since.elapsed();
         if self.protocol.impatient && spent > self.endpoint.reply_deadline {
-            // The client ignores a header without a body when it arrives late, but would misread a body.
+            // When a header without a body arrives late, the client ignores it. It would misread a body.
             match command {
                 // The body only repeats the request, and this client does not read it.
                 Command::DMA_UNMAP => self.out.truncate(HEADER_SIZE),
@@ -375,7 +376,7 @@ impl<'a> Connection<'a> {
             return Err(Errno::INVAL);
         }
         let offered = match version.data {
-            // The protocol allows an absent body: all capabilities have their defaults then.
+            // The protocol allows an absent body. All capabilities then have their defaults.
             [] => Value::Null,
             [json @ .., 0] => serde_json::from_slice(json).map_err(|_| Errno::INVAL)?,
             _ => return Err(Errno::INVAL),

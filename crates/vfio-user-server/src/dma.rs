@@ -21,7 +21,8 @@ use super::request::{DmaMap, DmaUnmap};
 /// Mask of the offset in a page: ranges consist of whole pages.
 const PAGE_MASK: u64 = 0xfff;
 
-/// Size from which a writable range without a file is guest memory and not a ROM or another device's registers.
+/// Size from which on a writable range without a file counts as guest memory, and not as a ROM or another device's
+/// registers.
 const SURELY_MEMORY: u64 = 16 << 20;
 
 /// Memory of one client.
@@ -49,7 +50,7 @@ impl<'a> DmaMaps<'a> {
         }
     }
 
-    /// Returns `true` if the client has taken memory away without DMA_UNMAP, and must not be served any more.
+    /// Returns `true` if the client has taken memory away without DMA_UNMAP. It must not be served any more.
     pub(crate) fn are_lost(&self) -> bool {
         self.files.are_lost()
     }
@@ -113,7 +114,7 @@ impl<'a> DmaMaps<'a> {
     }
 
     /// Locks and populates mapped memory in the background. If no thread can be started, memory is locked when the
-    /// guest's driver activates the device, and populated when it is used.
+    /// guest's driver activates the device, and populated on use.
     fn pin(&mut self) {
         if let Some(pinner) = &self.pinner {
             return pinner.wake();
@@ -153,9 +154,9 @@ impl<'a> DmaMaps<'a> {
         Ok(removed)
     }
 
-    /// Closes files that no range uses any more. Called at the first request that does not change the map: firmware
-    /// removes and adds the same memory in one series of changes, and a new mapping each time would fault in all its
-    /// pages again.
+    /// Closes files that no range uses any more. Called at the first request that does not change the map. Firmware
+    /// removes and adds the same memory in one series of changes, and if each change mapped it anew, all its pages
+    /// would be faulted in again.
     pub(crate) fn settle(&mut self) {
         if std::mem::take(&mut self.unsettled) {
             self.files.settle();

@@ -14,7 +14,7 @@ use super::stats::ConnectionStats;
 use crate::keeper::client::Seat;
 use crate::mappable::Mappable;
 
-/// Default for [`Endpoint::reply_deadline`]: QEMU waits 5 s, and takes a later reply for one to another request.
+/// Default of [`Endpoint::reply_deadline`]. QEMU waits 5 s, and would take a later reply for that to another request.
 pub const REPLY_DEADLINE: Duration = Duration::from_millis(4500);
 
 /// Device behind a socket, with the parts that the server drives.
@@ -36,9 +36,9 @@ pub struct Endpoint {
     pub stats: Arc<ConnectionStats>,
     /// Part of a region that a client may map.
     pub mappable: Option<Mappable>,
-    /// Whether the legacy interrupt is offered.
+    /// The legacy interrupt is offered.
     pub intx: bool,
-    /// Time after which a reply ends the connection, if its client gives up on replies.
+    /// Time after which a reply ends the connection, for clients that stop waiting for replies.
     pub reply_deadline: Duration,
 }
 

@@ -1,14 +1,14 @@
 //! Signalling a client's eventfds.
 //!
-//! A write to an eventfd waits while its counter is full, unless its flags say otherwise, and the client can change
-//! both at any time, also between a check of the counter and the write. The kernel's own additions, from interrupt
-//! handlers, never wait. Such an addition occurs at the end of an asynchronous operation that names an eventfd
+//! A write to an eventfd blocks while its counter is full, unless its flags say otherwise. The client can change both
+//! at any time, even between a check of the counter and the write. Only the kernel's own additions, from interrupt
+//! handlers, never block. Such an addition occurs at the end of an asynchronous operation that names an eventfd
 //! (`IOCB_FLAG_RESFD`). So a signal is an asynchronous operation that completes at once: a poll of an eventfd of this
 //! process that is always writable. This takes one system call, where a check and a write take two.
 //!
 //! If no asynchronous operations are available (`fs.aio-max-nr` is used up), a signal is a write, which can block, and
-//! is left to a thread of the client's device. That thread could always do the writes, but waking it costs more than
-//! the interrupt, so low latency on an idle host needs the asynchronous operations.
+//! a thread of the client's device makes it. That thread could make all the writes, but waking it costs more than the
+//! interrupt itself, so low latency on an idle host depends on the asynchronous operations.
 #![expect(unsafe_code, reason = "io_setup, io_submit and io_getevents take addresses")]
 
 use std::io;
@@ -70,8 +70,8 @@ struct Context {
 
 static CONTEXT: OnceLock<Option<Context>> = OnceLock::new();
 
-/// Sets up the asynchronous operations that signal eventfds. A process that sandboxes itself calls this before; in
-/// other processes the first signal does it.
+/// Sets up the asynchronous operations that signal eventfds. A process that sandboxes itself calls this first; in other
+/// processes the first signal does it.
 pub fn prepare() {
     context();
 }
@@ -196,7 +196,7 @@ impl Context {
             result_descriptor: number(eventfd)?,
         };
         let mut list = [&raw mut operation];
-        // SAFETY: the list has one pointer, to an operation that lives as long as the call; it names no memory of ours,
+        // SAFETY: the list has one pointer, to an operation that lives as long as the call; it names no memory of this process,
         // and the kernel reads it, and writes its key, during the call only.
         let taken = unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1_usize, list.as_mut_ptr()) };
         if taken == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }

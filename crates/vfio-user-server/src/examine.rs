@@ -1,4 +1,4 @@
-//! Checks whether a client's descriptor is acceptable.
+//! Checks that a client's descriptor is acceptable.
 //!
 //! The process that receives a descriptor examines it, and the process that uses it examines it again.
 
@@ -58,8 +58,8 @@ pub(crate) struct Candidate {
 /// # Errors
 /// The file is not acceptable.
 pub(crate) fn memory(fd: BorrowedFd<'_>, sealed: bool) -> Result<Candidate, DescriptorError> {
-    // The seals are checked first, because the kernel answers this itself: only files in memory support seals. Any
-    // other query may go to the server of a file system, which may never answer.
+    // The seals are checked first, because the kernel itself answers this query: only files in memory support seals.
+    // Any other query may go to the server of a file system, which may never answer.
     let seals = rustix::fs::fcntl_get_seals(fd).map_err(|errno| match errno {
         Errno::INVAL => DescriptorError::MayBlock,
         errno => errno.into(),

@@ -1,8 +1,8 @@
-//! Files of guest memory: which ones are accepted, and which parts of them are mapped.
+//! Files of guest memory: which are accepted, and which parts of them are mapped.
 //!
-//! A thread that accesses a page waits until the page is present, with the locks that it holds. So only files are
+//! A thread that accesses a page waits until the page is present, and holds its locks meanwhile. So only files are
 //! accepted whose pages the kernel itself provides: those of memfd, tmpfs and hugetlbfs. Only the parts that DMA ranges
-//! need are mapped, and the amount is limited for each device.
+//! need are mapped, up to a limit for each device.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,8 +23,8 @@ use crate::sigbus::{Eviction, Guard};
 /// Time that [`Files::clear`] waits for other threads.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Number of mappings of a file that cover exactly their range. A file with more, as behind a vIOMMU, gets mappings of
-/// a [`WINDOW`] around small ranges, so that few mappings suffice for all ranges.
+/// Number of mappings of a file that cover exactly their range. Beyond it, as behind a vIOMMU, small ranges get a
+/// mapping of a [`WINDOW`] around them, so that few mappings suffice for all ranges.
 const EXACT: usize = 16;
 
 /// Size and alignment of a mapping that the ranges within it share, in bytes.
@@ -83,8 +83,8 @@ impl FileRefusal {
     }
 }
 
-/// Mapped part of a file. The guard is dropped first: afterwards another mapping may get the same addresses, which the
-/// SIGBUS handler must not replace.
+/// Mapped part of a file. The guard must be dropped first: after the unmapping, another mapping may get the same
+/// addresses, which the SIGBUS handler must not replace.
 #[derive(Debug)]
 struct Mapped<'a> {
     _guard: Guard<'a>,
@@ -145,7 +145,7 @@ impl<'a> Files<'a> {
         });
     }
 
-    /// Unmaps and closes all files. That takes long for large files, so it is done on this thread: if another thread
+    /// Unmaps and closes all files. This takes long for large files, so it happens on this thread. If another thread
     /// still uses a mapping, for example while it ends a registration, this one waits for it, for a bounded time.
     pub(super) fn clear(&mut self) {
         let start = Instant::now();

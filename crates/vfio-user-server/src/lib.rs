@@ -4,26 +4,26 @@
 //! [`Endpoint`] holds the parts of the function that the server drives: the function itself, its view of guest memory
 //! and the table of its interrupts. The server treats each client as hostile: it checks every message, accepts guest
 //! memory only from files that cannot block, survives a client that truncates such a file ([`sigbus`]), and can
-//! delegate the receipt of all descriptors to another process ([`keeper`]). A server can give its client to another
-//! server, which the client does not notice ([`Server::hold`], [`Server::adopt`]).
+//! delegate the receipt of all descriptors to another process ([`keeper`]). A server can hand its client to another
+//! server without the client's notice ([`Server::hold`], [`Server::adopt`]).
 //!
-//! The `vfio_user` crate is not used, because its server panics on a legal message and loses errnos. The clients that
-//! matter are QEMU's `vfio-user-pci` and Cloud Hypervisor. Both are strict in different ways:
+//! The `vfio_user` crate is not used, because its server panics on a legal message and loses errnos. The relevant
+//! clients are QEMU's `vfio-user-pci` and Cloud Hypervisor, which are strict in different ways:
 //!
-//! - A request without NO_REPLY is answered exactly once and in order, a request with it is never answered; types
-//!   ensure both. A client would take a reply that arrives after its timeout for another message, so the server closes
-//!   the connection instead.
-//! - Regular operation is never answered with an error: accesses outside a region read zero and ignore writes.
+//! - A request without NO_REPLY is answered exactly once and in order, and a request with it is never answered. Types
+//!   ensure both. A client would take a reply that arrives after its timeout for that to another message, so the server
+//!   then closes the connection instead.
+//! - Regular operation never causes an error reply: accesses outside a region read zero and ignore writes.
 //! - Clients may disconnect without notice. The server then resets the device, releases the client's memory, and serves
 //!   the next client at once.
 //! - Writes are never posted: a flag in the region information prevents it.
 //!
-//! Not implemented: messages to the client (memory must be shared), migration, dirty page tracking. Of the BARs a
-//! client maps only the part that [`Mappable`] names.
+//! Not implemented: messages to the client (memory must be shared), migration, dirty page tracking. A client maps only
+//! the part of a BAR that [`Mappable`] names.
 //!
 //! # Example
 //!
-//! A function with one read-only BAR, its server, and a client that connects. In practice the client is a VMM.
+//! A function with one read-only BAR, its server, and a client that connects. In production, the client is a VMM.
 //!
 //! ```
 //! # use std::{os::unix::net::UnixStream, sync::Arc};

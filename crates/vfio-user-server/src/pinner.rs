@@ -1,6 +1,6 @@
 //! Locks guest memory in the background.
 //!
-//! Populating the memory of a large guest takes seconds, and a client must not wait that long for the answer to a
+//! Populating the memory of a large guest takes seconds, and a client must not wait that long for the reply to a
 //! DMA_MAP.
 
 use std::io;
@@ -30,7 +30,7 @@ impl Pinner {
         let stopped = Arc::clone(&stop);
         let thread = threads::spawn(ThreadKind::Pin, "pin", move || {
             while !stopped.load(Ordering::Acquire) {
-                // A wake-up between `pin_some` and `park` is not lost: `park` then returns at once.
+                // A wake-up between `pin_some` and `park` is not lost, because `park` then returns at once.
                 if !space.pin_some() {
                     if let Err(error) = space.pin_failure() {
                         failed(&error);

@@ -101,7 +101,7 @@ impl Shape {
         let flags = match region {
             Region::Bar(_) => access,
             // QEMU posts writes to memory BARs, and the driver then reads memory that the device has not filled yet.
-            // QEMU stops posting for the whole device when some region is mappable. Neither QEMU nor Cloud Hypervisor
+            // QEMU stops posting for the whole device when any region is mappable. Neither QEMU nor Cloud Hypervisor
             // ever maps this region, so the flag costs nothing.
             Region::Config => access | VFIO_REGION_INFO_FLAG_MMAP,
             Region::Empty => 0,

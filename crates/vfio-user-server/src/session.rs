@@ -1,8 +1,8 @@
 //! State of the connection to the current client that a hand-over needs.
 //!
-//! The lock separates the messages: the connection's thread holds it from the first byte that it receives of a message
-//! until the message is answered. While it waits for a message it has received nothing, because it only peeks, so a
-//! thread that holds the lock knows that every message was either answered or is still in the socket.
+//! The lock separates messages. The connection's thread takes it before it receives the first byte of a message, and
+//! holds it until the message is answered. While it waits for a message it only peeks, so it has received nothing. A
+//! thread that holds the lock therefore knows that every message has either been answered or is still in the socket.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) struct SessionState {
     pub(crate) service: Service,
 }
 
-/// Whether this server serves the client.
+/// State of the service of the client by this server.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) enum Service {
     /// It does.
@@ -29,7 +29,7 @@ pub(crate) enum Service {
     Active,
     /// The client was described by another server, which still serves it.
     Prepared,
-    /// The client belongs to another server: no more messages are received, and the connection is left as it is.
+    /// The client belongs to another server. No more messages are received, and the connection is left unchanged.
     Given,
 }
 

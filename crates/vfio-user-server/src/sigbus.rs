@@ -1,10 +1,10 @@
 //! SIGBUS handler for clients that truncate their memory files.
 //!
-//! Another process may truncate a file of guest memory at any time; the next access to the lost part raises SIGBUS
-//! here. One client must not end the process for all others, so the handler replaces the mapping with empty memory, one
-//! gigabyte of it around the page. Replacing single pages would split the mapping into many, and replacing all of it
-//! takes time in proportion to the client's memory, on a thread that may serve other devices. The handler also revokes
-//! the client's memory and shuts its connection down; the connection's thread then resets the device and unmaps the
+//! Another process may truncate a file of guest memory at any time, and the next access to the lost part raises SIGBUS
+//! here. One client must not end the process for all others, so the handler replaces the mapping with empty memory: one
+//! gigabyte of it around the page. Replacing single pages would split the mapping into many. Replacing all of it would
+//! take time in proportion to the client's memory, on a thread that may serve other devices. The handler also revokes
+//! the client's memory and shuts its connection down. The connection's thread then resets the device and unmaps the
 //! rest. Any other SIGBUS has its usual effect.
 #![expect(unsafe_code, reason = "a signal handler and the mapping it replaces")]
 
@@ -57,7 +57,7 @@ impl Found {
 
 impl Slot {
     /// Returns the mapping if it contains `addr`. The fields are consistent: the accessing thread keeps its mapping, so
-    /// the slot of that mapping does not change; a slot that changes meanwhile belongs to another one.
+    /// the slot of that mapping does not change, and a slot that changes meanwhile belongs to another one.
     fn around(&self, addr: usize) -> Option<Found> {
         let [start, len, lost, socket] = self.0.read()?;
         let found = Found { start, len, lost, socket: i32::try_from(socket).ok()? };
@@ -74,7 +74,7 @@ impl Slot {
 
 static TABLE: [Slot; SLOTS] = [const { Slot(SeqLock::empty()) }; SLOTS];
 
-/// Slots from this index on were never used; a search does not touch their pages.
+/// Slots from this index on have never been used. A search does not touch their pages.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Serializes writers of [`TABLE`]. The handler takes no lock.
@@ -179,8 +179,8 @@ fn set_handler() -> io::Result<()> {
 }
 
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo_t, and `si_addr` is the field of a SIGBUS it raised
-    // itself; for others the value is not used, as their code is not BUS_ADRERR.
+    // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo_t, and `si_addr` is the field of a SIGBUS that it
+    // raised itself. For other signals the value is not used, because their code is not BUS_ADRERR.
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     let lost = if code == BUS_ADRERR { find(addr) } else { None };
     if lost.is_some_and(|found| {
@@ -189,8 +189,8 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _contex
     }) {
         return;
     }
-    // SAFETY: an all-zero sigaction is the default action. Raised again it takes effect as soon as this handler
-    // returns.
+    // SAFETY: an all-zero sigaction is the default action. The signal that is raised again takes effect as soon as this
+    // handler returns.
     unsafe {
         let default: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, &raw const default, ptr::null_mut());

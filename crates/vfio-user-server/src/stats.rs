@@ -35,7 +35,7 @@ counters! {
     }
 }
 
-/// Descriptors and mappings of the process that the current client's memory takes.
+/// Descriptors and mappings that the current client's memory takes in this process.
 #[derive(Debug, Default)]
 pub struct MemoryCost {
     files: AtomicUsize,
@@ -68,7 +68,7 @@ pub struct ConnectionStats {
     process: AtomicI32,
     /// Files and mappings of the current client.
     pub cost: MemoryCost,
-    /// Log limit shared by all clients: a refused client may reconnect at once.
+    /// Log limit shared by all clients, because a refused client may reconnect at once.
     pub(crate) log: LogLimit,
     /// Called when a client connects or disconnects.
     observer: Option<Observer>,

@@ -15,11 +15,11 @@ use super::message::{Command, HEADER_ONLY, HEADER_SIZE, Header, MAX_MSG_FDS, Mes
 use crate::keeper::client::{KeeperError, Seat};
 use crate::keeper::receive::{Taken, Wanted, take};
 
-/// Bytes that are peeked before a message is received. Most messages fit, above all a doorbell write with its header,
-/// so that one peek and one read suffice for them.
+/// Bytes that are peeked before a message is received. Most messages fit, in particular a doorbell write with its
+/// header, so one peek and one read suffice for them.
 const GLANCE: usize = 64;
 
-/// A buffer that grew beyond this for one message is freed after it.
+/// A buffer that grew beyond this size for a message is freed after it.
 const KEPT_BUFFER: usize = 64 << 10;
 
 /// Reason why a connection ends.
@@ -39,13 +39,13 @@ pub(crate) enum ConnectionError {
         /// Size in the header.
         size: u32,
     },
-    /// The header differed when it was peeked: its bytes are in pages that the client still writes to.
+    /// The header has changed since it was peeked: its bytes are in pages to which the client still writes.
     #[error("a message changed while it was read")]
     Changed,
     /// The keeper cannot receive the client's descriptors.
     #[error(transparent)]
     Keeper(#[from] KeeperError),
-    /// The client has given up on this reply and would take it for the reply to another request.
+    /// The client has stopped waiting for this reply, and would take it for that to another request.
     #[error("{command:?} took {millis} ms, the client no longer waits for it")]
     Late {
         /// Command that took too long.
@@ -146,9 +146,10 @@ fn send_with(stream: &UnixStream, message: &[u8], file: BorrowedFd<'_>) -> io::R
 /// Receiving end of the stream.
 ///
 /// This type never reads bytes that carry descriptors. Reading them without space for descriptors drops the last
-/// reference to the files, and with space it installs them; both may block on another process. So the receiver peeks at
-/// all bytes first, without space for descriptors, and leaves bytes that carry some to the keeper. The descriptors of
-/// one `sendmsg` belong to its first byte, and a peek or a read ends behind the bytes of a `sendmsg` that carries some.
+/// reference to the files, and reading them with space installs the descriptors; both may block on another process. So
+/// the receiver first peeks at all bytes, without space for descriptors, and leaves bytes that carry some to the
+/// keeper. The descriptors of one `sendmsg` belong to its first byte, and a peek or a read ends behind the bytes of a
+/// `sendmsg` that carries some.
 #[derive(Debug)]
 pub(crate) struct Receiver<'a> {
     stream: &'a UnixStream,
@@ -196,19 +197,18 @@ impl<'a> Receiver<'a> {
         Ok((glance.bytes != 0).then_some(Seen { bytes, glance }))
     }
 
-    /// Receives the message that [`Self::wait`] saw, and exactly that, so that descriptors are never attributed to
-    /// another message.
+    /// Receives exactly the message that [`Self::wait`] saw, so that descriptors are never attributed to another
+    /// message.
     ///
-    /// # Errors
-    /// The stream is broken or the message cannot be delimited; the latter has been answered.
+    /// The stream is broken, or the message cannot be delimited. In the second case an error reply has been sent.
     pub(crate) fn receive(&mut self, seen: &Seen) -> Result<Message, ConnectionError> {
         let Seen { bytes: seen, glance } = seen;
         let mut came = Came::default();
         let (mut first, mut done) = ([0; HEADER_SIZE], 0);
         match seen.first_chunk().filter(|_| glance.bytes >= HEADER_SIZE) {
             Some(header) => first = *header,
-            // The header arrives in pieces. The kinds of descriptors it allows are unknown until it is whole, so none
-            // are.
+            // The header arrives in pieces. Until it is complete, the permitted kinds of descriptors are unknown, so
+            // none are permitted.
             None => {
                 done = self.fill(&mut first, Wanted::Nothing, &mut came)?;
                 if done < HEADER_SIZE {
@@ -247,7 +247,8 @@ impl<'a> Receiver<'a> {
         if done < size {
             return Err(ConnectionError::Truncated);
         }
-        // The read copies the peeked bytes again. Pages that the client gave to the socket (vmsplice) may have changed.
+        // The read copies the peeked bytes again, and pages that the client gave to the socket (vmsplice) may have
+        // changed.
         if self.message.first_chunk() != Some(&first) {
             return Err(ConnectionError::Changed);
         }
@@ -272,7 +273,7 @@ impl<'a> Receiver<'a> {
         });
         match seen {
             Ok(seen) => Ok(Glance { bytes: seen.bytes, marked: seen.flags.contains(ReturnFlags::CTRUNC) }),
-            // A client that is killed with replies unread resets the stream, which is a normal end.
+            // A client that is killed with unread replies resets the stream, which is a normal end.
             Err(Errno::CONNRESET) => Ok(Glance { bytes: 0, marked: false }),
             Err(errno) => Err(io::Error::from(errno).into()),
         }

@@ -2,13 +2,12 @@
 //!
 //! The client does not notice: it keeps its socket, and no message is lost or answered twice.
 //!
-//! 1. The first server holds its client ([`Server::hold`](crate::Server::hold)). The client's messages wait in the
-//!    socket from then on.
+//! 1. The first server holds its client ([`Server::hold`](crate::Server::hold)). From then on, the client's messages
+//! wait in the socket.
 //! 2. [`HeldClient::connection`] describes the connection. The description consists of descriptors and plain values, so
 //!    it can be sent to another process.
-//! 3. The second server adopts the connection ([`Server::adopt`](crate::Server::adopt)). It checks the description as
-//!    it would check a client's messages, maps the memory and installs the interrupts, but does not receive messages
-//!    yet.
+//! 3. The second server adopts the connection ([`Server::adopt`](crate::Server::adopt)). It checks the description like
+//! a client's messages, maps the memory and installs the interrupts, but does not receive messages yet.
 //! 4. The first server gives its client away ([`HeldClient::give_away`]), or its process ends.
 //! 5. The second server serves the client ([`AdoptedClient::serve`]).
 //!
@@ -98,9 +97,9 @@ impl HeldClient<'_> {
         }))
     }
 
-    /// Leaves the client to another server. This server receives no more messages, neither resets its device nor shuts
-    /// the client's socket down, and accepts no other client. The connection's thread ends when it sees the client's
-    /// next message.
+    /// Leaves the client to another server. This server receives no more messages and accepts no other client. It
+    /// neither resets its device nor shuts the client's socket down. The connection's thread ends when it sees the
+    /// client's next message.
     pub fn give_away(mut self) {
         self.state.service = Service::Given;
     }

@@ -54,7 +54,7 @@ fn device(directory: &Path, number: u8) -> DaemonDevice {
     }
 }
 
-/// Returns the milliseconds of a scrape for which the daemon queries its networks.
+/// Returns the duration in milliseconds of a scrape for which the daemon queries its networks.
 fn fetch(metrics: &Path) -> Result<f64> {
     thread::sleep(STALE);
     let start = Instant::now();
@@ -65,7 +65,7 @@ fn fetch(metrics: &Path) -> Result<f64> {
     let taken = start.elapsed();
     let last = format!("device=\"vm{}\"", DEVICES - 1);
     ensure!(text.starts_with("HTTP/1.1 200 OK"), "no metrics: {}", text.lines().next().unwrap_or_default());
-    // A network that does not answer within a second is left out.
+    // A network that does not answer within a second is missing from the text.
     ensure!(text.contains(&last), "the metrics came after {} ms, without the devices", taken.as_millis());
     Ok(taken.as_secs_f64() * 1e3)
 }

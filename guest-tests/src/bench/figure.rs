@@ -11,7 +11,7 @@ pub(crate) struct Figure {
     pub(crate) title: String,
     /// Unit of the values.
     pub(crate) unit: &'static str,
-    /// Whether less is better.
+    /// Less is better.
     pub(crate) less_is_better: bool,
     /// Median on the device.
     pub(crate) value: f64,

@@ -10,8 +10,8 @@ use crate::cases::host_adapter::{DEVICE, PROGRAM, PlayedHost};
 use crate::host_adapter::Measured;
 use crate::image::GuestImage;
 
-/// Maximum time of a round, for machines that emulate the guest and have other work: ten thousand posts can take 40 s
-/// on each side.
+/// Time limit of a round. On a machine that emulates the guest and has other work, ten thousand posts can take 40 s on
+/// each side.
 const ROUND: Duration = Duration::from_secs(180);
 
 /// Measures everything in `runs` rounds.

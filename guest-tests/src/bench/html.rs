@@ -54,7 +54,7 @@ fn section_if_measured(page: &mut String, id: &str, title: &str, svg: Option<Str
 }
 
 fn section(page: &mut String, id: &str, title: &str, svg: &str) -> Result<()> {
-    // The XML declaration that the backend writes before the picture is only valid in a separate file.
+    // The XML declaration that the backend writes in front of the picture is valid in a separate file only.
     let picture = svg.find("<svg").and_then(|start| svg.get(start..)).ok_or_else(|| anyhow!("{id}: no picture"))?;
     writeln!(page, "<h2>{}</h2>\n<div id=\"{id}\">{picture}</div>", escaped(title))?;
     Ok(())
@@ -112,7 +112,7 @@ fn sparkline(cells: &trend::Row) -> String {
         cells.iter().map(|cell| cell.map(|(ratio, _)| ratio.max(f64::MIN_POSITIVE).ln())).collect();
     let known = || logs.iter().flatten().copied();
     let (least, most) = (known().fold(f64::MAX, f64::min), known().fold(f64::MIN, f64::max));
-    // Two runs of one tree differ by a few percent: this must not look like a slope.
+    // Two runs of one tree differ by a few percent, which must not look like a slope.
     let range = (most - least).max(0.2);
     let step = WIDTH / f64::from(u32::try_from(logs.len()).unwrap_or(u32::MAX).max(2) - 1);
     let mut points = String::new();

@@ -21,7 +21,7 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
     let ours = VmmPair::boot_alone(&image, &beds)?;
     let theirs = KvmQemuPair::boot(&image, &beds)?;
     eprintln!("{}", ours.description());
-    // A guest that waits in a loop must not take the processor from the other one.
+    // A guest that waits in a loop must not take the processor away from the other one.
     ours.spread()?;
     theirs.spread()?;
     let ends = [ours.endpoints()?, theirs.endpoints()?];

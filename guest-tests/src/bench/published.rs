@@ -65,6 +65,8 @@ pub(crate) fn draw(documents: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn read(path: &str) -> String {
@@ -92,6 +94,89 @@ mod tests {
             };
             assert!(rows.iter().find(is_quoted).is_some(), "docs/figures.md has no such row: {quote:?}");
         }
+    }
+
+    /// Returns the quantities in a text: each number that is followed by a unit of the figures.
+    fn quantities(text: &str) -> BTreeSet<String> {
+        const UNITS: [&str; 9] = ["Gb/s", "Mb/s", "GB/s", "MB/s", "million/s", "ns", "µs", "ms", "MiB"];
+        let words: Vec<_> = text.split_whitespace().collect();
+        let pairs = words.windows(2).filter_map(|pair| {
+            let &[number, unit] = pair else { return None };
+            let number = number.trim_start_matches(['(', '|', '~']);
+            let unit = unit.trim_end_matches([',', '.', ';', ':', ')', '|']);
+            let is_number = number.starts_with(|c: char| c.is_ascii_digit());
+            (is_number && UNITS.contains(&unit)).then(|| format!("{number} {unit}"))
+        });
+        pairs.collect()
+    }
+
+    /// Returns the paragraphs, items and rows of a document that refer to the page of figures.
+    fn references(document: &str) -> Vec<String> {
+        let mut parts = vec![String::new()];
+        for line in document.lines() {
+            if line.trim().is_empty() || line.starts_with('|') || line.trim_start().starts_with("- ") {
+                parts.push(String::new());
+            }
+            if let Some(part) = parts.last_mut() {
+                *part += line;
+                part.push(' ');
+            }
+        }
+        parts.retain(|part| part.contains("figures.md"));
+        parts
+    }
+
+    /// Returns the quantities that a document attributes to the page of figures and that are not there.
+    fn unknown(document: &str, figures: &str) -> Vec<String> {
+        let known = quantities(figures);
+        let quoted: BTreeSet<_> = references(document).iter().flat_map(|part| quantities(part)).collect();
+        quoted.difference(&known).cloned().collect()
+    }
+
+    #[test]
+    fn no_document_quotes_another_figure() {
+        let figures = read("docs/figures.md");
+        let root = crate::daemon::workspace_manifest().unwrap();
+        let folders = [root.with_file_name("docs"), root.with_file_name("docs/dev"), root.parent().unwrap().to_owned()];
+        let files = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
+        let files =
+            files.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|it| it == "md"));
+        for path in files.filter(|path| !path.ends_with("figures.md")) {
+            let unknown = unknown(&std::fs::read_to_string(&path).unwrap(), &figures);
+            assert!(unknown.is_empty(), "{}: docs/figures.md does not have {unknown:?}", path.display());
+        }
+    }
+
+    #[test]
+    fn another_figure_is_found() {
+        let figures = "| a | 1.5 µs | 2 Gb/s, 0.4 s |";
+        let wrong = "It takes 9 ms.\n\n- ([Figures](figures.md)): 1.5 µs,\n  or (3 Gb/s)\n- 7 ms\n";
+        assert_eq!(unknown(wrong, figures), ["3 Gb/s"]);
+        assert_eq!(unknown("1.5 µs and 2 Gb/s, see [Figures](figures.md)", figures), Vec::<String>::new());
+    }
+
+    /// Returns Jain's index, utilization and queue of the runs in a guest whose hosts write all the time.
+    fn runs_that_mark(figures: &str) -> Vec<[f64; 3]> {
+        let row = |line: &str| {
+            let mut cells = line.split('|').skip(1).map(str::trim);
+            let _hosts: u8 = cells.next()?.parse().ok()?;
+            (cells.next()? == "`tc` in a guest").then_some(())?;
+            let mut number = || cells.next()?.split(' ').next()?.parse().ok();
+            Some([number()?, number()?, number()?])
+        };
+        figures.lines().filter_map(row).collect()
+    }
+
+    #[test]
+    fn the_page_about_congestion_summarizes_the_runs() {
+        let runs = runs_that_mark(&read("docs/figures.md"));
+        assert!(runs.len() >= 5, "{runs:?}");
+        let least = |column: usize| runs.iter().map(|run| run[column]).fold(f64::INFINITY, f64::min);
+        let most = |column: usize| runs.iter().map(|run| run[column]).fold(0.0, f64::max);
+        let (utilization, jain) = (format!("{} to {}", least(1), most(1)), least(0));
+        let wanted =
+            format!("| {utilization} | {jain} or more | {} to {} KB after 4 s, no losses |", least(2), most(2));
+        assert!(read("docs/congestion.md").contains(&wanted), "docs/congestion.md does not say {wanted}");
     }
 
     /// The recording of `demo` contains no figures, because those depend on the machine that recorded it.

@@ -30,7 +30,7 @@ pub(super) enum Change {
     Better,
 }
 
-/// Minimum factor between ratios that counts as a change; smaller differences are noise of the machine.
+/// Minimum factor between two ratios that counts as a change. Smaller differences are noise of the machine.
 const NOTABLE: f64 = 1.1;
 
 impl Earlier {
@@ -47,7 +47,7 @@ impl Earlier {
     }
 }
 
-/// The ratios of a figure, commit after commit, each with its difference from the last one that exists before it.
+/// The ratios of a figure, commit by commit. Each has its difference from the last earlier one.
 pub(super) type Row = Vec<Option<(f64, Change)>>;
 
 /// Returns a row of earlier and current ratios for each current figure.

@@ -10,21 +10,20 @@ use crate::pair::{Link, Pair};
 /// Guest with the server, and the name of the direction.
 pub(crate) const WAYS: [(usize, &str); 2] = [(1, "a-to-b"), (0, "b-to-a")];
 
-/// Returns the name of the direction to a server in this guest.
+/// Returns the name of the direction in which the server is in this guest.
 pub(crate) fn way(server: usize) -> &'static str {
     WAYS.iter().find(|(guest, _)| *guest == server).map_or("?", |(_, name)| name)
 }
 
-/// A named test; its function returns a short note for the report.
+/// A named test. Its function returns a short note for the report.
 pub(crate) struct Case {
     /// `group/name`, for `--only`.
     pub(crate) name: String,
     /// The test.
     pub(crate) body: Body,
-    /// The test provokes kernel warnings on purpose, or checks the log itself: the runner does not check the kernel
-    /// log.
+    /// The test provokes kernel warnings, or checks the log itself, so the runner does not check the kernel log.
     pub(crate) ignore_kernel_log: bool,
-    /// Set if the test takes so long that it runs only on request: the hint for users who did not request it.
+    /// Set for a test that takes so long that it runs only on request: the hint for a user who has not requested it.
     pub(crate) slow: Option<&'static str>,
 }
 
@@ -61,7 +60,7 @@ impl Case {
         if ordinary.contains(&&*self.name) { self } else { self.slow(what_to_do) }
     }
 
-    /// Returns the test as it runs without a request: a skipped one if it is slow, else unchanged.
+    /// Returns the test as it runs without a request: skipped if it is slow, and unchanged otherwise.
     pub(crate) fn unasked(self) -> Self {
         match self.slow {
             Some(what_to_do) => Self::alone(self.name, move |_| Err(skip(what_to_do))),

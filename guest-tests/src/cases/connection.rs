@@ -28,8 +28,8 @@ pub(crate) fn rping(endpoints: &Endpoints<'_>, server: usize) -> Result<String> 
         server: format!("rping -s -a {} -C 50 -V -S 4096", endpoints.address_of(server, server)),
         ready: Ready::ConnectionManager,
         client_vm: endpoints.vms[client],
-        // The beginnings of its lines are enough: complete ones take a minute where the line to a guest is a serial
-        // port.
+        // The first characters of its lines suffice: complete lines take a minute where the guest is reached over a
+        // serial port.
         client: format!(
             "rping -c -a {} -C 50 -V -v -S 4096 > /tmp/pings; code=$?; cut -c1-40 /tmp/pings; exit $code",
             endpoints.address_of(server, client)
@@ -37,7 +37,7 @@ pub(crate) fn rping(endpoints: &Endpoints<'_>, server: usize) -> Result<String> 
         timeout: endpoints.patience,
     }
     .run()?;
-    // The client prints the data that came back. A mismatch fails by itself; this also detects a run that is too short.
+    // The client prints the returned data. A mismatch fails by itself; this detects a run that is too short.
     let pings = exchange.client.lines().filter(|line| line.contains("ping data")).count();
     if pings != 50 {
         bail!("{pings} of 50 pings came back:\n{}", exchange.client);

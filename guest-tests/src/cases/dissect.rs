@@ -1,6 +1,6 @@
 //! Dissects every packet with Wireshark, which must not report an error.
 //!
-//! Debian's version of Wireshark does not check the ICRC, so this test does.
+//! Debian's version of Wireshark does not check the ICRC, so this test checks it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -44,7 +44,7 @@ const FIELDS: [&str; 6] = [
     "_ws.expert.message",
 ];
 
-/// Opcodes of all RC operations by the position of their packets: sends, writes, reads, atomics, responses.
+/// Opcodes of all RC operations, by the position of their packets: sends, writes, reads, atomics, responses.
 const RC_OPCODES: [u8; 22] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 23];
 /// The same for datagrams.
 const UD_OPCODES: [u8; 2] = [100, 101];

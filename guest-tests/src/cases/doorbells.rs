@@ -1,5 +1,5 @@
-//! Two guests whose doorbell pages are memory (`doorbells=mapped`): the unmodified driver and library post, poll and
-//! arm without a message to the daemon, as its counters show exactly.
+//! Two guests with mapped doorbell pages (`doorbells=mapped`): the unmodified driver and library post, poll and arm
+//! without a message to the daemon, as its counters show exactly.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -188,7 +188,7 @@ fn poller(pair: &Pair) -> Result<Job> {
     Ok(job)
 }
 
-/// The driver reuses the page of a process that has ended, here of a killed one, for the next process.
+/// The driver reuses the page of a process that has ended, here by a signal, for the next process.
 fn two_processes(MappedPair(pair): &MappedPair) -> Result<String> {
     let daemon = pair.daemon().context("no daemon")?;
     let contexts = || -> Result<Vec<serde_json::Value>> {
@@ -199,10 +199,10 @@ fn two_processes(MappedPair(pair): &MappedPair) -> Result<String> {
     let mut pages = Vec::new();
     for _ in 0..2 {
         let process = poller(pair)?;
-        // It opens the device twice, and polls on one of the pages.
+        // The process opens the device twice, and polls on one of the two pages.
         let shown = contexts()?;
         let mapped = shown.iter().find(|context| context["doorbells"] == "mapped");
-        pages.push(mapped.with_context(|| format!("nobody's page is memory: {shown:?}"))?["uar_page"].clone());
+        pages.push(mapped.with_context(|| format!("no process has a mapped page: {shown:?}"))?["uar_page"].clone());
         drop(process);
         while !contexts()?.is_empty() {}
     }
@@ -212,12 +212,12 @@ fn two_processes(MappedPair(pair): &MappedPair) -> Result<String> {
     Ok(format!("page {}", pages[0]))
 }
 
-/// While a process only polls and posts nothing, the polling thread rests: 2 ms, except for a page that is touched
+/// While a process only polls and posts nothing, the polling thread rests for 2 ms at a time, unless a page is touched
 /// after it was revoked.
 fn polls_in_vain(MappedPair(pair): &MappedPair) -> Result<String> {
     let daemon = pair.daemon().context("no daemon")?;
     let process = poller(pair)?;
-    // From this point on it does not use more and more time.
+    // From here on, the time that it uses must not increase.
     pair.a().run("sleep 1")?;
     while watcher(daemon, 0)? != "polled" {}
     let (start, before, ticks) = (Instant::now(), Counts::of(pair, 0)?, daemon.processor_ticks()?);
@@ -233,7 +233,7 @@ fn polls_in_vain(MappedPair(pair): &MappedPair) -> Result<String> {
     Ok(format!("{naps} rests, {arms} arms and {} ms of a processor in {:.1} s", 10 * ticks, time.as_secs_f64()))
 }
 
-/// A process that has armed an event and waits costs nothing: the polling thread sleeps, and is not woken.
+/// A process that has armed an event and waits costs nothing: the polling thread sleeps and is not woken.
 fn idle(MappedPair(pair): &MappedPair) -> Result<String> {
     let link = pair.link(LinkKind::Pvrdma)?;
     let endpoints = pair.endpoints(&link);

@@ -1,4 +1,4 @@
-//! Errors that one guest provokes at the other: the error codes that the programs on both sides see.
+//! Errors that one guest provokes at the other, and the error codes that the programs on both sides get.
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use crate::endpoints::listens;
 use crate::vm::{Job, Vm};
 
-/// Method by which a started server is detected. Programs write to a pipe in blocks, so their output cannot be used.
+/// Method by which a started server is detected. Programs write to a pipe in blocks, so their output may come late.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ready {
     /// It listens on a TCP port.

@@ -23,7 +23,7 @@ impl Costs {
             vm.run(&format!("/run/guest-tests doorbells --device {device} {what}"))?;
             Ok(exits()?.mmio - before.mmio)
         };
-        // This loads the library, so that all following runs behave the same.
+        // This run loads the library, so that all following runs behave alike.
         ring("")?;
         let nothing = ring("")?;
         let mut costs = Vec::new();

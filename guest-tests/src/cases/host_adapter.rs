@@ -75,7 +75,7 @@ impl PlayedHost {
             model: NicModel::Virtio,
             mac: "52:54:00:00:03:01".to_owned(),
             local: directory.join("host.net"),
-            remote: directory.join("nobody.net"),
+            remote: directory.join("no-peer.net"),
         });
         if let Some(disk) = &self.disk {
             builder = builder.disk(disk);
@@ -114,8 +114,8 @@ fn pingpong(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// The daemon as a process, which the same driver reaches over its sockets. Whichever process ends, in whatever way, no
-/// resource remains.
+/// The daemon as a process, which the same driver reaches over its sockets. No resource remains, whichever of the
+/// processes ends, and however it ends.
 fn process(vm: &Vm) -> Result<()> {
     let daemon = serve(vm, "given", "")?;
     let client = vm.spawn(&format!("{PROGRAM} {SOCKETS}"))?;
@@ -134,7 +134,7 @@ fn process(vm: &Vm) -> Result<()> {
     kill(&guests)
 }
 
-/// The same operations of guests whose doorbells are memory: no post and no poll is a message, and completions still
+/// The same operations of guests whose doorbells are mapped: no post and no poll is a message, and completions still
 /// arrive.
 fn mapped_doorbells(vm: &Vm) -> Result<()> {
     vm.run("modprobe fuse")?;
@@ -151,8 +151,8 @@ fn mapped_doorbells(vm: &Vm) -> Result<()> {
     stop(vm, &daemon)
 }
 
-/// Guests' addresses are added to and removed from the adapter's interface with the guests, and with the daemon however
-/// it ends. The first guest's address was set by the administrator and stays.
+/// Guests' addresses come to the adapter's interface with the guests. They go with the guests, and with the daemon
+/// however it ends. The first guest's address was set by the administrator, and stays.
 fn addresses(vm: &Vm) -> Result<()> {
     let check = |when: &str, added: bool| -> Result<()> {
         let has = |address: &str, test: &str| {
@@ -236,8 +236,8 @@ fn kill(job: &Job) -> Result<()> {
     job.wait(SHORT).map(drop)
 }
 
-/// Kinds of objects of guests. The context (`ctx`) is not among them, because a device of the daemon has one even
-/// without a guest.
+/// Kinds of objects of guests. The context (`ctx`) is not listed, because a device of the daemon has one even without a
+/// guest.
 const OBJECTS: &str = "qp cq mr pd srq";
 
 /// Lists queue pairs, regions and so on of processes. Those of the kernel are left out.

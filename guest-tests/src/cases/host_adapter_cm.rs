@@ -119,7 +119,8 @@ fn rping_server(hosts: &Hosts) -> Result<()> {
     Ok(())
 }
 
-/// If the kernel's own connection manager owns QP 1, the daemon reports this, and continues without one if it may.
+/// If the kernel's own connection manager owns QP 1, the daemon reports this and, if its configuration permits,
+/// continues without one.
 fn taken(vm: &Vm) -> Result<()> {
     vm.run("modprobe ib_cm")?;
     let asked = vm.exec(&format!("{PROGRAM} daemon --device {DEVICE} --cm umad"), SHORT)?;
@@ -141,7 +142,7 @@ fn taken(vm: &Vm) -> Result<()> {
     nothing_left(vm)
 }
 
-/// The adapter disappears: the threads of the connection manager report this and end.
+/// The adapter disappears. The threads of the connection manager report this and end.
 fn lost(vm: &Vm) -> Result<()> {
     vm.run("modprobe ib_umad")?;
     let server = vm.spawn(&format!("{PROGRAM} rping --device {DEVICE} --guest 1 serve"))?;

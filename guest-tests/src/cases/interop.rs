@@ -82,7 +82,7 @@ fn lossy() -> Vec<Case> {
     })
 }
 
-/// The server's region is shorter than the client's request: the client must get the reason of the failure.
+/// The server's region is shorter than the client's request. The client must get the reason of the failure.
 fn beyond_region(pair: &RxePair, server: usize, program: &str) -> Result<String> {
     let refused = pair.ours.counter("refused_requests")?;
     let endpoints = pair.endpoints(IPV4.map(Into::into), 1024)?;

@@ -31,7 +31,7 @@ pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     let (for_pair, for_lonely) = (beds.clone(), beds.clone());
     let shared = Shared::new(move |image| VmmPair::boot(image, &for_pair));
     let mut cases = vec![shared.case("kvm/boot", boot)];
-    // Each takes several times as long as in an emulated pair: one direction shows that both ends work.
+    // Each takes several times as long as in an emulated pair, and one direction shows that both ends work.
     let connected: Vec<_> = programs::CONNECTED.into_iter().map(Program::one_way).collect();
     let datagrams: Vec<_> = programs::DATAGRAMS.into_iter().map(Program::one_way).collect();
     let run = |pair: &VmmPair, program: &Program, server: usize| program.run(&pair.endpoints()?, server);
@@ -69,7 +69,7 @@ pub(super) const ORDINARY: [&str; 11] = [
     "kvm/exits",
     "kvm/killed",
 ];
-/// Hint for the other cases. With emulated virtualisation each takes seconds, a reboot half a minute.
+/// Hint for the other cases. With emulated virtualisation, each takes seconds, and a reboot half a minute.
 const WHEN: &str = "takes minutes with the others; runs when asked for: --only kvm/";
 
 /// Both functions are in the slot that the driver expects, with MSI-X, and the VMM found real KVM.
@@ -114,7 +114,7 @@ fn reboot(pair: &VmmPair) -> Result<String> {
     rc.run(&pair.endpoints()?, 1).context("after the reboot")
 }
 
-/// A guest powers itself off: its VM ends and the other one continues; with the last VM the VMM ends, without an error.
+/// A guest powers itself off. Its VM ends and the other one continues. With the last VM, the VMM ends without an error.
 fn powered_off(pair: &mut VmmPair) -> Result<String> {
     // The command ends with the guest, so its end is not awaited.
     let power_off = |vm: &Vm| vm.spawn("modprobe pvpanic-pci && sync && /bed/busybox poweroff -f");
@@ -130,7 +130,7 @@ fn powered_off(pair: &mut VmmPair) -> Result<String> {
     Ok(String::new())
 }
 
-/// The VMM is killed during memory writes: no resource of it remains, and the host's kernel reports no problem.
+/// The VMM is killed during memory writes. No resource of it remains, and the host's kernel reports no problem.
 fn killed(pair: &mut VmmPair) -> Result<String> {
     let endpoints = pair.endpoints()?;
     let command =

@@ -26,7 +26,7 @@ pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     let (beds, of_qemu) = (beds.clone(), beds.clone());
     let shared = Shared::new(move |image| VmmPair::boot_with_doorbells(image, &beds));
     let mut cases = vec![shared.case("kvm/doorbells/exits", exits)];
-    // Programs that poll, that sleep and that do both, one after the other on the same pages.
+    // Programs that poll, that sleep, and that do both run one after the other on the same pages.
     let run = |pair: &VmmPair, program: &Program, server: usize| program.run(&pair.endpoints()?, server);
     cases.extend(programs::cases("kvm/doorbells", &programs::POLL_AND_SLEEP, &shared, run));
     let beds = of_qemu;

@@ -49,7 +49,7 @@ pub(super) const ORDINARY: [&str; 5] = [
     "kvm/qemu/rping/a-to-b",
     "kvm/qemu/exits",
 ];
-/// Hint for the other cases. With emulated virtualisation each takes seconds, a boot half a minute.
+/// Hint for the other cases. With emulated virtualisation, each takes seconds, and a boot half a minute.
 const WHEN: &str = "takes minutes with the others; runs when asked for: --only kvm/qemu";
 
 /// The drivers have bound, and KVM runs both guests.
@@ -80,7 +80,7 @@ fn pingpong(pair: &KvmQemuPair) -> Result<String> {
     rc.run(&pair.endpoints()?, 1)
 }
 
-/// A guest is killed while another one writes to its memory: the writer gets an error, and the next guest finds a clean
+/// A guest is killed while another one writes to its memory. The writer gets an error, and the next guest finds a clean
 /// device.
 fn killed(pair: &mut KvmQemuPair) -> Result<String> {
     let endpoints = pair.endpoints()?;

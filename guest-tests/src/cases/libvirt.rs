@@ -56,7 +56,7 @@ fn two_vms(image: &GuestImage) -> Result<String> {
         .map_err(|error| skip(format!("there is no libvirt: {error:#}")))?;
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
     let path = |name: &str| directory.path().join(name);
-    // Path at which the `pvrdmad` of the commands looks for its daemon.
+    // This is the path at which the `pvrdmad` of the commands looks for its daemon.
     let run = path("pvrdmad");
     fs::create_dir(&run).context("cannot create a directory")?;
     let device = |index: usize| DaemonDevice {

@@ -9,7 +9,7 @@ use super::exchange::{Programs, Ready};
 use super::pingpong::pingpong;
 use crate::pair::{Link, Pair};
 
-/// Memory in KiB that the daemon may keep after all resources of a life were released: overhead of the allocator.
+/// Memory in KiB that the daemon may keep after all resources of a guest were released: overhead of the allocator.
 pub(super) const SLACK_KIB: u64 = 4096;
 
 /// Reload, reboot, kill.
@@ -57,7 +57,7 @@ fn qemu_killed(pair: &mut Pair, link: &Link) -> Result<String> {
     Ok(format!("noticed after {:.1} s; {}", noticed.as_secs_f64(), check_memory(pair, before)?))
 }
 
-/// Ten machines that end at different points of a transfer leave nothing behind: no memory, no descriptor, no mapping.
+/// Ten machines are killed at different points of a transfer. None leaves memory, a descriptor or a mapping behind.
 fn killed_at_ten_points(pair: &mut Pair, link: &Link) -> Result<String> {
     // The first run fills the daemon's pools.
     kill_in_transfer(pair, link, 1 << 20)?;
@@ -74,7 +74,7 @@ fn killed_at_ten_points(pair: &mut Pair, link: &Link) -> Result<String> {
     Ok(note)
 }
 
-/// The process of the network is replaced during transfers, one of which compares its data, and no program notices.
+/// The process of the network is replaced during transfers, one of which compares its data. No program notices.
 fn upgrade(pair: &mut Pair, link: &Link) -> Result<String> {
     const UPGRADES: u32 = 20;
     const TIME: Duration = Duration::from_secs(20);

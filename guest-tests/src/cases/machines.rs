@@ -95,7 +95,7 @@ fn sixteen_gib(image: &GuestImage) -> Result<String> {
     let available = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
     let available = available.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.split_whitespace().next());
     if available.and_then(|kib| kib.parse::<u64>().ok()).is_none_or(|kib| kib < 18 << 20) {
-        return Err(skip("needs 18 GiB of memory that nobody uses"));
+        return Err(skip("needs 18 GiB of unused memory"));
     }
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
     let cable = cable(directory.path());

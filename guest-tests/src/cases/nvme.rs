@@ -22,7 +22,7 @@ fn fio_verify(pair: &mut Pair, link: &Link) -> Result<String> {
 pub(crate) fn between([a, b]: [&Vm; 2], ip: Ipv4Addr, mib: u32) -> Result<String> {
     a.run(&target_script(ip))?;
     let result = host(b, ip, mib);
-    // Disconnect even after a failure: the next case needs a device without users.
+    // The host disconnects even after a failure, because the next case needs a device without users.
     let disconnect = b.exec("nvme disconnect -n guest-tests", Duration::from_secs(60));
     let remove = a.exec(REMOVE_TARGET, Duration::from_secs(60));
     let note = result?;

@@ -38,7 +38,7 @@ impl Tally {
 pub(crate) fn run_cases(image: &GuestImage, options: &PairOptions, kind: LinkKind, cases: Vec<Case>) -> Tally {
     let mut tally = Tally::default();
     let mut pair: Option<Pair> = None;
-    // A device that does not come up fails every case; a second attempt excludes a sporadic failure.
+    // A device that does not come up fails every case. A second attempt rules out a sporadic failure.
     let mut boot_failures = 0;
     for case in cases {
         let started = Instant::now();
@@ -70,7 +70,7 @@ pub(crate) fn run_cases(image: &GuestImage, options: &PairOptions, kind: LinkKin
             }
             Err(error) => {
                 tally.failed += 1;
-                // The summary has one line for each; the whole text is printed here.
+                // The summary has one line for each failure, so the whole text is printed here.
                 let cause = error.root_cause().to_string();
                 tally.failures.push(format!("{}: {}", case.name, cause.lines().next_back().unwrap_or_default()));
                 let mut text = format!("FAIL  {:<44} {seconds:6.1} s\n{}", case.name, indented(&causes(&error)));

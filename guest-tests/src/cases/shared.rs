@@ -95,17 +95,17 @@ impl<M: Machines> Shared<M> {
         };
         let mut text = machines.diagnosis();
         let broken: Vec<String> = machines.vms().into_iter().filter(|vm| !is_healthy(vm)).map(Vm::diagnosis).collect();
-        // A guest that no longer answers must not fail the other cases, too.
+        // A guest that no longer answers must not fail the other cases as well.
         if !broken.is_empty() {
             text = format!("{text}\n{}\nthe guests are replaced", broken.join("\n"));
             *slot = None;
         }
-        // The error stays the root cause: the summary prints its last line.
+        // The error stays the root cause, because the summary prints its last line.
         Err(error.context(text))
     }
 
     fn start(&self, image: &GuestImage) -> Result<M> {
-        // Guests that do not come up fail every case; a second attempt excludes a sporadic failure.
+        // Guests that do not come up fail every case. A second attempt rules out a sporadic failure.
         if self.boot_failures.get() >= 2 {
             return Err(anyhow!("not run: the guests cannot be booted, see above"));
         }

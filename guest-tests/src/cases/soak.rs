@@ -1,5 +1,5 @@
-//! Long-running test of everything at once. Traffic of all kinds, of which every byte is compared, runs beside programs
-//! that are killed. After each round of traffic, a driver is reloaded, a guest reboots or a machine is killed during
+//! Long-running test of everything at once. Traffic of all kinds, with every byte compared, runs while other programs
+//! are killed. After each round of traffic, a driver is reloaded, a guest reboots, or a machine is killed during
 //! traffic.
 
 use std::fmt;
@@ -136,7 +136,7 @@ impl fmt::Display for Kept {
     }
 }
 
-/// Runs all traffic at once, beside programs that are killed; then one action that interrupts everything.
+/// Runs all traffic at once while other programs are killed, and then one action that interrupts everything.
 fn round(pair: &mut Pair, done: &mut Done) -> Result<()> {
     traffic(pair, done)?;
     interrupt(pair, done)?;
@@ -182,7 +182,7 @@ fn kill_a_program(pair: &Pair, link: &Link, done: &mut Done) -> Result<()> {
     let start = written(pair)?;
     let programs = Programs { timeout: PATIENCE, ..writes(pair, link, 1, ENDLESS) };
     let (server, client) = programs.start()?;
-    // Other programs write as well, so the byte counter does not tell. A program without a connection would wait for
+    // Other programs write as well, so the byte counter is no criterion. A program without a connection would wait for
     // the killed one forever.
     programs.server_vm.wait_until(&is_connected(WRITES_PORT), PATIENCE)?;
     wait_written(pair, start + (done.programs_killed + 1) * 654_321)?;

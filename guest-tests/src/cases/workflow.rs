@@ -62,7 +62,8 @@ fn check_out(to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies this machine's CA certificates, because its network access may go through a proxy with its own certificates.
+/// Copies this machine's CA certificates, because its network access may go through a proxy with a certificate of its
+/// own.
 fn trust_what_this_machine_trusts(root: &HostRoot) -> Result<()> {
     const CERTIFICATES: &str = "usr/local/share/ca-certificates";
     let own = Path::new("/").join(CERTIFICATES);

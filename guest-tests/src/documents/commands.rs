@@ -64,7 +64,7 @@ fn bash_refuses(script: &str) -> Result<Option<String>> {
     Ok((!output.status.success()).then(|| text.trim().to_owned()))
 }
 
-/// Returns the program that a command runs, and its arguments: variable assignments, `sudo` and cargo are skipped.
+/// Returns the program that a command runs, and its arguments. Skips variable assignments, `sudo` and cargo.
 fn program(command: &[String]) -> Option<(&str, &[String])> {
     let is_set = |word: &String| {
         word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c == '_' || c.is_alphanumeric()))

@@ -1,4 +1,4 @@
-//! Checks that no example uses a world-writable folder: another user could listen there first in place of the daemon.
+//! Checks that no example uses a world-writable folder, where another user could listen in place of the daemon.
 
 use super::markdown::Document;
 
@@ -13,7 +13,7 @@ pub(super) fn check(document: &Document) -> Vec<String> {
         .filter_map(|(line, text)| {
             let folder = SHARED.iter().find(|folder| text.contains(**folder))?;
             let place = document.path.display();
-            Some(format!("{place}:{line}: everybody can write to {folder}: take /run/pvrdmad or $XDG_RUNTIME_DIR"))
+            Some(format!("{place}:{line}: every user can write to {folder}: take /run/pvrdmad or $XDG_RUNTIME_DIR"))
         })
         .collect()
 }

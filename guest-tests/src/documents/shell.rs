@@ -1,6 +1,6 @@
 //! Parser for the subset of the shell that documents use: simple commands, word by word, without expansion.
 
-/// Removes the prompts that tell where a line is typed: `host1$ `, `host3# `, `$ `.
+/// Removes the prompts that say on which host a line is typed: `host1$ `, `host3# `, `$ `.
 pub(super) fn without_prompts(script: &str) -> String {
     let mut lines: Vec<&str> = Vec::new();
     for line in script.lines() {

@@ -113,11 +113,11 @@ fn wrong_sockets_are_found() {
 }
 
 #[test]
-fn folders_for_everybody_are_found() {
+fn folders_of_every_user_are_found() {
     for language in ["text", "sh"] {
-        assert_problem(&format!("```{language}\nls /tmp/a.sock\n```\n"), "everybody can write to /tmp/");
+        assert_problem(&format!("```{language}\nls /tmp/a.sock\n```\n"), "every user can write to /tmp/");
     }
-    assert_problem("```text\nls /dev/shm/a\n```\n", "README.md:2: everybody");
+    assert_problem("```text\nls /dev/shm/a\n```\n", "README.md:2: every user");
     assert_eq!(seeded("`/tmp/a` is wrong\n```text\nls /run/tmp\n```\n"), Vec::<String>::new());
 }
 

@@ -16,8 +16,8 @@ use crate::device_pair::{connected, ring};
 const BUFFER: usize = 4 << 20;
 /// Number of posts of the latency measurement.
 const POSTS: u32 = 10_000;
-/// Pause before each post of the latency measurement that has one: it lets the threads of a software adapter go to
-/// sleep, so every write finds the adapter in the same state on both sides.
+/// Pause before each post in the latency measurement with pauses. The threads of a software adapter go to sleep in it,
+/// so every write finds the adapter in the same state on both sides.
 const PAUSE: Duration = Duration::from_micros(200);
 /// Bytes that a round of a bandwidth measurement moves.
 const ROUND: usize = 32 << 20;

@@ -113,7 +113,7 @@ pub(super) fn integrity(a: &mut Side, b: &mut Side) -> Result<()> {
     Ok(())
 }
 
-/// Makes sure that the device has processed every doorbell so far: over a socket a doorbell is answered before its work
+/// Ensures that the device has processed every doorbell so far. Over a socket, a doorbell is answered before its work
 /// is done, and a datagram that finds no receive is lost. A command is processed after all earlier doorbells.
 fn seen(side: &Side) -> Result<()> {
     side.driver.query_port().map(drop).context("a command")

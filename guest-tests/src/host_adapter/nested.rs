@@ -55,7 +55,7 @@ fn in_guest(options: &NestedOptions, directory: &Path, socket: &Path) -> Result<
     println!("up after {:.0} s", started.elapsed().as_secs_f64());
     let run = || -> Result<()> {
         vm.run(&network_script("vmxnet3", &[INNER, options.guest], 1500))?;
-        // The router only answers for itself; the driver needs to know the MAC address of the adapter's address.
+        // The router only answers for itself, and the driver needs to know the MAC address of the adapter's address.
         vm.run(&format!(
             "ip neigh replace {} lladdr {} dev $(cat /run/nic-vmxnet3)",
             options.host,
@@ -108,7 +108,7 @@ fn between(
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {program}"))?;
-    // A server that has ended without listening reports the reason, after the failure of its client.
+    // A server that ended without listening reports the reason, after the failure of its client.
     while !listening()? && server.try_wait()?.is_none() {
         thread::sleep(Duration::from_millis(20));
     }
@@ -126,7 +126,8 @@ fn listening() -> Result<bool> {
     Ok(status.success())
 }
 
-/// Waits for the server if its client has succeeded. Returns whether the server has succeeded, too, and its output.
+/// Waits for the server if its client has succeeded. Returns `true` if the server has succeeded as well, and its
+/// output.
 fn finish(mut server: std::process::Child, wait: bool) -> Result<(bool, String)> {
     if !wait {
         server.kill().context("cannot end the server")?;

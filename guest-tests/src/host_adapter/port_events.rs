@@ -80,7 +80,7 @@ fn wait_for_events(driver: &Driver, wanted: &[u32]) {
 
 /// The driver of the adapter reports its removal: all outstanding requests complete with an error, and so do later
 /// ones. `rdma_rxe` cannot be removed while a process has it open, so the test injects the notification. The second
-/// device continues to work until it gets the notification, too.
+/// device continues to work until it gets the notification as well.
 fn lost(backend: &Ibverbs, order: [u8; 2]) -> Result<()> {
     let [mut a, mut b] = connected(backend, MIB, Placement::Scattered)?;
     let write = |wr_id| SendWr::write(wr_id, &[a.buffer.sge(&a.mr, 0, MIB)], b.buffer.va(), b.mr.rkey);

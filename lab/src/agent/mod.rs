@@ -29,7 +29,7 @@ pub fn serve() -> Result<()> {
         running: Arc::new(Mutex::new(HashMap::new())),
     };
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    // A previous agent may have ended in the middle of a line, so end that line first.
+    // A previous agent may have ended in the middle of a line, so that line is ended first.
     agent.write(b"\n");
     agent.send(&Event::Hello { boot: boot.trim().to_owned() });
     for line in BufReader::new(port).lines() {
@@ -87,7 +87,8 @@ impl Agent {
             self.running.lock().unwrap_or_else(PoisonError::into_inner).insert(id, pid);
         }
         let agent = self.clone();
-        // Reading has its own thread: a background program that the command leaves may keep the pipe open for long.
+        // Reading has its own thread, because a background program that the command leaves may keep the pipe open for
+        // long.
         let output = std::thread::spawn(move || {
             let mut buffer = [0; 16384];
             while let Ok(count @ 1..) = reader.read(&mut buffer) {

@@ -9,7 +9,7 @@ pub const PORT_NAME: &str = "guest-tests";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Request {
-    /// Run a shell command; its output and end come as events with the same id.
+    /// Runs a shell command. Its output and its end are events with the same id.
     Spawn {
         /// Chosen by the host.
         id: u64,
@@ -40,7 +40,7 @@ pub enum Request {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// The agent has started: the guest is up, and no command from before is running.
+    /// The agent has started: the guest is up, and no earlier command is running.
     Hello {
         /// Changes with every boot.
         boot: String,
@@ -56,7 +56,7 @@ pub enum Event {
     Exit {
         /// Which command.
         id: u64,
-        /// Exit code; 128 plus the number for a signal as in a shell; -1 if the command could not be run.
+        /// Exit code. 128 plus the number of a signal, as in a shell; -1 if the command could not be run.
         code: i32,
     },
 }

@@ -104,7 +104,7 @@ impl ApplicationsDisk {
     }
 }
 
-/// Lets root of each guest log in to the other one by SSH, which starts the ranks of an MPI program.
+/// Allows root of each guest to log in to the other one by SSH, which starts the ranks of an MPI program.
 const LOG_IN: &str = "\
 ssh-keygen -A
 mkdir -p /root/.ssh

@@ -13,8 +13,8 @@ use super::{modules, root_disk};
 /// Dependencies of the archive besides the steps before it.
 pub(crate) const KEY: &str = FIRST_STAGE;
 
-/// Builds the archive. It is not compressed: QEMU copies it in no time, but an emulated processor would unpack it
-/// slowly.
+/// Builds the archive. It is not compressed, because QEMU copies it in no time, but an emulated processor would unpack
+/// it slowly.
 pub(crate) fn build(image: &GuestImage, _log: &StepLog) -> Result<()> {
     let release = image.kernel_release()?;
     let module_directory = image.guest_root().join("usr/lib/modules").join(&release);
@@ -51,8 +51,8 @@ pub fn append_program(initramfs: &Path, name: &str, from: &Path) -> Result<()> {
     archive.finish()
 }
 
-/// Returns the part of a program (ELF, 64 bit, little-endian) that is loaded, without the symbols behind it. The
-/// symbols are most of the file, and a guest would keep them in its memory, twice while it boots.
+/// Returns the loaded part of a program (ELF, 64 bit, little-endian), without the symbols behind it. The symbols are
+/// most of the file, and a guest would keep them in its memory, twice while it boots.
 fn loaded_part(mut program: Vec<u8>) -> Option<Vec<u8>> {
     fn at<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
         bytes.get(offset..)?.first_chunk().copied()

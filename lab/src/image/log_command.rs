@@ -1,4 +1,4 @@
-//! Commands of a build step: their output goes to the step's log, and the tail of it into the error.
+//! Commands of a build step. Their output goes to the step's log, and its last lines into the error.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The guest image: QEMU, a kernel, the unchanged `vmw_pvrdma` driver and a root file system, all built from Debian
-//! packages at run time into a cache directory. Nothing of it is part of this repository.
+//! The guest image: QEMU, a kernel, the unchanged `vmw_pvrdma` driver and a root file system. All of it is built from
+//! Debian packages at run time, in a cache directory. None of it is part of this repository.
 
 mod applications_disk;
 mod apt;

@@ -1,5 +1,5 @@
-//! The kernel modules of the guests: the few that are needed, uncompressed, because an emulated processor takes
-//! long to unpack them.
+//! The kernel modules of the guests. They are few and uncompressed, because an emulated processor takes long to unpack
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::guest_image::GuestImage;
 use super::log_command::StepLog;
 use super::roots::remove_tree;
 
-/// Modules the first stage loads, in any order; their dependencies come with them.
+/// Modules that the first stage loads, in any order, with their dependencies.
 pub(crate) const BOOT_MODULES: [&str; 6] =
     ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4", "overlay"];
 

@@ -95,7 +95,7 @@ pub(crate) fn base(image: &GuestImage, log: &StepLog) -> Result<()> {
 pub(crate) fn builder(image: &GuestImage, log: &StepLog) -> Result<()> {
     let root = image.builder_root();
     copy_tree(log, &image.base_root(), &root)?;
-    // Takes the kernel of the release, which the driver's source package matches; the backports have a newer one.
+    // This takes the kernel of the release, which the driver's source package matches; the backports have a newer one.
     let version =
         output_in(&root, "apt-cache madison linux-image-amd64 | grep -w trixie/main | head -n 1 | cut -d '|' -f 2")?;
     let release = output_in(
@@ -142,8 +142,8 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
 
 /// Writes a program and creates the directories above it.
 ///
-/// Another process writes the file. A child that another thread of this process starts meanwhile inherits this
-/// process's descriptors, and a file that is open for writing cannot be executed.
+/// Another process writes the file, because a file that is open for writing cannot be executed. If this process wrote
+/// it, a child that another thread starts meanwhile could inherit the open descriptor.
 pub fn executable(path: &Path, text: &str) -> Result<()> {
     let mut install = Command::new("install");
     install.args(["-D", "-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped());

@@ -14,11 +14,11 @@ use super::log_command::StepLog;
 #[derive(Debug)]
 pub(crate) struct Steps {
     dir: PathBuf,
-    /// Hash over the keys of all steps so far: a changed step makes every later one run again.
+    /// Hash over the keys of all steps so far. A changed step makes every later one run again.
     chain: u64,
     started: Instant,
     ran: u32,
-    /// Held while the image is built: two programs must not build it at once.
+    /// Held while the image is built, because two programs must not build it at once.
     _lock: File,
 }
 

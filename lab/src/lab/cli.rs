@@ -9,22 +9,22 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 #[derive(Debug, Parser)]
 #[command(name = "pvrdma-lab", version, after_long_help = STATUSES)]
 pub struct LabCli {
-    /// What to do.
+    /// Command.
     #[command(subcommand)]
     pub command: LabCommand,
 }
 
-/// What to do.
+/// Command.
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
     /// Boot guests, run a command in them, and end with its exit status.
     #[command(after_long_help = STATUSES)]
     Run(RunArgs),
-    /// Build what guests are made of (QEMU, kernel, driver, Debian), as root, and do nothing more.
+    /// Build the guest image (QEMU, kernel, driver, Debian), as root, and do nothing more.
     Bed,
-    /// Copy what boots guests into a new folder, which PVRDMA_BED_DIR may name wherever it is then.
+    /// Copy the guest image into a new folder, which can be moved; PVRDMA_BED_DIR then names it.
     Pack {
-        /// Where to.
+        /// Destination; must not exist.
         folder: PathBuf,
     },
     /// The program's other half, started by the guest's init.
@@ -38,19 +38,19 @@ pub struct RunArgs {
     /// Number of guests.
     #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub vms: u8,
-    /// Where the command runs: in each guest, or in the first alone.
+    /// Guests in which the command runs: each guest, or only the first.
     #[arg(long, value_enum, default_value_t = Place::Each, hide_possible_values = true, value_name = "each|first")]
     pub on: Place,
     /// Seconds for everything, from the start of the guests on.
     #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
-    /// Folder that the guests see at the same path, and where the command runs [default: the current one].
+    /// Folder that the guests see at the same path, in which the command runs [default: the current one].
     #[arg(long, value_name = "DIRECTORY")]
     pub folder: Option<PathBuf>,
     /// The guests cannot change the folder.
     #[arg(long)]
     pub read_only: bool,
-    /// A variable for the command: NAME=VALUE, or NAME for what it is here; repeatable.
+    /// A variable for the command: NAME=VALUE, or NAME for its value here; repeatable.
     #[arg(long, value_name = "NAME[=VALUE]")]
     pub env: Vec<String>,
     /// Memory of each guest in MiB.
@@ -59,11 +59,11 @@ pub struct RunArgs {
     /// Processors of each guest.
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub cpus: u32,
-    /// Where to put logs: consoles, kernel logs, what the command said, the daemon's log and status [default: a
-    /// temporary folder, kept if something fails].
+    /// Folder for logs: consoles, kernel logs, the command's output, the daemon's log and status [default: a temporary
+    /// folder, kept if something fails].
     #[arg(long, value_name = "DIRECTORY")]
     pub logs: Option<PathBuf>,
-    /// The command and its arguments. No shell is in between: use `sh -c '…'` for one.
+    /// The command and its arguments. No shell interprets them: for one, use `sh -c '…'`.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }

@@ -73,7 +73,7 @@ pub(super) fn run(
             };
             break;
         }
-        // The other commands most likely wait for a peer that is gone. Each is killed by the thread that follows it.
+        // The other commands most likely wait for a peer that is gone. The thread that follows each of them kills it.
         stop.store(true, Ordering::Release);
         Ok(outcome)
     })

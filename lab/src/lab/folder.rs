@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use super::cli::RunArgs;
 use crate::vm::Folder;
 
-/// Folders of the guest's own system: if they are hidden by another folder, nothing runs in the guest.
+/// Folders of the guest's own system. Nothing runs in a guest if another folder hides them.
 const SYSTEM: [&str; 16] = [
     "bed", "bin", "boot", "dev", "etc", "image", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys",
     "usr", "var",

@@ -17,13 +17,13 @@ use crate::vm::{FOLDER_TAG, Folder, Job, Vm, VmBuilder, has_kvm};
 /// MTU of a network without an uplink: large enough for every path MTU.
 const MTU: u32 = 9000;
 
-/// Time limit for the setup of a guest. Generous, for emulated processors on a busy machine.
+/// Time limit for the setup of a guest. It is generous, for emulated processors on a busy machine.
 const SET_UP: Duration = Duration::from_secs(120);
 
 /// Running guests.
 #[derive(Debug)]
 pub(super) struct Guests {
-    // Declared in the order in which they must be dropped: machines first.
+    // Fields are dropped in this order: machines first.
     vms: Vec<Vm>,
     daemon: Daemon,
     folder: Folder,
@@ -93,7 +93,7 @@ impl Guests {
         let hosts: Vec<_> = self.names().map(|(name, address)| format!("{address} {name}")).collect();
         let folder = quoted(&self.folder.path.to_string_lossy());
         let option = if self.folder.read_only { "ro" } else { "rw" };
-        // Without a cache each guest immediately sees what another one writes; `mmap` is the weakest mode that allows
+        // Without a cache, each guest immediately sees the writes of the others. `mmap` is the weakest mode that allows
         // mappings.
         let options = format!("trans=virtio,version=9p2000.L,msize=512000,cache=mmap,{option}");
         format!(

@@ -14,7 +14,7 @@ use super::outcome::Outcome;
 #[derive(Debug)]
 pub(super) struct Logs {
     path: PathBuf,
-    /// Used if the caller names no folder; removed unless something has failed.
+    /// Used if the caller names no folder. Removed unless something has failed.
     temporary: Option<TempDir>,
 }
 

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::image::GuestImage;
 
-/// A vNIC connected to another machine's by a pair of datagram sockets: the machines start in any order, and either may
-/// be killed and come back.
+/// A vNIC that is connected to another machine's by a pair of datagram sockets. The machines can start in any order,
+/// and either may be killed and started again.
 #[derive(Clone, Debug)]
 pub struct Nic {
     /// Device model that the guest sees.
@@ -100,8 +100,8 @@ pub struct VmBuilder {
     pub(super) virtual_time: bool,
 }
 
-/// User that QEMU runs as. It may read every file, because those of the image are in folders that only their owner can
-/// read, and write to none but its own.
+/// User as which QEMU runs. It may read every file, because the image is in folders that only their owner can read, and
+/// write only its own.
 #[derive(Clone, Debug)]
 pub struct RunAs {
     /// The user, and the primary group of the same number.
@@ -262,8 +262,8 @@ impl VmBuilder {
         self
     }
 
-    /// Uses an emulated processor whose clocks advance by a nanosecond with each instruction, and immediately to the
-    /// next timer while it is idle. The guest does not notice how busy this machine is.
+    /// Uses an emulated processor whose clocks advance by a nanosecond with each instruction, and directly to the next
+    /// timer while it is idle. So the load of this machine has no effect on the guest.
     pub fn virtual_time(mut self) -> Self {
         self.virtual_time = true;
         self

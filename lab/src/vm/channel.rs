@@ -110,7 +110,7 @@ impl Channel {
         self.lock().closed
     }
 
-    /// Shuts the line down at this end, so that the other end may connect again. The receiving thread holds a clone of
+    /// Shuts the line down at this end, so that the other end can connect again. The receiving thread holds a clone of
     /// the socket, so dropping this one would not close the connection.
     pub(crate) fn close(&self) {
         // This fails if the machine has closed the line first.

@@ -30,7 +30,8 @@ impl Job {
         Self { channel, id, title }
     }
 
-    /// Waits for the end. Returns an error if it does not come in time (the command is killed) or the machine is gone.
+    /// Waits for the end. Returns an error if the command does not end in time, and kills it, or if the machine is
+    /// gone.
     pub fn wait(&self, timeout: Duration) -> Result<JobOutput> {
         let started = Instant::now();
         let state = self.channel.wait_job(self.id, timeout, |_| false);
@@ -57,7 +58,7 @@ impl Job {
         Ok(output.text)
     }
 
-    /// Waits until the output contains a text. Note that programs write to a pipe in blocks unless told otherwise.
+    /// Waits until the output contains a text. Programs write to a pipe in blocks unless told otherwise.
     pub fn wait_for_output(&self, text: &str, timeout: Duration) -> Result<()> {
         let state = self.channel.wait_job(self.id, timeout, |job| job.output.contains(text));
         if !state.output.contains(text) {

@@ -104,7 +104,7 @@ impl Vm {
         self.boot_again(|| self.spawn("sync; /bed/busybox reboot -f"))
     }
 
-    /// Runs an action that makes the guest boot once more, and waits until it is up.
+    /// Runs an action that makes the guest boot again, and waits until it is up.
     pub fn boot_again<T>(&self, start: impl FnOnce() -> Result<T>) -> Result<()> {
         let boots = self.channel.boots();
         // The result of the action may have to live until the boot is complete.

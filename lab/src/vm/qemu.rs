@@ -8,8 +8,8 @@ use serde_json::json;
 use super::builder::{EMPTY_SLOT, FOLDER_TAG, Folder, MemoryKind, Nic, NicModel, VmBuilder};
 use crate::agent::PORT_NAME;
 
-/// Returns `true` if the processor's own virtualisation can be used. The presence of `/dev/kvm` is not enough: there
-/// are KVM variants that cannot run an unmodified kernel.
+/// Returns `true` if the processor's own virtualisation can be used. The presence of `/dev/kvm` is not enough, because
+/// some KVM variants cannot run an unmodified kernel.
 pub fn has_kvm() -> bool {
     ["kvm_intel", "kvm_amd"].iter().any(|module| Path::new("/sys/module").join(module).exists())
         && std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok()
@@ -148,8 +148,8 @@ pub fn processor() -> (&'static str, &'static str) {
     ("tcg,thread=multi", EMULATED)
 }
 
-/// Features that are switched off. With them the guest copies with `rep movsb`, which the emulator executes byte by
-/// byte; without them it uses 64-bit or vector moves.
+/// Features that are switched off. With them, the guest copies with `rep movsb`, which the emulator executes byte by
+/// byte; without them, it uses 64-bit or vector moves.
 const EMULATED: &str = "max,la57=off,erms=off,fsrm=off";
 
 fn memory_object(vm: &VmBuilder) -> String {
@@ -173,8 +173,8 @@ fn kernel_command_line(vm: &VmBuilder) -> String {
 }
 
 /// Returns kernel parameters that scale the watchdogs to the patience of the tests. The kernel reports a processor as
-/// stuck that runs one task for twice ten seconds, or passes no quiescent state of RCU for 21 seconds; on a slow
-/// machine such a processor is only slow.
+/// stuck that runs one task for 20 seconds, or passes no quiescent state of RCU for 21 seconds. On a slow machine, such
+/// a processor is only slow.
 pub fn watchdog(patience: u32) -> String {
     if patience <= 1 {
         return String::new();

@@ -107,8 +107,8 @@ impl Prepared {
         &self.initramfs
     }
 
-    /// Marks the machine as run by another one: if it does not boot, the host's console is reported too, and the host's
-    /// panic ends the wait.
+    /// Marks the machine as run by another one. If it does not boot, the host's console is reported as well, and a
+    /// panic of the host ends the wait.
     pub fn played_by(self, host: &Vm) -> Self {
         Self { console: host.console.clone(), ..self }
     }

@@ -28,8 +28,8 @@ enum Reply {
     Nothing,
 }
 
-/// Table of the commands, one row each: id, name, request structure, reply, and the handler in [`crate::cmd`]. Code for
-/// all commands is generated from these rows by macros that take them as arguments.
+/// Table of the commands, with one row for each: id, name, request structure, reply, and the handler in [`crate::cmd`].
+/// Macros that get these rows as arguments generate the code for all commands.
 macro_rules! with_commands {
     ($make:ident) => {
         $make! {

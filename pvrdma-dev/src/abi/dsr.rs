@@ -16,7 +16,7 @@ guest_struct! {
 }
 
 guest_struct! {
-    /// The region as the driver fills it (section 2.2). `gos_info` is of no use to the device.
+    /// The region as filled in by the driver (section 2.2). The device does not need `gos_info`.
     SharedRegion, "device_shared_region", 280 {
         /// 17..=20.
         0 driver_version: u32,
@@ -30,7 +30,7 @@ guest_struct! {
         48 cq_ring_pages: RingPages,
         /// Page number of BAR 2 in the guest's physical memory.
         64 uar_pfn64: u64,
-        /// What the device can do.
+        /// Capabilities of the device.
         72 caps: Caps,
     }
 }

@@ -1,6 +1,6 @@
 //! Structures in guest memory as plain values: fields at fixed offsets, little-endian, copied in and out.
 //!
-//! A structure that is read is a copy and cannot change afterwards; bytes that no field covers are ignored. Each field
+//! A structure that is read is a copy and cannot change afterwards. Bytes that no field covers are ignored. Each field
 //! is declared with its offset, and a test compares names, offsets and sizes with `docs/layout.json`.
 
 /// A value with a fixed representation in guest memory.
@@ -72,8 +72,8 @@ pub(crate) fn write_field<T: GuestLayout>(bytes: &mut [u8], offset: usize, value
     value.encode(bytes.get_mut(offset..).unwrap_or_default());
 }
 
-/// Declares a structure: its name, the interface's name and size, and its fields with their offsets. A name with dots
-/// is that of a member of a union inside a structure; offsets and size are then those of the whole structure.
+/// Declares a structure: its name, its name and size in the interface, and its fields with their offsets. A name with
+/// dots is that of a member of a union inside a structure; offsets and size are then those of the whole structure.
 macro_rules! guest_struct {
     ($(#[$meta:meta])* $name:ident, $c_name:literal, $size:literal {
         $($(#[$field_meta:meta])* $at:literal $field:ident: $ty:ty,)*

@@ -35,7 +35,7 @@ pub(crate) const CQNE_SIZE: usize = 4;
 pub(crate) mod eqe {
     /// CQ error; info is the CQ handle.
     pub(crate) const CQ_ERR: u32 = 0;
-    /// QP cannot continue; info is the QP handle, as for all of 1..=7 and 16.
+    /// The QP cannot continue. `info` is the QP handle, as for all of 1..=7 and 16.
     pub(crate) const QP_FATAL: u32 = 1;
     /// The responder received an invalid request.
     pub(crate) const QP_REQ_ERR: u32 = 2;

@@ -1,8 +1,8 @@
 //! Work queue elements and completions (spec §8, §9.1).
 //!
 //! Elements are decoded from byte arrays that were copied from guest memory once. The members of a union are separate
-//! structures, and only that of the element's opcode is decoded: the user library does not clear the fields of other
-//! opcodes, which keep their values from an earlier element (spec §13 B21).
+//! structures, and only the one for the element's opcode is decoded: the user library does not clear the fields of
+//! other opcodes, which keep their values from an earlier element (spec §13 B21).
 
 use pvrdma_verbs::{Gid, MacAddr, Qpn, RemoteAddress, Sge, UdDestination};
 
@@ -91,7 +91,7 @@ guest_struct! {
 }
 
 guest_struct! {
-    /// What the header of every send element says (spec §8.3). `total_len` at 12 is stale and ignored.
+    /// The common header of send elements (spec §8.3). `total_len` at 12 is stale and ignored.
     SendHeader, "sq_wqe_hdr", 80 {
         0 wr_id: u64,
         8 num_sge: u32,
@@ -101,7 +101,8 @@ guest_struct! {
 }
 
 guest_struct! {
-    /// The union `ex`: the same four bytes are immediate data, to pass on unchanged, or a key, which is a number.
+    /// The union `ex`. The same four bytes are immediate data, which is passed on unchanged, or a key, which is a
+    /// number.
     ImmediateOrKey, "sq_wqe_hdr.ex", 80 {
         24 imm_data: [u8; 4],
         24 invalidate_rkey: u32,
@@ -124,7 +125,7 @@ impl From<Rdma> for RemoteAddress {
 }
 
 guest_struct! {
-    /// `wr.atomic`: target and operands; the key is not where that of `wr.rdma` is.
+    /// `wr.atomic`: target and operands. The key is at another offset than in `wr.rdma`.
     Atomic, "sq_wqe_hdr.wr.atomic", 80 {
         32 remote_addr: u64,
         40 compare_add: u64,

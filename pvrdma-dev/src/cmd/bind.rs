@@ -37,7 +37,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     Ok(Response::header())
 }
 
-/// Unbinds a GID. An index that is not bound is not an error: the driver does not check, and the slot is already empty.
+/// Unbinds a GID. An unbound index is not an error: the driver does not check it, and the slot is already empty.
 pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &DestroyBind) -> Result<Response, CmdError> {
     let index = index(core, request.index)?;
     let was_bound = core.objects.gids.lock().remove(index);

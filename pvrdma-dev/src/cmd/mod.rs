@@ -1,10 +1,10 @@
-//! The command channel (section 4): one command per REQUEST write, executed inside it.
+//! The command channel (section 4): each REQUEST write executes one command before it returns.
 //!
-//! The slot is copied once and decoded; a handler responds or refuses. A refusal is reported in ERR (channel E1 of
-//! section 4.2). The exception is MODIFY_QP, which responds with an error number (E3): it is the only command for which
-//! the driver reads that field.
+//! The slot is copied once and decoded, and a handler responds or refuses. A refusal is reported in ERR (channel E1 of
+//! section 4.2). The exception is MODIFY_QP, which responds with an error number (E3), because it is the only command
+//! for which the driver reads that field.
 //!
-//! To add a command: a row in `abi/cmd.rs`, its request structure there, its handler here.
+//! To add a command, add a row and its request structure in `abi/cmd.rs`, and its handler here.
 
 pub(crate) mod bind;
 pub(crate) mod cq;
@@ -51,11 +51,11 @@ fn run<H: Hca>(core: &Core<H>, session: &Session, header: RequestHeader, slot: &
     if !header.opcode().is_waited() {
         return Ok(());
     }
-    // The view must end here: destroying an object waits for all views.
+    // The view must end here, because destroying an object waits for all views.
     let written = core.memory.view().write(session.response_slot, response.acknowledge(header));
     if let Err(error) = written {
-        // The driver treats the missing response as a failure and frees the memory it passed, so the object must not
-        // survive.
+        // The driver treats the missing response as a failure and frees the memory that it passed, so the object must
+        // not survive.
         undo(core, response.object());
         return Err(error.into());
     }
@@ -90,7 +90,7 @@ with_commands!(handlers);
 
 /// Destroys the object that a command created.
 fn undo<H: Hca>(core: &Core<H>, created: Option<Created>) {
-    // This cannot fail: the object was created a moment ago by this thread.
+    // This cannot fail: this thread has just created the object.
     let _ = match created {
         None => Ok(()),
         Some(Created::Context(handle)) => core.end_context(handle),

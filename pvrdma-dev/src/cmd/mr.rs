@@ -70,7 +70,8 @@ fn user<H: Hca>(
     Ok((MrRequest::User { start, length, pages, access: access(request) }, charge))
 }
 
-/// Creates the kernel's key for bus addresses. A process must not get one: it would reach all of the guest's memory.
+/// Creates the kernel's key for bus addresses. A process must not get one, because it reaches all of the guest's
+/// memory.
 fn dma<H: Hca>(core: &Core<H>, pd: &Pd<H>, request: &CreateMr) -> Result<(MrRequest, Charge), CmdError> {
     if pd.owner != KERNEL {
         return Err(CmdError::Foreign("a region of bus addresses"));

@@ -13,10 +13,10 @@ const AH_GRH: u8 = 1;
 /// Mask of the flow label: 20 bits.
 const FLOW_LABEL: u32 = 0x000f_ffff;
 
-/// Decodes the attributes that the mask names; the others are garbage from the driver's stack and are ignored.
+/// Decodes the attributes that the mask names. The others are garbage from the driver's stack and are ignored.
 ///
-/// A change to RESET or ERROR needs no other attribute, and none may make it fail, because the driver already assumes
-/// the new state (section 13 B4).
+/// A change to RESET or ERROR needs no other attribute, and no attribute may make it fail, because the driver already
+/// assumes the new state (section 13 B4).
 pub(super) fn parse(
     guest: &QpAttr,
     mask: u32,
@@ -55,7 +55,7 @@ pub(super) fn parse(
     if has(QpAttrMask::AV) {
         attrs.av = address_vector(&guest.ah_attr, gid_table)?;
     }
-    // Every value of these is valid; they are unused unless the mask names them.
+    // Every value of these fields is valid, and they are unused unless the mask names them.
     attrs.qkey = guest.qkey;
     attrs.rq_psn = Psn::new(guest.rq_psn);
     attrs.sq_psn = Psn::new(guest.sq_psn);

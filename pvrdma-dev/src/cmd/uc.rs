@@ -13,7 +13,7 @@ use crate::objects::Context;
 
 pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &CreateUc) -> Result<Response, CmdError> {
     let invalid = CmdError::Invalid("doorbell page", request.pfn64);
-    // The shared region contains the guest's page number of BAR 2; the device has no other source for it.
+    // The shared region contains the guest's page number of BAR 2, for which the device has no other source.
     let Some(page) = request.pfn64.checked_sub(session.uar_pfn).and_then(|page| u32::try_from(page).ok()) else {
         return Err(invalid);
     };
@@ -22,7 +22,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
     if !core.uar.bind(page, vacancy.handle) {
         return Err(invalid);
     }
-    // The content that the previous process left in the page must be gone before the new one can read it.
+    // The content that the page's previous process left must be gone before the new one can read it.
     core.renew_page(page);
     core.objects.contexts.insert(vacancy, Arc::new(Context::new(page)));
     let handle = vacancy.handle;

@@ -5,9 +5,10 @@
 //!
 //! No event is lost while rings are installed. The guest has no doorbell to report that it consumed events, so events
 //! that do not fit wait here until the next event or [`EventHub::retry_pending`], which the device calls at every
-//! access of the guest. A timer would have to poll a guest that may never consume anything, and a guest that took
-//! hundreds of events out of a full ring reacts to them: it polls, arms, modifies or destroys. The number of waiting
-//! events is bounded: a queue has at most one notification, an object one event of each kind.
+//! access of the guest. There is no timer, because it would have to poll for a guest that may never consume anything.
+//! It is not needed either: a guest that takes hundreds of events out of a full ring reacts to them, so it polls, arms,
+//! modifies or destroys. The number of waiting events is bounded: a queue has at most one notification, and an object
+//! one event of each kind.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -124,8 +125,8 @@ impl<E: Entry> EventRing<E> {
     fn new(name: &'static str, pages: PageList) -> Result<Self, RingShapeError> {
         let first_page = 1;
         let page_count = pages.pages().saturating_sub(first_page);
-        // The driver divides the data pages into elements, whose number is not a power of two, and passes the number to
-        // helpers that assume one. The effect is a ring of the largest power of two that divides it (spec §6.4).
+        // The driver divides the data pages into elements, whose number is not a power of two, and passes that number
+        // to helpers that assume one. The effect is a ring of the largest power of two that divides it (spec §6.4).
         let stride = u32::try_from(E::SIZE).map_err(|_| RingShapeError::Elements(0))?;
         let nominal = (u64::from(page_count) * STATE_PAGE / u64::from(stride)) & u64::from(u32::MAX);
         let nominal = u32::try_from(nominal).unwrap_or(0);
@@ -195,7 +196,7 @@ impl<E: Entry> EventRing<E> {
         any
     }
 
-    /// Pushes an entry. Returns `false` if there is no room now, and `None` if there is no ring (any more).
+    /// Pushes an entry. Returns `false` if there is no room now, and `None` if there is no ring.
     fn push(&mut self, view: &DmaView<'_>, entry: E) -> Option<bool> {
         let ring = self.ring.as_mut()?;
         if self.paused {
@@ -203,8 +204,8 @@ impl<E: Entry> EventRing<E> {
         }
         match entry.push(ring, view) {
             Ok(pushed) => Some(pushed),
-            // Bus mastering is disabled, or the map is changing. That may be temporary, so the entry waits; their
-            // number is bounded.
+            // Bus mastering is disabled, or the map is changing. This may be temporary, so the entry waits; the number
+            // of waiting entries is bounded.
             Err(QueueError::Memory(_)) => Some(false),
             Err(error @ QueueError::BadIndex(_)) => {
                 if let Some(log) = &self.log {
@@ -227,7 +228,7 @@ impl<E: Entry> EventRing<E> {
 
 /// Returns the state of an event ring, without waiting for its lock.
 fn inspect<E>(name: &'static str, ring: &Mutex<EventRing<E>>, memory: &DmaSpace) -> EventRingInspect {
-    // The lock order is a view of guest memory first, so the lock is released before the indices are read.
+    // In the lock order, a view of guest memory comes first. So the lock is released before the indices are read.
     let (state, waiting, words) = match ring.try_lock().as_deref() {
         None => ("busy", None, None),
         Some(EventRing { ring: None, waiting, .. }) => ("shut", Some(waiting.len()), None),
@@ -334,7 +335,7 @@ impl EventRings {
         ]
     }
 
-    /// Makes all entries wait, or ends that. When this returns from the former, nothing writes to the rings.
+    /// Makes all entries wait, or ends that. Once this has returned from making them wait, nothing writes to the rings.
     pub(crate) fn set_paused(&self, paused: bool) {
         self.asynchronous.lock().paused = paused;
         self.notifications.lock().paused = paused;
@@ -347,7 +348,7 @@ impl EventRings {
     }
 
     /// Runs `work` on a ring and raises the interrupt. The interrupt follows the index that it announces, and the lock
-    /// covers both, so that no interrupt is in progress after [`Self::shut`].
+    /// covers both, so no interrupt is in progress after [`Self::shut`].
     fn run<E: Entry>(
         &self,
         view: &DmaView<'_>,
@@ -359,7 +360,8 @@ impl EventRings {
         let mut published = work(&mut ring);
         if !ring.waiting.is_empty() {
             self.pending.set();
-            // Check again: the guest may have freed entries, and accessed the device, before `pending` was set.
+            // The ring is flushed again, because the guest may have freed entries and accessed the device before
+            // `pending` was set.
             published |= ring.flush(view);
         }
         if published {
@@ -369,7 +371,7 @@ impl EventRings {
 }
 
 counters! {
-    /// What became of events.
+    /// Results of events.
     pub(crate) struct EventCounters {
         /// Asynchronous events that were lost because the driver had not set up rings.
         events_dropped,

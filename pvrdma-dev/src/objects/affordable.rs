@@ -40,11 +40,12 @@ pub(crate) fn affordable<H: Hca>(hca: &H, limits: &Limits, bytes: u64) -> HcaLim
     let room = bytes.saturating_sub(bytes / LEFT);
     let most = |least: u32, limit: u32, object: Object, lists: u64| {
         let count = room / bytes_of(hca, object, lists).max(1);
-        // A driver needs this minimum, so the device always advertises it. The creation of some may be refused then.
+        // A driver needs at least this number, so the device always advertises it. The creation of some of these
+        // objects may be refused later.
         limit.min(u32::try_from(count).unwrap_or(u32::MAX).max(least))
     };
     let hca_limits = hca.limits();
-    // The page list covers both rings of a QP, and each ring is charged with all of it.
+    // The page list covers both rings of a QP, and each ring is charged for all of it.
     let qp_lists = ring_bytes(sends.saturating_add(receives)).saturating_mul(2);
     HcaLimits {
         max_qp: most(3, hca_limits.max_qp, Object::Qp(caps), qp_lists),

@@ -14,8 +14,8 @@ pub(crate) struct Context {
     pub(crate) uar_page: u32,
     /// `true` if its page is mapped as memory: its doorbells do not trap.
     mapped: AtomicBool,
-    /// Held while `mapped` changes, and while the set of watched rings changes with it. It is taken before a view, a
-    /// table's lock and a queue's lock.
+    /// Held while `mapped` and the set of watched rings change together. It is taken before a view, a table's lock and
+    /// a queue's lock.
     changing: Mutex<()>,
 }
 
@@ -30,7 +30,7 @@ impl Context {
         self.mapped.load(Ordering::SeqCst)
     }
 
-    /// Runs `watch` if its doorbells do not trap. The state cannot change meanwhile.
+    /// Runs `watch` if the context's doorbells do not trap. The state cannot change meanwhile.
     pub(crate) fn if_mapped(&self, watch: impl FnOnce()) {
         let _changing = self.changing.lock();
         if self.is_mapped() {

@@ -1,7 +1,7 @@
 //! Handle tables.
 //!
 //! Handles are allocated round-robin through the whole table. The driver clears its own slot of a destroyed object only
-//! after the command, so if a handle were reused immediately, its new object could be lost (section 2.5).
+//! after the command: if the handle were reused immediately, the new object could be lost (section 2.5).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub(crate) struct TablePosition {
 pub(crate) struct Vacancy {
     /// Handle.
     pub(crate) handle: u32,
-    /// Number of the pass: differs from that of the previous use of the same handle.
+    /// Number of the pass. Differs from that of the previous use of the same handle.
     pub(crate) round: u32,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A ring has two words in its state page: the producer's index, written by one side, and the consumer's, written by
 //! the other. The guest can write both. The device therefore keeps its own index here and only ever *stores* it to
-//! memory; it loads the other one once per batch, checks it, and uses the checked value for the whole batch. It writes
+//! memory. It loads the other one once per batch, checks it, and uses the checked value for the whole batch. It writes
 //! nothing else to the state page: the page of a user queue may be one that its process must not be able to change
 //! through the device (spec §13 B10).
 
@@ -115,7 +115,7 @@ pub(crate) struct RingShape {
     pub(crate) words: StateWords,
 }
 
-/// A checked ring: elements and indices, independent of the side that the device has.
+/// A checked ring: elements and indices, for either side of it.
 #[derive(Debug)]
 struct Ring {
     /// Pages of the elements.
@@ -125,7 +125,7 @@ struct Ring {
     /// Bus address of the producer's word; the consumer's word is at offset [`PROD_TO_CONS`] from it, in the same page.
     prod_tail: u64,
     /// Contiguous run that contains the last element. Elements are used in order, so it most likely contains the next
-    /// one, too.
+    /// one as well.
     near: Run,
 }
 
@@ -188,8 +188,8 @@ impl Ring {
         tail.wrapping_sub(head) & self.mask()
     }
 
-    /// Checks the producer's index: it may be at most a ring ahead of `head`, and must not be behind the `taken`
-    /// elements that follow `head` (spec §6.6).
+    /// Checks the producer's index. It must be at most a ring ahead of `head`, and not behind the `taken` elements that
+    /// follow `head` (spec §6.6).
     const fn check_producer_index(&self, index: u32, head: u32, taken: u32) -> Result<(), IndexError> {
         let capacity = self.entries;
         let ahead = self.distance(index, head);
@@ -239,8 +239,8 @@ impl Ring {
 /// A ring that the guest fills: send, receive and shared receive queues.
 ///
 /// Elements are consumed in two steps, so that a send queue can keep its slots until the requests are complete:
-/// [`Self::take`] moves on to the next element, [`Self::retire`] returns the oldest taken one. `head ≤ next ≤ tail` in
-/// ring order.
+/// [`Self::take`] moves on to the next element, and [`Self::retire`] returns the oldest taken one. `head ≤ next ≤ tail`
+/// in ring order.
 #[derive(Debug)]
 pub(crate) struct ConsumerRing {
     ring: Ring,
@@ -299,7 +299,7 @@ impl ConsumerRing {
     }
 
     /// Returns the next element, if there is one. It stays the next one until [`Self::take`].
-    // Always inlined: otherwise the slice is passed through memory and read back before the store has completed.
+    // Always inline: otherwise the slice would be passed through memory, and read back before the store has completed.
     #[inline(always)]
     pub(crate) fn peek<'v>(&mut self, view: &'v DmaView<'_>) -> Result<Option<VolatileSlice<'v>>, QueueError> {
         if self.next == self.tail {
@@ -324,7 +324,7 @@ impl ConsumerRing {
     pub(crate) fn retire(&mut self, view: &DmaView<'_>) {
         if self.head != self.next {
             self.head = self.ring.next(self.head);
-            // An error can be ignored: a guest that has unmapped its ring does not need the index.
+            // An error can be ignored, because a guest that has unmapped its ring does not need the index.
             let _ = view.store_u32(self.ring.cons_head(), self.head, Ordering::Release);
         }
     }
@@ -371,7 +371,8 @@ pub(crate) struct ProducerRing {
     ring: Ring,
     /// Index that the device publishes.
     tail: u32,
-    /// Guest's index as last loaded. It only advances, so a stale value can only make the ring look fuller than it is.
+    /// The guest's index as last loaded. It only advances, so a stale value can only make the ring look fuller than it
+    /// is.
     head: u32,
 }
 
@@ -390,7 +391,7 @@ impl ProducerRing {
             return Err(RingShapeError::Position { index: tail, entries });
         }
         self.tail = tail;
-        // The ring counts as full, so that the guest's index is loaded, and checked, when the next element is written.
+        // The ring counts as full, so that the guest's index is loaded and checked when the next element is written.
         self.head = tail.wrapping_sub(entries) & self.ring.mask();
         Ok(self)
     }

@@ -1,4 +1,4 @@
-//! Progress of a ring's consumer, for the thread that watches the ring instead of receiving doorbells.
+//! Progress of a ring's consumer, for the thread that watches the ring in place of doorbells.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,8 +22,8 @@ impl Progress {
     #[inline]
     pub(super) fn looked(&self, tail: u32) {
         // There is only one writer, so this needs no read-modify-write. Relaxed order suffices: the consumer stores its
-        // own index with release order after this, so a watcher that sees what the guest posts after reading that index
-        // sees this, too.
+        // own index with release order after this, so a watcher that sees a request that the guest posted after reading
+        // that index sees this store as well.
         let looks = Seen::from(self.0.load(Ordering::Relaxed)).looks.wrapping_add(1);
         self.0.store(u64::from(looks) << 32 | u64::from(tail), Ordering::Relaxed);
     }

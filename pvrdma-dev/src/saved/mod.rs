@@ -1,19 +1,20 @@
 //! Saving a device, and restoring it in another one: for snapshots, migration, and the hand-over to another process.
 //!
-//! A saved state is a stream of the messages of [`pvrdma_saved_state::pvrdma`]. All that the guest and its peers have
-//! learned is restored as it was: handles, QPNs, keys, the positions in all rings. The adapter's numbers, timers and
-//! counters are new. The limits in force are those that the guest's driver has read; `max_memory`, and the limits for
-//! the next driver, are the configuration's. Doorbells are not saved, because resuming looks at every queue.
+//! A saved state is a stream of the messages of [`pvrdma_saved_state::pvrdma`]. Everything that the guest and its peers
+//! have learned is restored unchanged: handles, QPNs, keys, and the positions in all rings. The adapter's numbers,
+//! timers and counters are new. The limits in force are those that the guest's driver has read; `max_memory` and the
+//! limits for the next driver come from the configuration. Doorbells are not saved, because resuming looks at every
+//! queue.
 //!
 //! A state is restored in two steps. [`PvrdmaDevice::restore`] reads it and creates the objects in a paused adapter,
 //! without access to guest memory, which a VMM may map later. [`PvrdmaDevice::finish_restore`] checks all addresses
 //! against the map, pins memory and binds GIDs.
 //!
-//! A state is input as hostile as a guest's: objects are created through the checks of the commands that create them,
+//! A state is as hostile as input of a guest. Objects are created through the checks of the commands that create them,
 //! and everything that is kept is charged to the budget of the device. After a refusal the device is in power-on state.
 //!
-//! To save a new field: the pattern that takes its struct apart in this module, or beside the struct, does not compile
-//! until it names the field.
+//! To save a new field, name it in the pattern that takes its struct apart, in this module or beside the struct; the
+//! pattern does not compile without it.
 
 mod convert;
 mod error;
@@ -52,7 +53,7 @@ where
         if !self.is_paused() {
             return Err(SaveError::NotPaused);
         }
-        // No command and no access to configuration space changes the device meanwhile.
+        // This lock keeps commands and accesses to configuration space from changing the device meanwhile.
         let control = self.control.lock();
         let pci = self.pci.lock();
         write::device(self.core(), &control, &pci, to)

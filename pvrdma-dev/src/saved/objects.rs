@@ -29,7 +29,7 @@ fn exactly(pages: PageList, needed: u64) -> Result<PageList, CmdError> {
     if count == needed { Ok(pages) } else { Err(CmdError::Invalid("number of pages", count)) }
 }
 
-/// Checks that a memory region has no rights, and no values of fields, that regions of its kind do not have.
+/// Checks that a memory region has only the rights, and the values of fields, that regions of its kind have.
 fn check_mr(message: &saved::Mr, pages: u32) -> Result<(), CmdError> {
     let &saved::Mr { handle: _, pd: _, kind: _, start, length, access, max_pages } = message;
     let has_rights = |most: Access| Access::from_bits(access).is_some_and(|access| most.contains(access));
@@ -280,8 +280,8 @@ struct Gone {
 }
 
 impl<H: SaveHca> Restorer<'_, H> {
-    /// Checks the parts of a QP. For an object that is gone, the QP gets one that has ended: the QP is in its error
-    /// state then, and would report nothing to it.
+    /// Checks the parts of a QP. In place of an object that no longer exists, the QP gets an ended one: the QP is then
+    /// in its error state and would report nothing to it.
     fn parts(&self, request: &CreateQp, gone: Gone) -> Result<cmd::qp::Parts<H>, CmdError> {
         let objects = &self.core.objects;
         let pd = objects.pds.find(request.pd_handle)?;

@@ -60,8 +60,8 @@ where
     Ok(())
 }
 
-/// Restores registers, configuration space and the limits in force. Returns the session, with whether it is active, and
-/// the interrupts.
+/// Restores registers, configuration space and the limits in force. Returns the session, its active state, and the
+/// interrupts.
 fn restore_registers<B: Backend>(
     device: &PvrdmaDevice<B>,
     control: &mut Control,
@@ -160,7 +160,7 @@ pub(super) struct Restorer<'a, H: SaveHca> {
     has_tables: bool,
     /// Kinds of the handle tables so far.
     tables: Vec<saved::ObjectKind>,
-    /// Pages of all rings so far. At most as many as the rings hold themselves, and only until the restore is finished.
+    /// Pages of all rings so far. At most as many as the rings themselves hold, and only until the restore is finished.
     pub(super) rings: Vec<PageList>,
 }
 

@@ -36,8 +36,8 @@ pub(super) fn device<H: SaveHca>(
     pci: &ConfigSpace,
     to: &mut dyn Write,
 ) -> Result<(), SaveError> {
-    // What is not saved: the configuration, which the destination has; memory, which is the VMM's; what follows from
-    // the phase and from configuration space; doorbells, because resuming looks at all queues; counters.
+    // Not saved: the configuration, which the destination has; memory, which is the VMM's; state that follows from the
+    // phase and from configuration space; doorbells, because resuming looks at all queues; counters.
     let Core {
         config,
         offer: _,

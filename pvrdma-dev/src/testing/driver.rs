@@ -153,7 +153,7 @@ impl Driver {
             return Err(CommandError::Refused(error));
         }
         if !request.is_waited() {
-            assert_eq!(self.0.irqs.count(0), seen, "nobody waits for command {}", request.id());
+            assert_eq!(self.0.irqs.count(0), seen, "no thread waits for command {}", request.id());
             return Ok(Response([0; RESPONSE_SIZE]));
         }
         if self.0.options.msix {

@@ -1,11 +1,10 @@
-//! Doorbell pages that are memory while their process polls, and trap otherwise: for a VMM with the device in its
+//! Doorbell pages that are mapped while their process polls, and trap otherwise: for a VMM with the device in its
 //! process.
 //!
 //! At first a page traps: its doorbells are handled as writes, and arming is exact. A page that is written often
-//! without arming becomes memory ([`policy`]); from then on its rings are watched. When nothing has been posted for a
-//! while, all pages trap again. No doorbell is lost in either transition: rings are watched before a page becomes
-//! memory, and are looked at once more when it traps again; arming that was missed is made up for by arming all queues
-//! once.
+//! without arming is mapped ([`policy`]), and from then on its rings are watched. When nothing has been posted for a
+//! while, all pages trap again. No doorbell is lost in either transition: rings are watched before a page is mapped,
+//! and are checked once more when it traps again. Arming that was missed is made up for by arming all queues once.
 
 mod policy;
 
@@ -50,7 +49,7 @@ pub struct WindowWatcher {
     /// Doorbell rates, by page.
     heat: Box<[Heat]>,
     /// Held while a page is mapped or unmapped, so that a page that is assigned to a process cannot be mapped on behalf
-    /// of its previous one. It is taken inside the device's lock for commands, and outside all its other locks.
+    /// of its previous one. It is taken after the device's lock for commands, and before all its other locks.
     pages: Mutex<Pages>,
     signal: Mutex<Signal>,
     wakes: Condvar,
@@ -98,8 +97,8 @@ impl DoorbellWatcher for WindowWatcher {
         match self.window.unmap(page) {
             Ok(()) => _ = pages.mapped.remove(&page),
             Err(error) => {
-                // Doorbells of the page's next process will not trap, so the page stays queued and that process is
-                // watched as soon as it exists.
+                // Doorbells of the page's next process will not trap either. So the page stays queued, and that process
+                // is watched as soon as it exists.
                 self.stays_memory(page, &error);
                 self.signal(|signal| _ = signal.hot.insert(page));
             }
@@ -186,7 +185,7 @@ impl WindowWatcher {
                 Pause::None
             }
             Step::Sleep => {
-                // From here on, a look that becomes due earlier than this pass returns wakes the watcher.
+                // From here on, a look that becomes due before the time that this pass returns wakes the watcher.
                 let outcome = device.poll_doorbells(self.now(), Depth::All);
                 match outcome.due {
                     _ if outcome.moved > 0 => Pause::None,
@@ -231,11 +230,12 @@ impl WindowWatcher {
         let mut new = false;
         for page in hot {
             let mut pages = self.pages.lock();
-            // The rings must be watched before the page stops trapping, or else a request posted in between would be
+            // The rings must be watched before the page stops trapping. Otherwise a request posted in between would be
             // missed.
             if !device.page_mapped(page) {
                 if pages.mapped.contains(&page) {
-                    // The page could not be unmapped earlier, and its next process does not exist yet: try again.
+                    // The page could not be unmapped earlier, and its next process does not exist yet, so it is tried
+                    // again.
                     self.signal.lock().hot.insert(page);
                 }
                 continue;
@@ -281,8 +281,8 @@ impl WindowWatcher {
                 pacer.mapped(self.now());
             }
         }
-        // If a page was assigned to another process meanwhile, each queue of that process is armed once, which does no
-        // harm.
+        // If a page has been assigned to another process meanwhile, each queue of that process is armed once, which
+        // does no harm.
         device.pages_trapped(&trapped, self.now());
     }
 }

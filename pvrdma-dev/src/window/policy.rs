@@ -1,19 +1,20 @@
-//! Policy: when a doorbell page becomes memory, and when it traps again. Pure values on virtual time, in nanoseconds.
+//! Policy that decides when a doorbell page is mapped and when it traps again. Pure values on virtual time, in
+//! nanoseconds.
 
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use thiserror::Error;
 
-/// Number of doorbells that a process must exceed, without arming, before its page becomes memory.
+/// Number of doorbells that a process must exceed, without arming, before its page is mapped.
 const HOT_DOORBELLS: u32 = 64;
 /// Time within which these doorbells must arrive.
 const HOT_TIME: u64 = 1_000_000;
-/// Time for which the process must have armed nothing before its page becomes memory.
+/// Time for which the process must not have armed anything before its page is mapped.
 const HOT_QUIET: u64 = 100_000_000;
 
-/// Minimum time for which a page keeps trapping after the system refused to map it. The pause limits attempts, because
-/// each one arms all queues of the process.
+/// Minimum time for which a page keeps trapping after the system refused to map it. It limits attempts, because each
+/// one arms all queues of the process.
 const REFUSED: u64 = 1_000_000_000;
 
 /// Time for which the watcher looks without a pause after it found work.
@@ -22,8 +23,8 @@ const SPIN: u64 = 50_000;
 const NAPS: (u64, u64) = (20_000, 50_000);
 /// Idle time after which pages trap again: initially, and at most.
 const IDLE: (u64, u64) = (2_000_000, 100_000_000);
-/// Pages that become memory again within this time after they trapped belong to a process that polls and finds nothing:
-/// their idle time is doubled.
+/// If pages are mapped again within this time after they trapped, their process polls and finds nothing, and their idle
+/// time is doubled.
 const AGAIN: u64 = 10_000_000;
 
 /// Error: unknown doorbell mode.
@@ -34,12 +35,12 @@ pub struct WindowConfigError(String);
 /// Configured handling of a VM's doorbells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum DoorbellMode {
-    /// Memory if that is of use and a processor is available for the watcher.
+    /// Mapped if that is of use and a processor is free for the watcher.
     #[default]
     Auto,
     /// Each doorbell traps.
     Trapped,
-    /// Memory from the process's first post or poll on, even if threads then compete for processors.
+    /// Mapped from the process's first post or poll on, even if threads then compete for processors.
     Mapped,
 }
 
@@ -98,7 +99,7 @@ impl WindowPolicy {
                 Some(Self { doorbells: HOT_DOORBELLS + 1, within: HOT_TIME, quiet: HOT_QUIET, idle: IDLE.0, spins })
             }
             DoorbellMode::Auto | DoorbellMode::Trapped => None,
-            // A thread that waits for a processor posts late, so pages stay memory for longer.
+            // A thread that waits for a processor posts late, so pages stay mapped for longer.
             DoorbellMode::Mapped => Some(Self { doorbells: 1, within: 0, quiet: 0, idle: IDLE.1, spins }),
         }
     }
@@ -106,7 +107,7 @@ impl WindowPolicy {
 
 /// Doorbell rate of a page while it traps.
 ///
-/// Several processors of a guest may update it at the same time. That loses a few counts, which is cheaper than a lock.
+/// Several processors of a guest may update it at the same time. This loses a few counts, which is cheaper than a lock.
 #[derive(Debug, Default)]
 pub(super) struct Heat {
     count: AtomicU32,
@@ -116,7 +117,7 @@ pub(super) struct Heat {
 }
 
 impl Heat {
-    /// Counts a doorbell. Returns `true` if the page is to become memory.
+    /// Counts a doorbell. Returns `true` if the page should be mapped.
     pub(super) fn heard(&self, policy: &WindowPolicy, arms: bool, now: impl Fn() -> u64) -> bool {
         if arms {
             self.quiet_until.fetch_max(now().saturating_add(policy.quiet), Ordering::Relaxed);

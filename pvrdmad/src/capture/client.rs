@@ -25,13 +25,13 @@ const ENHANCED_PACKET: u32 = 6;
 const BLOCK_HEADER: usize = 8;
 const BLOCK_FRAME: usize = 12;
 
-/// Captures until the requested number of frames is reached, a signal arrives or the daemon ends. Returns the number of
-/// frames.
+/// Captures until the requested number of frames is reached, a signal arrives, or the daemon ends. Returns the number
+/// of frames.
 ///
 /// # Errors
 /// The daemon does not answer, refuses, or sends data that is not a capture; or the file cannot be written.
 pub fn run(args: &CaptureArgs) -> Result<u64> {
-    // Installed before the file exists, so that no signal can leave a truncated file.
+    // The handler is installed before the file exists, so that no signal can leave a truncated file.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("signal handlers")?;
     let stream = control::start_capture(&args.of.daemon.control()?, &args.of.device, args.snaplen)?;
     let output = open(&args.write)?;
@@ -77,7 +77,7 @@ fn open(path: &Path) -> Result<Box<dyn Write>> {
     Ok(Box::new(file.with_context(|| path.display().to_string())?))
 }
 
-/// Copies whole blocks, so that the file is valid however the capture ends, and at most `count` frames.
+/// Copies whole blocks, at most `count` frames, so that the file is valid however the capture ends.
 fn copy(stream: &UnixStream, output: impl Write, count: Option<u64>) -> Result<u64> {
     let (mut input, mut output) =
         (BufReader::with_capacity(1 << 16, stream), BufWriter::with_capacity(1 << 16, output));
@@ -93,7 +93,7 @@ fn copy(stream: &UnixStream, output: impl Write, count: Option<u64>) -> Result<u
         if count == Some(frames) {
             finish(stream);
         }
-        // Flushed when no more input is buffered, because the output may be a pipe to an interactive viewer.
+        // The output may be a pipe to an interactive viewer, so it is flushed whenever no more input is buffered.
         if input.buffer().is_empty() {
             output.flush()?;
         }
@@ -106,7 +106,7 @@ fn kind_of(block: &[u8]) -> Option<u32> {
     block.first_chunk().map(|kind| u32::from_be_bytes(*kind))
 }
 
-/// Reads the next block. Returns `false` at the end of the stream, also in the middle of a block.
+/// Reads the next block. Returns `false` at the end of the stream, even in the middle of a block.
 fn read_block(input: &mut impl BufRead, block: &mut Vec<u8>) -> Result<bool> {
     block.resize(BLOCK_HEADER, 0);
     if !read_all(input, block)? {

@@ -23,13 +23,13 @@ use crate::protocol::{Reply, json_rpc};
 /// Limited, because clients may request any number of captures.
 static LOG: LogLimit = LogLimit::new();
 
-/// Bytes buffered for a slow reader; beyond this limit frames are dropped and counted.
+/// Bytes buffered for a slow reader. Frames beyond this are dropped and counted.
 const BUFFER: usize = 8 << 20;
 
 /// Bytes per write.
 const CHUNK: usize = 64 << 10;
 
-/// Interval at which a thread whose reader is blocked checks whether it should end.
+/// Interval at which a thread with a blocked reader checks if it should end.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Returns the capture configuration for the length that the client requested.
@@ -58,8 +58,8 @@ struct Running {
 }
 
 impl Streams {
-    /// Answers the call `id` on `stream`, unless that is a notification, and writes the frames that `capture` sees of
-    /// `device` there, until the client sends data or closes the connection.
+    /// Answers the call `id` on `stream`, unless it is a notification. Then writes the frames of `device` that
+    /// `capture` sees there, until the client sends data or closes the connection.
     pub(crate) fn start(
         &mut self,
         stream: UnixStream,
@@ -77,8 +77,8 @@ impl Streams {
             LOG.log(module_path!(), Level::Info, &device, format_args!("a capture begins"));
             let out = Patient { stream: &stream, stopping: &stopping };
             let result = run(&out, &device, id.as_ref(), snaplen, &capture);
-            // The server still holds the stream, so dropping it here would not close it, and the client waits for its
-            // end.
+            // The server still holds the stream, so dropping it here would not close it, and the client would wait for
+            // its end forever.
             let closed = stream.shutdown(Shutdown::Both);
             match result.and(closed) {
                 Ok(()) => LOG.log(module_path!(), Level::Info, &device, format_args!("a capture ends")),
@@ -97,7 +97,7 @@ impl Streams {
 
 impl Drop for Streams {
     fn drop(&mut self) {
-        // All captures are told to stop before the first one is awaited.
+        // All captures are told to stop before the first one is awaited, so that they end in parallel.
         self.0.iter().for_each(Running::stop);
     }
 }
@@ -122,7 +122,7 @@ impl Drop for Running {
     }
 }
 
-/// A writer to a client that may block for any time, unless the daemon stops.
+/// A writer to a client. A blocked write ends only if the daemon stops.
 struct Patient<'a> {
     stream: &'a UnixStream,
     stopping: &'a AtomicBool,

@@ -74,7 +74,7 @@ impl Visitor<'_> for IdVisitor {
     }
 }
 
-/// Permission bits in octal. In the file they are a string, too: as numbers, 660 and 0o660 would differ.
+/// Permission bits in octal. In the file they are a string as well, because the numbers 660 and 0o660 would differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mode(pub u32);
 

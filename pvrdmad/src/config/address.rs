@@ -36,7 +36,7 @@ impl FromStr for AddressWord {
 
 deserialize_from_str!(AddressWord);
 
-/// Combines these values to a rule.
+/// Combines these values into a rule.
 ///
 /// # Errors
 /// The values contradict each other.

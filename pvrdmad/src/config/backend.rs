@@ -39,7 +39,7 @@ keys! {
         /// Networks of guest addresses.
         ///
         /// A list separated by `+`: `192.0.2.0/24+fd00:1::/64`. The daemon adds an address of these networks to the
-        /// host's interface while a guest has it. `given`: it adds none.
+        /// host's interface while a guest has it. `given`: the daemon adds none.
         ["addresses", "given|NETWORKS", "given"]
         addresses: Option<Addresses>,
         /// Maximum registered memory of a device.

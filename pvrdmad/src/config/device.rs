@@ -126,7 +126,7 @@ impl DeviceSpec {
             (Some(nic), Some(uplink)) if nic == uplink => Err("nic and uplink are the same".to_owned()),
             (Some(LinkSpec::Vxlan(_) | LinkSpec::Tls(_)), _) => Err("a tunnel is an uplink and no nic".to_owned()),
             (Some(_), _) if self.nic_socket.is_some() => {
-                Err("nic and nic-socket are two ways to one network card".to_owned())
+                Err("nic and nic-socket are two ways to connect one network function".to_owned())
             }
             (None, None) if self.has_rules() && self.nic_socket.is_none() => Err(
                 "pcp, forged-transmits, source-guard, ra-guard, dhcp-guard, congestion, negotiate and multipath are \

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Reason why a configuration cannot be used. An error of the system is the source, and not repeated in the text.
+/// Reason why a configuration cannot be used. A system error is attached as the source and not repeated in the text.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file cannot be read.

@@ -141,7 +141,7 @@ macro_rules! deserialize_from_str {
 
 pub(super) use {deserialize_from_str, keys};
 
-/// Reads a value that users write as a word, but that is sent between processes unchanged.
+/// Deserializes a value that users write as a word but that processes exchange in its own form.
 pub(super) fn word<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {

@@ -26,7 +26,7 @@ use super::words::{Isolate, SandboxMode, Switch};
 /// File name that means standard input.
 pub const STANDARD_INPUT: &str = "-";
 
-/// Most bytes of a configuration on standard input, whose length is unknown in advance.
+/// Maximum size in bytes of a configuration on standard input, whose length is not known in advance.
 const MAX_FILE: u64 = 16 << 20;
 
 /// Values from the file, or from the command line.
@@ -76,9 +76,9 @@ pub struct Config {
     pub captures: Switch,
     /// Parameters of congestion control for devices that are added later.
     pub congestion: Congestion,
-    /// The line rate among them was given. Otherwise the line rate of each network is used, where it is known.
+    /// The line rate among them was configured. Otherwise the line rate of each network is used where it is known.
     pub line_rate_given: bool,
-    /// Networks with their devices, of which there is at least one at the start.
+    /// Networks with their devices. At the start, there is at least one device.
     pub networks: Vec<Network>,
 }
 
@@ -93,7 +93,7 @@ impl Config {
         let spec = parse(path, &text)?;
         let overridden: Vec<_> = command_line.devices.iter().map(|device| device.name.clone()).collect();
         Self::merge(spec, command_line).map_err(|error| match error {
-            // The error may be in a value from the command line, so no line of the file is named.
+            // The error may come from the command line, so it names no line of the file.
             ConfigError::Device { name, problem } if overridden.contains(&name) => {
                 ConfigError::Device { name, problem }
             }
@@ -167,7 +167,7 @@ impl Config {
     }
 }
 
-/// Overrides values of the file with those of the command line, by name.
+/// Overrides entries of the file with those of the command line that have the same name.
 ///
 /// # Errors
 /// One of the sources contains this name twice.
@@ -228,7 +228,7 @@ struct Named {
 /// Returns the line at which the file describes the object of an error.
 fn line(text: &str, error: &ConfigError) -> Option<usize> {
     let places: Places = toml::from_str(text).ok()?;
-    // If two tables have the same name, the second one is the wrong one.
+    // If two tables have the same name, the error refers to the second.
     let last = |tables: &[Spanned<Named>], name: &str| {
         tables.iter().rfind(|table| table.get_ref().name == name).map(Spanned::span)
     };
@@ -242,7 +242,7 @@ fn line(text: &str, error: &ConfigError) -> Option<usize> {
     Some(before.matches('\n').count().saturating_add(1))
 }
 
-/// Returns the key that was probably meant, from serde's message: "unknown field `sock`, expected one of `name`,
+/// Returns the key that was probably meant, taken from serde's message: "unknown field `sock`, expected one of `name`,
 /// `socket`".
 fn hint(message: &str) -> Option<&str> {
     let mut words = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);

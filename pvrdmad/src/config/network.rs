@@ -37,7 +37,7 @@ const INTERFACES: &str = "/sys/class/net";
 /// A network, completely described. Devices of a network reach each other; nothing else connects two networks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Network {
-    /// Its name. Names that were derived from the keys of devices contain a colon, others do not.
+    /// Its name. Only names that were derived from the keys of devices contain a colon.
     pub name: String,
     /// The link to other hosts. Without one the network consists only of its devices.
     pub uplink: Option<LinkSpec>,
@@ -68,7 +68,7 @@ impl Network {
     pub(super) fn line_rate(&self) -> Option<u64> {
         let interface = match &self.uplink {
             Some(LinkSpec::AfPacket(name)) => Some(name.as_str()),
-            // A tap always reports 10 Mb/s, and a tunnel may leave by any interface.
+            // A tap always reports 10 Mb/s, and a tunnel may leave through any interface.
             _ => None,
         };
         let said = || speed(&Path::new(INTERFACES).join(interface?).join("speed"));
@@ -76,8 +76,8 @@ impl Network {
     }
 }
 
-/// Returns bytes per second from a file that contains Mb/s. Returns `None` if there is no such file, as for an
-/// interface that does not exist yet, or if the driver does not know the speed, which it reports as -1 or an error.
+/// Reads a file that contains Mb/s, and returns bytes per second. Returns `None` if the file does not exist (as for an
+/// interface that does not exist yet), or if the driver does not know the speed, which it reports as -1 or an error.
 fn speed(file: &Path) -> Option<u64> {
     let megabits: u64 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
     (megabits > 0).then(|| megabits.saturating_mul(MEGABIT))

@@ -19,7 +19,8 @@ pub(super) struct Syntax {
     pub(super) of: &'static str,
 }
 
-/// Parses a struct of keys. Values cannot contain separators; a path that contains one can only be given in the file.
+/// Parses a struct of keys. Values cannot contain separators; a path that contains one can only be configured in the
+/// file.
 ///
 /// # Errors
 /// A key is unknown or given twice, or its value is invalid.

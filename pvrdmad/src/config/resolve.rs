@@ -29,7 +29,7 @@ impl Config {
         Ok(())
     }
 
-    /// Removes a device, and its network if that is now empty and `stays` returns `false` for it.
+    /// Removes a device, and its network if that is now empty and `stays` does not keep it.
     pub fn remove_device(&mut self, name: &str, stays: impl Fn(&str) -> bool) {
         for network in &mut self.networks {
             network.devices.retain(|device| device.config.name != name);
@@ -74,7 +74,7 @@ impl Config {
             }
         };
         let index = match self.networks.iter().position(|known| known.name == network.name) {
-            // A network described as `default` is that of devices that name none.
+            // A described network named `default` is the network of devices that name none.
             Some(index) if network.name == DEFAULT_NETWORK => index,
             Some(index) => {
                 self.networks.get(index).map_or(Ok(()), |known| known.is_equal(&network))?;
@@ -207,7 +207,7 @@ impl Config {
 }
 
 impl Network {
-    /// Returns the name of a network that devices describe: its uplink and its VLAN.
+    /// Returns the name of a network that is described at devices: its uplink and its VLAN.
     fn made_name(&self) -> String {
         let uplink = self.uplink.as_ref().map_or_else(String::new, ToString::to_string);
         match self.vlan {
@@ -234,7 +234,7 @@ impl Network {
         Err(format!("{key} is another than that of {first}, which is in the same network {}", self.name))
     }
 
-    /// Checks that frames of the host's interfaces can be assigned to one of two networks.
+    /// Checks that each frame of the host's interfaces belongs to at most one of two networks.
     fn is_apart_from(&self, other: &Self) -> Result<(), String> {
         let (Some(ours), Some(theirs)) = (&self.uplink, &other.uplink) else { return Ok(()) };
         let place = ours;
@@ -298,12 +298,12 @@ fn check_addresses(network: &Network) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Returns the path of a socket; a descriptor gets a unique path at which there is no file.
+/// Returns the path of a socket. For a descriptor, returns a unique path at which no file exists.
 fn made_at(socket: &SocketPlace) -> PathBuf {
     socket.path().map_or_else(|| PathBuf::from(socket.to_string()), Path::to_owned)
 }
 
-/// Returns the same path for all names of a location: its directory is resolved, if it exists.
+/// Returns a canonical path: all names of a location become the same, by resolving its directory if that exists.
 fn place(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     match (folder.canonicalize(), path.file_name()) {

@@ -58,7 +58,7 @@ fn checked(share: ShareConfig) -> Result<ShareConfig, String> {
 /// Word that removes an optional value.
 const OFF: &str = "off";
 
-/// Changes some keys of a share; `off` removes a rate.
+/// Changes keys of a share. The value `off` removes a rate.
 ///
 /// # Errors
 /// There is no such key, a value is out of range, or values contradict each other.
@@ -103,7 +103,7 @@ pub fn share_words(share: &ShareConfig) -> BTreeMap<String, String> {
 }
 
 impl Network {
-    /// Checks that the network has the rates that are guaranteed to its devices.
+    /// Checks that the capacity of the network covers the rates that are guaranteed to its devices.
     ///
     /// # Errors
     /// Its rate is too low or unknown.

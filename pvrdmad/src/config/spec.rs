@@ -1,4 +1,4 @@
-//! Networks and devices in the words of the command line and of the file.
+//! Networks and devices as the command line and the file spell them.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -23,7 +23,7 @@ use super::words::{DoorbellMode, MemoryFiles, Pcp, Pin, Roce, Switch};
 /// The network of devices that name none.
 pub const DEFAULT_NETWORK: &str = "default";
 
-/// What [`is_name`] checks.
+/// Rule that [`is_name`] checks.
 pub(super) const NAME_RULE: &str = "a name has 1 to 32 letters, digits, '-', '_' or '.'";
 
 /// Returns `true` if a device or a network can have this name.

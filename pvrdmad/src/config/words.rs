@@ -72,7 +72,7 @@ pub enum Pcp {
     Always,
 }
 
-/// What has a process of its own.
+/// Unit that has a process of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolate {
@@ -83,16 +83,16 @@ pub enum Isolate {
     None,
 }
 
-/// What keeps processes that serve networks from everything else on the host.
+/// Confinement of the processes that serve networks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxMode {
-    /// What the kernel offers. A system call that is not expected fails.
+    /// All restrictions that the kernel supports. An unexpected system call fails.
     #[default]
     On,
     /// Nothing.
     Off,
-    /// As `on`, but a system call that is not expected ends the process. For tests.
+    /// As `on`, but an unexpected system call ends the process. For tests.
     Strict,
 }
 

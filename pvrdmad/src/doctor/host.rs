@@ -31,7 +31,7 @@ pub(super) enum Kvm {
 }
 
 impl Host {
-    /// Examines this host, and asks the QEMU at this path for its version.
+    /// Examines this host, and asks this QEMU program for its version.
     pub fn look(qemu: &Path) -> Self {
         let output = Command::new(qemu).arg("-version").output();
         let version = output.ok().and_then(|output| version(&String::from_utf8_lossy(&output.stdout)));

@@ -1,4 +1,4 @@
-//! Finds problems that keep a VM from using its device, as far as they show on this host, and suggests fixes.
+//! Finds problems that keep a VM from using its device, as far as they are visible on this host, and suggests fixes.
 //!
 //! [`Host`] holds the observations, [`judge`] draws the conclusions. A separate script, `pvrdma-guest-doctor`, examines
 //! the guest.
@@ -190,8 +190,8 @@ fn judge_machine(name: &str, machine: &Machine, device: &Device, found: &mut Dia
         found.note(
             true,
             name,
-            "it is function 0 of its slot, where the network card belongs",
-            "put it at addr=10.1, and the network card at 10.0",
+            "it is function 0 of its slot, where the network function belongs",
+            "put it at addr=10.1, and the network function at 10.0",
         );
     }
     if !machine.uses_kvm() {

@@ -1,7 +1,7 @@
 //! The subset of the FUSE protocol that a single file of pages needs (kernel header `linux/fuse.h`, version 7.31).
 //!
-//! The file has no content: reads return zeros, and writes are dropped. Only the read requests matter: the kernel reads
-//! a page when it is touched and not in the page cache.
+//! The file has no content: reads return zeros, and writes are dropped. Only the read requests matter: the kernel sends
+//! one when a page is touched that is not in the page cache.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -44,7 +44,7 @@ const OPEN_FLAGS: u32 = 1 << 1 | 1 << 5;
 /// `FUSE_NOTIFY_INVAL_INODE`.
 const INVALIDATE: i32 = 2;
 
-/// Notification of Linux 6.9 after which the kernel repeats all requests that were read but not answered
+/// Notification of Linux 6.9 that makes the kernel repeat all requests that were read but not answered
 /// (`linux/fuse.h`).
 const ASK_AGAIN: i32 = 7;
 
@@ -59,7 +59,7 @@ pub(super) enum Served {
     Ended,
 }
 
-/// A connection to the kernel, seen from the process that serves it.
+/// A connection to the kernel, from the side of the process that serves it.
 #[derive(Debug)]
 pub(super) struct Connection {
     device: OwnedFd,
@@ -126,16 +126,16 @@ impl Connection {
                 let (Some(offset), Some(size)) = (request.u64(8), request.u32(16)) else {
                     return Answer::Error(Errno::INVAL);
                 };
-                // The kernel reads ahead in large steps where a VMM has advised huge pages. A refused read-ahead is
-                // repeated page by page, when each page is touched.
+                // The kernel reads ahead in large steps where a VMM has advised huge pages. After a refused read-ahead,
+                // each page is requested when it is touched.
                 let page = u32::try_from(offset / u64::from(PAGE)).ok();
                 let page = page.filter(|&page| page < self.pages && request.node == FILE);
                 let (Some(page), PAGE) = (page, size) else { return Answer::Error(Errno::IO) };
                 touched(page);
                 out.resize(OUT_HEADER.saturating_add(PAGE as usize), 0);
             }
-            // Writing back must succeed: a page that cannot be written back would stay, and its next touch would cause
-            // no request.
+            // Writing back must succeed. A page that cannot be written back would stay present, and its next touch
+            // would cause no request.
             WRITE => put_u32s(out, &[request.u32(16).unwrap_or(0), 0]),
             FLUSH | RELEASE | FSYNC => {}
             FORGET | BATCH_FORGET | INTERRUPT => return Answer::None,
@@ -169,7 +169,7 @@ impl Notifier {
     }
 
     /// Removes a page from the page cache and from all processes that map it. This waits for accesses in progress and
-    /// for the write-back of the page, which the serving thread must answer, so that thread must not call it.
+    /// for the write-back of the page. The serving thread answers that write-back, so it must not call this.
     ///
     /// # Errors
     /// The kernel failed to remove the page, which may still be present.

@@ -6,7 +6,8 @@ use std::thread;
 use super::fuse::Notifier;
 use super::open::PageFile;
 
-/// Processors that this requires: two that spin for a guest, one that polls its rings, and one for all other work.
+/// Number of processors for which this pays: two that spin for a guest, one that polls its rings, and one for
+/// everything else.
 const PROCESSORS: usize = 4;
 
 /// Facts about a host.
@@ -16,7 +17,7 @@ pub struct HostFacts {
     pub architecture: &'static str,
     /// Processors that this process may use.
     pub processors: usize,
-    /// Reason why the end of a network's process would also end its VMMs, if it would.
+    /// Reason why the VMMs of a network end when its process ends, if they do.
     pub without_stand_in: Option<String>,
     /// Reason why no file of doorbell pages can be created, if none can.
     pub without_file: Option<String>,
@@ -41,7 +42,7 @@ impl HostFacts {
         self.processors >= PROCESSORS
     }
 
-    /// Returns `true` if a watcher may try to spin where the configuration requires mapped doorbells: it stops when it
+    /// Returns `true` if a watcher may try to spin where the configuration requires mapped doorbells. It stops when it
     /// is preempted.
     #[must_use]
     pub const fn may_spin(&self) -> bool {
@@ -61,7 +62,7 @@ impl HostFacts {
     }
 }
 
-/// Checks that the kernel can repeat the requests that an ended process had read.
+/// Checks that the kernel can repeat requests that a process had read before it ended.
 fn asks_again(file: &PageFile) -> Result<(), String> {
     let asked = Notifier::of(&file.device).and_then(|notifier| notifier.ask_again());
     asked.map_err(|error| format!("a request of the kernel's would be lost with its process: {error} (Linux 6.9)"))

@@ -1,8 +1,8 @@
 //! Doorbell pages mapped into the VMM, so that a guest's doorbells cause no VM exit (docs/doorbells.md).
 //!
-//! The pages belong to a file that this process serves to the kernel ([`fuse`]). The kernel sends a request when a page
-//! is touched that is not present, and removes a page on demand. The thread that polls the rings ([`watcher`]) can
-//! therefore sleep and is woken by the next store. The file is created by the process that has the privilege to mount
+//! The pages belong to a file that this process serves to the kernel ([`fuse`]). The kernel sends a request when an
+//! absent page is touched, and removes a page on demand. The thread that polls the rings ([`watcher`]) can therefore
+//! sleep until the next store wakes it. The file is created by the process that has the privilege to mount
 //! ([`PageFile`]). It has no content: the process that serves it parses messages of the kernel, and no data of a guest.
 
 mod fuse;
@@ -31,17 +31,17 @@ use watcher::{Watch, Watcher};
 counters! {
     /// Counters of the doorbell pages that a device exports to its VMM.
     pub struct DoorbellCounters {
-        /// Doorbell pages of processes that were touched while they were away. Each is a fault of the guest's.
+        /// Touches of doorbell pages that had been taken away. Each is a page fault of the guest.
         doorbell_faults,
-        /// Doorbell pages that were taken away because nothing came.
+        /// Doorbell pages that were taken away because their process was idle.
         doorbell_arms,
-        /// Times that something was found after the pages were taken away: it was posted a moment before.
+        /// Times that work was found right after the pages were taken away: it had been posted just before.
         doorbell_arms_late,
         /// Doorbell pages that the kernel could not take away.
         doorbell_arms_failed,
-        /// Naps of the thread that looks at rings.
+        /// Naps of the thread that polls rings.
         doorbell_naps,
-        /// Sleeps of the thread that looks at rings, while all pages were away.
+        /// Sleeps of the thread that polls rings, while all pages were away.
         doorbell_sleeps,
     }
 }
@@ -57,9 +57,9 @@ pub enum DoorbellSetup {
     },
     /// Stores go to memory that the VMM has mapped.
     Mapped {
-        /// There may be a processor to spare for polling the rings continuously.
+        /// A processor may be free to poll the rings continuously.
         spins: bool,
-        /// Reason why the VMM may end together with the process that serves the pages, if it may.
+        /// Reason why the VMM ends together with the process that serves the pages, if it does.
         #[serde(default)]
         unguarded: Option<String>,
     },
@@ -88,11 +88,11 @@ pub struct DoorbellReport {
     /// Reason why they are not mapped, if the configuration permits both.
     #[serde(default)]
     pub reason: Option<String>,
-    /// State of the polling thread: `cold` (it sleeps), `warm`, `hot` (it spins) or `polled` (a guest touches its page
-    /// all the time and posts nothing).
+    /// State of the polling thread: `cold` (it sleeps), `warm`, `hot` (it spins) or `polled` (a guest keeps touching
+    /// its page but posts nothing).
     #[serde(default)]
     pub watcher: Option<String>,
-    /// Reason why the VMM may end together with the process of the network, if it may.
+    /// Reason why the VMM ends together with the process of the network, if it does.
     #[serde(default)]
     pub unguarded: Option<String>,
 }
@@ -110,8 +110,8 @@ impl From<&DoorbellSetup> for DoorbellReport {
     }
 }
 
-/// Doorbell pages of a device. Dropping it ends the thread that polls the rings; the pages are served for as long as a
-/// process has them mapped.
+/// Doorbell pages of a device. Dropping it ends the thread that polls the rings. The pages are served for as long as a
+/// process maps them.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
     setup: DoorbellSetup,
@@ -127,7 +127,7 @@ struct Lent {
 }
 
 impl Doorbells {
-    /// Creates the pages of the device `name`: with `file`, which has `pages` pages, if they are mapped.
+    /// Creates the pages of the device `name`. If they are mapped, they belong to `file`, which has `pages` pages.
     ///
     /// # Errors
     /// No thread or descriptor is available.

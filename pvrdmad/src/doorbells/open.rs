@@ -31,16 +31,15 @@ impl PageFile {
         let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         let device = device.map_err(said("/dev/fuse"))?;
         let mount = mount(&device).map_err(said("mounting with FUSE"))?;
-        // A thread answers the requests that opening the file causes, because the process that will serve it does not
-        // exist yet.
+        // Opening the file causes requests. A thread answers them, because the process that will serve the file does
+        // not exist yet.
         let connection = Connection::new(device.try_clone()?, pages);
         let serving = threads::spawn(ThreadKind::Supervisor, "doorbells open", move || {
             let mut buffer = vec![0; REQUEST];
             while matches!(connection.serve(&mut buffer, |_| ()), Ok(Served::Other)) {}
         })?;
         let file = rustix::fs::openat(&mount, NAME, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-        // The open file keeps the file system alive. If there is no file, this ends the connection and with it the
-        // thread.
+        // The open file keeps the file system alive. Without the file, this ends the connection and with it the thread.
         drop(mount);
         let served = serving.join();
         let file = file.map_err(said("opening the file of doorbell pages"))?;
@@ -55,7 +54,7 @@ fn mount(device: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     fsconfig_set_string(&context, "rootmode", "40000")?;
     fsconfig_set_string(&context, "user_id", getuid().as_raw().to_string())?;
     fsconfig_set_string(&context, "group_id", getgid().as_raw().to_string())?;
-    // A VMM of another user may read the attributes of the file it was given.
+    // A VMM of another user may read the attributes of the file that it was given.
     fsconfig_set_flag(&context, "allow_other")?;
     fsconfig_create(&context)?;
     let attributes =

@@ -8,7 +8,7 @@ pub(super) enum Step {
     Spin,
     /// Poll again after this number of nanoseconds.
     Nap(u64),
-    /// Poll, and again after this number of nanoseconds, or earlier when a request completes or a page is touched.
+    /// Poll now, and again after this number of nanoseconds, or as soon as a request completes or a page is touched.
     Rest(u64),
     /// Take the pages away and poll everything once more.
     Arm,
@@ -16,7 +16,7 @@ pub(super) enum Step {
     Block,
 }
 
-/// Time for which the watcher spins after it found work, in nanoseconds.
+/// Time in nanoseconds for which the watcher spins after it has found work.
 const SPIN: u64 = 50_000;
 /// Shortest nap while there is occasional work.
 const NAP: u64 = 20_000;
@@ -24,12 +24,13 @@ const NAP: u64 = 20_000;
 const LONGEST_NAP: u64 = 50_000;
 /// Idle time after which the pages are taken away.
 const WARM: u64 = 2_000_000;
-/// A page that is touched within this time after it was taken away belongs to a process that polls by storing to it.
+/// A page that is touched within this time after it was taken away belongs to a process that polls its own page by
+/// storing to it.
 const SPINNER: u64 = 100_000;
-/// So does a page that is touched this many times in total while no work is found.
+/// A page that is touched this many times in total while no work is found does as well.
 const VAIN: u32 = 4;
 /// While a process stores to its page without posting work, a rest lasts this fraction of the time since the last
-/// activity. A later post is therefore delayed by at most this fraction of the time that its process has waited,
+/// activity: a later post is delayed by at most this fraction of the time that its process has waited,
 const REST_PART: u64 = 8;
 /// and by at most this time.
 const LONGEST_REST: u64 = 2_000_000;
@@ -39,7 +40,8 @@ const JUDGED: u64 = 10_000_000;
 const CROWDED: u64 = 20;
 /// and stops spinning for this time: first value and maximum.
 const PAUSE: (u64, u64) = (1_000_000_000, 60_000_000_000);
-/// Time for which the pages stay with a process that stores to them without posting work: first value and maximum.
+/// First time for which the pages are left to a process that stores to them without posting work. It doubles up to the
+/// maximum below.
 const POLLED: u64 = 10_000_000;
 const LONGEST_POLLED: u64 = 100_000_000;
 
@@ -74,8 +76,8 @@ pub(super) struct Pacer {
 }
 
 impl Pacer {
-    /// Creates a pacer. `spins` tells whether there may be a processor to spare for spinning. The caller reports the
-    /// effect of spinning to [`Self::spun`].
+    /// Creates a pacer. `spins`: a processor may be free for spinning. The caller reports the effect of spinning to
+    /// [`Self::spun`].
     pub(super) const fn new(spins: bool) -> Self {
         let state = State::Cold { since: 0 };
         Self { state, spins, spun: 0, lost: 0, crowded: 0, pause: PAUSE.0, polled: POLLED, last_activity: 0, vain: 0 }
@@ -86,7 +88,7 @@ impl Pacer {
         self.spins && now >= self.crowded
     }
 
-    /// Records that the watcher spun for `time`, of which it had a processor for `ran`. A watcher that waits for a
+    /// Records that the watcher spun for `time`, and had a processor for `ran` of it. A watcher that waits for a
     /// processor also delays other threads.
     pub(super) fn spun(&mut self, now: u64, time: u64, ran: u64) {
         self.spun = self.spun.saturating_add(time);

@@ -43,7 +43,7 @@ impl Pages {
             let mut buffer = vec![0; REQUEST];
             loop {
                 // No lock is taken in here: a virtual processor of the guest waits for the reply, and its VMM may hold
-                // a lock.
+                // a lock of its own meanwhile.
                 let touched = |page| {
                     served.mark(page);
                     told();

@@ -1,11 +1,11 @@
 //! Fallback server: a process that answers the kernel's requests for doorbell pages after the process of a network has
 //! ended.
 //!
-//! Without an answer, the next touch of a page that is away would end the VMM that has it mapped. This process has no
-//! other task. It holds a duplicate of each FUSE connection, and one end of a pipe whose other end belongs to the
-//! worker that serves the connection. When that worker has ended, this process makes the kernel repeat the unanswered
-//! requests and answers with zeros until the file is no longer mapped anywhere. Doorbells have no effect any more; the
-//! VMM continues without its device.
+//! Without an answer, the next touch of an absent page would end the VMM that maps it. This process has no other task.
+//! It holds a duplicate of each FUSE connection, and one end of a pipe whose other end belongs to the worker that
+//! serves the connection. Once that worker has ended, this process makes the kernel repeat the unanswered requests, and
+//! answers with zeros until the file is no longer mapped anywhere. Doorbells then have no effect, and the VMM continues
+//! without its device.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -24,7 +24,7 @@ use super::fuse::{Connection, Notifier, REQUEST, Served};
 use crate::config::SandboxMode;
 use crate::sandbox::{self, Mismatch};
 
-/// Most files of doorbell pages that it guards: each takes two descriptors.
+/// Maximum number of files of doorbell pages that it guards. Each takes two descriptors.
 const FILES: usize = 400;
 
 /// Hands a FUSE connection of a file with `pages` pages to the fallback server. `life` reports the end of the worker
@@ -47,8 +47,8 @@ pub fn entrust(to: &UnixStream, pages: u32, device: BorrowedFd<'_>, life: Borrow
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Tells the fallback server that the worker no longer serves its files, although its descriptors may still be open: a
-/// stuck thread of a killed process can keep all of them open.
+/// Tells the fallback server that the worker no longer serves its files. Its descriptors may still be open: a stuck
+/// thread of a killed process keeps all of them open.
 ///
 /// # Errors
 /// The fallback server does not accept the message.
@@ -65,8 +65,8 @@ struct Guarded {
     life: Option<OwnedFd>,
 }
 
-/// Serves until no file is left to guard: the supervisor has closed its end of standard input, and no process has a
-/// file mapped.
+/// Serves until there is no file left to guard: the supervisor has closed its end of standard input, and no process
+/// maps a file.
 ///
 /// # Errors
 /// Standard input is not a connection to a supervisor.
@@ -85,7 +85,7 @@ pub(super) fn serve(stream: UnixStream) -> Result<()> {
     let mut guarded: Vec<Guarded> = Vec::new();
     let mut buffer = vec![0; REQUEST];
     while supervisor.is_some() || !guarded.is_empty() {
-        // While the worker serves a file, its connection is not polled, because the requests are for the worker.
+        // While the worker serves a file, its connection is not polled, because its requests are for the worker.
         let watched = guarded.iter().map(|one| one.life.as_ref().unwrap_or(&one.device).as_fd());
         let all = supervisor.iter().map(AsFd::as_fd).chain(watched);
         let mut poll: Vec<_> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
@@ -112,7 +112,7 @@ pub(super) fn serve(stream: UnixStream) -> Result<()> {
 }
 
 impl Guarded {
-    /// Handles an event. Returns `false` if the file need not be guarded any more.
+    /// Handles an event. Returns `false` if the file no longer needs to be guarded.
     fn go_on(&mut self, buffer: &mut [u8]) -> bool {
         if self.life.take().is_some() {
             return self.begin();
@@ -128,7 +128,7 @@ impl Guarded {
         }
     }
 
-    /// Takes over from the worker that has ended. Returns `false` if this is not needed.
+    /// Takes over from the worker that has ended. Returns `false` if there is nothing to take over.
     fn begin(&self) -> bool {
         match Notifier::of(&self.device).and_then(|notifier| notifier.ask_again()) {
             Ok(()) => {

@@ -1,4 +1,4 @@
-//! Thread that polls a device's rings while stores to its doorbells cause no request.
+//! Thread that polls a device's rings while stores to its doorbell pages cause no request.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -24,7 +24,7 @@ use super::pages::Pages;
 /// The words of [`Pacer::word`], indexed so that another thread can read the state.
 const WORDS: [&str; 4] = ["cold", "warm", "hot", "polled"];
 
-/// Longest piece in which spinning is reported to the pacer, in nanoseconds.
+/// Maximum length in nanoseconds of a piece of spinning that is reported to the pacer.
 const SPIN_NOTED: u64 = 1_000_000;
 
 /// State shared by the thread, the device and the thread that serves the pages.
@@ -60,7 +60,7 @@ impl Watch {
         let told = move || {
             faults.doorbell_faults.increment();
             waker.wake();
-            // Captured so that it is closed together with the thread that serves the pages.
+            // The closure captures `life`, so that it is closed when the thread that serves the pages ends.
             let _ = &life;
         };
         let pages = Pages::serve(name, device, pages, start, told)?;
@@ -113,7 +113,7 @@ impl DoorbellWatcher for Watch {
                 &self.name,
                 format_args!("doorbell page {page} keeps what is in it: {error}"),
             );
-            // The page counts as touched, because stores to it cause no request.
+            // The page counts as touched, because stores to a present page cause no request.
             self.wake();
         }
     }
@@ -135,7 +135,7 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Polls the rings of `device` from now on. With `spins` there may be a processor to spare.
+    /// Polls the rings of `device` from now on. `spins`: a processor may be free for it.
     ///
     /// # Errors
     /// No thread can be started.
@@ -186,7 +186,7 @@ impl Body {
                 }
                 Step::Nap(nap) => {
                     self.watch.counts.doorbell_naps.increment();
-                    // A touch does not end the nap: otherwise there would be a poll for each touch.
+                    // A touch does not end the nap. Otherwise each touch would cause a poll.
                     thread::sleep(Duration::from_nanos(nap));
                     self.look(Depth::Hot);
                 }
@@ -200,7 +200,7 @@ impl Body {
         }
     }
 
-    /// Tells the pacer how much of the time in which the thread spun it had a processor.
+    /// Tells the pacer for how much of its spinning the thread had a processor.
     fn note_spin(&mut self, step: Step, now: u64) {
         let begins = || Some((now, processor_time()));
         match self.spin {
@@ -239,12 +239,12 @@ impl Body {
         }
     }
 
-    /// Takes the pages away and polls everything once more. This poll finds posts from before the removal; a later post
-    /// causes a touch.
+    /// Takes the pages away and polls everything once more. The poll finds work that was posted before the removal;
+    /// work that is posted later touches a page.
     fn arm(&mut self) {
         let watch = Arc::clone(&self.watch);
         let before = watch.pages.flags().events();
-        // A page may have been touched before it was assigned to its process, so it is reported again.
+        // A page may have been touched before it was assigned to its process, so the touch is reported again.
         watch.pages.flags().for_present(|page| self.device.page_touched(page));
         let taken = watch.pages.take_all();
         watch.counts.doorbell_arms.add(taken.pages);

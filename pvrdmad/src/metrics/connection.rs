@@ -1,4 +1,4 @@
-//! A connection of the metrics server: reads a request and writes a response without ever blocking.
+//! A connection of the metrics server: reads a request and writes a response, without ever blocking.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -158,7 +158,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Answers with the metrics, or with the reason why there are none, if it waits for them.
+    /// Answers a waiting request with the metrics, or with the reason why there are none.
     pub(super) fn answer(&mut self, text: &Text) {
         let Stage::Asked { body } = self.stage else { return };
         let told = match text {

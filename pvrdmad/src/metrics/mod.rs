@@ -1,9 +1,9 @@
 //! Metrics over HTTP for Prometheus and similar programs: `GET /metrics`, on a Unix socket or a TCP port.
 //!
 //! Any client that can reach the address is answered, so everything is bounded: connections, their lifetime, the bytes
-//! read from them, and the rate at which the networks are asked. One thread serves all connections without blocking on
-//! any; another one asks the networks. In a full [`Table`] a connection of the origin with the most connections is
-//! closed, and a connection without a complete request never displaces one that has sent its request.
+//! read from them, and the rate of requests to the networks. One thread serves all connections and blocks on none;
+//! another one asks the networks. When the [`Table`] is full, a connection of the origin with the most connections is
+//! closed. A connection without a complete request never displaces one that has sent its request.
 
 mod connection;
 mod request;
@@ -32,7 +32,7 @@ use crate::socket::SocketFile;
 /// Prefix of log lines.
 const SUBJECT: &str = "metrics";
 
-/// Most connections accepted at a time, so that existing connections make progress.
+/// Maximum number of connections accepted at a time, so that existing connections make progress.
 const ACCEPT_BATCH: usize = 64;
 
 /// Lifetime of a connection.
@@ -184,7 +184,7 @@ impl Server {
     fn wait(&mut self) -> bool {
         let now = Instant::now();
         let timeout = self.table.deadline().map(|until| until.saturating_duration_since(now));
-        // Rounded up, so that a deadline has passed when the wait ends.
+        // The timeout is rounded up, so that the deadline has passed when the wait ends.
         let timeout = timeout.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
         let mut fds = vec![
             PollFd::new(&self.stop, PollFlags::IN),
@@ -224,7 +224,7 @@ impl Server {
 
     /// Takes the gathered text and answers all connections that wait for it.
     fn hear(&mut self) {
-        // The descriptor is an event counter; the read fails if nothing has arrived.
+        // The descriptor is an event counter. The read fails if nothing has arrived.
         let _ = rustix::io::read(&self.gathered, &mut [0; 8]);
         match self.told.try_recv() {
             Ok((when, text)) => {
@@ -258,7 +258,7 @@ impl Server {
     }
 }
 
-/// Returns `true` if a text that was complete at `gathered` may answer a request at `asked`.
+/// Returns `true` if a text that was complete at `gathered` may answer a request that arrived at `asked`.
 fn is_fresh(gathered: Instant, asked: Instant) -> bool {
     asked.saturating_duration_since(gathered) < FRESH
 }

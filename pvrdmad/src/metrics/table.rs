@@ -8,7 +8,7 @@ use super::connection::{Connection, Origin, Stage};
 
 /// Most connections without a complete request.
 pub(super) const MAX_READING: usize = 16;
-/// Most connections with a complete request: they wait for the text, or read it.
+/// Maximum number of connections with a complete request, which wait for the text or read it.
 pub(super) const MAX_ASKED: usize = 16;
 
 /// All connections. Those with and those without a complete request are counted separately.

@@ -18,7 +18,7 @@ use thiserror::Error;
 pub const MAX_DESCRIPTORS: usize = 32;
 /// Size of the length prefix in bytes.
 const PREFIX: usize = 4;
-/// Bytes per read. The buffer grows with the data that arrives, so an announced length alone allocates nothing.
+/// Bytes per read. The buffer grows only with the data that arrives, so an announced length alone allocates nothing.
 const CHUNK: usize = 64 << 10;
 
 /// Reason why a stream of frames cannot continue.
@@ -153,7 +153,8 @@ impl FrameReader {
                 Ok(received) => received,
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => return Ok(None),
-                // A peer that closes its end with unread data resets the stream. This is treated like any other end.
+                // A peer that closes its end while data is unread resets the stream. This is treated like any other
+                // end.
                 Err(Errno::CONNRESET) => return Ok(Some(0)),
                 Err(errno) => return Err(io::Error::from(errno).into()),
             };
@@ -193,7 +194,7 @@ pub fn send(mut stream: &UnixStream, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io
     if fds.len() > MAX_DESCRIPTORS {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // The sandbox of a worker forbids `sendmsg`, since messages can carry an address.
+    // The sandbox of a worker forbids `sendmsg`, because its messages can carry an address.
     if fds.is_empty() {
         return stream.write_all(frame);
     }

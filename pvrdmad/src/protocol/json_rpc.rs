@@ -38,7 +38,7 @@ const REFUSED: i32 = -32000;
 /// A call.
 #[derive(Debug)]
 pub struct Call {
-    /// Identifier for the response, or `None` for a notification, which is not answered.
+    /// Identifier for the response. `None`: the call is a notification, which is not answered.
     pub(crate) id: Option<Value>,
     /// The method and its parameters.
     pub(crate) method: Result<Method, CallRefused>,

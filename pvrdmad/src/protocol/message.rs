@@ -22,13 +22,13 @@ pub const VERSION: u32 = 4;
 pub struct Carrier {
     /// Links of devices are up only if this is up.
     pub state: LinkState,
-    /// Longest IP packet that the interface carries, in bytes. `None` if it is absent or cannot be read.
+    /// Maximum size of an IP packet on the interface, in bytes. `None` if the interface is absent or cannot be read.
     pub mtu: Option<u32>,
 }
 
 /// Longest reply without content, in bytes.
 const MAX_PLAIN: usize = 16 << 10;
-/// Longest status of a network without devices, in bytes: it may describe its counters.
+/// Maximum length in bytes of the status of a network without devices. It may include descriptions of its counters.
 const MAX_CATALOGUE: usize = 64 << 10;
 /// Most bytes of a device's status.
 const MAX_DEVICE_STATUS: usize = 64 << 10;
@@ -52,7 +52,7 @@ pub enum Request {
         /// Kind of the objects.
         object: ObjectKind,
     },
-    /// Captures the traffic of a device: the connection carries a capture in pcapng afterwards. The worker gets
+    /// Captures the traffic of a device. After the reply, the connection carries a capture in pcapng. The worker gets
     /// [`Self::StartCapture`] for it.
     Capture {
         /// Name of the device.
@@ -106,14 +106,14 @@ pub enum Request {
         /// A level, or a filter in the syntax of `RUST_LOG`.
         level: LogFilter,
     },
-    /// Replaces the workers of networks by new ones of the installed program, which take the devices with their
+    /// Replaces the workers of networks by new ones of the installed program, which take over the devices with their
     /// clients.
     Upgrade {
         /// Name of the network. Absent: all networks, one after the other.
         #[serde(default)]
         network: Option<String>,
     },
-    /// Subscribes to all events from now on. The connection carries nothing else afterwards.
+    /// Subscribes to all events from now on. After the reply, the connection carries only events.
     Events {},
     /// Internal: the first request. Descriptors: the socket of [`super::HostRequest`]s, then those of the uplink.
     Hello {
@@ -137,9 +137,9 @@ pub enum Request {
         /// Identifier of the client's call, or `None` if it is not answered.
         id: Option<Value>,
     },
-    /// Internal: serves a device. Descriptors: its listening socket; if its doorbell pages are mapped, the connection
-    /// to the kernel, their file and, with a fallback server, the pipe end whose closing tells it that the worker has
-    /// ended; then those of its `nic` or its `nic-socket`.
+    /// Internal: serves a device. Descriptors, in this order: its listening socket; if its doorbell pages are mapped,
+    /// the connection to the kernel, their file and, with a fallback server, the end of a pipe that tells that server,
+    /// by closing, that the worker has ended; then the descriptors of its `nic` or its `nic-socket`.
     Serve {
         /// Complete description of the device.
         device: Box<Device>,
@@ -159,10 +159,11 @@ pub enum Request {
         #[serde(default)]
         doorbells: DoorbellSetup,
     },
-    /// Internal: gives all devices to the worker at the other end of the socket that comes with the request. The
-    /// process ends after the reply, unless that is an error.
+    /// Internal: hands all devices over to the worker at the other end of the socket that comes with the request. After
+    /// a successful reply, the process ends.
     HandOver {},
-    /// Internal: takes all expected devices from the worker at the other end of the socket that comes with the request.
+    /// Internal: takes over all expected devices from the worker at the other end of the socket that comes with the
+    /// request.
     TakeOver {},
 }
 
@@ -177,8 +178,8 @@ pub struct NetworkSetup {
     pub keepers: bool,
     /// Captures are permitted.
     pub captures: bool,
-    /// Threads of the software adapter's engine. The supervisor determines the number from the available processors,
-    /// because a worker in its sandbox cannot read the quota of its control group.
+    /// Number of threads of the software adapter's engine. The supervisor derives it from the available processors,
+    /// because a sandboxed worker cannot read the quota of its control group.
     pub engine_threads: usize,
     /// The network. Its devices follow one by one.
     pub network: Network,
@@ -210,7 +211,7 @@ impl Request {
         }
     }
 
-    /// Returns `true` if `reply` is of the kind that answers this request. An error answers every request.
+    /// Returns `true` if `reply` is of the kind that answers this request. An error answers any request.
     pub const fn is_answered_by<S>(&self, reply: &Reply<S>) -> bool {
         match (self, reply) {
             (_, Reply::Error(_))
@@ -240,7 +241,7 @@ impl Request {
         matches!(self, Self::Serve { .. } | Self::RemoveDevice { .. } | Self::TakeOver {})
     }
 
-    /// Returns the length in bytes of the longest reply of a worker with `devices` devices.
+    /// Returns the maximum length in bytes of a reply of a worker with `devices` devices.
     pub const fn max_reply(&self, devices: usize) -> usize {
         match self {
             Self::Status { .. } => MAX_CATALOGUE.saturating_add(MAX_DEVICE_STATUS.saturating_mul(devices)),
@@ -274,7 +275,7 @@ pub enum Reply<S = WorkerStatus> {
     Error(String),
 }
 
-/// Result of a network's upgrade: either how long its guests were not served, or why it was not upgraded.
+/// Result of a network's upgrade: the time for which its guests were not served, or the reason why it was not upgraded.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Upgraded {
     /// Name of the network.
@@ -282,13 +283,13 @@ pub struct Upgraded {
     /// Time in milliseconds during which its guests were not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub millis: Option<u64>,
-    /// Reason why the network was not upgraded. Unless it ended, its guests are served as before.
+    /// Reason why the network was not upgraded. Its guests are served as before, unless its worker has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
 impl Reply {
-    /// Parses a worker's reply and makes its text printable. Objects stay as they are; the client that requested them
+    /// Parses a worker's reply and makes its text printable. Objects are passed through; the client that requested them
     /// makes them printable.
     ///
     /// # Errors

@@ -1,13 +1,13 @@
 //! Messages between the supervisor, the workers and the command line.
 //!
 //! The same [`Request`] type serves two connections. The command line sends it as a call of JSON-RPC ([`json_rpc`])
-//! over the control socket. The supervisor sends it in [`frame`]s over a socket pair to the worker of a network,
-//! together with descriptors, and there also uses the internal requests. A worker sends [`HostRequest`]s to the
-//! supervisor on a separate socket pair.
+//! over the control socket. The supervisor sends it to the worker of a network in [`frame`]s over a socket pair,
+//! together with descriptors, and uses the internal requests there as well. A worker sends [`HostRequest`]s to the
+//! supervisor over a separate socket pair.
 //!
-//! The supervisor treats a worker as hostile. Data from a worker is bounded before it is stored ([`FrameReader`]), must
-//! belong to an open request, is limited to the longest reply to that request ([`Request::max_reply`]), carries no
-//! descriptors, and its text is made [`printable`] before it is shown.
+//! The supervisor treats a worker as hostile. Data from a worker is bounded before it is stored ([`FrameReader`]). A
+//! reply must belong to an open request, is limited to the longest reply to that request ([`Request::max_reply`]), and
+//! carries no descriptors. Its text is made [`printable`] before it is shown.
 
 pub mod frame;
 mod host;

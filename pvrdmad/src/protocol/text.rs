@@ -5,7 +5,7 @@ use serde_json::Value;
 /// Replaces a character that is not shown.
 const REPLACEMENT: char = '\u{fffd}';
 
-/// Replaces characters that move the cursor, change colours or change the writing direction.
+/// Replaces characters that move the cursor or change colours or the writing direction.
 pub fn printable_text(text: &str) -> String {
     text.chars().map(|c| if is_printable(c) { c } else { REPLACEMENT }).collect()
 }
@@ -22,15 +22,16 @@ pub fn printable(value: Value) -> Value {
     }
 }
 
-/// Returns `true` if [`printable`] would leave all strings of a JSON text unchanged. `false` may be wrong, since escape
-/// sequences are not decoded.
+/// Returns `true` if [`printable`] would leave all strings of a JSON text unchanged. A result of `false` may be wrong,
+/// because escape sequences are not decoded.
 pub fn is_printable_json(text: &str) -> bool {
     text.chars().all(|c| c != '\\' && is_printable(c))
 }
 
-/// Line breaks are refused, too: they would forge lines of a log.
+/// Line breaks are refused as well: they would forge lines of a log.
 const fn is_printable(c: char) -> bool {
-    // C0, DEL and C1; line and paragraph separators; marks, embeddings, overrides and isolates of the direction.
+    // C0, DEL and C1; line and paragraph separators; and marks, embeddings, overrides and isolates of the writing
+    // direction.
     !matches!(c, '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 

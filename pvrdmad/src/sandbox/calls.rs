@@ -90,7 +90,7 @@ const fn with(argument: u8, flags: i32) -> Condition {
     Bits { argument, mask: bits(flags), value: bits(flags) }
 }
 
-/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13, with which newer C libraries guard stacks.
+/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13, with which recent C libraries protect stacks.
 const GUARD_ADVICE: [i32; 2] = [102, 103];
 
 /// Flags with which the C library clones a thread (`pthread_create`).
@@ -127,7 +127,7 @@ static RUNTIME: Group = Group {
                 &[is(1, libc::F_GETFD)],
                 &[is(1, libc::F_GETFL)],
                 &[is(1, libc::F_DUPFD_CLOEXEC)],
-                // musl calls this after the one before, for kernels that duplicate without setting the flag.
+                // musl calls this after the call above, for kernels that ignore the flag when they duplicate.
                 &[is(1, libc::F_SETFD), is(2, libc::FD_CLOEXEC)],
             ],
             "F_GETFD, F_GETFL, F_DUPFD_CLOEXEC, F_SETFD with FD_CLOEXEC",
@@ -208,7 +208,7 @@ static GUEST: Group = Group {
             ],
             "SO_ERROR, SO_PEERCRED, PACKET_STATISTICS, UDP_SEGMENT",
         ),
-        // An interrupt is signalled by a notification of the kernel, which never blocks; see
+        // An interrupt is raised through an asynchronous operation of the kernel, which never blocks; see
         // pvrdma_vfio_user_server::eventfd.
         call("io_getevents", libc::SYS_io_getevents),
         call("io_submit", libc::SYS_io_submit),
@@ -307,8 +307,8 @@ static PACE: Group = Group {
     calls: &[when("prctl", libc::SYS_prctl, &[&[is(0, libc::PR_SET_TIMERSLACK)]], "PR_SET_TIMERSLACK")],
 };
 
-/// A filter cannot see whether the message has an address. Where sockets send to addresses, `addressed` permits it as
-/// well.
+/// A filter cannot see if the message has an address. Where sockets may send to addresses, `addressed` permits this
+/// call as well.
 static LEND: Group = Group {
     name: "lend",
     purpose: "giving a keeper the socket of a client, a client the file of doorbell pages, and the next worker all of a network",
@@ -400,8 +400,8 @@ static START: Group = Group {
     purpose: "starting threads and giving them their filters",
     calls: &[
         when("clone", libc::SYS_clone, &[&[is(0, THREAD)], &[is(0, THREAD | DETACHED)]], "a thread of this process"),
-        // Refused by another filter, with the error that makes the C library use `clone`, whose flags a filter can
-        // compare.
+        // Another filter refuses it with the error that makes the C library use `clone` instead, whose flags a filter
+        // can compare.
         call("clone3", libc::SYS_clone3),
         when(
             "prctl",
@@ -441,8 +441,7 @@ static ADAPTER: Group = Group {
         call("fstat", libc::SYS_fstat),
         call("fstatfs", libc::SYS_fstatfs),
         call("getdents64", libc::SYS_getdents64),
-        // The library checks that the user of the process is the one that started the program, before it trusts the
-        // environment.
+        // Before it trusts the environment, the library checks that the process runs as the user that started it.
         call("getegid", libc::SYS_getegid),
         call("geteuid", libc::SYS_geteuid),
         call("getgid", libc::SYS_getgid),
@@ -525,7 +524,7 @@ const RDMA_IOCTL: u32 = 0x1b;
 /// `O_TMPFILE` without `O_DIRECTORY`, which it contains.
 const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
 
-/// Returns the calls by which libraries look for optional files. They fail, even where other unknown calls end the
+/// Returns the calls with which libraries look for optional files. They fail, even where other unknown calls end the
 /// process.
 pub(super) fn lookups() -> impl Iterator<Item = c_long> {
     [&LOOK, &OPEN].into_iter().flat_map(|group| group.calls).map(|call| call.number)
@@ -568,8 +567,8 @@ pub(super) fn keeper() -> Vec<&'static Group> {
     vec![&KEEPER]
 }
 
-/// Returns the groups that any thread needs. The launcher needs all of them, because its filter also applies to each
-/// thread that it starts.
+/// Returns the groups that every thread needs. The launcher needs all groups, because its filter also applies to the
+/// threads that it starts.
 pub(super) fn base(profile: Profile) -> Vec<&'static Group> {
     let mut groups: Vec<&Group> =
         vec![&RUNTIME, &GUEST, &CLIENT, &ACCEPT, &LINK, &PIN, &SIGNAL, &PACE, &CAPTURE, &PROTOCOL, &ASK, &START, &LEND];

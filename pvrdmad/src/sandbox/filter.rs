@@ -69,8 +69,8 @@ fn install(programs: &[BpfProgram]) -> Result<(), FilterError> {
     programs.iter().try_for_each(|program| Ok(apply_filter(program)?))
 }
 
-/// Returns the programs of threads with these groups. With `refuse_lookups` no earlier program refuses lookups, so one
-/// of these has to if the groups do not permit them.
+/// Returns the programs of threads with these groups. With `refuse_lookups`, no earlier program refuses lookups, so one
+/// of these must do so if the groups do not permit them.
 fn programs(groups: &[&Group], mismatch: Mismatch, refuse_lookups: bool) -> Result<Vec<BpfProgram>, FilterError> {
     let mut programs = Vec::new();
     let mut allowed = Rules::new();

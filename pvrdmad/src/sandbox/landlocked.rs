@@ -13,7 +13,7 @@ use super::report::SandboxReport;
 /// Newest ABI that this file was written for.
 const NEWEST: ABI = ABI::V9;
 
-/// Files that libibverbs and the provider libraries read: the libraries themselves, the list of adapters and their
+/// Files that libibverbs and the provider libraries read: the libraries themselves, and the list of adapters with their
 /// attributes.
 const READ: &[&str] = &[
     "/etc/ld.so.cache",
@@ -34,7 +34,7 @@ const READ: &[&str] = &[
 /// Device nodes of the adapters.
 const DEVICES: &str = "/dev/infiniband";
 
-/// Accesses that a kernel with less than this ABI does not restrict.
+/// Accesses that a kernel restricts only from this ABI version on.
 const SINCE: &[(u32, &str)] = &[
     (2, "moving files between folders"),
     (3, "truncating files"),

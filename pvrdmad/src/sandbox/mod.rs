@@ -1,13 +1,13 @@
 //! Sandbox of a process that serves a network, in force from its first instruction on.
 //!
-//! Such a process parses data from guests, VMMs and peers. It receives everything it needs as descriptors, so it can
-//! give up the permission to open anything: [`enter`] drops all capabilities, denies access to the file system, TCP
-//! ports, abstract sockets and signals to other processes with Landlock, prevents other processes of its user from
-//! tracing it, and installs a filter of system calls. Each thread then installs a narrower filter for its kind
+//! Such a process parses data from guests, VMMs and peers. It receives everything that it needs as descriptors, so it
+//! can give up the permission to open anything. [`enter`] drops all capabilities; it denies access to the file system,
+//! TCP ports, abstract sockets and signals to other processes with Landlock; it prevents other processes of its user
+//! from tracing it; and it installs a filter of system calls. Each thread then installs a narrower filter for its kind
 //! ([`reference`](mod@reference) lists them). Only one thread, the launcher, may start threads (see
 //! [`pvrdma_verbs::threads`]).
 //!
-//! Features that the kernel lacks are logged and reported; the process runs with the rest.
+//! Features that the kernel lacks are logged and reported, and the process runs with the rest.
 
 mod calls;
 mod filter;
@@ -37,7 +37,7 @@ static FILTERS: OnceLock<Filters> = OnceLock::new();
 static REPORT: OnceLock<SandboxReport> = OnceLock::new();
 
 /// Confines this process, which must have a single thread. Must be called before untrusted input is read, and after
-/// initialization that opens files by itself: the logger, and the number of processors for the adapter's threads.
+/// initialization that opens files itself: that of the logger, and counting processors for the adapter's threads.
 ///
 /// The calling thread can load the host's adapter until [`confine_main`].
 pub fn enter(profile: Profile, mismatch: Mismatch) {
@@ -55,8 +55,7 @@ pub fn enter(profile: Profile, mismatch: Mismatch) {
         // Log: once, at the start.
         warn!("sandbox: {missing}");
     }
-    // If this is called twice, the first report stays. The sandbox in force is then at least as strict as the report
-    // says.
+    // If this is called twice, the first report stays. The sandbox in force is at least as strict as that report.
     let _ = REPORT.set(report);
 }
 

@@ -11,7 +11,7 @@ use super::report::SandboxReport;
 /// Upper bound of the number of capabilities of a kernel.
 const MOST_CAPABILITIES: u32 = 64;
 
-/// Drops all privileges, and records what is left as the kernel reports it. With `locks` the process locks guest
+/// Drops all privileges, and records those that remain according to the kernel. `locks`: the process locks guest
 /// memory.
 pub(super) fn drop_all(locks: bool, report: &mut SandboxReport) {
     match set_dumpable_behavior(DumpableBehavior::NotDumpable) {
@@ -34,15 +34,15 @@ fn drop_capabilities(locks: bool) -> Result<(), rustix::io::Errno> {
     let before = capabilities(None)?;
     let wanted = if locks { CapabilitySet::IPC_LOCK } else { CapabilitySet::empty() };
     let mut kept = before.permitted & wanted;
-    // CAP_IPC_LOCK permits locking guest memory beyond the limit, up to the amount that the administrator configured.
-    // With an unlimited RLIMIT_MEMLOCK it is not needed.
+    // CAP_IPC_LOCK permits locking guest memory beyond the limit, up to the amount that the administrator has
+    // configured. With an unlimited RLIMIT_MEMLOCK it is not needed.
     let unlimited = Rlimit { current: None, maximum: None };
     if !kept.is_empty() && setrlimit(Resource::Memlock, unlimited).is_ok() {
         kept = CapabilitySet::empty();
     }
     for capability in (0..MOST_CAPABILITIES).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {
-        // Fails beyond the kernel's last capability. Without CAP_SETPCAP nothing can be removed from the bounding set,
-        // but in that case `no_new_privs` prevents all of it from being gained.
+        // This fails beyond the kernel's last capability. Without CAP_SETPCAP, nothing can be removed from the bounding
+        // set, but then `no_new_privs` prevents the process from gaining any of it.
         if capability_is_in_bounding_set(capability) == Ok(true) && !kept.contains(capability) {
             let _ = remove_capability_from_bounding_set(capability);
         }

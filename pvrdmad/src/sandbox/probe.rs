@@ -1,5 +1,5 @@
-//! Tries system calls in a thread of each kind (feature `testing`), which proves that the sandbox is in force.
-#![expect(unsafe_code, reason = "system calls that no library of ours makes")]
+//! Tries system calls in a thread of each kind (feature `testing`), to prove that the sandbox is in force.
+#![expect(unsafe_code, reason = "system calls that no library makes")]
 
 use std::ffi::CStr;
 use std::io;
@@ -103,14 +103,14 @@ fn text(value: &CStr) -> c_long {
 
 fn programs_and_processes() -> Vec<Attempt> {
     let (init, none) = (1, c"/nonexistent");
-    // The program does not exist, so that the attempt does not replace the process where it is permitted.
+    // The program does not exist, so the attempt does not replace the process where it is permitted.
     let mut found = vec![
         attempt("execve", call(libc::SYS_execve, [text(none), 0, 0, 0, 0, 0])),
         attempt("execveat", call(libc::SYS_execveat, [libc::AT_FDCWD.into(), text(none), 0, 0, 0, 0])),
-        // The flags are invalid, so that the attempt does not start a process where it is permitted.
+        // The flags are invalid, so the attempt does not start a process where it is permitted.
         attempt("clone", call(libc::SYS_clone, [libc::CLONE_SIGHAND.into(), 0, 0, 0, 0, 0])),
         attempt("unshare", call(libc::SYS_unshare, [0; 6])),
-        // The process is not traced, so that the attempt does not stop it where it is permitted.
+        // The process is not traced, so the attempt does not stop it where it is permitted.
         attempt("ptrace", call(libc::SYS_ptrace, [libc::PTRACE_PEEKDATA.into(), init, 0, 0, 0, 0])),
         attempt("kill", call(libc::SYS_kill, [init, 0, 0, 0, 0, 0])),
         attempt("tgkill", call(libc::SYS_tgkill, [init, init, 0, 0, 0, 0])),
@@ -185,7 +185,7 @@ fn files(control: &CStr) -> Vec<Attempt> {
     found
 }
 
-/// Uses standard input, which is not a socket: a filter answers before the kernel looks at the descriptor.
+/// Uses standard input, which is not a socket: a filter decides before the kernel looks at the descriptor.
 fn sockets(control: &CStr) -> Vec<Attempt> {
     const TIOCSTI: c_long = 0x5412;
     let mut address = libc::sockaddr_un { sun_family: 1, sun_path: [0; 108] };

@@ -5,11 +5,11 @@ use clap::ValueEnum;
 /// Adapter with which the process serves a network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Profile {
-    /// The software adapter: it opens nothing, and sends to the peers of connected sockets.
+    /// The software adapter. It opens nothing, and sends only to the peers of connected sockets.
     Rxe,
     /// The software adapter with links whose frames have destination addresses (VXLAN, packet sockets).
     RxeAddressed,
-    /// The host's adapter: libibverbs reads its configuration and `/sys` and opens the adapter's device nodes whenever
+    /// The host's adapter. libibverbs reads its configuration and `/sys`, and opens the adapter's device nodes whenever
     /// a guest's driver starts.
     Ibverbs,
 }
@@ -30,6 +30,6 @@ impl Profile {
 pub enum Mismatch {
     /// The call fails with EPERM.
     Refuse,
-    /// The kernel kills the process with SIGSYS. Tests use this to find calls that a filter lacks.
+    /// The kernel kills the process with SIGSYS. Tests use this to find calls that a filter should permit.
     Kill,
 }

@@ -26,7 +26,7 @@ struct Passed {
 
 impl Inherited {
     /// Takes the sockets that `LISTEN_FDS` announces, so that processes started later do not inherit them. This changes
-    /// the environment, so it must be called at the start of a program, while it has a single thread.
+    /// the environment, so it must be called at the start of a program, while it has only one thread.
     ///
     /// # Errors
     /// A descriptor is not a listening Unix stream socket.

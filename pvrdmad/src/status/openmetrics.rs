@@ -16,7 +16,7 @@ use pvrdma_verbs::Kind;
 use super::catalogue::CounterInfo;
 use super::report::{DaemonStatus, DeviceReport, NetworkState, NetworkStatus, ShareReport};
 
-/// Labels of a sample, in order. Shared, since thousands of samples have the labels of their device.
+/// Labels of a sample, in order. Shared, because thousands of samples carry the labels of their device.
 #[derive(Clone, Debug)]
 struct Labels(Arc<[(&'static str, Arc<str>)]>);
 
@@ -78,7 +78,7 @@ impl Families {
                 self.0.entry(name.to_owned()).or_insert(new)
             }
         };
-        // A counter that appears in two lists of an object has one sample: the value of the later list.
+        // A counter that appears in two lists of an object has one sample, with the value of the later list.
         match family.samples.last_mut() {
             Some((last, old)) if Arc::ptr_eq(&last.0, &labels.0) => *old = value,
             _ => family.samples.push((labels.clone(), value)),
@@ -97,7 +97,7 @@ impl Families {
         self.gauge(name, help, labels, value.into());
     }
 
-    /// Adds the counters that the catalogue of the status contains. Other numbers are not metrics.
+    /// Adds the counters that are in the catalogue of the status. Other numbers are not metrics.
     fn counters<'a>(&mut self, status: &DaemonStatus, labels: &Labels, counters: impl Iterator<Item = (&'a str, u64)>) {
         for (name, value) in counters {
             if let Some(CounterInfo { kind, help, .. }) = status.counters.get(name) {
@@ -204,7 +204,7 @@ fn pairs(counters: &BTreeMap<String, u64>) -> impl Iterator<Item = (&str, u64)> 
     counters.iter().map(|(name, &value)| (name.as_str(), value))
 }
 
-/// Converts a value to a float, as the format requires: exact up to 2^53.
+/// Converts a value to a float, as the format requires. Exact up to 2^53.
 #[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
 const fn number(value: u64) -> f64 {
     value as f64

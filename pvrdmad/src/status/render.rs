@@ -102,7 +102,7 @@ impl DaemonStatus {
         text
     }
 
-    /// Holders of sockets at which another client was refused. That client has only seen its connection closed.
+    /// Holders of sockets where another client was refused. The refused client has only seen its connection closed.
     fn render_holders(&self) -> String {
         let sockets = self.devices.iter().flat_map(|device| {
             let counter = device.numbers("counters").find(|(name, _)| *name == TURNED_AWAY);
@@ -162,7 +162,7 @@ impl DaemonStatus {
         text
     }
 
-    /// Devices whose doorbells are mapped, and those for which mapping is permitted but impossible.
+    /// Devices with mapped doorbells, and those for which mapping is allowed but impossible.
     fn render_doorbells(&self) -> String {
         let mut text = String::new();
         for device in &self.devices {
@@ -182,7 +182,7 @@ impl DaemonStatus {
         text
     }
 
-    /// Devices that own the addresses they bind first, and the peers to which devices may connect.
+    /// Address rules other than the default, and the peers with which devices may communicate.
     fn render_rules(&self) -> String {
         let unguarded = |device: &&DeviceReport| device.addresses.rule == "own" && !device.addresses.guarded;
         let count = self.devices.iter().filter(unguarded).count();
@@ -204,7 +204,7 @@ impl DaemonStatus {
         text
     }
 
-    /// The networks, unless there is a single one without anything to report.
+    /// The networks, unless there is only one, with nothing to report.
     fn render_networks(&self) -> String {
         let plain = |network: &NetworkStatus| network.state == NetworkState::Running && network.restarts == 0;
         if self.networks.len() < 2 && self.networks.iter().all(plain) {
@@ -293,7 +293,7 @@ impl DaemonStatus {
             let [sent, received] = ["vmxnet3_sent_frames", "vmxnet3_received_frames"].map(count);
             vec![name, guest.to_owned(), nic.link.clone(), nic.mac.clone(), sent, received]
         };
-        table(["network card", "guest", "link", "MAC", "sent", "received"], 4, cards.map(row))
+        table(["network function", "guest", "link", "MAC", "sent", "received"], 4, cards.map(row))
     }
 
     /// Counters that are not zero, with one column per device and a few devices per table.

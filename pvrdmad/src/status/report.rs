@@ -26,8 +26,8 @@ pub struct DaemonStatus {
     pub uptime_s: u64,
     /// The adapter that carries the traffic.
     pub backend: String,
-    /// Mappings of guest memory that clients truncated while they were in use; `client_memory_lost` of the devices
-    /// tells which clients.
+    /// Mappings of guest memory that clients truncated while they were in use. `client_memory_lost` of the devices
+    /// tells which clients did.
     pub lost_mappings: u64,
     /// Counters of the control socket by name.
     pub control: BTreeMap<String, u64>,
@@ -44,7 +44,7 @@ pub struct DaemonStatus {
 }
 
 /// A process of a network that was killed and has not ended, because one of its threads is in uninterruptible sleep in
-/// the kernel. Until it ends it keeps memory and descriptors, and serves nothing.
+/// the kernel. Until it ends, it keeps memory and descriptors, and serves nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WedgedProcess {
     /// Its process ID.
@@ -75,7 +75,7 @@ pub struct NetworkStatus {
     pub last_end: Option<String>,
     /// Devices whose VM lost its connection by such an end and has not reconnected. These VMs must be restarted.
     pub lost_vms: Vec<String>,
-    /// Devices that were removed, and whose client thread does not return from a system call.
+    /// Removed devices with a client thread that does not return from a system call.
     #[serde(default)]
     pub stuck_clients: Vec<String>,
     /// Paths of sockets whose files were removed: no client can connect there.
@@ -125,10 +125,10 @@ impl NetworkState {
 /// A worker's status of its network.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WorkerStatus {
-    /// Mappings of guest memory that clients truncated while they were in use; `client_memory_lost` of the devices
-    /// tells which clients.
+    /// Mappings of guest memory that clients truncated while they were in use. `client_memory_lost` of the devices
+    /// tells which clients did.
     pub lost_mappings: u64,
-    /// Devices that were removed, and whose client thread does not return from a system call.
+    /// Removed devices with a client thread that does not return from a system call.
     #[serde(default)]
     pub stuck_clients: Vec<String>,
     /// Sandbox of the process.
@@ -239,8 +239,8 @@ pub struct AddressReport {
     pub rule: String,
     /// Addresses that are listed for it.
     pub listed: Vec<String>,
-    /// The rule also applies to the addresses that its network function announces. If it does not, an address belongs
-    /// to the guest that binds it first.
+    /// The rule also applies to addresses that its network function announces. Otherwise an address belongs to the
+    /// guest that binds it first.
     pub guarded: bool,
 }
 
@@ -256,7 +256,7 @@ pub struct LinkReport {
 impl LinkReport {
     /// Makes the report of a link from its configuration and the link itself.
     pub(crate) fn new(spec: &LinkSpec, link: &dyn Link) -> Self {
-        // Whether a peer receives datagrams is known only when one is sent.
+        // It is known only when a datagram is sent if its peer receives.
         let seen = |up: &bool| *up || !matches!(spec, LinkSpec::Datagrams { .. });
         Self { link: spec.to_string(), up: link.inspect().up.taken().filter(seen) }
     }
@@ -271,7 +271,7 @@ pub struct InterfaceReport {
     pub state: String,
     /// Frames can pass.
     pub up: bool,
-    /// Longest IP packet that it carries, in bytes. `None` while it is absent.
+    /// Maximum size of an IP packet on the interface, in bytes. `None` while the interface is absent.
     #[serde(default)]
     pub mtu: Option<u32>,
     /// Longest IP packet that the network should carry, in bytes.
@@ -322,7 +322,7 @@ pub struct ShareReport {
     pub qp_max_rate: Option<u64>,
     /// Its guaranteed rate in bits per second.
     pub min_rate: Option<u64>,
-    /// Processor time in nanoseconds that the network's workers, which its devices share, have spent for it.
+    /// Processor time in nanoseconds that the network's workers, shared by its devices, have spent on this device.
     pub worker_ns: u64,
     /// Processor time in nanoseconds that the thread of its port has spent.
     pub port_ns: u64,
@@ -400,7 +400,7 @@ pub struct CaptureReport {
     pub active: u64,
     /// Captured frames since the device was created.
     pub frames: u64,
-    /// Frames that are missing in captures because their readers were too slow.
+    /// Frames that are missing from captures because their readers were too slow.
     pub dropped: u64,
 }
 

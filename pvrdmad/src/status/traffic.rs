@@ -18,7 +18,7 @@ pub struct QueuePairTraffic {
     pub send_ring_used: Option<u32>,
     /// Entries of the send ring.
     pub send_ring_size: u32,
-    /// Its progress. `None`: it was busy, or its adapter does not count.
+    /// Its progress. `None` if it was busy, or its adapter does not count.
     pub progress: Option<QueuePairProgress>,
 }
 

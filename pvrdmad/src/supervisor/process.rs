@@ -394,7 +394,7 @@ impl Keeper {
     fn report(&self, pid: Option<u32>, end: &End, lost: &[String], pause: Duration) {
         let network = self.plan.name();
         let process = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
-        // Log: the pause before the next start bounds how often.
+        // Log: at most one line per pause before a start.
         error!("network {network}: its worker{process} {end}; the next one starts in {} ms", pause.as_millis());
         if !lost.is_empty() {
             // Log: likewise.

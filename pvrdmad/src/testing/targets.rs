@@ -1,4 +1,4 @@
-//! What attackers know about their victims.
+//! Knowledge of attackers about their victims.
 
 use std::sync::Arc;
 

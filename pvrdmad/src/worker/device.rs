@@ -46,8 +46,8 @@ impl ServedDevice {
         &self.reporter.device.config.name
     }
 
-    /// Disconnects its clients, within a bounded time. Returns the threads of clients that do not end: they keep the
-    /// device alive, but not its port on the network.
+    /// Disconnects its clients, within a bounded time. Returns the client threads that do not end. They keep the device
+    /// alive, but not its port on the network.
     pub(super) fn end(self) -> Vec<StuckClient> {
         let Self { server, nic_server, .. } = self;
         server.end().into_iter().chain(nic_server.and_then(Server::end)).collect()
@@ -75,7 +75,7 @@ impl ServedDevice {
         Ok(nic.into_iter().chain([own]).collect())
     }
 
-    /// Creates the device and serves it at `listener`. With arrivals, its state and its client arrive there.
+    /// Creates the device and serves it at `listener`. With `arrivals`, its state and its client come from there.
     /// `migratable` returns the device if its adapter can save it.
     ///
     /// # Errors

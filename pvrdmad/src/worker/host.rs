@@ -15,9 +15,9 @@ use pvrdma_ibverbs::AddressOwner;
 use crate::protocol::frame::{encode, send};
 use crate::protocol::{FrameError, FrameReader, HostReply, HostRequest, Incoming, Outgoing, Received};
 
-/// Time limit for a reply of the supervisor. After that the worker continues without it.
+/// Time limit for a reply of the supervisor. After it, the worker continues without the reply.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time limit for writing a note. A worker that floods its supervisor is throttled by this.
+/// Time limit for writing a note. It also throttles a worker that floods its supervisor.
 const NOTE_PATIENCE: Duration = Duration::from_secs(1);
 /// Longest reply in bytes.
 const MAX_REPLY: usize = 4096;

@@ -59,8 +59,8 @@ impl Ether {
         Ok(())
     }
 
-    /// Returns `true` if the device needs a port: another endpoint can receive its frames, or it has a network
-    /// function.
+    /// Returns `true` if the device needs a port: it has a network function, or frames of its network can leave the
+    /// process.
     pub(super) const fn is_for(&self, device: &Device) -> bool {
         self.uplink.is_some() || device.nic_socket.is_some()
     }
@@ -70,7 +70,7 @@ impl Ether {
     /// # Errors
     /// Another device has the address, or the system lacks resources.
     pub(super) fn port(&self, device: &Device) -> Result<Arc<dyn Link>> {
-        // A bridge in the guest forwards for endpoints whose addresses the switch has not learnt, so unknown
+        // A bridge in the guest forwards for endpoints whose addresses the switch has not learnt, so frames to unknown
         // destinations are flooded.
         let unknown = if device.rules.forged.allow_mac() { UnknownUnicast::Flood } else { UnknownUnicast::Drop };
         Ok(self.switch.port(device.config.mac, unknown)?)

@@ -1,8 +1,8 @@
-//! Worker of one network: its adapter, its link, and its devices with the memory of their guests. Everything that
-//! tenants of different networks must not share is in here.
+//! Worker of one network: its adapter, its link, and its devices with the memory of their guests. It contains
+//! everything that tenants of different networks must not share.
 //!
-//! A [`Worker`] is an object that answers [`Request`]s. In a daemon with `isolate=network` it is alone in a process
-//! ([`process`]) that opens nothing by itself: sockets arrive with the requests, and its [`Host`] does the rest.
+//! A [`Worker`] is an object that answers [`Request`]s. In a daemon with `isolate=network`, it has a process to itself
+//! ([`process`]), which opens nothing: sockets arrive with the requests, and its [`Host`] does the rest.
 
 mod device;
 mod hand_over;
@@ -45,8 +45,8 @@ use crate::sigbus;
 use crate::status::{Catalogue, WorkerStatus};
 use crate::vfio_user::StuckClient;
 
-/// Most removed devices whose client threads may still be running. Each keeps the resources of its device. While the
-/// limit is reached, no further device is accepted.
+/// Maximum number of removed devices with client threads that may still be running. Each keeps the resources of its
+/// device. While the limit is reached, no further device is accepted.
 const MAX_STUCK: usize = 8;
 
 /// A network. Dropping it disconnects all clients.
@@ -62,8 +62,8 @@ pub struct Worker {
     given: AtomicBool,
     /// Removed devices whose client thread has not ended.
     stuck: Mutex<Vec<(String, StuckClient)>>,
-    /// The uplink's contribution to the state of links; the administrator sets the rest per device. Locked while links
-    /// change, and before the devices.
+    /// The state of links that the uplink permits. Administrators set the rest per device. Locked while links change,
+    /// and before the devices.
     carrier: Mutex<Carrier>,
     ether: Ether,
     adapter: Adapter,
@@ -103,7 +103,7 @@ impl Worker {
         Ok(Self { captures, devices, expected, given, stuck, carrier, ether, adapter, setup, host })
     }
 
-    /// Performs a request. Descriptors that arrive with a request that takes none are closed.
+    /// Performs a request. If the request takes no descriptors, those that arrive with it are closed.
     pub fn handle(&self, request: Request, fds: Vec<OwnedFd>) -> Reply {
         let reply = match request {
             Request::Status { describe } => Ok(Reply::Ok(Box::new(self.status(describe)))),
@@ -303,8 +303,8 @@ impl Worker {
         // Waits for the client's current request, within a bound.
         let stuck = removed.end();
         self.stuck.lock().extend(stuck.into_iter().map(|client| (name.to_owned(), client)));
-        // Other threads may still hold the port, so it is unplugged explicitly: it receives no more frames, and its
-        // address is free.
+        // Other threads may still hold the port, so it is unplugged explicitly: it then receives no more frames, and
+        // its address is free.
         self.ether.unplug(mac);
         Ok(())
     }
@@ -324,12 +324,12 @@ impl Worker {
             reporter.link_down.store(state == LinkState::Down, Ordering::Relaxed);
             reporter.link()
         };
-        // This waits for the device's traffic in progress. No lock that the data path needs is held meanwhile.
+        // This waits for the device's traffic in progress. No lock that the data path needs is held here.
         Ok(both.set(*carrier)?)
     }
 
-    /// Applies the state of the uplink's interface: links of devices are up only if it is up, and their path MTU is at
-    /// most its MTU.
+    /// Applies the state of the uplink's interface: links of devices are up only if the interface is, and their path
+    /// MTU is at most its MTU.
     fn follow_carrier(&self, now: Carrier) -> Result<()> {
         let mut carrier = self.carrier.lock();
         if std::mem::replace(&mut *carrier, now) == now {

@@ -27,7 +27,7 @@ pub(super) struct NetworkFunction {
 
 impl NetworkFunction {
     /// Creates the network function of a device and serves it at the socket in `fds`. With `arrivals`, its state and
-    /// its client arrive there.
+    /// its client come from there.
     ///
     /// # Errors
     /// No descriptors are available, or no thread can be started.
@@ -37,7 +37,7 @@ impl NetworkFunction {
         (keeper, arrivals): (Option<&Arc<Keeper>>, Option<&mut Arrivals>),
     ) -> Result<Self> {
         let Ok([listener]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("no socket for it") };
-        // Its memory is never awaited under a lock that other threads need, so none of it is pinned.
+        // No thread waits for its memory under a lock that other threads need, so none of it is pinned.
         let memory = DmaSpace::new(PinPolicy::Off);
         let irqs = Arc::new(IrqTable::default());
         let name = format!("{}-nic", device.config.name);

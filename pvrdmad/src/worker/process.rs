@@ -1,4 +1,4 @@
-//! Worker alone in its process: requests arrive on standard input, which is a socket.
+//! A worker with a process to itself: requests arrive on standard input, which is a socket.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,17 +27,17 @@ const MAX_REQUEST: usize = 1 << 20;
 /// # Errors
 /// Standard input is not a connection to a supervisor.
 pub fn run(mode: SandboxMode, profile: Profile) -> Result<()> {
-    // The end of the stream means the same, but a thread that is stuck does not read it.
+    // The end of the stream means the same, but a stuck thread would not read it.
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot follow the supervisor's end")?;
     // The supervisor decides when workers end. A service manager sends these signals to all processes of the service at
     // once, so the worker ignores them.
     for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).context("signal handlers")?;
     }
-    // Runs before the sandbox, because it needs system calls that the rest of the worker does not.
+    // This precedes the sandbox, because it needs system calls that the rest of the worker does not need.
     eventfd::prepare();
-    // Confined before any input is read. The supervisor is trusted, but the data that follows its first requests is
-    // not.
+    // The process confines itself before it reads any input. The supervisor is trusted, but the data that follows its
+    // first requests is not.
     match mode {
         SandboxMode::On => sandbox::enter(profile, Mismatch::Refuse),
         SandboxMode::Strict => sandbox::enter(profile, Mismatch::Kill),
@@ -74,7 +74,7 @@ fn serve(stream: &UnixStream) -> Result<()> {
         };
         send(stream, &encode(&Outgoing { id: request.id, body: &reply })?, &[]).context("the supervisor is gone")?;
         if worker.as_ref().is_some_and(Worker::is_given) {
-            // No destructor may run: it would touch guests that belong to the next worker.
+            // No destructor may run: it would touch guests that now belong to the next worker.
             std::process::exit(0);
         }
     }

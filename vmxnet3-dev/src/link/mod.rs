@@ -79,7 +79,8 @@ impl NicLink {
         if self.device.receive(&frame) != Received::NoBuffers {
             return true;
         }
-        // Block first, then try again: buffers that are posted from here on make the link writable again.
+        // The link is blocked first, then delivery is tried again: buffers that are posted from here on make the link
+        // writable again.
         self.outbox.room.block();
         if self.device.receive(&frame) == Received::NoBuffers {
             return false;
@@ -100,7 +101,8 @@ impl Link for NicLink {
         if left {
             self.outbox.filled.lock().raise();
         } else if !self.device.may_transmit() {
-            // Lower first, then look again: a driver that posts packets from here on rings again.
+            // The notice is lowered first, then the rings are checked again: a driver that posts packets from here on
+            // rings again.
             self.outbox.filled.lock().lower();
             if self.device.may_transmit() {
                 self.outbox.filled.lock().raise();

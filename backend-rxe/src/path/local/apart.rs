@@ -1,8 +1,8 @@
-//! Reliable connections between two devices of which one has slow memory.
+//! Reliable connections between two devices, one of which has slow memory.
 //!
-//! An access to slow memory can block for as long as its owner likes ([`pvrdma_guest_memory::Stall`]). The memory of
-//! only one of the two devices is therefore held at a time, and each step of a request copies by way of a buffer: first
-//! it reads from the requester's memory, then it does the responder's part, then it writes to the requester's memory.
+//! An access to slow memory can block for as long as its owner likes ([`pvrdma_guest_memory::Stall`]), so the memory of
+//! only one of the two devices is held at a time. Each step of a request copies through a buffer, in three parts: it
+//! reads the requester's memory, does the responder's work, and writes to the requester's memory.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ impl ApartStep<'_> {
     }
 
     /// First part, with the requester's memory held: takes a request, checks it, and copies the bytes of this step.
-    /// `Err`: the responder has nothing to do.
+    /// `Err`: there is no work for the responder.
     fn begin(&mut self) -> Result<Vec<u8>, Run> {
         let qp = self.qp;
         let guard = MemoryGuard::open(&qp.adapter, None);
@@ -92,7 +92,8 @@ impl ApartStep<'_> {
         }
     }
 
-    /// Checks the request in flight and copies the bytes of this step. `None`: the request is local, and done.
+    /// Checks the request in flight and copies the bytes of this step. `None`: the request needed no peer and is
+    /// complete.
     fn take(&mut self, own: Memory<'_>) -> Result<Option<Vec<u8>>, WcStatus> {
         let qp = self.qp;
         let Requester { work, current, attrs, .. } = &mut *self.requester;
@@ -123,8 +124,7 @@ impl ApartStep<'_> {
         let guard = MemoryGuard::open(&peer.adapter, None);
         let memory = guard.own();
         let LocalRoute { source, generation, connection, .. } = &mut *self.route;
-        // From here on an unbind waits until this guard is released, so that the addresses of this generation stay
-        // valid.
+        // From here on, an unbind waits until this guard is released, so the addresses of this generation stay valid.
         if *generation != (self.generation)() {
             return None;
         }

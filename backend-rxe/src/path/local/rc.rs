@@ -1,9 +1,9 @@
 //! Reliable connections, delivered locally.
 //!
 //! A batch holds the guest memory of both sides and the responder of the peer for as many requests as the budget
-//! allows. Each request is checked in the order of the transport (local memory first, then the responder's checks),
-//! moved in chunks, and completed first at the responder, then at the requester; completions of small requests are
-//! published several at a time. Requests run strictly one after another, so FENCE needs no extra work.
+//! allows. Each request is checked in the order of the transport (local memory, then the responder's checks), moved in
+//! chunks, and completed, at the responder first. Completions of small requests are published several at a time.
+//! Requests run strictly one after another, so FENCE needs no extra work.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -98,8 +98,8 @@ pub(crate) fn run(mut batch: LocalBatch<'_>) -> Option<Run> {
     let (mut target, view) = (None, batch.guard.own().view);
     let end = batch.run(&mut target);
     let published = batch.publish(target.as_mut());
-    // The peer's responder is released first, because this QP's own responder may be flushed next and a thread never
-    // holds two responders: two threads that lock them in opposite order would deadlock.
+    // The peer's responder is released first, because this QP's own responder may be flushed next. A thread never holds
+    // two responders: two threads that lock them in opposite order would deadlock.
     drop(target);
     let LocalBatch { qp, requester, .. } = batch;
     if !published {
@@ -150,8 +150,8 @@ impl<'a> LocalBatch<'a> {
                     Err(error) => return BatchEnd::Broken(error),
                 }
             }
-            // The budget is checked only when there is a request: if it ends with the last request, no worker needs to
-            // be woken.
+            // The budget is checked only when there is a request: if the budget and the requests end together, no
+            // worker needs to be woken.
             if self.budget.spent() {
                 return BatchEnd::Run(Run::More);
             }
@@ -225,8 +225,8 @@ pub(crate) fn trace_loss(qp: &Qp, requester: &mut Requester, route: &mut LocalRo
     trace.step(work, progress, progress.done, StepOutcome::NoResponse, None);
 }
 
-/// Decides how a request continues that the responder did not execute: returns the next action of the run, or the
-/// status that the request ends with.
+/// Handles a request that the responder did not execute. Returns the next action of the run, or the status that the
+/// request ends with.
 pub(super) fn refused(qp: &Qp, requester: &mut Requester, nak: NakReason) -> Result<Run, WcStatus> {
     match nak {
         NakReason::Silence => {
@@ -264,7 +264,7 @@ pub(super) struct Moving<'a> {
 /// Held together with the responder's memory.
 pub(super) struct Joint<'a>(Memory<'a>);
 
-/// Not held now: the buffer has the bytes that the request moves in this step.
+/// The requester's memory is not held. The buffer has the bytes that the request moves in this step.
 pub(super) struct Apart<'a>(pub(super) &'a mut [u8]);
 
 impl OwnSide for Joint<'_> {
@@ -332,7 +332,7 @@ impl<O: OwnSide> Exchange<'_, O> {
         if self.progress.done == 0 {
             self.progress.epoch = self.responder.epoch;
         } else if self.progress.epoch != self.responder.epoch {
-            // The responder was reset in the middle of the message, and has lost its part of it.
+            // The responder was reset in the middle of the message and no longer has the received part.
             return Err(NakReason::Silence);
         }
         let before = self.progress.done;
@@ -360,8 +360,8 @@ impl<O: OwnSide> Exchange<'_, O> {
     /// Records a step in active captures.
     #[inline]
     fn record(&mut self, result: &Result<Step, NakReason>, before: u64) {
-        // The trace is moved out of `self`: a reference to a field, passed to a call that is not inlined, would keep
-        // the whole exchange in memory instead of registers.
+        // The trace is moved out of `self` for the call: passing a reference to a field to a function that is not
+        // inlined would force the whole exchange into memory instead of registers.
         let Some(mut trace) = self.trace.take() else { return };
         let outcome = match result {
             Ok(Step::Done(_)) => StepOutcome::Completed,
@@ -398,7 +398,7 @@ impl<O: OwnSide> Exchange<'_, O> {
     fn write(&mut self, remote: RemoteAddress, immediate: Option<[u8; 4]>) -> Result<Step, NakReason> {
         let (peer, view) = (self.peer, self.memory.view);
         let length = self.progress.length;
-        // A message of one packet needs its receive immediately, a longer one only with its last packet.
+        // A message of one packet needs its receive immediately; a longer one needs it only with its last packet.
         let takes_first = immediate.is_some() && length <= u64::from(self.responder.attrs.path_mtu.bytes());
         if self.progress.done == 0 {
             self.responder.check_enabled(peer, view, Access::REMOTE_WRITE)?;

@@ -19,7 +19,7 @@ pub(crate) struct LocalRoute {
     /// The GID that requests are sent from.
     pub(crate) source: Option<BoundGid>,
     peer: Weak<Qp>,
-    /// The adapter of the peer, if it was paused at that lookup. There is no `peer` then.
+    /// The adapter of the peer, if it was paused at the last lookup. `peer` is empty then.
     pub(crate) paused: Weak<Adapter>,
     /// Identity of the connection: ties requester and responder together.
     pub(crate) connection: Connection,

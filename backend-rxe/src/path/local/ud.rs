@@ -43,7 +43,7 @@ impl LocalDatagram<'_> {
         };
         let datagram = ReceivedDatagram {
             source: self.qp.qpn,
-            // A Q_Key with the high bit set stands for the QP's own Q_Key (IBA 10.2.5).
+            // A Q_Key with its high bit set stands for the QP's own Q_Key (IBA 10.2.5).
             qkey: if self.to.qkey & 1 << 31 == 0 { self.to.qkey } else { self.qkey },
             immediate,
             solicited: self.work.flags.contains(SendFlags::SOLICITED),

@@ -12,7 +12,8 @@ use crate::path::directory::Node;
 use crate::port::Port;
 use crate::port::counters::PortCounters;
 
-/// Notifies the sender of a packet that was marked on its way and that a QP has accepted. The sender slows down.
+/// Notifies the sender of a packet that arrived with a congestion mark and that a QP has accepted. The sender then
+/// slows down.
 pub(super) fn marked(port: &Port, endpoint: &Endpoint, packet: &Packet<'_>, out: &mut Frames) {
     let header = &packet.header;
     if header.network.ecn() != Ecn::Congested || matches!(header.network, Network::V1(_)) {
@@ -21,8 +22,7 @@ pub(super) fn marked(port: &Port, endpoint: &Endpoint, packet: &Packet<'_>, out:
     PortCounters::bump(&port.counters.wire_marked);
     let Some(config) = port.congestion() else { return };
     let operation = header.bth.opcode.info().map(|info| info.operation);
-    // The packets that these acknowledge were sent long ago, so that the mark says nothing about the path that this
-    // QP's packets take.
+    // Responses acknowledge packets that were sent long ago, so a mark on them would describe an old state of the path.
     let old_news = matches!(operation, Some(Operation::Acknowledge | Operation::AtomicAcknowledge));
     let now = endpoint.qp().adapter.engine.now();
     if old_news || !endpoint.rate().may_notify(config.cnp_interval, now) {

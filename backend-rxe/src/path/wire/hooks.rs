@@ -63,7 +63,7 @@ pub(super) struct ResponderHooks<'a> {
     pub(super) qp: &'a Qp,
     pub(super) responder: &'a mut Responder,
     pub(super) memory: Memory<'a>,
-    /// Notified when a receive is posted. `None`: the peer gets an RNR NAK immediately.
+    /// Turns to record when a request waits for a receive. `None`: the peer gets an RNR NAK immediately.
     pub(super) wait: Option<&'a PortTurns>,
     /// The request waits for a receive. It was not executed, and must be passed in again.
     pub(super) waits: bool,
@@ -77,8 +77,8 @@ impl ResponderOps for ResponderHooks<'_> {
     fn take_receive(&mut self) -> Result<(), NakReason> {
         let taken = self.responder.take_receive(self.qp, self.memory.view, None);
         let (Err(NakReason::NotReady(_)), Some(turns)) = (taken, self.wait) else { return taken };
-        // The flag is set before the second check: a receive that is posted after the check wakes the queue pair, which
-        // then finds the flag set. In the other order the wake-up could be lost.
+        // The flag is set before the second check. A receive that is posted after that check wakes the queue pair,
+        // whose run must find the flag set: in the other order it might not, and the request would wait for nothing.
         turns.hold_responder();
         let taken = self.responder.take_receive(self.qp, self.memory.view, Some(&self.qp.state));
         self.waits = matches!(taken, Err(NakReason::NotReady(_)));
@@ -94,7 +94,7 @@ impl ResponderOps for ResponderHooks<'_> {
 
     fn complete_receive(&mut self, received: Received) -> Result<(), NakReason> {
         let published = self.responder.complete_receive(self.qp, self.memory.view, &received);
-        // The receiver lost the completion of this message; its QP is in the error state already.
+        // The receiver lost the completion of this message, so its QP is already in the error state.
         published.map_err(|_| NakReason::RemoteOperation)
     }
 
@@ -111,8 +111,8 @@ impl ResponderOps for ResponderHooks<'_> {
     }
 
     fn write(&mut self, remote: RemoteAddress, data: &[u8]) -> Result<(), AccessError> {
-        // A program that polls the end of a buffer must find the rest of the data there. The last word, or the last
-        // byte if it is not aligned, is therefore written after all others.
+        // A program that polls the end of a buffer must find the rest of the data there. So the last word, or the last
+        // byte if it is not aligned, is written after all others.
         let end = remote.addr.wrapping_add(data.len() as u64);
         let tail = if end.is_multiple_of(8) { 8 } else { 1 };
         let (body, tail) = data.split_at(data.len().saturating_sub(tail));

@@ -3,16 +3,16 @@
 //! # Senders
 //!
 //! The requester of a QP sends while its half is locked, so that its packets leave in order, but after it has released
-//! guest memory. Responses are sent by the port's thread only. When the link is full, both stop: requesters are woken
-//! when there is room, and responses remain owed.
+//! guest memory. Only the port's thread sends responses. When the link is full, both stop: requesters are woken when
+//! there is room, and responses stay owed.
 //!
 //! # Checks
 //!
-//! This engine builds the frames, with a source GID that is bound and the device's own MAC address. A received packet
-//! is dropped and counted unless it is intact, for this device, in the VLAN of the address, from an address that the
-//! rules allow, and from the peer of the QP. A GID of this process is never accepted as a source on the wire, unless
-//! local delivery is off. Only a packet that passes these checks can allocate state, which is bounded. Frames of the
-//! network function are checked against the device's address and VLAN ([`crate::port::policy`]).
+//! This engine builds the frames itself, with a bound source GID and the device's own MAC address. A received packet is
+//! dropped and counted unless it is intact, addressed to this device, in the VLAN of that address, from an address that
+//! the rules allow, and from the peer of the QP. A GID of this process is never accepted as a source on the wire,
+//! unless local delivery is off. Only a packet that passes these checks can allocate state, and that state is bounded.
+//! Frames of the network function are checked against the device's address and VLAN ([`crate::port::policy`]).
 
 mod cnp;
 mod hooks;
@@ -34,11 +34,11 @@ use pvrdma_verbs::QpAttrs;
 
 /// Number of READs and atomics in each direction that a QP is charged for when it is created.
 const READS: usize = 16;
-/// Memory, in bytes, of each of these: the state of the request, and the response that is owed.
+/// Memory in bytes that each of these READs or atomics may need: the state of the request, and the owed response.
 const READ_BYTES: usize = 192;
 
-/// Memory, in bytes, of each further one that the guest asks for, as requester and as responder. The responder's queues
-/// may have doubled, and have acknowledgements in between.
+/// Memory in bytes for each READ or atomic above [`READS`]: as requester, and as responder. The responder's queues may
+/// have doubled their capacity, and hold acknowledgements between the responses.
 const MORE_READS_BYTES: [u64; 2] = [64, 256];
 
 /// Returns the bytes that a QP on the wire is charged for these attributes, beyond the charge at its creation.
@@ -48,7 +48,8 @@ pub(crate) fn more_reads_bytes(attrs: &QpAttrs) -> u64 {
     more(attrs.max_rd_atomic, own).saturating_add(more(attrs.max_dest_rd_atomic, peers))
 }
 
-/// Returns the minimum number of bytes that a QP may need on the wire, if its requests have up to `max_sge` SGEs.
+/// Returns the number of bytes that a QP is charged for the wire at its creation, if its requests have up to `max_sge`
+/// SGEs.
 pub(crate) fn first_bytes(max_sge: u32) -> usize {
     let halves = size_of::<rc::WireRequester>() + size_of::<responder::WireResponder>() + 2 * READS * READ_BYTES;
     halves.saturating_add(room::first_bytes(max_sge))

@@ -12,8 +12,8 @@ pub(crate) enum NewPath {
     Same,
     /// There is a path to the address, from this GID.
     To(Path, BoundGid),
-    /// There is no path, because a device of this process owns the address or the source GID is not bound. No packet
-    /// can be sent any more, in particular not to the old address.
+    /// There is no path any more: a device of this process owns the address, or the source GID is not bound. No packet
+    /// may be sent, in particular not to the old address.
     Gone,
 }
 

@@ -1,4 +1,4 @@
-//! Rate of a QP that its peer has sent congestion notifications to (IBA annex A17.9): DCQCN's reaction point.
+//! Rate of a QP whose peer has sent it congestion notifications (IBA annex A17.9): DCQCN's reaction point.
 //!
 //! A QP without notifications pays one load of a flag for each packet.
 
@@ -80,8 +80,8 @@ impl RateLimiter {
         self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Relaxed)
     }
 
-    /// Returns `true` if a notification can be sent now, and records its time. Called by the port's thread only, so
-    /// that the load and the store need not be one atomic operation.
+    /// Returns `true` if a notification can be sent now, and records its time. Only the port's thread calls this, so
+    /// the load and the store need not be one atomic operation.
     pub(super) fn may_notify(&self, interval: Duration, now: Duration) -> bool {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).max(1);
         let interval = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);

@@ -1,4 +1,4 @@
-//! Reliable connections over the wire: combines the requester of the transport with that of a queue pair.
+//! Reliable connections over the wire: joins the requester of the transport with the requester half of a queue pair.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub(crate) struct WireRequester {
     /// Time until which the rate of the QP, or a quiet period for another one, delays it.
     pub(super) paced: Option<Duration>,
     pub(super) grace: TimeoutGrace,
-    /// Number of pauses in the process at the last run. `None`: it was not compared yet, or the peer is paused.
+    /// Number of pauses in the process at the last run. `None`: not recorded yet, or the peer is paused.
     pub(super) pauses: Option<u64>,
     pub(super) room: Room,
 }
@@ -95,7 +95,7 @@ impl WireRequester {
         self.transport.set_draining(qp.state() == QpState::Sqd);
     }
 
-    /// Returns `true` if the peer is a paused device of this process, which is reached by links because local delivery
+    /// Returns `true` if the peer is a paused device of this process that is reached over links because local delivery
     /// is off. The requester is woken when the pause ends.
     pub(crate) fn waits_for_peer<Q>(&mut self, qp: &Qp, requester: &mut Requester, directory: &Directory<Q>) -> bool {
         let pauses = directory.pauses();
@@ -178,7 +178,7 @@ impl WireRequester {
         }
     }
 
-    /// Returns the time until which other connections to that peer make this one pause, if it has packets to send.
+    /// Returns the time until which a starved connection to that peer makes this one pause, if it has packets to send.
     #[inline]
     fn quiet_until(&self, now: Duration) -> Option<Duration> {
         self.share.quiet_until(now, self.transport.is_starved()).filter(|_| !self.transport.is_empty())
@@ -210,8 +210,8 @@ pub(crate) fn run(mut batch: WireBatch<'_>) -> Run {
         }
         let mut frames = port.buffer();
         let progress = batch.turn(&mut frames);
-        // Guest memory has been released, but the requester is still locked, so that no other packets of the QP can
-        // overtake these.
+        // Guest memory has been released, but the requester stays locked so that no later packets of the QP overtake
+        // these.
         port.send(frames);
         if !progress {
             break if qp.state.sends() { Run::Idle } else { Run::Again };
@@ -246,7 +246,7 @@ impl WireBatch<'_> {
         let bound = self.wire.source.is_some_and(|source| qp.adapter.gids.contains_at(index, source));
         self.wire.paced = None;
         let now = qp.adapter.engine.now();
-        // Timeouts are handled even if no packet can be sent: otherwise the timer would fire again immediately.
+        // Timeouts are handled even if no packet can be sent. Otherwise the timer would fire again immediately.
         let WireRequester { transport, grace, .. } = &mut *self.wire;
         if grace.is_over(transport.poll_timeout(), now, (port, qp.qpn)) {
             let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally };

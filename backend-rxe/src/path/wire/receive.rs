@@ -1,4 +1,4 @@
-//! Received frames of a device: selects the queue pair and the half for each, or the reason to drop it.
+//! Received frames of a device: finds the queue pair and the half for each frame, or the reason to drop it.
 
 use std::collections::VecDeque;
 use std::iter;
@@ -25,7 +25,7 @@ const TURN_REQUESTS: u32 = 128;
 /// Minimum cost of a turn, in bytes.
 const TURN_COST: u64 = 256;
 
-/// Work that the frames of a receive queue cause. Responses are sent after the batch, so that one acknowledgement
+/// Work that the frames of a receive queue have caused. Responses are sent after the batch, so that one acknowledgement
 /// covers many packets.
 #[derive(Debug)]
 pub(crate) struct Inbox {
@@ -93,7 +93,8 @@ impl Inbox {
         Self { node, sources, newly_owing, owing, answered, notifications: Frames::default() }
     }
 
-    /// Returns `true` if the device is paused. As the receive queue is locked, a pause that begins later waits.
+    /// Returns `true` if the device is paused. The receive queue is locked, and a pause that begins later waits for
+    /// that lock.
     fn is_paused(&self) -> bool {
         self.node.upgrade().is_some_and(|node| node.adapter.paused.is_set())
     }
@@ -116,7 +117,7 @@ impl Inbox {
         false
     }
 
-    /// Handles a packet, and the packets behind it that are requests to the same queue pair.
+    /// Handles a packet, and the packets directly behind it that are requests to the same queue pair.
     fn take<'p>(
         &mut self,
         port: &Port,
@@ -165,8 +166,7 @@ impl Inbox {
             && let Some(endpoint) = self.answered.pop_front()
         {
             let Some(alive) = endpoint.upgrade() else { continue };
-            // The flag is cleared before the run, so that a response that arrives from now on queues the requester
-            // again.
+            // The flag is cleared before the run: a response that arrives from now on queues the requester again.
             alive.turns().end_requests();
             let run = alive.run_on_port(Budget::new(TURN_BYTES.min(left), TURN_REQUESTS));
             left = left.saturating_sub(run.cost);
@@ -179,8 +179,8 @@ impl Inbox {
     /// Makes responders send in turns, until none owes responses or about `most` bytes have been sent. Returns `true`
     /// if there is more to send at once.
     fn drive_owing(&mut self, port: &Port, most: u64) -> bool {
-        // Each new responder sends one packet first: most owe an acknowledgement, which must not wait behind the data
-        // of others.
+        // Each new responder first sends one packet. Most owe only an acknowledgement, which must not wait behind the
+        // data of others.
         let mut sent = 0_u64;
         for endpoint in std::mem::take(&mut self.newly_owing) {
             sent = sent.saturating_add(self.respond_once(port, endpoint, 1));
@@ -236,7 +236,7 @@ impl RoceReceiver for Inbox {
             packet.inspect_err(|_| PortCounters::bump(&counters.wire_dropped_malformed)).ok().map(|it| (it, arrival))
         };
         let mut packets = arrivals.filter_map(parse).peekable();
-        // Packets of a flow often arrive in a row. The lookups for the first one are valid for the others, until an
+        // Packets of a flow often arrive in a row. The lookups for the first one stay valid for the others until an
         // address changes.
         let mut last: Option<(Flow, u64, Arc<Endpoint>)> = None;
         while let Some((packet, arrival)) = packets.next() {

@@ -1,4 +1,4 @@
-//! Reliable connections over the wire: combines the responder of the transport with that of a queue pair.
+//! Reliable connections over the wire: joins the responder of the transport with the responder half of a queue pair.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -26,8 +26,8 @@ use crate::timer::TimerKey;
 /// Maximum number of packets that wait until responses have left. Further packets are dropped, and retransmitted by the
 /// peer.
 const MAX_DEFERRED: usize = 128;
-/// Maximum time that a request waits for a receive before the peer gets an RNR NAK. It is less than any ACK timeout,
-/// and less than this engine's requester takes to retry.
+/// Maximum time for which a request waits for a receive before the peer gets an RNR NAK. It is shorter than any ACK
+/// timeout, and shorter than the time after which this engine's requester retries.
 const RECEIVE_WAIT: Duration = Duration::from_micros(400);
 
 /// Responder state of a QP whose peer is on the wire.
@@ -44,7 +44,8 @@ pub(crate) struct WireResponder {
     pub(super) receive_wait: Option<Duration>,
     /// Packets behind a lost one.
     pub(super) reorder: ReorderBuffer<KeptPacket>,
-    /// The QP ended while a request of the peer was handled. The response that says so is owed and must still be sent.
+    /// The QP ended while a request of the peer was handled. The response that reports this is owed and must still be
+    /// sent.
     pub(super) refused: bool,
     /// Timer that ends a wait for the QP's rate, or for a receive.
     pub(super) timer: Option<TimerKey>,
@@ -98,8 +99,8 @@ impl WireResponder {
         })
     }
 
-    /// Discards owed responses, because their source address is gone. The peer asks for them again if the address comes
-    /// back.
+    /// Discards owed responses because their source address is gone. If the address comes back, the peer's
+    /// retransmissions ask for them again.
     fn withdraw(&mut self) {
         self.transport.forget_responses();
         self.deferred.clear();
@@ -120,7 +121,7 @@ impl WireResponder {
     fn take(&mut self, port: &Port, packet: &Packet<'_>, arrival: Arrival<'_>, hooks: &mut ResponderHooks<'_>) {
         let psn = packet.header.bth.psn;
         let fits = packet.payload.len() <= hooks.responder.attrs.path_mtu.bytes() as usize;
-        // A packet that is too long is refused when it is executed. It is not kept until then, so that it takes no
+        // A packet that is too long is refused when its turn comes. Its bytes are not kept until then, so it takes no
         // memory.
         let keep = |qp: &Qp| arrival.keep(&qp.adapter.packets).filter(|_| fits);
         if self.deferred.is_empty() {
@@ -189,9 +190,9 @@ impl WireResponder {
         }
     }
 
-    /// Starts to wait for a receive. A peer that gets an RNR NAK retries after a while, so the request waits here for
-    /// that time. If the consumer is only a little late, this saves both sides the NAK and the retransmission of all
-    /// packets behind it.
+    /// Starts to wait for a receive. After an RNR NAK the peer would wait for a while and retransmit, so the request
+    /// waits here for about that time instead. If the consumer is only slightly late, this saves both sides the NAK and
+    /// the retransmission of all following packets.
     #[cold]
     fn wait_for_receive(&mut self, hooks: &ResponderHooks<'_>) {
         if self.receive_wait.is_none() {

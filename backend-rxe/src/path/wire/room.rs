@@ -1,8 +1,8 @@
-//! Number of requests that a QP can take from its ring in advance.
+//! Number of requests that a QP can take from its ring before they are sent.
 //!
-//! Requests that were taken occupy host memory, and the guest chooses how much each of them takes. A QP is charged for
-//! a few when it is created. More are charged when they are needed, many at a time, and a QP without requests in flight
-//! releases them while the device's budget is low. Without a charge, requests wait in the guest's ring.
+//! Requests that were taken occupy host memory, and the guest determines how much each needs. A QP is charged for a few
+//! of them when it is created. Further ones are charged on demand, many at a time, and released when the QP has no
+//! requests in flight and the device's budget is low. Without a charge, requests stay in the guest's ring.
 
 use std::sync::Arc;
 
@@ -28,8 +28,8 @@ fn requests_bytes(count: usize, max_sge: u32) -> usize {
     count.saturating_mul(Requester::bytes_of_request(max_sge.max(4) as usize).saturating_add(16))
 }
 
-/// Returns the initial tuning of the requester. `negotiate`: it offers to use selective acknowledgements. `multipath`:
-/// it can use several paths then.
+/// Returns the initial tuning of the requester. With `negotiate` it offers selective acknowledgements; with `multipath`
+/// it can then use several paths.
 pub(super) fn tuning(negotiate: bool, multipath: bool) -> Tuning {
     Tuning { requests: REQUESTS[0], page_lists: PAGE_LISTS[0], negotiate, multipath, ..Tuning::default() }
 }
@@ -58,7 +58,7 @@ impl Step {
     /// Takes the next step, if there is one and the budget allows it.
     fn grow(&mut self, budget: &Arc<MemoryBudget>, steps: [usize; 3], bytes: impl Fn(usize) -> usize) {
         let Some(next) = steps.get(usize::from(self.at) + 1) else { return };
-        // The old charge is kept until the new one is made: it covers the copy that growing makes.
+        // The old charge is kept until the new one is made, because it covers the copy that growing makes.
         if let Ok(charge) = budget.charge(Kept::Requests, bytes(next - steps[0]) as u64) {
             self.charge = Some(charge);
             self.at += 1;
@@ -72,8 +72,8 @@ impl Room {
         Self { max_sge: max_sge.into(), requests: Step::default(), page_lists: Step::default() }
     }
 
-    /// Extends the limit that blocks the next request, as long as the device has half of its budget left: the rest is
-    /// for the guest's objects. Returns `true` if there is room now.
+    /// Raises the limit that blocks the next request, as long as half of the device's budget remains for the guest's
+    /// objects. Returns `true` if there is room now.
     #[cold]
     pub(super) fn grow(&mut self, budget: &Arc<MemoryBudget>, transport: &mut Requester) -> bool {
         if budget.is_scarce() {
@@ -89,8 +89,8 @@ impl Room {
         transport.has_room()
     }
 
-    /// Extends the limits until a restored requester with this many requests, and fast registrations that were not
-    /// started, has the room that it uses.
+    /// Raises the limits until a restored requester has room for this many requests, and for this many fast
+    /// registrations that were not started.
     ///
     /// # Errors
     /// It has more than a requester can take, or the budget does not cover them.

@@ -115,7 +115,7 @@ fn path(
         return Err(VerbsError::NotAllowed("the address of a peer"));
     }
     let source = source.map(restore_address).transpose()?;
-    // No packet is sent without a source, so the path is that of any host.
+    // No packet is sent without a source, so the peer's address may be of any kind.
     let any = qp.adapter.any_address(attrs.av.dgid);
     let from = source.unwrap_or(any);
     let path = Path::connected(&qp.adapter.origin(from), &attrs.av, qp.qpn, attrs.dest_qpn);

@@ -1,5 +1,5 @@
-//! Sources of received packets. The verdict on a source is cached until the directory changes, so that a packet costs
-//! only a comparison.
+//! Sources of received packets. The verdict on a source is cached until the directory changes, so that a further packet
+//! costs only a comparison.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Suppresses ACK timeouts while received packets still wait in the socket.
 //!
-//! On a busy machine the port's thread may be scheduled later than the thread that handles deadlines. A packet that
+//! On a busy machine, the port's thread may be scheduled later than the thread that handles deadlines. The ACK that
 //! seems lost is then still in the socket.
 
 use std::time::Duration;
@@ -12,14 +12,13 @@ use crate::port::counters::PortCounters;
 
 /// Time until the next check.
 const AGAIN: Duration = Duration::from_micros(200);
-/// Number of batches after which the queue pair has got all packets that had arrived by the deadline. Later packets may
-/// still wait.
+/// Number of batches after which the queue pair has certainly got all packets that had arrived by the deadline.
 const PASSES: u64 = 16;
 
 /// Grace period of a requester whose deadline has passed.
 #[derive(Debug, Default)]
 pub(super) struct TimeoutGrace {
-    /// Number of batches that the queue pair's receive queue had handled when the deadline had passed.
+    /// Number of batches that the queue pair's receive queue had handled when the deadline was found to have passed.
     since: Option<u64>,
     until: Option<Duration>,
 }

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Turns of a QP on the thread that empties its receive queue. Only that thread changes the flags for turns, so that
-/// relaxed loads and stores suffice.
+/// Turns of a QP on the thread that empties its receive queue. Only that thread writes the flags for turns, so relaxed
+/// loads and stores suffice.
 #[derive(Debug, Default)]
 pub(crate) struct PortTurns {
     requests: AtomicBool,

@@ -3,7 +3,8 @@
 use libc::sock_filter;
 use pvrdma_packet::MacAddr;
 
-/// Highest number of addresses of a socket. The program remains shorter than any kernel's limit (4096 instructions).
+/// Maximum number of addresses of a socket. With it, the program is shorter than the limit of every kernel (4096
+/// instructions).
 pub const MAX_ADDRESSES: usize = 256;
 
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
@@ -35,8 +36,8 @@ fn step(code: u32, (jt, jf): (u8, u8), k: u32) -> sock_filter {
 
 const NEXT: (u8, u8) = (0, 0);
 
-/// Returns the program: frames to groups and to `addresses` pass, in the VLANs of `vlan`. Without addresses no frame
-/// passes.
+/// Returns the program: it accepts frames to groups and to `addresses`, in the VLANs of `vlan`. Without addresses it
+/// accepts none.
 pub(super) fn program(addresses: &[MacAddr], vlan: VlanFilter) -> Vec<sock_filter> {
     let (pass, drop) = (step(RETURN, NEXT, u32::MAX), step(RETURN, NEXT, 0));
     if addresses.is_empty() {

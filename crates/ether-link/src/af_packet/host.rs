@@ -12,8 +12,8 @@ use super::segmentation::{self, Segmentation, SegmentationSample};
 use super::{AfPacketError, socket};
 use crate::Connector;
 
-/// A packet socket on an interface of this host, with its receive addresses. Duplicates of its descriptor
-/// ([`Self::descriptor`]) are for links, also in other processes: the settings made here apply to them, too.
+/// A packet socket on an interface of this host, with its receive addresses. Links use duplicates of its descriptor
+/// ([`Self::descriptor`]), possibly in other processes; the settings made here apply to the duplicates as well.
 #[derive(Debug)]
 pub struct AfPacketSocket {
     interface: String,
@@ -53,8 +53,8 @@ impl AfPacketSocket {
         &self.interface
     }
 
-    /// Tests whether the kernel segments TCP, and where super-frames are segmented: sends a TCP frame and a super-frame
-    /// of `sample` from `mac` to itself, which the next bridge drops, and inspects the frames that leave the interface.
+    /// Tests if the kernel segments TCP, and where super-frames are segmented. Sends a TCP frame and a super-frame of
+    /// `sample` from `mac` to itself, which the next bridge drops, and inspects the frames that leave the interface.
     /// Takes a tenth of a second if none does.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ fn open(interface: &str) -> Result<(OwnedFd, i32), Errno> {
 }
 
 impl State {
-    /// Changes the receive addresses. On an error the filter is unchanged, and some memberships may remain, which only
+    /// Changes the receive addresses. On an error the filter is unchanged. Some memberships may remain, which only
     /// costs time.
     fn set_addresses(&mut self, addresses: &[MacAddr], vlan: VlanFilter) -> Result<(), Errno> {
         if addresses.len() > MAX_ADDRESSES {

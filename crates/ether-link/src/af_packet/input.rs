@@ -14,15 +14,15 @@ use crate::Frames;
 
 /// Room in front of a frame for the tag that the kernel removed.
 const TAG_LEN: usize = 4;
-/// Shortest super-frame that changes the buffer layout for the following messages, in bytes.
+/// Minimum length in bytes of a super-frame that changes the buffer layout for the following messages.
 const MIN_APART: usize = 16 << 10;
 /// Number of calls without a super-frame after which the layout returns to one piece.
 const MAX_CALLS: usize = 64;
 /// Length of the MAC addresses in front of the tag.
 const ADDRESSES: usize = 12;
 
-/// Layout of a message's buffer, chosen in the expectation that the message is a super-frame like the last one: the
-/// payloads of its packets are placed at distances that leave room for headers, so that only the headers need to be
+/// Layout of a message's buffer, in the expectation that the next message is a super-frame like the last one. The
+/// payloads of its packets are received at distances that leave room for headers, so that only the headers need to be
 /// filled in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Layout {
@@ -50,8 +50,8 @@ impl Layout {
         self.count * self.stride() + MAX_SUPER.saturating_sub(self.count * self.segment)
     }
 
-    /// Returns the number of messages per call. For super-frames a few are as efficient as many, and a batch of them
-    /// that is kept does not occupy much more than its packets.
+    /// Returns the maximum number of messages per call. For super-frames, a few are as efficient as many, and a batch
+    /// that is kept then occupies little more than its packets.
     const fn most_messages(self) -> usize {
         if self.count > 1 { 4 } else { MAX_MESSAGES }
     }
@@ -165,7 +165,7 @@ impl Input {
         self.scratch.clear();
         self.scratch.extend_from_slice(bytes.get(begin..TAG_LEN + length)?);
         let headers = Headers::of(&self.scratch)?;
-        // For a small one, copying is faster than passing many pieces to the kernel in each call.
+        // For a small message, copying is faster than passing many pieces to the kernel in each call.
         if length >= MIN_APART {
             self.layout = Layout::of(headers.len - (TAG_LEN - begin), segment);
         }
@@ -196,7 +196,7 @@ fn gather(room: &mut [u8], layout: Layout) {
     }
 }
 
-/// Fills in the headers of packets that are in their place, including the tag that the kernel removed.
+/// Fills in the headers of packets that are in their final place, including the tag that the kernel removed.
 fn in_place(
     frames: &mut Frames,
     start: usize,

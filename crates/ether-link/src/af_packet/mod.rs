@@ -1,9 +1,9 @@
 //! An interface of this host: whole frames through a packet socket.
 //!
-//! The host's own network stack receives the same frames, and is otherwise independent of the link. Frames that the
-//! host itself sends through the interface are not received. Runs of packets cross the kernel as super-frames
-//! ([`offload`]). Checksums and segmentation that other senders of the host left to the hardware are completed here,
-//! because a guest has not negotiated such offloads with them.
+//! The host's own network stack receives the same frames and is otherwise independent of the link. Frames that the host
+//! itself sends through the interface are not received. Runs of packets cross the kernel as super-frames ([`offload`]).
+//! If another sender of the host left checksums or segmentation to the hardware, they are completed here, because a
+//! guest has not negotiated such offloads with that sender.
 
 mod filter;
 mod host;
@@ -114,7 +114,7 @@ pub struct AfPacketLink {
 }
 
 impl AfPacketLink {
-    /// Uses `interface` for a device with the address `mac`: receives the frames to that address and to groups. The
+    /// Uses `interface` for a device with the address `mac`, and receives frames to that address and to groups. The
     /// interface may still be down.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl AfPacketLink {
         Ok(Self::from_socket(interface, socket, Arc::new(host)))
     }
 
-    /// Uses a socket on `interface` that came from an [`AfPacketSocket`]. If the interface is deleted, `connector`
+    /// Uses a socket on `interface` that an [`AfPacketSocket`] has provided. If the interface is deleted, `connector`
     /// opens another socket once it exists again.
     pub fn from_socket(interface: &str, socket: OwnedFd, connector: Arc<dyn Connector>) -> Self {
         let state = State::of(Arc::new(socket));
@@ -146,7 +146,7 @@ impl AfPacketLink {
         }
     }
 
-    /// Disables super-frames: each packet is sent separately, and no work is left to the kernel or the interface.
+    /// Disables super-frames: each packet is sent separately, and no offload is left to the kernel or the interface.
     #[must_use]
     pub fn without_offload(mut self) -> Self {
         self.output = Output::without_offload();
@@ -178,7 +178,8 @@ impl AfPacketLink {
 
     fn note_up(&self, state: &State) {
         if state.socket().is_some() {
-            // Log: the host's administrator takes the interface down and up, and `REOPEN` lies between.
+            // Log: only the host's administrator causes this by taking the interface down and up, at most once in
+            // `REOPEN`.
             log::info!("{} is back", self.interface);
         }
     }

@@ -1,4 +1,4 @@
-//! Super-frames: many packets of one flow that cross the kernel as one, with one set of headers in front.
+//! Super-frames: several packets of one flow that cross the kernel as one, with a single set of headers.
 //!
 //! The kernel segments them where they leave through a physical interface, with consecutive IPv4 identifications;
 //! between local interfaces they are delivered whole. This module therefore builds them from runs of packets, and
@@ -13,7 +13,7 @@ use crate::Offload;
 
 /// Length of a `virtio_net_hdr`, in bytes.
 pub(super) const OFFLOAD_LEN: usize = 10;
-/// Longest super-frame: an IP packet of the maximum length, with a tagged Ethernet header.
+/// Maximum length of a super-frame: an IP packet of the maximum length, with a tagged Ethernet header.
 pub(super) const MAX_SUPER: usize = 65_535 + Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN;
 /// Highest number of packets in a super-frame that this module builds.
 pub(super) const MAX_SEGMENTS: usize = 64;
@@ -26,10 +26,10 @@ const KIND_UDP: u8 = 5;
 /// Flag in addition to a TCP kind: only the first segment carries CWR, which [`Headers::write`] ensures anyway.
 const KIND_ECN: u8 = 0x80;
 
-/// Work that is left to the kernel, or that the kernel has left undone.
+/// Work that is left to the kernel, or that the kernel has left to this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct VirtioNetHeader {
-    /// Offset of the first byte that the missing checksum covers, and the offset of the checksum relative to it.
+    /// Offset of the first byte that the missing checksum covers, and of the checksum relative to that byte.
     pub(super) checksum: Option<(usize, usize)>,
     kind: u8,
     /// Payload bytes of each packet except the last, in a super-frame.
@@ -147,13 +147,13 @@ impl SuperFrameHeaders for Headers {
 /// Finds the RoCE v2 packets at the start of `frames` that can leave as one super-frame. Returns their number, if it is
 /// more than one, and the headers of the first.
 ///
-/// Everything in front of the BTH must be equal, except the IPv4 identification, which must count up, and the fields
-/// that depend on the length; only the last packet may be shorter.
+/// Everything in front of the BTH must be equal, except the IPv4 identification, which must count up, and fields that
+/// depend on the length. Only the last packet may be shorter.
 pub(super) fn run<'f>(frames: impl Iterator<Item = &'f [u8]>) -> Option<(usize, Headers)> {
     let mut frames = frames.take(MAX_SEGMENTS);
     let first = frames.next()?;
-    // The kernel rejects a super-frame with inconsistent headers. The caller would conclude that it rejects all
-    // super-frames, so such a packet must not begin one.
+    // The kernel rejects a super-frame with inconsistent headers, and the caller would conclude that it rejects all
+    // super-frames. So such a packet must not begin one.
     let headers = Headers::of(first).filter(Headers::are_roce).filter(|_| is_whole(first))?;
     let udp_checksum = headers.transport + 6;
     if first.get(udp_checksum..udp_checksum + 2) != Some(&[0, 0]) {

@@ -32,7 +32,7 @@ pub(super) struct Output {
     super_frames: AtomicBool,
     /// The kernel accepts tagged super-frames, too.
     tagged: AtomicBool,
-    /// Frames with an offload are given to the kernel unfinished. Never changed by a refusal, because that may be the
+    /// Frames with an offload are given to the kernel unfinished. A refusal does not change this, because it may be the
     /// fault of a single frame.
     open_frames: bool,
     /// Priority of the frames that the socket sends. Senders hold the read lock, so that it cannot change during a

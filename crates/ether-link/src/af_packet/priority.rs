@@ -1,10 +1,10 @@
 //! Traffic class of a frame.
 //!
 //! Linux selects the queue and the traffic class of an adapter by the priority of a packet (`skb->priority`), and not
-//! by its headers. Without a priority, RDMA would leave in the default class: not paused by the PFC of its own class,
-//! and without its share of the bandwidth. Packets of RoCE therefore get the priority that a switch would assign: that
-//! of their IEEE 802.1Q tag or, without a tag, the upper three bits of their DSCP. A VLAN interface derives the tag
-//! from it (`egress-qos-map`).
+//! by its headers. Without a priority, RDMA would leave in the default class: PFC for its own class would not pause it,
+//! and it would not get its share of the bandwidth. Packets of RoCE therefore get the priority that a switch would
+//! assign: that of their IEEE 802.1Q tag or, without a tag, the upper three bits of their DSCP. A VLAN interface
+//! derives the tag from it (`egress-qos-map`).
 
 use pvrdma_packet::{EtherType, Ethernet, Ipv4Header, Ipv6Header, PROTOCOL_UDP, ROCE_PORT, UdpHeader};
 
@@ -21,7 +21,7 @@ fn marked(frame: &[u8]) -> Option<u8> {
     let (v4, v6) = (Ipv4Header::new(body), Ipv6Header::new(body));
     let class = match kind {
         EtherType::ROCE => v6.traffic_class()?,
-        // Senders of RoCE use neither IPv4 options nor extension headers. A packet with them gets the default priority.
+        // RoCE packets have neither IPv4 options nor extension headers. A packet with them gets the default priority.
         EtherType::IPV4 if is_roce(v4.protocol()?, body.get(Ipv4Header::LEN..)?) => v4.traffic_class()?,
         EtherType::IPV6 if is_roce(v6.next_header()?, body.get(Ipv6Header::LEN..)?) => v6.traffic_class()?,
         _ => return None,

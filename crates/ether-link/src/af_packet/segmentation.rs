@@ -1,12 +1,12 @@
-//! Test of where super-frames are segmented, and whether the resulting packets are correct.
+//! Test of where super-frames are segmented, and that the resulting packets are correct.
 //!
 //! The ICRC of RoCE covers the IPv4 identification, which counts up from packet to packet. The kernel increments it
-//! when it segments; an adapter that segments is not guaranteed to do so, and one that does not corrupts all packets
-//! except the first. Therefore one super-frame is sent before any other traffic, and a second socket inspects it behind
-//! the place where the kernel segments.
+//! when it segments. An adapter need not do so, and one that does not corrupts all packets except the first. Therefore
+//! one super-frame is sent before any other traffic, and a second socket inspects it behind the place where the kernel
+//! segments.
 //!
-//! Whether the kernel segments TCP is tested before that, with a frame built here: when it later rejects a guest's
-//! frame, this may be the fault of the frame, and must not change the offloads of other devices.
+//! Before that, a frame that is built here tests if the kernel segments TCP. When the kernel later rejects a guest's
+//! frame, it may reject the frame itself, so such a rejection must not change the offloads of other devices.
 
 use std::io::IoSliceMut;
 use std::num::NonZeroU16;
@@ -28,17 +28,17 @@ const PACKETS: u16 = 3;
 /// Number of segments of the TCP frame, and data bytes in each.
 const SEGMENTS: usize = 2;
 const SEGMENT: usize = 64;
-/// Longest wait. Frames are seen immediately unless the interface delays them in a queue.
+/// Maximum wait. Frames are seen immediately unless a queue of the interface delays them.
 const PATIENCE: Duration = Duration::from_millis(100);
 const ROOM: usize = 2048;
 
 /// Result of sending a super-frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Segmentation {
-    /// The kernel segmented it, and the packets were correct; or it accepts no super-frames, which the link notices
+    /// The kernel segmented it, and the packets were correct. Or it accepts no super-frames, which the link notices
     /// itself.
     Kernel,
-    /// It reached the interface whole. Virtual interfaces pass it on whole; an adapter segments it.
+    /// It reached the interface in one piece. Virtual interfaces pass it on; an adapter segments it.
     Interface,
     /// The packets were wrong.
     Wrong,
@@ -78,7 +78,7 @@ pub(super) fn test(interface: &str, mac: MacAddr, sample: SegmentationSample) ->
     if sent.error.is_some() || sent.lost > 0 {
         return Ok(Segmentation::Unknown);
     }
-    // Number of TCP segments that were delayed in a queue of the interface.
+    // Number of TCP segments that a queue of the interface delayed.
     let mut late = 0;
     let mut seen = 0;
     while seen < PACKETS {

@@ -27,7 +27,7 @@ pub(super) struct Arrival {
     pub(super) length: usize,
     /// VLAN tag that the kernel removed.
     pub(super) tag: Option<[u8; 4]>,
-    /// Whether the message was longer than its buffer.
+    /// The message was longer than its buffer.
     pub(super) truncated: bool,
 }
 
@@ -42,8 +42,8 @@ pub(super) enum Presence {
     Gone,
 }
 
-/// Opens a socket on an interface that receives frames to groups and to [joined](join) addresses, as far as they pass
-/// `filter`, and is prepared for offloads (`PACKET_VNET_HDR`). Returns the index of the interface, too.
+/// Opens a socket on an interface. It receives frames to groups and to [joined](join) addresses, as far as they pass
+/// `filter`, and is prepared for offloads (`PACKET_VNET_HDR`). Also returns the index of the interface.
 pub(super) fn open(interface: &str, filter: &[libc::sock_filter]) -> Result<(OwnedFd, c_int), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Protocol 0: the socket receives nothing before it is bound to its interface.
@@ -79,11 +79,11 @@ pub(super) fn join(socket: BorrowedFd<'_>, index: c_int, mac: MacAddr) -> Result
 
 /// Ends the membership of a [`join`].
 pub(super) fn leave(socket: BorrowedFd<'_>, index: c_int, mac: MacAddr, kind: c_int) {
-    // Fails if the interface has been deleted, and the membership with it.
+    // This fails if the interface, and with it the membership, has been deleted.
     let _ = member(socket, libc::PACKET_DROP_MEMBERSHIP, index, kind, Some(mac));
 }
 
-/// Queries the state of the interface by a message that is too short to be sent.
+/// Queries the state of the interface by sending a message that is too short to leave.
 pub(super) fn presence(socket: BorrowedFd<'_>) -> Presence {
     match rustix::net::send(socket, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
         Err(Errno::NETDOWN) => Presence::Down,

@@ -1,8 +1,8 @@
-//! State of an interface of this host, and notification of changes, by the kernel's netlink (`rtnetlink(7)`).
+//! State of an interface of this host, and notification of its changes through netlink (`rtnetlink(7)`).
 //!
 //! The kernel's notifications about links are only hints, and their content is never read: the state of the interface
-//! is always queried by name. So no change is missed when hints are lost, when the interface is deleted, created again
-//! or renamed, or when it changes between two queries, and no process but the kernel can influence the result.
+//! is always queried by name. So no change is missed when hints are lost, when the interface is deleted, recreated or
+//! renamed, or when it changes between two queries. Only the kernel can influence the result.
 
 use std::fmt;
 use std::io;
@@ -20,11 +20,11 @@ use crate::InterfaceName;
 
 /// Multicast group of link notifications (`RTMGRP_LINK` of linux/rtnetlink.h).
 const LINKS: u32 = 1;
-/// Receive buffer for hints, in bytes. It may overflow, because further hints carry no further information.
+/// Receive buffer for hints, in bytes. It may overflow, because further hints add no information.
 const HINTS: usize = 4096;
-/// Highest number of hints that one query discards. Further ones are left to the next query.
+/// Maximum number of hints that a query discards. The rest is left to the next query.
 const MAX_HINTS: usize = 64;
-/// Length of the longest response, in bytes: the kernel fills at most this much at once.
+/// Maximum length of a response, in bytes: the most that the kernel fills in at once.
 const RESPONSE: usize = 32 << 10;
 /// Length of `struct ifinfomsg` of linux/rtnetlink.h in bytes, and the range of its flags.
 const HEADER: usize = 16;
@@ -61,7 +61,7 @@ pub enum InterfaceState {
 }
 
 impl InterfaceState {
-    /// Returns the MTU: the longest IP packet, in bytes. `None` if there is no interface.
+    /// Returns the MTU: the maximum size of an IP packet, in bytes. `None` if there is no interface.
     pub const fn mtu(self) -> Option<u32> {
         match self {
             Self::Absent => None,
@@ -91,7 +91,7 @@ impl fmt::Display for InterfaceState {
 pub struct InterfaceWatch {
     name: InterfaceName,
     hints: OwnedFd,
-    /// Connected to the kernel, so that no other process can send to it.
+    /// Connected to the kernel, so no other process can send to it.
     queries: OwnedFd,
     /// Sequence number of the last query, which its response repeats.
     sequence: u32,
@@ -125,13 +125,13 @@ impl InterfaceWatch {
     /// # Errors
     /// The kernel does not answer the query.
     pub fn look(&mut self) -> io::Result<InterfaceState> {
-        // Discards the hints before the query, because a change after it must cause another hint.
+        // Hints are discarded before the query, because a change after it must cause another hint.
         self.forget_hints()?;
         self.sequence = self.sequence.wrapping_add(1);
         rustix::net::send(&self.queries, &query(&self.name, self.sequence), SendFlags::empty())?;
         let mut buffer = vec![0; RESPONSE];
         loop {
-            // The kernel has answered when the send call returns, so there is nothing to wait for.
+            // The kernel has answered by the time the send call returns, so there is no wait here.
             let (bytes, _) = rustix::net::recv(&self.queries, &mut buffer[..], RecvFlags::DONTWAIT)?;
             if let Some(state) = parse(buffer.get(..bytes).unwrap_or_default(), self.sequence)? {
                 return Ok(state);

@@ -1,5 +1,5 @@
-//! A tap device: a network interface of the host whose other end is this process. The host connects it to a network by
-//! a bridge or by routes.
+//! A tap device: a network interface of the host whose other end is this process. A bridge or routes of the host
+//! connect it to a network.
 
 mod attach;
 #[cfg(test)]
@@ -59,8 +59,8 @@ impl Connector for TapConnector {
     }
 }
 
-/// A link to a tap device. The interface is created unless it exists; an existing one can be used without privileges by
-/// its owner. While the interface is down or deleted, sent frames are lost.
+/// A link to a tap device. The interface is created if it does not exist; its owner can use an existing one without
+/// privileges. While the interface is down or deleted, sent frames are lost.
 #[derive(Debug)]
 pub struct TapLink {
     name: InterfaceName,
@@ -97,7 +97,7 @@ impl TapLink {
         if device.is_none() {
             *device = self.reconnect.attempt().map(Arc::new);
             if device.is_some() {
-                // Log: the host's administrator takes the interface away and brings it back.
+                // Log: only the host's administrator causes this, by deleting the interface and creating it again.
                 log::info!("tap {}: it is back", self.name);
             }
         }

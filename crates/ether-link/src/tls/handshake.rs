@@ -1,6 +1,5 @@
-//! Authentication of the other end: a separate thread accepts or opens connections, and hands one to the link once both
-//! ends have proved their identity. Strangers therefore cost time of this thread, and not of the thread that moves
-//! frames.
+//! Authentication of the other end. A separate thread accepts or opens connections, and hands one to the link once both
+//! ends have proved their identity. So strangers cost time of this thread, and not of the thread that moves frames.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -24,12 +23,13 @@ use super::session::{End, Session, Stream};
 use crate::Connector;
 
 /// Time between two batches of accepted connections, and connections per batch. Accepting and closing a connection is
-/// cheap, and if strangers fill the queue faster than it is emptied, the peer is kept out before any rule applies.
+/// cheap. If strangers filled the queue faster than it is emptied, they would keep the peer out before any rule
+/// applies.
 pub(super) const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
 pub(super) const ACCEPT_BATCH: usize = 64;
 /// Time within which a connection must be established and its other end must have proved its identity.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// Time until the next attempt to connect: doubled with each failure, up to the longest one.
+/// Time until the next connection attempt. It doubles with each failure, up to the maximum.
 pub(super) const FIRST_RETRY: Duration = Duration::from_millis(500);
 pub(super) const LAST_RETRY: Duration = Duration::from_secs(30);
 /// Pause after polling failed.
@@ -76,7 +76,7 @@ impl Backoff {
 struct Pending {
     socket: OwnedFd,
     peer: SocketAddr,
-    /// `None` until the first bytes are read, so that a silent connection costs no more than its socket.
+    /// `None` until the first bytes are read, so that a silent connection costs only its socket.
     stream: Option<Stream>,
     greeted: bool,
     until: Instant,
@@ -102,7 +102,7 @@ impl Pending {
             None => Stream::new(identity.connection()?),
         };
         let stepped = self.advance(&mut stream, identity.client_name());
-        // TLS tells the other end the reason for a failure, if it can.
+        // TLS tells the other end the reason for a failure, if that is still possible.
         let _ = stream.flush(&self.socket);
         self.stream = Some(stream);
         stepped
@@ -132,7 +132,7 @@ impl Pending {
     }
 }
 
-/// Checks what TLS does not check by itself: the application protocol, and the name of the connecting end.
+/// Checks that TLS does not make itself: the application protocol, and the name of the connecting end.
 fn check(tls: &Connection, name: Option<&ServerName<'_>>) -> Result<(), End> {
     if tls.alpn_protocol() != Some(PROTOCOL) {
         return Err(rustls::Error::NoApplicationProtocol.into());
@@ -181,7 +181,7 @@ impl Handshaker {
         let mut wait = until.into_iter().chain(self.pending.wait(now)).min();
         let wake = self.shared.wake.descriptor();
         let mut fds = vec![PollFd::new(&*wake, PollFlags::IN)];
-        // A connection that is ready waits for its turn, not for its socket.
+        // A connection that is ready waits for its turn, so its socket is not polled.
         let (indices, sockets): (Vec<usize>, Vec<PollFd<'_>>) = (self.pending.iter().enumerate())
             .filter(|(_, (_, ready))| !ready)
             .map(|(index, (pending, _))| (index, PollFd::new(&pending.socket, pending.flags())))
@@ -193,7 +193,7 @@ impl Handshaker {
             Origin::Connector(..) if self.is_busy() => {}
             Origin::Listener(_) | Origin::Connector(..) => wait = Some(wait.map_or(due, |wait| wait.min(due))),
         }
-        // Rounded up, so that the deadline has passed when the poll times out.
+        // The timeout is rounded up, so that the deadline has passed when the poll times out.
         let timeout = wait.and_then(|wait| Timespec::try_from(wait + Duration::from_millis(1)).ok());
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -249,7 +249,8 @@ impl Handshaker {
     /// Closes connections while there are too many.
     fn give_way(&mut self) {
         while let Some(victim) = self.pending.one_too_many() {
-            // Incremented before the connection is closed, so that an observer of the close sees the count.
+            // The counter is incremented before the connection is closed, so that an observer of the close sees it
+            // counted.
             self.shared.counters.tls_given_up.increment();
             self.shared.note(log::Level::Warn, format_args!("{} gave way to other connections", victim.peer));
         }

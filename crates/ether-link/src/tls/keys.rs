@@ -1,4 +1,5 @@
-//! Keys of an end: read from files by a process that may open them, passed on as descriptors, and converted for TLS.
+//! Keys of an end. A process that may open the files reads them and passes them on as descriptors; the process of the
+//! link converts them for TLS.
 
 use std::fmt;
 use std::fs::File;
@@ -22,7 +23,7 @@ use super::config::{TlsConfig, TlsFiles, TlsRole};
 
 /// Longest file, in bytes.
 const MAX_FILE: u64 = 256 << 10;
-/// Application protocol (ALPN), so that a connection of another protocol is not mistaken for one of a TLS link.
+/// Application protocol (ALPN). It ensures that a connection of another protocol is not mistaken for one of a TLS link.
 pub(super) const PROTOCOL: &[u8] = b"pvrdma-ethernet/1";
 
 /// Error of loading keys.
@@ -219,7 +220,7 @@ fn name(text: &str) -> Result<ServerName<'static>, TlsKeyError> {
 /// Reads a file from its current position.
 fn content(file: File) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
-    // Not `read_to_end`: that queries the length first, which a sandboxed thread may not.
+    // `read_to_end` would query the length first, which a sandboxed thread may not do.
     let (mut chunk, mut left) = ([0; 4096], file.take(MAX_FILE + 1));
     loop {
         match left.read(&mut chunk) {

@@ -1,15 +1,14 @@
 //! A link over TCP with TLS 1.3, between two ends that authenticate each other by certificates. For networks that block
 //! UDP or are not trusted.
 //!
-//! Each frame is preceded by its length in four bytes. Both ends first send an empty frame, by which each knows that
-//! the other one has accepted its certificate; later empty frames have no meaning. TCP keeps the order and loses
-//! nothing while the connection lasts. Frames that it has no room for stay with the caller. Frames sent without a
-//! connection are lost, as without a cable, and so are those in flight when a connection ends.
+//! Each frame is preceded by its length in four bytes. Both ends first send an empty frame, which tells the other one
+//! that its certificate was accepted; later empty frames have no meaning. TCP keeps the order and loses nothing while
+//! the connection lasts. Frames for which it has no room stay with the caller. Frames sent without a connection are
+//! lost, as without a cable, and so are frames in flight when a connection ends.
 //!
-//! One end listens; the other one connects, and connects again when the connection ended. An end has one connection: a
-//! newer authenticated one replaces the present one, so that a peer that lost power can return at once. A connection
-//! that is not authenticated in time, or exceeds the limits, is closed; it learns nothing but the certificate of this
-//! end.
+//! One end listens. The other one connects, and reconnects when the connection has ended. An end has one connection: a
+//! newer authenticated one replaces it, so that a peer that lost power can return at once. A connection that is not
+//! authenticated in time, or exceeds the limits, is closed, and its sender learns only the certificate of this end.
 //!
 //! Keys: [`TlsKeys`] reads the files; a confined process gets them as descriptors.
 
@@ -144,7 +143,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct TlsLink {
     shared: Arc<Shared>,
-    /// Address that the link listens on, if it does, and configured address of the other end, if there is one.
+    /// Address that the link listens on, if it listens, and configured address of the other end, if there is one.
     listens: Option<SocketAddr>,
     connects: Option<SocketAddr>,
     thread: Option<JoinHandle<()>>,
@@ -225,8 +224,8 @@ impl Drop for TlsLink {
 impl Link for TlsLink {
     fn receive(&self, frames: &mut Frames, most: usize) {
         let session = self.shared.session().or_else(|| {
-            // The connection is stored before the bell rings. So either the second look finds it, or the bell is still
-            // to ring.
+            // The handshake thread stores the connection before it rings the bell. So either the second look finds the
+            // connection, or the bell will still ring.
             self.shared.arrived.clear();
             self.shared.session()
         });

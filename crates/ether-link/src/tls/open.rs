@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use crate::Connector;
 
-/// Length of the kernel's accept queue: several batches. `TCP_DEFER_ACCEPT` would keep silent connections in the
-/// kernel's queue of half-open connections, where the link cannot choose which of them to close.
+/// Length of the kernel's accept queue: several batches. `TCP_DEFER_ACCEPT` is not used: it would keep silent
+/// connections in the kernel's queue of half-open ones, where the link cannot choose which of them to close.
 const BACKLOG: i32 = 512;
 /// TCP keepalive: idle time before the first probe, interval of the probes, and their number.
 const IDLE: Duration = Duration::from_secs(10);

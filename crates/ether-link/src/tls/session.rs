@@ -27,14 +27,14 @@ pub(super) enum End {
     Closed,
     /// The system reported an error.
     System(io::Error),
-    /// The received data are not TLS, not for this end, or damaged.
+    /// The received data are not TLS, not meant for this end, or damaged.
     Tls(rustls::Error),
     /// The received data are not a frame.
     NoFrame,
 }
 
 impl End {
-    /// Returns `true` if an end of a TLS link would never send what was received.
+    /// Returns `true` if the other end of a TLS link would never send this.
     pub(super) const fn is_malformed(&self) -> bool {
         match self {
             Self::NoFrame => true,
@@ -86,8 +86,8 @@ impl Write for Wire<'_> {
     }
 }
 
-/// TLS state and buffers over a socket. Its memory is bounded: one encrypted chunk and a longest frame in one
-/// direction; a chunk, a record and a longest frame in the other.
+/// TLS state and buffers over a socket. Its memory is bounded: an encrypted chunk and a frame of maximum length in one
+/// direction; a chunk, a record and a frame of maximum length in the other.
 pub(super) struct Stream {
     tls: Connection,
     /// Bytes that were read from the socket.
@@ -105,7 +105,7 @@ impl fmt::Debug for Stream {
 
 impl Stream {
     pub(super) fn new(mut tls: Connection) -> Self {
-        // This code bounds the data given to TLS, so the limit of TLS is not needed.
+        // This code bounds the data that it gives to TLS, so the limit of TLS is not needed.
         tls.set_buffer_limit(None);
         Self { tls, arrived: vec![0; CHUNK], plain: Vec::new(), deframer: Deframer::new(CHUNK + RECORD) }
     }
@@ -137,7 +137,7 @@ impl Stream {
         Ok(self.deframer.frame()?)
     }
 
-    /// Reads more data. Returns `false` if none has arrived. The caller has taken all frames before.
+    /// Reads more data. Returns `false` if none has arrived. The caller has taken all earlier frames.
     fn fill(&mut self, socket: &OwnedFd) -> Result<bool, End> {
         let mut left = match rustix::net::recv(socket, &mut *self.arrived, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Err(End::Closed),
@@ -150,7 +150,7 @@ impl Stream {
                 return Err(End::Closed);
             }
             let state = self.tls.process_new_packets();
-            // Frames that arrived intact count, even if the data behind them are damaged.
+            // Frames that arrived intact are delivered, even if the data behind them are damaged.
             let open = drain(&mut self.tls, &mut self.deframer)?;
             state?;
             if !open {
@@ -160,7 +160,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// Encrypts a chunk of frames from index `from` on. Returns the number taken, and how many of these cannot be sent.
+    /// Encrypts a chunk of frames from index `from` on. Returns the number taken, and how many of those cannot be sent.
     fn encrypt(&mut self, frames: &Frames, from: usize) -> Result<(usize, u64), End> {
         self.plain.clear();
         let (mut taken, mut lost) = (0_usize, 0);
@@ -207,7 +207,7 @@ pub(super) struct Session {
     pub(super) peer: SocketAddr,
     stream: Mutex<Stream>,
     /// Part of the taken frames is still to be written. Changed only while `stream` is locked, so that the last of
-    /// several senders leaves the correct value.
+    /// several senders leaves the right value.
     unsent: AtomicBool,
 }
 
@@ -233,7 +233,7 @@ impl Session {
         Ok(())
     }
 
-    /// Sends frames from index `from` on. Returns the number taken, and how many of these are lost.
+    /// Sends frames from index `from` on. Returns the number taken, and how many of those are lost.
     pub(super) fn send(&self, frames: &Frames, from: usize) -> Result<(usize, u64), End> {
         let stream = &mut *self.stream.lock();
         let (mut next, mut all_lost) = (from, 0_u64);
@@ -259,13 +259,12 @@ impl Session {
         self.stream.try_lock().is_none_or(|mut stream| stream.deframer.has_frame())
     }
 
-    /// Ends the connection, also for threads that wait for it. Returns the number of frames in progress, which are
-    /// lost.
+    /// Ends the connection, for waiting threads as well. Returns the number of frames in progress, which are lost.
     pub(super) fn end(&self) -> u64 {
         // Fails if the other end has closed the connection already.
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
-        // Waits for a thread that is still sending. Threads that send after this get an error, because the socket is
-        // shut down.
+        // The lock waits for a thread that is still sending. Threads that send later get an error, because the socket
+        // is shut down.
         let _stream = self.stream.lock();
         u64::from(self.unsent.swap(false, Ordering::AcqRel))
     }

@@ -17,9 +17,9 @@ use pvrdma_link::Reconnect;
 
 /// A link over datagram sockets. Both ends may start, end and restart in any order.
 ///
-/// Frames are received at a bound socket, from any process that may write to it. Frames are sent through a second,
-/// connected socket: only a connected one can be polled for room, and it must not be the bound one, which would then
-/// reject the frames of a restarted peer.
+/// Frames are received at a bound socket, from any process that may write to it. They are sent through a second,
+/// connected socket, because only a connected socket can be polled for room. The bound socket cannot be that one: once
+/// connected, it would reject the frames of a restarted peer.
 #[derive(Debug)]
 pub struct DatagramLink {
     input: Arc<OwnedFd>,
@@ -75,7 +75,7 @@ impl Link for DatagramLink {
         let mut output = self.output.lock();
         let mut taken = 0;
         for frame in frames.iter_from(from) {
-            // The first attempt uses the present connection, the second one a new one.
+            // The first attempt uses the current connection, the second one a new one.
             let mut result = Err(Errno::NOTCONN);
             for _ in 0..2 {
                 if output.is_none() {

@@ -19,8 +19,8 @@ pub fn ready_listener(listener: UnixListener) -> io::Result<OwnedFd> {
     Ok(listener.into())
 }
 
-/// Prepares a bound datagram socket for [`DatagramLink::from_socket`](super::DatagramLink::from_socket). The socket can
-/// no longer send: otherwise a process that holds it could send to any path.
+/// Prepares a bound datagram socket for [`DatagramLink::from_socket`](super::DatagramLink::from_socket). Sending
+/// through it is disabled: a process that holds it could otherwise send to any path.
 ///
 /// # Errors
 /// The system refuses.
@@ -52,7 +52,7 @@ fn connect(path: &Path, kind: SocketType) -> io::Result<OwnedFd> {
     enlarge(&socket);
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
         Ok(()) => Ok(socket),
-        // The listener's queue is full. On a Unix socket this does not mean that a connection is in progress.
+        // The listener's queue is full. On a Unix socket, this does not mean that a connection is in progress.
         Err(rustix::io::Errno::AGAIN) => Err(io::ErrorKind::ConnectionRefused.into()),
         Err(errno) => Err(errno.into()),
     }

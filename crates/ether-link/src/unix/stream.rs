@@ -50,7 +50,7 @@ fn fill(input: &mut Deframer, socket: &OwnedFd) -> Result<bool, Errno> {
 struct Output {
     /// Frames with their lengths, one after the other.
     chunk: Vec<u8>,
-    /// Range of the part of the last taken frame that is still to be written.
+    /// Part of the last taken frame that is still to be written.
     rest: Range<usize>,
 }
 
@@ -66,8 +66,8 @@ impl Output {
         Ok(true)
     }
 
-    /// Writes as many frames from index `from` on as there is room for in one call, and keeps the rest of the last one.
-    /// Returns the number of frames taken.
+    /// Writes the frames from index `from` on that fit into one call, and keeps the rest of the last one. Returns the
+    /// number of frames taken.
     fn write(&mut self, socket: &OwnedFd, frames: &Frames, from: usize) -> Result<usize, Errno> {
         self.chunk.clear();
         for frame in frames.iter_from(from) {
@@ -149,13 +149,12 @@ impl Connection {
         Ok(next.saturating_sub(from))
     }
 
-    /// Ends the connection, also for threads that wait for it. Returns the number of frames in progress, which are
-    /// lost.
+    /// Ends the connection, for waiting threads as well. Returns the number of frames in progress, which are lost.
     pub(super) fn end(&self) -> u64 {
         // Fails if the other end has closed the connection already.
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
-        // Waits for a thread that is still sending. Threads that send after this get an error, because the socket is
-        // shut down.
+        // The lock waits for a thread that is still sending. Threads that send later get an error, because the socket
+        // is shut down.
         let _output = self.output.lock();
         u64::from(self.unsent.swap(false, Ordering::AcqRel))
     }
@@ -223,7 +222,7 @@ impl StreamLink {
         self.connection.lock().clone()
     }
 
-    /// Returns the connection. Establishes one if there is none and it is possible now.
+    /// Returns the connection. Establishes one if there is none and it can be established now.
     fn connect_now(&self) -> Option<Arc<Connection>> {
         let mut connection = self.connection.lock();
         if connection.is_none() {
@@ -284,7 +283,7 @@ impl Link for StreamLink {
     fn readiness(&self) -> Readiness {
         match (self.connection(), &self.role) {
             (Some(connection), _) => {
-                // The socket is not readable because of a whole frame that was read beyond `most`.
+                // A complete frame that was read beyond `most` does not make the socket readable.
                 let held = connection.input.try_lock().is_none_or(|mut input| input.has_frame());
                 Readiness {
                     readable: Some(Arc::clone(&connection.socket)),

@@ -13,7 +13,7 @@ use super::table::MAX_REMOTES;
 
 /// The UDP port of VXLAN (RFC 7348, section 5).
 pub const VXLAN_PORT: u16 = 4789;
-/// Highest number of networks at one address and port. The program that distinguishes them is half as long as the
+/// Maximum number of networks at one address and port. The program that distinguishes them is then half as long as the
 /// kernel permits.
 pub const MAX_NETWORKS: usize = 1024;
 
@@ -50,7 +50,7 @@ pub struct VxlanConfig {
     pub remotes: Vec<SocketAddr>,
     /// Network identifier.
     pub vni: Vni,
-    /// Whether datagrams of other senders are accepted, too. See the module for the consequences.
+    /// Datagrams of senders other than the remotes are accepted as well. See the module for the consequences.
     pub open: bool,
 }
 

@@ -15,7 +15,7 @@ counters! {
         vxlan_dropped_congested,
         /// Stations that appeared behind another remote.
         vxlan_moved,
-        /// Frames of stations that were not learned because their remote has too many.
+        /// Addresses that were not learned, because too many are known behind their remote.
         vxlan_not_learned,
     }
 }

@@ -1,5 +1,5 @@
-//! Congestion marks across a tunnel (RFC 6040): the outer header starts with the inner traffic class, and changes that
-//! routers make to it are copied to the inner header. DCQCN needs this, as switches see only the outer header.
+//! Congestion marks across a tunnel (RFC 6040). The outer header starts with the inner traffic class, and marks that
+//! routers set there are copied to the inner header. DCQCN needs this, because switches see only the outer header.
 
 use pvrdma_packet::{EtherType, Ethernet, Ipv4Header, Ipv6Header};
 

@@ -36,7 +36,7 @@ impl Inner {
         hash.update(&ethernet.source.0);
         let mut inner =
             Self { destination: ethernet.destination, source: ethernet.source, gids: None, class: 0, flow: 0 };
-        // Fields behind a header that is cut off keep their values from above.
+        // A truncated header leaves its fields at the values from above.
         let _ = match kind {
             EtherType::IPV4 => inner.look_at_ipv4(body, &mut hash),
             EtherType::IPV6 => inner.look_at_ipv6(body, &mut hash, false),
@@ -53,7 +53,7 @@ impl Inner {
         let addresses = ip.addresses()?;
         self.class = ip.traffic_class()?;
         hash.update(&addresses);
-        // A later fragment has no ports, and must not overtake the first one, so all fragments get a flow without
+        // A later fragment has no ports and must not overtake the first one, so the flow of a fragment does not include
         // ports.
         let transport = body.get(ip.header_len()?..)?;
         if !ip.is_fragment()? && take_ports(ip.protocol()?, transport, hash) {

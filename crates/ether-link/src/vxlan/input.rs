@@ -48,8 +48,7 @@ impl Default for Input {
 }
 
 impl Input {
-    /// Returns `true` if no received message is left. The socket is not readable because of messages that are left
-    /// here.
+    /// Returns `true` if no received message is left. Messages that are left here do not make the socket readable.
     pub(super) fn is_empty(&self) -> bool {
         self.received.is_empty()
     }
@@ -70,8 +69,8 @@ impl Input {
     }
 
     fn fill(&mut self, socket: &OwnedFd) {
-        // Allocated for each call, because the library does not restore the length of a header's control buffer after
-        // use.
+        // The headers are allocated for each call, because the library does not restore the length of a control buffer
+        // after use.
         let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(MAX_MESSAGES, Some(nix::cmsg_space!(i32, i32)));
         let mut slices: Vec<_> =
             self.buffer.chunks_exact_mut(MESSAGE_LEN).map(|slot| [IoSliceMut::new(slot)]).collect();
@@ -98,7 +97,7 @@ fn parse(slot: usize, message: &RecvMsg<'_, '_, SockaddrStorage>) -> Option<Mess
         }
     }
     let start = slot.checked_mul(MESSAGE_LEN)?;
-    // An empty message is one datagram, too: it is counted like any other datagram without a frame.
+    // An empty message is one datagram as well: it is counted like any other datagram without a frame.
     Some(Message { from, class, segment: segment.max(1), start, end: start.checked_add(message.bytes)? })
 }
 

@@ -1,20 +1,20 @@
 //! VXLAN (RFC 7348) over plain UDP sockets, which need no privileges. The other end may be another link of this kind, a
 //! Linux vxlan device, or Open vSwitch.
 //!
-//! A datagram contains one frame. It is sent to the remote behind which the destination was last seen, or to all
-//! configured remotes if that is not known or the destination is a group. Source ports differ by flow, so that networks
-//! can spread the load.
+//! A datagram contains one frame. It is sent to the remote behind which the destination was last seen. If that is
+//! unknown, or the destination is a group, it is sent to all configured remotes. Source ports differ by flow, so that
+//! networks can spread the load.
 //!
 //! # Trust
 //!
 //! VXLAN has no authentication. Datagrams are accepted only from the addresses of configured remotes, and addresses are
-//! learned only from those; but an attacker that can forge the source address of a packet on the network between the
-//! remotes can inject frames into the tunnel. Use it where that is not possible, or inside IPsec or WireGuard. Each
-//! remote has a share of the table, so that none can displace the addresses of another.
+//! learned only from those. But an attacker that can forge source addresses on the network between the remotes can
+//! inject frames into the tunnel. Use it where that is impossible, or inside IPsec or WireGuard. Each remote has a
+//! share of the table, so none can displace the addresses of another.
 //!
-//! [`VxlanConfig::open`] accepts datagrams from any sender: the sender becomes a remote for the addresses that are seen
-//! behind it, as with a Linux vxlan device that learns. Up to [`MAX_REMOTES`] are known, they age, and frames are never
-//! flooded to them: otherwise a forged address would turn this link into an amplifier.
+//! With [`VxlanConfig::open`], datagrams from any sender are accepted, and the sender becomes a remote for the
+//! addresses seen behind it, as with a Linux vxlan device that learns. Up to [`MAX_REMOTES`] are known, and they age.
+//! Frames are never flooded to learned remotes: otherwise a forged address would turn this link into an amplifier.
 
 mod config;
 mod counters;
@@ -218,7 +218,7 @@ impl Link for VxlanLink {
                     if !begun {
                         return index.saturating_sub(from);
                     }
-                    // Some remotes have received this frame already. It must not be sent to them again, so the other
+                    // Some remotes have already received this frame. It must not be sent to them again, so the other
                     // copies are lost.
                     let copies = rest.iter().take_while(|datagram| datagram.index == index).count();
                     self.lost.add(copies as u64);

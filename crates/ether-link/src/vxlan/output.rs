@@ -19,7 +19,7 @@ use super::header::HEADER_LEN;
 pub(super) const SOCKETS: usize = 16;
 /// Highest number of datagrams in a train that older kernels accept.
 const MAX_SEGMENTS: usize = 64;
-/// Longest train in bytes: the longest UDP payload, over IPv4 or IPv6.
+/// Maximum length of a train in bytes: that of a UDP payload, over IPv4 or IPv6.
 const MAX_TRAIN: usize = 65_535 - 40 - 8;
 /// Highest number of datagrams per sendmmsg.
 const MAX_SINGLES: usize = 64;
@@ -54,7 +54,7 @@ pub(super) struct Output {
     sockets: Vec<Arc<OwnedFd>>,
     header: [u8; HEADER_LEN],
     ipv6: bool,
-    /// Longest datagram that may be part of a train. It is reduced to what the path supports; 0: no trains.
+    /// Maximum length of a datagram in a train. Reduced to the length that the path supports; 0: no trains.
     longest_segment: AtomicUsize,
     /// Index of the socket that had no room last.
     full: AtomicUsize,
@@ -90,7 +90,7 @@ impl Output {
         self.longest_segment.store(0, Ordering::Relaxed);
     }
 
-    /// Sends the first datagrams of a list, as many as one call accepts.
+    /// Sends as many of the first datagrams of a list as one call accepts.
     pub(super) fn send(&self, datagrams: &[Datagram<'_>]) -> Outcome {
         let Some(first) = datagrams.first() else { return Outcome::Sent(0) };
         let number = socket_of(first.flow);
@@ -138,7 +138,7 @@ impl Output {
         count
     }
 
-    /// Returns the number of datagrams for one sendmmsg: those of one socket, up to the beginning of a train.
+    /// Returns the number of datagrams for one sendmmsg: those of one socket, up to the start of a train.
     fn singles(&self, datagrams: &[Datagram<'_>]) -> usize {
         let mut count = 1;
         while let (Some(first), Some(next)) = (datagrams.first(), datagrams.get(count)) {
@@ -192,7 +192,7 @@ impl Output {
         if self.ipv6 { ControlMessage::Ipv6TClass(class) } else { ControlMessage::Ipv4Tos(tos) }
     }
 
-    /// Reduces the length of later trains if the error calls for it. Returns `true` if another attempt is useful.
+    /// Reduces the length of later trains if the error calls for it. Returns `true` if another attempt can succeed.
     fn shorten(&self, errno: Errno, first: &Datagram<'_>) -> bool {
         let longest = match errno {
             // The segment is longer than the path MTU.

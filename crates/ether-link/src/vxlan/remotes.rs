@@ -1,4 +1,4 @@
-//! Selection of the destinations of frames, and of the senders that are accepted.
+//! Selection of the destinations of frames, and of accepted senders.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -64,7 +64,7 @@ impl Remotes {
 
     /// Returns the index of the remote that sends from `from`. `None` if its datagrams are not accepted.
     pub(super) fn sender(&mut self, from: SocketAddr, now: Duration) -> Option<usize> {
-        // The port is not compared, because a tunnel's end chooses it for each flow.
+        // The port is not compared, because the end of a tunnel chooses it per flow.
         if let Some(&index) = self.by_address.get(&from.ip()) {
             if let Some(heard) = self.remotes.get_mut(index).and_then(|remote| remote.heard.as_mut()) {
                 *heard = now;

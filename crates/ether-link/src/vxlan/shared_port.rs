@@ -2,7 +2,7 @@
 //!
 //! The receiving sockets form a group (SO_REUSEPORT), and a classic BPF program selects the socket by the VNI
 //! (SO_ATTACH_REUSEPORT_CBPF). The program sees a datagram from the VXLAN header on. Datagrams with an unknown VNI or
-//! without a header go to the first socket, whose owner drops and counts them, as every owner does with datagrams of
+//! without a header go to the first socket. Its owner drops and counts them, as every owner does with datagrams of
 //! other networks.
 
 use std::collections::HashMap;
@@ -45,7 +45,7 @@ impl VxlanPort {
     /// Creates the sockets of a network, like [`sockets`](super::sockets), in addition to those of other networks.
     ///
     /// A single network has the port to itself. With several networks, another process of this user could join the
-    /// group, too: the kernel has no other rule.
+    /// group as well, because the kernel checks only the user.
     ///
     /// # Errors
     /// The configuration is inconsistent, the network already exists, or the address is in use or not local.
@@ -71,7 +71,7 @@ impl VxlanPort {
         let socket = first.try_clone().map_err(failed(config))?;
         networks.push(Network { vni: config.vni, socket });
         if let Err(errno) = arrange(networks) {
-            // The sockets are closed when this error is returned, and thereby leave the group.
+            // Returning this error closes the sockets, which then leave the group.
             networks.pop();
             return Err(failed(config)(errno.into()));
         }
@@ -81,12 +81,12 @@ impl VxlanPort {
         Ok(sockets)
     }
 
-    /// Removes a network. To be called after all duplicates of its sockets were closed: only then it leaves the
-    /// kernel's group.
+    /// Removes a network. To be called after all duplicates of its sockets were closed, because only then do they leave
+    /// the kernel's group.
     pub fn close(&self, vni: Vni) {
         let networks = &mut *self.networks.lock();
         let Some(index) = networks.iter().position(|network| network.vni == vni) else { return };
-        // Same order as in the kernel, which also moves the last socket to the place of the closed one.
+        // This keeps the order of the kernel, which also moves the last socket to the place of the closed one.
         networks.swap_remove(index);
         if let Err(errno) = arrange(networks) {
             // Log: an administrator takes networks away.
@@ -142,7 +142,7 @@ impl Drop for VxlanSockets {
 
 /// Configures the assignment of networks to sockets in the kernel.
 fn arrange(networks: &[Network]) -> nix::Result<()> {
-    // GRO could coalesce datagrams of several networks, which would all be delivered to the socket of the first one.
+    // GRO could coalesce datagrams of several networks, and the socket of the first one would get all of them.
     for network in networks {
         if let Err(errno) = setsockopt(&network.socket, UdpGroSegment, &(networks.len() == 1)) {
             log::debug!("the kernel puts no trains together: {errno}");
@@ -167,7 +167,7 @@ fn program(vnis: impl Iterator<Item = Vni>) -> Vec<sock_filter> {
     program
 }
 
-/// Drops datagrams that arrived before the program was attached: they may belong to any network.
+/// Drops datagrams that arrived before the program was attached, because they may belong to any network.
 fn discard(socket: &OwnedFd) {
     use rustix::net::{RecvFlags, recv};
     while recv(socket, &mut [0_u8; 1], RecvFlags::DONTWAIT).is_ok() {}

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::inner::Station;
 
-/// Highest number of remotes of a link, configured and learned ones together.
+/// Maximum number of remotes of a link, both configured and learned.
 pub const MAX_REMOTES: usize = 64;
-/// Highest number of known addresses behind one remote. If a remote uses more, frames to the surplus are flooded, and
-/// the other remotes keep their share.
+/// Maximum number of known addresses behind one remote. Frames to further addresses are flooded, so that a remote with
+/// many addresses does not take the room of others.
 pub const MAX_STATIONS: usize = 256;
-/// Time after which a silent address is forgotten. The same as in Linux.
+/// Time after which a silent address is forgotten, as in Linux.
 pub const AGE: Duration = Duration::from_secs(300);
 /// Interval at which the time of an active address is updated.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ pub(super) struct Table {
     stations: HashMap<Station, Entry>,
     /// Number of addresses behind each remote.
     counts: [usize; MAX_REMOTES],
-    /// The last MAC address and the last GID that were learned. Frames arrive in trains, so this saves most lookups.
+    /// The last learned MAC address and the last learned GID. Frames arrive in trains, so this saves most lookups.
     recent: [Option<(Station, Entry)>; 2],
     swept: Duration,
 }
@@ -88,7 +88,7 @@ impl Table {
                 return Learned::Refused;
             }
         }
-        // The sweep may have removed the address, so the entry from before it must not be used.
+        // The sweep may have removed the address, so the entry looked up before it must not be used.
         let before = self.stations.insert(station, entry);
         if let Some(count) = self.counts.get_mut(entry.remote) {
             *count += 1;

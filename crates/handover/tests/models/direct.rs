@@ -1,4 +1,4 @@
-//! Inline delivery of frames to a port on the thread that read them, beside frames that wait for the port's own thread
+//! Inline delivery of frames to a port on the thread that read them, while other frames wait for the port's own thread
 //! (`crates/link/src/switch/mailbox.rs`, `backend-rxe/src/port/at_once.rs`).
 
 use loom::sync::atomic::{AtomicUsize, Ordering};
@@ -10,18 +10,18 @@ use pvrdma_handover::{Combiner, Notice};
 use super::check;
 use super::events::Counter;
 
-/// Checks of the delivering thread before and after the port takes frames inline. The model omits some of them.
+/// Checks of the delivering thread around an inline delivery. Models leave some of them out.
 #[derive(Clone, Copy)]
 struct Looks {
-    /// Whether the port's thread is currently reading earlier frames.
+    /// Checks if the port's thread is reading earlier frames.
     reading: bool,
-    /// Whether earlier frames wait in the receive queue.
+    /// Checks if earlier frames wait in the receive queue.
     waiting: bool,
-    /// Afterwards, whether the port's thread has left work because the queue was in use.
+    /// Checks afterwards if the port's thread has left work because the queue was in use.
     left: bool,
 }
 
-/// The state of a port and of the frames on their way to it.
+/// State of a port, and of the frames on their way to it.
 struct Way {
     notice: Notice<Counter>,
     mailbox: Mutex<Vec<usize>>,
@@ -31,7 +31,7 @@ struct Way {
     queue: AtomicUsize,
     /// A responder whose turn has come; 0 is none.
     resumed: AtomicUsize,
-    /// A modelled step before the unlock; loom does not treat the unlock itself as one.
+    /// A step before the unlock. Loom does not treat the unlock itself as one.
     passes: AtomicUsize,
     combiner: Combiner,
     /// The frames that the port has processed.
@@ -71,7 +71,7 @@ impl Way {
         self.passes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The work of the port's thread after it was woken.
+    /// Work of the port's thread after it was woken.
     fn service(&self) {
         if let Some(_order) = self.reading.try_lock()
             && self.notice.is_raised()
@@ -94,7 +94,7 @@ impl Way {
     }
 }
 
-/// A frame waits while another one arrives; then a responder's turn comes, for which the port's thread is awake.
+/// A frame waits while another one arrives. Then a responder's turn comes, for which the port's thread is awake.
 /// Everything is processed, and the frames keep their order.
 fn direct_of(looks: Looks) {
     let way = Arc::new(Way {
@@ -111,7 +111,7 @@ fn direct_of(looks: Looks) {
     let uplink = Arc::clone(&way);
     let uplink = thread::spawn(move || uplink.bring(2, looks));
     way.service();
-    // A swap, because loom orders read-modify-write operations among each other, but not plain stores.
+    // This is a swap because loom orders read-modify-write operations among each other, but not plain stores.
     way.resumed.swap(3, Ordering::Release);
     way.service();
     let woken = uplink.join().unwrap();

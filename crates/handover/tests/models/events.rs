@@ -27,7 +27,7 @@ impl Counter {
     }
 }
 
-/// Two threads add work and wake a sleeping thread: it finds the work, or is woken again. `clear_first`: the thread
+/// Two threads add work and wake a sleeping thread, which finds the work or is woken again. `clear_first`: the thread
 /// clears wake-ups before it checks for work.
 fn waker_of(clear_first: bool) {
     let shared = Arc::new((Waker::new(Counter::default()), [AtomicUsize::new(0), AtomicUsize::new(0)]));
@@ -46,7 +46,7 @@ fn waker_of(clear_first: bool) {
     for other in others {
         other.join().unwrap();
     }
-    // The thread sleeps now, and stays asleep unless it is woken.
+    // The thread sleeps now, until it is woken.
     if shared.0.sleep(Counter::is_readable) {
         found = look();
     }
@@ -101,7 +101,7 @@ fn notice() {
     notice_of(true);
 }
 
-/// Steps of the thread that reads the link. The model omits some of them.
+/// Steps of the thread that reads the link. Models leave some of them out.
 #[derive(Clone, Copy)]
 struct Reader {
     /// The reader checks the bits again after it has lowered the notice.
@@ -125,8 +125,8 @@ struct Outbox {
 }
 
 impl Outbox {
-    /// Posts packets and rings the doorbell. The doorbell's thread reads unless another thread does, and wakes the
-    /// other thread for remaining packets.
+    /// Posts packets and rings the doorbell. The doorbell's thread reads unless another thread does. If packets are
+    /// left, it wakes the other thread.
     fn doorbell(&self, packets: usize) {
         self.posted.fetch_add(packets, Ordering::Relaxed);
         self.bits.fetch_or(1, Ordering::SeqCst);
@@ -146,7 +146,7 @@ impl Outbox {
         self.notice.raise();
     }
 
-    /// Takes at most one packet. For further packets there is no room: it sets the bit again without looking at them.
+    /// Takes at most one packet. It has no room for others, so it sets the bit again without looking at them.
     fn read(&self, taken: &mut usize) {
         let mut left = false;
         if self.bits.fetch_and(0, Ordering::SeqCst) != 0 {
@@ -170,7 +170,7 @@ impl Outbox {
     }
 }
 
-/// A guest rings a doorbell for each group of packets, while a reader runs for another reason: when the reader sleeps
+/// A guest rings a doorbell for each group of packets, while a reader runs for another reason. When the reader sleeps
 /// without a pending wake-up, no packet is left.
 fn outbox_of(doorbells: &'static [usize], reader: Reader) {
     let outbox = Arc::new(Outbox {
@@ -269,8 +269,8 @@ impl Deferring {
     }
 }
 
-/// Two threads defer work while its subscriber leaves: they do the work that it does not do. `look_again`: the thread
-/// that set the first bit checks whether the subscriber is still there. `comes_back`: another subscriber follows.
+/// Two threads defer work while its subscriber leaves. They do the work that it leaves undone. `look_again`: the thread
+/// that set the first bit checks that the subscriber is still there. `comes_back`: another subscriber follows.
 fn subscriber_of(look_again: bool, comes_back: bool) {
     let slot = Arc::new(Deferring {
         pending: Pending::new(),
@@ -324,7 +324,7 @@ fn room() {
     assert_eq!(shared.1.load(Ordering::Relaxed), usize::from(waits), "nobody tells who waits");
 }
 
-/// A thread sends as long as there is room, while another queue in front of the link becomes full and gets room again
+/// A thread sends as long as there is room, while another queue in front of the link fills up and gets room again
 /// (`backend-rxe/src/path/wire/receive.rs`). Either nothing is left to send, or the thread is notified. `join`: it
 /// registers as a waiter if it ran out of room.
 fn sender_of(join: bool) {
@@ -342,7 +342,7 @@ fn sender_of(join: bool) {
     let waits = left && join && room.wait(|waiters| *waiters += 1);
     other.join().unwrap();
     let told = shared.1.load(Ordering::Relaxed);
-    // A thread that finds room while registering continues at once.
+    // A thread that finds room while it registers continues at once.
     assert!(!left || (join && !waits) || told == 1, "nobody tells who waits");
 }
 
@@ -350,9 +350,9 @@ fn sender() {
     sender_of(true);
 }
 
-/// An event finds its ring full and waits for room, while a guest makes room and then causes an exit: the event is
-/// posted, either by its own thread or by the one that handles the exit (`pvrdma-dev/src/events/mod.rs`). `look_again`:
-/// the thread checks for room again once it is registered as waiting.
+/// An event finds its ring full and waits for room, while a guest makes room and then causes an exit. The event is
+/// posted, by its own thread or by the one that handles the exit (`pvrdma-dev/src/events/mod.rs`). `look_again`: the
+/// thread checks for room again once it is registered as waiting.
 fn events_of(look_again: bool) {
     let shared = Arc::new((WaitFlag::new(), AtomicUsize::new(0)));
     let device = Arc::clone(&shared);

@@ -48,8 +48,8 @@ impl Window {
 }
 
 /// A connection with two packets in flight leaves, with or without an acknowledgement, while another thread forgives
-/// the packets: in the end the window is empty. `settle`: the connection checks once more, under the lock, whether
-/// packets were forgiven.
+/// the packets. In the end the window is empty. `settle`: the connection checks once more, under the lock, if packets
+/// were forgiven.
 fn forgiven_of(settle: bool) {
     let level = Level::new();
     level.change(2);

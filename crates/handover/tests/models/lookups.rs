@@ -7,9 +7,9 @@ use pvrdma_handover::{Generation, Pending, State, TwoCopies};
 
 use super::{Step, check, leave_out};
 
-/// A region is removed from a table while other threads copy from it: after the removal no thread uses it.
+/// A region is removed from a table while other threads copy from it. After the removal, no thread uses it.
 fn two_copies() {
-    // The table with the region, and whether its memory was returned to the guest.
+    // The table with the region, and a mark that its memory was returned to the guest.
     let shared = Arc::new((TwoCopies::new(1, 1), AtomicBool::new(false)));
     let copies = || {
         let shared = Arc::clone(&shared);
@@ -31,7 +31,7 @@ fn two_copies() {
     }
 }
 
-/// Consecutive changes beside a reader: the holder of a key always finds its region.
+/// Consecutive changes beside a reader. The holder of a key always finds its region.
 fn two_changes() {
     let shared = Arc::new(TwoCopies::new(0, 0));
     let other = Arc::clone(&shared);
@@ -53,7 +53,8 @@ const RTS: u8 = 3;
 const SQD: u8 = 4;
 const ERROR: u8 = 6;
 
-/// A command changes a queue pair's state while its responder ends it and schedules it: it stays ended, and is flushed.
+/// A command changes a queue pair's state while its responder ends it and schedules it. The queue pair stays ended, and
+/// is flushed.
 fn state() {
     let shared = Arc::new((State::new(RTS), Pending::new(), AtomicUsize::new(0)));
     let responder = Arc::clone(&shared);
@@ -65,7 +66,7 @@ fn state() {
         }
     });
     let (state, scheduled, queued) = &*shared;
-    // The queue pair runs because it was scheduled before; it clears the mark before it reads the state.
+    // The queue pair runs because it was scheduled before. It clears the mark before it reads the state.
     scheduled.take();
     let mut flushed = state.get() == ERROR;
     state.step(|state| (state == RTS).then_some(SQD));
@@ -78,7 +79,7 @@ fn state() {
     assert!(flushed, "nobody flushes it");
 }
 
-/// Steps of the sender and of the thread that removes the address. The model omits some of them.
+/// Steps of the sender, and of the thread that removes the address. Models leave some of them out.
 #[derive(Clone, Copy)]
 struct Has {
     /// The sender reads the generation before it looks up the address.
@@ -89,8 +90,8 @@ struct Has {
     wait: bool,
 }
 
-/// A sender looks up an address and delivers to its owner, while the address is removed from the owner: after the
-/// removal nothing is delivered to the former owner.
+/// A sender looks up an address and delivers to its owner, while the address is removed from the owner. After the
+/// removal, nothing is delivered to the former owner.
 fn generation_of(has: Has) {
     struct World {
         generation: Generation,

@@ -1,12 +1,12 @@
-//! Loom models: every order in which the steps of a protocol can happen, with two and three threads.
+//! Loom models: every order of the steps of a protocol, with two or three threads.
 //!
-//! Each model runs as the product does, and also without each step on which the protocol depends, which must make it
-//! fail.
+//! Each model runs with all steps, as in the product. It also runs without each step on which the protocol depends,
+//! which must make it fail.
 
 #![cfg(loom)]
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 
-/// Tests of a protocol: as it is built, and without some of its steps.
+/// Tests of a protocol, complete and without some of its steps.
 macro_rules! protocol {
     ($model:ident, $($without:ident: $step:ident => $lost:literal),*) => {
         mod $model {
@@ -42,7 +42,7 @@ use loom::thread;
 use pvrdma_handover::sync::{FairMutex, Step, leave_out};
 use pvrdma_handover::{Combiner, Level, Pending, SeqLock, Turn, WaitFlag};
 
-/// Two threads add work and run what there is. No work is left when both have returned.
+/// Two threads add work and run the pending work. No work is left when both have returned.
 fn combiner() {
     let shared = Arc::new((Combiner::new(), FairMutex::new(0), [AtomicUsize::new(0), AtomicUsize::new(0)]));
     let bring = |which: usize| {
@@ -62,8 +62,8 @@ fn combiner() {
     assert_eq!(*shared.1.lock(), 2, "work is left");
 }
 
-/// One thread acts once while another adds work: either the work is done, or the first thread is told of it. `act`:
-/// acts, by reading the work, and returns whether it was told.
+/// One thread acts once while another adds work. Either the work is done, or the first thread is told of it. `act`
+/// reads the work, and returns `true` if it was told.
 fn beside(act: impl FnOnce(&Combiner, &FairMutex<usize>, &AtomicUsize) -> bool) {
     let shared = Arc::new((Combiner::new(), FairMutex::new(0), AtomicUsize::new(0)));
     let other = Arc::clone(&shared);
@@ -91,8 +91,8 @@ fn hold() {
     beside(|combiner, lock, work| combiner.hold(lock, |_| work.load(Ordering::Relaxed)).1);
 }
 
-/// A doorbell: the ring is written, then the bit is set. The thread that takes the bit reads the ring. The last write
-/// is seen.
+/// A doorbell: the ring is written, then the bit is set. The thread that takes the bit reads the ring, and sees the
+/// last write.
 fn pending() {
     let shared = Arc::new((Pending::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
     let queued = Arc::new(AtomicUsize::new(0));
@@ -116,12 +116,12 @@ fn pending() {
     let guest = thread::spawn(ring(2));
     take();
     guest.join().unwrap();
-    // Takes what was scheduled while the first was taken.
+    // This takes the work that was scheduled while the first was taken.
     take();
     assert_eq!(shared.2.load(Ordering::Relaxed), 2, "the second doorbell is lost");
 }
 
-/// A thread finds nothing and waits, while work is added: it sees the work, or is woken.
+/// A thread finds nothing and waits while work is added. It sees the work, or is woken.
 fn wait_flag() {
     let shared = Arc::new((WaitFlag::new(), AtomicUsize::new(0)));
     let waiter = Arc::clone(&shared);
@@ -185,7 +185,7 @@ struct Window {
 }
 
 impl Window {
-    /// A window whose only permit another connection has.
+    /// A window whose only permit is in use by another connection.
     fn full() -> Arc<Self> {
         let (level, scheduled) = (Level::new(), AtomicUsize::new(0));
         level.change(1);
@@ -218,7 +218,7 @@ impl Window {
         granted
     }
 
-    /// `look`: before it waits, the thread checks whether it was already granted a turn.
+    /// `look`: before it waits, the thread checks if it has already been granted a turn.
     fn may_send(&self, look: bool) -> bool {
         if self.begin_turn() || !(self.turn.is_queued() || self.level.get() >= 1 || self.level.is_awaited()) {
             return true;
@@ -250,8 +250,8 @@ impl Window {
     }
 }
 
-/// A connection asks repeatedly, as one whose task also runs for other reasons, while another connection returns its
-/// permit: the first one gets its turn, and all permits are returned when it has left.
+/// A connection asks repeatedly, because its task also runs for other reasons, while another connection returns its
+/// permit. The first one gets its turn, and all permits are returned when it has left.
 fn turns_of(asks: usize, look: bool, withdraw: bool) {
     let window = Window::full();
     let other = Arc::clone(&window);
@@ -281,8 +281,8 @@ fn leaving() {
     turns_of(1, true, true);
 }
 
-/// A reader beside a writer that clears the words and writes others gets words that were written together, or none. So
-/// a slot that is freed and reused for another mapping while a signal handler reads it (S6) gives no mixture.
+/// A reader beside a writer that clears the words and writes others gets words of one write, or none. So a signal
+/// handler that reads a slot while it is freed and reused for another mapping gets no mixture.
 fn seq_lock() {
     let lock = Arc::new(SeqLock::<2>::empty());
     assert_eq!(lock.read(), None);

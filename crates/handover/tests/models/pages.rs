@@ -1,4 +1,4 @@
-//! Doorbell pages that are memory, and the watcher that polls rings instead (`pvrdmad/src/doorbells/`).
+//! Mapped doorbell pages, and the watcher that polls rings in their place (`pvrdmad/src/doorbells/`).
 
 use std::io;
 
@@ -13,8 +13,8 @@ use super::{Step, check_within, leave_out};
 /// A page, its ring, and the event on which the watcher sleeps.
 struct World {
     pages: PresentPages,
-    /// The kernel has the page, so that a store to it causes no fault. The kernel's lock of the page is held while it
-    /// is inserted and while it is removed.
+    /// The kernel has the page, so a store to it causes no fault. The kernel's lock of the page is held while it is
+    /// inserted and while it is removed.
     cached: Mutex<bool>,
     /// The producer's index in guest memory.
     tail: AtomicUsize,
@@ -85,9 +85,9 @@ impl Watcher {
     }
 }
 
-/// A guest posts several times while a watcher goes to sleep as many times. With `renewed`, another thread revokes the
-/// page meanwhile, as for its next process. `present`: the page is mapped and watched at first. No post is left while
-/// the watcher sleeps. `looks_again`: see [`Watcher`].
+/// A guest posts several times while a watcher goes to sleep as many times. `renewed`: another thread revokes the page
+/// meanwhile, as for its next process. `present`: the page is mapped and watched at first. No post is left while the
+/// watcher sleeps. `looks_again`: see [`Watcher`].
 fn doorbells(present: bool, posts: usize, renewed: bool, looks_again: bool) {
     let (pages, waker) = (PresentPages::new(1), Waker::new(Counter::default()));
     if present {
@@ -113,7 +113,7 @@ fn doorbells(present: bool, posts: usize, renewed: bool, looks_again: bool) {
     if let Some(renewer) = renewer {
         renewer.join().unwrap();
     }
-    // It sleeps for ever unless it is woken.
+    // It sleeps until it is woken.
     if !asleep || world.waker.sleep(Counter::is_readable) {
         watcher.take_touched();
         watcher.look();
@@ -133,7 +133,7 @@ fn taken_by_two() {
     doorbells(true, 1, true, true);
 }
 
-/// The longest model has a million orders without a bound. All of them pass, within a minute.
+/// Without a bound, the longest model has a million orders. All of them pass, within a minute.
 fn check(model: fn()) {
     check_within(Some(4), model);
 }

@@ -9,7 +9,7 @@ use pvrdma_handover::{Combiner, Generation, Pending, Room};
 
 use super::{check, check_within};
 
-/// Steps of a pause, and of the threads beside it. A model leaves one out to check that it notices.
+/// Steps of a pause, and of the threads beside it. Models leave one out to check that they notice.
 #[derive(Clone, Copy)]
 struct Has {
     /// The pause waits for the views of the memory.
@@ -20,7 +20,7 @@ struct Has {
     receiver: bool,
     /// The generation ends.
     generation: bool,
-    /// The end of a pause makes up for doorbells.
+    /// The end of a pause rings the doorbells that were missed.
     ring: bool,
     /// The end of a pause wakes the requesters that wait.
     wake: bool,
@@ -57,7 +57,7 @@ impl Task {
     }
 }
 
-/// A device with a queue pair, and a queue pair of another device whose peer it is.
+/// A device with a queue pair, and a connected queue pair of another device.
 struct World {
     paused: Room<Vec<()>>,
     generation: Generation,
@@ -65,7 +65,7 @@ struct World {
     memory: RwLock<()>,
     /// `true` while a pause is complete.
     complete: AtomicBool,
-    /// The requester of the device: the number of its requests that were executed.
+    /// The requester of the device, as the number of its executed requests.
     requester: FairMutex<usize>,
     combiner: Combiner,
     task: Task,
@@ -73,7 +73,7 @@ struct World {
     posted: AtomicUsize,
     /// The receive queue of the port.
     receiver: Mutex<()>,
-    /// The requester of the other device: whether its request was delivered.
+    /// The requester of the other device: `true` once its request was delivered.
     peer: Mutex<bool>,
     peer_task: Task,
 }
@@ -151,7 +151,7 @@ impl World {
         self.run();
     }
 
-    /// A thread of the engine runs what is scheduled.
+    /// A thread of the engine runs scheduled tasks.
     fn engine(&self) {
         if self.task.take() {
             self.run();
@@ -190,7 +190,7 @@ impl World {
     }
 }
 
-/// Pauses and resumes a device beside other threads. Afterwards all work is done, by the engine if not before.
+/// Pauses and resumes a device beside other threads. Afterwards all work is done, at the latest by the engine.
 fn beside<const N: usize>(has: Has, others: [fn(&World); N]) {
     let world = World::new();
     let others = others.map(|other| {

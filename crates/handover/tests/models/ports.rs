@@ -33,8 +33,8 @@ impl Waiting {
     }
 }
 
-/// A responder finds no receive while a guest posts one and a worker runs the queue pair: it finds the receive, or is
-/// resumed. `first`: it is marked as held before it waits.
+/// A responder finds no receive while a guest posts one and a worker runs the queue pair. The responder finds the
+/// receive, or is resumed. `first`: it is marked as held before it waits.
 fn held_of(first: bool) {
     let shared = Arc::new(Waiting {
         held: AtomicBool::new(false),
@@ -112,7 +112,7 @@ impl Turns {
     }
 }
 
-/// The port's thread requests a turn, which comes while it still has the receive queue, or later: the data is sent.
+/// The port's thread requests a turn, which comes while it still has the receive queue, or later. The data is sent.
 fn turn_of_port_of(wake: bool) {
     let shared = Arc::new(Turns {
         may: AtomicBool::new(false),

@@ -38,7 +38,7 @@ impl Region {
     }
 }
 
-/// Two threads invalidate the same key, and one of them registers memory with the next key: exactly one invalidates,
+/// Two threads invalidate the same key, and one of them registers memory with the next key. Exactly one invalidates,
 /// and the registration stays.
 fn regions_of(one_step: bool) {
     let region = Arc::new(Region { valid: AtomicU64::new(1), filled: Mutex::new(Some(1)) });

@@ -7,9 +7,9 @@
 //!           Established ──DREQ──► TimeWait ──► Done
 //! ```
 //!
-//! A message that is to be answered is repeated until the answer arrives. An end that needs longer sends an MRA, which
-//! this one does by itself for the requests that its owner has not decided about. A message that was answered before is
-//! answered again, because its answer may have been lost.
+//! A message that requires an answer is repeated until the answer arrives. An end that needs more time sends an MRA;
+//! this one does so by itself for requests that its owner has not decided yet. A message that was answered before is
+//! answered again, because the answer may have been lost.
 
 use std::time::Duration;
 
@@ -20,13 +20,13 @@ use crate::mad::{MAD_LEN, Mad};
 use crate::message::{Drep, Dreq, Message, MessageKind, Mra, Rej, RejectReason, Rep, Rtu};
 use crate::req::Req;
 
-/// Time without an answer after which a message is repeated: the value 20 of the five-bit timeouts, as Linux has it.
+/// Time without an answer after which a message is repeated: the value 20 of the five-bit timeouts, as in Linux.
 pub const REPEAT_AFTER: Duration = service_timeout(20);
-/// Repetitions of a message before the connection is given up, as with Linux.
+/// Repetitions of a message before the connection is given up, as in Linux.
 pub const MAX_REPEATS: u8 = 15;
-/// Time without a decision of the owner after which the peer is asked for more time.
+/// Time without a decision of the owner after which this end asks the peer for more time.
 const ASK_AFTER: Duration = Duration::from_secs(2);
-/// Time that the peer is asked for: 17 s. It is asked again before they have passed.
+/// Time that the peer is asked to wait: code 22, or 17 s. It is asked again before that time has passed.
 const ASKED_FOR: u8 = 22;
 /// Time in which late messages of an ended connection are still answered.
 pub const TIME_WAIT: Duration = Duration::from_secs(10);
@@ -36,8 +36,8 @@ pub const fn service_timeout(code: u8) -> Duration {
     Duration::from_nanos(4096 << (code & 31))
 }
 
-/// Returns the answer to a message for which there is no connection, if it gets one: a DREQ is confirmed, because its
-/// connection has ended here (IBA 12.9.8.3).
+/// Returns the answer to a message that belongs to no connection, if it gets one: a DREQ is confirmed, because its
+/// connection has already ended here (IBA 12.9.8.3).
 pub fn answer_without_connection(mad: &Mad) -> Option<[u8; MAD_LEN]> {
     let Message::Dreq(dreq) = &mad.message else { return None };
     let drep = Drep { local_id: dreq.remote_id, remote_id: dreq.local_id, private_data: [0; 224] };
@@ -74,7 +74,7 @@ pub struct Rejected {
     pub private_data: Box<[u8; 148]>,
 }
 
-/// What an event means for the owner.
+/// Meaning of an event for the owner.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// The peer has accepted: [`Connection::confirm`] or [`Connection::reject`] it.
@@ -89,7 +89,7 @@ pub enum Event {
     TimedOut,
 }
 
-/// The peer's side of a connection: what is to be sent to it.
+/// The peer's side of a connection, for messages to it.
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     id: u32,
@@ -103,20 +103,20 @@ pub struct Connection {
     transaction: u64,
     local_id: u32,
     qpn: Qpn,
-    /// GUID of this end's adapter, by which a peer finds a connection whose ID this end does not know.
+    /// GUID of this end's adapter. A peer that has no ID of this end yet names the connection by it.
     ca_guid: [u8; 8],
     /// Known from the REQ, REP or REJ of the peer on.
     peer: Option<Peer>,
-    /// The message that is repeated until it is answered, or repeated when the peer repeats its own.
+    /// The message that is repeated: until it is answered, or whenever the peer repeats its own.
     last: Option<Message>,
     repeats: u8,
     deadline: Option<Duration>,
-    /// The next datagram. One is enough: each replaces its predecessor, and what is lost is repeated.
+    /// The next datagram. One suffices, because each replaces its predecessor, and lost ones are repeated.
     outgoing: Option<Mad>,
 }
 
 impl Connection {
-    /// Begins a connection with a REQ, whose `local_id` no other connection of this end has.
+    /// Begins a connection with a REQ. No other connection of this end has its `local_id`.
     pub fn outgoing(now: Duration, transaction: u64, req: Req) -> Self {
         let mut connection = Self {
             state: State::ReqSent,
@@ -134,7 +134,8 @@ impl Connection {
         connection
     }
 
-    /// Takes a REQ of the peer. `local_id` is one that no other connection of this end has.
+    /// Takes a REQ of the peer, which the owner then accepts or rejects. No other connection of this end has
+    /// `local_id`.
     pub fn incoming(now: Duration, local_id: u32, transaction: u64, req: Req) -> Self {
         Self {
             state: State::ReqReceived,
@@ -165,7 +166,7 @@ impl Connection {
         self.peer.map(|peer| peer.id)
     }
 
-    /// Accepts the peer's REQ. The communication IDs of `rep` are filled in. Without effect in other states.
+    /// Accepts the peer's REQ. Fills in the communication IDs of `rep`. Without effect in other states.
     pub fn accept(&mut self, now: Duration, rep: Rep) {
         let (State::ReqReceived, Some(peer)) = (self.state, self.peer) else { return };
         self.qpn = rep.qpn;
@@ -183,7 +184,7 @@ impl Connection {
         self.send(rtu);
     }
 
-    /// Notes that data of the peer has arrived: its RTU must have been lost (IBA 12.9.8.7). Returns `true` if that
+    /// Records that data of the peer has arrived, so its RTU must have been lost (IBA 12.9.8.7). Returns `true` if that
     /// establishes the connection.
     pub fn data_arrived(&mut self) -> bool {
         let establishes = self.state == State::RepSent;
@@ -193,8 +194,8 @@ impl Connection {
         establishes
     }
 
-    /// Rejects the peer's REQ or REP, or gives up a REQ of this end. Private data is cut to 148 bytes. Without effect
-    /// in other states.
+    /// Rejects the peer's REQ or REP, or gives up a REQ of this end. Private data beyond 148 bytes is cut off. Without
+    /// effect in other states.
     pub fn reject(&mut self, now: Duration, reason: RejectReason, private_data: &[u8]) {
         let (rejected, has_id) = match self.state {
             State::ReqReceived => (MessageKind::Req, false),
@@ -276,7 +277,7 @@ impl Connection {
         }
     }
 
-    /// Processes a message of the peer. A message that is not for this connection, or not expected, is ignored.
+    /// Processes a message of the peer. Ignores a message that does not belong to this connection or is not expected.
     pub fn handle_message(&mut self, now: Duration, mad: &Mad) -> Option<Event> {
         let message = &mad.message;
         let for_this = match (message.destination(), message) {
@@ -285,7 +286,7 @@ impl Connection {
             (Some(id), _) => id == self.local_id,
             (None, _) => mad.transaction == self.transaction,
         };
-        // The peer's ID is not known before its first answer, and a REJ may have none.
+        // The peer's ID is unknown before its first answer, and a REJ may have none.
         let from_peer = match (self.peer, message) {
             (Some(peer), Message::Rej(rej)) => rej.local_id == 0 || rej.local_id == peer.id,
             (Some(peer), message) => message.source() == peer.id,
@@ -362,8 +363,8 @@ impl Connection {
             return None;
         }
         let event = match self.state {
-            // A DREQ of the peer that crosses one of this end answers it. One that overtakes the RTU ends what the
-            // owner does not know yet to be established.
+            // A DREQ of the peer that crosses one of this end answers it. A DREQ that overtakes the RTU ends a
+            // connection that the owner does not know to be established yet.
             State::Established | State::RepSent => Some(Event::Disconnected),
             State::DreqSent | State::TimeWait => None,
             _ => return None,
@@ -378,7 +379,7 @@ impl Connection {
         (self.state, self.deadline, self.last) = (State::Established, None, None);
     }
 
-    /// Asks the peer for more time for the message that the owner has not decided about.
+    /// Asks the peer for more time for a message that the owner has not decided yet.
     fn ask_for_time(&mut self, now: Duration) {
         let answered = if self.state == State::ReqReceived { MessageKind::Req } else { MessageKind::Rep };
         let mra = Message::Mra(Mra {

@@ -1,12 +1,12 @@
 //! The MPA startup: request and reply, before the first FPDU (RFC 5044 7.1, RFC 6581).
 //!
-//! An [`Initiator`] sends the request and receives the reply; a [`Responder`] does the reverse. Both take all bytes of
-//! the connection that have arrived so far, until they have an answer, so the caller keeps them. Each end must send
-//! nothing behind its frame until it is its turn: bytes behind a frame are an error.
+//! An [`Initiator`] sends the request and receives the reply; a [`Responder`] does the reverse. Until they have an
+//! answer, both take all bytes of the connection that have arrived so far, so the caller keeps them. After its frame,
+//! an end must send nothing until it is its turn: bytes behind a frame are an error.
 //!
 //! An iWARP responder must not send before the initiator has sent. For programs whose server speaks first, this
-//! initiator always offers a ready-to-receive message (RTR), a READ of no bytes: adapters exist that announce WRITE as
-//! well and then accept only READ. The responder prefers WRITE if both are offered, because it costs no response.
+//! initiator always offers a ready-to-receive message (RTR): a READ of zero bytes, because some adapters announce WRITE
+//! as well and then accept only READ. The responder prefers WRITE if both are offered, because it needs no response.
 //!
 //! Markers are refused: common implementations never ask for them.
 
@@ -19,11 +19,11 @@ use crate::wire::{
     StartupFrame, Terminate, fpdu,
 };
 
-/// Time in which a whole request must arrive, however slowly the peer sends it.
+/// Time within which a complete request must arrive, however slowly the peer sends it.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time in which a whole reply must arrive: the peer's program decides in it.
+/// Time within which a complete reply must arrive. It includes the decision of the peer's program.
 pub const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest private data of a program beside the enhanced data of revision 2.
+/// Maximum length of a program's private data beside the enhanced data of revision 2.
 pub const MAX_PROGRAM_DATA: usize = MAX_PRIVATE_DATA - 4;
 /// Largest number of READs that can be negotiated.
 const MAX_READS: u16 = NOT_NEGOTIATED - 1;
@@ -53,7 +53,7 @@ pub struct Limits {
     pub ird: u16,
     /// READ requests that this end may have outstanding.
     pub ord: u16,
-    /// This end wants the CRC. It is used if either end wants it.
+    /// This end requests the CRC. It is used if either end requests it.
     pub crc: bool,
 }
 
@@ -84,7 +84,7 @@ pub enum StartupError {
     /// The peer wants markers.
     #[error("the peer wants MPA markers")]
     Markers,
-    /// The reply is of a higher revision than the request, or has no enhanced data although the request had them.
+    /// The reply has a higher revision than the request, or lacks enhanced data although the request had them.
     #[error("the reply does not fit the request")]
     Reply,
     /// The peer may have more READs outstanding than this end executes, or executes none.
@@ -107,7 +107,7 @@ pub enum StartupError {
 pub struct StartupFailure {
     /// Reason.
     pub error: StartupError,
-    /// Bytes that tell the peer the reason, if there are any. The connection is closed behind them.
+    /// Bytes that tell the peer the reason, if there are any. The connection is closed after them.
     pub last_words: Vec<u8>,
 }
 
@@ -178,8 +178,8 @@ impl Initiator {
         Ok(Self { limits, request, deadline: now.saturating_add(REPLY_TIMEOUT) })
     }
 
-    /// Returns an initiator of revision 1, for a peer that closed or reset the connection instead of a reply. It needs
-    /// a connection of its own. `None`: this one is of revision 1.
+    /// Returns an initiator of revision 1, for a peer that closed or reset the connection instead of replying. It needs
+    /// a new connection. `None`: this initiator already has revision 1.
     pub fn fallback(self, now: Duration) -> Option<Self> {
         (self.request.revision == 2).then(|| Self {
             request: StartupFrame { revision: 1, enhanced: None, ..self.request },
@@ -206,7 +206,7 @@ impl Initiator {
         if now < self.deadline { Ok(()) } else { Err(StartupError::Timeout.into()) }
     }
 
-    /// Processes all bytes that have arrived so far. Returns `None` if the reply is not whole.
+    /// Processes all bytes that have arrived so far. Returns `None` if the reply is incomplete.
     ///
     /// # Errors
     /// The connection cannot be established, and is to be closed.
@@ -256,7 +256,7 @@ impl Initiator {
 }
 
 impl StartupError {
-    /// Reason that the initiator tells the responder, if there is a code for it (RFC 6581 9).
+    /// Returns the reason that the initiator reports to the responder, if there is a code for it (RFC 6581 9).
     const fn cause(self) -> Option<Cause> {
         match self {
             Self::ReadResources => Some(Cause::READ_RESOURCES),
@@ -308,7 +308,7 @@ impl Responder {
         if now < self.deadline { Ok(()) } else { Err(StartupError::Timeout.into()) }
     }
 
-    /// Processes all bytes that have arrived so far. Returns `None` if the request is not whole.
+    /// Processes all bytes that have arrived so far. Returns `None` if the request is incomplete.
     ///
     /// # Errors
     /// The connection cannot be established, and is to be closed.
@@ -337,12 +337,12 @@ impl Incoming {
         &self.request.private_data
     }
 
-    /// READ requests that the peer executes at a time. `None`: it does not say.
+    /// Number of READ requests that the peer executes at a time. `None`: it does not say.
     pub fn peer_ird(&self) -> Option<u16> {
         self.request.enhanced.map(|enhanced| enhanced.ird).filter(|&ird| ird != NOT_NEGOTIATED)
     }
 
-    /// READ requests that the peer may have outstanding. `None`: it does not say.
+    /// Number of READ requests that the peer may have outstanding. `None`: it does not say.
     pub fn peer_ord(&self) -> Option<u16> {
         self.request.enhanced.map(|enhanced| enhanced.ord).filter(|&ord| ord != NOT_NEGOTIATED)
     }
@@ -362,7 +362,7 @@ impl Incoming {
         let mut enhanced = None;
         if let Some(peer) = self.request.enhanced {
             if peer.peer_to_peer {
-                // A zero-length SEND is not accepted: it could not be told from one that needs a receive.
+                // A zero-length SEND is not accepted, because it cannot be told from one that needs a receive.
                 negotiated.rtr = match peer {
                     Enhanced { rtr_write: true, .. } => Some(Rtr::Write),
                     Enhanced { rtr_read: true, .. } => Some(Rtr::Read),

@@ -1,4 +1,4 @@
-//! Ends of a connection: errors of either side, TCP's, and those that the owner asks for.
+//! Ends of a connection: errors of either side, the end of the TCP connection, and ends that the owner requests.
 
 use pvrdma_verbs_types::{NakReason, RequesterOps, ResponderOps, SendOp, WcStatus};
 
@@ -19,7 +19,7 @@ impl Stream {
         if whole { Close::Finish } else { Close::Reset }
     }
 
-    /// Flushes all requests because the QP moved to its error state for another reason, and sends nothing more.
+    /// Flushes all requests because the QP has entered its error state for another reason, and sends nothing more.
     pub fn flush(&mut self, ops: &mut impl RequesterOps) {
         if matches!(self.end, None | Some(End::PeerClosed)) {
             self.set_end(End::Flushed, ops);
@@ -27,8 +27,8 @@ impl Stream {
         self.requests.end_all(None, WcStatus::Flushed, ops);
     }
 
-    /// Processes the end of the byte stream. If the rest of the received bytes waits for a receive, call it when the
-    /// receive was posted.
+    /// Processes the end of the byte stream. If the rest of the received bytes waits for a receive, call this once the
+    /// receive is posted.
     pub fn finished(&mut self, how: Finished, ops: &mut impl RequesterOps) {
         if self.end.is_some() {
             return;
@@ -52,7 +52,7 @@ impl Stream {
     /// Ends the connection because a request failed at this end.
     pub(super) fn fail(&mut self, number: u64, status: WcStatus, ops: &mut impl RequesterOps) {
         self.set_end(End::Local, ops);
-        // In the middle of a message nothing but a reset is understood.
+        // In the middle of a message, the peer understands only a reset.
         if self.sending.is_none() {
             self.terminate = Some(Terminate { cause: Cause::CATASTROPHIC, segment: None, read: None });
         }
@@ -60,7 +60,7 @@ impl Stream {
         ops.failed();
     }
 
-    /// Refuses a message of the peer. `notify` is `None` if the consumer knows already.
+    /// Refuses a message of the peer. `notify` is `None` if the consumer has been notified already.
     pub(super) fn refuse(
         &mut self,
         cause: Cause,
@@ -97,7 +97,7 @@ impl Stream {
 
     /// Processes a Terminate of the peer.
     pub(super) fn terminated(&mut self, terminate: &Terminate, ops: &mut impl RequesterOps) {
-        // The header only helps to find the request: peers are known that fill it in incorrectly.
+        // The header only helps to find the request, because some peers fill it in incorrectly.
         let named = self.blamed(terminate);
         self.set_end(End::Terminated { cause: terminate.cause, unreported: false }, ops);
         if self.requests.len() == 0 {
@@ -128,7 +128,7 @@ impl Stream {
     }
 
     fn set_end(&mut self, end: End, ops: &mut impl RequesterOps) {
-        // Requests that were done before are no part of the end, whichever of them fails first.
+        // Requests that completed before are not affected by the end, whichever of the others is blamed.
         let _ = self.requests.complete_done(self.taken, ops);
         self.end = Some(end);
         self.waiting = None;

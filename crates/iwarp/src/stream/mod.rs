@@ -1,10 +1,10 @@
 //! DDP and RDMAP of one connection, both directions.
 //!
-//! * `request` is the send queue: requests in posting order, and the READs among them that wait for data;
-//! * `transmit` chooses and builds the next FPDU;
-//! * `receive` takes bytes apart and hands segments to `untagged` and `tagged`;
-//! * `end` has all ways in which a connection ends, `outcome` their results;
-//! * `inspect` exports the state.
+//! * `request`: the send queue, with requests in posting order and the READs that wait for data;
+//! * `transmit`: chooses and builds the next FPDU;
+//! * `receive`: parses bytes and hands segments to `untagged` and `tagged`;
+//! * `end`: all ways in which a connection ends; `outcome`: their results;
+//! * `inspect`: exports the state.
 
 mod end;
 pub(crate) mod inspect;
@@ -30,13 +30,14 @@ use request::{OpenRead, Requests, Stage};
 /// Parameters of a stream that concern this end only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tuning {
-    /// Longest FPDU to send: the effective MSS of the connection. At least [`fpdu::MIN_FPDU`] is used.
+    /// Maximum length of an FPDU to send: the effective MSS of the connection. Values below [`fpdu::MIN_FPDU`] are
+    /// raised to it.
     pub mss: usize,
     /// Requests that may be posted and not done.
     pub requests: usize,
-    /// Fast registrations that may be posted and not started: each holds a page list.
+    /// Maximum number of fast registrations that are posted and not started. Each holds a page list.
     pub page_lists: usize,
-    /// Time that a SEND of the peer may wait for a receive.
+    /// Time for which a SEND of the peer may wait for a receive.
     pub receive_wait: Duration,
     /// Random number, from which the STags of READs are counted.
     pub seed: u32,
@@ -80,7 +81,7 @@ enum Sending {
     Response,
 }
 
-/// A message of the peer of which some, but not all segments have arrived. Nothing but its position is kept.
+/// A message of the peer of which some but not all segments have arrived. Only its position is kept.
 #[derive(Clone, Copy, Debug)]
 struct Unfinished {
     opcode: Opcode,
@@ -105,7 +106,7 @@ pub struct Stream {
     negotiated: Negotiated,
     tuning: Tuning,
     requests: Requests,
-    /// READs that were sent, in order; the first is the one whose response is expected.
+    /// READs that were sent, in order. The response to the first one is next.
     reads: VecDeque<OpenRead>,
     next_sink: u32,
     /// Next MSN of SENDs and READ requests of this end.
@@ -113,7 +114,7 @@ pub struct Stream {
     read_msn: u32,
     /// The ready-to-receive message is to be sent before anything else.
     rtr_due: bool,
-    /// Bytes that were built, and of these, bytes that TCP has taken.
+    /// Number of bytes that were built, and of those that TCP has accepted.
     built: u64,
     taken: u64,
     sending: Option<Sending>,
@@ -176,7 +177,7 @@ impl Stream {
         self.stats
     }
 
-    /// Changes the longest FPDU to send, to the effective MSS of the connection.
+    /// Changes the maximum length of an FPDU to send, to the effective MSS of the connection.
     pub const fn set_mss(&mut self, mss: usize) {
         self.tuning.mss = mss;
     }
@@ -197,8 +198,8 @@ impl Stream {
         Requests::bytes_of_request(sges)
     }
 
-    /// Changes how many requests, and how many fast registrations that were not started, may be posted. If more are
-    /// posted already, nothing can be posted until there is room.
+    /// Changes the maximum numbers of posted requests, and of posted fast registrations that were not started. If more
+    /// are posted already, nothing can be posted until there is room.
     pub fn set_room(&mut self, requests: usize, page_lists: usize) {
         if requests < self.tuning.requests {
             self.requests.shrink_to(requests);
@@ -211,7 +212,7 @@ impl Stream {
         self.requests.len() == 0
     }
 
-    /// Sets whether the QP is in SQD, where no new request is started and started ones are finished.
+    /// Sets if the QP is in SQD, where started requests are finished and no new one is started.
     pub const fn set_draining(&mut self, draining: bool) {
         self.draining = draining;
     }
@@ -241,8 +242,8 @@ impl Stream {
         self.requests.push(wr, length.unwrap_or(0), stage);
     }
 
-    /// Reports that TCP has taken `bytes` more of the bytes that [`Self::poll_transmit`] returned. SENDs and WRITEs of
-    /// which it has all complete.
+    /// Reports that TCP has accepted `bytes` more of the bytes that [`Self::poll_transmit`] returned. SENDs and WRITEs
+    /// that it has accepted as a whole complete.
     pub fn taken(&mut self, bytes: usize, ops: &mut impl RequesterOps) {
         self.taken = self.taken.saturating_add(bytes as u64).min(self.built);
         self.complete_done(ops);
@@ -296,7 +297,7 @@ const fn is_known(op: &SendOp) -> bool {
     )
 }
 
-/// Returns the status with which a request fails when its turn comes, if that is certain when it is posted.
+/// Returns the status with which a request fails when its turn comes, if that is already certain when it is posted.
 fn refusal(op: &SendOp, length: Option<u32>) -> Option<WcStatus> {
     use pvrdma_verbs_types::SendData::Invalidate;
     if !is_known(op) {
@@ -306,7 +307,7 @@ fn refusal(op: &SendOp, length: Option<u32>) -> Option<WcStatus> {
         return None;
     }
     let Some(length) = length else { return Some(WcStatus::LocalLength) };
-    // STag 0 must not be sent. No peer has memory under it, so the statuses are those of its refusal.
+    // STag 0 must not be sent. No peer has memory under it, so the status is that of the peer's refusal.
     match op {
         SendOp::Write { remote, .. } | SendOp::Read { remote } if remote.rkey == 0 && length > 0 => {
             Some(WcStatus::RemoteAccess)

@@ -11,10 +11,10 @@ pub enum End {
     Terminated {
         /// Its reason.
         cause: Cause,
-        /// No request was open that could report the error, so only an event can.
+        /// No open request could report the error, so only an event can.
         unreported: bool,
     },
-    /// The peer has sent an invalid message, or the QP does not allow it. It is answered by a Terminate.
+    /// The peer has sent an invalid message, or one that the QP does not allow. A Terminate is sent in response.
     Refused(Cause),
     /// A request of this end failed at this end.
     Local,
@@ -32,21 +32,21 @@ pub enum End {
 pub enum Close {
     /// In order.
     Finish,
-    /// By a reset, because the peer would take what it has for a whole message, or wait for the rest.
+    /// By a reset, because the peer would otherwise take a part for the whole message, or wait for the rest.
     Reset,
 }
 
 /// How TCP ended the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Finished {
-    /// The peer has closed it (FIN), and this number of bytes is left that [`Stream::receive`](crate::Stream::receive)
-    /// has not processed.
+    /// The peer has closed it (FIN), and [`Stream::receive`](crate::Stream::receive) has not processed this number of
+    /// bytes.
     Closed(usize),
     /// It was reset, or the peer does not answer.
     Reset,
 }
 
-/// What remains to be told to the consumer when a message of the peer is refused.
+/// Notification that the consumer still needs when a message of the peer is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Notify {
     /// Memory cannot be accessed.

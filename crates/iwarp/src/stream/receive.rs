@@ -48,9 +48,8 @@ impl Segment<'_> {
 }
 
 impl Stream {
-    /// Processes received bytes, which begin with those that the last call left. Returns the number of bytes that are
-    /// processed; see the [crate's documentation](crate) for the rest. After the end of the connection all bytes are
-    /// discarded.
+    /// Processes received bytes, which begin with those that the last call left. Returns the number of processed bytes;
+    /// the [crate's documentation](crate) describes the rest. After the end of the connection, all bytes are discarded.
     pub fn receive(&mut self, now: Duration, bytes: &[u8], ops: &mut (impl RequesterOps + ResponderOps)) -> usize {
         let mut used = 0;
         while self.end.is_none() {
@@ -65,11 +64,11 @@ impl Stream {
         if self.end.is_none() {
             self.complete_done(ops);
         }
-        // The end may also be that of a request that waited for a READ in front of it.
+        // The end may also come from a request that waited for a READ in front of it.
         if self.end.is_none() { used } else { bytes.len() }
     }
 
-    /// Ends the connection because the beginning of the next FPDU is unknown or its content is damaged.
+    /// Ends the connection, because the start of the next FPDU is unknown or its content is damaged.
     fn lose_framing(&mut self, error: FpduError, ops: &mut impl RequesterOps) {
         let cause = match error {
             FpduError::Length(_) => Cause::FPDU_START,

@@ -57,7 +57,7 @@ pub(super) struct OpenRead {
     pub(super) request: Option<u64>,
 }
 
-/// Requests in posting order. Those in front of `next` are built, or executed if they are local.
+/// Requests in posting order. Those in front of `next` have been built, or executed if they are local.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     queue: VecDeque<Request>,
@@ -117,19 +117,19 @@ impl Requests {
         self.queue.get_mut(index)
     }
 
-    /// Returns the number of the first request that was started, is not done, and for which `wanted` returns `true`.
+    /// Returns the number of the first request that was started, is not done, and satisfies `wanted`.
     pub(super) fn find_started(&self, wanted: impl Fn(&Request) -> bool) -> Option<u64> {
         let is_started = |stage| matches!(stage, Stage::Building(_) | Stage::Built(_) | Stage::Reading);
         let index = self.queue.iter().position(|request| is_started(request.stage) && wanted(request))?;
         Some(self.first.wrapping_add(index as u64))
     }
 
-    /// Returns `true` if the next request, which was not started, may start now.
+    /// Returns `true` if the next request that was not started may start now.
     pub(super) fn next_may_start(&self) -> bool {
         let Some(request) = self.queue.get(self.next) else { return false };
         let mut reading = self.queue.iter().take(self.next).filter(|earlier| earlier.stage == Stage::Reading);
         match &request.wr.op {
-            // The data of earlier READs is to arrive before their memory is withdrawn or given another meaning. The
+            // The data of earlier READs must arrive before their memory is invalidated or registered differently. The
             // memory of other requests was read when they were built.
             SendOp::LocalInvalidate(invalidate) if reading.clone().any(|earlier| earlier.uses(invalidate.key)) => false,
             SendOp::FastRegister(register) if reading.clone().any(|earlier| earlier.uses(register.key)) => false,
@@ -168,7 +168,7 @@ impl Requests {
         Ok(())
     }
 
-    /// Completes all requests: the one with the number `blamed` with `status`, all others as flushed.
+    /// Completes all requests: the one with the number `blamed` with `status`, and all others as flushed.
     pub(super) fn end_all(&mut self, blamed: Option<u64>, status: WcStatus, ops: &mut impl RequesterOps) {
         for request in self.queue.drain(..) {
             let status = if Some(self.first) == blamed { status } else { WcStatus::Flushed };

@@ -1,4 +1,4 @@
-//! Choice and building of the next FPDU.
+//! Chooses and builds the next FPDU.
 //!
 //! A message is sent as a whole, because messages of one kind must not interleave (RFC 5041 4.3); between messages,
 //! requests and responses take turns.
@@ -12,13 +12,13 @@ use super::request::{OpenRead, Stage};
 use super::{Sending, Stream};
 use crate::wire::{Cause, Opcode, Placement, ReadRequest, SegmentHeader, fpdu};
 
-/// STag of messages without data, which need none but must not have 0.
+/// STag of messages without data. They refer to no memory, but must not name STag 0.
 const NO_STAG: u32 = 1;
 
 impl Stream {
     /// Writes the next FPDU into `out` and returns its length, or `None` if there is nothing to send now. `out` must
-    /// have room for the longest FPDU ([`Tuning::mss`](super::Tuning::mss)) or at least for [`fpdu::MIN_FPDU`] bytes;
-    /// nothing is written into a shorter one.
+    /// have room for the maximum FPDU ([`Tuning::mss`](super::Tuning::mss)), or at least for [`fpdu::MIN_FPDU`] bytes.
+    /// Nothing is written into a shorter one.
     pub fn poll_transmit(&mut self, out: &mut [u8], ops: &mut (impl RequesterOps + ResponderOps)) -> Option<usize> {
         if out.len() < fpdu::MIN_FPDU {
             return None;
@@ -31,7 +31,7 @@ impl Stream {
                 return sent;
             }
         }
-        // What was built so far may have ended the connection.
+        // Building may have ended the connection.
         let terminate = self.terminate.take()?;
         let placement = Placement::Untagged { stag: 0, queue: 2, msn: 1, offset: 0 };
         let header = SegmentHeader { last: true, opcode: Opcode::Terminate, placement };
@@ -99,7 +99,8 @@ impl Stream {
             let (number, request) = self.requests.next()?;
             match request.stage {
                 Stage::Posted => {
-                    // The consumer of a responder may need its local requests before the peer sends anything.
+                    // The consumer of a responder may need its local requests before the peer sends anything, so these
+                    // are not too early.
                     let too_early = !self.open && !request.wr.op.is_local();
                     let too_many = matches!(request.wr.op, SendOp::Read { .. }) && reads >= self.negotiated.ord.into();
                     if too_early || too_many || self.draining || !self.requests.next_may_start() {
@@ -211,7 +212,7 @@ impl Stream {
     }
 }
 
-/// Bytes of payload that fit into an FPDU of at most `room` bytes.
+/// Returns the number of payload bytes that fit into an FPDU of at most `room` bytes.
 fn payload_room(room: usize, tagged: bool) -> u32 {
     let header = if tagged { 14 } else { 18 };
     u32::try_from(fpdu::max_segment(room).saturating_sub(header)).unwrap_or(u32::MAX)

@@ -6,11 +6,11 @@ use super::RawHeader;
 
 /// Bytes of the length field.
 pub const LENGTH_LEN: usize = 2;
-/// Bytes of the CRC field, which is there even if the connection does not use the CRC.
+/// Bytes of the CRC field, which is present even if the connection does not use the CRC.
 pub const CRC_LEN: usize = 4;
 /// Longest FPDU: a segment of 65,535 bytes with its pad.
 pub const MAX_FPDU: usize = fpdu_len(u16::MAX as usize);
-/// Shortest length that a sender may have to limit its FPDUs to: segments of 128 bytes (RFC 5044 4.1).
+/// Smallest limit on FPDUs that a sender must support: segments of 128 bytes (RFC 5044 4.1).
 pub const MIN_FPDU: usize = fpdu_len(128);
 
 /// Length of the FPDU of a segment.
@@ -18,13 +18,13 @@ pub const fn fpdu_len(segment: usize) -> usize {
     (LENGTH_LEN + segment).next_multiple_of(4) + CRC_LEN
 }
 
-/// Longest segment whose FPDU fits into `room` bytes: the MULPDU, if `room` is the effective MSS of the connection
-/// (RFC 5044 4.1).
+/// Returns the maximum length of a segment whose FPDU fits into `room` bytes: the MULPDU, if `room` is the effective
+/// MSS of the connection (RFC 5044 4.1).
 pub fn max_segment(room: usize) -> usize {
     (room - room % 4).saturating_sub(LENGTH_LEN + CRC_LEN).min(usize::from(u16::MAX))
 }
 
-/// Reason why bytes are not an FPDU. The stream cannot be read any further.
+/// Reason why bytes are not an FPDU. Nothing behind them can be parsed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum FpduError {
     /// The length is that of no segment.
@@ -45,10 +45,9 @@ pub struct Fpdu<'a> {
 }
 
 impl<'a> Fpdu<'a> {
-    /// Parses the FPDU at the beginning of `bytes` and checks its CRC if the connection uses it. Returns `None` if it
-    /// has not arrived completely.
+    /// Parses the FPDU at the start of `bytes`, and checks its CRC if the connection uses it. Returns `None` if it has
+    /// not arrived completely.
     ///
-    /// # Errors
     /// The length is less than that of any header, or the CRC is wrong.
     pub fn parse(bytes: &'a [u8], crc: bool) -> Result<Option<Self>, FpduError> {
         let Some((length, rest)) = bytes.split_first_chunk() else { return Ok(None) };
@@ -75,7 +74,7 @@ pub fn seal(out: &mut [u8], segment: usize, crc: bool) -> Option<usize> {
     let (covered, sum) = out.get_mut(..len)?.split_last_chunk_mut::<CRC_LEN>()?;
     covered.first_chunk_mut().map(|field| *field = length.to_be_bytes())?;
     covered.get_mut(LENGTH_LEN + segment..)?.fill(0);
-    // The bits of the value are sent in the order in which iSCSI sends them (RFC 5044 4.4).
+    // The bits of the CRC are sent in the order that iSCSI defines (RFC 5044 4.4).
     *sum = if crc { crc32c::crc32c(covered).to_le_bytes() } else { [0; CRC_LEN] };
     Some(len)
 }

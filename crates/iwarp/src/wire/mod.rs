@@ -1,4 +1,4 @@
-//! Formats of MPA, DDP and RDMAP, as bytes and as values. No I/O and no state.
+//! Formats of MPA, DDP and RDMAP, as bytes and as values, without I/O or state.
 //!
 //! | file | format | specification |
 //! | --- | --- | --- |
@@ -8,7 +8,7 @@
 //! | `read_request.rs` | body of an RDMA Read Request | RFC 5040 4.4 |
 //! | `terminate.rs` | body of a Terminate, and its error codes | RFC 5040 4.8, RFC 5041 8.2, RFC 5044 8, RFC 6581 9 |
 //!
-//! All fields except the CRC are big-endian. Markers are not supported; the startup refuses a peer that wants them.
+//! All fields except the CRC are big-endian. Markers are not supported; the startup refuses a peer that requests them.
 
 pub mod fpdu;
 mod read_request;

@@ -6,7 +6,7 @@ use pvrdma_verbs_types::RemoteAddress;
 /// RDMA Read Request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct ReadRequest {
-    /// STag of the memory that the requester reads into; the response names it.
+    /// STag of the memory that the requester reads into. The response names it.
     pub sink_stag: u32,
     /// Tagged offset of the first byte there.
     pub sink_offset: u64,

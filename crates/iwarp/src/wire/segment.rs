@@ -1,5 +1,5 @@
-//! The headers of a DDP segment and of the RDMAP message in it (RFC 5041 4, RFC 5040 4). DDP reserves a byte, and for
-//! untagged segments four more, for the protocol above it, so both headers are one here.
+//! The headers of a DDP segment and of the RDMAP message in it (RFC 5041 4, RFC 5040 4). DDP reserves a byte, and in
+//! untagged segments four more, for the protocol above it, so both headers are treated as one here.
 
 use pvrdma_packet::field::{field, put};
 
@@ -54,7 +54,7 @@ impl Opcode {
         }
     }
 
-    /// Queue of the untagged buffer model that the message uses; `None`: the message is tagged.
+    /// Returns the queue number of an untagged message. `None`: the message is tagged.
     pub const fn queue(self) -> Option<u32> {
         match self {
             Self::Write | Self::ReadResponse => None,
@@ -109,7 +109,7 @@ pub struct SegmentHeader {
     pub placement: Placement,
 }
 
-/// Bytes of a header that was not interpreted except for the bit that tells its length.
+/// Bytes of a header. Only the bit that determines its length has been interpreted.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RawHeader {
     /// Header of a tagged segment.

@@ -14,7 +14,7 @@ const MARKERS: u8 = 0x80;
 const CRC: u8 = 0x40;
 const REJECTED: u8 = 0x20;
 const ENHANCED: u8 = 0x10;
-/// Flag of the IRD field: a ready-to-receive message is asked for, or will be sent.
+/// Flag of the IRD field: a ready-to-receive message is requested, or will be sent.
 const PEER_TO_PEER: u16 = 0x8000;
 /// Second flag of each field: the RTR may be a zero-length SEND (IRD field) or READ (ORD field).
 const SECOND: u16 = 0x4000;
@@ -50,9 +50,9 @@ pub struct Enhanced {
     pub rtr_write: bool,
     /// The RTR may be a zero-length READ.
     pub rtr_read: bool,
-    /// READ requests that the sender of the frame executes at a time, or [`NOT_NEGOTIATED`].
+    /// Number of READ requests that the sender of the frame executes at a time, or [`NOT_NEGOTIATED`].
     pub ird: u16,
-    /// READ requests that the sender of the frame has outstanding, or [`NOT_NEGOTIATED`].
+    /// Number of READ requests that the sender of the frame may have outstanding, or [`NOT_NEGOTIATED`].
     pub ord: u16,
 }
 
@@ -115,7 +115,7 @@ pub enum FrameError {
 }
 
 impl StartupFrame {
-    /// Parses the frame at the beginning of `bytes` and returns it with its length, or `None` if it has not arrived
+    /// Parses the frame at the start of `bytes`. Returns it with its length, or `None` if it has not arrived
     /// completely. Reserved bits are ignored.
     ///
     /// # Errors

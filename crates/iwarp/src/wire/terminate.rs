@@ -1,4 +1,5 @@
-//! The body of a Terminate, which ends a connection and says why (RFC 5040 4.8), and the error codes of all layers.
+//! The body of a Terminate, which ends a connection and gives the reason (RFC 5040 4.8), and the error codes of all
+//! layers.
 
 use std::fmt;
 
@@ -32,7 +33,7 @@ impl Cause {
     pub const RDMAP_VERSION: Self = Self::new(0, 2, 5);
     /// RDMAP: the opcode is unknown, or not expected here.
     pub const UNEXPECTED_OPCODE: Self = Self::new(0, 2, 6);
-    /// RDMAP: an error that is local to the stream, such as a Read Request too many.
+    /// RDMAP: an error that is local to the stream, such as one Read Request too many.
     pub const STREAM: Self = Self::new(0, 2, 7);
     /// RDMAP: an operation error without a code of its own.
     pub const OPERATION: Self = Self::new(0, 2, 0xff);
@@ -73,7 +74,7 @@ impl Cause {
         Self { layer, error_type, code }
     }
 
-    /// Returns `true` if memory could not be accessed as the message asked.
+    /// Returns `true` if memory could not be accessed as the message requested.
     pub const fn is_protection(self) -> bool {
         self.layer <= 1 && self.error_type == 1
     }
@@ -146,8 +147,8 @@ impl Terminate {
         body
     }
 
-    /// Decodes a body. Headers that are cut are left out, and a body without a code is a catastrophic error: what ends
-    /// a connection must not be refused.
+    /// Decodes a body. Truncated headers are left out, and a body without a code becomes a catastrophic error: a
+    /// message that ends the connection anyway is never refused.
     pub fn parse(body: &[u8]) -> Self {
         let Some((&[kind, code, flags, _], mut rest)) = body.split_first_chunk() else {
             return Self { cause: Cause::CATASTROPHIC, segment: None, read: None };

@@ -1,4 +1,4 @@
-//! Bytes that no correct peer sends: each is answered by a Terminate with its code, and touches no memory.
+//! Bytes that no correct peer sends. Each input is answered by a Terminate with its code, and changes no memory.
 
 use pvrdma_iwarp::wire::{Cause, Opcode, Placement, RawHeader, ReadRequest, SegmentHeader, Terminate, fpdu as framing};
 use pvrdma_iwarp::{End as StreamEnd, NakReason, Negotiated, Role, Tuning};
@@ -26,7 +26,7 @@ fn answer(end: &mut End) -> Terminate {
     Terminate::parse(body)
 }
 
-/// Checks that an end refuses `bytes` with this cause, and that its memory stays as it was.
+/// Checks that an end refuses `bytes` with this cause, and that its memory stays unchanged.
 fn refuses(mut end: End, bytes: &[u8], cause: Cause) -> End {
     let before = end.host.memory.clone();
     end.deliver(bytes);
@@ -186,7 +186,7 @@ fn writes_to_what_they_may_not_touch() {
         (KEY, 249, Cause::TAGGED_STAG),
         (KEY, u64::MAX - 6, Cause::TAGGED_WRAP),
         (KEY, u64::MAX, Cause::TAGGED_WRAP),
-        // The last byte of the address space is no wrap.
+        // The last byte of the address space does not wrap.
         (KEY, u64::MAX - 7, Cause::TAGGED_STAG),
     ];
     for (stag, offset, cause) in cases {
@@ -252,7 +252,7 @@ fn a_thousand_read_requests_are_bounded_by_the_ird() {
     assert_eq!(end.stream.end(), Some(StreamEnd::Refused(Cause::STREAM)));
     assert_eq!((answer(&mut end).cause, &end.host.refused[..]), (Cause::STREAM, &[NakReason::InvalidRequest][..]));
 
-    // Also if they read nothing, and if the peer reads from its sink.
+    // This also holds if they read nothing, and if the peer reads from its sink.
     for request in [ReadRequest { length: 0, ..READ }, ReadRequest { sink_stag: KEY, ..READ }] {
         let mut end = responder();
         end.deliver(&read_request(request, 1));

@@ -1,4 +1,4 @@
-//! Ends of connections: what the requests, the queue pair and the peer get.
+//! Ends of connections, as seen by the requests, the queue pair and the peer.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn terminate(cause: Cause, segment: Option<SegmentHeader>) -> Vec<u8> {
     fpdu(untagged(Opcode::Terminate, 1, 0), &Terminate { cause, segment, read: None }.to_bytes())
 }
 
-/// An initiator with a WRITE, a READ and a SEND that are sent, of which TCP has taken nothing.
+/// An initiator with a WRITE, a READ and a SEND that have been built. TCP has accepted none of their bytes.
 fn busy() -> End {
     let [mut a, _] = Pair::new(8192).0;
     a.post(write(1, 0x100, vec![sge(0, 64)]));
@@ -77,7 +77,7 @@ fn a_terminate_ends_the_request_that_it_names() {
     a.deliver(&terminate(Cause::TAGGED_BOUNDS, Some(tagged(Opcode::Write, KEY, 0x13f))));
     assert_eq!(a.host.statuses()[0], (1, WcStatus::RemoteAccess));
 
-    // The READ, by its sink; the number of the message is wrong, as common implementations have it.
+    // The READ is found by its sink. The message number is wrong, as in common implementations.
     let mut a = busy();
     let request = a.outbox[fpdu::fpdu_len(14 + 64) + 20..][..28].try_into().unwrap();
     let body = Terminate {
@@ -101,7 +101,7 @@ fn a_terminate_without_open_requests_is_for_an_event() {
     a.deliver(&terminate(Cause::TOO_LONG, None));
     assert_eq!(a.stream.end(), Some(StreamEnd::Terminated { cause: Cause::TOO_LONG, unreported: true }));
     assert!(a.host.failed);
-    // A request that is posted later is flushed.
+    // Requests that are posted later are flushed.
     a.post(send(1, vec![]));
     assert_eq!(a.host.statuses(), [(1, WcStatus::Flushed)]);
     assert!(!a.stream.has_room());
@@ -185,7 +185,7 @@ fn a_receive_that_is_never_posted_ends_both_sides() {
         (vec![(3, WcStatus::Flushed)], &[NakReason::InvalidRequest][..])
     );
     a.deliver(&b.sent());
-    // The SEND was completed when TCP had taken it, so the next request reports the error.
+    // The SEND completed when TCP accepted it, so the next request reports the error.
     assert_eq!(a.host.statuses(), [(1, WcStatus::Success), (2, WcStatus::RnrRetryExceeded)]);
     assert_eq!(b.stream.poll_timeout(), None);
 }

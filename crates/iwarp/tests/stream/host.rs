@@ -1,4 +1,4 @@
-//! The owner of a queue pair in miniature: flat memory under one key, a receive queue, and lists of what was reported.
+//! A minimal owner of a queue pair: flat memory under one key, a receive queue, and lists of reported results.
 
 use std::collections::VecDeque;
 

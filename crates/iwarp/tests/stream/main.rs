@@ -1,4 +1,4 @@
-//! Streams against each other over a pipe of bytes, and against bytes that no correct peer sends.
+//! Streams connected by a pipe of bytes, and streams that receive bytes that no correct peer sends.
 
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 

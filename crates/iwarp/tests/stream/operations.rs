@@ -1,4 +1,4 @@
-//! Each operation, and the rules of when it may be sent and when it completes.
+//! Each operation, with the rules about when it may be sent and when it completes.
 
 use std::time::Duration;
 
@@ -159,7 +159,7 @@ fn a_read_names_no_memory_of_its_own_as_the_sink() {
         .map(|(_, body)| ReadRequest::from_bytes(body.first_chunk().unwrap()))
         .map(|read| (read.sink_stag, read.sink_offset, read.source_stag))
         .collect();
-    // 0 is left out, as a source too.
+    // STag 0 is left out, also for memory that is only read.
     assert_eq!(sinks, [(u32::MAX, 0, KEY), (1, 0, KEY), (2, 0, 1)]);
 }
 

@@ -27,7 +27,8 @@ impl Random {
     }
 }
 
-/// One end, with the bytes that it has built and TCP has not taken, and those that have arrived and are not processed.
+/// One end, with the bytes that it has built and TCP has not accepted, and those that have arrived and are not
+/// processed.
 pub(crate) struct End {
     pub(crate) stream: Stream,
     pub(crate) host: Host,
@@ -64,7 +65,7 @@ impl End {
         std::iter::repeat_with(|| self.transmit()).take_while(|&sent| sent).count()
     }
 
-    /// Lets TCP take up to `bytes` bytes, and returns them.
+    /// Makes TCP accept up to `bytes` bytes, and returns them.
     pub(crate) fn take(&mut self, bytes: usize) -> Vec<u8> {
         let taken: Vec<u8> = self.outbox.drain(..bytes.min(self.outbox.len())).collect();
         self.stream.taken(taken.len(), &mut self.host);

@@ -1,5 +1,5 @@
-//! Random operations in both directions over a pipe that cuts and delays bytes at random: every byte arrives where it
-//! belongs, and nowhere else, in order and once.
+//! Random operations in both directions over a pipe that splits and delays bytes at random. Every byte arrives where it
+//! belongs and nowhere else, in order and once.
 
 use proptest::prelude::*;
 use pvrdma_iwarp::{Negotiated, Role, Rtr, Tuning};
@@ -183,7 +183,7 @@ proptest! {
         let first = plan(&steps[0], &mut a, &mut b, &mut at, &mut random);
         at.reverse();
         let second = plan(&steps[1], &mut b, &mut a, &mut at, &mut random);
-        // A responder without a ready-to-receive message may not speak first.
+        // A responder without a ready-to-receive message must not send first.
         prop_assume!(rtr.is_some() || !steps[0].is_empty() && !matches!(steps[0][0].operation, Operation::LocalInvalidate));
         let plans = [first, second];
         run(&mut pair, &plans, &mut random);

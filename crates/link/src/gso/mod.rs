@@ -1,4 +1,4 @@
-//! Generic segmentation offload: does the work that senders left to the link and that the link does not do itself.
+//! Generic segmentation offload: does the work that senders left to the link and that the link does not do.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,13 +15,13 @@ const BATCH: usize = 256 << 10;
 
 /// A link that accepts every [`Offload`](crate::Offload), in front of a link that accepts some or none.
 ///
-/// Frames without an offload, and frames that the inner link accepts as they are, pass unchanged. If the inner link has
-/// no room for all segments of a frame, the remaining segments are kept here, and are sent before any other frame.
+/// Frames without an offload, and frames that the inner link accepts unfinished, pass unchanged. If the inner link has
+/// no room for all segments of a frame, the remaining ones are kept here and sent before any other frame.
 #[derive(Debug)]
 pub struct GsoLink {
     inner: Arc<dyn Link>,
     rest: Mutex<Rest>,
-    /// `true` while `rest` contains frames. Written under its lock; read without it, so that plain batches need no
+    /// `true` while `rest` contains frames. Written under its lock, but read without it, so that plain batches need no
     /// lock.
     holding: AtomicBool,
 }
@@ -62,7 +62,7 @@ impl Rest {
             if offload.is_none() || link.takes(frame, offload) {
                 ready.push_with_offload(frame, offload);
             } else {
-                // A frame whose headers do not fit its offload is lost, as on a cable.
+                // A frame whose headers do not match its offload is lost, as on a cable.
                 offload.finish(frame, segment, |part| ready.push(part));
             }
         }

@@ -3,19 +3,19 @@
 use pvrdma_packet::{Checksum, EtherType, Ethernet, Ipv4Header, Ipv6Header, TcpHeader, UdpHeader};
 use pvrdma_packet::{PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT};
 
-/// Length of the longest supported headers, in bytes: IPv6 and TCP with all options, tagged.
+/// Maximum length of the supported headers, in bytes: IPv6 and TCP with all options, tagged.
 pub const MAX_HEADERS: usize = Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN + Ipv6Header::LEN + 60;
 
 const TCP_FIN_PSH: u8 = 0x09;
 const TCP_CWR: u8 = 0x80;
 
-/// Completes the checksum that the kernel left out of a frame it delivers, at the offsets that the kernel gives. Must
-/// be used only for frames that no port has inspected yet, because these offsets are not compared with the headers.
-/// Returns `false` if they lie outside the frame.
+/// Completes the checksum that the kernel left out of a frame that it delivers, at the offsets that the kernel gives.
+/// Must be used only for frames that no port has inspected yet, because these offsets are not compared with the
+/// headers. Returns `false` if they lie outside the frame.
 #[inline]
 pub fn finish_checksum(frame: &mut [u8], (start, offset): (usize, usize)) -> bool {
     let Some(covered) = frame.get_mut(start..) else { return false };
-    // The field contains the sum of the pseudo header, which thus becomes part of the sum.
+    // The field contains the sum of the pseudo header, which thus enters the sum.
     let mut sum = Checksum::default();
     sum.add(covered);
     let Some(field) = covered.get_mut(offset..).and_then(<[u8]>::first_chunk_mut) else { return false };
@@ -47,8 +47,9 @@ pub struct Headers {
 
 impl Headers {
     /// Parses the headers of a TCP or UDP frame. IPv6 extension headers are not supported. Unlike
-    /// [`pvrdma_packet::IpPacket`], this accepts the first bytes of a frame alone, and fragments: the headers of a
-    /// super-frame of the kernel are parsed before its lengths are known. The caller checks the lengths it depends on.
+    /// [`pvrdma_packet::IpPacket`], this accepts the first bytes of a frame alone, and fragments, because the headers
+    /// of a super-frame of the kernel are parsed before its lengths are known. The caller checks the lengths that it
+    /// depends on.
     #[inline]
     pub fn of(frame: &[u8]) -> Option<Self> {
         let (_, kind, body) = Ethernet::parse(frame).ok()?;

@@ -1,7 +1,7 @@
 //! Work on a frame that its sender did not do: a checksum, or TCP segmentation.
 //!
-//! Between guests of one process the receiver does it: a long frame is delivered whole, as between two interfaces of
-//! one kernel. A [`GsoLink`](crate::GsoLink) does it in front of links that carry frames to a wire.
+//! Between guests of one process, the receiver does this work: a long frame is delivered in one piece, as between two
+//! interfaces of one kernel. In front of links that carry frames to a wire, a [`GsoLink`](crate::GsoLink) does it.
 
 pub mod headers;
 #[cfg(any(test, feature = "testing"))]
@@ -19,7 +19,7 @@ use transport::Covered;
 ///
 /// An offload contains no offsets. A link that does the work takes them from the headers of the frame, and changes only
 /// fields that TCP, UDP and IP define: the checksum, and for segmentation also lengths, sequence number, flags and
-/// identification. A port that has inspected a frame relies on this: all other bytes leave unchanged.
+/// identification. A port that has inspected a frame relies on this, because all other bytes leave unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Offload(Work);
 
@@ -29,7 +29,7 @@ enum Work {
     Nothing,
     /// The checksum field of TCP or UDP contains the sum of the pseudo header.
     Checksum,
-    /// As `Checksum`, and the TCP frame is to be cut into segments with this number of data bytes.
+    /// As `Checksum`, and the TCP frame must be segmented, with this number of data bytes in each segment.
     Segment(NonZeroU16),
 }
 
@@ -38,17 +38,17 @@ impl Offload {
     pub const NONE: Self = Self(Work::Nothing);
 
     /// Checksum offload: stores the sum from byte `start` to the end of the IP packet at byte `at`, which contains the
-    /// sum of the pseudo header. `None` if these offsets are not those of the checksum of an unfragmented TCP segment
-    /// or UDP datagram.
+    /// sum of the pseudo header. `None` unless these are the offsets of the checksum of an unfragmented TCP segment or
+    /// UDP datagram.
     #[inline]
     pub fn checksum(frame: &[u8], start: u16, at: u16) -> Option<Self> {
         let offsets = Covered::of(frame)?.offsets()?;
         (offsets == (start, at)).then_some(Self(Work::Checksum))
     }
 
-    /// Segmentation offload: cuts the TCP frame, whose checksum field contains the sum of the pseudo header, into
-    /// segments with `mss` bytes of data. `None` if links cannot cut the frame, because it is not TCP with data, or has
-    /// IPv6 extension headers or two tags.
+    /// Segmentation offload: splits the TCP frame, whose checksum field contains the sum of the pseudo header, into
+    /// segments with `mss` bytes of data. `None` if links cannot segment the frame, because it is not TCP with data, or
+    /// has IPv6 extension headers or two tags.
     #[inline]
     pub fn segmentation(frame: &[u8], mss: NonZeroU16) -> Option<Self> {
         can_segment(frame).then_some(Self(Work::Segment(mss)))
@@ -60,7 +60,8 @@ impl Offload {
         matches!(self.0, Work::Nothing)
     }
 
-    /// Returns `true` if a frame has the headers that this work needs. Other frames are lost when the work is done.
+    /// Returns `true` if a frame has the headers that this work needs. A frame without them is lost when the work is
+    /// done.
     #[inline]
     pub fn fits(self, frame: &[u8]) -> bool {
         match self.0 {
@@ -77,7 +78,7 @@ impl Offload {
         Covered::of(frame).filter(|_| !self.is_none())?.offsets()
     }
 
-    /// Returns the data bytes of each segment, if the frame is to be cut.
+    /// Returns the data bytes of each segment, if the frame must be segmented.
     #[inline]
     pub const fn mss(self) -> Option<NonZeroU16> {
         match self.0 {
@@ -86,7 +87,7 @@ impl Offload {
         }
     }
 
-    /// Returns the length in bytes of the longest frame that results from the work.
+    /// Returns the maximum length in bytes of the frames that result from the work.
     #[inline]
     pub fn longest(self, frame: &[u8]) -> usize {
         let headers = self.mss().and_then(|mss| Some((Headers::of(frame)?.len, usize::from(mss.get()))));
@@ -135,7 +136,7 @@ pub fn is_whole(frame: &[u8]) -> bool {
     Covered::of(frame).is_some()
 }
 
-/// Returns `true` if a frame can be cut. Both parsers must find the same TCP header, because [`Headers`] accepts
+/// Returns `true` if a frame can be segmented. Both parsers must find the same TCP header, because [`Headers`] accepts
 /// fragments, and [`Covered`] accepts frames that `Headers` cannot rewrite.
 #[inline]
 fn can_segment(frame: &[u8]) -> bool {

@@ -7,8 +7,8 @@ use super::headers::not_zero;
 const TCP_CHECKSUM: usize = 16;
 const UDP_CHECKSUM: usize = 6;
 
-/// Whole TCP segment or UDP datagram in a frame. Its offsets follow from the headers of the frame alone, and lie in the
-/// frame.
+/// Complete TCP segment or UDP datagram in a frame. Its offsets are derived from the headers of the frame alone, and
+/// lie within the frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Covered {
     /// Offset of the TCP or UDP header in the frame.
@@ -21,7 +21,7 @@ pub(crate) struct Covered {
 
 impl Covered {
     /// Parses a frame with up to two tags, IPv4 with options or IPv6 with extension headers, and TCP or UDP. `None` if
-    /// it is anything else or a fragment, or if its lengths do not agree: no sender leaves the checksum of a fragment
+    /// it is anything else or a fragment, or if its lengths disagree: senders never leave the checksum of a fragment
     /// unfinished.
     #[inline]
     pub(crate) fn of(frame: &[u8]) -> Option<Self> {

@@ -115,9 +115,9 @@ impl Local<'_> {
     }
 }
 
-/// Appends frames of one source to mailboxes. Locks a mailbox once for a run of frames to it.
+/// Appends frames of one source to mailboxes. Locks a mailbox only once for a run of frames to it.
 #[derive(Debug)]
-pub(super) struct Postman<'p> {
+pub(super) struct Forwarder<'p> {
     ports: &'p Ports,
     source: Source,
     open: Option<(Source, Delivery<'p>)>,
@@ -125,14 +125,14 @@ pub(super) struct Postman<'p> {
     hairpin: bool,
 }
 
-impl<'p> Postman<'p> {
+impl<'p> Forwarder<'p> {
     pub(super) const fn new(ports: &'p Ports, source: Source) -> Self {
         Self { ports, source, open: None, hairpin: false }
     }
 
     fn put(&mut self, mailbox: &'p Mailbox, frame: &[u8], offload: Offload) {
         if self.open.as_ref().is_none_or(|(id, _)| *id != mailbox.id) {
-            // Release the previous queue first: a thread must never hold the locks of two queues.
+            // The previous queue is released first, because a thread must never hold the locks of two queues.
             self.open = None;
             self.open = Some((mailbox.id, mailbox.open(self.source)));
         }
@@ -212,8 +212,8 @@ impl Sorted {
     }
 }
 
-/// Sorts frames from the uplink from index `from` on, until it finds one that does not go to a single port. Returns the
-/// index of that one.
+/// Sorts frames from the uplink from index `from` on, until one does not go to a single port. Returns the index of that
+/// one.
 pub(super) fn sort(ports: &Ports, frames: &Frames, from: usize, sorted: &mut Sorted) -> usize {
     // Consecutive frames often go to the same port, which saves the lookup.
     let mut last: Option<&[u8; 6]> = None;
@@ -235,8 +235,8 @@ pub(super) fn sort(ports: &Ports, frames: &Frames, from: usize, sorted: &mut Sor
 /// Delivers one frame from the uplink to all its ports.
 pub(super) fn deliver(ports: &Ports, frames: &Frames, index: usize, counters: &SwitchCounters, hairpin: bool) {
     let (frame, offload) = (frames.get(index).unwrap_or_default(), frames.offload(index));
-    let mut postman = Postman { hairpin, ..Postman::new(ports, UPLINK) };
-    if !postman.deliver(frame, offload, ports.local(frame, UPLINK)) {
+    let mut forwarder = Forwarder { hairpin, ..Forwarder::new(ports, UPLINK) };
+    if !forwarder.deliver(frame, offload, ports.local(frame, UPLINK)) {
         counters.switch_dropped_unknown.increment();
     }
 }

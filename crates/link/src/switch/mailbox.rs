@@ -15,7 +15,7 @@ use super::counters::SwitchCounters;
 use super::direct::{Direct, Round};
 use crate::{Bell, Clock, Frames, Offload};
 
-/// Whether a port gets frames to addresses that no port has (the kernel's bridge calls this flooding).
+/// Handling of frames to addresses that no port has, which the kernel's bridge floods.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum UnknownUnicast {
     /// No: the host behind the port has one address.
@@ -25,7 +25,7 @@ pub enum UnknownUnicast {
     Flood,
 }
 
-/// Highest cost in bytes of the frames in a queue. A single sender can use half of it.
+/// Maximum cost in bytes of the frames in a queue. A single sender can use half of it.
 pub(super) const CAPACITY: usize = 8 << 20;
 /// Bytes that a frame costs in addition to its length.
 pub(super) const FRAME_COST: usize = 64;
@@ -35,7 +35,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// Number of buffers that are kept for reuse.
 const SPARE: usize = 4;
 
-/// Sender of a frame: the number of a port. Numbers are not reused in the lifetime of a switch.
+/// Sender of a frame: the number of a port. A switch never reuses numbers.
 pub(super) type Source = u64;
 /// Source number of the uplink.
 pub(super) const UPLINK: Source = 0;
@@ -160,10 +160,10 @@ impl Mailbox {
         Delivery { mailbox: self, queue: self.queue.lock(), source, delivered: 0, dropped: 0 }
     }
 
-    /// Delivers frames from the uplink: inline if the queue is empty, otherwise and for the frames that the receiver
-    /// leaves, by way of the queue.
+    /// Delivers frames from the uplink: inline if the queue is empty. Otherwise, and for frames that the receiver
+    /// leaves, through the queue.
     pub(super) fn bring(&self, frames: &Frames, list: &[usize], round: &mut Round, clock: &dyn Clock) {
-        // The order is kept: a thread that is just taking the last frames out holds the lock that the receiver acquires
+        // This keeps the order: a thread that is taking the last frames out holds the lock that the receiver acquires
         // before it takes any frame.
         let waiting = self.notice.is_raised();
         let taken = if waiting { 0 } else { self.direct.take(frames, list, round, clock) };
@@ -176,7 +176,7 @@ impl Mailbox {
         }
     }
 
-    /// Makes the port look again, at its frames and at its readiness.
+    /// Makes the port check its queue and its readiness again.
     pub(super) fn signal(&self) {
         let _queue = self.queue.lock();
         self.notice.raise();

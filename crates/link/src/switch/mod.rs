@@ -1,16 +1,16 @@
 //! Ethernet switch of a network: one uplink, and ports with fixed MAC addresses.
 //!
-//! A frame to the address of a port goes to that port, a frame to a group goes to all other ports and to the uplink,
-//! and a frame to an address that no port has goes to the uplink. Addresses are configured, not learned: no port can
-//! get the frames of another one, whatever it sends.
+//! A frame to the address of a port goes to that port. A frame to a group goes to all other ports and to the uplink. A
+//! frame to an address that no port has goes to the uplink. Addresses are configured, not learned: no port can get the
+//! frames of another one, whatever it sends.
 //!
 //! A switch with a *hairpin* sends all frames of its ports to the uplink, and delivers the frames that come back from
 //! there.
 //!
-//! With one port, the port reads the uplink itself; the switch only checks the destination. With several ports, a
+//! With one port, the port reads the uplink itself, and the switch only checks the destination. With several ports, a
 //! thread reads the uplink. It delivers frames inline if the port has a receiver ([`LinkReceiver`]) that has not used
 //! up its share of that thread's time. Otherwise, and for frames between ports, each port has a queue. All queues are
-//! bounded, and each sender has a share of the queue: a sender that exceeds what a port can take loses its own frames.
+//! bounded, and each sender has a share of a queue: a sender that exceeds what a port can take loses its own frames.
 //! Frames for the uplink wait in the sender's own queue until there is room, together with the frames behind them. If
 //! the uplink takes no frame for a second, they are dropped instead. Ports can be added and removed at any time
 //! ([`Readiness::changed`]).
@@ -56,7 +56,7 @@ pub struct Switch(Arc<Shared>);
 pub struct SwitchPortInspect {
     /// Address of the port.
     pub mac: MacAddr,
-    /// Whether the port gets frames to addresses that no port has.
+    /// The port gets frames to addresses that no port has.
     pub flood: bool,
     /// Number of frames in the queue of the port.
     pub queued_frames: Snapshot<usize>,
@@ -79,8 +79,8 @@ pub struct SwitchInspect {
 }
 
 impl Switch {
-    /// Creates a switch with an uplink, or without one for a network that is confined to this process. IP packets
-    /// between ports have at most `mtu` bytes.
+    /// Creates a switch with an uplink, or without one for a network inside this process. IP packets between ports have
+    /// at most `mtu` bytes.
     ///
     /// # Errors
     /// The process has no descriptors left.
@@ -97,7 +97,7 @@ impl Switch {
         Ok(Self(Arc::new(Shared::new(uplink, mtu, Some(clock), false)?)))
     }
 
-    /// Creates a switch whose ports reach each other only through the uplink, whose other end sends frames back (the
+    /// Creates a switch whose ports reach each other only through the uplink, which must send their frames back (the
     /// reflective relay of IEEE 802.1Qbg, VEPA).
     ///
     /// # Errors
@@ -177,7 +177,7 @@ fn inspect(mailbox: &Mailbox) -> SwitchPortInspect {
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        // Ports that still exist are detached: they receive nothing, and their frames are lost.
+        // Ports that still exist are detached: they receive nothing, and frames sent through them are lost.
         self.0.close();
     }
 }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use pvrdma_base::{Counter, Snapshot};
 use pvrdma_packet::MacAddr;
 
-use super::forward::{Local, Ports, Postman, is_from, is_group};
+use super::forward::{Forwarder, Local, Ports, is_from, is_group};
 use super::mailbox::{Mailbox, UnknownUnicast};
 use super::shared::Shared;
 use super::stall;
@@ -42,8 +42,8 @@ impl SwitchPort {
         self.mailbox.direct.set(None);
     }
 
-    /// Records whether the port waits for room in the uplink. The caller holds the lock of the ports, and this port is
-    /// one of them.
+    /// Records that the port waits for room in the uplink, or no longer does. The caller holds the lock of the ports,
+    /// and this port is one of them.
     fn set_refused(&self, refused: bool) {
         self.shared.set_refused(&self.mailbox, refused);
     }
@@ -79,21 +79,21 @@ impl SwitchPort {
             None => list.len(),
         };
         let counters = &self.mailbox.counters;
-        let mut postman = Postman::new(ports, self.mailbox.id);
+        let mut forwarder = Forwarder::new(ports, self.mailbox.id);
         for ((frame, offload), &local) in frames.iter_with_offloads(from).zip(&list).take(taken) {
             if frame.len() > self.shared.longest && offload.longest(frame) > self.shared.longest {
                 if !matches!(local, Local::Unknown) {
                     counters.switch_dropped_too_long.increment();
                 }
-            } else if !(postman.deliver(frame, offload, local) || local.goes_up() && self.shared.uplink.is_some()) {
+            } else if !(forwarder.deliver(frame, offload, local) || local.goes_up() && self.shared.uplink.is_some()) {
                 counters.switch_dropped_unknown.increment();
             }
         }
         taken
     }
 
-    /// Sends the frames that go to the uplink. Returns the number of frames that need not be offered again as far as
-    /// the uplink is concerned.
+    /// Sends the frames for the uplink. Returns the number of frames that the caller need not offer again because of
+    /// the uplink.
     fn send_up(&self, uplink: &dyn Link, list: &[Local<'_>], frames: &Frames, from: usize) -> usize {
         let limit = if self.others_wait() { QUANTUM } else { usize::MAX };
         let taken = if limit == usize::MAX && list.iter().all(Local::goes_up) {
@@ -102,7 +102,7 @@ impl SwitchPort {
         } else {
             let scratch = &mut *self.scratch.lock();
             scratch.clear();
-            // Index of the first frame that is not offered to the uplink in this call.
+            // This is the index of the first frame that is not offered to the uplink in this call.
             let mut end = list.len();
             for (index, ((frame, offload), local)) in frames.iter_with_offloads(from).zip(list).enumerate() {
                 if scratch.bytes() >= limit {
@@ -132,7 +132,7 @@ impl Drop for SwitchPort {
 impl Link for SwitchPort {
     fn receive(&self, frames: &mut Frames, most: usize) {
         let ports = self.shared.ports.read();
-        // Frames in the queue came before the frames that the uplink has now, so they are taken first.
+        // Frames in the queue arrived before those that the uplink has now, so they are taken first.
         if self.mailbox.take(frames, most) || !ports.is_sole(&self.mailbox) {
             return;
         }
@@ -174,7 +174,7 @@ impl Link for SwitchPort {
     }
 
     fn unsent(&self) -> bool {
-        // Frames that other ports have left in the uplink are no reason to wait for a port that was removed.
+        // A port that was removed need not wait for frames that others have left in the uplink.
         self.shared.ports.read().contains(&self.mailbox)
             && self.shared.uplink.as_ref().is_some_and(|uplink| uplink.unsent())
     }
@@ -187,7 +187,7 @@ impl Link for SwitchPort {
             return Readiness { changed: event, ..uplink() };
         }
         let writable: Option<Arc<OwnedFd>> = if ports.contains(&self.mailbox) { uplink().writable } else { None };
-        // A port that waits for room has to retry after this time even if the uplink has no room, because the frames
+        // A port that waits for room must retry after this time even if the uplink still has none, because its frames
         // are then dropped.
         let wait = self.mailbox.refused.load(Ordering::Relaxed).then_some(stall::LIMIT);
         Readiness { readable: event, writable, wait, ..Readiness::default() }

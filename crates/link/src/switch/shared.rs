@@ -25,7 +25,7 @@ use crate::{Bell, Clock, Frames, GsoLink, Link, MonotonicClock, Readiness};
 const ETHERNET_LEN: usize = 18;
 /// Number of frames that are received from the uplink in one call.
 const RECEIVE: usize = 64;
-/// Highest number of batches that are discarded before the first port gets frames.
+/// Maximum number of batches that are discarded before the first port gets frames.
 const STALE_BATCHES: usize = 64;
 /// Pause after polling failed.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -156,8 +156,8 @@ impl Shared {
 
     pub(super) fn unplug(&self, mailbox: &Arc<Mailbox>) {
         let plug = &mut *self.plug.lock();
-        // A port that becomes the only one reads the uplink itself. Holding this lock makes sure that all frames read
-        // before have been delivered, so that they cannot be reordered.
+        // A port that becomes the only one reads the uplink itself. Holding this lock ensures that all frames read
+        // before have been delivered, so none are reordered.
         let input = self.input.lock();
         let mut ports = self.ports.write();
         if !ports.remove(mailbox) {
@@ -165,8 +165,8 @@ impl Shared {
         }
         let addresses = ports.addresses();
         drop((ports, input));
-        // The owner may hold the port for a long time after this. It sends nothing any more, so the state cannot change
-        // again.
+        // The owner may hold the port for a long time after this. The port sends nothing more, so this state cannot
+        // change again.
         self.set_refused(mailbox, false);
         self.stop_if_idle(plug);
         if let Err(error) = self.set_addresses(&addresses) {
@@ -257,7 +257,7 @@ impl Shared {
             }
             let end = sort(&ports, frames, next, sorted);
             drop(ports);
-            // The lock of the ports must not be held here, because receivers send frames, which locks it again.
+            // The lock of the ports must not be held here: receivers send frames, which takes it again.
             sorted.bring(frames, round, &*self.clock);
             if end >= frames.len() {
                 return !frames.is_empty();

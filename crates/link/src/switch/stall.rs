@@ -1,10 +1,10 @@
 //! Detection of a stalled uplink, whose other end does not read. Frames that wait for such an uplink would hold up the
-//! frames for other ports behind them, so that a remote peer could stop the local traffic.
+//! frames to other ports behind them, so a remote peer could stop the local traffic.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Longest time for which frames wait for an uplink that takes nothing. After it, frames for the uplink are dropped, as
+/// Maximum time for which frames wait for an uplink that takes nothing. After it, frames for the uplink are dropped, as
 /// in a congested network, until it takes some again.
 pub(super) const LIMIT: Duration = Duration::from_secs(1);
 
@@ -23,7 +23,7 @@ impl Stall {
         }
     }
 
-    /// Records that the uplink took some of the offered frames, or none. Returns `true` if the rest is to be dropped.
+    /// Records that the uplink took some of the offered frames, or none. Returns `true` if the rest must be dropped.
     pub(super) fn refused(&self, some: bool, now: Duration) -> bool {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).saturating_add(1);
         let since = self.since.load(Ordering::Relaxed);

@@ -15,7 +15,7 @@ impl AckPolicy {
         self.without_request = u32::MAX;
     }
 
-    /// Returns `true` if the next packet must request an ACK, given how many PSNs may be in flight. A window that fills
+    /// Returns `true` if the next packet must request an ACK, for a window of this number of PSNs. A window that fills
     /// up without a request would stall until the ACK timeout.
     pub(super) fn is_due(self, window: u32) -> bool {
         self.without_request >= MAX_WITHOUT_REQUEST.min(window / 4)

@@ -49,7 +49,7 @@ impl Requester {
         match syndrome {
             Syndrome::Ack { .. } => {
                 self.recovery.refill_rnr_retries(self.attrs.rnr_retry);
-                // An ACK with a PSN inside a READ acknowledges a duplicate: adapters use the newest PSN that they have
+                // An ACK with a PSN inside a READ acknowledges a duplicate: adapters send the newest PSN that they have
                 // executed, and the responses of the READ are still to come.
                 let read = self.requests.iter().find(|request| request.wants_data() && request.contains(seq));
                 let newest = read.map_or(seq + 1, |read| read.first);
@@ -71,8 +71,8 @@ impl Requester {
                 };
                 self.ack_until(now, seq, ops);
                 if !self.ended {
-                    // The responder has stopped and will respond to nothing more: responses that are not in transit yet
-                    // are lost.
+                    // The responder has stopped and will send nothing more: responses that are not in transit yet are
+                    // lost.
                     self.recovery.retries = 0;
                     self.fail_at(now, seq, status, ops);
                 }
@@ -142,8 +142,8 @@ impl Requester {
         }
     }
 
-    /// Handles the fact that the responder has responded to everything before `newest`. Responses before it that have
-    /// not arrived are late or lost.
+    /// Handles the responder's response to `newest`. Responses to earlier packets that have not arrived are late or
+    /// lost.
     pub(super) fn notice_missing(&mut self, now: Duration, newest: Seq) {
         if !self.ended {
             let Self { responses, recovery, .. } = self;
@@ -166,8 +166,8 @@ impl Requester {
         let expected = u64::from(request.length).saturating_sub(offset).min(mtu);
         self.recovery.refill_rnr_retries(self.attrs.rnr_retry);
         self.ack_until(now, seq, ops);
-        // Whether it is a FIRST, MIDDLE, LAST or ONLY packet depends on the transmission that it belongs to, and on the
-        // responder; its place and length do not.
+        // Its position (FIRST, MIDDLE, LAST or ONLY) depends on the responder and on the transmission that it belongs
+        // to, but its place in memory and its length do not.
         let fits = packet.payload.len() as u64 == expected && packet.pad_is_right();
         if seq != self.snd.una {
             return self.take_early_data(now, seq, offset, packet.payload, fits, ops);
@@ -194,7 +194,7 @@ impl Requester {
     }
 
     /// Takes the data of a response that arrived before the one at `snd.una`. If it does not fit or cannot be stored,
-    /// it is ignored: it is requested again, and fails when its turn has come.
+    /// it is ignored. It is then requested again, and fails when its turn comes.
     fn take_early_data(
         &mut self,
         now: Duration,
@@ -243,7 +243,7 @@ impl Requester {
             return;
         }
         self.ack_until(now, seq, ops);
-        // During an RNR wait this NAK only reflects packets that were in flight when the wait began.
+        // During an RNR wait, this NAK only reflects packets that were in flight when the wait began.
         if self.ended || self.timers.is_running(Timer::RnrBackoff) || !self.recovery.on_sequence_nak(seq) {
             return;
         }

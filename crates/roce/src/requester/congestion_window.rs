@@ -1,7 +1,7 @@
 //! The congestion window: the amount of data that a connection may have in flight, derived from its losses and delays.
 //!
-//! Some networks lose packets at random, and a lower rate does not help there. But an overflowing queue is the only
-//! congestion signal of a network without ECN, and such a queue adds delay. So the window is cut when more than one
+//! Some networks lose packets at random, and a lower rate does not help there. But on a network without ECN, loss at a
+//! full queue is the only signal of congestion, and such a queue adds delay. So the window is cut when more than one
 //! packet in fifty is lost, and also at any loss while the queueing delay is close to its maximum (`delay`). It is cut
 //! at most once per round trip: by a third, or to the amount that arrived, if that is less. A round trip without a cut
 //! gives a little back.
@@ -12,21 +12,21 @@ use std::time::Duration;
 
 use super::send_state::Seq;
 
-/// One in this number of packets may be lost without a consequence, as long as delays are low.
+/// One packet in this number may be lost without consequence while delays are low.
 const TOLERATED: u64 = 50;
-/// Number of losses in a row that are tolerated then, because random losses also come in bursts.
+/// Number of consecutive losses that are tolerated in that case, because random losses also come in bursts.
 const BURST: u64 = 8;
 /// Round trip time while none was measured.
 const UNKNOWN_RTT: Duration = Duration::from_millis(5);
 /// PSNs that may be in flight regardless of losses.
 const MIN: u32 = 1;
 /// Divisor of growth, and below it the divisor of recovery. A round trip without a cut gives back one packet, the first
-/// fraction of the window, and the second fraction of the distance to the size that was last known to be too large.
+/// fraction of the window, and the second fraction of the distance to the last size that was too large.
 const GROWTH: u32 = 64;
 const RECOVERY: u32 = 8;
 /// Divisor that bounds a cut: it leaves at least this fraction of the PSNs sent in the round trip.
 const DEEPEST: u64 = 8;
-/// A cut starts from the part of the window that the sender uses, but from no less than the window divided by this.
+/// A cut starts from the part of the window that the sender uses, but at least from the window divided by this.
 const LEAST_USED: u32 = 4;
 
 /// Lost packets.
@@ -110,8 +110,8 @@ impl CongestionWindow {
         let sent_since = loss.again || loss.last >= self.until;
         let cut = self.cut.filter(|cut| !sent_since || now.saturating_sub(cut.at) < self.rtt);
         if cut.is_none() && self.cut.is_some() {
-            // The round trip is not over, but the packets lost now were sent after the cut: they belong to a window of
-            // their own.
+            // The round trip is not over, but the packets lost now were sent after the cut, so they belong to a window
+            // of their own.
             self.from = max.saturating_sub(self.psns.into());
             self.lost = 0;
         }

@@ -1,8 +1,8 @@
-//! Detects whether the queueing delay is close to its maximum: a packet lost at that time was probably dropped by a
-//! full queue.
+//! Detects that the queueing delay is close to its maximum. A packet lost at that time was probably dropped by a full
+//! queue.
 //!
 //! Round trip times through a queue grow until it overflows, and shrink when senders slow down. A network with random
-//! losses loses packets at any delay. So a loss indicates congestion if the last few round trip times were all nearer
+//! losses loses packets at any delay. So a loss indicates congestion if the last few round trip times were all closer
 //! to the longest than to the shortest one, and much longer than the shortest.
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ const TOLERATED: Duration = Duration::from_millis(1);
 const TOLERATED_PART: u32 = 8;
 /// Number of consecutive round trips that are examined.
 const RECENT: usize = 4;
-/// Minimum time for which the shortest and longest round trip times count. It is bounded because routes change.
+/// Minimum time for which the shortest and longest round trip times are remembered. They expire because routes change.
 const MEMORY: Duration = Duration::from_secs(10);
 
 /// Shortest and longest of a set of round trip times.

@@ -1,13 +1,14 @@
-//! Loss recovery state of a requester: what may be in flight, which losses were noticed, and which retries are left.
+//! Loss recovery state of a requester: the PSNs that may be in flight, the losses that were noticed, and the retries
+//! that are left.
 //!
-//! The ACK timeout of a QP is tens of milliseconds, because the architecture defines it as the time after which a peer
-//! is given up step by step. Between two hosts of one network a round trip takes a hundred microseconds, so a packet
-//! that is lost twice, or whose NAK is lost, would stall the connection for hundreds of round trips. Therefore, when
-//! nothing was acknowledged for a few round trips, the oldest packet is retransmitted as a *probe*, as TCP (RFC 8985)
-//! and QUIC (RFC 9002) do. A probe costs no retry, and a peer that has the packet already acknowledges it as a
-//! duplicate. If the ACK covers this one packet alone, the next one is probed, and if that ACK covers no more either,
-//! the following packets are considered lost, too. For a READ, the probe requests only one response packet: responses
-//! that a busy responder has not sent yet would otherwise arrive twice.
+//! The ACK timeout of a QP is tens of milliseconds, because the architecture defines it as the time after which a
+//! requester gives up on a peer step by step. Between two hosts of one network, a round trip takes a hundred
+//! microseconds, so a packet that is lost twice, or whose NAK is lost, would stall the connection for hundreds of round
+//! trips. Therefore, when nothing was acknowledged for a few round trips, the oldest packet is retransmitted as a
+//! *probe*, as TCP (RFC 8985) and QUIC (RFC 9002) do. A probe costs no retry, and a peer that has the packet already
+//! acknowledges it as a duplicate. If the ACK covers this one packet alone, the next one is probed; if that ACK covers
+//! no more either, the following packets are considered lost as well. For a READ, the probe requests only one response
+//! packet: responses that a busy responder has not sent yet would otherwise arrive twice.
 //!
 //! After a loss, only a few packets follow the retransmitted one until something is acknowledged: most responders have
 //! dropped the packets after the gap (go-back-N), and those that have buffered them do not need them again. A responder
@@ -22,23 +23,23 @@ use crate::rnr_backoff::RnrBackoff;
 
 /// PSNs in flight right after a loss.
 const WINDOW_AFTER_LOSS: u32 = 8;
-/// Shortest time without progress that leads to a probe: longer than a delay by a busy scheduler.
+/// Minimum time without progress before a probe: longer than a delay by a busy scheduler.
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_micros(500);
-/// The same before a response with data is requested again for the second time, or while the response time of the
-/// responder is unknown: repeated responses add to the load while the first ones are merely late.
+/// The same before a response with data is requested a second time, or while the response time of the responder is
+/// unknown. Repeated responses add to the load while the first ones are merely late.
 const MIN_RESPONSE_TIMEOUT: Duration = Duration::from_millis(4);
-/// Shortest time for which an overtaken response counts as late and not as lost.
+/// Minimum time for which an overtaken response counts as late and not as lost.
 const MIN_PATIENCE: Duration = Duration::from_micros(100);
 /// Factor by which a timer waits longer than that, while more packets are expected: their arrival reveals the loss
 /// without a wake-up.
 const PATIENCE_IF_MORE: u32 = 5;
-/// Largest number of probes in a row; after these the ACK timeout decides.
+/// Maximum number of consecutive probes. After these, the ACK timeout decides.
 const MAX_PROBES: u32 = 3;
-/// Largest number of sequence NAKs for consecutive packets that count as losses. After these, the responder is assumed
+/// Maximum number of sequence NAKs for consecutive packets that count as losses. After these, the responder is assumed
 /// to have stopped buffering packets after a gap.
 const MAX_CONSECUTIVE_NAKS: u32 = 2;
 
-/// State of the probe: whether the oldest unacked packet is retransmitted alone, to find out what the responder has.
+/// State of the probe, which retransmits the oldest unacked packet alone to find out which packets the responder has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Probe {
     None,

@@ -59,12 +59,13 @@ const READS_AT_A_TIME: u32 = 4;
 /// Consecutive ACK timeouts after which a connection is starved.
 const STARVED: u32 = 2;
 
-/// Network parameters of a requester. Only `negotiate` needs the consent of the peer.
+/// Network parameters of a requester. Only `negotiate` depends on the consent of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tuning {
     /// PSNs that may be in flight. Against a software responder, keep it below the capacity of its socket buffer.
     pub window: u32,
-    /// Longest RDMA READ request in packets; longer reads become several requests. At most half of `window` is used.
+    /// Maximum length of an RDMA READ request in packets; longer reads become several requests. At most half of
+    /// `window` is used.
     pub read_chunk: u32,
     /// Requests that may be posted and not done.
     pub requests: usize,
@@ -183,8 +184,8 @@ impl Requester {
         self.path
     }
 
-    /// Sets AckReq on the next packet. Used before a pause, so that the ACK does not have to wait for the next packet
-    /// that requests one by itself.
+    /// Sets AckReq on the next packet. Used before a pause: otherwise the ACK would have to wait for the next packet
+    /// that requests one anyway.
     pub const fn request_ack(&mut self) {
         self.ack_policy.force();
     }
@@ -215,8 +216,8 @@ impl Requester {
         size_of::<Request>().saturating_add(sges.next_power_of_two().saturating_mul(size_of::<Sge>()))
     }
 
-    /// Changes how many requests, and how many fast registrations that were not started, may be posted. If more are
-    /// posted already, nothing can be posted until there is room. Memory for more is released.
+    /// Changes the maximum numbers of posted requests, and of posted fast registrations that were not started. If more
+    /// are posted already, nothing can be posted until there is room. Excess memory is released.
     pub fn set_room(&mut self, requests: usize, page_lists: usize) {
         if requests < self.tuning.requests {
             self.requests.shrink_to(requests);
@@ -241,8 +242,8 @@ impl Requester {
     fn set_read_length(&mut self) {
         let at_a_time = u32::from(self.attrs.max_rd_atomic).clamp(1, READS_AT_A_TIME);
         let length = (self.recovery.congestion_window() / at_a_time).max(1);
-        // Powers of two, so that the length does not change all the time. If the peer does not allow more requests than
-        // these, the steps are smaller, so that the requests fill the window.
+        // The length is a power of two, so that it does not change all the time. If the peer does not allow more than
+        // four requests, the steps are smaller, so that the requests fill the window.
         let digits = if u32::from(self.attrs.max_rd_atomic) > READS_AT_A_TIME { 0 } else { 2 };
         let step = 1 << length.ilog2().saturating_sub(digits);
         let length = (length / step * step).min(self.tuning.read_chunk).min(self.tuning.window / 2).max(1);
@@ -301,7 +302,7 @@ impl Requester {
         self.requests.push_back(request);
     }
 
-    /// Sets whether the QP is in SQD, where no new request is started and started ones are finished.
+    /// Sets if the QP is in SQD, where started requests are finished and no new one is started.
     pub const fn set_draining(&mut self, draining: bool) {
         self.draining = draining;
     }
@@ -356,8 +357,8 @@ impl Requester {
     }
 
     /// Fails the request that contains `seq`: it completes with an error, and the QP ends. The first error that the
-    /// consumer sees must be the cause, so earlier requests whose responses are late or lost complete first. They have
-    /// the retries that are left.
+    /// consumer sees must be the cause. So earlier requests whose responses are late or lost complete first, with the
+    /// retries that are left.
     fn fail_at(&mut self, now: Duration, seq: Seq, status: WcStatus, ops: &mut impl RequesterOps) {
         if self.failing.is_none_or(|(before, _)| before > seq) {
             self.failing = Some((seq, status));

@@ -1,21 +1,22 @@
 //! Selection of one of several equal-cost paths for a connection.
 //!
-//! Switches select among equal-cost paths by a hash of addresses and ports, so that a connection keeps to one path,
-//! whatever happens there. Between two endpoints that agreed ([`super::selective`]) a connection moves to another path
-//! by changing its UDP source port, as TCP does in Linux ("PLB", Qureshi et al., SIGCOMM 2022, and after timeouts). The
-//! bits in which the port differs from the connection's own are its *entropy*. There are two reasons to move.
+//! Switches select among equal-cost paths by a hash of addresses and ports, so a connection stays on one path whatever
+//! happens there. Between two endpoints that have agreed on it ([`super::selective`]), a connection moves to another
+//! path by changing its UDP source port, as TCP does in Linux ("PLB", Qureshi et al., SIGCOMM 2022, and after
+//! timeouts). The bits in which the port differs from the connection's own are its *entropy*. There are two reasons to
+//! move.
 //!
 //! * **Congestion.** Several round trips in a row were congested: a packet was marked, the window was cut, or the
 //!   queueing delay was close to its maximum. A connection that has moved and meets congestion again waits twice as
-//!   long before its next move, because other paths are probably not better; after a while without congestion, that is
-//!   forgotten. Right after a move, packets of the old path are late and not lost.
+//!   long before its next move, because other paths are probably no better. After a while without congestion, this is
+//!   forgotten. Right after a move, packets of the old path count as late and not as lost.
 //! * **Silence.** The second probe in a row, and each ACK timeout, starts a *search*: each packet takes another path,
 //!   until a response arrives. A connection that has just moved and gets no response returns to its previous path
 //!   first.
 //!
-//! Responses take the path whose entropy the last request had, so that the requester selects the path of both
-//! directions: only the requester has timers and observes the congestion of READ responses. A response also tells which
-//! request got through.
+//! Responses take the path whose entropy the last request had, so the requester selects the path of both directions:
+//! only the requester has timers and observes the congestion of READ responses. A response also tells which request got
+//! through.
 
 use std::time::Duration;
 

@@ -2,12 +2,12 @@
 //!
 //! A responder sends the whole response at once, so a request must not ask for more than may be in flight, which varies
 //! with the network. But a request that was sent once keeps its end, because the responder remembers it. Therefore a
-//! new length applies to PSNs that were never sent, and the next change of length waits until everything of the old
-//! length is done.
+//! new length applies only to PSNs that were never sent, and the next change of length waits until everything of the
+//! old length is done.
 //!
-//! A repeated request may be *split*, because the network may carry only a part of the lost responses now. The
-//! resources that a responder still holds from an earlier transmission may be READs that it executes along with the
-//! next one. The part after a split takes one more of its resources, so it waits until the part before it is done.
+//! A repeated request may be *split*, because the network may now carry only a part of the lost responses. A responder
+//! may still hold resources from an earlier transmission, for READs that it executes along with the next one. The part
+//! after a split takes one more of its resources, so it waits until the part before it is done.
 
 use pvrdma_saved_state::roce as saved;
 
@@ -15,7 +15,7 @@ use super::request::Request;
 use super::send_state::Seq;
 use crate::saved::{RestoreError, ensure, invalid};
 
-/// Largest number of saved splits. A request is split only while no part of one waits, or by a probe.
+/// Maximum number of saved splits. A request is split only while no part of an earlier split waits, or by a probe.
 const MAX_SPLITS: usize = 16;
 
 /// Lengths of READ requests.

@@ -2,9 +2,9 @@
 //!
 //! Each response packet has a fixed place in memory, so a response that arrives before an earlier one is stored at
 //! once. The earlier one was *overtaken*: it is late or lost. It counts as lost when many responses have overtaken it
-//! or when some time has passed (as in RFC 8985). Then it is requested again, with its missing neighbours and nothing
-//! else. The next response reveals whether that time has passed: a timer is only needed for the last ones. Only the
-//! first gap of a READ is requested at a time, because rxe does not go back to before the start of a repetition.
+//! or some time has passed (as in RFC 8985). Then it is requested again, with its missing neighbours and nothing else.
+//! The next response reveals that the time has passed; a timer is needed only for the last ones. Only the first gap of
+//! a READ is requested at a time, because rxe does not go back to before the start of a repetition.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -11,7 +11,7 @@ use super::request::{Request, Stage};
 use super::send_state::Seq;
 use super::timers::Timer;
 
-/// Shortest ACK timeout. With a shorter one, all retries could be used up before a busy host gets its processor back.
+/// Minimum ACK timeout. With a shorter one, all retries could be used up before a busy host gets its processor back.
 /// rxe rounds up to a tick of its kernel, 1 to 10 ms.
 const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(4);
 
@@ -45,7 +45,7 @@ impl Requester {
     }
 
     /// Ends the wait for a receive if it is over. Responses have been expected since before the wait, and the next
-    /// packet may not fit into the window besides them, so their timers are restarted in any case.
+    /// packet may not fit into the window beside them, so their timers are restarted in any case.
     pub(super) fn end_rnr_backoff(&mut self, now: Duration) {
         if self.timers.has_expired(Timer::RnrBackoff, now) {
             self.timers.stop(Timer::RnrBackoff);
@@ -59,7 +59,7 @@ impl Requester {
         } else if self.responses.on_probe() {
             // The overtaken response is requested again.
         } else if self.probed == Some(self.snd.una) {
-            // Only the response that was requested alone has arrived: the responder does not have the rest of the
+            // Only the response that was requested alone has arrived, so the responder does not have the rest of the
             // request.
             self.probed = None;
             self.go_back(now, self.snd.una, Setback::Silence);
@@ -121,7 +121,7 @@ impl Requester {
 
     /// Handles an ACK for PSNs that the requester went back over and has not retransmitted yet. Continues after them.
     pub(super) fn skip_acked(&mut self) {
-        // The peer buffers packets after a gap; or the timeout was too early, and the rest is in transit as well.
+        // The peer buffers packets after a gap. Or the timeout was too early, and the rest is in transit as well.
         self.recovery.peer_reorders |= self.recovery.saw_nak();
         let started = || self.requests.iter().take_while(|request| request.stage == Stage::Started);
         let late = self.recovery.timed_out && !started().any(Request::wants_data);
@@ -157,7 +157,7 @@ impl Requester {
         self.responses.on_go_back(from, self.snd.una);
         self.scoreboard.clear();
         self.recovery.on_go_back(self.snd.span(), setback);
-        // The first packet requests an ACK, which tells what the responder has.
+        // The first packet requests an ACK, which reveals what the responder has.
         self.ack_policy.force();
     }
 }

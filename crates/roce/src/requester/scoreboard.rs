@@ -1,8 +1,8 @@
 //! Packets that the responder has after the first missing one, if it reports them (called a scoreboard in RFC 6675).
 //!
-//! A missing packet is *lost* when later ones have arrived: at least a few (some networks reorder), or some time ago
-//! (RFC 8985). It is retransmitted alone, and lost again when a packet has arrived that was sent after the
-//! retransmission.
+//! A missing packet is *lost* when enough later ones have arrived (some networks reorder), or when one has arrived some
+//! time ago (RFC 8985). It is retransmitted alone. It counts as lost again when a packet has arrived that was sent
+//! after the retransmission.
 
 use std::time::Duration;
 

@@ -68,12 +68,12 @@ impl Requester {
             return;
         }
         self.ack_until(now, seq, ops);
-        // During an RNR wait this NAK only reflects packets that were in flight when the wait began.
+        // During an RNR wait, this NAK only reflects packets that were in flight when the wait began.
         if self.ended || self.timers.is_running(Timer::RnrBackoff) {
             return;
         }
-        // The PSN that the responder expects only increases, so it is also a proof if it misses a packet now that it
-        // had before. The NAK that reported the loss of the buffer was itself lost.
+        // The PSN that the responder expects only increases, so a packet that it had before and misses now is a proof
+        // as well: the NAK that reported the loss of its buffer was itself lost.
         if map.is_empty() || self.scoreboard.has(seq) {
             return self.nothing_kept(now, seq, ops);
         }
@@ -87,8 +87,8 @@ impl Requester {
     }
 
     /// Goes back to the packet at `seq`: the responder misses it and keeps nothing after it, regardless of earlier
-    /// reports, because it had no room or has lost its buffer. This costs no retry once for each packet, so that a
-    /// responder that requests the same packet for ever uses up the retries.
+    /// reports, because it had no room or has lost its buffer. This costs no retry the first time for each packet. A
+    /// responder that requests the same packet forever therefore uses up the retries.
     fn nothing_kept(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
         let is_news = self.recovery.on_sequence_nak(seq) || self.scoreboard.received() > 0;
         if !is_news {

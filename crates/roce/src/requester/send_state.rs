@@ -2,7 +2,7 @@
 
 use pvrdma_verbs::Psn;
 
-/// A PSN that does not wrap: its low 24 bits are on the wire. PSNs of one QP can be compared as numbers, however many
+/// A PSN that does not wrap. Its low 24 bits are on the wire. PSNs of one QP can be compared as numbers, however many
 /// requests are posted.
 pub(super) type Seq = u64;
 
@@ -40,7 +40,7 @@ pub(super) struct SendState {
 impl SendState {
     /// Starts with nothing sent; `first` is the first PSN.
     pub(super) fn new(first: Psn) -> Self {
-        // The first turn of PSN space is skipped, so that PSNs before the first are positive numbers, too.
+        // The first turn of PSN space is skipped, so that PSNs before the first one are positive numbers as well.
         let first = WRAP + Seq::from(first.get());
         Self { una: first, executed: first, nxt: first, max: first, posted: first }
     }

@@ -116,8 +116,8 @@ impl Requester {
         None
     }
 
-    /// Returns `true` if there is room for lost packets besides those in flight: retransmitted all at once, they would
-    /// be lost again.
+    /// Returns `true` if there is room for lost packets beside those in flight. If all of them were retransmitted at
+    /// once, they would be lost again.
     fn may_retransmit(&self) -> bool {
         let pipe = self.pipe();
         pipe == 0 || pipe < self.recovery.congestion_window().into()
@@ -266,8 +266,8 @@ impl Requester {
             let starts = self.reads.starts_at(request, self.snd.nxt);
             self.responses.on_sent(self.snd.nxt, after, starts);
         }
-        // An ACK of a retransmitted packet cannot be assigned to one of the transmissions. But a rough measurement is
-        // better than none: without one, only the ACK timeout detects losses.
+        // An ACK of a retransmitted packet cannot be assigned to one of the transmissions. But without any measurement,
+        // only the ACK timeout detects losses, so a rough one is taken.
         let measures = self.recovery.rtt_estimate().is_none();
         if plan.wants_data && (measures || self.snd.nxt >= self.snd.max) {
             self.recovery.on_request_sent(now, self.snd.nxt + 1);

@@ -130,7 +130,7 @@ pub struct Responder {
     ack_msn: u32,
     /// A sequence NAK was sent.
     has_sent_nak: bool,
-    /// Newest duplicate that got no ACK, because later requests have responses with data.
+    /// The newest duplicate that got no ACK, because later requests have responses with data.
     unacked_duplicate: Option<Psn>,
     /// The peer has repeated a READ or atomic after such a duplicate.
     peer_goes_back: bool,
@@ -193,9 +193,9 @@ impl Responder {
         self
     }
 
-    /// Lets responses follow the path of requests if the peer agreed on selective acknowledgements: when the peer
-    /// changes bits of its UDP source port, this side inverts the same bits of its own. A requester that gets no
-    /// responses tries other paths for both directions in this way.
+    /// Makes responses follow the path of requests if the peer agreed on selective acknowledgements: when the peer
+    /// changes bits of its UDP source port, this side inverts the same bits of its own port. A requester that gets no
+    /// responses thus tries other paths for both directions.
     #[must_use]
     pub const fn following_paths(mut self) -> Self {
         self.follows = true;
@@ -327,8 +327,8 @@ impl Responder {
     }
 
     /// Reports that the caller has lost the packets that it kept after [`Self::expected_psn`]. A peer that agreed on
-    /// selective acknowledgements believes that they have arrived: it gets a sequence NAK without a map, and goes back
-    /// to the expected packet. A peer that has nothing outstanding ignores the NAK.
+    /// selective acknowledgements counts them as arrived, so it gets a sequence NAK without a map, and goes back to the
+    /// expected packet. A peer that has nothing outstanding ignores the NAK.
     pub fn forget_received(&mut self) {
         self.received = None;
         if self.sack != Sack::On || self.ended {
@@ -372,8 +372,8 @@ impl Responder {
         self.peer_goes_back |= wants_data && self.unacked_duplicate.is_some_and(|before| before.precedes(psn));
         match operation {
             Operation::Send | Operation::Write => {
-                // The ACK is sent even without AckReq, as rxe does: a peer that repeats a lost tail may not set it. It
-                // carries the current MSN.
+                // The ACK is sent even without AckReq, as rxe does, because a peer that repeats a lost tail may not set
+                // it. It carries the current MSN.
                 if self.is_acked_by_data(psn) {
                     self.unacked_duplicate = Some(psn);
                 } else {
@@ -406,8 +406,8 @@ impl Responder {
 
     /// Returns `true` if the ACK of a duplicate would be older than responses with data to later requests. Those
     /// acknowledge the duplicate as well, and some requesters do not tolerate an ACK that goes back. A peer that goes
-    /// back because of a NAK also repeats packets that were kept, which are duplicates then. A peer that repeats one
-    /// packet again and again, without a READ after it, does get the ACK.
+    /// back because of a NAK also repeats packets that were kept, which are then duplicates. But a peer that repeats
+    /// one packet again and again, without a READ after it, does get the ACK.
     fn is_acked_by_data(&self, psn: Psn) -> bool {
         let repeated = self.unacked_duplicate.is_some_and(|before| !before.precedes(psn));
         self.has_sent_nak

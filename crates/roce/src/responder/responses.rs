@@ -153,9 +153,8 @@ impl Responder {
         }
     }
 
-    /// Drops NAKs for packets that were executed since, and ACKs that are covered by the next response then. Otherwise
-    /// a peer that fills some gaps and leaves others, while sending is blocked, would make the queue grow without
-    /// bound.
+    /// Drops NAKs for packets that were executed since, and ACKs that the next response then covers. Otherwise, while
+    /// sending is blocked, a peer that fills some gaps and leaves others could make the queue grow without bound.
     fn drop_outdated_naks(&mut self) {
         let (expected, before) = (self.expected, self.responses.len());
         self.responses.retain(|response| !matches!(response, Response::Nak { psn, .. } if *psn != expected));
@@ -195,7 +194,7 @@ impl Responder {
             let frame = match *self.responses.front()? {
                 Response::Ack { psn, msn } => self.acknowledge(psn, Aeth { syndrome: Syndrome::ACK, msn }, out),
                 Response::Nak { psn, syndrome: SEQUENCE_ERROR, .. } if psn != self.expected => {
-                    // The packet was late and not lost: a NAK would make the peer go back without need.
+                    // The packet was late and not lost. A NAK would make the peer go back without need.
                     self.responses.pop_front();
                     continue;
                 }
@@ -214,7 +213,7 @@ impl Responder {
                         }
                         return Some(frame);
                     }
-                    // The memory is gone, and the queue has another response at the front now.
+                    // The memory is gone, and another response is now at the front of the queue.
                     None => continue,
                 },
             }?;
@@ -284,7 +283,7 @@ impl Responder {
         let bth = self.bth(Opcode::read_response(position), read.psn);
         let payload_len = len as usize;
         let Ok(mut frame) = self.path.frame(&mut self.ident, bth, extension, payload_len, out) else {
-            // There is no room. Dropping the response ends the caller's loop; the peer requests it again.
+            // There is no room. Dropping the response ends the caller's loop, and the peer requests it again.
             self.responses.pop_front();
             return None;
         };
@@ -292,7 +291,7 @@ impl Responder {
         if ops.read(remote, frame.payload()).is_err() {
             if read.duplicate {
                 // A peer that still needs the data gets no response. The request may also be an old packet that was
-                // delayed in the network, and the consumer was free to deregister the memory since.
+                // delayed in the network, and the consumer was free to deregister the memory since then.
                 self.responses.pop_front();
             } else {
                 ops.refuse(NakReason::RemoteAccess);

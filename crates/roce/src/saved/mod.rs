@@ -1,12 +1,12 @@
 //! Saving and restoring the halves of a connection, and the work requests that they hold.
 //!
 //! [`Requester::save`](crate::Requester::save) and its like return messages of `pvrdma-saved-state`. Each takes its
-//! struct apart with a pattern that names all fields, so that a new field does not compile before it is saved or
-//! dropped on purpose.
+//! struct apart with a pattern that names all fields, so a new field does not compile until it is saved or dropped
+//! explicitly.
 //!
 //! The `restore` functions take messages from untrusted sources. They check each value that later code relies on, and
-//! the relations between values. A state that passes can still be wrong, like a peer can: it harms its own connection
-//! only.
+//! the relations between values. A state that passes these checks can still be wrong, as a peer can be; it then harms
+//! only its own connection.
 
 mod work;
 

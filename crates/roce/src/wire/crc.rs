@@ -1,8 +1,8 @@
 //! The CRC-32 of Ethernet, computed by the fastest method for this processor.
 //!
 //! Physical processors have an instruction for polynomial multiplication, which `crc32fast` uses. On an emulated
-//! processor it is among the most expensive instructions, while shifts and exclusive ors stay cheap; [`shifted`] needs
-//! only those for long inputs. A caller with a clock can let [`choose_crc`] measure which method is faster.
+//! processor, it is among the most expensive instructions, while shifts and exclusive ors stay cheap. For long inputs,
+//! [`shifted`] needs only those. A caller with a clock can let [`choose_crc`] measure which method is faster.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};

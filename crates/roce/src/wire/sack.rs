@@ -4,7 +4,7 @@
 //! have arrived after that one, so that all missing packets can be retransmitted in one round trip (RFC 2018 does this
 //! for TCP).
 //!
-//! A sequence NAK without a map says that nothing is kept after the missing packet, whatever earlier ones reported: a
+//! A sequence NAK without a map says that nothing is kept after the missing packet, whatever earlier ones reported. A
 //! responder that loses its reorder buffer sends one, and the requester goes back to that packet without using a retry.
 //!
 //! The negotiation uses the seven reserved bits of byte 8 of the BTH, which are covered by the ICRC and ignored by all
@@ -19,8 +19,8 @@ pub const OFFER: u8 = 0x2d;
 /// [`super::Bth::reserved7`] of the responses of a responder that sends them.
 pub const ACCEPT: u8 = 0x53;
 
-/// Minimum number of READs and atomics whose responses a responder that agreed can repeat. Its peer starts more than it
-/// may have outstanding while responses of earlier ones are missing, so that a loss costs only the lost packet.
+/// Minimum number of READs and atomics whose responses an agreed responder can repeat. While responses of earlier ones
+/// are missing, its peer starts more than it may have outstanding, so a loss costs only the lost packet.
 pub const AGREED_RESOURCES: usize = 16;
 
 /// Number of packets that a map covers.

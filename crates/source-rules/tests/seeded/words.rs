@@ -14,6 +14,22 @@ fn words_of_our_own_are_found() {
     assert_one(&check("const MAX_OCTETS: u8 = 1;\n"), &["`MAX_OCTETS`: say bytes"]);
     assert_one(&check("struct GhostRing;\n"), &["`GhostRing`: say selective NAK"]);
     assert_one(&check("struct Ahead;\n"), &["`Ahead`: say ReorderBuffer"]);
+    assert_one(&check("fn f() {\n    print(\"nobody answers\");\n}\n"), &["lib.rs:2: `nobody`"]);
+    assert_one(&check("/// Nobody answers.\nfn f() {}\n"), &["lib.rs:1: `nobody`"]);
+}
+
+#[test]
+fn comments_begin_with_a_noun_or_a_verb() {
+    assert_one(&check("/// Whether it is up.\nfn f() {}\n"), &["lib.rs:1: `Whether`: say the noun"]);
+    assert_one(&check("fn f() {\n    // What it counts.\n}\n"), &["lib.rs:2: `What`"]);
+    assert_eq!(check("// Tells whether it is up, and what it counts: Whether, What.\nfn f() {}\n"), []);
+}
+
+#[test]
+fn words_in_documents_are_found() {
+    let check = |text| words::check(&crate_a(&[("docs/a.md", text)]));
+    assert_one(&check("# A\n\nOf a network\ncard.\nWhoever asks.\n"), &["docs/a.md:5: `whoever`: say the holder"]);
+    assert_eq!(check("`nobody` and\n```text\nnobody\n```\n"), []);
 }
 
 #[test]

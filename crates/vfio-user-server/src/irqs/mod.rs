@@ -1,8 +1,8 @@
 //! Interrupts: eventfds from the client, signalled by the device.
 //!
-//! The client determines how long a signal takes: the kernel calls every waiter of the eventfd, of which the client may
-//! register any number, and without asynchronous operations a write can block forever. The thread that raises an
-//! interrupt often works for other devices, too. So it signals directly only as long as signals are short
+//! The client determines how long a signal takes: the kernel calls every waiter of the eventfd, and the client may
+//! register any number of them. Without asynchronous operations, a write can even block forever. The thread that raises
+//! an interrupt often works for other devices as well. So it signals directly only while signals are short
 //! ([`Table::may_call_here`]); otherwise a thread of this device does ([`CallThread`]). Descriptors are closed by the
 //! connection's thread or by the device's, and never with a lock held.
 
@@ -30,12 +30,12 @@ use super::eventfd::{Eventfds, HostEventfds};
 use super::regions::Shape;
 use super::request::SetIrqs;
 
-/// Limit of a short signal. After a longer one, other devices' threads do not signal for some time.
+/// Maximum duration of a short signal. After a longer one, other devices' threads do not signal for some time.
 const SHORT: Duration = Duration::from_micros(20);
 
-/// Length of that time, in units of the duration of the signal: a client gets at most one part in 3000 of the time of
-/// another device's thread. A signal of 20 ms, caused by 30,000 waiters, keeps other threads away for a minute; a
-/// thread that is preempted in the middle of a signal costs the device little.
+/// Length of that time, in units of the signal's duration, so that a client gets at most one part in 3000 of the time
+/// of another device's thread. A signal of 20 ms, caused by 30,000 waiters, keeps other threads away for a minute. A
+/// thread that happens to be preempted in the middle of a signal costs the device little.
 const ABSENCE: u32 = 3000;
 
 /// Upper limit of that time, in case the whole process was stopped during a signal.
@@ -94,8 +94,8 @@ counters! {
         interrupts_raised,
         /// MSI-X interrupts that were lost because the client has set no descriptor, or an unusable one.
         interrupts_dropped,
-        /// Interrupts that took the kernel longer than 20 microseconds to deliver. After each of them a thread of the
-        /// device delivers its interrupts for some time: for a minute after one that took 20 ms.
+        /// Interrupts that took the kernel longer than 20 microseconds to deliver. After each of them, a thread of the
+        /// device delivers its interrupts for some time, such as a minute after an interrupt that took 20 ms.
         interrupts_slow,
     }
 }
@@ -104,7 +104,7 @@ counters! {
 struct Table {
     msix: RwLock<Vec<Option<Arc<Notifier>>>>,
     line: Mutex<Line>,
-    /// Kept so that the client's request succeeds. It is never signalled: that would stop the VM.
+    /// Kept only because the client's request must succeed. It is never signalled: that would stop the VM.
     error: Mutex<Option<Arc<Notifier>>>,
     eventfds: Arc<dyn Eventfds>,
     clock: Arc<dyn Clock>,
@@ -114,8 +114,8 @@ struct Table {
 }
 
 impl Table {
-    /// Returns `true` if a thread that may work for another device may signal: a signal does not block, and recent
-    /// signals of this device were short.
+    /// Returns `true` if a thread that may work for another device may signal: signals cannot block, and recent signals
+    /// of this device were short.
     fn may_call_here(&self) -> bool {
         self.eventfds.never_block() && nanos(self.clock.now()) >= self.aside.load(Ordering::Relaxed)
     }
@@ -123,8 +123,8 @@ impl Table {
     /// Signals on the calling thread.
     fn call_here(&self, cause: Cause) -> bool {
         // The lock is held during the signal. Otherwise the connection's thread could replace the descriptor now, and
-        // this thread would close it. That thread waits for the lock; threads that raise interrupts do not wait for it
-        // (recursive read).
+        // this thread would have to close it. The connection's thread waits for the lock; threads that raise interrupts
+        // do not wait for that thread (recursive read).
         match cause {
             Cause::Vector(vector) => {
                 let table = self.msix.read_recursive();
@@ -268,7 +268,7 @@ impl IrqTable {
         let (error, line) = (wrap(error)?, wrap(line)?);
         *self.table.msix.write() = vectors;
         *self.table.error.lock() = error;
-        // The line is not signalled here: it was before, or the function asserts it again when it resumes.
+        // The line is not signalled here: it was signalled before, or the function asserts it again when it resumes.
         *self.table.line.lock() = Line { notifier: line, asserted, masked };
         Ok(())
     }

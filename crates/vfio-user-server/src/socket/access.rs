@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::names::{group_id, user_id};
 
-/// Users that may connect to a socket, or send to it: owner, group and mode of its file. Absent fields default to the
+/// Users that may connect to a socket or send to it: owner, group and mode of its file. Absent fields default to the
 /// process's own user and group, and to mode 600, or 660 if there is a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

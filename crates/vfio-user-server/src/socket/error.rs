@@ -11,7 +11,7 @@ use super::names::user;
 /// Maximum length of a socket's path, in bytes: `sun_path` has 108 with its NUL.
 const MAX_PATH: usize = 107;
 
-/// Reason why a socket cannot be created. An error of the system is the source, and not repeated in the text.
+/// Reason why a socket cannot be created. A system error is attached as the source and not repeated in the text.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SocketError {
@@ -47,10 +47,11 @@ pub enum SocketError {
         /// User of this process.
         user: String,
     },
-    /// A socket of another user, which may be in use: this process cannot tell.
+    /// A socket of another user. This process cannot tell if it is in use.
     #[error("{}: a socket of another user is there", .0.display())]
     Foreign(PathBuf),
-    /// Other users can exchange files in the directory, and so choose the file that gets the socket's owner and mode.
+    /// Other users can exchange files in the directory, and could thus choose the file that gets the socket's owner and
+    /// mode.
     #[error(
         "{}: no socket for others in {}: others can rename files there (it must be ours or root's, and sticky if others write to it)",
         path.display(), directory.display()

@@ -82,8 +82,9 @@ impl<'a> Folder<'a> {
     }
 
     /// Checks the directory. A socket for other users is refused where they can put another file in its place before it
-    /// has its owner and mode, because that file would get them. For a socket of the own user such a directory causes
-    /// only a warning: another user may bind the path first, and the peer then connects to that socket.
+    /// has its owner and mode, because that file would get them. For a socket of the process's own user, such a
+    /// directory causes only a warning: another user may bind the path first, and the peer then connects to that
+    /// socket.
     fn check(&self, access: SocketAccess) -> Result<(), SocketError> {
         let stat = rustix::fs::fstat(&self.handle).map_err(|errno| SocketError::making(self.path, errno.into()))?;
         if access.is_shared() && others_can_rename(&stat) {
@@ -100,7 +101,7 @@ impl<'a> Folder<'a> {
         Ok(())
     }
 
-    /// Checks whether a socket for the users that `access` names could be created here.
+    /// Checks that a socket for the users that `access` names could be created here.
     ///
     /// # Errors
     /// The path is too long, the directory is not writable, or other users can exchange files in it.
@@ -157,14 +158,14 @@ fn others_can_rename(folder: &Stat) -> bool {
     others_can_write(folder) && !(owned && Mode::from_raw_mode(folder.st_mode).contains(Mode::SVTX))
 }
 
-/// Sets the group, mode and owner of the file, in this order: the mode is never in effect for another group than the
-/// intended one, and the owner changes last because the process cannot change the file afterwards.
+/// Sets the group, mode and owner of the file, in this order. The mode is thus never in effect for a group other than
+/// the intended one, and the owner changes last because the process cannot change the file afterwards.
 fn apply(file: &OwnedFd, access: SocketAccess) -> io::Result<()> {
     let own = |owner, group| rustix::fs::chownat(file, "", owner, group, AtFlags::EMPTY_PATH);
     if let Some(group) = access.group {
         own(None, Some(Gid::from_raw(group)))?;
     }
-    // `fchmod` refuses O_PATH handles, but their path in /proc leads to the file even if it was renamed.
+    // `fchmod` refuses O_PATH handles, but their path in /proc leads to the file even if it has been renamed.
     let handle = format!("/proc/self/fd/{}", file.as_raw_fd());
     fs::set_permissions(&handle, fs::Permissions::from_mode(access.permissions()))?;
     if let Some(owner) = access.owner {

@@ -1,7 +1,7 @@
 //! Unix sockets in the file system.
 //!
-//! From its creation until it has the owner, group and mode of its [`SocketAccess`], only the socket's owner can use
-//! it. Its file is removed when the socket is dropped, unless another file has taken its place.
+//! Until a socket has the owner, group and mode of its [`SocketAccess`], only its owner can use it. Its file is removed
+//! when the socket is dropped, unless another file has taken its place.
 
 mod access;
 mod datagram;

@@ -46,7 +46,7 @@ impl SocketFile {
         Self { listener, file: None }
     }
 
-    /// Checks whether [`Self::bind`] would succeed, without changing anything.
+    /// Checks that [`Self::bind`] would succeed, without changing anything.
     ///
     /// # Errors
     /// The error of [`Self::bind`].
@@ -83,8 +83,8 @@ enum Found {
 }
 
 /// Examines a path without connecting, because the server of a device's socket would take a connection for a client.
-/// The kernel looks the socket of the file up before it compares the types of both ends, and servers use stream
-/// sockets, so a datagram probe fails with EPROTOTYPE if a server is listening.
+/// The kernel looks up the socket of the file before it compares the types of both ends. Servers use stream sockets, so
+/// a datagram probe fails with EPROTOTYPE if a server is listening.
 fn look(path: &Path) -> Result<Found, SocketError> {
     let failed = |source: io::Error| SocketError::making(path, source);
     match fs::symlink_metadata(path) {
@@ -132,7 +132,7 @@ fn has_ended(pid: Pid) -> bool {
     rustix::process::test_kill_process(pid) == Err(Errno::SRCH)
 }
 
-/// Returns the process at the other end: the one that listens, or the one that has connected.
+/// Returns the process at the other end: the listener, or the process that has connected.
 pub fn peer(socket: impl AsFd) -> Option<Pid> {
     rustix::net::sockopt::socket_peercred(socket).ok().map(|credentials| credentials.pid)
 }

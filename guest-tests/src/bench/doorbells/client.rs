@@ -1,5 +1,5 @@
-//! Two devices of a daemon and a client that drives them as a guest's process does, without a virtual machine: a
-//! doorbell costs a message here, without the additional VM exit of a guest.
+//! Two devices of a daemon, and a client that drives them like a process of a guest, without a virtual machine. A
+//! doorbell costs a message here, but not the VM exit of a guest.
 
 use std::path::Path;
 use std::time::Instant;
@@ -18,7 +18,7 @@ const WARM_UP: u32 = 500;
 /// Measures writes of 8 bytes, one at a time.
 pub(super) fn measure(runs: usize) -> Result<Figure> {
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
-    // Threads inherit the placement of the thread that starts them; the caller's own placement does not change.
+    // Threads inherit the placement of the thread that starts them. The caller's own placement does not change.
     let rounds = std::thread::scope(|scope| {
         let rounds = scope.spawn(|| -> Result<Vec<[f64; 2]>> {
             let mut mapped = Ends::start(&directory.path().join("mapped"), "mapped")?;

@@ -17,7 +17,7 @@ use crate::pair::{LinkKind, PVRDMA_DEVICE, Pair, PairOptions};
 const ITERATIONS: u32 = 1_000;
 /// Number of writes of a guest to itself.
 const WRITES: u32 = 2_000;
-/// Seconds for which a guest polls an empty queue, and for which of these the daemon is observed.
+/// Seconds for which a guest polls an empty queue. The daemon is observed during the second number of them.
 const POLLS: u32 = 8;
 const WATCH: Duration = Duration::from_secs(5);
 /// Clock ticks per second in the kernel's interface to programs.
@@ -62,10 +62,10 @@ fn rounds(runs: usize, both: [&Guests; 2], measure: impl Fn(&Guests) -> Result<C
 struct Cost {
     /// Messages per second.
     rate: f64,
-    /// Doorbells that arrived as messages of the VMM and faults on revoked pages, for each message of the guests. Each
-    /// is a VM exit where the guest's processor is not emulated.
+    /// Doorbells that arrived as messages of the VMM, and faults on revoked pages, per message of the guests. Each is a
+    /// VM exit where the guest's processor is not emulated.
     exits: f64,
-    /// Microseconds from post to completion; with two guests those of an iteration.
+    /// Microseconds from post to completion; with two guests, those of an iteration.
     latency: f64,
 }
 
@@ -115,7 +115,7 @@ impl Guests {
         self.daemon()?.processes().try_for_each(|process| device.of_process(process))
     }
 
-    /// Returns the number of doorbells of processes that caused an exit, or would have without emulation.
+    /// Returns the number of doorbells of processes that caused an exit, or would have caused one without emulation.
     #[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
     fn exits(&self) -> Result<f64> {
         let status = self.daemon()?.status()?;

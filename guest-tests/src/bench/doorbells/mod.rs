@@ -11,8 +11,8 @@ use pvrdmad::doorbells::PageFile;
 
 use super::figure::Figure;
 
-/// Measures everything `runs` times, without guests if none are wanted. A measurement that is not possible here yields
-/// the reason.
+/// Measures everything `runs` times, without guests if `guests` is not set. A measurement that is not possible here
+/// yields the reason.
 pub(super) fn measure(runs: usize, guests: bool) -> Result<Vec<Result<Figure, String>>> {
     let mut rows = vec![Ok(to_device::measure(runs)?)];
     if let Err(error) = PageFile::make(1) {

@@ -142,7 +142,7 @@ impl Attacker {
     fn post(&mut self) -> Result<()> {
         self.qp.to_reset()?;
         self.qp.connect(&Path::to(gid(self.side.host), self.qp.qpn))?;
-        // Each request is taken as soon as it is posted, and flushed.
+        // The device takes and flushes each request as soon as it is posted.
         for _ in 0..8 {
             self.qp.post_encoded(&self.foreign, 1);
         }

@@ -20,7 +20,7 @@ pub(super) fn objects() -> Result<Figure> {
         mrs.push(a.driver.reg_mr(&a.pd, &a.buffer, access::ALL)?);
     }
     let after = resident_without_guest(&a)?;
-    // The records of the test guest for each object are a small part of this; they are counted as the device's.
+    // The test guest's own records of the objects are a small part of this, and are counted as the device's.
     let mebibytes = after.saturating_sub(before) / (1 << 10);
     drop((qps, mrs));
     #[expect(clippy::cast_precision_loss, reason = "a few MiB")]

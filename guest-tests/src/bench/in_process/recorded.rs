@@ -33,7 +33,7 @@ pub(super) struct Load {
     pub(super) write: usize,
     /// Maximum number of packets of a connection in flight.
     pub(super) window: usize,
-    /// Whether a switch is between devices and link, as in a network.
+    /// A switch is between the devices and the link, as in a network.
     pub(super) switched: bool,
     /// Threads of each device's port.
     pub(super) port_threads: usize,
@@ -95,7 +95,7 @@ impl Station {
         self.qps.iter().map(|qp| (self.side.host, qp.qpn))
     }
 
-    /// Waits until all data on each connection has arrived. Sleeping leaves both processors to the ports.
+    /// Waits until all data on each connection has arrived. It sleeps, so that both processors are left to the ports.
     fn reap(&mut self) -> Result<()> {
         self.side.reap(u32::try_from(self.qps.len())?, |_| thread::sleep(Duration::from_micros(200)))
     }

@@ -63,7 +63,8 @@ struct Acked {
     of: usize,
 }
 
-/// Acknowledged part of each track, and the track of an ACK. A thread that sends an ACK never waits for the reader.
+/// Acknowledged part of each track, and the track of an ACK. A thread that sends an ACK never waits for the reader of
+/// the tape.
 #[derive(Debug)]
 struct Acks {
     list: Vec<Acked>,
@@ -85,7 +86,7 @@ impl Reel {
     }
 
     /// Delivers packets within the windows, in turns, as if all connections sent at the same time. Returns `false` if
-    /// there are no more before an ACK.
+    /// no more can be delivered before an ACK.
     fn bring(&mut self, acks: &Acks, window: usize, out: &mut Frames, most: usize) -> bool {
         let ready = |track: &Track, acked: &Acked| {
             let end = acked.count.load(Ordering::Acquire).saturating_add(window).min(acked.of);

@@ -81,7 +81,7 @@ pub(crate) fn run_udp(options: &PeerOptions) -> Result<()> {
         send(&socket, options.size, length)?
     } else {
         let received = receive(&socket, options.size, length)?;
-        // The socket must exist until then, otherwise the sender's packets are refused.
+        // The socket must exist until then. Otherwise the sender's packets are refused.
         next_line()?;
         received
     };

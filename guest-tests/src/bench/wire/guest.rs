@@ -74,8 +74,8 @@ pub(crate) fn run_inside(loss: u16) -> Result<()> {
 /// Two `rdma_rxe` devices, on both ends of a pair of interfaces.
 ///
 /// `rdma_rxe` has its sockets in the first network namespace only, so both ends are there, and the kernel would deliver
-/// packets from one address to the other without any interface. Rules before the table of local addresses send them
-/// over the wire instead.
+/// packets from one address to the other without any interface. Rules in front of the table of local addresses send
+/// them over the wire instead.
 struct RxePair<'a> {
     vm: &'a Vm,
     gid_index: [u32; 2],

@@ -12,7 +12,7 @@ const BULK: PeerOptions = PeerOptions::BULK;
 /// Compares RDMA writes of many sizes with one TCP stream that writes as much at a time.
 pub(super) fn sizes(network: &Network, runs: usize) -> Result<Vec<Figure>> {
     let figure = |size: usize| {
-        // The same number of bytes in flight at each size, as far as a queue holds them.
+        // The number of bytes in flight is the same at each size, as far as a queue holds them.
         let depth =
             u32::try_from(BULK.size / size).unwrap_or(u32::MAX).saturating_mul(BULK.depth).clamp(BULK.depth, 256);
         let options = PeerOptions { size, depth, ..BULK };

@@ -25,7 +25,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// The address of one end is removed under a connection that writes, and added again. The connection continues,
+/// The address of one end is removed from under a connection that writes, and added again. The connection continues,
 /// although the kernel assigns the address another GID index while the old one is in use.
 fn renewed(pair: &mut Pair, link: &Link, end: usize) -> Result<String> {
     let command = |vm: usize| {
@@ -62,11 +62,11 @@ fn renewed(pair: &mut Pair, link: &Link, end: usize) -> Result<String> {
     Ok(format!("GID index {} is now {index}", link.gid_index[end]))
 }
 
-/// The address of a service moves from guest a to guest b, which gets it while a still has it: RDMA follows after a has
+/// The address of a service moves from guest a to guest b, which gets it while a still has it. RDMA follows after a has
 /// lost its link and removed the address (`unplugged`), or has only removed it.
 fn moved(pair: &mut Pair, unplugged: bool) -> Result<String> {
     let daemon = pair.daemon().context("there is no daemon")?;
-    // Each case has its own address: the daemon reserves one for the guest that had it last, for a minute.
+    // Each case has its own address, because the daemon reserves an address for its last guest for a minute.
     let service = Ipv4Addr::new(192, 168, 77, if unplugged { 50 } else { 51 });
     let add = format!("ip addr add {service}/32 dev {CARD}");
     let delete = format!("ip addr del {service}/32 dev {CARD}");
@@ -107,7 +107,7 @@ fn moved(pair: &mut Pair, unplugged: bool) -> Result<String> {
     })
 }
 
-/// As many addresses as the device supports; the last one works as the first does, and one more does no harm.
+/// As many addresses as the device supports. The last one works like the first, and one more does no harm.
 fn full_table(pair: &mut Pair, link: &Link) -> Result<String> {
     let gids = format!("/sys/class/infiniband/{PVRDMA_DEVICE}/ports/1/gids");
     let free = format!("cat {gids}/* 2>/dev/null | grep -c -x 0000:0000:0000:0000:0000:0000:0000:0000");

@@ -40,7 +40,7 @@ fn other_namespace(pair: &mut Pair, link: &Link) -> Result<String> {
 /// Unbinds each function from its driver and binds it again. The interface is unbound while the RDMA device is bound.
 fn unbound(pair: &mut Pair, link: &Link) -> Result<String> {
     let slot = pair.b().run(&format!("basename $(readlink /sys/class/net/{CARD}/device)"))?;
-    let slot = slot.trim().strip_suffix(".0").context("the network card is not function 0")?;
+    let slot = slot.trim().strip_suffix(".0").context("the network function is not function 0")?;
     for (function, driver) in [(0, "vmxnet3"), (1, "vmw_pvrdma")] {
         let directory = format!("/sys/bus/pci/drivers/{driver}");
         pair.b().run(&format!("echo {slot}.{function} > {directory}/unbind"))?;

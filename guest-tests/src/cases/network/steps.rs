@@ -45,13 +45,13 @@ pub(super) fn checked_traffic(pair: &Pair, to: usize, address: &str, prefix: &st
 /// A ping-pong with its server at an address of a guest and its client at one of the other guest. Every byte is
 /// compared.
 pub(super) fn rdma_between(pair: &Pair, ip: [IpAddr; 2], server: usize) -> Result<String> {
-    // The parameters go from and to the first addresses, which every case leaves in place or puts back.
+    // The parameters go from and to the first addresses, which every case leaves in place or restores.
     let tcp = pair.link(LinkKind::Pvrdma)?.ip;
     let endpoints = Endpoints::new([pair.a(), pair.b()], PVRDMA_DEVICE, tcp, PATIENCE).with_gids(ip)?;
     pingpong(&endpoints, server, "ibv_rc_pingpong", "-c")
 }
 
-/// Both ways, with the addresses that the guests have had from the beginning.
+/// RDMA in both directions, with the addresses that the guests have had from the beginning.
 pub(super) fn rdma(pair: &Pair) -> Result<()> {
     let ip = pair.link(LinkKind::Pvrdma)?.ip.map(IpAddr::V4);
     (0..2).try_for_each(|server| rdma_between(pair, ip, server).map(drop))

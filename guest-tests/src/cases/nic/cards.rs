@@ -81,7 +81,7 @@ impl Cards {
 
     /// Returns one counter.
     pub(super) fn counter(&self, end: usize, name: &str) -> Result<u64> {
-        self.counters(end)?[name].as_u64().with_context(|| format!("the card does not count {name}"))
+        self.counters(end)?[name].as_u64().with_context(|| format!("the vNIC does not count {name}"))
     }
 
     /// Starts the other side of checked traffic in a guest.

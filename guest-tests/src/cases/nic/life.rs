@@ -7,7 +7,7 @@ use super::super::pingpong::pingpong;
 use super::cards::{Both, CARD, Cards, PATIENCE};
 use crate::pair::{LinkKind, PVRDMA_DEVICE};
 
-/// Memory in KiB that the daemon may keep after all resources of a life were released: overhead of the allocator.
+/// Memory in KiB that the daemon may keep after all resources of a guest were released: overhead of the allocator.
 const SLACK_KIB: u64 = 4096;
 
 pub(super) fn cases(cards: &Both) -> Vec<Case> {
@@ -31,7 +31,7 @@ fn reload(cards: &Cards) -> Result<String> {
     }
     let (after, started) = (memory()?, cards.counter(0, "vmxnet3_activations")? - starts);
     ensure!(after <= before + SLACK_KIB, "the daemon has grown from {before} to {after} KiB");
-    ensure!(started >= 20, "the driver started the card {started} times");
+    ensure!(started >= 20, "the driver started the vNIC {started} times");
     cards.both_ways(2 << 20, 4)?;
     let link = cards.0.link(LinkKind::Pvrdma)?;
     pingpong(&cards.0.endpoints(&link), 1, "ibv_rc_pingpong", "-c")?;

@@ -9,8 +9,7 @@ use super::cards::{Both, CARD, Cards, QUEUES};
 
 /// Amount that is enough for segments, acknowledgements and some interrupts.
 const BYTES: u64 = 2 << 20;
-/// Streams with random ports, and the size of each: the probability that one of four queues gets none of them is 1 in
-/// 10^7 runs.
+/// Streams with random ports, and the size of each. The probability that one of four queues gets none of them is 10^-7.
 const FLOWS: usize = 64;
 const FLOW_BYTES: u64 = 64 << 10;
 
@@ -65,7 +64,7 @@ fn changeable(cards: &Cards, end: usize) -> Result<BTreeMap<String, bool>> {
     Ok(states.collect())
 }
 
-/// Toggles each feature: it takes the requested state, and bytes still arrive intact in both directions.
+/// Toggles each feature. It takes the requested state, and bytes still arrive intact in both directions.
 fn features(cards: &Cards) -> Result<String> {
     let before = changeable(cards, 0)?;
     let of_card = ["rx-checksumming", "tcp-segmentation-offload", "large-receive-offload", "rx-vlan-offload"];
@@ -177,8 +176,8 @@ fn indirection(cards: &Cards) -> Result<String> {
         Ok(after.into_iter().zip(before).map(|(after, before)| after - before).collect())
     };
     let one = packets("weight 0 0 1 0")?;
-    // The device computes no hash for ARP, and the stack may probe a neighbour with it at any time: those few packets
-    // are received by queue 0.
+    // The device computes no hash for ARP, and the stack may probe a neighbour with it at any time. Queue 0 receives
+    // those few packets.
     ensure!(one.len() == 4 && one[2] > 100 && one[0] < 10 && [one[1], one[3]] == [0; 2], "queue 2 alone: {one:?}");
     let all = packets("equal 4")?;
     ensure!(all.iter().all(|&packets| packets > 0), "all queues: {all:?}");

@@ -64,7 +64,7 @@ fn vlans(cards: &Cards) -> Result<String> {
     result?;
     // Guest b joins VLAN 99 only later.
     let kept_out = filtered(cards, &unanswered("10.1.99.2"))?;
-    ensure!(kept_out > 0, "the card let a frame of another VLAN through");
+    ensure!(kept_out > 0, "the vNIC let a frame of another VLAN through");
     add(1, 99)?;
     cards.vm(0).run("ping -n -q -c 3 -i 0.01 -W 20 10.1.99.2")?;
     for vm in [cards.vm(0), cards.vm(1)] {
@@ -107,16 +107,19 @@ fn two_vlan_tags(cards: &Cards) -> Result<String> {
 fn multicast(cards: &Cards) -> Result<String> {
     let group = "239.7.7.7";
     cards.vm(0).run(&format!("ip route replace {group}/32 dev {CARD}"))?;
-    ensure!(filtered(cards, &unanswered(group))? > 0, "the card let frames of a group through that nobody asked for");
+    ensure!(
+        filtered(cards, &unanswered(group))? > 0,
+        "the vNIC passed frames of a group that the guest has not joined"
+    );
     // This makes the kernel join the group.
     cards.vm(1).run(&format!("ip address add {group}/32 dev {CARD} autojoin"))?;
-    ensure!(filtered(cards, &unanswered(group))? == 0, "the card did not take frames of a group that it was asked for");
+    ensure!(filtered(cards, &unanswered(group))? == 0, "the vNIC did not take frames of a group that it was asked for");
     // The all-hosts group, which every host has joined. Without -L the pinging guest answers itself, and first.
     let text = cards.vm(0).run(&format!("ping -n -L -c 3 -i 0.01 -W 20 -I {CARD} 224.0.0.1"))?;
     let [a, b] = cards.addresses()?;
     ensure!(text.contains(&format!("from {b}")), "guest b ({b}) did not answer {a}:\n{text}");
     cards.vm(1).run(&format!("ip address del {group}/32 dev {CARD}"))?;
-    ensure!(filtered(cards, &unanswered(group))? > 0, "the card goes on taking frames of the group");
+    ensure!(filtered(cards, &unanswered(group))? > 0, "the vNIC goes on taking frames of the group");
     cards.vm(0).run(&format!("ip route del {group}/32 dev {CARD}"))?;
     Ok(String::new())
 }
@@ -125,10 +128,10 @@ fn multicast(cards: &Cards) -> Result<String> {
 fn promiscuous(cards: &Cards) -> Result<String> {
     let stranger = "192.168.77.99";
     cards.vm(0).run(&format!("ip neigh replace {stranger} lladdr 52:54:00:00:99:99 dev {CARD} nud permanent"))?;
-    ensure!(filtered(cards, &unanswered(stranger))? > 0, "the card took a frame that is for another station");
+    ensure!(filtered(cards, &unanswered(stranger))? > 0, "the vNIC took a frame that is for another station");
     let heard = heard(cards, "", &format!("dst host {stranger} and icmp"), &unanswered(stranger))?;
-    ensure!(heard == 0, "the card that takes everything kept {heard} frames out");
-    ensure!(filtered(cards, &unanswered(stranger))? > 0, "the card goes on taking everything");
+    ensure!(heard == 0, "the vNIC that takes everything kept {heard} frames out");
+    ensure!(filtered(cards, &unanswered(stranger))? > 0, "the vNIC goes on taking everything");
     cards.vm(0).run(&format!("ip neigh del {stranger} dev {CARD}"))?;
     Ok(String::new())
 }
@@ -150,8 +153,8 @@ fn all_multicast(cards: &Cards) -> Result<String> {
     cards.vm(1).run(&format!("ip link set {CARD} allmulticast on"))?;
     let kept_out = heard(cards, "-p", &format!("dst host {group}"), &unanswered(group))?;
     cards.vm(1).run(&format!("ip link set {CARD} allmulticast off"))?;
-    ensure!(kept_out == 0, "the card that takes all groups kept {kept_out} frames out");
-    ensure!(filtered(cards, &unanswered(group))? > 0, "the card goes on taking all groups");
+    ensure!(kept_out == 0, "the vNIC that takes all groups kept {kept_out} frames out");
+    ensure!(filtered(cards, &unanswered(group))? > 0, "the vNIC goes on taking all groups");
     cards.vm(0).run(&format!("ip route del {group}/32 dev {CARD}"))?;
     Ok(String::new())
 }
@@ -163,7 +166,7 @@ fn own_address(cards: &Cards) -> Result<String> {
     let ping = || cards.vm(1).run(&format!("ip neigh flush dev {CARD}; ping -n -q -c 3 -i 0.01 -W 20 {a}"));
     let own = cards.vm(1).run(&format!("cat /sys/class/net/{CARD}/address"))?;
     set("52:54:00:00:77:77")?;
-    ensure!(cards.device(1)?["nic"]["mac"] == "52:54:00:00:77:77", "the card has its old address");
+    ensure!(cards.device(1)?["nic"]["mac"] == "52:54:00:00:77:77", "the vNIC has its old address");
     ping()?;
     set(own.trim())?;
     ping()?;
@@ -186,7 +189,7 @@ fn mtu_9000(cards: &Cards) -> Result<String> {
         cards.vm(0).spawn(&command)?.wait_success(PATIENCE)?;
         cards.vm(1).run(&format!("ip link set {CARD} mtu {MTU}"))?;
         let kept_out = filtered(cards, &format!("ping -n -q -c 1 -W 0.1 -M do -s 8972 {b}"))?;
-        ensure!(kept_out > 0, "the card took a frame that is longer than its MTU");
+        ensure!(kept_out > 0, "the vNIC took a frame that is longer than its MTU");
         Ok(())
     };
     let result = work();

@@ -26,7 +26,7 @@ pub(super) fn cases(cards: &Both) -> Vec<Case> {
 }
 
 /// `ping` compares the replies, so one direction covers both. The sizes are at every boundary: of a frame's padding, of
-/// the MTU, of IP fragments.
+/// the MTU, and of IP fragments.
 fn ping_sizes(cards: &Cards) -> Result<String> {
     let sizes = "$(seq 0 66) $(seq 77 11 1463) $(seq 1466 1482) 2952 2953 4096 9000 16384 32768 65507";
     let [_, b] = cards.addresses()?;
@@ -43,7 +43,7 @@ fn ping_sizes(cards: &Cards) -> Result<String> {
     Ok(String::new())
 }
 
-/// One stream with a window that fits in the device's queues: no packet is dropped, however slow the receiver is.
+/// One stream with a window that fits into the device's queues: no packet is dropped, however slow the receiver is.
 fn stream(cards: &Cards) -> Result<String> {
     let dropped = || -> Result<u64> {
         let ends = [cards.device(0)?, cards.device(1)?];

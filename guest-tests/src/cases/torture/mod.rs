@@ -1,6 +1,6 @@
-//! Torture test. Two guests exchange data, of which every byte is compared, beside attackers of all kinds: a process in
-//! one of the guests, clients of two further devices that the same worker serves, and a peer on the wire. A seed
-//! decides their actions; the machine decides their timing.
+//! Torture test. Two guests exchange data, with every byte compared, beside attackers of all kinds: a process in one of
+//! the guests, clients of two further devices that the same worker serves, and a peer on the wire. A seed decides their
+//! actions; the machine decides their timing.
 
 mod attackers;
 mod victims;

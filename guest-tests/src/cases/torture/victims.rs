@@ -1,4 +1,4 @@
-//! What the attackers know: the queue pairs and memory regions of the comparing programs with their keys, as an
+//! Knowledge of the attackers: the queue pairs and memory regions of the comparing programs with their keys, as an
 //! administrator of the guests could read them.
 
 use std::fmt;

@@ -126,7 +126,7 @@ impl CmAgent {
     pub(super) fn accept(&mut self, port: u16, side: &mut Side) -> Result<Connection> {
         let asked = self.receive()?;
         let Body::Request(request) = asked.body else { bail!("instead of a request: {asked:?}") };
-        ensure!(request.to == self.address && request.port == port, "for somebody else: {request:?}");
+        ensure!(request.to == self.address && request.port == port, "for another port or address: {request:?}");
         let ours = offer(side);
         let connection = Connection {
             transaction: asked.transaction,
@@ -154,7 +154,7 @@ impl CmAgent {
         self.ask(to, port, side)?;
         let answer = self.receive()?;
         let Body::Reply(theirs) = answer.body else { bail!("instead of a reply: {answer:?}") };
-        ensure!(answer.to == ID, "the reply is for somebody else: {answer:?}");
+        ensure!(answer.to == ID, "the reply is for another connection: {answer:?}");
         let (peer, theirs_id) = (Gid::from(IpAddr::V4(to)), answer.from);
         connect(side, peer, theirs)?;
         let connection =

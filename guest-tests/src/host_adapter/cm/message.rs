@@ -90,7 +90,7 @@ impl Message {
             Body::Reply(offer) => {
                 put(body, 12, &(offer.qpn << 8).to_be_bytes());
                 put(body, 20, &(offer.psn << 8).to_be_bytes());
-                // One read at a time each way, no delay, retry for ever when there is no receive.
+                // One read at a time each way, no delay, retry forever when there is no receive.
                 put(body, 24, &[1, 1, 0, 7 << 5]);
                 put(body, 28, &offer.guid.to_be_bytes());
             }
@@ -134,7 +134,7 @@ impl Request {
         put(body, 36, &1_u32.to_be_bytes());
         put(body, 40, &(20_u32 << 3 | 1).to_be_bytes());
         put(body, 44, &(offer.psn << 8 | 20 << 3 | 7).to_be_bytes());
-        // The default partition, path MTU 1024, retry for ever when there is no receive, 15 retries of messages.
+        // The default partition, path MTU 1024, retry forever when there is no receive, 15 retries of messages.
         put(body, 48, &[0xff, 0xff, 3 << 4 | 7, 15 << 4]);
         // No LIDs; GIDs; 2.5 Gb/s; hop limit 64; acknowledgements within 67 ms.
         put(body, 52, &[0xff; 4]);

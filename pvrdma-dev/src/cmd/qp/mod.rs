@@ -36,7 +36,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
     let qp = build(core, (handle, qpn), parts, request, pages, Ok, |init| core.hca.create_qp(init))?;
     let qpn = qp.verbs.qpn();
     if session.version < VERSION_QP_HANDLE && qpn.get() != handle {
-        // The driver would use the number as an index into its tables (section 2.3).
+        // The driver would use the number as an index into its tables without a check (section 2.3).
         qp.verbs.destroy();
         return Err(CmdError::Invalid("QP number for this interface version", qpn.get().into()));
     }
@@ -64,7 +64,8 @@ pub(crate) fn build<H: Hca>(
     make: impl FnOnce(QpInit<'_, H>) -> Result<H::Qp, VerbsError>,
 ) -> Result<Arc<Qp<H>>, CmdError> {
     let pages = pages(needed_pages(request, &parts)?)?;
-    // Each ring keeps the pages of its elements. An extent may hold pages of both rings.
+    // Each ring keeps the pages of its elements. An extent may hold pages of both rings, and each ring is then charged
+    // for it.
     let lists = if parts.srq.is_some() { &[&pages][..] } else { &[&pages, &pages] };
     let charge = core.charge(Object::Qp(parts.caps), lists)?;
     let (mut send_queue, mut recv_queue) = place(rings(request, &parts, pages)?)?;
@@ -113,7 +114,7 @@ fn parts<H: Hca>(core: &Core<H>, request: &CreateQp) -> Result<Parts<H>, CmdErro
     checked_parts(core, request, pd, (send_cq, recv_cq), srq)
 }
 
-/// Checks whether a QP may consist of these objects, and the other fields that need no access to memory.
+/// Checks that a QP may consist of these objects, and the other fields that need no access to memory.
 pub(crate) fn checked_parts<H: Hca>(
     core: &Core<H>,
     request: &CreateQp,
@@ -141,7 +142,7 @@ pub(crate) fn checked_parts<H: Hca>(
         if fits { Ok(count) } else { Err(CmdError::Invalid("number of requests", count.into())) }
     };
     let sges = |count: u32| {
-        // The limit is a power of two, so rounding up, as the kernel's driver does, stays within it.
+        // The limit is a power of two, so rounding up as the kernel's driver does stays within it.
         if count <= core.limits().verbs.max_sge {
             Ok(count)
         } else {
@@ -162,7 +163,7 @@ pub(crate) fn checked_parts<H: Hca>(
     Ok(Parts { qp_type, pd, send_cq, recv_cq, srq, caps })
 }
 
-/// Allocates handle and QPN. Before version 20 they are equal; from then on a QPN is reused only after 256 rounds
+/// Allocates handle and QPN. Before version 20 they are equal. From then on, a QPN is reused only after 256 rounds
 /// through the table, so that late packets for an earlier owner of the handle are dropped (section 2.5).
 fn number<H: Hca>(core: &Core<H>, session: &Session, qp_type: QpType) -> Result<(Vacancy, Qpn), CmdError> {
     let table = &core.objects.qps;

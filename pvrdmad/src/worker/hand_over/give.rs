@@ -12,7 +12,7 @@ use pvrdma_pci_function::Migratable;
 use super::wire::{Answer, Client, Go, PATIENCE, Part, get, put, put_descriptors};
 use crate::vfio_user::{HeldClient, Server};
 
-/// Time for the current message of a client. A client can send half a message and wait.
+/// Time limit for the current message of a client, because a client can send half a message and wait.
 const MESSAGE: Duration = Duration::from_millis(100);
 
 /// Size of the buffer in front of the socket, in bytes.
@@ -28,7 +28,7 @@ pub(crate) struct GivenFunction<'a> {
     pub(crate) function: Arc<dyn Migratable>,
 }
 
-/// Gives functions to the taker at the other end of a socket. On success this process must end without touching the
+/// Gives functions to the taker at the other end of a socket. After success, this process must end without touching the
 /// guests' memory again: the functions stay paused, and the clients belong to the taker.
 ///
 /// # Errors
@@ -60,7 +60,7 @@ pub(crate) fn give(functions: &[GivenFunction<'_>], to: &UnixStream) -> Result<(
 /// Sends the functions, and waits until the taker is ready.
 fn offer(functions: &[GivenFunction<'_>], held: &[HeldClient<'_>], to: &UnixStream) -> Result<()> {
     let sent = send(functions, held, to);
-    // A taker that refuses a function says why before it hangs up.
+    // A taker that refuses a function sends the reason before it hangs up.
     match (sent, get(to)) {
         (Ok(()), Ok(Some(Answer::Ready {}))) => Ok(()),
         (_, Ok(Some(Answer::Refused { reason }))) => bail!("{reason}"),

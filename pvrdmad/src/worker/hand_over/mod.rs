@@ -11,12 +11,12 @@
 //! | 4 | gives its clients away, permits the taker to start, and ends | |
 //! | 5 | | resumes the functions and serves the clients |
 //!
-//! Until step 4 the giver can resume its functions and serve its clients again, and does so after every error and after
-//! a timeout: nothing has changed for a guest then. From step 4 on only the taker can.
+//! Until step 4 the giver can resume its functions and serve its clients again. It does so after every error and after
+//! a timeout, and then nothing has changed for the guests. From step 4 on, only the taker can.
 //!
-//! The taker treats what it receives as hostile, because a guest may have taken the giver over: it checks states as
-//! commands of a guest and connections as messages of a client. A giver can therefore do no more than end its own
-//! network.
+//! The taker treats everything that it receives as hostile, because a guest may have taken control of the giver: it
+//! checks states like commands of a guest, and connections like messages of a client. A giver can therefore harm only
+//! its own network.
 
 mod give;
 mod take;

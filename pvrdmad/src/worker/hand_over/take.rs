@@ -41,8 +41,8 @@ impl Arrivals {
         Ok(Self { from: giver, functions: Vec::new(), clients: Vec::new() })
     }
 
-    /// Receives the state of the next function, which must be this one, and serves it at `listener`, once
-    /// [`Self::start`] is called.
+    /// Receives the state of the next function, which must be this one. Once [`Self::start`] is called, the function is
+    /// served at `listener`.
     ///
     /// # Errors
     /// Another function arrives, or its state or its client is refused.
@@ -76,12 +76,12 @@ impl Arrivals {
         let end = get(&from)?.context("the other worker ended")?;
         ensure!(matches!(end, Part::End {}), "the other worker has another device");
         put(&from, &Answer::Ready {})?;
-        // A giver that timed out hangs up and serves its clients again, so the end of the stream permits nothing.
+        // A giver that has timed out hangs up and serves its clients again, so the end of the stream is no permission.
         let Go {} = get(&from)?.context("the other worker keeps its devices")?;
         for (device, function) in functions {
             if let Err(problem) = function.resume() {
-                // The function is as after a reset, and its driver can be loaded again.
-                // Log: once for a function of a hand-over.
+                // The function is as after a reset, and its driver can be loaded again. Log: once for each function of
+                // a hand-over.
                 error!("{device}: cannot resume: {problem}");
             }
         }

@@ -24,10 +24,10 @@ use crate::vfio_user::{ClientConnection, ClientInterrupts, ClientRange};
 /// Time for the other worker to read or write. QEMU gives up on a message after 5 s.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Longest frame in bytes. The ranges of a guest with a vIOMMU take most of it.
+/// Maximum length of a frame in bytes. The ranges of a guest with a vIOMMU take most of it.
 const MAX_FRAME: usize = 16 << 20;
 
-/// Most descriptors of a connection: its socket, files of guest memory, and interrupts.
+/// Maximum number of descriptors of a connection: its socket, files of guest memory, and interrupts.
 const MAX_CONNECTION: usize = 512;
 
 /// Announcement of the next item.
@@ -141,7 +141,7 @@ pub(super) fn put_descriptors(stream: &UnixStream, fds: &[OwnedFd]) -> Result<()
 
 /// Receives a message and its descriptors. Returns `None` at the end of the stream.
 fn receive<T: DeserializeOwned>(stream: &UnixStream) -> Result<Option<(T, Vec<OwnedFd>)>> {
-    // The reader takes no byte beyond the frame, so a saved state may follow.
+    // The reader takes no byte beyond the frame, because a saved state may follow.
     match FrameReader::with_descriptors().receive(stream, MAX_FRAME)? {
         Received::Frame(frame) => Ok(Some((serde_json::from_slice(&frame.body)?, frame.fds))),
         Received::Pending => bail!("the other worker does not continue"),

@@ -1,15 +1,15 @@
 //! Congestion window shared by all connections of a device to one peer.
 //!
-//! Each requester has its own window, but a thousand of them would send a gigabyte before the first learns that most of
-//! it was lost. All connections to a peer therefore share a second window. As long as it has room, it has no effect.
-//! When it is full, connections take turns of a few packets: protection domains in the order of their first waiter, and
-//! the connections of each domain in turn. A domain without packets in flight gets a turn immediately: one turn per
-//! domain is held in reserve.
+//! Each requester has its own window, but with a thousand requesters those would allow a gigabyte in flight before the
+//! first of them learns that most of it was lost. All connections to a peer therefore share a second window. While it
+//! has room, it has no effect. When it is full, connections take turns of a few packets: protection domains in the
+//! order of their first waiter, and the connections of each domain in turn. A domain without packets in flight gets a
+//! turn immediately, because one turn per domain is reserved.
 //!
 //! All connections also check for a [quiet](pvrdma_roce::Quiet) period, in which they pause for a starved one.
 //!
-//! A connection to a peer that does not respond never releases its part of the window. While connections wait, PSNs
-//! that were in flight a few round trips ago and still are no longer count: either they are lost, or the peer is.
+//! A connection to a peer that does not respond would never release its part of the window. So while connections wait,
+//! PSNs that were already in flight a few round trips ago no longer count: either they are lost, or the peer is.
 
 mod quiet;
 
@@ -31,11 +31,12 @@ const MOST: i64 = 1024;
 const QUANTUM: u64 = 64;
 /// Maximum number of domains that use their reserved turn at the same time.
 const RESERVED: usize = 16;
-/// PSNs of a connection that count although they were not acknowledged in time: its probe.
+/// PSNs of a connection that count even if they are not acknowledged in time: its probe.
 const PROBE: u64 = 1;
 /// Multiple of the RTO after which a PSN no longer counts.
 const STALE_RTOS: u32 = 2;
-/// Bounds of that time, and its value while no round trip was measured.
+/// Lower bound of the time after which unacked PSNs no longer count. Also its value until a round trip has been
+/// measured.
 const STALE_MIN: Duration = Duration::from_millis(1);
 const STALE_MAX: Duration = Duration::from_millis(100);
 const STALE_UNKNOWN: Duration = Duration::from_millis(2);
@@ -61,7 +62,7 @@ impl PeerWindows {
 /// The window to one peer.
 #[derive(Debug, Default)]
 struct PeerWindow {
-    /// PSNs that count. May be slightly wrong while a connection and [`Queue::forgive`] handle the same PSNs.
+    /// PSNs that count. May be slightly off while a connection and [`Queue::forgive`] account for the same PSNs.
     in_flight: Level,
     queue: Mutex<Queue>,
     quiet: SharedQuiet,
@@ -160,7 +161,7 @@ impl Queue {
         member
     }
 
-    /// Removes PSNs from the window that were already in flight at the last call, and still are.
+    /// Removes from the window the PSNs that were already in flight at the last call and still are.
     fn forgive(&mut self, now: Duration, in_flight: &Level) {
         self.looked = now;
         self.members.retain_mut(|seen| {
@@ -265,13 +266,13 @@ impl PeerWindow {
         }
     }
 
-    /// Forgives stale PSNs and admits connections. Returns the time of the next check, if the caller has to do it.
+    /// Forgives stale PSNs and admits connections. Returns the time of the next check if the caller must do it.
     fn look(&self, mut queue: MutexGuard<'_, Queue>, now: Duration, stale: Duration) -> Option<Duration> {
         if now.saturating_sub(queue.looked) >= stale {
             queue.forgive(now, &self.in_flight);
         }
-        // A thread that made room just now may not have seen that this connection waits. In that case this sees the
-        // room.
+        // A thread that made room just now may have missed that this connection waits. This check comes after the
+        // connection was recorded as waiting, so it sees that room.
         let admitted = self.admit_from(&mut queue);
         let watch = !queue.turns.is_empty() && queue.watched_until <= now;
         let until = now.saturating_add(stale);
@@ -292,7 +293,7 @@ enum Waited {
     Reserved,
     /// The connection was granted a turn, and no longer waits.
     Granted,
-    /// The connection waits. With a time, it has to check the window again then, on behalf of all that wait.
+    /// The connection waits. With a time, it must check the window again then, on behalf of all waiters.
     Queued(Option<Duration>),
 }
 
@@ -305,7 +306,7 @@ pub(crate) struct WindowShare {
     in_flight: u64,
     /// PSNs of the turn that are used.
     used: u64,
-    /// Time at which this connection checks the window on behalf of all that wait.
+    /// Time at which this connection checks the window on behalf of all waiters.
     watch: Option<Duration>,
 }
 
@@ -346,12 +347,12 @@ impl WindowShare {
         self.window.quiet.wait(now, starved)
     }
 
-    /// Returns the time at which the connection has to run again, whether it waits itself or not.
+    /// Returns the time at which the connection must run again, as a waiter or on behalf of others.
     pub(crate) const fn deadline(&self) -> Option<Duration> {
         self.watch
     }
 
-    /// Returns `true` if another packet can be sent. Otherwise the task runs again when it is its turn. `rto` returns
+    /// Returns `true` if another packet can be sent. Otherwise the task is run again when its turn comes. `rto` returns
     /// the time after which an ACK of the peer is late, if that is known.
     #[inline]
     pub(crate) fn may_send(&mut self, now: Duration, rto: impl FnOnce() -> Option<Duration>) -> bool {
@@ -436,8 +437,8 @@ impl WindowShare {
         }
     }
 
-    /// Settles forgiven PSNs that were acknowledged: the oldest are both forgiven and acknowledged first. Returns the
-    /// number of PSNs that were removed from the window before.
+    /// Settles forgiven PSNs that have been acknowledged: the oldest PSNs are forgiven first and acknowledged first.
+    /// Returns the number that had already been removed from the window.
     #[cold]
     fn settle(&self, acked: u64) -> i64 {
         let _queue = self.window.queue.lock();

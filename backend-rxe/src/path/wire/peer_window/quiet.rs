@@ -9,8 +9,8 @@ use pvrdma_roce::Quiet;
 /// [`Quiet`] shared by several threads.
 #[derive(Debug, Default)]
 pub(super) struct SharedQuiet {
-    /// End of the quiet period, in nanoseconds, so that the common case, in which there is none, takes no lock. A
-    /// thread that does not see the store immediately only sends one more batch.
+    /// End of the quiet period in nanoseconds. An atomic, so that the common case of no quiet period takes no lock. A
+    /// thread that sees a store late sends one more batch, which does no harm.
     ends: AtomicU64,
     quiet: Mutex<Quiet>,
 }

@@ -1,18 +1,18 @@
-//! Admission of connections whose other end has not yet proved its identity: the order in which they are served, and
+//! Admission of connections whose other end has not proved its identity yet: the order in which they are served, and
 //! the choice of the one to close when there are too many.
 //!
-//! Strangers can open any number of connections, so the rules decide between the connections of a flood and the
-//! connection of the peer, without knowing which is which:
+//! Strangers can open any number of connections. The rules must give the peer's connection a chance among those of a
+//! flood, without knowing which is which:
 //!
 //! - A connection is *silent* at first, *speaks* once something can be read from it, and is *answered* once the link
 //!   has answered its ClientHello. Each of these states has its own table: a flood without TLS takes nothing from
-//!   connections that speak, and a flood that speaks takes nothing from connections that were answered.
+//!   connections that speak, and a flood that speaks takes nothing from connections that have been answered.
 //! - Answering costs a key exchange and a signature, so the rate of answers is limited. The source with the fewest
 //!   connections is answered first.
-//! - When a table is full, a connection of the source with the most connections is closed. Among equal ones it is
-//!   chosen at random: with the order of arrival, a flood that is fast enough could close each connection within a
-//!   round trip.
-//! - A source that had a session before is preferred to all others, with its first [`SHARE`] connections.
+//! - When a table is full, a connection of the source with the most connections is closed. Among equal ones, the choice
+//!   is random: if it depended on the order of arrival, a flood that is fast enough could close each connection within
+//!   a round trip.
+//! - A source that had a session before takes precedence over all others, with its first [`SHARE`] connections.
 //!
 //! This module only decides. The caller provides the clock, the random numbers and the sockets.
 
@@ -22,17 +22,17 @@ use std::time::{Duration, Instant};
 
 use pvrdma_base::Random;
 
-/// Highest number of connections that have sent nothing, or not enough. Each costs a descriptor.
+/// Maximum number of connections that have sent nothing, or not enough. Each costs a descriptor.
 pub(super) const MAX_SILENT: usize = 64;
 /// Highest number of connections whose ClientHello has not been read yet.
 pub(super) const MAX_SPEAKING: usize = 64;
-/// Highest number of connections that were answered and have not proved anything.
+/// Maximum number of connections that were answered and have not proved their identity yet.
 pub(super) const MAX_ANSWERED: usize = 128;
-/// Time between two ClientHellos that are answered: answering one takes about 0.15 ms of processor time.
+/// Minimum time between two answers to ClientHellos. An answer takes about 0.15 ms of processor time.
 const ANSWER_INTERVAL: Duration = Duration::from_millis(2);
 /// Number of connections for which a known source is preferred.
 const SHARE: usize = 2;
-/// Highest number of known sources: the last ones that had a session.
+/// Maximum number of known sources: those that had a session most recently.
 const MAX_KNOWN: usize = 16;
 
 /// Source of a connection: an IPv4 address, or an IPv6 prefix of 64 bits, because one host can use all addresses in it.
@@ -70,7 +70,7 @@ struct Entry<T> {
     ready: bool,
 }
 
-/// Connections that have proved nothing yet, each with an item of the caller.
+/// Connections that have not proved their identity yet, each with an item of the caller.
 #[derive(Debug)]
 pub(super) struct Admission<T> {
     entries: Vec<Entry<T>>,
@@ -80,7 +80,7 @@ pub(super) struct Admission<T> {
     random: Random,
 }
 
-/// Value of a connection, for comparing two. The order of the fields is the order of the rules.
+/// Rank of a connection, to compare two. The order of the fields is the order of the rules.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Worth {
     preferred: bool,
@@ -96,7 +96,7 @@ impl<T> Admission<T> {
         self.entries.is_empty()
     }
 
-    /// Iterates over all connections: the caller's item, and whether the connection is ready.
+    /// Iterates over all connections, with the caller's item and the readiness of each.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&T, bool)> {
         self.entries.iter().map(|entry| (&entry.item, entry.ready))
     }
@@ -200,7 +200,7 @@ impl<T> Admission<T> {
         self.known.push(source);
     }
 
-    /// Returns the connection in a table with the least `order`; one chosen at random if there are several.
+    /// Returns the connection in a table with the lowest `order`. Chooses at random among equal ones.
     fn pick<O: Ord>(&mut self, stage: Stage, order: impl Fn(Worth) -> O) -> Option<usize> {
         let mut sources: Vec<Source> = self.entries.iter().map(|entry| entry.source).collect();
         sources.sort_unstable();
@@ -214,7 +214,7 @@ impl<T> Admission<T> {
         equals.get(drawn.checked_rem(equals.len())?).copied()
     }
 
-    /// Returns the value of a connection from this source. The `sources` of all connections are sorted.
+    /// Returns the rank of a connection from this source. The `sources` of all connections are sorted.
     fn worth(&self, source: Source, sources: &[Source]) -> Worth {
         let below = sources.partition_point(|other| *other < source);
         let others = sources.partition_point(|other| *other <= source).saturating_sub(below);

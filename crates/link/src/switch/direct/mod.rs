@@ -1,9 +1,9 @@
 //! Inline delivery: the thread that reads the uplink calls a port's receiver directly, which saves a copy and a
 //! wake-up.
 //!
-//! That thread works for all ports, so each port has a share of its time. As in the queues, the share is at most the
-//! time that is still free, so that time remains for ports that used little, even if many ports use as much as they
-//! can. A port that has used up its share, or was slow recently, gets its frames on its own thread instead.
+//! That thread works for all ports, so each port has a share of its time. As in the queues, a share is at most the time
+//! that is still free, so that ports that use little always find some, even if many others use as much as they can. A
+//! port that has used up its share, or was slow recently, gets its frames on its own thread instead.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::{Clock, Frames, LinkReceiver};
 
 /// Length of an accounting round. The shares of the ports apply to one round.
 pub(super) const ROUND: Duration = Duration::from_millis(2);
-/// Longest time that a port may use for the frames of one batch without being considered slow.
+/// Maximum time that a port may use for the frames of one batch without counting as slow.
 pub(super) const SLOW: Duration = Duration::from_millis(2);
 /// Factor between the time that a slow port used and the time for which it then gets no inline delivery.
 pub(super) const REST: u32 = 64;
@@ -69,7 +69,7 @@ impl State {
 pub(super) struct Direct(Mutex<State>);
 
 impl Direct {
-    /// Sets the receiver. After this returns, the previous receiver is no longer called, because calls hold the lock.
+    /// Sets the receiver. Once this returns, the previous receiver is no longer called, because calls hold the lock.
     pub(super) fn set(&self, receiver: Option<Weak<dyn LinkReceiver>>) {
         self.0.lock().receiver = receiver;
     }

@@ -22,7 +22,7 @@ pub struct KvmPages {
     /// First of the VM's memory slots that are reserved for these pages, one for each page.
     first_slot: u32,
     pages: u32,
-    /// Behind an [`Arc`], so that it can be left to the VM for ever.
+    /// Behind an [`Arc`], so that it can be left to the VM forever.
     memory: Arc<MmapRegion>,
     mapped: Mutex<BTreeSet<u32>>,
 }
@@ -40,7 +40,7 @@ impl KvmPages {
     /// # Errors
     /// There is no address space left.
     pub fn new(vm: Arc<VmFd>, first_slot: u32, pages: u32) -> io::Result<Arc<Self>> {
-        first_slot.checked_add(pages).ok_or_else(|| io::Error::other("no VM has so many memory slots"))?;
+        first_slot.checked_add(pages).ok_or_else(|| io::Error::other("no VM has that number of memory slots"))?;
         let bytes = usize::try_from(pages).ok().and_then(|pages| pages.max(1).checked_mul(PAGE));
         let bytes = bytes.ok_or_else(|| io::Error::other("too many pages"))?;
         let memory = Arc::new(MmapRegion::new(bytes).map_err(io::Error::other)?);
@@ -65,7 +65,7 @@ impl KvmPages {
             userspace_addr: (self.memory.as_ptr() as u64).saturating_add(offset as u64),
         };
         // SAFETY: the guest's processors write to this page of our mapping while the slot is there. It is taken away
-        // before the mapping goes (`drop`; if that fails the mapping stays for ever), and no code holds references to
+        // before the mapping goes (`drop`; if that fails the mapping stays forever), and no code holds references to
         // its bytes: `vm-memory` accesses them as volatile. Nothing else of this process is in the mapping.
         Ok(unsafe { self.vm.set_user_memory_region(region) }?)
     }

@@ -23,7 +23,7 @@ const DEPTH: u64 = 16;
 /// Number of intervals per second in which completions are counted.
 pub(super) const PARTS: u32 = 10;
 
-/// What they do.
+/// Task of the hosts.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct HostsOptions {
     /// The one that receives.

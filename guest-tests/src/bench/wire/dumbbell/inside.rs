@@ -16,7 +16,7 @@ use super::losses::{self, Losses};
 /// Interval of the queue samples.
 const LOOKS: Duration = Duration::from_millis(10);
 
-/// What is run.
+/// Scenario.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DumbbellOptions {
     #[command(flatten)]

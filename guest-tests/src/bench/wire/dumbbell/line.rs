@@ -62,7 +62,7 @@ pub(super) fn script() -> String {
     for host in 0..HOSTS {
         let _ = writeln!(script, "connect senders {} switch port{host}", interface(host));
     }
-    // A port forwards once the kernel has noticed its carrier, up to a second later. Earlier packets are lost, and not
+    // A port forwards once the kernel has noticed its carrier, up to a second later. Earlier packets are lost and not
     // counted.
     script.push_str(
         "for name in switch cable; do

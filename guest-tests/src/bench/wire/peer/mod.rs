@@ -1,7 +1,7 @@
 //! One of two processes with a device each, connected by an interface of the host (hidden command `wire-peer`).
 //!
-//! It prints its address information, reads that of the other one, and connects. The sending side then works for a
-//! while after a line on its standard input; both report when they are told to end.
+//! It prints its address information, reads that of the other process, and connects. After a line on its standard
+//! input, the sending side works for a while. Both report when they are told to end.
 
 mod latency;
 
@@ -31,7 +31,7 @@ use crate::namespaces::INTERFACE;
 /// Interrupt vector of completions.
 const COMPLETIONS: usize = 2;
 
-/// What to do.
+/// Task of the process.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PeerOptions {
     /// 0 or 1; 0 sends.
@@ -288,7 +288,8 @@ impl Peer {
         let elements = self.requests(options, remote);
         let batch = (options.depth / 4).max(1);
         let end = Instant::now() + Duration::from_secs_f64(options.seconds);
-        // Each QP gets as many batches as it has completed. A completion does not identify its QP, so they take turns.
+        // Each QP gets as many batches as it has completed. A completion does not identify its QP, so the QPs take
+        // turns.
         let (mut next, mut under_way, mut done) = (0_usize, 0_u64, 0_u64);
         let most = u64::from(options.depth) * options.qps as u64;
         while Instant::now() < end || under_way > 0 {
@@ -367,7 +368,8 @@ impl Peer {
             }
             match seen {
                 _ if done > 0 => return Ok(done),
-                // A completion between the last poll and the arming causes no interrupt, so poll once more.
+                // A completion between the last poll and the arming causes no interrupt, so the queue is polled once
+                // more.
                 None => {
                     seen = Some(self.irqs.count(COMPLETIONS));
                     self.cq.arm();

@@ -79,7 +79,7 @@ pub(crate) struct Infer {
     useless: u16,
     /// Consumer's index as of the last look.
     head: u32,
-    /// Time since which the index has this value, as far as looks can tell, or of the last notification if later.
+    /// Time of the first look at which the index had this value, or of the last notification if that was later.
     since: u64,
     /// Number of completions published so far, and its value at the last notification. These are counts because indices
     /// wrap.
