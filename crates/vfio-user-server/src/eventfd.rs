@@ -196,8 +196,8 @@ impl Context {
             result_descriptor: number(eventfd)?,
         };
         let mut list = [&raw mut operation];
-        // SAFETY: the list has one pointer, to an operation that lives as long as the call; it names no memory of this process,
-        // and the kernel reads it, and writes its key, during the call only.
+        // SAFETY: the list has one pointer, to an operation that lives as long as the call; it names no memory of this
+        // process, and the kernel reads it, and writes its key, during the call only.
         let taken = unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1_usize, list.as_mut_ptr()) };
         if taken == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use pvrdma_roce::NakReason;
 use pvrdma_verbs::{Access, QpState, SendOp, WcStatus};
 
-use super::rc::{Apart, Exchange, Step, Target, own_list, refused};
+use super::own_side::{Apart, own_list};
+use super::rc::{Exchange, Step, Target, refused};
 use super::route::LocalRoute;
 use crate::budget::Budget;
 use crate::counters::{Counters, Tally};
