@@ -130,7 +130,7 @@ pub fn check(workspace: &Workspace) -> Vec<Problem> {
             found.collect(file.product.to_token_stream());
             check_identifiers(file, &found.identifiers, &mut problems);
             for (text, line) in &found.strings {
-                check_text((&file.path, *line), text, |place| place == Place::Prose, &mut problems);
+                check_text((&file.path, *line), &prose_of(text), |place| place == Place::Prose, &mut problems);
             }
         }
     }
@@ -164,9 +164,9 @@ fn check_comment(file: &SourceFile, comment: &Comment, problems: &mut Vec<Proble
     }
 }
 
-/// Returns a line without its spans of code.
-fn prose_of(line: &str) -> String {
-    line.split('`').step_by(2).collect::<Vec<_>>().join(" - ")
+/// Returns a text without its spans of code.
+fn prose_of(text: &str) -> String {
+    text.split('`').step_by(2).collect::<Vec<_>>().join(" - ")
 }
 
 /// Checks the prose of a document, without blocks and spans of code.

@@ -9,7 +9,7 @@ fn check(text: &str) -> Vec<source_rules::Problem> {
 #[test]
 fn words_of_our_own_are_found() {
     assert_one(&check("\n// One octet.\n"), &["crates/a/src/lib.rs:2: `octet`: say byte"]);
-    assert_one(&check("/// What is Under way.\nfn f() {}\n"), &["`under way`"]);
+    assert_one(&check("/// A request is Under way.\nfn f() {}\n"), &["`under way`"]);
     assert_one(&check("fn f() {}\n/* a\n   ghost */\n"), &["lib.rs:3: `ghost`"]);
     assert_one(&check("const MAX_OCTETS: u8 = 1;\n"), &["`MAX_OCTETS`: say bytes"]);
     assert_one(&check("struct GhostRing;\n"), &["`GhostRing`: say selective NAK"]);
@@ -36,6 +36,7 @@ fn words_in_documents_are_found() {
 fn other_places_may_say_them() {
     for text in [
         "fn f(a: Ipv4Addr) { a.octets(); Ipv4Addr::octets(&a); }\n",
+        "/// Calls [`nobody`].\nfn f() {}\n",
         "// Too far ahead.\nfn ahead() { print(\"one octet // of octets\"); }\n",
         "#[cfg(test)]\nmod tests {\n    // One octet.\n    fn octets() {}\n}\n",
     ] {

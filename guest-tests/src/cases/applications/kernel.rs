@@ -35,7 +35,7 @@ fn nfs(pair: &ApplicationsPair) -> Result<String> {
          mount -t nfsd nfsd /proc/fs/nfsd 2>/dev/null || true
          echo '/srv/export *(rw,no_root_squash,fsid=0,insecure,no_subtree_check)' > /etc/exports
          exportfs -ra
-         # As short as it can be: nobody has anything to reclaim.
+         # As short as possible: no client has anything to reclaim.
          echo 10 > /proc/fs/nfsd/nfsv4gracetime
          rpc.mountd -N 3
          rpc.nfsd -N 3 -V 4.2 --rdma=20049 2",
