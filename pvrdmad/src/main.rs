@@ -14,21 +14,23 @@ use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
 use pvrdmad::check;
 use pvrdmad::cli::{
-    CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DoctorArgs, EventsArgs, LimitsArgs, ServeArgs, ShareArgs,
-    ShowArgs, StandInArgs, StatusArgs, StatusFormat, UpgradeArgs, WorkerArgs, XmlArgs,
+    CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DoctorArgs, FromVmxArgs, LimitsArgs, ServeArgs, ShareArgs,
+    ShowArgs, Shown, StandInArgs, StatusArgs, StatusFormat, UpgradeArgs, WorkerArgs, XmlArgs,
 };
 use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, SandboxMode, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
 use pvrdmad::doctor::{self, Host};
 use pvrdmad::doorbells;
+use pvrdmad::history;
 use pvrdmad::keeper;
 use pvrdmad::logging::{self, LogFormat};
 use pvrdmad::package;
 use pvrdmad::protocol::{Request, Upgraded, printable_text};
 use pvrdmad::service::{self, Watchdog};
-use pvrdmad::status::{render_limits, render_objects};
+use pvrdmad::status::{render_failures, render_limits, render_objects};
 use pvrdmad::top;
+use pvrdmad::vmx::{self, Vmx};
 use pvrdmad::worker::process;
 use pvrdmad::xml;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -57,10 +59,11 @@ fn main() -> ExitCode {
         }
         Some(Command::Upgrade(args)) => upgrade(&args),
         Some(Command::LogLevel(args)) => change(&args.daemon, &Request::LogLevel { level: args.level }),
-        Some(Command::Events(args)) => events(&args),
+        Some(Command::Events(args)) => history::events(&args, |line| print(&line)),
         Some(Command::Check(args)) => check(args),
         Some(Command::Doctor(args)) => doctor(args),
         Some(Command::Xml(args)) => xml(&args),
+        Some(Command::FromVmx(args)) => from_vmx(&args),
         Some(Command::PackageFiles(args)) => package::write(&args.directory),
         Some(Command::Reference) => print(&reference::markdown()),
         Some(Command::Worker(args)) => worker(&args),
@@ -168,6 +171,12 @@ fn xml(args: &XmlArgs) -> Result<()> {
     print(&xml::merge(&domain, device).map_err(|problem| anyhow!("{}: {problem}", into.display()))?)
 }
 
+/// Prints a configuration for VMs that leave ESXi.
+fn from_vmx(args: &FromVmxArgs) -> Result<()> {
+    let machines = args.files.iter().map(|file| Vmx::read(file)).collect::<Result<Vec<_>>>()?;
+    print(&vmx::configuration(&machines, args.adapter.as_deref(), &args.folder)?)
+}
+
 /// Prints what the daemon would open with this configuration.
 fn check(args: CheckArgs) -> Result<()> {
     start_log(args.serve.log_format)?;
@@ -234,10 +243,19 @@ fn status(args: &StatusArgs) -> Result<()> {
 }
 
 fn show(args: &ShowArgs) -> Result<()> {
-    let objects = control::ask_objects(&args.of.daemon.control()?, &args.of.device, args.object)?;
-    match args.json {
-        true => print(&(serde_json::to_string_pretty(&objects)? + "\n")),
-        false => print(&render_objects(args.object, &objects)),
+    let (path, device) = (args.daemon.control()?, args.device.as_deref());
+    match args.object {
+        Shown::Failures => {
+            let failures = history::ask_failures(&path, device, args.since)?;
+            let json = || serde_json::to_string_pretty(&failures);
+            print(&if args.json { json()? + "\n" } else { render_failures(&failures) })
+        }
+        Shown::Objects(kind) => {
+            ensure!(args.since.is_none(), "--since is for failures");
+            let objects = control::ask_objects(&path, device.unwrap_or_default(), kind)?;
+            let json = || serde_json::to_string_pretty(&objects);
+            print(&if args.json { json()? + "\n" } else { render_objects(kind, &objects) })
+        }
     }
 }
 
@@ -271,16 +289,6 @@ fn upgrade(args: &UpgradeArgs) -> Result<()> {
 
 fn change(daemon: &DaemonArgs, request: &Request) -> Result<()> {
     control::change(&daemon.control()?, request)
-}
-
-/// Prints events, until the daemon ends or the requested number was printed.
-fn events(args: &EventsArgs) -> Result<()> {
-    let events = control::start_events(&args.daemon.control()?)?;
-    let most = args.count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
-    for event in events.take(most) {
-        print(&(event? + "\n"))?;
-    }
-    Ok(())
 }
 
 fn print(text: &str) -> Result<()> {

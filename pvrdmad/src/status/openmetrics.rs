@@ -155,6 +155,10 @@ impl Families {
             self.total("flow_out_bytes", "Bytes that requests moved to a peer.", &labels, flow.bytes_out);
             self.total("flow_in_bytes", "Bytes that requests read from a peer.", &labels, flow.bytes_in);
         }
+        for (cause, count) in &device.failed {
+            let help = "Queue pairs that entered their error state without a request of the guest.";
+            self.total("queue_pairs_failed", help, &labels.with("cause", cause.word()), *count);
+        }
         self.counters(status, &rdma, device.numbers("counters").chain(device.numbers("adapter")));
         self.counters(status, &rdma, pairs(&device.network.counters));
         if let Some(nic) = &device.nic {
