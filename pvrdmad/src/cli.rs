@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -138,6 +139,9 @@ pub struct ServeArgs {
     #[arg(long, value_enum, value_name = "text|json|journald", hide_possible_values = true, default_value_t)]
     #[arg(hide_default_value = true)]
     pub log_format: LogFormat,
+    /// Log level, or levels of modules: MODULE=LEVEL,... [default: RUST_LOG, or info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<LogFilter>,
     /// Configuration file, or - for standard input; the command line takes precedence.
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
@@ -146,8 +150,7 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// The configuration file, and values that replace its own.
     pub fn into_parts(self) -> (Option<PathBuf>, ConfigSpec) {
-        let Self { devices, networks, backend, control, metrics, isolate, sandbox, captures, config, log_format: _ } =
-            self;
+        let Self { devices, networks, backend, control, metrics, isolate, sandbox, captures, config, .. } = self;
         let congestion = Default::default();
         (config, ConfigSpec { backend, control, metrics, isolate, sandbox, captures, congestion, networks, devices })
     }
@@ -239,11 +242,14 @@ pub struct StatusArgs {
     /// Which daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,
+    /// Only print problems, and end with status 1 if there are any, for probes.
+    #[arg(long, conflicts_with_all = ["format", "json"])]
+    pub check: bool,
     /// Same as --format json.
     #[arg(long, conflicts_with = "format")]
     pub json: bool,
     /// Output format [default: table]
-    #[arg(long, value_enum, value_name = "table|json|openmetrics", hide_possible_values = true)]
+    #[arg(long, value_enum, value_name = "table|json|openmetrics|prometheus", hide_possible_values = true)]
     pub format: Option<StatusFormat>,
 }
 
@@ -254,8 +260,10 @@ pub enum StatusFormat {
     Table,
     /// Complete, including the descriptions of counters.
     Json,
-    /// Metrics in the format of Prometheus.
+    /// Metrics as OpenMetrics.
     Openmetrics,
+    /// Metrics in the older format of Prometheus, for the textfile collector of `node_exporter`.
+    Prometheus,
 }
 
 /// What `show` shows.
@@ -328,12 +336,25 @@ pub struct CaptureArgs {
     /// Bytes to keep of each frame [default: all]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
     pub snaplen: Option<u32>,
+    /// Only frames to and from this queue pair of the device: a number, such as 18 or 0x12.
+    #[arg(long, value_name = "QPN", value_parser = qpn)]
+    pub qp: Option<u32>,
+    /// Only frames to and from this address.
+    #[arg(long, value_name = "ADDRESS")]
+    pub peer: Option<IpAddr>,
     /// End after this number of frames [default: at a signal]
     #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
     /// End after this number of seconds [default: at a signal]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: Option<u64>,
+}
+
+/// Number of a queue pair.
+fn qpn(text: &str) -> Result<u32, String> {
+    let number = text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u32::from_str_radix(digits, 16));
+    let number = number.ok().filter(|number| *number < 1 << 24);
+    number.ok_or_else(|| format!("'{text}' is no number of a queue pair, such as 18 or 0x12"))
 }
 
 /// Arguments of `events`.

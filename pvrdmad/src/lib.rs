@@ -33,6 +33,7 @@ pub mod failures;
 pub mod history;
 pub mod keeper;
 pub mod logging;
+mod man;
 mod metrics;
 pub mod package;
 pub mod protocol;

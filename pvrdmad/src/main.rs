@@ -24,7 +24,7 @@ use pvrdmad::doctor::{self, Host};
 use pvrdmad::doorbells;
 use pvrdmad::history;
 use pvrdmad::keeper;
-use pvrdmad::logging::{self, LogFormat};
+use pvrdmad::logging::{self, LogFilter, LogFormat};
 use pvrdmad::package;
 use pvrdmad::protocol::{Request, Upgraded, printable_text};
 use pvrdmad::service::{self, Watchdog};
@@ -88,7 +88,7 @@ const LONGEST_END: Duration = Duration::from_secs(5);
 fn serve(args: ServeArgs) -> Result<()> {
     // Done before there is another thread, or another process that would inherit these descriptors.
     let inherited = Inherited::from_environment()?;
-    start_log(args.log_format)?;
+    start_log(args.log_format, args.log_level.as_ref())?;
     let (file, command_line) = args.into_parts();
     let config = Config::load(file.as_deref(), command_line.clone())?;
     // Registered before the first socket exists, so that a signal leaves no socket behind.
@@ -117,9 +117,9 @@ fn serve(args: ServeArgs) -> Result<()> {
 }
 
 /// Starts logging, and warns about a log filter that probably means something else.
-fn start_log(format: LogFormat) -> Result<()> {
-    logging::start(format).context("journal")?;
-    if let Some(doubt) = logging::doubt() {
+fn start_log(format: LogFormat, filter: Option<&LogFilter>) -> Result<()> {
+    logging::start(format, filter).context("journal")?;
+    if let Some(doubt) = logging::doubt().filter(|_| filter.is_none()) {
         // The filter may suppress this warning, so it is printed directly.
         let _ = writeln!(io::stderr(), "pvrdmad: {doubt}");
     }
@@ -152,7 +152,7 @@ fn reload(daemon: &mut Daemon, file: Option<&Path>, command_line: &ConfigSpec) {
 
 /// Prints the problems that keep VMs from using their devices.
 fn doctor(args: DoctorArgs) -> Result<()> {
-    start_log(args.serve.log_format)?;
+    start_log(args.serve.log_format, args.serve.log_level.as_ref())?;
     let (file, command_line) = args.serve.into_parts();
     let config = Config::load(file.as_deref(), command_line)?;
     let diagnosis = doctor::judge(&Host::look(&args.qemu), &config);
@@ -179,7 +179,7 @@ fn from_vmx(args: &FromVmxArgs) -> Result<()> {
 
 /// Prints what the daemon would open with this configuration.
 fn check(args: CheckArgs) -> Result<()> {
-    start_log(args.serve.log_format)?;
+    start_log(args.serve.log_format, args.serve.log_level.as_ref())?;
     let (file, command_line) = args.serve.into_parts();
     let report = check::report(&Config::load(file.as_deref(), command_line)?);
     print(&report.text())?;
@@ -188,13 +188,13 @@ fn check(args: CheckArgs) -> Result<()> {
 
 /// Serves one network, for the supervisor that started this process.
 fn worker(args: &WorkerArgs) -> Result<()> {
-    logging::start(LogFormat::default())?;
+    logging::start(LogFormat::default(), None)?;
     process::run(args.sandbox, args.profile)
 }
 
 /// Serves doorbell pages in place of a worker that has ended. This process outlives the supervisor if VMMs do.
 fn stand_in(args: &StandInArgs) -> Result<()> {
-    logging::start(LogFormat::default())?;
+    logging::start(LogFormat::default(), None)?;
     // Signals that end the daemon must not end the VMs.
     for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2] {
         signal_hook::flag::register(signal, Arc::default()).context("signal handlers")?;
@@ -233,12 +233,19 @@ fn wait_for_end(signals: &mut Signals, mut reload: impl FnMut()) {
 }
 
 fn status(args: &StatusArgs) -> Result<()> {
+    if args.check {
+        let problems = control::ask_status(&args.daemon.control()?, false)?.problems();
+        print(&problems.iter().map(|problem| format!("{problem}\n")).collect::<String>())?;
+        ensure!(problems.is_empty(), "{} problems", problems.len());
+        return Ok(());
+    }
     let format = args.format.unwrap_or(if args.json { StatusFormat::Json } else { StatusFormat::Table });
     let status = control::ask_status(&args.daemon.control()?, format != StatusFormat::Table)?;
     print(&match format {
         StatusFormat::Table => status.render(),
         StatusFormat::Json => serde_json::to_string_pretty(&status)? + "\n",
         StatusFormat::Openmetrics => status.openmetrics()?,
+        StatusFormat::Prometheus => status.prometheus()?,
     })
 }
 

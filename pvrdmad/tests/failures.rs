@@ -32,7 +32,8 @@ impl Host {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         let mut command = Command::new(PROGRAM);
-        command.env("RUST_LOG", "info").stderr(File::create(path("log")).unwrap());
+        // The option has precedence over the variable, in the processes of networks as well.
+        command.env("RUST_LOG", "off").args(["--log-level", "info"]).stderr(File::create(path("log")).unwrap());
         // With `strict`, a system call outside the filter kills the process, and the test fails.
         command.args(["--sandbox", "strict", "--network", &format!("name=red,uplink={uplink}")]);
         for &number in numbers {
@@ -52,6 +53,13 @@ impl Host {
         let output = Command::new(PROGRAM).args(arguments).arg("--control").arg(self.path("control")).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs `status --check`. Returns `true` for the status 0, and its output.
+    fn probe(&self) -> (bool, String) {
+        let mut command = Command::new(PROGRAM);
+        let output = command.args(["status", "--check", "--control"]).arg(self.path("control")).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stdout).unwrap())
     }
 
     fn guest(&self, number: u8) -> Guest {
@@ -325,6 +333,7 @@ fn incidents_between_hosts_are_told_apart() {
         }
     }
     check(&far, theirs);
+    assert_eq!(near.probe(), (true, String::new()));
     // The other host goes away.
     let guests = [near.guest(7), far.guest(8)];
     let (mut left, mut right) = (End::new(&guests[0], 8), End::new(&guests[1], 8));
@@ -337,6 +346,8 @@ fn incidents_between_hosts_are_told_apart() {
     left.send(100);
     let failed = ("vm7".to_owned(), u64::from(left.qp.qpn), "retry-exceeded".to_owned());
     wait_for("a host that has gone", || near.failures().contains(&failed).then_some(()));
+    let problem = format!("network red: unix:{} is down\n", uplink.display());
+    wait_for("a problem", || (near.probe() == (false, problem.clone())).then_some(()));
     left.destroy();
     mine.push(failed);
     check(&near, mine);

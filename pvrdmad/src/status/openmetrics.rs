@@ -14,6 +14,7 @@ use prometheus_client::registry::{self, Registry};
 use pvrdma_verbs::Kind;
 
 use super::catalogue::CounterInfo;
+use super::classic::classic;
 use super::report::{DaemonStatus, DeviceReport, NetworkState, NetworkStatus, ShareReport};
 
 /// Labels of a sample, in order. Shared, since thousands of samples have the labels of their device.
@@ -66,6 +67,14 @@ impl DaemonStatus {
         registry.register_collector(Box::new(families));
         text::encode(&mut text, &registry)?;
         Ok(text)
+    }
+
+    /// Renders the status in the older text format of Prometheus.
+    ///
+    /// # Errors
+    /// As for [`Self::openmetrics`].
+    pub fn prometheus(&self) -> Result<String, fmt::Error> {
+        self.openmetrics().map(|text| classic(&text))
     }
 }
 
