@@ -83,8 +83,8 @@ fn open(path: &Path) -> Result<Box<dyn Write>> {
     Ok(Box::new(file.with_context(|| path.display().to_string())?))
 }
 
-/// Copies whole blocks, so that the file is valid however the capture ends, and at most `count` frames of those that the
-/// filter keeps.
+/// Copies whole blocks, so that the file is valid however the capture ends, and at most `count` frames that pass the
+/// filter.
 fn copy(stream: &UnixStream, output: impl Write, count: Option<u64>, filter: &Filter) -> Result<u64> {
     let (mut input, mut output) =
         (BufReader::with_capacity(1 << 16, stream), BufWriter::with_capacity(1 << 16, output));
