@@ -1,5 +1,5 @@
-//! Seeded incidents of queue pairs are told apart by `show failures`, metrics, log and events, after the queue pairs are
-//! gone.
+//! Seeded incidents of queue pairs are told apart by `show failures`, metrics, log and events, after the queue pairs
+//! are gone.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 

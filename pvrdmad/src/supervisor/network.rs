@@ -26,7 +26,8 @@ pub(super) struct Network {
     _follower: Option<Follower>,
     pub(super) runs: Arc<Runs>,
     pub(super) plan: Arc<Plan>,
-    /// Held during a request for objects or failures. The reply may be long, so the supervisor holds at most one per network.
+    /// Held during a request for objects or failures. The reply may be long, so the supervisor holds at most one per
+    /// network.
     showing: Mutex<()>,
     /// Serializes changes of devices.
     pub(super) changing: Mutex<()>,
