@@ -25,7 +25,7 @@
 //! | `pause`, `paused` | pausing an adapter, and the mark that it is paused |
 //! | `adapter` | state that the objects of a device share |
 //! | `engine`, `ready_queue`, `task`, `timer` | workers, and the tasks that they schedule |
-//! | `failures` | observers of failed queue pairs |
+//! | `failures` | causes and observers of failed queue pairs |
 //! | `flows` | traffic of a device, by peer and path |
 //! | `share` | shares of devices in the workers' time and in the bandwidth |
 //!
@@ -123,7 +123,7 @@ mod ud_header;
 use pvrdma_verbs::Counter;
 
 pub use cq::RxeCq;
-pub use failures::{ObservedFailures, QpFailure};
+pub use failures::{FailureCause, ObservedFailures, QpFailure};
 pub use flows::{DeviceFlows, FlowCount, Road};
 pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
 pub use port::PortConfig;

@@ -185,8 +185,8 @@ impl Rxe {
         DeviceFlows(self.0.flows.of(mac))
     }
 
-    /// Calls `observer` for failed queue pairs of the device with this MAC address, until the result is dropped. The
-    /// rate of calls is limited like that of the device's log.
+    /// Calls `observer` for each failed queue pair of the device with this MAC address, until the result is dropped.
+    /// The calling thread runs queue pairs, so the observer must not wait for long.
     pub fn observe_failures(
         &self,
         mac: MacAddr,

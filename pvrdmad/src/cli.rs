@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -16,6 +17,7 @@ use crate::config::{
 use crate::control_path;
 use crate::logging::{LogFilter, LogFormat};
 use crate::sandbox::Profile;
+use crate::since::Since;
 
 /// Serves PVRDMA devices to virtual machines over vfio-user.
 #[derive(Parser, Debug)]
@@ -40,7 +42,7 @@ pub struct Cli {
 pub enum Command {
     /// Shows the state of a running daemon.
     Status(StatusArgs),
-    /// Shows a device or its objects: states, rings with head and tail, paths to peers.
+    /// Shows a device or its objects, or the last failed queue pairs of all devices.
     Show(ShowArgs),
     /// Shows the throughput of devices, or of the queue pairs of one device, periodically.
     Top(TopArgs),
@@ -70,6 +72,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Prints the libvirt XML of a device.
     Xml(XmlArgs),
+    /// Prints a configuration for VMs that leave ESXi.
+    FromVmx(FromVmxArgs),
     /// Prints the reference page of the configuration.
     #[command(hide = true)]
     Reference,
@@ -135,6 +139,9 @@ pub struct ServeArgs {
     #[arg(long, value_enum, value_name = "text|json|journald", hide_possible_values = true, default_value_t)]
     #[arg(hide_default_value = true)]
     pub log_format: LogFormat,
+    /// Log level, or levels of modules: MODULE=LEVEL,... [default: RUST_LOG, or info]
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<LogFilter>,
     /// Configuration file, or - for standard input; the command line takes precedence.
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
@@ -143,8 +150,7 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// The configuration file, and values that replace its own.
     pub fn into_parts(self) -> (Option<PathBuf>, ConfigSpec) {
-        let Self { devices, networks, backend, control, metrics, isolate, sandbox, captures, config, log_format: _ } =
-            self;
+        let Self { devices, networks, backend, control, metrics, isolate, sandbox, captures, config, .. } = self;
         let congestion = Default::default();
         (config, ConfigSpec { backend, control, metrics, isolate, sandbox, captures, congestion, networks, devices })
     }
@@ -216,17 +222,34 @@ pub struct XmlArgs {
     pub into: Option<PathBuf>,
 }
 
+/// Arguments of `from-vmx`.
+#[derive(Args, Debug)]
+pub struct FromVmxArgs {
+    /// VMX files of the VMs.
+    #[arg(value_name = "FILE.vmx", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Adapter that becomes the device [default: those of the type PVRDMA]
+    #[arg(long, value_name = "ethernetN")]
+    pub adapter: Option<String>,
+    /// Folder for the sockets.
+    #[arg(long, value_name = "FOLDER", default_value = "/run/pvrdmad")]
+    pub folder: String,
+}
+
 /// Arguments of `status`.
 #[derive(Args, Debug)]
 pub struct StatusArgs {
     /// Which daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,
+    /// Only print problems, and end with status 1 if there are any, for probes.
+    #[arg(long, conflicts_with_all = ["format", "json"])]
+    pub check: bool,
     /// Same as --format json.
     #[arg(long, conflicts_with = "format")]
     pub json: bool,
     /// Output format [default: table]
-    #[arg(long, value_enum, value_name = "table|json|openmetrics", hide_possible_values = true)]
+    #[arg(long, value_enum, value_name = "table|json|openmetrics|prometheus", hide_possible_values = true)]
     pub format: Option<StatusFormat>,
 }
 
@@ -237,20 +260,48 @@ pub enum StatusFormat {
     Table,
     /// Complete, including the descriptions of counters.
     Json,
-    /// Metrics in the format of Prometheus.
+    /// Metrics as OpenMetrics.
     Openmetrics,
+    /// Metrics in the older format of Prometheus, for the textfile collector of `node_exporter`.
+    Prometheus,
+}
+
+/// What `show` shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shown {
+    /// The last failed queue pairs.
+    Failures,
+    /// Objects of a device.
+    Objects(ObjectKind),
+}
+
+/// Argument of `show` for failed queue pairs.
+const FAILURES: &str = "failures";
+
+fn shown_names() -> impl Iterator<Item = &'static str> {
+    ObjectKind::ALL.map(ObjectKind::name).into_iter().chain([FAILURES])
+}
+
+fn shown(name: &str) -> Result<Shown, String> {
+    if name == FAILURES { Ok(Shown::Failures) } else { name.parse().map(Shown::Objects) }
 }
 
 /// Arguments of `show`.
 #[derive(Args, Debug)]
 pub struct ShowArgs {
     /// Objects to show.
-    #[arg(value_name = "OBJECT", value_parser = PossibleValuesParser::new(ObjectKind::ALL.map(ObjectKind::name))
-        .try_map(|name| name.parse::<ObjectKind>()))]
-    pub object: ObjectKind,
-    /// Which device.
+    #[arg(value_name = "OBJECT", value_parser = PossibleValuesParser::new(shown_names()).try_map(|name| shown(&name)))]
+    pub object: Shown,
+    /// Which daemon.
     #[command(flatten)]
-    pub of: DeviceArgs,
+    pub daemon: DaemonArgs,
+    /// Name of the device; `failures` takes all devices without it.
+    #[arg(long, value_name = "NAME")]
+    #[arg(required_if_eq_any(ObjectKind::ALL.map(|kind| ("object", kind.name()))))]
+    pub device: Option<String>,
+    /// Failures from this time on: a duration before now, such as 10m, or a time, such as 2027-01-31T08:00Z.
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<Since>,
     /// Complete output as JSON.
     #[arg(long)]
     pub json: bool,
@@ -285,12 +336,25 @@ pub struct CaptureArgs {
     /// Bytes to keep of each frame [default: all]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
     pub snaplen: Option<u32>,
+    /// Only frames to and from this queue pair of the device: a number, such as 18 or 0x12.
+    #[arg(long, value_name = "QPN", value_parser = qpn)]
+    pub qp: Option<u32>,
+    /// Only frames to and from this address.
+    #[arg(long, value_name = "ADDRESS")]
+    pub peer: Option<IpAddr>,
     /// End after this number of frames [default: at a signal]
     #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
     /// End after this number of seconds [default: at a signal]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: Option<u64>,
+}
+
+/// Number of a queue pair.
+fn qpn(text: &str) -> Result<u32, String> {
+    let number = text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u32::from_str_radix(digits, 16));
+    let number = number.ok().filter(|number| *number < 1 << 24);
+    number.ok_or_else(|| format!("'{text}' is no number of a queue pair, such as 18 or 0x12"))
 }
 
 /// Arguments of `events`.
@@ -302,6 +366,15 @@ pub struct EventsArgs {
     /// End after this number of events [default: at a signal]
     #[arg(long, value_name = "EVENTS", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
+    /// Print past events from this time on, and end: a duration before now, such as 10m, or a time.
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<Since>,
+    /// Print this number of past events, and end.
+    #[arg(long, value_name = "EVENTS")]
+    pub last: Option<u32>,
+    /// Continue with new events after the past ones.
+    #[arg(long)]
+    pub follow: bool,
 }
 
 /// Arguments of `add`.
@@ -443,7 +516,10 @@ mod tests {
         let cli = Cli::try_parse_from(["pvrdmad", "status", "--control", "/c", "--json"]).unwrap();
         assert!(matches!(cli.command, Some(Command::Status(StatusArgs { json: true, .. }))));
         let cli = Cli::try_parse_from(["pvrdmad", "show", "qp", "--device", "vm0", "--control", "/c"]).unwrap();
-        assert!(matches!(cli.command, Some(Command::Show(ShowArgs { object: ObjectKind::Qp, json: false, .. }))));
+        assert!(matches!(
+            cli.command,
+            Some(Command::Show(ShowArgs { object: Shown::Objects(ObjectKind::Qp), json: false, .. }))
+        ));
         let words = ["pvrdmad", "capture", "--control", "/c", "--device", "vm0", "-w", "-", "--snaplen", "96"];
         let cli = Cli::try_parse_from(words).unwrap();
         assert!(matches!(cli.command, Some(Command::Capture(CaptureArgs { snaplen: Some(96), count: None, .. }))));
@@ -582,7 +658,10 @@ mod tests {
             ("limits --device vm0 max_qp=x", "not a number"),
             ("limits --device vm0 speed=9", "there is no limit 'speed'"),
             ("show qp --control /c", "--device"),
-            ("show window --device vm0", "[possible values: device, context, pd, mr, cq, srq, qp, traffic, gid, ring]"),
+            (
+                "show window --device vm0",
+                "[possible values: device, context, pd, mr, cq, srq, qp, traffic, gid, ring, failures]",
+            ),
         ] {
             let error = Cli::try_parse_from(["pvrdmad"].into_iter().chain(arguments.split(' '))).unwrap_err();
             assert!(error.to_string().contains(word), "{error}");

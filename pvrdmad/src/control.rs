@@ -188,6 +188,10 @@ impl Server {
             Request::Show { device, object } => {
                 self.supervisor.show(&device, object).map_or_else(Response::Error, Response::Objects)
             }
+            Request::Failures { device, since } => {
+                Response::Failures(self.supervisor.failures(device.as_deref(), since))
+            }
+            Request::PastEvents { since, last } => Response::PastEvents(self.supervisor.events().past(since, last)),
             Request::AddDevice { device } => done(self.supervisor.add(&device)),
             Request::RemoveDevice { device } => done(self.supervisor.remove(&device)),
             Request::Limits { device, set } => {
@@ -377,7 +381,7 @@ fn printable_words(words: BTreeMap<String, String>) -> BTreeMap<String, String> 
 }
 
 /// Sends a call, and returns its result with the connection.
-fn ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result<(UnixStream, T)> {
+pub(crate) fn ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result<(UnixStream, T)> {
     let ask = || -> Result<(UnixStream, T)> {
         let stream = UnixStream::connect(path).map_err(|error| unreachable(path, error))?;
         stream.set_read_timeout(Some(PATIENCE))?;

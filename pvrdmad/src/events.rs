@@ -1,18 +1,28 @@
-//! Events of a daemon, sent to subscribers on its control socket, one line each.
+//! Events of a daemon, sent to subscribers on its control socket, one line each. The last events can be read later.
 //!
 //! No thread waits for a subscriber. A subscriber whose socket is full is disconnected, which tells it that it has
 //! missed events.
 
+use std::collections::VecDeque;
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 
+use jiff::Timestamp;
 use parking_lot::Mutex;
+use pvrdma_rxe::FailureCause;
 use rustix::net::RecvFlags;
 use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
 
 /// Most subscribers.
 const MAX_SUBSCRIBERS: usize = 8;
+
+/// Most events that are kept: the last ones.
+const MAX_KEPT: usize = 1000;
+
+/// Most bytes of text of these events.
+const MAX_KEPT_BYTES: usize = 512 << 10;
 
 /// An event.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -70,8 +80,12 @@ pub(crate) enum Event {
         qpn: u32,
         /// Address of its peer.
         peer: IpAddr,
-        /// Cause of the error and preceding events, as text.
+        /// Cause.
+        cause: FailureCause,
+        /// The half that failed and preceding events, as text.
         history: String,
+        /// Page and section of the documents about the cause.
+        help: String,
     },
     /// A host beyond the uplink uses an address of a device.
     AddressConflict {
@@ -135,18 +149,37 @@ impl Event {
     ];
 }
 
+/// An event with its time and number.
+#[derive(Serialize)]
+struct Numbered<'a> {
+    #[serde(flatten)]
+    event: &'a Event,
+    /// UTC, as RFC 3339 has it.
+    time: String,
+    /// Counts the events since the start of the daemon, so that a reader can find missing ones.
+    number: u64,
+}
+
 /// An event as a notification of JSON-RPC.
 #[derive(Serialize)]
 struct Notification<'a> {
     jsonrpc: &'static str,
     method: &'static str,
-    params: &'a Event,
+    params: &'a RawValue,
 }
 
-/// All subscribers.
+/// All subscribers, and the last events.
 #[derive(Debug, Default)]
-pub(crate) struct Events {
-    subscribers: Mutex<Vec<Subscriber>>,
+pub(crate) struct Events(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    subscribers: Vec<Subscriber>,
+    past: VecDeque<(Timestamp, Box<RawValue>)>,
+    /// Bytes of text in `past`.
+    bytes: usize,
+    /// Number of the last event.
+    number: u64,
 }
 
 #[derive(Debug)]
@@ -161,11 +194,6 @@ impl Subscriber {
         !matches!(rustix::net::recv(&self.stream, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT), Ok((0, _)))
     }
 
-    fn tell(&mut self, event: &Event) -> bool {
-        let text = serde_json::to_vec(&Notification { jsonrpc: "2.0", method: "event", params: event });
-        text.is_ok_and(|text| self.write([text.as_slice(), b"\n"].concat().as_slice()))
-    }
-
     /// Writes a line without blocking. Returns `true` if all of it was accepted.
     fn write(&mut self, line: &[u8]) -> bool {
         self.stream.write(line).is_ok_and(|count| count == line.len())
@@ -178,7 +206,7 @@ impl Events {
     /// # Errors
     /// There are too many subscribers: the connection is returned.
     pub(crate) fn subscribe(&self, stream: UnixStream, answer: &[u8]) -> Result<(), UnixStream> {
-        let mut subscribers = self.subscribers.lock();
+        let subscribers = &mut self.0.lock().subscribers;
         subscribers.retain(Subscriber::is_there);
         if subscribers.len() >= MAX_SUBSCRIBERS {
             return Err(stream);
@@ -192,9 +220,37 @@ impl Events {
         Ok(())
     }
 
-    /// Sends an event to all subscribers.
+    /// Keeps an event and sends it to all subscribers.
     pub(crate) fn tell(&self, event: &Event) {
-        self.subscribers.lock().retain_mut(|subscriber| subscriber.tell(event));
+        let mut state = self.0.lock();
+        let (time, number) = (Timestamp::now(), state.number.saturating_add(1));
+        state.number = number;
+        // An event consists of text and numbers, so it can be represented.
+        let Ok(text) = to_raw_value(&Numbered { event, time: format!("{time:.3}"), number }) else { return };
+        let line = serde_json::to_vec(&Notification { jsonrpc: "2.0", method: "event", params: &text });
+        let line = line.map(|line| [line.as_slice(), b"\n"].concat()).unwrap_or_default();
+        state.subscribers.retain_mut(|subscriber| subscriber.write(&line));
+        state.keep(time, text);
+    }
+
+    /// Returns the last events, at most `last`, from a time on, in milliseconds since 1970. Oldest first.
+    pub(crate) fn past(&self, since: Option<i64>, last: Option<u32>) -> Vec<Box<RawValue>> {
+        let state = self.0.lock();
+        let recent = state.past.iter().filter(|(time, _)| since.is_none_or(|since| time.as_millisecond() >= since));
+        let recent: Vec<_> = recent.map(|(_, text)| text).collect();
+        let last = last.and_then(|last| usize::try_from(last).ok()).unwrap_or(usize::MAX);
+        recent.into_iter().rev().take(last).rev().cloned().collect()
+    }
+}
+
+impl State {
+    fn keep(&mut self, time: Timestamp, text: Box<RawValue>) {
+        self.bytes = self.bytes.saturating_add(text.get().len());
+        self.past.push_back((time, text));
+        while self.past.len() > MAX_KEPT || self.bytes > MAX_KEPT_BYTES {
+            let Some((_, dropped)) = self.past.pop_front() else { return };
+            self.bytes = self.bytes.saturating_sub(dropped.get().len());
+        }
     }
 }
 
@@ -217,8 +273,10 @@ mod tests {
         events.tell(&link("vm0"));
         drop(events);
         let lines: Vec<_> = BufReader::new(client).lines().map(Result::unwrap).collect();
-        let event = r#"{"jsonrpc":"2.0","method":"event","params":{"event":"link","device":"vm0","state":"down"}}"#;
-        assert_eq!(lines, ["{}", event]);
+        let event =
+            r#"{"jsonrpc":"2.0","method":"event","params":{"event":"link","device":"vm0","state":"down","time":""#;
+        assert_eq!((lines.len(), lines[0].as_str()), (2, "{}"));
+        assert!(lines[1].starts_with(event) && lines[1].ends_with(r#"Z","number":2}}"#), "{lines:?}");
     }
 
     /// Attack: a subscriber that does not read. It is disconnected, and no thread has waited for it.
@@ -229,7 +287,7 @@ mod tests {
         events.subscribe(a, b"").unwrap();
         let event = link(&"x".repeat(1000));
         let mut told = 0;
-        while !events.subscribers.lock().is_empty() {
+        while !events.0.lock().subscribers.is_empty() {
             events.tell(&event);
             told += 1;
             assert!(told < 100_000, "a socket holds less");
@@ -255,6 +313,29 @@ mod tests {
         events.subscribe(given_back, b"").unwrap();
     }
 
+    /// Attack: events without end, long ones. Those that are kept are bounded in number and bytes.
+    #[test]
+    fn the_last_events_can_be_read_later() {
+        let events = Events::default();
+        (0..2 * MAX_KEPT).for_each(|number| events.tell(&link(&number.to_string())));
+        let devices = |past: Vec<Box<RawValue>>| -> Vec<String> {
+            let event = |text: Box<RawValue>| serde_json::from_str::<serde_json::Value>(text.get()).unwrap();
+            past.into_iter().map(|text| event(text)["device"].as_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(events.past(None, None).len(), MAX_KEPT);
+        assert_eq!(devices(events.past(None, Some(2))), ["1998", "1999"]);
+        let now = Timestamp::now().as_millisecond();
+        assert_eq!(
+            (events.past(Some(now - 3_600_000), None).len(), events.past(Some(now + 60_000), None).len()),
+            (MAX_KEPT, 0)
+        );
+        (0..MAX_KEPT).for_each(|_| events.tell(&link(&"x".repeat(10_000))));
+        let state = events.0.lock();
+        let held: usize = state.past.iter().map(|(_, text)| text.get().len()).sum();
+        assert_eq!(held, state.bytes);
+        assert!((MAX_KEPT_BYTES / 2..=MAX_KEPT_BYTES).contains(&held), "{held} bytes");
+    }
+
     #[test]
     fn all_kinds_have_their_names() {
         let text = || "x".to_owned();
@@ -269,7 +350,9 @@ mod tests {
                 network: text(),
                 qpn: 1,
                 peer: IpAddr::from([10, 0, 0, 1]),
+                cause: FailureCause::CqOverrun,
                 history: text(),
+                help: text(),
             },
             Event::AddressConflict {
                 device: text(),

@@ -29,14 +29,18 @@ pub mod daemon;
 pub mod doctor;
 pub mod doorbells;
 mod events;
+pub mod failures;
+pub mod history;
 pub mod keeper;
 pub mod logging;
+mod man;
 mod metrics;
 pub mod package;
 pub mod protocol;
 mod rlimits;
 pub mod sandbox;
 pub mod service;
+pub mod since;
 mod socket;
 pub mod status;
 mod stop;
@@ -44,6 +48,7 @@ mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod top;
+pub mod vmx;
 pub mod worker;
 pub mod xml;
 

@@ -26,6 +26,8 @@ use crate::protocol::printable_text;
 const DEFAULT: &str = "info";
 /// Most bytes of a filter.
 const MAX_FILTER: usize = 256;
+/// Environment variable with the filter.
+const FILTER: &str = "RUST_LOG";
 /// Environment variable that makes worker processes write JSON.
 const STRUCTURED: &str = "PVRDMAD_LOG_JSON";
 
@@ -186,6 +188,8 @@ enum Sink {
 /// Writes records that pass the filter.
 struct Logger {
     filter: RwLock<Filter>,
+    /// The filter of the command line, which has precedence over `RUST_LOG` in worker processes, too.
+    given: Option<String>,
     sink: Sink,
 }
 
@@ -208,13 +212,14 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// Starts logging with the filter in `RUST_LOG`.
+/// Starts logging with a filter, by default the one in `RUST_LOG`.
 ///
 /// # Errors
 /// There is no journal to log to.
-pub fn start(format: LogFormat) -> io::Result<()> {
-    let words = std::env::var("RUST_LOG").unwrap_or_else(|_| DEFAULT.to_owned());
-    // As usual for `RUST_LOG`, invalid parts are ignored, with a message on standard error.
+pub fn start(format: LogFormat, filter: Option<&LogFilter>) -> io::Result<()> {
+    let given = filter.map(ToString::to_string);
+    let words = given.clone().or_else(|| std::env::var(FILTER).ok()).unwrap_or_else(|| DEFAULT.to_owned());
+    // The usual behaviour of `RUST_LOG`: invalid parts are ignored, with a message on standard error.
     let filter = env_filter::Builder::new().parse(&words).build();
     let level = filter.filter();
     let sink = match format {
@@ -232,7 +237,7 @@ pub fn start(format: LogFormat) -> io::Result<()> {
         // Log: once, the last message of a thread.
         panic::set_hook(Box::new(|panicked| log::error!("{panicked}")));
     }
-    let logger = LOGGER.get_or_init(|| Logger { filter: RwLock::new(filter), sink });
+    let logger = LOGGER.get_or_init(|| Logger { filter: RwLock::new(filter), given, sink });
     if log::set_logger(logger).is_ok() {
         log::set_max_level(level);
     }
@@ -242,7 +247,7 @@ pub fn start(format: LogFormat) -> io::Result<()> {
 /// Returns a warning if `RUST_LOG` looks wrong. Any word is accepted as the name of a module, and then nothing else is
 /// logged.
 pub fn doubt() -> Option<String> {
-    doubt_of(&std::env::var("RUST_LOG").ok()?)
+    doubt_of(&std::env::var(FILTER).ok()?)
 }
 
 fn doubt_of(words: &str) -> Option<String> {
@@ -253,10 +258,12 @@ fn doubt_of(words: &str) -> Option<String> {
     Some(format!("RUST_LOG: '{odd}' is no level (off, error, warn, info, debug, trace): it names a module"))
 }
 
-/// Returns the environment variable for worker processes.
-pub(crate) fn environment() -> Option<(&'static str, &'static str)> {
-    let text = LOGGER.get().is_none_or(|logger| matches!(logger.sink, Sink::Text(_)));
-    (!text).then_some((STRUCTURED, "1"))
+/// Returns environment variables for worker processes.
+pub(crate) fn environment() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let logger = LOGGER.get();
+    let structured = logger.filter(|logger| !matches!(logger.sink, Sink::Text(_))).map(|_| (STRUCTURED, "1"));
+    let filter = logger.and_then(|logger| logger.given.as_deref()).map(|given| (FILTER, given));
+    structured.into_iter().chain(filter)
 }
 
 /// Logs a line of a worker process. Returns `false` if the caller must write the line unchanged.

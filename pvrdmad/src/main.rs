@@ -14,21 +14,23 @@ use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
 use pvrdmad::check;
 use pvrdmad::cli::{
-    CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DoctorArgs, EventsArgs, LimitsArgs, ServeArgs, ShareArgs,
-    ShowArgs, StandInArgs, StatusArgs, StatusFormat, UpgradeArgs, WorkerArgs, XmlArgs,
+    CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DoctorArgs, FromVmxArgs, LimitsArgs, ServeArgs, ShareArgs,
+    ShowArgs, Shown, StandInArgs, StatusArgs, StatusFormat, UpgradeArgs, WorkerArgs, XmlArgs,
 };
 use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, SandboxMode, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
 use pvrdmad::doctor::{self, Host};
 use pvrdmad::doorbells;
+use pvrdmad::history;
 use pvrdmad::keeper;
-use pvrdmad::logging::{self, LogFormat};
+use pvrdmad::logging::{self, LogFilter, LogFormat};
 use pvrdmad::package;
 use pvrdmad::protocol::{Request, Upgraded, printable_text};
 use pvrdmad::service::{self, Watchdog};
-use pvrdmad::status::{render_limits, render_objects};
+use pvrdmad::status::{render_failures, render_limits, render_objects};
 use pvrdmad::top;
+use pvrdmad::vmx::{self, Vmx};
 use pvrdmad::worker::process;
 use pvrdmad::xml;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -57,10 +59,11 @@ fn main() -> ExitCode {
         }
         Some(Command::Upgrade(args)) => upgrade(&args),
         Some(Command::LogLevel(args)) => change(&args.daemon, &Request::LogLevel { level: args.level }),
-        Some(Command::Events(args)) => events(&args),
+        Some(Command::Events(args)) => history::events(&args, |line| print(&line)),
         Some(Command::Check(args)) => check(args),
         Some(Command::Doctor(args)) => doctor(args),
         Some(Command::Xml(args)) => xml(&args),
+        Some(Command::FromVmx(args)) => from_vmx(&args),
         Some(Command::PackageFiles(args)) => package::write(&args.directory),
         Some(Command::Reference) => print(&reference::markdown()),
         Some(Command::Worker(args)) => worker(&args),
@@ -85,7 +88,7 @@ const LONGEST_END: Duration = Duration::from_secs(5);
 fn serve(args: ServeArgs) -> Result<()> {
     // This comes before there is another thread, or another process that would inherit these descriptors.
     let inherited = Inherited::from_environment()?;
-    start_log(args.log_format)?;
+    start_log(args.log_format, args.log_level.as_ref())?;
     let (file, command_line) = args.into_parts();
     let config = Config::load(file.as_deref(), command_line.clone())?;
     // Handlers are registered before the first socket exists, so that no signal leaves a socket behind.
@@ -113,10 +116,10 @@ fn serve(args: ServeArgs) -> Result<()> {
     Ok(())
 }
 
-/// Starts logging, and warns about a log filter that was probably meant differently.
-fn start_log(format: LogFormat) -> Result<()> {
-    logging::start(format).context("journal")?;
-    if let Some(doubt) = logging::doubt() {
+/// Starts logging, and warns about a log filter that probably means something else.
+fn start_log(format: LogFormat, filter: Option<&LogFilter>) -> Result<()> {
+    logging::start(format, filter).context("journal")?;
+    if let Some(doubt) = logging::doubt().filter(|_| filter.is_none()) {
         // The filter may suppress this warning, so it is printed directly.
         let _ = writeln!(io::stderr(), "pvrdmad: {doubt}");
     }
@@ -149,7 +152,7 @@ fn reload(daemon: &mut Daemon, file: Option<&Path>, command_line: &ConfigSpec) {
 
 /// Prints the problems that keep VMs from using their devices.
 fn doctor(args: DoctorArgs) -> Result<()> {
-    start_log(args.serve.log_format)?;
+    start_log(args.serve.log_format, args.serve.log_level.as_ref())?;
     let (file, command_line) = args.serve.into_parts();
     let config = Config::load(file.as_deref(), command_line)?;
     let diagnosis = doctor::judge(&Host::look(&args.qemu), &config);
@@ -168,9 +171,15 @@ fn xml(args: &XmlArgs) -> Result<()> {
     print(&xml::merge(&domain, device).map_err(|problem| anyhow!("{}: {problem}", into.display()))?)
 }
 
+/// Prints a configuration for VMs that leave ESXi.
+fn from_vmx(args: &FromVmxArgs) -> Result<()> {
+    let machines = args.files.iter().map(|file| Vmx::read(file)).collect::<Result<Vec<_>>>()?;
+    print(&vmx::configuration(&machines, args.adapter.as_deref(), &args.folder)?)
+}
+
 /// Prints what the daemon would open with this configuration.
 fn check(args: CheckArgs) -> Result<()> {
-    start_log(args.serve.log_format)?;
+    start_log(args.serve.log_format, args.serve.log_level.as_ref())?;
     let (file, command_line) = args.serve.into_parts();
     let report = check::report(&Config::load(file.as_deref(), command_line)?);
     print(&report.text())?;
@@ -179,14 +188,14 @@ fn check(args: CheckArgs) -> Result<()> {
 
 /// Serves one network, for the supervisor that started this process.
 fn worker(args: &WorkerArgs) -> Result<()> {
-    logging::start(LogFormat::default())?;
+    logging::start(LogFormat::default(), None)?;
     process::run(args.sandbox, args.profile)
 }
 
 /// Serves doorbell pages in place of a worker that has ended. This process outlives the supervisor as long as VMMs need
 /// it.
 fn stand_in(args: &StandInArgs) -> Result<()> {
-    logging::start(LogFormat::default())?;
+    logging::start(LogFormat::default(), None)?;
     // Signals that end the daemon must not end the VMs.
     for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2] {
         signal_hook::flag::register(signal, Arc::default()).context("signal handlers")?;
@@ -225,20 +234,36 @@ fn wait_for_end(signals: &mut Signals, mut reload: impl FnMut()) {
 }
 
 fn status(args: &StatusArgs) -> Result<()> {
+    if args.check {
+        let problems = control::ask_status(&args.daemon.control()?, false)?.problems();
+        print(&problems.iter().map(|problem| format!("{problem}\n")).collect::<String>())?;
+        ensure!(problems.is_empty(), "{} problems", problems.len());
+        return Ok(());
+    }
     let format = args.format.unwrap_or(if args.json { StatusFormat::Json } else { StatusFormat::Table });
     let status = control::ask_status(&args.daemon.control()?, format != StatusFormat::Table)?;
     print(&match format {
         StatusFormat::Table => status.render(),
         StatusFormat::Json => serde_json::to_string_pretty(&status)? + "\n",
         StatusFormat::Openmetrics => status.openmetrics()?,
+        StatusFormat::Prometheus => status.prometheus()?,
     })
 }
 
 fn show(args: &ShowArgs) -> Result<()> {
-    let objects = control::ask_objects(&args.of.daemon.control()?, &args.of.device, args.object)?;
-    match args.json {
-        true => print(&(serde_json::to_string_pretty(&objects)? + "\n")),
-        false => print(&render_objects(args.object, &objects)),
+    let (path, device) = (args.daemon.control()?, args.device.as_deref());
+    match args.object {
+        Shown::Failures => {
+            let failures = history::ask_failures(&path, device, args.since)?;
+            let json = || serde_json::to_string_pretty(&failures);
+            print(&if args.json { json()? + "\n" } else { render_failures(&failures) })
+        }
+        Shown::Objects(kind) => {
+            ensure!(args.since.is_none(), "--since is for failures");
+            let objects = control::ask_objects(&path, device.unwrap_or_default(), kind)?;
+            let json = || serde_json::to_string_pretty(&objects);
+            print(&if args.json { json()? + "\n" } else { render_objects(kind, &objects) })
+        }
     }
 }
 
@@ -272,16 +297,6 @@ fn upgrade(args: &UpgradeArgs) -> Result<()> {
 
 fn change(daemon: &DaemonArgs, request: &Request) -> Result<()> {
     control::change(&daemon.control()?, request)
-}
-
-/// Prints events, until the daemon ends or the requested number was printed.
-fn events(args: &EventsArgs) -> Result<()> {
-    let events = control::start_events(&args.daemon.control()?)?;
-    let most = args.count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
-    for event in events.take(most) {
-        print(&(event? + "\n"))?;
-    }
-    Ok(())
 }
 
 fn print(text: &str) -> Result<()> {

@@ -1,13 +1,15 @@
 //! Manual pages and completions for a package, generated from the definition of the command line.
 
-use std::fs;
 use std::path::Path;
+use std::{fs, io};
 
 use anyhow::{Context, Result};
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 
 use crate::cli::Cli;
+use crate::config::reference;
+use crate::man;
 
 /// Shells with completions.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
@@ -23,12 +25,24 @@ pub fn write(directory: &Path) -> Result<()> {
     };
     let man = folder("man").with_context(|| directory.display().to_string())?;
     let completions = folder("completions").with_context(|| directory.display().to_string())?;
-    clap_mangen::generate_to(shown(Cli::command()), man).context("manual pages")?;
+    clap_mangen::generate_to(shown(Cli::command()), &man).context("manual pages")?;
+    complete(&man).context("manual pages")?;
     for shell in SHELLS {
         clap_complete::generate_to(shell, &mut shown(Cli::command()), "pvrdmad", &completions)
             .with_context(|| format!("completions of {shell}"))?;
     }
     Ok(())
+}
+
+/// Adds the sections that the definition does not have, and the page of the configuration file.
+fn complete(man: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(man)? {
+        let path = entry?.path();
+        let page = path.file_stem().unwrap_or_default().to_string_lossy();
+        let text = fs::read_to_string(&path)? + &man::sections(&page);
+        fs::write(path, text)?;
+    }
+    fs::write(man.join("pvrdmad.toml.5"), man::configuration(&reference::sections()))
 }
 
 /// Returns the command line without commands for the daemon itself and for packagers. Generators of completions ignore

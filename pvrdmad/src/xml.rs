@@ -204,6 +204,37 @@ mod tests {
         assert_eq!((backing, lines), (1, 1), "{merged}");
     }
 
+    /// Twelve domains, with each kind of memory beside each kind of options for QEMU.
+    #[test]
+    fn twelve_domains_are_merged_twice() {
+        let backings = [
+            "",
+            "  <memoryBacking/>\n",
+            "  <memoryBacking>\n    <hugepages/>\n  </memoryBacking>\n",
+            "  <memoryBacking>\n    <source type='memfd'/>\n    <access mode='shared'/>\n  </memoryBacking>\n",
+        ];
+        let arg = |word: &str| format!("    <qemu:arg value='{word}'/>\n");
+        let options = |words: &[&str]| {
+            let lines: String = words.iter().map(|word| arg(word)).collect();
+            format!("  <qemu:commandline>\n{lines}  </qemu:commandline>\n")
+        };
+        // Another device of the same driver stays.
+        let other = "{\"driver\":\"vfio-user-pci\",\"bus\":\"pcie.0\",\"addr\":\"11.0\"}".replace('"', "&quot;");
+        let commands = [String::new(), options(&["-cpu", "host"]), options(&["-device", &other])];
+        for backing in backings {
+            for command in &commands {
+                let own = if command.is_empty() { String::new() } else { format!("{QEMU_NAMESPACE} ") };
+                let domain = DOMAIN.replace("<domain ", &format!("<domain {own}"));
+                let domain = domain.replace("</domain>", &format!("{backing}{command}</domain>"));
+                let once = merged(&domain, &functions("/run")).unwrap();
+                roxmltree::Document::parse(&once).unwrap();
+                assert_eq!(merged(&once, &functions("/run")).unwrap(), once);
+                assert_eq!((once.matches(WARNING).count(), once.matches("memfd").count()), (1, 1), "{once}");
+                assert!(command.lines().all(|line| once.contains(line)), "{once}");
+            }
+        }
+    }
+
     #[test]
     fn memory_that_cannot_be_shared_is_refused() {
         let backed = |inside: &str| {

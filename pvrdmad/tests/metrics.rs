@@ -53,12 +53,24 @@ impl Host {
 
     /// Returns the text of the metrics page.
     fn metrics(&self) -> String {
-        let mut text = String::new();
-        self.connect().read_to_string(&mut text).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
-        body.to_owned()
+        body(self.connect())
     }
+
+    /// Returns the text for a scraper that accepts this media type.
+    fn metrics_as(&self, media_type: &str) -> String {
+        let mut stream = UnixStream::connect(self.folder.path().join("metrics")).unwrap();
+        stream.write_all(format!("GET /metrics HTTP/1.1\r\nAccept: {media_type}\r\n\r\n").as_bytes()).unwrap();
+        body(stream)
+    }
+}
+
+/// Reads a response with metrics.
+fn body(mut stream: UnixStream) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    body.to_owned()
 }
 
 impl Drop for Host {
@@ -129,26 +141,54 @@ fn promtool(arguments: &[&str], text: &str) -> Option<String> {
     Some(format!("{}: {}", output.status, String::from_utf8_lossy(&said)))
 }
 
-/// `promtool` reads the older text format, in which the type and help of a counter stand under the name of its sample.
+/// `promtool` reads the older text format, which a scraper gets that asks for it.
 #[test]
 fn promtool_finds_nothing() {
-    let metrics = Host::start(2).metrics();
-    let counters: BTreeSet<_> =
-        metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
-    let older = metrics.lines().filter(|line| !line.starts_with("# UNIT") && *line != "# EOF").map(|line| {
-        let mut words = line.splitn(4, ' ');
-        match (words.next(), words.next(), words.next(), words.next()) {
-            (Some("#"), Some(what), Some(name), Some(rest)) if counters.contains(name) => {
-                format!("# {what} {name}_total {rest}\n")
-            }
-            _ => format!("{line}\n"),
-        }
-    });
-    let Some(said) = promtool(&["check", "metrics"], &older.collect::<String>()) else { return };
+    let host = Host::start(2);
+    let older = host.metrics_as("text/plain;version=0.0.4");
+    let output = Command::new(PROGRAM)
+        .args(["status", "--format", "prometheus", "--control"])
+        .arg(host.folder.path().join("control"))
+        .output()
+        .unwrap();
+    assert_eq!(names(&older), names(&String::from_utf8(output.stdout).unwrap()));
+    assert!(older.contains("# TYPE pvrdma_queue_pairs_failed_total counter\n") && !older.contains("# EOF"));
+    let Some(said) = promtool(&["check", "metrics"], &older) else { return };
     assert_eq!(said, "exit status: 0: ");
-    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/alerts.yml");
-    let said = promtool(&["check", "rules", &rules.to_string_lossy()], "").unwrap();
-    assert!(said.starts_with("exit status: 0: "), "{said}");
+    let file = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string();
+    for arguments in
+        [["check", "rules", &file("packaging/alerts.yml")], ["test", "rules", &file("tests/alerts.test.yml")]]
+    {
+        let said = promtool(&arguments, "").unwrap();
+        assert!(said.starts_with("exit status: 0: "), "{said}");
+    }
+}
+
+/// Ten hosts have devices of the same name: no panel and no alert merges them. Each alert has a severity, a description
+/// and a section of the documents.
+#[test]
+fn hosts_are_told_apart() {
+    let dashboard: Value = serde_json::from_str(&packaging("grafana-dashboard.json")).unwrap();
+    for target in dashboard["panels"].as_array().unwrap().iter().flat_map(|panel| panel["targets"].as_array().unwrap())
+    {
+        let (expression, legend) = (target["expr"].as_str().unwrap(), target["legendFormat"].as_str().unwrap());
+        assert_eq!(expression.matches("pvrdma_").count(), expression.matches(r#"instance=~"$instance""#).count());
+        let merges = expression.starts_with("count(");
+        assert!(merges || legend.contains("{{instance}}"), "{legend}");
+        assert!(!expression.contains("sum by (device"), "{expression}");
+    }
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/troubleshooting.md")).unwrap();
+    let headings = page.lines().filter_map(|line| Some(line.trim_start_matches('#').strip_prefix(' ')?));
+    let anchors: BTreeSet<_> = headings.map(|heading| heading.to_lowercase().replace(' ', "-")).collect();
+    for alert in packaging("alerts.yml").split("- alert: ").skip(1) {
+        for part in ["severity: ", "summary: ", "description: ", "$labels.instance"] {
+            assert!(alert.contains(part), "{part}: {alert}");
+        }
+        let runbook = alert.split("runbook_url: /usr/share/doc/pvrdmad/").nth(1).unwrap().lines().next().unwrap();
+        let anchor = runbook.strip_prefix("troubleshooting.md#");
+        // The name of a cause is the name of its section, which a unit test checks.
+        assert!(anchor.is_none_or(|anchor| anchors.contains(anchor) || anchor == "{{ $labels.cause }}"), "{runbook}");
+    }
 }
 
 /// While one scraper does not read its response, 64 devices serve their clients, other scrapers get theirs, and then

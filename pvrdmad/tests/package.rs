@@ -38,6 +38,19 @@ fn manual_pages_and_completions() {
     for word in ["nic\\-socket", "SIGHUP", "pvrdmad\\-status(1)"] {
         assert!(page.contains(word), "no {word}: {page}");
     }
+    assert!(page.contains(".SH EXAMPLES\n") && page.contains(".SH FILES\n") && page.contains(".SH \"SEE ALSO\"\n"));
+    let file = fs::read_to_string(man.join("pvrdmad.toml.5")).unwrap();
+    for word in ["nic\\-socket = PATH", "[[NETWORK]]", "max_qp", "RATE", ".SH EXAMPLES"] {
+        assert!(file.contains(word), "no {word}: {file}");
+    }
+    assert!(!file.contains('`') && !file.contains("]("), "marks of Markdown: {file}");
+    for page in names(&man) {
+        let output =
+            Command::new("man").args(["--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z"]).arg(man.join(&page)).output();
+        // Where there is no man, nothing can be said.
+        let Ok(output) = output else { break };
+        assert!(output.stderr.is_empty(), "{page}: {output:?}");
+    }
     let completions = folder.path().join("completions");
     assert_eq!(names(&completions), ["_pvrdmad", "pvrdmad.bash", "pvrdmad.fish"].map(str::to_owned).into());
     let bash = completions.join("pvrdmad.bash");
@@ -236,7 +249,8 @@ fn the_package_holds_what_there_is() {
             None => packaging().join("..").join(source),
         };
         let folder = path.parent().unwrap();
-        let is_there = if path.ends_with("*.1.gz") { !names(folder).is_empty() } else { path.exists() };
+        let unpacked = PathBuf::from(path.to_string_lossy().trim_end_matches(".gz"));
+        let is_there = if source.contains('*') { !names(folder).is_empty() } else { unpacked.exists() };
         assert!(is_there, "{source} is nowhere");
         packed.insert(to);
     }

@@ -13,6 +13,7 @@ use pvrdma_roce::{NakReason, RequesterStats};
 use pvrdma_verbs::{QpState, WcStatus};
 
 use super::error_cause::ErrorCause;
+use crate::failures::FailureCause;
 
 /// Maximum number of events that are kept of a queue pair: the last ones.
 const EVENTS: usize = 16;
@@ -47,6 +48,10 @@ pub(crate) enum FlightEvent {
     Refused(NakReason),
     /// A request ended with this status.
     Request(WcStatus),
+    /// The ring of the send queue is invalid.
+    SendQueue,
+    /// The ring of the receive queue is invalid.
+    ReceiveQueue,
 }
 
 impl fmt::Display for FlightEvent {
@@ -64,6 +69,8 @@ impl fmt::Display for FlightEvent {
             Self::Unanswered => f.write_str("no answer"),
             Self::Refused(nak) => write!(f, "request of the peer refused: {nak:?}"),
             Self::Request(status) => write!(f, "request ended: {status:?}"),
+            Self::SendQueue => f.write_str("send queue invalid"),
+            Self::ReceiveQueue => f.write_str("receive queue invalid"),
         }
     }
 }
@@ -89,14 +96,45 @@ struct Recording {
 /// A failed queue pair with its last events, for display.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    pub(crate) cause: ErrorCause,
+    half: ErrorCause,
     recording: Box<Recording>,
     now: Duration,
 }
 
+impl Failure {
+    /// Returns the cause: the last event of the half that failed which can end a queue pair.
+    pub(crate) fn cause(&self) -> FailureCause {
+        let mut events = self.recording.entries.iter().rev().map(|entry| entry.event);
+        match self.half {
+            ErrorCause::CqOverrun => FailureCause::CqOverrun,
+            ErrorCause::Responder => events
+                .find_map(|event| match event {
+                    FlightEvent::Refused(nak) => Some(FailureCause::of_refusal(nak)),
+                    FlightEvent::ReceiveQueue => Some(FailureCause::ReceiveQueue),
+                    _ => None,
+                })
+                .unwrap_or(FailureCause::RefusedOperation),
+            ErrorCause::Requester | ErrorCause::Command => {
+                let cause = events.by_ref().find_map(|event| match event {
+                    FlightEvent::Request(status) => Some(FailureCause::of_request(status)),
+                    FlightEvent::SendQueue => Some(FailureCause::SendQueue),
+                    _ => None,
+                });
+                match cause {
+                    // The remaining events are those before the end of the request. The wire has timeouts instead.
+                    Some(FailureCause::RetryExceeded) if events.next() == Some(FlightEvent::Unanswered) => {
+                        FailureCause::PeerAbsent
+                    }
+                    cause => cause.unwrap_or(FailureCause::RequestFailed),
+                }
+            }
+        }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = match self.cause {
+        let word = match self.half {
             ErrorCause::Command => "its guest",
             ErrorCause::Requester => "its requester",
             ErrorCause::Responder => "its responder",
@@ -185,7 +223,7 @@ impl FlightRecorder {
     pub(crate) fn take_failure(&self, now: Duration) -> Option<Failure> {
         let mut held = self.0.lock();
         let cause = held.as_ref()?.failed?;
-        Some(Failure { cause, recording: held.take()?, now })
+        Some(Failure { half: cause, recording: held.take()?, now })
     }
 }
 
@@ -248,12 +286,48 @@ mod tests {
         assert!(recorder.take_failure(50 * MS).is_none(), "it has not failed");
         recorder.fail(ErrorCause::Requester);
         recorder.fail(ErrorCause::CqOverrun);
-        let words = recorder.take_failure(50 * MS).unwrap().to_string();
+        let failure = recorder.take_failure(50 * MS).unwrap();
+        assert_eq!(failure.cause(), FailureCause::RetryExceeded);
         assert_eq!(
-            words,
+            failure.to_string(),
             "its requester; -40.000 ms timeout; -30.000 ms packets retransmitted (5 times since -40.000 ms); \
              -20.000 ms modified to Sqd; -10.000 ms request ended: RetryExceeded"
         );
         assert!(recorder.take_failure(60 * MS).is_none());
+    }
+
+    /// The cause is that of the half that failed, and of its last request.
+    #[test]
+    fn the_cause_of_a_failure() {
+        use FlightEvent::{ReceiveQueue, Refused, Rehashed, Request, SendQueue, Timeout, Unanswered};
+        let refused = Refused(NakReason::RemoteAccess);
+        for (half, events, cause) in [
+            (ErrorCause::Requester, &[refused, Request(WcStatus::LocalProtection)][..], FailureCause::LocalProtection),
+            (ErrorCause::Responder, &[Request(WcStatus::RemoteAccess), refused], FailureCause::RefusedAccess),
+            (ErrorCause::Responder, &[refused, Request(WcStatus::Flushed)], FailureCause::RefusedAccess),
+            (ErrorCause::CqOverrun, &[refused], FailureCause::CqOverrun),
+            (ErrorCause::Requester, &[Request(WcStatus::BadResponse), SendQueue], FailureCause::SendQueue),
+            (ErrorCause::Responder, &[refused, ReceiveQueue], FailureCause::ReceiveQueue),
+            (ErrorCause::Requester, &[Unanswered, Request(WcStatus::RetryExceeded)], FailureCause::PeerAbsent),
+            (
+                ErrorCause::Requester,
+                &[Unanswered, Timeout, Request(WcStatus::RetryExceeded)],
+                FailureCause::RetryExceeded,
+            ),
+            (ErrorCause::Requester, &[Rehashed], FailureCause::RequestFailed),
+        ] {
+            let recorder = FlightRecorder::default();
+            events.iter().for_each(|&event| recorder.record(MS, event));
+            recorder.fail(half);
+            assert_eq!(recorder.take_failure(MS).unwrap().cause(), cause, "{half:?} {events:?}");
+        }
+    }
+
+    #[test]
+    fn each_cause_has_a_word_of_its_own() {
+        let mut words = FailureCause::ALL.map(FailureCause::word);
+        assert_eq!(serde_json::to_value(FailureCause::ALL).unwrap(), serde_json::json!(words), "the same as data");
+        words.sort_unstable();
+        assert!(words.windows(2).all(|pair| pair[0] != pair[1]), "{words:?}");
     }
 }

@@ -46,16 +46,17 @@ impl Qp {
     pub(crate) fn tell_failure(&self, attrs: &QpAttrs) {
         let Some(failure) = self.state.flight.take_failure(self.adapter.engine.now()) else { return };
         let (qpn, peer) = (self.qpn, attrs.av.dgid);
-        let told = self.adapter.log.warn_or_not(module_path!(), format_args!("QP {qpn} to {peer} failed by {failure}"));
-        if told {
-            self.adapter.failures.tell(&QpFailure { qpn, peer, history: failure.to_string() });
-        }
+        let (cause, history) = (failure.cause(), failure.to_string());
+        let line = format_args!("QP {qpn} to {peer} failed ({}) by {history}", cause.word());
+        let logged = self.adapter.log.warn_or_not(module_path!(), line);
+        self.adapter.failures.tell(&QpFailure { qpn, peer, cause, history, logged });
     }
 
     /// Handles a send ring that can no longer be read.
     pub(crate) fn fail_ring(&self, view: &DmaView<'_>, error: QueueError) {
         self.adapter.log.warn(module_path!(), format_args!("send queue of QP {}: {error}", self.qpn));
         Counters::bump(&self.adapter.counters.request_errors);
+        self.record(FlightEvent::SendQueue);
         if self.state.enter_error(ErrorCause::Requester) {
             self.event(view, QpEvent::Fatal);
         }

@@ -215,6 +215,7 @@ impl Responder {
         if let Some(error) = error {
             qp.adapter.log.warn(module_path!(), format_args!("receive queue of QP {}: {error}", qp.qpn));
         }
+        qp.record(FlightEvent::ReceiveQueue);
         if qp.srq.is_none() {
             qp.event(view, QpEvent::Fatal);
         }

@@ -14,6 +14,7 @@ use log::debug;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::filter::Filter;
 use crate::cli::CaptureArgs;
 use crate::control;
 
@@ -24,6 +25,9 @@ const ENHANCED_PACKET: u32 = 6;
 /// Size of a block's type and length, and of the repeated length at its end, in bytes.
 const BLOCK_HEADER: usize = 8;
 const BLOCK_FRAME: usize = 12;
+/// Offsets of a frame's captured length and of its bytes in its block.
+const FRAME_LENGTH: usize = 20;
+const FRAME_DATA: usize = 28;
 
 /// Captures until the requested number of frames is reached, a signal arrives, or the daemon ends. Returns the number
 /// of frames.
@@ -33,7 +37,9 @@ const BLOCK_FRAME: usize = 12;
 pub fn run(args: &CaptureArgs) -> Result<u64> {
     // The handler is installed before the file exists, so that no signal can leave a truncated file.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("signal handlers")?;
-    let stream = control::start_capture(&args.of.daemon.control()?, &args.of.device, args.snaplen)?;
+    let (path, device) = (args.of.daemon.control()?, &args.of.device);
+    let filter = Filter::new(args.peer, args.qp, || control::ask_traffic(&path, device))?;
+    let stream = control::start_capture(&path, device, args.snaplen)?;
     let output = open(&args.write)?;
     let enough = stream.try_clone().context("the connection")?;
     thread::spawn(move || {
@@ -50,7 +56,7 @@ pub fn run(args: &CaptureArgs) -> Result<u64> {
             finish(&enough);
         });
     }
-    match copy(&stream, output, args.count) {
+    match copy(&stream, output, args.count, &filter) {
         // The reader of the output has closed its end, which is a normal end of a capture.
         Err(error) if is_broken_pipe(&error) => Ok(0),
         result => result.with_context(|| args.write.display().to_string()),
@@ -77,14 +83,15 @@ fn open(path: &Path) -> Result<Box<dyn Write>> {
     Ok(Box::new(file.with_context(|| path.display().to_string())?))
 }
 
-/// Copies whole blocks, at most `count` frames, so that the file is valid however the capture ends.
-fn copy(stream: &UnixStream, output: impl Write, count: Option<u64>) -> Result<u64> {
+/// Copies whole blocks, so that the file is valid however the capture ends, and at most `count` frames that pass the
+/// filter.
+fn copy(stream: &UnixStream, output: impl Write, count: Option<u64>, filter: &Filter) -> Result<u64> {
     let (mut input, mut output) =
         (BufReader::with_capacity(1 << 16, stream), BufWriter::with_capacity(1 << 16, output));
     let (mut frames, mut block) = (0, Vec::new());
     while read_block(&mut input, &mut block)? {
         if kind_of(&block) == Some(ENHANCED_PACKET) {
-            if count == Some(frames) {
+            if count == Some(frames) || !filter.keeps(frame_of(&block)) {
                 continue;
             }
             frames += 1;
@@ -100,6 +107,17 @@ fn copy(stream: &UnixStream, output: impl Write, count: Option<u64>) -> Result<u
     }
     output.flush()?;
     Ok(frames)
+}
+
+/// Returns the captured bytes of a frame's block.
+fn frame_of(block: &[u8]) -> &[u8] {
+    let captured = be32(block, FRAME_LENGTH).and_then(|length| usize::try_from(length).ok()).unwrap_or(0);
+    let data = block.get(FRAME_DATA..).unwrap_or_default();
+    data.get(..captured).unwrap_or(data)
+}
+
+fn be32(block: &[u8], at: usize) -> Option<u32> {
+    block.get(at..)?.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
 fn kind_of(block: &[u8]) -> Option<u32> {

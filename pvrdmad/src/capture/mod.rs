@@ -3,5 +3,6 @@
 //! permission to capture.
 
 pub mod client;
+mod filter;
 mod pcapng;
 pub(crate) mod stream;

@@ -39,6 +39,7 @@ pub use self::place::SocketPlace;
 pub use self::rate::BitRate;
 pub use self::share::{change_share, share_words};
 pub use self::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
+pub(crate) use self::spec::{Mac, NAME_LENGTH};
 pub use self::vlan::VlanWord;
 pub use self::words::{DoorbellMode, Isolate, LinkState, MemoryFiles, Pin, Roce, SandboxMode, Switch};
 #[cfg(test)]

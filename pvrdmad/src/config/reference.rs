@@ -10,7 +10,7 @@ use super::congestion::CongestionSpec;
 use super::control::ControlKeys;
 use super::fault::FaultKeys;
 use super::help;
-use super::keys::Keys;
+use super::keys::{Key, Keys};
 use super::metrics::MetricsKeys;
 use super::spec::{DeviceSpec, NetworkSpec};
 
@@ -137,6 +137,50 @@ pub fn markdown() -> String {
     table::<CongestionSpec>(&mut page);
     page += "\n## Environment, signals, exit status\n\n```text\n";
     page + help::AFTER + "\n```\n"
+}
+
+/// A section of the manual page: a title, and keys with their descriptions.
+pub(crate) struct Section {
+    pub(crate) title: &'static str,
+    pub(crate) keys: Vec<(String, String)>,
+}
+
+/// Returns the sections of the manual page.
+pub(crate) fn sections() -> Vec<Section> {
+    let limits = Limits::keys().into_iter().map(|LimitKey { name, range, default, help }| {
+        (format!("{name} = {}..={}", range.start(), range.end()), format!("{help} Default: {default}."))
+    });
+    let links = LINKS.iter().map(|(link, what)| ((*link).to_owned(), plain(what)));
+    vec![
+        section::<DeviceSpec>("[[device]]", " = "),
+        section::<NetworkSpec>("[[network]]", " = "),
+        Section { title: "Links", keys: links.collect() },
+        section::<FaultKeys>("Faults", ":"),
+        Section { title: "[device.limits]", keys: limits.collect() },
+        section::<IbverbsSpec>("backend = \"ibverbs,KEY=VALUE,...\"", "="),
+        section::<ControlKeys>("[control]", " = "),
+        section::<MetricsKeys>("metrics = \"ADDRESS,KEY=VALUE,...\"", "="),
+        section::<CongestionSpec>("[congestion]", " = "),
+    ]
+}
+
+fn section<T: Keys>(title: &'static str, assign: &str) -> Section {
+    let entry = |key: &Key| {
+        let doc: Vec<_> = key.doc.iter().map(|line| line.trim()).filter(|line| !line.is_empty()).collect();
+        (format!("{}{assign}{}", key.name, key.value), plain(&doc.join(" ")) + &key.note())
+    };
+    Section { title, keys: T::KEYS.iter().map(entry).collect() }
+}
+
+/// Removes the marks of Markdown.
+fn plain(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, link)) = rest.split_once("](") {
+        plain += before;
+        rest = link.split_once(')').map_or("", |(_, after)| after);
+    }
+    (plain + rest).replace(['`', '['], "")
 }
 
 fn limits(page: &mut String) {

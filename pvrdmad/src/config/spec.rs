@@ -23,13 +23,16 @@ use super::words::{DoorbellMode, MemoryFiles, Pcp, Pin, Roce, Switch};
 /// The network of devices that name none.
 pub const DEFAULT_NETWORK: &str = "default";
 
+/// Longest name of a device or a network, in bytes.
+pub(crate) const NAME_LENGTH: usize = 32;
+
 /// Rule that [`is_name`] checks.
 pub(super) const NAME_RULE: &str = "a name has 1 to 32 letters, digits, '-', '_' or '.'";
 
 /// Returns `true` if a device or a network can have this name.
 pub(super) fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    (1..=32).contains(&name.len()) && name.chars().all(plain)
+    (1..=NAME_LENGTH).contains(&name.len()) && name.chars().all(plain)
 }
 
 keys! {

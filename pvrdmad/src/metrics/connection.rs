@@ -9,10 +9,8 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 
-use super::request::{MAX_HEAD, Verdict, judge, response_head};
-
-/// Media type of the text.
-const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use super::request::{Format, MAX_HEAD, Verdict, judge, response_head};
+use crate::status::classic;
 
 #[derive(Debug)]
 pub(super) enum Stream {
@@ -61,8 +59,29 @@ impl Stream {
     }
 }
 
+/// The metrics in each format.
+#[derive(Clone, Debug)]
+pub(super) struct Texts {
+    openmetrics: Arc<str>,
+    classic: Arc<str>,
+}
+
+impl Texts {
+    /// Makes them from OpenMetrics.
+    pub(super) fn new(openmetrics: String) -> Self {
+        Self { classic: classic(&openmetrics).into(), openmetrics: openmetrics.into() }
+    }
+
+    const fn of(&self, format: Format) -> &Arc<str> {
+        match format {
+            Format::OpenMetrics => &self.openmetrics,
+            Format::Classic => &self.classic,
+        }
+    }
+}
+
 /// The metrics, or the reason why there are none.
-pub(super) type Text = Result<Arc<str>, String>;
+pub(super) type Text = Result<Texts, String>;
 
 /// Stage of a connection.
 #[derive(Debug)]
@@ -70,7 +89,7 @@ pub(super) enum Stage {
     /// The head of the request is being read; the bytes received so far.
     Reading(Vec<u8>),
     /// The connection waits for the metrics.
-    Asked { body: bool },
+    Asked { body: bool, format: Format },
     /// The response is being written, from `at` on.
     Writing { head: String, body: Arc<str>, at: usize },
     /// The connection has ended.
@@ -151,7 +170,7 @@ impl Connection {
             head.extend_from_slice(chunk.get(..count).unwrap_or_default());
             match judge(head) {
                 None => {}
-                Some(Verdict::Metrics { body }) => self.stage = Stage::Asked { body },
+                Some(Verdict::Metrics { body, format }) => self.stage = Stage::Asked { body, format },
                 Some(Verdict::Refused(status)) => return self.tell(status, "text/plain", Arc::from(""), true),
             }
         }
@@ -160,9 +179,9 @@ impl Connection {
 
     /// Answers a waiting request with the metrics, or with the reason why there are none.
     pub(super) fn answer(&mut self, text: &Text) {
-        let Stage::Asked { body } = self.stage else { return };
+        let Stage::Asked { body, format } = self.stage else { return };
         let told = match text {
-            Ok(text) => self.tell("200 OK", KIND, Arc::clone(text), body),
+            Ok(texts) => self.tell("200 OK", format.media_type(), Arc::clone(texts.of(format)), body),
             Err(problem) => self.tell("503 Service Unavailable", "text/plain", Arc::from(format!("{problem}\n")), true),
         };
         if told.is_err_and(|error| error.kind() != io::ErrorKind::WouldBlock) {

@@ -24,7 +24,7 @@ use pvrdma_verbs::{LogLimit, Random};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use self::connection::{Connection, Stage, Stream, Text};
+use self::connection::{Connection, Stage, Stream, Text, Texts};
 use self::table::Table;
 use crate::config::{MetricsAddress, MetricsSpec};
 use crate::socket::SocketFile;
@@ -44,7 +44,7 @@ const FRESH: Duration = Duration::from_millis(100);
 /// Pause after the system refuses to accept or to wait.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Function that produces the text.
+/// Function that produces the metrics as OpenMetrics.
 pub(crate) type Source = Box<dyn Fn() -> Result<String, String> + Send + Sync>;
 
 /// A listening socket.
@@ -146,7 +146,7 @@ impl Drop for MetricsServer {
 /// Asks the networks once for each message, until the server has ended.
 fn gather(source: &Source, asked: &Receiver<()>, tell: &Sender<(Instant, Text)>, gathered: &OwnedFd) {
     while asked.recv().is_ok() {
-        let text = source().map(Arc::from);
+        let text = source().map(Texts::new);
         if tell.send((Instant::now(), text)).is_err() || rustix::io::write(gathered, &1u64.to_ne_bytes()).is_err() {
             return;
         }
@@ -164,7 +164,7 @@ struct Server {
     told: Receiver<(Instant, Text)>,
     is_gathering: bool,
     /// The last text, and the time at which it was complete.
-    last: Option<(Instant, Arc<str>)>,
+    last: Option<(Instant, Texts)>,
     log: LogLimit,
 }
 
@@ -229,7 +229,7 @@ impl Server {
         match self.told.try_recv() {
             Ok((when, text)) => {
                 self.is_gathering = false;
-                self.last = text.as_ref().ok().map(|text| (when, Arc::clone(text)));
+                self.last = text.as_ref().ok().map(|texts| (when, texts.clone()));
                 self.table.each(|connection| connection.answer(&text));
             }
             Err(TryRecvError::Empty) => {}
@@ -245,7 +245,7 @@ impl Server {
         }
         match &self.last {
             Some((gathered, text)) if is_fresh(*gathered, now) => {
-                let text = Ok(Arc::clone(text));
+                let text = Ok(text.clone());
                 self.table.each(|connection| connection.answer(&text));
             }
             _ if self.is_gathering => {}

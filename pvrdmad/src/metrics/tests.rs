@@ -37,6 +37,11 @@ fn metrics_are_told_and_nothing_else() {
     let (head, body) = told.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("openmetrics-text; version=1.0.0"), "{told}");
     assert_eq!((body, head.contains("Content-Length: 6")), ("# EOF\n", true), "{told}");
+    let old = ask(connect(&folder), "GET /metrics HTTP/1.1\r\nAccept: text/plain\r\n\r\n");
+    assert!(
+        old.contains("Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n") && old.ends_with("\r\n\r\n"),
+        "{old}"
+    );
     assert!(ask(connect(&folder), "HEAD /metrics HTTP/1.1\r\n\r\n").ends_with("Connection: close\r\n\r\n"));
     assert!(ask(connect(&folder), "GET /x HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
     assert!(ask(connect(&folder), "PUT /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));

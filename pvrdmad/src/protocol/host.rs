@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use pvrdma_rxe::FailureCause;
 use serde::{Deserialize, Serialize};
 
 use super::message::Incoming;
@@ -23,7 +24,8 @@ pub enum HostRequest {
         /// Name of its device.
         device: String,
     },
-    /// A queue pair entered the error state without a request of its guest. There is no reply.
+    /// A queue pair entered the error state without a request of its guest, and the log has a line about it. There is
+    /// no reply.
     QueuePairFailed {
         /// Name of its device.
         device: String,
@@ -31,7 +33,9 @@ pub enum HostRequest {
         qpn: u32,
         /// Address of its peer.
         peer: IpAddr,
-        /// Cause of the error and preceding events, as text.
+        /// Cause.
+        cause: FailureCause,
+        /// The half that failed and preceding events, as text.
         history: String,
     },
     /// A host beyond the uplink uses an address of a device. There is no reply.

@@ -12,10 +12,11 @@ use super::text::printable_text;
 use crate::events::Event;
 
 /// Available methods.
-pub(crate) const METHODS: [&str; 13] = [
+pub(crate) const METHODS: [&str; 15] = [
     "hello",
     "status",
     "show",
+    "failures",
     "capture",
     "add-device",
     "remove-device",
@@ -26,6 +27,7 @@ pub(crate) const METHODS: [&str; 13] = [
     "upgrade",
     "log-level",
     "events",
+    "past-events",
 ];
 
 const PARSE_ERROR: i32 = -32700;
@@ -219,6 +221,8 @@ pub(crate) fn response<S: Serialize>(id: &Value, reply: &Reply<S>) -> serde_json
         Reply::Limits(limits) => result(id, limits),
         Reply::Share(words) => result(id, words),
         Reply::Upgraded(upgraded) => result(id, upgraded),
+        Reply::Failures(failures) => result(id, failures),
+        Reply::PastEvents(events) => result(id, events),
         Reply::Capturing {} | Reply::Events {} | Reply::Done {} => result(id, &json!({})),
         Reply::Error(problem) => error(id, &CallRefused { code: REFUSED, message: problem.clone() }),
     }

@@ -10,12 +10,13 @@ use serde_json::value::RawValue;
 use super::text::{is_printable_json, printable, printable_text};
 use crate::config::{BackendSpec, Device, FaultWord, LinkState, Network, SandboxMode};
 use crate::doorbells::DoorbellSetup;
+use crate::failures::Failures;
 use crate::logging::LogFilter;
 use crate::status::WorkerStatus;
 
 /// Version of the requests. A worker of another version refuses [`Request::Hello`]; a daemon of another version reports
 /// it.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// State of an uplink's interface, as far as links of devices follow it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -32,6 +33,8 @@ const MAX_PLAIN: usize = 16 << 10;
 const MAX_CATALOGUE: usize = 64 << 10;
 /// Most bytes of a device's status.
 const MAX_DEVICE_STATUS: usize = 64 << 10;
+/// Longest list of failed queue pairs of a network, in bytes.
+const MAX_FAILURES: usize = 4 << 20;
 /// Most bytes of a device's objects.
 const MAX_OBJECTS: usize = 64 << 20;
 
@@ -52,7 +55,16 @@ pub enum Request {
         /// Kind of the objects.
         object: ObjectKind,
     },
-    /// Captures the traffic of a device. After the reply, the connection carries a capture in pcapng. The worker gets
+    /// Returns the last failed queue pairs.
+    Failures {
+        /// Name of the device. Absent: all devices, including those that were removed.
+        #[serde(default)]
+        device: Option<String>,
+        /// Earliest time, in milliseconds since 1970.
+        #[serde(default)]
+        since: Option<i64>,
+    },
+    /// Captures the traffic of a device: the connection carries a capture in pcapng afterwards. The worker gets
     /// [`Self::StartCapture`] for it.
     Capture {
         /// Name of the device.
@@ -115,6 +127,15 @@ pub enum Request {
     },
     /// Subscribes to all events from now on. After the reply, the connection carries only events.
     Events {},
+    /// Returns the last events.
+    PastEvents {
+        /// Earliest time, in milliseconds since 1970.
+        #[serde(default)]
+        since: Option<i64>,
+        /// Most events: the last ones.
+        #[serde(default)]
+        last: Option<u32>,
+    },
     /// Internal: the first request. Descriptors: the socket of [`super::HostRequest`]s, then those of the uplink.
     Hello {
         /// [`VERSION`].
@@ -191,6 +212,8 @@ impl Request {
         match self {
             Self::Status { .. }
             | Self::Show { .. }
+            | Self::Failures { .. }
+            | Self::PastEvents { .. }
             | Self::Capture { .. }
             | Self::AddDevice { .. }
             | Self::RemoveDevice { .. }
@@ -217,6 +240,8 @@ impl Request {
             (_, Reply::Error(_))
             | (Self::Status { .. }, Reply::Ok(_))
             | (Self::Show { .. }, Reply::Objects(_))
+            | (Self::Failures { .. }, Reply::Failures(_))
+            | (Self::PastEvents { .. }, Reply::PastEvents(_))
             | (Self::StartCapture { .. }, Reply::Capturing {})
             | (Self::Events {}, Reply::Events {})
             | (Self::Limits { .. }, Reply::Limits(_))
@@ -225,6 +250,8 @@ impl Request {
             (
                 Self::Status { .. }
                 | Self::Show { .. }
+                | Self::Failures { .. }
+                | Self::PastEvents { .. }
                 | Self::StartCapture { .. }
                 | Self::Limits { .. }
                 | Self::Share { .. }
@@ -246,6 +273,7 @@ impl Request {
         match self {
             Self::Status { .. } => MAX_CATALOGUE.saturating_add(MAX_DEVICE_STATUS.saturating_mul(devices)),
             Self::Show { .. } => MAX_OBJECTS,
+            Self::Failures { .. } => MAX_FAILURES,
             _ => MAX_PLAIN,
         }
     }
@@ -259,6 +287,10 @@ pub enum Reply<S = WorkerStatus> {
     Ok(Box<S>),
     /// Objects as raw JSON, which is passed on without being parsed.
     Objects(Box<RawValue>),
+    /// Failed queue pairs.
+    Failures(Failures),
+    /// Events that have happened.
+    PastEvents(Vec<Box<RawValue>>),
     /// A capture follows.
     Capturing {},
     /// Events follow.
@@ -302,6 +334,9 @@ impl Reply {
         }
         Ok(match reply {
             Self::Ok(status) => Self::Ok(serde_json::from_value(printable(serde_json::to_value(status)?))?),
+            Self::Failures(failures) => {
+                Self::Failures(serde_json::from_value(printable(serde_json::to_value(failures)?))?)
+            }
             Self::Error(problem) => Self::Error(printable_text(&problem)),
             Self::Limits(limits) => {
                 let printed = |limit: LimitStatus| LimitStatus { name: printable_text(&limit.name), ..limit };

@@ -1,6 +1,9 @@
 //! Status of the daemon: as data, and as tables.
 
 mod catalogue;
+mod classic;
+mod failures;
+mod health;
 mod limits;
 mod openmetrics;
 mod render;
@@ -12,6 +15,8 @@ mod traffic;
 
 pub(crate) use self::catalogue::describe_counters;
 pub use self::catalogue::{Catalogue, CounterInfo};
+pub(crate) use self::classic::classic;
+pub use self::failures::render_failures;
 pub use self::limits::render_limits;
 pub(crate) use self::report::by_name;
 pub use self::report::{

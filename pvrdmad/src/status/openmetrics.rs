@@ -14,6 +14,7 @@ use prometheus_client::registry::{self, Registry};
 use pvrdma_verbs::Kind;
 
 use super::catalogue::CounterInfo;
+use super::classic::classic;
 use super::report::{DaemonStatus, DeviceReport, NetworkState, NetworkStatus, ShareReport};
 
 /// Labels of a sample, in order. Shared, because thousands of samples carry the labels of their device.
@@ -66,6 +67,14 @@ impl DaemonStatus {
         registry.register_collector(Box::new(families));
         text::encode(&mut text, &registry)?;
         Ok(text)
+    }
+
+    /// Renders the status in the older text format of Prometheus.
+    ///
+    /// # Errors
+    /// As for [`Self::openmetrics`].
+    pub fn prometheus(&self) -> Result<String, fmt::Error> {
+        self.openmetrics().map(|text| classic(&text))
     }
 }
 
@@ -154,6 +163,10 @@ impl Families {
             self.total("flow_requests", "Requests to a peer that ended with success.", &labels, flow.requests);
             self.total("flow_out_bytes", "Bytes that requests moved to a peer.", &labels, flow.bytes_out);
             self.total("flow_in_bytes", "Bytes that requests read from a peer.", &labels, flow.bytes_in);
+        }
+        for (cause, count) in &device.failed {
+            let help = "Queue pairs that entered their error state without a request of the guest.";
+            self.total("queue_pairs_failed", help, &labels.with("cause", cause.word()), *count);
         }
         self.counters(status, &rdma, device.numbers("counters").chain(device.numbers("adapter")));
         self.counters(status, &rdma, pairs(&device.network.counters));

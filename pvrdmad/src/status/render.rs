@@ -47,6 +47,7 @@ impl DaemonStatus {
                 text += &format!("{}: {error}\n", device.name());
             }
         }
+        text += &self.render_failed();
         text += &self.render_holders();
         text += &self.render_links();
         text += &self.render_doorbells();

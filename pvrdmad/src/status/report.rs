@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use pvrdma_dev::MemoryStatus;
 use pvrdma_ether_link::Link;
-use pvrdma_rxe::{FlowCount, Road, ShareConfig, ShareUsage};
+use pvrdma_rxe::{FailureCause, FlowCount, Road, ShareConfig, ShareUsage};
 use pvrdma_verbs::{Counter, Gid, PortState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -176,6 +176,9 @@ pub struct DeviceReport {
     /// Traffic of its requests by peer and route, largest first. Empty on the host's adapter.
     #[serde(default)]
     pub flows: Vec<FlowReport>,
+    /// Queue pairs that failed, by cause. Empty on the host's adapter.
+    #[serde(default)]
+    pub failed: BTreeMap<FailureCause, u64>,
     /// Captures of the device.
     pub capture: CaptureReport,
     /// The network function beside it, if this daemon emulates it.

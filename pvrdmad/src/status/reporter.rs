@@ -20,6 +20,7 @@ use super::report::{
 };
 use crate::config::{Device, LinkState, SocketPlace};
 use crate::doorbells::Doorbells;
+use crate::failures::FailureCounts;
 use crate::protocol::Carrier;
 use crate::vfio_user::{ConnectionStats, IrqTable, pin_advice};
 
@@ -123,6 +124,8 @@ pub(crate) struct Reporter {
     pub(crate) share: Option<DeviceShare>,
     /// Its traffic counters.
     pub(crate) flows: Option<DeviceFlows>,
+    /// Numbers of its failed queue pairs.
+    pub(crate) failed: Option<Arc<FailureCounts>>,
     /// The device's port at the uplink, if there is one.
     pub(crate) port: Option<Uplink>,
     /// The link to its network function, if QEMU emulates that.
@@ -206,6 +209,7 @@ impl Reporter {
             },
             share: self.share.as_ref().map(|share| ShareReport::new(share.config(), share.usage())),
             flows: self.flows.iter().flat_map(DeviceFlows::counts).map(FlowReport::from).collect(),
+            failed: self.failed.as_ref().map(|failed| failed.by_cause()).unwrap_or_default(),
             capture: self.capture_report(),
             nic: self.nic.as_ref().zip(self.device.nic_socket.as_ref()).map(|(nic, socket)| nic.report(socket)),
             status: members(&status),

@@ -1,13 +1,15 @@
 //! Tables that fit a terminal of 80 columns.
 
-use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
-use comfy_table::{CellAlignment, ContentArrangement, Table};
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 
 /// Characters in a line.
 const WIDTH: u16 = 80;
 
 /// Longest name of a device in a table.
 const NAME: usize = 12;
+
+/// A line below the header only, so that many rows fit a screen.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// Renders a table whose columns from `first_number` on contain numbers.
 pub(super) fn table<I: IntoIterator<Item = T>, T: Into<String>>(
@@ -16,7 +18,7 @@ pub(super) fn table<I: IntoIterator<Item = T>, T: Into<String>>(
     rows: impl IntoIterator<Item = Vec<String>>,
 ) -> String {
     let mut table = Table::new();
-    table.load_style(UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
+    table.load_style(STYLE).set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
     table.set_header(header.into_iter().map(Into::into).collect::<Vec<String>>());
     table.add_rows(rows);
     if table.is_empty() {

@@ -9,6 +9,7 @@ mod carrier;
 mod changes;
 mod connection;
 mod doorbells;
+mod failures;
 mod hand_over;
 mod joining;
 mod keepers;

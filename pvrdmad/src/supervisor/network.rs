@@ -26,7 +26,8 @@ pub(super) struct Network {
     _follower: Option<Follower>,
     pub(super) runs: Arc<Runs>,
     pub(super) plan: Arc<Plan>,
-    /// Held during a request for objects. The reply may be long, so the supervisor holds at most one per network.
+    /// Held during a request for objects or failures. The reply may be long, so the supervisor holds at most one per
+    /// network.
     showing: Mutex<()>,
     /// Serializes changes of devices.
     pub(super) changing: Mutex<()>,
@@ -122,7 +123,8 @@ impl Network {
     /// There is no worker, or no reply in time.
     pub(super) fn call(&self, request: Request, fds: Vec<OwnedFd>) -> Result<Reply, CallError> {
         let deadline = Instant::now() + self.plan.timing.call;
-        let turn = matches!(request, Request::Show { .. }).then(|| self.showing.try_lock_until(deadline));
+        let turn = matches!(request, Request::Show { .. } | Request::Failures { .. })
+            .then(|| self.showing.try_lock_until(deadline));
         let _turn = match turn {
             Some(None) => return Err(CallError::Unresponsive),
             Some(turn) => turn,

@@ -9,11 +9,13 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use pvrdma_ether_link::Connector;
 use pvrdma_ibverbs::{AddressOwner, HostAddresses, MAX_ADDRESSES};
+use pvrdma_rxe::FailureCause;
 use pvrdma_verbs::LogLimit;
 
 use super::keepers::Keepers;
 use super::wedged::{Wedged, WorkerProcess};
 use crate::events::{Event, Events};
+use crate::failures;
 use crate::protocol::printable_text;
 use crate::worker::Host;
 
@@ -152,13 +154,13 @@ impl Host for Services {
         }
     }
 
-    fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, history: &str) {
+    fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, (cause, history): (FailureCause, &str)) {
         if !self.devices.lock().contains_key(device) {
             return;
         }
         let (device, network) = (device.to_owned(), self.network.clone());
-        let history = printable_text(history);
-        self.events.tell(&Event::QueuePairFailed { device, network, qpn, peer, history });
+        let (history, help) = (printable_text(history), failures::help(cause));
+        self.events.tell(&Event::QueuePairFailed { device, network, qpn, peer, cause, history, help });
     }
 
     fn address_conflict(&self, device: &str, address: IpAddr, vlan: Option<u16>, kept: bool) {

@@ -99,8 +99,8 @@ impl Upcalls {
                 services.client(&device, false);
                 return Ok(());
             }
-            HostRequest::QueuePairFailed { device, qpn, peer, history } => {
-                services.queue_pair_failed(&device, qpn, peer, &history);
+            HostRequest::QueuePairFailed { device, qpn, peer, cause, history } => {
+                services.queue_pair_failed(&device, qpn, peer, (cause, &history));
                 return Ok(());
             }
             HostRequest::AddressConflict { device, address, vlan, kept } => {

@@ -18,6 +18,7 @@ use super::hand_over::{Arrivals, GivenFunction};
 use super::network_function::NetworkFunction;
 use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
+use crate::failures::FailureCounts;
 use crate::keeper::client::Keeper;
 use crate::protocol::Carrier;
 use crate::status::Reporter;
@@ -140,6 +141,7 @@ impl ServedDevice {
             (Some(_), None) => bail!("the host's adapter cannot restore it"),
             (None, _) => Server::start(listener, endpoint)?,
         };
+        let (failures, failed) = failures.unzip();
         let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
         let reporter = Reporter {
             device,
@@ -152,6 +154,7 @@ impl ServedDevice {
             mtu,
             share,
             flows,
+            failed,
             port,
             nic_link,
             rxe,
@@ -210,8 +213,8 @@ pub(super) struct Place {
     pub(super) share: Option<DeviceShare>,
     /// Its traffic counters, if this daemon counts the traffic.
     pub(super) flows: Option<DeviceFlows>,
-    /// Receives failures of its queue pairs.
-    pub(super) failures: Option<ObservedFailures>,
+    /// Receives failures of its queue pairs, and counts them.
+    pub(super) failures: Option<(ObservedFailures, Arc<FailureCounts>)>,
     /// Receives conflicts about its addresses.
     pub(super) conflicts: Option<ObservedConflicts>,
     /// The device's port at the uplink, if there is one.

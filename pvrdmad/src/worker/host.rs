@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use log::debug;
 use parking_lot::Mutex;
 use pvrdma_ibverbs::AddressOwner;
+use pvrdma_rxe::FailureCause;
 
 use crate::protocol::frame::{encode, send};
 use crate::protocol::{FrameError, FrameReader, HostReply, HostRequest, Incoming, Outgoing, Received};
@@ -27,8 +28,8 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// Reports that a VMM connected to a device or disconnected.
     fn client(&self, device: &str, connected: bool);
 
-    /// Reports that a queue pair of a device has failed.
-    fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, history: &str);
+    /// Reports that a queue pair of a device has failed, with cause and history.
+    fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, why: (FailureCause, &str));
 
     /// Reports that a host beyond the uplink uses an address of a device. `kept` tells whether the device keeps the
     /// address.
@@ -147,9 +148,9 @@ impl Host for RemoteHost {
         }
     }
 
-    fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, history: &str) {
+    fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, (cause, history): (FailureCause, &str)) {
         let (device, history) = (device.to_owned(), history.to_owned());
-        if let Err(error) = self.send(0, &HostRequest::QueuePairFailed { device, qpn, peer, history }) {
+        if let Err(error) = self.send(0, &HostRequest::QueuePairFailed { device, qpn, peer, cause, history }) {
             debug!("the supervisor does not listen: {error}");
         }
     }

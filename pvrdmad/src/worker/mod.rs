@@ -37,6 +37,7 @@ use self::network_function::NetworkFunction;
 use crate::capture::stream::{self, Streams};
 use crate::config::{BackendSpec, Device, LinkState, Network, change_share, share_words};
 use crate::doorbells::{DoorbellSetup, PageFile, ServedFile};
+use crate::failures::{FailureCounts, FailureLog, Failures};
 use crate::keeper::client::{Keeper, PATIENCE};
 use crate::logging;
 use crate::protocol::{Carrier, NetworkSetup, Reply, Request};
@@ -56,6 +57,7 @@ pub struct Worker {
     // link.
     captures: Mutex<Streams>,
     devices: Mutex<Vec<ServedDevice>>,
+    failures: Arc<FailureLog>,
     /// Devices that a hand-over will bring.
     expected: Mutex<Vec<Expected>>,
     /// The devices were given to another worker, and this process must end.
@@ -100,7 +102,8 @@ impl Worker {
         let ether = Ether::start(&setup.network, uplink, &host).context("uplink")?;
         let (captures, devices, carrier) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (expected, given, stuck) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
-        Ok(Self { captures, devices, expected, given, stuck, carrier, ether, adapter, setup, host })
+        let failures = Arc::default();
+        Ok(Self { captures, devices, failures, expected, given, stuck, carrier, ether, adapter, setup, host })
     }
 
     /// Performs a request. If the request takes no descriptors, those that arrive with it are closed.
@@ -108,6 +111,10 @@ impl Worker {
         let reply = match request {
             Request::Status { describe } => Ok(Reply::Ok(Box::new(self.status(describe)))),
             Request::Show { device, object } => self.show(&device, object).map(Reply::Objects),
+            Request::Failures { device, since } => {
+                let failures = self.failures.list(&self.setup.network.name, device.as_deref(), since);
+                Ok(Reply::Failures(Failures { failures, silent: Vec::new() }))
+            }
             Request::StartCapture { device, snaplen, id } => {
                 self.capture(&device, snaplen, id, fds).map(|()| Reply::Capturing {})
             }
@@ -131,9 +138,11 @@ impl Worker {
                 logging::set(&level);
                 Ok(Reply::Done {})
             }
-            Request::AddDevice { .. } | Request::Capture { .. } | Request::Events {} | Request::Upgrade { .. } => {
-                Err(anyhow!("the supervisor serves this request"))
-            }
+            Request::AddDevice { .. }
+            | Request::Capture { .. }
+            | Request::Events {}
+            | Request::PastEvents { .. }
+            | Request::Upgrade { .. } => Err(anyhow!("the supervisor serves this request")),
             Request::Hello { .. } => Err(anyhow!("the second greeting")),
         };
         reply.unwrap_or_else(|error| Reply::Error(format!("{error:#}")))
@@ -216,7 +225,8 @@ impl Worker {
                 place.rxe = Some(rxe.clone());
                 // The share is set before the device is plugged in, because the new port reads it.
                 place.share = Some(rxe.share(device.config.mac, device.share));
-                place.failures = Some(self.observe_failures(rxe, &device));
+                let counts = Arc::default();
+                place.failures = Some((self.observe_failures(rxe, &device, &counts), counts));
                 place.conflicts = Some(self.observe_conflicts(rxe, &device));
                 place.flows = Some(rxe.flows(device.config.mac));
                 self.plug(&device, fds.collect(), rxe, &mut place, (keeper.as_ref(), arrivals.as_deref_mut()))?;
@@ -238,12 +248,16 @@ impl Worker {
         Keeper::new(move || host.keeper(&device), PATIENCE)
     }
 
-    /// Returns an observer that reports failed queue pairs to the host.
-    fn observe_failures(&self, rxe: &Rxe, device: &Device) -> ObservedFailures {
+    /// Returns an observer that keeps failed queue pairs, and reports those that the log has to the host.
+    fn observe_failures(&self, rxe: &Rxe, device: &Device, counts: &Arc<FailureCounts>) -> ObservedFailures {
         let (name, host) = (device.config.name.clone(), Arc::clone(&self.host));
+        let (log, counts) = (Arc::clone(&self.failures), Arc::clone(counts));
         rxe.observe_failures(device.config.mac, move |failure| {
-            let peer = IpAddr::from(failure.peer.0).to_canonical();
-            host.queue_pair_failed(&name, failure.qpn.get(), peer, &failure.history);
+            log.add(&name, &counts, failure);
+            if failure.logged {
+                let peer = IpAddr::from(failure.peer.0).to_canonical();
+                host.queue_pair_failed(&name, failure.qpn.get(), peer, (failure.cause, &failure.history));
+            }
         })
     }
 

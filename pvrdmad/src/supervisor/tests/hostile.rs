@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use pvrdma_dev::testing::{Driver, GuestMemory};
+use pvrdma_rxe::FailureCause;
 use rustix::fs::MemfdFlags;
 use rustix::process::{Signal, getpid, kill_process};
 
@@ -348,7 +349,8 @@ impl Liar {
             1 => HostRequest::ClientGone { device },
             2 => {
                 let (qpn, history) = (self.dice.number(), self.text());
-                HostRequest::QueuePairFailed { device, qpn, peer: address, history }
+                let cause = self.dice.pick(&FailureCause::ALL);
+                HostRequest::QueuePairFailed { device, qpn, peer: address, cause, history }
             }
             3 => HostRequest::Connect { device: self.dice.one_in(2).then_some(device) },
             4 => HostRequest::AddAddress { address },
