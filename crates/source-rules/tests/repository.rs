@@ -102,6 +102,24 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)).unwrap()
 }
 
+/// `docs/limits.md` refers to the tables of tested systems and measured figures, and repeats nothing from them: a copy
+/// contradicts them after the next run.
+#[test]
+fn the_limits_repeat_no_version_and_no_figure() {
+    let limits = read("docs/limits.md");
+    let words: Vec<_> = limits.split_whitespace().collect();
+    let is_number = |word: &str| word.starts_with(|first: char| first.is_ascii_digit());
+    for pair in words.windows(2) {
+        let [name, number] = [pair[0], pair[1]];
+        let system = ["Linux", "QEMU", "Debian", "Ubuntu", "Fedora", "KVM"].contains(&name);
+        let figure = is_number(name) && ["Gb/s", "Gbit/s", "us", "µs"].iter().any(|unit| number.starts_with(unit));
+        assert!(!(system && is_number(number)) && !figure, "docs/limits.md: {name} {number}");
+    }
+    for page in ["guests.md", "doorbells.md", "host-adapter.md", "troubleshooting.md"] {
+        assert!(limits.contains(page), "docs/limits.md does not refer to {page}");
+    }
+}
+
 /// Release builds have overflow checks, as tests have.
 #[test]
 fn release_builds_check_for_overflow() {
