@@ -120,6 +120,26 @@ fn the_limits_repeat_no_version_and_no_figure() {
     }
 }
 
+/// Each promise about an attacker names a test or a fuzz target that tries to break it.
+#[test]
+fn each_promise_about_security_names_a_test() {
+    let (security, workspace) = (read("SECURITY.md"), repository());
+    let (_, attackers) = security.split_once("\n### 1. ").unwrap();
+    let (attackers, _) = attackers.split_once("\n## ").unwrap();
+    let is_function = |word: &str| {
+        let function = format!("fn {word}(");
+        word.matches('_').count() > 1 && workspace.files.iter().any(|file| file.text.contains(&function))
+    };
+    let is_test = |word: &str| word.contains("tests") || word.starts_with("fuzz_") || is_function(word);
+    let promises = attackers.split("\n- ").skip(1).map(|item| item.split("\n\n").next().unwrap_or_default());
+    let mut count = 0;
+    for promise in promises.filter(|promise| !promise.starts_with("*Not")) {
+        assert!(promise.split('`').skip(1).step_by(2).any(is_test), "no test is named for: {promise}");
+        count += 1;
+    }
+    assert!(count > 40, "{count} promises");
+}
+
 /// Release builds have overflow checks, as tests have.
 #[test]
 fn release_builds_check_for_overflow() {
