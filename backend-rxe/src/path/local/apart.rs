@@ -51,14 +51,14 @@ enum Answer {
     #[default]
     Awaited,
     /// The part is done. `None`: it was not executed.
-    Given(Option<Part>),
+    Given(Option<Box<Part>>),
 }
 
 /// Gives the answer when the part is done, or when it was dropped because there is no thread for it.
 struct Answerer {
     answer: Arc<Mutex<Answer>>,
     requester: Arc<Qp>,
-    part: Option<Part>,
+    part: Option<Box<Part>>,
 }
 
 impl Answerer {
@@ -69,7 +69,7 @@ impl Answerer {
 
     /// Answers with the part, which is done.
     fn give(mut self, part: Part) {
-        self.part = Some(part);
+        self.part = Some(Box::new(part));
     }
 }
 
