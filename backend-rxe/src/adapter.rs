@@ -16,6 +16,7 @@ use crate::failures::FailureObserver;
 use crate::flows::FlowTable;
 use crate::gid::{BoundGid, GidTable};
 use crate::mr::MrTables;
+use crate::own_thread::OwnThread;
 use crate::paused::Paused;
 use crate::port::kept::PacketBudget;
 use crate::share::Share;
@@ -30,6 +31,8 @@ pub(crate) struct Adapter {
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) engine: Arc<Engine>,
+    /// The thread that uses the memory while it is slow.
+    pub(crate) own_thread: OwnThread,
     /// Share of the device in common resources.
     pub(crate) share: Arc<Share>,
     pub(crate) captures: Arc<Captures>,
@@ -83,6 +86,7 @@ impl Adapter {
             memory: context.memory,
             events: context.events,
             engine,
+            own_thread: OwnThread::default(),
             share,
             point: captures.point(context.mac),
             captures,

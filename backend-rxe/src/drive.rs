@@ -30,7 +30,7 @@ use crate::gid::BoundGid;
 use crate::limits::PORT_MTU;
 use crate::path::datagram::{self, DatagramBatch};
 use crate::path::directory::Node;
-use crate::path::local::apart::ApartStep;
+use crate::path::local::apart::{ApartStep, PartElsewhere};
 use crate::path::local::rc::{self as local_rc, LocalBatch};
 use crate::path::wire::rate_limiter::RateLimiter;
 use crate::path::wire::rc::{self as wire_rc, WireBatch, WireRequester};
@@ -60,6 +60,8 @@ struct SendHalf {
     limit_made: u32,
     /// Memory for READs and atomics beyond those that every queue pair can have outstanding, until RESET.
     more_reads: Option<Charge>,
+    /// The responder's part of the request in flight, if the thread of a device with slow memory executes it.
+    elsewhere: Option<PartElsewhere>,
 }
 
 /// The parts of a queue pair.
@@ -69,6 +71,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) requester: &'a mut Requester,
     pub(crate) route: &'a mut Route,
     pub(crate) more_reads: &'a mut Option<Charge>,
+    /// A thread of another device executes a part of the request in flight.
+    pub(crate) elsewhere: bool,
     pub(crate) responder: &'a mut Responder,
     pub(crate) wire: &'a WireSide,
 }
@@ -142,6 +146,7 @@ impl Endpoint {
             limit,
             limit_made,
             more_reads: None,
+            elsewhere: None,
         };
         Arc::new_cyclic(|me| {
             let task = Task::new(parts.adapter.engine.ready_queue(), &parts.adapter.share, me.clone() as _);
@@ -315,13 +320,16 @@ impl Endpoint {
     /// Runs requests of a connected QP whose peer is in this process, or not known yet.
     fn run_local(&self, half: &mut SendHalf, budget: &mut Budget, tally: &mut Tally) -> Run {
         let (qp, directory) = (&*self.qp, &self.fabric.directory);
+        if half.elsewhere.is_some() {
+            return self.apart(half, budget, tally).map_or(Run::Again, ApartStep::resume);
+        }
         let peer = self.resolve(half);
+        if let Some(peer) = peer.as_ref().filter(|peer| qp.adapter.is_apart_from(&peer.adapter)) {
+            let generations = directory.generations();
+            return self.apart(half, budget, tally).map_or(Run::Again, |step| step.run(peer, generations));
+        }
         let SendHalf { requester, route, .. } = half;
         let (Route::Unresolved(local) | Route::Local(local)) = route else { return Run::Again };
-        if let Some(peer) = peer.as_ref().filter(|peer| qp.adapter.is_apart_from(&peer.adapter)) {
-            let generation = || directory.generation();
-            return ApartStep { qp, requester, route: local, peer, generation: &generation, budget, tally }.run();
-        }
         let guard = MemoryGuard::open(&qp.adapter, peer.as_ref().map(|peer| &*peer.adapter));
         // From here on an unbind waits until this guard is released; an unbind before that has changed the generation.
         if local.generation != directory.generation() {
@@ -332,6 +340,19 @@ impl Endpoint {
             return run;
         }
         self.leave_local(half, &guard)
+    }
+
+    /// Returns a step of a request between devices of which one has slow memory.
+    #[cold]
+    fn apart<'a>(
+        &'a self,
+        half: &'a mut SendHalf,
+        budget: &'a mut Budget,
+        tally: &'a mut Tally,
+    ) -> Option<ApartStep<'a>> {
+        let SendHalf { requester, route, elsewhere, .. } = half;
+        let (Route::Unresolved(route) | Route::Local(route)) = route else { return None };
+        Some(ApartStep { qp: &self.qp, requester, route, elsewhere, budget, tally })
     }
 
     /// Handles a request in flight without a local peer: no local device owns the destination GID. Falls back to the
@@ -475,10 +496,10 @@ impl Endpoint {
 
     /// Locks all parts of the queue pair, to save or restore them. The adapter is paused.
     pub(crate) fn with_parts<R>(&self, f: impl FnOnce(Parts<'_>) -> R) -> R {
-        let SendHalf { requester, route, limit: _, limit_made: _, more_reads } = &mut *self.send.lock();
+        let SendHalf { requester, route, limit: _, limit_made: _, more_reads, elsewhere } = &mut *self.send.lock();
         let responder = &mut *self.qp.responder.lock();
         let (qp, fabric, wire) = (&self.qp, &*self.fabric, &self.wire);
-        f(Parts { qp, fabric, requester, route, more_reads, responder, wire })
+        f(Parts { qp, fabric, requester, route, more_reads, elsewhere: elsewhere.is_some(), responder, wire })
     }
 
     /// Returns the largest path MTU of the port.
@@ -502,7 +523,7 @@ impl Endpoint {
         if mask.contains(QpAttrMask::PATH_MTU) && new.path_mtu.bytes() > self.port_mtu().bytes() {
             return Err(VerbsError::Invalid("a path MTU above that of the port"));
         }
-        let SendHalf { requester, route, more_reads, .. } = &mut *self.send.lock();
+        let SendHalf { requester, route, more_reads, elsewhere, .. } = &mut *self.send.lock();
         if self.qp.adapter.paused.is_set() {
             return Err(VerbsError::NotAllowed("the adapter is paused"));
         }
@@ -513,7 +534,7 @@ impl Endpoint {
         match self.qp.modify((requester, responder), guard.own().view, idle, new, mask)? {
             Modified::Reset => {
                 *route = Route::new(self.qp.qp_type);
-                *more_reads = None;
+                (*more_reads, *elsewhere) = (None, None);
                 self.wire.reset(&self.qp.adapter.engine);
             }
             Modified::Error => {}
@@ -574,7 +595,7 @@ impl Endpoint {
             let responder = &mut *self.qp.responder.lock();
             self.qp.end(&mut half.requester, responder);
             half.route = Route::new(self.qp.qp_type);
-            half.more_reads = None;
+            (half.more_reads, half.elsewhere) = (None, None);
             self.wire.reset(&self.qp.adapter.engine);
         }
         node.forget(self.qp.qpn, self);
@@ -674,5 +695,14 @@ impl Runnable for Endpoint {
         let _guard = EndOnPanic::new("the data path");
         let paused = &self.qp.adapter.paused;
         self.qp.task().run_exclusive(&self.send, |half| !paused.is_set() && self.run_half(half, budget))
+    }
+
+    fn leave(&self) -> bool {
+        let adapter = &self.qp.adapter;
+        if !adapter.memory.is_slow() {
+            return false;
+        }
+        let (engine, task) = (Arc::clone(&adapter.engine), Arc::clone(self.qp.task()));
+        adapter.own_thread.give(&adapter.engine.threadless, move || engine.run_on_own_thread(&task))
     }
 }

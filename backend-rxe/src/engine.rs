@@ -10,6 +10,7 @@ use pvrdma_link::Clock;
 use pvrdma_verbs::threads::{self, ThreadKind};
 
 use crate::budget::Budget;
+use crate::own_thread::Threadless;
 use crate::ready_queue::ReadyQueue;
 use crate::task::Task;
 use crate::timer::TimerKey;
@@ -23,11 +24,15 @@ pub(crate) struct Engine {
     worker_budget: Budget,
     /// Budget of a run on a thread that must return to other work.
     pub(crate) inline_budget: Budget,
+    /// What threads of devices with slow memory would do, if there were threads.
+    pub(crate) threadless: Threadless,
 }
 
 impl Engine {
-    pub(crate) fn new(clock: Arc<dyn Clock>, worker_budget: Budget, inline_budget: Budget) -> Self {
-        Self { ready: Arc::default(), clock, worker_budget, inline_budget }
+    /// Creates an engine. `threaded`: it gets workers.
+    pub(crate) fn new(clock: Arc<dyn Clock>, worker_budget: Budget, inline_budget: Budget, threaded: bool) -> Self {
+        let threadless = Threadless::new(threaded);
+        Self { ready: Arc::default(), clock, worker_budget, inline_budget, threadless }
     }
 
     /// Returns the ready queue of this engine.
@@ -57,7 +62,7 @@ impl Engine {
     /// Runs one task that is ready or due. Returns `false` if there is none.
     pub(crate) fn run_one(&self) -> bool {
         let taken = self.ready.queue.lock().take(self.clock.now(), self.worker_budget.most());
-        let Some(taken) = taken else { return false };
+        let Some(taken) = taken else { return self.threadless.run_one() };
         let (cost, more) = self.run(&taken.task);
         self.ready.queue.lock().finish(taken, cost, more);
         true
@@ -73,6 +78,19 @@ impl Engine {
         share.spend(budget.used(), cost);
         share.add_worker_time(self.clock.now().saturating_sub(began));
         (cost, more)
+    }
+
+    /// Runs a task on the thread of its device. The device is accounted for as with its other threads.
+    pub(crate) fn run_on_own_thread(&self, task: &Arc<Task>) {
+        let (share, given) = (task.share(), task.share().limit(self.worker_budget, || self.now()));
+        let mut budget = given;
+        let more = task.run_on_own_thread(&mut budget);
+        let cost = budget.cost(&given);
+        share.spend(budget.used(), cost);
+        share.ran_elsewhere(&self.ready.contention, cost, false);
+        if more {
+            self.ready.push(Arc::clone(task));
+        }
     }
 
     fn work(&self) {

@@ -8,7 +8,7 @@ use crate::adapter::Adapter;
 use crate::counters::Tally;
 use crate::gid::BoundGid;
 use crate::path::datagram::{Destination, Resolver};
-use crate::path::directory::{Directory, Node};
+use crate::path::directory::{Directory, Generations, Node};
 use crate::path::wire::peer_window::PeerWindows;
 use crate::port::Port;
 use crate::qp::Qp;
@@ -41,9 +41,13 @@ impl<Q> Fabric<Q> {
     }
 }
 
-impl<Q: AsRef<Arc<Qp>>> Resolver for Fabric<Q> {
+impl<Q: AsRef<Arc<Qp>> + Send + Sync + 'static> Resolver for Fabric<Q> {
     fn generation(&self) -> u64 {
         self.directory.generation()
+    }
+
+    fn generations(&self) -> Generations {
+        self.directory.generations()
     }
 
     fn find(&self, source: BoundGid, to: BoundGid, qpn: Qpn, tally: &mut Tally) -> Destination {

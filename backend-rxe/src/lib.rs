@@ -25,6 +25,7 @@
 //! | `pause`, `paused` | pausing an adapter, and the mark that it is paused |
 //! | `adapter` | state that the objects of a device share |
 //! | `engine`, `ready_queue`, `task`, `timer` | workers, and the tasks that they schedule |
+//! | `own_thread` | the thread of a device whose memory is slow |
 //! | `failures` | causes and observers of failed queue pairs |
 //! | `flows` | traffic of a device, by peer and path |
 //! | `share` | shares of devices in the workers' time and in the bandwidth |
@@ -42,6 +43,9 @@
 //! the doorbell; the worker threads of the engine continue when work is left, when a timer fires, or when a peer that
 //! was not ready has posted a receive. A QP whose requester is busy is marked, and the thread that holds the requester
 //! checks it again. An idle engine waits without a timeout.
+//!
+//! Memory whose owner makes accesses wait is slow for some time. The tasks of its device then run on a thread of the
+//! device, and so does what requesters of other devices do with that memory.
 //!
 //! # Lock order
 //!
@@ -101,6 +105,7 @@ mod gid;
 mod hca;
 mod limits;
 mod mr;
+mod own_thread;
 mod path;
 mod pause;
 mod paused;

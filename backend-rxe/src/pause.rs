@@ -9,7 +9,7 @@
 //! | --- | --- | --- |
 //! | those that run a queue pair of the adapter: engine, doorbells, port | its requester | they do nothing |
 //! | those that handle received packets or send responses | a receive queue of the port | they drop the packets |
-//! | those that run a peer in the process, which delivers to the adapter | views of both memories | they [wait] |
+//! | those that run a peer in the process, which delivers here | views of both, or of slow memory | they [wait] |
 //! | those that look for receives in a shared receive queue | a view of the memory | they do nothing |
 //!
 //! Owed responses stay owed.

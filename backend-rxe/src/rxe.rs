@@ -110,7 +110,7 @@ impl Rxe {
         pvrdma_roce::wire::choose_crc(|| config.clock.now());
         let inline_budget = Budget::new(config.inline_bytes, config.inline_requests);
         let addresses = Arc::new(Addresses::new(Arc::clone(&config.clock)));
-        let engine = Arc::new(Engine::new(config.clock, worker_budget, inline_budget));
+        let engine = Arc::new(Engine::new(config.clock, worker_budget, inline_budget, config.workers > 0));
         Ok(Self(Arc::new(Shared {
             directory: Arc::default(),
             ports: Arc::default(),

@@ -116,7 +116,11 @@ fn held(state: &saved::QueuePair) -> Option<u64> {
 }
 
 fn save_qp(parts: Parts<'_>) -> Result<SavedQp, VerbsError> {
-    let Parts { qp, fabric: _, requester, route, more_reads: _, responder, wire } = parts;
+    let Parts { qp, fabric: _, requester, route, more_reads: _, elsewhere, responder, wire } = parts;
+    if elsewhere {
+        // The peer may have executed the request, or may do so now; the restored queue pair would repeat it.
+        return Err(VerbsError::NotAllowed("a peer whose memory stalls has not answered a request"));
+    }
     let route = match route {
         Route::Unresolved(local) => saved::Route::Unresolved(local.connection.save()),
         Route::Local(local) => saved::Route::Local(local.connection.save()),
@@ -147,7 +151,7 @@ fn restore_qp(endpoint: &Endpoint, state: saved::QueuePair) -> Result<(), VerbsE
     let source = source.as_ref().map(restore_address).transpose()?;
     let port_mtu = endpoint.port_mtu();
     endpoint.with_parts(|parts| {
-        let Parts { qp, fabric, requester: own, route, more_reads, responder: peers, wire } = parts;
+        let Parts { qp, fabric, requester: own, route, more_reads, elsewhere: _, responder: peers, wire } = parts;
         let datagrams = qp.qp_type.is_datagram();
         if state == QpState::Sqe && !datagrams {
             return Err(VerbsError::Invalid("QP state"));

@@ -33,6 +33,11 @@ pub(crate) enum Run {
 pub(crate) trait Runnable: Send + Sync {
     /// Does all work that is pending. Returns `true` if the budget ended first.
     fn run(&self, budget: &mut Budget) -> bool;
+
+    /// Leaves the run to a thread of the device if it must not run on a worker. Returns `false` if it may.
+    fn leave(&self) -> bool {
+        false
+    }
 }
 
 /// A unit of work that runs when there is something to do, on the thread that notices it.
@@ -98,10 +103,17 @@ impl Task {
         self.woken.swap(false, Ordering::SeqCst)
     }
 
-    /// Runs the task from the ready queue. Returns `true` if it must be queued again; it is already marked as scheduled
-    /// then.
+    /// Runs the task from the ready queue, on a worker. Returns `true` if it belongs back there; it is marked as
+    /// scheduled then.
     pub(crate) fn run_scheduled(&self, budget: &mut Budget) -> bool {
-        // The bit is cleared before the run, so a thread that schedules the task from now on queues it again.
+        // A task that is left to another thread stays marked, so that it is not queued a second time.
+        let left = self.runnable.upgrade().is_some_and(|runnable| runnable.leave());
+        !left && self.run_on_own_thread(budget)
+    }
+
+    /// As [`Self::run_scheduled`], on the thread that the task was left to.
+    pub(crate) fn run_on_own_thread(&self, budget: &mut Budget) -> bool {
+        // The bit is cleared before the run, so that the task is queued again if a thread schedules it from now on.
         self.scheduled.take();
         self.runnable.upgrade().is_some_and(|runnable| runnable.run(budget)) && self.scheduled.add(RUN)
     }

@@ -114,8 +114,7 @@ impl<B: Backend> PvrdmaDevice<B> {
         let changed = core.hca.set_link(up)?;
         // A driver that starts later queries the state.
         if changed && core.gate.is_open() {
-            let event = AsyncEvent::Port(if up { PortEvent::Active } else { PortEvent::Error });
-            core.hub.event(&core.memory.view(), event);
+            self.port_event(if up { PortEvent::Active } else { PortEvent::Error });
         }
         Ok(changed)
     }
@@ -127,9 +126,19 @@ impl<B: Backend> PvrdmaDevice<B> {
         let core = &self.core;
         let changed = core.hca.set_carried(bytes);
         if changed && core.gate.is_open() && core.hca.port().state == PortState::Active {
-            core.hub.event(&core.memory.view(), AsyncEvent::Port(PortEvent::Active));
+            self.port_event(PortEvent::Active);
         }
         changed
+    }
+
+    /// Informs the driver. The calling thread may serve other devices, so it does not access slow memory.
+    fn port_event(&self, event: PortEvent) {
+        let (core, event) = (&self.core, AsyncEvent::Port(event));
+        if core.memory.is_slow() {
+            core.hub.event_later(event);
+        } else {
+            core.hub.event(&core.memory.view(), event);
+        }
     }
 
     /// Sets limits by their names. Existing objects and limits that the guest has already read stay: see

@@ -8,6 +8,7 @@ use pvrdma_roce::DatagramSender;
 use pvrdma_saved_state::rxe as saved;
 use pvrdma_verbs::{Psn, QpAttrs, QpState, Qpn, SendData, SendOp, UdDestination, WcStatus};
 
+use super::directory::Generations;
 use super::local::ud::LocalDatagram;
 use super::wire;
 use crate::adapter::Adapter;
@@ -89,6 +90,9 @@ impl DatagramRoute {
 pub(crate) trait Resolver {
     /// Changes whenever results of [`Self::find`] may change.
     fn generation(&self) -> u64;
+
+    /// Returns a function that returns the same.
+    fn generations(&self) -> Generations;
 
     /// Finds the destination of a datagram from `source` to the QP of this number at this address. Counts drops.
     fn find(&self, source: BoundGid, to: BoundGid, qpn: Qpn, tally: &mut Tally) -> Destination;
@@ -223,9 +227,9 @@ impl<R: Resolver> DatagramBatch<'_, R> {
             Err(Unsent::Failed(status)) => return Err(status),
         };
         let peer = match self.find(&to, source) {
-            // Datagrams may be lost. Delivering this one would hold the memory of one device during accesses to that of
-            // another, slow device.
-            Destination::Peer(peer) if qp.adapter.is_apart_from(&peer.adapter) => return Ok(Sent::Gone),
+            Destination::Peer(peer) if qp.adapter.is_apart_from(&peer.adapter) => {
+                return self.send_apart(&to, source, own, &peer);
+            }
             Destination::Peer(peer) => peer,
             Destination::Paused(adapter) => return Ok(self.wait_for_resume(&adapter)),
             Destination::Wire => return self.send_on_wire(&to, source, own, frames),
@@ -248,7 +252,30 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         Ok(Sent::Gone)
     }
 
-    /// Makes a datagram wait for the end of a pause, or drops it if the pause lasts too long.
+    /// Copies a datagram to a receiver, if the memory of one of the two devices is slow. Another thread delivers it, so
+    /// that this device's memory is not held when that of the receiver is accessed.
+    #[cold]
+    fn send_apart(
+        &mut self,
+        to: &UdDestination,
+        source: BoundGid,
+        own: Memory<'_>,
+        peer: &Arc<Qp>,
+    ) -> Result<Sent, WcStatus> {
+        let found = self.resolver.generation();
+        // Datagrams may be lost, as this one is if an address has just changed.
+        if self.route.last(found, source, source.beside(to.dgid), to.qpn).is_some() {
+            let (work, qkey) = (&self.requester.work, self.requester.attrs.qkey);
+            let datagram = LocalDatagram { qp: self.qp, own, work, to, source, qkey };
+            if datagram.deliver_apart(peer, (found, self.resolver.generations()))? {
+                self.requester.count_datagram(self.qp, to.dgid, Road::Local);
+                self.capture(to, source, own, Some(peer));
+            }
+        }
+        Ok(Sent::Gone)
+    }
+
+    /// Lets a datagram wait for the end of a pause, or loses it if the pause takes long.
     #[cold]
     fn wait_for_resume(&mut self, adapter: &Adapter) -> Sent {
         let until = adapter.paused.datagrams_wait_until();

@@ -103,6 +103,17 @@ impl<Q> fmt::Debug for Directory<Q> {
     }
 }
 
+/// Returns the current generation of a directory, for a thread that knows no queue pairs that can run.
+pub(crate) type Generations = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+impl<Q: Send + Sync + 'static> Directory<Q> {
+    /// Returns a function that returns the generation.
+    pub(crate) fn generations(self: &Arc<Self>) -> Generations {
+        let me = Arc::clone(self);
+        Arc::new(move || me.generation())
+    }
+}
+
 impl<Q> Directory<Q> {
     /// Returns the generation, which changes with every binding. A route of an older generation must be looked up
     /// again.

@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 use pvrdma_link::{Frames, LinkReceiver};
 use pvrdma_verbs::EndOnPanic;
 
-use super::Port;
 use super::arrivals::Arrival;
 use super::classify::rdma_destination;
+use super::{Port, RoceReceiver};
 
 /// Bytes that queue pairs send on a thread that serves others, too. The port's own thread sends the rest.
 const SEND_BYTES: u64 = 64 << 10;
@@ -40,7 +40,8 @@ impl Port {
         if count == 0 {
             return 0;
         }
-        let more = self.queues.only().take_at_once(|receiver, resumed| {
+        let may = |receiver: &(dyn RoceReceiver + 'static)| !receiver.is_slow();
+        let more = self.queues.only().take_at_once(may, |receiver, resumed| {
             let taken = list.iter().take(count).filter_map(|&index| frames.get(index)).map(Arrival::alone);
             receiver.receive(self, &mut { taken });
             receiver.respond(self, resumed, SEND_BYTES)

@@ -93,9 +93,11 @@ pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
     /// Sends READ data that is owed. Returns `true` if some is left for lack of budget or room.
     fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool;
 
-    /// Sends responses after a batch: those that it caused, and those of the `resumed` QPs, about `most` bytes. Returns
-    /// `true` if there is more to send at once.
+    /// Sends about `most` bytes of responses after a batch, also of `resumed` QPs. Returns `true` if there is more.
     fn respond(&mut self, port: &Port, resumed: Vec<Qpn>, most: u64) -> bool;
+
+    /// Returns `true` if only threads of the device may access the guest's memory, because that may block for long.
+    fn is_slow(&self) -> bool;
 }
 
 /// Environment of a port.
@@ -320,8 +322,7 @@ impl Port {
         self.wake();
     }
 
-    /// Waits until no thread handles received packets or sends responses. The device is paused already, so the port's
-    /// thread drops packets that are left to it from now on.
+    /// Waits until no thread handles packets of the paused device. The port's thread drops those left to this one.
     pub(crate) fn pause(&self) {
         self.queues.iter().for_each(ReceiveQueue::wait);
         self.wake();
@@ -485,12 +486,13 @@ impl Runnable for Port {
     fn run(&self, budget: &mut Budget) -> bool {
         let mut more = false;
         for queue in self.queues.in_turns() {
-            let Some(mut receiver) = queue.try_receiver() else {
-                // The thread that holds the receiver is about to check this flag.
+            let mut receiver = queue.try_receiver();
+            let Some(receiver) = receiver.as_mut().and_then(|it| it.as_mut()).filter(|it| !it.is_slow()) else {
+                // The thread that holds the receiver is about to check this flag, or else the port's thread is.
                 self.may_send_data.store(true, Ordering::Release);
                 continue;
             };
-            more |= receiver.as_mut().is_some_and(|receiver| receiver.send_data(self, budget));
+            more |= receiver.send_data(self, budget);
         }
         // The port's thread may have found a queue locked by this one.
         self.wake();

@@ -185,14 +185,18 @@ impl<R: ?Sized> ReceiveQueue<R> {
     }
 
     /// Passes packets that have just arrived to the receiver, unless another thread holds it or older packets wait.
-    /// Returns `true` if there is more to do, reported by `run` or left by other threads. The caller ensures that the
-    /// queue is then [emptied](Self::empty).
-    pub(super) fn take_at_once(&self, run: impl FnOnce(&mut R, Vec<Qpn>) -> bool) -> Option<bool> {
+    /// Returns `true` if there is more to do, which `run` reports or other threads have left. The caller ensures that
+    /// the queue is [emptied](Self::empty) then.
+    pub(super) fn take_at_once(
+        &self,
+        may: impl FnOnce(&R) -> bool,
+        run: impl FnOnce(&mut R, Vec<Qpn>) -> bool,
+    ) -> Option<bool> {
         let once = self.combiner.once(&self.receiver, |receiver| {
             if !self.waiting.lock().parts.is_empty() || self.next_receiver.lock().is_some() {
                 return None;
             }
-            let receiver = receiver.as_mut()?;
+            let receiver = receiver.as_mut().filter(|receiver| may(receiver))?;
             let more = run(receiver, std::mem::take(&mut *self.resumed.lock()));
             self.passes.fetch_add(1, Ordering::Relaxed);
             Some(more)

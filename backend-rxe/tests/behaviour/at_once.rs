@@ -132,6 +132,9 @@ fn what_is_not_to_be_taken_comes_in_the_ordinary_way() {
     assert_eq!(link.hand(&[&frame]), 0);
     node.hca.set_link(true).unwrap();
     assert_eq!(link.hand_patiently(&[&frame]), 1);
+    // Only threads of the device access slow memory.
+    node.memory.note_stall(Duration::from_secs(1));
+    assert_eq!(link.hand(&[&frame]), 0);
     drop((end, node));
     assert_eq!(link.hand(&[&frame]), 0, "there is no device");
     drop(uplink);

@@ -180,8 +180,5 @@ over_a_cable! {
 }
 
 on_slow_memory! {
-    a_responder_that_is_reset_in_the_middle_ends_the_connection
-    a_qp_that_is_destroyed_in_the_middle_publishes_nothing
-    a_region_that_is_destroyed_in_the_middle
     nothing_is_left_behind
 }

@@ -20,7 +20,6 @@ const QKEY: u32 = 0x1234;
 
 on_slow_memory! {
     the_peer_of_a_paused_device_waits_without_a_timer
-    a_transfer_stops_in_the_middle
     both_ends_pause
     a_loop_through_a_paused_device
 }

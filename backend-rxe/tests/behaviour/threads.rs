@@ -12,7 +12,7 @@ use pvrdma_link::MonotonicClock;
 use pvrdma_link::fault::Faults;
 use pvrdma_rxe::RxeQp;
 
-fn threaded(workers: usize) -> World {
+pub(crate) fn threaded(workers: usize) -> World {
     World::with(|config| {
         config.workers = workers;
         config.clock = Arc::new(MonotonicClock::default());
@@ -22,7 +22,7 @@ fn threaded(workers: usize) -> World {
 }
 
 /// Waits for a condition that another thread fulfils.
-fn wait(what: &str, condition: impl Fn() -> bool) {
+pub(crate) fn wait(what: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < Duration::from_secs(60), "{what} did not happen");

@@ -10,10 +10,10 @@ use pvrdma_roce::wire::{Network, Packet};
 use pvrdma_verbs::testing::LogLines;
 use pvrdma_verbs::{Gid, MacAddr};
 
-const QKEY: u32 = 0x1234;
+pub(crate) const QKEY: u32 = 0x1234;
 const GSI_QKEY: u32 = 0x8001_0000;
 
-fn to(end: &End) -> UdDestination {
+pub(crate) fn to(end: &End) -> UdDestination {
     UdDestination {
         qpn: end.qp.qpn(),
         qkey: QKEY,
@@ -24,7 +24,7 @@ fn to(end: &End) -> UdDestination {
     }
 }
 
-const fn send(to: UdDestination) -> SendOp {
+pub(crate) const fn send(to: UdDestination) -> SendOp {
     SendOp::Send { data: SendData::None, to: Some(to) }
 }
 

@@ -197,8 +197,8 @@ impl DmaSpace {
         self.revoked.load(Ordering::Acquire)
     }
 
-    /// Returns `true` if an access to this memory stalled in the last minutes ([`Stall`]). Callers should then hold no
-    /// memory of other devices while they use it.
+    /// Returns `true` if an access to this memory stalled in the last minutes ([`Stall`]), or may have stalled in the
+    /// last minute. Callers should then hold no memory and no lock of other devices while they use it.
     #[inline]
     pub fn is_slow(&self) -> bool {
         self.stalls.is_slow()

@@ -2,16 +2,16 @@
 //!
 //! While the owner of shared memory punches a hole around a page, a page fault on that page waits, uninterruptibly, for
 //! as long as the owner wants. The waiting thread often works for other devices as well, and holds views of their
-//! memory. The wait cannot be predicted, so the memory that caused it is identified afterwards, in three steps that
-//! cost little while there are no stalls:
+//! memory. The first wait cannot be predicted, so the memory that caused it is identified afterwards, in two steps that
+//! cost nothing while there are no stalls:
 //!
-//! 1. If a view was held for long, all accesses to its memory are timed for a minute. The memory of another device, of
-//!    which the thread held a view at the same time, becomes suspect as well.
-//! 2. If the first access to a page then takes long, this memory may be the cause; but the thread may also have been
-//!    preempted. For some minutes each access therefore also checks whether the thread slept voluntarily, which a copy
-//!    does only in a page fault.
-//! 3. A long access during which the thread slept is a stall, and the third stall within [`REMEMBERED`] revokes the
-//!    memory.
+//! 1. If a view was held for long, its memory is *slow* for a minute, and so is the memory of another device of which
+//!    the thread held a view at the same time: one of the two may be the cause, but the thread may also have been
+//!    preempted. Users of slow memory hold no other memory together with it, so only the first wait can last while a
+//!    view of another device's memory is held.
+//! 2. Each access to slow memory is timed, and checks whether the thread slept voluntarily, which a copy does only in a
+//!    page fault. A long access during which the thread slept is a stall. Its memory is slow for [`REMEMBERED`], and
+//!    the third stall within that time revokes it.
 //!
 //! This is done only for memory with an observer ([`DmaSpace::observe_stalls`](super::DmaSpace::observe_stalls)), which
 //! the server of vfio-user clients sets. Memory that belongs to this process alone cannot be stalled from outside, and
@@ -33,8 +33,8 @@ use super::pin::lock;
 /// the host has swapped to a working disk.
 const LONG: Duration = Duration::from_millis(50);
 
-/// Time during which accesses are timed after a view was held for long.
-const TIMED: Duration = Duration::from_secs(60);
+/// Time for which memory is slow after a view of it was held for long.
+const SUSPECTED: Duration = Duration::from_secs(60);
 
 /// Time for which a stall is remembered, even beyond the connection of the VMM that caused it.
 pub const REMEMBERED: Duration = Duration::from_secs(600);
@@ -70,10 +70,7 @@ pub(crate) struct Stalls {
     /// Replaces the clock and the sleep counter of the system. Every measured view reads the clock, so the system's is
     /// called directly.
     meter: Option<Box<dyn StallMeter>>,
-    /// Ends of the periods in which accesses are timed, and in which they also check for sleep, in nanoseconds.
-    timed: AtomicU64,
-    verified: AtomicU64,
-    /// Time until which the last stall is remembered, in nanoseconds.
+    /// Time until which the memory is slow, in nanoseconds; 0 if it is not.
     slow: AtomicU64,
     /// Times of the last stalls.
     recent: Mutex<VecDeque<Duration>>,
@@ -89,8 +86,6 @@ impl Stalls {
     pub(crate) fn new(revoked: Arc<AtomicBool>, meter: Option<Box<dyn StallMeter>>) -> Self {
         Self {
             meter,
-            timed: AtomicU64::new(0),
-            verified: AtomicU64::new(0),
             slow: AtomicU64::new(0),
             recent: Mutex::default(),
             exceeded: AtomicBool::new(false),
@@ -125,11 +120,22 @@ impl Stalls {
         self.exceeded.swap(false, Ordering::Relaxed)
     }
 
-    /// Returns `true` if a stall is still remembered.
+    /// Returns `true` if a stall, or the suspicion of one, is still remembered.
     #[inline]
     pub(crate) fn is_slow(&self) -> bool {
         let until = self.slow.load(Ordering::Relaxed);
-        until != 0 && self.now() < until
+        until != 0 && self.is_slow_at(self.now())
+    }
+
+    #[cold]
+    fn is_slow_at(&self, now: u64) -> bool {
+        let until = self.slow.load(Ordering::Relaxed);
+        let slow = now < until;
+        if !slow {
+            // Later callers need not read the clock. A suspicion that another thread records meanwhile stays.
+            let _ = self.slow.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        slow
     }
 
     /// Starts to measure how long a view is held.
@@ -156,30 +162,20 @@ impl Stalls {
 
     #[inline]
     const fn unmeasured(&self) -> Hold<'_> {
-        Hold { stalls: self, watch: Watch::Off, span: None }
+        Hold { stalls: self, watch: false, span: None }
     }
 
     #[inline]
-    fn watch(&self, now: u64) -> Watch {
-        if !self.is_observed() || now >= self.timed.load(Ordering::Relaxed) {
-            Watch::Off
-        } else if now >= self.verified.load(Ordering::Relaxed) {
-            Watch::Timed
-        } else {
-            Watch::Verified
+    fn watch(&self, now: u64) -> bool {
+        self.is_observed() && now < self.slow.load(Ordering::Relaxed)
+    }
+
+    /// Makes the memory slow for some time.
+    #[cold]
+    fn suspect(&self, now: u64, time: Duration) {
+        if self.is_observed() {
+            self.slow.fetch_max(now.saturating_add(nanos(time)), Ordering::Relaxed);
         }
-    }
-
-    #[cold]
-    fn time(&self, now: u64) {
-        self.timed.fetch_max(now.saturating_add(nanos(TIMED)), Ordering::Relaxed);
-    }
-
-    #[cold]
-    fn verify(&self, now: u64) {
-        let until = now.saturating_add(nanos(REMEMBERED));
-        self.verified.fetch_max(until, Ordering::Relaxed);
-        self.timed.fetch_max(until, Ordering::Relaxed);
     }
 
     pub(crate) fn note_now(&self, duration: Duration) {
@@ -188,7 +184,6 @@ impl Stalls {
 
     #[cold]
     fn note(&self, now: u64, duration: Duration) {
-        self.verify(now);
         self.slow.fetch_max(now.saturating_add(nanos(REMEMBERED)), Ordering::Relaxed);
         let now = Duration::from_nanos(now);
         let revoked = {
@@ -214,18 +209,11 @@ impl Stalls {
     }
 }
 
-/// How closely the accesses of a view are observed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Watch {
-    Off,
-    Timed,
-    Verified,
-}
-
 /// Measures how long a view is held, and observes its accesses.
 pub(crate) struct Hold<'a> {
     stalls: &'a Stalls,
-    watch: Watch,
+    /// The memory is slow: accesses are timed.
+    watch: bool,
     /// `None` if another view measures, or none does.
     span: Option<Span<'a>>,
 }
@@ -239,15 +227,15 @@ struct Span<'a> {
 }
 
 impl Hold<'_> {
-    /// Returns `true` if accesses are observed, because the memory is suspect.
+    /// Returns `true` if accesses are observed, because the memory is slow.
     #[inline]
-    pub(crate) fn is_watched(&self) -> bool {
-        self.watch != Watch::Off
+    pub(crate) const fn is_watched(&self) -> bool {
+        self.watch
     }
 
-    /// Touches a piece of memory that is about to be used, if the memory is suspect.
+    /// Touches a piece of memory that is about to be used, if the memory is slow.
     pub(crate) fn touch(&self, piece: &VolatileSlice<'_>) {
-        if self.watch != Watch::Off {
+        if self.watch {
             self.touch_watched(piece);
         }
     }
@@ -255,8 +243,7 @@ impl Hold<'_> {
     #[cold]
     fn touch_watched(&self, piece: &VolatileSlice<'_>) {
         let stalls = self.stalls;
-        let verified = self.watch == Watch::Verified;
-        let sleeps = if verified { stalls.sleeps() } else { 0 };
+        let sleeps = stalls.sleeps();
         let (mut last, mut longest) = (stalls.now(), 0);
         // Pages are computed from the address, because a piece may begin anywhere in a page.
         #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
@@ -271,12 +258,7 @@ impl Hold<'_> {
             last = now;
             offset = (into + offset + 1).next_multiple_of(page) - into;
         }
-        if longest < nanos(LONG) {
-            return;
-        }
-        if !verified {
-            stalls.verify(last);
-        } else if stalls.sleeps() != sleeps {
+        if longest >= nanos(LONG) && stalls.sleeps() != sleeps {
             stalls.note(last, Duration::from_nanos(longest));
         }
     }
@@ -288,9 +270,9 @@ impl Drop for Hold<'_> {
         let Some(span) = &self.span else { return };
         let now = self.stalls.now();
         if now.saturating_sub(span.since) >= nanos(LONG) {
-            self.stalls.time(now);
+            self.stalls.suspect(now, SUSPECTED);
             if let Some(beside) = span.beside {
-                beside.time(now);
+                beside.suspect(now, SUSPECTED);
             }
         }
     }
@@ -387,10 +369,8 @@ mod tests {
             neighbour.script.pass(LONG);
         }
         slow.script.takes(60, true);
-        // An access to each memory shows which one is the cause.
-        slow.access().unwrap();
-        neighbour.access().unwrap();
-        assert_eq!(slow.counts(), (0, 0));
+        // From the first wait on, both are kept apart.
+        assert!(slow.space.is_slow() && neighbour.space.is_slow());
         for stalls in 1..=3 {
             slow.access().unwrap();
             neighbour.access().unwrap();
@@ -401,6 +381,9 @@ mod tests {
         assert!(slow.space.take_stalled() && !slow.space.take_stalled());
         neighbour.access().unwrap();
         assert_eq!(neighbour.counts(), (0, 0));
+        slow.script.takes(0, false);
+        slow.script.pass(SUSPECTED);
+        neighbour.script.pass(SUSPECTED);
         assert!(slow.space.is_slow() && !neighbour.space.is_slow());
         assert!(!neighbour.space.take_stalled());
     }

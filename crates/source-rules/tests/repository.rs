@@ -102,6 +102,44 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)).unwrap()
 }
 
+/// `docs/limits.md` refers to the tables of tested systems and measured figures, and repeats nothing from them: a copy
+/// contradicts them after the next run.
+#[test]
+fn the_limits_repeat_no_version_and_no_figure() {
+    let limits = read("docs/limits.md");
+    let words: Vec<_> = limits.split_whitespace().collect();
+    let is_number = |word: &str| word.starts_with(|first: char| first.is_ascii_digit());
+    for pair in words.windows(2) {
+        let [name, number] = [pair[0], pair[1]];
+        let system = ["Linux", "QEMU", "Debian", "Ubuntu", "Fedora", "KVM"].contains(&name);
+        let figure = is_number(name) && ["Gb/s", "Gbit/s", "us", "µs"].iter().any(|unit| number.starts_with(unit));
+        assert!(!(figure || system && is_number(number)), "docs/limits.md: {name} {number}");
+    }
+    for page in ["guests.md", "doorbells.md", "host-adapter.md", "troubleshooting.md"] {
+        assert!(limits.contains(page), "docs/limits.md does not refer to {page}");
+    }
+}
+
+/// Each promise about an attacker names a test or a fuzz target that tries to break it.
+#[test]
+fn each_promise_about_security_names_a_test() {
+    let (security, workspace) = (read("SECURITY.md"), repository());
+    let (_, attackers) = security.split_once("\n### 1. ").unwrap();
+    let (attackers, _) = attackers.split_once("\n## ").unwrap();
+    let is_function = |word: &str| {
+        let function = format!("fn {word}(");
+        word.matches('_').count() > 1 && workspace.files.iter().any(|file| file.text.contains(&function))
+    };
+    let is_test = |word: &str| word.contains("tests") || word.starts_with("fuzz_") || is_function(word);
+    let promises = attackers.split("\n- ").skip(1).map(|item| item.split("\n\n").next().unwrap_or_default());
+    let mut count = 0;
+    for promise in promises.filter(|promise| !promise.starts_with("*Not")) {
+        assert!(promise.split('`').skip(1).step_by(2).any(is_test), "no test is named for: {promise}");
+        count += 1;
+    }
+    assert!(count > 40, "{count} promises");
+}
+
 /// Release builds have overflow checks, as tests have.
 #[test]
 fn release_builds_check_for_overflow() {

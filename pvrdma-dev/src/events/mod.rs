@@ -256,6 +256,8 @@ pub(crate) struct SavedEventRings {
 pub(crate) struct EventRings {
     asynchronous: Mutex<EventRing<Eqe>>,
     notifications: Mutex<EventRing<Cqne>>,
+    /// Asynchronous events that wait for an access of the guest, each once.
+    later: Mutex<Vec<Eqe>>,
     /// Set while an entry waits, so that the check costs one load.
     pending: WaitFlag,
     interrupts: Arc<Interrupts>,
@@ -271,6 +273,7 @@ impl EventRings {
         Ok(Self {
             asynchronous: Mutex::new(EventRing::new(ASYNCHRONOUS, async_pages)?),
             notifications: Mutex::new(EventRing::new(NOTIFICATIONS, notification_pages)?),
+            later: Mutex::default(),
             pending: WaitFlag::new(),
             interrupts,
         })
@@ -285,6 +288,7 @@ impl EventRings {
         let rings = Self {
             asynchronous: Mutex::new(EventRing::restore(ASYNCHRONOUS, asynchronous)?),
             notifications: Mutex::new(EventRing::restore(NOTIFICATIONS, notifications)?),
+            later: Mutex::default(),
             pending: WaitFlag::new(),
             interrupts,
         };
@@ -295,8 +299,11 @@ impl EventRings {
 
     /// Returns the state to be saved.
     pub(crate) fn save(&self) -> SavedEventRings {
-        let Self { asynchronous, notifications, pending: _, interrupts: _ } = self;
-        SavedEventRings { asynchronous: asynchronous.lock().save(), notifications: notifications.lock().save() }
+        let Self { asynchronous, notifications, later, pending: _, interrupts: _ } = self;
+        let mut asynchronous = asynchronous.lock().save();
+        let later: Vec<_> = later.lock().iter().copied().filter(|it| !asynchronous.waiting.contains(it)).collect();
+        asynchronous.waiting.extend(later);
+        SavedEventRings { asynchronous, notifications: notifications.lock().save() }
     }
 
     /// Posts an asynchronous event of the adapter.
@@ -318,12 +325,14 @@ impl EventRings {
     pub(crate) fn retry_pending(&self, view: &DmaView<'_>) {
         if self.has_pending() {
             self.pending.clear();
+            let later = std::mem::take(&mut *self.later.lock());
+            later.into_iter().for_each(|event| self.post(view, event));
             self.run(view, &self.asynchronous, Vector::Async, |ring| ring.flush(view));
             self.run(view, &self.notifications, Vector::Completion, |ring| ring.flush(view));
         }
     }
 
-    /// Returns `true` if an entry waits for room. For code that handles an access of the guest.
+    /// Returns `true` if an entry waits. For code that handles an access of the guest.
     pub(crate) fn has_pending(&self) -> bool {
         self.pending.is_set_when_heard()
     }
@@ -427,6 +436,17 @@ impl EventHub {
         }
     }
 
+    /// Posts an asynchronous event with the next access of the guest. Does not access guest memory, and waits for no
+    /// thread that does. While a driver sets up its rings, the event is lost; the driver queries the state then.
+    pub(crate) fn event_later(&self, event: AsyncEvent) {
+        if let Some(rings) = self.rings.try_read().as_ref().and_then(|rings| rings.as_ref()) {
+            let (mut later, event) = (rings.later.lock(), Eqe::from(event));
+            later.retain(|kept| *kept != event);
+            later.push(event);
+            rings.pending.set();
+        }
+    }
+
     /// Posts an asynchronous event.
     pub(crate) fn post(&self, view: &DmaView<'_>, event: Eqe) {
         self.with(|rings| rings.post(view, event));
@@ -450,7 +470,7 @@ impl EventHub {
         }
     }
 
-    /// Returns `true` if an event waits for room in a ring.
+    /// Returns `true` if an event waits.
     pub(crate) fn has_pending(&self) -> bool {
         self.rings.read().as_ref().is_some_and(|rings| rings.has_pending())
     }

@@ -1,9 +1,13 @@
 //! Event rings at the level of the hub. The driver's view of them is tested in `tests/rings.rs` and
 //! `tests/doorbells.rs`.
 
+use std::time::Duration;
+
 use super::*;
 use crate::InterruptSink;
+use crate::inspect::ObjectKind;
 use crate::testing::ring_memory::{RingMemory, open_interrupts};
+use crate::testing::typed::TypedDriver;
 use crate::testing::{GuestMemory, Irqs};
 use pvrdma_verbs::testing::LogLines;
 
@@ -97,4 +101,27 @@ fn sizes() {
     let one = RingMemory::in_memory(&memory, 1);
     let interrupts = open_interrupts(Irqs::new());
     assert!(EventRings::new(one.list(), one.list(), interrupts).is_err());
+}
+
+/// N6: a thread of all devices changes the link, and the VMM determines how long an access to slow memory lasts.
+#[test]
+fn a_change_of_the_link_waits_for_no_slow_memory() {
+    let guest = TypedDriver::up();
+    let core = guest.device.core();
+    core.memory.note_stall(Duration::from_secs(1));
+    let view = core.memory.view();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| core.memory.barrier());
+        while core.memory.try_view().is_some() {
+            std::thread::yield_now();
+        }
+        assert!(guest.device.set_link(false).unwrap());
+        let shown = guest.device.inspect_objects(ObjectKind::Ring);
+        assert!(shown.to_string().contains("asynchronous events"), "{shown}");
+        drop(view);
+        writer.join().unwrap();
+    });
+    assert!(core.hub.has_pending());
+    core.retry_events();
+    assert!(!core.hub.has_pending());
 }

@@ -59,9 +59,9 @@ impl RingWords {
         self.prod_tail & !(PAGE_SIZE - 1)
     }
 
-    /// Reads both indices, unless the map of guest memory is being changed.
+    /// Reads both indices, unless the map of guest memory is being changed, or an access may block for long.
     pub(crate) fn inspect(&self, memory: &DmaSpace) -> RingInspect {
-        let view = memory.try_view();
+        let view = (!memory.is_slow()).then(|| memory.try_view()).flatten();
         let index = |address| view.as_ref()?.load_u32(address, Ordering::Acquire).ok();
         let (head, tail) = (index(self.prod_tail + PROD_TO_CONS), index(self.prod_tail));
         let mask = (self.entries << 1) - 1;

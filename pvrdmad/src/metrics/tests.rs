@@ -120,6 +120,14 @@ fn connections_that_do_not_read_keep_no_scrape_out() {
         stream.write_all(GET.as_bytes()).is_ok() && stream.read_to_string(&mut got).is_ok() && got.ends_with(&text)
     };
     assert!((0..100).any(|attempt| scraped(&attempt)));
+    // The others have been closed.
+    let is_open = |stream: &&UnixStream| {
+        let mut fds = [PollFd::new(*stream, PollFlags::RDHUP)];
+        rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap();
+        fds[0].revents().is_empty()
+    };
+    let open = held.iter().filter(is_open).count();
+    assert!((1..=MAX_ASKED).contains(&open), "{open}");
 }
 
 /// Networks that do not answer delay only the connections that wait for the metrics.

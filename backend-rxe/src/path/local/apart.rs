@@ -1,20 +1,29 @@
 //! Reliable connections between two devices, one of which has slow memory.
 //!
-//! An access to slow memory can block for as long as its owner likes ([`pvrdma_guest_memory::Stall`]), so the memory of
-//! only one of the two devices is held at a time. Each step of a request copies through a buffer, in three parts: it
-//! reads the requester's memory, does the responder's work, and writes to the requester's memory.
+//! An access to slow memory can block for as long as its owner likes ([`pvrdma_guest_memory::Stall`]). The memory of
+//! only one of the two devices is therefore held at a time, and each step of a request copies by way of a buffer: first
+//! it reads from the requester's memory, then it does the responder's part, then it writes to the requester's memory.
+//!
+//! If the responder's memory is slow, the responder's part runs on the thread of its device, with no lock of the
+//! requester's device. The request waits meanwhile, without a timer: the part returns, because a device whose memory
+//! stalls again and again is disconnected.
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+use pvrdma_guest_memory::{Charge, Kept};
 use pvrdma_roce::NakReason;
-use pvrdma_verbs::{Access, QpState, SendOp, WcStatus};
+use pvrdma_verbs::{Access, EndOnPanic, QpAttrs, QpState, SendOp, SendWr, WcStatus};
 
 use super::own_side::{Apart, own_list};
 use super::rc::{Exchange, Step, Target, refused};
 use super::route::LocalRoute;
 use crate::budget::Budget;
 use crate::counters::{Counters, Tally};
+use crate::gid::BoundGid;
+use crate::path::directory::Generations;
 use crate::qp::Qp;
+use crate::qp::contact::Connection;
 use crate::qp::error_cause::ErrorCause;
 use crate::qp::requester::{Progress, Requester, begin_request};
 use crate::sg::{Memory, MemoryGuard};
@@ -25,14 +34,73 @@ const CHUNK: u64 = 64 << 10;
 
 /// A step of the request in flight of a connected QP, or of its next request.
 pub(crate) struct ApartStep<'a> {
-    pub(crate) qp: &'a Qp,
+    pub(crate) qp: &'a Arc<Qp>,
     pub(crate) requester: &'a mut Requester,
     pub(crate) route: &'a mut LocalRoute,
-    pub(crate) peer: &'a Arc<Qp>,
-    /// Returns the current generation of the directory.
-    pub(crate) generation: &'a dyn Fn() -> u64,
+    /// The responder's part, while another thread executes it.
+    pub(crate) elsewhere: &'a mut Option<PartElsewhere>,
     pub(crate) budget: &'a mut Budget,
     pub(crate) tally: &'a mut Tally,
+}
+
+/// Handle of a responder's part on the thread of its device.
+pub(crate) struct PartElsewhere(Arc<Mutex<Answer>>);
+
+/// Answer of a thread that executes a responder's part.
+#[derive(Default)]
+enum Answer {
+    #[default]
+    Awaited,
+    /// The part is done. `None`: it was not executed.
+    Given(Option<Box<Part>>),
+}
+
+/// Gives the answer when the part is done, or when it was dropped because there is no thread for it.
+struct Answerer {
+    answer: Arc<Mutex<Answer>>,
+    requester: Arc<Qp>,
+    part: Option<Box<Part>>,
+}
+
+impl Answerer {
+    /// Returns `false` if the requester was reset or destroyed. Both ends may belong to another connection by now.
+    fn is_awaited(&self) -> bool {
+        Arc::strong_count(&self.answer) > 1
+    }
+
+    /// Answers with the part, which is done.
+    fn give(mut self, part: Part) {
+        self.part = Some(Box::new(part));
+    }
+}
+
+impl Drop for Answerer {
+    fn drop(&mut self) {
+        *self.answer.lock() = Answer::Given(self.part.take());
+        self.requester.task().schedule();
+    }
+}
+
+/// The responder's part of a step, with copies of all that it needs from the requester.
+struct Part {
+    qp: Arc<Qp>,
+    peer: Arc<Qp>,
+    generations: Generations,
+    /// Generation of the directory in which the peer and the source address were found.
+    found: u64,
+    source: Option<BoundGid>,
+    connection: Connection,
+    attrs: QpAttrs,
+    work: SendWr,
+    progress: Progress,
+    /// Bytes of the message that were moved before this step.
+    before: u64,
+    /// The bytes that this step moves.
+    bytes: Vec<u8>,
+    /// Charge for the bytes while they wait for another thread.
+    charge: Option<Charge>,
+    /// `None`: the directory has changed, and the peer must be looked up again.
+    met: Option<Met>,
 }
 
 /// Result of the responder's part of a step.
@@ -40,30 +108,120 @@ struct Met {
     step: Step,
     /// Number of completions that the responder's queue took, if not all.
     published: Option<usize>,
-    /// Bytes of the message that were moved before this step.
-    before: u64,
+}
+
+impl Part {
+    /// Executes the part, with the responder's memory held.
+    fn execute(&mut self) {
+        let peer = Arc::clone(&self.peer);
+        let guard = MemoryGuard::open(&peer.adapter, None);
+        // From here on an unbind waits until this guard is released, so that the addresses of this generation stay
+        // valid.
+        if self.found == (self.generations)() {
+            self.met = Some(self.meet(guard.own()));
+        }
+    }
+
+    fn meet(&mut self, memory: Memory<'_>) -> Met {
+        let Self { qp, peer, found, connection, attrs, work, progress, bytes, .. } = self;
+        let silence = Met { step: Step::Refused(NakReason::Silence), published: None };
+        let Some(source) = self.source else { return silence };
+        let mut target = Target::lock(peer, (qp, attrs), (source, *found), connection);
+        if !target.connected || !peer.state.receives() {
+            return silence;
+        }
+        target.responder.first_request(peer, memory.view);
+        let mut budget = Budget::new(CHUNK, 1);
+        let mut exchange = Exchange {
+            qp,
+            own: Apart(bytes),
+            peer,
+            memory,
+            responder: &mut target.responder,
+            work,
+            progress,
+            budget: &mut budget,
+            trace: None,
+        };
+        // The requester counts the request when it ends.
+        let step = exchange.execute(&mut Tally::default()).unwrap_or_else(Step::Refused);
+        let published = target.responder.end_batch(peer, memory.view);
+        Met { step, published }
+    }
 }
 
 impl ApartStep<'_> {
-    pub(crate) fn run(mut self) -> Run {
-        let mut bytes = match self.begin() {
+    /// Begins a step with `peer`, or a request that needs no peer.
+    pub(crate) fn run(mut self, peer: &Arc<Qp>, generations: Generations) -> Run {
+        let bytes = match self.begin(&generations) {
             Ok(bytes) => bytes,
             Err(run) => return run,
         };
-        match self.meet(&mut bytes) {
-            Some(met) => self.end(&met, &bytes),
-            // The directory has changed: the peer is looked up again.
-            None => Run::Again,
+        let Some(progress) = self.requester.current else { return Run::Again };
+        let mut part = Part {
+            qp: Arc::clone(self.qp),
+            peer: Arc::clone(peer),
+            generations,
+            found: self.route.generation,
+            source: self.route.source,
+            connection: self.route.connection,
+            attrs: self.requester.attrs,
+            work: self.requester.work.clone(),
+            progress,
+            before: progress.done,
+            bytes,
+            charge: None,
+            met: None,
+        };
+        if !peer.adapter.memory.is_slow() {
+            part.execute();
+            return self.end(&part);
+        }
+        // A guest can have a part for each of its queue pairs.
+        match self.qp.adapter.budget.charge(Kept::Requests, part.bytes.len() as u64) {
+            Ok(charge) => part.charge = Some(charge),
+            Err(_) => {
+                self.requester.wait_for_response(self.qp);
+                return Run::Idle;
+            }
+        }
+        // The answer ends the wait, not the deadline of an earlier one.
+        self.requester.stop_waiting();
+        let elsewhere = PartElsewhere(Arc::default());
+        let answer = Arc::clone(&elsewhere.0);
+        *self.elsewhere = Some(elsewhere);
+        let answerer = Answerer { answer, requester: Arc::clone(self.qp), part: None };
+        peer.adapter.own_thread.give(&peer.adapter.engine.threadless, move || {
+            let _guard = EndOnPanic::new("the data path");
+            if answerer.is_awaited() {
+                part.execute();
+            }
+            answerer.give(part);
+        });
+        Run::Idle
+    }
+
+    /// Continues the step whose responder's part another thread executes, if that has answered.
+    pub(crate) fn resume(mut self) -> Run {
+        let Some(PartElsewhere(answer)) = &*self.elsewhere else { return Run::Again };
+        let Answer::Given(part) = std::mem::take(&mut *answer.lock()) else { return Run::Idle };
+        *self.elsewhere = None;
+        match part {
+            Some(part) => self.end(&part),
+            None => {
+                self.requester.wait_for_response(self.qp);
+                Run::Idle
+            }
         }
     }
 
     /// First part, with the requester's memory held: takes a request, checks it, and copies the bytes of this step.
-    /// `Err`: there is no work for the responder.
-    fn begin(&mut self) -> Result<Vec<u8>, Run> {
+    /// `Err`: the responder has nothing to do.
+    fn begin(&mut self, generations: &Generations) -> Result<Vec<u8>, Run> {
         let qp = self.qp;
         let guard = MemoryGuard::open(&qp.adapter, None);
         let own = guard.own();
-        if self.route.generation != (self.generation)() {
+        if self.route.generation != generations() {
             return Err(Run::Again);
         }
         let state = qp.state();
@@ -119,50 +277,29 @@ impl ApartStep<'_> {
         Ok(Some(bytes))
     }
 
-    /// Second part, with the responder's memory held: executes the step there.
-    fn meet(&mut self, bytes: &mut [u8]) -> Option<Met> {
-        let (qp, peer) = (self.qp, self.peer);
-        let guard = MemoryGuard::open(&peer.adapter, None);
-        let memory = guard.own();
-        let LocalRoute { source, generation, connection, .. } = &mut *self.route;
-        // From here on, an unbind waits until this guard is released, so the addresses of this generation stay valid.
-        if *generation != (self.generation)() {
-            return None;
-        }
-        let Requester { work, current, attrs, .. } = &mut *self.requester;
-        let progress = current.as_mut()?;
-        let before = progress.done;
-        let silence = Met { step: Step::Refused(NakReason::Silence), published: None, before };
-        let Some(source) = *source else { return Some(silence) };
-        let mut target = Target::lock(peer, (qp, attrs), (source, *generation), connection);
-        if !target.connected || !peer.state.receives() {
-            return Some(silence);
-        }
-        target.responder.first_request(peer, memory.view);
-        let (responder, own) = (&mut *target.responder, Apart(bytes));
-        let mut exchange =
-            Exchange { qp, own, peer, memory, responder, work, progress, budget: self.budget, trace: None };
-        let step = exchange.execute(self.tally).unwrap_or_else(Step::Refused);
-        let published = target.responder.end_batch(peer, memory.view);
-        Some(Met { step, published, before })
-    }
-
     /// Third part, with the requester's memory held again: writes the result there, and ends the request if this was
     /// its last step.
-    fn end(&mut self, met: &Met, bytes: &[u8]) -> Run {
+    fn end(&mut self, part: &Part) -> Run {
+        let Some(met) = &part.met else { return Run::Again };
         let qp = self.qp;
         let guard = MemoryGuard::open(&qp.adapter, None);
         let own = guard.own();
+        self.route.connection = part.connection;
+        self.requester.current = Some(part.progress);
+        self.budget.take_bytes(part.progress.done.saturating_sub(part.before));
         let work = &self.requester.work;
         let gets = matches!(work.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
         if gets
             && matches!(met.step, Step::Done(_) | Step::Moved)
-            && own_list(own, qp, work, Access::LOCAL_WRITE).write(met.before, bytes).is_err()
+            && own_list(own, qp, work, Access::LOCAL_WRITE).write(part.before, &part.bytes).is_err()
         {
             return self.fail(own, WcStatus::LocalProtection);
         }
         let status = match met.step {
-            Step::Done(byte_len) => return self.succeed(own, byte_len, met.published),
+            Step::Done(byte_len) => {
+                self.tally.count_request(&work.op, part.progress.length);
+                return self.succeed(own, byte_len, met.published);
+            }
             Step::Moved => return self.publish(own, met.published),
             Step::Failed(status) => status,
             Step::Refused(nak) => match refused(qp, self.requester, nak) {

@@ -265,6 +265,10 @@ impl RoceReceiver for Inbox {
         PortCounters::add(&counters.wire_received_bytes, bytes);
     }
 
+    fn is_slow(&self) -> bool {
+        self.node.upgrade().is_some_and(|node| node.adapter.memory.is_slow())
+    }
+
     fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool {
         if self.is_paused() {
             return false;
