@@ -254,7 +254,7 @@ fn a_worker_that_cannot_be_killed_is_replaced() {
     assert!(counted(&place) > 0.5);
     place.wait_log("does not end");
     let pid = place.worker.as_raw_nonzero().get();
-    let is = |event: &serde_json::Value, name: &str| {
+    let is = |event: &Value, name: &str| {
         (&event["event"], &event["network"], &event["pid"]) == (&name.into(), &"a".into(), &pid.into())
     };
     assert!(events.any(|event| is(&event, "process-wedged")));
