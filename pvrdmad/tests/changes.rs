@@ -413,14 +413,20 @@ fn calls_are_answered_and_subscribers_told() {
         (&stream).write_all(b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"events\"}\n").unwrap();
         let mut events = BufReader::new(stream).lines();
         assert_eq!(next(&mut events), json!({"jsonrpc": "2.0", "id": 1, "result": {}}));
+        let mut number = None;
         let mut event = || {
-            let told = next(&mut events);
+            let mut told = next(&mut events);
             assert_eq!((&told["jsonrpc"], &told["method"]), (&json!("2.0"), &json!("event")), "{told}");
-            told["params"].clone()
+            let event = told["params"].as_object_mut().unwrap();
+            // Events without a gap have numbers without a gap.
+            let this = event.remove("number").unwrap().as_u64().unwrap();
+            assert!(number.replace(this).is_none_or(|last| this == last + 1), "{this}");
+            assert!(event.remove("time").unwrap().as_str().unwrap().ends_with('Z'));
+            told["params"].take()
         };
 
         let greeting = call("hello", json!({}))["result"].take();
-        assert_eq!((&greeting["daemon"], &greeting["protocol"]), (&json!("pvrdmad"), &json!(4)), "{greeting}");
+        assert_eq!((&greeting["daemon"], &greeting["protocol"]), (&json!("pvrdmad"), &json!(5)), "{greeting}");
         assert!(greeting["methods"].as_array().unwrap().contains(&json!("add-device")), "{greeting}");
         let device = describe(&host.folder, "vm3", 3, "network=red");
         assert_eq!(call("add-device", json!({"device": device}))["result"], json!({}), "{isolate}");

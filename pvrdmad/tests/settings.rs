@@ -227,11 +227,11 @@ fn a_queue_pair_that_fails_tells_its_story() {
         }
         // The log line arrives independently of the event.
         let start = Instant::now();
-        while !near.log().contains("failed by its requester; ") {
+        while !near.log().contains("failed (retry-exceeded) by its requester; ") {
             assert!(start.elapsed() < PATIENCE, "{}", near.log());
         }
-        assert_eq!(near.log().matches(" failed by ").count(), 1, "{}", near.log());
-        assert_eq!(far.log().matches(" failed by ").count(), 0, "{}", far.log());
+        assert_eq!(near.log().matches(" failed (").count(), 1, "{}", near.log());
+        assert_eq!(far.log().matches(" failed (").count(), 0, "{}", far.log());
     }
 }
 
