@@ -66,7 +66,7 @@ fn the_next_message_is_in_step() {
     client.set_irqs(MSIX, TRIGGER_EVENTFD, 2, 1, &[vectors[1].as_fd()]).ok();
     client.write(CONFIG, 4, &[6, 1]);
     let unanswered = client.send(Command::REGION_WRITE, 0, &write_body(1, BLOCK, &[0; 4]), &[]);
-    first.function.wait_for(|events| events.iter().any(|event| matches!(event, Event::Write(1, BLOCK, _))));
+    drop(first.function.wait_for(|events| events.iter().any(|event| matches!(event, Event::Write(1, BLOCK, _)))));
 
     let (second, recovery) = Served::recover(&keeper.worker());
     assert_eq!(recovery, Recovery::Recovered);
