@@ -5,8 +5,8 @@
 //! and the table of its interrupts. The server treats each client as hostile: it checks every message, accepts guest
 //! memory only from files that cannot block, survives a client that truncates such a file ([`sigbus`]), and can
 //! delegate the receipt of all descriptors to another process ([`keeper`]). A server can give its client to another
-//! server, which the client does not notice ([`Server::hold`], [`Server::adopt`]), and it can serve a client whose server has crashed
-//! ([`Server::recover`]).
+//! server, which the client does not notice ([`Server::hold`], [`Server::adopt`]), and it can serve a client whose
+//! server has crashed ([`Server::recover`]).
 //!
 //! The `vfio_user` crate is not used, because its server panics on a legal message and loses errnos. The clients that
 //! matter are QEMU's `vfio-user-pci` and Cloud Hypervisor. Both are strict in different ways:

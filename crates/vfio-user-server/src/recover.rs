@@ -11,8 +11,8 @@
 //! | it ended | the stream | the client |
 //! | --- | --- | --- |
 //! | while it waited, or after a peek | is before the message | is answered by the next server |
-//! | after it had received a message with one read, before the answer | is behind the message | waits for its timeout, and gets the answers to its other messages |
-//! | between several reads of one message, or several writes of one answer | may be inside | is disconnected |
+//! | after one read of a message, before the answer | is behind the message | waits for its timeout, goes on then |
+//! | between several reads of a message, or writes of an answer | may be inside | is disconnected |
 //!
 //! A read or write of bytes that are there, or have room, is not interrupted by a signal, not even by SIGKILL. So a
 //! message that was peeked as a whole is received as a whole or not at all, and needs no mark. Before a message is

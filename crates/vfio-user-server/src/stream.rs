@@ -243,9 +243,7 @@ impl<'a> Receiver<'a> {
         message.resize(size, 0);
         let (taken, rest) = message.split_at_mut(done);
         taken.copy_from_slice(first.get(..done).unwrap_or_default());
-        // Such a message is received whole or not at all, even if this process is killed; see `recover`.
-        let whole =
-            done == 0 && !glance.marked && (size <= glance.bytes || size <= GLANCE && self.becomes_whole(size)?);
+        let whole = done == 0 && self.is_whole(glance, size)?;
         if whole {
             done += read(self.stream, rest)?;
         } else if done == 0 {
@@ -265,6 +263,12 @@ impl<'a> Receiver<'a> {
         }
         let Came { fds, lost, refused } = came;
         Ok(Message { command: header.command, reply, fds, too_many_fds: lost, refused, kind })
+    }
+
+    /// Returns `true` if one read receives a message of this size, without descriptors. The message is then received
+    /// whole or not at all, even if this process is killed; see [`crate::recover`].
+    fn is_whole(&self, glance: &Glance, size: usize) -> Result<bool, ConnectionError> {
+        Ok(!glance.marked && (size <= glance.bytes || size <= GLANCE && self.becomes_whole(size)?))
     }
 
     /// Returns `true` if a message of this size, which fits a glance, is in the socket a moment later. Clients of the

@@ -9,7 +9,7 @@
 //! answer in time, the client's connection ends, and the supervisor kills the keeper and starts another one.
 //!
 //! The keeper also outlives the worker. It holds the descriptors that a client's connection consists of, and notes with
-//! the rest ([`notes`]). It maps no guest memory and does not read the notes. The VMM sees no end of its connection when
+//! the rest (`notes`). It maps no guest memory and does not read the notes. The VMM sees no end of its connection if
 //! the worker crashes, and the next worker recalls the client from the keeper ([`crate::Server::recover`]).
 //!
 //! [`process`] is the keeper's loop. [`client`] is the end in the process that serves the device, which is called the

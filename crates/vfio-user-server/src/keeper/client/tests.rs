@@ -244,7 +244,7 @@ fn the_next_worker_recalls_clients_with_their_notes() {
     seat.admit(stream.as_fd()).unwrap();
     assert_eq!(recalled(&seat), Some(Vec::new()));
     serves(&seat, &client);
-    // Whether the worker has the whole message is not known.
+    // The keeper does not know if the worker has the whole message.
     assert_eq!(recalled(&seat), Some(vec![(Key::PARTIAL, Vec::new(), 0)]));
     assert_eq!(seat.forget(Key::PARTIAL, Key::PARTIAL), None);
     assert_eq!(recalled(&seat), Some(Vec::new()));
