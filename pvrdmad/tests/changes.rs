@@ -449,7 +449,8 @@ fn calls_are_answered_and_subscribers_told() {
             kill_process(host.worker("red"), Signal::KILL).unwrap();
             let ended = event();
             assert_eq!((&ended["event"], &ended["lost_vms"]), (&json!("network-ended"), &json!([])), "{ended}");
-            assert_eq!((&event()["device"], &event()["event"]), (&json!("vm1"), &json!("client-recovered")));
+            let recovered = event();
+            assert_eq!((&recovered["device"], &recovered["event"]), (&json!("vm1"), &json!("client-recovered")));
             drop(kept);
         }
     }
