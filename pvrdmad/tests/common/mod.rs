@@ -1,3 +1,4 @@
+// Long: a function, its server and a client for all tests, which use each other.
 //! A PCI function that records its accesses, and a client that sends and receives raw messages.
 #![allow(
     clippy::allow_attributes,
