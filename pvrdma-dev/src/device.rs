@@ -19,10 +19,10 @@ use crate::intr::Interrupts;
 use crate::limits::LimitStatus;
 use crate::pci::config_space;
 use crate::regs::{RegRead, RegWrite};
-use crate::stats::{DeviceStatus, KeptStatus, MemoryStatus, Phase};
+use crate::stats::{DeviceStatus, KeptStatus, MemoryStatus, Phase, RecoveryStatus};
 use crate::watcher::MappedDoorbells;
 use pvrdma_pci_function::{
-    Bar, CONFIG_SIZE, ConfigSpace, DoorbellPages, InterruptSink, MsixPlace, PciFunction, Switches,
+    Bar, CONFIG_SIZE, ConfigSpace, DoorbellPages, InterruptSink, MsixPlace, Outline, PciFunction, StateError, Switches,
 };
 
 /// PVRDMA function with its core.
@@ -36,6 +36,8 @@ pub struct PvrdmaDevice<B: Backend> {
     /// Phase after the last completed register write. No other lock is taken while this one is held, so a reader does
     /// not wait for a command.
     phase: Mutex<Phase>,
+    /// Set by a recovery, until a driver starts the device again. As for `phase`, no other lock is taken.
+    pub(crate) recovery: Mutex<Option<RecoveryStatus>>,
     pub(crate) pci: Mutex<ConfigSpace>,
 }
 
@@ -62,7 +64,8 @@ impl<B: Backend> PvrdmaDevice<B> {
         let control = Control::new(&core.config);
         let pci = config_space(core.limits().max_uar, core.config.intx);
         let phase = Mutex::new(Phase::Reset);
-        Ok(Arc::new(Self { core, control: Mutex::new(control), phase, pci: Mutex::new(pci) }))
+        let recovery = Mutex::default();
+        Ok(Arc::new(Self { core, control: Mutex::new(control), phase, recovery, pci: Mutex::new(pci) }))
     }
 
     /// Waits for the command in progress, and keeps others out.
@@ -93,6 +96,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             version: core.config.version,
             roce: core.config.roce,
             phase: *self.phase.lock(),
+            recovery: self.recovery.lock().clone(),
             bus_master: core.gate.is_bus_master(),
             port: core.hca.port(),
             objects: core.objects.counts(),
@@ -166,6 +170,7 @@ impl<B: Backend> PvrdmaDevice<B> {
         self.core.gate.set_active(false);
         control.state = State::Reset;
         control.restored = None;
+        *self.recovery.lock() = None;
         self.core.end_all();
     }
 
@@ -401,6 +406,18 @@ where
 
     fn doorbell_window(&self) -> Option<DoorbellPages> {
         Some(DoorbellPages { bar: 2, pages: MappedDoorbells::doorbell_pages(self) })
+    }
+
+    fn outline_bar(&self) -> Option<usize> {
+        Some(1)
+    }
+
+    fn outline(&self) -> Option<Outline> {
+        Some(self.read_outline())
+    }
+
+    fn recover(&self, outline: &Outline) -> Result<(), StateError> {
+        Ok(self.recover_from(outline)?)
     }
 
     fn reset(&self) {

@@ -21,6 +21,8 @@ const ALIGNMENT: u64 = 8;
 /// Result of a handshake that the device keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Session {
+    /// Bus address of the shared region.
+    pub(crate) shared_region: u64,
     /// Bus address of the command slot.
     pub(crate) command_slot: u64,
     /// Bus address of the response slot.
@@ -41,10 +43,7 @@ pub(crate) fn handshake(
     interrupts: &Arc<Interrupts>,
 ) -> Result<(Session, EventRings), HandshakeError> {
     let memory = |what| move |error: DmaError| HandshakeError::Memory(what, error);
-    aligned("shared region", address)?;
-    let mut bytes = [0; SharedRegion::SIZE];
-    view.read(address, &mut bytes).map_err(memory("shared region"))?;
-    let region = SharedRegion::decode(&bytes);
+    let region = read_region(view, address)?;
     if region.driver_version == 0 && region.cmd_slot_dma == 0 && region.resp_slot_dma == 0 {
         return Err(HandshakeError::PrivateMemory);
     }
@@ -62,12 +61,25 @@ pub(crate) fn handshake(
     let at = address.wrapping_add(CAPS_OFFSET);
     view.slice(at, Caps::SIZE, Direction::Write).map_err(memory("capabilities"))?.copy_from(&response);
     let session = Session {
+        shared_region: address,
         command_slot: region.cmd_slot_dma,
         response_slot: region.resp_slot_dma,
         uar_pfn: region.uar_pfn64,
         version: version.min(region.driver_version),
     };
     Ok((session, rings))
+}
+
+fn read_region(view: &DmaView<'_>, address: u64) -> Result<SharedRegion, HandshakeError> {
+    aligned("shared region", address)?;
+    let mut bytes = [0; SharedRegion::SIZE];
+    view.read(address, &mut bytes).map_err(|error| HandshakeError::Memory("shared region", error))?;
+    Ok(SharedRegion::decode(&bytes))
+}
+
+/// Reads the pages of the asynchronous event ring of the driver whose shared region is at `address`. Writes nothing.
+pub(crate) fn asynchronous_pages(view: &DmaView<'_>, address: u64) -> Result<PageList, HandshakeError> {
+    ring_pages(view, "asynchronous event ring", read_region(view, address)?.async_ring_pages)
 }
 
 /// Returns `true` if the region or a slot can be at this address.

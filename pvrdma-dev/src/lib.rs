@@ -67,6 +67,7 @@ mod pause;
 mod pci;
 mod pending_doorbells;
 mod reclaim;
+mod recover;
 mod regs;
 mod ring;
 mod saved;
@@ -91,6 +92,8 @@ pub use objects::GidInspect;
 pub use pvrdma_pci_function::{Bar, DoorbellWindow, InterruptSink, MsixPlace, PciFunction};
 pub use ring::RingInspect;
 pub use saved::{RestoreError, SaveError};
-pub use stats::{CommandCount, DeviceStatus, KeptStatus, MemoryStatus, ObjectCounts, Phase, all_counters};
+pub use stats::{
+    CommandCount, DeviceStatus, KeptStatus, MemoryStatus, ObjectCounts, Phase, RecoveryStatus, all_counters,
+};
 pub use watcher::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
 pub use window::{Clock, DoorbellMode, Pause, Processors, WindowConfigError, WindowPolicy, WindowWatcher};

@@ -103,6 +103,15 @@ pub enum Phase {
     Active,
 }
 
+/// Recovery of a device from a crash of the process that served it. It ends when a driver resets the device.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct RecoveryStatus {
+    /// The driver that was active was told by the event DEVICE_FATAL, or none was active.
+    pub told: bool,
+    /// Reason why the driver was not told.
+    pub problem: Option<String>,
+}
+
 /// Numbers of objects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[expect(missing_docs, reason = "each is the number of objects of its name")]
@@ -242,6 +251,8 @@ pub struct DeviceStatus {
     pub roce: GidType,
     /// Phase of the life cycle.
     pub phase: Phase,
+    /// The process that served the device has crashed, and no driver has started it again since. `None`: neither.
+    pub recovery: Option<RecoveryStatus>,
     /// `true` if the guest has enabled bus mastering.
     pub bus_master: bool,
     /// Port attributes.

@@ -69,6 +69,18 @@ pub(crate) enum Event {
         /// It is connected.
         connected: bool,
     },
+    /// The process of a network has crashed, and the next one serves the VMM of a device. The device is in reset until
+    /// the guest reloads its driver.
+    ClientRecovered {
+        /// Name of the device.
+        device: String,
+        /// Its network.
+        network: String,
+        /// It is the VMM of the network function beside the device.
+        network_function: bool,
+        /// Reason why the driver was not told that its device has failed. `None`: it was, or none was active.
+        problem: Option<String>,
+    },
     /// A queue pair entered the error state without a request of its guest. The rate of these events is limited like
     /// that of the log.
     QueuePairFailed {
@@ -134,12 +146,13 @@ pub(crate) enum Event {
 
 impl Event {
     /// Kinds of events.
-    pub(crate) const NAMES: [&str; 11] = [
+    pub(crate) const NAMES: [&str; 12] = [
         "device-added",
         "device-removed",
         "link",
         "carrier",
         "client",
+        "client-recovered",
         "queue-pair-failed",
         "address-conflict",
         "network-ended",
@@ -345,6 +358,7 @@ mod tests {
             link("x"),
             Event::Carrier { network: text(), interface: text(), state: text(), mtu: Some(1500) },
             Event::Client { device: text(), network: text(), connected: true },
+            Event::ClientRecovered { device: text(), network: text(), network_function: true, problem: None },
             Event::QueuePairFailed {
                 device: text(),
                 network: text(),

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 
 pub use pvrdma_vfio_user_server::keeper::client;
 use pvrdma_vfio_user_server::{eventfd, keeper};
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::config::SandboxMode;
 use crate::sandbox::{self, Mismatch};
@@ -14,11 +15,13 @@ use crate::sandbox::{self, Mismatch};
 /// keepers apart in lists of processes.
 pub const ARGUMENT: &str = "keeper";
 
-/// Serves the worker at the other end of standard input until that end is closed.
+/// Serves the workers that connect to the socket on standard input, until there is neither a worker nor a client.
 ///
 /// # Errors
-/// Standard input does not lead to a worker.
+/// Standard input is not a listening socket, or a worker violates the protocol.
 pub fn run(mode: SandboxMode) -> io::Result<()> {
+    // A keeper that nothing knows any more must not hold clients: their VMMs would wait for every answer in vain.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
     // The setup needs system calls that the sandbox refuses.
     eventfd::prepare();
     match mode {

@@ -450,12 +450,14 @@ fn calls_are_answered_and_subscribers_told() {
         assert_eq!(call("remove-device", json!({"device": "vm3"}))["result"], json!({}));
         assert_eq!(event(), json!({"event": "device-removed", "device": "vm3", "network": "red"}));
         if isolate == "network" {
-            let lost = host.guest("vm1", 1);
+            let kept = host.guest("vm1", 1);
             assert_eq!(event()["device"], "vm1");
             kill_process(host.worker("red"), Signal::KILL).unwrap();
             let ended = event();
-            assert_eq!((&ended["event"], &ended["lost_vms"]), (&json!("network-ended"), &json!(["vm1"])), "{ended}");
-            drop(lost);
+            assert_eq!((&ended["event"], &ended["lost_vms"]), (&json!("network-ended"), &json!([])), "{ended}");
+            let recovered = event();
+            assert_eq!((&recovered["device"], &recovered["event"]), (&json!("vm1"), &json!("client-recovered")));
+            drop(kept);
         }
     }
 }

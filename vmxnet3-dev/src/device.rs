@@ -9,7 +9,7 @@ use pvrdma_guest_memory::DmaSpace;
 use pvrdma_packet::MacAddr;
 use pvrdma_pci_function::{
     Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Doorbell, FIRST_CAPABILITY, Identity, InterruptSink, MsixPlace,
-    PciFunction, Switches,
+    Outline, PciFunction, StateError, Switches,
 };
 
 use crate::abi::command::Coalesce;
@@ -387,6 +387,30 @@ impl PciFunction for Vmxnet3Device {
 
     fn doorbells(&self) -> Vec<Doorbell> {
         regs::doorbells().map(|offset| Doorbell { bar: 0, offset, value: None }).collect()
+    }
+
+    fn outline_bar(&self) -> Option<usize> {
+        // All of the outline is in configuration space.
+        None
+    }
+
+    fn outline(&self) -> Option<Outline> {
+        let mut outline = Outline { config: [0; CONFIG_SIZE], interrupt_mask: 0, shared_region: 0 };
+        self.pci.lock().read(0, &mut outline.config, false);
+        Some(outline)
+    }
+
+    fn recover(&self, outline: &Outline) -> Result<(), StateError> {
+        let mut control = self.control.lock();
+        self.reset_with(&mut control);
+        let mut identity = [0; 4];
+        self.pci.lock().read(0, &mut identity, false);
+        if !outline.config.starts_with(&identity) {
+            return Err("configuration space is that of another device".into());
+        }
+        // The driver is not told: it has no event for this, and notices that the device does not transmit.
+        self.config_write(0, &outline.config);
+        Ok(())
     }
 
     fn reset(&self) {

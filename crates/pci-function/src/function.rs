@@ -3,6 +3,8 @@
 use crate::doorbell_window::DoorbellPages;
 #[cfg(doc)]
 use crate::doorbell_window::DoorbellWindow;
+use crate::migratable::StateError;
+use crate::outline::Outline;
 
 /// One base address register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,6 +87,28 @@ pub trait PciFunction: Send + Sync {
     /// Doorbell pages that may temporarily be memory, if the function has any: see [`DoorbellWindow`]. Never changes.
     fn doorbell_window(&self) -> Option<DoorbellPages> {
         None
+    }
+
+    /// Number of the BAR whose writes can change the [`Outline`]. Never changes.
+    fn outline_bar(&self) -> Option<usize> {
+        None
+    }
+
+    /// Outline of the function as it is now. `None`: the function cannot be recovered.
+    fn outline(&self) -> Option<Outline> {
+        None
+    }
+
+    /// Resets the function, restores configuration space from the outline of another instance whose process has
+    /// crashed, and tells the driver that was active there, if there was one, that the device has failed. The function
+    /// is in reset afterwards, until a driver starts it again. Guest memory is mapped already.
+    ///
+    /// The outline and guest memory are untrusted.
+    ///
+    /// # Errors
+    /// The function is in reset, but the driver could not be told.
+    fn recover(&self, _: &Outline) -> Result<(), StateError> {
+        Err("the function cannot be recovered".into())
     }
 
     /// Returns to the power-on state. There is no DMA and no interrupt after this returns.

@@ -91,6 +91,9 @@ pub struct Session {
     /// Version that both sides use.
     #[prost(uint32, tag = "4")]
     pub version: u32,
+    /// Bus address of the shared region; 0 if the writer did not know it. The driver is told there if the device fails.
+    #[prost(uint64, tag = "5")]
+    pub shared_region: u64,
 }
 
 /// Limits in force: those that the driver has read.

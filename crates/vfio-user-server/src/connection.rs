@@ -10,6 +10,7 @@ use std::time::Instant;
 use log::debug;
 use pvrdma_base::EndOnPanic;
 use pvrdma_guest_memory::{REMEMBERED, STALLS};
+use pvrdma_pci_function::Outline;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use serde_json::Value;
@@ -19,6 +20,7 @@ use super::dma::DmaMaps;
 use super::endpoint::Endpoint;
 use super::examine::DescriptorError;
 use super::message::{Command, HEADER_SIZE, MessageKind};
+use super::recover::ATOMIC_ANSWER;
 use super::regions::{Region, Shape};
 use super::request::{DmaUnmap, RegionAccess, Request, Version};
 use super::session::{Protocol, Service, Session, SessionState};
@@ -46,9 +48,13 @@ pub(crate) enum Ended {
 /// A connection that another server has described, and the channels between its thread and the server that adopts it.
 pub(crate) struct Adoption {
     pub(crate) connection: ClientConnection,
-    /// Receives the result once the client can be served.
-    pub(crate) ready: SyncSender<Result<(), AdoptError>>,
-    /// Receives the permission to serve the client. If it is disconnected, the other server keeps the client.
+    /// The server of the client has crashed: the function is recovered with this outline. `None`: the function has the
+    /// state that the client knows.
+    pub(crate) outline: Option<Outline>,
+    /// Receives the result once the client can be served, with the reason if the driver of a recovered function was not
+    /// told.
+    pub(crate) ready: SyncSender<Result<Option<String>, AdoptError>>,
+    /// Receives the permission to serve the client. Disconnected: the other server keeps it.
     pub(crate) go: mpsc::Receiver<()>,
 }
 
@@ -68,7 +74,10 @@ impl Endpoint {
         let admitted = self.keeper.as_ref().map_or(Ok(()), |keeper| keeper.admit(stream.as_fd()));
         let mut connection = Connection::new(self, stream, session);
         match (admitted, adoption) {
-            (Ok(()), None) => {}
+            (Ok(()), None) => {
+                self.note_function();
+                self.note_protocol(Protocol::default());
+            }
             (Ok(()), Some(adoption)) => {
                 if !connection.adopt(adoption) {
                     connection.dma.clear();
@@ -151,8 +160,8 @@ impl<'a> Connection<'a> {
     /// Takes over a connection as another server has described it, and waits for the permission to serve it. Returns
     /// `false` if the other server keeps the client.
     fn adopt(&mut self, adoption: Adoption) -> bool {
-        let Adoption { connection, ready, go } = adoption;
-        let prepared = self.prepare(connection);
+        let Adoption { connection, outline, ready, go } = adoption;
+        let prepared = self.prepare(connection, outline.as_ref());
         let adopted = prepared.is_ok();
         if !adopted {
             // This happens before the result is reported, because the caller may adopt the client again.
@@ -162,16 +171,25 @@ impl<'a> Connection<'a> {
         ready.send(prepared).is_ok() && adopted && go.recv().is_ok()
     }
 
-    fn prepare(&mut self, connection: ClientConnection) -> Result<(), AdoptError> {
+    fn prepare(
+        &mut self,
+        connection: ClientConnection,
+        outline: Option<&Outline>,
+    ) -> Result<Option<String>, AdoptError> {
         // The socket belongs to the session.
         let ClientConnection { stream: _, negotiated, impatient, ranges, files, interrupts } = connection;
         for range in &ranges {
             self.dma.adopt(range, &files).map_err(|errno| AdoptError::Memory { address: range.address, errno })?;
         }
         self.endpoint.irqs.adopt(&self.shape, interrupts).map_err(AdoptError::Interrupts)?;
+        self.endpoint.note_interrupts();
+        let told = outline.map(|outline| self.endpoint.function.recover(outline));
         self.protocol = Protocol { negotiated, impatient };
         self.publish(&mut self.session.0.lock());
-        Ok(())
+        // Last: a client without this note is not recovered if this process ends before all others are written.
+        self.endpoint.note_function();
+        self.endpoint.note_protocol(self.protocol);
+        Ok(told.and_then(Result::err).map(|error| error.to_string()))
     }
 
     /// Records the result of the negotiation for a hand-over.
@@ -183,7 +201,7 @@ impl<'a> Connection<'a> {
 
     /// Serves the client until it disconnects or is given away.
     fn run(&mut self) {
-        let mut receiver = Receiver::new(self.stream, self.endpoint.keeper.as_ref(), self.endpoint.files.sealed);
+        let mut receiver = Receiver::new(self.stream, Some(self.endpoint));
         let served = self.serve(&mut receiver);
         if self.session.0.lock().service == Service::Given {
             return;
@@ -303,8 +321,15 @@ impl<'a> Connection<'a> {
                 _ => {}
             }
         }
+        let long = self.out.len() > ATOMIC_ANSWER;
+        if long {
+            self.endpoint.note_begin();
+        }
         let lent = self.endpoint.mappable.as_ref().filter(|_| self.lends).map(AsFd::as_fd);
         reply.send(self.stream, &mut self.out, lent)?;
+        if long {
+            self.endpoint.note_end();
+        }
         if self.out.capacity() > KEPT_BUFFER {
             self.out = Vec::new();
         }
@@ -347,7 +372,11 @@ impl<'a> Connection<'a> {
                 Ok(())
             }
             Request::IrqInfo(index) => self.shape.irq_info(index, &mut self.out),
-            Request::SetIrqs(ref set) => self.endpoint.irqs.set(&self.shape, set, fds),
+            Request::SetIrqs(ref set) => {
+                self.endpoint.irqs.set(&self.shape, set, fds)?;
+                self.endpoint.note_interrupts();
+                Ok(())
+            }
             Request::RegionRead(access) => self.read(&access),
             Request::RegionWrite(access, data) => {
                 let region = self.shape.region(access.region)?;
@@ -366,6 +395,7 @@ impl<'a> Connection<'a> {
             }
             Request::DeviceReset => {
                 self.endpoint.function.reset();
+                self.endpoint.note_function();
                 Ok(())
             }
         }
@@ -387,6 +417,7 @@ impl<'a> Connection<'a> {
             .info(module_path!(), format_args!("client connected, {}", if qemu { "QEMU" } else { "not QEMU" }));
         debug!("{}: client speaks {}.{}: {offered}", self.endpoint.name, version.major, version.minor);
         self.protocol = Protocol { negotiated: true, impatient: qemu };
+        self.endpoint.note_protocol(self.protocol);
         // Version 0.0, which every client accepts.
         self.out.extend([0; 4]);
         self.out.extend(CAPABILITIES);
@@ -421,10 +452,16 @@ impl<'a> Connection<'a> {
             return;
         }
         match region {
-            Region::Bar(bar) => self.endpoint.function.bar_write(bar, access.offset, data),
+            Region::Bar(bar) => {
+                self.endpoint.function.bar_write(bar, access.offset, data);
+                if self.endpoint.function.outline_bar() == Some(bar) {
+                    self.endpoint.note_function();
+                }
+            }
             Region::Config => {
                 if let Ok(offset) = usize::try_from(access.offset) {
                     self.endpoint.function.config_write(offset, data);
+                    self.endpoint.note_function();
                 }
             }
             Region::Empty => {}

@@ -15,6 +15,7 @@ use crate::sigbus::Eviction;
 use super::client_connection::{ClientRange, FilePart};
 use super::endpoint::Endpoint;
 use super::files::Files;
+use super::kept::RangeFile;
 use super::pinner::{Pinner, pin_advice};
 use super::request::{DmaMap, DmaUnmap};
 
@@ -85,11 +86,14 @@ impl<'a> DmaMaps<'a> {
         };
         debug!("map {address:#x}+{size:#x} writable {writable} accessible {}", backing.is_some());
         let memory = backing.is_some();
+        let file = backing.as_ref().and_then(|backing| backing.mapping.file_offset());
+        let file = file.map(|within| RangeFile(Arc::clone(within.arc())));
         self.endpoint.stats.cost.set(self.files.held());
         self.space.map(DmaRange { iova: address, len: size, writable, backing }).map_err(|error| {
             self.unsettled = true;
             self.refused(&error)
         })?;
+        self.endpoint.note_range(request, writable, file);
         if memory && self.space.policy() == PinPolicy::All {
             self.pin();
         }
@@ -149,6 +153,7 @@ impl<'a> DmaMaps<'a> {
             // Dirty page tracking is not supported.
             _ => return Err(Errno::NOTSUP),
         };
+        self.endpoint.forget_ranges(address, size);
         debug!("unmap {address:#x}+{size:#x} flags {flags:#x}");
         self.unsettled = true;
         Ok(removed)
@@ -160,6 +165,7 @@ impl<'a> DmaMaps<'a> {
     pub(crate) fn settle(&mut self) {
         if std::mem::take(&mut self.unsettled) {
             self.files.settle();
+            self.endpoint.forget_files();
             self.endpoint.stats.cost.set(self.files.held());
         }
     }

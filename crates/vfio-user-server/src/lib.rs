@@ -4,8 +4,9 @@
 //! [`Endpoint`] holds the parts of the function that the server drives: the function itself, its view of guest memory
 //! and the table of its interrupts. The server treats each client as hostile: it checks every message, accepts guest
 //! memory only from files that cannot block, survives a client that truncates such a file ([`sigbus`]), and can
-//! delegate the receipt of all descriptors to another process ([`keeper`]). A server can hand its client to another
-//! server without the client's notice ([`Server::hold`], [`Server::adopt`]).
+//! delegate the receipt of all descriptors to another process ([`keeper`]). A server can give its client to another
+//! server, which the client does not notice ([`Server::hold`], [`Server::adopt`]), and it can serve a client whose
+//! server has crashed ([`Server::recover`]).
 //!
 //! The `vfio_user` crate is not used, because its server panics on a legal message and loses errnos. The relevant
 //! clients are QEMU's `vfio-user-pci` and Cloud Hypervisor, which are strict in different ways:
@@ -68,9 +69,11 @@ mod examine;
 mod files;
 mod irqs;
 pub mod keeper;
+mod kept;
 mod mappable;
 pub mod message;
 mod pinner;
+mod recover;
 mod regions;
 pub mod request;
 mod server;
@@ -87,6 +90,7 @@ pub use files::FileRules;
 pub use irqs::{IrqCounters, IrqTable};
 pub use mappable::Mappable;
 pub use pinner::pin_advice;
+pub use recover::Recovery;
 pub use server::{Server, StuckClient};
 pub use stats::{ClientCounters, ConnectionStats, MemoryCost};
 pub use transfer::{AdoptError, AdoptedClient, HeldClient, HoldError};

@@ -13,6 +13,7 @@ use std::time::Duration;
 use log::error;
 use parking_lot::{Mutex, MutexGuard};
 use pvrdma_base::threads::{self, ThreadKind};
+use pvrdma_pci_function::Outline;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -84,7 +85,7 @@ impl Server {
         connection: ClientConnection,
     ) -> Result<(Self, AdoptedClient), AdoptError> {
         let mut acceptor = Acceptor::new(listener, endpoint)?;
-        let adopted = acceptor.adopt(connection)?;
+        let (adopted, _) = acceptor.adopt(connection, None)?;
         Ok((acceptor.start()?, adopted))
     }
 
@@ -124,6 +125,10 @@ impl Server {
     #[must_use]
     pub fn end(mut self) -> Option<StuckClient> {
         self.end_threads()
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
     }
 
     fn end_threads(&mut self) -> Option<StuckClient> {
@@ -191,7 +196,7 @@ impl Client {
 }
 
 /// Accepts clients on a thread of its own.
-struct Acceptor {
+pub(crate) struct Acceptor {
     listener: UnixListener,
     endpoint: Arc<Endpoint>,
     session: Arc<Session>,
@@ -201,7 +206,7 @@ struct Acceptor {
 }
 
 impl Acceptor {
-    fn new(listener: UnixListener, endpoint: Endpoint) -> io::Result<Self> {
+    pub(crate) fn new(listener: UnixListener, endpoint: Endpoint) -> io::Result<Self> {
         let evict = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (stats, stalled) = (Arc::clone(&endpoint.stats), Arc::clone(&evict));
         endpoint.memory.observe_stalls(move |stall| {
@@ -216,7 +221,7 @@ impl Acceptor {
         Ok(Self { listener, endpoint: Arc::new(endpoint), session: Arc::default(), client: None, evict })
     }
 
-    fn start(self) -> io::Result<Server> {
+    pub(crate) fn start(self) -> io::Result<Server> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
         let (endpoint, session) = (Arc::clone(&self.endpoint), Arc::clone(&self.session));
@@ -350,17 +355,45 @@ impl Acceptor {
         }
     }
 
-    /// Starts the thread of a client that another server has described, and waits until it is ready to serve.
-    fn adopt(&mut self, connection: ClientConnection) -> Result<AdoptedClient, AdoptError> {
+    /// Prepares to serve a client whose server has crashed, with its function in reset. Also returns the reason if the
+    /// driver was not told.
+    pub(crate) fn recover(
+        &mut self,
+        connection: ClientConnection,
+        outline: Outline,
+    ) -> Result<(AdoptedClient, Option<String>), AdoptError> {
+        self.adopt(connection, Some(outline))
+    }
+
+    /// Gives up a client that cannot be recovered, whose socket is shut down.
+    pub(crate) fn abandon_recovery(&mut self, stream: UnixStream) {
+        match self.client.take() {
+            Some(client) => {
+                drop(stream);
+                self.finish(client);
+            }
+            // Its keeper is asked as soon as the next client is served.
+            None => drop(stream),
+        }
+        *self.session.0.lock() = SessionState::default();
+    }
+
+    /// Starts the thread of a client that another server has described, and waits until it is ready to serve. With an
+    /// outline, the function is recovered.
+    fn adopt(
+        &mut self,
+        connection: ClientConnection,
+        outline: Option<Outline>,
+    ) -> Result<(AdoptedClient, Option<String>), AdoptError> {
         let stream = Arc::new(UnixStream::from(connection.stream.try_clone()?));
         let protocol = Protocol::default();
         let client = Some(SessionClient { stream: Arc::clone(&stream), protocol });
         *self.session.0.lock() = SessionState { client, service: Service::Prepared };
         let ((ready, prepared), (go, permission)) = (sync_channel(1), sync_channel(1));
-        self.client = Some(self.start_client(stream, Some(Adoption { connection, ready, go: permission }))?);
+        self.client = Some(self.start_client(stream, Some(Adoption { connection, outline, ready, go: permission }))?);
         // Disconnected only by a panic of that thread.
-        prepared.recv().map_err(io::Error::other)??;
-        Ok(AdoptedClient { session: Arc::clone(&self.session), go })
+        let told = prepared.recv().map_err(io::Error::other)??;
+        Ok((AdoptedClient { session: Arc::clone(&self.session), go }, told))
     }
 
     fn start_client(&self, stream: Arc<UnixStream>, adoption: Option<Adoption>) -> io::Result<Client> {

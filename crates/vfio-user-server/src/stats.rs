@@ -15,6 +15,8 @@ counters! {
         client_connections_turned_away,
         /// Connections that the daemon closed, because of an invalid message or because a reply took too long.
         client_connections_broken,
+        /// Clients that continued, with their functions in reset, after the process that served them had crashed.
+        client_connections_recovered,
         /// Connections that ended by a panic of the daemon; their devices were reset.
         client_connections_panicked,
         /// Messages received.

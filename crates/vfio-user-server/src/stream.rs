@@ -12,14 +12,18 @@ use thiserror::Error;
 
 use super::examine::DescriptorError;
 use super::message::{Command, HEADER_ONLY, HEADER_SIZE, Header, MAX_MSG_FDS, MessageKind};
-use crate::keeper::client::{KeeperError, Seat};
+use crate::endpoint::Endpoint;
+use crate::keeper::client::KeeperError;
 use crate::keeper::receive::{Taken, Wanted, take};
 
 /// Bytes that are peeked before a message is received. Most messages fit, in particular a doorbell write with its
 /// header, so one peek and one read suffice for them.
 const GLANCE: usize = 64;
 
-/// A buffer that grew beyond this size for a message is freed after it.
+/// Number of further peeks while a message is not whole. Together they take less than 50 microseconds.
+const MORE_GLANCES: usize = 20;
+
+/// A buffer that grew beyond this for one message is freed after it.
 const KEPT_BUFFER: usize = 64 << 10;
 
 /// Reason why a connection ends.
@@ -153,10 +157,9 @@ fn send_with(stream: &UnixStream, message: &[u8], file: BorrowedFd<'_>) -> io::R
 #[derive(Debug)]
 pub(crate) struct Receiver<'a> {
     stream: &'a UnixStream,
-    /// Keeper that receives descriptors in place of this process.
-    keeper: Option<&'a Seat>,
-    /// Guest memory must be in files that cannot shrink.
-    sealed: bool,
+    /// Endpoint with the rules for descriptors, and the keeper that receives them in place of this process. `None`: no
+    /// keeper, and the default rules.
+    endpoint: Option<&'a Endpoint>,
     /// Last received message, with its header.
     message: Vec<u8>,
 }
@@ -178,8 +181,8 @@ struct Glance {
 }
 
 impl<'a> Receiver<'a> {
-    pub(crate) const fn new(stream: &'a UnixStream, keeper: Option<&'a Seat>, sealed: bool) -> Self {
-        Self { stream, keeper, sealed, message: Vec::new() }
+    pub(crate) const fn new(stream: &'a UnixStream, endpoint: Option<&'a Endpoint>) -> Self {
+        Self { stream, endpoint, message: Vec::new() }
     }
 
     /// Returns the body of the last received message.
@@ -210,6 +213,7 @@ impl<'a> Receiver<'a> {
             // The header arrives in pieces. Until it is complete, the permitted kinds of descriptors are unknown, so
             // none are permitted.
             None => {
+                self.begin();
                 done = self.fill(&mut first, Wanted::Nothing, &mut came)?;
                 if done < HEADER_SIZE {
                     return Err(ConnectionError::Truncated);
@@ -239,13 +243,19 @@ impl<'a> Receiver<'a> {
         message.resize(size, 0);
         let (taken, rest) = message.split_at_mut(done);
         taken.copy_from_slice(first.get(..done).unwrap_or_default());
-        if !glance.marked && size <= glance.bytes {
+        let whole = done == 0 && self.is_whole(glance, size)?;
+        if whole {
             done += read(self.stream, rest)?;
+        } else if done == 0 {
+            self.begin();
         }
         done += self.fill(message.get_mut(done..).unwrap_or_default(), self.wanted(header.command), &mut came)?;
         self.message = message;
         if done < size {
             return Err(ConnectionError::Truncated);
+        }
+        if !whole {
+            self.end();
         }
         // The read copies the peeked bytes again, and pages that the client gave to the socket (vmsplice) may have
         // changed.
@@ -256,10 +266,44 @@ impl<'a> Receiver<'a> {
         Ok(Message { command: header.command, reply, fds, too_many_fds: lost, refused, kind })
     }
 
+    /// Returns `true` if one read receives a message of this size, without descriptors. The message is then received
+    /// whole or not at all, even if this process is killed; see [`crate::recover`].
+    fn is_whole(&self, glance: &Glance, size: usize) -> Result<bool, ConnectionError> {
+        Ok(!glance.marked && (size <= glance.bytes || size <= GLANCE && self.becomes_whole(size)?))
+    }
+
+    /// Returns `true` if a message of this size, which fits a glance, is in the socket a moment later. Clients of the
+    /// crate `vfio_user` write header and body one after the other, and a mark for each doorbell would be slow.
+    fn becomes_whole(&self, size: usize) -> Result<bool, ConnectionError> {
+        let mut bytes = [0; GLANCE];
+        for _ in 0..MORE_GLANCES {
+            std::thread::yield_now();
+            let glance = self.look(&mut bytes)?;
+            if glance.marked || glance.bytes >= size {
+                return Ok(!glance.marked);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Marks the stream as possibly inside a message, for the next worker.
+    fn begin(&self) {
+        if let Some(endpoint) = self.endpoint {
+            endpoint.note_begin();
+        }
+    }
+
+    /// Marks the stream as between two messages.
+    fn end(&self) {
+        if let Some(endpoint) = self.endpoint {
+            endpoint.note_end();
+        }
+    }
+
     /// Returns the kind of descriptors that a message with this command may carry.
-    const fn wanted(&self, command: Command) -> Wanted {
+    fn wanted(&self, command: Command) -> Wanted {
         match command {
-            Command::DMA_MAP => Wanted::Memory { sealed: self.sealed },
+            Command::DMA_MAP => Wanted::Memory { sealed: self.endpoint.is_some_and(|endpoint| endpoint.files.sealed) },
             Command::DEVICE_SET_IRQS => Wanted::Interrupts,
             _ => Wanted::Nothing,
         }
@@ -296,7 +340,7 @@ impl<'a> Receiver<'a> {
 
     /// Receives bytes that carry descriptors.
     fn take(&self, wanted: Wanted, buf: &mut [u8]) -> Result<Taken, ConnectionError> {
-        match self.keeper {
+        match self.endpoint.and_then(|endpoint| endpoint.keeper.as_ref()) {
             Some(keeper) => Ok(keeper.take(wanted, buf)?),
             None => Ok(take(self.stream.as_fd(), wanted, buf).map_err(io::Error::from)?),
         }
@@ -358,7 +402,7 @@ mod tests {
     #[test]
     fn the_kernel_shows_descriptors_without_taking_them() {
         let (client, server) = UnixStream::pair().unwrap();
-        let receiver = Receiver::new(&server, None, false);
+        let receiver = Receiver::new(&server, None);
         let look = |most: usize| {
             let mut bytes = vec![0; most];
             let glance = receiver.look(&mut bytes).unwrap();
@@ -414,7 +458,7 @@ mod tests {
         send(&client, &irqs[..3], 1);
         send(&client, &irqs[3..], 1);
         send(&client, &irqs, 17);
-        let mut receiver = Receiver::new(&server, None, false);
+        let mut receiver = Receiver::new(&server, None);
         for (number, (fds, lost, size)) in [
             (0, false, 24),
             (3, false, 20),

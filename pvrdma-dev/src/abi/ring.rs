@@ -45,6 +45,8 @@ pub(crate) mod eqe {
     pub(crate) const COMM_EST: u32 = 4;
     /// SQD reached.
     pub(crate) const SQ_DRAINED: u32 = 5;
+    /// The device has failed.
+    pub(crate) const DEVICE_FATAL: u32 = 8;
     /// Port came up; info is the port.
     pub(crate) const PORT_ACTIVE: u32 = 9;
     /// Port went down; info is the port.

@@ -106,6 +106,24 @@ impl Entry for Cqne {
     }
 }
 
+/// Creates a ring from all its pages.
+fn ring<E: Entry>(pages: PageList) -> Result<ProducerRing, RingShapeError> {
+    let first_page = 1;
+    let page_count = pages.pages().saturating_sub(first_page);
+    // The driver divides the data pages into elements, whose number is not a power of two, and passes the number to
+    // helpers that assume one. The effect is a ring of the largest power of two that divides it (spec §6.4).
+    let stride = u32::try_from(E::SIZE).map_err(|_| RingShapeError::Elements(0))?;
+    let nominal = (u64::from(page_count) * STATE_PAGE / u64::from(stride)) & u64::from(u32::MAX);
+    let nominal = u32::try_from(nominal).unwrap_or(0);
+    let entries = nominal & nominal.wrapping_neg();
+    ProducerRing::new(RingShape { pages, first_page, page_count, entries, stride, words: StateWords::Rx })
+}
+
+/// Creates the ring of asynchronous events of a driver whose device has failed.
+pub(crate) fn asynchronous_ring(pages: PageList) -> Result<ProducerRing, RingShapeError> {
+    ring::<Eqe>(pages)
+}
+
 /// One event ring, with the events that do not fit it.
 #[derive(Debug)]
 struct EventRing<E> {
@@ -123,16 +141,7 @@ struct EventRing<E> {
 
 impl<E: Entry> EventRing<E> {
     fn new(name: &'static str, pages: PageList) -> Result<Self, RingShapeError> {
-        let first_page = 1;
-        let page_count = pages.pages().saturating_sub(first_page);
-        // The driver divides the data pages into elements, whose number is not a power of two, and passes that number
-        // to helpers that assume one. The effect is a ring of the largest power of two that divides it (spec §6.4).
-        let stride = u32::try_from(E::SIZE).map_err(|_| RingShapeError::Elements(0))?;
-        let nominal = (u64::from(page_count) * STATE_PAGE / u64::from(stride)) & u64::from(u32::MAX);
-        let nominal = u32::try_from(nominal).unwrap_or(0);
-        let entries = nominal & nominal.wrapping_neg();
-        let shape = RingShape { pages, first_page, page_count, entries, stride, words: StateWords::Rx };
-        let ring = ProducerRing::new(shape)?;
+        let ring = ring::<E>(pages)?;
         Ok(Self { name, ring: Some(ring), paused: false, waiting: VecDeque::new(), queued: HashSet::new(), log: None })
     }
 

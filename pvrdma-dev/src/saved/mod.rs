@@ -152,7 +152,7 @@ impl<H: SaveHca> Core<H> {
     fn check_memory(&self, session: &Session, rings: &[PageList]) -> Result<(), RestoreError> {
         let unmapped = |what| move |source: DmaError| RestoreError::Memory { what, source };
         let view = self.memory.view();
-        let &Session { command_slot, response_slot, uar_pfn: _, version: _ } = session;
+        let &Session { shared_region: _, command_slot, response_slot, uar_pfn: _, version: _ } = session;
         view.slice(command_slot, REQUEST_SIZE, Direction::Read).map_err(unmapped("command slot"))?;
         view.slice(response_slot, RESPONSE_SIZE, Direction::Write).map_err(unmapped("response slot"))?;
         rings.iter().try_for_each(|pages| check_mapped(&view, pages, Direction::Write)).map_err(unmapped("ring"))

@@ -6,7 +6,6 @@ use std::io::Read;
 use std::sync::Arc;
 
 use pvrdma_guest_memory::{Charge, Kept, PageList, PageListBuilder};
-use pvrdma_pci_function::{CONFIG_SIZE, Switches};
 use pvrdma_saved_state::{DeviceKind, RawRecord, Reader, Record, pvrdma as saved};
 use pvrdma_verbs::{Backend, SaveHca};
 
@@ -98,7 +97,7 @@ where
     let limits = limits.ok_or(RestoreError::Misplaced("the list of limits"))?;
     let limits = convert::restore_limits(&limits, core.wanted_limits().max_memory)?;
     core.restore_offer(limits).map_err(RestoreError::Limits)?;
-    let switches = restore_config_space(device, &config_space)?;
+    let switches = device.load_config_space(&config_space).ok_or(RestoreError::Differs("configuration space"))?;
     let phase = convert::number::<saved::Phase>("phase", phase)?;
     let session = session.map(|session| restore_session(&session, version)).transpose()?;
     // A handshake reads guest memory, and the end of bus mastering ends the session.
@@ -109,22 +108,8 @@ where
     Ok((session.map(|session| (session, phase == saved::Phase::Active)), SavedInterrupts { mask, cause }))
 }
 
-/// Restores configuration space, and applies it.
-fn restore_config_space<B: Backend>(device: &PvrdmaDevice<B>, bytes: &[u8]) -> Result<Switches, RestoreError> {
-    let mut pci = device.pci.lock();
-    let mut identity = [0; 4];
-    pci.read(0, &mut identity, false);
-    if bytes.len() != CONFIG_SIZE || !bytes.starts_with(&identity) {
-        return Err(RestoreError::Differs("configuration space"));
-    }
-    let before = pci.switches();
-    pci.write(0, bytes);
-    device.apply_command_register(before, pci.switches());
-    Ok(pci.switches())
-}
-
 fn restore_session(session: &saved::Session, device_version: u32) -> Result<Session, RestoreError> {
-    let &saved::Session { command_slot, response_slot, uar_pfn, version } = session;
+    let &saved::Session { command_slot, response_slot, uar_pfn, version, shared_region } = session;
     let invalid = |what, value| Err(RestoreError::Invalid { what, value });
     for (slot, size) in [(command_slot, REQUEST_SIZE), (response_slot, RESPONSE_SIZE)] {
         if !is_aligned(slot) || slot.checked_add(size as u64).is_none() {
@@ -134,7 +119,8 @@ fn restore_session(session: &saved::Session, device_version: u32) -> Result<Sess
     if version > device_version {
         return invalid("interface version", version.into());
     }
-    Ok(Session { command_slot, response_slot, uar_pfn, version })
+    // Only a recovery reads it, which checks it.
+    Ok(Session { shared_region, command_slot, response_slot, uar_pfn, version })
 }
 
 /// An event ring that was read.

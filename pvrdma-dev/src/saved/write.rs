@@ -113,8 +113,8 @@ fn registers<H: SaveHca>(
 }
 
 const fn session_message(session: &Session) -> saved::Session {
-    let &Session { command_slot, response_slot, uar_pfn, version } = session;
-    saved::Session { command_slot, response_slot, uar_pfn, version }
+    let &Session { shared_region, command_slot, response_slot, uar_pfn, version } = session;
+    saved::Session { command_slot, response_slot, uar_pfn, version, shared_region }
 }
 
 /// Writes a list of pages.

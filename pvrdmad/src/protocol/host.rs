@@ -24,6 +24,15 @@ pub enum HostRequest {
         /// Name of its device.
         device: String,
     },
+    /// The client of the worker before, which has crashed, is served. There is no reply.
+    ClientRecovered {
+        /// Name of its device.
+        device: String,
+        /// It is the client of the network function.
+        network_function: bool,
+        /// Reason why the driver was not told.
+        problem: Option<String>,
+    },
     /// A queue pair entered the error state without a request of its guest, and the log has a line about it. There is
     /// no reply.
     QueuePairFailed {

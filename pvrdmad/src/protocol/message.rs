@@ -158,9 +158,9 @@ pub enum Request {
         /// Identifier of the client's call, or `None` if it is not answered.
         id: Option<Value>,
     },
-    /// Internal: serves a device. Descriptors, in this order: its listening socket; if its doorbell pages are mapped,
-    /// the connection to the kernel, their file and, with a fallback server, the end of a pipe that tells that server,
-    /// by closing, that the worker has ended; then the descriptors of its `nic` or its `nic-socket`.
+    /// Internal: serves a device. Descriptors: its listening socket; with `kept`, the connection to its keeper; if its
+    /// doorbell pages are mapped, the connection to the kernel, their file and, with a fallback server, the pipe end
+    /// whose closing tells it that the worker has ended; then those of its `nic` or its `nic-socket`.
     Serve {
         /// Complete description of the device.
         device: Box<Device>,
@@ -169,6 +169,9 @@ pub enum Request {
         /// The way in which its doorbells are implemented.
         #[serde(default)]
         doorbells: DoorbellSetup,
+        /// A worker that has crashed has left its clients with the keeper.
+        #[serde(default)]
+        kept: bool,
     },
     /// Internal: as [`Self::Serve`], but the device arrives with [`Self::TakeOver`].
     Expect {

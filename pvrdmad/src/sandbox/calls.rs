@@ -324,8 +324,9 @@ pub(super) static GUARD: Group = Group {
 /// All system calls of a keeper; it has no other group.
 pub(super) static KEEPER: Group = Group {
     name: "keeper",
-    purpose: "a process of its own for each device, which receives the descriptors of clients, and has no other group",
+    purpose: "a process of its own for each device, which receives the descriptors of clients and holds them, and has no other group",
     calls: &[
+        call("accept4", libc::SYS_accept4),
         call("brk", libc::SYS_brk),
         call("close", libc::SYS_close),
         call("exit", libc::SYS_exit),
@@ -338,6 +339,12 @@ pub(super) static KEEPER: Group = Group {
         ),
         call("fstat", libc::SYS_fstat),
         call("fstatfs", libc::SYS_fstatfs),
+        when(
+            "getsockopt",
+            libc::SYS_getsockopt,
+            &[&[is(1, libc::SOL_SOCKET), is(2, libc::SO_PEERCRED)]],
+            "SO_PEERCRED",
+        ),
         // The kernel's answer to an operation that would signal it distinguishes an eventfd from other descriptors; see
         // pvrdma_vfio_user_server::eventfd.
         call("io_getevents", libc::SYS_io_getevents),
@@ -350,13 +357,17 @@ pub(super) static KEEPER: Group = Group {
             &[&[without(2, libc::PROT_EXEC), with(3, libc::MAP_ANONYMOUS)]],
             "anonymous, not PROT_EXEC",
         ),
+        call("mremap", libc::SYS_mremap),
         call("munmap", libc::SYS_munmap),
+        call("ppoll", libc::SYS_ppoll),
         call("recvmsg", libc::SYS_recvmsg),
         call("restart_syscall", libc::SYS_restart_syscall),
         call("rt_sigreturn", libc::SYS_rt_sigreturn),
         call("sendmsg", libc::SYS_sendmsg),
         call("sigaltstack", libc::SYS_sigaltstack),
         call("write", libc::SYS_write),
+        #[cfg(target_arch = "x86_64")]
+        call("poll", libc::SYS_poll),
     ],
 };
 

@@ -40,6 +40,7 @@ impl DaemonStatus {
         );
         text += &self.render_nics();
         text += &self.render_networks();
+        text += &self.render_recoveries();
         text += &self.render_keepers();
         text += &self.render_wedged();
         for device in &self.devices {
@@ -78,6 +79,20 @@ impl DaemonStatus {
             }
         }
         text + &self.render_shares() + &self.render_ports() + &self.render_counters()
+    }
+
+    /// Devices that are in reset since a crash.
+    fn render_recoveries(&self) -> String {
+        let mut text = String::new();
+        for device in &self.devices {
+            let Some(problem) = device.recovery() else { continue };
+            let name = short(device.name());
+            text += &format!("device {name}: in reset since a crash: reload its driver in the guest\n");
+            if let Some(problem) = problem {
+                text += &format!("device {name}: its driver could not be told: {problem}\n");
+            }
+        }
+        text
     }
 
     /// Networks whose clients can block a thread of the daemon forever.

@@ -206,6 +206,13 @@ impl DeviceReport {
         self.word("phase")
     }
 
+    /// Returns `Some` if the device is in reset since the process that served it crashed, with the reason if its driver
+    /// could not be told.
+    pub fn recovery(&self) -> Option<Option<&str>> {
+        let recovery = self.status.get("recovery")?.as_object()?;
+        Some(recovery.get("problem").and_then(Value::as_str))
+    }
+
     /// Returns the numbers of a group by name: of `objects`, `counters` or `adapter`.
     pub fn numbers(&self, group: &str) -> impl Iterator<Item = (&str, u64)> {
         let members = self.status.get(group).and_then(Value::as_object).into_iter().flatten();

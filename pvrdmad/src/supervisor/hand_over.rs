@@ -86,7 +86,7 @@ impl Keeper {
         let mut set = self.greet(&mut next, upcalls)?;
         self.give_settings(&mut next, &mut set)?;
         self.give(&mut next, &mut Vec::new(), |request| match request {
-            Request::Serve { device, link, doorbells } => Request::Expect { device, link, doorbells },
+            Request::Serve { device, link, doorbells, kept: _ } => Request::Expect { device, link, doorbells },
             request => request,
         })?;
         Ok(next)

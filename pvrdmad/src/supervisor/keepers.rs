@@ -1,6 +1,7 @@
-//! Keepers of a network: for each device with a client, a process that receives that client's descriptors.
+//! Keepers of a network: for each device with a client, a process that receives that client's descriptors, and holds
+//! the client while the network has no worker.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::program::Program;
 use super::timing::{Budget, Rate};
@@ -25,17 +26,23 @@ const MOST_WEDGED: usize = 3;
 /// may request one at any rate.
 const STARTS: Rate = Rate { burst: 8, each: Duration::from_secs(1) };
 
+/// Connections that a keeper has not accepted: that of its first worker, and of the workers that came and went while it
+/// was in a system call.
+const BACKLOG: i32 = 16;
+
 /// Time that a killed keeper has to end before it counts as wedged. The kernel needs some time to release the
 /// asynchronous operations that examine eventfds.
 const DEATH: Duration = Duration::from_secs(1);
 
-/// Keepers of a network. They end with its worker.
+/// Keepers of a network. They outlive a worker that crashes, and end with the network.
 #[derive(Debug)]
 pub(super) struct Keepers {
     /// Program to run. `None`: networks have no processes of their own.
     program: Option<Program>,
     sandbox: SandboxMode,
     network: String,
+    /// Rate of crashes that a client survives.
+    crashes: Rate,
     devices: Mutex<Devices>,
     killed: Mutex<Vec<Killed>>,
     wedged: Arc<Wedged>,
@@ -53,8 +60,18 @@ struct Devices {
 /// Keepers of a device.
 #[derive(Debug)]
 struct Kept {
-    now: Option<WorkerProcess>,
+    now: Option<Running>,
+    /// The worker has ended, and the next one has not been given the current keeper yet.
+    left: bool,
     starts: Budget,
+    crashes: Budget,
+}
+
+/// A keeper and its socket.
+#[derive(Debug)]
+struct Running {
+    process: WorkerProcess,
+    address: SocketAddrUnix,
 }
 
 /// Keeper that was killed a moment ago.
@@ -70,11 +87,12 @@ impl Keepers {
         program: Option<Program>,
         sandbox: SandboxMode,
         network: &str,
+        crashes: Rate,
         wedged: Arc<Wedged>,
         events: Arc<Events>,
     ) -> Self {
         let (devices, killed, network) = (Mutex::default(), Mutex::default(), network.to_owned());
-        Self { program, sandbox, network, devices, killed, wedged, events }
+        Self { program, sandbox, network, crashes, devices, killed, wedged, events }
     }
 
     /// Returns `true` if devices have keepers.
@@ -92,10 +110,12 @@ impl Keepers {
         if devices.closed {
             return Err(io::Error::other("the network stops"));
         }
-        let none = || Kept { now: None, starts: Budget::new(STARTS, Instant::now()) };
+        let budget = |rate| Budget::new(rate, Instant::now());
+        let none = || Kept { now: None, left: false, starts: budget(STARTS), crashes: budget(self.crashes) };
         let kept = devices.kept.entry(device.to_owned()).or_insert_with(none);
+        kept.left = false;
         if let Some(keeper) = kept.now.take() {
-            self.kill(device, keeper);
+            self.kill(device, keeper.process);
         }
         self.look();
         self.wedged.look(&self.events);
@@ -109,17 +129,63 @@ impl Keepers {
         if !kept.starts.take(Instant::now()) {
             return Err(io::Error::other("too many processes were started for it just now"));
         }
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (listener, address) = listen()?;
+        let connection = connect(&address)?;
         let child = Command::new(&program.path)
             .args(&program.keeper)
             .args([self.sandbox.word(), device])
-            .stdin(theirs)
+            .stdin(listener)
             .stdout(Stdio::null())
             // A process group of its own: signals from a terminal must reach only the supervisor.
             .process_group(0)
             .spawn()?;
-        kept.now = Some(WorkerProcess::new(child)?);
-        Ok(ours)
+        kept.now = Some(Running { process: WorkerProcess::new(child)?, address });
+        Ok(connection)
+    }
+
+    /// Prepares the keepers for the next worker: those whose clients have survived too many crashes are killed, which
+    /// disconnects the clients. Returns the devices of the others.
+    pub(super) fn worker_ended(&self) -> BTreeSet<String> {
+        let mut devices = self.devices.lock();
+        let mut left = BTreeSet::new();
+        for (device, kept) in &mut devices.kept {
+            let Some(mut keeper) = kept.now.take() else { continue };
+            if !matches!(keeper.process.end_within(Duration::ZERO), Ok(None)) {
+                continue;
+            }
+            if kept.crashes.take(Instant::now()) {
+                kept.left = true;
+                kept.now = Some(keeper);
+                left.insert(device.clone());
+            } else {
+                // Log: the pause before the next worker bounds how often.
+                log::error!(
+                    "network {}: its process has crashed too often: the client of {device} is disconnected",
+                    self.network
+                );
+                self.kill(device, keeper.process);
+            }
+        }
+        left
+    }
+
+    /// Returns a connection for the next worker to the keeper that an earlier worker has left, if there is one.
+    pub(super) fn resume(&self, device: &str) -> Option<OwnedFd> {
+        let mut devices = self.devices.lock();
+        let kept = devices.kept.get_mut(device).filter(|kept| kept.left)?;
+        kept.left = false;
+        connect(&kept.now.as_ref()?.address).ok()
+    }
+
+    /// Kills the keeper that an earlier worker has left, if there is one: its clients cannot be recovered.
+    pub(super) fn abandon(&self, device: &str) {
+        let mut devices = self.devices.lock();
+        if let Some(kept) = devices.kept.get_mut(device).filter(|kept| kept.left)
+            && let Some(keeper) = kept.now.take()
+        {
+            kept.left = false;
+            self.kill(device, keeper.process);
+        }
     }
 
     /// Lets each device start as many keepers as a new one may: the next worker starts its own, which neither the
@@ -134,7 +200,7 @@ impl Keepers {
     pub(super) fn end(&self, device: &str) {
         let kept = self.devices.lock().kept.remove(device);
         if let Some(keeper) = kept.and_then(|kept| kept.now) {
-            self.kill(device, keeper);
+            self.kill(device, keeper.process);
             self.wait(DEATH);
         }
     }
@@ -150,7 +216,7 @@ impl Keepers {
     pub(super) fn end_all(&self) {
         for (device, kept) in &mut self.devices.lock().kept {
             if let Some(keeper) = kept.now.take() {
-                self.kill(device, keeper);
+                self.kill(device, keeper.process);
             }
         }
     }
@@ -179,6 +245,23 @@ impl Keepers {
             }
         }
     }
+}
+
+/// Creates a listening socket for a keeper. Its address is one that the kernel chooses.
+fn listen() -> io::Result<(OwnedFd, SocketAddrUnix)> {
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed())?;
+    rustix::net::listen(&listener, BACKLOG)?;
+    let address = rustix::net::getsockname(&listener)?.try_into()?;
+    Ok((listener, address))
+}
+
+/// Connects to a keeper, without waiting for it. The connection does not block, which a worker expects.
+fn connect(address: &SocketAddrUnix) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&socket, address)?;
+    Ok(socket)
 }
 
 impl Drop for Keepers {

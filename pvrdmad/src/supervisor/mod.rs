@@ -88,7 +88,7 @@ impl Supervisor {
     /// # Errors
     /// A socket cannot be created or a network cannot be served. Nothing is left behind in that case.
     pub(crate) fn start(config: &Config, program: Option<&Program>, inherited: Inherited) -> Result<Self> {
-        Self::with_timing(config, program, inherited, Timing::default())
+        Self::with_timing(config, program, inherited, Timing::default().or_of_test())
     }
 
     fn with_timing(config: &Config, program: Option<&Program>, inherited: Inherited, timing: Timing) -> Result<Self> {

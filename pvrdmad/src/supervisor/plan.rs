@@ -99,7 +99,8 @@ impl Planned {
         let mut fds = sockets.duplicates()?;
         // Inserted after the listening socket, which is always the first descriptor.
         fds.splice(1..1, pages);
-        Ok(Some((Request::Serve { device: Box::new(self.device.clone()), link: self.link, doorbells }, fds)))
+        let device = Box::new(self.device.clone());
+        Ok(Some((Request::Serve { device, link: self.link, doorbells, kept: false }, fds)))
     }
 
     /// Returns the same device with other limits.
@@ -165,7 +166,10 @@ impl Plan {
         let connector = uplink.as_ref().map(|uplink| Arc::clone(&uplink.connector));
         let (events, wedged) = (Arc::clone(&sources.events), Arc::clone(&sources.wedged));
         let program = sources.doorbells.keepers();
-        let keepers = Keepers::new(program, config.sandbox, &network.name, Arc::clone(&wedged), Arc::clone(&events));
+        let keepers = {
+            let (wedged, events) = (Arc::clone(&wedged), Arc::clone(&events));
+            Keepers::new(program, config.sandbox, &network.name, timing.crashes, wedged, events)
+        };
         let uses_keepers = keepers.are_used();
         let services = Services::new(network.name.clone(), connector, addresses, keepers, events, wedged);
         for planned in &planned {

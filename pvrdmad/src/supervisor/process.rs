@@ -19,9 +19,11 @@ use super::hand_over::{HandOverError, HandOverResult};
 use super::joining::Joinable;
 use super::plan::{Plan, Planned, Settings};
 use super::program::Program;
+use super::services::LeftClients;
 use super::session::{End, LOOK, Session};
 use super::timing::{BackOff, Timing};
 use crate::config::FaultWord;
+use crate::doorbells::DoorbellSetup;
 use crate::events::Event;
 use crate::protocol::{Reply, Request};
 
@@ -219,7 +221,7 @@ impl Keeper {
         loop {
             let born = Instant::now();
             let (pid, end) = self.live();
-            let lost = self.plan.services.worker_ended();
+            let left = self.plan.services.worker_ended();
             if matches!(end, End::Stopped) {
                 return;
             }
@@ -231,7 +233,7 @@ impl Keeper {
                 return;
             }
             let pause = pauses.pause(born.elapsed(), &timing);
-            self.report(pid, &end, &lost, pause);
+            self.report(pid, &end, left, pause);
             if !self.wait(pause) || !self.wait_for_room() {
                 return;
             }
@@ -256,6 +258,11 @@ impl Keeper {
         let end = match self.set_up(&mut session, upcalls) {
             Err(end) => end,
             Ok(()) => {
+                let lost = self.plan.services.end_recovery();
+                if !lost.is_empty() {
+                    // Log: the pause before each start bounds how often.
+                    warn!("network {}: {} lost the device until the VM restarts", self.plan.name(), lost.join(", "));
+                }
                 if let Some(first) = self.first.take() {
                     let _ = first.send(Ok(()));
                 } else {
@@ -358,7 +365,8 @@ impl Keeper {
                 continue;
             }
             // Removed meanwhile: the next look at the plan shows it.
-            let Some((request, fds)) = new.request(&self.plan.stand_ins)? else { continue };
+            let Some((mut request, mut fds)) = new.request(&self.plan.stand_ins)? else { continue };
+            self.add_left_clients(new.name(), &mut request, &mut fds);
             self.call(session, change(request), &fds).map_err(|end| match end {
                 End::Refused(problem) => End::Refused(format!("device {}: {problem}", new.name())),
                 end => end,
@@ -366,6 +374,22 @@ impl Keeper {
             given.push(new);
         }
         Ok(())
+    }
+
+    /// Adds the clients that a worker has left at the keeper of a device, if it has crashed.
+    fn add_left_clients(&self, device: &str, request: &mut Request, fds: &mut Vec<OwnedFd>) {
+        let keepers = &self.plan.services.keepers;
+        match request {
+            Request::Serve { kept, doorbells: DoorbellSetup::Trapped { .. }, .. } => {
+                if let Some(keeper) = keepers.resume(device) {
+                    *kept = true;
+                    // Behind the listening socket.
+                    fds.insert(1, keeper);
+                }
+            }
+            // The client stores to doorbell pages that the next worker does not hear.
+            _ => keepers.abandon(device),
+        }
     }
 
     /// Updates the settings of a worker from `set` to the current ones.
@@ -390,8 +414,9 @@ impl Keeper {
         session.call(request, &fds, &self.stop, self.plan.timing.start)
     }
 
-    /// Logs that a worker has ended, and lists the VMs that lost their device.
-    fn report(&self, pid: Option<u32>, end: &End, lost: &[String], pause: Duration) {
+    /// Logs that a worker has ended, and lists its VMs.
+    fn report(&self, pid: Option<u32>, end: &End, left: LeftClients, pause: Duration) {
+        let LeftClients { kept, lost } = left;
         let network = self.plan.name();
         let process = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
         // Log: at most one line per pause before a start.
@@ -400,11 +425,15 @@ impl Keeper {
             // Log: likewise.
             warn!("network {network}: {} lost the device until the VM restarts", lost.join(", "));
         }
+        if !kept.is_empty() {
+            // Log: likewise.
+            warn!("network {network}: {} keep their VMs, and the next process serves them", kept.join(", "));
+        }
         let mut life = self.lives.life.lock();
         life.restarts = life.restarts.saturating_add(1);
         life.last_end = Some(end.to_string());
         drop(life);
-        let (network, how, lost_vms) = (network.to_owned(), end.to_string(), lost.to_vec());
+        let (network, how, lost_vms) = (network.to_owned(), end.to_string(), lost);
         self.plan.services.events.tell(&Event::NetworkEnded { network, how, lost_vms });
     }
 

@@ -42,8 +42,19 @@ pub(super) struct Services {
 struct Clients {
     /// Devices with a connected VMM.
     connected: BTreeSet<String>,
+    /// Devices whose VMM a keeper holds until the next worker serves it.
+    kept: BTreeSet<String>,
     /// Devices whose VM lost its connection when a worker ended, and has not reconnected.
     lost: BTreeSet<String>,
+}
+
+/// Clients of a worker that has ended, by device.
+#[derive(Debug)]
+pub(super) struct LeftClients {
+    /// Keepers hold them until the next worker serves them.
+    pub(super) kept: Vec<String>,
+    /// They were disconnected.
+    pub(super) lost: Vec<String>,
 }
 
 impl Services {
@@ -81,6 +92,7 @@ impl Services {
         self.keepers.end(device);
         let mut clients = self.clients.lock();
         clients.connected.remove(device);
+        clients.kept.remove(device);
         clients.lost.remove(device);
     }
 
@@ -110,10 +122,9 @@ impl Services {
         self.clients.lock().lost.iter().cloned().collect()
     }
 
-    /// Cleans up after a worker that has ended, and all its connections with it. Returns the devices that lost their VM
-    /// by this.
-    pub(super) fn worker_ended(&self) -> Vec<String> {
-        self.keepers.end_all();
+    /// Cleans up after a worker that has ended. Returns what became of its clients.
+    pub(super) fn worker_ended(&self) -> LeftClients {
+        let keepers = self.keepers.worker_ended();
         for address in std::mem::take(&mut *self.held.lock()) {
             if let Err(error) = self.take_away(address) {
                 let network = format!("network {}", self.network);
@@ -125,7 +136,17 @@ impl Services {
             }
         }
         let mut clients = self.clients.lock();
-        let lost = std::mem::take(&mut clients.connected);
+        let connected = std::mem::take(&mut clients.connected).into_iter().chain(std::mem::take(&mut clients.kept));
+        let (kept, lost): (BTreeSet<_>, BTreeSet<_>) = connected.partition(|device| keepers.contains(device));
+        clients.lost.extend(lost.iter().cloned());
+        clients.kept.clone_from(&kept);
+        LeftClients { kept: kept.into_iter().collect(), lost: lost.into_iter().collect() }
+    }
+
+    /// Ends the recovery: the next worker serves. Returns the devices whose VMMs it has not recovered.
+    pub(super) fn end_recovery(&self) -> Vec<String> {
+        let mut clients = self.clients.lock();
+        let lost = std::mem::take(&mut clients.kept);
         clients.lost.extend(lost.iter().cloned());
         lost.into_iter().collect()
     }
@@ -144,7 +165,8 @@ impl Host for Services {
         let mut clients = self.clients.lock();
         let changed = if connected {
             clients.lost.remove(device);
-            clients.connected.insert(device.to_owned())
+            // Of a client that a keeper has held, `client_recovered` tells.
+            clients.connected.insert(device.to_owned()) && !clients.kept.contains(device)
         } else {
             clients.connected.remove(device)
         };
@@ -152,6 +174,18 @@ impl Host for Services {
             let (device, network) = (device.to_owned(), self.network.clone());
             self.events.tell(&Event::Client { device, network, connected });
         }
+    }
+
+    fn client_recovered(&self, device: &str, network_function: bool, problem: Option<&str>) {
+        if !self.devices.lock().contains_key(device) {
+            return;
+        }
+        if !network_function {
+            self.clients.lock().kept.remove(device);
+        }
+        let (device, network) = (device.to_owned(), self.network.clone());
+        let problem = problem.map(printable_text);
+        self.events.tell(&Event::ClientRecovered { device, network, network_function, problem });
     }
 
     fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, (cause, history): (FailureCause, &str)) {

@@ -31,6 +31,23 @@ pub(super) struct Timing {
     pub(super) log: Rate,
     /// Rate at which the interface of an uplink is read.
     pub(super) looks: Rate,
+    /// Rate of crashes of a worker that its clients survive. A client that makes each worker crash is disconnected.
+    pub(super) crashes: Rate,
+}
+
+impl Timing {
+    /// Returns these limits, or those of a test of the whole program: clients survive the given number of crashes,
+    /// which may follow each other at once.
+    pub(super) fn or_of_test(self) -> Self {
+        let crashes = std::env::var("PVRDMAD_CRASHES").ok().filter(|_| cfg!(feature = "testing"));
+        match crashes.and_then(|crashes| crashes.parse().ok()) {
+            Some(burst) => {
+                let pause = Duration::from_millis(1);
+                Self { crashes: Rate { burst, ..self.crashes }, first_pause: pause, longest_pause: pause, ..self }
+            }
+            None => self,
+        }
+    }
 }
 
 impl Default for Timing {
@@ -48,6 +65,7 @@ impl Default for Timing {
             upcalls: Rate { burst: 1000, each: Duration::from_millis(1) },
             log: Rate { burst: 1000, each: Duration::from_millis(10) },
             looks: Rate { burst: 5, each: Duration::from_millis(500) },
+            crashes: Rate { burst: 5, each: Duration::from_secs(120) },
         }
     }
 }

@@ -99,6 +99,10 @@ impl Upcalls {
                 services.client(&device, false);
                 return Ok(());
             }
+            HostRequest::ClientRecovered { device, network_function, problem } => {
+                services.client_recovered(&device, network_function, problem.as_deref());
+                return Ok(());
+            }
             HostRequest::QueuePairFailed { device, qpn, peer, cause, history } => {
                 services.queue_pair_failed(&device, qpn, peer, (cause, &history));
                 return Ok(());

@@ -13,9 +13,9 @@ use pvrdma_pci_function::Migratable;
 use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedConflicts, ObservedFailures, Rxe, Uplink};
 use pvrdma_verbs::Backend;
 
-use super::Host;
 use super::hand_over::{Arrivals, GivenFunction};
 use super::network_function::NetworkFunction;
+use super::{Host, recovery};
 use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
 use crate::failures::FailureCounts;
@@ -139,7 +139,7 @@ impl ServedDevice {
                 arrivals.serve((&device.config.name, false), Arc::clone(function), listener, endpoint)?
             }
             (Some(_), None) => bail!("the host's adapter cannot restore it"),
-            (None, _) => Server::start(listener, endpoint)?,
+            (None, _) => recovery::serve((&device.config.name, false), listener, endpoint, host)?,
         };
         let (failures, failed) = failures.unzip();
         let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();

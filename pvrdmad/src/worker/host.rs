@@ -28,6 +28,10 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// Reports that a VMM connected to a device or disconnected.
     fn client(&self, device: &str, connected: bool);
 
+    /// Reports that the client of a device, or of its network function, is served, which a worker that has crashed had
+    /// served before. `problem` is the reason why the driver was not told.
+    fn client_recovered(&self, device: &str, network_function: bool, problem: Option<&str>);
+
     /// Reports that a queue pair of a device has failed, with cause and history.
     fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, why: (FailureCause, &str));
 
@@ -144,6 +148,13 @@ impl Host for RemoteHost {
         let device = device.to_owned();
         let note = if connected { HostRequest::ClientConnected { device } } else { HostRequest::ClientGone { device } };
         if let Err(error) = self.send(0, &note) {
+            debug!("the supervisor does not listen: {error}");
+        }
+    }
+
+    fn client_recovered(&self, device: &str, network_function: bool, problem: Option<&str>) {
+        let (device, problem) = (device.to_owned(), problem.map(str::to_owned));
+        if let Err(error) = self.send(0, &HostRequest::ClientRecovered { device, network_function, problem }) {
             debug!("the supervisor does not listen: {error}");
         }
     }

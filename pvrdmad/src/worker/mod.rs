@@ -10,6 +10,7 @@ mod host;
 mod links;
 mod network_function;
 pub mod process;
+mod recovery;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -118,12 +119,12 @@ impl Worker {
             Request::StartCapture { device, snaplen, id } => {
                 self.capture(&device, snaplen, id, fds).map(|()| Reply::Capturing {})
             }
-            Request::Serve { device, link, doorbells } => {
-                let device = Expected { device: *device, link, doorbells, fds };
+            Request::Serve { device, link, doorbells, kept } => {
+                let device = Expected { device: *device, link, doorbells, kept, fds };
                 self.serve(device, None).map(|()| Reply::Done {})
             }
             Request::Expect { device, link, doorbells } => {
-                self.expected.lock().push(Expected { device: *device, link, doorbells, fds });
+                self.expected.lock().push(Expected { device: *device, link, doorbells, kept: false, fds });
                 Ok(Reply::Done {})
             }
             Request::HandOver {} => self.hand_over(fds).map(|()| Reply::Done {}),
@@ -186,7 +187,7 @@ impl Worker {
     }
 
     fn serve(&self, device: Expected, mut arrivals: Option<&mut Arrivals>) -> Result<()> {
-        let Expected { device, link, doorbells, fds } = device;
+        let Expected { device, link, doorbells, kept, fds } = device;
         let name = device.config.name.clone();
         let carrier = self.carrier.lock();
         let mut devices = self.devices.lock();
@@ -200,8 +201,9 @@ impl Worker {
         }
         let mut fds = fds.into_iter();
         let Some(listener) = fds.next() else { bail!("no socket for it") };
+        let left = if kept { Some(fds.next().context("no connection to its keeper")?) } else { None };
         let pages = served_file(&doorbells, &mut fds)?;
-        let keeper = self.setup.keepers.then(|| self.keeper(&name));
+        let keeper = self.setup.keepers.then(|| self.keeper(&name, left));
         let Network { name, mtu, .. } = &self.setup.network;
         let (network, mtu) = (name.clone(), *mtu);
         let mut place = Place {
@@ -242,10 +244,15 @@ impl Worker {
         Ok(())
     }
 
-    /// Returns the keeper, which receives the descriptors of a device's clients.
-    fn keeper(&self, device: &str) -> Arc<Keeper> {
+    /// Returns the keeper, which receives the descriptors of a device's clients. `left` is the connection to the one of
+    /// a worker that has crashed.
+    fn keeper(&self, device: &str, left: Option<OwnedFd>) -> Arc<Keeper> {
         let (host, device) = (Arc::clone(&self.host), device.to_owned());
-        Keeper::new(move || host.keeper(&device), PATIENCE)
+        let renew = move || host.keeper(&device);
+        match left {
+            Some(left) => Keeper::resume(left, renew, PATIENCE),
+            None => Keeper::new(renew, PATIENCE),
+        }
     }
 
     /// Returns an observer that keeps failed queue pairs, and reports those that the log has to the host.
@@ -289,7 +296,7 @@ impl Worker {
         }
         let DeviceConfig { name, mac, .. } = &device.config;
         let link: Option<Arc<dyn Link>> = if device.nic_socket.is_some() {
-            let function = NetworkFunction::start(device, nic, clients).context("nic-socket")?;
+            let function = NetworkFunction::start(device, nic, &self.host, clients).context("nic-socket")?;
             Some(Arc::clone(&place.nic.insert(function).link) as _)
         } else {
             let open = |link| links::open(link, nic, &self.host, Some(name), true);

@@ -10,6 +10,7 @@ use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 
 use super::device::file_rules;
 use super::hand_over::Arrivals;
+use super::{Host, recovery};
 use crate::config::Device;
 use crate::keeper::client::Keeper;
 use crate::status::NicReporter;
@@ -34,6 +35,7 @@ impl NetworkFunction {
     pub(super) fn start(
         device: &Device,
         fds: Vec<OwnedFd>,
+        host: &Arc<dyn Host>,
         (keeper, arrivals): (Option<&Arc<Keeper>>, Option<&mut Arrivals>),
     ) -> Result<Self> {
         let Ok([listener]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("no socket for it") };
@@ -63,7 +65,7 @@ impl NetworkFunction {
         let (listener, function) = (UnixListener::from(listener), Arc::clone(link.device()));
         let server = match arrivals {
             Some(arrivals) => arrivals.serve((&device.config.name, true), function, listener, endpoint)?,
-            None => Server::start(listener, endpoint)?,
+            None => recovery::serve((&device.config.name, true), listener, endpoint, host)?,
         };
         Ok(Self { server, link, irqs, stats })
     }

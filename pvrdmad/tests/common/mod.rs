@@ -1,3 +1,4 @@
+// Long: a function, its server and a client for all tests, which use each other.
 //! A PCI function that records its accesses, and a client that sends and receives raw messages.
 #![allow(
     clippy::allow_attributes,
@@ -10,6 +11,7 @@
 
 pub mod endless_close;
 pub mod frozen;
+pub mod patient;
 pub mod process;
 pub mod remote;
 pub mod traffic;
@@ -28,9 +30,12 @@ use std::time::Duration;
 use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
 use pvrdma_ether_link::ManualClock;
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
+use pvrdma_pci_function::{Outline, StateError};
+use pvrdmad::vfio_user::keeper::client::Keeper;
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
 use pvrdmad::vfio_user::{
-    AdoptError, AdoptedClient, ClientConnection, ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server,
+    AdoptError, AdoptedClient, ClientConnection, ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE,
+    Recovery, Server,
 };
 use rustix::fs::MemfdFlags;
 use rustix::net::{
@@ -43,6 +48,9 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Register whose write panics.
 pub const PANIC: u64 = 0x90;
+
+/// Register whose write never returns.
+pub const BLOCK: u64 = 0xa0;
 
 /// Register whose write raises the MSI-X vector of this number.
 pub const RAISE: u64 = 0x80;
@@ -146,6 +154,12 @@ impl PciFunction for TestFunction {
             let at = usize::try_from(offset).unwrap();
             self.registers.lock().unwrap()[at..at + data.len()].copy_from_slice(data);
             assert_ne!(offset, PANIC, "a bug");
+            if offset == BLOCK {
+                self.note(Event::Write(bar, offset, data.to_vec()));
+                loop {
+                    std::thread::park();
+                }
+            }
             if offset == RAISE {
                 self.irqs.msix(u16::from(data[0]));
             }
@@ -159,6 +173,21 @@ impl PciFunction for TestFunction {
 
     fn msix(&self) -> Option<MsixPlace> {
         Some(MsixPlace { capability: 0x40, vectors: 3, bar: 0, table: 0, pending: 0x2000 })
+    }
+
+    fn outline_bar(&self) -> Option<usize> {
+        Some(1)
+    }
+
+    fn outline(&self) -> Option<Outline> {
+        let config = self.config.lock().unwrap()[..].try_into().unwrap();
+        Some(Outline { config, interrupt_mask: 0, shared_region: 0 })
+    }
+
+    fn recover(&self, outline: &Outline) -> Result<(), StateError> {
+        self.config.lock().unwrap().copy_from_slice(&outline.config);
+        self.note(Event::Reset);
+        Ok(())
     }
 
     fn reset(&self) {
@@ -222,6 +251,15 @@ impl Served {
             }
         });
         (served, adopted)
+    }
+
+    /// A server whose descriptors a keeper receives, with the client of another server that has crashed.
+    pub fn recover(keeper: &Arc<Keeper>) -> (Self, Recovery) {
+        let (rules, memory) = (FileRules::default(), DmaSpace::new(PinPolicy::Off));
+        Self::with_server(false, REPLY_DEADLINE, rules, memory, |path, endpoint| {
+            let endpoint = Endpoint { keeper: Some(keeper.device()), ..endpoint };
+            Server::recover(UnixListener::bind(path).unwrap(), endpoint).unwrap()
+        })
     }
 
     fn with_server<S: Into<Option<Server>>, R>(

@@ -1,67 +1,230 @@
 //! Keeper process: a single thread, no log, and little memory, because each device has one.
 
-use std::convert::Infallible;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketFlags, sockopt,
 };
 
-use super::receive::{Taken, take};
-use super::wire::{ANSWER, Answer, CHUNK, Operation, REQUEST, Request, SEATS};
+use super::notes::{KEY, Key, Note, Notes};
+use super::receive::{Taken, Wanted, take};
+use super::wire::{ANSWER, Answer, CHUNK, MAX_TAIL, Operation, REQUEST, Request, SEATS};
 use crate::message::MAX_MSG_FDS;
 
-/// Serves the worker at the other end of a `SOCK_SEQPACKET` socket until the worker closes it. The caller sandboxes the
-/// process before, and calls [`crate::eventfd::prepare`] before the sandbox is active.
+/// Serves the workers that connect to a listening `SOCK_SEQPACKET` socket, one after the other, until there is neither
+/// a worker nor a client any more. Only processes of the user that listens are served.
+///
+/// The caller sandboxes the process before, and calls [`crate::eventfd::prepare`] before the sandbox is active.
 ///
 /// # Errors
-/// The peer violates the protocol, or the socket failed.
-pub fn serve(worker: BorrowedFd<'_>) -> io::Result<()> {
-    match answer_requests(worker) {
-        Err(Some(errno)) => Err(errno.into()),
-        Err(None) => Ok(()),
+/// A worker violates the protocol, or a socket failed.
+pub fn serve(listener: BorrowedFd<'_>) -> io::Result<()> {
+    let mut process = Process::default();
+    while process.worker.is_none() {
+        process.accept(listener)?;
     }
+    process.run(Some(listener))
 }
 
-/// Serves a worker. `Err(None)` means that the worker has closed the socket, which is the normal end.
-fn answer_requests(worker: BorrowedFd<'_>) -> Result<Infallible, Option<Errno>> {
-    let mut seats: [Option<OwnedFd>; SEATS] = Default::default();
-    let mut buffer = [0; CHUNK];
-    loop {
-        let (request, socket) = next(worker)?;
-        let Some(seat) = seats.get_mut(usize::from(request.seat)) else { return Err(Some(Errno::PROTO)) };
-        let taken = match (request.operation, socket) {
-            (Operation::Admit, Some(socket)) => {
-                *seat = Some(socket);
+/// Serves one worker, which is connected already, until it closes its socket.
+#[cfg(test)]
+pub(super) fn serve_one(worker: OwnedFd) -> io::Result<()> {
+    Process { worker: Some(worker), ..Process::default() }.run(None)
+}
+
+/// A client.
+#[derive(Debug)]
+struct Seated {
+    stream: OwnedFd,
+    notes: Notes<OwnedFd>,
+}
+
+#[derive(Default)]
+struct Process {
+    worker: Option<OwnedFd>,
+    seats: [Option<Seated>; SEATS],
+}
+
+/// Next thing to do.
+enum Wake {
+    /// The worker has sent a request, or closed its socket.
+    Request,
+    /// Another worker connects.
+    Connection,
+    /// A client may have hung up.
+    Client,
+}
+
+impl Process {
+    fn is_idle(&self) -> bool {
+        self.worker.is_none() && self.seats.iter().all(Option::is_none)
+    }
+
+    /// Waits for a connection and serves it from now on, unless it belongs to another user.
+    fn accept(&mut self, listener: BorrowedFd<'_>) -> io::Result<()> {
+        let accepted = rustix::net::accept_with(listener, SocketFlags::CLOEXEC);
+        let worker = match accepted {
+            Ok(worker) => worker,
+            Err(Errno::INTR | Errno::CONNABORTED) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        };
+        // The kernel records for a listening socket the process that made it listen.
+        let [own, other] = [listener, worker.as_fd()].map(sockopt::socket_peercred);
+        if own?.uid == other?.uid {
+            self.worker = Some(worker);
+        }
+        Ok(())
+    }
+
+    /// Serves the worker until it is gone. Without a worker, waits for the next one, as long as a client is there.
+    fn run(&mut self, listener: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let mut buffer = [0; CHUNK];
+        while !self.is_idle() {
+            match (self.wait(listener)?, listener) {
+                (Wake::Connection, Some(listener)) => self.accept(listener)?,
+                (Wake::Client, _) => self.drop_lost_clients(),
+                (Wake::Request, _) | (Wake::Connection, None) => match self.answer_request(&mut buffer) {
+                    Ok(()) => {}
+                    Err(Some(errno)) => return Err(errno.into()),
+                    Err(None) => self.worker = None,
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self, listener: Option<BorrowedFd<'_>>) -> io::Result<Wake> {
+        let worker = self.worker.as_ref();
+        let mut polled: Vec<_> = worker.iter().map(|worker| PollFd::new(worker, PollFlags::IN)).collect();
+        polled.extend(listener.map(|listener| PollFd::from_borrowed_fd(listener, PollFlags::IN)));
+        let always = polled.len();
+        if worker.is_none() {
+            // A worker notices the end of a client itself, and releases it.
+            let clients = self.seats.iter().flatten();
+            polled.extend(clients.map(|client| PollFd::new(&client.stream, PollFlags::RDHUP)));
+        }
+        loop {
+            match rustix::event::poll(&mut polled, None) {
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        let woken = polled.iter().position(|polled| !polled.revents().is_empty());
+        Ok(match woken {
+            Some(0) if worker.is_some() => Wake::Request,
+            Some(index) if index < always => Wake::Connection,
+            _ => Wake::Client,
+        })
+    }
+
+    /// Drops the clients that have hung up.
+    fn drop_lost_clients(&mut self) {
+        const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        for seat in &mut self.seats {
+            let gone = |client: &mut Seated| {
+                rustix::event::poll(&mut [PollFd::new(&client.stream, PollFlags::RDHUP)], Some(&NOW)) != Ok(0)
+            };
+            drop(seat.take_if(gone));
+        }
+    }
+
+    /// Receives a request, performs it and answers. `Err(None)` means that the worker has closed the socket, which is
+    /// the normal end.
+    fn answer_request(&mut self, buffer: &mut [u8; CHUNK]) -> Result<(), Option<Errno>> {
+        let Some(worker) = &self.worker else { return Err(None) };
+        let worker = worker.as_fd();
+        let Received { request, tail, fds } = next(worker)?;
+        let Some(seat) = self.seats.get_mut(usize::from(request.seat)) else { return Err(Some(Errno::PROTO)) };
+        let mut fds = fds.into_iter();
+        let taken = match (request.operation, &tail[..], fds.len()) {
+            (Operation::Admit, [], 1) => {
+                *seat = fds.next().map(|stream| Seated { stream, notes: Notes::default() });
                 Taken::default()
             }
-            (Operation::Release, None) => {
+            (Operation::Release, [], 0) => {
                 // This is the last descriptor of the client's socket. Closing it also closes the descriptors that the
                 // client has sent and that were not received.
                 *seat = None;
                 Taken::default()
             }
-            (Operation::Take(wanted), None) => {
+            (Operation::Take(wanted), [], 0) => {
                 let bytes = usize::try_from(request.bytes).unwrap_or(usize::MAX).min(CHUNK);
                 let room = buffer.get_mut(..bytes).unwrap_or_default();
-                let stream = seat.as_ref().ok_or(Errno::NOTCONN)?;
-                // On failure the answer has no bytes, as at the end of the stream: the worker sees the state of the
-                // stream itself.
-                take(stream.as_fd(), wanted, room).unwrap_or_default()
+                seat.as_mut().ok_or(Errno::NOTCONN)?.take(wanted, room)
             }
+            (Operation::Put, tail, _) => {
+                let (key, bytes) = tail.split_first_chunk::<KEY>().ok_or(Errno::PROTO)?;
+                let note = Note { bytes: bytes.to_vec(), fds: fds.collect() };
+                let fits = seat.as_mut().ok_or(Errno::NOTCONN)?.notes.put(Key::from_bytes(*key), note);
+                Taken { refused: (!fits).then_some(Errno::NOSPC.into()), ..Taken::default() }
+            }
+            (Operation::Forget, tail, 0) => {
+                let (first, last) = tail.split_first_chunk::<KEY>().ok_or(Errno::PROTO)?;
+                let last = <[u8; KEY]>::try_from(last).map_err(|_| Errno::PROTO)?;
+                let notes = &mut seat.as_mut().ok_or(Errno::NOTCONN)?.notes;
+                notes.remove(Key::from_bytes(*first), Key::from_bytes(last));
+                Taken::default()
+            }
+            (Operation::Recall, tail, 0) => return recall(worker, request.id, seat.as_ref(), tail),
             _ => return Err(Some(Errno::PROTO)),
         };
-        answer(worker, request.id, taken, &buffer)?;
+        answer(worker, request.id, taken, buffer)
     }
 }
 
-/// Receives the next request and the descriptor that it carries.
-fn next(worker: BorrowedFd<'_>) -> Result<(Request, Option<OwnedFd>), Option<Errno>> {
-    let mut bytes = [0; REQUEST + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+impl Seated {
+    fn take(&mut self, wanted: Wanted, room: &mut [u8]) -> Taken {
+        // Before the read: if the worker ends before it has the whole message, the next one does not know where the
+        // next message begins.
+        self.notes.put(Key::PARTIAL, Note { bytes: Vec::new(), fds: Vec::new() });
+        // On failure the answer has no bytes, as at the end of the stream: the worker sees the state of the stream
+        // itself.
+        take(self.stream.as_fd(), wanted, room).unwrap_or_default()
+    }
+}
+
+/// Answers with the socket of a client, or with a note about it; without either if there is none.
+fn recall(worker: BorrowedFd<'_>, id: u32, seat: Option<&Seated>, from: &[u8]) -> Result<(), Option<Errno>> {
+    let nothing = || send(worker, &Answer::with(id, 0, 0), &[], &[]);
+    let sent = match (seat, <[u8; KEY]>::try_from(from)) {
+        (None, _) => nothing(),
+        (Some(Seated { stream, .. }), Err(_)) if from.is_empty() => {
+            send(worker, &Answer::with(id, 0, 1), &[stream.as_fd()], &[])
+        }
+        (Some(_), Err(_)) => return Err(Some(Errno::PROTO)),
+        (Some(Seated { notes, .. }), Ok(from)) => match notes.first_from(Key::from_bytes(from)) {
+            None => nothing(),
+            Some((key, Note { bytes, fds })) => {
+                let bytes = [&key.to_bytes()[..], bytes].concat();
+                let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+                send(worker, &Answer::with(id, bytes.len(), fds.len()), &fds, &bytes)
+            }
+        },
+    };
+    match sent {
+        Err(Errno::PIPE | Errno::CONNRESET) => Err(None),
+        sent => Ok(sent?),
+    }
+}
+
+/// A received request.
+struct Received {
+    request: Request,
+    /// Bytes behind the request.
+    tail: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+/// Receives the next request and the descriptors that it carries.
+fn next(worker: BorrowedFd<'_>) -> Result<Received, Option<Errno>> {
+    let mut bytes = [0; REQUEST + MAX_TAIL + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::io::retry_on_intr(|| {
         rustix::net::recvmsg(worker, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
@@ -72,19 +235,23 @@ fn next(worker: BorrowedFd<'_>) -> Result<(Request, Option<OwnedFd>), Option<Err
         Err(Errno::CONNRESET) => return Err(None),
         Err(errno) => return Err(Some(errno)),
     };
-    let fd = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    let request = bytes.get(..count).and_then(Request::parse).ok_or(Some(Errno::PROTO))?;
-    Ok((request, fd))
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let (head, tail) = bytes.get(..count).and_then(|bytes| bytes.split_at_checked(REQUEST)).ok_or(Errno::PROTO)?;
+    let request = Request::parse(head).filter(|_| tail.len() <= MAX_TAIL).ok_or(Errno::PROTO)?;
+    Ok(Received { request, tail: tail.to_vec(), fds })
 }
 
 /// Sends the answer to a request, with the received bytes and descriptors.
 fn answer(worker: BorrowedFd<'_>, id: u32, taken: Taken, buffer: &[u8]) -> Result<(), Option<Errno>> {
-    match send(worker, &Answer::new(id, &taken), &taken.fds, buffer.get(..taken.bytes).unwrap_or_default()) {
+    let fds: Vec<_> = taken.fds.iter().map(AsFd::as_fd).collect();
+    match send(worker, &Answer::new(id, &taken), &fds, buffer.get(..taken.bytes).unwrap_or_default()) {
         // Too many descriptors of this user are in flight: the client's descriptors are refused.
-        Err(errno @ (Errno::TOOMANYREFS | Errno::NOMEM | Errno::NOBUFS)) if !taken.fds.is_empty() => {
+        Err(errno @ (Errno::TOOMANYREFS | Errno::NOMEM | Errno::NOBUFS)) if !fds.is_empty() => {
             let bytes = taken.bytes;
             let taken = Taken { bytes, refused: Some(errno.into()), ..Taken::default() };
             answer(worker, id, taken, buffer)
@@ -94,11 +261,10 @@ fn answer(worker: BorrowedFd<'_>, id: u32, taken: Taken, buffer: &[u8]) -> Resul
     }
 }
 
-fn send(worker: BorrowedFd<'_>, head: &Answer, fds: &[OwnedFd], bytes: &[u8]) -> Result<(), Errno> {
+fn send(worker: BorrowedFd<'_>, head: &Answer, fds: &[BorrowedFd<'_>], bytes: &[u8]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MSG_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::INVAL);
     }
     let head: [u8; ANSWER] = head.to_bytes();

@@ -1,17 +1,26 @@
 //! Messages between a worker and its keeper: packets of a `SOCK_SEQPACKET` socket pair.
 //!
-//! | request, 12 bytes | answer, 16 bytes |
+//! | request, 12 bytes and more | answer, 16 bytes and more |
 //! | --- | --- |
 //! | operation, seat, what descriptors may be, 0: a byte each | number of the request: 4 bytes |
-//! | most bytes to take: 4 | bytes that were taken, which follow: 4 |
+//! | most bytes to take: 4 | bytes that follow: 4 |
 //! | its number: 4 | descriptors, 1 if some were lost, code of a refusal, 0: a byte each |
-//! | | errno of that refusal: 4 |
+//! | keys and contents of notes | errno of that refusal: 4 |
+//! | | bytes that were taken, or a note with its key |
 //!
 //! Numbers are in native byte order. The keeper answers a request before the worker sends the next one.
-//! [`Operation::Admit`] carries the client's socket as a descriptor; an answer carries the received descriptors.
+//!
+//! | operation | follows the request | the answer brings |
+//! | --- | --- | --- |
+//! | [`Operation::Admit`] | the client's socket | |
+//! | [`Operation::Take`] | | bytes and accepted descriptors of the client |
+//! | [`Operation::Put`] | a key and a note, with its descriptors | `ENOSPC` if there is no room |
+//! | [`Operation::Forget`] | first and last key | |
+//! | [`Operation::Recall`] | nothing, or a key | the client's socket; or the first note from that key on |
 
 use rustix::io::Errno;
 
+use super::notes::{KEY, MAX_NOTE};
 use super::receive::{Taken, Wanted};
 use crate::examine::DescriptorError;
 
@@ -20,6 +29,9 @@ pub(super) const SEATS: usize = 2;
 
 /// Maximum number of message bytes in an answer.
 pub(super) const CHUNK: usize = 4096;
+
+/// Maximum number of bytes behind a request.
+pub(super) const MAX_TAIL: usize = KEY + MAX_NOTE;
 
 pub(super) const REQUEST: usize = 12;
 pub(super) const ANSWER: usize = 16;
@@ -33,6 +45,12 @@ pub(super) enum Operation {
     Release,
     /// Receive bytes from the socket.
     Take(Wanted),
+    /// Keep a note about the client.
+    Put,
+    /// Drop notes.
+    Forget,
+    /// Return the socket, or a note.
+    Recall,
 }
 
 /// Request of a worker.
@@ -55,6 +73,9 @@ impl Request {
             Operation::Take(Wanted::Memory { sealed: false }) => (3, 1),
             Operation::Take(Wanted::Memory { sealed: true }) => (3, 2),
             Operation::Take(Wanted::Interrupts) => (3, 3),
+            Operation::Put => (4, 0),
+            Operation::Forget => (5, 0),
+            Operation::Recall => (6, 0),
         };
         let ([a, b, c, d], [e, f, g, h]) = (self.bytes.to_ne_bytes(), self.id.to_ne_bytes());
         [operation, self.seat, wanted, 0, a, b, c, d, e, f, g, h]
@@ -70,6 +91,9 @@ impl Request {
             (3, 1) => Operation::Take(Wanted::Memory { sealed: false }),
             (3, 2) => Operation::Take(Wanted::Memory { sealed: true }),
             (3, 3) => Operation::Take(Wanted::Interrupts),
+            (4, 0) => Operation::Put,
+            (5, 0) => Operation::Forget,
+            (6, 0) => Operation::Recall,
             _ => return None,
         };
         let (bytes, id) = (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]));
@@ -89,13 +113,14 @@ pub(super) struct Answer {
 
 impl Answer {
     pub(super) fn new(id: u32, taken: &Taken) -> Self {
-        Self {
-            id,
-            bytes: u32::try_from(taken.bytes).unwrap_or(u32::MAX),
-            fds: u8::try_from(taken.fds.len()).unwrap_or(u8::MAX),
-            lost: taken.lost,
-            refused: taken.refused,
-        }
+        let Taken { bytes, ref fds, lost, refused } = *taken;
+        Self { lost, refused, ..Self::with(id, bytes, fds.len()) }
+    }
+
+    /// Returns the header of an answer with a note.
+    pub(super) fn with(id: u32, bytes: usize, fds: usize) -> Self {
+        let (bytes, fds) = (u32::try_from(bytes).unwrap_or(u32::MAX), u8::try_from(fds).unwrap_or(u8::MAX));
+        Self { id, bytes, fds, lost: false, refused: None }
     }
 
     pub(super) fn to_bytes(self) -> [u8; ANSWER] {
@@ -136,7 +161,8 @@ mod tests {
     fn operations() -> impl Strategy<Value = Operation> {
         let wanted =
             [Wanted::Nothing, Wanted::Memory { sealed: false }, Wanted::Memory { sealed: true }, Wanted::Interrupts];
-        let all = [Operation::Admit, Operation::Release].into_iter().chain(wanted.map(Operation::Take));
+        use Operation::{Admit, Forget, Put, Recall, Release};
+        let all = [Admit, Release, Put, Forget, Recall].into_iter().chain(wanted.map(Operation::Take));
         prop::sample::select(all.collect::<Vec<_>>())
     }
 

@@ -20,6 +20,8 @@ pub(crate) struct Expected {
     pub(crate) device: Device,
     pub(crate) link: LinkState,
     pub(crate) doorbells: DoorbellSetup,
+    /// A worker that has crashed has left its clients with the keeper.
+    pub(crate) kept: bool,
     pub(crate) fds: Vec<OwnedFd>,
 }
 
