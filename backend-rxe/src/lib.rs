@@ -100,6 +100,7 @@ mod flows;
 mod gid;
 mod hca;
 mod limits;
+mod moved;
 mod mr;
 mod path;
 mod pause;

@@ -316,6 +316,14 @@ impl Requester {
         self.wait = Wait::Nothing;
     }
 
+    /// Starts the request in flight from its beginning.
+    pub(crate) fn start_over(&mut self) {
+        if let Some(progress) = &mut self.current {
+            progress.done = 0;
+        }
+        self.stop_waiting();
+    }
+
     /// Waits for a receive of the peer, which asks to wait for `delay`. A posted receive ends the wait.
     ///
     /// # Errors

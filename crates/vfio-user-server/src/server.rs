@@ -116,6 +116,9 @@ impl Server {
         if self.endpoint.memory.is_revoked() {
             return Err(HoldError::Ending);
         }
+        if self.endpoint.stats.is_migrating() {
+            return Err(HoldError::Migrating);
+        }
         Ok(HeldClient { endpoint: &self.endpoint, state })
     }
 
