@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     fn pattern(len: usize) -> Vec<u8> {
-        (0..len).map(|at| (at / 7 % 251) as u8).collect()
+        (0..len).map(|at| u8::try_from(at / 7 % 251).unwrap()).collect()
     }
 
     #[test]

@@ -56,14 +56,8 @@ pub struct LogRanges<'a>(&'a [[u8; RANGE]]);
 impl LogRanges<'_> {
     /// Returns the ranges: first address and bytes.
     pub fn to_vec(&self) -> Vec<(u64, u64)> {
-        let pair = |range: &[u8; RANGE]| {
-            let number = u128::from_le_bytes(*range);
-            #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
-            let iova = number as u64;
-            #[expect(clippy::cast_possible_truncation, reason = "the upper half")]
-            let length = (number >> 64) as u64;
-            (iova, length)
-        };
+        let number = |half: Option<&[u8; 8]>| half.map_or(0, |half| u64::from_le_bytes(*half));
+        let pair = |range: &[u8; RANGE]| (number(range.first_chunk()), number(range.last_chunk()));
         self.0.iter().map(pair).collect()
     }
 }
