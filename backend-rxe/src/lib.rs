@@ -104,6 +104,7 @@ mod flows;
 mod gid;
 mod hca;
 mod limits;
+mod moved;
 mod mr;
 mod own_thread;
 mod path;

@@ -47,6 +47,26 @@ impl SaveHca for RxeHca {
         self.restore_bound_gid(index, gid, kind, vlan)
     }
 
+    fn move_connections(&self) -> Result<(), VerbsError> {
+        self.move_restored()
+    }
+
+    fn end_connections(&self) -> usize {
+        self.end_restored()
+    }
+
+    fn announce(&self) {
+        self.announce_addresses();
+    }
+
+    fn leave(&self) {
+        self.leave_process();
+    }
+
+    fn blockers(&self) -> Vec<String> {
+        self.bound_connections()
+    }
+
     fn save_mr(&self, mr: &RxeMr) -> Result<SavedMr, VerbsError> {
         let (request, region) = mr.adapter.mrs.read().save(mr.key).ok_or(VerbsError::Gone)?;
         Ok(SavedMr { request, adapter: region.encode_to_vec() })

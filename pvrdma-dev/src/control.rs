@@ -61,3 +61,12 @@ pub(crate) struct Restored {
     /// Pages of all rings.
     pub(crate) rings: Vec<PageList>,
 }
+
+/// What becomes of the connections of a restored device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Connections {
+    /// They continue: all devices of the network move at the same moment.
+    Keep,
+    /// They continue on the network if the state is that of a live migration. Otherwise they end.
+    MoveOrEnd,
+}

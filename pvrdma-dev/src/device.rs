@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use log::debug;
 use parking_lot::Mutex;
-use pvrdma_guest_memory::DmaSpace;
+use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
 use pvrdma_verbs::{AsyncEvent, Backend, EventSink, Hca, PortEvent, PortState, VerbsError};
 
 use crate::abi::regs::ctl;
@@ -76,6 +76,11 @@ impl<B: Backend> PvrdmaDevice<B> {
     /// Returns the core, on which commands and doorbells operate.
     pub(crate) const fn core(&self) -> &Core<B::Hca> {
         &self.core
+    }
+
+    /// Returns the memory that the device may keep for its guest and peers.
+    pub fn memory_budget(&self) -> &Arc<MemoryBudget> {
+        &self.core.budget
     }
 
     /// Returns the current status. Its phase is the one after the last completed register write: this does not wait for

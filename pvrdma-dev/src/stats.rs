@@ -24,6 +24,8 @@ counters! {
         register_errors,
         /// MODIFY_QP commands that the adapter refused.
         modify_qp_refused,
+        /// Connections that ended because the device was restored from a snapshot.
+        connections_not_restored,
         /// Commands with an unknown number.
         commands_unknown,
         /// Doorbells of send queues.
@@ -168,6 +170,8 @@ pub struct KeptStatus {
     pub queues_bytes: u64,
     /// Bookkeeping of locked guest pages and their users.
     pub pins_bytes: u64,
+    /// Saved state on its way to or from a VMM, and the log of written pages.
+    pub migration_bytes: u64,
     /// Number of refused allocations.
     pub refused: u64,
 }
@@ -182,6 +186,7 @@ impl From<&MemoryBudget> for KeptStatus {
             packets_bytes: budget.used_for(Kept::Packets),
             queues_bytes: budget.used_for(Kept::Queues),
             pins_bytes: budget.used_for(Kept::Pins),
+            migration_bytes: budget.used_for(Kept::Migration),
             refused: Kept::ALL.iter().map(|&kept| budget.refused(kept)).sum(),
         }
     }
@@ -212,6 +217,11 @@ impl KeptStatus {
                 queues_bytes,
             ),
             bytes("kept_pins_bytes", "Part of `kept_bytes` for the record of locked guest pages.", self.pins_bytes),
+            bytes(
+                "kept_migration_bytes",
+                "Part of `kept_bytes` for a migration: saved state in transit, and the log of written pages.",
+                self.migration_bytes,
+            ),
             Counter::total(
                 "kept_refused",
                 Unit::None,

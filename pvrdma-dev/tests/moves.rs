@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use common::{Process, gid};
 use pvrdma_dev::testing::{
-    Buffer, Driver, FastMr, GuestMemory, MovingFunction, Mr, Path, Placement, Qp, QpInit, RecvWr, SendWr, Sge, Srq,
-    TestDevice, access, status, wc_flag,
+    Buffer, Driver, FastMr, GuestMemory, MEMORY_BASE, MovingFunction, Mr, Path, Placement, Qp, QpInit, RecvWr, SendWr,
+    Sge, Srq, TestDevice, access, status, wc_flag,
 };
 use pvrdma_dev::{ObjectKind, PciFunction};
+use pvrdma_guest_memory::MemoryBudget;
 use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_link::{Clock, Frames, Link, LinkInspect, ManualClock, Readiness};
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
@@ -276,6 +277,23 @@ impl Side {
         self.adapter = adapter;
     }
 
+    /// Continues on another adapter, without the neighbours that it had on the first one, as a VMM does it. The first
+    /// device leaves.
+    fn move_alone(&mut self, adapter: Adapter, saved: &[u8], leaves: bool) {
+        let next =
+            self.test.successor(&adapter.rxe, TestDevice::<Rxe>::config(self.host), self.test.memory.another_space());
+        next.device.restore_alone(&mut &saved[..]).unwrap();
+        next.device.finish_restore().unwrap();
+        if leaves {
+            self.test.device.leave();
+        }
+        PciFunction::reset(&*self.test.device);
+        assert!(self.test.device.resume());
+        self.function.move_to(next.function());
+        (self.test, self.adapter) = (next, adapter);
+        assert!(self.test.device.resume());
+    }
+
     /// Posts a receive that the peer needs.
     fn post_receive(&mut self) {
         let Some((id, at, len)) = self.to_post.pop_front() else { return };
@@ -337,6 +355,33 @@ impl Pair {
         let pair = Self { clock, sides: [a, b] };
         pair.claim();
         pair
+    }
+
+    /// Creates the pair in one process, from which the first guest will move: to the other end of the cable of the
+    /// second one.
+    fn neighbours(shared: bool) -> Self {
+        let clock = Arc::new(ManualClock::default());
+        let (near, far) = memory::pair(100_000).unwrap();
+        let (near, far) = (Arc::new(near), Arc::new(far));
+        let second = Adapter::new(&clock, 2, Some(&near));
+        let first = Adapter { rxe: second.rxe.clone(), cut: Arc::default(), _uplink: None };
+        let mut a = Side::new(first, 1, Some(far), (true, shared));
+        let mut b = Side::new(second, 2, Some(near), (false, false));
+        a.connect(2, b.qp.qpn);
+        b.connect(1, a.qp.qpn);
+        let pair = Self { clock, sides: [a, b] };
+        pair.claim();
+        pair
+    }
+
+    /// Moves the first guest away from the process that both share.
+    fn part(&mut self) {
+        let adapter = self.adapter(0);
+        let side = &mut self.sides[0];
+        side.test.memory.space().start_dirty_log(&[(0, 1 << 32)], &MemoryBudget::new(1 << 20)).unwrap();
+        let saved = side.save();
+        side.move_alone(adapter, &saved, true);
+        self.claim();
     }
 
     /// Lets the adapters find out that no host has the addresses of the guests, which they do after each bind.
@@ -506,6 +551,112 @@ fn run(
     for (what, count) in pair.sides.iter().flat_map(|side| &side.counts) {
         *counts.entry(what).or_default() += count;
     }
+}
+
+/// Two guests of one process have a connection, and one moves to another host in the middle of it, where both may move
+/// on.
+#[test]
+fn a_local_connection_continues_on_the_network() {
+    let mut counts = BTreeMap::<_, u32>::new();
+    for seed in 0..300 {
+        let mut random = Random::new(seed);
+        let mut pair = Pair::neighbours(seed.is_multiple_of(2));
+        let at = random.below(50);
+        for step in 0..60 {
+            if step == at {
+                pair.part();
+            } else if step > at && random.below(6) == 0 {
+                pair.move_one(random.below(2));
+            }
+            pair.step(&mut random);
+        }
+        pair.finish();
+        for (what, count) in pair.sides.iter().flat_map(|side| &side.counts) {
+            *counts.entry(*what).or_default() += count;
+        }
+    }
+    assert!(counts.get("local request").is_some_and(|&count| count >= 30), "{counts:?}");
+}
+
+/// What was in progress between the two is lost to the peer if the device ends without leaving.
+#[test]
+#[should_panic(expected = "status: 12")]
+fn a_device_that_does_not_leave_takes_its_connections_along() {
+    let mut pair = Pair::neighbours(false);
+    let mut random = Random::new(1);
+    let adapter = pair.adapter(0);
+    // The peer has a request in flight, which gives the connection its name.
+    while pair.sides[1].sends.is_empty() {
+        pair.post(1, &mut random);
+    }
+    let side = &mut pair.sides[0];
+    side.test.memory.space().start_dirty_log(&[(0, 1 << 32)], &MemoryBudget::new(1 << 20)).unwrap();
+    let saved = side.save();
+    side.move_alone(adapter, &saved, false);
+    pair.claim();
+    pair.finish();
+}
+
+/// A snapshot restored alone: the peer has gone on, so the connection ends, and its requests flush. Everything else
+/// continues.
+#[test]
+fn connections_of_a_snapshot_end() {
+    let mut pair = Pair::new(true, false);
+    let peer = pair.sides[1].qp.qpn;
+    let side = &mut pair.sides[0];
+    let (adapter, buffer) = (Adapter::new(&pair.clock, 1, side.cable.as_ref()), side.buffer.sge(&side.mr, 0, 100));
+    let (address, rkey) = (side.buffer.va(), side.mr.rkey);
+    side.qp.post_recv(&[RecvWr::new(7, &[])]).unwrap();
+    side.qp.post_send(&[SendWr::write(5, &[buffer], address, rkey)]).unwrap();
+    side.process.cq.arm();
+    let saved = side.save();
+    side.adapter.cut.store(true, Ordering::SeqCst);
+    side.move_alone(adapter, &saved, false);
+    while side.adapter.rxe.run_some(64) > 0 {}
+    let completions: Vec<_> =
+        std::iter::from_fn(|| side.process.cq.poll()).map(|cqe| (cqe.wr_id, cqe.status)).collect();
+    assert_eq!(completions, [(5, status::WR_FLUSH), (7, status::WR_FLUSH)]);
+    let status = side.test.device.status();
+    let ended = status.counters.iter().find(|counter| counter.name == "connections_not_restored").unwrap();
+    assert_eq!(ended.value, 1);
+    // The program connects again.
+    side.qp.to_reset().unwrap();
+    side.connect(2, peer);
+}
+
+/// Pages that a device or its peer writes while its adapter runs are in the log. The driver writes to its memory between
+/// these runs only.
+#[test]
+fn every_written_page_is_logged() {
+    const BYTES: usize = 16 << 20;
+    let mut written = 0;
+    for (seed, wire) in (0..4).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let mut random = Random::new(seed);
+        let mut pair = Pair::new(wire, seed.is_multiple_of(2));
+        let memories = pair.sides.each_ref().map(|side| Arc::clone(&side.test.memory));
+        for memory in &memories {
+            memory.space().start_dirty_log(&[(MEMORY_BASE, BYTES as u64)], &MemoryBudget::new(1 << 20)).unwrap();
+        }
+        for _ in 0..10 {
+            (0..6).for_each(|_| pair.step(&mut random));
+            let before = memories.each_ref().map(|memory| memory.read_vec(MEMORY_BASE, BYTES));
+            for memory in &memories {
+                memory.space().report_dirty(MEMORY_BASE, BYTES as u64, 4096).unwrap();
+            }
+            pair.sides.iter().for_each(|side| _ = side.adapter.rxe.run_some(4));
+            for (memory, before) in memories.iter().zip(&before) {
+                let bits = memory.space().report_dirty(MEMORY_BASE, BYTES as u64, 4096).unwrap();
+                let after = memory.read_vec(MEMORY_BASE, BYTES);
+                for (page, (old, new)) in before.chunks(4096).zip(after.chunks(4096)).enumerate() {
+                    if old != new {
+                        written += 1;
+                        assert!(bits[page / 64] >> (page % 64) & 1 != 0, "page {page} of seed {seed}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(written > 50, "{written}");
 }
 
 /// Checks that everything of a list was in progress often.

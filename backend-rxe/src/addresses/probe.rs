@@ -1,5 +1,5 @@
-//! Frames that ask whether a host uses an address. They do not announce the address for the device: if a host does use
-//! it, the caches of other hosts must keep their entry.
+//! Frames that probe whether a host has an address, and frames that announce that the device has it. Probes do not claim
+//! the address for the device, so that the caches of other hosts do not change if one of them does have it.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -15,33 +15,60 @@ const MIN_FRAME: usize = 60;
 /// guest in the middle of its own duplicate address detection, the guest would take the probe for a conflict and give
 /// up its address.
 pub(crate) fn build(mac: MacAddr, (gid, vlan): Address) -> Vec<u8> {
-    let (destination, kind, body) = match gid.ipv4() {
-        Some(target) => ([0xff; 6], [8, 6], arp(mac, target)),
+    match gid.ipv4() {
+        Some(target) => frame(mac, [0xff; 6], vlan, [8, 6], &arp(mac, [0; 4], octets(target))),
         None => {
             let [.., a, b, c] = gid.0;
-            ([0x33, 0x33, 0xff, a, b, c], [0x86, 0xdd], solicitation(mac, gid.0))
+            frame(mac, [0x33, 0x33, 0xff, a, b, c], vlan, [0x86, 0xdd], &solicitation(mac, gid.0))
         }
-    };
+    }
+}
+
+/// Builds an announcement of an address: an ARP announcement (RFC 5227, 2.3) or an unsolicited neighbour advertisement
+/// to all nodes (RFC 4861, 7.2.6). Switches learn the place of the MAC address from it, and hosts the MAC address.
+pub(crate) fn announcement(mac: MacAddr, (gid, vlan): Address) -> Vec<u8> {
+    match gid.ipv4() {
+        Some(own) => frame(mac, [0xff; 6], vlan, [8, 6], &arp(mac, octets(own), octets(own))),
+        None => frame(mac, [0x33, 0x33, 0, 0, 0, 1], vlan, [0x86, 0xdd], &advertisement(mac, gid.0)),
+    }
+}
+
+fn frame(mac: MacAddr, destination: [u8; 6], vlan: Option<u16>, kind: [u8; 2], body: &[u8]) -> Vec<u8> {
     let tag = vlan.map_or_else(Vec::new, |vlan| [[0x81, 0], vlan.to_be_bytes()].concat());
-    let mut frame = [&destination[..], &mac.0, &tag, &kind, &body].concat();
+    let mut frame = [&destination[..], &mac.0, &tag, &kind, body].concat();
     frame.resize(frame.len().max(MIN_FRAME), 0);
     frame
 }
 
-fn arp(mac: MacAddr, target: impl Into<IpAddr>) -> Vec<u8> {
-    let target = match target.into() {
-        IpAddr::V4(target) => target.octets(),
+fn octets(address: impl Into<IpAddr>) -> [u8; 4] {
+    match address.into() {
+        IpAddr::V4(address) => address.octets(),
         IpAddr::V6(_) => [0; 4],
-    };
-    [&[0, 1, 8, 0, 6, 4, 0, 1][..], &mac.0, &[0; 4], &[0; 6], &target].concat()
+    }
+}
+
+/// Builds an ARP request.
+fn arp(mac: MacAddr, sender: [u8; 4], target: [u8; 4]) -> Vec<u8> {
+    [&[0, 1, 8, 0, 6, 4, 0, 1][..], &mac.0, &sender, &[0; 6], &target].concat()
 }
 
 /// Builds an IPv6 packet to the solicited-node group of the target.
 fn solicitation(mac: MacAddr, target: [u8; 16]) -> Vec<u8> {
     let [.., a, b, c] = target;
     let group = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c]).octets();
-    let source = link_local(mac).0;
-    let mut message = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &target, &[SOURCE_OPTION, 1], &mac.0].concat();
+    let message = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &target, &[SOURCE_OPTION, 1], &mac.0].concat();
+    icmp(link_local(mac).0, group, message)
+}
+
+/// Builds an IPv6 packet to all nodes, which replaces what they know of the address.
+fn advertisement(mac: MacAddr, address: [u8; 16]) -> Vec<u8> {
+    let group = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]).octets();
+    let message = [&[136, 0, 0, 0, OVERRIDE, 0, 0, 0][..], &address, &[TARGET_OPTION, 1], &mac.0].concat();
+    icmp(address, group, message)
+}
+
+/// Completes a message of [`LENGTH`] bytes.
+fn icmp(source: [u8; 16], group: [u8; 16], mut message: Vec<u8>) -> Vec<u8> {
     // The pseudo-header (RFC 8200, 8.1): addresses, length, next header.
     let sum = sum(&source) + sum(&group) + sum(&message) + u32::from(LENGTH) + u32::from(ICMPV6);
     let [high, low] = fold(sum).to_be_bytes();
@@ -52,9 +79,12 @@ fn solicitation(mac: MacAddr, target: [u8; 16]) -> Vec<u8> {
     [&[0x60, 0, 0, 0, high, low, ICMPV6, 255][..], &source, &group, &message].concat()
 }
 
-/// Length of a solicitation with the source link-layer address option.
+/// Length of a message with one option for the link-layer address.
 const LENGTH: u16 = 32;
 const SOURCE_OPTION: u8 = 1;
+const TARGET_OPTION: u8 = 2;
+/// Flag of an advertisement, in its first byte of flags.
+const OVERRIDE: u8 = 0x20;
 const ICMPV6: u8 = 58;
 
 /// Sums 16-bit words (RFC 1071). The inputs here are too short to overflow the sum.
@@ -90,6 +120,22 @@ mod tests {
         ]
         .concat();
         assert!(frame.starts_with(&expected) && frame.len() == 60, "{frame:02x?}");
+    }
+
+    #[test]
+    fn announcements_name_the_address_and_the_mac_address() {
+        let frame = announcement(mac(1), (gid(9), None));
+        let expected = [&[0xff; 6][..], &mac(1).0, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &mac(1).0, &[10, 0, 0, 9]].concat();
+        assert!(frame.starts_with(&expected) && frame[32..42] == [0, 0, 0, 0, 0, 0, 10, 0, 0, 9], "{frame:02x?}");
+
+        let own = "fd00::12:3456".parse::<Ipv6Addr>().unwrap().octets();
+        let frame = announcement(mac(1), (Gid(own), Some(7)));
+        assert_eq!(frame[..18], [0x33, 0x33, 0, 0, 0, 1, 2, 0, 0, 0, 0, 1, 0x81, 0, 0, 7, 0x86, 0xdd]);
+        let (header, message) = frame[18..].split_at(40);
+        assert_eq!((&header[8..24], &header[24..40]), (&own[..], &"ff02::1".parse::<Ipv6Addr>().unwrap().octets()[..]));
+        assert_eq!((&message[..2], &message[4..8], &message[8..24]), (&[136, 0][..], &[0x20, 0, 0, 0][..], &own[..]));
+        assert_eq!(message[24..], [2, 1, 2, 0, 0, 0, 0, 1]);
+        assert_eq!(fold(sum(&header[8..40]) + 32 + 58 + sum(message)), 0);
     }
 
     #[test]

@@ -2,12 +2,12 @@
 //!
 //! # Path of a request
 //!
-//! A destination GID that is bound in this process is reached by local delivery, and any other through the port, if
-//! there is one. A connected QP decides with its first request and keeps the path until RESET, because PSNs on the wire
-//! and positions in local delivery cannot be converted into each other. State for the wire is allocated on first use,
-//! so that other QPs do not pay for it. As a consequence, a connection does not follow a GID that moves from the
-//! network to a device of this process, or back: it fails with "retry exceeded", as if the peer's host had died. A
-//! datagram QP decides with each request.
+//! A destination GID that is bound in this process is reached by local delivery, any other through the port, if there
+//! is one. A connected QP decides with its first request and keeps the path until RESET, because PSNs on the wire and
+//! positions in local delivery cannot be converted into each other. State for the wire is allocated when it is needed,
+//! so that other QPs do not pay for it. As a consequence, connections do not follow a GID that moves from the network
+//! to a device of this process, or back: they fail with "retry exceeded", as if the peer's host had died. The exception
+//! is a device that moves to another host with its state: [`crate::moved`]. A datagram QP decides with each request.
 //!
 //! Only [`crate::drive`] chooses a path. A path borrows the state that it needs: the QP, its requester half, the state
 //! of the route, and guest memory.

@@ -14,18 +14,23 @@ const MAX_COUNTED: u64 = 1 << 62;
 static NEXT: AtomicU64 = AtomicU64::new(2);
 
 /// Identifier of the connection that a half of a QP belongs to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Connection(u64);
 
 impl Connection {
-    /// No request has arrived at the responder, or has been accepted from the requester, yet.
-    const NONE: Self = Self(0);
+    /// No request has arrived at the responder, or was accepted from the requester, yet.
+    pub(crate) const NONE: Self = Self(0);
     /// The other half is on the wire.
     pub(crate) const WIRE: Self = Self(1);
 
     /// Returns a new identifier.
     fn begin() -> Self {
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Returns `true` if the other half is in this process.
+    pub(crate) fn is_local(self) -> bool {
+        self != Self::NONE && self != Self::WIRE
     }
 
     /// Returns the number that identifies the connection in a saved state.

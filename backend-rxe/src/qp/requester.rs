@@ -323,6 +323,14 @@ impl Requester {
         self.wait = Wait::Nothing;
     }
 
+    /// Starts the request in flight from its beginning.
+    pub(crate) fn start_over(&mut self) {
+        if let Some(progress) = &mut self.current {
+            progress.done = 0;
+        }
+        self.stop_waiting();
+    }
+
     /// Waits for a receive of the peer, which has asked for a wait of `delay`. A posted receive ends the wait early.
     ///
     /// # Errors

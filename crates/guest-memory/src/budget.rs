@@ -22,11 +22,14 @@ pub enum Kept {
     Queues,
     /// Bookkeeping of locked guest pages and their users.
     Pins,
+    /// Saved state on its way to or from a VMM, and the log of written pages.
+    Migration,
 }
 
 impl Kept {
     /// All purposes, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::Objects, Self::Requests, Self::Packets, Self::Queues, Self::Pins];
+    pub const ALL: [Self; 6] =
+        [Self::Objects, Self::Requests, Self::Packets, Self::Queues, Self::Pins, Self::Migration];
 
     /// Returns the name.
     pub const fn name(self) -> &'static str {
@@ -36,6 +39,7 @@ impl Kept {
             Self::Packets => "packets",
             Self::Queues => "queues",
             Self::Pins => "pins",
+            Self::Migration => "migration",
         }
     }
 }
@@ -169,8 +173,8 @@ mod tests {
         assert_eq!(error, OverBudget { kept: Kept::Packets, bytes: 5, used: 6, limit: 10 });
         assert!(budget.charge(Kept::Objects, u64::MAX).is_err());
         let second = budget.charge(Kept::Packets, 4).unwrap();
-        assert_eq!(Kept::ALL.map(|kept| budget.used_for(kept)), [6, 0, 4, 0, 0]);
-        assert_eq!(Kept::ALL.map(|kept| budget.refused(kept)), [1, 0, 1, 0, 0]);
+        assert_eq!(Kept::ALL.map(|kept| budget.used_for(kept)), [6, 0, 4, 0, 0, 0]);
+        assert_eq!(Kept::ALL.map(|kept| budget.refused(kept)), [1, 0, 1, 0, 0, 0]);
         assert!(budget.used() == 10 && budget.is_scarce());
         drop(first);
         assert!(budget.charge(Kept::Objects, 6).is_ok());
@@ -185,6 +189,6 @@ mod tests {
     #[test]
     fn a_charge_is_smaller_than_what_it_stands_for() {
         assert_eq!(size_of::<Charge>(), 16);
-        assert_eq!(Kept::ALL.map(|kept| kept as usize), [0, 1, 2, 3, 4]);
+        assert_eq!(Kept::ALL.map(|kept| kept as usize), [0, 1, 2, 3, 4, 5]);
     }
 }

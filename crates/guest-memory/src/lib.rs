@@ -31,6 +31,7 @@
 //! ```
 
 mod budget;
+mod dirty;
 mod error;
 mod limits;
 mod part;
@@ -44,6 +45,7 @@ mod view;
 mod watcher;
 
 pub use budget::{Charge, Kept, MemoryBudget, OverBudget};
+pub use dirty::DirtyLogError;
 pub use error::{DmaError, MapError};
 pub use limits::{MAX_RANGES, MemoryLimits};
 pub use pin::{PinError, PinGuard, PinPolicy, PinRefusal};

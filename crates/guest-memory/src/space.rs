@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
+use super::dirty::{DirtyLog, DirtyLogError};
 use super::pin::PinTable;
 use super::stall::{Hold, Stall, StallMeter, Stalls};
 use super::{
@@ -18,11 +19,20 @@ use super::{
 /// Bytes that are locked in one step, which bounds how long a thread that removes memory may have to wait.
 const PIN_STEP: u64 = 32 << 20;
 
+/// What views read.
+#[derive(Default)]
+pub(super) struct Map {
+    /// Mapped ranges, in the order of their addresses.
+    pub(super) ranges: Vec<DmaRange>,
+    /// Log of the pages that are lent for writing, while the VMM wants it.
+    pub(super) log: Option<DirtyLog>,
+}
+
 /// The bus address space of one device.
 pub struct DmaSpace {
     id: SpaceId,
-    ranges: RwLock<Vec<DmaRange>>,
-    /// Changed only with `ranges` locked for writing, so a view sees one value for its whole life.
+    map: RwLock<Map>,
+    /// Changed only with `map` locked for writing, so a view sees one value for its whole life.
     enabled: AtomicBool,
     /// `true` if the VMM has removed memory without announcing it: every access is refused.
     revoked: Arc<AtomicBool>,
@@ -65,7 +75,7 @@ impl DmaSpace {
         Arc::new(Self {
             stalls: Stalls::new(Arc::clone(&revoked), meter),
             id: SpaceId(NEXT.fetch_add(1, Ordering::Relaxed)),
-            ranges: RwLock::new(Vec::new()),
+            map: RwLock::default(),
             enabled: AtomicBool::new(true),
             revoked,
             policy,
@@ -137,7 +147,7 @@ impl DmaSpace {
         }
         let pinned = range.clone();
         {
-            let mut ranges = self.ranges.write();
+            let ranges = &mut self.map.write().ranges;
             if ranges.len() >= self.limits.ranges {
                 return Err(MapError::TooMany);
             }
@@ -165,7 +175,7 @@ impl DmaSpace {
     pub fn unmap(&self, iova: u64, len: u64) -> Result<(), MapError> {
         let end = iova.checked_add(len).ok_or(MapError::Invalid { iova, len })?;
         let removed: Vec<DmaRange> = {
-            let mut ranges = self.ranges.write();
+            let ranges = &mut self.map.write().ranges;
             let first = ranges.partition_point(|r| r.end() <= iova);
             let last = ranges.partition_point(|r| r.iova < end);
             let inside = first < last
@@ -182,7 +192,7 @@ impl DmaSpace {
 
     /// Removes all ranges, for example after the VMM has disconnected.
     pub fn unmap_all(&self) {
-        let removed = std::mem::take(&mut *self.ranges.write());
+        let removed = std::mem::take(&mut self.map.write().ranges);
         self.release(&removed);
     }
 
@@ -238,44 +248,88 @@ impl DmaSpace {
     /// space.
     #[inline]
     pub fn view(&self) -> DmaView<'_> {
-        let ranges = self.ranges.read();
-        self.view_of(ranges, self.stalls.hold())
+        let map = self.map.read();
+        self.view_of(map, self.stalls.hold())
     }
 
     /// As [`Self::view`]. Returns `None` if a thread removes memory or waits to do so.
     pub fn try_view(&self) -> Option<DmaView<'_>> {
-        let ranges = self.ranges.try_read()?;
-        Some(self.view_of(ranges, self.stalls.hold()))
+        let map = self.map.try_read()?;
+        Some(self.view_of(map, self.stalls.hold()))
     }
 
     /// Returns views of two different spaces. Locks their maps in the order of the spaces' identifiers, so that threads
     /// with the same pair never wait for each other. The calling thread must hold a view of neither.
     #[inline]
     pub fn view_pair<'a>(first: &'a Self, second: &'a Self) -> (DmaView<'a>, DmaView<'a>) {
-        let (first_ranges, second_ranges) = if first.id < second.id {
-            let ranges = first.ranges.read();
-            (ranges, second.ranges.read())
+        let (first_map, second_map) = if first.id < second.id {
+            let map = first.map.read();
+            (map, second.map.read())
         } else {
-            let ranges = second.ranges.read();
-            (first.ranges.read(), ranges)
+            let map = second.map.read();
+            (first.map.read(), map)
         };
         let (first_hold, second_hold) = first.stalls.hold_pair(&second.stalls);
-        (first.view_of(first_ranges, first_hold), second.view_of(second_ranges, second_hold))
+        (first.view_of(first_map, first_hold), second.view_of(second_map, second_hold))
     }
 
     #[inline]
-    fn view_of<'a>(&'a self, ranges: RwLockReadGuard<'a, Vec<DmaRange>>, hold: Hold<'a>) -> DmaView<'a> {
+    fn view_of<'a>(&'a self, map: RwLockReadGuard<'a, Map>, hold: Hold<'a>) -> DmaView<'a> {
         let enabled = self.enabled.load(Ordering::Relaxed) && !self.revoked.load(Ordering::Relaxed);
-        DmaView { id: self.id, enabled, guarded: !enabled || hold.is_watched(), ranges, hold }
+        let guarded = !enabled || hold.is_watched() || map.log.is_some();
+        DmaView { id: self.id, enabled, guarded, map, hold }
+    }
+
+    /// Starts a log of the pages in these ranges (first address, bytes) that the device may write, from this call on,
+    /// at 4 KiB a bit. Addresses need not be mapped. The bitmap is charged to `budget`. The caller must not hold a
+    /// view.
+    ///
+    /// # Errors
+    /// A log exists, a range is malformed or overlaps another, the memory map is that of a virtual IOMMU, or the budget
+    /// is exceeded.
+    pub fn start_dirty_log(&self, ranges: &[(u64, u64)], budget: &Arc<MemoryBudget>) -> Result<(), DirtyLogError> {
+        let log = DirtyLog::new(ranges, budget)?;
+        let mut map = self.map.write();
+        DirtyLog::check(&map.ranges)?;
+        if map.log.is_some() {
+            return Err(DirtyLogError::On);
+        }
+        map.log = Some(log);
+        Ok(())
+    }
+
+    /// Takes the pages of `iova..iova+len` from the log: bit n of the result (lowest bit first) is set if the device may
+    /// have written the `page_size` bytes from `iova` + n · `page_size` on, since the log started or a report included
+    /// them. What was written before is complete when this returns. The caller must hold neither a view nor a lock that
+    /// a holder of a view may wait for.
+    ///
+    /// # Errors
+    /// There is no log, `page_size` is no power of two from 4096 on, or the log does not include all of the addresses.
+    pub fn report_dirty(&self, iova: u64, len: u64, page_size: u64) -> Result<Vec<u64>, DirtyLogError> {
+        let bits = self.map.read().log.as_ref().ok_or(DirtyLogError::Off)?.take(iova, len, page_size)?;
+        // A thread may have marked its page before the bits were taken, and write to it only now.
+        self.barrier();
+        Ok(bits)
+    }
+
+    /// Ends the log, if there is one. The caller must not hold a view.
+    pub fn stop_dirty_log(&self) {
+        // Freed after the map is unlocked.
+        let _log = self.map.write().log.take();
+    }
+
+    /// Returns `true` if there is a log of written pages.
+    pub fn has_dirty_log(&self) -> bool {
+        self.map.read().log.is_some()
     }
 
     /// Enables or disables all access: a function without bus mastering reaches no memory, even if it is mapped. When
     /// this returns, every view of the old setting is gone. The caller must hold neither a view nor a lock that a
     /// holder of a view may wait for.
     pub fn set_enabled(&self, enabled: bool) {
-        let ranges = self.ranges.write();
+        let map = self.map.write();
         self.enabled.store(enabled, Ordering::Relaxed);
-        drop(ranges);
+        drop(map);
         if !enabled {
             self.tell(|watcher| watcher.disabled());
         }
@@ -289,7 +343,7 @@ impl DmaSpace {
     /// Waits until every view taken before this call is gone. The caller must hold neither a view nor a lock that a
     /// holder of a view may wait for.
     pub fn barrier(&self) {
-        drop(self.ranges.write());
+        drop(self.map.write());
     }
 
     /// Populates and locks a bounded part of the memory that [`Self::map`] queued. Returns `true` if more is left. Call

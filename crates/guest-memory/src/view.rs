@@ -9,6 +9,7 @@ use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
 
 use super::part::Part;
+use super::space::Map;
 use super::stall::Hold;
 use super::{Direction, DmaError, DmaRange, SpaceId};
 
@@ -16,16 +17,17 @@ use super::{Direction, DmaError, DmaRange, SpaceId};
 pub struct DmaView<'a> {
     pub(super) id: SpaceId,
     pub(super) enabled: bool,
-    /// `true` if accesses are denied or observed. They are neither as a rule, so that an access tests this flag alone.
+    /// `true` if accesses are denied, observed or logged. As a rule they are not, so that an access tests this flag
+    /// alone.
     pub(super) guarded: bool,
-    pub(super) ranges: RwLockReadGuard<'a, Vec<DmaRange>>,
+    pub(super) map: RwLockReadGuard<'a, Map>,
     /// Measures how long the view is held. It must be the last field: it is dropped after the map is unlocked.
     pub(super) hold: Hold<'a>,
 }
 
 impl fmt::Debug for DmaView<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DmaView").field("id", &self.id).field("ranges", &self.ranges.len()).finish()
+        f.debug_struct("DmaView").field("id", &self.id).field("ranges", &self.map.ranges.len()).finish()
     }
 }
 
@@ -49,7 +51,8 @@ impl DmaView<'_> {
     }
 
     /// Returns the longest piece of `addr..addr+len` that is contiguous in this process: at least one byte, at most
-    /// `len`.
+    /// `len`. A piece that is lent for writing counts as written in the log of written pages
+    /// ([`DmaSpace::start_dirty_log`](crate::DmaSpace::start_dirty_log)).
     ///
     /// # Errors
     /// The first byte cannot be accessed.
@@ -59,16 +62,22 @@ impl DmaView<'_> {
     pub fn piece(&self, addr: u64, len: u64, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
         let piece = self.find(addr, len, direction)?;
         if self.guarded {
-            self.guard(addr, &piece)?;
+            self.guard(addr, &piece, direction)?;
         }
         Ok(piece)
     }
 
-    /// Denies or observes an access.
+    /// Denies, logs or observes an access.
     #[cold]
-    fn guard(&self, addr: u64, piece: &VolatileSlice<'_>) -> Result<(), DmaError> {
+    fn guard(&self, addr: u64, piece: &VolatileSlice<'_>, direction: Direction) -> Result<(), DmaError> {
         if !self.enabled {
             return Err(DmaError::Denied { addr });
+        }
+        if direction == Direction::Write
+            && let Some(log) = &self.map.log
+        {
+            // The page is marked before it is written: a report that takes the mark waits for this view.
+            log.mark(addr, piece.len() as u64);
         }
         self.hold.touch(piece);
         Ok(())
@@ -77,9 +86,9 @@ impl DmaView<'_> {
     /// As [`Self::piece`], but without accessing the memory now, and even if access is disabled.
     #[inline(always)]
     fn find(&self, addr: u64, len: u64, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
-        let after = self.ranges.partition_point(|r| r.iova <= addr);
+        let after = self.map.ranges.partition_point(|r| r.iova <= addr);
         let unmapped = DmaError::Unmapped { addr, len };
-        let range = after.checked_sub(1).and_then(|i| self.ranges.get(i)).ok_or(unmapped)?;
+        let range = after.checked_sub(1).and_then(|i| self.map.ranges.get(i)).ok_or(unmapped)?;
         // The arithmetic of this function wraps only so that it is not checked again: the range begins at or below the
         // address, the address is inside the range, and `map` has checked that the backing covers the range.
         let into = addr.wrapping_sub(range.iova);
@@ -194,8 +203,8 @@ impl DmaView<'_> {
             }
             // This checks the access and returns the length of the contiguous piece.
             let count = self.find(at, end - at, direction)?.len();
-            let after = self.ranges.partition_point(|r| r.iova <= at);
-            let range = after.checked_sub(1).and_then(|i| self.ranges.get(i)).ok_or(unmapped)?;
+            let after = self.map.ranges.partition_point(|r| r.iova <= at);
+            let range = after.checked_sub(1).and_then(|i| self.map.ranges.get(i)).ok_or(unmapped)?;
             let backing = range.backing.as_ref().ok_or(DmaError::Denied { addr: at })?;
             // This fits: the piece lies inside the backing, whose size is a usize.
             #[expect(clippy::cast_possible_truncation, reason = "bounded by the backing's size")]
@@ -222,12 +231,13 @@ impl DmaView<'_> {
 
     /// Returns all ranges, in the order of their addresses.
     pub fn ranges(&self) -> &[DmaRange] {
-        &self.ranges
+        &self.map.ranges
     }
 
     /// Returns all accessible ranges: first bus address and memory.
     pub fn all_pieces(&self) -> Vec<(u64, HostPiece)> {
-        self.ranges
+        self.map
+            .ranges
             .iter()
             .filter_map(|range| {
                 let backing = range.backing.as_ref().filter(|_| self.enabled)?;
@@ -242,8 +252,8 @@ impl DmaView<'_> {
     /// last one in `out` is merged with it.
     pub(super) fn backings(&self, addr: u64, len: u64, out: &mut Vec<Part>) {
         let Some(end) = addr.checked_add(len) else { return };
-        let first = self.ranges.partition_point(|r| r.end() <= addr);
-        for range in self.ranges.iter().skip(first).take_while(|r| r.iova < end) {
+        let first = self.map.ranges.partition_point(|r| r.end() <= addr);
+        for range in self.map.ranges.iter().skip(first).take_while(|r| r.iova < end) {
             let Some(backing) = &range.backing else { continue };
             let (from, to) = (addr.max(range.iova), end.min(range.end()));
             // This fits: the piece lies inside the backing, whose size is a usize.

@@ -29,6 +29,7 @@
 //! ```
 
 mod combiner;
+mod dirty_bitmap;
 mod event;
 mod generation;
 mod level;
@@ -43,6 +44,7 @@ mod two_copies;
 mod wait_flag;
 
 pub use combiner::Combiner;
+pub use dirty_bitmap::DirtyBitmap;
 pub use event::{Event, Notice, Waker};
 pub use generation::Generation;
 pub use level::Level;

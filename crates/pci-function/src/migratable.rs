@@ -15,7 +15,7 @@ pub type StateError = Box<dyn Error + Send + Sync>;
 /// | --- | --- | --- |
 /// | 1 | [`pause`](Self::pause) | |
 /// | 2 | [`save`](Self::save) | [`restore`](Self::restore) into a function of the same configuration |
-/// | 3 | drop the function | map the guest's memory, connect the interrupts |
+/// | 3 | [`leave`](Self::leave), drop the function | map the guest's memory, connect the interrupts |
 /// | 4 | | [`resume`](Self::resume) |
 ///
 /// If a step at the destination fails, the source can [`resume`](Self::resume) instead of being dropped, and nothing
@@ -41,12 +41,34 @@ pub trait Migratable: PciFunction {
     /// Resets the function, and reads a state that [`Self::save`] has written. The function is paused afterwards. Reads
     /// no byte after the end of the state, and no guest memory, which need not be mapped yet.
     ///
+    /// Connections to other hosts continue only if the state is that of a live migration, which was saved within the
+    /// last minute. Those of a snapshot end, because their other ends have gone on since.
+    ///
     /// The state is untrusted: whatever it holds, the function can do no more than a guest could have it do.
     ///
     /// # Errors
     /// The state is damaged, is not one of such a function, or asks for more than the configuration allows, or `from`
     /// fails. The function is then as [`PciFunction::reset`] leaves it, and not paused.
     fn restore(&self, from: &mut dyn Read) -> Result<(), StateError>;
+
+    /// Does the same as [`Self::restore`], for a function that moves together with all functions of its network, such
+    /// as to another process of its host: everything between them continues as it was.
+    ///
+    /// # Errors
+    /// As for [`Self::restore`].
+    fn restore_with_network(&self, from: &mut dyn Read) -> Result<(), StateError> {
+        self.restore(from)
+    }
+
+    /// Tells the paused function that another one continues with its state. Those with which it was connected inside
+    /// the process look for it elsewhere from now on. It is reset next.
+    fn leave(&self) {}
+
+    /// Describes what the function holds that cannot move to another host, one line for each. May be called at any
+    /// time.
+    fn blockers(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Ends the pause: the function continues with everything that was left in its queues, and interrupts the guest for
     /// everything that the guest may not have been told of. Does nothing if the function is not paused.

@@ -82,6 +82,34 @@ pub trait SaveHca: PauseHca {
         self.bind_gid_in_vlan(index, gid, kind, vlan)
     }
 
+    /// Lets restored queue pairs whose peers were in the process in which they were saved find them on the network.
+    /// Called after all of them were restored, if the device has moved without the other devices of that process.
+    ///
+    /// # Errors
+    /// The peers cannot be reached.
+    fn move_connections(&self) -> Result<(), VerbsError> {
+        Ok(())
+    }
+
+    /// Ends all restored connections: their queue pairs are in the error state, and their requests flush when the
+    /// adapter is resumed. Called after all of them were restored. Returns their number.
+    fn end_connections(&self) -> usize {
+        0
+    }
+
+    /// Announces the restored addresses to hosts and switches, which may know them at the place of the saved device.
+    /// Called after the adapter was resumed.
+    fn announce(&self) {}
+
+    /// Lets the peers of this adapter in the process find it on the network. Called when another adapter has its state
+    /// and is about to run; this one is reset next.
+    fn leave(&self) {}
+
+    /// Describes the objects with which the device cannot move to another host.
+    fn blockers(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Saves a memory region.
     ///
     /// # Errors

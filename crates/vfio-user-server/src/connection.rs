@@ -20,6 +20,7 @@ use super::dma::DmaMaps;
 use super::endpoint::Endpoint;
 use super::examine::DescriptorError;
 use super::message::{Command, HEADER_SIZE, MessageKind};
+use super::migration::Migration;
 use super::recover::ATOMIC_ANSWER;
 use super::regions::{Region, Shape};
 use super::request::{DmaUnmap, RegionAccess, Request, Version};
@@ -115,8 +116,12 @@ impl Endpoint {
         // The stream is shut down before the clean-up, so that the next client is not turned away meanwhile. This fails
         // if the client has already disconnected.
         let _ = stream.shutdown(Shutdown::Both);
+        if served.is_ok() {
+            connection.migration.disconnected();
+        }
         self.function.reset();
         connection.dma.clear();
+        connection.migration.reset();
         self.irqs.clear();
         Ended::Gone
     }
@@ -129,6 +134,7 @@ struct Connection<'a> {
     shape: Shape,
     session: &'a Session,
     dma: DmaMaps<'a>,
+    migration: Migration<'a>,
     protocol: Protocol,
     /// Time of the first map change in an uninterrupted series. Clients send such a series without waiting for replies,
     /// so each message of it may have been in flight since then.
@@ -149,6 +155,7 @@ impl<'a> Connection<'a> {
             shape: Shape::of(&*endpoint.function, endpoint.intx, endpoint.mappable.as_ref()),
             session,
             dma: DmaMaps::new(endpoint, stream),
+            migration: Migration::new(endpoint),
             protocol: Protocol::default(),
             series: None,
             out: Vec::new(),
@@ -268,7 +275,7 @@ impl<'a> Connection<'a> {
             MessageKind::Request | MessageKind::Posted if too_many_fds => Err(Errno::INVAL),
             MessageKind::Request | MessageKind::Posted => match refused {
                 Some(refusal) => Err(self.refuse(command, refusal)),
-                None => Request::parse(command, body).and_then(|request| self.execute(&request, fds)),
+                None => Request::parse(command, body).and_then(|request| self.execute(&request, body, fds)),
             },
         };
         match (reply, result) {
@@ -337,7 +344,8 @@ impl<'a> Connection<'a> {
     }
 
     /// Executes a request and leaves the reply in `out`, with room for its header.
-    fn execute(&mut self, request: &Request<'_>, fds: Vec<OwnedFd>) -> Result<(), Errno> {
+    // Long: one arm for each request.
+    fn execute(&mut self, request: &Request<'_>, body: &[u8], fds: Vec<OwnedFd>) -> Result<(), Errno> {
         self.lends = false;
         self.out.clear();
         self.out.resize(HEADER_SIZE, 0);
@@ -379,13 +387,13 @@ impl<'a> Connection<'a> {
             }
             Request::RegionRead(access) => self.read(&access),
             Request::RegionWrite(access, data) => {
-                let region = self.shape.region(access.region)?;
+                let region = self.accessible(access.region)?;
                 self.write(region, &access, data);
                 self.put_access(&access);
                 Ok(())
             }
             Request::RegionWriteMulti(ref multi) => {
-                multi.writes().try_for_each(|(access, _)| self.shape.region(access.region).map(|_| ()))?;
+                multi.writes().try_for_each(|(access, _)| self.accessible(access.region).map(|_| ()))?;
                 for (access, data) in multi.writes() {
                     let region = self.shape.region(access.region)?;
                     self.write(region, &access, data);
@@ -396,8 +404,12 @@ impl<'a> Connection<'a> {
             Request::DeviceReset => {
                 self.endpoint.function.reset();
                 self.endpoint.note_function();
+                self.migration.reset();
                 Ok(())
             }
+            Request::Feature(feature) => self.migration.feature(feature, body, &mut self.out),
+            Request::MigDataRead(size) => self.migration.read(size, &mut self.out),
+            Request::MigDataWrite(data) => self.migration.write(data),
         }
     }
 
@@ -424,8 +436,19 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
+    /// Returns a region that the client may access now.
+    ///
+    /// # Errors
+    /// The region does not exist, or the device is paused and it is a BAR.
+    fn accessible(&self, index: u32) -> Result<Region, Errno> {
+        match self.shape.region(index)? {
+            Region::Bar(_) if !self.migration.allows_bars() => Err(Errno::INVAL),
+            region => Ok(region),
+        }
+    }
+
     fn read(&mut self, access: &RegionAccess) -> Result<(), Errno> {
-        let region = self.shape.region(access.region)?;
+        let region = self.accessible(access.region)?;
         let inside = self.shape.inside(region, access);
         self.put_access(access);
         let start = self.out.len();

@@ -150,7 +150,7 @@ impl<'a> DmaMaps<'a> {
                 mapped
             }
             VFIO_DMA_UNMAP_FLAG_ALL => return Err(Errno::INVAL),
-            // Dirty page tracking is not supported.
+            // The bitmap of a range that is removed: the log outlives the range, so that a report has it as well.
             _ => return Err(Errno::NOTSUP),
         };
         self.endpoint.forget_ranges(address, size);
@@ -173,6 +173,7 @@ impl<'a> DmaMaps<'a> {
     /// Releases all memory, when the client has disconnected.
     pub(crate) fn clear(&mut self) {
         self.pinner = None;
+        self.space.stop_dirty_log();
         self.space.unmap_all();
         // The flag concerns this client and must not affect the next one.
         self.space.take_stalled();

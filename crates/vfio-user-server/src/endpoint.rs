@@ -13,6 +13,7 @@ use super::irqs::IrqTable;
 use super::stats::ConnectionStats;
 use crate::keeper::client::Seat;
 use crate::mappable::Mappable;
+use crate::migratable_device::MigratableDevice;
 
 /// Default of [`Endpoint::reply_deadline`]. QEMU waits 5 s, and would take a later reply for that to another request.
 pub const REPLY_DEADLINE: Duration = Duration::from_millis(4500);
@@ -34,6 +35,8 @@ pub struct Endpoint {
     pub keeper: Option<Seat>,
     /// Statistics.
     pub stats: Arc<ConnectionStats>,
+    /// The device, if its client may migrate it. `None`: no feature of a migration is offered.
+    pub migration: Option<MigratableDevice>,
     /// Part of a region that a client may map.
     pub mappable: Option<Mappable>,
     /// The legacy interrupt is offered.

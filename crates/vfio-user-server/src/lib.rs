@@ -19,8 +19,11 @@
 //!   the next client at once.
 //! - Writes are never posted: a flag in the region information prevents it.
 //!
-//! Not implemented: messages to the client (memory must be shared), migration, dirty page tracking. A client maps only
-//! the part of a BAR that [`Mappable`] names.
+//! A client can migrate a function that can be saved ([`MigratableDevice`]), by version 2 of VFIO's migration interface
+//! and a log of written pages ([`MigrationState`], [`Feature`]).
+//!
+//! Not implemented: messages to the client (memory must be shared), pre-copy of the device's own state, the bitmap of
+//! DMA_UNMAP. Of the BARs a client maps only the part that [`Mappable`] names.
 //!
 //! # Example
 //!
@@ -51,7 +54,8 @@
 //! let (function, memory) = (Arc::new(Answer), DmaSpace::new(PinPolicy::Off));
 //! let server = Server::listen(&path, Endpoint {
 //!     name: "answer".to_owned(), function, memory, irqs, stats,
-//!     files: FileRules::default(), keeper: None, mappable: None, intx: false, reply_deadline: REPLY_DEADLINE,
+//!     files: FileRules::default(), keeper: None, migration: None, mappable: None, intx: false,
+//!     reply_deadline: REPLY_DEADLINE,
 //! })?;
 //! let client = UnixStream::connect(&path)?;
 //! # drop(client);
@@ -66,12 +70,15 @@ mod dma;
 mod endpoint;
 pub mod eventfd;
 mod examine;
+mod fields;
 mod files;
 mod irqs;
 pub mod keeper;
 mod kept;
 mod mappable;
 pub mod message;
+mod migratable_device;
+mod migration;
 mod pinner;
 mod recover;
 mod regions;
@@ -89,6 +96,8 @@ pub use endpoint::{Endpoint, REPLY_DEADLINE};
 pub use files::FileRules;
 pub use irqs::{IrqCounters, IrqTable};
 pub use mappable::Mappable;
+pub use migratable_device::MigratableDevice;
+pub use migration::{Feature, LogRanges, MigrationState};
 pub use pinner::pin_advice;
 pub use recover::Recovery;
 pub use server::{Server, StuckClient};

@@ -18,11 +18,14 @@ pub const MAX_DATA_XFER_SIZE: u32 = 1 << 20;
 /// Maximum number of file descriptors with one message, as advertised to the client.
 pub const MAX_MSG_FDS: usize = 16;
 
-/// Maximum size of a message other than a region write. The largest one seen in practice has 4,824 bytes.
+/// Maximum size of a message other than a region write and migration data. The largest one seen in practice has 4,824 bytes.
 const MAX_MESSAGE_SIZE: u32 = 64 << 10;
 
 /// Size of the fixed part of a region access after the header.
 const REGION_ACCESS_SIZE: u32 = 16;
+
+/// Size of the fixed part of migration data after the header.
+const MIG_DATA_SIZE: u32 = 8;
 
 /// Command of a message. Any number is valid here; most are unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,11 +62,18 @@ impl Command {
     pub const DIRTY_PAGES: Self = Self(14);
     /// Do several small region writes.
     pub const REGION_WRITE_MULTI: Self = Self(15);
+    /// Probe, get or set a feature of the device.
+    pub const DEVICE_FEATURE: Self = Self(16);
+    /// Read a part of the saved state.
+    pub const MIG_DATA_READ: Self = Self(17);
+    /// Write a part of a saved state.
+    pub const MIG_DATA_WRITE: Self = Self(18);
 
     /// Returns the maximum size of a message with this command.
     const fn max_size(self) -> u32 {
         match self {
             Self::REGION_WRITE => HEADER_ONLY + REGION_ACCESS_SIZE + MAX_DATA_XFER_SIZE,
+            Self::MIG_DATA_WRITE => HEADER_ONLY + MIG_DATA_SIZE + MAX_DATA_XFER_SIZE,
             _ => MAX_MESSAGE_SIZE,
         }
     }
@@ -87,6 +97,9 @@ impl fmt::Debug for Command {
             Self::DEVICE_RESET => "DEVICE_RESET",
             Self::DIRTY_PAGES => "DIRTY_PAGES",
             Self::REGION_WRITE_MULTI => "REGION_WRITE_MULTI",
+            Self::DEVICE_FEATURE => "DEVICE_FEATURE",
+            Self::MIG_DATA_READ => "MIG_DATA_READ",
+            Self::MIG_DATA_WRITE => "MIG_DATA_WRITE",
             Self(other) => return write!(f, "command {other}"),
         };
         f.write_str(name)
@@ -195,5 +208,8 @@ mod tests {
         assert_eq!(header(Command::VERSION, (64 << 10) + 1).body_size(), Err(Errno::TOOBIG));
         assert_eq!(header(Command::REGION_WRITE, 32 + (1 << 20)).body_size(), Ok(16 + (1 << 20)));
         assert_eq!(header(Command::REGION_WRITE, 33 + (1 << 20)).body_size(), Err(Errno::TOOBIG));
+        assert_eq!(header(Command::MIG_DATA_WRITE, 24 + (1 << 20)).body_size(), Ok(8 + (1 << 20)));
+        assert_eq!(header(Command::MIG_DATA_WRITE, 25 + (1 << 20)).body_size(), Err(Errno::TOOBIG));
+        assert_eq!(header(Command::MIG_DATA_READ, (64 << 10) + 1).body_size(), Err(Errno::TOOBIG));
     }
 }

@@ -5,13 +5,18 @@
 
 use rustix::io::Errno;
 
+use super::fields::Fields;
 use super::message::{Command, MAX_DATA_XFER_SIZE};
+use super::migration::feature::Feature;
 
 /// Size of the fixed part of `vfio_region_info`.
 pub(crate) const REGION_INFO_SIZE: u32 = 32;
 
 /// Size of the fixed part of `vfio_device_info` and of `vfio_irq_info`.
 pub(crate) const SHORT_INFO_SIZE: u32 = 16;
+
+/// Size of the head of migration data.
+const MIG_DATA_HEAD: u32 = 8;
 
 /// Size of one element of a multiple write.
 const WRITE_MULTI_ELEMENT: usize = 24;
@@ -91,6 +96,11 @@ impl<'a> WriteMulti<'a> {
     }
 }
 
+fn region_access(fields: &mut Fields<'_>) -> Result<RegionAccess, Errno> {
+    let access = RegionAccess { offset: fields.u64()?, region: fields.u32()?, count: fields.u32()? };
+    if access.count > MAX_DATA_XFER_SIZE { Err(Errno::INVAL) } else { Ok(access) }
+}
+
 fn parse_write(element: &[u8]) -> Result<(RegionAccess, &[u8]), Errno> {
     let mut fields = Fields(element);
     let access = RegionAccess { offset: fields.u64()?, region: fields.u32()?, count: fields.u32()? };
@@ -128,6 +138,12 @@ pub enum Request<'a> {
     RegionWriteMulti(WriteMulti<'a>),
     /// [`Command::DEVICE_RESET`]
     DeviceReset,
+    /// [`Command::DEVICE_FEATURE`]
+    Feature(Feature<'a>),
+    /// [`Command::MIG_DATA_READ`] of at most this number of bytes
+    MigDataRead(u32),
+    /// [`Command::MIG_DATA_WRITE`]
+    MigDataWrite(&'a [u8]),
 }
 
 impl<'a> Request<'a> {
@@ -179,11 +195,11 @@ impl<'a> Request<'a> {
                 Ok(Self::SetIrqs(SetIrqs { flags, index, start, count, data: fields.0 }))
             }
             Command::REGION_READ => {
-                let access = fields.region_access()?;
+                let access = region_access(&mut fields)?;
                 fields.end().map(|()| Self::RegionRead(access))
             }
             Command::REGION_WRITE => {
-                let access = fields.region_access()?;
+                let access = region_access(&mut fields)?;
                 if usize::try_from(access.count).ok() != Some(fields.0.len()) {
                     return Err(Errno::INVAL);
                 }
@@ -200,46 +216,23 @@ impl<'a> Request<'a> {
                 Ok(Self::RegionWriteMulti(WriteMulti { elements: fields.0 }))
             }
             Command::DEVICE_RESET => fields.end().map(|()| Self::DeviceReset),
+            Command::DEVICE_FEATURE => Feature::parse(&mut fields).map(Self::Feature),
+            Command::MIG_DATA_READ => {
+                let (room, size) = (fields.argsz(MIG_DATA_HEAD)?, fields.u32()?);
+                if size > MAX_DATA_XFER_SIZE || room < MIG_DATA_HEAD + size {
+                    return Err(Errno::INVAL);
+                }
+                Ok(Self::MigDataRead(size))
+            }
+            Command::MIG_DATA_WRITE => {
+                let (_, size) = (fields.argsz(MIG_DATA_HEAD)?, fields.u32()?);
+                if usize::try_from(size).ok() != Some(fields.rest().len()) {
+                    return Err(Errno::INVAL);
+                }
+                Ok(Self::MigDataWrite(fields.rest()))
+            }
             _ => Err(Errno::NOTSUP),
         }
-    }
-}
-
-/// Rest of a body.
-struct Fields<'a>(&'a [u8]);
-
-impl Fields<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
-        let (&field, rest) = self.0.split_first_chunk::<N>().ok_or(Errno::INVAL)?;
-        self.0 = rest;
-        Ok(field)
-    }
-
-    fn u16(&mut self) -> Result<u16, Errno> {
-        self.take().map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Result<u32, Errno> {
-        self.take().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, Errno> {
-        self.take().map(u64::from_le_bytes)
-    }
-
-    /// Parses the space that the client announces. Clients count it differently (Cloud Hypervisor adds the header), so
-    /// only a value below the fixed part is refused.
-    fn argsz(&mut self, least: u32) -> Result<u32, Errno> {
-        self.u32().and_then(|argsz| if argsz < least { Err(Errno::INVAL) } else { Ok(argsz) })
-    }
-
-    fn region_access(&mut self) -> Result<RegionAccess, Errno> {
-        let access = RegionAccess { offset: self.u64()?, region: self.u32()?, count: self.u32()? };
-        if access.count > MAX_DATA_XFER_SIZE { Err(Errno::INVAL) } else { Ok(access) }
-    }
-
-    const fn end(&self) -> Result<(), Errno> {
-        if self.0.is_empty() { Ok(()) } else { Err(Errno::INVAL) }
     }
 }
 
@@ -277,14 +270,14 @@ mod tests {
     proptest! {
         /// Any bytes are parsed or refused; a truncated fixed-size body is refused.
         #[test]
-        fn any_bytes(command in 0u16..20, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes(command in 0u16..22, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(Request::RegionWriteMulti(multi)) = Request::parse(Command(command), &body) {
                 prop_assert_eq!(multi.writes().count(), (body.len() - 8) / 24);
             }
         }
 
         #[test]
-        fn cut_short(command in prop::sample::select(vec![(1u16, 4usize), (2, 32), (3, 24), (4, 16), (5, 32), (7, 16), (8, 20), (9, 16), (10, 16), (15, 8)]), cut in 0usize..32) {
+        fn cut_short(command in prop::sample::select(vec![(1u16, 4usize), (2, 32), (3, 24), (4, 16), (5, 32), (7, 16), (8, 20), (9, 16), (10, 16), (15, 8), (16, 8), (17, 8), (18, 8)]), cut in 0usize..32) {
             let (command, size) = command;
             let body = vec![0x20; cut.min(size - 1)];
             prop_assert_eq!(Request::parse(Command(command), &body), Err(Errno::INVAL));

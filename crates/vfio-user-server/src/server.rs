@@ -117,6 +117,9 @@ impl Server {
         if self.endpoint.memory.is_revoked() {
             return Err(HoldError::Ending);
         }
+        if self.endpoint.stats.is_migrating() {
+            return Err(HoldError::Migrating);
+        }
         Ok(HeldClient { endpoint: &self.endpoint, state })
     }
 

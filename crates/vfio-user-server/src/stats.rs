@@ -68,6 +68,8 @@ pub struct ConnectionStats {
     connected: AtomicBool,
     /// PID of the connected client; 0 if unknown. Valid while a client is connected.
     process: AtomicI32,
+    /// The client migrates the device: it is not in RUNNING, or the log of written pages is on.
+    migrating: AtomicBool,
     /// Files and mappings of the current client.
     pub cost: MemoryCost,
     /// Log limit shared by all clients, because a refused client may reconnect at once.
@@ -113,6 +115,16 @@ impl ConnectionStats {
         if let Some(observer) = self.observer.as_ref().filter(|_| before != connected) {
             observer(connected);
         }
+    }
+
+    /// Records that the client migrates the device, or no longer does.
+    pub(crate) fn set_migrating(&self, migrating: bool) {
+        self.migrating.store(migrating, Ordering::Relaxed);
+    }
+
+    /// Returns `true` while the client migrates the device.
+    pub fn is_migrating(&self) -> bool {
+        self.migrating.load(Ordering::Relaxed)
     }
 
     /// Returns `true` while a client is connected.

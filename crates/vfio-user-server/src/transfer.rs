@@ -33,6 +33,9 @@ pub enum HoldError {
     /// A message of the client is incomplete, or its execution takes too long.
     #[error("a message of the client is still being received or executed")]
     Busy,
+    /// The client migrates the device, and the next server would know nothing of it.
+    #[error("the client migrates the device")]
+    Migrating,
     /// The client's memory was revoked, and its connection is about to end.
     #[error("the connection of the client is ending: its memory was taken away")]
     Ending,

@@ -33,7 +33,7 @@ use pvrdma_pci_function::{Migratable, StateError};
 use pvrdma_verbs::{Backend, PauseHca, SaveHca};
 
 use crate::abi::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
-use crate::control::{Control, Restored, State};
+use crate::control::{Connections, Control, Restored, State};
 use crate::core::Core;
 use crate::device::PvrdmaDevice;
 use crate::dsr::Session;
@@ -60,17 +60,31 @@ where
     }
 
     /// Resets the device and reads a state into it. The device is paused afterwards, and [`Self::finish_restore`] must
-    /// be called before it is resumed. Guest memory is not accessed.
+    /// be called before it is resumed. Guest memory is not accessed. All connections continue as they were, because the
+    /// network of the device moves as a whole.
     ///
     /// # Errors
     /// The state is damaged, is not one of a device with this configuration, or an object in it would be refused to a
     /// guest, too. The device is then in power-on state, and not paused.
     pub fn restore(&self, from: &mut dyn Read) -> Result<(), RestoreError> {
+        self.restore_as(from, Connections::Keep)
+    }
+
+    /// As [`Self::restore`], without the other devices of its network. Connections continue on the network if the state
+    /// is that of a live migration: the VMM logged written pages when it was saved, less than a minute ago. Others end.
+    ///
+    /// # Errors
+    /// As for [`Self::restore`], or the peers of connections cannot be reached from here.
+    pub fn restore_alone(&self, from: &mut dyn Read) -> Result<(), RestoreError> {
+        self.restore_as(from, Connections::MoveOrEnd)
+    }
+
+    fn restore_as(&self, from: &mut dyn Read, connections: Connections) -> Result<(), RestoreError> {
         let control = &mut *self.control.lock();
         self.power_on(control);
         self.core().paused.store(true, Ordering::Release);
         self.core().hca.pause();
-        let result = read::device(self, control, from);
+        let result = read::device(self, control, from, connections);
         if result.is_err() {
             self.give_up(control);
         }
@@ -92,6 +106,15 @@ where
         }
         self.publish_phase(control);
         result
+    }
+
+    /// Lets the peers of the paused device in this process find it on the network, because another device continues
+    /// with its state. Does nothing if the device is not paused.
+    pub fn leave(&self) {
+        let _commands = self.lock_commands();
+        if self.is_paused() {
+            self.core().hca.leave();
+        }
     }
 
     fn finish(&self, control: &mut Control, restored: Restored) -> Result<(), RestoreError> {
@@ -137,12 +160,28 @@ where
     }
 
     fn restore(&self, from: &mut dyn Read) -> Result<(), StateError> {
+        Ok(self.restore_alone(from)?)
+    }
+
+    fn restore_with_network(&self, from: &mut dyn Read) -> Result<(), StateError> {
         Ok(Self::restore(self, from)?)
     }
 
+    fn leave(&self) {
+        Self::leave(self);
+    }
+
+    fn blockers(&self) -> Vec<String> {
+        self.core().hca.blockers()
+    }
+
     fn resume(&self) -> Result<(), StateError> {
+        let restored = self.control.lock().restored.is_some();
         self.finish_restore()?;
         Self::resume(self);
+        if restored {
+            self.core().hca.announce();
+        }
         Ok(())
     }
 }

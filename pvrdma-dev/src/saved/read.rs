@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::hash::Hash;
 use std::io::Read;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use pvrdma_guest_memory::{Charge, Kept, PageList, PageListBuilder};
 use pvrdma_saved_state::{DeviceKind, RawRecord, Reader, Record, pvrdma as saved};
@@ -13,13 +14,16 @@ use super::convert;
 use super::error::RestoreError;
 use crate::abi::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
 use crate::abi::ring::{Eqe, MAX_PAGES, eqe};
-use crate::control::{Control, Restored};
+use crate::control::{Connections, Control, Restored};
 use crate::core::Core;
 use crate::device::PvrdmaDevice;
 use crate::dsr::{Session, is_aligned};
 use crate::events::{Cqne, EventRings, SavedEventRing, SavedEventRings};
 use crate::intr::SavedInterrupts;
 use crate::objects::TablePosition;
+
+/// Maximum age of a state whose connections continue. Their peers give up sooner than that.
+const LIVE: Duration = Duration::from_secs(60);
 
 /// Number of handle tables.
 const TABLES: usize = 6;
@@ -32,6 +36,7 @@ pub(super) fn device<B: Backend>(
     device: &PvrdmaDevice<B>,
     control: &mut Control,
     from: &mut dyn Read,
+    connections: Connections,
 ) -> Result<(), RestoreError>
 where
     B::Hca: SaveHca,
@@ -44,12 +49,27 @@ where
     if reader.header().mac != core.config.mac.0 {
         return Err(RestoreError::Differs("MAC address"));
     }
+    let moves = reader.header().live && is_recent(reader.header().time);
     let (session, interrupts) = restore_registers(device, control, reader.expect()?)?;
     let mut restorer = Restorer::new(core, session.filter(|&(_, active)| active).map(|(session, _)| session));
     while let Some(record) = reader.next()? {
         restorer.record(record)?;
     }
     let (event_rings, rings) = restorer.end()?;
+    match connections {
+        Connections::Keep => {}
+        Connections::MoveOrEnd if moves => core.hca.move_connections().map_err(RestoreError::Adapter)?,
+        Connections::MoveOrEnd => {
+            let ended = core.hca.end_connections();
+            if ended > 0 {
+                core.stats.counts.connections_not_restored.add(ended as u64);
+                core.log.warn(
+                    module_path!(),
+                    format_args!("{ended} connections of a snapshot end: their peers have gone on without the VM"),
+                );
+            }
+        }
+    }
     let session = match (session, event_rings) {
         (Some((session, active)), Some(rings)) => Some((session, rings, active)),
         (None, None) => None,
@@ -57,6 +77,15 @@ where
     };
     control.restored = Some(Box::new(Restored { session, interrupts, rings }));
     Ok(())
+}
+
+/// Returns `true` if a state was saved less than a minute before or after now, as the clocks of two hosts tell.
+fn is_recent(millis: u64) -> bool {
+    let saved = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(millis));
+    saved.is_some_and(|saved| match SystemTime::now().duration_since(saved) {
+        Ok(age) => age <= LIVE,
+        Err(early) => early.duration() <= LIVE,
+    })
 }
 
 /// Restores registers, configuration space and the limits in force. Returns the session, its active state, and the

@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::fs::File;
-use std::io::{IoSlice, Read};
+use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,10 +17,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
-use pvrdma_guest_memory::{DmaSpace, PinPolicy};
+use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PinPolicy};
+use pvrdma_pci_function::{Migratable, StateError};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header, MessageKind};
 use pvrdmad::vfio_user::request::Request;
-use pvrdmad::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE};
+use pvrdmad::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, MigratableDevice, REPLY_DEADLINE};
 use rustix::event::EventfdFlags;
 use rustix::fs::MemfdFlags;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
@@ -64,6 +65,11 @@ enum Body {
     Version(Vec<u8>),
     Any(Vec<u8>),
     Empty,
+    /// A feature of a migration. The state is the first number.
+    Feature { feature: u8, operation: u8, numbers: Vec<u8> },
+    /// A part of a saved state: to read, or to write.
+    Data { reads: bool, size: u16, data: Vec<u8> },
+    Log { address: u8, size: u8, unit: u8, report: bool },
 }
 
 fn words(words: &[u32]) -> Vec<u8> {
@@ -103,6 +109,20 @@ impl Body {
             Self::Version(json) => [&[0; 4][..], br#"{"capabilities":{"max_msg_fds":"#, json, b"}}\0"].concat(),
             Self::Any(bytes) => bytes.clone(),
             Self::Empty => Vec::new(),
+            Self::Feature { feature, operation, numbers } => {
+                let flags = u32::from(feature % 11) | 1 << (16 + operation % 4);
+                [words(&[4096, flags]), numbers.iter().flat_map(|&number| words(&[number.into()])).collect()].concat()
+            }
+            Self::Data { reads: true, size, .. } => words(&[u32::from(*size) + 8, u32::from(*size)]),
+            Self::Data { data, .. } => [words(&[8, data.len() as u32]), data.clone()].concat(),
+            Self::Log { address, size, unit, report: true } => {
+                let unit = (1_u64 << (12 + unit % 3)).to_le_bytes();
+                [words(&[4096, 1 << 16 | 8]), [pages(*address), pages(*size), unit].concat()].concat()
+            }
+            Self::Log { address, size, .. } => {
+                let range = [pages(*address), pages(*size)].concat();
+                [words(&[4096, 1 << 17 | 6, 0, 0, 1, 0]), range].concat()
+            }
         }
     }
 
@@ -119,6 +139,9 @@ impl Body {
             Self::Multi(_) => Command::REGION_WRITE_MULTI,
             Self::Version(_) | Self::Any(_) => Command::VERSION,
             Self::Empty => Command::DEVICE_RESET,
+            Self::Feature { .. } | Self::Log { .. } => Command::DEVICE_FEATURE,
+            Self::Data { reads: true, .. } => Command::MIG_DATA_READ,
+            Self::Data { .. } => Command::MIG_DATA_WRITE,
         }
     }
 }
@@ -158,11 +181,39 @@ impl<'a> Arbitrary<'a> for Messages {
     }
 }
 
-/// A function that checks the guarantees of the server: accesses are inside its regions, and there is a reset at the
-/// end.
+/// A function that checks the guarantees of the server: accesses are inside its regions, none to a BAR comes in a
+/// pause, only a paused function is saved, and at the end it is reset and runs.
 struct Function {
     reset: AtomicBool,
+    paused: AtomicBool,
     irqs: Arc<IrqTable>,
+}
+
+impl Migratable for Function {
+    fn pause(&self) {
+        self.paused.store(true, Ordering::Relaxed);
+    }
+
+    fn save(&self, to: &mut dyn Write) -> Result<(), StateError> {
+        assert!(self.paused.load(Ordering::Relaxed));
+        Ok(to.write_all(&[7; 300])?)
+    }
+
+    fn restore(&self, from: &mut dyn Read) -> Result<(), StateError> {
+        self.paused.store(false, Ordering::Relaxed);
+        let mut state = [0; 3];
+        from.read_exact(&mut state)?;
+        if state[0] & 1 == 0 {
+            return Err("refused".into());
+        }
+        self.paused.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn resume(&self) -> Result<(), StateError> {
+        self.paused.store(false, Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 impl PciFunction for Function {
@@ -187,12 +238,14 @@ impl PciFunction for Function {
 
     fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
         assert!(!data.is_empty() && offset + data.len() as u64 <= BARS[bar]);
+        assert!(!self.paused.load(Ordering::Relaxed));
         data.fill(0x22);
     }
 
     fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
         self.reset.store(false, Ordering::Relaxed);
         assert!(!data.is_empty() && offset + data.len() as u64 <= BARS[bar]);
+        assert!(!self.paused.load(Ordering::Relaxed));
         self.irqs.msix(u16::from(data[0] % 4));
         self.irqs.intx(data[0] & 4 != 0);
     }
@@ -304,9 +357,9 @@ fuzz_target!(|input: (bool, Messages)| {
     server.set_nonblocking(true).unwrap();
 
     let irqs = Arc::new(IrqTable::default());
-    let function = Arc::new(Function { reset: AtomicBool::new(false), irqs: Arc::clone(&irqs) });
+    let function = Arc::new(Function { reset: AtomicBool::new(false), paused: AtomicBool::new(false), irqs: Arc::clone(&irqs) });
     let memory = DmaSpace::new(PinPolicy::Off);
-    let stats = Arc::new(ConnectionStats::default());
+    let (stats, budget) = (Arc::new(ConnectionStats::default()), MemoryBudget::new(1 << 20));
     let endpoint = Endpoint {
         name: "fuzz".to_owned(),
         function: function.clone(),
@@ -315,6 +368,7 @@ fuzz_target!(|input: (bool, Messages)| {
         irqs,
         keeper: None,
         stats: Arc::clone(&stats),
+        migration: Some(MigratableDevice { function: function.clone(), budget: Arc::clone(&budget) }),
         mappable: None,
         intx: messages.len() % 2 == 0,
         reply_deadline: REPLY_DEADLINE,
@@ -322,7 +376,8 @@ fuzz_target!(|input: (bool, Messages)| {
     endpoint.serve(&server);
 
     assert!(function.reset.load(Ordering::Relaxed), "left without a reset");
-    assert_eq!(memory.mapped_bytes(), 0);
+    assert!(!function.paused.load(Ordering::Relaxed), "left paused");
+    assert_eq!((memory.mapped_bytes(), memory.has_dirty_log(), budget.used()), (0, false, 0));
     drop(server);
     let mut bytes = Vec::new();
     // Fails if the server has not received all descriptors.

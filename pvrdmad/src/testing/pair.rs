@@ -66,6 +66,12 @@ impl Pair {
         self.guests.each_ref().map(|guest| guest.qp.qpn)
     }
 
+    /// Returns the pages of the second guest to which only devices write.
+    pub fn written_pages(&self) -> Vec<u64> {
+        let [_, right] = &self.guests;
+        right.buffer.pages().to_vec()
+    }
+
     /// Writes from the first guest to the second, and compares every byte.
     pub fn exchange(&mut self) {
         self.post();

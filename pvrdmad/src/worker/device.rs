@@ -22,7 +22,9 @@ use crate::failures::FailureCounts;
 use crate::keeper::client::Keeper;
 use crate::protocol::Carrier;
 use crate::status::Reporter;
-use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, REPLY_DEADLINE, Server, StuckClient};
+use crate::vfio_user::{
+    ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
+};
 
 /// A served device. Dropping it disconnects its client.
 pub(super) struct ServedDevice {
@@ -121,6 +123,7 @@ impl ServedDevice {
             }
         }
         let doorbells = lend(&device, doorbells, pages, &function)?;
+        let (migratable, budget) = (migratable(&function), Arc::clone(function.memory_budget()));
         let endpoint = Endpoint {
             name: device.config.name.clone(),
             function: function.clone(),
@@ -129,11 +132,12 @@ impl ServedDevice {
             irqs: Arc::clone(&irqs),
             keeper: keeper.map(Keeper::device),
             stats: Arc::clone(&stats),
+            migration: migratable.clone().map(|function| MigratableDevice { function, budget }),
             mappable: mappable(&doorbells, &*function),
             intx: device.config.intx,
             reply_deadline: REPLY_DEADLINE,
         };
-        let (listener, migratable) = (UnixListener::from(listener), migratable(&function));
+        let listener = UnixListener::from(listener);
         let server = match (arrivals, &migratable) {
             (Some(arrivals), Some(function)) => {
                 arrivals.serve((&device.config.name, false), Arc::clone(function), listener, endpoint)?

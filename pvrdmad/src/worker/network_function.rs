@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use pvrdma_guest_memory::{DmaSpace, PinPolicy};
+use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PinPolicy};
 use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 
 use super::device::file_rules;
@@ -14,7 +14,10 @@ use super::{Host, recovery};
 use crate::config::Device;
 use crate::keeper::client::Keeper;
 use crate::status::NicReporter;
-use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
+use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, MigratableDevice, REPLY_DEADLINE, Server};
+
+/// Memory for a migration of a network function, in bytes: its saved state, and the log of written pages of 1 TiB.
+const MIGRATION_BYTES: u64 = 33 << 20;
 
 /// A served network function. Dropping it disconnects its client.
 #[derive(Debug)]
@@ -58,6 +61,10 @@ impl NetworkFunction {
             irqs: Arc::clone(&irqs),
             keeper: keeper.map(|keeper| keeper.network_function()),
             stats: Arc::clone(&stats),
+            migration: Some(MigratableDevice {
+                function: Arc::clone(link.device()) as _,
+                budget: MemoryBudget::new(MIGRATION_BYTES),
+            }),
             mappable: None,
             intx: device.config.intx,
             reply_deadline: REPLY_DEADLINE,

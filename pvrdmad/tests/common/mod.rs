@@ -11,6 +11,8 @@
 
 pub mod endless_close;
 pub mod frozen;
+pub mod migratable;
+pub mod moving_vm;
 pub mod patient;
 pub mod process;
 pub mod remote;
@@ -29,13 +31,13 @@ use std::time::Duration;
 
 use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
 use pvrdma_ether_link::ManualClock;
-use pvrdma_guest_memory::{DmaSpace, PinPolicy};
+use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PinPolicy};
 use pvrdma_pci_function::{Outline, StateError};
 use pvrdmad::vfio_user::keeper::client::Keeper;
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
 use pvrdmad::vfio_user::{
-    AdoptError, AdoptedClient, ClientConnection, ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE,
-    Recovery, Server,
+    AdoptError, AdoptedClient, ClientConnection, ConnectionStats, Endpoint, FileRules, IrqTable, MigratableDevice,
+    REPLY_DEADLINE, Recovery, Server,
 };
 use rustix::fs::MemfdFlags;
 use rustix::net::{
@@ -61,6 +63,10 @@ pub enum Event {
     Write(usize, u64, Vec<u8>),
     Config(usize, Vec<u8>),
     Deferred,
+    Pause,
+    Save,
+    Restore(Vec<u8>),
+    Resume,
 }
 
 pub struct TestFunction {
@@ -69,6 +75,8 @@ pub struct TestFunction {
     events: Mutex<Vec<Event>>,
     changed: Condvar,
     irqs: Arc<IrqTable>,
+    /// See [`migratable`].
+    pub paused: Mutex<migratable::Paused>,
 }
 
 const BARS: [u32; 3] = [0x4000, 0x1000, 0x10_0000];
@@ -87,6 +95,7 @@ impl TestFunction {
             events: Mutex::default(),
             changed: Condvar::new(),
             irqs,
+            paused: Mutex::default(),
         }
     }
 
@@ -202,6 +211,8 @@ pub struct Served {
     pub memory: Arc<DmaSpace>,
     pub irqs: Arc<IrqTable>,
     pub stats: Arc<ConnectionStats>,
+    /// Memory that a migration may take.
+    pub budget: Arc<MemoryBudget>,
     /// Unique name of the device, because tests of one process share the log.
     pub name: String,
     pub path: PathBuf,
@@ -276,7 +287,7 @@ impl Served {
         // With a clock that stands still, every signal counts as short and is sent before the call returns.
         let irqs = Arc::new(IrqTable::with_clock(Arc::new(ManualClock::default())));
         let function = Arc::new(TestFunction::new(Arc::clone(&irqs)));
-        let stats = Arc::new(ConnectionStats::default());
+        let (stats, budget) = (Arc::new(ConnectionStats::default()), MemoryBudget::new(1 << 20));
         let endpoint = Endpoint {
             name: name.clone(),
             function: function.clone(),
@@ -285,12 +296,13 @@ impl Served {
             irqs: Arc::clone(&irqs),
             keeper: None,
             stats: Arc::clone(&stats),
+            migration: Some(MigratableDevice { function: function.clone(), budget: Arc::clone(&budget) }),
             mappable: None,
             intx,
             reply_deadline,
         };
         let (server, result) = start(&path, endpoint);
-        (Self { function, memory, irqs, stats, name, path, server: server.into(), _folder: folder }, result)
+        (Self { function, memory, irqs, stats, budget, name, path, server: server.into(), _folder: folder }, result)
     }
 
     /// Connects a client that has not sent a message yet.

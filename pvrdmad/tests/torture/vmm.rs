@@ -108,6 +108,7 @@ fn endpoint(function: Arc<dyn PciFunction>, memory: Arc<DmaSpace>, irqs: Arc<Irq
         irqs,
         keeper: None,
         stats: Arc::new(ConnectionStats::default()),
+        migration: None,
         mappable: None,
         intx: false,
         reply_deadline: REPLY_DEADLINE,

@@ -64,7 +64,8 @@ impl Vmxnet3Device {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let header = Header::new(DeviceKind::Vmxnet3, config.mac.0);
-        let mut writer = Writer::new(to, &Header { name: config.name.clone(), time, ..header }, MAX_STATE)?;
+        let live = self.core.memory.has_dirty_log();
+        let mut writer = Writer::new(to, &Header { name: config.name.clone(), time, live, ..header }, MAX_STATE)?;
         writer.write(&function)?;
         for addresses in multicast.chunks(MULTICAST_RECORD) {
             writer.write(&saved::MulticastAddresses { addresses: addresses.to_vec() })?;

@@ -26,6 +26,7 @@ macro_rules! protocol {
 }
 
 mod direct;
+mod dirty;
 mod events;
 mod forgiven;
 mod lookups;

@@ -61,7 +61,7 @@ impl Arrivals {
         };
         ensure!(name == device && arrives == nic, "the other worker sends another device, {name}");
         let connection = client.map(|client| get_connection(&self.from, client)).transpose()?;
-        function.restore(&mut &self.from).map_err(anyhow::Error::from_boxed)?;
+        function.restore_with_network(&mut &self.from).map_err(anyhow::Error::from_boxed)?;
         self.functions.push((device.to_owned(), function));
         let Some(connection) = connection else { return Ok(Server::start(listener, endpoint)?) };
         let (server, client) = Server::adopt(listener, endpoint, connection)?;
