@@ -135,6 +135,12 @@ pub struct ServeArgs {
     #[arg(long, value_enum, value_name = "text|json|journald", hide_possible_values = true, default_value_t)]
     #[arg(hide_default_value = true)]
     pub log_format: LogFormat,
+    /// Replace the daemon at the control socket, under running VMs.
+    ///
+    /// It takes all networks and sockets from the running daemon, which then ends. The configuration only says where
+    /// the control socket is, until the next reload. For a service, use `pvrdmad upgrade --daemon`.
+    #[arg(long)]
+    pub take_over: bool,
     /// Configuration file, or - for standard input; the command line takes precedence.
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
@@ -143,8 +149,7 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// The configuration file, and values that replace its own.
     pub fn into_parts(self) -> (Option<PathBuf>, ConfigSpec) {
-        let Self { devices, networks, backend, control, metrics, isolate, sandbox, captures, config, log_format: _ } =
-            self;
+        let Self { devices, networks, backend, control, metrics, isolate, sandbox, captures, config, .. } = self;
         let congestion = Default::default();
         (config, ConfigSpec { backend, control, metrics, isolate, sandbox, captures, congestion, networks, devices })
     }
@@ -393,6 +398,12 @@ pub struct UpgradeArgs {
     /// Network to upgrade [default: all, one after the other].
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,
+    /// Replace the whole daemon, with all networks at once or none.
+    #[arg(long = "daemon", conflicts_with = "network")]
+    pub whole: bool,
+    /// Only print what would prevent the upgrade of each network.
+    #[arg(long)]
+    pub check: bool,
     /// Prints JSON.
     #[arg(long)]
     pub json: bool,

@@ -26,6 +26,11 @@ pub fn reloading() {
     }
 }
 
+/// Reports that another process is the main process of the service from now on.
+pub(crate) fn replaced_by(pid: u32) {
+    tell(&[NotifyState::MainPid(pid)]);
+}
+
 /// Reports that the daemon ends.
 pub fn stopping() {
     tell(&[NotifyState::Stopping]);

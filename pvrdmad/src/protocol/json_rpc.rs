@@ -12,7 +12,7 @@ use super::text::printable_text;
 use crate::events::Event;
 
 /// Available methods.
-pub(crate) const METHODS: [&str; 13] = [
+pub(crate) const METHODS: [&str; 14] = [
     "hello",
     "status",
     "show",
@@ -24,6 +24,7 @@ pub(crate) const METHODS: [&str; 13] = [
     "share",
     "fault",
     "upgrade",
+    "replace",
     "log-level",
     "events",
 ];
@@ -219,6 +220,7 @@ pub(crate) fn response<S: Serialize>(id: &Value, reply: &Reply<S>) -> serde_json
         Reply::Limits(limits) => result(id, limits),
         Reply::Share(words) => result(id, words),
         Reply::Upgraded(upgraded) => result(id, upgraded),
+        Reply::Obstacles(obstacles) => result(id, obstacles),
         Reply::Capturing {} | Reply::Events {} | Reply::Done {} => result(id, &json!({})),
         Reply::Error(problem) => error(id, &CallRefused { code: REFUSED, message: problem.clone() }),
     }

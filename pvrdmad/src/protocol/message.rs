@@ -15,7 +15,7 @@ use crate::status::WorkerStatus;
 
 /// Version of the requests. A worker of another version refuses [`Request::Hello`]; a daemon of another version reports
 /// it.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// State of an uplink's interface, as far as links of devices follow it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -112,6 +112,18 @@ pub enum Request {
         /// Name of the network. Absent: all networks, one after the other.
         #[serde(default)]
         network: Option<String>,
+        /// Starts the installed program, which replaces the whole daemon and takes all networks at once.
+        #[serde(default)]
+        daemon: bool,
+        /// Only checks what would prevent the upgrade.
+        #[serde(default)]
+        check: bool,
+    },
+    /// Gives all networks, and all sockets of the daemon, to the calling process, which is the next daemon. The
+    /// connection carries them afterwards. Only root and the user of this daemon may call this.
+    Replace {
+        /// Version of what the connection carries.
+        version: u32,
     },
     /// Subscribes to all events from now on. The connection carries nothing else afterwards.
     Events {},
@@ -159,7 +171,13 @@ pub enum Request {
         #[serde(default)]
         doorbells: DoorbellSetup,
     },
-    /// Internal: gives all devices to the worker at the other end of the socket that comes with the request. The
+    /// Internal: returns what prevents a hand-over to a new worker.
+    CheckHandOver {
+        /// Bytes that the new worker may lock in memory. `None` without a limit.
+        lockable: Option<u64>,
+    },
+    /// Internal: gives all devices to the worker at the other end of the socket that comes with the request. With a
+    /// second socket, the giver writes a byte to it once the other worker is ready, and goes on when it reads one. The
     /// process ends after the reply, unless that is an error.
     HandOver {},
     /// Internal: takes all expected devices from the worker at the other end of the socket that comes with the request.
@@ -199,12 +217,14 @@ impl Request {
             | Self::Fault { .. }
             | Self::LogLevel { .. }
             | Self::Upgrade { .. }
+            | Self::Replace { .. }
             | Self::Events {} => false,
             Self::Hello { .. }
             | Self::Carrier { .. }
             | Self::StartCapture { .. }
             | Self::Serve { .. }
             | Self::Expect { .. }
+            | Self::CheckHandOver { .. }
             | Self::HandOver {}
             | Self::TakeOver {} => true,
         }
@@ -220,6 +240,7 @@ impl Request {
             | (Self::Events {}, Reply::Events {})
             | (Self::Limits { .. }, Reply::Limits(_))
             | (Self::Share { .. }, Reply::Share(_))
+            | (Self::CheckHandOver { .. }, Reply::Obstacles(_))
             | (Self::Upgrade { .. }, Reply::Upgraded(_)) => true,
             (
                 Self::Status { .. }
@@ -227,6 +248,7 @@ impl Request {
                 | Self::StartCapture { .. }
                 | Self::Limits { .. }
                 | Self::Share { .. }
+                | Self::CheckHandOver { .. }
                 | Self::Upgrade { .. }
                 | Self::Events {},
                 _,
@@ -266,7 +288,9 @@ pub enum Reply<S = WorkerStatus> {
     Limits(Vec<LimitStatus>),
     /// Share of a device by key.
     Share(BTreeMap<String, String>),
-    /// Result of an upgrade, by network.
+    /// Internal: reasons that prevent a hand-over.
+    Obstacles(Vec<String>),
+    /// Result of an upgrade or of its check, by network.
     Upgraded(Vec<Upgraded>),
     /// The request was performed.
     Done {},
@@ -274,7 +298,8 @@ pub enum Reply<S = WorkerStatus> {
     Error(String),
 }
 
-/// Result of a network's upgrade: either how long its guests were not served, or why it was not upgraded.
+/// Result of a network's upgrade: either how long its guests were not served, or why it was not upgraded. A check has
+/// only the latter.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Upgraded {
     /// Name of the network.
@@ -285,6 +310,24 @@ pub struct Upgraded {
     /// Reason why the network was not upgraded. Unless it ended, its guests are served as before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+}
+
+/// Prints the results of an upgrade, a line for each network.
+pub fn upgraded_lines(upgraded: &[Upgraded]) -> String {
+    let line = |Upgraded { network, millis, problem }: &Upgraded| match (millis, problem) {
+        (_, Some(problem)) => format!("network {network}: not upgraded: {}\n", printable_text(problem)),
+        (millis, None) => format!("network {network}: upgraded in {} ms\n", millis.unwrap_or_default()),
+    };
+    upgraded.iter().map(line).collect()
+}
+
+/// Prints the results of an upgrade's check, a line for each network.
+pub fn checked_lines(checked: &[Upgraded]) -> String {
+    let line = |Upgraded { network, problem, .. }: &Upgraded| match problem {
+        Some(problem) => format!("network {network}: cannot be upgraded: {}\n", printable_text(problem)),
+        None => format!("network {network}: can be upgraded\n"),
+    };
+    checked.iter().map(line).collect()
 }
 
 impl Reply {
@@ -310,6 +353,7 @@ impl Reply {
                 let printed = words.iter().map(|(key, value)| (printable_text(key), printable_text(value)));
                 Self::Share(printed.collect())
             }
+            Self::Obstacles(obstacles) => Self::Obstacles(obstacles.iter().map(|text| printable_text(text)).collect()),
             other => other,
         })
     }

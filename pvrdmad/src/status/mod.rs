@@ -1,6 +1,7 @@
 //! Status of the daemon: as data, and as tables.
 
 mod catalogue;
+mod former;
 mod limits;
 mod openmetrics;
 mod render;
@@ -12,6 +13,7 @@ mod traffic;
 
 pub(crate) use self::catalogue::describe_counters;
 pub use self::catalogue::{Catalogue, CounterInfo};
+pub(crate) use self::former::FormerCounts;
 pub use self::limits::render_limits;
 pub(crate) use self::report::by_name;
 pub use self::report::{

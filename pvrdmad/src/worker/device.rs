@@ -20,7 +20,7 @@ use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
 use crate::keeper::client::Keeper;
 use crate::protocol::Carrier;
-use crate::status::Reporter;
+use crate::status::{FormerCounts, Reporter};
 use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, REPLY_DEADLINE, Server, StuckClient};
 
 /// A served device. Dropping it disconnects its client.
@@ -70,8 +70,10 @@ impl ServedDevice {
             nic: true,
             server,
             function: Arc::clone(&nic.device) as _,
+            counts: Box::new(|| nic.counts()),
         });
-        let own = GivenFunction { device, nic: false, server: &self.server, function: Arc::clone(function) };
+        let (server, function) = (&self.server, Arc::clone(function));
+        let own = GivenFunction { device, nic: false, server, function, counts: Box::new(|| self.reporter.counts()) };
         Ok(nic.into_iter().chain([own]).collect())
     }
 
@@ -133,12 +135,14 @@ impl ServedDevice {
             reply_deadline: REPLY_DEADLINE,
         };
         let (listener, migratable) = (UnixListener::from(listener), migratable(&function));
-        let server = match (arrivals, &migratable) {
+        let (server, former) = match (arrivals, &migratable) {
             (Some(arrivals), Some(function)) => {
-                arrivals.serve((&device.config.name, false), Arc::clone(function), listener, endpoint)?
+                let served = (device.config.name.as_str(), false);
+                let server = arrivals.serve(served, Arc::clone(function), listener, endpoint)?;
+                (server, arrivals.take_counts())
             }
             (Some(_), None) => bail!("the host's adapter cannot restore it"),
-            (None, _) => Server::start(listener, endpoint)?,
+            (None, _) => (Server::start(listener, endpoint)?, FormerCounts::default()),
         };
         let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
         let reporter = Reporter {
@@ -157,6 +161,7 @@ impl ServedDevice {
             rxe,
             nic,
             doorbells,
+            former,
         };
         Ok(Self { server, nic_server, _failures: failures, _conflicts: conflicts, migratable, reporter })
     }

@@ -12,7 +12,7 @@ use super::device::file_rules;
 use super::hand_over::Arrivals;
 use crate::config::Device;
 use crate::keeper::client::Keeper;
-use crate::status::NicReporter;
+use crate::status::{FormerCounts, NicReporter};
 use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
 
 /// A served network function. Dropping it disconnects its client.
@@ -23,6 +23,7 @@ pub(super) struct NetworkFunction {
     pub(super) link: Arc<NicLink>,
     irqs: Arc<IrqTable>,
     stats: Arc<ConnectionStats>,
+    former: FormerCounts,
 }
 
 impl NetworkFunction {
@@ -61,15 +62,19 @@ impl NetworkFunction {
             reply_deadline: REPLY_DEADLINE,
         };
         let (listener, function) = (UnixListener::from(listener), Arc::clone(link.device()));
-        let server = match arrivals {
-            Some(arrivals) => arrivals.serve((&device.config.name, true), function, listener, endpoint)?,
-            None => Server::start(listener, endpoint)?,
+        let (server, former) = match arrivals {
+            Some(arrivals) => {
+                let server = arrivals.serve((&device.config.name, true), function, listener, endpoint)?;
+                (server, arrivals.take_counts())
+            }
+            None => (Server::start(listener, endpoint)?, FormerCounts::default()),
         };
-        Ok(Self { server, link, irqs, stats })
+        Ok(Self { server, link, irqs, stats, former })
     }
 
     /// Splits it into the reporter and the server that keeps it alive.
     pub(super) fn into_parts(self) -> (NicReporter, Server) {
-        (NicReporter { device: Arc::clone(self.link.device()), irqs: self.irqs, stats: self.stats }, self.server)
+        let Self { server, link, irqs, stats, former } = self;
+        (NicReporter { device: Arc::clone(link.device()), irqs, stats, former }, server)
     }
 }

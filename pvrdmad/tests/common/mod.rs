@@ -10,6 +10,7 @@
 
 pub mod endless_close;
 pub mod frozen;
+pub mod place;
 pub mod process;
 pub mod remote;
 pub mod traffic;
