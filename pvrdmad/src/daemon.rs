@@ -17,7 +17,8 @@ use crate::metrics::{MetricsServer, Place};
 use crate::protocol::upgraded_lines;
 use crate::rlimits;
 use crate::socket::{Inherited, SocketAccess, SocketFile};
-use crate::supervisor::{Front, Program, Supervisor, TakeOverError, Taken, take_over};
+use crate::supervisor::replace::{TakeOverError, Taken, take_over};
+use crate::supervisor::{Front, Program, Supervisor};
 
 pub use crate::supervisor::Changes;
 

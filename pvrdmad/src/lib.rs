@@ -33,6 +33,7 @@ mod fault_point;
 pub mod keeper;
 pub mod logging;
 mod metrics;
+mod notify;
 pub mod package;
 pub mod protocol;
 mod rlimits;

@@ -160,7 +160,7 @@ fn counters_continue() {
     let before = counters(&status());
     assert!(before.values().filter(|&&value| value > 0).count() > 20, "{before:?}");
     place.run(&["upgrade"]).unwrap();
-    place.run(&["upgrade", "--daemon"]).unwrap();
+    place.replace_daemon();
     let after = counters(&status());
     let lost: Vec<_> = before.iter().filter(|(name, value)| after.get(*name) < Some(value)).collect();
     assert!(lost.is_empty(), "{lost:?}");

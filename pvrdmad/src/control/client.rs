@@ -20,7 +20,7 @@ use serde_json::value::RawValue;
 use crate::protocol::{Request, Upgraded, is_printable_json, json_rpc, printable, printable_text};
 use crate::socket::user;
 use crate::status::{DaemonStatus, QueuePairTraffic};
-use crate::supervisor::REPLACE_VERSION;
+use crate::supervisor::replace::REPLACE_VERSION;
 
 /// Longest answer that the client accepts, in bytes.
 const MAX_RESPONSE: usize = 64 << 20;

@@ -28,13 +28,14 @@ pub use self::client::{
     ask_objects, ask_status, ask_traffic, change, limits, share, start_capture, start_events, upgrade,
 };
 use crate::control_access::ControlAccess;
+use crate::notify;
 use crate::protocol::json_rpc::{self, Call, CallRefused, Method};
 use crate::protocol::{Reply, Request};
-use crate::service;
 use crate::socket::SocketFile;
 use crate::status::{DaemonStatus, by_name, describe_counters};
 use crate::stop::wait;
-use crate::supervisor::{CaptureError, REPLACE_VERSION, Supervisor};
+use crate::supervisor::replace::REPLACE_VERSION;
+use crate::supervisor::{CaptureError, Supervisor};
 
 /// Prefix of log lines.
 const SUBJECT: &str = "control socket";
@@ -269,7 +270,7 @@ impl Server {
         let outcome = self.supervisor.replace(stream, || {
             *self.accepts.lock() = false;
             // Before the next daemon reports its own state, which the service manager accepts from the main process.
-            service::replaced_by(pid);
+            notify::replaced_by(pid);
         });
         if outcome.replaced {
             self.supervisor.end_replaced();

@@ -175,7 +175,8 @@ impl Network {
         let Runs::Process(process) = &*self.runs else {
             return Err("it has no process of its own (isolate=none)".to_owned());
         };
-        let deadline = Instant::now() + self.plan.timing.start;
+        // Longer than a new worker that hangs is waited for.
+        let deadline = Instant::now() + self.plan.timing.start.saturating_mul(2);
         let _turn = self.turn(deadline)?;
         process.hand_over(deadline)
     }

@@ -99,6 +99,17 @@ impl Place {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
+    /// Replaces the daemon. A machine that is busy may need several attempts, each of which leaves everything as it was.
+    pub fn replace_daemon(&self) -> String {
+        for _ in 0..20 {
+            match self.run(&["upgrade", "--daemon"]) {
+                Ok(said) => return said,
+                Err(said) => assert!(said.contains("not ready within"), "{said}"),
+            }
+        }
+        panic!("too slow")
+    }
+
     /// Returns the process of the daemon that serves the control socket.
     pub fn pid(&self) -> u64 {
         let status: Value = serde_json::from_str(&self.run(&["status", "--json"]).unwrap()).unwrap();

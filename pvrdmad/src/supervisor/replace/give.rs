@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use log::{info, warn};
 
+use super::outcome::Outcome;
 use super::wire::{DescribedDaemon, New, Old, get_new};
 use crate::events::Event;
 use crate::protocol::Upgraded;
@@ -26,15 +27,6 @@ const SERVES: Duration = Duration::from_secs(5);
 
 /// Shortest timeout of a socket: zero means none.
 const SHORTEST: Duration = Duration::from_millis(1);
-
-/// Result of a replacement.
-#[derive(Clone, Debug)]
-pub(crate) struct Outcome {
-    /// The new supervisor serves the networks. Otherwise this one serves all of them as before.
-    pub(crate) replaced: bool,
-    /// Result for each network.
-    pub(crate) networks: Vec<Upgraded>,
-}
 
 /// A network whose worker is about to give its devices away.
 struct Giving {
@@ -102,23 +94,30 @@ impl Supervisor {
     /// The networks stay here, for these reasons.
     fn try_replace(&self, to: &UnixStream) -> Result<Vec<Upgraded>, Vec<Upgraded>> {
         let networks = self.all();
-        let refused = |reason: &str| all_refused(&networks, reason);
+        let all_refused = |reason: &str| all_refused(&networks, reason);
         let Some(mut gate) = self.gate.try_write_for(self.timing.call) else {
-            return Err(refused("another change has not come to its end"));
+            return Err(all_refused("another change has not come to its end"));
         };
         if *gate {
-            return Err(refused("another daemon serves the networks"));
+            return Err(all_refused("another daemon serves the networks"));
+        }
+        // Found before the new program starts anything, and while the guests are served.
+        let deadline = Instant::now() + self.timing.call;
+        let obstacles = networks.iter().filter_map(|network| Some(refused(network, &network.obstacles(deadline)?)));
+        let obstacles: Vec<_> = obstacles.collect();
+        if !obstacles.is_empty() {
+            return Err(complete(&networks, obstacles));
         }
         let fds = match self.introduce(to, &networks) {
             Ok(Ok(fds)) => fds,
             Ok(Err(problems)) if !problems.is_empty() => return Err(problems),
-            Ok(Err(_)) => return Err(refused("the new program refuses")),
-            Err(error) => return Err(refused(&format!("{error:#}"))),
+            Ok(Err(_)) => return Err(all_refused("the new program refuses")),
+            Err(error) => return Err(all_refused(&format!("{error:#}"))),
         };
         let deadline = Instant::now() + ALL_READY;
         let (givings, problems) = begin(&networks, fds);
         let ready = if problems.is_empty() { wait_ready(&givings, deadline) } else { Err(problems) };
-        let confirmed = ready.and_then(|()| confirm(to, deadline).map_err(|error| refused(&format!("{error:#}"))));
+        let confirmed = ready.and_then(|()| confirm(to, deadline).map_err(|error| all_refused(&format!("{error:#}"))));
         if let Err(problems) = confirmed {
             return Err(call_off(&networks, givings, problems));
         }
@@ -234,14 +233,20 @@ fn confirm(to: &UnixStream, deadline: Instant) -> Result<()> {
 }
 
 /// Withdraws all permits, and waits until the workers serve their devices again. Returns the result for each network.
-fn call_off(networks: &[Arc<Network>], givings: Vec<Giving>, mut problems: Vec<Upgraded>) -> Vec<Upgraded> {
-    let results: Vec<_> = givings.into_iter().map(|Giving { network, permit: _, result }| (network, result)).collect();
-    for (network, result) in results {
+fn call_off(networks: &[Arc<Network>], givings: Vec<Giving>, problems: Vec<Upgraded>) -> Vec<Upgraded> {
+    let results: Vec<_> = givings.into_iter().map(|Giving { result, .. }| result).collect();
+    for result in results {
         // A problem that was found before says more.
         let _ = result.recv_timeout(RESULT);
-        let known = problems.iter().any(|problem| problem.network == network.name());
-        if !known {
-            problems.push(refused(&network, "it stays, because another network cannot be handed over"));
+    }
+    complete(networks, problems)
+}
+
+/// Adds a reason for each network that has none: another one cannot be handed over.
+fn complete(networks: &[Arc<Network>], mut problems: Vec<Upgraded>) -> Vec<Upgraded> {
+    for network in networks {
+        if !problems.iter().any(|problem| problem.network == network.name()) {
+            problems.push(refused(network, "it stays, because another network cannot be handed over"));
         }
     }
     let order = |problem: &Upgraded| networks.iter().position(|network| network.name() == problem.network);

@@ -14,10 +14,10 @@
 //! workers follows their own supervisor.
 
 mod give;
+pub(super) mod outcome;
 mod start;
 mod take;
 mod wire;
 
-pub(crate) use self::start::Starter;
 pub(crate) use self::take::{TakeOverError, Taken, take_over};
 pub(crate) use self::wire::REPLACE_VERSION;

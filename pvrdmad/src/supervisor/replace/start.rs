@@ -6,11 +6,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::give::Outcome;
+use super::outcome::{Event, Outcome};
 use crate::supervisor::Supervisor;
 
 /// Option that makes a program replace the running daemon.
@@ -25,28 +24,6 @@ const KILLED: Duration = Duration::from_secs(6);
 /// Time for a program that was refused to end.
 const REFUSED: Duration = Duration::from_secs(2);
 
-/// Receiver of the outcome for the thread that has started the next program.
-#[derive(Debug, Default)]
-pub(crate) struct Starter(Mutex<Option<Sender<Event>>>);
-
-impl Starter {
-    /// Tells the outcome to the thread that waits for it, if there is one.
-    pub(super) fn tell(&self, outcome: &Outcome) {
-        if let Some(waiting) = &*self.0.lock() {
-            let _ = waiting.send(Event::Outcome(outcome.clone()));
-        }
-    }
-}
-
-/// Event of a program that was started.
-#[derive(Debug)]
-enum Event {
-    /// It has replaced this daemon, or was refused.
-    Outcome(Outcome),
-    /// It ended.
-    Ended(io::Result<ExitStatus>),
-}
-
 impl Supervisor {
     /// Starts the installed program with the arguments of this one, so that it replaces this daemon. Returns the
     /// outcome for the networks.
@@ -58,15 +35,11 @@ impl Supervisor {
         let installed = self.program.as_ref().and_then(|program| program.installed.as_ref());
         let program = installed.ok_or("the path of the installed program is not known")?;
         let (tell, events) = channel();
-        {
-            let mut waiting = self.starter.0.lock();
-            if waiting.is_some() {
-                return Err("another program is about to replace the daemon".to_owned());
-            }
-            *waiting = Some(tell.clone());
+        if !self.starter.wait(tell.clone()) {
+            return Err("another program is about to replace the daemon".to_owned());
         }
         let done = self.run_next(Command::new(program), tell, &events);
-        self.starter.0.lock().take();
+        self.starter.end();
         done
     }
 

@@ -11,6 +11,7 @@ use log::error;
 use parking_lot::{Mutex, RwLock};
 use thiserror::Error;
 
+use super::outcome::Starter;
 use super::wire::{ArrivedNetwork, DescribedDaemon, New, Old, get_daemon, get_old};
 use crate::config::Config;
 use crate::fault_point;
@@ -112,7 +113,7 @@ pub(crate) fn take_over(old: UnixStream, program: &Program) -> Result<Taken, Tak
         loaded: Mutex::new(loaded.clone()),
         front: Mutex::new(Front::default()),
         gate: RwLock::new(false),
-        starter: super::Starter::default(),
+        starter: Starter::default(),
         ended: Mutex::default(),
         sources,
         program: Some(program.clone()),
