@@ -420,7 +420,7 @@ fn calls_are_answered_and_subscribers_told() {
         };
 
         let greeting = call("hello", json!({}))["result"].take();
-        assert_eq!((&greeting["daemon"], &greeting["protocol"]), (&json!("pvrdmad"), &json!(4)), "{greeting}");
+        assert_eq!((&greeting["daemon"], &greeting["protocol"]), (&json!("pvrdmad"), &json!(5)), "{greeting}");
         assert!(greeting["methods"].as_array().unwrap().contains(&json!("add-device")), "{greeting}");
         let device = describe(&host.folder, "vm3", 3, "network=red");
         assert_eq!(call("add-device", json!({"device": device}))["result"], json!({}), "{isolate}");
