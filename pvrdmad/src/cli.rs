@@ -142,6 +142,12 @@ pub struct ServeArgs {
     /// Log level, or levels of modules: MODULE=LEVEL,... [default: RUST_LOG, or info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<LogFilter>,
+    /// Replace the daemon at the control socket, under running VMs.
+    ///
+    /// It takes all networks and sockets from the running daemon, which then ends. The configuration only says where
+    /// the control socket is, until the next reload. For a service, use `pvrdmad upgrade --daemon`.
+    #[arg(long)]
+    pub take_over: bool,
     /// Configuration file, or - for standard input; the command line takes precedence.
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
@@ -466,6 +472,12 @@ pub struct UpgradeArgs {
     /// Network to upgrade [default: all, one after the other].
     #[arg(long, value_name = "NAME")]
     pub network: Option<String>,
+    /// Replace the whole daemon, with all networks at once or none.
+    #[arg(long = "daemon", conflicts_with = "network")]
+    pub whole: bool,
+    /// Only print what would prevent the upgrade of each network.
+    #[arg(long)]
+    pub check: bool,
     /// Prints JSON.
     #[arg(long)]
     pub json: bool,

@@ -20,6 +20,8 @@ counters! {
         control_connections_refused,
         /// Captures that were refused because captures are off.
         control_captures_refused,
+        /// Replacements of the daemon that were refused because of the caller's user.
+        control_replacements_refused,
     }
 }
 
@@ -60,6 +62,28 @@ impl ControlAccess {
 
     fn admits_user(&self, uid: u32) -> bool {
         uid == 0 || uid == self.own || self.access.owner == Some(uid) || self.access.group.is_some()
+    }
+
+    /// Checks whether the client may replace the daemon: only root and the user of the daemon, because the client gets
+    /// all sockets. Returns the number of its process.
+    ///
+    /// # Errors
+    /// It may not.
+    pub(crate) fn permits_replacement(&self, stream: &UnixStream) -> Result<u32, String> {
+        let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|errno| errno.to_string())?;
+        let uid = peer.uid.as_raw();
+        if uid == 0 || uid == self.own {
+            return Ok(peer.pid.as_raw_nonzero().get().unsigned_abs());
+        }
+        self.counters.control_replacements_refused.increment();
+        let who = user(uid);
+        self.refusals.log(
+            module_path!(),
+            Level::Warn,
+            "control socket",
+            format_args!("a replacement of the daemon by {who} is refused"),
+        );
+        Err(format!("only root and {} may replace the daemon", user(self.own)))
     }
 
     /// Checks whether `device` may be captured.

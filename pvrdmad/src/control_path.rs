@@ -31,7 +31,7 @@ pub(crate) fn for_daemon() -> io::Result<Option<PathBuf>> {
 ///
 /// # Errors
 /// No default path exists.
-pub(crate) fn for_client(given: Option<PathBuf>) -> Result<PathBuf> {
+pub fn for_client(given: Option<PathBuf>) -> Result<PathBuf> {
     if let Some(path) = given {
         return Ok(path);
     }

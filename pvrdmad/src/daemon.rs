@@ -1,19 +1,24 @@
 //! The daemon: networks, their sockets and the control socket, from start to end.
 
 use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, Result};
 use log::{info, warn};
 
 use crate::config::{Config, Device, Isolate, Pin, Roce};
-use crate::control::{ControlServer, status};
+use crate::control::{ControlServer, start_replacing, status};
 use crate::control_access::ControlAccess;
 use crate::control_path;
 use crate::metrics::{MetricsServer, Place};
+use crate::protocol::upgraded_lines;
 use crate::rlimits;
 use crate::socket::{Inherited, SocketAccess, SocketFile};
-use crate::supervisor::{Program, Supervisor};
+use crate::supervisor::replace::{TakeOverError, Taken, take_over};
+use crate::supervisor::{Front, Program, Supervisor};
 
 pub use crate::supervisor::Changes;
 
@@ -21,11 +26,13 @@ pub use crate::supervisor::Changes;
 #[derive(Debug)]
 pub struct Daemon {
     // Fields are dropped in this order: the control server ends before the networks that it asks.
-    _control: Option<ControlServer>,
-    _metrics: Option<MetricsServer>,
+    control: Option<ControlServer>,
+    metrics: Option<MetricsServer>,
     supervisor: Arc<Supervisor>,
     /// Configuration of the start or the last reload.
     config: Config,
+    /// Connection to the daemon that this one replaces, until this one is ready.
+    replaces: Option<UnixStream>,
 }
 
 impl Daemon {
@@ -54,6 +61,51 @@ impl Daemon {
         let control = control_socket(config)?;
         let metrics = config.metrics.as_ref().map(Place::open).transpose().context("metrics")?;
         let supervisor = Arc::new(Supervisor::start(config, program, inherited)?);
+        Self::serve(config, supervisor, control, metrics, ready)
+    }
+
+    /// Replaces the daemon whose control socket is at `path`: takes all networks from it, under running VMs. That
+    /// daemon ends once [`Self::is_ready`] is called. This is for `pvrdmad` only, as [`Self::supervise`]. Prints the
+    /// result for each network to `results`.
+    ///
+    /// # Errors
+    /// The other daemon serves its networks as before.
+    pub fn take_over(path: &Path, ready: &mut dyn Write, results: &mut dyn Write) -> Result<Self> {
+        let taken = match start_replacing(path).map(|old| take_over(old, &Program::own()))? {
+            Ok(taken) => taken,
+            Err(error) => {
+                if let TakeOverError::Networks(networks) = &error {
+                    // The reader of this output may have closed it.
+                    let _ = results.write_all(upgraded_lines(networks).as_bytes());
+                }
+                return Err(error.into());
+            }
+        };
+        let _ = results.write_all(upgraded_lines(&taken.networks).as_bytes());
+        let (supervisor, config, control, metrics, old) = taken.into_parts();
+        rlimits::raise(&config);
+        let mut daemon = Self::serve(&config, Arc::new(supervisor), control, metrics, ready)?;
+        daemon.replaces = Some(old);
+        Ok(daemon)
+    }
+
+    /// Tells the daemon that this one replaces that it can end.
+    pub fn is_ready(&mut self) {
+        if let Some(old) = self.replaces.take() {
+            Taken::serves(&old);
+        }
+    }
+
+    fn serve(
+        config: &Config,
+        supervisor: Arc<Supervisor>,
+        control: Option<SocketFile>,
+        metrics: Option<Place>,
+        ready: &mut dyn Write,
+    ) -> Result<Self> {
+        let front = Front { control: control.map(Arc::new), metrics: metrics.map(Arc::new) };
+        let (control, metrics) = (front.control.clone(), front.metrics.clone());
+        supervisor.set_front(front);
         let access = config.control.as_ref().map(|control| control.access).unwrap_or_default();
         let access = Arc::new(ControlAccess::new(access, config.captures.is_on()));
         let metrics = metrics.map(|place| {
@@ -65,7 +117,7 @@ impl Daemon {
         let control = control.map(|socket| ControlServer::start(socket, access, Arc::clone(&supervisor)));
         let control = control.transpose().context("control socket")?;
         announce(config, ready);
-        Ok(Self { _control: control, _metrics: metrics, supervisor, config: config.clone() })
+        Ok(Self { control, metrics, supervisor, config: config.clone(), replaces: None })
     }
 
     /// Applies the differences between a new configuration and the last one: adds new devices and networks, and removes
@@ -75,13 +127,32 @@ impl Daemon {
     /// Resources are unavailable, or a setting changed that is fixed while the daemon runs. Nothing has changed in that
     /// case.
     pub fn reload(&mut self, config: Config) -> Result<Changes, String> {
-        let changes = self.supervisor.reload(&self.config, &config)?;
+        let changes = self.supervisor.reload(&config)?;
         self.config = config;
         Ok(changes)
     }
 
-    /// Returns a function that checks that the daemon is alive: it makes the same calls as a request on the control
-    /// socket, and returns when they are answered.
+    /// Returns a receiver of the end of this daemon after another one has replaced it.
+    pub fn replaced(&self) -> Receiver<()> {
+        self.supervisor.replaced()
+    }
+
+    /// Returns `true` once another daemon has replaced this one.
+    pub fn is_replaced(&self) -> bool {
+        self.supervisor.is_replaced()
+    }
+
+    /// Ends the process of a daemon that was replaced. Its sockets belong to the other daemon, so nothing else is
+    /// dropped: that would remove their files.
+    pub fn leave(mut self) -> ! {
+        // Requests that are being served get their answers.
+        drop(self.control.take());
+        drop(self.metrics.take());
+        std::process::exit(0)
+    }
+
+    /// Returns a function that returns if the daemon is alive: it makes the same calls as a request at the control
+    /// socket.
     pub(crate) fn alive(&self) -> impl Fn() + Send + use<> {
         let supervisor = Arc::clone(&self.supervisor);
         move || drop(supervisor.status(false))

@@ -19,6 +19,7 @@ use pvrdmad::cli::{
 };
 use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, SandboxMode, reference};
 use pvrdmad::control;
+use pvrdmad::control_path;
 use pvrdmad::daemon::Daemon;
 use pvrdmad::doctor::{self, Host};
 use pvrdmad::doorbells;
@@ -26,7 +27,7 @@ use pvrdmad::history;
 use pvrdmad::keeper;
 use pvrdmad::logging::{self, LogFilter, LogFormat};
 use pvrdmad::package;
-use pvrdmad::protocol::{Request, Upgraded, printable_text};
+use pvrdmad::protocol::{Request, checked_lines, upgraded_lines};
 use pvrdmad::service::{self, Watchdog};
 use pvrdmad::status::{render_failures, render_limits, render_objects};
 use pvrdmad::top;
@@ -89,23 +90,35 @@ fn serve(args: ServeArgs) -> Result<()> {
     // This comes before there is another thread, or another process that would inherit these descriptors.
     let inherited = Inherited::from_environment()?;
     start_log(args.log_format, args.log_level.as_ref())?;
+    let take_over = args.take_over;
     let (file, command_line) = args.into_parts();
     let config = Config::load(file.as_deref(), command_line.clone())?;
     // Handlers are registered before the first socket exists, so that no signal leaves a socket behind.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2]).context("signal handlers")?;
-    let mut daemon = Daemon::supervise(&config, inherited, &mut io::stdout())?;
+    let mut daemon = if take_over {
+        let control = config.control.map(|control| control.path);
+        Daemon::take_over(&control_path::for_client(control)?, &mut io::stdout(), &mut io::stderr())?
+    } else {
+        Daemon::supervise(&config, inherited, &mut io::stdout())?
+    };
     let watchdog = Watchdog::start(&daemon).context("watchdog")?;
     service::ready(&daemon.summary());
+    daemon.is_ready();
+    let (replaced, wake) = (daemon.replaced(), signals.handle());
+    threads::spawn(ThreadKind::Supervisor, "replacement", move || {
+        if replaced.recv().is_ok() {
+            wake.close();
+        }
+    })?;
     wait_for_end(&mut signals, || reload(&mut daemon, file.as_deref(), &command_line));
+    if daemon.is_replaced() {
+        end_within(LONGEST_END, 0)?;
+        daemon.leave();
+    }
     service::stopping();
     // Log: the operator sends signals.
     info!("stopping");
-    threads::spawn(ThreadKind::Supervisor, "end", || {
-        thread::sleep(LONGEST_END);
-        // Log: once, at the end.
-        error!("the daemon has not ended within {} s, and exits", LONGEST_END.as_secs());
-        std::process::exit(1);
-    })?;
+    end_within(LONGEST_END, 1)?;
     // A second signal ends the daemon at once.
     threads::spawn(ThreadKind::Supervisor, "signals", move || {
         wait_for_end(&mut signals, || ());
@@ -114,6 +127,17 @@ fn serve(args: ServeArgs) -> Result<()> {
     drop(watchdog);
     drop(daemon);
     Ok(())
+}
+
+/// Ends the process with a status, if it has not ended by itself within this time.
+fn end_within(time: Duration, status: i32) -> io::Result<()> {
+    threads::spawn(ThreadKind::Supervisor, "end", move || {
+        thread::sleep(time);
+        // Log: once, at the end.
+        error!("the daemon has not ended within {} s, and exits", time.as_secs());
+        std::process::exit(status);
+    })
+    .map(|_| ())
 }
 
 /// Starts logging, and warns about a log filter that probably means something else.
@@ -281,17 +305,14 @@ fn share(args: ShareArgs) -> Result<()> {
     print(&if args.json { serde_json::to_string_pretty(&share)? + "\n" } else { lines() })
 }
 
-/// Upgrades networks and prints the result for each. Fails if one of them was not upgraded.
+/// Upgrades networks, or checks that they can be upgraded, and prints the result for each. Fails if one of them failed.
 fn upgrade(args: &UpgradeArgs) -> Result<()> {
-    let upgraded = control::upgrade(&args.daemon.control()?, args.network.as_deref())?;
-    let line = |Upgraded { network, millis, problem }: &Upgraded| match (millis, problem) {
-        (_, Some(problem)) => format!("network {network}: not upgraded: {}\n", printable_text(problem)),
-        (millis, None) => format!("network {network}: upgraded in {} ms\n", millis.unwrap_or_default()),
-    };
-    let lines = || upgraded.iter().map(line).collect();
+    let upgraded = control::upgrade(&args.daemon.control()?, args.network.as_deref(), args.whole, args.check)?;
+    let lines = || if args.check { checked_lines(&upgraded) } else { upgraded_lines(&upgraded) };
     print(&if args.json { serde_json::to_string_pretty(&upgraded)? + "\n" } else { lines() })?;
     let failed = upgraded.iter().filter(|upgraded| upgraded.problem.is_some()).count();
-    ensure!(failed == 0, "{failed} of {} networks were not upgraded", upgraded.len());
+    let what = if args.check { "cannot be upgraded" } else { "were not upgraded" };
+    ensure!(failed == 0, "{failed} of {} networks {what}", upgraded.len());
     Ok(())
 }
 

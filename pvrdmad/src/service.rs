@@ -5,13 +5,13 @@ use std::os::fd::OwnedFd;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use log::warn;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use sd_notify::NotifyState;
 
 use crate::daemon::Daemon;
+use crate::notify::{tell, warn_untold};
 
 /// Reports that all sockets listen, or that a reload is complete. `state` is text for administrators.
 pub fn ready(state: &str) {
@@ -29,17 +29,6 @@ pub fn reloading() {
 /// Reports that the daemon ends.
 pub fn stopping() {
     tell(&[NotifyState::Stopping]);
-}
-
-fn tell(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        warn_untold(&error);
-    }
-}
-
-fn warn_untold(error: &io::Error) {
-    // Log: at most at the start, at the end, and for each reload that an administrator requests.
-    warn!("the service manager cannot be told (NOTIFY_SOCKET): {error}");
 }
 
 /// Removes line breaks, because messages of the protocol consist of lines.

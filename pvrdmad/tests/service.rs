@@ -163,6 +163,45 @@ fn the_watchdog_is_silent_without_being_asked_for() {
     assert_eq!(place.message(), "STOPPING=1\n");
 }
 
+/// The old main process names the next one, which then reports for itself. A reload compares with the configuration of
+/// the first start, and the metrics and the control socket stay.
+#[test]
+fn the_next_daemon_becomes_the_main_process() {
+    let place = Place::new();
+    let metrics = format!("metrics = 'unix:{}'", place.path("metrics").display());
+    place.configure(&metrics, &[(1, ""), (2, "")]);
+    let mut command = place.command(PROGRAM);
+    command.arg("--config").arg(place.path("config.toml")).env("WATCHDOG_USEC", "300000");
+    let mut service = Service { place: &place, daemon: Daemon::spawn(&mut command) };
+    service.wait("READY=1");
+    let mut upgrade = Command::new(PROGRAM);
+    upgrade.args(["upgrade", "--daemon", "--control"]).arg(place.path("control"));
+    let output = upgrade.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let main = service.wait("MAINPID=");
+    let next = service.status()["pid"].as_i64().unwrap();
+    assert_eq!(main, format!("MAINPID={next}\n"));
+    let first = service.wait("READY=1");
+    assert!(first.starts_with("READY=1\nSTATUS=devices: 2; networks: 1\n"), "{first}");
+    service.wait("WATCHDOG=1");
+    assert_eq!(service.daemon.wait(), Some(0));
+    let next = rustix::process::Pid::from_raw(i32::try_from(next).unwrap()).unwrap();
+    let tell = |signal| rustix::process::kill_process(next, signal).unwrap();
+    // The sockets still exist, and one device is gone from the file.
+    UnixStream::connect(place.path("metrics")).unwrap();
+    place.configure(&metrics, &[(2, "")]);
+    tell(Signal::HUP);
+    service.wait("RELOADING=1");
+    let reloaded = service.wait("READY=1");
+    assert!(reloaded.contains("STATUS=devices: 1; networks: 1\n"), "{reloaded}");
+    assert_eq!((place.path("vm1").exists(), place.path("vm2").exists()), (false, true));
+    tell(Signal::TERM);
+    service.wait("STOPPING=1");
+    while place.path("vm2").exists() || place.path("metrics").exists() {
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn a_reload_is_a_difference() {
     let place = Place::new();

@@ -4,80 +4,17 @@
 
 mod common;
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
 
 use common::Raw;
-use common::process::Daemon;
-use common::remote::probe;
-use pvrdmad::testing::{Pair, beside_traffic};
+use common::place::Place;
+use pvrdmad::testing::beside_traffic;
 use serde_json::Value;
-use tempfile::TempDir;
 
 /// Region of the configuration space.
 const CONFIG: u32 = 7;
-
-/// A daemon with the devices `a1` and `a2`, each with a network function, run from a file that a test may replace.
-struct Place {
-    daemon: Daemon,
-    folder: TempDir,
-}
-
-impl Place {
-    fn start(isolate: &str) -> Self {
-        Self::start_with(isolate, |_| vec!["name=a".to_owned()], |_| "network=a".to_owned())
-    }
-
-    /// Starts with networks, and with two devices, whose further keys depend on their number.
-    fn start_with(isolate: &str, networks: impl FnOnce(&Path) -> Vec<String>, keys: impl Fn(usize) -> String) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let program = folder.path().join("pvrdmad");
-        fs::copy(env!("CARGO_BIN_EXE_pvrdmad"), &program).unwrap();
-        let mut command = Command::new(program);
-        // With `strict`, a system call outside the filter kills the process, and the test fails.
-        command.args(["--sandbox=strict", &format!("--isolate={isolate}")]);
-        command.arg("--control").arg(folder.path().join("control"));
-        command.args(networks(folder.path()).iter().flat_map(|network| ["--network", network]));
-        for number in 1..=2 {
-            let [socket, nic] = ["a", "nic"].map(|name| folder.path().join(format!("{name}{number}")));
-            let place = format!("socket={},nic-socket={}", socket.display(), nic.display());
-            let keys = format!("mac=52:54:00:00:05:0{number},pin=off,seed={number},{}", keys(number));
-            command.arg("--device").arg(format!("name=a{number},{place},{keys}"));
-        }
-        let log = std::env::var_os("UPGRADE_LOG").map_or_else(Stdio::null, |_| Stdio::inherit());
-        Self { daemon: Daemon::start(command.stderr(log)), folder }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// Runs a command. Returns its output and its complaints.
-    fn run(&self, words: &[&str]) -> Result<String, String> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
-        let output = command.args(words).arg("--control").arg(self.path("control")).output().unwrap();
-        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-        if output.status.success() { Ok(text) } else { Err(text) }
-    }
-
-    /// Returns the status of the first network.
-    fn network(&self) -> Value {
-        self.networks().swap_remove(0)
-    }
-
-    fn networks(&self) -> Vec<Value> {
-        let status: Value = serde_json::from_str(&self.run(&["status", "--json"]).unwrap()).unwrap();
-        status["networks"].as_array().unwrap().clone()
-    }
-
-    /// Connects the guests of both devices.
-    fn pair(&self) -> Pair {
-        let macs = [1, 2].map(|number| [0x52, 0x54, 0, 0, 5, number]);
-        Pair::with_macs(["a1", "a2"].map(|name| probe(&self.path(name), 16 << 20)), macs)
-    }
-}
 
 #[test]
 fn vms_keep_their_devices_and_connections() {
@@ -140,16 +77,13 @@ fn a_refused_upgrade_changes_nothing() {
     let mut place = Place::start("network");
     let mut pair = place.pair();
     let worker = place.network()["pid"].clone();
-    let program = place.path("pvrdmad");
     beside_traffic(&mut pair, || {
         for (text, problem) in [
             ("#!/bin/sh\nexit 3\n", "the new worker ended: exit status: 3"),
             ("#!/bin/sh\nexec <&-\nexec sleep 60\n", "the new worker closed its socket"),
             ("no program", "Exec format error"),
         ] {
-            fs::remove_file(&program).unwrap();
-            fs::write(&program, text).unwrap();
-            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+            place.install(text);
             let refused = place.run(&["upgrade", "--network", "a"]).unwrap_err();
             assert!(refused.contains(problem), "{refused}");
         }
@@ -161,10 +95,95 @@ fn a_refused_upgrade_changes_nothing() {
     place.daemon.stop();
 }
 
+/// At each step of the hand-over before the old worker lets its devices go, the new worker ends, or does not continue.
+/// The old one serves the guests again.
+#[test]
+fn a_new_worker_that_fails_at_any_step_takes_nothing() {
+    let patience = |command: &mut Command| {
+        command.env("PVRDMAD_PATIENCE_MS", "3000");
+    };
+    let network = |_: &Path| vec!["name=a".to_owned()];
+    let mut place = Place::start_changed("network", network, |_| "network=a".to_owned(), "", patience);
+    let mut pair = place.pair();
+    let mut nic = Raw::connect(&place.path("nic1"));
+    nic.negotiate();
+    let worker = place.network()["pid"].clone();
+    beside_traffic(&mut pair, || {
+        for step in ["start", "hello", "expect", "take-over", "function", "client", "restored", "ready"] {
+            for (way, word) in [("die", "exit status: 9"), ("hang", "")] {
+                place.install(&format!("#!/bin/sh\nPVRDMAD_FAULT=worker-{step}:{way} exec REAL \"$@\"\n"));
+                let refused = place.run(&["upgrade"]).unwrap_err();
+                let said = refused.contains("network a: not upgraded: the new worker ") && refused.contains(word);
+                assert!(said, "{step} {way}: {refused}");
+                assert_eq!(place.network()["pid"], worker, "{step} {way}");
+                nic.read(CONFIG, 0, 4);
+            }
+        }
+    });
+    assert_eq!((&place.network()["restarts"], &place.network()["lost_vms"]), (&0.into(), &Value::Array(Vec::new())));
+    place.install("#!/bin/sh\nexec REAL \"$@\"\n");
+    beside_traffic(&mut pair, || {
+        place.run(&["upgrade"]).unwrap();
+    });
+    place.daemon.stop();
+}
+
+/// Returns the counters of a status, without gauges, by device and kind.
+fn counters(status: &Value) -> BTreeMap<String, u64> {
+    let kinds = status["counters"].as_object().unwrap();
+    let mut all = BTreeMap::new();
+    for device in status["devices"].as_array().unwrap() {
+        for place in ["/counters", "/adapter", "/network/counters", "/nic/counters"] {
+            let listed = device.pointer(place).and_then(Value::as_object).into_iter().flatten();
+            for (name, value) in listed.filter(|(name, _)| kinds[name.as_str()]["kind"] == "counter") {
+                all.insert(format!("{} {place} {name}", device["name"]), value.as_u64().unwrap());
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn counters_continue() {
+    let networks = |folder: &Path| {
+        let [left, right] = ["left", "right"].map(|name| folder.join(name).display().to_string());
+        let links = [("a", &left, &right), ("b", &right, &left)];
+        links.map(|(name, own, other)| format!("name={name},uplink=unix-dgram:{own}:{other}")).to_vec()
+    };
+    let mut place =
+        Place::start_with("network", networks, |number| format!("network={}", if number == 1 { "a" } else { "b" }));
+    let mut pair = place.pair();
+    let mut nic = Raw::connect(&place.path("nic1"));
+    nic.negotiate();
+    pair.exchange();
+    let status = || serde_json::from_str::<Value>(&place.run(&["status", "--json"]).unwrap()).unwrap();
+    let before = counters(&status());
+    assert!(before.values().filter(|&&value| value > 0).count() > 20, "{before:?}");
+    place.run(&["upgrade"]).unwrap();
+    place.replace_daemon();
+    let after = counters(&status());
+    let lost: Vec<_> = before.iter().filter(|(name, value)| after.get(*name) < Some(value)).collect();
+    assert!(lost.is_empty(), "{lost:?}");
+    pair.exchange();
+    assert_eq!(place.daemon.wait(), Some(0));
+}
+
+#[test]
+fn a_check_says_what_prevents_an_upgrade() {
+    let mut place = Place::start("network");
+    let worker = place.network()["pid"].clone();
+    assert_eq!(place.run(&["upgrade", "--check"]).unwrap(), "network a: can be upgraded\n");
+    assert_eq!(place.network()["pid"], worker);
+    assert!(place.run(&["upgrade", "--check", "--network", "b"]).unwrap_err().contains("no network 'b'"));
+    place.daemon.stop();
+}
+
 #[test]
 fn networks_without_a_process_cannot_be_upgraded() {
     let mut place = Place::start("none");
     let mut pair = place.pair();
+    let checked = place.run(&["upgrade", "--check"]).unwrap_err();
+    assert!(checked.contains("network a: cannot be upgraded: ") && checked.contains("isolate=none"), "{checked}");
     let refused = place.run(&["upgrade", "--json"]).unwrap_err();
     assert!(refused.contains("isolate=none") && refused.contains("1 of 1 networks"), "{refused}");
     pair.exchange();

@@ -185,15 +185,17 @@ fn reloaded(vm: &Vm, config: &str) -> Result<()> {
     vm.wait_until("! test -e /run/pvrdmad/vm2.sock", SHORT)
 }
 
-/// Upgrades the package while the daemon serves: no VM loses its device, the configuration is kept, and a restart of
-/// the service runs the new program.
+/// Upgrades the package while the daemon serves: the new program is the main process of the same service, no VM loses
+/// its device, and the configuration is kept.
 fn upgraded(vm: &Vm, newer: &str, config: &str) -> Result<()> {
     let program = "readlink /proc/$(systemctl show -p MainPID --value pvrdmad)/exe";
     let own = "systemctl show -p MainPID --value pvrdmad";
     let (before, file) = (vm.run(own)?, vm.run(&format!("sha256sum {config}"))?);
     vm.run(&format!("apt-get install -y -q --no-install-recommends /mnt/{newer}"))?;
-    is(vm, own, before.trim())?;
-    is(vm, program, "/usr/bin/pvrdmad (deleted)")?;
+    ensure!(vm.run(own)? != before, "the old program is still the main process");
+    is(vm, program, "/usr/bin/pvrdmad")?;
+    is(vm, "systemctl show -p ActiveState,NRestarts --value pvrdmad | xargs", "active 0")?;
+    is(vm, "pgrep -x -f '.*pvrdmad --config.*' | wc -l", "1")?;
     is(vm, &format!("sha256sum {config}"), file.trim())?;
     used_by_another(vm)?;
     vm.run("systemctl restart pvrdmad")?;

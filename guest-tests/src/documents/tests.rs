@@ -52,6 +52,26 @@ fn the_documents_have_the_parameters_of_a_slow_line() {
     assert_eq!(config.networks[0].devices[0].rules.congestion, Some(pvrdma_roce::Congestion::slow_line()));
 }
 
+/// The tests that the page about hand-overs names exist.
+#[test]
+fn the_tests_of_what_is_kept_exist() {
+    let page = fs::read_to_string(root().join("docs/kept.md")).unwrap();
+    let code = |cell: &str| cell.trim().strip_prefix('`')?.strip_suffix('`').map(str::to_owned);
+    let rows = page.lines().filter_map(|line| {
+        let cells: Vec<_> = line.split('|').collect();
+        let [_, _, file, test, _] = cells.as_slice() else { return None };
+        Some((code(file)?, code(test)?))
+    });
+    let missing = |(file, test): &(String, String)| {
+        let source = fs::read_to_string(root().join(file)).unwrap_or_default();
+        !source.contains(&format!("#[test]\nfn {test}()"))
+    };
+    let rows: Vec<_> = rows.collect();
+    assert!(rows.len() > 10, "{rows:?}");
+    let missing: Vec<_> = rows.iter().filter(|row| missing(row)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
 #[test]
 fn good_command_lines_are_good() {
     let text = "\

@@ -23,11 +23,12 @@ use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdma_verbs::{LogLimit, Random};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use self::connection::{Connection, Stage, Stream, Text, Texts};
 use self::table::Table;
 use crate::config::{MetricsAddress, MetricsSpec};
-use crate::socket::SocketFile;
+use crate::socket::{FileIdentity, SocketFile};
 
 /// Prefix of log lines.
 const SUBJECT: &str = "metrics";
@@ -71,6 +72,33 @@ impl Place {
         }
     }
 
+    /// Describes the socket for a process that takes it over.
+    pub(crate) fn describe(&self) -> DescribedPlace {
+        match self {
+            Self::Unix(socket) => DescribedPlace::Unix(socket.identity().cloned()),
+            Self::Tcp(_) => DescribedPlace::Tcp,
+        }
+    }
+
+    /// Uses a socket that another process has opened. That process owns its file until [`Self::own`] is called.
+    pub(crate) fn adopt(described: DescribedPlace, fd: OwnedFd) -> Self {
+        match described {
+            DescribedPlace::Unix(file) => Self::Unix(SocketFile::adopt(fd.into(), file)),
+            DescribedPlace::Tcp => Self::Tcp(fd.into()),
+        }
+    }
+
+    /// Makes this process the owner of an adopted socket.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(crate) fn own(&self) -> io::Result<()> {
+        match self {
+            Self::Unix(socket) => socket.own(),
+            Self::Tcp(_) => Ok(()),
+        }
+    }
+
     fn accept(&self) -> io::Result<Stream> {
         match self {
             Self::Unix(socket) => socket.listener().accept().map(|(stream, _)| Stream::Unix(stream)),
@@ -85,12 +113,22 @@ impl Place {
         }
     }
 
-    fn as_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Unix(socket) => socket.listener().as_fd(),
             Self::Tcp(listener) => listener.as_fd(),
         }
     }
+}
+
+/// A listening socket that another process takes over, without its descriptor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DescribedPlace {
+    /// A Unix socket with its file.
+    Unix(Option<FileIdentity>),
+    /// A TCP port.
+    Tcp,
 }
 
 /// The metrics server. Dropping it stops it.
@@ -105,7 +143,7 @@ impl MetricsServer {
     ///
     /// # Errors
     /// No thread can be started.
-    pub(crate) fn start(place: Place, source: Source) -> io::Result<Self> {
+    pub(crate) fn start(place: Arc<Place>, source: Source) -> io::Result<Self> {
         place.set_nonblocking()?;
         let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let (stop, gathered) = (event()?, Arc::new(event()?));
@@ -156,7 +194,7 @@ fn gather(source: &Source, asked: &Receiver<()>, tell: &Sender<(Instant, Text)>,
 /// State of the thread that serves all connections.
 struct Server {
     stop: OwnedFd,
-    place: Place,
+    place: Arc<Place>,
     table: Table,
     /// Readable when the text has arrived.
     gathered: Arc<OwnedFd>,

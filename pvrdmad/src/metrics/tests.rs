@@ -14,7 +14,7 @@ fn served(source: impl Fn() -> Result<String, String> + Send + Sync + 'static) -
         address: MetricsAddress::Unix(folder.path().join("metrics")),
         access: crate::socket::SocketAccess::default(),
     };
-    (MetricsServer::start(Place::open(&spec).unwrap(), Box::new(source)).unwrap(), folder)
+    (MetricsServer::start(Arc::new(Place::open(&spec).unwrap()), Box::new(source)).unwrap(), folder)
 }
 
 fn connect(folder: &tempfile::TempDir) -> UnixStream {
@@ -55,7 +55,7 @@ fn a_tcp_port() {
     let place = Place::open(&spec).unwrap();
     let Place::Tcp(listener) = &place else { panic!() };
     let address = listener.local_addr().unwrap();
-    let _server = MetricsServer::start(place, Box::new(|| Ok("# EOF\n".to_owned()))).unwrap();
+    let _server = MetricsServer::start(Arc::new(place), Box::new(|| Ok("# EOF\n".to_owned()))).unwrap();
     assert!(ask(TcpStream::connect(address).unwrap(), GET).ends_with("\r\n\r\n# EOF\n"));
 }
 

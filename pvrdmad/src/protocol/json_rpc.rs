@@ -12,7 +12,7 @@ use super::text::printable_text;
 use crate::events::Event;
 
 /// Available methods.
-pub(crate) const METHODS: [&str; 15] = [
+pub(crate) const METHODS: [&str; 16] = [
     "hello",
     "status",
     "show",
@@ -25,6 +25,7 @@ pub(crate) const METHODS: [&str; 15] = [
     "share",
     "fault",
     "upgrade",
+    "replace",
     "log-level",
     "events",
     "past-events",
@@ -223,6 +224,7 @@ pub(crate) fn response<S: Serialize>(id: &Value, reply: &Reply<S>) -> serde_json
         Reply::Upgraded(upgraded) => result(id, upgraded),
         Reply::Failures(failures) => result(id, failures),
         Reply::PastEvents(events) => result(id, events),
+        Reply::Obstacles(obstacles) => result(id, obstacles),
         Reply::Capturing {} | Reply::Events {} | Reply::Done {} => result(id, &json!({})),
         Reply::Error(problem) => error(id, &CallRefused { code: REFUSED, message: problem.clone() }),
     }

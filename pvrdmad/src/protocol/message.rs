@@ -124,6 +124,18 @@ pub enum Request {
         /// Name of the network. Absent: all networks, one after the other.
         #[serde(default)]
         network: Option<String>,
+        /// Starts the installed program, which replaces the whole daemon and takes all networks at once.
+        #[serde(default)]
+        daemon: bool,
+        /// Only checks what would prevent the upgrade.
+        #[serde(default)]
+        check: bool,
+    },
+    /// Gives all networks, and all sockets of the daemon, to the calling process, which is the next daemon. The
+    /// connection carries them afterwards. Only root and the user of this daemon may call this.
+    Replace {
+        /// Version of what the connection carries.
+        version: u32,
     },
     /// Subscribes to all events from now on. After the reply, the connection carries only events.
     Events {},
@@ -183,8 +195,14 @@ pub enum Request {
         #[serde(default)]
         doorbells: DoorbellSetup,
     },
-    /// Internal: hands all devices over to the worker at the other end of the socket that comes with the request. After
-    /// a successful reply, the process ends.
+    /// Internal: returns what prevents a hand-over to a new worker.
+    CheckHandOver {
+        /// Bytes that the new worker may lock in memory. `None` without a limit.
+        lockable: Option<u64>,
+    },
+    /// Internal: gives all devices to the worker at the other end of the socket that comes with the request. With a
+    /// second socket, the giver writes a byte to it once the other worker is ready, and goes on when it reads one. The
+    /// process ends after the reply, unless that is an error.
     HandOver {},
     /// Internal: takes over all expected devices from the worker at the other end of the socket that comes with the
     /// request.
@@ -226,12 +244,14 @@ impl Request {
             | Self::Fault { .. }
             | Self::LogLevel { .. }
             | Self::Upgrade { .. }
+            | Self::Replace { .. }
             | Self::Events {} => false,
             Self::Hello { .. }
             | Self::Carrier { .. }
             | Self::StartCapture { .. }
             | Self::Serve { .. }
             | Self::Expect { .. }
+            | Self::CheckHandOver { .. }
             | Self::HandOver {}
             | Self::TakeOver {} => true,
         }
@@ -249,6 +269,7 @@ impl Request {
             | (Self::Events {}, Reply::Events {})
             | (Self::Limits { .. }, Reply::Limits(_))
             | (Self::Share { .. }, Reply::Share(_))
+            | (Self::CheckHandOver { .. }, Reply::Obstacles(_))
             | (Self::Upgrade { .. }, Reply::Upgraded(_)) => true,
             (
                 Self::Status { .. }
@@ -258,6 +279,7 @@ impl Request {
                 | Self::StartCapture { .. }
                 | Self::Limits { .. }
                 | Self::Share { .. }
+                | Self::CheckHandOver { .. }
                 | Self::Upgrade { .. }
                 | Self::Events {},
                 _,
@@ -302,7 +324,9 @@ pub enum Reply<S = WorkerStatus> {
     Limits(Vec<LimitStatus>),
     /// Share of a device by key.
     Share(BTreeMap<String, String>),
-    /// Result of an upgrade, by network.
+    /// Internal: reasons that prevent a hand-over.
+    Obstacles(Vec<String>),
+    /// Result of an upgrade or of its check, by network.
     Upgraded(Vec<Upgraded>),
     /// The request was performed.
     Done {},
@@ -310,7 +334,8 @@ pub enum Reply<S = WorkerStatus> {
     Error(String),
 }
 
-/// Result of a network's upgrade: the time for which its guests were not served, or the reason why it was not upgraded.
+/// Result of a network's upgrade: either how long its guests were not served, or why it was not upgraded. A check has
+/// only the latter.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Upgraded {
     /// Name of the network.
@@ -321,6 +346,24 @@ pub struct Upgraded {
     /// Reason why the network was not upgraded. Its guests are served as before, unless its worker has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+}
+
+/// Prints the results of an upgrade, a line for each network.
+pub fn upgraded_lines(upgraded: &[Upgraded]) -> String {
+    let line = |Upgraded { network, millis, problem }: &Upgraded| match (millis, problem) {
+        (_, Some(problem)) => format!("network {network}: not upgraded: {}\n", printable_text(problem)),
+        (millis, None) => format!("network {network}: upgraded in {} ms\n", millis.unwrap_or_default()),
+    };
+    upgraded.iter().map(line).collect()
+}
+
+/// Prints the results of an upgrade's check, a line for each network.
+pub fn checked_lines(checked: &[Upgraded]) -> String {
+    let line = |Upgraded { network, problem, .. }: &Upgraded| match problem {
+        Some(problem) => format!("network {network}: cannot be upgraded: {}\n", printable_text(problem)),
+        None => format!("network {network}: can be upgraded\n"),
+    };
+    checked.iter().map(line).collect()
 }
 
 impl Reply {
@@ -349,6 +392,7 @@ impl Reply {
                 let printed = words.iter().map(|(key, value)| (printable_text(key), printable_text(value)));
                 Self::Share(printed.collect())
             }
+            Self::Obstacles(obstacles) => Self::Obstacles(obstacles.iter().map(|text| printable_text(text)).collect()),
             other => other,
         })
     }

@@ -9,6 +9,7 @@
 //! reply must belong to an open request, is limited to the longest reply to that request ([`Request::max_reply`]), and
 //! carries no descriptors. Its text is made [`printable`] before it is shown.
 
+pub(crate) mod exchange;
 pub mod frame;
 mod host;
 pub mod json_rpc;
@@ -19,5 +20,7 @@ mod text;
 
 pub use self::frame::{Frame, FrameError, FrameReader, Received};
 pub use self::host::{HostReply, HostRequest, MAX_HOST_REQUEST};
-pub use self::message::{Carrier, Incoming, NetworkSetup, Outgoing, Reply, Request, Upgraded, VERSION};
+pub use self::message::{
+    Carrier, Incoming, NetworkSetup, Outgoing, Reply, Request, Upgraded, VERSION, checked_lines, upgraded_lines,
+};
 pub use self::text::{is_printable_json, printable, printable_text};

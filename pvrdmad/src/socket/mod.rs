@@ -3,7 +3,9 @@
 mod inherited;
 
 pub use pvrdma_vfio_user_server::socket::SocketAccess;
-pub(crate) use pvrdma_vfio_user_server::socket::{DatagramFile, SocketError, SocketFile, bind_datagram, user};
+pub(crate) use pvrdma_vfio_user_server::socket::{
+    DatagramFile, FileIdentity, SocketError, SocketFile, bind_datagram, user,
+};
 
 pub use self::inherited::Inherited;
 

@@ -3,6 +3,7 @@
 mod catalogue;
 mod classic;
 mod failures;
+mod former;
 mod health;
 mod limits;
 mod openmetrics;
@@ -17,6 +18,7 @@ pub(crate) use self::catalogue::describe_counters;
 pub use self::catalogue::{Catalogue, CounterInfo};
 pub(crate) use self::classic::classic;
 pub use self::failures::render_failures;
+pub(crate) use self::former::FormerCounts;
 pub use self::limits::render_limits;
 pub(crate) use self::report::by_name;
 pub use self::report::{

@@ -72,6 +72,7 @@ impl DaemonStatus {
         for (name, what) in [
             ("control_connections_refused", "connections to the control socket"),
             ("control_captures_refused", "captures"),
+            ("control_replacements_refused", "replacements of the daemon"),
         ] {
             let count = self.control.get(name).copied().unwrap_or(0);
             if count != 0 {

@@ -14,6 +14,7 @@ use pvrdma_vmxnet3::Vmxnet3Device;
 use serde_json::{Map, Value};
 
 use super::catalogue::{Catalogue, describe_counters};
+use super::former::FormerCounts;
 use super::report::{
     AddressReport, CaptureReport, ClientReport, DeviceReport, FlowReport, LinkReport, MemoryReport, NetworkReport,
     NicReport, ShareReport, by_name, port_word,
@@ -86,11 +87,20 @@ pub(crate) struct NicReporter {
     pub(crate) device: Arc<Vmxnet3Device>,
     pub(crate) irqs: Arc<IrqTable>,
     pub(crate) stats: Arc<ConnectionStats>,
+    /// Counts of former processes.
+    pub(crate) former: FormerCounts,
 }
 
 impl NicReporter {
     fn counters(&self) -> Vec<Counter> {
-        [self.device.status().counters, self.irqs.counters.list(), self.stats.counters.list()].concat()
+        let mut own = [self.device.status().counters, self.irqs.counters.list(), self.stats.counters.list()].concat();
+        self.former.add(&mut own, &mut [], &mut []);
+        own
+    }
+
+    /// Returns its counts for the next process.
+    pub(crate) fn counts(&self) -> FormerCounts {
+        FormerCounts::of(&self.counters(), &[], &[])
     }
 
     fn report(&self, socket: &SocketPlace) -> NicReport {
@@ -136,6 +146,8 @@ pub(crate) struct Reporter {
     pub(crate) nic: Option<NicReporter>,
     /// Its doorbell pages.
     pub(crate) doorbells: Doorbells,
+    /// Counts of former processes.
+    pub(crate) former: FormerCounts,
 }
 
 /// Links of a device's functions, with their administrative state.
@@ -172,10 +184,7 @@ impl Reporter {
     }
 
     pub(crate) fn report(&self) -> DeviceReport {
-        let mut status = self.function.device_status();
-        status.counters.extend(self.irqs.counters.list());
-        status.counters.extend(self.stats.counters.list());
-        status.counters.extend(self.doorbells.counters());
+        let (status, port) = self.status();
         let rules = &self.device.config.rules;
         DeviceReport {
             socket: self.device.socket.to_string(),
@@ -205,7 +214,7 @@ impl Reporter {
                     .as_ref()
                     .zip(self.nic_link.as_ref())
                     .map(|(spec, link)| LinkReport::new(spec, link)),
-                counters: self.port.as_ref().map_or_else(BTreeMap::new, |port| by_name(&port.counters())),
+                counters: by_name(&port),
             },
             share: self.share.as_ref().map(|share| ShareReport::new(share.config(), share.usage())),
             flows: self.flows.iter().flat_map(DeviceFlows::counts).map(FlowReport::from).collect(),
@@ -214,6 +223,23 @@ impl Reporter {
             nic: self.nic.as_ref().zip(self.device.nic_socket.as_ref()).map(|(nic, socket)| nic.report(socket)),
             status: members(&status),
         }
+    }
+
+    /// Returns the status of the device and the counters of its port, with the counts of former processes.
+    fn status(&self) -> (DeviceStatus, Vec<Counter>) {
+        let mut status = self.function.device_status();
+        status.counters.extend(self.irqs.counters.list());
+        status.counters.extend(self.stats.counters.list());
+        status.counters.extend(self.doorbells.counters());
+        let mut port = self.port.as_ref().map(Uplink::counters).unwrap_or_default();
+        self.former.add(&mut status.counters, &mut status.adapter, &mut port);
+        (status, port)
+    }
+
+    /// Returns its counts for the next process.
+    pub(crate) fn counts(&self) -> FormerCounts {
+        let (status, port) = self.status();
+        FormerCounts::of(&status.counters, &status.adapter, &port)
     }
 
     /// Adds descriptions of the counters in the report.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use pvrdma_dev::LimitStatus;
 
 use super::connection::{CallError, Connection, reply_by};
+use super::hand_over::check_request;
 use super::network::{Network, Runs};
 use super::plan::Planned;
 use super::process::Process;
@@ -174,9 +175,24 @@ impl Network {
         let Runs::Process(process) = &*self.runs else {
             return Err("it has no process of its own (isolate=none)".to_owned());
         };
-        let deadline = Instant::now() + self.plan.timing.start;
+        // Longer than a new worker that hangs is waited for.
+        let deadline = Instant::now() + self.plan.timing.start.saturating_mul(2);
         let _turn = self.turn(deadline)?;
         process.hand_over(deadline)
+    }
+
+    /// Returns what prevents a hand-over, if anything does.
+    pub(super) fn obstacles(&self, deadline: Instant) -> Option<String> {
+        let Runs::Process(_) = &*self.runs else {
+            return Some("it has no process of its own (isolate=none)".to_owned());
+        };
+        match self.runs.ask(check_request(), deadline) {
+            Ok(Reply::Obstacles(obstacles)) if obstacles.is_empty() => None,
+            Ok(Reply::Obstacles(obstacles)) => Some(obstacles.join("; ")),
+            Ok(Reply::Error(problem)) => Some(problem),
+            Ok(_) => Some("its worker's reply is not understood".to_owned()),
+            Err(error) => Some(error.to_string()),
+        }
     }
 
     /// Injects faults into the uplink, or stops injecting them.

@@ -4,20 +4,71 @@
 //! connects the two, and decides from their replies which of them serves the network from now on.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
 use log::info;
 
 use super::connection::CallError;
-use super::process::Keeper;
+use super::process::{Keeper, Process};
 use super::session::{End, Session};
 use crate::events::Event;
 use crate::protocol::{Reply, Request};
+use crate::rlimits;
 
 /// Time during which the guests were not served, or the reason why the network was not handed over.
 pub(super) type HandOverResult = Result<Duration, String>;
+
+/// Ends of the two sockets with which a worker gives its devices to the worker of another supervisor.
+#[derive(Debug)]
+pub(super) struct Gift {
+    /// Leads to the other worker.
+    pub(super) to: OwnedFd,
+    /// Carries the permit ([`Request::HandOver`]).
+    pub(super) permit: OwnedFd,
+}
+
+/// A hand-over that another thread wants.
+#[derive(Debug)]
+pub(super) enum Wanted {
+    /// To a new worker of this supervisor.
+    Renew(SyncSender<HandOverResult>),
+    /// To a worker of another supervisor.
+    Give(Gift, SyncSender<HandOverResult>),
+}
+
+impl Wanted {
+    /// Tells the other thread that there is no hand-over.
+    pub(super) fn refuse(self, problem: &str) {
+        let (Self::Renew(done) | Self::Give(_, done)) = self;
+        let _ = done.try_send(Err(problem.to_owned()));
+    }
+}
+
+/// Result of the first start.
+pub(super) type FirstStart = Result<(), String>;
+
+/// Worker that takes devices from the worker of another supervisor.
+#[derive(Debug)]
+pub(super) struct Adopting {
+    /// Takes the socket to the other worker. Dropped before the process, whose thread may wait for it.
+    pub(super) from: SyncSender<OwnedFd>,
+    /// Receives the result of the preparation.
+    pub(super) prepared: Receiver<FirstStart>,
+    pub(super) process: Process,
+    /// Receives the result of the hand-over.
+    pub(super) first: Receiver<FirstStart>,
+}
+
+/// The other ends of [`Adopting`].
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) prepared: SyncSender<FirstStart>,
+    pub(super) from: Receiver<OwnedFd>,
+}
 
 /// Reason why a network was not handed over.
 #[derive(Debug)]
@@ -34,11 +85,28 @@ impl From<io::Error> for HandOverError {
     }
 }
 
+/// Returns the request for what prevents a hand-over. A new worker has the limits of this process.
+pub(super) fn check_request() -> Request {
+    Request::CheckHandOver { lockable: rlimits::lockable() }
+}
+
 impl Keeper {
+    /// Starts a worker and makes it serve. Returns its session, and the reason if it does not serve.
+    pub(super) fn begin(&mut self) -> Result<(Session, Result<(), End>), End> {
+        if let Some(arrival) = self.arrival.take() {
+            return self.arrive(&arrival);
+        }
+        let (mut session, upcalls) = self.start(&self.program.path)?;
+        let begun = self.set_up(&mut session, upcalls);
+        Ok((session, begun))
+    }
+
     /// Hands the network over to a new worker, whose session replaces `session`. Returns how long the guests were not
     /// served.
     pub(super) fn hand_over(&self, session: &mut Session) -> Result<Duration, HandOverError> {
-        let mut next = self.prepare().map_err(|end| HandOverError::Refused(format!("the new worker {end}")))?;
+        self.check(session)?;
+        let program = self.program.installed.as_deref().unwrap_or(&self.program.path);
+        let mut next = self.prepare(program).map_err(|end| HandOverError::Refused(format!("the new worker {end}")))?;
         self.plan.services.keepers.renew_budgets();
         let began = Instant::now();
         let (giver, taker) = UnixStream::pair()?;
@@ -79,9 +147,60 @@ impl Keeper {
         }
     }
 
-    /// Starts a worker of the installed program and describes the network and its devices to it.
-    fn prepare(&self) -> Result<Session, End> {
-        let program = self.program.installed.as_deref().unwrap_or(&self.program.path);
+    /// Gives the devices to the worker of another supervisor, once that is permitted. Returns how long the guests were
+    /// not served.
+    pub(super) fn give_to(&self, session: &mut Session, gift: &Gift) -> Result<Duration, HandOverError> {
+        let began = Instant::now();
+        let fds = [gift.to.as_fd(), gift.permit.as_fd()];
+        let given = match session.connection().ask(Request::HandOver {}, &fds, 0) {
+            Ok(given) => given,
+            Err(error @ CallError::Unresponsive) => return Err(HandOverError::Refused(error.to_string())),
+            // `run` finds out how it ended.
+            Err(CallError::Gone | CallError::Ended) => return Err(HandOverError::Refused("it ended".to_owned())),
+        };
+        match session.wait(&given, &self.stop, self.plan.timing.hung) {
+            Ok(Some(Reply::Error(problem))) => Err(HandOverError::Refused(problem)),
+            Ok(Some(_)) => Ok(began.elapsed()),
+            Ok(None) => Err(HandOverError::Ended(End::Stopped)),
+            Err(end) => Err(HandOverError::Ended(end)),
+        }
+    }
+
+    /// Checks that nothing known prevents a hand-over.
+    fn check(&self, session: &mut Session) -> Result<(), HandOverError> {
+        let asked = session.connection().ask(check_request(), &[], 0);
+        let asked = asked.map_err(|error| HandOverError::Refused(error.to_string()))?;
+        match session.wait(&asked, &self.stop, self.plan.timing.hung) {
+            Ok(Some(Reply::Obstacles(obstacles))) if obstacles.is_empty() => Ok(()),
+            Ok(Some(Reply::Obstacles(obstacles))) => Err(HandOverError::Refused(obstacles.join("; "))),
+            Ok(Some(Reply::Error(problem))) => Err(HandOverError::Refused(problem)),
+            Ok(Some(_)) => Err(HandOverError::Refused("its worker's reply is not understood".to_owned())),
+            Ok(None) => Err(HandOverError::Ended(End::Stopped)),
+            Err(end) => Err(HandOverError::Ended(end)),
+        }
+    }
+
+    /// Starts a worker that takes the devices from the worker of another supervisor. Returns its session, and the
+    /// reason if it has not got them.
+    pub(super) fn arrive(&self, arrival: &Arrival) -> Result<(Session, Result<(), End>), End> {
+        let prepared = self.prepare(&self.program.path);
+        let told = prepared.as_ref().map(|_| ()).map_err(|end| match end {
+            End::Refused(problem) => problem.clone(),
+            end => format!("the new worker {end}"),
+        });
+        let _ = arrival.prepared.try_send(told);
+        let mut session = prepared?;
+        // The other supervisor keeps the network.
+        let Ok(from) = arrival.from.recv() else { return Ok((session, Err(End::Stopped))) };
+        let taken = self.call(&mut session, Request::TakeOver {}, &[from]);
+        if taken.is_ok() {
+            self.serves(&session);
+        }
+        Ok((session, taken))
+    }
+
+    /// Starts a worker of this program and describes the network and its devices to it.
+    fn prepare(&self, program: &Path) -> Result<Session, End> {
         let (mut next, upcalls) = self.start(program)?;
         let mut set = self.greet(&mut next, upcalls)?;
         self.give_settings(&mut next, &mut set)?;

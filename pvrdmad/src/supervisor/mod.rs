@@ -18,6 +18,7 @@ mod plan;
 mod process;
 mod program;
 mod reload;
+pub(crate) mod replace;
 mod segmentation_sample;
 mod services;
 mod session;
@@ -33,11 +34,12 @@ mod worker_log;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use log::info;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use pvrdma_dev::{LimitStatus, ObjectKind};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -49,13 +51,15 @@ use self::network::Network;
 use self::plan::Plan;
 pub(crate) use self::program::Program;
 pub use self::reload::Changes;
+use self::replace::outcome::Starter;
 use self::sockets::Sources;
 use self::timing::Timing;
 use crate::config::{Config, Device, DeviceSpec, FaultWord, LinkSpec, LinkState, Network as Description, SocketPlace};
 use crate::events::{Event, Events};
 use crate::logging::{self, LogFilter};
+use crate::metrics::Place;
 use crate::protocol::{Reply, Request, Upgraded};
-use crate::socket::Inherited;
+use crate::socket::{Inherited, SocketFile};
 use crate::status::{DaemonStatus, DeviceReport};
 
 /// Reason why a capture is not known to run.
@@ -76,9 +80,25 @@ pub(crate) struct Supervisor {
     /// Current configuration, including devices that are being added: a name is reserved as soon as its addition
     /// begins.
     config: Mutex<Config>,
+    /// Configuration of the start or the last reload.
+    loaded: Mutex<Config>,
+    /// Sockets of the daemon itself, which another daemon takes over with the networks.
+    front: Mutex<Front>,
+    /// Read during a change, written while another daemon takes the networks over: `true` once that one serves them.
+    gate: RwLock<bool>,
+    starter: Starter,
+    /// Takes the end of this daemon after another one has taken over.
+    ended: Mutex<Option<SyncSender<()>>>,
     sources: Sources,
     program: Option<Program>,
     timing: Timing,
+}
+
+/// Sockets of the daemon itself.
+#[derive(Debug, Default)]
+pub(crate) struct Front {
+    pub(crate) control: Option<Arc<SocketFile>>,
+    pub(crate) metrics: Option<Arc<Place>>,
 }
 
 impl Supervisor {
@@ -103,8 +123,54 @@ impl Supervisor {
         });
         let networks = RwLock::new(networks.collect::<Result<_>>()?);
         let (started, backend) = (Instant::now(), config.backend.to_string());
-        let config = Mutex::new(config.clone());
-        Ok(Self { started, backend, networks, config, sources, program: program.cloned(), timing })
+        let [config, loaded] = [config, config].map(|config| Mutex::new(config.clone()));
+        Ok(Self {
+            started,
+            backend,
+            networks,
+            config,
+            loaded,
+            front: Mutex::default(),
+            gate: RwLock::new(false),
+            starter: Starter::default(),
+            ended: Mutex::default(),
+            sources,
+            program: program.cloned(),
+            timing,
+        })
+    }
+
+    /// Sets the sockets of the daemon itself.
+    pub(crate) fn set_front(&self, front: Front) {
+        *self.front.lock() = front;
+    }
+
+    /// Returns a receiver of the end of this daemon after another one has taken over.
+    pub(crate) fn replaced(&self) -> Receiver<()> {
+        let (ended, end) = sync_channel(1);
+        *self.ended.lock() = Some(ended);
+        end
+    }
+
+    /// Makes this daemon end, because another one has taken over.
+    pub(crate) fn end_replaced(&self) {
+        if let Some(ended) = &*self.ended.lock() {
+            let _ = ended.try_send(());
+        }
+    }
+
+    /// Returns `true` once another daemon has taken over.
+    pub(crate) fn is_replaced(&self) -> bool {
+        *self.gate.read()
+    }
+
+    /// Permits a change while the returned guard lives.
+    ///
+    /// # Errors
+    /// Another daemon takes over.
+    pub(crate) fn change(&self) -> Result<RwLockReadGuard<'_, bool>, String> {
+        let gate = self.gate.try_read().filter(|replaced| !**replaced);
+        gate.ok_or_else(|| "another daemon takes over: try again".to_owned())
     }
 
     /// Returns the event log to which subscribers listen.
@@ -273,11 +339,11 @@ impl Supervisor {
     }
 
     /// Replaces the workers of a network, or of all networks, by new ones that take the devices with their clients.
-    /// Returns the result for each network.
+    /// Returns the result for each network. With `check`, only returns what would prevent that.
     ///
     /// # Errors
     /// There is no such network.
-    pub(crate) fn upgrade(&self, network: Option<&str>) -> Result<Vec<Upgraded>, String> {
+    pub(crate) fn upgrade(&self, network: Option<&str>, check: bool) -> Result<Vec<Upgraded>, String> {
         let mut networks = self.all();
         networks.retain(|known| network.is_none_or(|network| known.name() == network));
         if let Some(network) = network.filter(|_| networks.is_empty()) {
@@ -285,10 +351,12 @@ impl Supervisor {
         }
         // One after the other: each needs the processor, and a failure concerns one network only.
         let upgraded = |network: &Arc<Network>| {
-            let (millis, problem) = match network.hand_over() {
-                Ok(blackout) => (Some(u64::try_from(blackout.as_millis()).unwrap_or(u64::MAX)), None),
-                Err(problem) => (None, Some(problem)),
+            let done = match check {
+                true => network.obstacles(Instant::now() + self.timing.call).map_or(Ok(None), Err),
+                false => network.hand_over().map(Some),
             };
+            let (blackout, problem) = done.map_or_else(|problem| (None, Some(problem)), |blackout| (blackout, None));
+            let millis = blackout.map(|blackout| u64::try_from(blackout.as_millis()).unwrap_or(u64::MAX));
             Upgraded { network: network.name().to_owned(), millis, problem }
         };
         Ok(networks.iter().map(upgraded).collect())

@@ -90,6 +90,18 @@ impl Network {
                 Runs::Here(Box::new(worker))
             }
         };
+        Self::assemble(plan, runs, temporary)
+    }
+
+    /// Uses a worker that has taken the devices already.
+    ///
+    /// # Errors
+    /// The interface of the uplink cannot be followed.
+    pub(super) fn adopt(plan: Arc<Plan>, process: Process, temporary: bool) -> Result<Self> {
+        Self::assemble(plan, Runs::Process(process), temporary)
+    }
+
+    fn assemble(plan: Arc<Plan>, runs: Runs, temporary: bool) -> Result<Self> {
         let runs = Arc::new(runs);
         // A change since the state was read is a pending hint on the watch, so none is lost.
         let follower = plan.watch().map(|watch| Follower::start(watch, &plan, &runs)).transpose()?;

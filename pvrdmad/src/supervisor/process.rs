@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::connection::{CallError, Connection};
-use super::hand_over::{HandOverError, HandOverResult};
+use super::hand_over::{Adopting, Arrival, FirstStart, Gift, HandOverError, HandOverResult, Wanted};
 use super::joining::Joinable;
 use super::plan::{Plan, Planned, Settings};
 use super::program::Program;
@@ -45,8 +45,8 @@ struct Lives {
     changed: Condvar,
     /// The network ends.
     stopping: AtomicBool,
-    /// A hand-over is wanted: receives its result.
-    wanted: Mutex<Option<SyncSender<HandOverResult>>>,
+    /// A hand-over is wanted.
+    wanted: Mutex<Option<Wanted>>,
 }
 
 /// State of the workers so far.
@@ -68,20 +68,36 @@ impl Process {
     /// # Errors
     /// The worker cannot start or refuses its configuration.
     pub(super) fn start(plan: Arc<Plan>, program: Program) -> Result<Self> {
-        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let lives = Arc::<Lives>::default();
-        let (started, first) = sync_channel(1);
-        let name = format!("net {}", plan.name());
-        let (stopped, shared) = (stop.try_clone()?, Arc::clone(&lives));
-        let keeper = Keeper { plan: Arc::clone(&plan), program, stop: stopped, lives: shared, first: Some(started) };
-        let thread = Joinable::spawn(name, move || keeper.run()).context("a thread")?;
-        // From here on dropping `process` ends the thread.
-        let process = Self { plan, lives, stop, thread: Some(thread) };
+        let (process, first) = Self::spawn(plan, program, None)?;
         match first.recv() {
             Ok(Ok(())) => Ok(process),
             Ok(Err(end)) => Err(anyhow!(end)),
             Err(_) => Err(anyhow!("the thread that starts its worker ended")),
         }
+    }
+
+    /// Starts a worker that takes the devices from the worker of another supervisor.
+    ///
+    /// # Errors
+    /// The system cannot start another thread.
+    pub(super) fn adopt(plan: Arc<Plan>, program: Program) -> Result<Adopting> {
+        let ((prepared, is_prepared), (arrives, from)) = (sync_channel(1), sync_channel(1));
+        let (process, first) = Self::spawn(plan, program, Some(Arrival { prepared, from }))?;
+        Ok(Adopting { process, prepared: is_prepared, from: arrives, first })
+    }
+
+    /// Starts the thread. Also returns the receiver of the first start's result.
+    fn spawn(plan: Arc<Plan>, program: Program, arrival: Option<Arrival>) -> Result<(Self, Receiver<FirstStart>)> {
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let lives = Arc::<Lives>::default();
+        let (started, first) = sync_channel(1);
+        let name = format!("net {}", plan.name());
+        let (stopped, shared, first_start) = (stop.try_clone()?, Arc::clone(&lives), Some(started));
+        let keeper =
+            Keeper { plan: Arc::clone(&plan), program, stop: stopped, lives: shared, first: first_start, arrival };
+        let thread = Joinable::spawn(name, move || keeper.run()).context("a thread")?;
+        // From here on dropping `process` ends the thread.
+        Ok((Self { plan, lives, stop, thread: Some(thread) }, first))
     }
 
     pub(super) fn life(&self) -> Life {
@@ -157,19 +173,33 @@ impl Process {
     /// The devices stay with the worker, or with the next one if this one has ended meanwhile.
     pub(super) fn hand_over(&self, deadline: Instant) -> HandOverResult {
         let (done, result) = sync_channel(1);
-        {
-            let mut wanted = self.lives.wanted.lock();
-            if wanted.is_some() {
-                return Err("another hand-over is in progress".to_owned());
-            }
-            *wanted = Some(done);
-        }
-        self.wake();
+        self.want(Wanted::Renew(done))?;
         match result.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(result) => result,
             Err(RecvTimeoutError::Timeout) => Err("it takes too long, and goes on".to_owned()),
             Err(RecvTimeoutError::Disconnected) => Err("the network ends".to_owned()),
         }
+    }
+
+    /// Gives the devices to the worker of another supervisor. Returns the receiver of the result.
+    ///
+    /// # Errors
+    /// Another hand-over is in progress.
+    pub(super) fn give(&self, gift: Gift) -> Result<Receiver<HandOverResult>, String> {
+        let (done, result) = sync_channel(1);
+        self.want(Wanted::Give(gift, done))?;
+        Ok(result)
+    }
+
+    fn want(&self, wanted: Wanted) -> Result<(), String> {
+        let mut waiting = self.lives.wanted.lock();
+        if waiting.is_some() {
+            return Err("another hand-over is in progress".to_owned());
+        }
+        *waiting = Some(wanted);
+        drop(waiting);
+        self.wake();
+        Ok(())
     }
 
     /// Requests the worker's end, without waiting for it.
@@ -204,7 +234,9 @@ pub(super) struct Keeper {
     pub(super) stop: OwnedFd,
     lives: Arc<Lives>,
     /// Receives the result of the first start.
-    first: Option<SyncSender<Result<(), String>>>,
+    first: Option<SyncSender<FirstStart>>,
+    /// The first worker takes the devices from the worker of another supervisor.
+    pub(super) arrival: Option<Arrival>,
 }
 
 impl Drop for Keeper {
@@ -222,7 +254,7 @@ impl Keeper {
             let born = Instant::now();
             let (pid, end) = self.live();
             let left = self.plan.services.worker_ended();
-            if matches!(end, End::Stopped) {
+            if matches!(end, End::Stopped | End::Given) {
                 return;
             }
             if let Some(first) = self.first.take() {
@@ -250,12 +282,12 @@ impl Keeper {
 
     /// Runs one worker, and those to which it hands its devices over, from its start to the end of the last one.
     fn live(&mut self) -> (Option<u32>, End) {
-        let (mut session, upcalls) = match self.start(&self.program.path) {
-            Ok(started) => started,
-            Err(error) => return (None, End::System(error)),
+        let (mut session, begun) = match self.begin() {
+            Ok(begun) => begun,
+            Err(end) => return (None, end),
         };
         let mut pid = session.pid();
-        let end = match self.set_up(&mut session, upcalls) {
+        let end = match begun {
             Err(end) => end,
             Ok(()) => {
                 let lost = self.plan.services.end_recovery();
@@ -285,7 +317,7 @@ impl Keeper {
         };
         let Timing { stop, kill, .. } = self.plan.timing;
         match end {
-            End::Stopped => {
+            End::Stopped | End::Given => {
                 self.plan.services.close_keepers();
                 session.end(stop, kill / 2);
             }
@@ -307,22 +339,26 @@ impl Keeper {
     fn hand_over_if_wanted(&self, session: &mut Session) -> Result<(), End> {
         let wanted = self.lives.wanted.lock().take();
         if let Some(wanted) = wanted {
-            let (result, end) = match self.hand_over(session) {
-                Ok(blackout) => (Ok(blackout), Ok(())),
+            let (done, tried) = match wanted {
+                Wanted::Renew(done) => (done, self.hand_over(session).map(|blackout| (blackout, Ok(())))),
+                Wanted::Give(gift, done) => {
+                    (done, self.give_to(session, &gift).map(|blackout| (blackout, Err(End::Given))))
+                }
+            };
+            let (result, end) = match tried {
+                Ok((blackout, end)) => (Ok(blackout), end),
                 Err(HandOverError::Refused(problem)) => (Err(problem), Ok(())),
                 Err(HandOverError::Ended(end)) => (Err(format!("its worker {end}")), Err(end)),
             };
-            let _ = wanted.try_send(result);
+            let _ = done.try_send(result);
             end?;
         }
-        let mut life = self.lives.life.lock();
-        life.running = Some((session.pid(), Arc::clone(session.connection())));
-        self.lives.changed.notify_all();
+        self.serves(session);
         Ok(())
     }
 
     /// Configures a new worker. On success, its state equals the plan and it accepts requests.
-    fn set_up(&self, session: &mut Session, upcalls: OwnedFd) -> Result<(), End> {
+    pub(super) fn set_up(&self, session: &mut Session, upcalls: OwnedFd) -> Result<(), End> {
         let (mut given, mut set) = (Vec::new(), self.greet(session, upcalls)?);
         loop {
             // Settings come first, because devices begin with the current carrier.
@@ -390,6 +426,13 @@ impl Keeper {
             // The client stores to doorbell pages that the next worker does not hear.
             _ => keepers.abandon(device),
         }
+    }
+
+    /// Lets other threads send requests to this worker.
+    pub(super) fn serves(&self, session: &Session) {
+        let mut life = self.lives.life.lock();
+        life.running = Some((session.pid(), Arc::clone(session.connection())));
+        self.lives.changed.notify_all();
     }
 
     /// Updates the settings of a worker from `set` to the current ones.
@@ -464,7 +507,7 @@ impl Keeper {
                 Ok(_) if self.is_stopping() => return false,
                 Ok(_) => {
                     if let Some(wanted) = self.lives.wanted.lock().take() {
-                        let _ = wanted.try_send(Err("no worker serves the network now".to_owned()));
+                        wanted.refuse("no worker serves the network now");
                     }
                 }
                 Err(errno) => {

@@ -46,12 +46,20 @@ struct Difference<'a> {
 }
 
 impl Supervisor {
-    /// Replaces the devices and networks of `old` with those of `new`.
+    /// Replaces the devices and networks of the configuration that was loaded last with those of `new`.
     ///
     /// # Errors
     /// Resources are unavailable, or a setting changed that is fixed while the daemon runs. Nothing has changed in that
     /// case.
-    pub(crate) fn reload(&self, old: &Config, new: &Config) -> Result<Changes, String> {
+    pub(crate) fn reload(&self, new: &Config) -> Result<Changes, String> {
+        let _change = self.change()?;
+        let mut loaded = self.loaded.lock();
+        let changes = self.change_to(&loaded, new)?;
+        *loaded = new.clone();
+        Ok(changes)
+    }
+
+    fn change_to(&self, old: &Config, new: &Config) -> Result<Changes, String> {
         let running = self.config.lock().clone();
         let difference = Difference::between(old, &running, new)?;
         let mut changes = Changes::default();

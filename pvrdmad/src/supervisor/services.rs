@@ -96,6 +96,17 @@ impl Services {
         clients.lost.remove(device);
     }
 
+    /// Returns the devices with a connected VMM, and those whose VM lost its connection.
+    pub(super) fn clients(&self) -> [BTreeSet<String>; 2] {
+        let clients = self.clients.lock();
+        [clients.connected.clone(), clients.lost.clone()]
+    }
+
+    /// Sets what [`Self::clients`] returned in another process.
+    pub(super) fn adopt_clients(&self, [connected, lost]: [BTreeSet<String>; 2]) {
+        *self.clients.lock() = Clients { connected, kept: BTreeSet::new(), lost };
+    }
+
     /// Ends the keepers, and starts no others: the network stops.
     pub(super) fn close_keepers(&self) {
         self.keepers.close();

@@ -55,6 +55,9 @@ pub(super) enum End {
     /// The supervisor stopped the worker.
     #[error("was stopped")]
     Stopped,
+    /// The worker gave its devices to the worker of another supervisor.
+    #[error("gave its devices away")]
+    Given,
     /// A system call needed to watch the worker failed.
     #[error("cannot be watched: {0}")]
     System(#[from] io::Error),

@@ -1,12 +1,14 @@
 //! Sockets of links and devices. The supervisor has the privilege to open them, opens them once, and keeps them when
 //! workers are replaced.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
 use pvrdma_ether_link::af_packet::{AfPacketSocket, Segmentation, VlanFilter};
 use pvrdma_ether_link::tap::{TapConnector, attach};
@@ -16,6 +18,7 @@ use pvrdma_ether_link::vxlan::{self, VxlanPorts, VxlanSockets};
 use pvrdma_ether_link::{Connector, NoConnector};
 use pvrdma_rxe::VlanMode;
 use pvrdma_verbs::MacAddr;
+use serde::{Deserialize, Serialize};
 
 use super::doorbells::DoorbellHost;
 use super::segmentation_sample::SAMPLE;
@@ -23,7 +26,7 @@ use super::wedged::Wedged;
 use crate::config::{Device, LinkSpec, SocketPlace};
 use crate::events::Events;
 use crate::logging::LogFilter;
-use crate::socket::{DatagramFile, Inherited, SocketAccess, SocketFile, bind_datagram};
+use crate::socket::{DatagramFile, FileIdentity, Inherited, SocketAccess, SocketFile, bind_datagram};
 
 /// State that networks share and that sockets and plans are made from.
 #[derive(Debug, Default)]
@@ -70,19 +73,14 @@ impl DeviceSockets {
     /// A socket cannot be opened. Those that were opened before are removed again.
     pub(super) fn open(device: &Device, vlan: VlanMode, sources: &Sources) -> Result<Self> {
         let listener = sources.listener(&device.socket, device.access)?;
-        // Frames behind an access port carry no tags.
-        let vlan = match vlan {
-            VlanMode::Access(_) => VlanMode::Untagged,
-            other => other,
-        };
-        let open = |link| LinkSockets::open(link, &[device.config.mac], vlan, sources);
+        let open = |link| LinkSockets::open(link, &[device.config.mac], vlan_of_nic(vlan), sources);
         let nic = device.nic.as_ref().map(open).transpose().context("nic")?;
         let listener_of = |place| sources.listener(place, device.access);
         let nic_listener = device.nic_socket.as_ref().map(listener_of).transpose().context("nic-socket")?;
         Ok(Self { listener, nic, nic_listener })
     }
 
-    /// Returns duplicates: the listening socket, then its `nic` or its `nic-socket`.
+    /// Returns duplicates: the listening socket, then its `nic-socket` and its `nic`.
     pub(super) fn duplicates(&self) -> io::Result<Vec<OwnedFd>> {
         let listeners = [Some(&self.listener), self.nic_listener.as_ref()].into_iter().flatten();
         let listeners = listeners.map(|file| file.listener().as_fd().try_clone_to_owned());
@@ -97,9 +95,57 @@ impl DeviceSockets {
         listeners.filter_map(SocketFile::lost).chain(nic).map(Path::to_owned).collect()
     }
 
+    /// Describes the sockets for a process that takes them over, in the order of [`Self::duplicates`].
+    pub(super) fn describe(&self) -> DescribedSockets {
+        let listener = |file: &SocketFile| DescribedListener { file: file.identity().cloned() };
+        DescribedSockets {
+            listener: listener(&self.listener),
+            nic: self.nic.as_ref().map(LinkSockets::describe),
+            nic_listener: self.nic_listener.as_ref().map(listener),
+        }
+    }
+
+    /// Uses the sockets of a device that another process has opened. That process owns their files until [`Self::own`]
+    /// is called.
+    ///
+    /// # Errors
+    /// The descriptors do not fit the device.
+    pub(super) fn adopt(
+        device: &Device,
+        vlan: VlanMode,
+        described: DescribedSockets,
+        fds: &mut VecDeque<OwnedFd>,
+        sources: &Sources,
+    ) -> Result<Self> {
+        let DescribedSockets { listener, nic, nic_listener } = described;
+        let listener = listener.adopt(fds)?;
+        let nic_listener = nic_listener.map(|described| described.adopt(fds)).transpose().context("nic-socket")?;
+        let nic = device.nic.as_ref().zip(nic).map(|(link, described)| {
+            LinkSockets::adopt(link, &[device.config.mac], vlan_of_nic(vlan), described, fds, sources)
+        });
+        Ok(Self { listener, nic: nic.transpose().context("nic")?, nic_listener })
+    }
+
+    /// Makes this process the owner of adopted sockets.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn own(&self) -> io::Result<()> {
+        self.nic.as_ref().map_or(Ok(()), LinkSockets::own)?;
+        [Some(&self.listener), self.nic_listener.as_ref()].into_iter().flatten().try_for_each(SocketFile::own)
+    }
+
     /// Returns the connector that reopens the descriptor of its `nic`, if it has one.
     pub(super) fn connector(&self) -> Option<Arc<dyn Connector>> {
         self.nic.as_ref().map(|nic| Arc::clone(&nic.connector))
+    }
+}
+
+/// Returns the tags of frames behind the port of a device: none behind an access port.
+const fn vlan_of_nic(vlan: VlanMode) -> VlanMode {
+    match vlan {
+        VlanMode::Access(_) => VlanMode::Untagged,
+        other => other,
     }
 }
 
@@ -159,12 +205,7 @@ impl LinkSockets {
                 Self { kept: Kept::Tls(listener, keys), connector: Arc::new(TlsConnector(config.address)) }
             }
             LinkSpec::AfPacket(name) => {
-                let filter = match vlan {
-                    VlanMode::Untagged => VlanFilter::Untagged,
-                    VlanMode::Access(vlan) => VlanFilter::Tagged(vlan),
-                    VlanMode::Trunk => VlanFilter::All,
-                };
-                let socket = Arc::new(AfPacketSocket::open(name.as_str(), filter)?);
+                let socket = Arc::new(AfPacketSocket::open(name.as_str(), filter(vlan))?);
                 socket.set_addresses(macs)?;
                 Self { kept: Kept::AfPacket(Arc::clone(&socket)), connector: socket }
             }
@@ -172,6 +213,100 @@ impl LinkSockets {
                 Self { kept: Kept::Several(vec![attach(name)?]), connector: Arc::new(TapConnector(name.clone())) }
             }
         })
+    }
+
+    /// Describes the sockets for a process that takes them over, in the order of [`Self::duplicates`].
+    pub(super) fn describe(&self) -> DescribedLink {
+        let (mut file, mut position) = (None, None);
+        let count = match &self.kept {
+            Kept::Nothing => 0,
+            Kept::Listener(_, listener) => {
+                file = listener.identity().cloned();
+                1
+            }
+            Kept::Datagrams(_, datagrams) => {
+                file = Some(datagrams.identity().clone());
+                1
+            }
+            Kept::Several(sockets) => sockets.len(),
+            Kept::Tunnel(sockets) => {
+                position = Some(sockets.position());
+                sockets.count()
+            }
+            Kept::Tls(listener, _) => usize::from(listener.is_some()).saturating_add(TLS_FILES),
+            Kept::AfPacket(_) => 1,
+        };
+        DescribedLink { file, position, count }
+    }
+
+    /// Uses the sockets of a link that another process has opened. That process owns their files until [`Self::own`] is
+    /// called.
+    ///
+    /// # Errors
+    /// The descriptors do not fit the link.
+    pub(super) fn adopt(
+        link: &LinkSpec,
+        macs: &[MacAddr],
+        vlan: VlanMode,
+        described: DescribedLink,
+        fds: &mut VecDeque<OwnedFd>,
+        sources: &Sources,
+    ) -> Result<Self> {
+        let DescribedLink { file, position, count } = described;
+        ensure!(count <= fds.len(), "too few descriptors");
+        let mut fds: VecDeque<_> = fds.drain(..count).collect();
+        let mut next = || fds.pop_front().context("too few descriptors");
+        let file = || file.context("no file");
+        Ok(match link {
+            LinkSpec::Listen(_) => {
+                let listener = UnixListener::from(next()?);
+                let kept =
+                    Kept::Listener(ready_listener(listener.try_clone()?)?, SocketFile::adopt(listener, Some(file()?)));
+                Self { kept, connector: Arc::new(NoConnector) }
+            }
+            LinkSpec::Connect(path) => {
+                Self { kept: Kept::Nothing, connector: Arc::new(PathConnector::stream(path.clone())) }
+            }
+            LinkSpec::Datagrams { remote, .. } => {
+                let kept = Kept::Datagrams(next()?, DatagramFile::adopt(file()?));
+                Self { kept, connector: Arc::new(PathConnector::datagram(remote.clone())) }
+            }
+            LinkSpec::Vxlan(config) => {
+                let kept = match position {
+                    None => Kept::Several(fds.into()),
+                    Some(position) => Kept::Tunnel(sources.tunnels.adopt(config, position, fds.into())?),
+                };
+                Self { kept, connector: Arc::new(NoConnector) }
+            }
+            LinkSpec::Tls(config) => {
+                let listener = (config.role == TlsRole::Listen).then(&mut next).transpose()?;
+                let files = [next()?, next()?, next()?];
+                let kept = Kept::Tls(listener, TlsKeys::from_descriptors(config, files)?);
+                Self { kept, connector: Arc::new(TlsConnector(config.address)) }
+            }
+            LinkSpec::AfPacket(name) => {
+                let socket = AfPacketSocket::adopt(name.as_str(), filter(vlan), next()?, macs);
+                let socket = Arc::new(socket.with_context(|| name.to_string())?);
+                Self { kept: Kept::AfPacket(Arc::clone(&socket)), connector: socket }
+            }
+            LinkSpec::Tap(name) => {
+                Self { kept: Kept::Several(fds.into()), connector: Arc::new(TapConnector(name.clone())) }
+            }
+        })
+    }
+
+    /// Makes this process the owner of adopted sockets.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn own(&self) -> io::Result<()> {
+        match &self.kept {
+            Kept::Listener(_, file) => return file.own(),
+            Kept::Datagrams(_, file) => file.own(),
+            Kept::Tunnel(sockets) => sockets.own(),
+            Kept::Nothing | Kept::Several(_) | Kept::Tls(..) | Kept::AfPacket(_) => {}
+        }
+        Ok(())
     }
 
     /// Returns `false` if a trial with the address `mac` shows that super-frames arrive damaged or are refused.
@@ -223,4 +358,48 @@ impl LinkSockets {
             Kept::AfPacket(socket) => Ok(vec![socket.descriptor()?]),
         }
     }
+}
+
+/// Returns the frames of an interface that a network in this VLAN mode receives.
+const fn filter(vlan: VlanMode) -> VlanFilter {
+    match vlan {
+        VlanMode::Untagged => VlanFilter::Untagged,
+        VlanMode::Access(vlan) => VlanFilter::Tagged(vlan),
+        VlanMode::Trunk => VlanFilter::All,
+    }
+}
+
+/// Number of files of a TLS link: certificate, key and authority.
+const TLS_FILES: usize = 3;
+
+/// Listening socket that another process takes over, without its descriptor.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct DescribedListener {
+    /// Its file, unless the process that started the first daemon has created it.
+    file: Option<FileIdentity>,
+}
+
+impl DescribedListener {
+    fn adopt(self, fds: &mut VecDeque<OwnedFd>) -> Result<SocketFile> {
+        let listener = fds.pop_front().context("too few descriptors")?;
+        Ok(SocketFile::adopt(UnixListener::from(listener), self.file))
+    }
+}
+
+/// Sockets of a link that another process takes over, without their descriptors.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct DescribedLink {
+    file: Option<FileIdentity>,
+    /// Position of a tunnel among those at the same address and port.
+    position: Option<usize>,
+    /// Number of descriptors.
+    count: usize,
+}
+
+/// Sockets of a device that another process takes over, without their descriptors.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct DescribedSockets {
+    listener: DescribedListener,
+    nic: Option<DescribedLink>,
+    nic_listener: Option<DescribedListener>,
 }

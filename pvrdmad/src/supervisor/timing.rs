@@ -14,6 +14,8 @@ pub(super) struct Timing {
     pub(super) start: Duration,
     /// A worker that owes a reply for longer is killed.
     pub(super) hung: Duration,
+    /// Time for each step of a program that replaces this one, while the guests are served.
+    pub(super) take_over: Duration,
     /// Time in which a worker that was told to end has to exit.
     pub(super) stop: Duration,
     /// Time in which a killed process has to exit; half of it when the daemon ends. Only a process with a thread in
@@ -55,8 +57,9 @@ impl Default for Timing {
         Self {
             status: Duration::from_secs(1),
             call: Duration::from_secs(10),
-            start: Duration::from_secs(20),
+            start: patience(Duration::from_secs(20)),
             hung: Duration::from_secs(30),
+            take_over: patience(Duration::from_secs(25)),
             stop: Duration::from_secs(3),
             kill: Duration::from_secs(2),
             first_pause: Duration::from_millis(100),
@@ -68,6 +71,12 @@ impl Default for Timing {
             crashes: Rate { burst: 5, each: Duration::from_secs(120) },
         }
     }
+}
+
+/// Returns a time, unless a test of programs that hang has shortened it.
+fn patience(time: Duration) -> Duration {
+    let shortened = std::env::var("PVRDMAD_PATIENCE_MS").ok().filter(|_| cfg!(feature = "testing"));
+    shortened.and_then(|millis| millis.parse().ok()).map_or(time, Duration::from_millis)
 }
 
 /// A rate: a burst of events at once, and one more per interval.

@@ -21,7 +21,7 @@ use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
 use crate::failures::FailureCounts;
 use crate::keeper::client::Keeper;
 use crate::protocol::Carrier;
-use crate::status::Reporter;
+use crate::status::{FormerCounts, Reporter};
 use crate::vfio_user::{
     ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
 };
@@ -73,8 +73,10 @@ impl ServedDevice {
             nic: true,
             server,
             function: Arc::clone(&nic.device) as _,
+            counts: Box::new(|| nic.counts()),
         });
-        let own = GivenFunction { device, nic: false, server: &self.server, function: Arc::clone(function) };
+        let (server, function) = (&self.server, Arc::clone(function));
+        let own = GivenFunction { device, nic: false, server, function, counts: Box::new(|| self.reporter.counts()) };
         Ok(nic.into_iter().chain([own]).collect())
     }
 
@@ -138,12 +140,17 @@ impl ServedDevice {
             reply_deadline: REPLY_DEADLINE,
         };
         let listener = UnixListener::from(listener);
-        let server = match (arrivals, &migratable) {
+        let (server, former) = match (arrivals, &migratable) {
             (Some(arrivals), Some(function)) => {
-                arrivals.serve((&device.config.name, false), Arc::clone(function), listener, endpoint)?
+                let served = (device.config.name.as_str(), false);
+                let server = arrivals.serve(served, Arc::clone(function), listener, endpoint)?;
+                (server, arrivals.take_counts())
             }
             (Some(_), None) => bail!("the host's adapter cannot restore it"),
-            (None, _) => recovery::serve((&device.config.name, false), listener, endpoint, host)?,
+            (None, _) => {
+                let server = recovery::serve((&device.config.name, false), listener, endpoint, host)?;
+                (server, FormerCounts::default())
+            }
         };
         let (failures, failed) = failures.unzip();
         let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
@@ -164,6 +171,7 @@ impl ServedDevice {
             rxe,
             nic,
             doorbells,
+            former,
         };
         Ok(Self { server, nic_server, _failures: failures, _conflicts: conflicts, migratable, reporter })
     }

@@ -39,6 +39,7 @@ use crate::capture::stream::{self, Streams};
 use crate::config::{BackendSpec, Device, LinkState, Network, change_share, share_words};
 use crate::doorbells::{DoorbellSetup, PageFile, ServedFile};
 use crate::failures::{FailureCounts, FailureLog, Failures};
+use crate::fault_point;
 use crate::keeper::client::{Keeper, PATIENCE};
 use crate::logging;
 use crate::protocol::{Carrier, NetworkSetup, Reply, Request};
@@ -124,9 +125,11 @@ impl Worker {
                 self.serve(device, None).map(|()| Reply::Done {})
             }
             Request::Expect { device, link, doorbells } => {
+                fault_point::reach("worker-expect");
                 self.expected.lock().push(Expected { device: *device, link, doorbells, kept: false, fds });
                 Ok(Reply::Done {})
             }
+            Request::CheckHandOver { lockable } => Ok(Reply::Obstacles(self.obstacles(lockable))),
             Request::HandOver {} => self.hand_over(fds).map(|()| Reply::Done {}),
             Request::TakeOver {} => self.take_over(fds).map(|()| Reply::Done {}),
             Request::RemoveDevice { device } => self.remove(&device).map(|()| Reply::Done {}),
@@ -143,7 +146,8 @@ impl Worker {
             | Request::Capture { .. }
             | Request::Events {}
             | Request::PastEvents { .. }
-            | Request::Upgrade { .. } => Err(anyhow!("the supervisor serves this request")),
+            | Request::Upgrade { .. }
+            | Request::Replace { .. } => Err(anyhow!("the supervisor serves this request")),
             Request::Hello { .. } => Err(anyhow!("the second greeting")),
         };
         reply.unwrap_or_else(|error| Reply::Error(format!("{error:#}")))
@@ -155,9 +159,30 @@ impl Worker {
         self.given.load(Ordering::Relaxed)
     }
 
-    /// Gives all devices to the worker at the other end of a socket.
+    /// Returns what prevents a hand-over to a new worker that may lock this number of bytes.
+    fn obstacles(&self, lockable: Option<u64>) -> Vec<String> {
+        let devices = self.devices.lock();
+        let stuck = self.stuck().into_iter();
+        let stuck = stuck.map(|name| format!("a thread of the client of {name}, which was removed, does not end"));
+        let kept = devices.iter().filter_map(|served| served.functions().err().map(|problem| problem.to_string()));
+        // Both processes have the pages locked for a moment. The kernel counts them for each process by itself.
+        let locked = devices.iter().map(|served| served.reporter.memory.pinned_bytes());
+        let locked = locked.fold(0_u64, |sum, bytes| sum.saturating_add(bytes));
+        let short = lockable.filter(|&lockable| locked > lockable).map(|lockable| {
+            format!(
+                "pin: {} KiB are locked, and a new process may lock {} KiB (RLIMIT_MEMLOCK, LimitMEMLOCK=)",
+                locked >> 10,
+                lockable >> 10
+            )
+        });
+        stuck.chain(kept).chain(short).collect()
+    }
+
+    /// Gives all devices to the worker at the other end of a socket, perhaps with a second socket for the permit.
     fn hand_over(&self, fds: Vec<OwnedFd>) -> Result<()> {
-        let Ok([to]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("a hand-over needs one connection to the taker") };
+        let mut fds = fds.into_iter().map(UnixStream::from);
+        let to = fds.next().context("a hand-over needs a connection to the taker")?;
+        let permit = fds.next();
         let devices = self.devices.lock();
         if let Some(name) = self.stuck().first() {
             bail!("a thread of the client of {name}, which was removed, does not end");
@@ -166,7 +191,7 @@ impl Worker {
         for served in &*devices {
             functions.extend(served.functions()?);
         }
-        hand_over::give(&functions, &UnixStream::from(to))?;
+        hand_over::give(&functions, &to, permit.as_ref())?;
         self.given.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -175,6 +200,7 @@ impl Worker {
     fn take_over(&self, fds: Vec<OwnedFd>) -> Result<()> {
         let Ok([from]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("a hand-over needs one connection to the giver") };
         let mut arrivals = Arrivals::from(UnixStream::from(from))?;
+        fault_point::reach("worker-take-over");
         for expected in std::mem::take(&mut *self.expected.lock()) {
             let name = expected.device.config.name.clone();
             if let Err(error) = self.serve(expected, Some(&mut arrivals)) {

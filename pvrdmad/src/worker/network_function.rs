@@ -13,7 +13,7 @@ use super::hand_over::Arrivals;
 use super::{Host, recovery};
 use crate::config::Device;
 use crate::keeper::client::Keeper;
-use crate::status::NicReporter;
+use crate::status::{FormerCounts, NicReporter};
 use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, MigratableDevice, REPLY_DEADLINE, Server};
 
 /// Memory for a migration of a network function, in bytes: its saved state, and the log of written pages of 1 TiB.
@@ -27,6 +27,7 @@ pub(super) struct NetworkFunction {
     pub(super) link: Arc<NicLink>,
     irqs: Arc<IrqTable>,
     stats: Arc<ConnectionStats>,
+    former: FormerCounts,
 }
 
 impl NetworkFunction {
@@ -70,15 +71,22 @@ impl NetworkFunction {
             reply_deadline: REPLY_DEADLINE,
         };
         let (listener, function) = (UnixListener::from(listener), Arc::clone(link.device()));
-        let server = match arrivals {
-            Some(arrivals) => arrivals.serve((&device.config.name, true), function, listener, endpoint)?,
-            None => recovery::serve((&device.config.name, true), listener, endpoint, host)?,
+        let (server, former) = match arrivals {
+            Some(arrivals) => {
+                let server = arrivals.serve((&device.config.name, true), function, listener, endpoint)?;
+                (server, arrivals.take_counts())
+            }
+            None => {
+                let server = recovery::serve((&device.config.name, true), listener, endpoint, host)?;
+                (server, FormerCounts::default())
+            }
         };
-        Ok(Self { server, link, irqs, stats })
+        Ok(Self { server, link, irqs, stats, former })
     }
 
     /// Splits it into the reporter and the server that keeps it alive.
     pub(super) fn into_parts(self) -> (NicReporter, Server) {
-        (NicReporter { device: Arc::clone(self.link.device()), irqs: self.irqs, stats: self.stats }, self.server)
+        let Self { server, link, irqs, stats, former } = self;
+        (NicReporter { device: Arc::clone(link.device()), irqs, stats, former }, server)
     }
 }

@@ -14,6 +14,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use super::Worker;
 use super::host::RemoteHost;
 use crate::config::SandboxMode;
+use crate::fault_point;
 use crate::protocol::frame::{encode, send};
 use crate::protocol::{Frame, FrameReader, Incoming, Outgoing, Received, Reply, Request, VERSION};
 use crate::sandbox::{self, Mismatch, Profile};
@@ -43,6 +44,7 @@ pub fn run(mode: SandboxMode, profile: Profile) -> Result<()> {
         SandboxMode::Strict => sandbox::enter(profile, Mismatch::Kill),
         SandboxMode::Off => {}
     }
+    fault_point::reach("worker-start");
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().context("standard input")?);
     serve(&stream)
 }
@@ -85,6 +87,7 @@ fn serve(stream: &UnixStream) -> Result<()> {
 }
 
 fn start(version: u32, setup: crate::protocol::NetworkSetup, fds: Vec<OwnedFd>) -> Result<Worker> {
+    fault_point::reach("worker-hello");
     if version != VERSION {
         bail!("the supervisor speaks version {version}, this program version {VERSION}");
     }

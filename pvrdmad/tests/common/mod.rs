@@ -14,6 +14,7 @@ pub mod frozen;
 pub mod migratable;
 pub mod moving_vm;
 pub mod patient;
+pub mod place;
 pub mod process;
 pub mod remote;
 pub mod traffic;

@@ -40,6 +40,19 @@ impl AfPacketSocket {
         Ok(Self { interface: interface.to_owned(), vlan, state: Mutex::new(state) })
     }
 
+    /// Uses a socket that another process has opened for the same interface and addresses.
+    ///
+    /// # Errors
+    /// It is not a packet socket on that interface, or the system refuses.
+    pub fn adopt(interface: &str, vlan: VlanFilter, socket: OwnedFd, addresses: &[MacAddr]) -> io::Result<Self> {
+        let index = socket::index(socket.as_fd(), interface)?;
+        let mut state = State { socket, index, addresses: Vec::new() };
+        // The kernel counts memberships, so those of the other process stay until the socket is closed. They only cost
+        // time: the filter decides.
+        state.set_addresses(addresses, vlan)?;
+        Ok(Self { interface: interface.to_owned(), vlan, state: Mutex::new(state) })
+    }
+
     /// Returns a duplicate of the descriptor for [`AfPacketLink::from_socket`](super::AfPacketLink::from_socket).
     ///
     /// # Errors
@@ -58,7 +71,6 @@ impl AfPacketSocket {
     /// Takes a tenth of a second if none does.
     ///
     /// # Errors
-    /// The system refuses.
     /// The system refuses.
     pub fn segmentation(&self, mac: MacAddr, sample: SegmentationSample) -> Result<Segmentation, AfPacketError> {
         segmentation::test(&self.interface, mac, sample).map_err(|errno| AfPacketError::new(&self.interface, errno))

@@ -48,8 +48,7 @@ pub(super) fn open(interface: &str, filter: &[libc::sock_filter]) -> Result<(Own
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Protocol 0: the socket receives nothing before it is bound to its interface.
     let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
-    let index = rustix::net::netdevice::name_to_index(&socket, interface)?;
-    let index = c_int::try_from(index).map_err(|_| Errno::NODEV)?;
+    let index = index(socket.as_fd(), interface)?;
     attach_filter(socket.as_fd(), filter)?;
     set(socket.as_fd(), libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1_i32)?;
     set(socket.as_fd(), libc::SOL_PACKET, libc::PACKET_AUXDATA, &1_i32)?;
@@ -68,6 +67,12 @@ pub(super) fn open(interface: &str, filter: &[libc::sock_filter]) -> Result<(Own
     }
     member(socket.as_fd(), libc::PACKET_ADD_MEMBERSHIP, index, libc::PACKET_MR_ALLMULTI, None)?;
     Ok((socket, index))
+}
+
+/// Returns the index of an interface in the network namespace of a socket.
+pub(super) fn index(socket: BorrowedFd<'_>, interface: &str) -> Result<c_int, Errno> {
+    let index = rustix::net::netdevice::name_to_index(socket, interface)?;
+    c_int::try_from(index).map_err(|_| Errno::NODEV)
 }
 
 /// Makes the interface receive frames to `mac`, or all frames if it has no address filter. Returns the kind of

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use libc::sock_filter;
 use nix::sys::socket::setsockopt;
@@ -34,6 +34,8 @@ struct Network {
     vni: Vni,
     /// Duplicate of the receiving socket.
     socket: OwnedFd,
+    /// Index of the receiving socket in the kernel's group.
+    position: usize,
 }
 
 impl VxlanPort {
@@ -69,7 +71,8 @@ impl VxlanPort {
         })?;
         let first = sockets.first().ok_or_else(|| failed(config)(io::ErrorKind::InvalidInput.into()))?;
         let socket = first.try_clone().map_err(failed(config))?;
-        networks.push(Network { vni: config.vni, socket });
+        let position = networks.len();
+        networks.push(Network { vni: config.vni, socket, position });
         if let Err(errno) = arrange(networks) {
             // Returning this error closes the sockets, which then leave the group.
             networks.pop();
@@ -81,13 +84,36 @@ impl VxlanPort {
         Ok(sockets)
     }
 
-    /// Removes a network. To be called after all duplicates of its sockets were closed, because only then do they leave
-    /// the kernel's group.
+    /// Adds a network whose sockets another process has created at this position. The kernel's group exists already, so
+    /// nothing is configured.
+    ///
+    /// # Errors
+    /// The process has no descriptors left, or the network or its position is taken.
+    fn adopt(&self, config: &VxlanConfig, position: usize, sockets: &[OwnedFd]) -> io::Result<()> {
+        let networks = &mut *self.networks.lock();
+        let taken = networks.iter().any(|network| network.vni == config.vni || network.position == position);
+        let Some(first) = sockets.first().filter(|_| !taken) else { return Err(io::ErrorKind::InvalidInput.into()) };
+        let socket = first.try_clone()?;
+        let at = networks.partition_point(|network| network.position < position);
+        networks.insert(at, Network { vni: config.vni, socket, position });
+        Ok(())
+    }
+
+    /// Returns the index of a network's receiving socket in the kernel's group.
+    fn position(&self, vni: Vni) -> Option<usize> {
+        self.networks.lock().iter().find(|network| network.vni == vni).map(|network| network.position)
+    }
+
+    /// Removes a network. To be called after all duplicates of its sockets were closed: only then it leaves the
+    /// kernel's group.
     pub fn close(&self, vni: Vni) {
         let networks = &mut *self.networks.lock();
         let Some(index) = networks.iter().position(|network| network.vni == vni) else { return };
         // This keeps the order of the kernel, which also moves the last socket to the place of the closed one.
         networks.swap_remove(index);
+        if let Some(moved) = networks.get_mut(index) {
+            moved.position = index;
+        }
         if let Err(errno) = arrange(networks) {
             // Log: an administrator takes networks away.
             log::warn!("vxlan at {}: datagrams may come to the wrong network and be dropped: {errno}", self.local);
@@ -105,13 +131,31 @@ impl VxlanPorts {
     /// # Errors
     /// Those of [`VxlanPort::open`].
     pub fn open(&self, config: &VxlanConfig) -> Result<VxlanSockets, VxlanError> {
+        let port = self.port(config.local);
+        let sockets = port.open(config)?;
+        Ok(VxlanSockets { sockets, port, vni: config.vni, owned: OnceLock::from(()) })
+    }
+
+    /// Uses the sockets of a network that another process has created, with all other networks at the same address and
+    /// port. The kernel's group of sockets is not changed before [`VxlanSockets::own`].
+    ///
+    /// # Errors
+    /// The process has no descriptors left, or the network or its position is taken.
+    pub fn adopt(&self, config: &VxlanConfig, position: usize, sockets: Vec<OwnedFd>) -> io::Result<VxlanSockets> {
+        let port = self.port(config.local);
+        port.adopt(config, position, &sockets)?;
+        Ok(VxlanSockets { sockets, port, vni: config.vni, owned: OnceLock::new() })
+    }
+
+    fn port(&self, local: SocketAddr) -> Arc<VxlanPort> {
         let mut ports = self.0.lock();
         ports.retain(|_, port| port.strong_count() > 0);
-        let port = ports.get(&config.local).and_then(Weak::upgrade);
-        let port = port.unwrap_or_else(|| Arc::new(VxlanPort::new(config.local)));
-        let sockets = port.open(config)?;
-        ports.insert(config.local, Arc::downgrade(&port));
-        Ok(VxlanSockets { sockets, port, vni: config.vni })
+        if let Some(port) = ports.get(&local).and_then(Weak::upgrade) {
+            return port;
+        }
+        let port = Arc::new(VxlanPort::new(local));
+        ports.insert(local, Arc::downgrade(&port));
+        port
     }
 }
 
@@ -121,9 +165,26 @@ pub struct VxlanSockets {
     sockets: Vec<OwnedFd>,
     port: Arc<VxlanPort>,
     vni: Vni,
+    /// Set once this process owns the sockets.
+    owned: OnceLock<()>,
 }
 
 impl VxlanSockets {
+    /// Makes this process the owner of adopted sockets, which removes their network from the kernel's group in the end.
+    pub fn own(&self) {
+        self.owned.get_or_init(|| ());
+    }
+
+    /// Returns the position of the network for [`VxlanPorts::adopt`].
+    pub fn position(&self) -> usize {
+        self.port.position(self.vni).unwrap_or_default()
+    }
+
+    /// Returns the number of sockets.
+    pub fn count(&self) -> usize {
+        self.sockets.len()
+    }
+
     /// Returns duplicates for [`VxlanLink::from_sockets`](super::VxlanLink::from_sockets).
     ///
     /// # Errors
@@ -136,7 +197,9 @@ impl VxlanSockets {
 impl Drop for VxlanSockets {
     fn drop(&mut self) {
         self.sockets.clear();
-        self.port.close(self.vni);
+        if self.owned.get().is_some() {
+            self.port.close(self.vni);
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::access::SocketAccess;
 use super::error::SocketError;
-use super::file::{BoundFile, is_socket};
+use super::file::{BoundFile, FileIdentity, is_socket};
 use super::stream::peer;
 
 /// File of a datagram socket, removed when this is dropped.
@@ -17,6 +17,21 @@ use super::stream::peer;
 pub struct DatagramFile(BoundFile);
 
 impl DatagramFile {
+    /// Describes a file that another process of this user has created, and owns until [`Self::own`] is called.
+    pub const fn adopt(file: FileIdentity) -> Self {
+        Self(BoundFile::adopt(file))
+    }
+
+    /// Makes this process the owner of the file, which removes it.
+    pub fn own(&self) {
+        self.0.own();
+    }
+
+    /// Returns the identity of the file.
+    pub const fn identity(&self) -> &FileIdentity {
+        self.0.identity()
+    }
+
     /// Returns the path if the file does not exist any more.
     pub fn lost(&self) -> Option<&Path> {
         self.0.lost()

@@ -6,11 +6,13 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use log::warn;
 use rustix::fs::{Access, AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::net::SocketAddrUnix;
 use rustix::process::geteuid;
+use serde::{Deserialize, Serialize};
 
 use super::access::SocketAccess;
 use super::error::SocketError;
@@ -18,12 +20,22 @@ use super::error::SocketError;
 /// Permissions of a socket at its creation: only its owner can use it until its final mode is set.
 const BORN: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// File of a bound socket. Dropping it removes the file, unless another file has taken its place.
+/// Path of a socket's file, and the file itself by device and inode. A process tells it to the one that takes the
+/// socket over.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FileIdentity {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+/// File of a bound socket. Dropping it removes the file, unless another file has taken its place or another process
+/// owns it.
 #[derive(Debug)]
 pub(super) struct BoundFile {
-    path: PathBuf,
-    /// Device and inode.
-    id: (u64, u64),
+    identity: FileIdentity,
+    /// Set once this process owns the file.
+    owned: OnceLock<()>,
 }
 
 impl BoundFile {
@@ -40,20 +52,35 @@ impl BoundFile {
         Ok(file)
     }
 
+    /// Describes a file that another process has created, and owns until [`Self::own`] is called.
+    pub(super) const fn adopt(identity: FileIdentity) -> Self {
+        Self { identity, owned: OnceLock::new() }
+    }
+
+    /// Makes this process the owner of the file, which removes it.
+    pub(super) fn own(&self) {
+        self.owned.get_or_init(|| ());
+    }
+
+    pub(super) const fn identity(&self) -> &FileIdentity {
+        &self.identity
+    }
+
     /// Returns the path if the file does not exist any more, so that no client can find the socket.
     pub(super) fn lost(&self) -> Option<&Path> {
-        (!self.is_there()).then_some(&self.path)
+        (!self.is_there()).then_some(&self.identity.path)
     }
 
     fn is_there(&self) -> bool {
-        fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.id)
+        let FileIdentity { path, device, inode } = &self.identity;
+        fs::symlink_metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (*device, *inode))
     }
 }
 
 impl Drop for BoundFile {
     fn drop(&mut self) {
-        if self.is_there() {
-            let _ = fs::remove_file(&self.path);
+        if self.owned.get().is_some() && self.is_there() {
+            let _ = fs::remove_file(&self.identity.path);
         }
     }
 }
@@ -141,7 +168,10 @@ impl<'a> Folder<'a> {
         if !ours {
             return Err(SocketError::Exchanged(self.path.to_owned()));
         }
-        Ok((BoundFile { path: self.path.to_owned(), id: (stat.st_dev, stat.st_ino) }, file))
+        let identity = FileIdentity { path: self.path.to_owned(), device: stat.st_dev, inode: stat.st_ino };
+        let bound = BoundFile::adopt(identity);
+        bound.own();
+        Ok((bound, file))
     }
 }
 

@@ -15,5 +15,6 @@ mod tests;
 pub use self::access::SocketAccess;
 pub use self::datagram::{DatagramFile, bind_datagram};
 pub use self::error::SocketError;
+pub use self::file::FileIdentity;
 pub use self::names::user;
 pub use self::stream::{SocketFile, peer};

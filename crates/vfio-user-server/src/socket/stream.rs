@@ -12,7 +12,7 @@ use rustix::process::Pid;
 
 use super::access::SocketAccess;
 use super::error::SocketError;
-use super::file::{BoundFile, Folder, is_socket};
+use super::file::{BoundFile, FileIdentity, Folder, is_socket};
 
 /// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 16;
@@ -21,7 +21,7 @@ const BACKLOG: i32 = 16;
 #[derive(Debug)]
 pub struct SocketFile {
     listener: UnixListener,
-    /// `None` if the parent process has created the socket.
+    /// `None` if another process has created the socket and removes its file.
     file: Option<BoundFile>,
 }
 
@@ -44,6 +44,28 @@ impl SocketFile {
     /// Wraps a socket that listens already and was inherited from the parent process.
     pub const fn inherited(listener: UnixListener) -> Self {
         Self { listener, file: None }
+    }
+
+    /// Wraps a socket that listens already and whose file another process of this user has created. That process owns
+    /// the file until [`Self::own`] is called.
+    pub fn adopt(listener: UnixListener, file: Option<FileIdentity>) -> Self {
+        Self { listener, file: file.map(BoundFile::adopt) }
+    }
+
+    /// Makes this process the owner of the socket: it removes the file, and [`peer`] returns it.
+    ///
+    /// # Errors
+    /// The system refuses; the file belongs to this process nevertheless.
+    pub fn own(&self) -> io::Result<()> {
+        self.file.iter().for_each(BoundFile::own);
+        // The kernel records the credentials of the last process that called this. Those of the previous owner, which
+        // ends, would make the path look abandoned.
+        Ok(rustix::net::listen(&self.listener, BACKLOG)?)
+    }
+
+    /// Returns the identity of the file. `None` for an inherited socket.
+    pub fn identity(&self) -> Option<&FileIdentity> {
+        self.file.as_ref().map(BoundFile::identity)
     }
 
     /// Checks that [`Self::bind`] would succeed, without changing anything.

@@ -1,6 +1,6 @@
 //! The giver's side of a hand-over.
 
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use log::error;
 use pvrdma_pci_function::Migratable;
 
-use super::wire::{Answer, Client, Go, PATIENCE, Part, get, put, put_descriptors};
+use super::wire::{Answer, Client, Go, PATIENCE, PERMIT, Part, READY, get};
+use crate::protocol::exchange::{put, put_descriptors};
+use crate::status::FormerCounts;
 use crate::vfio_user::{HeldClient, Server};
 
 /// Time limit for the current message of a client, because a client can send half a message and wait.
@@ -26,14 +28,17 @@ pub(crate) struct GivenFunction<'a> {
     pub(crate) nic: bool,
     pub(crate) server: &'a Server,
     pub(crate) function: Arc<dyn Migratable>,
+    /// Returns the values of its counters.
+    pub(crate) counts: Box<dyn Fn() -> FormerCounts + 'a>,
 }
 
-/// Gives functions to the taker at the other end of a socket. After success, this process must end without touching the
-/// guests' memory again: the functions stay paused, and the clients belong to the taker.
+/// Gives functions to the taker at the other end of a socket. With a permit the functions go only once the other end of
+/// that socket permits it: several networks go at once, or none of them. On success this process must end without
+/// touching the guests' memory again: the functions stay paused, and the clients belong to the taker.
 ///
 /// # Errors
 /// The functions cannot be given, or the taker refuses them. They are served as before.
-pub(crate) fn give(functions: &[GivenFunction<'_>], to: &UnixStream) -> Result<()> {
+pub(crate) fn give(functions: &[GivenFunction<'_>], to: &UnixStream, permit: Option<&UnixStream>) -> Result<()> {
     to.set_read_timeout(Some(PATIENCE))?;
     to.set_write_timeout(Some(PATIENCE))?;
     let mut held = Vec::with_capacity(functions.len());
@@ -43,7 +48,9 @@ pub(crate) fn give(functions: &[GivenFunction<'_>], to: &UnixStream) -> Result<(
     for given in functions {
         given.function.pause();
     }
-    let offered = offer(functions, &held, to).and_then(|()| put(to, &Go {}));
+    let offered = offer(functions, &held, to);
+    let permitted = offered.and_then(|()| permit.map_or(Ok(()), wait_for_permit));
+    let offered = permitted.and_then(|()| put(to, &Go {}));
     if let Err(error) = offered {
         for given in functions {
             if let Err(problem) = given.function.resume() {
@@ -57,6 +64,13 @@ pub(crate) fn give(functions: &[GivenFunction<'_>], to: &UnixStream) -> Result<(
     Ok(())
 }
 
+/// Reports at the socket that the taker is ready, and waits for a byte that permits the rest.
+fn wait_for_permit(mut permit: &UnixStream) -> Result<()> {
+    permit.set_read_timeout(Some(PERMIT))?;
+    permit.write_all(&[READY])?;
+    permit.read_exact(&mut [0]).context("the hand-over is called off")
+}
+
 /// Sends the functions, and waits until the taker is ready.
 fn offer(functions: &[GivenFunction<'_>], held: &[HeldClient<'_>], to: &UnixStream) -> Result<()> {
     let sent = send(functions, held, to);
@@ -64,8 +78,8 @@ fn offer(functions: &[GivenFunction<'_>], held: &[HeldClient<'_>], to: &UnixStre
     match (sent, get(to)) {
         (Ok(()), Ok(Some(Answer::Ready {}))) => Ok(()),
         (_, Ok(Some(Answer::Refused { reason }))) => bail!("{reason}"),
+        (_, Ok(None)) => Err(anyhow!("the next worker ended")),
         (Err(error), _) | (Ok(()), Err(error)) => Err(error),
-        (Ok(()), Ok(None)) => Err(anyhow!("the next worker ended")),
     }
 }
 
@@ -73,7 +87,8 @@ fn send(functions: &[GivenFunction<'_>], held: &[HeldClient<'_>], to: &UnixStrea
     for (given, held) in functions.iter().zip(held) {
         let connection = held.connection().with_context(|| format!("device {}", given.device))?;
         let (client, fds) = connection.map(Client::of).unzip();
-        put(to, &Part::Function { device: given.device.to_owned(), nic: given.nic, client })?;
+        let (device, counts) = (given.device.to_owned(), (given.counts)());
+        put(to, &Part::Function { device, nic: given.nic, client, counts })?;
         put_descriptors(to, &fds.unwrap_or_default())?;
         let mut out = BufWriter::with_capacity(BUFFER, to);
         given.function.save(&mut out).map_err(|error| anyhow!("device {}: {error}", given.device))?;

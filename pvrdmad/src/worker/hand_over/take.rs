@@ -8,9 +8,12 @@ use anyhow::{Context, Result, anyhow, ensure};
 use log::error;
 use pvrdma_pci_function::Migratable;
 
-use super::wire::{Answer, Go, PATIENCE, Part, get, get_connection, put};
+use super::wire::{Answer, GO, Go, PATIENCE, Part, get, get_connection};
 use crate::config::{Device, LinkState};
 use crate::doorbells::DoorbellSetup;
+use crate::fault_point;
+use crate::protocol::exchange::put;
+use crate::status::FormerCounts;
 use crate::vfio_user::{AdoptedClient, Endpoint, Server};
 
 /// A device that arrives with the hand-over: its configuration and descriptors, as in
@@ -30,6 +33,8 @@ pub(crate) struct Arrivals {
     from: UnixStream,
     functions: Vec<(String, Arc<dyn Migratable>)>,
     clients: Vec<AdoptedClient>,
+    /// Counters of the function that arrived last.
+    counts: FormerCounts,
 }
 
 impl Arrivals {
@@ -40,7 +45,7 @@ impl Arrivals {
     pub(crate) fn from(giver: UnixStream) -> Result<Self> {
         giver.set_read_timeout(Some(PATIENCE))?;
         giver.set_write_timeout(Some(PATIENCE))?;
-        Ok(Self { from: giver, functions: Vec::new(), clients: Vec::new() })
+        Ok(Self { from: giver, functions: Vec::new(), clients: Vec::new(), counts: FormerCounts::default() })
     }
 
     /// Receives the state of the next function, which must be this one. Once [`Self::start`] is called, the function is
@@ -56,12 +61,17 @@ impl Arrivals {
         endpoint: Endpoint,
     ) -> Result<Server> {
         let part = get(&self.from)?.context("the other worker ended")?;
-        let Part::Function { device: name, nic: arrives, client } = part else {
+        fault_point::reach("worker-function");
+        let Part::Function { device: name, nic: arrives, client, counts } = part else {
             return Err(anyhow!("the other worker does not have the device"));
         };
         ensure!(name == device && arrives == nic, "the other worker sends another device, {name}");
+        ensure!(!counts.is_too_long(), "the other worker sends more counters than a device has");
+        self.counts = counts;
         let connection = client.map(|client| get_connection(&self.from, client)).transpose()?;
+        fault_point::reach("worker-client");
         function.restore_with_network(&mut &self.from).map_err(anyhow::Error::from_boxed)?;
+        fault_point::reach("worker-restored");
         self.functions.push((device.to_owned(), function));
         let Some(connection) = connection else { return Ok(Server::start(listener, endpoint)?) };
         let (server, client) = Server::adopt(listener, endpoint, connection)?;
@@ -69,14 +79,21 @@ impl Arrivals {
         Ok(server)
     }
 
+    /// Takes the counters of the function that [`Self::serve`] has received last.
+    pub(crate) fn take_counts(&mut self) -> FormerCounts {
+        std::mem::take(&mut self.counts)
+    }
+
     /// Tells the giver that everything has arrived, waits for its permission, and starts to serve.
     ///
     /// # Errors
     /// The giver has more devices, or keeps them.
     pub(crate) fn start(self) -> Result<()> {
-        let Self { from, functions, clients } = self;
+        let Self { from, functions, clients, counts: _ } = self;
         let end = get(&from)?.context("the other worker ended")?;
         ensure!(matches!(end, Part::End {}), "the other worker has another device");
+        fault_point::reach("worker-ready");
+        from.set_read_timeout(Some(GO))?;
         put(&from, &Answer::Ready {})?;
         // A giver that has timed out hangs up and serves its clients again, so the end of the stream is no permission.
         let Go {} = get(&from)?.context("the other worker keeps its devices")?;
@@ -93,7 +110,7 @@ impl Arrivals {
 
     /// Tells the giver that it keeps its devices.
     pub(crate) fn refuse(self, reason: &anyhow::Error) {
-        let Self { from, functions: _, clients } = self;
+        let Self { from, functions: _, clients, counts: _ } = self;
         drop(clients);
         // A giver that has ended needs no reason.
         let _ = put(&from, &Answer::Refused { reason: format!("{reason:#}") });

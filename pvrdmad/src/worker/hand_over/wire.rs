@@ -9,22 +9,33 @@
 //! | [`Go`] | after the answer |
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::frame::{MAX_DESCRIPTORS, encode, send};
-use crate::protocol::{FrameReader, Received};
+use crate::protocol::exchange::{self, ALL_READY};
+use crate::status::FormerCounts;
 use crate::vfio_user::{ClientConnection, ClientInterrupts, ClientRange};
 
 /// Time for the other worker to read or write. QEMU gives up on a message after 5 s.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Maximum length of a frame in bytes. The ranges of a guest with a vIOMMU take most of it.
+/// Time for the supervisor to permit what the giver has prepared. It is longer than the supervisor waits for all givers
+/// ([`ALL_READY`]): a permit that the supervisor sends finds the giver waiting.
+pub(super) const PERMIT: Duration = ALL_READY.saturating_add(Duration::from_millis(500));
+
+/// Time for the giver to permit the start. It is longer than the giver waits itself: its permission finds the taker
+/// waiting.
+pub(super) const GO: Duration = PERMIT.saturating_add(Duration::from_secs(1));
+
+/// Byte with which a giver reports that the taker is ready.
+pub(super) const READY: u8 = b'r';
+
+/// Longest frame in bytes. The ranges of a guest with a vIOMMU take most of it.
 const MAX_FRAME: usize = 16 << 20;
 
 /// Maximum number of descriptors of a connection: its socket, files of guest memory, and interrupts.
@@ -42,6 +53,9 @@ pub(super) enum Part {
         nic: bool,
         /// Its client.
         client: Option<Client>,
+        /// Values of its counters.
+        #[serde(default)]
+        counts: FormerCounts,
     },
     /// There are no more functions.
     End {},
@@ -125,46 +139,16 @@ impl Client {
     }
 }
 
-/// Sends a message.
-pub(super) fn put<T: Serialize>(stream: &UnixStream, message: &T) -> Result<()> {
-    Ok(send(stream, &encode(message)?, &[])?)
-}
-
-/// Sends the descriptors of a connection.
-pub(super) fn put_descriptors(stream: &UnixStream, fds: &[OwnedFd]) -> Result<()> {
-    for fds in fds.chunks(MAX_DESCRIPTORS) {
-        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        send(stream, &encode(&fds.len())?, &fds)?;
-    }
-    Ok(())
-}
-
-/// Receives a message and its descriptors. Returns `None` at the end of the stream.
-fn receive<T: DeserializeOwned>(stream: &UnixStream) -> Result<Option<(T, Vec<OwnedFd>)>> {
-    // The reader takes no byte beyond the frame, because a saved state may follow.
-    match FrameReader::with_descriptors().receive(stream, MAX_FRAME)? {
-        Received::Frame(frame) => Ok(Some((serde_json::from_slice(&frame.body)?, frame.fds))),
-        Received::Pending => bail!("the other worker does not continue"),
-        Received::Closed => Ok(None),
-    }
-}
-
 /// Receives a message without descriptors. Returns `None` at the end of the stream.
 pub(super) fn get<T: DeserializeOwned>(stream: &UnixStream) -> Result<Option<T>> {
-    Ok(receive(stream)?.map(|(message, _)| message))
+    exchange::get(stream, MAX_FRAME)
 }
 
 /// Receives the descriptors of a client.
 pub(super) fn get_connection(stream: &UnixStream, client: Client) -> Result<ClientConnection> {
     let wanted = client.descriptors();
     ensure!(wanted <= MAX_CONNECTION, "a client with {wanted} descriptors");
-    let mut fds = Vec::new();
-    while fds.len() < wanted {
-        let (count, more): (usize, _) = receive(stream)?.context("the other worker ended")?;
-        ensure!(count == more.len() && count > 0, "descriptors of a client are missing");
-        fds.extend(more);
-    }
-    client.with(fds)
+    client.with(exchange::get_descriptors(stream, wanted)?)
 }
 
 #[cfg(test)]
@@ -172,6 +156,8 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
+    use crate::protocol::exchange::{put, put_descriptors};
+    use crate::protocol::frame::MAX_DESCRIPTORS;
     use crate::vfio_user::FilePart;
 
     fn descriptor() -> OwnedFd {
@@ -203,11 +189,20 @@ mod tests {
         let (here, there) = UnixStream::pair().unwrap();
         let (client, fds) = Client::of(connection());
         assert!(fds.len() > MAX_DESCRIPTORS && fds.len() == client.descriptors());
-        put(&here, &Part::Function { device: "vm".to_owned(), nic: true, client: Some(client) }).unwrap();
+        put(
+            &here,
+            &Part::Function {
+                device: "vm".to_owned(),
+                nic: true,
+                client: Some(client),
+                counts: FormerCounts::default(),
+            },
+        )
+        .unwrap();
         put_descriptors(&here, &fds).unwrap();
         put(&here, &Part::End {}).unwrap();
         drop(here);
-        let Some(Part::Function { device, nic: true, client: Some(client) }) = get(&there).unwrap() else {
+        let Some(Part::Function { device, nic: true, client: Some(client), .. }) = get(&there).unwrap() else {
             panic!("no function")
         };
         assert_eq!(device, "vm");
@@ -233,7 +228,7 @@ mod tests {
             drop(here);
             get_connection(&there, client).unwrap_err().to_string()
         };
-        assert_eq!(fail(|_| (), 20), "the other worker ended");
+        assert_eq!(fail(|_| (), 20), "the other end is closed");
         assert_eq!(fail(|client| client.files = 5000, 20), "a client with 5035 descriptors");
         assert_eq!(fail(|client| client.files = 0, 37), "too many descriptors of a client");
         assert!(fail(|client| client.files = usize::MAX, 1).starts_with("a client with"));

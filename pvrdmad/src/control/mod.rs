@@ -5,37 +5,36 @@
 //! carries a capture in pcapng (see [`crate::capture`]) until the client shuts down its half; after the response to
 //! `events`, it carries notifications (see [`crate::events`]).
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
+mod client;
+
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
 use log::{debug, error};
-use pvrdma_dev::{LimitStatus, ObjectKind};
+use parking_lot::Mutex;
 use pvrdma_verbs::LogLimit;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFlags};
-use rustix::net::RecvFlags;
-use serde::Deserialize;
-use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
-use serde_json::value::RawValue;
 
+pub(crate) use self::client::{ask, start_replacing};
+pub use self::client::{
+    ask_objects, ask_status, ask_traffic, change, limits, share, start_capture, start_events, upgrade,
+};
 use crate::control_access::ControlAccess;
+use crate::notify;
 use crate::protocol::json_rpc::{self, Call, CallRefused, Method};
-use crate::protocol::{Reply, Request, Upgraded, is_printable_json, printable, printable_text};
-use crate::socket::{SocketFile, user};
-use crate::status::{DaemonStatus, QueuePairTraffic, by_name, describe_counters};
+use crate::protocol::{Reply, Request};
+use crate::socket::SocketFile;
+use crate::status::{DaemonStatus, by_name, describe_counters};
 use crate::stop::wait;
+use crate::supervisor::replace::REPLACE_VERSION;
 use crate::supervisor::{CaptureError, Supervisor};
 
 /// Prefix of log lines.
@@ -44,17 +43,10 @@ const SUBJECT: &str = "control socket";
 /// Longest request in bytes.
 const MAX_REQUEST: usize = 4096;
 
-/// Longest answer that the client accepts, in bytes.
-const MAX_RESPONSE: usize = 64 << 20;
-
-/// Lifetime of a connection. A slow client must not occupy one of the few connections for longer.
+/// Lifetime of a connection, so that a slow client does not occupy one of the few connections for longer.
 const CONNECTION_TIME: Duration = Duration::from_secs(2);
 
-/// Time for which the client waits. Adding a device may include the start of a process for a new network.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Maximum number of concurrent connections. Further ones are closed at once, so that no client waits behind an idle
-/// one.
+/// Most concurrent connections. Further ones are closed at once, so that no client waits behind a silent one.
 const MAX_CONNECTIONS: usize = 16;
 
 /// Response to a [`Request`] of this socket.
@@ -73,12 +65,13 @@ impl ControlServer {
     /// # Errors
     /// No thread can be started.
     pub(crate) fn start(
-        socket: SocketFile,
+        socket: Arc<SocketFile>,
         access: Arc<ControlAccess>,
         supervisor: Arc<Supervisor>,
     ) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let server = Arc::new(Server { stop: stop.try_clone()?, access, log: LogLimit::new(), supervisor });
+        let (log, accepts) = (LogLimit::new(), Mutex::new(true));
+        let server = Arc::new(Server { stop: stop.try_clone()?, access, log, accepts, supervisor });
         let thread = threads::spawn(ThreadKind::Supervisor, "control", move || accept(&socket, &server))?;
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -101,7 +94,14 @@ fn accept(socket: &SocketFile, server: &Arc<Server>) {
     let mut connections: Vec<JoinHandle<()>> = Vec::new();
     while wait(&server.stop, socket.listener().as_fd(), PollFlags::IN, None) {
         connections.retain(|connection| !connection.is_finished());
-        match socket.listener().accept() {
+        let accepts = server.accepts.lock();
+        if !*accepts {
+            // Another daemon serves the socket now.
+            break;
+        }
+        let accepted = socket.listener().accept();
+        drop(accepts);
+        match accepted {
             Ok(_) if connections.len() >= MAX_CONNECTIONS => debug!("too many control connections"),
             Ok((stream, _)) if !server.access.admits(&stream) => {}
             Ok((stream, _)) => {
@@ -143,6 +143,8 @@ struct Server {
     stop: OwnedFd,
     access: Arc<ControlAccess>,
     log: LogLimit,
+    /// Locked while a connection is accepted. Cleared once another daemon serves the socket.
+    accepts: Mutex<bool>,
     supervisor: Arc<Supervisor>,
 }
 
@@ -166,6 +168,9 @@ impl Server {
                         return self.capture(&stream, &device, snaplen, id);
                     }
                     Ok(Method::Request(Request::Events {})) => return self.subscribe(stream, id.as_ref()),
+                    Ok(Method::Request(Request::Replace { version })) => {
+                        return self.replace(&stream, version, id.as_ref());
+                    }
                     Ok(Method::Request(request)) => answer(id.as_ref(), &self.answer(request))?,
                     Ok(Method::Hello) => line_for(id.as_ref(), |id| json_rpc::result(id, &json_rpc::greeting()))?,
                     Err(refused) => line_for(id.as_ref(), |id| json_rpc::error(id, &refused))?,
@@ -183,6 +188,16 @@ impl Server {
     }
 
     fn answer(&self, request: Request) -> Response {
+        // A change waits for no replacement of the daemon: it would not reach the next one. The request that starts a
+        // replacement is none itself.
+        let _change = match request {
+            Request::Status { .. } | Request::Show { .. } | Request::Upgrade { check: true, .. } => None,
+            Request::Upgrade { daemon: true, .. } => None,
+            _ => match self.supervisor.change() {
+                Ok(change) => Some(change),
+                Err(problem) => return Response::Error(problem),
+            },
+        };
         match request {
             Request::Status { describe } => Response::Ok(Box::new(status(&self.access, &self.supervisor, describe))),
             Request::Show { device, object } => {
@@ -200,19 +215,31 @@ impl Server {
             Request::Share { device, set } => {
                 self.supervisor.share(&device, set).map_or_else(Response::Error, Response::Share)
             }
-            Request::Upgrade { network } => {
-                self.supervisor.upgrade(network.as_deref()).map_or_else(Response::Error, Response::Upgraded)
+            Request::Upgrade { network, daemon: _, check: true } => {
+                self.supervisor.upgrade(network.as_deref(), true).map_or_else(Response::Error, Response::Upgraded)
+            }
+            Request::Upgrade { network: Some(_), daemon: true, .. } => {
+                Response::Error("all networks are handed over with the daemon: name none".to_owned())
+            }
+            Request::Upgrade { network: None, daemon: true, .. } => match self.supervisor.start_next() {
+                Ok(outcome) => Response::Upgraded(outcome.networks),
+                Err(problem) => Response::Error(problem),
+            },
+            Request::Upgrade { network, daemon: false, .. } => {
+                self.supervisor.upgrade(network.as_deref(), false).map_or_else(Response::Error, Response::Upgraded)
             }
             Request::Fault { network, fault } => done(self.supervisor.fault(&network, fault)),
             Request::LogLevel { level } => done(self.supervisor.log_level(&level)),
             Request::Link { device, state } => done(self.supervisor.link(&device, state)),
             Request::Capture { .. }
             | Request::Events {}
+            | Request::Replace { .. }
             | Request::Hello { .. }
             | Request::Carrier { .. }
             | Request::StartCapture { .. }
             | Request::Serve { .. }
             | Request::Expect { .. }
+            | Request::CheckHandOver { .. }
             | Request::HandOver {}
             | Request::TakeOver {} => Response::Error("not on this socket".to_owned()),
         }
@@ -228,6 +255,31 @@ impl Server {
                 (&stream).write_all(&answer(id, &refused)?)
             }
         }
+    }
+
+    /// Gives all networks to the calling process, and ends this daemon if that process serves them.
+    fn replace(&self, stream: &UnixStream, version: u32, id: Option<&Value>) -> io::Result<()> {
+        let permitted = self.access.permits_replacement(stream).and_then(|pid| {
+            self.supervisor.is_replaceable()?;
+            match version {
+                REPLACE_VERSION => Ok(pid),
+                _ => Err(format!("the new program speaks version {version}, this daemon version {REPLACE_VERSION}")),
+            }
+        });
+        let pid = match permitted {
+            Ok(pid) => pid,
+            Err(problem) => return (&*stream).write_all(&answer(id, &Response::Error(problem))?),
+        };
+        (&*stream).write_all(&answer(id, &Response::Done {})?)?;
+        let outcome = self.supervisor.replace(stream, || {
+            *self.accepts.lock() = false;
+            // Before the next daemon reports its own state, which the service manager accepts from the main process.
+            notify::replaced_by(pid);
+        });
+        if outcome.replaced {
+            self.supervisor.end_replaced();
+        }
+        Ok(())
     }
 
     /// Hands the connection to the worker of the device's network, which answers the client.
@@ -276,182 +328,4 @@ fn line_for(id: Option<&Value>, text: impl FnOnce(&Value) -> serde_json::Result<
 
 fn done(result: Result<(), String>) -> Response {
     result.map_or_else(Response::Error, |()| Response::Done {})
-}
-
-/// Asks a running daemon for its status, with descriptions of the counters if `describe` is set.
-///
-/// # Errors
-/// No daemon answers, or its answer is invalid.
-pub fn ask_status(path: &Path, describe: bool) -> Result<DaemonStatus> {
-    ask(path, &Request::Status { describe }).map(|(_, status)| status)
-}
-
-/// Asks a running daemon for the objects of a device.
-///
-/// # Errors
-/// No daemon answers, it refuses, or its answer is invalid.
-pub fn ask_objects(path: &Path, device: &str, object: ObjectKind) -> Result<Value> {
-    let (_, objects) = ask::<Box<RawValue>>(path, &Request::Show { device: device.to_owned(), object })?;
-    parse_objects(&objects)
-}
-
-/// Asks a running daemon for the traffic of a device's queue pairs.
-///
-/// # Errors
-/// No daemon answers, it refuses, or its answer is invalid.
-pub fn ask_traffic(path: &Path, device: &str) -> Result<Vec<QueuePairTraffic>> {
-    let request = Request::Show { device: device.to_owned(), object: ObjectKind::Traffic };
-    let (_, objects) = ask::<Box<RawValue>>(path, &request)?;
-    parse_objects(&objects)
-}
-
-/// Parses objects of a device, and replaces control characters in their text.
-fn parse_objects<T: DeserializeOwned>(objects: &RawValue) -> Result<T> {
-    let text = objects.get();
-    let parsed = if is_printable_json(text) {
-        serde_json::from_str(text)
-    } else {
-        serde_json::from_value(printable(serde_json::from_str(text)?))
-    };
-    parsed.context("the objects are not understood")
-}
-
-/// Asks a running daemon for a capture, which can be read from the returned stream.
-///
-/// # Errors
-/// No daemon answers, it refuses, or its answer is invalid.
-pub fn start_capture(path: &Path, device: &str, snaplen: Option<u32>) -> Result<UnixStream> {
-    let (stream, _) = ask::<IgnoredAny>(path, &Request::Capture { device: device.to_owned(), snaplen })?;
-    stream.set_read_timeout(None)?;
-    Ok(stream)
-}
-
-/// Subscribes to the events of a running daemon. Each is an object of JSON, on one line.
-///
-/// # Errors
-/// No daemon answers, it refuses, or its answer is invalid.
-pub fn start_events(path: &Path) -> Result<impl Iterator<Item = Result<String>> + use<>> {
-    #[derive(Deserialize)]
-    struct Notification {
-        params: Box<RawValue>,
-    }
-    let (stream, _) = ask::<IgnoredAny>(path, &Request::Events {})?;
-    stream.set_read_timeout(None)?;
-    Ok(BufReader::new(stream).lines().map(|line| {
-        let event: Notification = serde_json::from_str(&line?).context("the event is not understood")?;
-        Ok(printable_text(event.params.get()))
-    }))
-}
-
-/// Asks a running daemon for a change.
-///
-/// # Errors
-/// No daemon answers, it refuses, or its answer is invalid.
-pub fn change(path: &Path, request: &Request) -> Result<()> {
-    ask::<IgnoredAny>(path, request).map(|_| ())
-}
-
-/// Asks a running daemon to set limits of a device, and returns all of its limits.
-///
-/// # Errors
-/// No daemon answers, it refuses, or its answer is invalid.
-pub fn limits(path: &Path, device: &str, set: BTreeMap<String, u64>) -> Result<Vec<LimitStatus>> {
-    ask(path, &Request::Limits { device: device.to_owned(), set }).map(|(_, limits)| limits)
-}
-
-/// Asks a running daemon to set a device's share, and returns the resulting share.
-///
-/// # Errors
-/// No daemon answers, it refuses, or its answer is invalid.
-pub fn share(path: &Path, device: &str, set: BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
-    ask(path, &Request::Share { device: device.to_owned(), set }).map(|(_, words)| printable_words(words))
-}
-
-/// Asks a running daemon to upgrade a network, or all networks, and returns the result for each.
-///
-/// # Errors
-/// No daemon answers, there is no such network, or the answer is invalid.
-pub fn upgrade(path: &Path, network: Option<&str>) -> Result<Vec<Upgraded>> {
-    ask(path, &Request::Upgrade { network: network.map(str::to_owned) }).map(|(_, upgraded)| upgraded)
-}
-
-/// Replaces control characters in keys and values.
-fn printable_words(words: BTreeMap<String, String>) -> BTreeMap<String, String> {
-    words.into_iter().map(|(key, value)| (printable_text(&key), printable_text(&value))).collect()
-}
-
-/// Sends a call, and returns its result with the connection.
-pub(crate) fn ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result<(UnixStream, T)> {
-    let ask = || -> Result<(UnixStream, T)> {
-        let stream = UnixStream::connect(path).map_err(|error| unreachable(path, error))?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        (&stream).write_all(&json_rpc::call(request)?)?;
-        let answer = read_line(&stream)?;
-        if answer.is_empty() {
-            bail!(
-                "the connection ended without an answer: root may ask, the daemon's user, and the control socket's \
-                 owner and group"
-            );
-        }
-        // Headers of vfio-user contain zeros and JSON does not, so this is the socket of a device.
-        if answer.contains(&0) {
-            bail!("this is the socket of a device, for its VMM; use the control socket");
-        }
-        match json_rpc::parse_response(&answer).context("the answer is not understood")? {
-            Ok(result) => Ok((stream, result)),
-            Err(refused) => bail!("the daemon refused: {refused}"),
-        }
-    };
-    ask().with_context(|| path.display().to_string())
-}
-
-/// Explains why no daemon can be reached.
-fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
-    match (error.kind(), fs::metadata(path)) {
-        (io::ErrorKind::PermissionDenied, Ok(found)) => {
-            anyhow!("no permission to ask: the socket is of {}, mode {:o}", user(found.uid()), found.mode() & 0o777)
-        }
-        (io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused, _) => {
-            anyhow::Error::new(error).context("no daemon answers there (is it running, with --control?)")
-        }
-        _ => anyhow::Error::new(error).context("no daemon answers there"),
-    }
-}
-
-/// Reads up to the end of a line. Later data stays in the socket, because it may be a capture.
-fn read_line(mut stream: &UnixStream) -> Result<Vec<u8>> {
-    let (mut line, mut chunk) = (Vec::new(), [0; 1 << 16]);
-    while line.len() < MAX_RESPONSE {
-        // With a timeout on the socket, the call fails with EINTR when this process is stopped and continued:
-        // signal(7).
-        let (seen, _) = rustix::io::retry_on_intr(|| rustix::net::recv(stream, &mut chunk[..], RecvFlags::PEEK))?;
-        let seen = chunk.get_mut(..seen).unwrap_or_default();
-        let end = seen.iter().position(|&byte| byte == b'\n');
-        let taken = seen.get_mut(..end.map_or(seen.len(), |end| end.saturating_add(1))).unwrap_or_default();
-        stream.read_exact(taken)?;
-        line.extend_from_slice(taken);
-        if end.is_some() || taken.is_empty() {
-            return Ok(line);
-        }
-    }
-    bail!("the answer is too long")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A user without access is told who owns the socket.
-    #[test]
-    fn somebody_elses_socket() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let denied = || io::ErrorKind::PermissionDenied.into();
-        let said = format!("{:#}", unreachable(file.path(), denied()));
-        let own = user(fs::metadata(file.path()).unwrap().uid());
-        assert_eq!(said, format!("no permission to ask: the socket is of {own}, mode 600"));
-        // Without access it is not revealed whether the socket exists.
-        let said = format!("{:#}", unreachable(Path::new("/no/such"), denied()));
-        assert!(said.contains("no daemon answers there"), "{said}");
-    }
 }

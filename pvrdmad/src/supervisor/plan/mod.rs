@@ -1,5 +1,7 @@
 //! Plan of a network: the configuration and sockets that outlive its workers.
 
+mod transfer;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,6 +14,7 @@ use pvrdma_ether_link::{Connector, InterfaceName, InterfaceState, InterfaceWatch
 use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode};
 use pvrdma_verbs::MacAddr;
 
+pub(super) use self::transfer::DescribedPlan;
 use super::doorbells::lend;
 use super::keepers::Keepers;
 use super::services::Services;
@@ -157,41 +160,54 @@ impl Plan {
         let open = |link| LinkSockets::open(link, &macs, network.vlan, sources);
         let uplink = network.uplink.as_ref().map(open).transpose();
         let uplink = uplink.with_context(|| format!("network {}: uplink", network.name))?;
-        let addresses = match &config.backend {
-            BackendSpec::Ibverbs(spec) => {
-                pvrdma_ibverbs::host_addresses(spec).map_err(|problem| anyhow!("{}: {problem}", spec.device))?
-            }
-            BackendSpec::Rxe => None,
-        };
-        let connector = uplink.as_ref().map(|uplink| Arc::clone(&uplink.connector));
-        let (events, wedged) = (Arc::clone(&sources.events), Arc::clone(&sources.wedged));
-        let program = sources.doorbells.keepers();
-        let keepers = {
-            let (wedged, events) = (Arc::clone(&wedged), Arc::clone(&events));
-            Keepers::new(program, config.sandbox, &network.name, timing.crashes, wedged, events)
-        };
-        let uses_keepers = keepers.are_used();
-        let services = Services::new(network.name.clone(), connector, addresses, keepers, events, wedged);
-        for planned in &planned {
-            services.add(planned.name(), planned.connector());
-        }
         // The trial runs before any other frame leaves through the uplink.
         let tried = uplink.as_ref().filter(|_| network.offload).zip(macs.first());
         let offload = network.offload && tried.is_none_or(|(uplink, &mac)| uplink.may_offload(mac));
         let setup = NetworkSetup {
             backend: config.backend.clone(),
             sandbox: config.sandbox,
-            keepers: uses_keepers,
+            keepers: false,
             captures: config.captures.is_on(),
             engine_threads: RxeConfig::default().workers,
             network: Network { devices: Vec::new(), offload, ..network.clone() },
         };
-        let profile = profile(&setup.backend, network);
+        let settings = Settings { fault: network.fault, log: sources.log.lock().clone(), interface: None };
+        Self::assemble(setup, planned, uplink, settings, sources, timing)
+    }
+
+    /// Combines the parts of a plan.
+    fn assemble(
+        mut setup: NetworkSetup,
+        planned: Vec<Arc<Planned>>,
+        uplink: Option<LinkSockets>,
+        settings: Settings,
+        sources: &Sources,
+        timing: Timing,
+    ) -> Result<Self> {
+        let addresses = match &setup.backend {
+            BackendSpec::Ibverbs(spec) => {
+                pvrdma_ibverbs::host_addresses(spec).map_err(|problem| anyhow!("{}: {problem}", spec.device))?
+            }
+            BackendSpec::Rxe => None,
+        };
+        let name = &setup.network.name;
+        let connector = uplink.as_ref().map(|uplink| Arc::clone(&uplink.connector));
+        let (events, wedged) = (Arc::clone(&sources.events), Arc::clone(&sources.wedged));
+        let program = sources.doorbells.keepers();
+        let keepers = {
+            let (wedged, events) = (Arc::clone(&wedged), Arc::clone(&events));
+            Keepers::new(program, setup.sandbox, name, timing.crashes, wedged, events)
+        };
+        setup.keepers = keepers.are_used();
+        let services = Services::new(name.clone(), connector, addresses, keepers, events, wedged);
+        for planned in &planned {
+            services.add(planned.name(), planned.connector());
+        }
+        let profile = profile(&setup, &planned);
+        let stand_ins = sources.doorbells.stand_ins(setup.sandbox, name);
+        let (watch, interface) = watch(&setup.network).unzip();
         let (services, devices) = (Arc::new(services), Mutex::new(planned));
-        let stand_ins = sources.doorbells.stand_ins(setup.sandbox, &network.name);
-        let (watch, interface) = watch(network).unzip();
-        let settings = Mutex::new(Settings { fault: network.fault, log: sources.log.lock().clone(), interface });
-        let watch = Mutex::new(watch);
+        let (settings, watch) = (Mutex::new(Settings { interface, ..settings }), Mutex::new(watch));
         Ok(Self { setup, profile, devices, settings, uplink, watch, services, stand_ins, timing })
     }
 
@@ -354,11 +370,11 @@ impl Plan {
 }
 
 /// Returns the sandbox profile of a network's worker.
-fn profile(backend: &BackendSpec, network: &Network) -> Profile {
-    let nics = network.devices.iter().filter_map(|device| device.nic.as_ref());
-    match backend {
+fn profile(setup: &NetworkSetup, planned: &[Arc<Planned>]) -> Profile {
+    let nics = planned.iter().filter_map(|planned| planned.device.nic.as_ref());
+    match &setup.backend {
         BackendSpec::Ibverbs(_) => Profile::Ibverbs,
-        BackendSpec::Rxe if network.uplink.iter().chain(nics).any(needs_addresses) => Profile::RxeAddressed,
+        BackendSpec::Rxe if setup.network.uplink.iter().chain(nics).any(needs_addresses) => Profile::RxeAddressed,
         BackendSpec::Rxe => Profile::Rxe,
     }
 }
