@@ -624,8 +624,8 @@ fn connections_of_a_snapshot_end() {
     side.connect(2, peer);
 }
 
-/// Pages that a device or its peer writes while its adapter runs are in the log. The driver writes to its memory between
-/// these runs only.
+/// The log has all pages that a device or its peer writes while its adapter runs. The driver writes to its memory only
+/// between these runs.
 #[test]
 fn every_written_page_is_logged() {
     const BYTES: usize = 16 << 20;

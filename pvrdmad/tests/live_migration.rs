@@ -1,5 +1,5 @@
-//! A VMM moves a VM from one daemon to another in the middle of its traffic, in the order in which Cloud Hypervisor does
-//! it, and in the ways in which that fails.
+//! A VMM moves a VM from one daemon to another in the middle of its traffic, in the order of Cloud Hypervisor, and with
+//! the failures that can occur.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 

@@ -1,5 +1,5 @@
-//! Frames that probe whether a host has an address, and frames that announce that the device has it. Probes do not claim
-//! the address for the device, so that the caches of other hosts do not change if one of them does have it.
+//! Frames that probe for the owner of an address, and frames that announce the device as the owner. Probes do not claim
+//! the address for the device: if a host does use it, the caches of other hosts must keep their entry.
 
 use std::net::{IpAddr, Ipv6Addr};
 

@@ -18,7 +18,8 @@ pub const MAX_DATA_XFER_SIZE: u32 = 1 << 20;
 /// Maximum number of file descriptors with one message, as advertised to the client.
 pub const MAX_MSG_FDS: usize = 16;
 
-/// Maximum size of a message other than a region write and migration data. The largest one seen in practice has 4,824 bytes.
+/// Maximum size of a message other than a region write and migration data. The largest one seen in practice has 4,824
+/// bytes.
 const MAX_MESSAGE_SIZE: u32 = 64 << 10;
 
 /// Size of the fixed part of a region access after the header.

@@ -99,7 +99,7 @@ impl Place {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Replaces the daemon. A machine that is busy may need several attempts, each of which leaves everything as it was.
+    /// Replaces the daemon. A busy machine may need several attempts; each refused one leaves everything as it was.
     pub fn replace_daemon(&self) -> String {
         for _ in 0..20 {
             match self.run(&["upgrade", "--daemon"]) {
