@@ -24,7 +24,7 @@ pub(crate) struct Engine {
     worker_budget: Budget,
     /// Budget of a run on a thread that must return to other work.
     pub(crate) inline_budget: Budget,
-    /// What threads of devices with slow memory would do, if there were threads.
+    /// Work of the threads of devices with slow memory, for an engine without threads.
     pub(crate) threadless: Threadless,
 }
 

@@ -2,9 +2,8 @@
 //!
 //! Two queue pairs of one process are connected by local delivery, which has no PSNs. When one of their devices moves,
 //! they continue on the network. Both ends still have the first PSNs on which their owners agreed, and no packet has
-//! used them, so the connection starts there. What was in progress starts from its beginning: a message that had
-//! arrived in part is sent again, into the receive that it had taken, and nothing was completed at one end only,
-//! because the device that moves is paused.
+//! used them, so the connection starts there. A message in progress starts from its beginning: it is retransmitted into
+//! the receive that it had taken. No request was completed at one end only, because the device that moves is paused.
 //!
 //! A connection between two queue pairs of the device itself stays local.
 

@@ -62,7 +62,7 @@ pub(crate) struct Restored {
     pub(crate) rings: Vec<PageList>,
 }
 
-/// What becomes of the connections of a restored device.
+/// Treatment of the connections of a restored device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Connections {
     /// They continue: all devices of the network move at the same moment.

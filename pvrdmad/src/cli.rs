@@ -142,10 +142,7 @@ pub struct ServeArgs {
     /// Log level, or levels of modules: MODULE=LEVEL,... [default: RUST_LOG, or info]
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<LogFilter>,
-    /// Replace the daemon at the control socket, under running VMs.
-    ///
-    /// It takes all networks and sockets from the running daemon, which then ends. The configuration only says where
-    /// the control socket is, until the next reload. For a service, use `pvrdmad upgrade --daemon`.
+    /// Replace the daemon at the control socket, under its VMs; a service: upgrade --daemon.
     #[arg(long)]
     pub take_over: bool,
     /// Configuration file, or - for standard input; the command line takes precedence.
@@ -272,7 +269,7 @@ pub enum StatusFormat {
     Prometheus,
 }
 
-/// What `show` shows.
+/// Argument of `show`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shown {
     /// The last failed queue pairs.
@@ -305,7 +302,7 @@ pub struct ShowArgs {
     #[arg(long, value_name = "NAME")]
     #[arg(required_if_eq_any(ObjectKind::ALL.map(|kind| ("object", kind.name()))))]
     pub device: Option<String>,
-    /// Failures from this time on: a duration before now, such as 10m, or a time, such as 2027-01-31T08:00Z.
+    /// Failures from this time on: 10m before now, or 2027-01-31T08:00Z.
     #[arg(long, value_name = "TIME")]
     pub since: Option<Since>,
     /// Complete output as JSON.
@@ -372,7 +369,7 @@ pub struct EventsArgs {
     /// End after this number of events [default: at a signal]
     #[arg(long, value_name = "EVENTS", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// Print past events from this time on, and end: a duration before now, such as 10m, or a time.
+    /// Print past events from this time on, and end: 10m before now, or 2027-01-31T08:00Z.
     #[arg(long, value_name = "TIME")]
     pub since: Option<Since>,
     /// Print this number of past events, and end.

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::{Span, SpanRelativeTo, Timestamp};
 
 /// A time in the past, in milliseconds since 1970: written as a duration before now, or as a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,7 +15,8 @@ impl FromStr for Since {
         if let Ok(time) = text.parse::<Timestamp>() {
             return Ok(Self(time.as_millisecond()));
         }
-        let ago: SignedDuration = text.parse().map_err(|_| {
+        let ago = text.parse::<Span>().and_then(|ago| ago.to_duration(SpanRelativeTo::days_are_24_hours()));
+        let ago = ago.map_err(|_| {
             format!("'{text}' is neither a duration, such as 10m, nor a time, such as 2027-01-31T08:00Z")
         })?;
         let time = Timestamp::now().checked_sub(ago.abs()).map_err(|_| format!("'{text}' ago is too long ago"))?;

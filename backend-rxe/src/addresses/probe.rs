@@ -16,7 +16,7 @@ const MIN_FRAME: usize = 60;
 /// up its address.
 pub(crate) fn build(mac: MacAddr, (gid, vlan): Address) -> Vec<u8> {
     match gid.ipv4() {
-        Some(target) => frame(mac, [0xff; 6], vlan, [8, 6], &arp(mac, [0; 4], octets(target))),
+        Some(target) => frame(mac, [0xff; 6], vlan, [8, 6], &arp(mac, [0; 4], bytes(target))),
         None => {
             let [.., a, b, c] = gid.0;
             frame(mac, [0x33, 0x33, 0xff, a, b, c], vlan, [0x86, 0xdd], &solicitation(mac, gid.0))
@@ -28,7 +28,7 @@ pub(crate) fn build(mac: MacAddr, (gid, vlan): Address) -> Vec<u8> {
 /// to all nodes (RFC 4861, 7.2.6). Switches learn the place of the MAC address from it, and hosts the MAC address.
 pub(crate) fn announcement(mac: MacAddr, (gid, vlan): Address) -> Vec<u8> {
     match gid.ipv4() {
-        Some(own) => frame(mac, [0xff; 6], vlan, [8, 6], &arp(mac, octets(own), octets(own))),
+        Some(own) => frame(mac, [0xff; 6], vlan, [8, 6], &arp(mac, bytes(own), bytes(own))),
         None => frame(mac, [0x33, 0x33, 0, 0, 0, 1], vlan, [0x86, 0xdd], &advertisement(mac, gid.0)),
     }
 }
@@ -40,7 +40,7 @@ fn frame(mac: MacAddr, destination: [u8; 6], vlan: Option<u16>, kind: [u8; 2], b
     frame
 }
 
-fn octets(address: impl Into<IpAddr>) -> [u8; 4] {
+fn bytes(address: impl Into<IpAddr>) -> [u8; 4] {
     match address.into() {
         IpAddr::V4(address) => address.octets(),
         IpAddr::V6(_) => [0; 4],

@@ -1,3 +1,4 @@
+// Long: one file has the state of a requester, its waits and its retries.
 //! The requester half: the request in flight, and the time of its next attempt.
 
 use std::time::Duration;

@@ -34,6 +34,7 @@ mod budget;
 mod dirty;
 mod error;
 mod limits;
+mod map;
 mod part;
 mod pin;
 mod range;

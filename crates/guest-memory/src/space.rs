@@ -9,6 +9,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::dirty::{DirtyLog, DirtyLogError};
+use super::map::Map;
 use super::pin::PinTable;
 use super::stall::{Hold, Stall, StallMeter, Stalls};
 use super::{
@@ -18,15 +19,6 @@ use super::{
 
 /// Bytes that are locked in one step, which bounds how long a thread that removes memory may have to wait.
 const PIN_STEP: u64 = 32 << 20;
-
-/// What views read.
-#[derive(Default)]
-pub(super) struct Map {
-    /// Mapped ranges, in the order of their addresses.
-    pub(super) ranges: Vec<DmaRange>,
-    /// Log of the pages that are lent for writing, while the VMM wants it.
-    pub(super) log: Option<DirtyLog>,
-}
 
 /// The bus address space of one device.
 pub struct DmaSpace {

@@ -8,8 +8,8 @@ use parking_lot::RwLockReadGuard;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
 
+use super::map::Map;
 use super::part::Part;
-use super::space::Map;
 use super::stall::Hold;
 use super::{Direction, DmaError, DmaRange, SpaceId};
 

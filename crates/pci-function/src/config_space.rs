@@ -4,9 +4,7 @@
 //! There is no expansion ROM and no PCI Express capability.
 
 use crate::function::{Bar, MsixPlace};
-
-/// Bytes of configuration space.
-pub const CONFIG_SIZE: usize = 256;
+use crate::outline::CONFIG_SIZE;
 
 const COMMAND: usize = 0x04;
 const STATUS: usize = 0x06;

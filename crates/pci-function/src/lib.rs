@@ -34,9 +34,9 @@ mod interrupt_pin;
 mod migratable;
 mod outline;
 
-pub use config_space::{CONFIG_SIZE, ConfigLayout, ConfigSpace, FIRST_CAPABILITY, Identity, Switches};
+pub use config_space::{ConfigLayout, ConfigSpace, FIRST_CAPABILITY, Identity, Switches};
 pub use doorbell_window::{DOORBELL_PAGE_SIZE, DoorbellPages, DoorbellWindow};
 pub use function::{Bar, Doorbell, InterruptSink, MsixPlace, PciFunction};
 pub use interrupt_pin::InterruptPin;
 pub use migratable::{Migratable, StateError};
-pub use outline::Outline;
+pub use outline::{CONFIG_SIZE, Outline};

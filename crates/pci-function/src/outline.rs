@@ -1,6 +1,7 @@
-//! What survives of a function when the process that runs it crashes.
+//! Outline of a function, which survives a crash of the process that runs it.
 
-use crate::config_space::CONFIG_SIZE;
+/// Size of configuration space in bytes.
+pub const CONFIG_SIZE: usize = 256;
 
 /// Outline of a function: what its VMM relies on, and what another instance needs to tell the driver that the device
 /// has failed. All else is lost with the process.

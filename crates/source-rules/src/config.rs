@@ -204,6 +204,21 @@ pub const REPOSITORY: Config = Config {
                 "recv",
                 "the thread gives each request of a start a deadline, and its end disconnects the channel",
             ),
+            (
+                "pvrdmad/src/supervisor/hand_over.rs",
+                "recv",
+                "the other supervisor has a deadline for all networks, and the end of its thread disconnects the channel",
+            ),
+            (
+                "pvrdmad/src/supervisor/replace/take.rs",
+                "recv",
+                "the thread gives each request of a start a deadline, and its end disconnects the channel",
+            ),
+            (
+                "pvrdmad/src/supervisor/replace/start.rs",
+                "wait",
+                "a thread of its own, which no other thread waits for, reaps the new program",
+            ),
         ],
     },
     logs: Logs {

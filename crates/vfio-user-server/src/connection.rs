@@ -1,3 +1,4 @@
+// Long: one file handles each message of a client.
 //! Connection of one client, from its first message to its last.
 
 use std::net::Shutdown;
@@ -21,10 +22,10 @@ use super::endpoint::Endpoint;
 use super::examine::DescriptorError;
 use super::message::{Command, HEADER_SIZE, MessageKind};
 use super::migration::Migration;
-use super::recover::ATOMIC_ANSWER;
 use super::regions::{Region, Shape};
 use super::request::{DmaUnmap, RegionAccess, Request, Version};
 use super::session::{Protocol, Service, Session, SessionState};
+use super::stream::ATOMIC_ANSWER;
 use super::stream::{ConnectionError, Message, Receiver, Reply};
 use super::transfer::AdoptError;
 

@@ -18,7 +18,7 @@
 //! message that was peeked as a whole is received as a whole or not at all, and needs no mark. Before a message is
 //! received in any other way, the keeper notes that the stream may be inside a message
 //! ([`Key::PARTIAL`](crate::keeper::notes::Key::PARTIAL)); afterwards the note is removed. Answers of up to
-//! [`ATOMIC_ANSWER`] bytes are likewise sent as a whole or not at all.
+//! [`ATOMIC_ANSWER`](crate::stream::ATOMIC_ANSWER) bytes are likewise sent as a whole or not at all.
 
 use std::io;
 use std::net::Shutdown;
@@ -27,9 +27,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use crate::endpoint::Endpoint;
 use crate::kept;
 use crate::server::{Acceptor, Server};
-
-/// Most bytes of an answer that the kernel takes in one piece: a stream socket allocates at least this much at once.
-pub(crate) const ATOMIC_ANSWER: usize = 4096;
 
 /// Result of [`Server::recover`].
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -16,6 +16,9 @@ use crate::endpoint::Endpoint;
 use crate::keeper::client::KeeperError;
 use crate::keeper::receive::{Taken, Wanted, take};
 
+/// Most bytes of an answer that the kernel takes in one piece: a stream socket allocates at least this much at once.
+pub(crate) const ATOMIC_ANSWER: usize = 4096;
+
 /// Bytes that are peeked before a message is received. Most messages fit, in particular a doorbell write with its
 /// header, so one peek and one read suffice for them.
 const GLANCE: usize = 64;
@@ -203,7 +206,9 @@ impl<'a> Receiver<'a> {
     /// Receives exactly the message that [`Self::wait`] saw, so that descriptors are never attributed to another
     /// message.
     ///
+    /// # Errors
     /// The stream is broken, or the message cannot be delimited. In the second case an error reply has been sent.
+    // Long: the steps share the message that arrives.
     pub(crate) fn receive(&mut self, seen: &Seen) -> Result<Message, ConnectionError> {
         let Seen { bytes: seen, glance } = seen;
         let mut came = Came::default();

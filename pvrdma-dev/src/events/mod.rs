@@ -1,3 +1,4 @@
+// Long: both event rings, and the entries that wait for room in them.
 //! The two event rings: asynchronous events and CQ notifications (spec §6.4, §9.5, §10).
 //!
 //! [`EventRings`] are the rings of one handshake. [`EventHub`] lives as long as the device: completion queues and the

@@ -1,3 +1,4 @@
+// Long: the life of a network's workers, from one to the next.
 //! Worker of a network in its own process: a thread starts it, watches it, and starts the next one.
 
 use std::io;

@@ -37,8 +37,8 @@ pub(super) fn serve(
     match &problem {
         // Log: once for each function and start of a worker.
         None => warn!("{name}: the VM keeps the device, which is in reset: {RELOAD}"),
-        // Log: once for each function and start of a worker.
         Some(reason) => {
+            // Log: once for each function and start of a worker.
             warn!("{name}: the VM keeps the device, which is in reset. Its driver is not told: {reason}. {RELOAD}")
         }
     }

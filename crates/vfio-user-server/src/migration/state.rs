@@ -27,7 +27,7 @@ pub enum MigrationState {
     Resuming,
 }
 
-/// What the device does on an arc between two states.
+/// Action of the device on an arc between two states.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Arc {
     /// RUNNING → STOP: pauses.

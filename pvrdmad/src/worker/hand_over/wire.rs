@@ -230,7 +230,7 @@ mod tests {
         };
         assert_eq!(fail(|_| (), 20), "the other end is closed");
         assert_eq!(fail(|client| client.files = 5000, 20), "a client with 5035 descriptors");
-        assert_eq!(fail(|client| client.files = 0, 37), "too many descriptors of a client");
+        assert_eq!(fail(|client| client.files = 0, 37), "too many descriptors");
         assert!(fail(|client| client.files = usize::MAX, 1).starts_with("a client with"));
     }
 }

@@ -39,7 +39,7 @@ pub(crate) enum KeeperError {
     #[error("no process for its descriptors: {0}")]
     None(io::Error),
     /// The keeper does not answer.
-    #[error("the process that receives its descriptors does not answer: to close one of them may take for ever")]
+    #[error("the process that receives its descriptors does not answer: to close one of them may take forever")]
     Silent,
     /// The keeper ended while it processed a message of the client.
     #[error("the process that receives its descriptors ended")]
