@@ -1,3 +1,4 @@
+// Long: the whole command line, whose help is one text.
 //! The command line.
 
 use std::collections::BTreeMap;

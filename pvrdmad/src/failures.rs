@@ -228,11 +228,12 @@ mod tests {
     fn a_guest_displaces_only_its_own_failures() {
         let (log, counts) = (FailureLog::default(), FailureCounts::default());
         log.add("quiet", &counts, &failure(7, "its responder"));
-        for number in 0..2 * MAX_ENTRIES as u32 {
-            log.add("loud", &counts, &failure(number + 1, "x"));
+        let last = u32::try_from(2 * MAX_ENTRIES).unwrap();
+        for number in 1..=last {
+            log.add("loud", &counts, &failure(number, "x"));
         }
         assert_eq!((numbers(&log, "quiet"), numbers(&log, "loud").len()), (vec![7], MAX_ENTRIES - 1));
-        assert_eq!(numbers(&log, "loud").last(), Some(&(2 * MAX_ENTRIES as u32)));
+        assert_eq!(numbers(&log, "loud").last(), Some(&last));
         for _ in 0..MAX_ENTRIES {
             log.add("loud", &counts, &failure(1, &"ß".repeat(100_000)));
         }

@@ -11,8 +11,11 @@ use pvrdmad::vmx::Vmx;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 
-/// File; network, name, MAC address and residency of each device.
-const FILES: [(&str, &[(&str, &str, &str, Pin)]); 10] = [
+/// Network, name, MAC address and residency of a device.
+type Device = (&'static str, &'static str, &'static str, Pin);
+
+/// Files, each with its devices.
+const FILES: [(&str, &[Device]); 10] = [
     ("plain", &[("rdma", "plain", "00:0c:29:10:00:01", Pin::Registered)]),
     ("two-adapters", &[("dvportgroup-1012", "two-adapters", "00:50:56:a1:00:11", Pin::Registered)]),
     ("reserved", &[("dvportgroup-1012", "reserved", "00:50:56:a1:00:20", Pin::All)]),

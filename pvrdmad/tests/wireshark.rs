@@ -1,6 +1,6 @@
 //! The Wireshark profile names fields and opcodes that exist.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -290,8 +290,8 @@ impl DmaSpace {
         Ok(())
     }
 
-    /// Takes the pages of `iova..iova+len` from the log. Bit n of the result (lowest bit first) is set if the device may
-    /// have written the `page_size` bytes at `iova` + n · `page_size` since the log started, or since the last report
+    /// Takes the pages of `iova..iova+len` from the log. Bit n of the result (lowest bit first) is set if the device
+    /// may have written the `page_size` bytes at `iova` + n · `page_size` since the log started, or since the last report
     /// that included them. Reported writes are complete when this returns. The caller must hold neither a view nor a
     /// lock that a holder of a view may wait for.
     ///

@@ -3,11 +3,11 @@
 //! The client does not notice: it keeps its socket, and no message is lost or answered twice.
 //!
 //! 1. The first server holds its client ([`Server::hold`](crate::Server::hold)). From then on, the client's messages
-//! wait in the socket.
+//!    wait in the socket.
 //! 2. [`HeldClient::connection`] describes the connection. The description consists of descriptors and plain values, so
 //!    it can be sent to another process.
 //! 3. The second server adopts the connection ([`Server::adopt`](crate::Server::adopt)). It checks the description like
-//! a client's messages, maps the memory and installs the interrupts, but does not receive messages yet.
+//!    a client's messages, maps the memory and installs the interrupts, but does not receive messages yet.
 //! 4. The first server gives its client away ([`HeldClient::give_away`]), or its process ends.
 //! 5. The second server serves the client ([`AdoptedClient::serve`]).
 //!

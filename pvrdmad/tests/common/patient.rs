@@ -93,21 +93,19 @@ impl Function {
     fn call(&self, command: Command, body: &[u8]) -> Option<Vec<u8>> {
         let mut client = self.client.lock().unwrap();
         let id = client.send(command, 0, body, &[]);
-        loop {
-            let mut header = [0; HEADER_SIZE];
-            match client.stream.read_exact(&mut header) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.lost.fetch_add(1, Ordering::Relaxed);
-                    return None;
-                }
-                read => read.expect("the connection lives"),
+        let mut header = [0; HEADER_SIZE];
+        match client.stream.read_exact(&mut header) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+                return None;
             }
-            let header = Header::parse(&header);
-            let mut body = vec![0; header.size as usize - HEADER_SIZE];
-            client.stream.read_exact(&mut body).unwrap();
-            assert_eq!((header.flags, header.error, header.id), (Header::REPLY, 0, id), "{command:?}");
-            return Some(body);
+            read => read.expect("the connection lives"),
         }
+        let header = Header::parse(&header);
+        let mut body = vec![0; header.size as usize - HEADER_SIZE];
+        client.stream.read_exact(&mut body).unwrap();
+        assert_eq!((header.flags, header.error, header.id), (Header::REPLY, 0, id), "{command:?}");
+        Some(body)
     }
 
     fn read(&self, region: u32, offset: u64, data: &mut [u8]) {

@@ -99,12 +99,11 @@ impl<F: AsFd> Notes<F> {
         if first > last {
             return false;
         }
-        let mut any = false;
-        for (_, note) in self.notes.extract_if(first..=last, |_, _| true) {
+        let keys: Vec<Key> = self.notes.range(first..=last).map(|(&key, _)| key).collect();
+        for note in keys.iter().filter_map(|key| self.notes.remove(key)) {
             self.descriptors = self.descriptors.saturating_sub(note.fds.len());
-            any = true;
         }
-        any
+        !keys.is_empty()
     }
 
     pub(super) fn get(&self, key: Key) -> Option<&Note<F>> {
