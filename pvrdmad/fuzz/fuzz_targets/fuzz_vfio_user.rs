@@ -56,20 +56,57 @@ enum Choice<T> {
 
 #[derive(Arbitrary, Debug)]
 enum Body {
-    Map { flags: u8, offset: u8, address: u8, size: u8 },
-    Unmap { flags: u8, address: u8, size: u8 },
-    Info { argsz: u8, index: u8 },
-    Irqs { flags: u8, index: u8, start: u8, count: u8, data: Vec<u8> },
-    Access { offset: u32, region: u8, count: u16, data: Vec<u8>, matching: bool },
+    Map {
+        flags: u8,
+        offset: u8,
+        address: u8,
+        size: u8,
+    },
+    Unmap {
+        flags: u8,
+        address: u8,
+        size: u8,
+    },
+    Info {
+        argsz: u8,
+        index: u8,
+    },
+    Irqs {
+        flags: u8,
+        index: u8,
+        start: u8,
+        count: u8,
+        data: Vec<u8>,
+    },
+    Access {
+        offset: u32,
+        region: u8,
+        count: u16,
+        data: Vec<u8>,
+        matching: bool,
+    },
     Multi(Vec<(u16, u8, u8, u64)>),
     Version(Vec<u8>),
     Any(Vec<u8>),
     Empty,
     /// A feature of a migration. The state is the first number.
-    Feature { feature: u8, operation: u8, numbers: Vec<u8> },
+    Feature {
+        feature: u8,
+        operation: u8,
+        numbers: Vec<u8>,
+    },
     /// A part of a saved state: to read, or to write.
-    Data { reads: bool, size: u16, data: Vec<u8> },
-    Log { address: u8, size: u8, unit: u8, report: bool },
+    Data {
+        reads: bool,
+        size: u16,
+        data: Vec<u8>,
+    },
+    Log {
+        address: u8,
+        size: u8,
+        unit: u8,
+        report: bool,
+    },
 }
 
 fn words(words: &[u32]) -> Vec<u8> {
@@ -357,7 +394,8 @@ fuzz_target!(|input: (bool, Messages)| {
     server.set_nonblocking(true).unwrap();
 
     let irqs = Arc::new(IrqTable::default());
-    let function = Arc::new(Function { reset: AtomicBool::new(false), paused: AtomicBool::new(false), irqs: Arc::clone(&irqs) });
+    let function =
+        Arc::new(Function { reset: AtomicBool::new(false), paused: AtomicBool::new(false), irqs: Arc::clone(&irqs) });
     let memory = DmaSpace::new(PinPolicy::Off);
     let (stats, budget) = (Arc::new(ConnectionStats::default()), MemoryBudget::new(1 << 20));
     let endpoint = Endpoint {
