@@ -291,9 +291,9 @@ impl DmaSpace {
     }
 
     /// Takes the pages of `iova..iova+len` from the log. Bit n of the result (lowest bit first) is set if the device
-    /// may have written the `page_size` bytes at `iova` + n · `page_size` since the log started, or since the last report
-    /// that included them. Reported writes are complete when this returns. The caller must hold neither a view nor a
-    /// lock that a holder of a view may wait for.
+    /// may have written the `page_size` bytes at `iova` + n · `page_size` since the log started, or since the last
+    /// report that included them. Reported writes are complete when this returns. The caller must hold neither a view
+    /// nor a lock that a holder of a view may wait for.
     ///
     /// # Errors
     /// There is no log, `page_size` is no power of two from 4096 on, or the log does not include all of the addresses.
