@@ -578,7 +578,8 @@ fn a_local_connection_continues_on_the_network() {
     assert!(counts.get("local request").is_some_and(|&count| count >= 30), "{counts:?}");
 }
 
-/// What was in progress between the two is lost to the peer if the device ends without leaving.
+/// A device that ends without leaving takes its requests in progress along. Those of its peer end with "retry
+/// exceeded".
 #[test]
 #[should_panic(expected = "status: 12")]
 fn a_device_that_does_not_leave_takes_its_connections_along() {

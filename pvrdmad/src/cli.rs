@@ -207,7 +207,7 @@ impl DaemonArgs {
 /// Which device of which daemon.
 #[derive(Args, Debug)]
 pub struct DeviceArgs {
-    /// Which daemon.
+    /// Control socket of the daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,
     /// Name of the device.

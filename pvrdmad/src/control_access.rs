@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn root_we_and_whoever_is_named() {
+    fn root_the_daemon_and_named_users() {
         // Even a file that all users can open does not admit all users.
         for control in [access(None, None, None), access(None, None, Some(0o666))] {
             assert_eq!([0, 1000, 1001, u32::MAX].map(|uid| control.admits_user(uid)), [true, true, false, false]);

@@ -109,13 +109,13 @@ impl End {
         self.qp.connect(&Path { dmac: mac(to.number), ..quick }).unwrap();
     }
 
-    /// Sends so many bytes.
+    /// Sends a message of this length.
     fn send(&mut self, length: usize) {
         let from = self.buffer.sge(&self.mr, 0, length);
         self.qp.post_send(&[SendWr::send(1, &[from])]).unwrap();
     }
 
-    /// Posts a receive of so many bytes.
+    /// Posts a receive of this length.
     fn receive(&mut self, length: usize) {
         let to = self.buffer.sge(&self.mr, 0, length);
         self.qp.post_recv(&[RecvWr::new(2, &[to])]).unwrap();

@@ -1,5 +1,5 @@
-//! Rules of address ownership, as a value on virtual time: each call receives the time, and its result tells the caller
-//! what to do next. `docs/dev/addresses.md` lists the rules in a table.
+//! Rules of address ownership, as a value on virtual time: each call receives the time and returns the next action of
+//! the caller. `docs/dev/addresses.md` lists the rules in a table.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;

@@ -161,7 +161,7 @@ fn an_address_that_is_not_listed_is_asked_for_first() {
 }
 
 #[test]
-fn a_restored_device_asks_nobody() {
+fn a_restored_device_sends_no_probe() {
     let mut world = World::new(true, &[(1, OWN), (2, OWN), (3, listed(7))]);
     // The host that was seen is the device itself, before it moved here.
     world.seen(9);
@@ -285,7 +285,7 @@ fn a_device_that_speaks_while_another_asks_keeps_its_address() {
 }
 
 #[test]
-fn a_device_whose_link_is_down_asks_nobody() {
+fn a_device_whose_link_is_down_sends_no_probe() {
     let mut world = World::new(true, &[(1, OWN), (2, listed(7))]);
     world.bind(1, 9).unwrap();
     world.table.set_link(mac(1), false);

@@ -1,5 +1,5 @@
-//! Pages to which other threads or processes store: tracks which are present, so that stores to them go unnoticed, and
-//! which were touched.
+//! Pages to which other threads or processes store: the present ones, to which stores go unnoticed, and the touched
+//! ones.
 
 use std::io;
 

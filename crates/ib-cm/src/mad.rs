@@ -19,8 +19,8 @@ pub const CLASS_VERSION: u8 = 2;
 /// The only method of the class.
 pub const METHOD_SEND: u8 = 3;
 
-/// Returns `true` if bytes are a complete management datagram of the connection manager, or of service ID resolution,
-/// which shares its class: length, base version, class, class version and method are right.
+/// Returns `true` if bytes are a complete management datagram of the connection manager or of service ID resolution,
+/// which have the same class. Checks length, base version, class, class version and method.
 pub fn is_connection_manager(mad: &[u8]) -> bool {
     mad.len() == MAD_LEN && mad.starts_with(&[BASE_VERSION, CLASS, CLASS_VERSION, METHOD_SEND])
 }

@@ -3,8 +3,8 @@
 /// Size of configuration space in bytes.
 pub const CONFIG_SIZE: usize = 256;
 
-/// Outline of a function: what its VMM relies on, and what another instance needs to tell the driver that the device
-/// has failed. All else is lost with the process.
+/// Outline of a function: the state on which its VMM relies, and with which another instance can tell the driver that
+/// the device has failed. All other state is lost with the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outline {
     /// Configuration space.

@@ -137,7 +137,7 @@ impl MappedDoorbells for Rings {
 
 /// The process that touches pages.
 #[test]
-#[ignore = "started by other tests"]
+#[ignore = "a process that the other tests of this file start"]
 fn toucher() {
     let script = std::env::var(SCRIPT).unwrap();
     let file = File::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
@@ -326,7 +326,7 @@ fn no_post_is_lost() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes: run by name"]
 fn slow_no_post_of_a_million_is_lost() {
     storm(1_000_000);
 }

@@ -334,8 +334,8 @@ pub enum Reply<S = WorkerStatus> {
     Error(String),
 }
 
-/// Result of a network's upgrade: either how long its guests were not served, or why it was not upgraded. A check has
-/// only the latter.
+/// Result of a network's upgrade: the time during which its guests were not served, or the reason why it was not
+/// upgraded. A check has only a reason.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Upgraded {
     /// Name of the network.
@@ -346,6 +346,13 @@ pub struct Upgraded {
     /// Reason why the network was not upgraded. Its guests are served as before, unless its worker has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+}
+
+impl Upgraded {
+    /// Returns the result of a network that was not upgraded.
+    pub(crate) fn refused(network: &str, problem: &str) -> Self {
+        Self { network: network.to_owned(), millis: None, problem: Some(problem.to_owned()) }
+    }
 }
 
 /// Prints the results of an upgrade, a line for each network.

@@ -39,7 +39,7 @@ pub(super) struct Timing {
 
 impl Timing {
     /// Returns these limits, or those of a test of the whole program: clients survive the given number of crashes,
-    /// which may follow each other at once.
+    /// even in immediate succession.
     pub(super) fn or_of_test(self) -> Self {
         let crashes = std::env::var("PVRDMAD_CRASHES").ok().filter(|_| cfg!(feature = "testing"));
         match crashes.and_then(|crashes| crashes.parse().ok()) {

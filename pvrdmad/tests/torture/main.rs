@@ -342,13 +342,13 @@ fn nobody_harms_a_tenant_on_threads() {
 }
 
 #[test]
-#[ignore = "by name: SEED, SECONDS"]
+#[ignore = "run by name, with SEED and SECONDS: docs/dev/proof.md"]
 fn one_thread() {
     runs(seeds(), 0);
 }
 
 #[test]
-#[ignore = "by name: SEED, SECONDS"]
+#[ignore = "run by name, with SEED and SECONDS: docs/dev/proof.md"]
 fn all_threads() {
     runs(seeds(), WORKERS);
 }

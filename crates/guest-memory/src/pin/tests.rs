@@ -204,7 +204,7 @@ fn ranges_that_share_a_mapping_share_its_lock() {
 
 /// Measures the start of a large guest, for the documentation.
 #[test]
-#[ignore = "takes 16 GiB of memory"]
+#[ignore = "takes 16 GiB of memory: run by name"]
 fn a_guest_of_16_gib_is_locked() {
     let (space, addresses) = limited(PinPolicy::All, 4 << 20, MemoryLimits::default());
     fill_space(&space, 0..4 << 20);

@@ -1,7 +1,7 @@
 //! Loom models: every order of the steps of a protocol, with two or three threads.
 //!
-//! Each model runs with all steps, as in the product. It also runs without each step on which the protocol depends,
-//! which must make it fail.
+//! Each model runs with all steps, as in the product. It also runs once without each step on which the protocol
+//! depends, and must fail then.
 
 #![cfg(loom)]
 #![expect(clippy::unwrap_used, reason = "a test may fail")]

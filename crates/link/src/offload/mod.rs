@@ -47,8 +47,8 @@ impl Offload {
     }
 
     /// Segmentation offload: splits the TCP frame, whose checksum field contains the sum of the pseudo header, into
-    /// segments with `mss` bytes of data. `None` if links cannot segment the frame, because it is not TCP with data, or
-    /// has IPv6 extension headers or two tags.
+    /// segments with `mss` bytes of data. `None` if links cannot segment the frame: it is not TCP with data, or it
+    /// has IPv6 extension headers or two VLAN tags.
     #[inline]
     pub fn segmentation(frame: &[u8], mss: NonZeroU16) -> Option<Self> {
         can_segment(frame).then_some(Self(Work::Segment(mss)))

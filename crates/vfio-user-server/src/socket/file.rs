@@ -108,8 +108,8 @@ impl<'a> Folder<'a> {
         Ok(Self { path, name, directory, handle })
     }
 
-    /// Checks the directory. A socket for other users is refused where they can put another file in its place before it
-    /// has its owner and mode, because that file would get them. For a socket of the process's own user, such a
+    /// Checks the directory. Refuses a socket for other users in a directory where they can replace it before it has
+    /// its owner and mode: the file in its place would get these. For a socket of the process's own user, such a
     /// directory causes only a warning: another user may bind the path first, and the peer then connects to that
     /// socket.
     fn check(&self, access: SocketAccess) -> Result<(), SocketError> {

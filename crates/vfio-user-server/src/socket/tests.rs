@@ -102,7 +102,7 @@ fn datagram_sockets_are_ours_or_refused() {
 /// The attack uses the moment after `bind`: a user that may write to the file then can send to a datagram socket, or
 /// enter the queue of a listening one. So the test examines the file at that moment, with a umask that masks nothing.
 #[test]
-fn nobody_else_reaches_a_socket_when_it_is_born() {
+fn no_other_user_reaches_a_new_socket() {
     let folder = folder();
     let path = folder.path().join("socket");
     let umask = rustix::process::umask(Mode::empty());

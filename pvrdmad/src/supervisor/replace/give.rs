@@ -173,7 +173,7 @@ fn all_refused(networks: &[Arc<Network>], reason: &str) -> Vec<Upgraded> {
 }
 
 fn refused(network: &Network, reason: &str) -> Upgraded {
-    Upgraded { network: network.name().to_owned(), millis: None, problem: Some(reason.to_owned()) }
+    Upgraded::refused(network.name(), reason)
 }
 
 /// Makes all workers pause and send their devices, each to a new worker. Returns those that do, and the problems of the

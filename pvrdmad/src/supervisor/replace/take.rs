@@ -152,21 +152,17 @@ fn prepare(
         });
         match begun {
             Ok(taking) => takings.push(taking),
-            Err(problem) => problems.push(refused(&name, &format!("{problem:#}"))),
+            Err(problem) => problems.push(Upgraded::refused(&name, &format!("{problem:#}"))),
         }
     }
     for Taking { plan, adopting, .. } in &takings {
         match adopting.prepared.recv() {
             Ok(Ok(())) => {}
-            Ok(Err(problem)) => problems.push(refused(plan.name(), &problem)),
-            Err(_) => problems.push(refused(plan.name(), "the thread that starts its worker ended")),
+            Ok(Err(problem)) => problems.push(Upgraded::refused(plan.name(), &problem)),
+            Err(_) => problems.push(Upgraded::refused(plan.name(), "the thread that starts its worker ended")),
         }
     }
     if problems.is_empty() { Ok(takings) } else { Err(problems) }
-}
-
-fn refused(network: &str, problem: &str) -> Upgraded {
-    Upgraded { network: network.to_owned(), millis: None, problem: Some(problem.to_owned()) }
 }
 
 /// Exchanges the networks with the old supervisor. Returns the result for each, once this supervisor has to serve them.

@@ -25,14 +25,13 @@ use crate::protocol::exchange;
 use crate::socket::FileIdentity;
 use crate::supervisor::plan::DescribedPlan;
 
-/// Version of these messages. It changes only if the order of the messages changes: a message that lacks a field, or
-/// has an unknown one, is refused by its reader.
+/// Version of the order of these messages. A reader refuses a message that lacks a field, and ignores unknown fields.
 pub(crate) const REPLACE_VERSION: u32 = 1;
 
 /// Longest message in bytes.
 const MAX_MESSAGE: usize = 64 << 20;
 
-/// Most descriptors of a network.
+/// Maximum number of descriptors of a network.
 const MAX_NETWORK: usize = 1 << 16;
 
 /// Message of the old supervisor.

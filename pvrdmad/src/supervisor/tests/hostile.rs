@@ -187,7 +187,7 @@ fn a_worker_says_anything() {
 }
 
 #[test]
-#[ignore = "by name: SEED, SECONDS"]
+#[ignore = "run by name, with SEED and SECONDS: docs/dev/proof.md"]
 fn one_supervisor() {
     let (first, seconds) = (number("SEED").unwrap_or(1), Duration::from_secs(number("SECONDS").unwrap_or(0)));
     let (start, mut lives, mut memory) = (Instant::now(), 0, 0);
@@ -208,7 +208,7 @@ fn one_supervisor() {
 
 /// Worker process: a genuine worker for the network `real`, a lying one for `liar`.
 #[test]
-#[ignore = "a part of other tests"]
+#[ignore = "a process that the other tests of this file start"]
 fn any_worker() {
     let arguments: Vec<String> = std::env::args().collect();
     let [.., folder, seed, _mode, _profile, network] = &arguments[..] else { panic!("{arguments:?}") };

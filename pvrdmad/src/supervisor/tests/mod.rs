@@ -44,7 +44,7 @@ fn own_test(name: &str) -> Vec<String> {
 
 /// A keeper in its own process.
 #[test]
-#[ignore = "a part of other tests"]
+#[ignore = "a process that the other tests of this module start"]
 fn real_keeper() {
     crate::keeper::run(SandboxMode::Off).unwrap();
 }
@@ -189,7 +189,7 @@ fn requests_beyond_the_configuration_are_refused() {
 
 /// The other end of a supervisor. The last argument is the network's name, which selects the misbehaviour.
 #[test]
-#[ignore = "a part of other tests"]
+#[ignore = "a process that the other tests of this module start"]
 fn fake_worker() {
     let lie = std::env::args().next_back().unwrap();
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().unwrap());
