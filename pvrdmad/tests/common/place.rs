@@ -10,7 +10,6 @@
 )]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -52,7 +51,7 @@ impl Place {
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("pvrdmad");
-        fs::copy(env!("CARGO_BIN_EXE_pvrdmad"), &program).unwrap();
+        put_program(Path::new(env!("CARGO_BIN_EXE_pvrdmad")), &program);
         let mut command = Command::new(program);
         // With `strict`, a system call outside the filter kills the process, and the test fails.
         command.args(["--sandbox=strict", &format!("--isolate={isolate}")]);
@@ -93,10 +92,9 @@ impl Place {
 
     /// Installs a shell script as the program of new processes. `REAL` in it is the path of the real one.
     pub fn install(&self, script: &str) {
-        let program = self.path("pvrdmad");
-        fs::remove_file(&program).unwrap();
-        fs::write(&program, script.replace("REAL", env!("CARGO_BIN_EXE_pvrdmad"))).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let text = self.path("script");
+        fs::write(&text, script.replace("REAL", env!("CARGO_BIN_EXE_pvrdmad"))).unwrap();
+        put_program(&text, &self.path("pvrdmad"));
     }
 
     /// Replaces the daemon. A busy machine may need several attempts; each refused one leaves everything as it was.
@@ -121,6 +119,13 @@ impl Place {
         let macs = [1, 2].map(|number| [0x52, 0x54, 0, 0, 5, number]);
         Pair::with_macs(["a1", "a2"].map(|name| probe(&self.path(name), 16 << 20)), macs)
     }
+}
+
+/// Copies a program in a process of its own. A program that this process had open for writing could not be executed
+/// while a child that another test has just forked still holds the descriptor (`ETXTBSY`).
+fn put_program(from: &Path, to: &Path) {
+    let status = Command::new("install").arg("--mode=755").args([from, to]).status().unwrap();
+    assert!(status.success(), "cannot install {}: {status}", to.display());
 }
 
 impl Drop for Place {

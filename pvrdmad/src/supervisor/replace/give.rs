@@ -50,6 +50,7 @@ impl Supervisor {
     /// Gives all networks to the supervisor at the other end of a connection. `replaced` is called once that one serves
     /// them, and before it serves the control socket.
     pub(crate) fn replace(&self, to: &UnixStream, replaced: impl FnOnce()) -> Outcome {
+        let _replacing = self.starter.replacing();
         let outcome = match self.try_replace(to) {
             Ok(networks) => {
                 replaced();
@@ -112,12 +113,13 @@ impl Supervisor {
             Ok(Ok(fds)) => fds,
             Ok(Err(problems)) if !problems.is_empty() => return Err(problems),
             Ok(Err(_)) => return Err(all_refused("the new program refuses")),
-            Err(error) => return Err(all_refused(&format!("{error:#}"))),
+            Err(error) => return Err(all_refused(&does_not_continue(&error))),
         };
         let deadline = Instant::now() + ALL_READY;
         let (givings, problems) = begin(&networks, fds);
         let ready = if problems.is_empty() { wait_ready(&givings, deadline) } else { Err(problems) };
-        let confirmed = ready.and_then(|()| confirm(to, deadline).map_err(|error| all_refused(&format!("{error:#}"))));
+        let confirmed =
+            ready.and_then(|()| confirm(to, deadline).map_err(|error| all_refused(&does_not_continue(&error))));
         if let Err(problems) = confirmed {
             return Err(call_off(&networks, givings, problems));
         }
@@ -147,7 +149,7 @@ impl Supervisor {
         match get_new(to)? {
             New::Prepared {} => Ok(Ok(get_descriptors(to, networks.len())?)),
             New::Refused { networks } => Ok(Err(networks)),
-            New::Proceed {} | New::Serves {} => anyhow::bail!("the new program does not keep to the order"),
+            New::Proceed {} | New::Serves {} => anyhow::bail!("it does not keep to the order"),
         }
     }
 
@@ -166,6 +168,10 @@ impl Supervisor {
         };
         Ok((daemon, fds))
     }
+}
+
+fn does_not_continue(error: &anyhow::Error) -> String {
+    format!("the new program does not continue: {error:#}")
 }
 
 fn all_refused(networks: &[Arc<Network>], reason: &str) -> Vec<Upgraded> {
@@ -228,7 +234,7 @@ fn confirm(to: &UnixStream, deadline: Instant) -> Result<()> {
     put(to, &Old::Ready {})?;
     match get_new(to)? {
         New::Proceed {} => Ok(()),
-        _ => anyhow::bail!("the new program does not keep to the order"),
+        _ => anyhow::bail!("it does not keep to the order"),
     }
 }
 

@@ -3,8 +3,9 @@
 use std::io;
 use std::process::ExitStatus;
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::protocol::Upgraded;
 
@@ -19,12 +20,16 @@ pub(crate) struct Outcome {
 
 /// Receiver of the outcome for the thread that has started the next program.
 #[derive(Debug, Default)]
-pub(crate) struct Starter(Mutex<Option<Sender<Event>>>);
+pub(crate) struct Starter {
+    waiting: Mutex<Option<Sender<Event>>>,
+    /// Read-locked during each replacement, until its outcome was told.
+    replacing: RwLock<()>,
+}
 
 impl Starter {
     /// Sends events to this thread from now on. Returns `false` if another thread waits already.
     pub(super) fn wait(&self, thread: Sender<Event>) -> bool {
-        let mut waiting = self.0.lock();
+        let mut waiting = self.waiting.lock();
         let is_free = waiting.is_none();
         if is_free {
             *waiting = Some(thread);
@@ -34,12 +39,22 @@ impl Starter {
 
     /// The thread does not wait any more.
     pub(super) fn end(&self) {
-        self.0.lock().take();
+        self.waiting.lock().take();
+    }
+
+    /// Marks a replacement as unfinished for as long as the result lives.
+    pub(super) fn replacing(&self) -> RwLockReadGuard<'_, ()> {
+        self.replacing.read()
+    }
+
+    /// Waits until the outcome of every unfinished replacement was told, but no longer than `time`.
+    pub(super) fn wait_told(&self, time: Duration) {
+        drop(self.replacing.try_write_for(time));
     }
 
     /// Tells the outcome to the thread that waits for it, if there is one.
     pub(super) fn tell(&self, outcome: &Outcome) {
-        if let Some(waiting) = &*self.0.lock() {
+        if let Some(waiting) = &*self.waiting.lock() {
             let _ = waiting.send(Event::Outcome(outcome.clone()));
         }
     }

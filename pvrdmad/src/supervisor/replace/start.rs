@@ -69,7 +69,15 @@ impl Supervisor {
                 }
                 Ok(outcome)
             }
-            Ok(Event::Ended(status)) => Err(ended(status)),
+            Ok(Event::Ended(status)) => {
+                // A program that refuses sends its reasons and ends. Its end can be noticed before the thread that
+                // reads the reasons has told the outcome, which says more.
+                self.starter.wait_told(KILLED);
+                match events.try_recv() {
+                    Ok(Event::Outcome(outcome)) => Ok(outcome),
+                    _ => Err(ended(status)),
+                }
+            }
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                 // No replacement begins any more: the connection of a program that was killed is closed.
                 let _ = pidfd_send_signal(&pidfd, Signal::KILL);
