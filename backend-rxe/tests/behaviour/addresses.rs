@@ -324,7 +324,7 @@ fn peers_apply_to_the_wire_both_ways() {
         manager.submit(1, to(2, manager.qp.qpn()), &[]);
         world.rxe.run_ready();
         assert_eq!(taken(&cable).len(), if allowed { 2 } else { 0 });
-        assert_eq!(manager.scq.one().status, WcStatus::Success, "a datagram that nobody gets");
+        assert_eq!(manager.scq.one().status, WcStatus::Success, "a datagram that no device receives");
         world.settle();
         assert_eq!(end.scq.one().status, WcStatus::RetryExceeded);
         // The datagram, and the connection's request with one retry.

@@ -333,7 +333,7 @@ fn a_starved_connection_gets_quiet() {
     let (began, sent) = (rig.world.clock.now(), rig.taps[0].sent.lock().len());
     rig.ends[0].submit(1, write(theirs.remote(0)), &[mine.all()]);
     rig.world.run();
-    assert_eq!(rig.taps[0].sent.lock().len(), sent, "nobody sends");
+    assert_eq!(rig.taps[0].sent.lock().len(), sent, "nothing is sent");
     assert!(rig.world.step());
     let passed = || rig.world.clock.now() - began;
     assert_eq!((passed(), rig.taps[0].sent.lock().len()), (ROUND_TRIP, sent + 1), "the starved one sends");
@@ -343,7 +343,7 @@ fn a_starved_connection_gets_quiet() {
     // There is no second pause soon after the first. The connection uses up its retries, and the others do not wait for
     // it.
     while starved.scq.total() == 0 {
-        assert!(rig.world.step(), "it waits for ever");
+        assert!(rig.world.step(), "it waits forever");
     }
     assert_eq!(starved.scq.poll_statuses(), [(1, WcStatus::RetryExceeded)]);
     rig.ends[0].submit(2, write(theirs.remote(0)), &[mine.all()]);

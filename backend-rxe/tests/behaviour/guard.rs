@@ -121,7 +121,7 @@ fn what_waits_too_long_comes_again() {
     assert_eq!(memory.read(0, 1600), expected);
 }
 
-/// A packet that waited behind a READ ends the QP. Later packets that wait must not keep the port busy for ever.
+/// A packet that waited behind a READ ends the QP. Later packets that wait must not keep the port busy forever.
 #[test]
 fn what_waits_behind_a_bad_packet_goes_with_its_qp() {
     let (world, node, cable, _uplink) = exposed(100_000);
@@ -199,7 +199,7 @@ fn a_flood_of_garbage_disturbs_nobody() {
         let mut foreign = header;
         match number % 5 {
             0 => {
-                // Anything behind an ethertype of ours.
+                // Any bytes behind an EtherType that the device knows.
                 let kind: [u8; 2] = [[0x89, 0x15], [0x08, 0x00], [0x86, 0xdd]][number / 5 % 3];
                 frame = [&mac(2).0[..], &mac(7).0, &kind].concat();
                 frame.extend((0..random % 300).map(|_| next().to_le_bytes()[0]));

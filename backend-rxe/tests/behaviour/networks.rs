@@ -215,7 +215,7 @@ fn an_address_taken_in_another_network_stays_where_it_was() {
         exchange(&red, 1);
         for (index, taken) in (1..).zip([2, 1, 3]) {
             let bound = attacker.hca.bind_gid(index, gid(taken), GidType::RoceV2);
-            assert!(bound.is_ok(), "nobody in this network has the address: {bound:?}");
+            assert!(bound.is_ok(), "no device of this network has the address: {bound:?}");
         }
         exchange(&red, 2);
         blue.settle();

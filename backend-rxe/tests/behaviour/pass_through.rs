@@ -206,7 +206,7 @@ fn an_uplink_that_a_doorbell_has_filled_is_waited_for() {
             let readable = network.readiness().readable.unwrap();
             let mut fds = [PollFd::new(&*readable, PollFlags::IN)];
             let patience = Timespec::try_from(PATIENCE).unwrap();
-            assert_eq!(rustix::event::poll(&mut fds, Some(&patience)).unwrap(), 1, "nobody waits for room");
+            assert_eq!(rustix::event::poll(&mut fds, Some(&patience)).unwrap(), 1, "no sender waits for room");
             came += taken(&network).len();
         }
     }

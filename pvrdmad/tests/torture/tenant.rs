@@ -172,7 +172,7 @@ impl End {
             assert_eq!(cqe.status, status::SUCCESS, "guest {}: {cqe:?}", self.number);
             let waiting = if cqe.opcode >= 128 { &mut self.receives } else { &mut self.sends };
             let at = waiting.iter().position(|&name| name == cqe.wr_id);
-            waiting.remove(at.unwrap_or_else(|| panic!("nobody waits for {cqe:?}")));
+            waiting.remove(at.unwrap_or_else(|| panic!("no request waits for {cqe:?}")));
         }
         // Does what the kernel's interrupt handlers do.
         self.driver.notifications();
@@ -192,7 +192,7 @@ impl End {
                 let at = list.iter().position(|&name| name == cqe.wr_id)?;
                 Some(list.remove(at))
             });
-            assert!(known.is_some(), "nobody waits for {cqe:?}");
+            assert!(known.is_some(), "no request waits for {cqe:?}");
             statuses.push(cqe.status);
         }
         self.driver.notifications();

@@ -112,7 +112,7 @@ impl Visitor {
         let Some(left) = &mut self.left else { return };
         let statuses = left.end.poll_any();
         if left.is_sound {
-            assert!(!statuses.contains(&status::SUCCESS), "somebody is not who he seems to be");
+            assert!(!statuses.contains(&status::SUCCESS), "a device accepts a forged sender");
             left.end.check();
         } else {
             left.end.check_private();

@@ -376,7 +376,7 @@ fn a_filter_passes_its_addresses_and_groups() {
             !passes(addresses, VlanFilter::Tagged(5), addresses[0]) && !passes(addresses, VlanFilter::Tagged(5), group)
         );
     }
-    assert!(!passes(&[], VlanFilter::All, group) && !passes(&[], VlanFilter::All, mac(0)), "there is nobody");
+    assert!(!passes(&[], VlanFilter::All, group) && !passes(&[], VlanFilter::All, mac(0)), "there are no devices");
 }
 
 /// Returns the last byte of the destination and the VLAN of each frame, until this number of marks has arrived.
@@ -448,7 +448,7 @@ fn a_socket_that_was_handed_over_gets_what_its_opener_says() {
     send();
     assert_eq!(tags(&links[0], 1), [(2, None), (2, None), (0xff, None)]);
     assert!(tags(&links[2], 2).into_iter().eq(every(2).chain(every(3)).chain(marks())));
-    assert!(tags(&links[1], 0).is_empty(), "nobody is there");
+    assert!(tags(&links[1], 0).is_empty(), "no device is there");
     let too_many = all.set_addresses(&[B; MAX_ADDRESSES + 1]).unwrap_err();
     assert_eq!(too_many.raw_os_error(), Some(Errno::NOBUFS.raw_os_error()));
 }
