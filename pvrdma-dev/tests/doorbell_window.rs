@@ -7,14 +7,17 @@ mod common;
 use std::sync::{Arc, Mutex};
 
 use common::{connect, gid, mock_device};
-use pvrdma_dev::testing::{
-    Context, Cq, Driver, GuestMemory, MockBackend, MockDevice, Moment, Qp, QpInit, RecvWr, SendWr, TestDevice,
-    WindowPages, access, status, wait_for,
+use pvrdma_dev::{
+    DoorbellMode, ObjectKind, Pause, Processors, WindowPolicy,
+    testing::{
+        Context, Cq, Driver, GuestMemory, MockBackend, MockDevice, Moment, Qp, QpInit, RecvWr, SendWr, TestDevice,
+        WindowPages, access, status, wait_for,
+    },
 };
-use pvrdma_dev::{DoorbellMode, ObjectKind, Pause, PciFunction, Processors, WindowPolicy};
+use pvrdma_pci_function::PciFunction;
 use pvrdma_rxe::{Rxe, RxeConfig};
-use pvrdma_verbs::testing::LogLines;
-use pvrdma_verbs::{Backend, Completion, WcOpcode, WcStatus};
+use pvrdma_verbs::{Backend, testing::LogLines};
+use pvrdma_verbs_types::{Completion, WcOpcode, WcStatus};
 
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
@@ -440,7 +443,7 @@ fn a_thread_watches() {
             }
             a.4.post_send(&[SendWr::send(round, &[a.5.sge(&a.6, 0, 64)])]).unwrap();
             if sleeps {
-                // An announcement may be due half a second later. Time advances in growing steps, because steps of equal
+                // An announcement may be due half a second later. Time advances in growing steps: steps of equal
                 // length would take too many polls on a busy machine.
                 let mut step = 7 * MICROSECOND;
                 wait_for("notification", || {

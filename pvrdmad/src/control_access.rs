@@ -8,7 +8,7 @@
 use std::os::unix::net::UnixStream;
 
 use log::Level;
-use pvrdma_verbs::{LogLimit, counters};
+use pvrdma_base::{LogLimit, counters};
 use rustix::process::geteuid;
 
 use crate::socket::{SocketAccess, user};

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use pvrdma_guest_memory::{Direction, DmaView, HostPiece, PAGE_SIZE, PageList};
-use pvrdma_verbs::{Access, VerbsError};
+use pvrdma_guest_memory::{Direction, DmaView, HostPiece};
+use pvrdma_pages::{PAGE_SIZE, PageList};
+use pvrdma_verbs::VerbsError;
+use pvrdma_verbs_types::Access;
 use vm_memory::mmap::MmapRegion;
 
 use crate::adapter::Adapter;
@@ -38,6 +40,20 @@ pub(super) fn register(
     let size = |bytes: u64| usize::try_from(bytes).map_err(|_| VerbsError::Invalid("memory region"));
     let host = HostMr::register(pd, mapping, size(start % PAGE_SIZE)?, size(length)?, start, access.bits() | more)?;
     Ok((host, share))
+}
+
+/// Registers one piece, which begins at `iova`, in place.
+pub(super) fn register_part(
+    adapter: &Adapter,
+    pd: &Arc<HostPd>,
+    iova: u64,
+    piece: HostPiece,
+    access: Access,
+) -> Result<(HostMr, Share), VerbsError> {
+    let len = piece.len;
+    let share = adapter.pinned.take(len as u64)?;
+    let mapping = ContiguousMapping::map(&[piece])?;
+    Ok((HostMr::register(pd, mapping, 0, len, iova, access.bits())?, share))
 }
 
 /// Registers a page of the backend as an anchor, which only serves to reserve a unique key.

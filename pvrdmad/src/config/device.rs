@@ -2,10 +2,13 @@
 
 use std::fs;
 
+use pvrdma_base::Random;
 use pvrdma_dev::DeviceConfig;
 use pvrdma_ether_link::link_spec::LinkSpec;
-use pvrdma_rxe::{Congestion, PortRules, ShareConfig};
-use pvrdma_verbs::{AddressRule, GidType, OtherAddresses, Peers, Random, Rules};
+use pvrdma_roce::Congestion;
+use pvrdma_rxe::{PortRules, ShareConfig};
+use pvrdma_verbs::{AddressRule, OtherAddresses, Peers, Rules};
+use pvrdma_verbs_types::GidType;
 use serde::{Deserialize, Serialize};
 
 use super::access::access;

@@ -18,8 +18,10 @@ use std::time::{Duration, Instant};
 
 use log::{debug, error};
 use parking_lot::Mutex;
-use pvrdma_verbs::LogLimit;
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::{
+    LogLimit,
+    threads::{self, ThreadKind},
+};
 use rustix::event::{EventfdFlags, PollFlags};
 use serde_json::Value;
 

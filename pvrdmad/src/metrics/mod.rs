@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use log::error;
-use pvrdma_verbs::threads::{self, ThreadKind};
-use pvrdma_verbs::{LogLimit, Random};
+use pvrdma_base::{
+    LogLimit, Random,
+    threads::{self, ThreadKind},
+};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};

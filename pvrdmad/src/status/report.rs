@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use pvrdma_base::Counter;
 use pvrdma_dev::MemoryStatus;
-use pvrdma_ether_link::Link;
+use pvrdma_link::Link;
 use pvrdma_rxe::{FailureCause, FlowCount, Road, ShareConfig, ShareUsage};
-use pvrdma_verbs::{Counter, Gid, PortState};
+use pvrdma_verbs_types::{Gid, PortState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 

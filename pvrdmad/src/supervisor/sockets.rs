@@ -10,14 +10,16 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
-use pvrdma_ether_link::af_packet::{AfPacketSocket, Segmentation, VlanFilter};
-use pvrdma_ether_link::tap::{TapConnector, attach};
-use pvrdma_ether_link::tls::{self, TlsConnector, TlsKeys, TlsRole};
-use pvrdma_ether_link::unix::{PathConnector, ready_datagram, ready_listener};
-use pvrdma_ether_link::vxlan::{self, VxlanPorts, VxlanSockets};
-use pvrdma_ether_link::{Connector, NoConnector};
+use pvrdma_ether_link::{
+    af_packet::{AfPacketSocket, Segmentation, VlanFilter},
+    tap::{TapConnector, attach},
+    tls::{self, TlsConnector, TlsKeys, TlsRole},
+    unix::{PathConnector, ready_datagram, ready_listener},
+    vxlan::{self, VxlanPorts, VxlanSockets},
+};
+use pvrdma_link::{Connector, NoConnector};
+use pvrdma_packet::MacAddr;
 use pvrdma_rxe::VlanMode;
-use pvrdma_verbs::MacAddr;
 use serde::{Deserialize, Serialize};
 
 use super::doorbells::DoorbellHost;

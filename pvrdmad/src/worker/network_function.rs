@@ -14,7 +14,7 @@ use super::{Host, recovery};
 use crate::config::Device;
 use crate::keeper::client::Keeper;
 use crate::status::{FormerCounts, NicReporter};
-use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, MigratableDevice, REPLY_DEADLINE, Server};
+use pvrdma_vfio_user_server::{ConnectionStats, Endpoint, IrqTable, MigratableDevice, REPLY_DEADLINE, Server};
 
 /// Memory for a migration of a network function, in bytes: its saved state, and the log of written pages of 1 TiB.
 const MIGRATION_BYTES: u64 = 33 << 20;

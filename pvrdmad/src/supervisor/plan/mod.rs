@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use parking_lot::Mutex;
-use pvrdma_ether_link::{Connector, InterfaceName, InterfaceState, InterfaceWatch};
+use pvrdma_ether_link::{InterfaceName, InterfaceState, InterfaceWatch};
+use pvrdma_link::Connector;
+use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode};
-use pvrdma_verbs::MacAddr;
 
 pub(super) use self::transfer::DescribedPlan;
 use super::doorbells::lend;
