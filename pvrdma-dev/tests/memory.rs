@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use pvrdma_dev::{
     DeviceConfig, KeptStatus, Limits,
     testing::{
-        CommandError, Driver, GuestMemory, Mr, Path, Placement, Qp, QpInit, SendWr, Sge, TestDevice, access, send_flag,
+        CommandError, Driver, GuestMemory, Mr, Path, Placement, Qp, QpInit, SendWr, TestDevice, access, send_flag,
     },
 };
 use pvrdma_guest_memory::PinPolicy;
@@ -22,7 +22,7 @@ use pvrdma_packet::{Ethernet, MacAddr};
 use pvrdma_roce::wire::{Bth, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Udp, build};
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 use pvrdma_verbs::testing::CountingAllocator;
-use pvrdma_verbs_types::{Psn, Qpn};
+use pvrdma_verbs_types::{Psn, Qpn, Sge};
 
 #[global_allocator]
 static HEAP: CountingAllocator = CountingAllocator::new();

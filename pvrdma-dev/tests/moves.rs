@@ -14,7 +14,7 @@ use pvrdma_dev::{
     ObjectKind,
     testing::{
         Buffer, Driver, FastMr, GuestMemory, MEMORY_BASE, MovingFunction, Mr, Path, Placement, Qp, QpInit, RecvWr,
-        SendWr, Sge, Srq, TestDevice, access, status, wc_flag,
+        SendWr, Srq, TestDevice, access, status, wc_flag,
     },
 };
 use pvrdma_guest_memory::MemoryBudget;
@@ -29,6 +29,7 @@ use pvrdma_saved_state::{
     Message, Reader, Record, pvrdma as saved, roce, rxe,
     work::{self, Operation},
 };
+use pvrdma_verbs_types::Sge;
 use serde_json::Value;
 
 /// Bytes of a slot: each request has one at either end.

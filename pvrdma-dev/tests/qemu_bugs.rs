@@ -10,14 +10,14 @@ use common::{Process, connect, gid, rxe_device, rxe_device_with, rxe_pair};
 use pvrdma_dev::{
     DeviceConfig, DeviceStatus, Limits, Phase, PvrdmaDevice,
     testing::{
-        Driver, GuestMemory, Irqs, MEMORY_BASE, Path, Placement, QpInit, REQUEST_SIZE, RecvWr, Request, SendWr, Sge,
+        Driver, GuestMemory, Irqs, MEMORY_BASE, Path, Placement, QpInit, REQUEST_SIZE, RecvWr, Request, SendWr,
         TestDevice, access, command_id as id, register, state, status, wait_for,
     },
 };
 use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{Rxe, RxeConfig};
 use pvrdma_verbs::HcaLimits;
-use pvrdma_verbs_types::GidType;
+use pvrdma_verbs_types::{GidType, Sge};
 
 const MAC: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
 

@@ -11,7 +11,7 @@ use log::Level;
 use pvrdma_base::{LogLimit, counters};
 use rustix::process::geteuid;
 
-use crate::socket::{SocketAccess, user};
+use pvrdma_vfio_user_server::socket::{SocketAccess, user};
 
 counters! {
     /// Counts of the control socket.

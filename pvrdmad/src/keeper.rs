@@ -4,7 +4,6 @@
 use std::io;
 use std::os::fd::AsFd;
 
-pub use pvrdma_vfio_user_server::keeper::client;
 use pvrdma_vfio_user_server::{eventfd, keeper};
 use rustix::process::{Signal, set_parent_process_death_signal};
 

@@ -16,7 +16,7 @@ use super::address;
 use super::place::SocketPlace;
 use super::spec::{DeviceSpec, Mac, NAME_RULE, is_name};
 use super::words::{DoorbellMode, MemoryFiles, Pcp, Pin, Roce, Switch};
-use crate::socket::SocketAccess;
+use pvrdma_vfio_user_server::socket::SocketAccess;
 
 /// A device, completely described.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

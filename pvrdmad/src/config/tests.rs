@@ -1,6 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use pvrdma_dev::Limits;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_roce::Congestion;
 use pvrdma_rxe::{ForgedTransmits, PortRules, VlanMode};
 use pvrdma_verbs::{AddressRule, OtherAddresses};

@@ -33,11 +33,11 @@ use crate::control_access::ControlAccess;
 use crate::notify;
 use crate::protocol::json_rpc::{self, Call, CallRefused, Method};
 use crate::protocol::{Reply, Request};
-use crate::socket::SocketFile;
 use crate::status::{DaemonStatus, by_name, describe_counters};
 use crate::stop::wait;
 use crate::supervisor::replace::REPLACE_VERSION;
 use crate::supervisor::{CaptureError, Supervisor};
+use pvrdma_vfio_user_server::socket::SocketFile;
 
 /// Prefix of log lines.
 const SUBJECT: &str = "control socket";

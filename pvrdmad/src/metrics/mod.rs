@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use self::connection::{Connection, Stage, Stream, Text, Texts};
 use self::table::Table;
 use crate::config::{MetricsAddress, MetricsSpec};
-use crate::socket::{FileIdentity, SocketFile};
+use pvrdma_vfio_user_server::socket::{FileIdentity, SocketFile};
 
 /// Prefix of log lines.
 const SUBJECT: &str = "metrics";

@@ -12,9 +12,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::catalogue::Catalogue;
-use crate::config::{LinkSpec, MemoryFiles, Pin};
+use crate::config::{MemoryFiles, Pin};
 use crate::doorbells::DoorbellReport;
 use crate::sandbox::SandboxReport;
+use pvrdma_ether_link::link_spec::LinkSpec;
 
 /// Snapshot of the daemon.
 #[derive(Debug, Clone, Serialize, Deserialize)]

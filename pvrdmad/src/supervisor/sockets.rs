@@ -25,10 +25,12 @@ use serde::{Deserialize, Serialize};
 use super::doorbells::DoorbellHost;
 use super::segmentation_sample::SAMPLE;
 use super::wedged::Wedged;
-use crate::config::{Device, LinkSpec, SocketPlace};
+use crate::config::{Device, SocketPlace};
 use crate::events::Events;
 use crate::logging::LogFilter;
-use crate::socket::{DatagramFile, FileIdentity, Inherited, SocketAccess, SocketFile, bind_datagram};
+use crate::socket::Inherited;
+use pvrdma_ether_link::link_spec::LinkSpec;
+use pvrdma_vfio_user_server::socket::{DatagramFile, FileIdentity, SocketAccess, SocketFile, bind_datagram};
 
 /// State that networks share and that sockets and plans are made from.
 #[derive(Debug, Default)]

@@ -19,11 +19,11 @@ use super::{Host, recovery};
 use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
 use crate::failures::FailureCounts;
-use crate::keeper::client::Keeper;
 use crate::protocol::Carrier;
 use crate::status::{FormerCounts, Reporter};
 use pvrdma_vfio_user_server::{
     ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
+    keeper::client::Keeper,
 };
 
 /// A served device. Dropping it disconnects its client.

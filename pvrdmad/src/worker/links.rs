@@ -20,8 +20,9 @@ use pvrdma_link::{
 use pvrdma_packet::MacAddr;
 
 use super::Host;
-use crate::config::{Device, FaultSpec, FaultWord, LinkSpec, Network};
+use crate::config::{Device, FaultSpec, FaultWord, Network};
 use crate::status::LinkReport;
+use pvrdma_ether_link::link_spec::LinkSpec;
 
 /// Connects the devices of a network with each other, and with other hosts if there is an uplink.
 #[derive(Debug)]

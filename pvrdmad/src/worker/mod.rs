@@ -40,12 +40,15 @@ use crate::config::{BackendSpec, Device, LinkState, Network, change_share, share
 use crate::doorbells::{DoorbellSetup, PageFile, ServedFile};
 use crate::failures::{FailureCounts, FailureLog, Failures};
 use crate::fault_point;
-use crate::keeper::client::{Keeper, PATIENCE};
 use crate::logging;
 use crate::protocol::{Carrier, NetworkSetup, Reply, Request};
 use crate::sandbox;
 use crate::status::{Catalogue, WorkerStatus};
-use pvrdma_vfio_user_server::{StuckClient, sigbus};
+use pvrdma_vfio_user_server::{
+    StuckClient,
+    keeper::client::{Keeper, PATIENCE},
+    sigbus,
+};
 
 /// Maximum number of removed devices with client threads that may still be running. Each keeps the resources of its
 /// device. While the limit is reached, no further device is accepted.

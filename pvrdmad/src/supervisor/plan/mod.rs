@@ -22,12 +22,13 @@ use super::services::Services;
 use super::sockets::{DeviceSockets, LinkSockets, Sources};
 use super::stand_in::StandIns;
 use super::timing::Timing;
-use crate::config::{BackendSpec, Config, Device, FaultSpec, LinkSpec, LinkState, Network};
+use crate::config::{BackendSpec, Config, Device, FaultSpec, LinkState, Network};
 use crate::doorbells::DoorbellSetup;
 use crate::logging::LogFilter;
 use crate::protocol::{Carrier, NetworkSetup, Request, VERSION};
 use crate::sandbox::Profile;
 use crate::status::InterfaceReport;
+use pvrdma_ether_link::link_spec::LinkSpec;
 
 /// State of a network that outlives its workers.
 #[derive(Debug)]
