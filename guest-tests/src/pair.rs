@@ -2,9 +2,10 @@
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 pub(crate) use pvrdma_lab::endpoints::PVRDMA_DEVICE;
 use pvrdma_packet::MacAddr;
 use serde_json::json;
@@ -106,9 +107,12 @@ impl Pair {
     /// Boots both guests and brings their links up.
     pub(crate) fn boot(image: &GuestImage, options: &PairOptions) -> Result<Self> {
         let pair = Self::boot_without_driver(image, options)?;
-        for index in [0, 1] {
-            pair.set_up(index)?;
-        }
+        // Drivers take seconds in an emulated guest, so both guests load them at the same time.
+        thread::scope(|scope| {
+            let other = scope.spawn(|| pair.set_up(1));
+            pair.set_up(0)?;
+            other.join().map_err(|_| anyhow!("the thread for the second guest panicked"))?
+        })?;
         Ok(pair)
     }
 
