@@ -16,7 +16,7 @@ use crate::control_path;
 use crate::metrics::{MetricsServer, Place};
 use crate::protocol::upgraded_lines;
 use crate::rlimits;
-use crate::socket::{Inherited, SocketAccess, SocketFile};
+use crate::socket::{FileIdentity, Inherited, SocketAccess, SocketFile};
 use crate::supervisor::replace::{TakeOverError, Taken, take_over};
 use crate::supervisor::{Front, Program, Supervisor};
 
@@ -60,7 +60,8 @@ impl Daemon {
         rlimits::raise(config);
         let control = control_socket(config)?;
         let metrics = config.metrics.as_ref().map(Place::open).transpose().context("metrics")?;
-        let supervisor = Arc::new(Supervisor::start(config, program, inherited)?);
+        let path = control.as_ref().and_then(SocketFile::identity).map(FileIdentity::path);
+        let supervisor = Arc::new(Supervisor::start(config, program, inherited, path)?);
         Self::serve(config, supervisor, control, metrics, ready)
     }
 

@@ -12,6 +12,7 @@ mod doorbells;
 mod failures;
 mod hand_over;
 mod joining;
+mod keeper_places;
 mod keepers;
 mod network;
 mod plan;
@@ -33,6 +34,7 @@ mod worker_log;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
@@ -47,6 +49,7 @@ use serde_json::value::RawValue;
 use self::changes::Removed;
 use self::connection::CallError;
 use self::doorbells::DoorbellHost;
+use self::keeper_places::KeeperPlaces;
 use self::network::Network;
 use self::plan::Plan;
 pub(crate) use self::program::Program;
@@ -101,27 +104,58 @@ pub(crate) struct Front {
     pub(crate) metrics: Option<Arc<Place>>,
 }
 
+/// Finds the keepers that an earlier daemon has left, for the devices of these networks.
+fn adopt_keepers(plans: &[Arc<Plan>], sources: &Sources) {
+    let Some(places) = &sources.keepers else { return };
+    for keeper in places.find(|device| plans.iter().any(|plan| plan.has(device))) {
+        if let Some(plan) = plans.iter().find(|plan| plan.has(&keeper.device)) {
+            // Log: once for each device, at the start.
+            info!("device {}: an earlier daemon has left its client", keeper.device);
+            plan.services.adopt_keeper(keeper);
+        }
+    }
+}
+
 impl Supervisor {
     /// Opens all sockets, or takes the inherited ones, and starts all networks: in processes that run `program`, or in
     /// this process without one.
     ///
     /// # Errors
     /// A socket cannot be created or a network cannot be served. Nothing is left behind in that case.
-    pub(crate) fn start(config: &Config, program: Option<&Program>, inherited: Inherited) -> Result<Self> {
-        Self::with_timing(config, program, inherited, Timing::default().or_of_test())
+    ///
+    /// Keepers that an earlier daemon has left beside the `control` socket give their clients to the first workers.
+    pub(crate) fn start(
+        config: &Config,
+        program: Option<&Program>,
+        inherited: Inherited,
+        control: Option<&Path>,
+    ) -> Result<Self> {
+        let keepers = control.filter(|_| program.is_some()).map(KeeperPlaces::beside).map(Arc::new);
+        let doorbells = DoorbellHost::new(program.cloned());
+        let sources = Sources { inherited, keepers, doorbells, ..Sources::default() };
+        Self::with(config, program, sources, Timing::default().or_of_test())
     }
 
+    #[cfg(test)]
     fn with_timing(config: &Config, program: Option<&Program>, inherited: Inherited, timing: Timing) -> Result<Self> {
         let sources = Sources { inherited, doorbells: DoorbellHost::new(program.cloned()), ..Sources::default() };
+        Self::with(config, program, sources, timing)
+    }
+
+    fn with(config: &Config, program: Option<&Program>, sources: Sources, timing: Timing) -> Result<Self> {
         // All sockets are opened first, because this is the step that fails most often.
         let plans = config.networks.iter().map(|network| Plan::new(config, network, &sources, timing).map(Arc::new));
         let plans = plans.collect::<Result<Vec<_>>>()?;
         sources.inherited.check_taken()?;
-        let networks = plans.into_iter().map(|plan| {
-            let name = plan.name().to_owned();
-            Network::start(plan, program.cloned(), false).map(Arc::new).with_context(|| format!("network {name}"))
+        adopt_keepers(&plans, &sources);
+        let networks = plans.iter().map(|plan| {
+            let name = plan.name();
+            Network::start(Arc::clone(plan), program.cloned(), false).map(Arc::new).with_context(|| format!("network {name}"))
         });
-        let networks = RwLock::new(networks.collect::<Result<_>>()?);
+        let networks = networks.collect::<Result<_>>().inspect_err(|_| {
+            plans.iter().for_each(|plan| plan.services.keepers.leave_adopted());
+        });
+        let networks = RwLock::new(networks?);
         let (started, backend) = (Instant::now(), config.backend.to_string());
         let [config, loaded] = [config, config].map(|config| Mutex::new(config.clone()));
         Ok(Self {

@@ -21,6 +21,7 @@ use pvrdma_verbs::MacAddr;
 use serde::{Deserialize, Serialize};
 
 use super::doorbells::DoorbellHost;
+use super::keeper_places::KeeperPlaces;
 use super::segmentation_sample::SAMPLE;
 use super::wedged::Wedged;
 use crate::config::{Device, LinkSpec, SocketPlace};
@@ -40,6 +41,8 @@ pub(super) struct Sources {
     pub(super) wedged: Arc<Wedged>,
     /// Log filter, if it was changed at run time.
     pub(super) log: Mutex<Option<LogFilter>>,
+    /// Directory in which the next daemon finds the keepers.
+    pub(super) keepers: Option<Arc<KeeperPlaces>>,
     /// Tells whether doorbell pages can be exported on this host.
     pub(super) doorbells: DoorbellHost,
 }

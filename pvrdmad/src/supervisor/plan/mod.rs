@@ -193,10 +193,10 @@ impl Plan {
         let name = &setup.network.name;
         let connector = uplink.as_ref().map(|uplink| Arc::clone(&uplink.connector));
         let (events, wedged) = (Arc::clone(&sources.events), Arc::clone(&sources.wedged));
-        let program = sources.doorbells.keepers();
+        let (program, places) = (sources.doorbells.keepers(), sources.keepers.clone());
         let keepers = {
             let (wedged, events) = (Arc::clone(&wedged), Arc::clone(&events));
-            Keepers::new(program, setup.sandbox, name, timing.crashes, wedged, events)
+            Keepers::new(program, places, setup.sandbox, name, timing.crashes, wedged, events)
         };
         setup.keepers = keepers.are_used();
         let services = Services::new(name.clone(), connector, addresses, keepers, events, wedged);

@@ -220,7 +220,7 @@ fn the_next_worker_recalls_clients_with_their_notes() {
     };
     let lost = || Err(io::Error::other("no other keeper"));
     let first = Keeper::resume(connect(), lost, LONG);
-    let process = thread::spawn(move || process::serve(listener.as_fd()));
+    let process = thread::spawn(move || process::serve(listener.as_fd(), LONG));
     let (mut client, server) = UnixStream::pair().unwrap();
     let seat = first.device();
     assert!(seat.recall().unwrap().is_none());
