@@ -132,7 +132,10 @@ impl KeeperPlaces {
                     place.leave();
                     return Err(errno.into());
                 }
-                Ok(()) => return Ok(place),
+                Ok(()) => {
+                    rustix::fs::chmodat(&folder, &place.name, Mode::RUSR | Mode::WUSR, AtFlags::empty())?;
+                    return Ok(place);
+                }
             }
         }
     }
