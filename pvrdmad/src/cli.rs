@@ -277,17 +277,26 @@ pub enum Shown {
     Failures,
     /// Objects of a device.
     Objects(ObjectKind),
+    /// A file with the saved state of a device.
+    Saved,
 }
+
+/// Argument of `show` for a saved state.
+const SAVED: &str = "saved";
 
 /// Argument of `show` for failed queue pairs.
 const FAILURES: &str = "failures";
 
 fn shown_names() -> impl Iterator<Item = &'static str> {
-    ObjectKind::ALL.map(ObjectKind::name).into_iter().chain([FAILURES])
+    ObjectKind::ALL.map(ObjectKind::name).into_iter().chain([FAILURES, SAVED])
 }
 
 fn shown(name: &str) -> Result<Shown, String> {
-    if name == FAILURES { Ok(Shown::Failures) } else { name.parse().map(Shown::Objects) }
+    match name {
+        FAILURES => Ok(Shown::Failures),
+        SAVED => Ok(Shown::Saved),
+        name => name.parse().map(Shown::Objects),
+    }
 }
 
 /// Arguments of `show`.
@@ -296,6 +305,12 @@ pub struct ShowArgs {
     /// Objects to show.
     #[arg(value_name = "OBJECT", value_parser = PossibleValuesParser::new(shown_names()).try_map(|name| shown(&name)))]
     pub object: Shown,
+    /// File with a saved state, as a VMM reads it from the device; `-` is standard input.
+    #[arg(value_name = "FILE", required_if_eq("object", SAVED))]
+    pub file: Option<PathBuf>,
+    /// Also prints the keys and packet sequence numbers of a saved state, with which the traffic of the VM can be forged.
+    #[arg(long)]
+    pub secrets: bool,
     /// Which daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,

@@ -41,6 +41,7 @@ pub mod package;
 pub mod protocol;
 mod rlimits;
 pub mod sandbox;
+pub mod saved_file;
 pub mod service;
 pub mod since;
 mod socket;

@@ -28,6 +28,7 @@ use pvrdmad::keeper;
 use pvrdmad::logging::{self, LogFilter, LogFormat};
 use pvrdmad::package;
 use pvrdmad::protocol::{Request, checked_lines, upgraded_lines};
+use pvrdmad::saved_file;
 use pvrdmad::service::{self, Watchdog};
 use pvrdmad::status::{render_failures, render_limits, render_objects};
 use pvrdmad::top;
@@ -275,6 +276,12 @@ fn status(args: &StatusArgs) -> Result<()> {
 }
 
 fn show(args: &ShowArgs) -> Result<()> {
+    ensure!((args.object == Shown::Saved) == args.file.is_some(), "only `show saved` takes a file");
+    if let Some(file) = &args.file {
+        ensure!(args.device.is_none() && args.since.is_none(), "--device and --since are for a running daemon");
+        return saved_file::show(file, args.json, args.secrets, &mut io::stdout());
+    }
+    ensure!(!args.secrets, "--secrets is for a saved state");
     let (path, device) = (args.daemon.control()?, args.device.as_deref());
     match args.object {
         Shown::Failures => {
@@ -282,6 +289,7 @@ fn show(args: &ShowArgs) -> Result<()> {
             let json = || serde_json::to_string_pretty(&failures);
             print(&if args.json { json()? + "\n" } else { render_failures(&failures) })
         }
+        Shown::Saved => Ok(()),
         Shown::Objects(kind) => {
             ensure!(args.since.is_none(), "--since is for failures");
             let objects = control::ask_objects(&path, device.unwrap_or_default(), kind)?;

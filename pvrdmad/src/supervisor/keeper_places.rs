@@ -288,3 +288,6 @@ impl Listening {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -150,7 +150,9 @@ impl Supervisor {
         adopt_keepers(&plans, &sources);
         let networks = plans.iter().map(|plan| {
             let name = plan.name();
-            Network::start(Arc::clone(plan), program.cloned(), false).map(Arc::new).with_context(|| format!("network {name}"))
+            Network::start(Arc::clone(plan), program.cloned(), false)
+                .map(Arc::new)
+                .with_context(|| format!("network {name}"))
         });
         let networks = networks.collect::<Result<_>>().inspect_err(|_| {
             plans.iter().for_each(|plan| plan.services.keepers.leave_adopted());
