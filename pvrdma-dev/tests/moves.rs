@@ -96,7 +96,9 @@ impl Adapter {
             2 => (3000, 1),
             _ => (default.worker_bytes, default.worker_requests),
         };
-        let rxe = Rxe::new(RxeConfig { workers: 0, clock, worker_bytes, worker_requests, ..default }).unwrap();
+        let (inline_bytes, inline_requests) = (worker_bytes, worker_requests);
+        let limits = RxeConfig { worker_bytes, worker_requests, inline_bytes, inline_requests, ..default };
+        let rxe = Rxe::new(RxeConfig { workers: 0, clock, ..limits }).unwrap();
         let cut = Arc::new(AtomicBool::new(false));
         let uplink = cable.map(|cable| {
             let uplink = Arc::new(Plugged { cable: Arc::clone(cable), cut: Arc::clone(&cut) });
@@ -169,6 +171,15 @@ fn shown(test: &TestDevice<Rxe>) -> Vec<Value> {
         }
     }
     shown
+}
+
+/// Keeps the first state with this in progress if the environment names a folder for it: the corpus of `kept_states`.
+fn keep(what: &str, host: u8, saved: &[u8]) {
+    let Some(folder) = std::env::var_os("KEEP_STATES").filter(|_| host == 1) else { return };
+    let path = std::path::Path::new(&folder).join(format!("{}.state", what.replace(' ', "-")));
+    if !path.exists() {
+        std::fs::write(path, saved).unwrap();
+    }
 }
 
 /// One guest: its device, its objects, and what it waits for.
@@ -250,6 +261,7 @@ impl Side {
         self.test.device.save(&mut saved).unwrap();
         for what in in_progress(&saved) {
             *self.counts.entry(what).or_default() += 1;
+            keep(what, self.host, &saved);
         }
         saved
     }
@@ -347,7 +359,9 @@ impl Pair {
     /// Creates the pair: at a cable, or in one process.
     fn new(wire: bool, shared: bool) -> Self {
         let clock = Arc::new(ManualClock::default());
-        let cables = wire.then(|| memory::pair(100_000).unwrap()).map(|(a, b)| [Arc::new(a), Arc::new(b)]);
+        // A cable that is full soon makes responses wait.
+        let frames = if shared { 100_000 } else { 3 };
+        let cables = wire.then(|| memory::pair(frames).unwrap()).map(|(a, b)| [Arc::new(a), Arc::new(b)]);
         let first = Adapter::new(&clock, 1, cables.as_ref().map(|cables| &cables[0]));
         let second = match &cables {
             Some(cables) => Adapter::new(&clock, 2, Some(&cables[1])),

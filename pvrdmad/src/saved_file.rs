@@ -282,7 +282,9 @@ mod tests {
     fn anything_else_is_refused() {
         let good = state("vm1");
         assert!(printed(b"", false, false).is_err());
-        assert!(printed(b"{}", false, false).unwrap_err().to_string().contains("not"));
+        assert!(
+            printed(b"{\"name\": \"not a state\"}", false, false).unwrap_err().to_string().contains("no saved state")
+        );
         assert!(printed(&good[..good.len() - 1], true, false).is_err());
         assert!(printed(&[&good[..], b"x"].concat(), true, false).is_err());
         let mut damaged = good;

@@ -283,7 +283,7 @@ fn a_daemon_that_fails_to_start_leaves_the_vms() {
     place.kill();
     let mut command = place.command();
     command.args(["--network", "name=b", "--device"]);
-    command.arg(format!("name=b1,network=b,socket={}", place.path("no/b1").display()));
+    command.arg(format!("name=b1,network=b,mac=52:54:00:00:07:09,socket={}", place.path("no/b1").display()));
     assert_eq!(command.stdout(Stdio::null()).status().unwrap().code(), Some(1));
     place.again();
     let status = place.status();

@@ -45,6 +45,14 @@ impl std::fmt::Debug for ServedDevice {
 }
 
 impl ServedDevice {
+    /// Describes what keeps the device from moving to another host, as the log does when a VMM tries.
+    pub(super) fn blockers(&self) -> Vec<String> {
+        match &self.migratable {
+            Some(function) => function.blockers(),
+            None => vec!["backend: the host's adapter cannot save the device".to_owned()],
+        }
+    }
+
     pub(super) fn name(&self) -> &str {
         &self.reporter.device.config.name
     }

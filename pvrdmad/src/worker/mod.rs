@@ -425,6 +425,9 @@ impl Worker {
     fn show(&self, device: &str, object: ObjectKind) -> Result<Box<RawValue>> {
         let devices = self.devices.lock();
         let served = find(&devices, device)?;
+        if object == ObjectKind::Migratable {
+            return Ok(serde_json::value::to_raw_value(&served.blockers())?);
+        }
         Ok(serde_json::value::to_raw_value(&served.reporter.function.device_objects(object))?)
     }
 

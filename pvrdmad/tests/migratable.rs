@@ -1,0 +1,59 @@
+//! What keeps a device from moving is shown before a VMM tries.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::process::Stdio;
+
+use common::place::Place;
+use common::remote::probe;
+use pvrdmad::testing::Pair;
+
+#[test]
+fn each_obstacle_is_shown() {
+    let mut place = Place::start("network");
+    let shown = |name: &str, json: &[&str]| {
+        place.run(&[&["show", "migratable", "--device", name], json].concat()).unwrap_or_else(|error| panic!("{error}"))
+    };
+    assert_eq!(shown("a1", &[]), "nothing keeps the device from moving\n");
+    assert_eq!(shown("a1", &["--json"]), "[]\n");
+    let mut pair = Pair::new(["a1", "a2"].map(|name| probe(&place.path(name), 16 << 20)));
+    pair.exchange();
+    for (name, other) in [("a1", "a2"), ("a2", "a1")] {
+        let text = shown(name, &[]);
+        assert!(
+            text.contains("is connected to device") && text.contains(other) && text.contains("no uplink"),
+            "{text}"
+        );
+        let json: Vec<String> = serde_json::from_str(&shown(name, &["--json"])).unwrap();
+        assert!(json.iter().all(|line| line.starts_with("QP ")) && !json.is_empty(), "{json:?}");
+    }
+    drop(pair);
+    place.daemon.stop();
+}
+
+/// The command needs no daemon, and refuses what belongs to another object.
+#[test]
+fn a_saved_state_is_shown_without_a_daemon() {
+    let state = concat!(env!("CARGO_MANIFEST_DIR"), "/../pvrdma-dev/tests/data/saved/armed-queue.state");
+    let run = |words: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
+        let output = command.args(words).stdin(Stdio::null()).output().unwrap();
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        if output.status.success() { Ok(text) } else { Err(text) }
+    };
+    let text = run(&["show", "saved", state]).unwrap();
+    assert!(text.contains("device vm1 (pvrdma, mac 52:54:00:00:00:01)") && text.contains("\nQp "), "{text}");
+    assert!(text.contains("\"sq_psn\":\"hidden\""), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&run(&["show", "saved", state, "--json"]).unwrap()).unwrap();
+    let all: serde_json::Value =
+        serde_json::from_str(&run(&["show", "saved", state, "--json", "--secrets"]).unwrap()).unwrap();
+    assert_eq!(json["records"].as_array().unwrap().len(), all["records"].as_array().unwrap().len());
+    assert!(!all.to_string().contains("hidden"));
+    assert!(run(&["show", "saved"]).is_err());
+    assert!(run(&["show", "saved", "/dev/null"]).unwrap_err().contains("truncated"));
+    assert!(run(&["show", "saved", state, "--device", "vm1"]).unwrap_err().contains("running daemon"));
+    assert!(run(&["show", "failures", state]).unwrap_err().contains("only `show saved`"));
+    assert!(run(&["show", "failures", "--secrets"]).unwrap_err().contains("--secrets"));
+}
