@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use pvrdma_dev::testing::{GuestMemory, TestDevice};
 use pvrdma_dev::{ObjectKind, PciFunction};
-use pvrdma_link::ManualClock;
-use pvrdma_rxe::{Rxe, RxeConfig};
+use pvrdma_link::{Link, ManualClock, memory};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 use pvrdma_saved_state::testing::split;
+use pvrdma_verbs::MacAddr;
 
 /// Returns the kept states with their names.
 fn states() -> Vec<(String, Vec<u8>)> {
@@ -22,10 +23,14 @@ fn states() -> Vec<(String, Vec<u8>)> {
     states
 }
 
-fn device() -> (TestDevice<Rxe>, Rxe) {
+/// Creates the device of the saved one, at a cable that leads nowhere.
+fn device() -> (TestDevice<Rxe>, Rxe, Uplink) {
     let clock = Arc::new(ManualClock::default());
     let rxe = Rxe::new(RxeConfig { workers: 0, clock, ..RxeConfig::default() }).unwrap();
-    (TestDevice::new(&rxe, TestDevice::<Rxe>::config(1), GuestMemory::new(16 << 20)), rxe)
+    let uplink: Arc<dyn Link> = Arc::new(memory::pair(1000).unwrap().0);
+    let config = PortConfig { uplink, nic: None, mtu: 4500, rules: PortRules::default() };
+    let uplink = rxe.plug(MacAddr([0x52, 0x54, 0, 0, 0, 1]), config).unwrap();
+    (TestDevice::new(&rxe, TestDevice::<Rxe>::config(1), GuestMemory::new(16 << 20)), rxe, uplink)
 }
 
 #[test]
@@ -33,7 +38,7 @@ fn kept_states_are_restored() {
     let states = states();
     assert!(states.len() >= 8, "{}", states.len());
     for (name, state) in &states {
-        let (test, _rxe) = device();
+        let (test, _rxe, _uplink) = device();
         test.device.restore(&mut &state[..]).unwrap_or_else(|error| panic!("{name}: {error}"));
         test.device.finish_restore().unwrap_or_else(|error| panic!("{name}: {error}"));
         let qps = test.device.inspect_objects(ObjectKind::Qp);
@@ -55,7 +60,7 @@ fn kept_states_are_restored() {
 #[test]
 fn kept_states_are_restored_alone() {
     for (name, state) in states() {
-        let (test, rxe) = device();
+        let (test, rxe, _uplink) = device();
         test.device.restore_alone(&mut &state[..]).unwrap_or_else(|error| panic!("{name}: {error}"));
         test.device.finish_restore().unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(test.device.resume(), "{name}");

@@ -8,9 +8,11 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use pvrdma_dev::PciFunction;
 use pvrdma_dev::testing::{Driver, GuestMemory, TestDevice};
-use pvrdma_rxe::{Clock, ManualClock, Rxe, RxeConfig};
+use pvrdma_link::{Link, memory};
+use pvrdma_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig};
 use pvrdma_saved_state::Header;
 use pvrdma_saved_state::testing::{Change, Records, change, join, split};
+use pvrdma_verbs::MacAddr;
 
 #[derive(Arbitrary, Debug)]
 enum Edit {
@@ -81,11 +83,16 @@ impl State {
     }
 }
 
-fuzz_target!(|input: (State, bool)| {
-    let (state, alone) = input;
+fuzz_target!(|input: (State, bool, bool)| {
+    let (state, alone, wire) = input;
     let clock = Arc::new(ManualClock::default());
     let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as Arc<dyn Clock>, ..RxeConfig::default() };
     let rxe = Rxe::new(config).unwrap();
+    let _uplink = wire.then(|| {
+        let uplink: Arc<dyn Link> = Arc::new(memory::pair(64).unwrap().0);
+        let config = PortConfig { uplink, nic: None, mtu: 4500, rules: PortRules::default() };
+        rxe.plug(MacAddr([0x52, 0x54, 0, 0, 0, 1]), config).unwrap()
+    });
     let memory = GuestMemory::new(16 << 20);
     let test = TestDevice::new(&rxe, TestDevice::<Rxe>::config(1), Arc::clone(&memory));
     let bytes = state.bytes();
