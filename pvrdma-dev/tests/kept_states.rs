@@ -39,6 +39,7 @@ fn kept_states_are_restored() {
     assert!(states.len() >= 8, "{}", states.len());
     for (name, state) in &states {
         let (test, _rxe, _uplink) = device();
+        let used = test.device.status().kept.used_bytes;
         test.device.restore(&mut &state[..]).unwrap_or_else(|error| panic!("{name}: {error}"));
         test.device.finish_restore().unwrap_or_else(|error| panic!("{name}: {error}"));
         let qps = test.device.inspect_objects(ObjectKind::Qp);
@@ -52,7 +53,7 @@ fn kept_states_are_restored() {
             assert!(before == split(&again).unwrap().1, "{name}");
         }
         test.device.reset();
-        assert_eq!(test.device.status().kept.used_bytes, 0, "{name}");
+        assert_eq!(test.device.status().kept.used_bytes, used, "{name}");
     }
 }
 
@@ -61,11 +62,12 @@ fn kept_states_are_restored() {
 fn kept_states_are_restored_alone() {
     for (name, state) in states() {
         let (test, rxe, _uplink) = device();
+        let used = test.device.status().kept.used_bytes;
         test.device.restore_alone(&mut &state[..]).unwrap_or_else(|error| panic!("{name}: {error}"));
         test.device.finish_restore().unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(test.device.resume(), "{name}");
         while rxe.run_some(64) > 0 {}
         test.device.reset();
-        assert_eq!(test.device.status().kept.used_bytes, 0, "{name}");
+        assert_eq!(test.device.status().kept.used_bytes, used, "{name}");
     }
 }
