@@ -5,10 +5,12 @@
 mod common;
 
 use std::process::Stdio;
+use std::time::Instant;
 
+use common::PATIENCE;
 use common::place::Place;
 use common::remote::probe;
-use pvrdmad::testing::Pair;
+use pvrdmad::testing::{Pair, beside_traffic};
 
 #[test]
 fn each_obstacle_is_shown() {
@@ -19,16 +21,18 @@ fn each_obstacle_is_shown() {
     assert_eq!(shown("a1", &[]), "nothing keeps the device from moving\n");
     assert_eq!(shown("a1", &["--json"]), "[]\n");
     let mut pair = Pair::new(["a1", "a2"].map(|name| probe(&place.path(name), 16 << 20)));
-    pair.exchange();
-    for (name, other) in [("a1", "a2"), ("a2", "a1")] {
-        let text = shown(name, &[]);
-        assert!(
-            text.contains("is connected to device") && text.contains(other) && text.contains("no uplink"),
-            "{text}"
-        );
-        let json: Vec<String> = serde_json::from_str(&shown(name, &["--json"])).unwrap();
-        assert!(json.iter().all(|line| line.starts_with("QP ")) && !json.is_empty(), "{json:?}");
-    }
+    // The traffic makes and ends connections.
+    beside_traffic(&mut pair, || {
+        for (name, other) in [("a1", "a2"), ("a2", "a1")] {
+            let expected = format!("is connected to device {other} of this network, which has no uplink");
+            let start = Instant::now();
+            while !shown(name, &[]).contains(&expected) {
+                assert!(start.elapsed() < PATIENCE);
+            }
+            let json: Vec<String> = serde_json::from_str(&shown(name, &["--json"])).unwrap();
+            assert!(json.iter().all(|line| line.starts_with("QP ")), "{json:?}");
+        }
+    });
     drop(pair);
     place.daemon.stop();
 }
