@@ -1,7 +1,5 @@
 //! What keeps a device from moving is shown before a VMM tries.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
-
 mod common;
 
 use std::process::Stdio;

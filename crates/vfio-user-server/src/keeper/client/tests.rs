@@ -210,7 +210,7 @@ fn the_next_worker_recalls_clients_with_their_notes() {
     let socket =
         || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     let listener = socket();
-    rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new_unnamed()).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed()).unwrap();
     rustix::net::listen(&listener, 8).unwrap();
     let address = rustix::net::getsockname(&listener).unwrap();
     let connect = || {
