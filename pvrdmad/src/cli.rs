@@ -308,7 +308,7 @@ pub struct ShowArgs {
     /// File with a saved state, as a VMM reads it from the device; `-` is standard input.
     #[arg(value_name = "FILE", required_if_eq("object", SAVED))]
     pub file: Option<PathBuf>,
-    /// Also prints the keys and packet sequence numbers of a saved state, with which the traffic of the VM can be forged.
+    /// Also prints the keys and packet sequence numbers of a saved state, with which traffic of the VM can be forged.
     #[arg(long)]
     pub secrets: bool,
     /// Which daemon.

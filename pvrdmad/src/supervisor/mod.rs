@@ -104,26 +104,12 @@ pub(crate) struct Front {
     pub(crate) metrics: Option<Arc<Place>>,
 }
 
-/// Finds the keepers that an earlier daemon has left, for the devices of these networks.
-fn adopt_keepers(plans: &[Arc<Plan>], sources: &Sources) {
-    let Some(places) = &sources.keepers else { return };
-    for keeper in places.find(|device| plans.iter().any(|plan| plan.has(device))) {
-        if let Some(plan) = plans.iter().find(|plan| plan.has(&keeper.device)) {
-            // Log: once for each device, at the start.
-            info!("device {}: an earlier daemon has left its client", keeper.device);
-            plan.services.adopt_keeper(keeper);
-        }
-    }
-}
-
 impl Supervisor {
     /// Opens all sockets, or takes the inherited ones, and starts all networks: in processes that run `program`, or in
-    /// this process without one.
+    /// this process without one. Clients that an earlier daemon has left beside the `control` socket are served.
     ///
     /// # Errors
     /// A socket cannot be created or a network cannot be served. Nothing is left behind in that case.
-    ///
-    /// Keepers that an earlier daemon has left beside the `control` socket give their clients to the first workers.
     pub(crate) fn start(
         config: &Config,
         program: Option<&Program>,
@@ -136,18 +122,12 @@ impl Supervisor {
         Self::with(config, program, sources, Timing::default().or_of_test())
     }
 
-    #[cfg(test)]
-    fn with_timing(config: &Config, program: Option<&Program>, inherited: Inherited, timing: Timing) -> Result<Self> {
-        let sources = Sources { inherited, doorbells: DoorbellHost::new(program.cloned()), ..Sources::default() };
-        Self::with(config, program, sources, timing)
-    }
-
     fn with(config: &Config, program: Option<&Program>, sources: Sources, timing: Timing) -> Result<Self> {
         // All sockets are opened first, because this is the step that fails most often.
         let plans = config.networks.iter().map(|network| Plan::new(config, network, &sources, timing).map(Arc::new));
         let plans = plans.collect::<Result<Vec<_>>>()?;
         sources.inherited.check_taken()?;
-        adopt_keepers(&plans, &sources);
+        Plan::adopt_keepers(&plans, &sources);
         let networks = plans.iter().map(|plan| {
             let name = plan.name();
             Network::start(Arc::clone(plan), program.cloned(), false)

@@ -17,8 +17,8 @@ use super::receive::{Taken, Wanted, take};
 use super::wire::{ANSWER, Answer, CHUNK, MAX_TAIL, Operation, REQUEST, Request, SEATS};
 use crate::message::MAX_MSG_FDS;
 
-/// Time for which the previous worker may still run when the next one connects. A worker that a daemon leaves when it is
-/// killed is killed with it.
+/// Time for which the previous worker may still run when the next one connects. If a daemon is killed, the kernel kills
+/// its workers.
 const PREVIOUS: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
 
 /// Serves the workers that connect to a listening `SOCK_SEQPACKET` socket, one after the other, until there is neither
@@ -54,7 +54,7 @@ struct Seated {
 struct Process {
     worker: Option<OwnedFd>,
     seats: [Option<Seated>; SEATS],
-    /// Longest time without a worker; `None` is for ever.
+    /// Longest time without a worker; `None` is forever.
     alone: Option<Timespec>,
 }
 

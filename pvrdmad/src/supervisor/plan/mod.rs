@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
+use log::info;
 use parking_lot::Mutex;
 use pvrdma_ether_link::{Connector, InterfaceName, InterfaceState, InterfaceWatch};
 use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode};
@@ -209,6 +210,18 @@ impl Plan {
         let (services, devices) = (Arc::new(services), Mutex::new(planned));
         let (settings, watch) = (Mutex::new(Settings { interface, ..settings }), Mutex::new(watch));
         Ok(Self { setup, profile, devices, settings, uplink, watch, services, stand_ins, timing })
+    }
+
+    /// Finds the keepers that an earlier daemon has left, for the devices of these networks.
+    pub(super) fn adopt_keepers(plans: &[Arc<Self>], sources: &Sources) {
+        let Some(places) = &sources.keepers else { return };
+        for keeper in places.find(|device| plans.iter().any(|plan| plan.has(device))) {
+            if let Some(plan) = plans.iter().find(|plan| plan.has(&keeper.device)) {
+                // Log: once for each device, at the start.
+                info!("device {}: an earlier daemon has left its client", keeper.device);
+                plan.services.adopt_keeper(keeper);
+            }
+        }
     }
 
     pub(super) fn name(&self) -> &str {

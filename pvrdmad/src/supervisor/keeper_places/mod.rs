@@ -9,18 +9,18 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use log::{info, warn};
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use rustix::process::{PidfdFlags, geteuid, pidfd_open};
 
-use super::wedged::WorkerProcess;
 use crate::config::NAME_LENGTH;
 use crate::keeper::{BACKLOG, client::look};
+use crate::supervisor::wedged::WorkerProcess;
 
 /// Version of the protocol with keepers and of their notes. A daemon ends the keepers of other versions.
 const VERSION: &str = "1";
@@ -32,7 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct KeeperPlaces {
     path: PathBuf,
-    made: AtomicU64,
+    /// Number of sockets so far.
+    made: Mutex<u64>,
 }
 
 /// File of a keeper's socket, removed when this is dropped.
@@ -92,7 +93,7 @@ impl KeeperPlaces {
     pub(super) fn beside(control: &Path) -> Self {
         let mut path = control.as_os_str().to_owned();
         path.push(".keepers");
-        Self { path: path.into(), made: AtomicU64::new(0) }
+        Self { path: path.into(), made: Mutex::default() }
     }
 
     /// Opens the directory, and creates it if it does not exist.
@@ -118,7 +119,11 @@ impl KeeperPlaces {
     /// # Errors
     /// The directory cannot be used.
     pub(super) fn bind(&self, socket: &OwnedFd, device: &str) -> io::Result<KeeperPlace> {
-        let number = self.made.fetch_add(1, Ordering::Relaxed);
+        let number = {
+            let mut made = self.made.lock();
+            *made = made.wrapping_add(1);
+            *made
+        };
         let name = format!("{VERSION}@{device}@{}-{number}", std::process::id());
         // A daemon that is replaced may remove the directory between two of these calls.
         let mut tries = 3_u8;
