@@ -3,35 +3,17 @@
 mod common;
 
 use std::process::Stdio;
-use std::time::Instant;
 
-use common::PATIENCE;
 use common::place::Place;
-use common::remote::probe;
-use pvrdmad::testing::{Pair, beside_traffic};
 
 #[test]
-fn each_obstacle_is_shown() {
+fn a_device_that_can_move_is_shown() {
     let mut place = Place::start("network");
     let shown = |name: &str, json: &[&str]| {
         place.run(&[&["show", "migratable", "--device", name], json].concat()).unwrap_or_else(|error| panic!("{error}"))
     };
     assert_eq!(shown("a1", &[]), "nothing keeps the device from moving\n");
     assert_eq!(shown("a1", &["--json"]), "[]\n");
-    let mut pair = Pair::new(["a1", "a2"].map(|name| probe(&place.path(name), 16 << 20)));
-    // The traffic makes and ends connections.
-    beside_traffic(&mut pair, || {
-        for (name, other) in [("a1", "a2"), ("a2", "a1")] {
-            let expected = format!("is connected to device {other} of this network, which has no uplink");
-            let start = Instant::now();
-            while !shown(name, &[]).contains(&expected) {
-                assert!(start.elapsed() < PATIENCE);
-            }
-            let json: Vec<String> = serde_json::from_str(&shown(name, &["--json"])).unwrap();
-            assert!(json.iter().all(|line| line.starts_with("QP ")), "{json:?}");
-        }
-    });
-    drop(pair);
     place.daemon.stop();
 }
 
