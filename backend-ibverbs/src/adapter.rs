@@ -5,10 +5,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use pvrdma_guest_memory::{DmaSpace, PAGE_SIZE};
-use pvrdma_verbs::{
-    AsyncEvent, Counter, DeviceContext, DeviceLog, EventSink, HcaLimits, Mtu, PortAttributes, PortState, VerbsError,
-};
+use pvrdma_base::{Counter, DeviceLog};
+use pvrdma_guest_memory::DmaSpace;
+use pvrdma_pages::PAGE_SIZE;
+use pvrdma_verbs::{AsyncEvent, DeviceContext, EventSink, HcaLimits, PortAttributes, VerbsError};
+use pvrdma_verbs_types::{Mtu, PortState};
 
 use crate::contiguous_mapping;
 use crate::counters::{Counters, registered_bytes};

@@ -151,7 +151,7 @@ pub fn host_addresses(config: &IbverbsConfig) -> Result<Option<Arc<HostAddresses
 #[cfg(feature = "testing")]
 impl Ibverbs {
     /// Reports the loss of the host's adapter to the device that has `gid`, as the host's driver would.
-    pub fn pretend_loss(&self, gid: pvrdma_verbs::Gid) {
+    pub fn pretend_loss(&self, gid: pvrdma_verbs_types::Gid) {
         let attached: Vec<_> = self.attached.lock().iter().filter_map(std::sync::Weak::upgrade).collect();
         let owner = self.shared.fabric.owner(gid);
         for objects in attached {

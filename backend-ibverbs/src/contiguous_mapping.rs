@@ -9,8 +9,8 @@ use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use pvrdma_base::LogLimit;
 use pvrdma_guest_memory::HostPiece;
-use pvrdma_verbs::LogLimit;
 use vm_memory::mmap::MmapRegion;
 
 use crate::limits::Share;

@@ -1,6 +1,6 @@
 //! Conversion between the library's values and our types.
 
-use pvrdma_verbs::{Access, Gid, QpAttrMask, QpAttrs, QpState, WcStatus};
+use pvrdma_verbs_types::{Access, Gid, QpAttrMask, QpAttrs, QpState, WcStatus};
 
 use crate::sys::{AhAttr, AlignedGid, GlobalRoute, QpAttr};
 
@@ -97,7 +97,7 @@ pub(crate) const fn access(access: Access) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_verbs::{Mtu, Psn, Qpn};
+    use pvrdma_verbs_types::{Mtu, Psn, Qpn};
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! Counters of an adapter and of the host's connection manager.
 
-use pvrdma_verbs::{Count, Counter, Unit, counters};
+use pvrdma_base::{Count, Counter, Unit, counters};
 
 counters! {
     /// Counts of an adapter.

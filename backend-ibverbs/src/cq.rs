@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
+use pvrdma_base::Snapshot;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Completion, CompletionSink, Snapshot, VerbsError};
+use pvrdma_verbs::{CompletionSink, VerbsError};
+use pvrdma_verbs_types::Completion;
 use serde::Serialize;
 
 use crate::adapter::Adapter;

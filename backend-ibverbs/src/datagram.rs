@@ -1,6 +1,6 @@
 //! Management datagrams in the format of the connection manager's queue pair.
 
-use pvrdma_verbs::{Gid, GidType, UdDestination};
+use pvrdma_verbs_types::{Gid, GidType, UdDestination};
 
 /// Size of the network header in front of each datagram, in bytes.
 pub(crate) const HEADER: usize = 40;

@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use pvrdma_base::{EndOnPanic, Snapshot};
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{
-    Access, Completion, EndOnPanic, GidType, NetworkType, QpAttrMask, QpAttrs, QpState, QpType, Qpn, RecvSource,
-    RecvWr, SendData, SendFlags, SendOp, SendSource, SendWr, Sge, Snapshot, VerbsError, WcFlags, WcOpcode, WcStatus,
-    qp_state,
+use pvrdma_verbs::{RecvSource, SendSource, VerbsError};
+use pvrdma_verbs_types::{
+    Access, Completion, GidType, NetworkType, QpAttrMask, QpAttrs, QpState, QpType, Qpn, RecvWr, SendData, SendFlags,
+    SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus, qp_state,
 };
 use serde::Serialize;
 

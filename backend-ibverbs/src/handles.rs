@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{CompletionQueue, MemoryRegion, MrShape, QpAttrMask, QpAttrs, Qpn, QueuePair, SharedReceiveQueue};
+use pvrdma_verbs::{CompletionQueue, MemoryRegion, MrShape, QueuePair, SharedReceiveQueue};
+use pvrdma_verbs_types::{QpAttrMask, QpAttrs, Qpn};
 use serde_json::Value;
 
 use crate::cq::Cq;

@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, Weak};
 
+use pvrdma_base::Counter;
 use pvrdma_guest_memory::MemoryWatcher;
 use pvrdma_verbs::{
-    CompletionSink, Counter, DeviceContext, Gid, GidType, Hca, HcaLimits, MrRequest, Object, PortAttributes, QpInit,
-    QpType, SrqInit, VerbsError,
+    CompletionSink, DeviceContext, Hca, HcaLimits, MrRequest, Object, PortAttributes, QpInit, SrqInit, VerbsError,
 };
+use pvrdma_verbs_types::{Gid, GidType, QpType};
 use serde::Serialize;
 use serde_json::Value;
 

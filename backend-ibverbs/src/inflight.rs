@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pvrdma_verbs::WcOpcode;
+use pvrdma_verbs_types::WcOpcode;
 
 use crate::mr::Bind;
 use crate::verbs::HostAh;

@@ -102,7 +102,7 @@ mod tests;
 mod verbs;
 mod worker;
 
-use pvrdma_verbs::Counter;
+use pvrdma_base::Counter;
 
 pub use addresses::{AddressOwner, HostAddresses, MAX_ADDRESSES};
 pub use backend::{Ibverbs, host_addresses};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pvrdma_verbs::threads::ThreadKind;
+use pvrdma_base::threads::ThreadKind;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -198,8 +198,7 @@ fn run(objects: &Weak<Objects>, stop: &OwnedFd, device: &HostDevice, channel: &C
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_verbs::CompletionQueue;
-    use pvrdma_verbs::testing::Node;
+    use pvrdma_verbs::{CompletionQueue, testing::Node};
 
     use super::*;
     use crate::fake::FakeBackend;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::EndOnPanic;
+use pvrdma_base::EndOnPanic;
 
 use crate::adapter::Adapter;
 use crate::counters::bump;

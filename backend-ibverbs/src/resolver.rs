@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::threads::{self, ThreadKind};
 
 /// Maximum number of waiting look-ups. Queue pairs that are created and destroyed may leave some behind.
 const MOST: usize = 1024;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
+use pvrdma_base::Snapshot;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{AsyncEvent, RecvSource, Snapshot, SrqEvent, VerbsError};
+use pvrdma_verbs::{AsyncEvent, RecvSource, SrqEvent, VerbsError};
 use serde::Serialize;
 
 use crate::adapter::Adapter;

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use pvrdma_guest_memory::HostPiece;
-use pvrdma_verbs::{Access, Mtu, QpAttrMask, QpAttrs, QpState, Qpn};
+use pvrdma_verbs_types::{Access, Mtu, QpAttrMask, QpAttrs, QpState, Qpn};
 use vm_memory::mmap::MmapRegion;
 
 use crate::config::GidIndex;

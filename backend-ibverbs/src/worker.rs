@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::thread::{self, JoinHandle, ThreadId};
 
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd};
 use rustix::io::Errno;
 

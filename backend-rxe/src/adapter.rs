@@ -5,9 +5,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pvrdma_guest_memory::{DmaSpace, DmaView, MemoryBudget, PageList, PinGuard};
+use pvrdma_base::DeviceLog;
+use pvrdma_guest_memory::{DmaSpace, DmaView, MemoryBudget, PinGuard};
+use pvrdma_pages::PageList;
 use pvrdma_roce::{EgressMarking, Origin};
-use pvrdma_verbs::{DeviceContext, DeviceLog, EventSink, Gid, GidType, Rules, VerbsError};
+use pvrdma_verbs::{DeviceContext, EventSink, Rules, VerbsError};
+use pvrdma_verbs_types::{Gid, GidType};
 
 use crate::capture::{Captures, Point};
 use crate::counters::Counters;

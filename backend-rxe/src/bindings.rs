@@ -10,7 +10,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{EndOnPanic, MacAddr, Snapshot, VerbsError};
+use pvrdma_base::{EndOnPanic, Snapshot};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::VerbsError;
 use serde::Serialize;
 
 use crate::adapter::Adapter;

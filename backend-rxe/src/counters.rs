@@ -1,7 +1,8 @@
 //! Counters of an adapter. Hot paths count in a plain [`Tally`] that is added to the shared [`Counters`] once per
 //! batch.
 
-use pvrdma_verbs::{Count, SendOp, counters};
+use pvrdma_base::{Count, counters};
+use pvrdma_verbs_types::SendOp;
 
 counters! {
     /// Counts of an adapter.

@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use pvrdma_base::Snapshot;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Completion, CompletionQueue, CompletionSink, CqOverrun, Qpn, Snapshot};
+use pvrdma_verbs::{CompletionQueue, CompletionSink, CqOverrun};
+use pvrdma_verbs_types::{Completion, Qpn};
 use serde::Serialize;
 use serde_json::Value;
 

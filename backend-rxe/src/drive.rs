@@ -14,12 +14,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::FairMutex;
+use pvrdma_base::{EndOnPanic, Snapshot};
 use pvrdma_guest_memory::{Charge, Kept};
-use pvrdma_roce::wire::Packet;
-use pvrdma_roce::{DropReason, Path};
-use pvrdma_verbs::{
-    EndOnPanic, Mtu, QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendProgress, SendSource, Snapshot, VerbsError,
-};
+use pvrdma_roce::{DropReason, Path, wire::Packet};
+use pvrdma_verbs::{RecvSource, SendProgress, SendSource, VerbsError};
+use pvrdma_verbs_types::{Mtu, QpAttrMask, QpAttrs, QpState, Qpn};
 use serde::Serialize;
 
 use crate::adapter::Adapter;

@@ -6,8 +6,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::MutexGuard;
+use pvrdma_base::threads::{self, ThreadKind};
 use pvrdma_link::Clock;
-use pvrdma_verbs::threads::{self, ThreadKind};
 
 use crate::budget::Budget;
 use crate::own_thread::Threadless;

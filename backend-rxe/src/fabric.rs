@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::Qpn;
+use pvrdma_verbs_types::Qpn;
 
 use crate::adapter::Adapter;
 use crate::counters::Tally;

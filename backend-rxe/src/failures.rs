@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use pvrdma_roce::NakReason;
-use pvrdma_verbs::{Gid, MacAddr, Qpn, WcStatus};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs_types::{Gid, NakReason, Qpn, WcStatus};
 use serde::{Deserialize, Serialize};
 
 /// Cause of a failed queue pair. Requests that failed are told apart by their completion status (IBA 11.6.2), requests

@@ -8,7 +8,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Count, Gid, MacAddr};
+use pvrdma_base::Count;
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs_types::Gid;
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of separate flows of a device.

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use parking_lot::{RwLock, RwLockWriteGuard};
-use pvrdma_verbs::{Gid, GidType, NetworkType, Snapshot};
+use pvrdma_base::Snapshot;
+use pvrdma_verbs_types::{Gid, GidType, NetworkType};
 use serde::Serialize;
 
 use crate::limits::GID_INDICES;

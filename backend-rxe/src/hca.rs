@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use pvrdma_base::{Counter, Snapshot};
 use pvrdma_guest_memory::{Charge, Kept, PinGuard};
 use pvrdma_verbs::{
-    Access, CompletionSink, Counter, DeviceContext, Gid, GidType, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape,
-    Object, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpType, Qpn, QueuePair, SendProgress, Snapshot,
-    SrqInit, VerbsError,
+    CompletionSink, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Object, PortAttributes, QpInit,
+    QueuePair, SendProgress, SrqInit, VerbsError,
 };
+use pvrdma_verbs_types::{Access, Gid, GidType, PortState, QpAttrMask, QpAttrs, QpType, Qpn};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -150,7 +151,7 @@ impl Hca for RxeHca {
 
     fn port(&self) -> PortAttributes {
         let active_mtu = self.fabric.port.as_ref().map_or(PORT_MTU, |port| port.path_mtu());
-        let max_message = pvrdma_verbs::MAX_MESSAGE;
+        let max_message = pvrdma_verbs_types::MAX_MESSAGE;
         let state = if self.adapter().is_link_up() { PortState::Active } else { PortState::Down };
         PortAttributes { state, max_mtu: PORT_MTU, active_mtu, max_message }
     }

@@ -34,7 +34,7 @@
 //!
 //! A QP consists of two halves, each with its own lock. The *requester* pulls send requests, checks their local memory,
 //! keeps retry state and completes them. The *responder* owns the receive queue and answers requests of the peer: with
-//! success, or with a [`pvrdma_roce::NakReason`]. Work flows from requester to responder and never back: a responder
+//! success, or with a [`pvrdma_verbs_types::NakReason`]. Work flows from requester to responder and never back: a responder
 //! that has to end its own QP sets the state and schedules the QP's task.
 //!
 //! # Threads
@@ -126,7 +126,7 @@ mod tests;
 mod timer;
 mod ud_header;
 
-use pvrdma_verbs::Counter;
+use pvrdma_base::Counter;
 
 pub use cq::RxeCq;
 pub use failures::{FailureCause, ObservedFailures, QpFailure};

@@ -2,7 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-use pvrdma_verbs::{HcaLimits, Mtu};
+use pvrdma_verbs::HcaLimits;
+use pvrdma_verbs_types::Mtu;
 
 /// Path MTU of local delivery, the largest there is.
 pub(crate) const PORT_MTU: Mtu = Mtu::M4096;

@@ -11,7 +11,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use pvrdma_link::Frames;
-use pvrdma_verbs::{QpState, VerbsError};
+use pvrdma_verbs::VerbsError;
+use pvrdma_verbs_types::QpState;
 
 use crate::addresses::probe;
 use crate::drive::{Endpoint, Parts};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::threads::{self, ThreadKind};
 
 /// Maximum number of datagrams that wait for the thread. Further ones are lost.
 const MAX_DATAGRAMS: usize = 256;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use pvrdma_verbs::{Backend, DeviceContext, Gid, MacAddr, VerbsError};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
+use pvrdma_verbs_types::Gid;
 
 use crate::addresses::Addresses;
 use crate::budget::Budget;

@@ -12,10 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pvrdma_saved_state::{Message, rxe as saved};
-use pvrdma_verbs::{
-    Gid, GidType, MrRequest, QpAttrMask, QpAttrs, QpInit, QpState, SaveHca, SavedMr, SavedQp, SavedRing, SavedSrq,
-    SrqInit, VerbsError,
-};
+use pvrdma_verbs::{MrRequest, QpInit, SaveHca, SavedMr, SavedQp, SavedRing, SavedSrq, SrqInit, VerbsError};
+use pvrdma_verbs_types::{Gid, GidType, QpAttrMask, QpAttrs, QpState};
 
 use crate::drive::{Endpoint, Parts};
 use crate::hca::{RxeHca, RxeMr, RxePd, RxeQp};

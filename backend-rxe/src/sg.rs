@@ -3,8 +3,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use pvrdma_guest_memory::{Direction, DmaSpace, DmaView};
-use pvrdma_roce::AccessError;
-use pvrdma_verbs::{Access, Sge};
+use pvrdma_verbs_types::{Access, AccessError, Sge};
 use vm_memory::{Bytes, VolatileSlice};
 
 use crate::adapter::Adapter;

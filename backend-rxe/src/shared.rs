@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use pvrdma_verbs::MacAddr;
+use pvrdma_packet::MacAddr;
 
 use crate::addresses::Addresses;
 use crate::capture::Captures;

@@ -5,9 +5,11 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use pvrdma_base::Snapshot;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_handover::WaitFlag;
-use pvrdma_verbs::{AsyncEvent, QueueError, RecvSource, RecvWr, SavedRing, SharedReceiveQueue, Snapshot, SrqEvent};
+use pvrdma_verbs::{AsyncEvent, QueueError, RecvSource, SavedRing, SharedReceiveQueue, SrqEvent};
+use pvrdma_verbs_types::RecvWr;
 use serde::Serialize;
 use serde_json::Value;
 

@@ -2,7 +2,7 @@
 //! (interface specification 9.8, RoCE notes section 11).
 
 use pvrdma_roce::wire::{Grh, Ipv4, Ipv6};
-use pvrdma_verbs::{Gid, GidType, NetworkType};
+use pvrdma_verbs_types::{Gid, GidType, NetworkType};
 
 /// Number of bytes of the header area.
 pub(crate) const HEADER_LEN: usize = Grh::LEN;

@@ -6,12 +6,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use pvrdma_dev::testing::{
-    Buffer, Context, Cq, Driver, Encoded, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, SendWr, access,
+use pvrdma_base::Counter;
+use pvrdma_dev::{
+    DeviceConfig, Limits, PvrdmaDevice,
+    testing::{
+        Buffer, Context, Cq, Driver, Encoded, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, SendWr, access,
+    },
 };
-use pvrdma_dev::{DeviceConfig, Limits, PciFunction, PvrdmaDevice};
-use pvrdma_verbs::testing::gid;
-use pvrdma_verbs::{AddressRule, Backend, Counter, MacAddr, Rules};
+use pvrdma_packet::MacAddr;
+use pvrdma_pci_function::PciFunction;
+use pvrdma_verbs::{AddressRule, Backend, Rules, testing::gid};
 use pvrdmad::testing::RemoteFunction;
 use rustix::fs::MemfdFlags;
 

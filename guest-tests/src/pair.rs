@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 pub(crate) use pvrdma_lab::endpoints::PVRDMA_DEVICE;
-use pvrdma_verbs_types::MacAddr;
+use pvrdma_packet::MacAddr;
 use serde_json::json;
 use tempfile::TempDir;
 

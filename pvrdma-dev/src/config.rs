@@ -1,6 +1,9 @@
 //! Configuration of a device, and the capabilities that it advertises.
 
-use pvrdma_verbs::{GidType, HcaLimits, MacAddr, Random, Rules, VerbsError};
+use pvrdma_base::Random;
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::{HcaLimits, Rules, VerbsError};
+use pvrdma_verbs_types::GidType;
 use serde::{Deserialize, Serialize};
 
 use crate::abi::dsr::{ATOMIC_OPS, BMME_FLAGS, Caps, gid_type};
@@ -85,7 +88,7 @@ impl Limits {
             node_guid: guid,
             sys_image_guid: guid,
             max_mr_size: verbs.max_mr_size,
-            page_size_cap: pvrdma_guest_memory::PAGE_SIZE,
+            page_size_cap: pvrdma_pages::PAGE_SIZE,
             vendor_id: VENDOR_ID.into(),
             vendor_part_id: DEVICE_ID.into(),
             hw_ver: 1,

@@ -1,6 +1,6 @@
 //! State behind the registers.
 
-use pvrdma_guest_memory::PageList;
+use pvrdma_pages::PageList;
 
 use crate::config::DeviceConfig;
 use crate::dsr::Session;

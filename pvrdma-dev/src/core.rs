@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
+use pvrdma_base::DeviceLog;
 use pvrdma_guest_memory::{DmaSpace, Kept, MemoryBudget};
-use pvrdma_verbs::{Backend, DeviceContext, DeviceLog, Hca, VerbsError};
+use pvrdma_verbs::{Backend, DeviceContext, Hca, VerbsError};
 
 use crate::abi::dsr::Caps;
 use crate::config::DeviceConfig;

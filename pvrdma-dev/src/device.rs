@@ -6,7 +6,8 @@ use std::sync::Arc;
 use log::debug;
 use parking_lot::Mutex;
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
-use pvrdma_verbs::{AsyncEvent, Backend, EventSink, Hca, PortEvent, PortState, VerbsError};
+use pvrdma_verbs::{AsyncEvent, Backend, EventSink, Hca, PortEvent, VerbsError};
+use pvrdma_verbs_types::PortState;
 
 use crate::abi::regs::ctl;
 use crate::cmd;

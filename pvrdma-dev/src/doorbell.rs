@@ -3,7 +3,7 @@
 //! Arming a CQ takes effect immediately. Posting only marks a doorbell as pending, once per queue however often it is
 //! written. [`Core::run_deferred`] forwards it to the backend after the guest's write has completed.
 
-use pvrdma_guest_memory::PAGE_SIZE;
+use pvrdma_pages::PAGE_SIZE;
 use pvrdma_verbs::{CompletionQueue, Hca, QueuePair, SharedReceiveQueue};
 
 use crate::core::Core;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use pvrdma_guest_memory::{Direction, DmaError, DmaView, PageList};
+use pvrdma_guest_memory::{Direction, DmaError, DmaView};
+use pvrdma_pages::PageList;
 
 use crate::abi::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
 use crate::abi::dsr::{CAPS_OFFSET, Caps, RingPages, SharedRegion};

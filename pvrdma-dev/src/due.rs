@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Counter, counters};
+use pvrdma_base::{Counter, counters};
 
 use crate::watcher::{Depth, DoorbellWatcher};
 

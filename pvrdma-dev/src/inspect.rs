@@ -11,11 +11,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use pvrdma_base::Snapshot;
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_verbs::{
-    Backend, CompletionQueue, Gid, Hca, MemoryRegion, MrShape, QpAttrs, QpCaps, QpState, QpType, Qpn, QueuePair,
-    SendProgress, SharedReceiveQueue, Snapshot,
-};
+use pvrdma_verbs::{Backend, CompletionQueue, Hca, MemoryRegion, MrShape, QueuePair, SendProgress, SharedReceiveQueue};
+use pvrdma_verbs_types::{Gid, QpAttrs, QpCaps, QpState, QpType, Qpn};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use pvrdma_base::{Counter, counters};
 use pvrdma_pci_function::{InterruptPin, InterruptSink};
-use pvrdma_verbs::{Counter, counters};
 
 /// Number of vectors.
 pub(crate) const VECTORS: u16 = 3;

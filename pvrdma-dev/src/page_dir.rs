@@ -4,7 +4,8 @@
 //! copied once, and only as far as the stated page count requires, so the work is bounded by 513 page copies, whatever
 //! the guest has written.
 
-use pvrdma_guest_memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList, PageListBuilder};
+use pvrdma_guest_memory::{Direction, DmaError, DmaView};
+use pvrdma_pages::{PAGE_SIZE, PageList, PageListBuilder};
 
 use crate::abi::ring::{MAX_PAGES, TABLE_ENTRIES};
 

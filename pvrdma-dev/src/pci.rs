@@ -1,6 +1,6 @@
 //! Configuration space of the function (section 1): identity, BARs, MSI-X.
 
-use pvrdma_guest_memory::PAGE_SIZE;
+use pvrdma_pages::PAGE_SIZE;
 use pvrdma_pci_function::{Bar, ConfigLayout, ConfigSpace, FIRST_CAPABILITY, Identity, MsixPlace};
 
 use crate::abi::regs::{CLASS, DEVICE_ID, VENDOR_ID};

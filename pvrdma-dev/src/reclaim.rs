@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{Hca, MemoryRegion, QpAttrMask, QpAttrs, QpState, QueuePair, SharedReceiveQueue};
+use pvrdma_verbs::{Hca, MemoryRegion, QueuePair, SharedReceiveQueue};
+use pvrdma_verbs_types::{QpAttrMask, QpAttrs, QpState};
 
 use crate::core::Core;
 use crate::error::CmdError;

@@ -1,7 +1,10 @@
 //! Counters and status of a device.
 
+use pvrdma_base::{Count, Counter, Unit, counters};
 use pvrdma_guest_memory::{Kept, MemoryBudget};
-use pvrdma_verbs::{Count, Counter, GidType, MacAddr, PortAttributes, Unit, counters};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::PortAttributes;
+use pvrdma_verbs_types::GidType;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::abi::cmd::{COMMANDS, Opcode};

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pvrdma_guest_memory::PAGE_SIZE;
+use pvrdma_pages::PAGE_SIZE;
 
 use crate::abi::regs::uar;
 use crate::objects::KERNEL;

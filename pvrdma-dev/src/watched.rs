@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use pvrdma_verbs::{CompletionQueue, Counter, Hca};
+use pvrdma_base::Counter;
+use pvrdma_verbs::{CompletionQueue, Hca};
 
 use crate::core::Core;
 use crate::datapath::infer;

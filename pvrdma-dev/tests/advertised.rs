@@ -6,10 +6,12 @@ mod common;
 use std::sync::Arc;
 
 use common::{Process, gid};
-use pvrdma_dev::testing::{Driver, GuestMemory, Placement, QpInit, TestDevice, access};
-use pvrdma_dev::{DeviceConfig, Limits};
-use pvrdma_link::memory;
-use pvrdma_rxe::{ManualClock, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_dev::{
+    DeviceConfig, Limits,
+    testing::{Driver, GuestMemory, Placement, QpInit, TestDevice, access},
+};
+use pvrdma_link::{ManualClock, memory};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 
 /// Offsets of the limits in the capabilities.
 const MAX_QP: u64 = 76;

@@ -4,9 +4,12 @@
 mod common;
 
 use common::{VERSIONS, gid, rxe_device, rxe_device_with};
-use pvrdma_dev::testing::{Driver, ProbeError, ProbeOptions, QpInit, access, qp_type, register};
-use pvrdma_dev::{DeviceConfig, PciFunction};
-use pvrdma_verbs::MacAddr;
+use pvrdma_dev::{
+    DeviceConfig,
+    testing::{Driver, ProbeError, ProbeOptions, QpInit, access, qp_type, register},
+};
+use pvrdma_packet::MacAddr;
+use pvrdma_pci_function::PciFunction;
 
 /// Conformance 3, 5, 7, 8, 9: the probe of the driver, and the commands that follow it while the RDMA core registers
 /// the device (spec §3.3).

@@ -25,7 +25,7 @@ impl Endpoint {
         Self { process, qp, buffer, mr }
     }
 
-    fn sge(&self, offset: usize, len: usize) -> pvrdma_dev::testing::Sge {
+    fn sge(&self, offset: usize, len: usize) -> pvrdma_verbs_types::Sge {
         self.buffer.sge(&self.mr, offset, len)
     }
 
@@ -138,7 +138,7 @@ fn inline_flag() {
     a.qp.post_send(&[SendWr::write(1, &[a.sge(0, 200)], addr, rkey).flags(send_flag::INLINE | 0xffff_ff10)]).unwrap();
     assert_eq!(a.process.cq.wait().status, status::SUCCESS);
     assert_eq!(b.buffer.read(0, 200), message(1)[..200]);
-    let no_key = pvrdma_dev::testing::Sge { lkey: 0x7777_7700, ..a.sge(0, 200) };
+    let no_key = pvrdma_verbs_types::Sge { lkey: 0x7777_7700, ..a.sge(0, 200) };
     a.qp.post_send(&[SendWr::write(2, &[no_key], addr, rkey).flags(send_flag::INLINE)]).unwrap();
     assert_eq!(a.process.cq.wait().status, status::LOC_PROT);
 }
@@ -152,7 +152,7 @@ fn signaling() {
     let quiet = |wr_id| SendWr::write(wr_id, &[], addr, rkey).unsignaled();
     a.qp.post_send(&[quiet(1), quiet(2), SendWr::write(3, &[], addr, rkey), quiet(4)]).unwrap();
     assert_eq!(a.process.cq.wait().wr_id, 3);
-    let bad = SendWr { sges: vec![pvrdma_dev::testing::Sge { lkey: 1, ..a.sge(0, 1) }], ..quiet(5) };
+    let bad = SendWr { sges: vec![pvrdma_verbs_types::Sge { lkey: 1, ..a.sge(0, 1) }], ..quiet(5) };
     a.qp.post_send(&[bad, quiet(6)]).unwrap();
     let cqes = a.process.cq.wait_many(2);
     assert_eq!(cqes.iter().map(|cqe| (cqe.wr_id, cqe.status)).collect::<Vec<_>>(), [(5, 4), (6, 5)]);

@@ -6,13 +6,16 @@ mod common;
 use std::sync::Arc;
 
 use common::{Process, gid};
-use pvrdma_dev::DeviceConfig;
-use pvrdma_dev::testing::{
-    AddressHandle, Driver, GuestMemory, Qp, QpInit, RecvWr, SendWr, Sge, TestDevice, access, opcode, status, wc_flag,
-    wc_opcode,
+use pvrdma_dev::{
+    DeviceConfig,
+    testing::{
+        AddressHandle, Driver, GuestMemory, Qp, QpInit, RecvWr, SendWr, TestDevice, access, opcode, status, wc_flag,
+        wc_opcode,
+    },
 };
+use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{Rxe, RxeConfig};
-use pvrdma_verbs::{Gid, GidType, MacAddr};
+use pvrdma_verbs_types::{Gid, GidType, Sge};
 
 const QKEY: u32 = 0x1111_1111;
 

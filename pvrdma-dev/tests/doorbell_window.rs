@@ -7,14 +7,17 @@ mod common;
 use std::sync::{Arc, Mutex};
 
 use common::{connect, gid, mock_device};
-use pvrdma_dev::testing::{
-    Context, Cq, Driver, GuestMemory, MockBackend, MockDevice, Moment, Qp, QpInit, RecvWr, SendWr, TestDevice,
-    WindowPages, access, status, wait_for,
+use pvrdma_dev::{
+    DoorbellMode, ObjectKind, Pause, Processors, WindowPolicy,
+    testing::{
+        Context, Cq, Driver, GuestMemory, MockBackend, MockDevice, Moment, Qp, QpInit, RecvWr, SendWr, TestDevice,
+        WindowPages, access, status, wait_for,
+    },
 };
-use pvrdma_dev::{DoorbellMode, ObjectKind, Pause, PciFunction, Processors, WindowPolicy};
+use pvrdma_pci_function::PciFunction;
 use pvrdma_rxe::{Rxe, RxeConfig};
-use pvrdma_verbs::testing::LogLines;
-use pvrdma_verbs::{Backend, Completion, WcOpcode, WcStatus};
+use pvrdma_verbs::{Backend, testing::LogLines};
+use pvrdma_verbs_types::{Completion, WcOpcode, WcStatus};
 
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;

@@ -4,9 +4,13 @@
 mod common;
 
 use common::{Process, mock_device, mock_device_with};
-use pvrdma_dev::testing::{Cq, GuestMemory, MockDevice, QpInit, RecvWr, SendWr};
-use pvrdma_dev::{DeviceConfig, InterruptSink, PciFunction, PvrdmaDevice};
-use pvrdma_verbs::{Completion, MacAddr, WcOpcode, WcStatus};
+use pvrdma_dev::{
+    DeviceConfig, PvrdmaDevice,
+    testing::{Cq, GuestMemory, MockDevice, QpInit, RecvWr, SendWr},
+};
+use pvrdma_packet::MacAddr;
+use pvrdma_pci_function::{InterruptSink, PciFunction};
+use pvrdma_verbs_types::{Completion, WcOpcode, WcStatus};
 
 fn success(qp: u32, opcode: WcOpcode) -> Completion {
     Completion::new(qp, 1, opcode, WcStatus::Success)

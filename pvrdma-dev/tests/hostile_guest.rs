@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Process, mock_device_with};
 use proptest::prelude::*;
-use pvrdma_dev::testing::{
-    Driver, GuestMemory, MEMORY_BASE, MockBackend, Placement, Request, Stop, TestDevice, access, command_id as id,
-    register,
+use pvrdma_dev::{
+    DeviceStatus, ObjectCounts,
+    testing::{
+        Driver, GuestMemory, MEMORY_BASE, MockBackend, Placement, Request, Stop, TestDevice, access, command_id as id,
+        register,
+    },
 };
-use pvrdma_dev::{DeviceStatus, ObjectCounts, PciFunction};
+use pvrdma_pci_function::PciFunction;
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;

@@ -4,7 +4,8 @@
 mod common;
 
 use common::{Process, connect, rxe_pair};
-use pvrdma_dev::testing::{Buffer, Driver, Mr, Placement, Qp, QpInit, RecvWr, SendWr, Sge, access, status};
+use pvrdma_dev::testing::{Buffer, Driver, Mr, Placement, Qp, QpInit, RecvWr, SendWr, access, status};
+use pvrdma_verbs_types::Sge;
 
 /// Bytes to move.
 const TOTAL: usize = 1 << 30;

@@ -6,12 +6,15 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pvrdma_dev::testing::{GuestMemory, TestDevice};
-use pvrdma_dev::{ObjectKind, PciFunction};
+use pvrdma_dev::{
+    ObjectKind,
+    testing::{GuestMemory, TestDevice},
+};
 use pvrdma_link::{Link, ManualClock, memory};
+use pvrdma_packet::MacAddr;
+use pvrdma_pci_function::PciFunction;
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 use pvrdma_saved_state::testing::split;
-use pvrdma_verbs::MacAddr;
 
 /// Returns the kept states with their names.
 fn states() -> Vec<(String, Vec<u8>)> {

@@ -6,13 +6,17 @@ mod common;
 use std::sync::Arc;
 
 use common::{connect, gid, mock_device, rxe_member};
-use pvrdma_dev::testing::{
-    Cq, Driver, GuestMemory, MappedPages, MockBackend, MockDevice, Qp, QpInit, RecvWr, SendWr, TestDevice, access,
-    status,
+use pvrdma_dev::{
+    ObjectKind,
+    testing::{
+        Cq, Driver, GuestMemory, MappedPages, MockBackend, MockDevice, Qp, QpInit, RecvWr, SendWr, TestDevice, access,
+        status,
+    },
 };
-use pvrdma_dev::{ObjectKind, PciFunction};
+use pvrdma_pci_function::PciFunction;
 use pvrdma_rxe::{Rxe, RxeConfig};
-use pvrdma_verbs::{Backend, Completion, WcOpcode, WcStatus};
+use pvrdma_verbs::Backend;
+use pvrdma_verbs_types::{Completion, WcOpcode, WcStatus};
 
 const MICROSECOND: u64 = 1_000;
 

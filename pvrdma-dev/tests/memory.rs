@@ -7,17 +7,22 @@ use std::sync::Arc;
 
 use common::{Process, gid, rxe_member};
 use parking_lot::Mutex;
-use pvrdma_dev::testing::{
-    CommandError, Driver, GuestMemory, Mr, Path, Placement, Qp, QpInit, SendWr, Sge, TestDevice, access, send_flag,
+use pvrdma_dev::{
+    DeviceConfig, KeptStatus, Limits,
+    testing::{
+        CommandError, Driver, GuestMemory, Mr, Path, Placement, Qp, QpInit, SendWr, TestDevice, access, send_flag,
+    },
 };
-use pvrdma_dev::{DeviceConfig, KeptStatus, Limits};
 use pvrdma_guest_memory::PinPolicy;
-use pvrdma_link::memory::{self, MemoryLink};
-use pvrdma_link::{Frames, Link};
-use pvrdma_roce::wire::{Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Udp, build};
-use pvrdma_rxe::{ManualClock, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_link::{
+    Frames, Link, ManualClock,
+    memory::{self, MemoryLink},
+};
+use pvrdma_packet::{Ethernet, MacAddr};
+use pvrdma_roce::wire::{Bth, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Udp, build};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 use pvrdma_verbs::testing::CountingAllocator;
-use pvrdma_verbs::{MacAddr, Psn, Qpn};
+use pvrdma_verbs_types::{Psn, Qpn, Sge};
 
 #[global_allocator]
 static HEAP: CountingAllocator = CountingAllocator::new();

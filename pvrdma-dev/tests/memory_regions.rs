@@ -5,8 +5,9 @@ mod common;
 
 use common::{Process, connect, rxe_pair, rxe_pair_with};
 use pvrdma_dev::testing::{
-    Buffer, Driver, Mr, Placement, Qp, RecvWr, SendWr, Sge, access, state, status, wait_for, wc_opcode,
+    Buffer, Driver, Mr, Placement, Qp, RecvWr, SendWr, access, state, status, wait_for, wc_opcode,
 };
+use pvrdma_verbs_types::Sge;
 
 /// Pages of the largest region.
 const GIB_PAGES: u64 = 262_144;

@@ -10,18 +10,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{Process, gid};
-use pvrdma_dev::testing::{
-    Buffer, Driver, FastMr, GuestMemory, MEMORY_BASE, MovingFunction, Mr, Path, Placement, Qp, QpInit, RecvWr, SendWr,
-    Sge, Srq, TestDevice, access, status, wc_flag,
+use pvrdma_dev::{
+    ObjectKind,
+    testing::{
+        Buffer, Driver, FastMr, GuestMemory, MEMORY_BASE, MovingFunction, Mr, Path, Placement, Qp, QpInit, RecvWr,
+        SendWr, Srq, TestDevice, access, status, wc_flag,
+    },
 };
-use pvrdma_dev::{ObjectKind, PciFunction};
 use pvrdma_guest_memory::MemoryBudget;
-use pvrdma_link::memory::{self, MemoryLink};
-use pvrdma_link::{Clock, Frames, Link, LinkInspect, ManualClock, Readiness};
+use pvrdma_link::{
+    Clock, Frames, Link, LinkInspect, ManualClock, Readiness,
+    memory::{self, MemoryLink},
+};
+use pvrdma_packet::MacAddr;
+use pvrdma_pci_function::PciFunction;
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
-use pvrdma_saved_state::work::{self, Operation};
-use pvrdma_saved_state::{Message, Reader, Record, pvrdma as saved, roce, rxe};
-use pvrdma_verbs::MacAddr;
+use pvrdma_saved_state::{
+    Message, Reader, Record, pvrdma as saved, roce, rxe,
+    work::{self, Operation},
+};
+use pvrdma_verbs_types::Sge;
 use serde_json::Value;
 
 /// Bytes of a slot: each request has one at either end.

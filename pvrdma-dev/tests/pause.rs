@@ -7,12 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Process, connect, mock_device_with, rxe_pair_with};
-use pvrdma_dev::testing::{
-    Driver, GuestMemory, MEMORY_BASE, MappedPages, MockBackend, QpInit, RecvWr, SendWr, TestDevice, access, register,
-    status,
+use pvrdma_dev::{
+    DeviceConfig, PvrdmaDevice,
+    testing::{
+        Driver, GuestMemory, MEMORY_BASE, MappedPages, MockBackend, QpInit, RecvWr, SendWr, TestDevice, access,
+        register, status,
+    },
 };
-use pvrdma_dev::{DeviceConfig, PciFunction, PvrdmaDevice};
-use pvrdma_verbs::{Backend, Completion, PauseHca, WcOpcode, WcStatus};
+use pvrdma_pci_function::PciFunction;
+use pvrdma_verbs::{Backend, PauseHca};
+use pvrdma_verbs_types::{Completion, WcOpcode, WcStatus};
 
 /// Error number of a device that is busy.
 const EBUSY: u32 = 16;

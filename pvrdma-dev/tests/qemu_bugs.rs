@@ -7,13 +7,17 @@ mod common;
 use std::sync::Arc;
 
 use common::{Process, connect, gid, rxe_device, rxe_device_with, rxe_pair};
-use pvrdma_dev::testing::{
-    Driver, GuestMemory, Irqs, MEMORY_BASE, Path, Placement, QpInit, REQUEST_SIZE, RecvWr, Request, SendWr, Sge,
-    TestDevice, access, command_id as id, register, state, status, wait_for,
+use pvrdma_dev::{
+    DeviceConfig, DeviceStatus, Limits, Phase, PvrdmaDevice,
+    testing::{
+        Driver, GuestMemory, Irqs, MEMORY_BASE, Path, Placement, QpInit, REQUEST_SIZE, RecvWr, Request, SendWr,
+        TestDevice, access, command_id as id, register, state, status, wait_for,
+    },
 };
-use pvrdma_dev::{DeviceConfig, DeviceStatus, Limits, Phase, PvrdmaDevice};
+use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{Rxe, RxeConfig};
-use pvrdma_verbs::{GidType, HcaLimits, MacAddr};
+use pvrdma_verbs::HcaLimits;
+use pvrdma_verbs_types::{GidType, Sge};
 
 const MAC: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
 
@@ -336,7 +340,7 @@ fn commands_without_slots() {
         // Accepted, and not activated.
         &|| driver.write_dsr_address(),
         &|| driver.pci().set_bus_master(false),
-        &|| pvrdma_dev::PciFunction::reset(&*test.device),
+        &|| pvrdma_pci_function::PciFunction::reset(&*test.device),
     ] {
         reset();
         assert_eq!(submit(), (false, false));

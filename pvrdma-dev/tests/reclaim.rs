@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Process, gid, rxe_member, rxe_pair};
-use pvrdma_dev::PciFunction;
 use pvrdma_dev::testing::{
     AddressHandle, Buffer, Cq, Driver, GuestMemory, MEMORY_BASE, Mr, Path, Qp, QpInit, RecvWr, SendWr, Srq, access,
     register, state, status, wait_for,
 };
+use pvrdma_pci_function::PciFunction;
 use pvrdma_rxe::{Rxe, RxeConfig};
 
 /// Number of receives that are posted for one connection.

@@ -6,12 +6,15 @@ mod common;
 use std::sync::Arc;
 
 use common::{Process, gid, mock_device, mock_device_with};
-use pvrdma_dev::testing::{
-    CommandError, Driver, GuestMemory, MEMORY_BASE, MockBackend, MockDevice, QpInit, Request, TestDevice, access,
-    command_id, register,
+use pvrdma_dev::{
+    Phase,
+    testing::{
+        CommandError, Driver, GuestMemory, MEMORY_BASE, MockBackend, MockDevice, QpInit, Request, TestDevice, access,
+        command_id, register,
+    },
 };
-use pvrdma_dev::{PciFunction, Phase};
 use pvrdma_guest_memory::{Backing, DmaRange, PinPolicy};
+use pvrdma_pci_function::PciFunction;
 use pvrdma_verbs::{AsyncEvent, PortEvent};
 use vm_memory::FileOffset;
 use vm_memory::mmap::MmapRegion;

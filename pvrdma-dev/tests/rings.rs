@@ -4,11 +4,15 @@
 mod common;
 
 use common::{Process, mock_device, mock_device_with};
-use pvrdma_dev::testing::{
-    Driver, GuestMemory, Placement, QpAttr, QpInit, RecvWr, Request, SendWr, Sge, access, command_id, opcode, state,
+use pvrdma_dev::{
+    DeviceConfig, Limits,
+    testing::{
+        Driver, GuestMemory, Placement, QpAttr, QpInit, RecvWr, Request, SendWr, access, command_id, opcode, state,
+    },
 };
-use pvrdma_dev::{DeviceConfig, Limits};
-use pvrdma_verbs::{AsyncEvent, Completion, HcaLimits, MacAddr, QpEvent, SendOp, WcOpcode, WcStatus};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::{AsyncEvent, HcaLimits, QpEvent};
+use pvrdma_verbs_types::{Completion, SendOp, Sge, WcOpcode, WcStatus};
 
 fn sges(seed: u32, count: u32) -> Vec<Sge> {
     (0..count).map(|i| Sge { addr: u64::from(seed) << 32 | u64::from(i), length: i + 1, lkey: seed ^ i }).collect()

@@ -6,12 +6,12 @@ mod common;
 use std::sync::Arc;
 
 use common::{Process, VERSIONS, connect, gid};
-use pvrdma_dev::DeviceConfig;
-use pvrdma_dev::testing::{
-    AddressHandle, Driver, GuestMemory, ProbeOptions, RecvWr, SendWr, TestDevice, access, status,
+use pvrdma_dev::{
+    DeviceConfig,
+    testing::{AddressHandle, Driver, GuestMemory, ProbeOptions, RecvWr, SendWr, TestDevice, access, status},
 };
+use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{Rxe, RxeConfig};
-use pvrdma_verbs::MacAddr;
 
 const QKEY: u32 = 0x1111_1111;
 

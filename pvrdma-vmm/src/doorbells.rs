@@ -5,9 +5,9 @@ use std::thread::{Builder, JoinHandle};
 
 use anyhow::{Context, Result};
 use kvm_ioctls::VmFd;
-use pvrdma_dev::{MappedDoorbells, PciFunction, WindowPolicy, WindowWatcher};
-use pvrdma_pci_slot::Slot;
-use pvrdma_pci_slot::kvm::KvmPages;
+use pvrdma_dev::{MappedDoorbells, WindowPolicy, WindowWatcher};
+use pvrdma_pci_function::PciFunction;
+use pvrdma_pci_slot::{Slot, kvm::KvmPages};
 
 use crate::fabric::{RDMA, RdmaDevice};
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
 use pvrdma_ether_link::link_spec::LinkSpec;
-use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
+use pvrdma_link::switch::{Switch, UnknownUnicast};
+use pvrdma_packet::MacAddr;
 use pvrdma_pci_slot::Slot;
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
-use pvrdma_verbs::MacAddr;
 use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 use vm_memory::GuestMemoryMmap;
 

@@ -7,10 +7,12 @@ use std::thread::available_parallelism;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use pvrdma_dev::{DoorbellMode, Processors, WindowPolicy};
-use pvrdma_ether_link::link_spec::LinkSpec;
-use pvrdma_ether_link::vxlan::{TunnelAddress, Vni, VxlanConfig};
+use pvrdma_ether_link::{
+    link_spec::LinkSpec,
+    vxlan::{TunnelAddress, Vni, VxlanConfig},
+};
 use pvrdma_guest_memory::PinPolicy;
-use pvrdma_verbs::MacAddr;
+use pvrdma_packet::MacAddr;
 
 /// Boots VMs that reach each other by RDMA, in this process.
 #[derive(Clone, Debug, Parser)]

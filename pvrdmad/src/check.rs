@@ -10,9 +10,11 @@ use anyhow::{Result, anyhow, bail};
 use pvrdma_ether_link::tls::{TlsKeys, TlsRole};
 use pvrdma_verbs::OtherAddresses;
 
-use crate::config::{BackendSpec, Config, Device, Isolate, LinkSpec, MetricsAddress, Network, Pin, SocketPlace};
+use crate::config::{BackendSpec, Config, Device, Isolate, MetricsAddress, Network, Pin, SocketPlace};
 use crate::rlimits;
-use crate::socket::{SocketAccess, SocketFile, in_use};
+use crate::socket::in_use;
+use pvrdma_ether_link::link_spec::LinkSpec;
+use pvrdma_vfio_user_server::socket::{SocketAccess, SocketFile};
 
 /// Directories in which the kernel lists network interfaces and RDMA adapters.
 const INTERFACES: &str = "/sys/class/net";

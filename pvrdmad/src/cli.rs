@@ -521,7 +521,8 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
-    use crate::config::{ControlKeys, FaultKeys, IbverbsSpec, Keys, LINKS};
+    use crate::config::{ControlKeys, FaultKeys, IbverbsSpec, Keys};
+    use pvrdma_ether_link::link_spec::LINKS;
 
     #[test]
     fn the_command_line_that_scripts_use() {

@@ -8,10 +8,10 @@
 use std::os::unix::net::UnixStream;
 
 use log::Level;
-use pvrdma_verbs::{LogLimit, counters};
+use pvrdma_base::{LogLimit, counters};
 use rustix::process::geteuid;
 
-use crate::socket::{SocketAccess, user};
+use pvrdma_vfio_user_server::socket::{SocketAccess, user};
 
 counters! {
     /// Counts of the control socket.

@@ -16,9 +16,10 @@ use crate::control_path;
 use crate::metrics::{MetricsServer, Place};
 use crate::protocol::upgraded_lines;
 use crate::rlimits;
-use crate::socket::{FileIdentity, Inherited, SocketAccess, SocketFile};
+use crate::socket::Inherited;
 use crate::supervisor::replace::{TakeOverError, Taken, take_over};
 use crate::supervisor::{Front, Program, Supervisor};
+use pvrdma_vfio_user_server::socket::{FileIdentity, SocketAccess, SocketFile};
 
 pub use crate::supervisor::Changes;
 

@@ -179,7 +179,7 @@ fn cut(history: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_verbs::{Gid, Qpn};
+    use pvrdma_verbs_types::{Gid, Qpn};
 
     use super::*;
 

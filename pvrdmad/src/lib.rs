@@ -2,7 +2,7 @@
 //!
 //! [`daemon`] runs everything that a [`config`] describes. Its supervisor opens sockets and starts a [`worker`] for
 //! each network. It sends the workers requests in the same [`protocol`] that the command line uses. In a worker,
-//! [`vfio_user`] turns messages of a VMM into calls of [`pvrdma_dev::PciFunction`]. Each device has a thread that
+//! [`vfio_user`] turns messages of a VMM into calls of [`pvrdma_pci_function::PciFunction`]. Each device has a thread that
 //! accepts clients and, while there is one, a thread that serves it. All of them sleep when there is nothing to do.
 //!
 //! # Example

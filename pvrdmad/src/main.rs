@@ -10,31 +10,29 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, ValueEnum};
 use log::{error, info};
-use pvrdma_verbs::threads::{self, ThreadKind};
-use pvrdmad::capture;
-use pvrdmad::check;
-use pvrdmad::cli::{
-    CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DoctorArgs, FromVmxArgs, LimitsArgs, ServeArgs, ShareArgs,
-    ShowArgs, Shown, StandInArgs, StatusArgs, StatusFormat, UpgradeArgs, WorkerArgs, XmlArgs,
+use pvrdma_base::threads::{self, ThreadKind};
+use pvrdmad::{
+    capture, check,
+    cli::{
+        CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DoctorArgs, FromVmxArgs, LimitsArgs, ServeArgs, ShareArgs,
+        ShowArgs, Shown, StandInArgs, StatusArgs, StatusFormat, UpgradeArgs, WorkerArgs, XmlArgs,
+    },
+    config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, SandboxMode, reference},
+    control, control_path,
+    daemon::Daemon,
+    doctor::{self, Host},
+    doorbells, history, keeper,
+    logging::{self, LogFilter, LogFormat},
+    package,
+    protocol::{Request, checked_lines, upgraded_lines},
+    saved_file,
+    service::{self, Watchdog},
+    status::{render_failures, render_limits, render_objects},
+    top,
+    vmx::{self, Vmx},
+    worker::process,
+    xml,
 };
-use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, SandboxMode, reference};
-use pvrdmad::control;
-use pvrdmad::control_path;
-use pvrdmad::daemon::Daemon;
-use pvrdmad::doctor::{self, Host};
-use pvrdmad::doorbells;
-use pvrdmad::history;
-use pvrdmad::keeper;
-use pvrdmad::logging::{self, LogFilter, LogFormat};
-use pvrdmad::package;
-use pvrdmad::protocol::{Request, checked_lines, upgraded_lines};
-use pvrdmad::saved_file;
-use pvrdmad::service::{self, Watchdog};
-use pvrdmad::status::{render_failures, render_limits, render_objects};
-use pvrdmad::top;
-use pvrdmad::vmx::{self, Vmx};
-use pvrdmad::worker::process;
-use pvrdmad::xml;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 

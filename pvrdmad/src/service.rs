@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use sd_notify::NotifyState;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::{fs, io};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use pvrdma_verbs::MacAddr;
+use pvrdma_packet::MacAddr;
 
 use crate::config::{Mac, NAME_LENGTH};
 use crate::protocol::printable_text;

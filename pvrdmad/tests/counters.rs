@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pvrdma_verbs::{Counter, Kind};
-use pvrdmad::vfio_user::{ClientCounters, IrqCounters};
+use pvrdma_base::{Counter, Kind};
+use pvrdma_vfio_user_server::{ClientCounters, IrqCounters};
 
 /// Returns the counters of a device that do not depend on its backend.
 fn device() -> Vec<Counter> {

@@ -158,7 +158,7 @@ const INCIDENTS: [Incident; 12] = [
         name: "a receive whose key is wrong",
         happens: |left, right| {
             let to = right.buffer.sge(&right.mr, 0, LENGTH);
-            let wrong = pvrdma_dev::testing::Sge { lkey: to.lkey ^ (1 << 20), ..to };
+            let wrong = pvrdma_verbs_types::Sge { lkey: to.lkey ^ (1 << 20), ..to };
             right.qp.post_recv(&[RecvWr::new(2, &[wrong])]).unwrap();
             left.send(100);
         },
@@ -169,7 +169,7 @@ const INCIDENTS: [Incident; 12] = [
         name: "a request whose key is wrong",
         happens: |left, _| {
             let from = left.buffer.sge(&left.mr, 0, 8);
-            let wrong = pvrdma_dev::testing::Sge { lkey: from.lkey ^ (1 << 20), ..from };
+            let wrong = pvrdma_verbs_types::Sge { lkey: from.lkey ^ (1 << 20), ..from };
             left.qp.post_send(&[SendWr::send(1, &[wrong])]).unwrap();
         },
         causes: [Some("local-protection"), None],

@@ -14,7 +14,7 @@ use common::{
 };
 use proptest::prelude::*;
 use pvrdma_verbs::testing::LogLines;
-use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
+use pvrdma_vfio_user_server::message::{Command, HEADER_SIZE, Header};
 
 /// Returns a valid body for each command that the server supports after negotiation.
 fn good_bodies() -> Vec<(Command, Vec<u8>)> {

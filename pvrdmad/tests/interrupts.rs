@@ -5,8 +5,8 @@ mod common;
 use std::os::fd::AsFd;
 
 use common::{RAISE, Raw, Served, eventfd, irqs_body, memfd, take_signals};
-use pvrdma_dev::InterruptSink;
-use pvrdmad::vfio_user::message::Command;
+use pvrdma_pci_function::InterruptSink;
+use pvrdma_vfio_user_server::message::Command;
 
 const NONE: u32 = 1;
 const BOOL: u32 = 2;

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use common::remote::probe;
 use common::{PATIENCE, Raw, memfd};
+use pvrdma_vfio_user_server::message::{Command, Header};
 use pvrdmad::testing::{Pair, beside_traffic, gid};
-use pvrdmad::vfio_user::message::{Command, Header};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, prlimit};
 use serde_json::Value;

@@ -19,8 +19,8 @@ use std::time::Duration;
 use common::traffic::{gid, mac};
 use common::{Raw, access as access_body, eventfd, irqs_body, map_body, memfd, take_signals, write_body};
 use pvrdma_dev::testing::{Cq, Driver, GuestMemory, Irqs, MEMORY_BASE, Path, QpInit, SendWr, access, status};
-use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
-use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
+use pvrdma_pci_function::{Bar, InterruptSink, MsixPlace, PciFunction};
+use pvrdma_vfio_user_server::message::{Command, HEADER_SIZE, Header};
 use rustix::event::{PollFd, PollFlags};
 use serde_json::Value;
 

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use common::moving_vm::MovingVm;
 use common::process::Daemon;
 use common::remote::probe;
-use pvrdma_dev::PciFunction;
+use pvrdma_pci_function::PciFunction;
 use pvrdmad::testing::{Pair, beside_traffic};
 use tempfile::TempDir;
 

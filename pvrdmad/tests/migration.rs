@@ -13,9 +13,11 @@ use common::migratable::{
 };
 use common::{EINVAL, Event, PATIENCE, Raw, Served, eventfd, memfd, words, write_body};
 use pvrdma_guest_memory::Kept;
+use pvrdma_vfio_user_server::{
+    HoldError,
+    message::{Command, Header},
+};
 use pvrdmad::testing::Dice;
-use pvrdmad::vfio_user::HoldError;
-use pvrdmad::vfio_user::message::{Command, Header};
 
 const ENOTTY: u32 = 25;
 const EIO: u32 = 5;

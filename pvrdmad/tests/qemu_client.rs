@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{Event, Raw, Served, access, map_body, memfd, region_info_body, unmap_body, words, write_body};
 use pvrdma_verbs::testing::skipped;
-use pvrdmad::vfio_user::message::{Command, Header};
+use pvrdma_vfio_user_server::message::{Command, Header};
 use std::os::fd::{AsFd, AsRawFd};
 
 const RW: u32 = 3;
@@ -368,11 +368,11 @@ fn a_truncated_file_does_not_end_the_daemon() {
     client.map(0, 1 << 20, 0, RW, Some(&ram)).ok();
     served.memory.view().write(0x8_0000, b"here").unwrap();
     ram.set_len(0x1000).unwrap();
-    let before = pvrdmad::sigbus::replaced();
+    let before = pvrdma_vfio_user_server::sigbus::replaced();
     let mut data = [1; 4];
     served.memory.view().read(0x8_0000, &mut data).unwrap();
     assert_eq!(data, [0; 4]);
-    assert!(pvrdmad::sigbus::replaced() > before);
+    assert!(pvrdma_vfio_user_server::sigbus::replaced() > before);
     client.wait_hang_up();
     served.client();
     assert_eq!(served.stats.counters.client_memory_lost.get(), 1);

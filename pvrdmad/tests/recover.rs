@@ -10,9 +10,11 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use common::{BLOCK, Event, PATIENCE, RAISE, Served, eventfd, memfd, take_signals, write_body};
-use pvrdmad::vfio_user::Recovery;
-use pvrdmad::vfio_user::keeper::{client::Keeper, process};
-use pvrdmad::vfio_user::message::Command;
+use pvrdma_vfio_user_server::{
+    Recovery,
+    keeper::{client::Keeper, process},
+    message::Command,
+};
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType};
 
 const CONFIG: u32 = 7;

@@ -8,10 +8,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 
+use pvrdma_base::threads::ThreadKind;
 use pvrdma_verbs::testing::skipped;
-use pvrdma_verbs::threads::ThreadKind;
-use pvrdmad::sandbox::SandboxReport;
-use pvrdmad::sandbox::probe::{Attempt, Attempts};
+use pvrdmad::sandbox::{
+    SandboxReport,
+    probe::{Attempt, Attempts},
+};
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 

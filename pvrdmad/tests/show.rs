@@ -9,9 +9,11 @@ use std::process::{Command, Output};
 
 use common::process::Daemon;
 use common::remote::probe;
-use pvrdma_dev::ObjectKind;
-use pvrdma_dev::testing::{Path, QpInit, RecvWr, SendWr, access};
-use pvrdma_verbs::Gid;
+use pvrdma_dev::{
+    ObjectKind,
+    testing::{Path, QpInit, RecvWr, SendWr, access},
+};
+use pvrdma_verbs_types::Gid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -10,9 +10,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Event, PATIENCE, RAISE, Served, eventfd, memfd, take_signals, write_body};
-use pvrdma_dev::InterruptSink;
-use pvrdmad::vfio_user::message::{Command, HEADER_SIZE};
-use pvrdmad::vfio_user::{AdoptError, ClientConnection, FilePart, HoldError, Server};
+use pvrdma_pci_function::InterruptSink;
+use pvrdma_vfio_user_server::{
+    AdoptError, ClientConnection, FilePart, HoldError, Server,
+    message::{Command, HEADER_SIZE},
+};
 
 const EVENTFD: u32 = 4;
 const TRIGGER: u32 = 32;

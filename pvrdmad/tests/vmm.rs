@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use common::frozen::Frozen;
 use common::{PATIENCE, Served, memfd, take_signals};
-use pvrdma_dev::InterruptSink;
 use pvrdma_guest_memory::{DmaSpace, MemoryLimits, PinPolicy, StallMeter};
+use pvrdma_pci_function::InterruptSink;
 use pvrdma_verbs::testing::{LogLines, skipped};
-use pvrdmad::vfio_user::FileRules;
+use pvrdma_vfio_user_server::FileRules;
 use rustix::event::EventfdFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

@@ -18,7 +18,9 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Gid, LogLimit, Network};
+use pvrdma_base::LogLimit;
+use pvrdma_verbs::Network;
+use pvrdma_verbs_types::Gid;
 
 use netlink::Netlink;
 

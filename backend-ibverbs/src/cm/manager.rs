@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pvrdma_verbs::{Counter, DeviceLog};
+use pvrdma_base::{Counter, DeviceLog};
 
 use super::error::CmError;
 use super::receiver;

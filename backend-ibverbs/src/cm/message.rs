@@ -1,7 +1,7 @@
 //! Messages of an `ib_umad` file: `struct ib_user_mad_hdr` and a management datagram.
 
 use pvrdma_ib_cm::{MAD_LEN, is_connection_manager};
-use pvrdma_verbs::{Gid, Qpn, UdDestination};
+use pvrdma_verbs_types::{Gid, Qpn, UdDestination};
 
 use crate::datagram::Datagram;
 use crate::gid::{Bound, HostGid};
@@ -96,8 +96,8 @@ fn field<const N: usize>(header: &[u8; HEADER], at: usize) -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pvrdma_verbs::GidType;
     use pvrdma_verbs::testing::gid;
+    use pvrdma_verbs_types::GidType;
 
     fn mad() -> Vec<u8> {
         let mut mad: Vec<u8> = (0..=255).collect();

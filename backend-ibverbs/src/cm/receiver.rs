@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use pvrdma_verbs::threads::ThreadKind;
+use pvrdma_base::threads::ThreadKind;
 use rustix::event::{PollFd, PollFlags};
 
 use super::message::{LONGEST, Received};
@@ -74,8 +74,8 @@ impl Receiver {
 mod tests {
     use std::sync::Weak;
 
-    use pvrdma_verbs::testing::gid;
-    use pvrdma_verbs::{Gid, GidType, Peers, Rules};
+    use pvrdma_verbs::{Peers, Rules, testing::gid};
+    use pvrdma_verbs_types::{Gid, GidType};
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::threads::ThreadKind;
+use pvrdma_base::threads::ThreadKind;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use super::message::{LONGEST, Outgoing};
@@ -141,7 +141,7 @@ impl Device {
 #[cfg(test)]
 mod tests {
 
-    use pvrdma_verbs::{Gid, GidType, Qpn, UdDestination};
+    use pvrdma_verbs_types::{Gid, GidType, Qpn, UdDestination};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;

@@ -10,7 +10,8 @@ mod host;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pvrdma_verbs::{Backend, DeviceContext, GidType, VerbsError};
+use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
+use pvrdma_verbs_types::GidType;
 use tempfile::TempDir;
 
 pub(crate) use functions::unacknowledged;

@@ -6,7 +6,8 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use pvrdma_verbs::{Gid, GidType, Rules, VerbsError};
+use pvrdma_verbs::{Rules, VerbsError};
+use pvrdma_verbs_types::{Gid, GidType};
 
 use super::host::HostGid;
 use crate::counters::Counters;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use pvrdma_verbs::{Gid, GidType};
+use pvrdma_verbs_types::{Gid, GidType};
 
 use crate::config::GidIndex;
 

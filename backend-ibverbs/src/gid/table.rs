@@ -4,7 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
-use pvrdma_verbs::{DeviceContext, DeviceLog, Gid, GidType, OtherAddresses, VerbsError};
+use pvrdma_base::DeviceLog;
+use pvrdma_verbs::{DeviceContext, OtherAddresses, VerbsError};
+use pvrdma_verbs_types::{Gid, GidType};
 
 use super::fabric::{Bound, Member};
 use super::host::HostGid;

@@ -8,7 +8,8 @@
 use std::sync::Arc;
 
 use pvrdma_guest_memory::HostPiece;
-use pvrdma_verbs::{Access, VerbsError};
+use pvrdma_verbs::VerbsError;
+use pvrdma_verbs_types::Access;
 
 use crate::adapter::Adapter;
 use crate::contiguous_mapping::ContiguousMapping;

@@ -5,8 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use pvrdma_guest_memory::{DmaView, HostPiece, PAGE_SIZE, PageList};
-use pvrdma_verbs::{Access, FastRegister, MrRequest, MrShape, Sge, Snapshot, VerbsError};
+use pvrdma_base::Snapshot;
+use pvrdma_guest_memory::{DmaView, HostPiece};
+use pvrdma_pages::{PAGE_SIZE, PageList};
+use pvrdma_verbs::{MrRequest, MrShape, VerbsError};
+use pvrdma_verbs_types::{Access, FastRegister, Sge};
 use serde::Serialize;
 
 use super::pieces::Pieces;

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use pvrdma_guest_memory::{Direction, DmaView, HostPiece, PAGE_SIZE, PageList};
-use pvrdma_verbs::{Access, VerbsError};
+use pvrdma_guest_memory::{Direction, DmaView, HostPiece};
+use pvrdma_pages::{PAGE_SIZE, PageList};
+use pvrdma_verbs::VerbsError;
+use pvrdma_verbs_types::Access;
 use vm_memory::mmap::MmapRegion;
 
 use crate::adapter::Adapter;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use pvrdma_guest_memory::{DmaView, MemoryWatcher};
-use pvrdma_verbs::{Access, FastRegister, MrRequest, MrShape, Sge, VerbsError};
+use pvrdma_verbs::{MrRequest, MrShape, VerbsError};
+use pvrdma_verbs_types::{Access, FastRegister, Sge};
 
 use super::region::{Bind, FastStep, Mr};
 use crate::adapter::Adapter;

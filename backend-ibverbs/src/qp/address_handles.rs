@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pvrdma_verbs::WcStatus;
+use pvrdma_verbs_types::WcStatus;
 
 use crate::convert::Route;
 use crate::verbs::HostAh;

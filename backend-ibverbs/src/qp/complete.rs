@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Completion, GidType, NetworkType, QpEvent, QpState, QpType, Qpn, WcFlags, WcOpcode, WcStatus};
+use pvrdma_verbs::QpEvent;
+use pvrdma_verbs_types::{Completion, GidType, NetworkType, QpState, QpType, Qpn, WcFlags, WcOpcode, WcStatus};
 
 use super::queue_pair::Qp;
 use crate::convert;

@@ -1,6 +1,6 @@
 //! States of the host's queue pair.
 
-use pvrdma_verbs::QpState;
+use pvrdma_verbs_types::QpState;
 
 use crate::adapter::Adapter;
 use crate::convert;

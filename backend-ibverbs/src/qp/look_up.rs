@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{UdDestination, WcStatus};
+use pvrdma_verbs_types::{UdDestination, WcStatus};
 
 use super::address_handles::{AddressHandles, Destination, LookUp};
 use super::queue_pair::Qp;

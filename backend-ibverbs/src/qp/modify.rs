@@ -2,7 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use pvrdma_verbs::{Gid, QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
+use pvrdma_verbs::VerbsError;
+use pvrdma_verbs_types::{Gid, QpAttrMask, QpAttrs, QpState, qp_state};
 
 use super::host_state::{self, STATE};
 use super::queue_pair::Qp;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{QpCaps, QpType, RecvSource, SendSource};
+use pvrdma_verbs::{RecvSource, SendSource};
+use pvrdma_verbs_types::{QpCaps, QpType};
 
 use crate::cq::Cq;
 use crate::srq::Srq;

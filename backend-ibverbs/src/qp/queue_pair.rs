@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use parking_lot::{Mutex, RwLock};
+use pvrdma_base::Snapshot;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{AsyncEvent, QpAttrs, QpEvent, QpState, QpType, Qpn, Snapshot, VerbsError};
+use pvrdma_verbs::{AsyncEvent, QpEvent, VerbsError};
+use pvrdma_verbs_types::{QpAttrs, QpState, QpType, Qpn};
 use serde::Serialize;
 
 use super::address_handles::LookUp;

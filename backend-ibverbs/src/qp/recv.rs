@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Completion, QpState, WcOpcode, WcStatus};
+use pvrdma_verbs_types::{Completion, QpState, WcOpcode, WcStatus};
 
 use super::queue_pair::{FLUSH_BUDGET, Qp};
 use super::recv_side::{Filled, RecvSide};

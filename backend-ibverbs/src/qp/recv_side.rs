@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Access, QueueError, RecvSource, RecvWr, Sge};
+use pvrdma_verbs::{QueueError, RecvSource};
+use pvrdma_verbs_types::{Access, RecvWr, Sge};
 
 use crate::adapter::Adapter;
 use crate::inflight::{RecvInflight, WrId};
@@ -103,8 +104,7 @@ impl RecvSide {
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_verbs::Hca;
-    use pvrdma_verbs::testing::Node;
+    use pvrdma_verbs::{Hca, testing::Node};
 
     use super::*;
     use crate::fake::FakeBackend;

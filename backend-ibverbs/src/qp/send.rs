@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Completion, QpState, SendFlags, WcStatus};
+use pvrdma_verbs_types::{Completion, QpState, SendFlags, WcStatus};
 
 use super::queue_pair::{FLUSH_BUDGET, Qp};
 use super::send_side::SendSide;

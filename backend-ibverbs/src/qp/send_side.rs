@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use pvrdma_verbs::{SendSource, SendWr, WcStatus};
+use pvrdma_verbs::SendSource;
+use pvrdma_verbs_types::{SendWr, WcStatus};
 
 use super::address_handles::AddressHandles;
 use crate::inflight::SendEntry;

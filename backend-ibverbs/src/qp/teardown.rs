@@ -1,6 +1,6 @@
 //! Teardown of a QP, and loss of the host's device under it.
 
-use pvrdma_verbs::{Completion, QpState, WcOpcode, WcStatus};
+use pvrdma_verbs_types::{Completion, QpState, WcOpcode, WcStatus};
 
 use super::queue_pair::Qp;
 use crate::reap;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{
+use pvrdma_verbs_types::{
     Access, FastRegister, MAX_MESSAGE, QpType, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus,
 };
 

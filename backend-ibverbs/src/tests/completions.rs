@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::testing::{Node, SEND};
 use pvrdma_verbs::{
-    Completion, CompletionQueue, CompletionSink, CqOverrun, Hca, QpState, QueuePair, SendFlags, WcFlags, WcOpcode,
-    WcStatus,
+    CompletionQueue, CompletionSink, CqOverrun, Hca, QueuePair,
+    testing::{Node, SEND},
 };
+use pvrdma_verbs_types::{Completion, QpState, SendFlags, WcFlags, WcOpcode, WcStatus};
 
 use super::{SUCCESS, connected, counter, qpn, request, scripted};
 use crate::fake::FakeBackend;

@@ -1,9 +1,10 @@
 //! Asynchronous events of the host.
 
-use pvrdma_verbs::testing::{Node, SEND};
 use pvrdma_verbs::{
-    AsyncEvent, Hca, PortEvent, QpEvent, QpState, QpType, QueuePair, RecvWr, SharedReceiveQueue, SrqEvent, WcStatus,
+    AsyncEvent, Hca, PortEvent, QpEvent, QueuePair, SharedReceiveQueue, SrqEvent,
+    testing::{Node, SEND},
 };
+use pvrdma_verbs_types::{QpState, QpType, RecvWr, WcStatus};
 
 use super::{SUCCESS, connected, counter, qpn};
 use crate::fake::{FakeBackend, unacknowledged};

@@ -3,11 +3,13 @@
 use std::fs::{self, File};
 use std::sync::Arc;
 
-use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PAGE_SIZE, PinPolicy};
-use pvrdma_verbs::testing::{ALL, Node, SEND, page_list};
+use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PinPolicy};
+use pvrdma_pages::PAGE_SIZE;
 use pvrdma_verbs::{
-    Access, FastRegister, Hca, MemoryRegion, MrRequest, QpCaps, QpType, SendOp, Sge, VerbsError, WcStatus,
+    Hca, MemoryRegion, MrRequest, VerbsError,
+    testing::{ALL, Node, SEND, page_list},
 };
+use pvrdma_verbs_types::{Access, FastRegister, QpCaps, QpType, SendOp, Sge, WcStatus};
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags};
 use vm_memory::FileOffset;
 use vm_memory::mmap::MmapRegion;

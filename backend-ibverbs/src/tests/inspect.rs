@@ -1,8 +1,8 @@
 //! Snapshots of objects.
 
-use pvrdma_guest_memory::PAGE_SIZE;
-use pvrdma_verbs::testing::SEND;
-use pvrdma_verbs::{CompletionQueue, Hca, MemoryRegion, QpState, QueuePair, SharedReceiveQueue};
+use pvrdma_pages::PAGE_SIZE;
+use pvrdma_verbs::{CompletionQueue, Hca, MemoryRegion, QueuePair, SharedReceiveQueue, testing::SEND};
+use pvrdma_verbs_types::QpState;
 use serde_json::json;
 
 use super::{SUCCESS, connected, qpn};

@@ -1,11 +1,11 @@
 //! Registrations with the host.
 
-use pvrdma_guest_memory::{PAGE_SIZE, PageListBuilder};
-use pvrdma_verbs::testing::{ALL, Node, SEND, gid};
+use pvrdma_pages::{PAGE_SIZE, PageListBuilder};
 use pvrdma_verbs::{
-    Access, AddressRule, FastRegister, Gid, GidType, Hca, Invalidate, MemoryRegion, MrRequest, OtherAddresses, QpState,
-    Rules, SendData, SendOp, Sge, VerbsError, WcStatus,
+    AddressRule, Hca, MemoryRegion, MrRequest, OtherAddresses, Rules, VerbsError,
+    testing::{ALL, Node, SEND, gid},
 };
+use pvrdma_verbs_types::{Access, FastRegister, Gid, GidType, Invalidate, QpState, SendData, SendOp, Sge, WcStatus};
 
 use super::{SUCCESS, connected, counter, qpn};
 use crate::fake::FakeBackend;
@@ -164,7 +164,7 @@ fn the_hosts_own_address_is_not_a_guests() {
 
 #[test]
 fn management_datagrams_stay_inside_the_process_without_a_way_out() {
-    use pvrdma_verbs::{QpAttrMask as M, QpAttrs, QpType, Qpn, UdDestination};
+    use pvrdma_verbs_types::{QpAttrMask as M, QpAttrs, QpType, Qpn, UdDestination};
     let backend = FakeBackend::new();
     let (a, b) = (Node::new(&backend, 1), Node::new(&backend, 2));
     let dma = |node: &Node<IbvHca>| {

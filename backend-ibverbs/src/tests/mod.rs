@@ -18,11 +18,11 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::testing::{Completions, DEADLINE, End, Node, Ring, SEND};
 use pvrdma_verbs::{
-    CompletionSink, Hca, QpCaps, QpInit, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SendFlags, SendSource,
-    SendWr,
+    CompletionSink, Hca, QpInit, QueueError, QueuePair, RecvSource, SendSource,
+    testing::{Completions, DEADLINE, End, Node, Ring, SEND},
 };
+use pvrdma_verbs_types::{QpCaps, QpType, Qpn, RecvWr, SendFlags, SendWr};
 
 use crate::fake::FakeBackend;
 use crate::handles::IbvCq;

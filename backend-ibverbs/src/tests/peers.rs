@@ -1,9 +1,12 @@
 //! Peer rules.
 
-use pvrdma_verbs::testing::{End, Node, gid};
 use pvrdma_verbs::{
-    Access, AddressRule, Gid, GidType, Hca, MemoryRegion, MrRequest, Peers, QpAttrMask as M, QpAttrs, QpState, QpType,
-    Qpn, QueuePair, Rules, SendData, SendOp, Sge, UdDestination, VerbsError, WcStatus,
+    AddressRule, Hca, MemoryRegion, MrRequest, Peers, QueuePair, Rules, VerbsError,
+    testing::{End, Node, gid},
+};
+use pvrdma_verbs_types::{
+    Access, Gid, GidType, QpAttrMask as M, QpAttrs, QpState, QpType, Qpn, SendData, SendOp, Sge, UdDestination,
+    WcStatus,
 };
 
 use super::{counter, qpn};

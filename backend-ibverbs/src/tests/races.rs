@@ -6,12 +6,12 @@ use std::thread;
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::testing::{End, Node, SEND};
 use pvrdma_verbs::{
-    AsyncEvent, Hca, IndexError, MemoryRegion, MrRequest, PortEvent, QpAttrMask, QpAttrs, QpEvent, QpState, QpType,
-    QueueError, QueuePair, RecvSource, RecvWr, SendOp, SendSource, SendWr, SharedReceiveQueue, SrqEvent, SrqInit,
-    WcStatus,
+    AsyncEvent, Hca, IndexError, MemoryRegion, MrRequest, PortEvent, QpEvent, QueueError, QueuePair, RecvSource,
+    SendSource, SharedReceiveQueue, SrqEvent, SrqInit,
+    testing::{End, Node, SEND},
 };
+use pvrdma_verbs_types::{QpAttrMask, QpAttrs, QpState, QpType, RecvWr, SendOp, SendWr, WcStatus};
 
 use super::memory::fill;
 use super::{SUCCESS, connected, qpn, request, until};

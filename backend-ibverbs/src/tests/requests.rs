@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::testing::{Node, SEND, gid};
 use pvrdma_verbs::{
-    AsyncEvent, Hca, IndexError, QpAttrMask, QpAttrs, QpCaps, QpEvent, QpInit, QpState, QpType, Qpn, QueuePair,
-    SendData, SendOp, Sge, UdDestination, VerbsError, WcStatus,
+    AsyncEvent, Hca, IndexError, QpEvent, QpInit, QueuePair, VerbsError,
+    testing::{Node, SEND, gid},
+};
+use pvrdma_verbs_types::{
+    QpAttrMask, QpAttrs, QpCaps, QpState, QpType, Qpn, SendData, SendOp, Sge, UdDestination, WcStatus,
 };
 
 use super::{RTS, Reader, Receives, SUCCESS, connected, counter, qpn, request, scripted};

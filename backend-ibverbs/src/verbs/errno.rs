@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::io;
 
-use pvrdma_verbs::LogLimit;
+use pvrdma_base::LogLimit;
 
 /// Limited, because guests decide how many objects they destroy.
 static LOG: LogLimit = LogLimit::new();

@@ -8,13 +8,16 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
+use pvrdma_packet::{Ethernet, Vlan};
 use pvrdma_roce::wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ethernet, Extension, Header, Ieth, ImmDt, Ipv4, NakCode, Network, Opcode,
-    Operation, Packet, Position, Reth, Shape, Syndrome, Udp, Vlan, build,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extension, Header, Ieth, ImmDt, Ipv4, NakCode, Network, Opcode,
+    Operation, Packet, Position, Reth, Shape, Syndrome, Udp, build,
 };
 use pvrdma_rxe_fuzz::{DATAGRAMS, Device, MTU, PAGE, QKEY, QPS, Steps, peer_qpn, qpn};
 use pvrdma_verbs::testing::{gid, mac};
-use pvrdma_verbs::{Psn, QpState, Qpn, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination};
+use pvrdma_verbs_types::{
+    Psn, QpState, Qpn, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination,
+};
 
 const IP: fn(u8) -> [u8; 4] = |end| [10, 0, 0, end];
 

@@ -7,14 +7,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arbitrary::{Arbitrary, Unstructured};
-use pvrdma_link::{Frames, Link, memory};
-use pvrdma_roce::Congestion;
-use pvrdma_roce::wire::{Extension, NakCode, Operation, Packet, Syndrome};
-use pvrdma_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, Uplink, VlanMode};
-use pvrdma_verbs::testing::{Buffer, Completions, End, Node, gid, mac};
+use pvrdma_link::{Clock, Frames, Link, ManualClock, memory};
+use pvrdma_roce::{
+    Congestion,
+    wire::{Extension, NakCode, Operation, Packet, Syndrome},
+};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, Uplink, VlanMode};
 use pvrdma_verbs::{
-    Access, AddressVector, GidType, Hca, MemoryRegion, Mtu, Psn, QpAttrMask, QpAttrs, QpState, QpType, Qpn, QueuePair,
-    RecvWr, SendWr,
+    Hca, MemoryRegion, QueuePair,
+    testing::{Buffer, Completions, End, Node, gid, mac},
+};
+use pvrdma_verbs_types::{
+    Access, AddressVector, GidType, Mtu, Psn, QpAttrMask, QpAttrs, QpState, QpType, Qpn, RecvWr, SendWr,
 };
 
 /// Number of queue pairs: two connected ones with all rights, one with few rights, and one for datagrams.

@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use pvrdma_link::Clock;
-use pvrdma_verbs::{AddressRule, MacAddr};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::AddressRule;
 
 use crate::task::Task;
 pub(crate) use address::Address;

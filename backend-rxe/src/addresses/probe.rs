@@ -3,7 +3,8 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use pvrdma_verbs::{MacAddr, link_local};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::link_local;
 
 use super::address::Address;
 
@@ -102,8 +103,8 @@ const fn fold(sum: u32) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_verbs::Gid;
     use pvrdma_verbs::testing::{gid, mac};
+    use pvrdma_verbs_types::Gid;
 
     use super::*;
 

@@ -4,7 +4,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use pvrdma_verbs::{AddressRule, Gid, MacAddr, OtherAddresses, VerbsError};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::{AddressRule, OtherAddresses, VerbsError};
+use pvrdma_verbs_types::Gid;
 
 use super::address::Address;
 use super::remote::RemoteHosts;

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-use pvrdma_verbs::testing::{gid, mac};
-use pvrdma_verbs::{AddressRule, Gid, MacAddr, OtherAddresses, link_local};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::{
+    AddressRule, OtherAddresses, link_local,
+    testing::{gid, mac},
+};
+use pvrdma_verbs_types::Gid;
 
 use super::remote::{MAX_REMOTE, REMEMBERED};
 use super::table::{

@@ -3,7 +3,8 @@
 use std::io;
 use std::sync::{Arc, Weak};
 
-use pvrdma_verbs::{Counter, MacAddr};
+use pvrdma_base::Counter;
+use pvrdma_packet::MacAddr;
 
 use super::point::Point;
 use super::seen::Direction;

@@ -1,8 +1,10 @@
 //! Local deliveries shown as packets.
 
-use pvrdma_roce::wire::{MAX_FRAME, NakCode, Syndrome};
-use pvrdma_roce::{DatagramSender, NakReason, Path};
-use pvrdma_verbs::{Access, QpAttrs, SendWr, UdDestination};
+use pvrdma_roce::{
+    DatagramSender, Path,
+    wire::{MAX_FRAME, NakCode, Syndrome},
+};
+use pvrdma_verbs_types::{Access, NakReason, QpAttrs, SendWr, UdDestination};
 
 use super::point::Point;
 use super::seen::{Direction, Interface};

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use pvrdma_verbs::{MacAddr, VerbsError};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::VerbsError;
 
 use super::buffer::{Batch, Buffer};
 use super::seen::{CaptureConfig, Direction, Interface};

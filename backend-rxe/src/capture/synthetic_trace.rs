@@ -5,9 +5,11 @@
 //! refusal. PSNs begin with those of the connection, but only traced packets advance them. Simplifications: READs are
 //! not split, ACKs are not coalesced, and a refused message ends with the refused packet.
 
-use pvrdma_roce::wire::{Aeth, AtomicAckEth, Bth, Extension, MAX_FRAME, Opcode, Position, Syndrome};
-use pvrdma_roce::{PacketPlan, Path, SizedWr};
-use pvrdma_verbs::{Mtu, Psn, Qpn, SendOp, SendWr};
+use pvrdma_roce::{
+    PacketPlan, Path, SizedWr,
+    wire::{Aeth, AtomicAckEth, Bth, Extension, MAX_FRAME, Opcode, Position, Syndrome},
+};
+use pvrdma_verbs_types::{Mtu, Psn, Qpn, SendOp, SendWr};
 
 /// A connection with its paths in both directions.
 #[derive(Clone, Copy, Debug)]

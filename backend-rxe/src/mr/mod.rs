@@ -14,8 +14,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
-use pvrdma_guest_memory::{PAGE_SIZE, PageList, PinGuard};
-use pvrdma_verbs::{Access, FastRegister, MrShape, Snapshot};
+use pvrdma_base::Snapshot;
+use pvrdma_guest_memory::PinGuard;
+use pvrdma_pages::{PAGE_SIZE, PageList};
+use pvrdma_verbs::MrShape;
+use pvrdma_verbs_types::{Access, FastRegister};
 use serde::Serialize;
 
 pub(crate) use tables::{MrTableGuard, MrTables};

@@ -4,10 +4,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::RwLock;
-use pvrdma_guest_memory::{PageList, PinGuard};
+use pvrdma_guest_memory::PinGuard;
+use pvrdma_pages::PageList;
 use pvrdma_roce::saved::{restore_pages, save_pages};
 use pvrdma_saved_state::rxe as saved;
-use pvrdma_verbs::{Access, MrRequest, VerbsError};
+use pvrdma_verbs::{MrRequest, VerbsError};
+use pvrdma_verbs_types::Access;
 
 use super::{Body, Fast, Filled, INVALID, Mapping, Mr, MrTable, Region};
 

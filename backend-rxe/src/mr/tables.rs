@@ -13,9 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::{Mutex, RwLockReadGuard};
+use pvrdma_base::Random;
 use pvrdma_handover::TwoCopies;
 use pvrdma_saved_state::rxe as saved;
-use pvrdma_verbs::{Random, VerbsError};
+use pvrdma_verbs::VerbsError;
 
 use super::{Body, Mr, MrTable};
 use crate::limits::MAX_MR;

@@ -1,5 +1,5 @@
-use pvrdma_guest_memory::PageListBuilder;
-use pvrdma_verbs::Random;
+use pvrdma_base::Random;
+use pvrdma_pages::PageListBuilder;
 
 use super::*;
 use crate::limits::MAX_MR;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use pvrdma_link::Frames;
 use pvrdma_roce::DatagramSender;
 use pvrdma_saved_state::rxe as saved;
-use pvrdma_verbs::{Psn, QpAttrs, QpState, Qpn, SendData, SendOp, UdDestination, WcStatus};
+use pvrdma_verbs_types::{Psn, QpAttrs, QpState, Qpn, SendData, SendOp, UdDestination, WcStatus};
 
 use super::directory::Generations;
 use super::local::ud::LocalDatagram;

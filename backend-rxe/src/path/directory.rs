@@ -7,8 +7,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
+use pvrdma_base::EndOnPanic;
 use pvrdma_handover::Generation;
-use pvrdma_verbs::{EndOnPanic, Qpn, VerbsError};
+use pvrdma_verbs::VerbsError;
+use pvrdma_verbs_types::Qpn;
 
 use crate::adapter::Adapter;
 use crate::addresses::Address;

@@ -19,7 +19,7 @@ pub(crate) mod wire;
 
 use std::time::Duration;
 
-use pvrdma_verbs::QpType;
+use pvrdma_verbs_types::QpType;
 use serde::Serialize;
 
 use crate::flows::Road;

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
+use pvrdma_base::EndOnPanic;
 use pvrdma_link::{Frames, LinkReceiver};
-use pvrdma_verbs::EndOnPanic;
 
 use super::arrivals::Arrival;
 use super::classify::rdma_destination;

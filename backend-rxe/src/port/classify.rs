@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use pvrdma_packet::{EtherType, Ethernet, Ipv4Header, Ipv6Header, MacAddr, PROTOCOL_UDP, ROCE_PORT, UdpHeader};
 use pvrdma_roce::wire::Grh;
-use pvrdma_verbs::{Gid, Qpn};
+use pvrdma_verbs_types::{Gid, Qpn};
 
 use crate::addresses::Address;
 

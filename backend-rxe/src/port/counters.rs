@@ -1,6 +1,6 @@
 //! Counters of a port.
 
-use pvrdma_verbs::{Count, Counter, Unit, counters};
+use pvrdma_base::{Count, Counter, Unit, counters};
 
 use pvrdma_roce::{RequesterStats, ResponderStats};
 

@@ -1,6 +1,6 @@
 //! State of a port for inspection.
 
-use pvrdma_verbs::Mtu;
+use pvrdma_verbs_types::Mtu;
 use serde::Serialize;
 
 use super::tx_queue::TxQueueInspect;

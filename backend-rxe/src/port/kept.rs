@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn what_lies_beside_a_frame_is_paid_for() {
-        let place = size_of::<(pvrdma_verbs::Psn, super::super::KeptPacket)>() as u64;
+        let place = size_of::<(pvrdma_verbs_types::Psn, super::super::KeptPacket)>() as u64;
         assert!(2 * place + 24 <= BESIDE, "{place}");
     }
 }

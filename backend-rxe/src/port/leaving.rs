@@ -5,9 +5,12 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use pvrdma_link::testing::{Attack, Broken, Rules, Tags, attacks, forge, store_anywhere};
-use pvrdma_link::{Frames, GsoLink, Link, Offload, memory};
-use pvrdma_verbs::{Gid, MacAddr};
+use pvrdma_link::{
+    Frames, GsoLink, Link, Offload, memory,
+    testing::{Attack, Broken, Rules, Tags, attacks, forge, store_anywhere},
+};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs_types::Gid;
 
 use super::policy::Policy;
 use super::rules::{PortRules, VlanMode};

@@ -31,7 +31,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Count, Counter, LogLimit, MacAddr, Mtu, Qpn};
+use pvrdma_base::{Count, Counter, LogLimit};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs_types::{Mtu, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::addresses::Addresses;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use pvrdma_base::EndOnPanic;
 use pvrdma_link::LinkReader;
-use pvrdma_roce::wire::Ethernet;
-use pvrdma_verbs::EndOnPanic;
+use pvrdma_packet::Ethernet;
 
 use super::rules::Violation;
 use super::tx_queue::TxQueue;

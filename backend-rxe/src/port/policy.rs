@@ -3,7 +3,7 @@
 use pvrdma_link::{Frames, Offload};
 use pvrdma_packet::{EtherType, Ethernet, MacAddr, Vlan};
 use pvrdma_roce::EgressMarking;
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 
 use super::outgoing::{Claim, claim};
 use super::rules::{PortRules, Violation, VlanMode};

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use pvrdma_base::EndOnPanic;
 use pvrdma_link::{Frames, Link};
-use pvrdma_roce::wire::Ethernet;
-use pvrdma_verbs::{EndOnPanic, Qpn};
+use pvrdma_packet::Ethernet;
+use pvrdma_verbs_types::Qpn;
 
 use super::arrivals::Batch;
 use super::classify::{foreign_destination, rdma_destination};

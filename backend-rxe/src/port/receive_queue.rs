@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{FairMutex, FairMutexGuard, Mutex};
 use pvrdma_handover::Combiner;
-use pvrdma_verbs::Qpn;
+use pvrdma_verbs_types::Qpn;
 
 use super::arrivals::{Arrival, Batch};
 

@@ -5,7 +5,8 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{MacAddr, VerbsError};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::VerbsError;
 
 use super::Port;
 

@@ -7,7 +7,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use pvrdma_packet::{Arp, Discovery, DiscoveryOptions, MacAddr};
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 
 /// Statement of a host about itself, as a message contains it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

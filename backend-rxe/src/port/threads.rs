@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use pvrdma_base::threads::{self, ThreadKind};
 use pvrdma_link::Bell;
-use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::{Port, SOON};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use pvrdma_base::Snapshot;
 use pvrdma_handover as handover;
 use pvrdma_link::{Frames, Link, LinkInspect, Offload};
-use pvrdma_verbs::Snapshot;
 use serde::Serialize;
 
 use crate::task::Task;

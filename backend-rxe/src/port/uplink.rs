@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use pvrdma_verbs::Counter;
+use pvrdma_base::Counter;
 
 use super::Port;
 use super::registry::Ports;

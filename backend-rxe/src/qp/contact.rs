@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pvrdma_verbs::Psn;
+use pvrdma_verbs_types::Psn;
 
 /// Largest number that a process can count up to.
 const MAX_COUNTED: u64 = 1 << 62;

@@ -9,8 +9,8 @@ use std::fmt;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_roce::{NakReason, RequesterStats};
-use pvrdma_verbs::{QpState, WcStatus};
+use pvrdma_roce::RequesterStats;
+use pvrdma_verbs_types::{NakReason, QpState, WcStatus};
 
 use super::error_cause::ErrorCause;
 use crate::failures::FailureCause;

@@ -1,7 +1,8 @@
 //! End of a QP, or of its send half: the request in flight fails, and the queues are flushed (IBA 10.3.1.7).
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{QpAttrs, QpEvent, QpState, QueueError, WcStatus};
+use pvrdma_verbs::{QpEvent, QueueError};
+use pvrdma_verbs_types::{QpAttrs, QpState, WcStatus};
 
 use super::Qp;
 use super::error_cause::ErrorCause;

@@ -24,7 +24,8 @@ use std::sync::{Arc, Weak};
 use parking_lot::{FairMutex, Mutex};
 use pvrdma_guest_memory::DmaView;
 use pvrdma_handover::WaitFlag;
-use pvrdma_verbs::{AsyncEvent, Completion, CqOverrun, QpEvent, QpState, QpType, Qpn, WcOpcode, WcStatus};
+use pvrdma_verbs::{AsyncEvent, CqOverrun, QpEvent};
+use pvrdma_verbs_types::{Completion, QpState, QpType, Qpn, WcOpcode, WcStatus};
 use serde::Serialize;
 
 use crate::adapter::Adapter;

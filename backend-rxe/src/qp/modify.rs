@@ -1,7 +1,8 @@
 //! Modify and query commands of a QP.
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
+use pvrdma_verbs::VerbsError;
+use pvrdma_verbs_types::{QpAttrMask, QpAttrs, QpState, qp_state};
 
 use super::Qp;
 use super::error_cause::ErrorCause;

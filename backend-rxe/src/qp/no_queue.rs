@@ -1,7 +1,8 @@
 //! Null queue, used once a QP has been destroyed.
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{QueueError, SendSource, SendWr};
+use pvrdma_verbs::{QueueError, SendSource};
+use pvrdma_verbs_types::SendWr;
 
 /// Queue of a destroyed QP, in place of its ring.
 #[derive(Debug)]

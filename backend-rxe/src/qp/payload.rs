@@ -1,7 +1,6 @@
 //! Access to the payload of a request while its packets are built.
 
-use pvrdma_roce::{AccessError, RequesterOps};
-use pvrdma_verbs::{Access, SendWr, Sge, WcStatus};
+use pvrdma_verbs_types::{Access, AccessError, RequesterOps, SendWr, Sge, WcStatus};
 
 use super::Qp;
 use crate::sg::{Memory, SgList};

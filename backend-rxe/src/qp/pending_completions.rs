@@ -4,7 +4,7 @@
 //! that cost. They are never delayed beyond the batch: its end, for whatever reason, publishes them.
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Completion, WcOpcode, WcStatus};
+use pvrdma_verbs_types::{Completion, WcOpcode, WcStatus};
 
 use super::Qp;
 

@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
+use pvrdma_base::micros;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_roce::RnrBackoff;
-use pvrdma_verbs::{
-    Access, Completion, Gid, MAX_MESSAGE, QpAttrs, QpEvent, QueueError, SendFlags, SendOp, SendProgress, SendSource,
-    SendWr, Sge, WcStatus, micros,
-};
+use pvrdma_verbs::{QpEvent, QueueError, SendProgress, SendSource};
+use pvrdma_verbs_types::{Access, Completion, Gid, MAX_MESSAGE, QpAttrs, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use serde::Serialize;
 
 use super::Qp;

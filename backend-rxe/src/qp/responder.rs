@@ -6,9 +6,9 @@
 //! an event, and the QP is in its error state.
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received};
-use pvrdma_verbs::{
-    Access, Completion, CqOverrun, NetworkType, QpAttrs, QpEvent, QpState, Qpn, QueueError, RecvSource, RecvWr,
+use pvrdma_verbs::{CqOverrun, QpEvent, QueueError, RecvSource};
+use pvrdma_verbs_types::{
+    Access, AccessError, AtomicChange, Completion, NakReason, NetworkType, QpAttrs, QpState, Qpn, Received, RecvWr,
     RemoteAddress, Sge, WcFlags, WcOpcode, WcStatus,
 };
 use serde::Serialize;

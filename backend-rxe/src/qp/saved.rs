@@ -1,10 +1,11 @@
 //! Saving and restoring the halves of a queue pair, and its attributes.
 
+use pvrdma_packet::MacAddr;
 use pvrdma_roce::saved::{restore_receive, restore_send, save_receive, save_send};
 use pvrdma_saved_state::{rxe as saved, work};
-use pvrdma_verbs::{
-    Access, AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrMask, QpAttrs, QpState, Qpn, RecvWr, SendWr,
-    VerbsError,
+use pvrdma_verbs::VerbsError;
+use pvrdma_verbs_types::{
+    Access, AddressVector, Gid, GidType, Mtu, Psn, QpAttrMask, QpAttrs, QpState, Qpn, RecvWr, SendWr,
 };
 
 use super::Qp;
@@ -175,7 +176,7 @@ impl Responder {
 
     /// Bytes of the receive in use. `None`: none is in use.
     pub(crate) fn receive_length(&self) -> Option<u64> {
-        self.in_use.then(|| pvrdma_verbs::Sge::total_length(&self.recv.sges))
+        self.in_use.then(|| pvrdma_verbs_types::Sge::total_length(&self.recv.sges))
     }
 }
 

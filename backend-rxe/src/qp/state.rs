@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use pvrdma_handover::State;
-use pvrdma_verbs::QpState;
+use pvrdma_verbs_types::QpState;
 
 use super::error_cause::ErrorCause;
 use super::flight::FlightRecorder;

@@ -18,7 +18,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use pvrdma_verbs::{Count, MacAddr};
+use pvrdma_base::Count;
+use pvrdma_packet::MacAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::budget::Budget;

@@ -6,16 +6,20 @@ use std::fmt;
 use std::sync::{Arc, mpsc};
 
 use parking_lot::Mutex;
-use pvrdma_link::memory::{self, MemoryLink};
-use pvrdma_link::{Frames, Link, LinkInspect, ManualClock, Readiness};
+use pvrdma_base::Snapshot;
+use pvrdma_link::{
+    Frames, Link, LinkInspect, ManualClock, Readiness,
+    memory::{self, MemoryLink},
+};
+use pvrdma_packet::Ethernet;
 use pvrdma_roce::wire::{
-    Aeth, Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Reth, Syndrome, Udp, build,
+    Aeth, Bth, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Reth, Syndrome, Udp, build,
 };
-use pvrdma_verbs::testing::{End, Node, gid, mac};
 use pvrdma_verbs::{
-    Access, CompletionQueue, Hca, MemoryRegion, QpState, QpType, QueuePair, RemoteAddress, SendOp, SharedReceiveQueue,
-    Snapshot, WcStatus,
+    CompletionQueue, Hca, MemoryRegion, QueuePair, SharedReceiveQueue,
+    testing::{End, Node, gid, mac},
 };
+use pvrdma_verbs_types::{Access, QpState, QpType, RemoteAddress, SendOp, WcStatus};
 use serde_json::{Value, json};
 
 use crate::port::Arrival;

@@ -5,10 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pvrdma_verbs::{
-    AddressRule, Gid, GidType, Hca, OtherAddresses, Peers, QpType, QueuePair, Rules, SendData, SendOp, UdDestination,
-    VerbsError, WcStatus, link_local,
-};
+use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, Peers, QueuePair, Rules, VerbsError, link_local};
+use pvrdma_verbs_types::{Gid, GidType, QpType, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::claims::{has, waits};
 use crate::world::*;
@@ -148,7 +146,7 @@ fn the_address_of_a_remote_host_is_not_granted() {
     assert!(has(&neighbour, gid(2)));
 }
 
-fn to(number: u8, qpn: pvrdma_verbs::Qpn) -> SendOp {
+fn to(number: u8, qpn: pvrdma_verbs_types::Qpn) -> SendOp {
     let to = UdDestination { qpn, qkey: QKEY, dgid: gid(number), dmac: mac(number), ..UdDestination::default() };
     SendOp::Send { data: SendData::None, to: Some(to) }
 }

@@ -5,11 +5,16 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use pvrdma_link::memory::{self, MemoryLink};
-use pvrdma_link::{Frames, Link, LinkInspect, LinkReceiver, MonotonicClock, Readiness};
-use pvrdma_rxe::capture::{Batch, CaptureConfig};
-use pvrdma_rxe::{PortRules, Uplink};
-use pvrdma_verbs::{GidType, Hca, QpType, RemoteAddress, SendOp, WcStatus};
+use pvrdma_link::{
+    Frames, Link, LinkInspect, LinkReceiver, MonotonicClock, Readiness,
+    memory::{self, MemoryLink},
+};
+use pvrdma_rxe::{
+    PortRules, Uplink,
+    capture::{Batch, CaptureConfig},
+};
+use pvrdma_verbs::Hca;
+use pvrdma_verbs_types::{GidType, QpType, RemoteAddress, SendOp, WcStatus};
 
 use crate::gate::Gate;
 use crate::world::*;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use pvrdma_verbs::{QpType, Qpn, QueuePair, SendData, SendOp, UdDestination, WcStatus};
+use pvrdma_verbs::QueuePair;
+use pvrdma_verbs_types::{QpType, Qpn, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::world::*;
 use pvrdma_link::fault::Faults;
@@ -82,7 +83,7 @@ fn operations() -> [Vec<Seen>; 2] {
     let (left, right) = (pair.a.qp(QpType::Rc), pair.b.qp(QpType::Rc));
     left.connect(&right, |_| {});
     right.connect(&left, |_| {});
-    let wrong = pvrdma_verbs::RemoteAddress { rkey: 0x55, ..theirs.remote(0) };
+    let wrong = pvrdma_verbs_types::RemoteAddress { rkey: 0x55, ..theirs.remote(0) };
     left.submit(1, SendOp::Read { remote: wrong }, &[mine.sge(0, 3000)]);
     pair.settle();
     assert_eq!(left.scq.one().status, WcStatus::RemoteAccess);

@@ -6,10 +6,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_rxe::{AddressConflict, PortConfig, PortRules, RxeHca, Uplink};
-use pvrdma_verbs::{
-    AddressRule, Gid, GidType, Hca, OtherAddresses, QpType, Qpn, Rules, SendData, SendOp, UdDestination, WcStatus,
-    link_local,
-};
+use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, Rules, link_local};
+use pvrdma_verbs_types::{Gid, GidType, QpType, Qpn, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::world::*;
 
@@ -71,7 +69,7 @@ fn advance(world: &World, time: Duration) {
     world.rxe.run_ready();
 }
 
-use pvrdma_rxe::Clock as _;
+use pvrdma_link::Clock as _;
 
 /// Attack: the gateway sends nothing for a minute, which happens when its neighbours refresh their entries by unicast.
 /// A guest must not get its address in that time.

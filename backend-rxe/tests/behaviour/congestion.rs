@@ -5,14 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use pvrdma_verbs::{Gid, GidType, Hca, QpType, Qpn, QueuePair, SendData, SendOp, UdDestination, WcStatus};
+use pvrdma_verbs::{Hca, QueuePair};
+use pvrdma_verbs_types::{Gid, GidType, QpType, Qpn, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::tap::{Tap, tapped_in, tapped_with};
 use crate::world::*;
-use pvrdma_link::Frames;
-use pvrdma_roce::wire::{Ecn, Opcode, Packet, build};
-use pvrdma_roce::{Congestion, MEGABIT};
-use pvrdma_rxe::{Clock, PortRules, RxeConfig, VlanMode};
+use pvrdma_link::{Clock, Frames};
+use pvrdma_roce::{
+    Congestion, MEGABIT,
+    wire::{Ecn, Opcode, Packet, build},
+};
+use pvrdma_rxe::{PortRules, RxeConfig, VlanMode};
 
 fn address(number: u8) -> Gid {
     Gid(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into()).octets())
@@ -205,7 +208,7 @@ fn who_is_not_obeyed() {
     give(&good);
     assert_eq!(received(), [6, 3, 2, 0]);
     // RESET forgets.
-    rig.ends[0].to(pvrdma_verbs::QpState::Reset);
+    rig.ends[0].to(pvrdma_verbs_types::QpState::Reset);
     give(&good);
     assert_eq!(received(), [7, 4, 2, 0]);
 }

@@ -1,8 +1,8 @@
 //! Every status, at both ends.
 
-use pvrdma_verbs::{
-    Access, AsyncEvent, Hca, MemoryRegion, MrRequest, QpAttrs, QpEvent, QpState, QpType, QueuePair, RecvWr,
-    RemoteAddress, SendData, SendFlags, SendOp, Sge, WcStatus,
+use pvrdma_verbs::{AsyncEvent, Hca, MemoryRegion, MrRequest, QpEvent, QueuePair};
+use pvrdma_verbs_types::{
+    Access, QpAttrs, QpState, QpType, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, Sge, WcStatus,
 };
 
 use crate::world::*;

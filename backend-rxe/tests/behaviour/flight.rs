@@ -5,7 +5,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use pvrdma_link::fault::Faults;
 use pvrdma_rxe::QpFailure;
-use pvrdma_verbs::{QpState, QueuePair, SendOp, WcStatus};
+use pvrdma_verbs::QueuePair;
+use pvrdma_verbs_types::{QpState, SendOp, WcStatus};
 
 use crate::world::*;
 

@@ -2,7 +2,8 @@
 
 use pvrdma_link::fault::Faults;
 use pvrdma_rxe::{FlowCount, Road};
-use pvrdma_verbs::{QpType, QueuePair, SendData, SendOp, UdDestination};
+use pvrdma_verbs::QueuePair;
+use pvrdma_verbs_types::{QpType, SendData, SendOp, UdDestination};
 
 use crate::world::*;
 

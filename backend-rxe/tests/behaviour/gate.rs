@@ -5,7 +5,8 @@ use std::sync::{Arc, mpsc};
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Completion, CompletionSink, CqOverrun};
+use pvrdma_verbs::{CompletionSink, CqOverrun};
+use pvrdma_verbs_types::Completion;
 
 /// The first entry waits for permission, while its whole batch is held.
 pub(crate) struct Gate {

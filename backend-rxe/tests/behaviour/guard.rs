@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{GidType, Hca, QpState, QpType, Qpn, QueuePair, SendOp, WcStatus};
+use pvrdma_verbs::{Hca, QueuePair};
+use pvrdma_verbs_types::{GidType, QpState, QpType, Qpn, SendOp, WcStatus};
 
 use crate::tap::tapped;
 use crate::world::*;

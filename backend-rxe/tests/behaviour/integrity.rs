@@ -1,7 +1,7 @@
 //! Every byte, over scattered and unaligned memory.
 
 use proptest::prelude::*;
-use pvrdma_verbs::{RecvWr, SendOp, Sge, WcStatus};
+use pvrdma_verbs_types::{RecvWr, SendOp, Sge, WcStatus};
 
 use crate::world::*;
 

@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PinPolicy};
-use pvrdma_verbs::{
-    FastRegister, Gid, GidType, Hca, Invalidate, MemoryRegion, MrRequest, QpState, QpType, Qpn, QueuePair, SendOp,
-    VerbsError, WcStatus,
-};
+use pvrdma_verbs::{Hca, MemoryRegion, MrRequest, QueuePair, VerbsError};
+use pvrdma_verbs_types::{FastRegister, Gid, GidType, Invalidate, QpState, QpType, Qpn, SendOp, WcStatus};
 
 use crate::claims::has;
 use crate::world::*;

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use pvrdma_link::fault::Faults;
-use pvrdma_link::{Frames, Link, memory};
+use pvrdma_link::{Frames, Link, fault::Faults, memory};
 use pvrdma_rxe::{PortConfig, PortRules};
-use pvrdma_verbs::{
-    Hca, Mtu, PortState, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, SendData, SendOp, UdDestination, VerbsError,
-    WcStatus,
+use pvrdma_verbs::{Hca, QueuePair, VerbsError};
+use pvrdma_verbs_types::{
+    Mtu, PortState, QpAttrMask, QpAttrs, QpState, QpType, SendData, SendOp, UdDestination, WcStatus,
 };
 
 use crate::world::*;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{QpType, SendOp, WcStatus};
+use pvrdma_verbs_types::{QpType, SendOp, WcStatus};
 
 use crate::tap::{Tap, tapped};
 use crate::world::*;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{GidType, Hca, QpType, QueuePair, SendData, SendOp, UdDestination, VerbsError, WcStatus};
+use pvrdma_verbs::{Hca, QueuePair, VerbsError};
+use pvrdma_verbs_types::{GidType, QpType, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::world::*;
 use pvrdma_link::memory;

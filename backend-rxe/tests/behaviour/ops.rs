@@ -1,6 +1,7 @@
 //! A connected QP without errors: counters, doorbells, budgets.
 
-use pvrdma_verbs::{AsyncEvent, QpAttrMask, QpAttrs, QpEvent, QpState, QpType, QueuePair, SendOp, WcStatus};
+use pvrdma_verbs::{AsyncEvent, QpEvent, QueuePair};
+use pvrdma_verbs_types::{QpAttrMask, QpAttrs, QpState, QpType, SendOp, WcStatus};
 
 use crate::world::*;
 

@@ -4,11 +4,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_link::memory::{self, MemoryLink};
-use pvrdma_link::{Frames, Link, LinkInspect, Readiness};
+use pvrdma_link::{
+    Frames, Link, LinkInspect, Readiness,
+    memory::{self, MemoryLink},
+};
 use pvrdma_rxe::{PortRules, Rxe, RxeConfig};
-use pvrdma_verbs::testing::aborts;
-use pvrdma_verbs::{QpType, QueueError, QueuePair, SendSource, SendWr};
+use pvrdma_verbs::{QueueError, QueuePair, SendSource, testing::aborts};
+use pvrdma_verbs_types::{QpType, SendWr};
 
 use crate::world::{End, Node, plug};
 

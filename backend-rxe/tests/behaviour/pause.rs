@@ -4,13 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pvrdma_link::fault::Faults;
-use pvrdma_link::{MonotonicClock, memory};
+use pvrdma_link::{MonotonicClock, fault::Faults, memory};
 use pvrdma_rxe::PortRules;
-use pvrdma_verbs::{
-    Hca, PauseHca, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, RecvWr, SendData, SendOp, UdDestination,
-    VerbsError, WcStatus,
-};
+use pvrdma_verbs::{Hca, PauseHca, QueuePair, VerbsError};
+use pvrdma_verbs_types::{QpAttrMask, QpAttrs, QpState, QpType, RecvWr, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::world::*;
 

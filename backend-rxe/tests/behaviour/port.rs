@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{
-    GidType, Hca, Mtu, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, SendData, SendOp, UdDestination, VerbsError,
-    WcStatus,
+use pvrdma_verbs::{Hca, QueuePair, VerbsError};
+use pvrdma_verbs_types::{
+    GidType, Mtu, QpAttrMask, QpAttrs, QpState, QpType, SendData, SendOp, UdDestination, WcStatus,
 };
 
 use crate::world::*;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use pvrdma_link::memory::{self, MemoryLink};
 use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Uplink, VlanMode};
-use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, QpType, link_local};
+use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, link_local};
+use pvrdma_verbs_types::QpType;
 
 use crate::world::*;
 

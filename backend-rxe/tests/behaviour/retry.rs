@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use pvrdma_verbs::{Hca, QpState, QpType, QueuePair, SendOp, WcStatus};
+use pvrdma_verbs::{Hca, QueuePair};
+use pvrdma_verbs_types::{QpState, QpType, SendOp, WcStatus};
 
 use crate::world::*;
 
@@ -116,7 +117,7 @@ fn a_long_write_with_immediate_waits_with_its_last_packet() {
 #[test]
 fn an_unanswered_request_is_sent_retry_cnt_times_more() {
     for (timeout, retries) in [(14, 7), (8, 3), (1, 0), (20, 1)] {
-        let set = |a: &mut pvrdma_verbs::QpAttrs| (a.timeout, a.retry_cnt) = (timeout, retries);
+        let set = |a: &mut pvrdma_verbs_types::QpAttrs| (a.timeout, a.retry_cnt) = (timeout, retries);
         let pair = Pair::with(World::new(), set, |_| {});
         pair.right.qp.destroy();
         pair.left.send(1, &[]);
@@ -188,7 +189,7 @@ fn peers_that_are_somebody_elses_do_not_answer() {
     right.to(QpState::Error);
     fail(&left, "in error");
     let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    b.hca.bind_gid(1, gid(9), pvrdma_verbs::GidType::RoceV1).unwrap();
+    b.hca.bind_gid(1, gid(9), pvrdma_verbs_types::GidType::RoceV1).unwrap();
     left.connect(&right, |attrs| attrs.av.dgid = gid(9));
     right.connect(&left, |attrs| attrs.av.sgid_index = 1);
     fail(&left, "another encapsulation");

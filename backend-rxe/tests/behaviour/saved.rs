@@ -2,10 +2,8 @@
 
 use pvrdma_link::fault::Faults;
 use pvrdma_saved_state::{Message, rxe as saved};
-use pvrdma_verbs::{
-    Hca, MemoryRegion, MrShape, PauseHca, QpAttrs, QpState, QpType, QueuePair, SaveHca, SendData, SendOp,
-    UdDestination, VerbsError, WcStatus,
-};
+use pvrdma_verbs::{Hca, MemoryRegion, MrShape, PauseHca, QueuePair, SaveHca, VerbsError};
+use pvrdma_verbs_types::{QpAttrs, QpState, QpType, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::world::*;
 

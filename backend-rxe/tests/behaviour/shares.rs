@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use pvrdma_link::fault::Faults;
-use pvrdma_link::{Clock, Frames, Link, LinkInspect, ManualClock, Readiness, memory};
-use pvrdma_verbs::{QpType, QueuePair, SendOp, WcStatus};
+use pvrdma_link::{Clock, Frames, Link, LinkInspect, ManualClock, Readiness, fault::Faults, memory};
+use pvrdma_verbs::QueuePair;
+use pvrdma_verbs_types::{QpType, SendOp, WcStatus};
 
 use crate::world::*;
 use pvrdma_rxe::{PortRules, Rxe, RxeConfig, ShareConfig};
@@ -82,7 +82,7 @@ fn deaf(node: &Node, buffer: &Buffer) -> End {
     let end = node.qp(QpType::Rc);
     end.connect(&end, |a| {
         (a.av.dgid, a.av.dmac, a.timeout) = (gid(2), mac(2), 0);
-        a.dest_qpn = pvrdma_verbs::Qpn::new(0x7777);
+        a.dest_qpn = pvrdma_verbs_types::Qpn::new(0x7777);
     });
     end.post(1, write(buffer.remote(0)), &[buffer.all()]);
     end.post(2, write(buffer.remote(0)), &[buffer.all()]);

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, MemoryLimits, PinPolicy, StallMeter};
-use pvrdma_verbs::testing::DEADLINE;
-use pvrdma_verbs::{PauseHca, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, SaveHca, SendOp, VerbsError, WcStatus};
+use pvrdma_verbs::{PauseHca, QueuePair, SaveHca, VerbsError, testing::DEADLINE};
+use pvrdma_verbs_types::{QpAttrMask, QpAttrs, QpState, QpType, SendOp, WcStatus};
 
 use crate::threads::{threaded, wait};
 use crate::ud::{QKEY, send, to as destination};

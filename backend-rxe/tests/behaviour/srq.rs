@@ -1,6 +1,7 @@
 //! Shared receive queues.
 
-use pvrdma_verbs::{AsyncEvent, QpEvent, QpState, QpType, QueuePair, RecvWr, SharedReceiveQueue, SrqEvent, WcStatus};
+use pvrdma_verbs::{AsyncEvent, QpEvent, QueuePair, SharedReceiveQueue, SrqEvent};
+use pvrdma_verbs_types::{QpState, QpType, RecvWr, WcStatus};
 
 use crate::world::*;
 

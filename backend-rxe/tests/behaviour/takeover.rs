@@ -1,6 +1,7 @@
 //! A connection belongs to the two queue pairs that established it. A later owner of their addresses gets no answer.
 
-use pvrdma_verbs::{GidType, Hca, Psn, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, SendOp, WcStatus};
+use pvrdma_verbs::{Hca, QueuePair};
+use pvrdma_verbs_types::{GidType, Psn, QpAttrMask, QpAttrs, QpState, QpType, SendOp, WcStatus};
 
 use crate::world::*;
 use pvrdma_roce::wire::{Extension, Header, Opcode, Packet, Reth, build};
@@ -117,7 +118,7 @@ fn a_reset_draws_new_numbers() {
 }
 
 /// Reads `length` bytes from `remote`, as the peer that the test simulates.
-fn read_request(remote: pvrdma_verbs::RemoteAddress, length: u32) -> Vec<u8> {
+fn read_request(remote: pvrdma_verbs_types::RemoteAddress, length: u32) -> Vec<u8> {
     let template: Header = Packet::parse(&request()).unwrap().header;
     let reth = Reth { address: remote.addr, rkey: remote.rkey, length };
     let mut header = Header { extension: Extension::Reth(reth), ..template };

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use parking_lot::Mutex;
-use pvrdma_link::{Frames, Link, LinkInspect, Readiness, memory};
-use pvrdma_rxe::{ManualClock, PortRules, Rxe, RxeConfig, VlanMode};
+use pvrdma_link::{Frames, Link, LinkInspect, ManualClock, Readiness, memory};
+use pvrdma_rxe::{PortRules, Rxe, RxeConfig, VlanMode};
 
 use crate::world::*;
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pvrdma_verbs::{Hca, MemoryRegion, QpState, QpType, QueuePair, RecvWr, SendOp, SharedReceiveQueue, WcStatus};
+use pvrdma_verbs::{Hca, MemoryRegion, QueuePair, SharedReceiveQueue};
+use pvrdma_verbs_types::{QpState, QpType, RecvWr, SendOp, WcStatus};
 
 use crate::gate::Gate;
 use crate::world::*;
-use pvrdma_link::MonotonicClock;
-use pvrdma_link::fault::Faults;
+use pvrdma_link::{MonotonicClock, fault::Faults};
 use pvrdma_rxe::RxeQp;
 
 pub(crate) fn threaded(workers: usize) -> World {
@@ -193,8 +193,8 @@ fn what_takes_memory_away_waits_for_those_who_use_it() {
     must_wait("destroying the remote region", |_, _, theirs, _| theirs.mr.destroy());
     must_wait("destroying the QP", |_, _, _, qp| qp.destroy());
     must_wait("resetting the QP", |_, _, _, qp| {
-        let attrs = pvrdma_verbs::QpAttrs { state: QpState::Reset, ..Default::default() };
-        qp.modify(&attrs, pvrdma_verbs::QpAttrMask::STATE).unwrap();
+        let attrs = pvrdma_verbs_types::QpAttrs { state: QpState::Reset, ..Default::default() };
+        qp.modify(&attrs, pvrdma_verbs_types::QpAttrMask::STATE).unwrap();
     });
     must_wait("unbinding the sender's GID", |pair, _, _, _| pair.a.hca.unbind_gid(0));
     must_wait("unbinding the receiver's GID", |pair, _, _, _| pair.b.hca.unbind_gid(0));

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_link::fault::{FaultLink, Faults};
-use pvrdma_link::memory::{self, MemoryLink};
-use pvrdma_link::{Frames, Link};
-use pvrdma_rxe::{Clock, DeviceShare, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, ShareConfig, Uplink};
-use pvrdma_verbs::{QpAttrs, QpType, Rules};
+use pvrdma_link::{
+    Clock, Frames, Link, ManualClock,
+    fault::{FaultLink, Faults},
+    memory::{self, MemoryLink},
+};
+use pvrdma_rxe::{DeviceShare, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, ShareConfig, Uplink};
+use pvrdma_verbs::Rules;
+use pvrdma_verbs_types::{QpAttrs, QpType};
 
 pub(crate) use pvrdma_verbs::testing::{ALL, Ring, SEND, gid, mac, page_list, pattern, post_shared, write};
 
@@ -217,7 +220,7 @@ pub(crate) fn exposed(capacity: usize) -> (World, Node, MemoryLink, Uplink) {
 /// Returns a frame that a correct peer sends to QP 0x100 of node 1.
 pub(crate) fn request() -> Vec<u8> {
     let (world, far, cable, _uplink) = exposed(10);
-    pvrdma_verbs::Hca::bind_gid(&far.hca, 0, gid(2), pvrdma_verbs::GidType::RoceV2).unwrap();
+    pvrdma_verbs::Hca::bind_gid(&far.hca, 0, gid(2), pvrdma_verbs_types::GidType::RoceV2).unwrap();
     let end = far.qp(QpType::Rc);
     end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(1), mac(1)));
     end.send(1, &[]);

@@ -1,6 +1,6 @@
 //! Framing in a byte stream: each frame is preceded by its length, four bytes in network order.
 
-use crate::MAX_LINK_FRAME;
+use pvrdma_link::MAX_LINK_FRAME;
 
 /// Bytes of the length.
 pub(crate) const PREFIX: usize = 4;

@@ -13,9 +13,6 @@ use thiserror::Error;
 
 #[cfg(any(feature = "af-packet", feature = "tap"))]
 use crate::InterfaceName;
-use crate::Link;
-#[cfg(feature = "vxlan")]
-use crate::MonotonicClock;
 #[cfg(feature = "af-packet")]
 use crate::af_packet::{AfPacketError, AfPacketLink, AfPacketSocket, VlanFilter};
 #[cfg(feature = "tap")]
@@ -26,6 +23,9 @@ use crate::tls::{TlsAddress, TlsConfig, TlsError, TlsLink, TlsRole};
 use crate::unix::{DatagramLink, StreamLink};
 #[cfg(feature = "vxlan")]
 use crate::vxlan::{TunnelAddress, VXLAN_PORT, Vni, VxlanConfig, VxlanError, VxlanLink};
+use pvrdma_link::Link;
+#[cfg(feature = "vxlan")]
+use pvrdma_link::MonotonicClock;
 
 /// One end of a link. Each variant exists with the feature of its kind.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -10,9 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use nix::sched::{CloneFlags, setns, unshare};
-use pvrdma_ether_link::MonotonicClock;
 use pvrdma_ether_link::vxlan::{Vni, VxlanConfig, VxlanLink};
-use pvrdma_ether_link::{Frames, Link};
+use pvrdma_link::{Frames, Link, MonotonicClock};
 use pvrdma_verbs::testing::skipped;
 use rustix::event::{PollFd, PollFlags};
 

@@ -13,9 +13,10 @@ use super::map::Map;
 use super::pin::PinTable;
 use super::stall::{Hold, Stall, StallMeter, Stalls};
 use super::{
-    Backing, DmaRange, DmaView, MapError, MemoryBudget, MemoryLimits, MemoryWatcher, PageList, PinError, PinGuard,
-    PinPolicy, SpaceId,
+    Backing, DmaRange, DmaView, MapError, MemoryBudget, MemoryLimits, MemoryWatcher, PinError, PinGuard, PinPolicy,
+    SpaceId,
 };
+use pvrdma_pages::PageList;
 
 /// Bytes that are locked in one step, which bounds how long a thread that removes memory may have to wait.
 const PIN_STEP: u64 = 32 << 20;

@@ -26,8 +26,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use vm_memory::{Bytes, VolatileSlice};
 
-use super::PAGE_SIZE;
 use super::pin::lock;
+use pvrdma_pages::PAGE_SIZE;
 
 /// Duration of a view or an access that counts as long: longer than any access to resident memory, or to memory that
 /// the host has swapped to a working disk.

@@ -41,7 +41,7 @@
 //! use pvrdma_pci_slot::kvm::KvmInterrupts;
 //! use pvrdma_pci_slot::{BarMap, ConfigPorts, HostBridge, PciBus, Slot};
 //! use pvrdma_rxe::{PortConfig, PortRules, Rxe, Uplink};
-//! use pvrdma_verbs::MacAddr;
+//! use pvrdma_packet::MacAddr;
 //! use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 //! use vm_allocator::{AddressAllocator, AllocPolicy};
 //! use vm_device::bus::{MmioAddress, MmioRange};

@@ -1,6 +1,7 @@
 //! Unreliable datagrams: one packet per message, no responses (IBA 9.8.3).
 
-use pvrdma_verbs::{NetworkType, Psn, Qpn, RequesterOps, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs::RequesterOps;
+use pvrdma_verbs_types::{NetworkType, Psn, Qpn, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 use crate::path::Path;
 use crate::wire::{Bth, Deth, Extension, Grh, ImmDt, MAX_PAYLOAD, Opcode, Packet};

@@ -1,6 +1,6 @@
 //! Validation of received packets. Invalid packets are dropped silently (IBA 9.6.1, annex A17.4.5).
 
-use pvrdma_verbs::{QpType, Qpn};
+use pvrdma_verbs_types::{QpType, Qpn};
 use thiserror::Error;
 
 use crate::path::Path;

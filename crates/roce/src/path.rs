@@ -1,14 +1,16 @@
 //! Addressing of frames: all headers before the BTH, which are the same for all packets of a QP (IBA annex A17.4; for
 //! RoCE v1 annex A16).
 
-use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, Qpn, UdDestination};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs_types::{AddressVector, Gid, GidType, Mtu, Psn, Qpn, UdDestination};
 use serde::Serialize;
 
 use crate::dcqcn::Congestion;
 use crate::wire::{
-    Bth, BuildError, Ecn, Ethernet, Extension, FrameWriter, Grh, Header, Ipv4, Ipv6, Network, Opcode, Packet, Udp,
-    Vlan, connected_flow_label, connected_source_port, datagram_source_port,
+    Bth, BuildError, Ecn, Extension, FrameWriter, Grh, Header, Ipv4, Ipv6, Network, Opcode, Packet, Udp,
+    connected_flow_label, connected_source_port, datagram_source_port,
 };
+use pvrdma_packet::{Ethernet, Vlan};
 
 /// Hop limit if the consumer did not choose one.
 const DEFAULT_HOP_LIMIT: u8 = 64;

@@ -1,7 +1,8 @@
 //! Checks every packet up to a size, against short reference functions that share no code with the parser.
 
-use pvrdma_roce::wire::{Bth, EtherType, Extension, Opcode, Packet, SackMap, Shape};
-use pvrdma_verbs::Psn;
+use pvrdma_packet::EtherType;
+use pvrdma_roce::wire::{Bth, Extension, Opcode, Packet, SackMap, Shape};
+use pvrdma_verbs_types::Psn;
 
 const BTH: usize = 12;
 const ICRC: usize = 4;

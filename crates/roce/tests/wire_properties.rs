@@ -4,11 +4,12 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use pvrdma_packet::{Ethernet, MacAddr, Vlan};
 use pvrdma_roce::wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ethernet, Extension, Feth, Grh, Header, Ieth, ImmDt, Ipv4, Ipv6,
-    MAX_FRAME, MAX_HEADER, MAX_PAYLOAD, Network, Opcode, Packet, Reth, Shape, Syndrome, Udp, Vlan, build,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extension, Feth, Grh, Header, Ieth, ImmDt, Ipv4, Ipv6, MAX_FRAME,
+    MAX_HEADER, MAX_PAYLOAD, Network, Opcode, Packet, Reth, Shape, Syndrome, Udp, build,
 };
-use pvrdma_verbs::{Gid, MacAddr, Psn, Qpn};
+use pvrdma_verbs_types::{Gid, Psn, Qpn};
 
 fn ethernet() -> impl Strategy<Value = Ethernet> {
     let vlan = (0..8_u8, any::<bool>(), 0..4096_u16).prop_map(|(pcp, dei, vid)| Vlan { pcp, dei, vid });

@@ -10,8 +10,10 @@ use crate::progress::SendProgress;
 use crate::queue::{CompletionSink, EventSink, RecvSource, SendSource};
 use crate::rules::Rules;
 use pvrdma_base::{Counter, DeviceLog, Random};
-use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PAGE_SIZE, PageList};
-use pvrdma_verbs_types::{Access, Gid, GidType, MacAddr, Mtu, PortState, QpAttrMask, QpAttrs, QpCaps, QpType, Qpn};
+use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
+use pvrdma_packet::MacAddr;
+use pvrdma_pages::{PAGE_SIZE, PageList};
+use pvrdma_verbs_types::{Access, Gid, GidType, Mtu, PortState, QpAttrMask, QpAttrs, QpCaps, QpType, Qpn};
 
 /// Context that a device passes to a backend to get an adapter.
 #[derive(Clone)]
@@ -399,7 +401,7 @@ pub trait QueuePair: Send + Sync + 'static {
     /// its rings start over at index 0.
     ///
     /// # Errors
-    /// The transition is not allowed ([`crate::qp_state`]) or an attribute is out of range; nothing has changed then.
+    /// The transition is not allowed ([`pvrdma_verbs_types::qp_state`]) or an attribute is out of range; nothing has changed then.
     fn modify(&self, attrs: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError>;
 
     /// Returns the current state and attributes.

@@ -1,7 +1,8 @@
 //! Queues and events: the interface through which a backend pulls work and pushes results.
 
 use crate::error::{CqOverrun, IndexError, QueueError};
-use pvrdma_guest_memory::{DmaView, PageList};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_pages::PageList;
 use pvrdma_verbs_types::{Completion, RecvWr, SendWr};
 
 /// Consumer side of a send queue.

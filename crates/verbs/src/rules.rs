@@ -7,7 +7,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::network::Network;
-use pvrdma_verbs_types::{Gid, MacAddr};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs_types::Gid;
 
 /// Rules of a device. By default it may use addresses that no other device or host used first, and may communicate with
 /// every peer.

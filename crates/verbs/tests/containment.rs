@@ -1,10 +1,12 @@
-//! [`EndOnPanic`](pvrdma_verbs::EndOnPanic) ends the process on a panic, and does nothing otherwise.
+//! [`EndOnPanic`](pvrdma_base::EndOnPanic) ends the process on a panic, and does nothing otherwise.
 
 use std::panic::catch_unwind;
 
-use pvrdma_verbs::EndOnPanic;
+use pvrdma_base::{
+    EndOnPanic,
+    threads::{self, ThreadKind},
+};
 use pvrdma_verbs::testing::aborts;
-use pvrdma_verbs::threads::{self, ThreadKind};
 
 #[test]
 fn a_thread_that_others_rely_on_takes_the_process_along() {

@@ -1,7 +1,7 @@
 //! Rate-limited log lines have the module that logs them as target, so that filters apply to them.
 
+use pvrdma_base::{DeviceLog, LogLimit};
 use pvrdma_verbs::testing::LogLines;
-use pvrdma_verbs::{DeviceLog, LogLimit};
 
 mod one {
     use super::*;

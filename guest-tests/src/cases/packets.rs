@@ -10,14 +10,15 @@ use pcap_file::DataLink;
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
-use pvrdma_roce::wire::{MAX_FRAME, Packet};
+use pvrdma_packet::MacAddr;
 use pvrdma_roce::{
-    AccessError, AtomicChange, Congestion, DatagramSender, EgressMarking, NakReason, Origin, Path, Received, Requester,
-    RequesterOps, Responder, ResponderOps, Tuning,
+    Congestion, DatagramSender, EgressMarking, Origin, Path, Requester, Responder, Tuning,
+    wire::{MAX_FRAME, Packet},
 };
-use pvrdma_verbs::{
-    Access, AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, RemoteAddress, SendData, SendFlags,
-    SendOp, SendWr, Sge, UdDestination, WcStatus,
+use pvrdma_verbs_types::{
+    Access, AccessError, AddressVector, AtomicChange, Gid, GidType, Mtu, NakReason, Psn, QpAttrs, QpState, Qpn,
+    Received, RemoteAddress, RequesterOps, ResponderOps, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination,
+    WcStatus,
 };
 
 const MTU: Mtu = Mtu::M1024;

@@ -280,7 +280,7 @@ fn errors(a: &mut Side, b: &mut Side) -> Result<()> {
         side.qp.to_reset()?;
     }
     connect(&mut a.qp, a.host, &mut b.qp, b.host)?;
-    let foreign = SendWr::send(3, &[pvrdma_verbs::Sge { lkey: 0x77, ..a.buffer.sge(&a.mr, 0, 8) }]);
+    let foreign = SendWr::send(3, &[pvrdma_verbs_types::Sge { lkey: 0x77, ..a.buffer.sge(&a.mr, 0, 8) }]);
     a.qp.post_send(&[foreign])?;
     let cqe = a.cq.wait();
     ensure!((cqe.wr_id, cqe.status) == (3, status::LOC_PROT), "{cqe:?}");

@@ -8,7 +8,8 @@ use std::net::TcpStream;
 
 use anyhow::{Context, Result, ensure};
 use pvrdma_dev::testing::{Path, Placement, RecvWr, SendWr, status, wc_opcode};
-use pvrdma_verbs::{Backend, Gid};
+use pvrdma_verbs::Backend;
+use pvrdma_verbs_types::Gid;
 
 use pvrdma_verbs::testing::gid;
 

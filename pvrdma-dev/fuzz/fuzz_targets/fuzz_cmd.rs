@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use pvrdma_dev::PciFunction;
 use pvrdma_dev::testing::{Driver, Path, QpAttr, REQUEST_SIZE, RESPONSE_SIZE, Request, command_id as id};
 use pvrdma_dev_fuzz::{Address, Guest, Many, PAGE, Steps, Word, World, gid, poke};
+use pvrdma_pci_function::PciFunction;
 
 /// Pages of memory.
 const PAGES: u64 = 128;

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use pvrdma_dev::PciFunction;
 use pvrdma_dev::testing::MEMORY_BASE;
 use pvrdma_dev_fuzz::{Address, Many, PAGE, Steps, Word, World, poke};
+use pvrdma_pci_function::PciFunction;
 
 /// Number of memory pages. A probe needs almost all of them, so that random addresses often hit something.
 const PAGES: u64 = 32;

@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use pvrdma_dev::PciFunction;
 use pvrdma_dev::testing::{Driver, GuestMemory, TestDevice};
-use pvrdma_link::{Link, memory};
-use pvrdma_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig};
-use pvrdma_saved_state::Header;
-use pvrdma_saved_state::testing::{Change, Records, change, join, split};
-use pvrdma_verbs::MacAddr;
+use pvrdma_link::{Clock, Link, ManualClock, memory};
+use pvrdma_packet::MacAddr;
+use pvrdma_pci_function::PciFunction;
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig};
+use pvrdma_saved_state::{
+    Header,
+    testing::{Change, Records, change, join, split},
+};
 
 #[derive(Arbitrary, Debug)]
 enum Edit {

@@ -5,11 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arbitrary::{Arbitrary, Unstructured};
-use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, MEMORY_BASE};
-use pvrdma_dev::{DeviceConfig, Limits, PciFunction, PvrdmaDevice};
-use pvrdma_rxe::{Clock, ManualClock, Rxe, RxeConfig, VlanMode};
+use pvrdma_dev::{
+    DeviceConfig, Limits, PvrdmaDevice,
+    testing::{Driver, GuestMemory, Irqs, MEMORY_BASE},
+};
+use pvrdma_link::{Clock, ManualClock};
+use pvrdma_packet::MacAddr;
+use pvrdma_pci_function::PciFunction;
+use pvrdma_rxe::{Rxe, RxeConfig, VlanMode};
+use pvrdma_verbs::HcaLimits;
 pub use pvrdma_verbs::testing::gid;
-use pvrdma_verbs::{HcaLimits, MacAddr};
 
 /// Maximum number of queue pair runs that one step may cause. The rings hold far less work.
 const MAX_RUNS: usize = 2000;

@@ -4,7 +4,8 @@
 //! structures, and only the one for the element's opcode is decoded: the user library does not clear the fields of
 //! other opcodes, which keep their values from an earlier element (spec §13 B21).
 
-use pvrdma_verbs::{Gid, MacAddr, Qpn, RemoteAddress, Sge, UdDestination};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs_types::{Gid, Qpn, RemoteAddress, Sge, UdDestination};
 
 use super::layout::{GuestLayout, guest_struct};
 
@@ -40,7 +41,7 @@ pub(crate) mod opcode {
     pub(crate) const FAST_REG_MR: u32 = 11;
 }
 
-/// Valid send flags (spec §8.5). The bits are those of [`pvrdma_verbs::SendFlags`].
+/// Valid send flags (spec §8.5). The bits are those of [`pvrdma_verbs_types::SendFlags`].
 pub(crate) const SEND_FLAGS: u32 = 0x7;
 
 /// Completion opcodes (spec §9.2).

@@ -1,6 +1,7 @@
 //! CREATE_BIND and DESTROY_BIND: the GID table (sections 4.6 and 12.2).
 
-use pvrdma_verbs::{Gid, GidType, Hca};
+use pvrdma_verbs::Hca;
+use pvrdma_verbs_types::{Gid, GidType};
 
 use super::response::Response;
 use crate::abi::cmd::{CreateBind, DestroyBind};

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use pvrdma_guest_memory::{Charge, Direction, PAGE_SIZE, PageList};
+use pvrdma_guest_memory::{Charge, Direction};
+use pvrdma_pages::{PAGE_SIZE, PageList};
 use pvrdma_verbs::{CompletionSink, Hca, Object};
 
 use super::pd::owner;

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use pvrdma_guest_memory::{Charge, Direction, Extent, PAGE_SIZE, PageList};
-use pvrdma_verbs::{Access, Hca, MemoryRegion, MrRequest, Object};
+use pvrdma_guest_memory::{Charge, Direction};
+use pvrdma_pages::{Extent, PAGE_SIZE, PageList};
+use pvrdma_verbs::{Hca, MemoryRegion, MrRequest, Object};
+use pvrdma_verbs_types::Access;
 
 use super::response::{Created, Response};
 use crate::abi::cmd::{CreateMr, CreateMrResp, DestroyMr, mr_flags};

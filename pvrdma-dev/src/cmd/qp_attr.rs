@@ -1,6 +1,7 @@
 //! Conversion of QP attributes between the guest's structure and [`QpAttrs`] (sections 11.1 and 11.2).
 
-use pvrdma_verbs::{Access, AddressVector, Gid, MacAddr, Mtu, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, Qpn};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs_types::{Access, AddressVector, Gid, Mtu, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, Qpn};
 
 use super::query::PORT;
 use crate::abi::cmd::{AhAttr, Gid as GuestGid, Grh, QpAttr, QpCap};

@@ -1,6 +1,7 @@
 //! QUERY_PORT and QUERY_PKEY (sections 4.6 and 12).
 
-use pvrdma_verbs::{Hca, PortState};
+use pvrdma_verbs::Hca;
+use pvrdma_verbs_types::PortState;
 
 use super::response::Response;
 use crate::abi::cmd::{PortAttr, QueryPkey, QueryPkeyResp, QueryPort, QueryPortResp};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use pvrdma_guest_memory::PageList;
 use pvrdma_handover::Pending;
+use pvrdma_pages::PageList;
 use pvrdma_verbs::{Hca, Object, SharedReceiveQueue, SrqInit, VerbsError};
 
 use super::cq::{ring_pages, ring_pages_of};

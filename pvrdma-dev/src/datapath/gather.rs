@@ -1,6 +1,6 @@
 //! Reading of scatter/gather lists from ring elements (spec §8.1).
 
-use pvrdma_verbs::Sge;
+use pvrdma_verbs_types::Sge;
 use vm_memory::VolatileSlice;
 
 use crate::abi::layout::GuestLayout;

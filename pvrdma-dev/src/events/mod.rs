@@ -18,9 +18,11 @@ use std::sync::Arc;
 
 use log::debug;
 use parking_lot::{Mutex, RwLock};
-use pvrdma_guest_memory::{DmaSpace, DmaView, PageList, PageListBuilder};
+use pvrdma_base::{Counter, DeviceLog, counters};
+use pvrdma_guest_memory::{DmaSpace, DmaView};
 use pvrdma_handover::WaitFlag;
-use pvrdma_verbs::{AsyncEvent, Counter, DeviceLog, EventSink, PortEvent, QpEvent, QueueError, SrqEvent, counters};
+use pvrdma_pages::{PageList, PageListBuilder};
+use pvrdma_verbs::{AsyncEvent, EventSink, PortEvent, QpEvent, QueueError, SrqEvent};
 use serde::Serialize;
 
 use crate::abi::ring::{CQNE_SIZE, EQE_SIZE, Eqe, STATE_PAGE, eqe};

@@ -1,8 +1,9 @@
 //! Number of objects that a device advertises: as many as its memory limit allows, for objects of the sizes given
 //! below.
 
-use pvrdma_guest_memory::{Extent, PAGE_SIZE};
-use pvrdma_verbs::{Hca, HcaLimits, Object, QpCaps};
+use pvrdma_pages::{Extent, PAGE_SIZE};
+use pvrdma_verbs::{Hca, HcaLimits, Object};
+use pvrdma_verbs_types::QpCaps;
 
 use super::{Cq, Mr, Pd, Qp, Srq};
 use crate::limits::Limits;

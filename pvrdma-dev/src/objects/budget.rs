@@ -1,6 +1,7 @@
 //! Memory cost of objects, charged before they are created.
 
-use pvrdma_guest_memory::{Charge, Kept, PageList};
+use pvrdma_guest_memory::{Charge, Kept};
+use pvrdma_pages::PageList;
 use pvrdma_verbs::{Hca, Object};
 
 use super::affordable::bytes_of;

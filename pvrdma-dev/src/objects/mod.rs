@@ -15,7 +15,9 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Gid, GidType, Hca, Random};
+use pvrdma_base::Random;
+use pvrdma_verbs::Hca;
+use pvrdma_verbs_types::{Gid, GidType};
 use serde::Serialize;
 
 use crate::error::CmdError;
@@ -151,7 +153,7 @@ impl GidTable {
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_verbs::{Gid, GidType};
+    use pvrdma_verbs_types::{Gid, GidType};
 
     use super::*;
 

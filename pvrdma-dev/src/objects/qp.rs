@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use pvrdma_guest_memory::Charge;
 use pvrdma_handover::Pending;
-use pvrdma_verbs::{Hca, QpCaps, QpType};
+use pvrdma_verbs::Hca;
+use pvrdma_verbs_types::{QpCaps, QpType};
 
 use super::{Cq, Pd, Srq};
 use crate::ring::{Progress, RingWords, StateWords};

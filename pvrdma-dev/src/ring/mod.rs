@@ -11,7 +11,8 @@ mod words;
 
 use std::sync::atomic::Ordering;
 
-use pvrdma_guest_memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList};
+use pvrdma_guest_memory::{Direction, DmaError, DmaView};
+use pvrdma_pages::{PAGE_SIZE, PageList};
 use pvrdma_verbs::{IndexError, QueueError, RingPosition, SavedRing};
 use thiserror::Error;
 use vm_memory::{ByteValued, VolatileSlice};

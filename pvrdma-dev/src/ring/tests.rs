@@ -1,7 +1,7 @@
 //! Ring indices (conformance 38, 39, 40, 45).
 
 use proptest::prelude::*;
-use pvrdma_guest_memory::PageListBuilder;
+use pvrdma_pages::PageListBuilder;
 use vm_memory::Bytes;
 
 use super::*;

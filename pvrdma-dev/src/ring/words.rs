@@ -2,7 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use pvrdma_guest_memory::{DmaError, DmaSpace, DmaView, PAGE_SIZE};
+use pvrdma_guest_memory::{DmaError, DmaSpace, DmaView};
+use pvrdma_pages::PAGE_SIZE;
 use serde::Serialize;
 
 use super::StateWords;

@@ -1,7 +1,8 @@
 //! Conversion between messages and the device's types.
 
 use pvrdma_saved_state::pvrdma as saved;
-use pvrdma_verbs::{GidType, HcaLimits, IndexError, QpType, RingPosition};
+use pvrdma_verbs::{HcaLimits, IndexError, RingPosition};
+use pvrdma_verbs_types::{GidType, QpType};
 
 use super::error::RestoreError;
 use crate::datapath::Armed;

@@ -28,7 +28,8 @@ mod tests;
 use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
 
-use pvrdma_guest_memory::{Direction, DmaError, PageList};
+use pvrdma_guest_memory::{Direction, DmaError};
+use pvrdma_pages::PageList;
 use pvrdma_pci_function::{Migratable, StateError};
 use pvrdma_verbs::{Backend, PauseHca, SaveHca};
 

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use pvrdma_guest_memory::{DmaView, PageList};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_pages::PageList;
 use pvrdma_saved_state::pvrdma as saved;
 use pvrdma_verbs::{
-    Access, CompletionSink, Gid, Object, QpInit, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SaveHca,
-    SavedMr, SharedReceiveQueue, SrqInit,
+    CompletionSink, Object, QpInit, QueueError, QueuePair, RecvSource, SaveHca, SavedMr, SharedReceiveQueue, SrqInit,
 };
+use pvrdma_verbs_types::{Access, Gid, QpType, Qpn, RecvWr};
 
 use super::convert;
 use super::error::RestoreError;

@@ -6,7 +6,8 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use pvrdma_guest_memory::{Charge, Kept, PageList, PageListBuilder};
+use pvrdma_guest_memory::{Charge, Kept};
+use pvrdma_pages::{PageList, PageListBuilder};
 use pvrdma_saved_state::{DeviceKind, RawRecord, Reader, Record, pvrdma as saved};
 use pvrdma_verbs::{Backend, SaveHca};
 

@@ -4,12 +4,11 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use pvrdma_guest_memory::{PageList, PageListBuilder};
+use pvrdma_pages::{PageList, PageListBuilder};
 use pvrdma_pci_function::{CONFIG_SIZE, ConfigSpace};
 use pvrdma_saved_state::{DeviceKind, Header, Writer, pvrdma as saved};
-use pvrdma_verbs::{
-    MrRequest, QpCaps, QueuePair, RingPosition, SaveHca, SavedMr, SavedQp, SavedRing, SavedSrq, VerbsError,
-};
+use pvrdma_verbs::{MrRequest, QueuePair, RingPosition, SaveHca, SavedMr, SavedQp, SavedRing, SavedSrq, VerbsError};
+use pvrdma_verbs_types::QpCaps;
 
 use super::convert;
 use super::error::SaveError;

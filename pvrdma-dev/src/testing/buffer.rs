@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::Sge;
+use pvrdma_verbs_types::Sge;
 
 use super::{GuestMemory, Mr};
 

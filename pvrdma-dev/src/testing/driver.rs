@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 
 use super::command::{CommandError, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, command_id};
 use super::probe::ProbeOptions;

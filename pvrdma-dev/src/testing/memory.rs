@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
-use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PAGE_SIZE, PinPolicy};
+use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PinPolicy};
+use pvrdma_pages::PAGE_SIZE;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, FileOffset, VolatileMemory, VolatileSlice};
 

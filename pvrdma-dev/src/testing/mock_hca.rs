@@ -6,11 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use pvrdma_base::Counter;
 use pvrdma_verbs::{
-    AsyncEvent, Backend, Completion, CompletionQueue, CompletionSink, Counter, CqOverrun, DeviceContext, Gid, GidType,
-    Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Mtu, Object, PauseHca, PortAttributes, PortState, QpAttrMask,
-    QpAttrs, QpInit, QpState, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SendSource, SendWr,
-    SharedReceiveQueue, SrqInit, VerbsError, qp_state,
+    AsyncEvent, Backend, CompletionQueue, CompletionSink, CqOverrun, DeviceContext, Hca, HcaLimits, MemoryRegion,
+    MrRequest, MrShape, Object, PauseHca, PortAttributes, QpInit, QueueError, QueuePair, RecvSource, SendSource,
+    SharedReceiveQueue, SrqInit, VerbsError,
+};
+use pvrdma_verbs_types::{
+    Completion, Gid, GidType, Mtu, PortState, QpAttrMask, QpAttrs, QpState, QpType, Qpn, RecvWr, SendWr, qp_state,
 };
 
 /// Limits of an adapter that supports everything.

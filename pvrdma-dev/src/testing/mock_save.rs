@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use pvrdma_verbs::{
-    Hca, MrRequest, QpAttrs, QpInit, QpState, SaveHca, SavedMr, SavedQp, SavedSrq, SharedReceiveQueue, SrqInit,
-    VerbsError,
+    Hca, MrRequest, QpInit, SaveHca, SavedMr, SavedQp, SavedSrq, SharedReceiveQueue, SrqInit, VerbsError,
 };
+use pvrdma_verbs_types::{QpAttrs, QpState};
 
 use super::{MockHca, MockMr, MockQp, MockSrq};
 

@@ -1,6 +1,6 @@
 //! Attributes of queue pairs, as bytes of `pvrdma_qp_attr` (spec §11).
 
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 
 /// QP states (spec §11.1).
 #[expect(missing_docs, reason = "the names of the specification")]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_guest_memory::{PAGE_SIZE, PageList, PageListBuilder};
+use pvrdma_pages::{PAGE_SIZE, PageList, PageListBuilder};
 
 use super::{GuestMemory, Placement};
 use crate::intr::Interrupts;

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use pvrdma_base::Random;
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_verbs::{Backend, GidType, MacAddr, Random};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs::Backend;
+use pvrdma_verbs_types::GidType;
 
 use super::{Driver, GuestMemory, Irqs};
 use crate::config::DeviceConfig;

@@ -1,7 +1,7 @@
 //! Work requests, encoded as the drivers do (spec §8).
 
-use pvrdma_verbs::Gid;
 pub use pvrdma_verbs::Sge;
+use pvrdma_verbs_types::Gid;
 
 /// Send opcodes (spec §8.4).
 #[expect(missing_docs, reason = "the names of the specification")]

@@ -15,8 +15,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use pvrdma_base::DeviceLog;
 use pvrdma_pci_function::DoorbellWindow;
-use pvrdma_verbs::{Backend, DeviceLog};
+use pvrdma_verbs::Backend;
 
 use crate::device::PvrdmaDevice;
 use crate::stats::WindowCounters;

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use pvrdma_dev::DeviceConfig;
-use pvrdma_dev::testing::{
-    Context, Cq, Driver, GuestMemory, MockBackend, MockDevice, Path, Pd, Qp, QpInit, TestDevice,
+use pvrdma_dev::{
+    DeviceConfig,
+    testing::{Context, Cq, Driver, GuestMemory, MockBackend, MockDevice, Path, Pd, Qp, QpInit, TestDevice},
 };
 use pvrdma_rxe::{Rxe, RxeConfig};
-use pvrdma_verbs::GidType;
 pub use pvrdma_verbs::testing::gid;
+use pvrdma_verbs_types::GidType;
 
 /// Every version of the interface, with each GID type that its driver accepts.
 pub const VERSIONS: [(u32, GidType); 6] = [

@@ -13,8 +13,9 @@ use std::path::Path;
 use std::str::FromStr;
 
 use libfuzzer_sys::fuzz_target;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdmad::config::{
-    BackendSpec, BitRate, Config, ConfigSpec, ControlSpec, DeviceSpec, FaultWord, LinkSpec, MetricsSpec, NetworkSpec,
+    BackendSpec, BitRate, Config, ConfigSpec, ControlSpec, DeviceSpec, FaultWord, MetricsSpec, NetworkSpec,
     SocketPlace, change_share, share_words,
 };
 use rustix::fs::MemfdFlags;

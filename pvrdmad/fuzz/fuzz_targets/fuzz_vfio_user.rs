@@ -16,12 +16,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PinPolicy};
-use pvrdma_pci_function::{Migratable, StateError};
-use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header, MessageKind};
-use pvrdmad::vfio_user::request::Request;
-use pvrdmad::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, MigratableDevice, REPLY_DEADLINE};
+use pvrdma_pci_function::{Bar, InterruptSink, Migratable, MsixPlace, PciFunction, StateError};
+use pvrdma_vfio_user_server::{
+    ConnectionStats, Endpoint, FileRules, IrqTable, MigratableDevice, REPLY_DEADLINE,
+    message::{Command, HEADER_SIZE, Header, MessageKind},
+    request::Request,
+};
 use rustix::event::EventfdFlags;
 use rustix::fs::MemfdFlags;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};

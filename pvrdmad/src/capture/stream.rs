@@ -9,10 +9,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use log::{Level, debug, error};
-use pvrdma_ether_link::MAX_LINK_FRAME;
+use pvrdma_base::{
+    LogLimit,
+    threads::{self, ThreadKind},
+};
+use pvrdma_link::MAX_LINK_FRAME;
 use pvrdma_rxe::capture::{Batch, Capture, CaptureConfig};
-use pvrdma_verbs::LogLimit;
-use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use serde_json::Value;

@@ -7,7 +7,7 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::keys::deserialize_from_str;
-use crate::socket::SocketAccess;
+use pvrdma_vfio_user_server::socket::SocketAccess;
 
 /// Returns the permissions that these keys describe.
 pub(super) fn access(owner: Option<UserId>, group: Option<GroupId>, mode: Option<Mode>) -> SocketAccess {

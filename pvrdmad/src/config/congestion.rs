@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use pvrdma_rxe::Congestion;
+use pvrdma_roce::Congestion;
 
 use super::keys::keys;
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::access::{GroupId, Mode, UserId, access};
 use super::keys::keys;
 use super::pairs::{Syntax, from_pairs};
-use crate::socket::SocketAccess;
+use pvrdma_vfio_user_server::socket::SocketAccess;
 
 /// The control socket.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -2,10 +2,13 @@
 
 use std::fs;
 
+use pvrdma_base::Random;
 use pvrdma_dev::DeviceConfig;
 use pvrdma_ether_link::link_spec::LinkSpec;
-use pvrdma_rxe::{Congestion, PortRules, ShareConfig};
-use pvrdma_verbs::{AddressRule, GidType, OtherAddresses, Peers, Random, Rules};
+use pvrdma_roce::Congestion;
+use pvrdma_rxe::{PortRules, ShareConfig};
+use pvrdma_verbs::{AddressRule, OtherAddresses, Peers, Rules};
+use pvrdma_verbs_types::GidType;
 use serde::{Deserialize, Serialize};
 
 use super::access::access;
@@ -13,7 +16,7 @@ use super::address;
 use super::place::SocketPlace;
 use super::spec::{DeviceSpec, Mac, NAME_RULE, is_name};
 use super::words::{DoorbellMode, MemoryFiles, Pcp, Pin, Roce, Switch};
-use crate::socket::SocketAccess;
+use pvrdma_vfio_user_server::socket::SocketAccess;
 
 /// A device, completely described.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

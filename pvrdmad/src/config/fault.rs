@@ -4,8 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use pvrdma_ether_link::Link;
-use pvrdma_ether_link::fault::{FaultLink, Faults};
+use pvrdma_link::{
+    Link,
+    fault::{FaultLink, Faults},
+};
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::keys::{deserialize_from_str, keys};

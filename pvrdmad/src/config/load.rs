@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::marker::PhantomData;
 use std::path::Path;
 
-use pvrdma_rxe::Congestion;
+use pvrdma_roce::Congestion;
 use serde::de::{self, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Spanned;

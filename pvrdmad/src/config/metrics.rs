@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::access::{GroupId, Mode, UserId, access};
 use super::keys::{deserialize_from_str, keys};
 use super::pairs::{Syntax, from_pairs};
-use crate::socket::SocketAccess;
+use pvrdma_vfio_user_server::socket::SocketAccess;
 
 /// The metrics server.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use pvrdma_dev::Limits;
-use pvrdma_ether_link::link_spec::LinkSpec;
-use pvrdma_ether_link::vxlan::TunnelAddress;
+use pvrdma_ether_link::{link_spec::LinkSpec, vxlan::TunnelAddress};
+use pvrdma_packet::MacAddr;
 use pvrdma_rxe::ForgedTransmits;
-use pvrdma_verbs::{MacAddr, Prefix};
+use pvrdma_verbs::Prefix;
 
 use super::access::{GroupId, Mode, UserId};
 use super::address::AddressWord;

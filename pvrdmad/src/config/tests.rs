@@ -1,7 +1,8 @@
 use std::path::{Path, PathBuf};
 
 use pvrdma_dev::Limits;
-use pvrdma_rxe::{Congestion, ForgedTransmits, PortRules, VlanMode};
+use pvrdma_roce::Congestion;
+use pvrdma_rxe::{ForgedTransmits, PortRules, VlanMode};
 use pvrdma_verbs::{AddressRule, OtherAddresses};
 
 use super::backend::IbverbsSpec;

@@ -18,9 +18,9 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::protocol::{Request, Upgraded, is_printable_json, json_rpc, printable, printable_text};
-use crate::socket::user;
 use crate::status::{DaemonStatus, QueuePairTraffic};
 use crate::supervisor::replace::REPLACE_VERSION;
+use pvrdma_vfio_user_server::socket::user;
 
 /// Longest answer that the client accepts, in bytes.
 const MAX_RESPONSE: usize = 64 << 20;

@@ -18,8 +18,10 @@ use std::time::{Duration, Instant};
 
 use log::{debug, error};
 use parking_lot::Mutex;
-use pvrdma_verbs::LogLimit;
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::{
+    LogLimit,
+    threads::{self, ThreadKind},
+};
 use rustix::event::{EventfdFlags, PollFlags};
 use serde_json::Value;
 
@@ -31,11 +33,11 @@ use crate::control_access::ControlAccess;
 use crate::notify;
 use crate::protocol::json_rpc::{self, Call, CallRefused, Method};
 use crate::protocol::{Reply, Request};
-use crate::socket::SocketFile;
 use crate::status::{DaemonStatus, by_name, describe_counters};
 use crate::stop::wait;
 use crate::supervisor::replace::REPLACE_VERSION;
 use crate::supervisor::{CaptureError, Supervisor};
+use pvrdma_vfio_user_server::socket::SocketFile;
 
 /// Prefix of log lines.
 const SUBJECT: &str = "control socket";

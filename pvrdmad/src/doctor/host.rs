@@ -8,7 +8,7 @@ use std::process::Command;
 
 use super::machine::Machine;
 use crate::rlimits;
-use crate::socket::SocketAccess;
+use pvrdma_vfio_user_server::socket::SocketAccess;
 
 /// State of this host.
 #[derive(Clone, Debug)]

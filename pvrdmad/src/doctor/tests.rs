@@ -143,7 +143,7 @@ fn a_socket_with_other_rights() {
     let path: PathBuf = folder.path().join("vm0");
     let _listener = UnixListener::bind(&path).unwrap();
     let mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-    let access = crate::socket::SocketAccess { mode: Some(0o660), ..Default::default() };
+    let access = pvrdma_vfio_user_server::socket::SocketAccess { mode: Some(0o660), ..Default::default() };
     mode(0o660);
     assert_eq!(host().socket_problem(&path, access), None);
     mode(0o600);

@@ -19,8 +19,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use pvrdma_base::counters;
 use pvrdma_dev::{DoorbellWatcher, MappedDoorbells};
-use pvrdma_verbs::counters;
 use serde::{Deserialize, Serialize};
 
 pub use host::HostFacts;
@@ -169,7 +169,7 @@ impl Doorbells {
     }
 
     /// Returns the counters of the pages.
-    pub(crate) fn counters(&self) -> Vec<pvrdma_verbs::Counter> {
+    pub(crate) fn counters(&self) -> Vec<pvrdma_base::Counter> {
         self.lent.as_ref().map_or_else(|| DoorbellCounters::default().list(), |lent| lent.counts.list())
     }
 }

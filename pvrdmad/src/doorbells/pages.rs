@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use log::error;
+use pvrdma_base::threads::{self, ThreadKind};
 use pvrdma_handover::{PresentPages, Taken};
-use pvrdma_verbs::threads::{self, ThreadKind};
 
 use super::fuse::{Connection, Notifier, REQUEST, Served};
 

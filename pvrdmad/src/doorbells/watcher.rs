@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use log::error;
 use nix::time::ClockId;
+use pvrdma_base::{
+    LogLimit,
+    threads::{self, ThreadKind},
+};
 use pvrdma_dev::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
-use pvrdma_ether_link::Bell;
 use pvrdma_handover::Waker;
-use pvrdma_verbs::LogLimit;
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_link::Bell;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::DoorbellCounters;

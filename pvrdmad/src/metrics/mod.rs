@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use log::error;
-use pvrdma_verbs::threads::{self, ThreadKind};
-use pvrdma_verbs::{LogLimit, Random};
+use pvrdma_base::{
+    LogLimit, Random,
+    threads::{self, ThreadKind},
+};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -28,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use self::connection::{Connection, Stage, Stream, Text, Texts};
 use self::table::Table;
 use crate::config::{MetricsAddress, MetricsSpec};
-use crate::socket::{FileIdentity, SocketFile};
+use pvrdma_vfio_user_server::socket::{FileIdentity, SocketFile};
 
 /// Prefix of log lines.
 const SUBJECT: &str = "metrics";

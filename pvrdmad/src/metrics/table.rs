@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use pvrdma_verbs::Random;
+use pvrdma_base::Random;
 
 use super::connection::{Connection, Origin, Stage};
 

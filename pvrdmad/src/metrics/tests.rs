@@ -12,7 +12,7 @@ fn served(source: impl Fn() -> Result<String, String> + Send + Sync + 'static) -
     let folder = tempfile::tempdir().unwrap();
     let spec = MetricsSpec {
         address: MetricsAddress::Unix(folder.path().join("metrics")),
-        access: crate::socket::SocketAccess::default(),
+        access: pvrdma_vfio_user_server::socket::SocketAccess::default(),
     };
     (MetricsServer::start(Arc::new(Place::open(&spec).unwrap()), Box::new(source)).unwrap(), folder)
 }

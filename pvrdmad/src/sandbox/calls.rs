@@ -5,7 +5,7 @@
 //! numbers and does not follow pointers.
 
 use libc::c_long;
-use pvrdma_verbs::threads::ThreadKind;
+use pvrdma_base::threads::ThreadKind;
 
 use super::profile::Profile;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::env::consts::ARCH;
 
-use pvrdma_verbs::threads::ThreadKind;
+use pvrdma_base::threads::ThreadKind;
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule, apply_filter,

@@ -5,7 +5,7 @@
 //! TCP ports, abstract sockets and signals to other processes with Landlock; it prevents other processes of its user
 //! from tracing it; and it installs a filter of system calls. Each thread then installs a narrower filter for its kind
 //! ([`reference`](mod@reference) lists them). Only one thread, the launcher, may start threads (see
-//! [`pvrdma_verbs::threads`]).
+//! [`pvrdma_base::threads`]).
 //!
 //! Features that the kernel lacks are logged and reported, and the process runs with the rest.
 
@@ -23,7 +23,7 @@ use std::fs;
 use std::sync::OnceLock;
 
 use log::{error, warn};
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::threads::{self, ThreadKind};
 
 pub use profile::{Mismatch, Profile};
 pub use report::SandboxReport;

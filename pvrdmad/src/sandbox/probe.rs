@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::io;
 
 use libc::c_long;
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::threads::{self, ThreadKind};
 use serde::{Deserialize, Serialize};
 
 use super::profile::Profile;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use pvrdma_verbs::threads::ThreadKind;
+use pvrdma_base::threads::ThreadKind;
 
 use super::calls::{self, Allowed, Group};
 use super::profile::Profile;

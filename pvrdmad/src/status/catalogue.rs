@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pvrdma_verbs::{Counter, Kind, Unit};
+use pvrdma_base::{Counter, Kind, Unit};
 use serde::{Deserialize, Serialize};
 
 /// Counters by name.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pvrdma_verbs::{Counter, Kind};
+use pvrdma_base::{Counter, Kind};
 use serde::{Deserialize, Serialize};
 
 use super::report::by_name;
@@ -43,7 +43,7 @@ impl FormerCounts {
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_verbs::Unit;
+    use pvrdma_base::Unit;
 
     use super::*;
 

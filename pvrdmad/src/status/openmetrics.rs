@@ -11,7 +11,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{self, Registry};
-use pvrdma_verbs::Kind;
+use pvrdma_base::Kind;
 
 use super::catalogue::CounterInfo;
 use super::classic::classic;

@@ -3,17 +3,19 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use pvrdma_base::Counter;
 use pvrdma_dev::MemoryStatus;
-use pvrdma_ether_link::Link;
+use pvrdma_link::Link;
 use pvrdma_rxe::{FailureCause, FlowCount, Road, ShareConfig, ShareUsage};
-use pvrdma_verbs::{Counter, Gid, PortState};
+use pvrdma_verbs_types::{Gid, PortState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::catalogue::Catalogue;
-use crate::config::{LinkSpec, MemoryFiles, Pin};
+use crate::config::{MemoryFiles, Pin};
 use crate::doorbells::DoorbellReport;
 use crate::sandbox::SandboxReport;
+use pvrdma_ether_link::link_spec::LinkSpec;
 
 /// Snapshot of the daemon.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pvrdma_dev::{DeviceStatus, LimitStatus, ObjectKind, PciFunction, PvrdmaDevice};
-use pvrdma_ether_link::Link;
+use pvrdma_base::Counter;
+use pvrdma_dev::{DeviceStatus, LimitStatus, ObjectKind, PvrdmaDevice};
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_rxe::capture::CaptureCounts;
-use pvrdma_rxe::{DeviceFlows, DeviceShare, Rxe, Uplink};
-use pvrdma_verbs::{Backend, Counter, VerbsError};
+use pvrdma_link::Link;
+use pvrdma_pci_function::PciFunction;
+use pvrdma_rxe::{DeviceFlows, DeviceShare, Rxe, Uplink, capture::CaptureCounts};
+use pvrdma_verbs::{Backend, VerbsError};
 use pvrdma_vmxnet3::Vmxnet3Device;
 use serde_json::{Map, Value};
 
@@ -23,7 +24,7 @@ use crate::config::{Device, LinkState, SocketPlace};
 use crate::doorbells::Doorbells;
 use crate::failures::FailureCounts;
 use crate::protocol::Carrier;
-use crate::vfio_user::{ConnectionStats, IrqTable, pin_advice};
+use pvrdma_vfio_user_server::{ConnectionStats, IrqTable, pin_advice};
 
 /// A device with any backend.
 pub(crate) trait AnyDevice: PciFunction {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use log::error;
 use parking_lot::Mutex;
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::threads::{self, ThreadKind};
 
 /// Thread with a bounded join.
 #[derive(Debug)]

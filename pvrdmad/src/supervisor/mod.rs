@@ -57,13 +57,15 @@ pub use self::reload::Changes;
 use self::replace::outcome::Starter;
 use self::sockets::Sources;
 use self::timing::Timing;
-use crate::config::{Config, Device, DeviceSpec, FaultWord, LinkSpec, LinkState, Network as Description, SocketPlace};
+use crate::config::{Config, Device, DeviceSpec, FaultWord, LinkState, Network as Description, SocketPlace};
 use crate::events::{Event, Events};
 use crate::logging::{self, LogFilter};
 use crate::metrics::Place;
 use crate::protocol::{Reply, Request, Upgraded};
-use crate::socket::{Inherited, SocketFile};
+use crate::socket::Inherited;
 use crate::status::{DaemonStatus, DeviceReport};
+use pvrdma_ether_link::link_spec::LinkSpec;
+use pvrdma_vfio_user_server::socket::SocketFile;
 
 /// Reason why a capture is not known to run.
 #[derive(Debug)]

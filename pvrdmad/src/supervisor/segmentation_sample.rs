@@ -1,8 +1,9 @@
 //! RoCE packets with which an uplink finds out where super-frames are segmented.
 
 use pvrdma_ether_link::af_packet::SegmentationSample;
-use pvrdma_roce::wire::{Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Udp, build};
-use pvrdma_verbs::{MacAddr, Psn, Qpn};
+use pvrdma_packet::{Ethernet, MacAddr};
+use pvrdma_roce::wire::{Bth, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Udp, build};
+use pvrdma_verbs_types::{Psn, Qpn};
 
 /// An address without a host (RFC 5737).
 const NOWHERE: [u8; 4] = [192, 0, 2, 1];

@@ -7,10 +7,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::Connector;
+use pvrdma_base::LogLimit;
 use pvrdma_ibverbs::{AddressOwner, HostAddresses, MAX_ADDRESSES};
+use pvrdma_link::Connector;
 use pvrdma_rxe::FailureCause;
-use pvrdma_verbs::LogLimit;
 
 use super::keeper_places::LeftKeeper;
 use super::keepers::Keepers;

@@ -10,24 +10,28 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
-use pvrdma_ether_link::af_packet::{AfPacketSocket, Segmentation, VlanFilter};
-use pvrdma_ether_link::tap::{TapConnector, attach};
-use pvrdma_ether_link::tls::{self, TlsConnector, TlsKeys, TlsRole};
-use pvrdma_ether_link::unix::{PathConnector, ready_datagram, ready_listener};
-use pvrdma_ether_link::vxlan::{self, VxlanPorts, VxlanSockets};
-use pvrdma_ether_link::{Connector, NoConnector};
+use pvrdma_ether_link::{
+    af_packet::{AfPacketSocket, Segmentation, VlanFilter},
+    tap::{TapConnector, attach},
+    tls::{self, TlsConnector, TlsKeys, TlsRole},
+    unix::{PathConnector, ready_datagram, ready_listener},
+    vxlan::{self, VxlanPorts, VxlanSockets},
+};
+use pvrdma_link::{Connector, NoConnector};
+use pvrdma_packet::MacAddr;
 use pvrdma_rxe::VlanMode;
-use pvrdma_verbs::MacAddr;
 use serde::{Deserialize, Serialize};
 
 use super::doorbells::DoorbellHost;
 use super::keeper_places::KeeperPlaces;
 use super::segmentation_sample::SAMPLE;
 use super::wedged::Wedged;
-use crate::config::{Device, LinkSpec, SocketPlace};
+use crate::config::{Device, SocketPlace};
 use crate::events::Events;
 use crate::logging::LogFilter;
-use crate::socket::{DatagramFile, FileIdentity, Inherited, SocketAccess, SocketFile, bind_datagram};
+use crate::socket::Inherited;
+use pvrdma_ether_link::link_spec::LinkSpec;
+use pvrdma_vfio_user_server::socket::{DatagramFile, FileIdentity, SocketAccess, SocketFile, bind_datagram};
 
 /// State that networks share and that sockets and plans are made from.
 #[derive(Debug, Default)]

@@ -1,7 +1,7 @@
 //! Random numbers that a seed determines.
 #![expect(clippy::unwrap_used, reason = "for tests, which end with what goes wrong")]
 
-use pvrdma_verbs::Random;
+use pvrdma_base::Random;
 
 /// A random number generator. Each actor has its own, so that its choices do not depend on other actors.
 #[derive(Debug)]

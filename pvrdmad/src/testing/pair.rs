@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use pvrdma_dev::testing::{Buffer, Cq, Driver, Mr, Path, Qp, QpInit, RecvWr, SendWr, access, status};
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 
 /// Bytes of a transfer.
 const LENGTH: usize = 100_001;

@@ -4,10 +4,11 @@
 //! packets would be indistinguishable from that host's.
 #![expect(clippy::cast_possible_truncation, reason = "for tests: lengths are those of frames")]
 
+use pvrdma_packet::{Ethernet, MacAddr, Vlan};
 use pvrdma_roce::wire::{
-    Aeth, Bth, Deth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Syndrome, Udp, Vlan, build,
+    Aeth, Bth, Deth, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Syndrome, Udp, build,
 };
-use pvrdma_verbs::{MacAddr, Psn, Qpn};
+use pvrdma_verbs_types::{Psn, Qpn};
 
 use super::{Dice, Target};
 

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "for tests, which end with what goes wrong")]
 
 use pvrdma_dev::testing::{Buffer, Context, Cq, Driver, DriverRing, Mr, Path, Pd, Qp, QpInit, SendWr, access};
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 
 use super::{Dice, PSN, Target, Targets};
 

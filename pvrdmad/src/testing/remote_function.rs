@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 use pvrdma_dev::testing::{Irqs, MEMORY_BASE};
-use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
+use pvrdma_pci_function::{Bar, InterruptSink, MsixPlace, PciFunction};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use vfio_user::Client;
 use vm_memory::mmap::MmapRegion;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 
 use super::Dice;
 

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Result, bail};
 use pvrdma_dev::{MappedDoorbells, PvrdmaDevice};
-use pvrdma_ether_link::Link;
 use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
+use pvrdma_link::Link;
 use pvrdma_pci_function::Migratable;
 use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedConflicts, ObservedFailures, Rxe, Uplink};
 use pvrdma_verbs::Backend;
@@ -19,11 +19,11 @@ use super::{Host, recovery};
 use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
 use crate::failures::FailureCounts;
-use crate::keeper::client::Keeper;
 use crate::protocol::Carrier;
 use crate::status::{FormerCounts, Reporter};
-use crate::vfio_user::{
+use pvrdma_vfio_user_server::{
     ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
+    keeper::client::Keeper,
 };
 
 /// A served device. Dropping it disconnects its client.

@@ -5,19 +5,24 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use pvrdma_ether_link::af_packet::AfPacketLink;
-use pvrdma_ether_link::fault::FaultLink;
-use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
-use pvrdma_ether_link::tap::TapLink;
-use pvrdma_ether_link::tls::TlsLink;
-use pvrdma_ether_link::unix::{DatagramLink, StreamLink};
-use pvrdma_ether_link::vxlan::VxlanLink;
-use pvrdma_ether_link::{Connector, Link, MonotonicClock};
-use pvrdma_verbs::MacAddr;
+use pvrdma_ether_link::{
+    af_packet::AfPacketLink,
+    tap::TapLink,
+    tls::TlsLink,
+    unix::{DatagramLink, StreamLink},
+    vxlan::VxlanLink,
+};
+use pvrdma_link::{
+    Connector, Link, MonotonicClock,
+    fault::FaultLink,
+    switch::{Switch, UnknownUnicast},
+};
+use pvrdma_packet::MacAddr;
 
 use super::Host;
-use crate::config::{Device, FaultSpec, FaultWord, LinkSpec, Network};
+use crate::config::{Device, FaultSpec, FaultWord, Network};
 use crate::status::LinkReport;
+use pvrdma_ether_link::link_spec::LinkSpec;
 
 /// Connects the devices of a network with each other, and with other hosts if there is an uplink.
 #[derive(Debug)]

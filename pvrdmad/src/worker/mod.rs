@@ -21,11 +21,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
+use pvrdma_base::LogLimit;
 use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind, PvrdmaDevice};
-use pvrdma_ether_link::Link;
 use pvrdma_ibverbs::Ibverbs;
+use pvrdma_link::Link;
 use pvrdma_rxe::{ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig};
-use pvrdma_verbs::LogLimit;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -40,13 +40,15 @@ use crate::config::{BackendSpec, Device, LinkState, Network, change_share, share
 use crate::doorbells::{DoorbellSetup, PageFile, ServedFile};
 use crate::failures::{FailureCounts, FailureLog, Failures};
 use crate::fault_point;
-use crate::keeper::client::{Keeper, PATIENCE};
 use crate::logging;
 use crate::protocol::{Carrier, NetworkSetup, Reply, Request};
 use crate::sandbox;
-use crate::sigbus;
 use crate::status::{Catalogue, WorkerStatus};
-use crate::vfio_user::StuckClient;
+use pvrdma_vfio_user_server::{
+    StuckClient,
+    keeper::client::{Keeper, PATIENCE},
+    sigbus,
+};
 
 /// Maximum number of removed devices with client threads that may still be running. Each keeps the resources of its
 /// device. While the limit is reached, no further device is accepted.

@@ -12,9 +12,10 @@ use super::device::file_rules;
 use super::hand_over::Arrivals;
 use super::{Host, recovery};
 use crate::config::Device;
-use crate::keeper::client::Keeper;
 use crate::status::{FormerCounts, NicReporter};
-use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, MigratableDevice, REPLY_DEADLINE, Server};
+use pvrdma_vfio_user_server::{
+    ConnectionStats, Endpoint, IrqTable, MigratableDevice, REPLY_DEADLINE, Server, keeper::client::Keeper,
+};
 
 /// Memory for a migration of a network function, in bytes: its saved state, and the log of written pages of 1 TiB.
 const MIGRATION_BYTES: u64 = 33 << 20;

@@ -18,7 +18,7 @@ use crate::fault_point;
 use crate::protocol::frame::{encode, send};
 use crate::protocol::{Frame, FrameReader, Incoming, Outgoing, Received, Reply, Request, VERSION};
 use crate::sandbox::{self, Mismatch, Profile};
-use crate::vfio_user::eventfd;
+use pvrdma_vfio_user_server::eventfd;
 
 /// Longest request in bytes.
 const MAX_REQUEST: usize = 1 << 20;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use log::{error, warn};
 
 use super::Host;
-use crate::vfio_user::{Endpoint, Recovery, Server};
+use pvrdma_vfio_user_server::{Endpoint, Recovery, Server};
 
 /// Commands for the guest. The driver of the device depends on that of the network function.
 const RELOAD: &str = "reload its drivers in the guest: modprobe -r vmw_pvrdma vmxnet3; modprobe -a vmxnet3 vmw_pvrdma";

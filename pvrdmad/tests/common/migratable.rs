@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 
 use pvrdma_pci_function::{Migratable, StateError};
-use pvrdmad::vfio_user::message::Command;
+use pvrdma_vfio_user_server::message::Command;
 
 use super::{Answer, Event, Raw, TestFunction, words};
 

@@ -31,15 +31,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
-use pvrdma_ether_link::ManualClock;
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PinPolicy};
-use pvrdma_pci_function::{Outline, StateError};
-use pvrdmad::vfio_user::keeper::client::Keeper;
-use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
-use pvrdmad::vfio_user::{
+use pvrdma_link::ManualClock;
+use pvrdma_pci_function::{Bar, InterruptSink, MsixPlace, Outline, PciFunction, StateError};
+use pvrdma_vfio_user_server::{
     AdoptError, AdoptedClient, ClientConnection, ConnectionStats, Endpoint, FileRules, IrqTable, MigratableDevice,
     REPLY_DEADLINE, Recovery, Server,
+    keeper::client::Keeper,
+    message::{Command, HEADER_SIZE, Header},
 };
 use rustix::fs::MemfdFlags;
 use rustix::net::{

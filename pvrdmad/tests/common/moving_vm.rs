@@ -9,8 +9,8 @@ use std::thread;
 
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, MEMORY_BASE};
-use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
-use pvrdmad::vfio_user::message::Command;
+use pvrdma_pci_function::{Bar, InterruptSink, MsixPlace, PciFunction};
+use pvrdma_vfio_user_server::message::Command;
 use rustix::event::{PollFd, PollFlags};
 
 use super::migratable::{RESUMING, RUNNING, STOP, STOP_COPY};

@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, MEMORY_BASE, ProbeError};
-use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
-use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
+use pvrdma_pci_function::{Bar, InterruptSink, MsixPlace, PciFunction};
+use pvrdma_vfio_user_server::message::{Command, HEADER_SIZE, Header};
 use rustix::event::{PollFd, PollFlags};
 
 use super::{Raw, access, eventfd, memfd, take_signals, write_body};

@@ -5,7 +5,7 @@ use std::path::Path as FilePath;
 use pvrdma_dev::testing::{
     AddressHandle, Driver, Path, QpInit, RecvWr, SendWr, access, opcode, status, wc_flag, wc_opcode,
 };
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 
 use super::remote::probe;
 

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::sync::mpsc;
 
 use clap::ValueEnum;
-use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_base::threads::{self, ThreadKind};
 use pvrdmad::sandbox::{self, Mismatch, Profile, SandboxReport, probe};
 
 fn main() {

@@ -3,11 +3,13 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use pvrdma_ether_link::testing::{Attack, Rules, Tags, attacks, forge, store_anywhere};
-use pvrdma_verbs::MacAddr;
+use pvrdma_link::testing::{Attack, Rules, Tags, attacks, forge, store_anywhere};
+use pvrdma_packet::MacAddr;
 use pvrdma_verbs::testing::mac;
-use pvrdma_vmxnet3::testing::frames::{Flow, pattern};
-use pvrdma_vmxnet3::testing::{Driver, DriverConfig, TxOffload, TxPacket};
+use pvrdma_vmxnet3::testing::{
+    Driver, DriverConfig, TxOffload, TxPacket,
+    frames::{Flow, pattern},
+};
 use pvrdmad::testing::Dice;
 
 use crate::frames::Card;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_dev::PciFunction;
 use pvrdma_dev::testing::{Driver, MappedPages, TestDevice};
-use pvrdma_ether_link::Clock;
+use pvrdma_link::Clock;
+use pvrdma_pci_function::PciFunction;
 use pvrdma_rxe::Rxe;
 use pvrdmad::testing::Dice;
 

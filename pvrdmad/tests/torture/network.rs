@@ -4,12 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_dev::testing::{GuestMemory, Irqs, TestDevice};
-use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
-use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
-use pvrdma_ether_link::{Clock, Link, LinkReader, ManualClock, MonotonicClock};
-use pvrdma_rxe::{Congestion, DeviceShare, PortConfig, PortRules, Rxe, RxeConfig, ShareConfig, Uplink};
-use pvrdma_verbs::Random;
+use pvrdma_base::Random;
+use pvrdma_dev::{
+    DeviceConfig, PvrdmaDevice,
+    testing::{GuestMemory, Irqs, TestDevice},
+};
+use pvrdma_link::{
+    Clock, Link, LinkReader, ManualClock, MonotonicClock,
+    switch::{Switch, UnknownUnicast},
+};
+use pvrdma_roce::Congestion;
+use pvrdma_rxe::{DeviceShare, PortConfig, PortRules, Rxe, RxeConfig, ShareConfig, Uplink};
 use pvrdma_verbs::testing::mac;
 use pvrdma_vmxnet3::NicLink;
 use pvrdmad::testing::Dice;

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use pvrdma_dev::testing::{
-    AddressHandle, Buffer, Context, Cq, Driver, GuestMemory, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr,
-    access, status,
+use pvrdma_base::Counter;
+use pvrdma_dev::{
+    DeviceStatus, KeptStatus,
+    testing::{
+        AddressHandle, Buffer, Context, Cq, Driver, GuestMemory, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr,
+        access, status,
+    },
 };
-use pvrdma_dev::{DeviceStatus, KeptStatus};
 use pvrdma_verbs::testing::{gid, mac};
-use pvrdma_verbs::{Counter, Gid};
+use pvrdma_verbs_types::Gid;
 
 use crate::machine::Machine;
 use crate::network::{BEYOND, Network};

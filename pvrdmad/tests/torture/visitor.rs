@@ -1,10 +1,13 @@
 //! A well-behaved guest that reboots. While it is away, and after it has come back as another one, its peer still has a
 //! connection to the earlier guest.
 
-use pvrdma_dev::testing::{GuestMemory, register, status};
-use pvrdma_dev::{ObjectCounts, PciFunction};
-use pvrdma_verbs::Gid;
+use pvrdma_dev::{
+    ObjectCounts,
+    testing::{GuestMemory, register, status},
+};
+use pvrdma_pci_function::PciFunction;
 use pvrdma_verbs::testing::gid;
+use pvrdma_verbs_types::Gid;
 
 use crate::machine::Machine;
 use crate::network::{ACK_TIMEOUT, Network, VISITOR};

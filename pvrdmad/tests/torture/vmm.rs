@@ -5,13 +5,14 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
 
-use pvrdma_dev::{ObjectCounts, PciFunction, PvrdmaDevice};
+use pvrdma_dev::{ObjectCounts, PvrdmaDevice};
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
+use pvrdma_pci_function::PciFunction;
 use pvrdma_rxe::Rxe;
 use pvrdma_verbs::testing::mac;
+use pvrdma_vfio_user_server::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE};
 use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 use pvrdmad::testing::{Behind, Dice, HostileClient};
-use pvrdmad::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 
 use crate::network::{Network, VMM};

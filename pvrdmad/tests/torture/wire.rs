@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use pvrdma_ether_link::memory::{self, MemoryLink};
-use pvrdma_ether_link::{Frames, Link, LinkInspect, Readiness};
-use pvrdma_verbs::{MacAddr, Snapshot};
+use pvrdma_base::Snapshot;
+use pvrdma_link::{
+    Frames, Link, LinkInspect, Readiness,
+    memory::{self, MemoryLink},
+};
+use pvrdma_packet::MacAddr;
 use pvrdmad::testing::{Dice, HostilePeer};
 
 use crate::forger::{inspect, is_marked};

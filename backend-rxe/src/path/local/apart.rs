@@ -11,9 +11,9 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use pvrdma_base::EndOnPanic;
 use pvrdma_guest_memory::{Charge, Kept};
-use pvrdma_roce::NakReason;
-use pvrdma_verbs::{Access, EndOnPanic, QpAttrs, QpState, SendOp, SendWr, WcStatus};
+use pvrdma_verbs_types::{Access, NakReason, QpAttrs, QpState, SendOp, SendWr, WcStatus};
 
 use super::own_side::{Apart, own_list};
 use super::rc::{Exchange, Step, Target, refused};

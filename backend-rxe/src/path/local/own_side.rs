@@ -4,8 +4,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use pvrdma_roce::AccessError;
-use pvrdma_verbs::{Access, SendWr};
+use pvrdma_verbs_types::{Access, AccessError, SendWr};
 
 use crate::budget::Budget;
 use crate::qp::Qp;

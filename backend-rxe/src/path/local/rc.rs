@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use parking_lot::FairMutexGuard;
 use pvrdma_roce::wire::rnr_delay;
-use pvrdma_roce::{AtomicChange, NakReason, Received};
-use pvrdma_verbs::{
-    Access, QpAttrs, QpState, QueueError, RemoteAddress, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus,
+use pvrdma_verbs::QueueError;
+use pvrdma_verbs_types::{
+    Access, AtomicChange, NakReason, QpAttrs, QpState, Received, RemoteAddress, SendData, SendFlags, SendOp, SendWr,
+    WcOpcode, WcStatus,
 };
 
 use super::own_side::{Joint, Moving, OwnSide};

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use pvrdma_verbs::{Gid, Qpn};
+use pvrdma_verbs_types::{Gid, Qpn};
 use serde::Serialize;
 
 use crate::adapter::Adapter;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use pvrdma_base::EndOnPanic;
 use pvrdma_roce::datagram_traffic_class;
-use pvrdma_verbs::{Access, EndOnPanic, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination, WcStatus};
+use pvrdma_verbs_types::{Access, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination, WcStatus};
 
 use crate::counters::Tally;
 use crate::gid::BoundGid;

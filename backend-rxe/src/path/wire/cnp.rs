@@ -2,9 +2,11 @@
 //! queue pairs of this device.
 
 use pvrdma_link::Frames;
-use pvrdma_roce::wire::{Ecn, MAX_FRAME, Network, Operation, Packet};
-use pvrdma_roce::{Path, admit_notification};
-use pvrdma_verbs::{Qpn, UdDestination};
+use pvrdma_roce::{
+    Path, admit_notification,
+    wire::{Ecn, MAX_FRAME, Network, Operation, Packet},
+};
+use pvrdma_verbs_types::{Qpn, UdDestination};
 
 use crate::drive::Endpoint;
 use crate::gid::BoundGid;

@@ -2,8 +2,10 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
-use pvrdma_verbs::{Access, RemoteAddress, SendWr, Sge, WcStatus};
+use pvrdma_verbs_types::{
+    Access, AccessError, AtomicChange, NakReason, Received, RemoteAddress, RequesterOps, ResponderOps, SendWr, Sge,
+    WcStatus,
+};
 
 use super::turns::PortTurns;
 use crate::counters::{Counters, Tally};

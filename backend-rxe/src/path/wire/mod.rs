@@ -30,7 +30,7 @@ pub(crate) mod turns;
 pub(crate) mod ud;
 
 pub(crate) use new_path::NewPath;
-use pvrdma_verbs::QpAttrs;
+use pvrdma_verbs_types::QpAttrs;
 
 /// Number of READs and atomics in each direction that a QP is charged for when it is created.
 const READS: usize = 16;

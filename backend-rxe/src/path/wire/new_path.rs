@@ -1,7 +1,7 @@
 //! Effect of a modify request on the path of a connection.
 
 use pvrdma_roce::Path;
-use pvrdma_verbs::QpAttrMask;
+use pvrdma_verbs_types::QpAttrMask;
 
 use crate::gid::BoundGid;
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use pvrdma_base::Snapshot;
 use pvrdma_roce::{Congestion, ReactionPoint};
-use pvrdma_verbs::Snapshot;
 
 use crate::port::Port;
 use crate::port::counters::PortCounters;

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use pvrdma_base::micros;
 use pvrdma_link::Frames;
-use pvrdma_roce::wire::{MAX_FRAME, Packet};
-use pvrdma_roce::{DropReason, Path, PathInspect, RequesterInspect, admit_connected};
-use pvrdma_verbs::{QpAttrs, QpState, Qpn, micros};
+use pvrdma_roce::{
+    DropReason, Path, PathInspect, RequesterInspect, admit_connected,
+    wire::{MAX_FRAME, Packet},
+};
+use pvrdma_verbs_types::{QpAttrs, QpState, Qpn};
 use serde::Serialize;
 
 use super::hooks::RequesterHooks;

@@ -5,9 +5,12 @@ use std::iter;
 use std::sync::{Arc, Weak};
 
 use pvrdma_link::Frames;
-use pvrdma_roce::wire::{Ecn, Opcode, Packet};
-use pvrdma_roce::{DropReason, admit};
-use pvrdma_verbs::{Gid, MacAddr, QpType, Qpn};
+use pvrdma_packet::MacAddr;
+use pvrdma_roce::{
+    DropReason, admit,
+    wire::{Ecn, Opcode, Packet},
+};
+use pvrdma_verbs_types::{Gid, QpType, Qpn};
 
 use super::sources::{Sources, Verdict};
 use super::{cnp, ud};

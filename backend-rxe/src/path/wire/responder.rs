@@ -4,10 +4,13 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use pvrdma_base::Snapshot;
 use pvrdma_link::Frames;
-use pvrdma_roce::wire::{MAX_FRAME, Packet, rnr_delay};
-use pvrdma_roce::{DropReason, Handled, Path, PathInspect, ReorderBuffer, ResponderInspect, admit_connected};
-use pvrdma_verbs::{QpAttrs, Qpn, Snapshot};
+use pvrdma_roce::{
+    DropReason, Handled, Path, PathInspect, ReorderBuffer, ResponderInspect, admit_connected,
+    wire::{MAX_FRAME, Packet, rnr_delay},
+};
+use pvrdma_verbs_types::{QpAttrs, Qpn};
 use serde::Serialize;
 
 use super::hooks::ResponderHooks;

@@ -131,8 +131,8 @@ impl Room {
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_guest_memory::Extent;
-    use pvrdma_verbs::FastRegister;
+    use pvrdma_pages::Extent;
+    use pvrdma_verbs_types::FastRegister;
 
     use super::*;
 

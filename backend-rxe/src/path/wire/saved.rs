@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use pvrdma_roce::Path;
-use pvrdma_saved_state::roce::Stage;
-use pvrdma_saved_state::work::Operation;
-use pvrdma_saved_state::{roce, rxe as saved};
-use pvrdma_verbs::{QpAttrs, QpState, VerbsError};
+use pvrdma_saved_state::{
+    roce::{self, Stage},
+    rxe as saved,
+    work::Operation,
+};
+use pvrdma_verbs::VerbsError;
+use pvrdma_verbs_types::{QpAttrs, QpState};
 
 use super::peer_window::PeerWindows;
 use super::rc::WireRequester;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pvrdma_verbs::MacAddr;
+use pvrdma_packet::MacAddr;
 
 use crate::addresses::Addresses;
 use crate::drive::Endpoint;

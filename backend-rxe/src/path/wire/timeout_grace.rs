@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use pvrdma_verbs::Qpn;
+use pvrdma_verbs_types::Qpn;
 
 use crate::port::Port;
 use crate::port::counters::PortCounters;

@@ -1,9 +1,11 @@
 //! Datagrams over the wire.
 
 use pvrdma_link::Frames;
-use pvrdma_roce::wire::{MAX_FRAME, Packet};
-use pvrdma_roce::{Datagram, DatagramSender, Path};
-use pvrdma_verbs::{SendWr, UdDestination, WcStatus};
+use pvrdma_roce::{
+    Datagram, DatagramSender, Path,
+    wire::{MAX_FRAME, Packet},
+};
+use pvrdma_verbs_types::{SendWr, UdDestination, WcStatus};
 
 use crate::counters::Tally;
 use crate::gid::BoundGid;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use pvrdma_ether_link::tls::{TlsConfig, TlsFiles, TlsLink, TlsRole};
-use pvrdma_ether_link::{Frames, Link, MAX_LINK_FRAME, Readiness};
+use pvrdma_link::{Frames, Link, MAX_LINK_FRAME, Readiness};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;

@@ -15,7 +15,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrIn, sendmsg};
 use pvrdma_ether_link::vxlan::{MAX_REMOTES, MAX_STATIONS, Vni, VxlanConfig, VxlanLink};
-use pvrdma_ether_link::{Frames, Link, ManualClock};
+use pvrdma_link::{Frames, Link, ManualClock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_ip_tos;
 

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::filter::{MAX_ADDRESSES, VlanFilter, program};
 use super::segmentation::{self, Segmentation, SegmentationSample};
 use super::{AfPacketError, socket};
-use crate::Connector;
+use pvrdma_link::Connector;
 
 /// A packet socket on an interface of this host, with its receive addresses. Links use duplicates of its descriptor
 /// ([`Self::descriptor`]), possibly in other processes; the settings made here apply to the duplicates as well.

@@ -10,7 +10,7 @@ use super::offload::{
     Headers, MAX_HEADERS, MAX_SEGMENTS, MAX_SUPER, OFFLOAD_LEN, SuperFrameHeaders, VirtioNetHeader, finish_checksum,
 };
 use super::socket::{self, Arrival, MAX_MESSAGES};
-use crate::Frames;
+use pvrdma_link::Frames;
 
 /// Room in front of a frame for the tag that the kernel removed.
 const TAG_LEN: usize = 4;

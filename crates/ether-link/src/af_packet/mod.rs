@@ -27,10 +27,9 @@ use pvrdma_packet::MacAddr;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::{Connector, Frames, Link, LinkInspect, Offload, Readiness};
 use input::Input;
 use output::Output;
-use pvrdma_link::Reconnect;
+use pvrdma_link::{Connector, Frames, Link, LinkInspect, Offload, Readiness, Reconnect};
 use socket::Presence;
 
 pub use filter::{MAX_ADDRESSES, VlanFilter};

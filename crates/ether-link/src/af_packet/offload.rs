@@ -5,11 +5,13 @@
 //! segments received ones (`virtio_net_hdr`, Linux `include/uapi/linux/virtio_net.h`).
 
 pub(super) use pvrdma_link::offload::headers::{Headers, MAX_HEADERS, finish_checksum};
-use pvrdma_link::offload::headers::{checksum_of_ipv4, put};
-use pvrdma_link::offload::is_whole;
+use pvrdma_link::offload::{
+    headers::{checksum_of_ipv4, put},
+    is_whole,
+};
 use pvrdma_packet::Ethernet;
 
-use crate::Offload;
+use pvrdma_link::Offload;
 
 /// Length of a `virtio_net_hdr`, in bytes.
 pub(super) const OFFLOAD_LEN: usize = 10;

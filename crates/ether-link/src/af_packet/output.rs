@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::offload::{self, Headers, MAX_HEADERS, OFFLOAD_LEN, SuperFrameHeaders};
 use super::priority::priority;
 use super::socket::{self, MAX_MESSAGES};
-use crate::{Frames, Offload};
+use pvrdma_link::{Frames, Offload};
 
 /// Result of sending frames.
 #[derive(Debug, Default)]

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use super::offload::{OFFLOAD_LEN, VirtioNetHeader, finish_checksum};
 use super::output::Output;
 use super::{filter, socket};
-use crate::{Frames, Offload};
+use pvrdma_link::{Frames, Offload};
 
 /// Address reserved for documentation (RFC 5737), which no host has.
 const NOWHERE: [u8; 4] = [192, 0, 2, 1];

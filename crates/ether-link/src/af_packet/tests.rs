@@ -6,15 +6,14 @@ use std::process::Command;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::Priority;
 use pvrdma_verbs::testing::skipped;
-use pvrdma_verbs::{Psn, Qpn};
+use pvrdma_verbs_types::{Psn, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
 use crate::namespace::Namespace;
 use pvrdma_link::offload::sample::{carried, data, long_tcp, open_checksum};
-use pvrdma_roce::wire::{
-    Bth, Checksum, Ethernet, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Udp, build,
-};
+use pvrdma_packet::{Checksum, Ethernet};
+use pvrdma_roce::wire::{Bth, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Udp, build};
 
 const A: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const B: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
@@ -191,7 +190,7 @@ fn what_is_left_to_the_kernel_arrives_right() {
     host.enter(|| {
         let (a, b) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
         plug(&a, &b);
-        let link = crate::GsoLink::new(Arc::new(a));
+        let link = pvrdma_link::GsoLink::new(Arc::new(a));
         let bytes = data(50_000);
         let (long, segmentation) = long_tcp(B.0, A.0, &bytes, 1448);
         let (short, _) = long_tcp(B.0, A.0, &data(700), 1448);
@@ -410,12 +409,12 @@ fn a_socket_that_was_handed_over_gets_what_its_opener_says() {
     let c = MacAddr([2, 0, 0, 0, 0, 3]);
     let open = |interface: &'static str, vlan| host.enter(move || AfPacketSocket::open(interface, vlan).unwrap());
     let given = |host: &AfPacketSocket| {
-        AfPacketLink::from_socket("vb", host.descriptor().unwrap(), Arc::new(crate::NoConnector))
+        AfPacketLink::from_socket("vb", host.descriptor().unwrap(), Arc::new(pvrdma_link::NoConnector))
     };
     let sender = AfPacketLink::from_socket(
         "va",
         open("va", VlanFilter::All).descriptor().unwrap(),
-        Arc::new(crate::NoConnector),
+        Arc::new(pvrdma_link::NoConnector),
     );
     let frame = |to: MacAddr, tag: Option<u16>, mark: u8| {
         let tag = tag.map_or_else(Vec::new, |tci| [0x8100_u16.to_be_bytes(), tci.to_be_bytes()].concat());

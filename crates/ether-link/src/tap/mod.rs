@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::{Connector, Frames, InterfaceName, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
-use pvrdma_link::Reconnect;
+use super::InterfaceName;
+use pvrdma_link::{Connector, Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness, Reconnect};
 
 /// Error of opening a tap device.
 #[derive(Debug, Error)]

@@ -93,7 +93,7 @@ fn a_device_that_was_handed_over_has_no_successor() {
     let Some((name, link)) = open("c") else { return };
     let device = link.device().unwrap().try_clone().unwrap();
     drop(link);
-    let link = TapLink::from_device(name.clone(), device, Arc::new(crate::NoConnector));
+    let link = TapLink::from_device(name.clone(), device, Arc::new(pvrdma_link::NoConnector));
     ip(&format!("link set {name} up"));
     let mut frames = Frames::default();
     frames.push(&[0; 60]);

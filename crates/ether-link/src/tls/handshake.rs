@@ -20,7 +20,7 @@ use super::Shared;
 use super::admission::{Admission, Source};
 use super::keys::{Identity, PROTOCOL};
 use super::session::{End, Session, Stream};
-use crate::Connector;
+use pvrdma_link::Connector;
 
 /// Time between two batches of accepted connections, and connections per batch. Accepting and closing a connection is
 /// cheap. If strangers filled the queue faster than it is emptied, they would keep the peer out before any rule

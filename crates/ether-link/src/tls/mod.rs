@@ -32,14 +32,16 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_base::threads::{self, ThreadKind};
-use pvrdma_base::{Counter, LogLimit};
+use pvrdma_base::{
+    Counter, LogLimit,
+    threads::{self, ThreadKind},
+};
 use thiserror::Error;
 
 use self::counters::TlsCounters;
 use self::handshake::{Handshaker, Origin};
 use self::session::{End, Session};
-use crate::{Bell, Connector, Frames, Link, LinkInspect, Readiness};
+use pvrdma_link::{Bell, Connector, Frames, Link, LinkInspect, Readiness};
 
 pub(crate) use self::config::TlsAddress;
 pub use self::config::{TlsConfig, TlsFiles, TlsRole};

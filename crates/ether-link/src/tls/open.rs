@@ -12,7 +12,7 @@ use rustix::net::sockopt::{
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 use std::time::Duration;
 
-use crate::Connector;
+use pvrdma_link::Connector;
 
 /// Length of the kernel's accept queue: several batches. `TCP_DEFER_ACCEPT` is not used: it would keep silent
 /// connections in the kernel's queue of half-open ones, where the link cannot choose which of them to close.

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustls::Connection;
 
-use crate::Frames;
 use crate::framing::{Deframer, NoFrame, put};
+use pvrdma_link::Frames;
 
 /// Bytes that are read or encrypted at a time.
 const CHUNK: usize = 64 << 10;

@@ -14,7 +14,7 @@ use super::admission::MAX_SILENT;
 use super::handshake::{Backoff, FIRST_RETRY, LAST_RETRY, PATIENCE};
 use super::keys::{Identity, PROTOCOL};
 use super::*;
-use crate::MAX_LINK_FRAME;
+use pvrdma_link::MAX_LINK_FRAME;
 
 /// Upper bound for any wait, on any machine.
 const LONG: Duration = Duration::from_secs(60);

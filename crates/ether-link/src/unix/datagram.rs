@@ -12,8 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::open::{PathConnector, ready_datagram};
-use crate::{Connector, Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
-use pvrdma_link::Reconnect;
+use pvrdma_link::{Connector, Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness, Reconnect};
 
 /// A link over datagram sockets. Both ends may start, end and restart in any order.
 ///

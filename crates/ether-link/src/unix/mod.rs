@@ -2,7 +2,7 @@
 //! front of each frame; `-netdev dgram` sends each frame as a datagram.
 //!
 //! A process without privileges gets a prepared listening socket ([`ready_listener`]), a prepared bound datagram socket
-//! ([`ready_datagram`]), and connections from a [`Connector`](crate::Connector) that does the same as
+//! ([`ready_datagram`]), and connections from a [`Connector`](pvrdma_link::Connector) that does the same as
 //! [`PathConnector`].
 
 mod buffer;

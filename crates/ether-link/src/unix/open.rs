@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::buffer::enlarge;
-use crate::Connector;
+use pvrdma_link::Connector;
 
 /// Prepares a listening socket for [`StreamLink::from_listener`](super::StreamLink::from_listener).
 ///

@@ -17,8 +17,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use super::buffer::enlarge;
 use super::open::{PathConnector, ready_listener};
 use crate::framing::{Deframer, NoFrame, PREFIX, put};
-use crate::{Connector, Frames, Link, LinkInspect, Readiness};
-use pvrdma_link::Reconnect;
+use pvrdma_link::{Connector, Frames, Link, LinkInspect, Readiness, Reconnect};
 
 /// Bytes that are read or written at a time.
 const CHUNK: usize = 256 << 10;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
-use crate::{Connector, Frames, Link, NoConnector};
+use pvrdma_link::{Connector, Frames, Link, NoConnector};
 
 fn frames(list: &[&[u8]]) -> Frames {
     let mut frames = Frames::default();

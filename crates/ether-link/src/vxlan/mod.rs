@@ -46,8 +46,7 @@ use self::input::{Arrived, Input};
 use self::output::{Datagram, Outcome, Output};
 use self::remotes::{Remotes, Target, is_group};
 use self::table::Learned;
-use super::{Frames, Link, LinkInspect, Readiness};
-use crate::Clock;
+use pvrdma_link::{Clock, Frames, Link, LinkInspect, Readiness};
 
 pub use config::{MAX_NETWORKS, TunnelAddress, VXLAN_PORT, VxlanConfig, VxlanError};
 pub use header::Vni;

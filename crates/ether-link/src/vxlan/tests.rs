@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::inner::tests::ipv4;
 use super::*;
-use crate::ManualClock;
+use pvrdma_link::ManualClock;
 
 const A: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const B: [u8; 6] = [2, 0, 0, 0, 0, 2];

@@ -7,7 +7,8 @@ use rustix::fs::MemfdFlags;
 use vm_memory::FileOffset;
 
 use super::*;
-use crate::{Backing, PAGE_SIZE, PageListBuilder};
+use crate::Backing;
+use pvrdma_pages::{PAGE_SIZE, PageListBuilder};
 
 fn space_with(policy: PinPolicy, pages: u64) -> Arc<DmaSpace> {
     limited(policy, pages, MemoryLimits::default()).0
@@ -79,13 +80,13 @@ fn unlimited() -> Arc<MemoryBudget> {
 }
 
 /// Returns pages with a gap behind each.
-fn scattered(first: u64, count: u64) -> crate::PageList {
+fn scattered(first: u64, count: u64) -> pvrdma_pages::PageList {
     let mut builder = PageListBuilder::default();
     (first..first + count).for_each(|page| builder.push(0x10_0000 + 2 * page * PAGE_SIZE).unwrap());
     builder.finish()
 }
 
-fn list(first: u64, count: u64) -> crate::PageList {
+fn list(first: u64, count: u64) -> pvrdma_pages::PageList {
     let mut builder = PageListBuilder::default();
     for page in first..first + count {
         builder.push(0x10_0000 + page * PAGE_SIZE).unwrap();

@@ -1,8 +1,10 @@
 //! Bytes that no correct peer sends. Each input is answered by a Terminate with its code, and changes no memory.
 
-use pvrdma_iwarp::wire::{Cause, Opcode, Placement, RawHeader, ReadRequest, SegmentHeader, Terminate, fpdu as framing};
-use pvrdma_iwarp::{End as StreamEnd, NakReason, Negotiated, Role, Tuning};
-use pvrdma_verbs_types::{Access, WcStatus};
+use pvrdma_iwarp::{
+    End as StreamEnd, Negotiated, Role, Tuning,
+    wire::{Cause, Opcode, Placement, RawHeader, ReadRequest, SegmentHeader, Terminate, fpdu as framing},
+};
+use pvrdma_verbs_types::{Access, NakReason, WcStatus};
 
 use crate::ends::{fpdu, tagged, untagged};
 use crate::host::{Ended, KEY};

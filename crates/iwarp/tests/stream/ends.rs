@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use pvrdma_iwarp::wire::{Cause, Opcode, Placement, RefusedSegment, SegmentHeader, Terminate, fpdu};
-use pvrdma_iwarp::{Close, End as StreamEnd, Finished, NakReason, Role};
-use pvrdma_verbs_types::WcStatus;
+use pvrdma_iwarp::{
+    Close, End as StreamEnd, Finished, Role,
+    wire::{Cause, Opcode, Placement, RefusedSegment, SegmentHeader, Terminate, fpdu},
+};
+use pvrdma_verbs_types::{NakReason, WcStatus};
 
 use crate::host::KEY;
 use crate::pair::{End, Pair, negotiated, read, send, sge, write};

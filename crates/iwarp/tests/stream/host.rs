@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 
-use pvrdma_iwarp::{AccessError, NakReason, Received, RequesterOps, ResponderOps};
-use pvrdma_verbs_types::{Access, RecvWr, RemoteAddress, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs_types::{
+    Access, AccessError, NakReason, Received, RecvWr, RemoteAddress, RequesterOps, ResponderOps, SendOp, SendWr, Sge,
+    WcStatus,
+};
 
 /// The key of all memory, for the owner and for peers.
 pub(crate) const KEY: u32 = 0x1234_5600;

@@ -2,7 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pvrdma_roce::wire::{EtherType, Network, Packet, ROCE_PORT, SackMap, build};
+use pvrdma_packet::{EtherType, ROCE_PORT};
+use pvrdma_roce::wire::{Network, Packet, SackMap, build};
 
 /// Looks at everything that can be asked of a frame.
 fn look(frame: &[u8]) {

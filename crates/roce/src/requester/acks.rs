@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use pvrdma_verbs::{RequesterOps, SendOp, WcStatus};
+use pvrdma_verbs::RequesterOps;
+use pvrdma_verbs_types::{SendOp, WcStatus};
 
 use super::Requester;
 use super::loss_recovery::{Attempt, Probe, Setback};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pvrdma_verbs::Psn;
+use pvrdma_verbs_types::Psn;
 use serde::Serialize;
 
 use super::selective::Sack;

@@ -37,7 +37,8 @@ mod transmit;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use pvrdma_verbs::{QpAttrs, Qpn, RequesterOps, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs::RequesterOps;
+use pvrdma_verbs_types::{QpAttrs, Qpn, SendOp, SendWr, Sge, WcStatus};
 use serde::Serialize;
 
 use crate::path::Path;

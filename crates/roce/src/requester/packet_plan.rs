@@ -1,6 +1,6 @@
 //! Division of requests into packets (IBA 9.7.2, 9.4).
 
-use pvrdma_verbs::{Mtu, RemoteAddress, SendData, SendFlags, SendOp, SendWr};
+use pvrdma_verbs_types::{Mtu, RemoteAddress, SendData, SendFlags, SendOp, SendWr};
 
 use crate::path::packets;
 use crate::wire::{AtomicEth, Extension, Ieth, ImmDt, Opcode, Position, Reth};

@@ -1,7 +1,8 @@
 //! Posted requests.
 
 use pvrdma_saved_state::roce as saved;
-use pvrdma_verbs::{MAX_MESSAGE, Mtu, RequesterOps, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs::RequesterOps;
+use pvrdma_verbs_types::{MAX_MESSAGE, Mtu, SendOp, SendWr, Sge, WcStatus};
 
 use super::send_state::Seq;
 use crate::path::packets;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use pvrdma_saved_state::roce as saved;
-use pvrdma_verbs::{QpAttrs, SendOp};
+use pvrdma_verbs_types::{QpAttrs, SendOp};
 
 use super::read_grid::ReadGrid;
 use super::request::{Request, Stage};

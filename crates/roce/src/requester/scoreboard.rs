@@ -251,7 +251,7 @@ impl Scoreboard {
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_verbs::Psn;
+    use pvrdma_verbs_types::Psn;
 
     use super::*;
 

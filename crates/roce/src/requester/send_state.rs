@@ -1,6 +1,6 @@
 //! Send sequence state in PSN space.
 
-use pvrdma_verbs::Psn;
+use pvrdma_verbs_types::Psn;
 
 /// A PSN that does not wrap. Its low 24 bits are on the wire. PSNs of one QP can be compared as numbers, however many
 /// requests are posted.

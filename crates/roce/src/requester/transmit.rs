@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use pvrdma_verbs::{RequesterOps, SendFlags, SendOp, WcStatus};
+use pvrdma_verbs::RequesterOps;
+use pvrdma_verbs_types::{SendFlags, SendOp, WcStatus};
 
 use super::Requester;
 use super::congestion_window::Loss;

@@ -1,7 +1,8 @@
 //! Execution of the expected packet. The checks follow the order of IBA 9.7.4.1 and 9.7.5: sequence, operations that
 //! the QP allows, availability of a receive, length, key and range. The first failure decides.
 
-use pvrdma_verbs::{Access, AtomicChange, MAX_MESSAGE, NakReason, Received, RemoteAddress, ResponderOps, WcOpcode};
+use pvrdma_verbs::{AtomicChange, NakReason, Received, ResponderOps};
+use pvrdma_verbs_types::{Access, MAX_MESSAGE, RemoteAddress, WcOpcode};
 
 use super::responses::{ReadResponse, Response};
 use super::{Message, Resource, Responder};

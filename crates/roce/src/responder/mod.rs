@@ -7,7 +7,8 @@ mod save;
 
 use std::collections::VecDeque;
 
-use pvrdma_verbs::{NakReason, Psn, QpAttrs, Qpn, RemoteAddress, ResponderOps};
+use pvrdma_verbs::{NakReason, ResponderOps};
+use pvrdma_verbs_types::{Psn, QpAttrs, Qpn, RemoteAddress};
 use serde::Serialize;
 
 use crate::path::{ENTROPY, Path, mtu_bytes, packets};

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use pvrdma_verbs::Psn;
+use pvrdma_verbs_types::Psn;
 
 use crate::wire::SackMap;
 

@@ -4,7 +4,8 @@
 //! repeated ones by one for each resource, and there is at most one ACK or NAK between two of them.
 
 use pvrdma_saved_state::roce as saved;
-use pvrdma_verbs::{Mtu, NakReason, Psn, RemoteAddress, ResponderOps};
+use pvrdma_verbs::{NakReason, ResponderOps};
+use pvrdma_verbs_types::{Mtu, Psn, RemoteAddress};
 
 use super::{NakSent, Responder, SEQUENCE_ERROR, Sack};
 use crate::path::packets;

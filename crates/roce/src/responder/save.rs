@@ -1,7 +1,7 @@
 //! Saving and restoring a responder.
 
 use pvrdma_saved_state::roce as saved;
-use pvrdma_verbs::{Mtu, QpAttrs, RemoteAddress};
+use pvrdma_verbs_types::{Mtu, QpAttrs, RemoteAddress};
 
 use super::responses::Response;
 use super::{Message, NakSent, Resource, Responder, ResponderStats, Sack};

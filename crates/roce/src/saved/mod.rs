@@ -11,7 +11,7 @@
 mod work;
 
 use pvrdma_saved_state::roce::Agreement;
-use pvrdma_verbs::{MAX_MESSAGE, Psn, WcStatus};
+use pvrdma_verbs_types::{MAX_MESSAGE, Psn, WcStatus};
 use thiserror::Error;
 
 pub use work::{restore_pages, restore_receive, restore_send, save_pages, save_receive, save_send};

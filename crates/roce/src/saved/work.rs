@@ -1,10 +1,11 @@
 //! Work requests.
 
+use pvrdma_packet::MacAddr;
 use pvrdma_pages::{PAGE_SIZE, PageList, PageListBuilder};
 use pvrdma_saved_state::{pages, work as saved};
-use pvrdma_verbs::{
-    Access, FastRegister, Gid, Invalidate, MacAddr, Qpn, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr,
-    Sge, UdDestination,
+use pvrdma_verbs_types::{
+    Access, FastRegister, Gid, Invalidate, Qpn, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge,
+    UdDestination,
 };
 
 use super::{RestoreError, ensure, invalid, narrow};

@@ -1,7 +1,7 @@
 //! The base transport header, the first header of every packet (IBA 9.2).
 
 use pvrdma_packet::field::{field, put, u24, u24_bytes};
-use pvrdma_verbs::{Psn, Qpn};
+use pvrdma_verbs_types::{Psn, Qpn};
 
 use super::opcode::Opcode;
 

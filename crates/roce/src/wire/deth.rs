@@ -1,7 +1,7 @@
 //! The datagram extended transport header (IBA 9.3.2).
 
 use pvrdma_packet::field::{field, put, u24, u24_bytes};
-use pvrdma_verbs::Qpn;
+use pvrdma_verbs_types::Qpn;
 
 /// Datagram extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

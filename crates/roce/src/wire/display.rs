@@ -73,7 +73,7 @@ impl fmt::Display for Packet<'_> {
 #[cfg(test)]
 mod tests {
     use pvrdma_packet::{Ethernet, Vlan};
-    use pvrdma_verbs::{Gid, Psn, Qpn};
+    use pvrdma_verbs_types::{Gid, Psn, Qpn};
 
     use super::super::bth::Bth;
     use super::super::frame::build;

@@ -159,7 +159,7 @@ fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_verbs::Qpn;
+    use pvrdma_verbs_types::Qpn;
 
     use super::super::aeth::Syndrome;
     use super::*;

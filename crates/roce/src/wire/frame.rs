@@ -162,7 +162,7 @@ pub fn build(header: &Header, payload: &[u8]) -> Result<Vec<u8>, BuildError> {
 #[cfg(test)]
 mod tests {
     use pvrdma_packet::Vlan;
-    use pvrdma_verbs::{Psn, Qpn};
+    use pvrdma_verbs_types::{Psn, Qpn};
 
     use super::super::atomic_eth::AtomicEth;
     use super::super::ipv6::Ipv6;

@@ -1,7 +1,7 @@
 //! The global route header of RoCE v1.
 
 use pvrdma_packet::field::{field, put, u24, u24_bytes};
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 
 use super::error::ParseError;
 

@@ -1,8 +1,10 @@
 //! The IPv4 header of RoCE v2 (RFC 791), without options, and the ECN bits of RFC 3168.
 
-use pvrdma_packet::field::{field, put};
-use pvrdma_packet::{Checksum, PROTOCOL_UDP};
-use pvrdma_verbs::Gid;
+use pvrdma_packet::{
+    Checksum, PROTOCOL_UDP,
+    field::{field, put},
+};
+use pvrdma_verbs_types::Gid;
 
 use super::error::ParseError;
 

@@ -1,7 +1,7 @@
 //! The IPv6 header of RoCE v2 (RFC 8200). Extension headers do not occur.
 
 use pvrdma_packet::{Ipv6Header, PROTOCOL_UDP};
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 
 use super::error::ParseError;
 use super::grh::{FixedPart, join, parts};

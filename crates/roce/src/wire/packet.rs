@@ -1,8 +1,10 @@
 //! A complete frame, parsed.
 
-use pvrdma_packet::field::{field, put};
-use pvrdma_packet::{Checksum, EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT};
-use pvrdma_verbs::{Gid, NetworkType};
+use pvrdma_packet::{
+    Checksum, EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT,
+    field::{field, put},
+};
+use pvrdma_verbs_types::{Gid, NetworkType};
 
 use super::bth::Bth;
 use super::error::{CrcError, ParseError};
@@ -283,7 +285,7 @@ fn parse_udp(bytes: &[u8], length: u16) -> Result<(Udp, &[u8; Udp::LEN], &[u8]),
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_verbs::{Psn, Qpn};
+    use pvrdma_verbs_types::{Psn, Qpn};
 
     use super::super::frame::build;
     use super::super::opcode::{Opcode, Position};

@@ -12,7 +12,7 @@
 //! supports the extension sets [`ACCEPT`] in all its responses from then on. A first response without it ends the
 //! negotiation.
 
-use pvrdma_verbs::Psn;
+use pvrdma_verbs_types::Psn;
 
 /// [`super::Bth::reserved7`] of the first requests of a requester that accepts selective acknowledgements.
 pub const OFFER: u8 = 0x2d;

@@ -1,8 +1,10 @@
 //! The UDP header of RoCE v2 (RFC 768, IBA annex A17) and the choice of source ports.
 
-use pvrdma_packet::field::{field, put};
-use pvrdma_packet::{ROCE_PORT, UdpHeader};
-use pvrdma_verbs::Qpn;
+use pvrdma_packet::{
+    ROCE_PORT, UdpHeader,
+    field::{field, put},
+};
+use pvrdma_verbs_types::Qpn;
 
 /// First source port. With the 14 selectable bits it gives 0xc000..=0xffff.
 const FIRST_SOURCE_PORT: u16 = 0xc000;

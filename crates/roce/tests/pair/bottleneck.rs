@@ -8,7 +8,7 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use pvrdma_roce::Tuning;
-use pvrdma_verbs::{Mtu, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs_types::{Mtu, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 use super::host::KEY;
 use super::net::{End, Random, Setup};

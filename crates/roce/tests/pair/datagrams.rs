@@ -1,8 +1,12 @@
 //! Datagrams: comparison with captured ones, and reasons for drops.
 
-use pvrdma_roce::wire::{CrcError, Extension, Header, MAX_FRAME, Network, Opcode, Packet, build};
-use pvrdma_roce::{Datagram, DatagramSender, DropReason, EgressMarking, Origin, Path, admit};
-use pvrdma_verbs::{GidType, NetworkType, QpType, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination, WcStatus};
+use pvrdma_roce::{
+    Datagram, DatagramSender, DropReason, EgressMarking, Origin, Path, admit,
+    wire::{CrcError, Extension, Header, MAX_FRAME, Network, Opcode, Packet, build},
+};
+use pvrdma_verbs_types::{
+    GidType, NetworkType, QpType, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination, WcStatus,
+};
 
 use super::host::{Host, KEY};
 use super::pcap;
@@ -135,7 +139,7 @@ fn requests_that_are_no_datagrams() {
     assert_eq!(Packet::parse(&frame).unwrap().header.extension.deth().unwrap().qkey, 0x55);
     // An IPv6 address cannot send to an IPv4 address.
     let v6 = Origin {
-        gid: "fd00::1".parse::<std::net::Ipv6Addr>().map(|a| pvrdma_verbs::Gid(a.octets())).unwrap(),
+        gid: "fd00::1".parse::<std::net::Ipv6Addr>().map(|a| pvrdma_verbs_types::Gid(a.octets())).unwrap(),
         ..origin(&header)
     };
     assert_eq!(Path::datagram(&v6, &to, to.qpn), None);

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use pvrdma_roce::{Congestion, MEGABIT, Tuning};
-use pvrdma_verbs::{Mtu, QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs_types::{Mtu, QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 use super::fabric::{Fabric, Line, Seen};
 use super::host::KEY;

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use pvrdma_roce::wire::{Extension, NakCode, Opcode, Packet, Syndrome, build};
-use pvrdma_verbs::WcStatus::{
-    BadResponse, Flushed, LocalAccess, LocalLength, LocalProtection, LocalQpOperation, RemoteAccess,
-    RemoteInvalidRequest, RemoteOperation, RetryExceeded, RnrRetryExceeded, Success,
-};
-use pvrdma_verbs::{
-    Access, Invalidate, Mtu, QpAttrs, QpEvent, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus,
+use pvrdma_verbs::QpEvent;
+use pvrdma_verbs_types::{
+    Access, Invalidate, Mtu, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge,
+    WcStatus::{
+        self, BadResponse, Flushed, LocalAccess, LocalLength, LocalProtection, LocalQpOperation, RemoteAccess,
+        RemoteInvalidRequest, RemoteOperation, RetryExceeded, RnrRetryExceeded, Success,
+    },
 };
 
 use super::host::KEY;

@@ -6,8 +6,11 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use pvrdma_roce::wire::{Checksum, Ecn, MAX_FRAME, Opcode, Operation, Packet};
-use pvrdma_roce::{Congestion, Quiet, ReactionPoint};
+use pvrdma_packet::Checksum;
+use pvrdma_roce::{
+    Congestion, Quiet, ReactionPoint,
+    wire::{Ecn, MAX_FRAME, Opcode, Operation, Packet},
+};
 
 use super::net::{End, Random, Setup};
 

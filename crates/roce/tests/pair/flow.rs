@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use pvrdma_roce::wire::{Network, Packet};
-use pvrdma_verbs::WcStatus::Success;
-use pvrdma_verbs::{Invalidate, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge};
+use pvrdma_verbs_types::{
+    Invalidate, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus::Success,
+};
 
 use super::host::KEY;
 use super::net::{Pair, Setup};

@@ -4,11 +4,13 @@
 
 use std::time::Duration;
 
-use pvrdma_roce::Tuning;
-use pvrdma_roce::wire::{
-    AGREED_RESOURCES, Aeth, Bth, Extension, Header, MAX_FRAME, NakCode, Opcode, Packet, SackMap, Syndrome, build,
+use pvrdma_roce::{
+    Tuning,
+    wire::{
+        AGREED_RESOURCES, Aeth, Bth, Extension, Header, MAX_FRAME, NakCode, Opcode, Packet, SackMap, Syndrome, build,
+    },
 };
-use pvrdma_verbs::{Mtu, Psn, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs_types::{Mtu, Psn, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 use super::host::KEY;
 use super::net::{End, Setup};

@@ -3,8 +3,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
-use pvrdma_verbs::{Access, QpEvent, RecvWr, RemoteAddress, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs::QpEvent;
+use pvrdma_verbs_types::{
+    Access, AccessError, AtomicChange, NakReason, Received, RecvWr, RemoteAddress, RequesterOps, ResponderOps, SendOp,
+    SendWr, Sge, WcStatus,
+};
 
 /// The key of all memory.
 pub(crate) const KEY: u32 = 0x1234;

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use pvrdma_roce::Handled;
-use pvrdma_roce::wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Extension, Feth, Header, Ieth, ImmDt, MAX_FRAME, Opcode, Packet, Reth, Shape,
-    Syndrome, build,
+use pvrdma_roce::{
+    Handled,
+    wire::{
+        Aeth, AtomicAckEth, AtomicEth, Bth, Extension, Feth, Header, Ieth, ImmDt, MAX_FRAME, Opcode, Packet, Reth,
+        Shape, Syndrome, build,
+    },
 };
-use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge};
+use pvrdma_verbs_types::{RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge};
 
 use super::host::KEY;
 use super::net::{End, Random, Setup};

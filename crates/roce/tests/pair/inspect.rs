@@ -1,6 +1,6 @@
 //! The state that the requester and the responder show of themselves.
 
-use pvrdma_verbs::{Psn, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
+use pvrdma_verbs_types::{Psn, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
 
 use super::host::KEY;
 use super::net::{Pair, Setup};

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use pvrdma_roce::wire::{Aeth, Bth, Extension, Header, NakCode, Opcode, Packet, SackMap, Syndrome, build};
-use pvrdma_verbs::WcStatus::{RetryExceeded, Success};
-use pvrdma_verbs::{Psn, QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
+use pvrdma_verbs_types::{
+    Psn, QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge,
+    WcStatus::{RetryExceeded, Success},
+};
 
 use super::host::KEY;
 use super::net::{Faults, Pair, Setup};

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use pvrdma_roce::wire::{Extension, Packet, Syndrome, build};
-use pvrdma_verbs::WcStatus::Success;
-use pvrdma_verbs::{Psn, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
+use pvrdma_verbs_types::{Psn, RemoteAddress, SendFlags, SendOp, SendWr, Sge, WcStatus::Success};
 
 use super::host::KEY;
 use super::net::{Pair, Setup};

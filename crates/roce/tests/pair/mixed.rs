@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use pvrdma_roce::Tuning;
-use pvrdma_verbs::{
+use pvrdma_verbs_types::{
     GidType, Mtu, Psn, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
 

@@ -2,7 +2,7 @@
 //! response answers was executed (IBA 9.7.7.1). Some requesters use the MSN to find the request that is done.
 
 use pvrdma_roce::wire::{Operation, Packet};
-use pvrdma_verbs::{Psn, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge};
+use pvrdma_verbs_types::{Psn, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge};
 
 use super::host::KEY;
 use super::net::{Pair, Random, Setup};

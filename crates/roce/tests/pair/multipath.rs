@@ -4,9 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use pvrdma_roce::wire::Packet;
-use pvrdma_roce::{Congestion, Tuning};
-use pvrdma_verbs::{GidType, Mtu, Psn, QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_roce::{Congestion, Tuning, wire::Packet};
+use pvrdma_verbs_types::{GidType, Mtu, Psn, QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 use super::fabric::{Fabric, Line, Station};
 use super::host::KEY;

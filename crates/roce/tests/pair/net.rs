@@ -4,11 +4,14 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use pvrdma_roce::saved::RestoreError;
-use pvrdma_roce::wire::{MAX_FRAME, Packet};
-use pvrdma_roce::{EgressMarking, Handled, Origin, Path, ReorderBuffer, Requester, Responder, Tuning, admit_connected};
+use pvrdma_packet::MacAddr;
+use pvrdma_roce::{
+    EgressMarking, Handled, Origin, Path, ReorderBuffer, Requester, Responder, Tuning, admit_connected,
+    saved::RestoreError,
+    wire::{MAX_FRAME, Packet},
+};
 use pvrdma_saved_state::{Message, roce as saved};
-use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, SendWr, WcStatus};
+use pvrdma_verbs_types::{AddressVector, Gid, GidType, Mtu, Psn, QpAttrs, QpState, Qpn, SendWr, WcStatus};
 
 use super::host::Host;
 

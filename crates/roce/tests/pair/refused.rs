@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
+use pvrdma_packet::MacAddr;
 use pvrdma_pages::PageListBuilder;
-use pvrdma_roce::saved::RestoreError::{self, Contradiction, Missing, TooMany, Value};
-use pvrdma_roce::saved::{restore_pages, restore_send, save_pages, save_send};
-use pvrdma_roce::{Requester, Responder};
+use pvrdma_roce::{
+    Requester, Responder,
+    saved::{
+        RestoreError::{self, Contradiction, Missing, TooMany, Value},
+        restore_pages, restore_send, save_pages, save_send,
+    },
+};
 use pvrdma_saved_state::{pages, roce as saved, work};
-use pvrdma_verbs::{
-    Access, FastRegister, Gid, Invalidate, MacAddr, Qpn, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge,
-    UdDestination,
+use pvrdma_verbs_types::{
+    Access, FastRegister, Gid, Invalidate, Qpn, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination,
 };
 
 use super::host::KEY;

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use pvrdma_roce::Tuning;
 use pvrdma_saved_state::Message;
-use pvrdma_verbs::WcStatus::{Flushed, RemoteAccess, Success};
-use pvrdma_verbs::{QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
+use pvrdma_verbs_types::{
+    QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge,
+    WcStatus::{Flushed, RemoteAccess, Success},
+};
 
 use super::host::KEY;
 use super::mixed;
@@ -25,7 +27,7 @@ fn work(wr_id: u64, op: SendOp, addr: u64, length: u32) -> SendWr {
 fn script() -> Vec<SendWr> {
     let remote = |addr| RemoteAddress { addr, rkey: KEY };
     let add = |wr_id| work(wr_id, SendOp::FetchAdd { remote: remote(COUNTER), add: 1 }, RESULT + 8 * wr_id, 8);
-    let send = SendOp::Send { data: pvrdma_verbs::SendData::Immediate([1, 2, 3, 4]), to: None };
+    let send = SendOp::Send { data: pvrdma_verbs_types::SendData::Immediate([1, 2, 3, 4]), to: None };
     let write = |immediate| SendOp::Write { remote: remote(REMOTE), immediate };
     vec![
         work(0, write(None), LOCAL, 9 * 1024),
@@ -216,7 +218,7 @@ fn a_wait_for_a_receive_and_a_drained_queue_stay() {
     let mut pair = Pair::new(&Setup::default(), 1);
     let now = pair.now;
     let [ours, peer] = &mut pair.ends;
-    let send = SendOp::Send { data: pvrdma_verbs::SendData::None, to: None };
+    let send = SendOp::Send { data: pvrdma_verbs_types::SendData::None, to: None };
     ours.post(work(0, send.clone(), LOCAL, 10));
     ours.transmit(now).iter().for_each(|frame| peer.receive(now, frame));
     peer.transmit(now).iter().for_each(|frame| ours.receive(now, frame));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pvrdma_verbs::{Mtu, QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_verbs_types::{Mtu, QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 use super::fabric::{Fabric, Line, Seen};
 use super::host::KEY;

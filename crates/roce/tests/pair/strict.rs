@@ -10,7 +10,7 @@ use std::time::Duration;
 use pvrdma_roce::wire::{
     Aeth, AtomicEth, Bth, Extension, Header, NakCode, Opcode, Operation, Packet, Position, Reth, Syndrome, build,
 };
-use pvrdma_verbs::{Mtu, Psn, RemoteAddress, SendFlags, SendOp, SendWr};
+use pvrdma_verbs_types::{Mtu, Psn, RemoteAddress, SendFlags, SendOp, SendWr};
 
 use super::host::{Host, KEY};
 use super::net::{End, Random, Setup};

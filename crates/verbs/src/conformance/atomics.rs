@@ -2,7 +2,8 @@
 
 use super::Subject;
 use crate::testing::Buffer;
-use crate::{Backend, Hca, QueuePair, SendOp, WcOpcode, WcStatus};
+use crate::{Backend, Hca, QueuePair};
+use pvrdma_verbs_types::{SendOp, WcOpcode, WcStatus};
 
 fn word<H: Hca>(buffer: &Buffer<H>, offset: u64) -> u64 {
     u64::from_le_bytes(buffer.read(offset, 8).try_into().unwrap())
@@ -36,7 +37,7 @@ pub(super) fn atomics_add_up<B: Backend>(subject: &Subject<'_, B>) {
         pair.right.post(i, SendOp::FetchAdd { remote, add: 3 }, &[theirs.sge(0, 8)]);
     }
     pair.right.qp.notify_send();
-    let own = pair.a.qp(crate::QpType::Rc);
+    let own = pair.a.qp(pvrdma_verbs_types::QpType::Rc);
     own.connect(&own, |_| {});
     for i in 0..50 {
         own.post(i, SendOp::FetchAdd { remote, add: 5 }, &[mine.sge(0, 8)]);

@@ -2,9 +2,9 @@
 
 use super::Subject;
 use crate::testing::{ALL, SEND, pattern, write};
-use crate::{
-    Access, Backend, MemoryRegion, QpType, QueuePair, RemoteAddress, SendData, SendFlags, SendOp, Sge, WcFlags,
-    WcOpcode, WcStatus,
+use crate::{Backend, MemoryRegion, QueuePair};
+use pvrdma_verbs_types::{
+    Access, QpType, RemoteAddress, SendData, SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus,
 };
 
 const OK: WcStatus = WcStatus::Success;

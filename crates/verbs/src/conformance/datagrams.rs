@@ -2,9 +2,9 @@
 
 use super::Subject;
 use crate::testing::{Buffer, End, Node, SEND, gid, mac, pattern, write};
-use crate::{
-    Backend, Hca, NetworkType, QpState, QpType, Qpn, QueuePair, RecvWr, SendData, SendOp, Sge, SharedReceiveQueue,
-    UdDestination, WcFlags, WcOpcode, WcStatus,
+use crate::{Backend, Hca, QueuePair, SharedReceiveQueue};
+use pvrdma_verbs_types::{
+    NetworkType, QpState, QpType, Qpn, RecvWr, SendData, SendOp, Sge, UdDestination, WcFlags, WcOpcode, WcStatus,
 };
 
 const QKEY: u32 = 0x1234;
@@ -162,7 +162,11 @@ pub(super) fn local_datagram_errors<B: Backend>(subject: &Subject<'_, B>) {
         assert_eq!(d.left.scq.statuses(2), [(1, status), (2, WcStatus::Flushed)], "{name}");
         if subject.profile.send_queue_error {
             assert_eq!(d.left.state(), QpState::Sqe, "{name}");
-            d.left.change(QpState::Rts, crate::QpAttrs::default(), crate::QpAttrMask::empty());
+            d.left.change(
+                QpState::Rts,
+                pvrdma_verbs_types::QpAttrs::default(),
+                pvrdma_verbs_types::QpAttrMask::empty(),
+            );
         } else {
             assert_eq!(d.left.state(), QpState::Error, "{name}");
             d.left.to(QpState::Reset);

@@ -2,10 +2,8 @@
 
 use super::{Pair, Subject};
 use crate::testing::{ALL, Buffer, SEND, write};
-use crate::{
-    Access, AsyncEvent, Backend, Hca, Invalidate, MemoryRegion, QpAttrs, QpEvent, QpState, QpType, QueuePair,
-    RemoteAddress, SendOp, Sge, WcStatus,
-};
+use crate::{AsyncEvent, Backend, Hca, MemoryRegion, QpEvent, QueuePair};
+use pvrdma_verbs_types::{Access, Invalidate, QpAttrs, QpState, QpType, RemoteAddress, SendOp, Sge, WcStatus};
 
 /// Lets `left` execute a failing request with others around it in its queues. Returns its status.
 fn fail<B: Backend>(pair: &Pair<B>, op: SendOp, sges: &[Sge]) -> WcStatus {
@@ -54,7 +52,7 @@ pub(super) fn local_errors<B: Backend>(subject: &Subject<'_, B>) {
         }),
         ("registering a plain key", WcStatus::LocalQpOperation, |_, mine, _| {
             let key = mine.mr.lkey();
-            let request = crate::FastRegister { key, iova: 0, length: 0, access: ALL, pages: None };
+            let request = pvrdma_verbs_types::FastRegister { key, iova: 0, length: 0, access: ALL, pages: None };
             (SendOp::FastRegister(Box::new(request)), vec![])
         }),
     ];
@@ -283,7 +281,7 @@ pub(super) fn what_follows_an_error_is_flushed<B: Backend>(subject: &Subject<'_,
     assert_eq!(pair.left.rcq.statuses(1), [(104, WcStatus::Flushed)]);
     // More requests than any queue holds, including unsignaled ones, in ring order.
     for i in 0..300 {
-        pair.left.post_with(i, SEND, &[], crate::SendFlags::empty());
+        pair.left.post_with(i, SEND, &[], pvrdma_verbs_types::SendFlags::empty());
     }
     pair.left.qp.notify_send();
     assert_eq!(pair.left.scq.statuses(300), (0..300).map(|i| (i, WcStatus::Flushed)).collect::<Vec<_>>());

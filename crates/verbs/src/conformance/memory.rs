@@ -2,11 +2,11 @@
 
 use super::Subject;
 use crate::testing::{ALL, BORDER, page_list, write};
-use crate::{
-    Access, Backend, FastRegister, Hca, Invalidate, MemoryRegion, MrRequest, QpType, RemoteAddress, SendData, SendOp,
-    Sge, WcFlags, WcOpcode, WcStatus,
+use crate::{Backend, Hca, MemoryRegion, MrRequest};
+use pvrdma_pages::PAGE_SIZE;
+use pvrdma_verbs_types::{
+    Access, FastRegister, Invalidate, QpType, RemoteAddress, SendData, SendOp, Sge, WcFlags, WcOpcode, WcStatus,
 };
-use pvrdma_guest_memory::PAGE_SIZE;
 
 const OK: WcStatus = WcStatus::Success;
 

@@ -81,7 +81,11 @@ impl<B: Backend> Subject<'_, B> {
     }
 
     /// As [`Self::pair`]; `left` and `right` change the attributes of the two QPs.
-    fn pair_with(&self, left: impl FnOnce(&mut crate::QpAttrs), right: impl FnOnce(&mut crate::QpAttrs)) -> Pair<B> {
+    fn pair_with(
+        &self,
+        left: impl FnOnce(&mut pvrdma_verbs_types::QpAttrs),
+        right: impl FnOnce(&mut pvrdma_verbs_types::QpAttrs),
+    ) -> Pair<B> {
         let (a, b) = (self.node(1), self.node(2));
         let pair = Pair { left: a.qp(QpType::Rc), right: b.qp(QpType::Rc), a, b };
         pair.left.connect(&pair.right, left);

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use super::Subject;
 use crate::testing::{End, Node, Ring, post_shared, write};
-use crate::{
-    AsyncEvent, Backend, Hca, QpEvent, QpState, QpType, RecvWr, RemoteAddress, SharedReceiveQueue, SrqEvent, WcStatus,
-};
+use crate::{AsyncEvent, Backend, Hca, QpEvent, SharedReceiveQueue, SrqEvent};
+use pvrdma_verbs_types::{QpState, QpType, RecvWr, RemoteAddress, WcStatus};
 
 const OK: WcStatus = WcStatus::Success;
 

@@ -2,10 +2,8 @@
 
 use super::Subject;
 use crate::testing::{ALL, End, SEND, gid, write};
-use crate::{
-    Access, AsyncEvent, Backend, Hca, Mtu, QpAttrMask as M, QpAttrs, QpEvent, QpState, QpType, QueuePair,
-    RemoteAddress, VerbsError, WcStatus, qp_state,
-};
+use crate::{AsyncEvent, Backend, Hca, QpEvent, QueuePair, VerbsError};
+use pvrdma_verbs_types::{Access, Mtu, QpAttrMask as M, QpAttrs, QpState, QpType, RemoteAddress, WcStatus, qp_state};
 
 const OK: WcStatus = WcStatus::Success;
 const FLUSHED: WcStatus = WcStatus::Flushed;
@@ -88,7 +86,7 @@ pub(super) fn reset_is_silent_and_starts_over<B: Backend>(subject: &Subject<'_, 
     pair.left.to(QpState::Reset);
     assert_eq!((pair.left.sends.resets(), pair.left.receives.resets()), (1, 1));
     let attrs = pair.left.qp.query();
-    assert_eq!((attrs.state, attrs.dest_qpn), (QpState::Reset, crate::Qpn::default()));
+    assert_eq!((attrs.state, attrs.dest_qpn), (QpState::Reset, pvrdma_verbs_types::Qpn::default()));
     pair.left.connect(&pair.right, |_| {});
     pair.right.connect(&pair.left, |_| {});
     pair.right.recv(2, &[]);

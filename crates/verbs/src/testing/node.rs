@@ -14,9 +14,11 @@ use crate::queue::{CompletionSink, EventSink, RecvSource};
 use crate::rules::{AddressRule, Rules};
 use crate::save::SaveHca;
 use pvrdma_base::{DeviceLog, Random};
-use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, MemoryBudget, PAGE_SIZE, PageList, PageListBuilder, PinPolicy};
+use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, MemoryBudget, PinPolicy};
+use pvrdma_packet::MacAddr;
+use pvrdma_pages::{PAGE_SIZE, PageList, PageListBuilder};
 use pvrdma_verbs_types::{
-    Access, AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, QpType, Qpn, RecvWr,
+    Access, AddressVector, Gid, GidType, Mtu, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, QpType, Qpn, RecvWr,
     RemoteAddress, SendFlags, SendOp, SendWr, Sge,
 };
 

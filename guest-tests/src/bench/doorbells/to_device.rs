@@ -6,10 +6,11 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use pvrdma_dev::testing::{
-    Driver, Encoded, GuestMemory, MockBackend, Path, QpInit, SendWr, TestDevice, WindowPages, access,
+use pvrdma_dev::{
+    DoorbellMode, Processors, WindowPolicy,
+    testing::{Driver, Encoded, GuestMemory, MockBackend, Path, QpInit, SendWr, TestDevice, WindowPages, access},
 };
-use pvrdma_dev::{DoorbellMode, PciFunction, Processors, WindowPolicy};
+use pvrdma_pci_function::PciFunction;
 use pvrdma_verbs::testing::gid;
 
 use super::sides::Place;

@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pvrdma_dev::testing::{Encoded, Path, Placement, Qp, QpInit, RecvWr, SendWr};
-use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
-use pvrdma_ether_link::{Link, memory};
+use pvrdma_link::{
+    Link, memory,
+    switch::{Switch, UnknownUnicast},
+};
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
-use pvrdma_verbs::Mtu;
 use pvrdma_verbs::testing::gid;
+use pvrdma_verbs_types::Mtu;
 
 use super::tape::{Tape, Way};
 use crate::bench::wire::processor_time;

@@ -6,8 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use pvrdma_ether_link::memory::MemoryLink;
-use pvrdma_ether_link::{Bell, Frames, Link, LinkInspect, Readiness};
+use pvrdma_link::{Bell, Frames, Link, LinkInspect, Readiness, memory::MemoryLink};
 
 /// Consecutive packets of a connection: a super-frame of packets of 1024 bytes, as in a network with an MTU of 1500.
 const RUN: usize = 44;

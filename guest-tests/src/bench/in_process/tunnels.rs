@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pvrdma_dev::testing::SendWr;
-use pvrdma_ether_link::tls::{TlsConfig, TlsFiles, TlsLink, TlsRole};
-use pvrdma_ether_link::vxlan::{Vni, VxlanConfig, VxlanLink};
-use pvrdma_ether_link::{Link, MonotonicClock};
+use pvrdma_ether_link::{
+    tls::{TlsConfig, TlsFiles, TlsLink, TlsRole},
+    vxlan::{Vni, VxlanConfig, VxlanLink},
+};
+use pvrdma_link::{Link, MonotonicClock};
 use pvrdma_rxe::{Rxe, RxeConfig};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, Stop};
-use pvrdma_verbs::{Gid, MacAddr};
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs_types::Gid;
 use pvrdmad::testing::{Behind, Dice, HostileClient, HostilePeer, HostileProcess, RemoteFunction, Target, Targets};
 use rustix::fs::MemfdFlags;
 

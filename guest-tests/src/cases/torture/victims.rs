@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 use pvrdmad::testing::Target;
 
 use crate::pair::{Link, Pair};

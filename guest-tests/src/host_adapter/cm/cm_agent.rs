@@ -7,7 +7,7 @@ use anyhow::{Result, bail, ensure};
 use pvrdma_dev::testing::{
     AddressHandle, Buffer, Cq, Cqe, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr, status, wc_opcode,
 };
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 
 use super::message::{Body, MAD, Message, Offer, Request};
 use crate::device_pair::Side;

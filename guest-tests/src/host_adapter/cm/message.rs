@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::{Context, Result, bail, ensure};
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 
 /// Size of a message in bytes.
 pub(super) const MAD: usize = 256;

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use pvrdma_guest_memory::PageList;
 use pvrdma_handover::Pending;
-use pvrdma_verbs::{Hca, Object, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvSource, VerbsError};
+use pvrdma_pages::PageList;
+use pvrdma_verbs::{Hca, Object, QpInit, QueuePair, RecvSource, VerbsError};
+use pvrdma_verbs_types::{QpCaps, QpType, Qpn};
 
 use super::cq::ring_pages;
 use super::qp_attr;
@@ -189,7 +190,7 @@ fn needed_pages<H: Hca>(request: &CreateQp, parts: &Parts<H>) -> Result<u64, Cmd
             .ok_or_else(|| CmdError::Invalid("number of SGEs", caps.max_recv_sge.into()))?;
         u64::from(caps.max_recv_wr).saturating_mul(stride.into())
     };
-    let recv_pages = recv_bytes.div_ceil(pvrdma_guest_memory::PAGE_SIZE);
+    let recv_pages = recv_bytes.div_ceil(pvrdma_pages::PAGE_SIZE);
     Ok(recv_pages.saturating_add(u64::from(request.send_chunks)).saturating_add(1))
 }
 

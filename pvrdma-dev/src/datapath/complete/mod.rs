@@ -6,8 +6,10 @@ mod inferred;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_guest_memory::{DmaView, PageList, PageListBuilder};
-use pvrdma_verbs::{Completion, CompletionSink, CqOverrun, NetworkType, WcFlags, WcOpcode, WcStatus};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_pages::{PageList, PageListBuilder};
+use pvrdma_verbs::{CompletionSink, CqOverrun};
+use pvrdma_verbs_types::{Completion, NetworkType, WcFlags, WcOpcode, WcStatus};
 
 use crate::abi::layout::GuestLayout;
 use crate::abi::ring::{Eqe, eqe};

@@ -1,13 +1,14 @@
 //! Completion queues (conformance 38, 41, 45, 54, 60 to 62, 67 to 70, ring level).
 
 use proptest::prelude::*;
-use pvrdma_verbs::{DeviceLog, Qpn};
+use pvrdma_base::DeviceLog;
+use pvrdma_verbs_types::Qpn;
 
 use super::*;
-use crate::InterruptSink;
 use crate::events::EventRings;
 use crate::testing::GuestMemory;
 use crate::testing::ring_memory::{RingMemory, open_interrupts};
+use pvrdma_pci_function::InterruptSink;
 
 const HANDLE: u32 = 0x1234;
 

@@ -1,7 +1,9 @@
 //! Receive queues, of one QP or shared (spec §8.2).
 
-use pvrdma_guest_memory::{DmaView, PageList};
-use pvrdma_verbs::{QueueError, RecvSource, RecvWr, RingPosition, SavedRing};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_pages::PageList;
+use pvrdma_verbs::{QueueError, RecvSource, RingPosition, SavedRing};
+use pvrdma_verbs_types::RecvWr;
 
 use super::gather::{HEAD, gather};
 use crate::abi::layout::GuestLayout;

@@ -1,7 +1,7 @@
 //! Receive queues (conformance 38, 40, 45, ring level).
 
 use proptest::prelude::*;
-use pvrdma_verbs::Sge;
+use pvrdma_verbs_types::Sge;
 
 use super::*;
 use crate::testing::ring_memory::RingMemory;

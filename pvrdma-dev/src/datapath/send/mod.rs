@@ -1,10 +1,9 @@
 //! Send queues (spec §8.3 to §8.7).
 
-use pvrdma_guest_memory::{DmaView, PageList};
-use pvrdma_verbs::{
-    Access, FastRegister, Invalidate, QpType, QueueError, RingPosition, SavedRing, SendData, SendFlags, SendOp,
-    SendSource, SendWr,
-};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_pages::PageList;
+use pvrdma_verbs::{QueueError, RingPosition, SavedRing, SendSource};
+use pvrdma_verbs_types::{Access, FastRegister, Invalidate, QpType, SendData, SendFlags, SendOp, SendWr};
 
 use super::gather::{HEAD, gather};
 use crate::abi::layout::GuestLayout;

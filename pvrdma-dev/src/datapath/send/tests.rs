@@ -1,8 +1,9 @@
 //! Decoding of send elements (conformance 46, 53 to 58, ring level).
 
 use proptest::prelude::*;
-use pvrdma_guest_memory::PAGE_SIZE;
-use pvrdma_verbs::{Gid, MacAddr, RemoteAddress, Sge, UdDestination};
+use pvrdma_packet::MacAddr;
+use pvrdma_pages::PAGE_SIZE;
+use pvrdma_verbs_types::{Gid, RemoteAddress, Sge, UdDestination};
 
 use super::*;
 use crate::abi::layout::write_field;
@@ -183,7 +184,7 @@ fn memory_management() {
 #[test]
 fn datagrams() {
     let to = UdDestination {
-        qpn: pvrdma_verbs::Qpn::new(0x1234),
+        qpn: pvrdma_verbs_types::Qpn::new(0x1234),
         qkey: 0x8000_0001,
         sgid_index: 2,
         dgid: Gid([9; 16]),

@@ -4,7 +4,8 @@ mod fields;
 mod hostile;
 mod world;
 
-use pvrdma_verbs::{Completion, QueuePair, WcOpcode, WcStatus};
+use pvrdma_verbs::QueuePair;
+use pvrdma_verbs_types::{Completion, WcOpcode, WcStatus};
 use serde_json::Value;
 
 use super::SaveError;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use pvrdma_pci_function::PciFunction;
 use pvrdma_saved_state::Reader;
-use pvrdma_verbs::testing::gid;
-use pvrdma_verbs::{AsyncEvent, Completion, QpEvent, WcOpcode, WcStatus};
+use pvrdma_verbs::{AsyncEvent, QpEvent, testing::gid};
+use pvrdma_verbs_types::{Completion, WcOpcode, WcStatus};
 
 use crate::saved::RestoreError;
 use crate::testing::{

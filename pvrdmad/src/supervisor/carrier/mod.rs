@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use log::{Level, error};
+use pvrdma_base::LogLimit;
 use pvrdma_ether_link::{InterfaceName, InterfaceState, InterfaceWatch};
-use pvrdma_verbs::LogLimit;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 

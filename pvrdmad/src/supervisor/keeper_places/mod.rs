@@ -19,8 +19,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockop
 use rustix::process::{PidfdFlags, geteuid, pidfd_open};
 
 use crate::config::NAME_LENGTH;
-use crate::keeper::{BACKLOG, client::look};
+use crate::keeper::BACKLOG;
 use crate::supervisor::wedged::WorkerProcess;
+use pvrdma_vfio_user_server::keeper::client::look;
 
 /// Version of the protocol with keepers and of their notes. A daemon ends the keepers of other versions.
 const VERSION: &str = "1";

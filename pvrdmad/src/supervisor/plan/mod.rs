@@ -11,9 +11,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow};
 use log::info;
 use parking_lot::Mutex;
-use pvrdma_ether_link::{Connector, InterfaceName, InterfaceState, InterfaceWatch};
+use pvrdma_ether_link::{InterfaceName, InterfaceState, InterfaceWatch};
+use pvrdma_link::Connector;
+use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode};
-use pvrdma_verbs::MacAddr;
 
 pub(super) use self::transfer::DescribedPlan;
 use super::doorbells::lend;
@@ -22,12 +23,13 @@ use super::services::Services;
 use super::sockets::{DeviceSockets, LinkSockets, Sources};
 use super::stand_in::StandIns;
 use super::timing::Timing;
-use crate::config::{BackendSpec, Config, Device, FaultSpec, LinkSpec, LinkState, Network};
+use crate::config::{BackendSpec, Config, Device, FaultSpec, LinkState, Network};
 use crate::doorbells::DoorbellSetup;
 use crate::logging::LogFilter;
 use crate::protocol::{Carrier, NetworkSetup, Request, VERSION};
 use crate::sandbox::Profile;
 use crate::status::InterfaceReport;
+use pvrdma_ether_link::link_spec::LinkSpec;
 
 /// State of a network that outlives its workers.
 #[derive(Debug)]

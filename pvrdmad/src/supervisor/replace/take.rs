@@ -19,7 +19,6 @@ use crate::logging;
 use crate::metrics::Place;
 use crate::protocol::Upgraded;
 use crate::protocol::exchange::{put, put_descriptors};
-use crate::socket::{FileIdentity, SocketFile};
 use crate::supervisor::doorbells::DoorbellHost;
 use crate::supervisor::hand_over::Adopting;
 use crate::supervisor::keeper_places::KeeperPlaces;
@@ -30,6 +29,7 @@ use crate::supervisor::program::Program;
 use crate::supervisor::sockets::Sources;
 use crate::supervisor::timing::Timing;
 use crate::supervisor::{Front, Supervisor};
+use pvrdma_vfio_user_server::socket::{FileIdentity, SocketFile};
 
 /// Reason why the old daemon still serves its networks.
 #[derive(Debug, Error)]

@@ -22,8 +22,8 @@ use crate::logging::LogFilter;
 use crate::metrics::DescribedPlace;
 use crate::protocol::Upgraded;
 use crate::protocol::exchange;
-use crate::socket::FileIdentity;
 use crate::supervisor::plan::DescribedPlan;
+use pvrdma_vfio_user_server::socket::FileIdentity;
 
 /// Version of the order of these messages. A reader refuses a message that lacks a field, and ignores unknown fields.
 pub(crate) const REPLACE_VERSION: u32 = 1;

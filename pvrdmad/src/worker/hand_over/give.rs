@@ -12,7 +12,7 @@ use pvrdma_pci_function::Migratable;
 use super::wire::{Answer, Client, Go, PATIENCE, PERMIT, Part, READY, get};
 use crate::protocol::exchange::{put, put_descriptors};
 use crate::status::FormerCounts;
-use crate::vfio_user::{HeldClient, Server};
+use pvrdma_vfio_user_server::{HeldClient, Server};
 
 /// Time limit for the current message of a client, because a client can send half a message and wait.
 const MESSAGE: Duration = Duration::from_millis(100);

@@ -14,7 +14,7 @@ use crate::doorbells::DoorbellSetup;
 use crate::fault_point;
 use crate::protocol::exchange::put;
 use crate::status::FormerCounts;
-use crate::vfio_user::{AdoptedClient, Endpoint, Server};
+use pvrdma_vfio_user_server::{AdoptedClient, Endpoint, Server};
 
 /// A device that arrives with the hand-over: its configuration and descriptors, as in
 /// [`Request::Serve`](crate::protocol::Request::Serve).

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::protocol::exchange::{self, ALL_READY};
 use crate::status::FormerCounts;
-use crate::vfio_user::{ClientConnection, ClientInterrupts, ClientRange};
+use pvrdma_vfio_user_server::{ClientConnection, ClientInterrupts, ClientRange};
 
 /// Time for the other worker to read or write. QEMU gives up on a message after 5 s.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use crate::protocol::exchange::{put, put_descriptors};
     use crate::protocol::frame::MAX_DESCRIPTORS;
-    use crate::vfio_user::FilePart;
+    use pvrdma_vfio_user_server::FilePart;
 
     fn descriptor() -> OwnedFd {
         rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap()

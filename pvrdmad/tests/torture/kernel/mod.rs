@@ -3,11 +3,14 @@
 
 mod takeover;
 
-use pvrdma_dev::testing::{
-    Driver, GuestMemory, MEMORY_BASE, Path, QpAttr, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, command_id as id,
-    register, state,
+use pvrdma_dev::{
+    ObjectCounts, Phase,
+    testing::{
+        Driver, GuestMemory, MEMORY_BASE, Path, QpAttr, REQUEST_SIZE, RESPONSE_SIZE, Request, Response,
+        command_id as id, register, state,
+    },
 };
-use pvrdma_dev::{ObjectCounts, PciFunction, Phase};
+use pvrdma_pci_function::PciFunction;
 use pvrdma_verbs::testing::{gid, mac};
 
 use crate::machine::Machine;

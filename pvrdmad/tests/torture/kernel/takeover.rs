@@ -1,7 +1,8 @@
 //! Impersonates a peer that has left: with its address, its queue pair number and the agreed PSN.
 
-use pvrdma_dev::PciFunction;
-use pvrdma_dev::testing::{Path, Request, SendWr, Sge, command_id as id};
+use pvrdma_dev::testing::{Path, Request, SendWr, command_id as id};
+use pvrdma_pci_function::PciFunction;
+use pvrdma_verbs_types::Sge;
 use pvrdmad::testing::Target;
 
 use super::{Kernel, Pair};

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use pvrdma_handover::{Level, Turn};
-use pvrdma_verbs::Gid;
+use pvrdma_verbs_types::Gid;
 use quiet::SharedQuiet;
 
 use crate::task::Task;

@@ -3,9 +3,11 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use pvrdma_roce::wire::{Extension, Header, MAX_FRAME, Operation, Packet, Syndrome};
-use pvrdma_roce::{Requester, Tuning, admit_connected};
-use pvrdma_verbs::{Mtu, QpAttrs, SendOp, WcStatus};
+use pvrdma_roce::{
+    Requester, Tuning, admit_connected,
+    wire::{Extension, Header, MAX_FRAME, Operation, Packet, Syndrome},
+};
+use pvrdma_verbs_types::{Mtu, QpAttrs, SendOp, WcStatus};
 
 use super::requester::works;
 use super::{RECEIVES, answers, comparable, connections, is_response, receiver_of};
@@ -126,7 +128,7 @@ fn our_requester_takes_every_answer() {
                 assert!(admit_connected(packet, peer, &path).is_ok(), "{name}: {packet}");
                 requester.handle_packet(Duration::ZERO, packet, &mut host);
                 if let Some((psn, bytes)) = data(&(packet.header, packet.payload.to_vec())) {
-                    landed.insert(pvrdma_verbs::Psn::new(psn).since(both[0].header.bth.psn), bytes);
+                    landed.insert(pvrdma_verbs_types::Psn::new(psn).since(both[0].header.bth.psn), bytes);
                 }
             }
         }

@@ -8,9 +8,11 @@ mod losses;
 mod packets;
 mod requester;
 
-use pvrdma_roce::wire::{Aeth, Extension, Header, MAX_FRAME, Network, Packet, Service};
-use pvrdma_roce::{EgressMarking, Handled, Origin, Path, Responder, admit_connected};
-use pvrdma_verbs::{Access, AddressVector, GidType, Mtu, Psn, QpAttrs, Qpn};
+use pvrdma_roce::{
+    EgressMarking, Handled, Origin, Path, Responder, admit_connected,
+    wire::{Aeth, Extension, Header, MAX_FRAME, Network, Packet, Service},
+};
+use pvrdma_verbs_types::{Access, AddressVector, GidType, Mtu, Psn, QpAttrs, Qpn};
 
 use super::host::Host;
 use super::pcap;

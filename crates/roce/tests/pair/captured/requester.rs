@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use pvrdma_roce::wire::{Extension, MAX_FRAME, Operation, Packet, Position};
-use pvrdma_roce::{Requester, Tuning, admit_connected};
-use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use pvrdma_roce::{
+    Requester, Tuning, admit_connected,
+    wire::{Extension, MAX_FRAME, Operation, Packet, Position},
+};
+use pvrdma_verbs_types::{RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 use super::{CLEAN, comparable, connections, flow_label, is_response, receiver_of};
 use crate::host::{Host, KEY};

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use pvrdma_dev::testing::Path;
-use pvrdma_rxe::Congestion;
-use pvrdma_verbs::{Gid, MacAddr};
+use pvrdma_packet::MacAddr;
+use pvrdma_roce::Congestion;
+use pvrdma_verbs_types::Gid;
 use serde::{Deserialize, Serialize};
 
 use super::super::peer::{Host, Peer, PeerOptions, Place, next_line};

@@ -12,16 +12,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use pvrdma_dev::testing::{
-    Buffer, Context, Cq, Driver, Encoded, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr,
-    access,
+use pvrdma_dev::{
+    DeviceConfig, PvrdmaDevice,
+    testing::{
+        Buffer, Context, Cq, Driver, Encoded, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr,
+        access,
+    },
 };
-use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
-use pvrdma_ether_link::Link;
 use pvrdma_ether_link::af_packet::AfPacketLink;
-use pvrdma_ether_link::fault::{FaultLink, Faults};
-use pvrdma_rxe::{Congestion, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
-use pvrdma_verbs::{AddressRule, Gid, MacAddr, Rules};
+use pvrdma_link::{
+    Link,
+    fault::{FaultLink, Faults},
+};
+use pvrdma_packet::MacAddr;
+use pvrdma_roce::Congestion;
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_verbs::{AddressRule, Rules};
+use pvrdma_verbs_types::Gid;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -341,7 +348,7 @@ impl Peer {
             let line = next_line();
             tell.store(true, Ordering::Release);
             // Wakes the thread that waits for completions.
-            pvrdma_dev::InterruptSink::msix(&*irqs, 2);
+            pvrdma_pci_function::InterruptSink::msix(&*irqs, 2);
             line
         });
         let (mut done, mut owed) = (0_u64, 0);
