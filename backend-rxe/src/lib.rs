@@ -34,8 +34,8 @@
 //!
 //! A QP consists of two halves, each with its own lock. The *requester* pulls send requests, checks their local memory,
 //! keeps retry state and completes them. The *responder* owns the receive queue and answers requests of the peer: with
-//! success, or with a [`pvrdma_verbs_types::NakReason`]. Work flows from requester to responder and never back: a responder
-//! that has to end its own QP sets the state and schedules the QP's task.
+//! success, or with a [`NakReason`](pvrdma_verbs_types::NakReason). Work flows from requester to responder and never
+//! back: a responder that has to end its own QP sets the state and schedules the QP's task.
 //!
 //! # Threads
 //!
@@ -135,8 +135,6 @@ pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
 pub use port::PortConfig;
 pub use port::rules::{ForgedTransmits, PortRules, VlanMode};
 pub use port::uplink::Uplink;
-pub use pvrdma_link::{Clock, ManualClock, MonotonicClock};
-pub use pvrdma_roce::Congestion;
 pub use rxe::{AddressConflict, ObservedConflicts, Rxe, RxeConfig};
 pub use share::{DEFAULT_WEIGHT, DeviceShare, ShareConfig, ShareUsage};
 pub use srq::RxeSrq;

@@ -37,6 +37,7 @@ mod recording;
 mod shell;
 #[cfg(feature = "suite")]
 mod suite;
+mod times;
 mod vmm_pair;
 mod workflow;
 

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
@@ -42,6 +42,7 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
         println!("== tests in two guests");
         tally.add(guest_tests(options, image));
     }
+    print!("{}", tally.times.summary());
     println!("      {:.1} s in all", started.elapsed().as_secs_f64());
     // The end of a long log is often all that is kept of it.
     for failure in &tally.failures {
@@ -136,13 +137,27 @@ fn manifest() -> Result<PathBuf> {
 fn cargo_test(which: impl FnOnce(&mut Command) -> &mut Command) -> Result<Tally> {
     let mut test = Command::new(cargo());
     test.args(["test", "--no-fail-fast", "--manifest-path"]).arg(manifest()?);
-    let mut child =
-        which(&mut test).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot run cargo test")?;
-    let output = child.stdout.take().context("cargo test has no output")?;
-    let (mut tally, mut skips) = (Tally::default(), 0);
+    // Cargo names each test program in the other stream than the program's results.
+    let (output, input) = std::io::pipe().context("cannot run cargo test")?;
+    let errors = input.try_clone().context("cannot run cargo test")?;
+    which(&mut test).stdin(Stdio::null()).stdout(input).stderr(errors);
+    let mut child = test.spawn().context("cannot run cargo test")?;
+    // The command has descriptors of the pipe, whose end would not be seen.
+    drop(test);
+    let started = Instant::now();
+    let (mut tally, mut skips, mut program) = (Tally::default(), 0, String::new());
     for line in BufReader::new(output).lines() {
         let line = line.context("cannot read the output of cargo test")?;
         println!("{line}");
+        if let Some(name) = test_program(&line) {
+            if program.is_empty() {
+                tally.times.push("cargo test/compilation", started.elapsed());
+            }
+            name.clone_into(&mut program);
+        }
+        if let Some(time) = run_time(&line) {
+            tally.times.push(format!("cargo test/{program}"), time);
+        }
         tally.add(result_line(&line));
         tally.failures.extend(failed_test(&line).map(str::to_owned));
         skips += u64::from(is_skip(&line));
@@ -168,6 +183,23 @@ fn is_skip(line: &str) -> bool {
 /// Returns the name in libtest's line about a test that failed.
 fn failed_test(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+}
+
+/// Returns the name in Cargo's line about a test program that it starts.
+fn test_program(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    if let Some(package) = line.strip_prefix("Doc-tests ") {
+        return Some(package);
+    }
+    let (_, path) = line.strip_prefix("Running ")?.strip_suffix(')')?.rsplit_once('(')?;
+    let file = path.rsplit('/').next()?;
+    Some(file.rsplit_once('-').map_or(file, |(name, _)| name))
+}
+
+/// Returns the time in a `test result:` line of libtest.
+fn run_time(line: &str) -> Option<Duration> {
+    let (_, time) = line.strip_prefix("test result: ")?.rsplit_once("finished in ")?;
+    Duration::try_from_secs_f64(time.strip_suffix('s')?.parse().ok()?).ok()
 }
 
 /// Returns the counts of a `test result:` line of libtest; all zero for any other line.
@@ -210,6 +242,11 @@ mod tests {
     fn libtest_results_are_counted() {
         let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.02s";
         assert_eq!(result_line(line), Tally { passed: 12, failed: 3, skipped: 1, ..Tally::default() });
+        assert_eq!(run_time(line), Some(Duration::from_millis(20)));
+        assert_eq!(run_time("running 3 tests"), None);
+        let program = "     Running tests/crash.rs (target/debug/deps/crash-f57bc9c1b53e2a18)";
+        assert_eq!(test_program(program), Some("crash"));
+        assert_eq!(test_program("   Doc-tests pvrdma_base"), Some("pvrdma_base"));
         assert_eq!(failed_test("test a::b ... FAILED"), Some("a::b"));
         assert_eq!(failed_test("test a::b ... ok"), None);
         assert_eq!(result_line("running 3 tests"), Tally::default());

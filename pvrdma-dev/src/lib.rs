@@ -89,7 +89,6 @@ pub use inspect::{
 };
 pub use limits::{LimitChange, LimitKey, LimitStatus, Limits};
 pub use objects::GidInspect;
-pub use pvrdma_pci_function::{Bar, DoorbellWindow, InterruptSink, MsixPlace, PciFunction};
 pub use ring::RingInspect;
 pub use saved::{RestoreError, SaveError};
 pub use stats::{

@@ -290,7 +290,11 @@ mod tests {
         let passed = Passed { tail: 2, looks: 1 };
         assert_eq!(motion(2, Seen { tail: 1, looks: 5 }, passed, true), Motion::Producer, "once around, and one more");
         assert_eq!(motion(2, Seen { tail: 2, looks: 5 }, passed, true), Motion::None, "the consumer has it");
-        assert_eq!(motion(2, Seen { tail: 2, looks: 5 }, passed, false), Motion::Consumer, "who waits may not have it");
+        assert_eq!(
+            motion(2, Seen { tail: 2, looks: 5 }, passed, false),
+            Motion::Consumer,
+            "a waiting guest may not have it"
+        );
         assert_eq!(
             motion(2, Seen { tail: 1, looks: 1 }, passed, true),
             Motion::None,
@@ -355,7 +359,7 @@ mod tests {
         while let Some((world, depth)) = worlds.pop() {
             let mut end = world;
             end.look(is_send, size);
-            assert_eq!(end.head, end.tail, "{size} elements: something is posted and nobody knows");
+            assert_eq!(end.head, end.tail, "{size} elements: a posted element goes unnoticed");
             if depth == steps {
                 continue;
             }

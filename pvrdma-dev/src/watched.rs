@@ -320,7 +320,7 @@ mod tests {
             assert_eq!(new.handle, handle);
             new.post_send(&[SendWr::send(1, &[])]).unwrap();
             new.post_recv(&[RecvWr::new(1, &[])]).unwrap();
-            assert_eq!(core.look_at_rings(0, Depth::All), 2, "something is posted, and nobody looks");
+            assert_eq!(core.look_at_rings(0, Depth::All), 2, "an element is posted, and no thread looks");
             new.destroy().unwrap();
             assert!(core.watch.rings.is_empty(), "what has ended stays on the list");
         }
@@ -347,7 +347,7 @@ mod tests {
             let mut new = new.unwrap();
             assert_eq!(new.handle, handle);
             new.post(&[RecvWr::new(1, &[])]).unwrap();
-            assert_eq!(core.look_at_rings(0, Depth::All), 1, "something is posted, and nobody looks");
+            assert_eq!(core.look_at_rings(0, Depth::All), 1, "an element is posted, and no thread looks");
             new.destroy().unwrap();
             assert!(core.watch.rings.is_empty(), "what has ended stays on the list");
         }

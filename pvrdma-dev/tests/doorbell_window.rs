@@ -111,7 +111,7 @@ fn a_page_is_memory_while_its_process_is_busy() {
     assert_eq!(messages, 65);
     for round in 1..=20 {
         guest.post();
-        assert_eq!(guest.mock.notified(guest.qp.handle).0, round - 1, "nobody has looked");
+        assert_eq!(guest.mock.notified(guest.qp.handle).0, round - 1, "no thread has looked");
         assert_eq!(guest.pages.turn(), Pause::None, "there was work");
         assert_eq!(guest.mock.notified(guest.qp.handle).0, round);
         while guest.mock.pop_send(guest.qp.handle).unwrap().is_some() {}
@@ -161,7 +161,7 @@ fn no_post_is_lost_in_any_order() {
             pages.settle();
             assert!(pages.maps() > 0 && pages.mapped().is_empty());
             let (wanted, passed) = (*posts.lock().unwrap(), mock.notified(handle).0);
-            assert!(wanted > 0 && passed >= wanted, "{moment:?}: posted, and nobody knows");
+            assert!(wanted > 0 && passed >= wanted, "{moment:?}: a posted element goes unnoticed");
         }
     }
     // Between the watcher's looks, too.
@@ -208,7 +208,7 @@ fn no_sleeper_is_forgotten_in_any_order() {
         }
         guest.pages.settle();
         notified += guest.driver.notifications().len();
-        assert!(notified > 0, "armed at {arm}, completed at {complete}: it sleeps for ever");
+        assert!(notified > 0, "armed at {arm}, completed at {complete}: it sleeps forever");
         assert!(notified <= 2, "one more at most, for the page that trapped again: {notified}");
     }
 }
@@ -223,7 +223,7 @@ fn arming_is_exact_again_after_one_event() {
     guest.pages.settle();
     assert!(!guest.is_mapped() && guest.driver.notifications().is_empty(), "nothing has completed");
     guest.complete();
-    assert_eq!(guest.driver.notifications(), [guest.cq.handle], "as it was armed, though nobody heard");
+    assert_eq!(guest.driver.notifications(), [guest.cq.handle], "as it was armed, although no thread was woken");
     guest.complete();
     assert!(guest.driver.notifications().is_empty(), "once");
     guest.pages.advance(1_000 * MILLISECOND);
@@ -341,7 +341,7 @@ fn a_system_that_refuses_costs_speed_only() {
         guest.pages.turn();
         guest.pages.advance(200 * MICROSECOND);
     }
-    assert!(guest.is_mapped(), "nobody could take it");
+    assert!(guest.is_mapped(), "no thread could take it");
     let (_, stayed) = guest.refused();
     assert!(stayed > 0, "the operator sees that, too");
     log.assert_limited("doorbell page 1 cannot be made to trap: as the test wants");
@@ -350,7 +350,7 @@ fn a_system_that_refuses_costs_speed_only() {
     assert_eq!(guest.refused(), (1, stayed + 1), "nor was it taken from its last process");
     guest.pages.turn();
     qp.post_send(&[SendWr::send(1, &[])]).unwrap();
-    assert_eq!(guest.mock.notified(qp.handle).0, 0, "nobody hears it");
+    assert_eq!(guest.mock.notified(qp.handle).0, 0, "no thread is woken");
     guest.pages.turn();
     assert_eq!(guest.mock.notified(qp.handle).0, 1, "it was found");
     guest.pages.refuse(false);
@@ -443,8 +443,8 @@ fn a_thread_watches() {
             }
             a.4.post_send(&[SendWr::send(round, &[a.5.sge(&a.6, 0, 64)])]).unwrap();
             if sleeps {
-                // An announcement may be due half a second later. Time advances in growing steps, because so many polls
-                // would take too long on a busy machine.
+                // An announcement may be due half a second later. Time advances in growing steps: steps of equal
+                // length would take too many polls on a busy machine.
                 let mut step = 7 * MICROSECOND;
                 wait_for("notification", || {
                     [&a.1, &b.1].iter().for_each(|pages| pages.advance(step));

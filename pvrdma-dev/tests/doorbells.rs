@@ -236,7 +236,7 @@ fn no_lost_wake_up() {
                 credits.recv().unwrap();
             }
             if !polled && next < total {
-                assert!(test.irqs.wait_beyond(2, raised) || !driver.notification_ring().is_empty(), "slept for ever");
+                assert!(test.irqs.wait_beyond(2, raised) || !driver.notification_ring().is_empty(), "slept forever");
             }
             driver.notifications();
         }

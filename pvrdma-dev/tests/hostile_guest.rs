@@ -168,7 +168,7 @@ fn refusals_do_not_leak() {
 }
 
 /// Threads ring and read doorbells while another one creates, destroys, resets and switches bus mastering. No thread
-/// waits for ever, and no resource remains after the last reset.
+/// waits forever, and no resource remains after the last reset.
 #[test]
 fn doorbells_during_commands_and_resets() {
     let (test, driver) = device();

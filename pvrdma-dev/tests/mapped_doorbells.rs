@@ -236,7 +236,7 @@ fn a_sleeping_watcher_is_woken_for_what_is_due() {
     pages.pass();
     assert_eq!(pages.idle().due, None);
     mock.complete_send(qp.handle, &success(qp.handle)).unwrap();
-    assert_eq!(driver.notifications(), [cq.handle], "it is overdue, nobody needs to look");
+    assert_eq!(driver.notifications(), [cq.handle], "it is overdue, without a look at the ring");
     assert_eq!(pages.wakes(), 1, "but for whether that was of use");
 }
 

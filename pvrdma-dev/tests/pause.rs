@@ -230,7 +230,7 @@ fn pauses_under_traffic() {
                             found = true;
                         }
                         if !found {
-                            assert!(test.irqs.wait_beyond(2, raised), "slept for ever");
+                            assert!(test.irqs.wait_beyond(2, raised), "slept forever");
                         }
                         process.driver.notifications();
                     }

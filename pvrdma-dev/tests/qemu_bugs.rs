@@ -106,7 +106,7 @@ fn page_counts_of_queues() {
     for nchunks in [0, 1] {
         refused(create_cq(dir).u32(32, nchunks));
     }
-    // Page counts up to the largest number, for queues that would need so many.
+    // Page counts up to the largest number, for queues that would need that number of pages.
     for (cqe, nchunks) in [(1 << 17, 2), (1 << 17, u32::MAX), (1 << 31, u32::MAX), (1 << 31, 1), (u32::MAX, u32::MAX)] {
         refused(create_cq(dir).u32(28, cqe).u32(32, nchunks));
     }
@@ -178,7 +178,7 @@ fn reads_of_doorbell_pages() {
     }
 }
 
-/// QEMU CVE-2018-20216: the ring helpers returned −1 for an invalid index, and their callers looped for ever. Here, for
+/// QEMU CVE-2018-20216: the ring helpers returned −1 for an invalid index, and their callers looped forever. Here, for
 /// each ring and each kind of invalid index, the doorbell returns and the owner gets an event.
 #[test]
 fn invalid_indices_end_the_loop() {
@@ -387,7 +387,7 @@ fn region_sizes_that_agree_in_32_bits() {
     assert_eq!(held(&test.device.status()), before);
 }
 
-/// QEMU defect 2: an element in error was read again for ever. Here, in each kind of queue, it is consumed with one
+/// QEMU defect 2: an element in error was read again forever. Here, in each kind of queue, it is consumed with one
 /// completion, and later elements are flushed.
 #[test]
 fn elements_in_error_are_consumed() {

@@ -320,5 +320,5 @@ fn general_services_by_address() {
             });
         }
     });
-    assert!(!failed.into_inner(), "a message arrived at somebody else, or from nobody");
+    assert!(!failed.into_inner(), "a message arrived at the wrong receiver, or from no sender");
 }

@@ -145,7 +145,7 @@ fn model(first: Option<usize>, commands: &'static [Command], has: Has) {
         commands.iter().for_each(|&command| world.run(command));
         watcher.join().unwrap();
         let (live, list) = (world.get(), world.list.lock().unwrap().clone());
-        assert!(live.is_none_or(|object| list.contains(&object)), "something is posted, and nobody looks");
+        assert!(live.is_none_or(|object| list.contains(&object)), "an element is posted, and no thread looks");
         assert!(list.iter().all(|&object| live == Some(object)), "what has ended stays on the list");
     });
     println!("{} orders", orders.load(StdOrdering::Relaxed));
@@ -166,13 +166,13 @@ fn all_are_watched_whose_doorbells_nobody_hears_and_no_others() {
 
 /// Each omitted step makes the model fail as expected.
 #[test]
-#[should_panic(expected = "nobody looks")]
+#[should_panic(expected = "no thread looks")]
 fn who_has_the_same_handle_is_hidden() {
     model(Some(1), REUSED, Has { same: Same::HandleFirst, ..ALL });
 }
 
 #[test]
-#[should_panic(expected = "nobody looks")]
+#[should_panic(expected = "no thread looks")]
 fn who_has_the_same_handle_is_replaced() {
     model(Some(1), REUSED, Has { same: Same::HandleLast, ..ALL });
 }
@@ -190,7 +190,7 @@ fn with_the_list_emptied_only_at_first_what_has_ended_stays() {
 }
 
 #[test]
-#[should_panic(expected = "nobody looks")]
+#[should_panic(expected = "no thread looks")]
 fn with_the_page_mapped_last_a_new_one_is_not_watched() {
     model(None, &[Create(1)], Has { mapped_first: false, ..ALL });
 }

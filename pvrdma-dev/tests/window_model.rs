@@ -27,7 +27,7 @@ struct Queue {
 /// The events for which the guest sleeps.
 struct Events {
     count: u32,
-    /// Threads that may still wake the guest. Without any, a sleeping guest would sleep for ever.
+    /// Threads that may still wake the guest. Without any, a sleeping guest would sleep forever.
     others: u32,
 }
 
@@ -105,7 +105,7 @@ impl World {
             }
             let mut events = self.events.lock().unwrap();
             while events.count == 0 {
-                assert_ne!(events.others, 0, "it sleeps for ever");
+                assert_ne!(events.others, 0, "it sleeps forever");
                 events = self.wakes.wait(events).unwrap();
             }
             events.count -= 1;
@@ -180,19 +180,19 @@ fn nobody_sleeps_for_what_is_received() {
 
 /// Each omitted step makes the model fail as expected.
 #[test]
-#[should_panic(expected = "it sleeps for ever")]
+#[should_panic(expected = "it sleeps forever")]
 fn without_the_look_a_post_is_lost() {
     posts(1, Mistake::NoLook);
 }
 
 #[test]
-#[should_panic(expected = "it sleeps for ever")]
+#[should_panic(expected = "it sleeps forever")]
 fn without_arming_a_request_to_arm_is_lost() {
     receives(Mistake::NothingArmed);
 }
 
 #[test]
-#[should_panic(expected = "it sleeps for ever")]
+#[should_panic(expected = "it sleeps forever")]
 fn without_announcing_a_request_to_arm_is_lost() {
     receives(Mistake::NothingAnnounced);
 }

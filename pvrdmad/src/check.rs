@@ -7,14 +7,14 @@ use std::path::Path;
 use std::{fs, io};
 
 use anyhow::{Result, anyhow, bail};
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::tls::{TlsKeys, TlsRole};
 use pvrdma_verbs::OtherAddresses;
+use pvrdma_vfio_user_server::socket::{SocketAccess, SocketFile};
 
 use crate::config::{BackendSpec, Config, Device, Isolate, MetricsAddress, Network, Pin, SocketPlace};
 use crate::rlimits;
 use crate::socket::in_use;
-use pvrdma_ether_link::link_spec::LinkSpec;
-use pvrdma_vfio_user_server::socket::{SocketAccess, SocketFile};
 
 /// Directories in which the kernel lists network interfaces and RDMA adapters.
 const INTERFACES: &str = "/sys/class/net";

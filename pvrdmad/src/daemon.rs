@@ -8,6 +8,7 @@ use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, Result};
 use log::{info, warn};
+use pvrdma_vfio_user_server::socket::{FileIdentity, SocketAccess, SocketFile};
 
 use crate::config::{Config, Device, Isolate, Pin, Roce};
 use crate::control::{ControlServer, start_replacing, status};
@@ -19,7 +20,6 @@ use crate::rlimits;
 use crate::socket::Inherited;
 use crate::supervisor::replace::{TakeOverError, Taken, take_over};
 use crate::supervisor::{Front, Program, Supervisor};
-use pvrdma_vfio_user_server::socket::{FileIdentity, SocketAccess, SocketFile};
 
 pub use crate::supervisor::Changes;
 

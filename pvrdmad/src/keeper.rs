@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-pub use pvrdma_vfio_user_server::keeper::client;
 use pvrdma_vfio_user_server::{eventfd, keeper};
 use rustix::net::SocketAddrUnix;
 use rustix::process::{Signal, set_parent_process_death_signal};

@@ -2,8 +2,9 @@
 //!
 //! [`daemon`] runs everything that a [`config`] describes. Its supervisor opens sockets and starts a [`worker`] for
 //! each network. It sends the workers requests in the same [`protocol`] that the command line uses. In a worker,
-//! [`vfio_user`] turns messages of a VMM into calls of [`pvrdma_pci_function::PciFunction`]. Each device has a thread that
-//! accepts clients and, while there is one, a thread that serves it. All of them sleep when there is nothing to do.
+//! [`pvrdma_vfio_user_server`] turns messages of a VMM into calls of [`pvrdma_pci_function::PciFunction`]. Each device
+//! has a thread that accepts clients and, while there is one, a thread that serves it. All of them sleep when there is
+//! nothing to do.
 //!
 //! # Example
 //!
@@ -54,9 +55,6 @@ pub mod top;
 pub mod vmx;
 pub mod worker;
 pub mod xml;
-
-pub use pvrdma_vfio_user_server as vfio_user;
-pub use pvrdma_vfio_user_server::sigbus;
 
 /// Version of this program, and the commit that it was built from. The build script determines both.
 pub const VERSION: &str = env!("PVRDMAD_VERSION");

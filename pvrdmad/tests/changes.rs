@@ -286,7 +286,7 @@ fn what_cannot_be_added_leaves_nothing_behind() {
             (format!("name=new,socket={folder}/new,{mac},network=red,nic=unix:{folder}/n"), "nic needs an uplink"),
             (format!("name=new,socket={folder}/new,{mac},uplink=tap:no/such"), "name of a network interface"),
             (format!("name=new,socket={folder}/new,{mac},uplink=af_packet:no-such-if"), "no-such-if"),
-            (format!("name=new,socket={folder}/new,{mac},network=red,owner=nobody-of-this-name"), "owner"),
+            (format!("name=new,socket={folder}/new,{mac},network=red,owner=no-such-user"), "owner"),
             (format!("name=new,socket={folder}/new,{mac},network=red,mode=999"), "octal"),
             (format!("name=new,socket={folder}/new,network=red"), "needs a MAC address"),
             ("name=new".to_owned(), "needs a socket"),

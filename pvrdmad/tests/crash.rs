@@ -202,7 +202,7 @@ fn guests_that_lie_are_not_told() {
     place.daemon.stop();
 }
 
-/// Without a limit, a client that makes the worker crash would do so for ever.
+/// Without a limit, a client that makes the worker crash would do so forever.
 #[test]
 fn after_many_crashes_clients_are_disconnected() {
     let mut place = Place::start(3);

@@ -544,7 +544,7 @@ fn a_command_that_was_stopped_waits_on() {
     kill_process(pid, Signal::STOP).unwrap();
     waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
     kill_process(pid, Signal::CONT).unwrap();
-    stream.write_all(b"nobody\n").unwrap();
+    stream.write_all(b"no-such-device\n").unwrap();
     let message = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
     assert!(message.contains("not understood"), "{message}");
 }

@@ -278,7 +278,7 @@ fn the_daemon_ends_beside_a_worker_that_cannot_be_killed() {
         let start = Instant::now();
         place.daemon.signal(Signal::TERM);
         assert_eq!(place.daemon.wait(), Some(0));
-        // The bound that SECURITY.md states. A daemon that waits for the process would wait for ever.
+        // The bound that SECURITY.md states. A daemon that waits for the process would wait forever.
         assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
         assert!(!place.path("a1").exists() && !place.path("control").exists());
     }

@@ -27,7 +27,7 @@ impl Guest {
             guest.write(&format!("{function}/vendor"), "0x15ad");
             guest.write(&format!("{function}/device"), device);
         }
-        // Another network card, in another slot.
+        // Another network function, in another slot.
         guest.write("sys/bus/pci/devices/0000:00:03.0/vendor", "0x1af4");
         guest.write("sys/bus/pci/devices/0000:00:03.0/device", "0x1000");
         guest.link(&format!("{CARD}/driver"), "../../../../bus/pci/drivers/vmxnet3");
@@ -110,7 +110,7 @@ fn no_network_card_at_function_0() {
 fn no_driver_for_the_card() {
     let guest = Guest::new();
     guest.remove(&format!("{CARD}/driver"));
-    guest.assert_finding("error", "the network card at function 0 has no driver", "modprobe vmxnet3");
+    guest.assert_finding("error", "the network function at function 0 has no driver", "modprobe vmxnet3");
 }
 
 #[test]

@@ -221,7 +221,7 @@ fn a_failed_migration_leaves_the_source_as_it_was() {
     assert_eq!(served.budget.used(), 0);
 }
 
-/// A client may send states for ever; the device keeps as much as it may.
+/// A client may send states forever; the device keeps as much as it may.
 #[test]
 fn a_state_that_never_ends_is_bounded() {
     let served = Served::new();

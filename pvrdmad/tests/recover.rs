@@ -50,7 +50,7 @@ fn socket() -> OwnedFd {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
 }
 
-/// The first server stops for ever inside a message, as a process does that is killed there: the message was received,
+/// The first server stops forever inside a message, as a process does that is killed there: the message was received,
 /// and is not answered.
 #[test]
 fn the_next_message_is_in_step() {

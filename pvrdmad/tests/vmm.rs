@@ -196,7 +196,7 @@ fn files_have_a_limit_for_each_device() {
 #[test]
 fn memory_that_never_arrives_is_refused() {
     let Some(frozen) = Frozen::mount() else {
-        skipped("no file system of ours can be mounted here");
+        skipped("this process cannot mount a file system here");
         return;
     };
     let served = Served::new();

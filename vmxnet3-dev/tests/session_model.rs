@@ -132,7 +132,7 @@ fn start(has: Has) {
         let delivered = world.deliver() == Some(true);
         world.flush();
         driver.join().unwrap();
-        assert_eq!(usize::from(delivered), world.interrupts.load(Ordering::Relaxed), "nobody tells the driver");
+        assert_eq!(usize::from(delivered), world.interrupts.load(Ordering::Relaxed), "the driver is not told");
     });
 }
 
@@ -166,7 +166,7 @@ fn no_frame_waits_for_a_driver_that_has_gone() {
 
 /// Each omitted step makes the model fail as expected.
 #[test]
-#[should_panic(expected = "nobody tells the driver")]
+#[should_panic(expected = "the driver is not told")]
 fn who_takes_bits_away_beside_the_next_session_loses_one() {
     start(Has { locked: false, ..ALL });
 }

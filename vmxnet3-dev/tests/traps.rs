@@ -288,7 +288,7 @@ fn trap_10_thresholds_and_receive_doorbells() {
     guest.memory.write(driver.rx_desc(0), &[1]);
     assert_eq!(driver.activate(), 0);
     driver.set_mode(rx_mode::UCAST);
-    assert!(guest.memory.load(driver.queue_desc + 4) <= 1, "a driver would wait for more packets, for ever");
+    assert!(guest.memory.load(driver.queue_desc + 4) <= 1, "a driver would wait for more packets, forever");
     for _ in 0..1000 {
         assert_eq!(deliver(&guest, &frame_of(60)), Received::Delivered);
         assert!(!driver.rx[0].doorbell_wanted(&guest.memory));

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use pvrdma_base::Snapshot;
-use pvrdma_guest_memory::{DmaView, HostPiece};
+use pvrdma_guest_memory::DmaView;
 use pvrdma_pages::{PAGE_SIZE, PageList};
 use pvrdma_verbs::{MrRequest, MrShape, VerbsError};
 use pvrdma_verbs_types::{Access, FastRegister, Sge};
 use serde::Serialize;
 
 use super::pieces::Pieces;
-use super::registration::{anchor, host_pieces, register};
+use super::registration::{anchor, host_pieces, register, register_part};
 use crate::adapter::Adapter;
 use crate::contiguous_mapping::ContiguousMapping;
 use crate::counters::bump;
@@ -372,7 +372,7 @@ impl Mr {
                     let (iova, piece) =
                         all.into_iter().find(|(iova, piece)| covers(*iova, piece.len as u64, addr, 1))?;
                     let (len, access) = (piece.len, if piece.writable { Access::LOCAL_WRITE } else { Access::empty() });
-                    match self.register_part(adapter, iova, piece, access) {
+                    match register_part(adapter, &self.pd, iova, piece, access) {
                         Ok((host, share)) => parts.push(DmaPart { iova, len: len as u64, host, _share: share }),
                         Err(error) => {
                             let log = &adapter.log;
@@ -389,19 +389,6 @@ impl Mr {
             addr += count;
         }
         Some(())
-    }
-
-    fn register_part(
-        &self,
-        adapter: &Adapter,
-        iova: u64,
-        piece: HostPiece,
-        access: Access,
-    ) -> Result<(HostMr, Share), VerbsError> {
-        let len = piece.len;
-        let share = adapter.pinned.take(len as u64)?;
-        let mapping = ContiguousMapping::map(&[piece])?;
-        Ok((HostMr::register(&self.pd, mapping, 0, len, iova, access.bits())?, share))
     }
 
     /// Prepares a fast registration: the host's region, and the request that binds the window to it.

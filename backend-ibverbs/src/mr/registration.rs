@@ -42,6 +42,20 @@ pub(super) fn register(
     Ok((host, share))
 }
 
+/// Registers one piece, which begins at `iova`, in place.
+pub(super) fn register_part(
+    adapter: &Adapter,
+    pd: &Arc<HostPd>,
+    iova: u64,
+    piece: HostPiece,
+    access: Access,
+) -> Result<(HostMr, Share), VerbsError> {
+    let len = piece.len;
+    let share = adapter.pinned.take(len as u64)?;
+    let mapping = ContiguousMapping::map(&[piece])?;
+    Ok((HostMr::register(pd, mapping, 0, len, iova, access.bits())?, share))
+}
+
 /// Registers a page of the backend as an anchor, which only serves to reserve a unique key.
 pub(super) fn anchor(pd: &Arc<HostPd>) -> Result<HostMr, VerbsError> {
     let len = 4096;

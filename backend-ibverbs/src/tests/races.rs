@@ -216,7 +216,7 @@ fn registered_after(end: impl FnOnce(&Node<IbvHca>, &IbvMr) + Send) -> usize {
             end(&node, &region);
             backend.host.regions()
         });
-        until("nobody ends it", || node.memory.try_view().is_none() || ended.is_finished());
+        until("the resource does not end by itself", || node.memory.try_view().is_none() || ended.is_finished());
         backend.host.let_go();
         ended.join().unwrap()
     })

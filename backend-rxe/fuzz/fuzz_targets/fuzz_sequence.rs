@@ -55,7 +55,7 @@ struct Sent {
 #[derive(Arbitrary, Debug)]
 enum Step {
     Packet(Sent),
-    /// A whole message of so many bytes.
+    /// A whole message, by its length in bytes.
     Message(u8, Place, u16, bool),
     /// Bytes behind an Ethernet header.
     Raw(u8, Vec<u8>),

@@ -226,7 +226,7 @@ fn a_change_waits_for_copies_and_delays_none() {
             assert!(under_way.lookup(keys[gone], 0, 0x1000, 1, Access::empty()).is_some(), "a copy goes on");
             assert!(!removed.is_finished());
             drop(under_way);
-            assert_eq!(Arc::strong_count(&removed.join().unwrap().unwrap()), 1, "nobody else has it");
+            assert_eq!(Arc::strong_count(&removed.join().unwrap().unwrap()), 1, "no other owner is left");
         });
     }
 }

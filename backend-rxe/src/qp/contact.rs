@@ -110,7 +110,7 @@ mod tests {
             // Even the right PSN does not connect them: it may be reused, as the QPN and the address may be.
             let (mut responder, mut requester) = before;
             assert!(!responder.meet(&mut requester, psns(5, 5)), "{before:?}");
-            assert_eq!((responder, requester), before, "nobody joins");
+            assert_eq!((responder, requester), before, "the halves stay apart");
         }
     }
 

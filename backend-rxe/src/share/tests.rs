@@ -43,7 +43,7 @@ fn what_is_done_elsewhere_counts_beside_others() {
 fn a_device_goes_on_elsewhere_unless_it_is_ahead() {
     let (share, contention) = (share(100), Contention::default());
     share.set_finish(1 << 40);
-    assert!(share.may_run_elsewhere(&contention), "nobody is busy");
+    assert!(share.may_run_elsewhere(&contention), "no device is busy");
     contention.busy.store(1, Relaxed);
     assert!(!share.may_run_elsewhere(&contention));
     share.busy.store(true, Relaxed);
@@ -95,7 +95,7 @@ fn rates_hold_back_and_change() {
     assert_eq!(share.limit(Budget::new(5000, 9), || MS).bytes(), 1000);
     share.spend(2000, 0);
     assert!(share.throttled_until(|| MS).is_some());
-    assert_eq!(share.limit(Budget::new(5000, 9), || MS).bytes(), 1, "who runs at all gets on");
+    assert_eq!(share.limit(Budget::new(5000, 9), || MS).bytes(), 1, "a device that runs makes progress");
     // Limits that have not changed keep their state.
     share.set(ShareConfig { weight: 7, min_rate: Some(5), ..limited });
     assert!(share.throttled_until(|| MS).is_some() && share.scaled(7) == 100);
@@ -154,6 +154,6 @@ fn a_share_is_found_by_its_address_while_it_is_there() {
     assert!(Arc::ptr_eq(&other, &shares.of(macs[1])) && other.config() == ShareConfig::default());
     drop(other);
     drop(shares.of(pvrdma_verbs::testing::mac(3)));
-    assert_eq!(shares.0.lock().len(), 2, "what nobody has makes room");
+    assert_eq!(shares.0.lock().len(), 2, "an unused share is removed");
     assert!(Arc::ptr_eq(&found, &shares.of(macs[0])), "and nothing else does");
 }

@@ -148,7 +148,7 @@ fn strangers_cost_no_memory() {
     assert_eq!(kept_for_peer(&end), None);
     let mut answers = Frames::default();
     cable.receive(&mut answers, 1);
-    assert_eq!(answers.len(), 0, "nobody is answered");
+    assert_eq!(answers.len(), 0, "no packet gets an answer");
 }
 
 /// A peer requests many responses and accepts none: the memory kept for it is bounded, the rest is dropped and counted.
@@ -191,7 +191,7 @@ fn a_doorbell_beside_a_response_that_is_dropped_is_heard() {
     rxe.run_ready();
     let mut sent = Frames::default();
     cable.receive(&mut sent, 10);
-    assert_eq!(sent.len(), 0, "somebody else has run it");
+    assert_eq!(sent.len(), 0, "another thread has run it");
     give(&cable, &header, &[]);
     rxe.run_ready();
     cable.receive(&mut sent, 10);

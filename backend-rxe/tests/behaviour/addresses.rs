@@ -5,14 +5,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pvrdma_link::memory::{self, MemoryLink};
+use pvrdma_roce::wire::{Network, Packet, build};
+use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Rxe, RxeHca, Uplink};
 use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, Peers, QueuePair, Rules, VerbsError, link_local};
 use pvrdma_verbs_types::{Gid, GidType, QpType, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::claims::{has, waits};
 use crate::world::*;
-use pvrdma_link::memory::{self, MemoryLink};
-use pvrdma_roce::wire::{Network, Packet, build};
-use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Rxe, RxeHca, Uplink};
 
 const QKEY: u32 = 0x1234;
 /// Time for which an address stays reserved after its owner has gone.
@@ -322,7 +322,7 @@ fn peers_apply_to_the_wire_both_ways() {
         manager.submit(1, to(2, manager.qp.qpn()), &[]);
         world.rxe.run_ready();
         assert_eq!(taken(&cable).len(), if allowed { 2 } else { 0 });
-        assert_eq!(manager.scq.one().status, WcStatus::Success, "a datagram that nobody gets");
+        assert_eq!(manager.scq.one().status, WcStatus::Success, "a datagram that no device receives");
         world.settle();
         assert_eq!(end.scq.one().status, WcStatus::RetryExceeded);
         // The datagram, and the connection's request with one retry.

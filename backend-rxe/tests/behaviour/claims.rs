@@ -116,7 +116,7 @@ fn an_address_that_nobody_was_seen_with_is_asked_for_and_then_bound() {
     for (index, address) in (0..).zip([gid(1), Gid(v6), link_local(mac(1))]) {
         bind(&device.hca, index, address);
     }
-    assert!(has(&device, link_local(mac(1))), "it is nobody else's");
+    assert!(has(&device, link_local(mac(1))), "no other device has it");
     assert_eq!(waits(&device), ["probing", "probing"]);
     advance(&world, PROBE - Duration::from_millis(1));
     let mut questions = asked(&taken(&network));
@@ -305,7 +305,7 @@ fn a_link_that_comes_back_brings_its_addresses_back() {
     world.rxe.run_ready();
     assert!(!has(&device, gid(9)) && has(&device, link_local(mac(1))));
     advance(&world, PROBE);
-    assert!(has(&device, gid(9)) && asked(&taken(&network)).len() == 3, "somebody may have it by now");
+    assert!(has(&device, gid(9)) && asked(&taken(&network)).len() == 3, "another host may have it by now");
 }
 
 /// Two guests list the same address, as in a cluster.

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use pvrdma_verbs::{Hca, QueuePair};
-use pvrdma_verbs_types::{Gid, GidType, QpType, Qpn, SendData, SendOp, UdDestination, WcStatus};
-
-use crate::tap::{Tap, tapped_in, tapped_with};
-use crate::world::*;
 use pvrdma_link::{Clock, Frames};
 use pvrdma_roce::{
     Congestion, MEGABIT,
     wire::{Ecn, Opcode, Packet, build},
 };
 use pvrdma_rxe::{PortRules, RxeConfig, VlanMode};
+use pvrdma_verbs::{Hca, QueuePair};
+use pvrdma_verbs_types::{Gid, GidType, QpType, Qpn, SendData, SendOp, UdDestination, WcStatus};
+
+use crate::tap::{Tap, tapped_in, tapped_with};
+use crate::world::*;
 
 fn address(number: u8) -> Gid {
     Gid(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into()).octets())
@@ -336,7 +336,7 @@ fn a_starved_connection_gets_quiet() {
     let (began, sent) = (rig.world.clock.now(), rig.taps[0].sent.lock().len());
     rig.ends[0].submit(1, write(theirs.remote(0)), &[mine.all()]);
     rig.world.run();
-    assert_eq!(rig.taps[0].sent.lock().len(), sent, "nobody sends");
+    assert_eq!(rig.taps[0].sent.lock().len(), sent, "nothing is sent");
     assert!(rig.world.step());
     let passed = || rig.world.clock.now() - began;
     assert_eq!((passed(), rig.taps[0].sent.lock().len()), (ROUND_TRIP, sent + 1), "the starved one sends");
@@ -346,7 +346,7 @@ fn a_starved_connection_gets_quiet() {
     // There is no second pause soon after the first. The connection uses up its retries, and the others do not wait for
     // it.
     while starved.scq.total() == 0 {
-        assert!(rig.world.step(), "it waits for ever");
+        assert!(rig.world.step(), "it waits forever");
     }
     assert_eq!(starved.scq.poll_statuses(), [(1, WcStatus::RetryExceeded)]);
     rig.ends[0].submit(2, write(theirs.remote(0)), &[mine.all()]);

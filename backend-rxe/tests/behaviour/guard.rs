@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{Hca, QueuePair};
-use pvrdma_verbs_types::{GidType, QpState, QpType, Qpn, SendOp, WcStatus};
-
-use crate::tap::tapped;
-use crate::world::*;
 use pvrdma_link::{Frames, Link, memory};
 use pvrdma_roce::wire::{
     Aeth, Deth, Extension, Header, NakCode, Network, Opcode, Packet, Position, Reth, Syndrome, build,
 };
 use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, VlanMode};
+use pvrdma_verbs::{Hca, QueuePair};
+use pvrdma_verbs_types::{GidType, QpState, QpType, Qpn, SendOp, WcStatus};
+
+use crate::tap::tapped;
+use crate::world::*;
 
 /// Frames of some other protocol.
 fn arp(source: u8, tag: &[u8]) -> Vec<u8> {
@@ -122,7 +122,7 @@ fn what_waits_too_long_comes_again() {
     assert_eq!(memory.read(0, 1600), expected);
 }
 
-/// A packet that waited behind a READ ends the QP. Later packets that wait must not keep the port busy for ever.
+/// A packet that waited behind a READ ends the QP. Later packets that wait must not keep the port busy forever.
 #[test]
 fn what_waits_behind_a_bad_packet_goes_with_its_qp() {
     let (world, node, cable, _uplink) = exposed(100_000);
@@ -200,7 +200,7 @@ fn a_flood_of_garbage_disturbs_nobody() {
         let mut foreign = header;
         match number % 5 {
             0 => {
-                // Anything behind an ethertype of ours.
+                // Any bytes behind an EtherType that the device knows.
                 let kind: [u8; 2] = [[0x89, 0x15], [0x08, 0x00], [0x86, 0xdd]][number / 5 % 3];
                 frame = [&mac(2).0[..], &mac(7).0, &kind].concat();
                 frame.extend((0..random % 300).map(|_| next().to_le_bytes()[0]));

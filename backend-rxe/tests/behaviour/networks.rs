@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use pvrdma_link::memory;
+use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, VlanMode};
 use pvrdma_verbs::{Hca, QueuePair, VerbsError};
 use pvrdma_verbs_types::{GidType, QpType, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::world::*;
-use pvrdma_link::memory;
-use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, VlanMode};
 
 const QKEY: u32 = 0x1234;
 
@@ -216,7 +216,7 @@ fn an_address_taken_in_another_network_stays_where_it_was() {
         exchange(&red, 1);
         for (index, taken) in (1..).zip([2, 1, 3]) {
             let bound = attacker.hca.bind_gid(index, gid(taken), GidType::RoceV2);
-            assert!(bound.is_ok(), "nobody in this network has the address: {bound:?}");
+            assert!(bound.is_ok(), "no device of this network has the address: {bound:?}");
         }
         exchange(&red, 2);
         blue.settle();

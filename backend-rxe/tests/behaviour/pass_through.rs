@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pvrdma_base::Snapshot;
-use pvrdma_verbs_types::{QpType, WcStatus};
-use rustix::event::{PollFd, PollFlags, Timespec};
-
-use crate::world::*;
 use pvrdma_link::{
     Frames, Link, LinkInspect, LinkReader, MonotonicClock, Readiness,
     memory::{self, MemoryLink},
 };
 use pvrdma_rxe::{PortConfig, PortRules, Uplink};
+use pvrdma_verbs_types::{QpType, WcStatus};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::world::*;
 
 /// A device. The test has the far ends of its uplink and its network function.
 struct Between {
@@ -209,7 +209,7 @@ fn an_uplink_that_a_doorbell_has_filled_is_waited_for() {
             let readable = network.readiness().readable.unwrap();
             let mut fds = [PollFd::new(&*readable, PollFlags::IN)];
             let patience = Timespec::try_from(PATIENCE).unwrap();
-            assert_eq!(rustix::event::poll(&mut fds, Some(&patience)).unwrap(), 1, "nobody waits for room");
+            assert_eq!(rustix::event::poll(&mut fds, Some(&patience)).unwrap(), 1, "no sender waits for room");
             came += taken(&network).len();
         }
     }

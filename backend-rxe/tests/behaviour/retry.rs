@@ -75,7 +75,7 @@ fn an_early_look_costs_no_retry() {
     for _ in 0..100 {
         // A doorbell of the peer without a new receive.
         pair.right.qp.notify_recv();
-        assert!(pair.world.rxe.run_ready() > 0, "nobody looked");
+        assert!(pair.world.rxe.run_ready() > 0, "no thread has looked");
         pair.left.qp.notify_send();
     }
     assert!(pair.left.scq.poll().is_empty());

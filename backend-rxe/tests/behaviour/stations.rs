@@ -197,7 +197,7 @@ fn neighbour_discovery_that_is_not_understood_goes_nowhere() {
         assert!(!sends(&[(60, OPTIONS); 9]), "too many headers to look behind");
         assert!(!sends(&[(58, &message(136, Some(own), 24, &[&layer2(2, 1), &layer2(2, 9)]))]), "two addresses");
         assert!(!sends(&[(58, &message(136, Some(own), 24, &[&[2, 0, 0, 0, 0, 0, 0, 0]]))]), "an option of no length");
-        assert!(!sends(&[(58, &message(136, Some(own), 24, &[&[14, 2, 0, 0, 0, 0, 0, 0]]))]), "one that is cut off");
+        assert!(!sends(&[(58, &message(136, Some(own), 24, &[&[14, 2, 0, 0, 0, 0, 0, 0]]))]), "a truncated message");
         assert!(!sends(&[(58, &message(136, Some(own), 24, &[&[2, 2], &[0; 14]]))]), "an address of 14 bytes");
         for (kind, fixed) in [(133, 8), (134, 16), (135, 24), (136, 24), (137, 40)] {
             let whole = message(kind, None, fixed, &[]);

@@ -70,12 +70,6 @@ use pvrdma_base::Counter;
 pub use interface_name::InterfaceName;
 #[cfg(feature = "interface-watch")]
 pub use interface_watch::{InterfaceState, InterfaceWatch};
-#[cfg(any(test, feature = "testing"))]
-pub use pvrdma_link::testing;
-pub use pvrdma_link::{
-    Bell, Clock, Connector, Frames, GsoLink, Link, LinkInspect, LinkReader, LinkReceiver, MAX_LINK_FRAME, ManualClock,
-    MonotonicClock, NoConnector, Offload, Readiness, fault, memory, switch,
-};
 
 /// Returns all counters of the links of this crate, at zero. A switch has its own counters
 /// ([`pvrdma_link::all_counters`]).

@@ -50,7 +50,6 @@ pub use dirty::DirtyLogError;
 pub use error::{DmaError, MapError};
 pub use limits::{MAX_RANGES, MemoryLimits};
 pub use pin::{PinError, PinGuard, PinPolicy, PinRefusal};
-pub use pvrdma_pages::{Extent, PAGE_SIZE, PageError, PageList, PageListBuilder};
 pub use range::{Backing, Direction, DmaRange, SpaceId};
 pub use space::DmaSpace;
 pub use stall::{REMEMBERED, STALLS, Stall, StallMeter};

@@ -62,7 +62,6 @@ mod startup;
 mod stream;
 pub mod wire;
 
-pub use pvrdma_verbs_types::{AccessError, NakReason, Received, RequesterOps, ResponderOps};
 pub use startup::{
     Answer, Incoming, Initiator, Limits, MAX_PROGRAM_DATA, Negotiated, REPLY_TIMEOUT, REQUEST_TIMEOUT, Responder, Role,
     Rtr, StartupError, StartupFailure,

@@ -582,7 +582,7 @@ mod tests {
         send(100);
         b.receive(&mut got, 5000);
         assert!(got.len() < 200 && a.readiness().wait == Some(SOON));
-        // Other frames neither pass the held frames nor wait for ever behind them.
+        // Other frames neither pass the held frames nor wait forever behind them.
         a.set_faults(Faults::default(), 1);
         assert!(!a.is_transparent());
         send(100);

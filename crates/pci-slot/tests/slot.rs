@@ -264,7 +264,7 @@ fn doorbells_are_caught_and_served() {
 
     let packet = TxPacket::plain(&Flow::TO_PEER.udp(&[7; 100]));
     driver.tx[0].post(&net.memory, &packet);
-    assert!(port.take().is_empty(), "nobody has rung");
+    assert!(port.take().is_empty(), "no doorbell was written");
     catcher.ring(base + 0x600);
     assert_eq!(events.run_with_timeout(10_000), Ok(1));
     assert_eq!(port.take().len(), 1);
@@ -287,7 +287,7 @@ fn doorbells_are_caught_and_served() {
     machine.config_write(SLOT, NET, 0x10, &0xd000_0000_u32.to_le_bytes());
     assert_eq!(catcher.addresses().len(), 24);
     drop(events.remove_subscriber(id).unwrap());
-    assert!(catcher.addresses().is_empty(), "without a subscriber there is nobody to signal");
+    assert!(catcher.addresses().is_empty(), "without a subscriber nothing is signalled");
 }
 
 /// Without a subscriber, the writing thread does the work.
@@ -333,7 +333,7 @@ fn a_write_does_the_work_itself_beside_caught_doorbells() {
 
     driver.tx[0].post(&net.memory, &packet);
     machine.write(doorbell, 2);
-    assert_eq!(port.take().len(), 1, "done by whoever writes");
+    assert_eq!(port.take().len(), 1, "done by the writing thread");
     assert_eq!(events.run_with_timeout(0), Ok(0), "and nothing is left");
     drop(events.remove_subscriber(id).unwrap());
     assert!(catcher.addresses().is_empty());
@@ -353,7 +353,7 @@ fn who_goes_rings_what_was_caught() {
         let work = if all { slot.deferred(Some(catcher.clone())) } else { slot.doorbells(catcher.clone()) }.unwrap();
         driver.tx[0].post(&net.memory, &packet);
         catcher.ring(doorbell);
-        assert!(port.take().is_empty(), "nobody has read it");
+        assert!(port.take().is_empty(), "no thread has read it");
         drop(work);
         assert!(catcher.addresses().is_empty());
         assert_eq!((port.take().len(), driver.reap(0)), (1, 1));
@@ -413,7 +413,7 @@ fn doorbell_pages_follow_their_bar() {
     place(&bus);
     let places = Arc::new(Places::default());
     assert!(slot.doorbell_window(NET, places.clone()).is_none(), "a card has none");
-    assert!(slot.doorbell_window(5, places.clone()).is_none(), "nobody is there");
+    assert!(slot.doorbell_window(5, places.clone()).is_none(), "no device is there");
     let window = slot.doorbell_window(RDMA, places.clone()).unwrap();
     assert!(slot.doorbell_window(RDMA, places.clone()).is_none(), "they have been taken");
     assert!(window.map(1).is_err(), "no BAR answers yet");

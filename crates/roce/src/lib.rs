@@ -77,7 +77,6 @@ pub use datagram::{Datagram, DatagramSender};
 pub use dcqcn::{Congestion, MEGABIT, ReactionPoint};
 pub use filter::{DropReason, admit, admit_connected, admit_notification};
 pub use path::{EgressMarking, Origin, Path, PathInspect, datagram_traffic_class};
-pub use pvrdma_verbs_types::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
 pub use quiet::Quiet;
 pub use requester::inspect::{RequesterInspect, RunningTimer};
 pub use requester::packet_plan::{PacketPlan, SizedWr};

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The rule is one of `circles`, `purity`, `sizes`, `dependencies`, `layers`, `logs`, `module_style`, `publishing`,
-//! `threads` and `words`. Only files whose path begins with the prefix count.
+//! `reexports`, `threads` and `words`. Only files whose path begins with the prefix count.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use source_rules::circles::{self, Report};
 use source_rules::config::REPOSITORY;
 use source_rules::workspace::Workspace;
-use source_rules::{dependencies, layers, logs, module_style, publishing, purity, sizes, threads, words};
+use source_rules::{dependencies, layers, logs, module_style, publishing, purity, reexports, sizes, threads, words};
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -33,6 +33,7 @@ fn main() -> Result<()> {
         "layers" => layers::check(&workspace),
         "logs" => logs::check(&workspace),
         "module_style" => module_style::check(&workspace),
+        "reexports" => reexports::check(&workspace),
         "threads" => threads::check(&workspace),
         "words" => words::check(&workspace),
         rule => bail!("there is no rule {rule}"),

@@ -232,5 +232,9 @@ pub const REPOSITORY: Config = Config {
     file_lines: 500,
     function_lines: 60,
     comment_columns: 120,
-    words_unchecked: &["crates/source-rules/src/words.rs", "docs/dev/writing.md"],
+    words_unchecked: &[
+        "crates/source-rules/src/words.rs",
+        "crates/source-rules/tests/seeded/words.rs",
+        "docs/dev/writing.md",
+    ],
 };

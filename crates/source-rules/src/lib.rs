@@ -13,6 +13,7 @@
 //! | [`layers`] | crates depend downwards only |
 //! | [`purity`] | no arrow from the protocol core to input, output or clocks |
 //! | [`publishing`] | crates have the metadata that a registry requires |
+//! | [`reexports`] | no re-export of items of another member |
 //! | [`sizes`] | product files of at most 500 lines, functions of at most 60, or a reason |
 //! | [`deadlines`] | the supervisor waits for no process or thread without a deadline |
 //! | [`dependencies`] | no dependency that is unused or declared twice |
@@ -39,6 +40,7 @@ pub mod module_style;
 pub mod modules;
 pub mod publishing;
 pub mod purity;
+pub mod reexports;
 pub mod sizes;
 pub mod threads;
 pub mod tokens;

@@ -1,8 +1,8 @@
 //! Requires standard terms in place of private ones, and limits the width of comments.
 //!
 //! A reader who knows the InfiniBand specification, TCP or the kernel's `rdma_rxe` searches for their terms. The table
-//! lists private words that this project once used, each with the standard term. Product identifiers, comments, log
-//! lines, errors and help texts are checked, and the prose of Markdown documents.
+//! lists private words that this project once used, each with the standard term. Identifiers and comments of the
+//! product are checked, strings of all files, and the prose of Markdown documents.
 
 use std::collections::HashSet;
 
@@ -129,9 +129,9 @@ pub fn check(workspace: &Workspace) -> Vec<Problem> {
             let mut found = Found::default();
             found.collect(file.product.to_token_stream());
             check_identifiers(file, &found.identifiers, &mut problems);
-            for (text, line) in &found.strings {
-                check_text((&file.path, *line), &prose_of(text), |place| place == Place::Prose, &mut problems);
-            }
+        }
+        if !unchecked {
+            check_prose(file, &comments, &mut problems);
         }
     }
     for (path, text) in &workspace.documents {
@@ -143,6 +143,17 @@ pub fn check(workspace: &Workspace) -> Vec<Problem> {
     // A doc comment is also a string, that of an attribute.
     problems.dedup();
     problems
+}
+
+/// Checks all strings and comments of a file, those of tests included, for words that are refused in any text.
+fn check_prose(file: &SourceFile, comments: &[Comment], problems: &mut Vec<Problem>) {
+    let mut found = Found::default();
+    // A file that does not parse is reported elsewhere.
+    found.collect(file.text.parse().unwrap_or_default());
+    let comments = comments.iter().map(|comment| (&comment.text, comment.line));
+    for (text, line) in found.strings.iter().map(|(text, line)| (text, *line)).chain(comments) {
+        check_text((&file.path, line), &prose_of(text), |place| place == Place::Prose, problems);
+    }
 }
 
 fn check_width(workspace: &Workspace, file: &SourceFile, comments: &[Comment], problems: &mut Vec<Problem>) {

@@ -8,7 +8,8 @@ use std::path::Path;
 use source_rules::config::REPOSITORY;
 use source_rules::workspace::Workspace;
 use source_rules::{
-    Problem, atomics, circles, deadlines, dependencies, logs, module_style, publishing, purity, sizes, threads, words,
+    Problem, atomics, circles, deadlines, dependencies, logs, module_style, publishing, purity, reexports, sizes,
+    threads, words,
 };
 
 fn repository() -> Workspace {
@@ -60,6 +61,11 @@ fn crates_are_ready_for_a_registry() {
 #[test]
 fn modules_have_one_style() {
     judge(&module_style::check(&repository()));
+}
+
+#[test]
+fn items_are_imported_from_their_owner() {
+    judge(&reexports::check(&repository()));
 }
 
 #[test]

@@ -44,7 +44,6 @@ mod work;
 pub use attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
 pub use error::{InvalidAttribute, QpTransitionError};
 pub use ops::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
-pub use pvrdma_packet::MacAddr;
 pub use types::{Access, Gid, GidType, InvalidValue, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};
 pub use work::{
     Completion, FastRegister, Invalidate, MAX_MESSAGE, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge,

@@ -70,15 +70,3 @@ pub use queue::{
 };
 pub use rules::{AddressRule, OtherAddresses, Peers, Prefix, Rules, link_local};
 pub use save::{SaveHca, SavedMr, SavedQp, SavedSrq};
-
-pub use pvrdma_verbs_types::{
-    Access, AddressVector, Completion, FastRegister, Gid, GidType, InvalidAttribute, InvalidValue, Invalidate,
-    MAX_MESSAGE, MacAddr, Mtu, NetworkType, PortState, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, QpTransitionError,
-    QpType, Qpn, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination, WcFlags, WcOpcode,
-    WcStatus, qp_state,
-};
-
-// Not part of the verbs: re-exported for crates that still import these from here.
-pub use pvrdma_base::{
-    Count, Counter, DeviceLog, EndOnPanic, Kind, LogLimit, Random, Snapshot, Unit, counters, micros, threads,
-};

@@ -79,7 +79,7 @@ const SETTINGS: &str = "[containers]\ncgroups = \"disabled\"\n";
 /// Enters the root directory with this machine's devices and the files of the test mounted; nothing persists.
 const PLACE: &str = r#"
 root=${1%/} directory=$2
-# Who unpacks an image changes the mount at its root, so there must be one.
+# To unpack an image changes the mount at its root, so there must be one.
 mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"

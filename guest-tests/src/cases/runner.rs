@@ -9,6 +9,7 @@ use super::case::{Body, Case, InPair, Skipped};
 use super::kernel_log;
 use crate::image::GuestImage;
 use crate::pair::{LinkKind, Pair, PairOptions};
+use crate::times::Times;
 
 /// Number of tests by result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub(crate) struct Tally {
     pub(crate) skipped: u64,
     /// Names of tests that failed, with the cause where it is known.
     pub(crate) failures: Vec<String>,
+    /// Times of tests that ran.
+    pub(crate) times: Times,
 }
 
 impl Tally {
@@ -30,6 +33,7 @@ impl Tally {
         self.failed += other.failed;
         self.skipped += other.skipped;
         self.failures.extend(other.failures);
+        self.times.extend(other.times);
     }
 }
 
@@ -58,7 +62,11 @@ pub(crate) fn run_cases(image: &GuestImage, options: &PairOptions, kind: LinkKin
             };
             run_in_pair(&case, run, pair, kind)
         })();
-        let seconds = started.elapsed().as_secs_f64();
+        let time = started.elapsed();
+        let seconds = time.as_secs_f64();
+        if !result.as_ref().is_err_and(|error| error.is::<Skipped>()) {
+            tally.times.push(&*case.name, time);
+        }
         match result {
             Ok(note) => {
                 tally.passed += 1;

@@ -215,7 +215,7 @@ mod tests {
         let channel = Channel::new(ours).unwrap();
         channel.close();
         assert_eq!(theirs.read(&mut [0; 1]).unwrap(), 0);
-        assert!(!channel.wait_boots(1, Duration::from_secs(60)), "whoever waits learns it");
+        assert!(!channel.wait_boots(1, Duration::from_secs(60)), "a waiting thread is told");
         assert!(channel.is_closed());
     }
 }

@@ -299,7 +299,7 @@ fn a_watched_ring_counts_its_looks() {
     let (view, state) = (guest.memory.space().view(), guest.state());
     let mut ring = ConsumerRing::new(shape(&guest, 4, 64, StateWords::Rx)).unwrap();
     guest.memory.store(state + 8, 1);
-    assert_eq!(ring.posted(&view), Ok(1), "before somebody watches");
+    assert_eq!(ring.posted(&view), Ok(1), "before the ring is watched");
     let progress = ring.watch();
     assert_eq!(progress.seen(), Seen { tail: 0, looks: 0 });
     guest.memory.store(state + 8, 3);

@@ -78,7 +78,7 @@ pub use ring::{DriverRing, RingFull};
 pub use srq::Srq;
 pub use test_device::TestDevice;
 pub use window::{Moment, WindowPages};
-pub use wr::{AddressHandle, RecvWr, SendWr, Sge, opcode, send_flag};
+pub use wr::{AddressHandle, RecvWr, SendWr, opcode, send_flag};
 
 /// Deadline of every wait. It is reached only if something hangs.
 pub const DEADLINE: Duration = Duration::from_secs(10);

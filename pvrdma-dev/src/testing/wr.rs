@@ -1,7 +1,6 @@
 //! Work requests, encoded as the drivers do (spec §8).
 
-pub use pvrdma_verbs::Sge;
-use pvrdma_verbs_types::Gid;
+use pvrdma_verbs_types::{Gid, Sge};
 
 /// Send opcodes (spec §8.4).
 #[expect(missing_docs, reason = "the names of the specification")]

@@ -41,7 +41,11 @@ fn auto_needs_a_processor_for_the_watcher() {
         let forced = WindowPolicy::choose(DoorbellMode::Mapped, processors(available, 1, 1)).unwrap();
         let mut pacer = Pacer::new(&forced);
         pacer.mapped(0);
-        assert_eq!(pacer.next(0, 1, true) == Step::Spin, available > 1, "it never spins where somebody waits");
+        assert_eq!(
+            pacer.next(0, 1, true) == Step::Spin,
+            available > 1,
+            "it never spins while another thread waits for the processor"
+        );
     }
 }
 

@@ -44,7 +44,4 @@ pub use self::vlan::VlanWord;
 pub use self::words::{DoorbellMode, Isolate, LinkState, MemoryFiles, Pin, Roce, SandboxMode, Switch};
 #[cfg(test)]
 pub(crate) use self::{backend::IbverbsSpec, control::ControlKeys, fault::FaultKeys, keys::Keys};
-pub use crate::socket::{Inherited, SocketAccess};
-#[cfg(test)]
-pub(crate) use pvrdma_ether_link::link_spec::LINKS;
-pub use pvrdma_ether_link::link_spec::LinkSpec;
+pub use crate::socket::Inherited;

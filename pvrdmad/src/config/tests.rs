@@ -1,6 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use pvrdma_dev::Limits;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_roce::Congestion;
 use pvrdma_rxe::{ForgedTransmits, PortRules, VlanMode};
 use pvrdma_verbs::{AddressRule, OtherAddresses};
@@ -85,7 +86,7 @@ fn mistakes_in_a_device() {
         ("name=a,vlan=0", "1 to 4094"),
         ("name=a,vlan=4095", "1 to 4094"),
         ("name=a,mode=rw", "mode: mode 'rw' is not octal"),
-        ("name=a,group=nobody-of-this-name", "group: there is no group"),
+        ("name=a,group=no-such-group", "group: there is no group"),
         ("name=a,owner=4294967295", "owner: 4294967295 is not a user's number"),
         ("name=a,pcp=never", "tagged"),
         ("name=a,forged-transmits=yes", "off, mac, roce, all"),

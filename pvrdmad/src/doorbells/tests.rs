@@ -215,7 +215,7 @@ fn pages_are_served_until_nobody_has_them() {
     mapping.store(1, 1);
     assert_eq!(counts.doorbell_faults.get(), faults + 2);
     drop((counts, mapping));
-    wait_for("the end of who serves the pages", || (Weak::strong_count(&left) == 0).then_some(()));
+    wait_for("the end of the process that serves the pages", || (Weak::strong_count(&left) == 0).then_some(()));
 }
 
 /// A worker that was killed can keep its end of the pipe open: then the supervisor says that it serves no more.

@@ -2,10 +2,7 @@
 
 mod inherited;
 
-pub use pvrdma_vfio_user_server::socket::SocketAccess;
-pub(crate) use pvrdma_vfio_user_server::socket::{
-    DatagramFile, FileIdentity, SocketError, SocketFile, bind_datagram, user,
-};
+use pvrdma_vfio_user_server::socket::SocketError;
 
 pub use self::inherited::Inherited;
 

@@ -54,6 +54,9 @@ use self::network::Network;
 use self::plan::Plan;
 pub(crate) use self::program::Program;
 pub use self::reload::Changes;
+use pvrdma_ether_link::link_spec::LinkSpec;
+use pvrdma_vfio_user_server::socket::SocketFile;
+
 use self::replace::outcome::Starter;
 use self::sockets::Sources;
 use self::timing::Timing;
@@ -64,8 +67,6 @@ use crate::metrics::Place;
 use crate::protocol::{Reply, Request, Upgraded};
 use crate::socket::Inherited;
 use crate::status::{DaemonStatus, DeviceReport};
-use pvrdma_ether_link::link_spec::LinkSpec;
-use pvrdma_vfio_user_server::socket::SocketFile;
 
 /// Reason why a capture is not known to run.
 #[derive(Debug)]

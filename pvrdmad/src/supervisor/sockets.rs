@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::{
     af_packet::{AfPacketSocket, Segmentation, VlanFilter},
     tap::{TapConnector, attach},
@@ -20,6 +21,7 @@ use pvrdma_ether_link::{
 use pvrdma_link::{Connector, NoConnector};
 use pvrdma_packet::MacAddr;
 use pvrdma_rxe::VlanMode;
+use pvrdma_vfio_user_server::socket::{DatagramFile, FileIdentity, SocketAccess, SocketFile, bind_datagram};
 use serde::{Deserialize, Serialize};
 
 use super::doorbells::DoorbellHost;
@@ -30,8 +32,6 @@ use crate::config::{Device, SocketPlace};
 use crate::events::Events;
 use crate::logging::LogFilter;
 use crate::socket::Inherited;
-use pvrdma_ether_link::link_spec::LinkSpec;
-use pvrdma_vfio_user_server::socket::{DatagramFile, FileIdentity, SocketAccess, SocketFile, bind_datagram};
 
 /// State that networks share and that sockets and plans are made from.
 #[derive(Debug, Default)]

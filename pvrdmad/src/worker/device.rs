@@ -12,6 +12,10 @@ use pvrdma_link::Link;
 use pvrdma_pci_function::Migratable;
 use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedConflicts, ObservedFailures, Rxe, Uplink};
 use pvrdma_verbs::Backend;
+use pvrdma_vfio_user_server::{
+    ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
+    keeper::client::Keeper,
+};
 
 use super::hand_over::{Arrivals, GivenFunction};
 use super::network_function::NetworkFunction;
@@ -21,10 +25,6 @@ use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
 use crate::failures::FailureCounts;
 use crate::protocol::Carrier;
 use crate::status::{FormerCounts, Reporter};
-use pvrdma_vfio_user_server::{
-    ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
-    keeper::client::Keeper,
-};
 
 /// A served device. Dropping it disconnects its client.
 pub(super) struct ServedDevice {

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
 use log::debug;
+use pvrdma_vfio_user_server::eventfd;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
@@ -18,7 +19,6 @@ use crate::fault_point;
 use crate::protocol::frame::{encode, send};
 use crate::protocol::{Frame, FrameReader, Incoming, Outgoing, Received, Reply, Request, VERSION};
 use crate::sandbox::{self, Mismatch, Profile};
-use pvrdma_vfio_user_server::eventfd;
 
 /// Longest request in bytes.
 const MAX_REQUEST: usize = 1 << 20;

@@ -137,10 +137,10 @@ impl<'a> FrameFlow<'a> {
             return inspect(&as_sent, &[]);
         }
         let (header, body) = packet.bytes.split_at(14);
-        assert!(header[0] & 1 != 0 || header[..6] == mac(OWNERS[receiver]).0, "somebody else's: {header:x?}");
+        assert!(header[0] & 1 != 0 || header[..6] == mac(OWNERS[receiver]).0, "for another device: {header:x?}");
         match header[12..].try_into().map(u16::from_be_bytes).unwrap() {
             KIND => {}
-            LLDP => return assert_eq!(header[6..12], mac(VMM).0, "the hostile card says to be somebody else"),
+            LLDP => return assert_eq!(header[6..12], mac(VMM).0, "the hostile card uses another sender address"),
             _ => return,
         }
         let number = u64::from_le_bytes(body[..8].try_into().unwrap());

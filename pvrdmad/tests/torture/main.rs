@@ -156,7 +156,7 @@ impl<'a> World<'a> {
     fn let_visitor_end(&mut self) {
         let since = self.network.now();
         while !self.visitor.is_idle() {
-            assert!(self.network.now() < since + PATIENCE, "no completion for who reboots, or whom he left");
+            assert!(self.network.now() < since + PATIENCE, "no completion for a guest that reboots, or for its peer");
             self.visitor.look(&self.network);
             self.network.pass(Duration::from_millis(10));
             thread::yield_now();
@@ -216,7 +216,7 @@ impl<'a> World<'a> {
         self.frames.end();
         self.vmm.end();
         self.forger.end();
-        assert!((0..100).any(|_| self.network.settle()), "somebody who has left keeps the adapter busy");
+        assert!((0..100).any(|_| self.network.settle()), "an actor that has left keeps the adapter busy");
         for (tenant, before) in self.tenants.iter().zip(&self.kept) {
             let after = tenant.kept();
             assert_eq!(after.used_bytes, before.used_bytes, "kept for guest {}: {after:?}", tenant.number);

@@ -137,7 +137,9 @@ impl Operator {
 
     fn set_down(&self, network: &Network, what: Down, down: bool) {
         match what {
-            Down::Link(at) => assert!(self.devices[at].1.set_link(!down).unwrap(), "somebody else took a link down"),
+            Down::Link(at) => {
+                assert!(self.devices[at].1.set_link(!down).unwrap(), "another operation took a link down")
+            }
             Down::Cable(at) => network.cables[at].set_unplugged(down),
         }
     }

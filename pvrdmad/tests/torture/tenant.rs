@@ -12,10 +12,10 @@ use pvrdma_dev::{
 };
 use pvrdma_verbs::testing::{gid, mac};
 use pvrdma_verbs_types::Gid;
+use pvrdmad::testing::{Dice, NO_LOAD, PSN, Target};
 
 use crate::machine::Machine;
 use crate::network::{BEYOND, Network};
-use pvrdmad::testing::{Dice, NO_LOAD, PSN, Target};
 
 /// Memory of a guest.
 pub(crate) const MEMORY: usize = 4 << 20;
@@ -175,7 +175,7 @@ impl End {
             assert_eq!(cqe.status, status::SUCCESS, "guest {}: {cqe:?}", self.number);
             let waiting = if cqe.opcode >= 128 { &mut self.receives } else { &mut self.sends };
             let at = waiting.iter().position(|&name| name == cqe.wr_id);
-            waiting.remove(at.unwrap_or_else(|| panic!("nobody waits for {cqe:?}")));
+            waiting.remove(at.unwrap_or_else(|| panic!("no request waits for {cqe:?}")));
         }
         // Does what the kernel's interrupt handlers do.
         self.driver.notifications();
@@ -195,7 +195,7 @@ impl End {
                 let at = list.iter().position(|&name| name == cqe.wr_id)?;
                 Some(list.remove(at))
             });
-            assert!(known.is_some(), "nobody waits for {cqe:?}");
+            assert!(known.is_some(), "no request waits for {cqe:?}");
             statuses.push(cqe.status);
         }
         self.driver.notifications();

@@ -8,11 +8,11 @@ use pvrdma_dev::{
 use pvrdma_pci_function::PciFunction;
 use pvrdma_verbs::testing::gid;
 use pvrdma_verbs_types::Gid;
+use pvrdmad::testing::{Dice, Targets};
 
 use crate::machine::Machine;
 use crate::network::{ACK_TIMEOUT, Network, VISITOR};
 use crate::tenant::{End, Flow, MEMORY, Tenant};
-use pvrdmad::testing::{Dice, Targets};
 
 /// Addresses that the guest uses in turn, unless it gets its previous one again.
 const ADDRESSES: std::ops::Range<u8> = 100..200;
@@ -115,7 +115,7 @@ impl Visitor {
         let Some(left) = &mut self.left else { return };
         let statuses = left.end.poll_any();
         if left.is_sound {
-            assert!(!statuses.contains(&status::SUCCESS), "somebody is not who he seems to be");
+            assert!(!statuses.contains(&status::SUCCESS), "a device accepts a forged sender");
             left.end.check();
         } else {
             left.end.check_private();

@@ -186,7 +186,7 @@ fn who_reads_tells_of_what_is_left() {
     }
     guest.device.bar_write(0, 0x600, &driver.tx[0].next_fill().to_le_bytes());
     assert_eq!((read(&link, 64).len(), driver.reap(0)), (0, BATCH.div_ceil(60_000)));
-    assert!(ready(&link)[0], "packets are left, and everybody sleeps");
+    assert!(ready(&link)[0], "packets are left, and all threads sleep");
     while ready(&link)[0] {
         assert_eq!(read(&link, 64).len(), 0);
     }
@@ -385,13 +385,13 @@ fn what_waits_for_buffers_does_not_wait_for_a_driver_that_has_gone() {
         let from = link.send(&frames, 0);
         assert!(from < 200 && !ready(&link)[1], "{from}");
         guest.command(end);
-        assert!(ready(&link)[1], "nobody tells who waits");
+        assert!(ready(&link)[1], "the waiter is not woken");
     }
     let _driver = Driver::up(&guest, layout);
     assert!(link.send(&frames, 0) < 200 && !ready(&link)[1]);
     guest.device.reset();
     let mut driver = Driver::up(&guest, layout);
-    assert!(ready(&link)[1], "nobody tells who waits");
+    assert!(ready(&link)[1], "the waiter is not woken");
     assert!(link.send(&frames, 0) > 0 && !driver.poll(0).is_empty());
 }
 

@@ -35,7 +35,7 @@ enum Script {
 #[derive(Arbitrary, Debug)]
 enum Step {
     Frame(Vec<u8>),
-    /// One of so many bytes.
+    /// One of this length in bytes.
     Long(u32),
     /// Arbitrary bytes, in a TLS record of their own.
     Raw(Vec<u8>),

@@ -172,7 +172,7 @@ impl Tunnel {
         for frame in frames.iter() {
             assert!(self.open || from < self.remotes, "a stranger is heard");
             let same = |sent: &&&[u8]| sent.get(8..).is_some_and(|sent| is_same(sent, frame));
-            let sent = left.find(same).expect("nobody sent this");
+            let sent = left.find(same).expect("no end has sent this");
             assert!(sent[0] & 8 != 0 && sent[4..7] == HEADER[4..7], "of another network: {sent:x?}");
             assert!(frame.len() >= 14 && frame[6] & 1 == 0, "no frame, or from a group: {frame:x?}");
         }

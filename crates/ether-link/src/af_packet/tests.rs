@@ -5,15 +5,15 @@ use std::process::Command;
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::Priority;
+use pvrdma_link::offload::sample::{carried, data, long_tcp, open_checksum};
+use pvrdma_packet::{Checksum, Ethernet};
+use pvrdma_roce::wire::{Bth, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Udp, build};
 use pvrdma_verbs::testing::skipped;
 use pvrdma_verbs_types::{Psn, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
 use crate::namespace::Namespace;
-use pvrdma_link::offload::sample::{carried, data, long_tcp, open_checksum};
-use pvrdma_packet::{Checksum, Ethernet};
-use pvrdma_roce::wire::{Bth, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Udp, build};
 
 const A: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const B: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
@@ -375,7 +375,7 @@ fn a_filter_passes_its_addresses_and_groups() {
             !passes(addresses, VlanFilter::Tagged(5), addresses[0]) && !passes(addresses, VlanFilter::Tagged(5), group)
         );
     }
-    assert!(!passes(&[], VlanFilter::All, group) && !passes(&[], VlanFilter::All, mac(0)), "there is nobody");
+    assert!(!passes(&[], VlanFilter::All, group) && !passes(&[], VlanFilter::All, mac(0)), "there are no devices");
 }
 
 /// Returns the last byte of the destination and the VLAN of each frame, until this number of marks has arrived.
@@ -447,7 +447,7 @@ fn a_socket_that_was_handed_over_gets_what_its_opener_says() {
     send();
     assert_eq!(tags(&links[0], 1), [(2, None), (2, None), (0xff, None)]);
     assert!(tags(&links[2], 2).into_iter().eq(every(2).chain(every(3)).chain(marks())));
-    assert!(tags(&links[1], 0).is_empty(), "nobody is there");
+    assert!(tags(&links[1], 0).is_empty(), "no device is there");
     let too_many = all.set_addresses(&[B; MAX_ADDRESSES + 1]).unwrap_err();
     assert_eq!(too_many.raw_os_error(), Some(Errno::NOBUFS.raw_os_error()));
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Instant;
 
+use pvrdma_link::MAX_LINK_FRAME;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
@@ -14,7 +15,6 @@ use super::admission::MAX_SILENT;
 use super::handshake::{Backoff, FIRST_RETRY, LAST_RETRY, PATIENCE};
 use super::keys::{Identity, PROTOCOL};
 use super::*;
-use pvrdma_link::MAX_LINK_FRAME;
 
 /// Upper bound for any wait, on any machine.
 const LONG: Duration = Duration::from_secs(60);
@@ -119,7 +119,10 @@ fn wait_until_up(link: &TlsLink) {
 fn wait_for_arrivals(link: &TlsLink, done: impl Fn() -> bool) {
     let (arrived, patience) = (link.shared.arrived.descriptor(), Timespec::try_from(LONG).unwrap());
     while !done() {
-        assert!(poll(&mut [PollFd::new(&*arrived, PollFlags::IN)], Some(&patience)).unwrap() > 0, "nobody comes");
+        assert!(
+            poll(&mut [PollFd::new(&*arrived, PollFlags::IN)], Some(&patience)).unwrap() > 0,
+            "no connection arrives"
+        );
     }
 }
 
@@ -256,8 +259,8 @@ fn a_peer_without_the_key_gets_nothing() {
     roots.add(OURS.0.der().clone()).unwrap();
     let builder = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
     let builder = builder.with_protocol_versions(&[&rustls::version::TLS13]).unwrap().with_root_certificates(roots);
-    let mut nobody = builder.with_no_client_auth();
-    nobody.alpn_protocols = vec![PROTOCOL.to_vec()];
+    let mut anonymous = builder.with_no_client_auth();
+    anonymous.alpn_protocols = vec![PROTOCOL.to_vec()];
     let mut other_protocol = (*keys(&["x"]).client(at)).clone();
     other_protocol.alpn_protocols = vec![b"h2".to_vec()];
     let mut no_protocol = (*keys(&["x"]).client(at)).clone();
@@ -268,7 +271,7 @@ fn a_peer_without_the_key_gets_nothing() {
     let strangers = [
         OTHER.issue(&["x"], &OURS, |_| {}).client(at),
         expired.client(at),
-        Arc::new(nobody),
+        Arc::new(anonymous),
         Arc::new(other_protocol),
         Arc::new(no_protocol),
     ];

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use pvrdma_link::{Connector, Frames, Link, NoConnector};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
-use pvrdma_link::{Connector, Frames, Link, NoConnector};
 
 fn frames(list: &[&[u8]]) -> Frames {
     let mut frames = Frames::default();
@@ -158,7 +158,7 @@ fn datagrams_in_any_order_of_starting() {
         DatagramLink::new(UnixDatagram::bind(path(local)).unwrap(), path(remote)).unwrap()
     };
     let a = open("a", "b");
-    assert_eq!(a.send(&frames(&[b"nobody"]), 0), 1);
+    assert_eq!(a.send(&frames(&[b"no peer"]), 0), 1);
     assert_eq!(a.lost(), 1);
     for _ in 0..2 {
         let b = open("b", "a");

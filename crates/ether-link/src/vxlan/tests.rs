@@ -4,10 +4,10 @@ use std::slice;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use pvrdma_link::ManualClock;
 
 use super::inner::tests::ipv4;
 use super::*;
-use pvrdma_link::ManualClock;
 
 const A: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const B: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -191,7 +191,7 @@ fn an_open_end_answers_whom_it_heard() {
     let (spoke, spoke_address) = plain("127.0.0.2");
     let hub = link(&VxlanConfig { open: true, ..config("127.0.0.1", &[]) });
     let to_a = frames(&[ipv4(A, B, 0, [1, 2], b"x")]);
-    assert_eq!(hub.send(&to_a, 0), 1, "there is nobody to send it to");
+    assert_eq!(hub.send(&to_a, 0), 1, "there is no remote to send it to");
     let from_a = ipv4(B, A, 0, [1, 2], b"y");
     spoke.send_to(&[&[8, 0, 0, 0, 0, 0, 7, 0][..], &from_a].concat(), local_address(&hub)).unwrap();
     assert_eq!(receive(&hub, 1), [from_a]);

@@ -50,7 +50,7 @@ fn waker_of(clear_first: bool) {
     if shared.0.sleep(Counter::is_readable) {
         found = look();
     }
-    assert_eq!(found, 2, "something is there, and everybody sleeps");
+    assert_eq!(found, 2, "something is there, and all threads sleep");
 }
 
 fn waker() {
@@ -94,7 +94,7 @@ fn notice_of(locked: bool) {
         assert!(more > 0 || !locked, "it is told of nothing");
         taken += more;
     }
-    assert_eq!(taken, 2, "something is there, and everybody sleeps");
+    assert_eq!(taken, 2, "something is there, and all threads sleep");
 }
 
 fn notice() {
@@ -190,7 +190,7 @@ fn outbox_of(doorbells: &'static [usize], reader: Reader) {
         read();
     }
     let taken = *outbox.taken.lock().unwrap();
-    assert_eq!(taken, doorbells.iter().sum(), "something is there, and everybody sleeps");
+    assert_eq!(taken, doorbells.iter().sum(), "something is there, and all threads sleep");
 }
 
 /// Deferred work for one thread, as bits. The first bit signals an eventfd (`crates/pci-slot/src/slot.rs`).
@@ -230,7 +230,7 @@ fn deferred_of(event_first: bool) {
     while shared.1.is_readable() {
         run();
     }
-    assert_eq!(*done.lock().unwrap(), [1, 1], "something is there, and everybody sleeps");
+    assert_eq!(*done.lock().unwrap(), [1, 1], "something is there, and all threads sleep");
 }
 
 /// The slot with deferred work (`crates/pci-slot/src/slot.rs`).
@@ -296,7 +296,7 @@ fn subscriber_of(look_again: bool, comes_back: bool) {
         slot.run_left();
     }
     let done = slot.done.each_ref().map(|done| done.load(Ordering::Relaxed));
-    assert_eq!(done, [1, 1], "something is there, and it is left to nobody");
+    assert_eq!(done, [1, 1], "work is left, and no thread does it");
 }
 
 /// A thread finds two queues in front of a link full and waits. Both get room again, and the thread is notified.
@@ -321,7 +321,7 @@ fn room() {
         other.join().unwrap();
     }
     assert!(!shared.0.is_full());
-    assert_eq!(shared.1.load(Ordering::Relaxed), usize::from(waits), "nobody tells who waits");
+    assert_eq!(shared.1.load(Ordering::Relaxed), usize::from(waits), "the waiter is not woken");
 }
 
 /// A thread sends as long as there is room, while another queue in front of the link fills up and gets room again
@@ -343,7 +343,7 @@ fn sender_of(join: bool) {
     other.join().unwrap();
     let told = shared.1.load(Ordering::Relaxed);
     // A thread that finds room while it registers continues at once.
-    assert!(!left || (join && !waits) || told == 1, "nobody tells who waits");
+    assert!(!left || (join && !waits) || told == 1, "the waiter is not woken");
 }
 
 fn sender() {
@@ -368,33 +368,33 @@ fn events_of(look_again: bool) {
     let (waits, room) = &*shared;
     room.store(1, Ordering::Relaxed);
     let heard = waits.is_set_when_heard();
-    assert!(device.join().unwrap() || heard, "nobody tells who waits");
+    assert!(device.join().unwrap() || heard, "the waiter is not woken");
 }
 
 fn events() {
     events_of(true);
 }
 
-protocol!(room, without_the_second_look: Look => "nobody tells who waits");
+protocol!(room, without_the_second_look: Look => "the waiter is not woken");
 protocol!(sender,);
-protocol!(events, without_fences: Fence => "nobody tells who waits");
+protocol!(events, without_fences: Fence => "the waiter is not woken");
 protocol!(waker,);
 protocol!(notice,);
 
 #[test]
-#[should_panic(expected = "nobody tells who waits")]
+#[should_panic(expected = "the waiter is not woken")]
 fn who_finds_no_room_in_the_middle_and_does_not_wait_is_forgotten() {
     check(|| sender_of(false));
 }
 
 #[test]
-#[should_panic(expected = "everybody sleeps")]
+#[should_panic(expected = "all threads sleep")]
 fn who_takes_wake_ups_away_after_its_look_loses_one() {
     check(|| waker_of(false));
 }
 
 #[test]
-#[should_panic(expected = "everybody sleeps")]
+#[should_panic(expected = "all threads sleep")]
 fn a_notice_that_changes_without_the_lock_is_wrong() {
     check(|| notice_of(false));
 }
@@ -409,13 +409,13 @@ fn a_doorbell_is_seen_by_who_reads_the_link() {
 }
 
 #[test]
-#[should_panic(expected = "everybody sleeps")]
+#[should_panic(expected = "all threads sleep")]
 fn who_lowers_a_notice_without_a_second_look_loses_a_doorbell() {
     check(|| outbox_of(&[1, 1], Reader { looks_again: false, ..READER }));
 }
 
 #[test]
-#[should_panic(expected = "everybody sleeps")]
+#[should_panic(expected = "all threads sleep")]
 fn who_leaves_packets_without_a_word_loses_them() {
     check(|| outbox_of(&[2], Reader { tells: false, ..READER }));
 }
@@ -426,7 +426,7 @@ fn deferred_work_is_done() {
 }
 
 #[test]
-#[should_panic(expected = "everybody sleeps")]
+#[should_panic(expected = "all threads sleep")]
 fn who_takes_the_event_away_behind_the_bits_loses_work() {
     check(|| deferred_of(false));
 }
@@ -442,13 +442,13 @@ fn deferred_work_is_done_when_another_subscriber_comes() {
 }
 
 #[test]
-#[should_panic(expected = "it is left to nobody")]
+#[should_panic(expected = "no thread does it")]
 fn who_leaves_work_without_a_second_look_leaves_it_to_nobody() {
     check(|| subscriber_of(false, false));
 }
 
 #[test]
-#[should_panic(expected = "nobody tells who waits")]
+#[should_panic(expected = "the waiter is not woken")]
 fn an_event_that_waits_without_a_second_look_is_forgotten() {
     check(|| events_of(false));
 }

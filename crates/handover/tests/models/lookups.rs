@@ -43,7 +43,7 @@ fn two_changes() {
     });
     for value in [1, 2] {
         shared.change(|region| *region = value);
-        assert_eq!(*shared.read(), value, "who was given a key does not find its region");
+        assert_eq!(*shared.read(), value, "the holder of a key does not find its region");
     }
     other.join().unwrap();
 }
@@ -76,7 +76,7 @@ fn state() {
         scheduled.take();
         flushed |= state.get() == ERROR;
     }
-    assert!(flushed, "nobody flushes it");
+    assert!(flushed, "no thread flushes it");
 }
 
 /// Steps of the sender, and of the thread that removes the address. Models leave some of them out.

@@ -79,7 +79,7 @@ fn beside(act: impl FnOnce(&Combiner, &FairMutex<usize>, &AtomicUsize) -> bool) 
     let (combiner, lock, work) = &*shared;
     let told = act(combiner, lock, work);
     other.join().unwrap();
-    assert!(told || *lock.lock() == 1, "the work is done by nobody");
+    assert!(told || *lock.lock() == 1, "no thread does the work");
 }
 
 /// The thread acts only if the lock is free.
@@ -132,7 +132,7 @@ fn wait_flag() {
     });
     shared.1.store(1, Ordering::Relaxed);
     let woken = shared.0.take();
-    assert!(waiter.join().unwrap() || woken, "nobody tells who waits");
+    assert!(waiter.join().unwrap() || woken, "the waiter is not woken");
 }
 
 /// Two permits are in use, which is the maximum, and a thread waits for one. A thread that returns its permit wakes it,
@@ -172,7 +172,7 @@ fn level() {
     for other in others {
         other.join().unwrap();
     }
-    assert_eq!(woken.load(Ordering::Relaxed), 1, "nobody tells who waits");
+    assert_eq!(woken.load(Ordering::Relaxed), 1, "the waiter is not woken");
     assert_eq!((level.get(), level.is_awaited()), (1, false));
 }
 
@@ -267,7 +267,7 @@ fn turns_of(asks: usize, look: bool, withdraw: bool) {
     if !leaves && window.scheduled.load(Ordering::Relaxed) > 0 {
         sent |= window.may_send(look);
     }
-    assert!(leaves || sent, "nobody tells who waits");
+    assert!(leaves || sent, "the waiter is not woken");
     if !leaves {
         window.leave(withdraw);
     }
@@ -320,17 +320,17 @@ fn check_within(preemptions: Option<usize>, model: fn()) {
 }
 
 protocol!(combiner, without_fences: Fence => "work is left", without_swaps: Swap => "work is left");
-protocol!(once, without_fences: Fence => "the work is done by nobody");
-protocol!(hold, without_fences: Fence => "the work is done by nobody");
+protocol!(once, without_fences: Fence => "no thread does the work");
+protocol!(hold, without_fences: Fence => "no thread does the work");
 protocol!(pending, without_swaps: Swap => "the second doorbell is lost");
-protocol!(wait_flag, without_fences: Fence => "nobody tells who waits");
+protocol!(wait_flag, without_fences: Fence => "the waiter is not woken");
 protocol!(seq_lock, without_fences: Fence => "words of two writes");
-protocol!(level, without_order: Fence => "nobody tells who waits");
-protocol!(turns, without_order: Fence => "nobody tells who waits");
+protocol!(level, without_order: Fence => "the waiter is not woken");
+protocol!(turns, without_order: Fence => "the waiter is not woken");
 protocol!(leaving,);
 
 #[test]
-#[should_panic(expected = "nobody tells who waits")]
+#[should_panic(expected = "the waiter is not woken")]
 fn who_waits_without_a_look_loses_its_turn() {
     check(|| turns_of(3, false, true));
 }

@@ -65,7 +65,7 @@ fn held_of(first: bool) {
     guest.join().unwrap();
     worker.join().unwrap();
     shared.run();
-    assert!(found || shared.resumed.load(Ordering::Relaxed), "a responder waits for ever");
+    assert!(found || shared.resumed.load(Ordering::Relaxed), "a responder waits forever");
 }
 
 fn held() {
@@ -133,24 +133,24 @@ fn turn_of_port_of(wake: bool) {
             shared.look();
         }
     }
-    assert!(shared.sent.load(Ordering::Relaxed), "a port waits for its turn for ever");
+    assert!(shared.sent.load(Ordering::Relaxed), "a port waits for its turn forever");
 }
 
 fn turn_of_port() {
     turn_of_port_of(true);
 }
 
-protocol!(held, without_fences: Fence => "a responder waits for ever");
+protocol!(held, without_fences: Fence => "a responder waits forever");
 protocol!(turn_of_port,);
 
 #[test]
-#[should_panic(expected = "a responder waits for ever")]
+#[should_panic(expected = "a responder waits forever")]
 fn who_waits_before_it_is_held_is_forgotten() {
     check(|| held_of(false));
 }
 
 #[test]
-#[should_panic(expected = "a port waits for its turn for ever")]
+#[should_panic(expected = "a port waits for its turn forever")]
 fn who_is_given_a_turn_and_not_woken_sleeps_on() {
     check(|| turn_of_port_of(false));
 }

@@ -279,7 +279,7 @@ fn responses_that_fit_no_read() {
         fpdu(SegmentHeader { last, ..tagged(Opcode::ReadResponse, stag, offset) }, &vec![7; length])
     };
     let cases = [
-        // Nobody asked for it.
+        // The requester did not ask for it.
         (response(9, 0, true, 64), Cause::TAGGED_STAG),
         // For a later READ.
         (response(2, 0, true, 64), Cause::TAGGED_STAG),

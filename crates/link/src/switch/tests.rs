@@ -84,7 +84,7 @@ fn a_sole_port_is_the_uplink() {
     let (switch, outside, uplink) = switch(100);
     outside.send(&frames(&[frame(mac(1), mac(9), 0, 60)]), 0);
     let [one] = plug(&switch, [1]);
-    assert!(receive(&*one).is_empty(), "what came before there was a port is for nobody");
+    assert!(receive(&*one).is_empty(), "frames that arrive before the port exists are dropped");
     let (ours, theirs) = (one.readiness(), uplink.readiness());
     for (ours, theirs) in [(&ours.readable, &theirs.readable), (&ours.writable, &theirs.writable)] {
         assert!(Arc::ptr_eq(ours.as_ref().unwrap(), theirs.as_ref().unwrap()), "nothing stands between");
@@ -262,7 +262,7 @@ fn a_port_that_was_unplugged_hears_and_says_nothing() {
     let (switch, outside, _) = switch(100);
     let [one, two] = plug(&switch, [1, 2]);
     one.unplug();
-    assert!(readable(&*one), "whoever waits for it looks again");
+    assert!(readable(&*one), "a waiting thread looks again");
     assert!(receive(&*one).is_empty() && !readable(&*one) && one.readiness().writable.is_none());
     outside.send(&frames(&[frame(mac(1), mac(9), 1, 60), frame(mac(2), mac(9), 2, 60)]), 0);
     assert_eq!(one.send(&frames(&[frame(mac(2), mac(1), 3, 60)]), 0), 1);

@@ -56,7 +56,6 @@ pub use ipv4::{Ecn, Ipv4};
 pub use ipv6::Ipv6;
 pub use opcode::{Opcode, OpcodeInfo, Operation, PayloadRule, Position, Service, Shape};
 pub use packet::{Header, Network, Packet};
-pub use pvrdma_packet::{Checksum, EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT, Vlan};
 pub use reth::Reth;
 pub use sack::{ACCEPT, AGREED_RESOURCES, OFFER, SackMap};
 pub use udp::{Udp, connected_flow_label, connected_source_port, datagram_source_port};

@@ -263,7 +263,7 @@ fn forged_states_are_refused_or_harmless() {
             Err(_) => refused += 1,
             Ok(()) => {
                 accepted += 1;
-                // Two halves that disagree for ever exchange packets for ever, if no retry is spent.
+                // Two halves that disagree forever exchange packets forever, if no retry is spent.
                 for _ in 0..300 {
                     pair.step();
                 }

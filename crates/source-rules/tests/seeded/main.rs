@@ -11,6 +11,7 @@ mod logs;
 mod module_style;
 mod publishing;
 mod purity;
+mod reexports;
 mod sizes;
 mod threads;
 mod words;

@@ -19,6 +19,14 @@ fn words_of_our_own_are_found() {
 }
 
 #[test]
+fn some_words_are_found_in_tests_as_well() {
+    let in_tests = |line: &str| check(&format!("#[cfg(test)]\nmod tests {{\n    {line}\n}}\n"));
+    assert_one(&in_tests("// Nobody answers."), &["lib.rs:3: `nobody`"]);
+    assert_one(&in_tests("const TEXT: &str = \"nobody answers\";"), &["lib.rs:3: `nobody`"]);
+    assert_eq!(in_tests("// One octet."), []);
+}
+
+#[test]
 fn comments_begin_with_a_noun_or_a_verb() {
     assert_one(&check("/// Whether it is up.\nfn f() {}\n"), &["lib.rs:1: `Whether`: say the noun"]);
     assert_one(&check("fn f() {\n    // What it counts.\n}\n"), &["lib.rs:2: `What`"]);

@@ -51,7 +51,7 @@ mod tests {
         assert_eq!(user(u32::MAX - 7), (u32::MAX - 7).to_string());
         assert_eq!(user_id("4294967295"), Err("4294967295 is not a user's number".to_owned()));
         assert_eq!(group_id("99999999999"), Err("99999999999 is not a group's number".to_owned()));
-        assert_eq!(user_id("nobody here"), Err("there is no user 'nobody here'".to_owned()));
+        assert_eq!(user_id("no such user"), Err("there is no user 'no such user'".to_owned()));
         assert!(group_id("").is_err() && group_id("-1").is_err());
     }
 }

@@ -104,5 +104,5 @@ fn post(qp: &mut pvrdma_dev::testing::Qp, element: &[Encoded], start: Instant, t
         });
         poster.join()
     });
-    caller.map_err(|_| anyhow::anyhow!("who posts panicked"))?
+    caller.map_err(|_| anyhow::anyhow!("the posting thread panicked"))?
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use log::{info, warn};
 use parking_lot::Mutex;
+use pvrdma_vfio_user_server::keeper::client::look;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
@@ -21,7 +22,6 @@ use rustix::process::{PidfdFlags, geteuid, pidfd_open};
 use crate::config::NAME_LENGTH;
 use crate::keeper::BACKLOG;
 use crate::supervisor::wedged::WorkerProcess;
-use pvrdma_vfio_user_server::keeper::client::look;
 
 /// Version of the protocol with keepers and of their notes. A daemon ends the keepers of other versions.
 const VERSION: &str = "1";

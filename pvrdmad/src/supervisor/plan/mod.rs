@@ -17,6 +17,8 @@ use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode};
 
 pub(super) use self::transfer::DescribedPlan;
+use pvrdma_ether_link::link_spec::LinkSpec;
+
 use super::doorbells::lend;
 use super::keepers::Keepers;
 use super::services::Services;
@@ -29,7 +31,6 @@ use crate::logging::LogFilter;
 use crate::protocol::{Carrier, NetworkSetup, Request, VERSION};
 use crate::sandbox::Profile;
 use crate::status::InterfaceReport;
-use pvrdma_ether_link::link_spec::LinkSpec;
 
 /// State of a network that outlives its workers.
 #[derive(Debug)]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use log::error;
 use parking_lot::{Mutex, RwLock};
+use pvrdma_vfio_user_server::socket::{FileIdentity, SocketFile};
 use thiserror::Error;
 
 use super::outcome::Starter;
@@ -29,7 +30,6 @@ use crate::supervisor::program::Program;
 use crate::supervisor::sockets::Sources;
 use crate::supervisor::timing::Timing;
 use crate::supervisor::{Front, Supervisor};
-use pvrdma_vfio_user_server::socket::{FileIdentity, SocketFile};
 
 /// Reason why the old daemon still serves its networks.
 #[derive(Debug, Error)]

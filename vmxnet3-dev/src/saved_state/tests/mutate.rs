@@ -131,7 +131,7 @@ pub(super) fn mutants(function: &Function) -> Vec<Function> {
     function.mutants().into_iter().map(|(_, function)| function).collect()
 }
 
-/// Changes that nobody can observe, with the reason.
+/// Changes that cannot be observed, with the reason.
 fn is_equivalent(path: &str) -> bool {
     let vector = path.strip_prefix(".interrupts.vectors[").and_then(|rest| rest.split_once(']'));
     if let Some((number, field)) = vector {

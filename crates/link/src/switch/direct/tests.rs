@@ -131,8 +131,8 @@ fn frames_are_taken_where_they_are_read() {
     flood.set_receiver(Weak::<Taker>::new());
     bench.bring(&[(mac(1), 1), (mac(2), 2), (mac(1), 3), (mac(3), 4), (mac(2), 5)]);
     assert_eq!((first.taken(), second.taken()), (vec![1, 3], vec![2, 5]));
-    assert!(!readable(&one) && !readable(&two), "nobody is woken");
-    assert_eq!(received(&flood), [4], "who takes none gets them as ever");
+    assert!(!readable(&one) && !readable(&two), "no port is woken");
+    assert_eq!(received(&flood), [4], "a port that takes none receives them as before");
     // A frame to all ports comes through the queue, and so does the frame behind it.
     bench.bring(&[(mac(1), 1), (ALL, 2), (mac(1), 3), (mac(2), 4)]);
     assert_eq!((first.taken(), received(&one)), (vec![1], vec![2, 3]));
@@ -202,7 +202,7 @@ fn a_device_that_takes_long_leaves_time_for_others() {
         let used = bench.clock.now() - began;
         assert!(used < ROUND * 4 / 5 + MS / 10 * 3, "{used:?} of {ROUND:?}: nothing is left");
         bench.bring(&[(mac(4), 7)]);
-        assert_eq!(taker.taken(), [7], "who had little has its turn");
+        assert_eq!(taker.taken(), [7], "the port with few frames has its turn");
         bench.clock.advance(ROUND);
     }
     assert!(received(&modest).is_empty());

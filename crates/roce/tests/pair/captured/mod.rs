@@ -64,7 +64,7 @@ fn comparable(header: &Header) -> Header {
     header
 }
 
-/// Attributes and path of the end that a packet was sent to, given who sent it.
+/// Attributes and path of the end that a packet was sent to, given its sender.
 fn receiver_of(packet: &Packet<'_>, sender: Qpn, mtu: Mtu, flow_label: u32) -> (QpAttrs, Path) {
     let header = &packet.header;
     let (ethernet, network) = (header.ethernet, header.network);

@@ -120,7 +120,7 @@ fn run(consumer: Consumer, gaps: impl IntoIterator<Item = u64>) -> Outcome {
             acts = m.woken.map(|at| at + latency);
         }
         let times = [arrival, acts, m.due];
-        let next = times.into_iter().flatten().min().expect("a completion waits, and nobody is going to look");
+        let next = times.into_iter().flatten().min().expect("a completion waits, and no thread is going to look");
         m.now = next;
         if arrival == Some(next) {
             m.publish();
@@ -266,7 +266,7 @@ fn consumers_change() {
         let mut verdict = infer.published(head, 1, 1, now);
         let begin = now;
         while sleeps && !verdict.notify {
-            now = verdict.due.expect("somebody looks");
+            now = verdict.due.expect("a thread looks");
             verdict = infer.looked(head, 1, now);
         }
         let wait = now - begin;
