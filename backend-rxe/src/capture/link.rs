@@ -61,6 +61,10 @@ impl Link for CaptureLink {
         self.inner.set_addresses(addresses)
     }
 
+    fn leaves_process(&self) -> bool {
+        self.inner.leaves_process()
+    }
+
     fn inspect(&self) -> LinkInspect {
         self.inner.inspect()
     }
