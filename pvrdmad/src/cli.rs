@@ -69,8 +69,6 @@ pub enum Command {
     Events(EventsArgs),
     /// Checks a configuration and its requirements on this host, without opening anything.
     Check(CheckArgs),
-    /// Looks for problems on this host that keep VMs from using their devices.
-    Doctor(DoctorArgs),
     /// Prints the libvirt XML of a device.
     Xml(XmlArgs),
     /// Prints a configuration for VMs that leave ESXi.
@@ -160,22 +158,17 @@ impl ServeArgs {
     }
 }
 
-/// Arguments of `check`: those of the daemon itself.
+/// Arguments of `check`: those of the daemon itself, and the QEMU program.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
     /// Devices and networks to check.
     #[command(flatten)]
     pub serve: ServeArgs,
-}
-
-/// Arguments of `doctor`: those of the daemon itself, and the QEMU program.
-#[derive(Args, Debug)]
-pub struct DoctorArgs {
-    /// Devices and networks to examine.
-    #[command(flatten)]
-    pub serve: ServeArgs,
+    /// Also looks for problems on this host that keep VMs of QEMU from using their devices.
+    #[arg(long)]
+    pub vms: bool,
     /// QEMU that VMs use.
-    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
+    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64", requires = "vms")]
     pub qemu: PathBuf,
 }
 

@@ -27,7 +27,6 @@ pub mod control;
 mod control_access;
 pub mod control_path;
 pub mod daemon;
-pub mod doctor;
 pub mod doorbells;
 mod events;
 pub mod failures;

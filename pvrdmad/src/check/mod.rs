@@ -1,5 +1,7 @@
 //! Checks that the resources of a configuration are available on this host, without opening them.
 
+pub mod vms;
+
 use std::fmt::Write;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
