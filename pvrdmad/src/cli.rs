@@ -295,13 +295,15 @@ fn shown(name: &str) -> Result<Shown, String> {
 /// Arguments of `show`.
 #[derive(Args, Debug)]
 pub struct ShowArgs {
-    /// Objects to show.
-    #[arg(value_name = "OBJECT", value_parser = PossibleValuesParser::new(shown_names()).try_map(|name| shown(&name)))]
+    /// Objects to show: device, context, pd, mr, cq, srq, qp, traffic, gid, ring, migratable,
+    /// failures or saved.
+    #[arg(value_name = "OBJECT", hide_possible_values = true, verbatim_doc_comment)]
+    #[arg(value_parser = PossibleValuesParser::new(shown_names()).try_map(|name| shown(&name)))]
     pub object: Shown,
     /// File with a saved state, as a VMM reads it from the device; `-` is standard input.
     #[arg(value_name = "FILE", required_if_eq("object", SAVED))]
     pub file: Option<PathBuf>,
-    /// Also prints the keys and packet sequence numbers of a saved state, with which traffic of the VM can be forged.
+    /// Also prints the secrets of a saved state: memory keys and packet sequence numbers.
     #[arg(long)]
     pub secrets: bool,
     /// Which daemon.
@@ -679,7 +681,7 @@ mod tests {
             ("show qp --control /c", "--device"),
             (
                 "show window --device vm0",
-                "[possible values: device, context, pd, mr, cq, srq, qp, traffic, gid, ring, failures]",
+                "[possible values: device, context, pd, mr, cq, srq, qp, traffic, gid, ring, migratable, failures, saved]",
             ),
         ] {
             let error = Cli::try_parse_from(["pvrdmad"].into_iter().chain(arguments.split(' '))).unwrap_err();

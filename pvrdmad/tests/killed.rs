@@ -286,8 +286,9 @@ fn a_daemon_that_fails_to_start_leaves_the_vms() {
     command.arg(format!("name=b1,network=b,mac=52:54:00:00:07:09,socket={}", place.path("no/b1").display()));
     assert_eq!(command.stdout(Stdio::null()).status().unwrap().code(), Some(1));
     place.again();
+    // Answered only once the client is served again.
+    vm.load().unwrap();
     let status = place.status();
     assert_eq!(status["devices"][0]["client"]["connected"], true, "{status:#}");
-    vm.load().unwrap();
     place.stop();
 }
