@@ -125,7 +125,7 @@ impl RxeHca {
     /// Describes the connections that cannot continue on another host: those to devices of this process, without an
     /// uplink on which they could.
     pub(crate) fn bound_connections(&self) -> Vec<String> {
-        if self.fabric.port.is_some() {
+        if self.fabric.port.as_ref().is_some_and(|port| port.uplink.link.leaves_process()) {
             return Vec::new();
         }
         let describe = |endpoint: &Arc<Endpoint>| {

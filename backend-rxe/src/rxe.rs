@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use pvrdma_link::{Clock, MonotonicClock};
 use pvrdma_packet::MacAddr;
 use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
 use pvrdma_verbs_types::Gid;
@@ -21,7 +22,6 @@ use crate::port::uplink::Uplink;
 use crate::port::{Port, PortConfig};
 use crate::share::{DeviceShare, ShareConfig, Shares};
 use crate::shared::Shared;
-use pvrdma_link::{Clock, MonotonicClock};
 
 /// Configuration of the engine.
 #[derive(Clone, Debug)]

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use log::debug;
 use parking_lot::Mutex;
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
+use pvrdma_pci_function::{
+    Bar, CONFIG_SIZE, ConfigSpace, DoorbellPages, InterruptSink, MsixPlace, Outline, PciFunction, StateError, Switches,
+};
 use pvrdma_verbs::{AsyncEvent, Backend, EventSink, Hca, PortEvent, VerbsError};
 use pvrdma_verbs_types::PortState;
 
@@ -22,9 +25,6 @@ use crate::pci::config_space;
 use crate::regs::{RegRead, RegWrite};
 use crate::stats::{DeviceStatus, KeptStatus, MemoryStatus, Phase, RecoveryStatus};
 use crate::watcher::MappedDoorbells;
-use pvrdma_pci_function::{
-    Bar, CONFIG_SIZE, ConfigSpace, DoorbellPages, InterruptSink, MsixPlace, Outline, PciFunction, StateError, Switches,
-};
 
 /// PVRDMA function with its core.
 ///

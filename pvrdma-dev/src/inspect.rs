@@ -49,11 +49,13 @@ pub enum ObjectKind {
     Gid,
     /// The rings for asynchronous events and CQ notifications.
     Ring,
+    /// Reasons why the device cannot move to another host now, as far as the device itself knows them.
+    Migratable,
 }
 
 impl ObjectKind {
     /// All kinds.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Device,
         Self::Context,
         Self::Pd,
@@ -64,6 +66,7 @@ impl ObjectKind {
         Self::Traffic,
         Self::Gid,
         Self::Ring,
+        Self::Migratable,
     ];
 
     /// Returns its name.
@@ -79,6 +82,7 @@ impl ObjectKind {
             Self::Traffic => "traffic",
             Self::Gid => "gid",
             Self::Ring => "ring",
+            Self::Migratable => "migratable",
         }
     }
 }
@@ -338,6 +342,12 @@ impl<H: Hca> Core<H> {
         self.objects.srqs.all().into_iter().map(|(_, srq)| srq.inspect(&self.memory)).collect()
     }
 
+    /// Describes the contexts whose doorbells do not trap, so that the device cannot be saved.
+    pub(crate) fn mapped_contexts(&self) -> Vec<String> {
+        let mapped = self.objects.contexts.all().into_iter().filter(|(_, context)| context.is_mapped());
+        mapped.map(|(handle, _)| format!("doorbells=mapped: the page of context {handle} is mapped")).collect()
+    }
+
     fn qps(&self) -> Vec<QpInspect> {
         self.objects.qps.all().into_iter().map(|(handle, qp)| qp.inspect(handle, &self.memory)).collect()
     }
@@ -374,6 +384,7 @@ impl<B: Backend> PvrdmaDevice<B> {
                 serde_json::to_value(Snapshot::from(gids))
             }
             ObjectKind::Ring => serde_json::to_value(core.hub.inspect(&core.memory)),
+            ObjectKind::Migratable => serde_json::to_value(core.mapped_contexts()),
         };
         // Serialization can fail only for maps whose keys are not strings, and there are none.
         value.unwrap_or_default()

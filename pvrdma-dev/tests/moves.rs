@@ -98,7 +98,15 @@ struct Adapter {
 impl Adapter {
     fn new(clock: &Arc<ManualClock>, host: u8, cable: Option<&Arc<MemoryLink>>) -> Self {
         let clock = Arc::<ManualClock>::clone(clock) as Arc<dyn Clock>;
-        let rxe = Rxe::new(RxeConfig { workers: 0, clock, ..RxeConfig::default() }).unwrap();
+        // The second host does a little at a time, so that it is often in the middle of a message.
+        let default = RxeConfig::default();
+        let (worker_bytes, worker_requests) = match host {
+            2 => (3000, 1),
+            _ => (default.worker_bytes, default.worker_requests),
+        };
+        let (inline_bytes, inline_requests) = (worker_bytes, worker_requests);
+        let limits = RxeConfig { worker_bytes, worker_requests, inline_bytes, inline_requests, ..default };
+        let rxe = Rxe::new(RxeConfig { workers: 0, clock, ..limits }).unwrap();
         let cut = Arc::new(AtomicBool::new(false));
         let uplink = cable.map(|cable| {
             let uplink = Arc::new(Plugged { cable: Arc::clone(cable), cut: Arc::clone(&cut) });
@@ -171,6 +179,15 @@ fn shown(test: &TestDevice<Rxe>) -> Vec<Value> {
         }
     }
     shown
+}
+
+/// Keeps the first state with this in progress if the environment names a folder for it: the corpus of `kept_states`.
+fn keep(what: &str, host: u8, saved: &[u8]) {
+    let Some(folder) = std::env::var_os("KEEP_STATES").filter(|_| host == 1) else { return };
+    let path = std::path::Path::new(&folder).join(format!("{}.state", what.replace(' ', "-")));
+    if !path.exists() {
+        std::fs::write(path, saved).unwrap();
+    }
 }
 
 /// One guest: its device, its objects, and what it waits for.
@@ -252,6 +269,7 @@ impl Side {
         self.test.device.save(&mut saved).unwrap();
         for what in in_progress(&saved) {
             *self.counts.entry(what).or_default() += 1;
+            keep(what, self.host, &saved);
         }
         saved
     }
@@ -349,7 +367,9 @@ impl Pair {
     /// Creates the pair: at a cable, or in one process.
     fn new(wire: bool, shared: bool) -> Self {
         let clock = Arc::new(ManualClock::default());
-        let cables = wire.then(|| memory::pair(100_000).unwrap()).map(|(a, b)| [Arc::new(a), Arc::new(b)]);
+        // A cable that is full soon makes responses wait.
+        let frames = if shared { 100_000 } else { 3 };
+        let cables = wire.then(|| memory::pair(frames).unwrap()).map(|(a, b)| [Arc::new(a), Arc::new(b)]);
         let first = Adapter::new(&clock, 1, cables.as_ref().map(|cables| &cables[0]));
         let second = match &cables {
             Some(cables) => Adapter::new(&clock, 2, Some(&cables[1])),
@@ -668,6 +688,11 @@ fn every_written_page_is_logged() {
     assert!(written > 50, "{written}");
 }
 
+/// Returns the number of random scripts.
+fn seeds() -> u64 {
+    std::env::var("SAVED_SEEDS").map_or(500, |seeds| seeds.parse().unwrap())
+}
+
 /// Checks that everything of a list was in progress often.
 fn assert_often(counts: &BTreeMap<&'static str, u32>, all: &[&str]) {
     assert!(all.iter().all(|&what| counts.get(what).is_some_and(|&count| count >= 100)), "{counts:?}");
@@ -684,15 +709,18 @@ fn an_idle_connection_moves() {
 #[test]
 fn scripts_at_a_cable() {
     let mut counts = BTreeMap::new();
-    for seed in 0..400 {
+    for seed in 0..seeds() {
         run(seed, true, &mut counts, |_, random| (random.below(4) == 0).then(|| random.below(3)));
     }
     let all = [
         "armed queue",
         "half a message",
         "pending registration",
+        "receive in use",
         "repeatable atomic",
         "request not begun",
+        "response owed",
+        "RNR wait",
         "unacknowledged packets",
     ];
     assert_often(&counts, &all);

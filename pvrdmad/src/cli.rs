@@ -69,8 +69,6 @@ pub enum Command {
     Events(EventsArgs),
     /// Checks a configuration and its requirements on this host, without opening anything.
     Check(CheckArgs),
-    /// Looks for problems on this host that keep VMs from using their devices.
-    Doctor(DoctorArgs),
     /// Prints the libvirt XML of a device.
     Xml(XmlArgs),
     /// Prints a configuration for VMs that leave ESXi.
@@ -160,22 +158,17 @@ impl ServeArgs {
     }
 }
 
-/// Arguments of `check`: those of the daemon itself.
+/// Arguments of `check`: those of the daemon itself, and the QEMU program.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
     /// Devices and networks to check.
     #[command(flatten)]
     pub serve: ServeArgs,
-}
-
-/// Arguments of `doctor`: those of the daemon itself, and the QEMU program.
-#[derive(Args, Debug)]
-pub struct DoctorArgs {
-    /// Devices and networks to examine.
-    #[command(flatten)]
-    pub serve: ServeArgs,
+    /// Also looks for problems on this host that keep VMs of QEMU from using their devices.
+    #[arg(long)]
+    pub vms: bool,
     /// QEMU that VMs use.
-    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
+    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64", requires = "vms")]
     pub qemu: PathBuf,
 }
 
@@ -277,25 +270,42 @@ pub enum Shown {
     Failures,
     /// Objects of a device.
     Objects(ObjectKind),
+    /// A file with the saved state of a device.
+    Saved,
 }
+
+/// Argument of `show` for a saved state.
+const SAVED: &str = "saved";
 
 /// Argument of `show` for failed queue pairs.
 const FAILURES: &str = "failures";
 
 fn shown_names() -> impl Iterator<Item = &'static str> {
-    ObjectKind::ALL.map(ObjectKind::name).into_iter().chain([FAILURES])
+    ObjectKind::ALL.map(ObjectKind::name).into_iter().chain([FAILURES, SAVED])
 }
 
 fn shown(name: &str) -> Result<Shown, String> {
-    if name == FAILURES { Ok(Shown::Failures) } else { name.parse().map(Shown::Objects) }
+    match name {
+        FAILURES => Ok(Shown::Failures),
+        SAVED => Ok(Shown::Saved),
+        name => name.parse().map(Shown::Objects),
+    }
 }
 
 /// Arguments of `show`.
 #[derive(Args, Debug)]
 pub struct ShowArgs {
-    /// Objects to show.
-    #[arg(value_name = "OBJECT", value_parser = PossibleValuesParser::new(shown_names()).try_map(|name| shown(&name)))]
+    /// Objects to show: device, context, pd, mr, cq, srq, qp, traffic, gid, ring, migratable,
+    /// failures or saved.
+    #[arg(value_name = "OBJECT", hide_possible_values = true, verbatim_doc_comment)]
+    #[arg(value_parser = PossibleValuesParser::new(shown_names()).try_map(|name| shown(&name)))]
     pub object: Shown,
+    /// File with a saved state, as a VMM reads it from the device; `-` is standard input.
+    #[arg(value_name = "FILE", required_if_eq("object", SAVED))]
+    pub file: Option<PathBuf>,
+    /// Also prints the secrets of a saved state: memory keys and packet sequence numbers.
+    #[arg(long)]
+    pub secrets: bool,
     /// Which daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,
@@ -671,7 +681,7 @@ mod tests {
             ("show qp --control /c", "--device"),
             (
                 "show window --device vm0",
-                "[possible values: device, context, pd, mr, cq, srq, qp, traffic, gid, ring, failures]",
+                "[possible values: device, context, pd, mr, cq, srq, qp, traffic, gid, ring, migratable, failures, saved]",
             ),
         ] {
             let error = Cli::try_parse_from(["pvrdmad"].into_iter().chain(arguments.split(' '))).unwrap_err();

@@ -8,6 +8,7 @@ use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, Result};
 use log::{info, warn};
+use pvrdma_vfio_user_server::socket::{FileIdentity, SocketAccess, SocketFile};
 
 use crate::config::{Config, Device, Isolate, Pin, Roce};
 use crate::control::{ControlServer, start_replacing, status};
@@ -19,7 +20,6 @@ use crate::rlimits;
 use crate::socket::Inherited;
 use crate::supervisor::replace::{TakeOverError, Taken, take_over};
 use crate::supervisor::{Front, Program, Supervisor};
-use pvrdma_vfio_user_server::socket::{SocketAccess, SocketFile};
 
 pub use crate::supervisor::Changes;
 
@@ -61,7 +61,8 @@ impl Daemon {
         rlimits::raise(config);
         let control = control_socket(config)?;
         let metrics = config.metrics.as_ref().map(Place::open).transpose().context("metrics")?;
-        let supervisor = Arc::new(Supervisor::start(config, program, inherited)?);
+        let path = control.as_ref().and_then(SocketFile::identity).map(FileIdentity::path);
+        let supervisor = Arc::new(Supervisor::start(config, program, inherited, path)?);
         Self::serve(config, supervisor, control, metrics, ready)
     }
 

@@ -2,9 +2,11 @@
 //! [`pvrdma_vfio_user_server::keeper`].
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use pvrdma_vfio_user_server::{eventfd, keeper};
+use rustix::net::SocketAddrUnix;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::config::SandboxMode;
@@ -14,13 +16,27 @@ use crate::sandbox::{self, Mismatch};
 /// keepers apart in lists of processes.
 pub const ARGUMENT: &str = "keeper";
 
+/// Connections that a keeper has not accepted: that of its first worker, and of the workers that came and went while it
+/// was in a system call.
+pub(crate) const BACKLOG: i32 = 16;
+
+/// Time for which a keeper holds clients without a worker: longer than a daemon takes to start the next worker, and
+/// than the service manager takes to start the next daemon.
+const ALONE: Duration = Duration::from_secs(60);
+
 /// Serves the workers that connect to the socket on standard input, until there is neither a worker nor a client.
 ///
 /// # Errors
 /// Standard input is not a listening socket, or a worker violates the protocol.
 pub fn run(mode: SandboxMode) -> io::Result<()> {
-    // A keeper that nothing knows any more must not hold clients: their VMMs would wait for every answer in vain.
-    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let (stdin, alone) = (io::stdin(), alone());
+    if can_be_found(stdin.as_fd())? {
+        // Makes the kernel report this process to those that connect, instead of the daemon that made the socket.
+        rustix::net::listen(&stdin, BACKLOG)?;
+    } else {
+        // A keeper that nothing knows any more must not hold clients: their VMMs would wait for every answer in vain.
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+    }
     // The setup needs system calls that the sandbox refuses.
     eventfd::prepare();
     match mode {
@@ -28,5 +44,17 @@ pub fn run(mode: SandboxMode) -> io::Result<()> {
         SandboxMode::Strict => sandbox::enter_keeper(Mismatch::Kill),
         SandboxMode::Off => {}
     }
-    keeper::process::serve(io::stdin().as_fd())
+    keeper::process::serve(stdin.as_fd(), alone)
+}
+
+/// Returns `true` if the next daemon finds the socket in the file system.
+fn can_be_found(listener: BorrowedFd<'_>) -> io::Result<bool> {
+    let address: SocketAddrUnix = rustix::net::getsockname(listener)?.try_into()?;
+    Ok(address.path_bytes().is_some())
+}
+
+/// Returns [`ALONE`], unless a test has shortened it.
+fn alone() -> Duration {
+    let shortened = std::env::var("PVRDMAD_ALONE_MS").ok().filter(|_| cfg!(feature = "testing"));
+    shortened.and_then(|millis| millis.parse().ok()).map_or(ALONE, Duration::from_millis)
 }

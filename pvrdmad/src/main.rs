@@ -12,19 +12,23 @@ use clap::{Parser, ValueEnum};
 use log::{error, info};
 use pvrdma_base::threads::{self, ThreadKind};
 use pvrdmad::{
-    capture, check,
+    capture,
+    check::{
+        self,
+        vms::{self, Host},
+    },
     cli::{
-        CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DoctorArgs, FromVmxArgs, LimitsArgs, ServeArgs, ShareArgs,
-        ShowArgs, Shown, StandInArgs, StatusArgs, StatusFormat, UpgradeArgs, WorkerArgs, XmlArgs,
+        CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, FromVmxArgs, LimitsArgs, ServeArgs, ShareArgs, ShowArgs,
+        Shown, StandInArgs, StatusArgs, StatusFormat, UpgradeArgs, WorkerArgs, XmlArgs,
     },
     config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, SandboxMode, reference},
     control, control_path,
     daemon::Daemon,
-    doctor::{self, Host},
     doorbells, history, keeper,
     logging::{self, LogFilter, LogFormat},
     package,
     protocol::{Request, checked_lines, upgraded_lines},
+    saved_file,
     service::{self, Watchdog},
     status::{render_failures, render_limits, render_objects},
     top,
@@ -60,7 +64,6 @@ fn main() -> ExitCode {
         Some(Command::LogLevel(args)) => change(&args.daemon, &Request::LogLevel { level: args.level }),
         Some(Command::Events(args)) => history::events(&args, |line| print(&line)),
         Some(Command::Check(args)) => check(args),
-        Some(Command::Doctor(args)) => doctor(args),
         Some(Command::Xml(args)) => xml(&args),
         Some(Command::FromVmx(args)) => from_vmx(&args),
         Some(Command::PackageFiles(args)) => package::write(&args.directory),
@@ -172,16 +175,6 @@ fn reload(daemon: &mut Daemon, file: Option<&Path>, command_line: &ConfigSpec) {
     service::ready(&state);
 }
 
-/// Prints the problems that keep VMs from using their devices.
-fn doctor(args: DoctorArgs) -> Result<()> {
-    start_log(args.serve.log_format, args.serve.log_level.as_ref())?;
-    let (file, command_line) = args.serve.into_parts();
-    let config = Config::load(file.as_deref(), command_line)?;
-    let diagnosis = doctor::judge(&Host::look(&args.qemu), &config);
-    print(&diagnosis.text())?;
-    diagnosis.result()
-}
-
 /// Prints the libvirt XML of a device.
 fn xml(args: &XmlArgs) -> Result<()> {
     let XmlArgs { device: args, into } = args;
@@ -203,9 +196,15 @@ fn from_vmx(args: &FromVmxArgs) -> Result<()> {
 fn check(args: CheckArgs) -> Result<()> {
     start_log(args.serve.log_format, args.serve.log_level.as_ref())?;
     let (file, command_line) = args.serve.into_parts();
-    let report = check::report(&Config::load(file.as_deref(), command_line)?);
+    let config = Config::load(file.as_deref(), command_line)?;
+    let report = check::report(&config);
     print(&report.text())?;
-    report.result()
+    if !args.vms {
+        return report.result();
+    }
+    let diagnosis = vms::judge(&Host::look(&args.qemu), &config);
+    print(&diagnosis.text())?;
+    report.result().and_then(|()| diagnosis.result())
 }
 
 /// Serves one network, for the supervisor that started this process.
@@ -273,6 +272,12 @@ fn status(args: &StatusArgs) -> Result<()> {
 }
 
 fn show(args: &ShowArgs) -> Result<()> {
+    ensure!((args.object == Shown::Saved) == args.file.is_some(), "only `show saved` takes a file");
+    if let Some(file) = &args.file {
+        ensure!(args.device.is_none() && args.since.is_none(), "--device and --since are for a running daemon");
+        return saved_file::show(file, args.json, args.secrets, &mut io::stdout());
+    }
+    ensure!(!args.secrets, "--secrets is for a saved state");
     let (path, device) = (args.daemon.control()?, args.device.as_deref());
     match args.object {
         Shown::Failures => {
@@ -280,6 +285,7 @@ fn show(args: &ShowArgs) -> Result<()> {
             let json = || serde_json::to_string_pretty(&failures);
             print(&if args.json { json()? + "\n" } else { render_failures(&failures) })
         }
+        Shown::Saved => Ok(()),
         Shown::Objects(kind) => {
             ensure!(args.since.is_none(), "--since is for failures");
             let objects = control::ask_objects(&path, device.unwrap_or_default(), kind)?;

@@ -72,7 +72,7 @@ pub(crate) fn sections(page: &str) -> String {
     for (path, what) in FILES {
         entry(&mut text, path, what);
     }
-    let others = ["pvrdmad(1)", "pvrdmad.toml(5)", "pvrdma-guest-doctor(1)"];
+    let others = ["pvrdmad(1)", "pvrdmad.toml(5)", "pvrdma-guest-check(1)"];
     let others: Vec<_> = others.into_iter().filter(|other| *other != format!("{page}(1)")).collect();
     text + ".SH \"SEE ALSO\"\n" + &escaped(&others.join(", ")) + "\n"
 }
@@ -126,7 +126,7 @@ mod tests {
         }
         let commands = Cli::command();
         let shown = commands.get_subcommands().filter(|sub| !sub.is_hide_set()).map(|sub| sub.get_name().to_owned());
-        let without = ["fault", "log-level", "doctor"];
+        let without = ["fault", "log-level"];
         for name in shown.filter(|name| !without.contains(&name.as_str())) {
             assert!(EXAMPLES.iter().any(|(page, _)| *page == format!("pvrdmad-{name}")), "{name}");
         }

@@ -26,9 +26,7 @@ fn manual_pages_and_completions() {
     assert!(Command::new(PROGRAM).arg("package-files").arg(folder.path()).status().unwrap().success());
     let man = folder.path().join("man");
     let pages = names(&man);
-    for command in
-        ["add", "capture", "check", "doctor", "events", "limits", "link", "remove", "show", "status", "top", "xml"]
-    {
+    for command in ["add", "capture", "check", "events", "limits", "link", "remove", "show", "status", "top", "xml"] {
         assert!(pages.contains(&format!("pvrdmad-{command}.1")), "{command}: {pages:?}");
     }
     for hidden in ["worker", "reference", "package-files"] {
@@ -256,7 +254,7 @@ fn the_package_holds_what_there_is() {
     }
     for to in [
         "usr/bin/",
-        "usr/bin/pvrdma-guest-doctor",
+        "usr/bin/pvrdma-guest-check",
         "usr/share/man/man1/",
         "etc/pvrdmad/",
         "usr/lib/sysusers.d/pvrdmad.conf",

@@ -35,7 +35,7 @@ impl KeeperProcess {
         rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed()).unwrap();
         rustix::net::listen(&listener, 4).unwrap();
         let address = rustix::net::getsockname(&listener).unwrap();
-        Self { address, thread: thread::spawn(move || process::serve(listener.as_fd())) }
+        Self { address, thread: thread::spawn(move || process::serve(listener.as_fd(), PATIENCE)) }
     }
 
     /// Connects another worker.

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
+use pvrdma_link::Frames;
 use rustix::event::EventfdFlags;
 
 use super::seen::{CaptureConfig, Direction, Interface};
-use pvrdma_link::Frames;
 
 /// Metadata of a captured frame; its bytes are stored separately.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

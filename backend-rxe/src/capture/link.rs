@@ -4,11 +4,11 @@ use std::io;
 use std::sync::{Arc, Weak};
 
 use pvrdma_base::Counter;
+use pvrdma_link::{Frames, Link, LinkInspect, LinkReceiver, Offload, Readiness};
 use pvrdma_packet::MacAddr;
 
 use super::point::Point;
 use super::seen::Direction;
-use pvrdma_link::{Frames, Link, LinkInspect, LinkReceiver, Offload, Readiness};
 
 /// Link wrapper that shows frames to the captures of a device.
 #[derive(Debug)]
@@ -59,6 +59,10 @@ impl Link for CaptureLink {
 
     fn set_addresses(&self, addresses: &[MacAddr]) -> io::Result<()> {
         self.inner.set_addresses(addresses)
+    }
+
+    fn leaves_process(&self) -> bool {
+        self.inner.leaves_process()
     }
 
     fn inspect(&self) -> LinkInspect {

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
+use pvrdma_link::Frames;
 use pvrdma_packet::MacAddr;
 use pvrdma_verbs::VerbsError;
 
 use super::buffer::{Batch, Buffer};
 use super::seen::{CaptureConfig, Direction, Interface};
-use pvrdma_link::Frames;
 
 /// Maximum number of captures of one device at a time.
 const MAX_CAPTURES: usize = 4;

@@ -32,7 +32,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pvrdma_base::{Count, Counter, LogLimit};
+use pvrdma_handover::Waker;
+use pvrdma_link::{Bell, Frames, GsoLink, Link};
 use pvrdma_packet::MacAddr;
+use pvrdma_roce::{Congestion, EgressMarking};
 use pvrdma_verbs_types::{Mtu, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -47,9 +50,6 @@ use counters::{PortCounters, address_conflicts, passed_lost_in_link, wire_lost_i
 use helpers::Helpers;
 use policy::Policy;
 use prober::Prober;
-use pvrdma_handover::Waker;
-use pvrdma_link::{Bell, Frames, GsoLink, Link};
-use pvrdma_roce::{Congestion, EgressMarking};
 use receive_queue::{ReceiveQueue, ReceiveQueues};
 use rules::{PortRules, Violation, VlanMode};
 use tx_queue::TxQueue;

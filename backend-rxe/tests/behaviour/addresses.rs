@@ -5,14 +5,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pvrdma_link::memory::{self, MemoryLink};
+use pvrdma_roce::wire::{Network, Packet, build};
+use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Rxe, RxeHca, Uplink};
 use pvrdma_verbs::{AddressRule, Hca, OtherAddresses, Peers, QueuePair, Rules, VerbsError, link_local};
 use pvrdma_verbs_types::{Gid, GidType, QpType, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::claims::{has, waits};
 use crate::world::*;
-use pvrdma_link::memory::{self, MemoryLink};
-use pvrdma_roce::wire::{Network, Packet, build};
-use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Rxe, RxeHca, Uplink};
 
 const QKEY: u32 = 0x1234;
 /// Time for which an address stays reserved after its owner has gone.

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use pvrdma_link::fault::Faults;
+use pvrdma_roce::wire::{Extension, Opcode, Packet, Syndrome};
+use pvrdma_rxe::capture::{Batch, Capture, CaptureConfig, CaptureCounts, Direction, Interface};
 use pvrdma_verbs::QueuePair;
 use pvrdma_verbs_types::{QpType, Qpn, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::world::*;
-use pvrdma_link::fault::Faults;
-use pvrdma_roce::wire::{Extension, Opcode, Packet, Syndrome};
-use pvrdma_rxe::capture::{Batch, Capture, CaptureConfig, CaptureCounts, Direction, Interface};
 
 const ROOMY: CaptureConfig = CaptureConfig { snaplen: 10_000, buffer: 64 << 20 };
 const QKEY: u32 = 0x4321;

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use pvrdma_verbs::{Hca, QueuePair};
-use pvrdma_verbs_types::{Gid, GidType, QpType, Qpn, SendData, SendOp, UdDestination, WcStatus};
-
-use crate::tap::{Tap, tapped_in, tapped_with};
-use crate::world::*;
 use pvrdma_link::{Clock, Frames};
 use pvrdma_roce::{
     Congestion, MEGABIT,
     wire::{Ecn, Opcode, Packet, build},
 };
 use pvrdma_rxe::{PortRules, RxeConfig, VlanMode};
+use pvrdma_verbs::{Hca, QueuePair};
+use pvrdma_verbs_types::{Gid, GidType, QpType, Qpn, SendData, SendOp, UdDestination, WcStatus};
+
+use crate::tap::{Tap, tapped_in, tapped_with};
+use crate::world::*;
 
 fn address(number: u8) -> Gid {
     Gid(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into()).octets())

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{Hca, QueuePair};
-use pvrdma_verbs_types::{GidType, QpState, QpType, Qpn, SendOp, WcStatus};
-
-use crate::tap::tapped;
-use crate::world::*;
 use pvrdma_link::{Frames, Link, memory};
 use pvrdma_roce::wire::{
     Aeth, Deth, Extension, Header, NakCode, Network, Opcode, Packet, Position, Reth, Syndrome, build,
 };
 use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, VlanMode};
+use pvrdma_verbs::{Hca, QueuePair};
+use pvrdma_verbs_types::{GidType, QpState, QpType, Qpn, SendOp, WcStatus};
+
+use crate::tap::tapped;
+use crate::world::*;
 
 /// Frames of some other protocol.
 fn arp(source: u8, tag: &[u8]) -> Vec<u8> {

@@ -2,14 +2,14 @@
 
 use std::net::Ipv6Addr;
 
+use pvrdma_packet::Vlan;
+use pvrdma_roce::wire::{Opcode, Packet};
+use pvrdma_rxe::{PortRules, VlanMode};
 use pvrdma_verbs::{Hca, QueuePair};
 use pvrdma_verbs_types::{Gid, GidType, NetworkType, QpType, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::tap::tapped_in;
 use crate::world::*;
-use pvrdma_packet::Vlan;
-use pvrdma_roce::wire::{Opcode, Packet};
-use pvrdma_rxe::{PortRules, VlanMode};
 
 const QKEY: u32 = 0x1234;
 

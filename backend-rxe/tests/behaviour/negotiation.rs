@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use pvrdma_roce::wire::{ACCEPT, Bth, OFFER, Packet, build};
+use pvrdma_rxe::PortRules;
 use pvrdma_verbs_types::{QpType, SendOp, WcStatus};
 
 use crate::tap::{Tap, tapped};
 use crate::world::*;
-use pvrdma_roce::wire::{ACCEPT, Bth, OFFER, Packet, build};
-use pvrdma_rxe::PortRules;
 
 /// Executes two writes and a READ from node 1, one after the other. Returns the frames that both ends sent.
 fn exchange(negotiate: [bool; 2]) -> [Vec<Vec<u8>>; 2] {

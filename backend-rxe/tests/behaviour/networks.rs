@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use pvrdma_link::memory;
+use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, VlanMode};
 use pvrdma_verbs::{Hca, QueuePair, VerbsError};
 use pvrdma_verbs_types::{GidType, QpType, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::world::*;
-use pvrdma_link::memory;
-use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, VlanMode};
 
 const QKEY: u32 = 0x1234;
 

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pvrdma_base::Snapshot;
-use pvrdma_verbs_types::{QpType, WcStatus};
-use rustix::event::{PollFd, PollFlags, Timespec};
-
-use crate::world::*;
 use pvrdma_link::{
     Frames, Link, LinkInspect, LinkReader, MonotonicClock, Readiness,
     memory::{self, MemoryLink},
 };
 use pvrdma_rxe::{PortConfig, PortRules, Uplink};
+use pvrdma_verbs_types::{QpType, WcStatus};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::world::*;
 
 /// A device. The test has the far ends of its uplink and its network function.
 struct Between {

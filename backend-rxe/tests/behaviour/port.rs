@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use pvrdma_link::{Frames, Link, memory};
+use pvrdma_rxe::{PortConfig, PortRules};
 use pvrdma_verbs::{Hca, QueuePair, VerbsError};
 use pvrdma_verbs_types::{
     GidType, Mtu, QpAttrMask, QpAttrs, QpState, QpType, SendData, SendOp, UdDestination, WcStatus,
 };
 
 use crate::world::*;
-use pvrdma_link::{Frames, Link, memory};
-use pvrdma_rxe::{PortConfig, PortRules};
 
 #[test]
 fn the_guard() {

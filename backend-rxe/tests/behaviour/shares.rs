@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use pvrdma_link::{Clock, Frames, Link, LinkInspect, ManualClock, Readiness, fault::Faults, memory};
+use pvrdma_rxe::{PortRules, Rxe, RxeConfig, ShareConfig};
 use pvrdma_verbs::QueuePair;
 use pvrdma_verbs_types::{QpType, SendOp, WcStatus};
 
 use crate::world::*;
-use pvrdma_rxe::{PortRules, Rxe, RxeConfig, ShareConfig};
 
 const MS: Duration = Duration::from_millis(1);
 

@@ -1,10 +1,10 @@
 //! A connection belongs to the two queue pairs that established it. A later owner of their addresses gets no answer.
 
+use pvrdma_roce::wire::{Extension, Header, Opcode, Packet, Reth, build};
 use pvrdma_verbs::{Hca, QueuePair};
 use pvrdma_verbs_types::{GidType, Psn, QpAttrMask, QpAttrs, QpState, QpType, SendOp, WcStatus};
 
 use crate::world::*;
-use pvrdma_roce::wire::{Extension, Header, Opcode, Packet, Reth, build};
 
 /// Node 3 takes the address of a former peer of `right`, and creates a queue pair with the same number.
 fn take_over(world: &World, victim: &End, former: &End, psns: (u32, u32)) -> (Node, End) {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use pvrdma_link::{MonotonicClock, fault::Faults};
+use pvrdma_rxe::RxeQp;
 use pvrdma_verbs::{Hca, MemoryRegion, QueuePair, SharedReceiveQueue};
 use pvrdma_verbs_types::{QpState, QpType, RecvWr, SendOp, WcStatus};
 
 use crate::gate::Gate;
 use crate::world::*;
-use pvrdma_link::{MonotonicClock, fault::Faults};
-use pvrdma_rxe::RxeQp;
 
 pub(crate) fn threaded(workers: usize) -> World {
     World::with(|config| {

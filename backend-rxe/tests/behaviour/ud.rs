@@ -1,16 +1,16 @@
 //! Datagrams and the general services QP.
 
+use pvrdma_packet::MacAddr;
+use pvrdma_roce::wire::{Network, Packet};
+use pvrdma_verbs::testing::LogLines;
 use pvrdma_verbs::{Hca, QueuePair, VerbsError};
+use pvrdma_verbs_types::Gid;
 use pvrdma_verbs_types::{
     Access, GidType, NetworkType, QpAttrMask, QpAttrs, QpState, QpType, Qpn, SendData, SendOp, Sge, UdDestination,
     WcFlags, WcStatus,
 };
 
 use crate::world::*;
-use pvrdma_packet::MacAddr;
-use pvrdma_roce::wire::{Network, Packet};
-use pvrdma_verbs::testing::LogLines;
-use pvrdma_verbs_types::Gid;
 
 pub(crate) const QKEY: u32 = 0x1234;
 const GSI_QKEY: u32 = 0x8001_0000;

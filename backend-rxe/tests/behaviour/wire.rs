@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pvrdma_ether_link::unix;
+use pvrdma_link::{Link, fault::Faults};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig};
 use pvrdma_verbs::{AsyncEvent, Hca, QpEvent, QueuePair};
 use pvrdma_verbs_types::{
     Mtu, NetworkType, QpAttrMask, QpAttrs, QpState, QpType, Qpn, SendData, SendOp, UdDestination, WcFlags, WcStatus,
 };
 
 use crate::world::*;
-use pvrdma_ether_link::unix;
-use pvrdma_link::{Link, fault::Faults};
-use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig};
 
 const GOOD: Faults = Faults { loss: 0, duplicate: 0, reorder: 0, corrupt: 0, delay: 0 };
 const QKEY: u32 = 0x1234;

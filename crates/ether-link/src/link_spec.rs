@@ -22,8 +22,9 @@ use crate::tls::{TlsAddress, TlsConfig, TlsError, TlsLink, TlsRole};
 #[cfg(feature = "unix")]
 use crate::unix::{DatagramLink, StreamLink};
 #[cfg(feature = "vxlan")]
-use crate::vxlan::{TunnelAddress, VXLAN_PORT, Vni, VxlanConfig, VxlanError, VxlanLink};
 use pvrdma_link::Link;
+
+use crate::vxlan::{TunnelAddress, VXLAN_PORT, Vni, VxlanConfig, VxlanError, VxlanLink};
 #[cfg(feature = "vxlan")]
 use pvrdma_link::MonotonicClock;
 

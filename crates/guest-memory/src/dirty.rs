@@ -9,10 +9,10 @@
 use std::sync::Arc;
 
 use pvrdma_handover::DirtyBitmap;
+use pvrdma_pages::PAGE_SIZE;
 use thiserror::Error;
 
 use super::{Charge, DmaRange, Kept, MemoryBudget, OverBudget};
-use pvrdma_pages::PAGE_SIZE;
 
 /// Maximum number of accessible ranges of a space whose writes can be logged. A VMM maps a few dozen. More than that
 /// come from a virtual IOMMU, which maps single pages: a log by bus address would not name the guest's pages.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use pvrdma_pages::PageList;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::dirty::{DirtyLog, DirtyLogError};
@@ -16,7 +17,6 @@ use super::{
     Backing, DmaRange, DmaView, MapError, MemoryBudget, MemoryLimits, MemoryWatcher, PinError, PinGuard, PinPolicy,
     SpaceId,
 };
-use pvrdma_pages::PageList;
 
 /// Bytes that are locked in one step, which bounds how long a thread that removes memory may have to wait.
 const PIN_STEP: u64 = 32 << 20;

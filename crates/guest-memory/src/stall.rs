@@ -24,10 +24,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use pvrdma_pages::PAGE_SIZE;
 use vm_memory::{Bytes, VolatileSlice};
 
 use super::pin::lock;
-use pvrdma_pages::PAGE_SIZE;
 
 /// Duration of a view or an access that counts as long: longer than any access to resident memory, or to memory that
 /// the host has swapped to a working disk.

@@ -393,6 +393,10 @@ impl<L: Link> Link for FaultLink<L> {
         self.inner.set_addresses(addresses)
     }
 
+    fn leaves_process(&self) -> bool {
+        self.inner.leaves_process()
+    }
+
     fn readiness(&self) -> Readiness {
         let mut readiness = self.inner.readiness();
         if self.is_transparent() {

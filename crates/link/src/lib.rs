@@ -169,6 +169,11 @@ pub trait Link: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// Returns `false` if the link ends in this process, so that no other host can be behind it.
+    fn leaves_process(&self) -> bool {
+        true
+    }
+
     /// Returns the number of frames that the link took and then lost, in either direction.
     fn lost(&self) -> u64;
 
@@ -220,6 +225,11 @@ impl<L: Link + ?Sized> Link for Arc<L> {
     #[inline]
     fn set_addresses(&self, addresses: &[MacAddr]) -> io::Result<()> {
         (**self).set_addresses(addresses)
+    }
+
+    #[inline]
+    fn leaves_process(&self) -> bool {
+        (**self).leaves_process()
     }
 
     #[inline]

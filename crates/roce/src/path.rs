@@ -2,6 +2,7 @@
 //! RoCE v1 annex A16).
 
 use pvrdma_packet::MacAddr;
+use pvrdma_packet::{Ethernet, Vlan};
 use pvrdma_verbs_types::{AddressVector, Gid, GidType, Mtu, Psn, Qpn, UdDestination};
 use serde::Serialize;
 
@@ -10,7 +11,6 @@ use crate::wire::{
     Bth, BuildError, Ecn, Extension, FrameWriter, Grh, Header, Ipv4, Ipv6, Network, Opcode, Packet, Udp,
     connected_flow_label, connected_source_port, datagram_source_port,
 };
-use pvrdma_packet::{Ethernet, Vlan};
 
 /// Hop limit if the consumer did not choose one.
 const DEFAULT_HOP_LIMIT: u8 = 64;

@@ -59,12 +59,16 @@ mod record;
 mod writer;
 
 #[cfg(test)]
+mod next;
+#[cfg(test)]
 mod reserved;
 
 pub mod pages;
 pub mod pvrdma;
 pub mod roce;
 pub mod rxe;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod vmxnet3;
 pub mod work;
 

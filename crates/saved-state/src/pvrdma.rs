@@ -10,6 +10,7 @@ use crate::record::records;
 
 /// The function without its objects.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Device {
     /// Configuration space.
     #[prost(bytes = "vec", tag = "1")]
@@ -78,6 +79,7 @@ pub enum Phase {
 
 /// Result of a handshake.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Session {
     /// Bus address of the command slot.
     #[prost(uint64, tag = "1")]
@@ -98,6 +100,7 @@ pub struct Session {
 
 /// Limits in force: those that the driver has read.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Limits {
     /// Queue pairs.
     #[prost(uint32, tag = "1")]
@@ -171,6 +174,7 @@ pub enum ObjectKind {
 
 /// State of a handle table that determines the next handles.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Table {
     /// Kind of its objects.
     #[prost(enumeration = "ObjectKind", tag = "1")]
@@ -188,6 +192,7 @@ pub struct Table {
 
 /// Pages of the object that follows, appended to those of records before. Both lists have the same length.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Pages {
     /// Bus addresses of runs of adjacent pages.
     #[prost(uint64, repeated, tag = "1")]
@@ -199,6 +204,7 @@ pub struct Pages {
 
 /// The adapter's part of the object that follows, appended to that of records before.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct AdapterPart {
     /// Bytes in the adapter's format.
     #[prost(bytes = "vec", tag = "1")]
@@ -207,10 +213,12 @@ pub struct AdapterPart {
 
 /// The adapter's state that belongs to no object, which precedes this record.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct AdapterTables {}
 
 /// An event ring; its pages precede it, unless it is shut. The asynchronous ring comes first.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct EventRing {
     /// Index that the device publishes. Missing: the ring is shut.
     #[prost(uint32, optional, tag = "1")]
@@ -219,6 +227,7 @@ pub struct EventRing {
 
 /// Events that wait for room in the event ring before this record, in order. All lists of a ring belong together.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct WaitingEvents {
     /// Type of each event; empty for notifications.
     #[prost(uint32, repeated, tag = "1")]
@@ -230,6 +239,7 @@ pub struct WaitingEvents {
 
 /// A context.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Context {
     /// Handle.
     #[prost(uint32, tag = "1")]
@@ -241,6 +251,7 @@ pub struct Context {
 
 /// A protection domain.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Pd {
     /// Handle.
     #[prost(uint32, tag = "1")]
@@ -264,6 +275,7 @@ pub enum Armed {
 
 /// A completion queue; its pages precede it: of a dead queue, only the first.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Cq {
     /// Handle.
     #[prost(uint32, tag = "1")]
@@ -298,6 +310,7 @@ pub enum BrokenBy {
 
 /// Position of the device in a ring that the guest fills.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RingPosition {
     /// Index of the next request to take.
     #[prost(uint32, tag = "1")]
@@ -315,6 +328,7 @@ pub struct RingPosition {
 
 /// A shared receive queue; its pages and the adapter's part precede it.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Srq {
     /// Handle.
     #[prost(uint32, tag = "1")]
@@ -352,6 +366,7 @@ pub enum MrKind {
 
 /// A memory region; its pages, if it is of a process, and the adapter's part precede it.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Mr {
     /// Handle.
     #[prost(uint32, tag = "1")]
@@ -392,6 +407,7 @@ pub enum QpType {
 
 /// A queue pair; its pages and the adapter's part precede it.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Qp {
     /// Handle.
     #[prost(uint32, tag = "1")]
@@ -445,6 +461,7 @@ pub struct Qp {
 
 /// A bound GID.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Gid {
     /// Index in the table.
     #[prost(uint32, tag = "1")]

@@ -8,6 +8,7 @@ use crate::work::SendWr;
 
 /// The requester half.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Requester {
     /// Oldest PSN that is not done.
     #[prost(uint32, tag = "1")]
@@ -70,6 +71,7 @@ pub enum Agreement {
 
 /// A request that fails.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Failing {
     /// Number of PSNs from `una` to one of the request.
     #[prost(uint32, tag = "1")]
@@ -81,6 +83,7 @@ pub struct Failing {
 
 /// Division of READs into requests. Positions count from the first PSN of the oldest request.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct ReadGrid {
     /// PSNs per READ request from `new_since` on.
     #[prost(uint32, tag = "1")]
@@ -101,6 +104,7 @@ pub struct ReadGrid {
 
 /// Counters of a requester.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RequesterStats {
     /// Packets sent.
     #[prost(uint64, tag = "1")]
@@ -133,6 +137,7 @@ pub struct RequesterStats {
 
 /// A posted request of a requester.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Request {
     /// The request.
     #[prost(message, optional, tag = "1")]
@@ -159,6 +164,7 @@ pub enum Stage {
 
 /// The responder half.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Responder {
     /// PSN that is executed next.
     #[prost(uint32, tag = "1")]
@@ -212,6 +218,7 @@ pub struct Responder {
 
 /// A message with packets still to come.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Oneof)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum Message {
     /// A SEND of which this number of bytes is in the receive in use.
     #[prost(uint32, tag = "3")]
@@ -223,6 +230,7 @@ pub enum Message {
 
 /// An RDMA WRITE with packets still to come.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct WriteInProgress {
     /// Address of the next byte.
     #[prost(uint64, tag = "1")]
@@ -252,6 +260,7 @@ pub enum NakSent {
 
 /// A response to be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Response {
     /// PSN of its next packet.
     #[prost(uint32, tag = "1")]
@@ -266,6 +275,7 @@ pub struct Response {
 
 /// Kind of a response.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Oneof)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum ResponseKind {
     /// An ACK. The value is always `true`.
     #[prost(bool, tag = "3")]
@@ -283,6 +293,7 @@ pub enum ResponseKind {
 
 /// The rest of the response of a READ.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct ReadResponse {
     /// First PSN of the request.
     #[prost(uint32, tag = "1")]
@@ -306,6 +317,7 @@ pub struct ReadResponse {
 
 /// The result of an atomic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct AtomicResponse {
     /// Value before the operation.
     #[prost(fixed64, tag = "1")]
@@ -317,6 +329,7 @@ pub struct AtomicResponse {
 
 /// An executed READ or atomic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Resource {
     /// First PSN of the request.
     #[prost(uint32, tag = "1")]
@@ -328,6 +341,7 @@ pub struct Resource {
 
 /// An executed operation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Oneof)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum Executed {
     /// A READ of this memory.
     #[prost(message, tag = "2")]
@@ -339,6 +353,7 @@ pub enum Executed {
 
 /// Memory that a READ names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct ReadRange {
     /// Address of the first byte.
     #[prost(uint64, tag = "1")]
@@ -353,6 +368,7 @@ pub struct ReadRange {
 
 /// Counters of a responder.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct ResponderStats {
     /// Packets executed.
     #[prost(uint64, tag = "1")]

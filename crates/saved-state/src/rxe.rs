@@ -7,6 +7,7 @@ use crate::work::{RecvWr, SendWr};
 
 /// The keys of an adapter, without the regions.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RegionTable {
     /// Index of the first slot in keys.
     #[prost(uint32, tag = "1")]
@@ -21,6 +22,7 @@ pub struct RegionTable {
 
 /// A memory region, without the parameters that the device has passed.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Region {
     /// Its key.
     #[prost(fixed32, tag = "1")]
@@ -32,6 +34,7 @@ pub struct Region {
 
 /// Content of a fast-registered region.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Filled {
     /// Address of the first byte.
     #[prost(uint64, tag = "1")]
@@ -49,6 +52,7 @@ pub struct Filled {
 
 /// A shared receive queue, without its ring.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct SharedReceiveQueue {
     /// The ring can no longer be read.
     #[prost(bool, tag = "1")]
@@ -57,6 +61,7 @@ pub struct SharedReceiveQueue {
 
 /// A queue pair, without its rings.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct QueuePair {
     /// State (`ibv_qp_state`).
     #[prost(uint32, tag = "1")]
@@ -80,6 +85,7 @@ pub struct QueuePair {
 
 /// Attributes of a queue pair, except for its state.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct QpAttributes {
     /// Path MTU (`ibv_mtu`).
     #[prost(uint32, tag = "1")]
@@ -136,6 +142,7 @@ pub struct QpAttributes {
 
 /// Path to the peer of a connected queue pair.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct AddressVector {
     /// Destination GID, 16 bytes.
     #[prost(bytes = "vec", tag = "1")]
@@ -162,6 +169,7 @@ pub struct AddressVector {
 
 /// A bound GID.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Address {
     /// The GID, 16 bytes.
     #[prost(bytes = "vec", tag = "1")]
@@ -176,6 +184,7 @@ pub struct Address {
 
 /// The requester half of a queue pair.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Requester {
     /// The ring can no longer be read.
     #[prost(bool, tag = "1")]
@@ -205,6 +214,7 @@ pub struct Requester {
 
 /// Path of requests to their peer.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Oneof)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum Route {
     /// The peer was not found yet. The number identifies the connection, as in `Local`.
     #[prost(uint64, tag = "8")]
@@ -223,6 +233,7 @@ pub enum Route {
 
 /// The requester of a peer on the network.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct WireRequester {
     /// Source address of its packets. None: no packet can be sent.
     #[prost(message, optional, tag = "1")]
@@ -234,6 +245,7 @@ pub struct WireRequester {
 
 /// State of a datagram queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Datagrams {
     /// PSN of the next packet, if one was sent.
     #[prost(uint32, optional, tag = "1")]
@@ -242,6 +254,7 @@ pub struct Datagrams {
 
 /// The responder half of a queue pair.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Responder {
     /// The ring can no longer be read.
     #[prost(bool, tag = "1")]
@@ -266,6 +279,7 @@ pub struct Responder {
 
 /// The responder for a peer on the network.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct WireResponder {
     /// Source address of its packets. None: no packet can be sent.
     #[prost(message, optional, tag = "1")]

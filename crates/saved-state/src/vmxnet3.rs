@@ -6,6 +6,7 @@ use crate::record::records;
 
 /// State of the function.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Function {
     /// Configuration space.
     #[prost(bytes = "vec", tag = "1")]
@@ -44,6 +45,7 @@ pub struct Function {
 
 /// State of the interrupts. Bus mastering, MSI-X Enable and Interrupt Disable are in configuration space.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Interrupts {
     /// Raising a vector masks it.
     #[prost(bool, tag = "1")]
@@ -61,6 +63,7 @@ pub struct Interrupts {
 
 /// State of an interrupt vector.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Vector {
     /// The vector is masked.
     #[prost(bool, tag = "1")]
@@ -78,6 +81,7 @@ pub struct Vector {
 
 /// Statistics of a queue.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Statistics {
     /// Values in the order of the guest's memory (`UPT1_TxStats`, `UPT1_RxStats`).
     #[prost(uint64, repeated, tag = "1")]
@@ -86,6 +90,7 @@ pub struct Statistics {
 
 /// Counters of the device, for its operator.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Counters {
     /// Sent frames.
     #[prost(uint64, tag = "1")]
@@ -127,6 +132,7 @@ pub struct Counters {
 
 /// Session of a driver.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Session {
     /// Bus address of the shared area.
     #[prost(uint64, tag = "1")]
@@ -168,6 +174,7 @@ pub struct Session {
 
 /// Configuration of receive side scaling.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Rss {
     /// Types of frames that are hashed (`hashType`).
     #[prost(uint32, tag = "1")]
@@ -182,6 +189,7 @@ pub struct Rss {
 
 /// A ring in the guest's memory, and the position at which the device continues.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Ring {
     /// Bus address.
     #[prost(uint64, tag = "1")]
@@ -199,6 +207,7 @@ pub struct Ring {
 
 /// A transmit queue.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TransmitQueue {
     /// Command ring.
     #[prost(message, optional, tag = "1")]
@@ -216,6 +225,7 @@ pub struct TransmitQueue {
 
 /// A receive queue.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct ReceiveQueue {
     /// Ring 1.
     #[prost(message, optional, tag = "1")]
@@ -248,6 +258,7 @@ pub struct ReceiveQueue {
 
 /// A receive data ring: one slot for each descriptor of ring 1.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct DataRing {
     /// Bus address.
     #[prost(uint64, tag = "1")]
@@ -259,6 +270,7 @@ pub struct DataRing {
 
 /// Addresses of the multicast filter. Those of all records count.
 #[derive(Clone, PartialEq, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct MulticastAddresses {
     /// MAC addresses, 6 bytes each.
     #[prost(bytes = "vec", tag = "1")]

@@ -4,6 +4,7 @@ use crate::pages::PageList;
 
 /// One element of a scatter/gather list.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Sge {
     /// Address in the memory region.
     #[prost(uint64, tag = "1")]
@@ -18,6 +19,7 @@ pub struct Sge {
 
 /// A send request.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct SendWr {
     /// Identifier chosen by the consumer.
     #[prost(uint64, tag = "1")]
@@ -35,6 +37,7 @@ pub struct SendWr {
 
 /// Operation of a send request.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Oneof)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum Operation {
     /// SEND.
     #[prost(message, tag = "4")]
@@ -67,6 +70,7 @@ pub enum Operation {
 
 /// Remote memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Remote {
     /// Address in the region.
     #[prost(uint64, tag = "1")]
@@ -78,6 +82,7 @@ pub struct Remote {
 
 /// A SEND. It has immediate data, or a key to invalidate, or none of them.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Send {
     /// Immediate data: the four bytes in memory, as a little-endian number.
     #[prost(fixed32, optional, tag = "1")]
@@ -92,6 +97,7 @@ pub struct Send {
 
 /// Destination of a datagram.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Destination {
     /// Destination QPN.
     #[prost(uint32, tag = "1")]
@@ -124,6 +130,7 @@ pub struct Destination {
 
 /// An RDMA WRITE.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Write {
     /// Remote memory.
     #[prost(message, optional, tag = "1")]
@@ -135,6 +142,7 @@ pub struct Write {
 
 /// An atomic compare and swap.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct CompareSwap {
     /// Remote memory.
     #[prost(message, optional, tag = "1")]
@@ -149,6 +157,7 @@ pub struct CompareSwap {
 
 /// An atomic fetch and add.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct FetchAdd {
     /// Remote memory.
     #[prost(message, optional, tag = "1")]
@@ -160,6 +169,7 @@ pub struct FetchAdd {
 
 /// A fast registration.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct FastRegister {
     /// New key.
     #[prost(fixed32, tag = "1")]
@@ -180,6 +190,7 @@ pub struct FastRegister {
 
 /// A receive request.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct RecvWr {
     /// Identifier chosen by the consumer.
     #[prost(uint64, tag = "1")]

@@ -57,6 +57,19 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
+    /// Writes a record of any kind and content.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn write_raw(&mut self, kind: u16, body: &[u8]) -> Result<(), SaveError> {
+        let length = checked_length(kind, body.len())?;
+        self.buffer.extend_from_slice(&kind.to_le_bytes());
+        self.buffer.extend_from_slice(&[0; 2]);
+        self.buffer.extend_from_slice(&length.to_le_bytes());
+        self.buffer.extend_from_slice(body);
+        self.send()?;
+        self.records += 1;
+        Ok(())
+    }
+
     /// Writes the end record.
     ///
     /// # Errors

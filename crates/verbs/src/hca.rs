@@ -2,6 +2,11 @@
 
 use std::sync::Arc;
 
+use pvrdma_base::{Counter, DeviceLog, Random};
+use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
+use pvrdma_packet::MacAddr;
+use pvrdma_pages::{PAGE_SIZE, PageList};
+use pvrdma_verbs_types::{Access, Gid, GidType, Mtu, PortState, QpAttrMask, QpAttrs, QpCaps, QpType, Qpn};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -9,11 +14,6 @@ use crate::error::VerbsError;
 use crate::progress::SendProgress;
 use crate::queue::{CompletionSink, EventSink, RecvSource, SendSource};
 use crate::rules::Rules;
-use pvrdma_base::{Counter, DeviceLog, Random};
-use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
-use pvrdma_packet::MacAddr;
-use pvrdma_pages::{PAGE_SIZE, PageList};
-use pvrdma_verbs_types::{Access, Gid, GidType, Mtu, PortState, QpAttrMask, QpAttrs, QpCaps, QpType, Qpn};
 
 /// Context that a device passes to a backend to get an adapter.
 #[derive(Clone)]

@@ -1,9 +1,10 @@
 //! Queues and events: the interface through which a backend pulls work and pushes results.
 
-use crate::error::{CqOverrun, IndexError, QueueError};
 use pvrdma_guest_memory::DmaView;
 use pvrdma_pages::PageList;
 use pvrdma_verbs_types::{Completion, RecvWr, SendWr};
+
+use crate::error::{CqOverrun, IndexError, QueueError};
 
 /// Consumer side of a send queue.
 pub trait SendSource: Send {

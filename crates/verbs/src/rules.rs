@@ -4,11 +4,11 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use pvrdma_packet::MacAddr;
+use pvrdma_verbs_types::Gid;
 use serde::{Deserialize, Serialize};
 
 use crate::network::Network;
-use pvrdma_packet::MacAddr;
-use pvrdma_verbs_types::Gid;
 
 /// Rules of a device. By default it may use addresses that no other device or host used first, and may communicate with
 /// every peer.

@@ -8,11 +8,12 @@
 //! The bytes may come from a file or another host, so they are no more trustworthy than a command of a guest: an
 //! adapter checks them completely, and refuses them with an error.
 
+use pvrdma_verbs_types::{Gid, GidType};
+
 use crate::error::VerbsError;
 use crate::hca::{MrRequest, QpInit, SrqInit};
 use crate::pause::PauseHca;
 use crate::queue::SavedRing;
-use pvrdma_verbs_types::{Gid, GidType};
 
 /// State of a memory region.
 #[derive(Debug)]

@@ -8,10 +8,13 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use pvrdma_dev::testing::{AddressHandle, Buffer, Context, Cq, Driver, DriverRing, FastMr, MEMORY_BASE, Mr, Path, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr, Srq, access};
-use pvrdma_verbs_types::Sge;
+use pvrdma_dev::testing::{
+    AddressHandle, Buffer, Context, Cq, Driver, DriverRing, FastMr, MEMORY_BASE, Mr, Path, Pd, Qp, QpAttr, QpInit,
+    RecvWr, SendWr, Srq, access,
+};
 use pvrdma_dev_fuzz::{Guest, Many, PAGE, Steps, Word, World, gid};
 use pvrdma_pci_function::PciFunction;
+use pvrdma_verbs_types::Sge;
 
 const MEMORY: usize = 256 << 10;
 const QKEY: u32 = 0x1234;

@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
+use pvrdma_pci_function::InterruptSink;
+use pvrdma_verbs::testing::LogLines;
+
 use super::*;
 use crate::inspect::ObjectKind;
 use crate::testing::ring_memory::{RingMemory, open_interrupts};
 use crate::testing::typed::TypedDriver;
 use crate::testing::{GuestMemory, Irqs};
-use pvrdma_pci_function::InterruptSink;
-use pvrdma_verbs::testing::LogLines;
 
 /// A hub, and memory for its rings.
 struct HubFixture {

@@ -173,7 +173,8 @@ where
     }
 
     fn blockers(&self) -> Vec<String> {
-        self.core().hca.blockers()
+        let core = self.core();
+        core.mapped_contexts().into_iter().chain(core.hca.blockers()).collect()
     }
 
     fn resume(&self) -> Result<(), StateError> {

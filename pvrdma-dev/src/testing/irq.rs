@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
+use pvrdma_pci_function::InterruptSink;
 
 use super::DEADLINE;
-use pvrdma_pci_function::InterruptSink;
 
 #[derive(Debug, Default)]
 struct State {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
+use pvrdma_pci_function::PciFunction;
 use thiserror::Error;
 
 use super::driver::{EventRing, Shared};
 use super::{Driver, GuestMemory, Irqs, PciAccess, register};
-use pvrdma_pci_function::PciFunction;
 
 /// Reason why a probe failed (spec §2.2, in the driver's order).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use pvrdma_pages::{PAGE_SIZE, PageList, PageListBuilder};
+use pvrdma_pci_function::InterruptSink;
 
 use super::{GuestMemory, Placement};
 use crate::intr::Interrupts;
-use pvrdma_pci_function::InterruptSink;
 
 /// Pages of one object: ring state and elements.
 pub(crate) struct RingMemory {

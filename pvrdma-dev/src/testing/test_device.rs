@@ -5,13 +5,13 @@ use std::sync::Arc;
 use pvrdma_base::Random;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_packet::MacAddr;
+use pvrdma_pci_function::PciFunction;
 use pvrdma_verbs::Backend;
 use pvrdma_verbs_types::GidType;
 
 use super::{Driver, GuestMemory, Irqs};
 use crate::config::DeviceConfig;
 use crate::device::PvrdmaDevice;
-use pvrdma_pci_function::PciFunction;
 
 /// A device with its guest's memory and interrupts, in power-on state.
 #[derive(Debug)]

@@ -13,8 +13,11 @@ use std::path::Path;
 use std::str::FromStr;
 
 use libfuzzer_sys::fuzz_target;
-use pvrdmad::config::{BackendSpec, BitRate, Config, ConfigSpec, ControlSpec, DeviceSpec, FaultWord, MetricsSpec, NetworkSpec, SocketPlace, change_share, share_words};
 use pvrdma_ether_link::link_spec::LinkSpec;
+use pvrdmad::config::{
+    BackendSpec, BitRate, Config, ConfigSpec, ControlSpec, DeviceSpec, FaultWord, MetricsSpec, NetworkSpec,
+    SocketPlace, change_share, share_words,
+};
 use rustix::fs::MemfdFlags;
 
 /// Texts that a byte above 127 stands for, because random bytes do not form keys.

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use pvrdma_vfio_user_server::socket::SocketAccess;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::keys::deserialize_from_str;
-use pvrdma_vfio_user_server::socket::SocketAccess;
 
 /// Returns the permissions that these keys describe.
 pub(super) fn access(owner: Option<UserId>, group: Option<GroupId>, mode: Option<Mode>) -> SocketAccess {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use pvrdma_vfio_user_server::socket::SocketAccess;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -11,7 +12,6 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::access::{GroupId, Mode, UserId, access};
 use super::keys::keys;
 use super::pairs::{Syntax, from_pairs};
-use pvrdma_vfio_user_server::socket::SocketAccess;
 
 /// The control socket.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -9,6 +9,7 @@ use pvrdma_roce::Congestion;
 use pvrdma_rxe::{PortRules, ShareConfig};
 use pvrdma_verbs::{AddressRule, OtherAddresses, Peers, Rules};
 use pvrdma_verbs_types::GidType;
+use pvrdma_vfio_user_server::socket::SocketAccess;
 use serde::{Deserialize, Serialize};
 
 use super::access::access;
@@ -16,7 +17,6 @@ use super::address;
 use super::place::SocketPlace;
 use super::spec::{DeviceSpec, Mac, NAME_RULE, is_name};
 use super::words::{DoorbellMode, MemoryFiles, Pcp, Pin, Roce, Switch};
-use pvrdma_vfio_user_server::socket::SocketAccess;
 
 /// A device, completely described.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use pvrdma_vfio_user_server::socket::SocketAccess;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::access::{GroupId, Mode, UserId, access};
 use super::keys::{deserialize_from_str, keys};
 use super::pairs::{Syntax, from_pairs};
-use pvrdma_vfio_user_server::socket::SocketAccess;
 
 /// The metrics server.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

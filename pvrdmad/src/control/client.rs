@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use pvrdma_dev::{LimitStatus, ObjectKind};
+use pvrdma_vfio_user_server::socket::user;
 use rustix::net::RecvFlags;
 use rustix::process::geteuid;
 use serde::Deserialize;
@@ -20,7 +21,6 @@ use serde_json::value::RawValue;
 use crate::protocol::{Request, Upgraded, is_printable_json, json_rpc, printable, printable_text};
 use crate::status::{DaemonStatus, QueuePairTraffic};
 use crate::supervisor::replace::REPLACE_VERSION;
-use pvrdma_vfio_user_server::socket::user;
 
 /// Longest answer that the client accepts, in bytes.
 const MAX_RESPONSE: usize = 64 << 20;

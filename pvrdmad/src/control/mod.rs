@@ -29,6 +29,8 @@ pub(crate) use self::client::{ask, start_replacing};
 pub use self::client::{
     ask_objects, ask_status, ask_traffic, change, limits, share, start_capture, start_events, upgrade,
 };
+use pvrdma_vfio_user_server::socket::SocketFile;
+
 use crate::control_access::ControlAccess;
 use crate::notify;
 use crate::protocol::json_rpc::{self, Call, CallRefused, Method};
@@ -37,7 +39,6 @@ use crate::status::{DaemonStatus, by_name, describe_counters};
 use crate::stop::wait;
 use crate::supervisor::replace::REPLACE_VERSION;
 use crate::supervisor::{CaptureError, Supervisor};
-use pvrdma_vfio_user_server::socket::SocketFile;
 
 /// Prefix of log lines.
 const SUBJECT: &str = "control socket";

@@ -23,6 +23,7 @@ use pvrdma_base::{
     LogLimit, Random,
     threads::{self, ThreadKind},
 };
+use pvrdma_vfio_user_server::socket::{FileIdentity, SocketFile};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -30,7 +31,6 @@ use serde::{Deserialize, Serialize};
 use self::connection::{Connection, Stage, Stream, Text, Texts};
 use self::table::Table;
 use crate::config::{MetricsAddress, MetricsSpec};
-use pvrdma_vfio_user_server::socket::{FileIdentity, SocketFile};
 
 /// Prefix of log lines.
 const SUBJECT: &str = "metrics";

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use pvrdma_base::Counter;
 use pvrdma_dev::MemoryStatus;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_link::Link;
 use pvrdma_rxe::{FailureCause, FlowCount, Road, ShareConfig, ShareUsage};
 use pvrdma_verbs_types::{Gid, PortState};
@@ -15,7 +16,6 @@ use super::catalogue::Catalogue;
 use crate::config::{MemoryFiles, Pin};
 use crate::doorbells::DoorbellReport;
 use crate::sandbox::SandboxReport;
-use pvrdma_ether_link::link_spec::LinkSpec;
 
 /// Snapshot of the daemon.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -11,6 +11,7 @@ use pvrdma_link::Link;
 use pvrdma_pci_function::PciFunction;
 use pvrdma_rxe::{DeviceFlows, DeviceShare, Rxe, Uplink, capture::CaptureCounts};
 use pvrdma_verbs::{Backend, VerbsError};
+use pvrdma_vfio_user_server::{ConnectionStats, IrqTable, pin_advice};
 use pvrdma_vmxnet3::Vmxnet3Device;
 use serde_json::{Map, Value};
 
@@ -24,7 +25,6 @@ use crate::config::{Device, LinkState, SocketPlace};
 use crate::doorbells::Doorbells;
 use crate::failures::FailureCounts;
 use crate::protocol::Carrier;
-use pvrdma_vfio_user_server::{ConnectionStats, IrqTable, pin_advice};
 
 /// A device with any backend.
 pub(crate) trait AnyDevice: PciFunction {

@@ -14,7 +14,11 @@ pub fn render_objects(kind: ObjectKind, objects: &Value) -> String {
     let columns = columns(kind);
     let row = |object: &Value| columns.iter().map(|(_, cell)| cell(object)).collect();
     let text = table(columns.iter().map(|&(head, _)| head), columns.len(), list.iter().map(row));
-    if text.is_empty() { format!("no {kind}\n") } else { text }
+    match (text.is_empty(), kind) {
+        (true, ObjectKind::Migratable) => "nothing keeps the device from moving\n".to_owned(),
+        (true, kind) => format!("no {kind}\n"),
+        (false, _) => text,
+    }
 }
 
 /// Renders the plain members of an object and of its nested objects.
@@ -136,6 +140,7 @@ fn columns(kind: ObjectKind) -> &'static [Column] {
             ("RoCE", |gid| word(&gid["type"])),
             ("VLAN", |gid| word(&gid["vlan"])),
         ],
+        ObjectKind::Migratable => &[("the device cannot move now", word)],
         ObjectKind::Ring => {
             &[("ring", |ring| word(&ring["name"])), STATE, ("waiting", |ring| word(&ring["waiting"])), RING]
         }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::keeper_places::{KeeperPlaces, LeftKeeper, Listening, connect, listen};
 use super::program::Program;
 use super::timing::{Budget, Rate};
 use super::wedged::{Wedged, WorkerProcess};
@@ -26,10 +26,6 @@ const MOST_WEDGED: usize = 3;
 /// may request one at any rate.
 const STARTS: Rate = Rate { burst: 8, each: Duration::from_secs(1) };
 
-/// Connections that a keeper has not accepted: that of its first worker, and of the workers that came and went while it
-/// was in a system call.
-const BACKLOG: i32 = 16;
-
 /// Time that a killed keeper has to end before it counts as wedged. The kernel needs some time to release the
 /// asynchronous operations that examine eventfds.
 const DEATH: Duration = Duration::from_secs(1);
@@ -39,6 +35,8 @@ const DEATH: Duration = Duration::from_secs(1);
 pub(super) struct Keepers {
     /// Program to run. `None`: networks have no processes of their own.
     program: Option<Program>,
+    /// Directory in which the next daemon finds the keepers. `None`: they end with this daemon.
+    places: Option<Arc<KeeperPlaces>>,
     sandbox: SandboxMode,
     network: String,
     /// Rate of crashes that a client survives.
@@ -71,7 +69,7 @@ struct Kept {
 #[derive(Debug)]
 struct Running {
     process: WorkerProcess,
-    address: SocketAddrUnix,
+    listening: Listening,
 }
 
 /// Keeper that was killed a moment ago.
@@ -85,6 +83,7 @@ struct Killed {
 impl Keepers {
     pub(super) fn new(
         program: Option<Program>,
+        places: Option<Arc<KeeperPlaces>>,
         sandbox: SandboxMode,
         network: &str,
         crashes: Rate,
@@ -92,7 +91,7 @@ impl Keepers {
         events: Arc<Events>,
     ) -> Self {
         let (devices, killed, network) = (Mutex::default(), Mutex::default(), network.to_owned());
-        Self { program, sandbox, network, crashes, devices, killed, wedged, events }
+        Self { program, places, sandbox, network, crashes, devices, killed, wedged, events }
     }
 
     /// Returns `true` if devices have keepers.
@@ -129,8 +128,8 @@ impl Keepers {
         if !kept.starts.take(Instant::now()) {
             return Err(io::Error::other("too many processes were started for it just now"));
         }
-        let (listener, address) = listen()?;
-        let connection = connect(&address)?;
+        let (listener, listening) = listen(self.places.as_deref(), device)?;
+        let connection = connect(listening.address())?;
         let child = Command::new(&program.path)
             .args(&program.keeper)
             .args([self.sandbox.word(), device])
@@ -139,7 +138,7 @@ impl Keepers {
             // A process group of its own: signals from a terminal must reach only the supervisor.
             .process_group(0)
             .spawn()?;
-        kept.now = Some(Running { process: WorkerProcess::new(child)?, address });
+        kept.now = Some(Running { process: WorkerProcess::new(child)?, listening });
         Ok(connection)
     }
 
@@ -169,12 +168,32 @@ impl Keepers {
         left
     }
 
+    /// Takes a keeper that an earlier daemon has left, for the first worker.
+    pub(super) fn adopt(&self, keeper: LeftKeeper) {
+        let LeftKeeper { device, process, place, has_client: _ } = keeper;
+        let budget = |rate| Budget::new(rate, Instant::now());
+        let (now, mut crashes) = (Some(Running { process, listening: Listening::Place(place) }), budget(self.crashes));
+        // The end of the daemon counts: the client may have caused it.
+        let _ = crashes.take(Instant::now());
+        let kept = Kept { now, left: true, starts: budget(STARTS), crashes };
+        self.devices.lock().kept.insert(device, kept);
+    }
+
+    /// Leaves the keepers that no worker was given to the next daemon: this one does not start.
+    pub(super) fn leave_adopted(&self) {
+        for kept in self.devices.lock().kept.values_mut().filter(|kept| kept.left) {
+            if let Some(Running { process: _, listening }) = kept.now.take() {
+                listening.leave();
+            }
+        }
+    }
+
     /// Returns a connection for the next worker to the keeper that an earlier worker has left, if there is one.
     pub(super) fn resume(&self, device: &str) -> Option<OwnedFd> {
         let mut devices = self.devices.lock();
         let kept = devices.kept.get_mut(device).filter(|kept| kept.left)?;
         kept.left = false;
-        connect(&kept.now.as_ref()?.address).ok()
+        connect(kept.now.as_ref()?.listening.address()).ok()
     }
 
     /// Kills the keeper that an earlier worker has left, if there is one: its clients cannot be recovered.
@@ -245,23 +264,6 @@ impl Keepers {
             }
         }
     }
-}
-
-/// Creates a listening socket for a keeper. Its address is one that the kernel chooses.
-fn listen() -> io::Result<(OwnedFd, SocketAddrUnix)> {
-    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed())?;
-    rustix::net::listen(&listener, BACKLOG)?;
-    let address = rustix::net::getsockname(&listener)?.try_into()?;
-    Ok((listener, address))
-}
-
-/// Connects to a keeper, without waiting for it. The connection does not block, which a worker expects.
-fn connect(address: &SocketAddrUnix) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    rustix::net::connect(&socket, address)?;
-    Ok(socket)
 }
 
 impl Drop for Keepers {

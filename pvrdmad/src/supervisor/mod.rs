@@ -12,6 +12,7 @@ mod doorbells;
 mod failures;
 mod hand_over;
 mod joining;
+mod keeper_places;
 mod keepers;
 mod network;
 mod plan;
@@ -33,6 +34,7 @@ mod worker_log;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Instant;
@@ -47,10 +49,14 @@ use serde_json::value::RawValue;
 use self::changes::Removed;
 use self::connection::CallError;
 use self::doorbells::DoorbellHost;
+use self::keeper_places::KeeperPlaces;
 use self::network::Network;
 use self::plan::Plan;
 pub(crate) use self::program::Program;
 pub use self::reload::Changes;
+use pvrdma_ether_link::link_spec::LinkSpec;
+use pvrdma_vfio_user_server::socket::SocketFile;
+
 use self::replace::outcome::Starter;
 use self::sockets::Sources;
 use self::timing::Timing;
@@ -61,8 +67,6 @@ use crate::metrics::Place;
 use crate::protocol::{Reply, Request, Upgraded};
 use crate::socket::Inherited;
 use crate::status::{DaemonStatus, DeviceReport};
-use pvrdma_ether_link::link_spec::LinkSpec;
-use pvrdma_vfio_user_server::socket::SocketFile;
 
 /// Reason why a capture is not known to run.
 #[derive(Debug)]
@@ -105,25 +109,38 @@ pub(crate) struct Front {
 
 impl Supervisor {
     /// Opens all sockets, or takes the inherited ones, and starts all networks: in processes that run `program`, or in
-    /// this process without one.
+    /// this process without one. Clients that an earlier daemon has left beside the `control` socket are served.
     ///
     /// # Errors
     /// A socket cannot be created or a network cannot be served. Nothing is left behind in that case.
-    pub(crate) fn start(config: &Config, program: Option<&Program>, inherited: Inherited) -> Result<Self> {
-        Self::with_timing(config, program, inherited, Timing::default().or_of_test())
+    pub(crate) fn start(
+        config: &Config,
+        program: Option<&Program>,
+        inherited: Inherited,
+        control: Option<&Path>,
+    ) -> Result<Self> {
+        let keepers = control.filter(|_| program.is_some()).map(KeeperPlaces::beside).map(Arc::new);
+        let doorbells = DoorbellHost::new(program.cloned());
+        let sources = Sources { inherited, keepers, doorbells, ..Sources::default() };
+        Self::with(config, program, sources, Timing::default().or_of_test())
     }
 
-    fn with_timing(config: &Config, program: Option<&Program>, inherited: Inherited, timing: Timing) -> Result<Self> {
-        let sources = Sources { inherited, doorbells: DoorbellHost::new(program.cloned()), ..Sources::default() };
+    fn with(config: &Config, program: Option<&Program>, sources: Sources, timing: Timing) -> Result<Self> {
         // All sockets are opened first, because this is the step that fails most often.
         let plans = config.networks.iter().map(|network| Plan::new(config, network, &sources, timing).map(Arc::new));
         let plans = plans.collect::<Result<Vec<_>>>()?;
         sources.inherited.check_taken()?;
-        let networks = plans.into_iter().map(|plan| {
-            let name = plan.name().to_owned();
-            Network::start(plan, program.cloned(), false).map(Arc::new).with_context(|| format!("network {name}"))
+        Plan::adopt_keepers(&plans, &sources);
+        let networks = plans.iter().map(|plan| {
+            let name = plan.name();
+            Network::start(Arc::clone(plan), program.cloned(), false)
+                .map(Arc::new)
+                .with_context(|| format!("network {name}"))
         });
-        let networks = RwLock::new(networks.collect::<Result<_>>()?);
+        let networks = networks.collect::<Result<_>>().inspect_err(|_| {
+            plans.iter().for_each(|plan| plan.services.keepers.leave_adopted());
+        });
+        let networks = RwLock::new(networks?);
         let (started, backend) = (Instant::now(), config.backend.to_string());
         let [config, loaded] = [config, config].map(|config| Mutex::new(config.clone()));
         Ok(Self {

@@ -12,6 +12,7 @@ use pvrdma_ibverbs::{AddressOwner, HostAddresses, MAX_ADDRESSES};
 use pvrdma_link::Connector;
 use pvrdma_rxe::FailureCause;
 
+use super::keeper_places::LeftKeeper;
 use super::keepers::Keepers;
 use super::wedged::{Wedged, WorkerProcess};
 use crate::events::{Event, Events};
@@ -105,6 +106,14 @@ impl Services {
     /// Sets what [`Self::clients`] returned in another process.
     pub(super) fn adopt_clients(&self, [connected, lost]: [BTreeSet<String>; 2]) {
         *self.clients.lock() = Clients { connected, kept: BTreeSet::new(), lost };
+    }
+
+    /// Takes a keeper that an earlier daemon has left.
+    pub(super) fn adopt_keeper(&self, keeper: LeftKeeper) {
+        if keeper.has_client {
+            self.clients.lock().kept.insert(keeper.device.clone());
+        }
+        self.keepers.adopt(keeper);
     }
 
     /// Ends the keepers, and starts no others: the network stops.

@@ -305,7 +305,8 @@ impl Session {
     pub(super) fn end(mut self, stop: Duration, kill: Duration) {
         self.kill = kill;
         self.connection.end();
-        let _ = self.connection.stream().shutdown(std::net::Shutdown::Both);
+        // Half of the connection stays open: the worker takes its complete end for the death of this process.
+        let _ = self.connection.stream().shutdown(std::net::Shutdown::Write);
         let deadline = Instant::now() + stop;
         while let Some(process) = &mut self.process
             && !process.is_over()

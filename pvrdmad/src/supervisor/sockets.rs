@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::{
     af_packet::{AfPacketSocket, Segmentation, VlanFilter},
     tap::{TapConnector, attach},
@@ -20,17 +21,17 @@ use pvrdma_ether_link::{
 use pvrdma_link::{Connector, NoConnector};
 use pvrdma_packet::MacAddr;
 use pvrdma_rxe::VlanMode;
+use pvrdma_vfio_user_server::socket::{DatagramFile, FileIdentity, SocketAccess, SocketFile, bind_datagram};
 use serde::{Deserialize, Serialize};
 
 use super::doorbells::DoorbellHost;
+use super::keeper_places::KeeperPlaces;
 use super::segmentation_sample::SAMPLE;
 use super::wedged::Wedged;
 use crate::config::{Device, SocketPlace};
 use crate::events::Events;
 use crate::logging::LogFilter;
 use crate::socket::Inherited;
-use pvrdma_ether_link::link_spec::LinkSpec;
-use pvrdma_vfio_user_server::socket::{DatagramFile, FileIdentity, SocketAccess, SocketFile, bind_datagram};
 
 /// State that networks share and that sockets and plans are made from.
 #[derive(Debug, Default)]
@@ -44,6 +45,8 @@ pub(super) struct Sources {
     pub(super) wedged: Arc<Wedged>,
     /// Log filter, if it was changed at run time.
     pub(super) log: Mutex<Option<LogFilter>>,
+    /// Directory in which the next daemon finds the keepers.
+    pub(super) keepers: Option<Arc<KeeperPlaces>>,
     /// Tells whether doorbell pages can be exported on this host.
     pub(super) doorbells: DoorbellHost,
 }

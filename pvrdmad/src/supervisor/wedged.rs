@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::events::{Event, Events};
 use crate::protocol::printable_text;
@@ -25,10 +25,12 @@ pub(super) const MAX_OF_NETWORK: usize = 4;
 /// Maximum number of threads of a process that a report names.
 const MAX_THREADS: usize = 8;
 
-/// Child process of the supervisor: a worker or a keeper.
+/// Process of the supervisor: a worker or a keeper.
 #[derive(Debug)]
 pub(super) struct WorkerProcess {
-    child: Child,
+    /// `None` if an earlier supervisor has started it.
+    child: Option<Child>,
+    pid: Pid,
     /// Readable when all threads of the process have ended.
     pidfd: OwnedFd,
 }
@@ -44,7 +46,7 @@ impl WorkerProcess {
     /// The process cannot be watched. It is then killed.
     pub(super) fn new(mut child: Child) -> io::Result<Self> {
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
-            Ok(pidfd) => Ok(Self { child, pidfd }),
+            Ok(pidfd) => Ok(Self { pid: Pid::from_child(&child), child: Some(child), pidfd }),
             Err(errno) => {
                 let _ = child.kill();
                 Err(errno.into())
@@ -52,13 +54,18 @@ impl WorkerProcess {
         }
     }
 
-    pub(super) fn id(&self) -> u32 {
-        self.child.id()
+    /// Takes a process that an earlier supervisor has started.
+    pub(super) const fn adopt(pid: Pid, pidfd: OwnedFd) -> Self {
+        Self { child: None, pid, pidfd }
+    }
+
+    pub(super) const fn id(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
     /// Kills the process, in any state.
     pub(super) fn kill(&mut self) {
-        let _ = self.child.kill();
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
     /// Waits for the end of the process. Returns `None` if it does not end within `patience`.
@@ -73,7 +80,20 @@ impl WorkerProcess {
             match rustix::event::poll(&mut poll, Timespec::try_from(left).ok().as_ref()) {
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
-                Ok(_) => return self.child.try_wait(),
+                Ok(0) => return Ok(None),
+                Ok(_) => return self.try_wait(),
+            }
+        }
+    }
+
+    /// Returns the exit status if the process has ended; that of an adopted process is not known.
+    fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        match &mut self.child {
+            Some(child) => child.try_wait(),
+            None => {
+                const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+                let ended = rustix::event::poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&NOW))?;
+                Ok((ended > 0).then(ExitStatus::default))
             }
         }
     }
@@ -138,7 +158,7 @@ impl Wedged {
 
     /// Removes and reports the processes that have ended. Does not block.
     pub(super) fn look(&self, events: &Events) {
-        let has_ended = |left: &mut Left| !matches!(left.process.child.try_wait(), Ok(None));
+        let has_ended = |left: &mut Left| !matches!(left.process.try_wait(), Ok(None));
         for Left { process, network, .. } in self.0.lock().extract_if(.., has_ended) {
             let pid = process.id();
             // Log: once for a process.

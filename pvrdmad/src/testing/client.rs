@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 
 use pvrdma_dev::testing::{MEMORY_BASE, Request, command_id as id, register};
 use pvrdma_packet::MacAddr;
+use pvrdma_vfio_user_server::message::{Command, HEADER_SIZE, Header};
 use rustix::event::EventfdFlags;
 use rustix::fs::MemfdFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -17,7 +18,6 @@ use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, FileOffset, VolatileMemory};
 
 use super::Dice;
-use pvrdma_vfio_user_server::message::{Command, HEADER_SIZE, Header};
 
 const PAGE: u64 = 4096;
 /// Number of guest pages: the shared region, two slots, two rings with their directories, and more.

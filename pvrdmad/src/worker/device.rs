@@ -12,6 +12,10 @@ use pvrdma_link::Link;
 use pvrdma_pci_function::Migratable;
 use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedConflicts, ObservedFailures, Rxe, Uplink};
 use pvrdma_verbs::Backend;
+use pvrdma_vfio_user_server::{
+    ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
+    keeper::client::Keeper,
+};
 
 use super::hand_over::{Arrivals, GivenFunction};
 use super::network_function::NetworkFunction;
@@ -21,10 +25,6 @@ use crate::doorbells::{DoorbellSetup, Doorbells, ServedFile};
 use crate::failures::FailureCounts;
 use crate::protocol::Carrier;
 use crate::status::{FormerCounts, Reporter};
-use pvrdma_vfio_user_server::{
-    ConnectionStats, Endpoint, FileRules, IrqTable, Mappable, MigratableDevice, REPLY_DEADLINE, Server, StuckClient,
-    keeper::client::Keeper,
-};
 
 /// A served device. Dropping it disconnects its client.
 pub(super) struct ServedDevice {
@@ -45,6 +45,14 @@ impl std::fmt::Debug for ServedDevice {
 }
 
 impl ServedDevice {
+    /// Describes what keeps the device from moving to another host, as the log does when a VMM tries.
+    pub(super) fn blockers(&self) -> Vec<String> {
+        match &self.migratable {
+            Some(function) => function.blockers(),
+            None => vec!["backend: the host's adapter cannot save the device".to_owned()],
+        }
+    }
+
     pub(super) fn name(&self) -> &str {
         &self.reporter.device.config.name
     }

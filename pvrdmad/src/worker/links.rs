@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::{
     af_packet::AfPacketLink,
     tap::TapLink,
@@ -22,7 +23,6 @@ use pvrdma_packet::MacAddr;
 use super::Host;
 use crate::config::{Device, FaultSpec, FaultWord, Network};
 use crate::status::LinkReport;
-use pvrdma_ether_link::link_spec::LinkSpec;
 
 /// Connects the devices of a network with each other, and with other hosts if there is an uplink.
 #[derive(Debug)]

@@ -33,6 +33,12 @@ use self::device::{Place, ServedDevice};
 use self::hand_over::{Arrivals, Expected};
 use self::host::AddressesOfHost;
 pub use self::host::Host;
+use pvrdma_vfio_user_server::{
+    StuckClient,
+    keeper::client::{Keeper, PATIENCE},
+    sigbus,
+};
+
 use self::links::Ether;
 use self::network_function::NetworkFunction;
 use crate::capture::stream::{self, Streams};
@@ -44,11 +50,6 @@ use crate::logging;
 use crate::protocol::{Carrier, NetworkSetup, Reply, Request};
 use crate::sandbox;
 use crate::status::{Catalogue, WorkerStatus};
-use pvrdma_vfio_user_server::{
-    StuckClient,
-    keeper::client::{Keeper, PATIENCE},
-    sigbus,
-};
 
 /// Maximum number of removed devices with client threads that may still be running. Each keeps the resources of its
 /// device. While the limit is reached, no further device is accepted.
@@ -427,6 +428,9 @@ impl Worker {
     fn show(&self, device: &str, object: ObjectKind) -> Result<Box<RawValue>> {
         let devices = self.devices.lock();
         let served = find(&devices, device)?;
+        if object == ObjectKind::Migratable {
+            return Ok(serde_json::value::to_raw_value(&served.blockers())?);
+        }
         Ok(serde_json::value::to_raw_value(&served.reporter.function.device_objects(object))?)
     }
 

@@ -6,6 +6,9 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PinPolicy};
+use pvrdma_vfio_user_server::{
+    ConnectionStats, Endpoint, IrqTable, MigratableDevice, REPLY_DEADLINE, Server, keeper::client::Keeper,
+};
 use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 
 use super::device::file_rules;
@@ -13,9 +16,6 @@ use super::hand_over::Arrivals;
 use super::{Host, recovery};
 use crate::config::Device;
 use crate::status::{FormerCounts, NicReporter};
-use pvrdma_vfio_user_server::{
-    ConnectionStats, Endpoint, IrqTable, MigratableDevice, REPLY_DEADLINE, Server, keeper::client::Keeper,
-};
 
 /// Memory for a migration of a network function, in bytes: its saved state, and the log of written pages of 1 TiB.
 const MIGRATION_BYTES: u64 = 33 << 20;

@@ -5,9 +5,9 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
 use log::{error, warn};
+use pvrdma_vfio_user_server::{Endpoint, Recovery, Server};
 
 use super::Host;
-use pvrdma_vfio_user_server::{Endpoint, Recovery, Server};
 
 /// Commands for the guest. The driver of the device depends on that of the network function.
 const RELOAD: &str = "reload its drivers in the guest: modprobe -r vmw_pvrdma vmxnet3; modprobe -a vmxnet3 vmw_pvrdma";

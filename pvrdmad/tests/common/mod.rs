@@ -9,6 +9,7 @@
     reason = "each test uses a part"
 )]
 
+pub mod churn;
 pub mod endless_close;
 pub mod frozen;
 pub mod migratable;

@@ -12,10 +12,10 @@ use pvrdma_dev::{
 };
 use pvrdma_verbs::testing::{gid, mac};
 use pvrdma_verbs_types::Gid;
+use pvrdmad::testing::{Dice, NO_LOAD, PSN, Target};
 
 use crate::machine::Machine;
 use crate::network::{BEYOND, Network};
-use pvrdmad::testing::{Dice, NO_LOAD, PSN, Target};
 
 /// Memory of a guest.
 pub(crate) const MEMORY: usize = 4 << 20;

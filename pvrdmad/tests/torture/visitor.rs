@@ -8,11 +8,11 @@ use pvrdma_dev::{
 use pvrdma_pci_function::PciFunction;
 use pvrdma_verbs::testing::gid;
 use pvrdma_verbs_types::Gid;
+use pvrdmad::testing::{Dice, Targets};
 
 use crate::machine::Machine;
 use crate::network::{ACK_TIMEOUT, Network, VISITOR};
 use crate::tenant::{End, Flow, MEMORY, Tenant};
-use pvrdmad::testing::{Dice, Targets};
 
 /// Addresses that the guest uses in turn, unless it gets its previous one again.
 const ADDRESSES: std::ops::Range<u8> = 100..200;

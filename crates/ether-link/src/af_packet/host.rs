@@ -4,13 +4,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use parking_lot::Mutex;
+use pvrdma_link::Connector;
 use pvrdma_packet::MacAddr;
 use rustix::io::Errno;
 
 use super::filter::{MAX_ADDRESSES, VlanFilter, program};
 use super::segmentation::{self, Segmentation, SegmentationSample};
 use super::{AfPacketError, socket};
-use pvrdma_link::Connector;
 
 /// A packet socket on an interface of this host, with its receive addresses. Links use duplicates of its descriptor
 /// ([`Self::descriptor`]), possibly in other processes; the settings made here apply to the duplicates as well.

@@ -4,13 +4,13 @@ use std::io::IoSliceMut;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
+use pvrdma_link::Frames;
 use rustix::io::Errno;
 
 use super::offload::{
     Headers, MAX_HEADERS, MAX_SEGMENTS, MAX_SUPER, OFFLOAD_LEN, SuperFrameHeaders, VirtioNetHeader, finish_checksum,
 };
 use super::socket::{self, Arrival, MAX_MESSAGES};
-use pvrdma_link::Frames;
 
 /// Room in front of a frame for the tag that the kernel removed.
 const TAG_LEN: usize = 4;

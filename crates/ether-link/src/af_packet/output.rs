@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use pvrdma_link::{Frames, Offload};
 use rustix::io::Errno;
 
 use super::offload::{self, Headers, MAX_HEADERS, OFFLOAD_LEN, SuperFrameHeaders};
 use super::priority::priority;
 use super::socket::{self, MAX_MESSAGES};
-use pvrdma_link::{Frames, Offload};
 
 /// Result of sending frames.
 #[derive(Debug, Default)]

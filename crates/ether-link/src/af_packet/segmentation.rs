@@ -13,6 +13,7 @@ use std::num::NonZeroU16;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use pvrdma_link::{Frames, Offload};
 use pvrdma_packet::{Checksum, MacAddr, PROTOCOL_TCP};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -20,7 +21,6 @@ use rustix::io::Errno;
 use super::offload::{OFFLOAD_LEN, VirtioNetHeader, finish_checksum};
 use super::output::Output;
 use super::{filter, socket};
-use pvrdma_link::{Frames, Offload};
 
 /// Address reserved for documentation (RFC 5737), which no host has.
 const NOWHERE: [u8; 4] = [192, 0, 2, 1];

@@ -5,15 +5,15 @@ use std::process::Command;
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::Priority;
+use pvrdma_link::offload::sample::{carried, data, long_tcp, open_checksum};
+use pvrdma_packet::{Checksum, Ethernet};
+use pvrdma_roce::wire::{Bth, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Udp, build};
 use pvrdma_verbs::testing::skipped;
 use pvrdma_verbs_types::{Psn, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
 use crate::namespace::Namespace;
-use pvrdma_link::offload::sample::{carried, data, long_tcp, open_checksum};
-use pvrdma_packet::{Checksum, Ethernet};
-use pvrdma_roce::wire::{Bth, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Udp, build};
 
 const A: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const B: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);

@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use pvrdma_link::{Connector, Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness, Reconnect};
 use rustix::io::Errno;
 use thiserror::Error;
 
 use super::InterfaceName;
-use pvrdma_link::{Connector, Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness, Reconnect};
 
 /// Error of opening a tap device.
 #[derive(Debug, Error)]

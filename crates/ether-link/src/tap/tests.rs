@@ -3,10 +3,10 @@
 use std::process::Command;
 
 use pvrdma_base::Snapshot;
+use pvrdma_link::RETRY;
 use pvrdma_verbs::testing::skipped;
 
 use super::*;
-use pvrdma_link::RETRY;
 
 fn ip(arguments: &str) {
     let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();

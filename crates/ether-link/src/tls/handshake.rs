@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pvrdma_base::Random;
+use pvrdma_link::Connector;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketFlags};
@@ -20,7 +21,6 @@ use super::Shared;
 use super::admission::{Admission, Source};
 use super::keys::{Identity, PROTOCOL};
 use super::session::{End, Session, Stream};
-use pvrdma_link::Connector;
 
 /// Time between two batches of accepted connections, and connections per batch. Accepting and closing a connection is
 /// cheap. If strangers filled the queue faster than it is emptied, they would keep the peer out before any rule

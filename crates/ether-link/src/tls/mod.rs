@@ -36,12 +36,12 @@ use pvrdma_base::{
     Counter, LogLimit,
     threads::{self, ThreadKind},
 };
+use pvrdma_link::{Bell, Connector, Frames, Link, LinkInspect, Readiness};
 use thiserror::Error;
 
 use self::counters::TlsCounters;
 use self::handshake::{Handshaker, Origin};
 use self::session::{End, Session};
-use pvrdma_link::{Bell, Connector, Frames, Link, LinkInspect, Readiness};
 
 pub(crate) use self::config::TlsAddress;
 pub use self::config::{TlsConfig, TlsFiles, TlsRole};

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use pvrdma_link::Frames;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustls::Connection;
 
 use crate::framing::{Deframer, NoFrame, put};
-use pvrdma_link::Frames;
 
 /// Bytes that are read or encrypted at a time.
 const CHUNK: usize = 64 << 10;

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Instant;
 
+use pvrdma_link::MAX_LINK_FRAME;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
@@ -14,7 +15,6 @@ use super::admission::MAX_SILENT;
 use super::handshake::{Backoff, FIRST_RETRY, LAST_RETRY, PATIENCE};
 use super::keys::{Identity, PROTOCOL};
 use super::*;
-use pvrdma_link::MAX_LINK_FRAME;
 
 /// Upper bound for any wait, on any machine.
 const LONG: Duration = Duration::from_secs(60);

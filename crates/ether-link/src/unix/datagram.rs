@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use pvrdma_link::{Connector, Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness, Reconnect};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::open::{PathConnector, ready_datagram};
-use pvrdma_link::{Connector, Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness, Reconnect};
 
 /// A link over datagram sockets. Both ends may start, end and restart in any order.
 ///

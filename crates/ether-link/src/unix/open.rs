@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 
+use pvrdma_link::Connector;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::buffer::enlarge;
-use pvrdma_link::Connector;
 
 /// Prepares a listening socket for [`StreamLink::from_listener`](super::StreamLink::from_listener).
 ///

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pvrdma_base::LogLimit;
+use pvrdma_link::{Connector, Frames, Link, LinkInspect, Readiness, Reconnect};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 
 use super::buffer::enlarge;
 use super::open::{PathConnector, ready_listener};
 use crate::framing::{Deframer, NoFrame, PREFIX, put};
-use pvrdma_link::{Connector, Frames, Link, LinkInspect, Readiness, Reconnect};
 
 /// Bytes that are read or written at a time.
 const CHUNK: usize = 256 << 10;

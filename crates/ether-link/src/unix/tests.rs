@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use pvrdma_link::{Connector, Frames, Link, NoConnector};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
-use pvrdma_link::{Connector, Frames, Link, NoConnector};
 
 fn frames(list: &[&[u8]]) -> Frames {
     let mut frames = Frames::default();

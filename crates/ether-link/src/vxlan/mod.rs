@@ -39,6 +39,8 @@ use parking_lot::Mutex;
 use pvrdma_base::{Count, Counter, LogLimit, Snapshot};
 
 pub(crate) use self::counters::all_counters;
+use pvrdma_link::{Clock, Frames, Link, LinkInspect, Readiness};
+
 use self::counters::{VxlanCounters, vxlan_stations, vxlan_trains_sent};
 use self::header::{NoFrame, decapsulate};
 use self::inner::Inner;
@@ -46,7 +48,6 @@ use self::input::{Arrived, Input};
 use self::output::{Datagram, Outcome, Output};
 use self::remotes::{Remotes, Target, is_group};
 use self::table::Learned;
-use pvrdma_link::{Clock, Frames, Link, LinkInspect, Readiness};
 
 pub use config::{MAX_NETWORKS, TunnelAddress, VXLAN_PORT, VxlanConfig, VxlanError};
 pub use header::Vni;

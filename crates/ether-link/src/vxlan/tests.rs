@@ -4,10 +4,10 @@ use std::slice;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use pvrdma_link::ManualClock;
 
 use super::inner::tests::ipv4;
 use super::*;
-use pvrdma_link::ManualClock;
 
 const A: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const B: [u8; 6] = [2, 0, 0, 0, 0, 2];

@@ -3,12 +3,12 @@ use std::io::Write as _;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
+use pvrdma_pages::{PAGE_SIZE, PageListBuilder};
 use rustix::fs::MemfdFlags;
 use vm_memory::FileOffset;
 
 use super::*;
 use crate::Backing;
-use pvrdma_pages::{PAGE_SIZE, PageListBuilder};
 
 fn space_with(policy: PinPolicy, pages: u64) -> Arc<DmaSpace> {
     limited(policy, pages, MemoryLimits::default()).0

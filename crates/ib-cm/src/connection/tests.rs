@@ -1,7 +1,8 @@
 //! Both roles on virtual time, against each other and against messages that do not fit.
 
-use super::*;
 use pvrdma_verbs_types::Psn;
+
+use super::*;
 
 const START: Duration = Duration::from_secs(100);
 

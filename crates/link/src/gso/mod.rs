@@ -124,6 +124,10 @@ impl Link for GsoLink {
         self.inner.set_addresses(addresses)
     }
 
+    fn leaves_process(&self) -> bool {
+        self.inner.leaves_process()
+    }
+
     fn lost(&self) -> u64 {
         self.inner.lost()
     }

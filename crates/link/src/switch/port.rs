@@ -197,6 +197,10 @@ impl Link for SwitchPort {
         self.mailbox.direct.set(Some(receiver));
     }
 
+    fn leaves_process(&self) -> bool {
+        self.shared.uplink.as_ref().is_some_and(|uplink| uplink.leaves_process())
+    }
+
     fn inspect(&self) -> LinkInspect {
         match &self.shared.uplink {
             Some(uplink) => uplink.inspect(),

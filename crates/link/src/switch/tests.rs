@@ -17,7 +17,7 @@ use super::*;
 use crate::fault::{FaultLink, Faults};
 use crate::memory::{self, MemoryLink};
 use crate::offload::sample::{carried, data, long_tcp};
-use crate::{Frames, ManualClock, Readiness};
+use crate::{Frames, GsoLink, ManualClock, Readiness};
 
 const MTU: u32 = 1500;
 
@@ -644,4 +644,16 @@ fn a_stream_of_frames_keeps_its_order_through_changes() {
         first.stop();
     });
     assert!(first.got.lock().iter().copied().eq(0..FRAMES));
+}
+
+/// Without an uplink no other host is behind a port, whatever wraps it.
+#[test]
+fn a_port_without_an_uplink_stays_in_the_process() {
+    let wrapped = |uplink: Option<Arc<dyn Link>>| {
+        let port = Switch::new(uplink, MTU).unwrap().port(mac(1), UnknownUnicast::Drop).unwrap();
+        FaultLink::both_ways(GsoLink::new(Arc::new(port)), Faults::default(), 0).leaves_process()
+    };
+    assert!(!wrapped(None));
+    let (uplink, _other) = memory::pair(CAPACITY).unwrap();
+    assert!(wrapped(Some(Arc::new(uplink))));
 }

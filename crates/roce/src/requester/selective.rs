@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pvrdma_saved_state::roce::Agreement;
+use pvrdma_verbs::RequesterOps;
 
 use super::Requester;
 use super::loss_recovery::Setback;
@@ -11,7 +12,6 @@ use super::request::{Request, Stage};
 use super::send_state::Seq;
 use super::timers::Timer;
 use crate::wire::{ACCEPT, OFFER, SackMap};
-use pvrdma_verbs::RequesterOps;
 
 /// Largest distance from the oldest unacked PSN to the newest in flight, if the responder keeps packets after a gap:
 /// the range of a map.

@@ -75,7 +75,7 @@ impl<'a> Reader<'a> {
         Self::with_features(input, limit, FEATURES)
     }
 
-    fn with_features(input: &'a mut dyn Read, limit: u64, features: &[&str]) -> Result<Self, LoadError> {
+    pub(crate) fn with_features(input: &'a mut dyn Read, limit: u64, features: &[&str]) -> Result<Self, LoadError> {
         let mut source = Source { input, limit, read: 0 };
         let mut start = [0; MAGIC.len() + 4];
         source.fill(&mut start)?;

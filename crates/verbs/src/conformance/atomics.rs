@@ -1,9 +1,10 @@
 //! Atomic operations.
 
+use pvrdma_verbs_types::{SendOp, WcOpcode, WcStatus};
+
 use super::Subject;
 use crate::testing::Buffer;
 use crate::{Backend, Hca, QueuePair};
-use pvrdma_verbs_types::{SendOp, WcOpcode, WcStatus};
 
 fn word<H: Hca>(buffer: &Buffer<H>, offset: u64) -> u64 {
     u64::from_le_bytes(buffer.read(offset, 8).try_into().unwrap())

@@ -1,11 +1,12 @@
 //! Operations of a connected QP without errors.
 
-use super::Subject;
-use crate::testing::{ALL, SEND, pattern, write};
-use crate::{Backend, MemoryRegion, QueuePair};
 use pvrdma_verbs_types::{
     Access, QpType, RemoteAddress, SendData, SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus,
 };
+
+use super::Subject;
+use crate::testing::{ALL, SEND, pattern, write};
+use crate::{Backend, MemoryRegion, QueuePair};
 
 const OK: WcStatus = WcStatus::Success;
 

@@ -1,11 +1,12 @@
 //! Unreliable datagrams.
 
-use super::Subject;
-use crate::testing::{Buffer, End, Node, SEND, gid, mac, pattern, write};
-use crate::{Backend, Hca, QueuePair, SharedReceiveQueue};
 use pvrdma_verbs_types::{
     NetworkType, QpState, QpType, Qpn, RecvWr, SendData, SendOp, Sge, UdDestination, WcFlags, WcOpcode, WcStatus,
 };
+
+use super::Subject;
+use crate::testing::{Buffer, End, Node, SEND, gid, mac, pattern, write};
+use crate::{Backend, Hca, QueuePair, SharedReceiveQueue};
 
 const QKEY: u32 = 0x1234;
 const OK: WcStatus = WcStatus::Success;

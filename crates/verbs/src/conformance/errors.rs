@@ -1,9 +1,10 @@
 //! Every error status of a request.
 
+use pvrdma_verbs_types::{Access, Invalidate, QpAttrs, QpState, QpType, RemoteAddress, SendOp, Sge, WcStatus};
+
 use super::{Pair, Subject};
 use crate::testing::{ALL, Buffer, SEND, write};
 use crate::{AsyncEvent, Backend, Hca, MemoryRegion, QpEvent, QueuePair};
-use pvrdma_verbs_types::{Access, Invalidate, QpAttrs, QpState, QpType, RemoteAddress, SendOp, Sge, WcStatus};
 
 /// Lets `left` execute a failing request with others around it in its queues. Returns its status.
 fn fail<B: Backend>(pair: &Pair<B>, op: SendOp, sges: &[Sge]) -> WcStatus {

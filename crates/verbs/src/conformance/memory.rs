@@ -1,12 +1,13 @@
 //! Memory regions, keys and the guest's memory map.
 
-use super::Subject;
-use crate::testing::{ALL, BORDER, page_list, write};
-use crate::{Backend, Hca, MemoryRegion, MrRequest};
 use pvrdma_pages::PAGE_SIZE;
 use pvrdma_verbs_types::{
     Access, FastRegister, Invalidate, QpType, RemoteAddress, SendData, SendOp, Sge, WcFlags, WcOpcode, WcStatus,
 };
+
+use super::Subject;
+use crate::testing::{ALL, BORDER, page_list, write};
+use crate::{Backend, Hca, MemoryRegion, MrRequest};
 
 const OK: WcStatus = WcStatus::Success;
 

@@ -14,9 +14,10 @@ mod memory;
 mod shared;
 mod states;
 
+use pvrdma_verbs_types::QpType;
+
 use crate::hca::Backend;
 use crate::testing::{End, Node};
-use pvrdma_verbs_types::QpType;
 
 /// Behaviour in which adapters may differ. The suite checks that an adapter behaves as its profile says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use pvrdma_verbs_types::{QpState, QpType, RecvWr, RemoteAddress, WcStatus};
+
 use super::Subject;
 use crate::testing::{End, Node, Ring, post_shared, write};
 use crate::{AsyncEvent, Backend, Hca, QpEvent, SharedReceiveQueue, SrqEvent};
-use pvrdma_verbs_types::{QpState, QpType, RecvWr, RemoteAddress, WcStatus};
 
 const OK: WcStatus = WcStatus::Success;
 

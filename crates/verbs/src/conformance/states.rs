@@ -1,9 +1,10 @@
 //! Transitions, attributes and destruction of a QP.
 
+use pvrdma_verbs_types::{Access, Mtu, QpAttrMask as M, QpAttrs, QpState, QpType, RemoteAddress, WcStatus, qp_state};
+
 use super::Subject;
 use crate::testing::{ALL, End, SEND, gid, write};
 use crate::{AsyncEvent, Backend, Hca, QpEvent, QueuePair, VerbsError};
-use pvrdma_verbs_types::{Access, Mtu, QpAttrMask as M, QpAttrs, QpState, QpType, RemoteAddress, WcStatus, qp_state};
 
 const OK: WcStatus = WcStatus::Success;
 const FLUSHED: WcStatus = WcStatus::Flushed;

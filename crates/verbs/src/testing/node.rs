@@ -4,6 +4,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use pvrdma_base::{DeviceLog, Random};
+use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, MemoryBudget, PinPolicy};
+use pvrdma_packet::MacAddr;
+use pvrdma_pages::{PAGE_SIZE, PageList, PageListBuilder};
+use pvrdma_verbs_types::{
+    Access, AddressVector, Gid, GidType, Mtu, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, QpType, Qpn, RecvWr,
+    RemoteAddress, SendFlags, SendOp, SendWr, Sge,
+};
+
 use super::queues::Consumer;
 use super::{ALL, Completions, Events, Ring, SEND, shared_memory};
 use crate::error::VerbsError;
@@ -13,14 +22,6 @@ use crate::hca::{
 use crate::queue::{CompletionSink, EventSink, RecvSource};
 use crate::rules::{AddressRule, Rules};
 use crate::save::SaveHca;
-use pvrdma_base::{DeviceLog, Random};
-use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, MemoryBudget, PinPolicy};
-use pvrdma_packet::MacAddr;
-use pvrdma_pages::{PAGE_SIZE, PageList, PageListBuilder};
-use pvrdma_verbs_types::{
-    Access, AddressVector, Gid, GidType, Mtu, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, QpType, Qpn, RecvWr,
-    RemoteAddress, SendFlags, SendOp, SendWr, Sge,
-};
 
 /// First bus address of a node's memory.
 const BASE: u64 = 0x1000_0000;

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
+use pvrdma_guest_memory::{DmaError, DmaView};
+use pvrdma_pages::PageList;
+use pvrdma_verbs_types::{Completion, RecvWr, SendWr, WcStatus};
 
 use super::DEADLINE;
 use crate::error::{CqOverrun, QueueError};
 use crate::queue::{AsyncEvent, CompletionSink, EventSink, RecvSource, RingPosition, SavedRing, SendSource};
-use pvrdma_guest_memory::{DmaError, DmaView};
-use pvrdma_pages::PageList;
-use pvrdma_verbs_types::{Completion, RecvWr, SendWr, WcStatus};
 
 /// Ring that the test fills in the role of the guest.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -16,15 +17,20 @@ use super::receive::{Taken, Wanted, take};
 use super::wire::{ANSWER, Answer, CHUNK, MAX_TAIL, Operation, REQUEST, Request, SEATS};
 use crate::message::MAX_MSG_FDS;
 
+/// Time for which the previous worker may still run when the next one connects. If a daemon is killed, the kernel kills
+/// its workers.
+const PREVIOUS: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+
 /// Serves the workers that connect to a listening `SOCK_SEQPACKET` socket, one after the other, until there is neither
-/// a worker nor a client any more. Only processes of the user that listens are served.
+/// a worker nor a client any more, or no worker for the time `alone`. Only processes of the user that listens are
+/// served.
 ///
 /// The caller sandboxes the process before, and calls [`crate::eventfd::prepare`] before the sandbox is active.
 ///
 /// # Errors
 /// A worker violates the protocol, or a socket failed.
-pub fn serve(listener: BorrowedFd<'_>) -> io::Result<()> {
-    let mut process = Process::default();
+pub fn serve(listener: BorrowedFd<'_>, alone: Duration) -> io::Result<()> {
+    let mut process = Process { alone: Timespec::try_from(alone).ok(), ..Process::default() };
     while process.worker.is_none() {
         process.accept(listener)?;
     }
@@ -48,6 +54,8 @@ struct Seated {
 struct Process {
     worker: Option<OwnedFd>,
     seats: [Option<Seated>; SEATS],
+    /// Longest time without a worker; `None` is forever.
+    alone: Option<Timespec>,
 }
 
 /// Next thing to do.
@@ -58,6 +66,8 @@ enum Wake {
     Connection,
     /// A client may have hung up.
     Client,
+    /// No worker has come: the client's VMM would wait for each answer in vain.
+    Alone,
 }
 
 impl Process {
@@ -76,6 +86,9 @@ impl Process {
         // The kernel records for a listening socket the process that made it listen.
         let [own, other] = [listener, worker.as_fd()].map(sockopt::socket_peercred);
         if own?.uid == other?.uid {
+            if let Some(previous) = self.worker.take() {
+                await_end(&previous)?;
+            }
             self.worker = Some(worker);
         }
         Ok(())
@@ -88,6 +101,7 @@ impl Process {
             match (self.wait(listener)?, listener) {
                 (Wake::Connection, Some(listener)) => self.accept(listener)?,
                 (Wake::Client, _) => self.drop_lost_clients(),
+                (Wake::Alone, _) => return Ok(()),
                 (Wake::Request, _) | (Wake::Connection, None) => match self.answer_request(&mut buffer) {
                     Ok(()) => {}
                     Err(Some(errno)) => return Err(errno.into()),
@@ -108,8 +122,10 @@ impl Process {
             let clients = self.seats.iter().flatten();
             polled.extend(clients.map(|client| PollFd::new(&client.stream, PollFlags::RDHUP)));
         }
+        let timeout = self.alone.as_ref().filter(|_| worker.is_none());
         loop {
-            match rustix::event::poll(&mut polled, None) {
+            match rustix::event::poll(&mut polled, timeout) {
+                Ok(0) => return Ok(Wake::Alone),
                 Ok(_) => break,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
@@ -171,6 +187,10 @@ impl Process {
                 notes.remove(Key::from_bytes(*first), Key::from_bytes(last));
                 Taken::default()
             }
+            (Operation::Look, [], 0) => {
+                let taken = self.seats.each_ref().map(|seat| u8::from(seat.is_some()));
+                return told(send(worker, &Answer::with(request.id, taken.len(), 0), &[], &taken));
+            }
             (Operation::Recall, tail, 0) => return recall(worker, request.id, seat.as_ref(), tail),
             _ => return Err(Some(Errno::PROTO)),
         };
@@ -207,9 +227,25 @@ fn recall(worker: BorrowedFd<'_>, id: u32, seat: Option<&Seated>, from: &[u8]) -
             }
         },
     };
+    told(sent)
+}
+
+/// Returns `Err(None)` if the worker has closed the socket.
+fn told(sent: Result<(), Errno>) -> Result<(), Option<Errno>> {
     match sent {
         Err(Errno::PIPE | Errno::CONNRESET) => Err(None),
         sent => Ok(sent?),
+    }
+}
+
+/// Waits until a worker has closed its socket, which it does when it ends, or until the time for that is over: such a
+/// worker was killed and is stuck in the kernel, and runs no more.
+fn await_end(previous: &OwnedFd) -> io::Result<()> {
+    loop {
+        return match rustix::event::poll(&mut [PollFd::new(previous, PollFlags::empty())], Some(&PREVIOUS)) {
+            Err(Errno::INTR) => continue,
+            ended => Ok(ended.map(drop)?),
+        };
     }
 }
 

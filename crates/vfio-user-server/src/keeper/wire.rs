@@ -17,6 +17,7 @@
 //! | [`Operation::Put`] | a key and a note, with its descriptors | `ENOSPC` if there is no room |
 //! | [`Operation::Forget`] | first and last key | |
 //! | [`Operation::Recall`] | nothing, or a key | the client's socket; or the first note from that key on |
+//! | [`Operation::Look`] | | a byte for each seat: 1 if it has a client |
 
 use rustix::io::Errno;
 
@@ -51,6 +52,8 @@ pub(super) enum Operation {
     Forget,
     /// Return the socket, or a note.
     Recall,
+    /// Tell which seats have a client.
+    Look,
 }
 
 /// Request of a worker.
@@ -76,6 +79,7 @@ impl Request {
             Operation::Put => (4, 0),
             Operation::Forget => (5, 0),
             Operation::Recall => (6, 0),
+            Operation::Look => (7, 0),
         };
         let ([a, b, c, d], [e, f, g, h]) = (self.bytes.to_ne_bytes(), self.id.to_ne_bytes());
         [operation, self.seat, wanted, 0, a, b, c, d, e, f, g, h]
@@ -94,6 +98,7 @@ impl Request {
             (4, 0) => Operation::Put,
             (5, 0) => Operation::Forget,
             (6, 0) => Operation::Recall,
+            (7, 0) => Operation::Look,
             _ => return None,
         };
         let (bytes, id) = (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]));
@@ -161,8 +166,8 @@ mod tests {
     fn operations() -> impl Strategy<Value = Operation> {
         let wanted =
             [Wanted::Nothing, Wanted::Memory { sealed: false }, Wanted::Memory { sealed: true }, Wanted::Interrupts];
-        use Operation::{Admit, Forget, Put, Recall, Release};
-        let all = [Admit, Release, Put, Forget, Recall].into_iter().chain(wanted.map(Operation::Take));
+        use Operation::{Admit, Forget, Look, Put, Recall, Release};
+        let all = [Admit, Release, Put, Forget, Recall, Look].into_iter().chain(wanted.map(Operation::Take));
         prop::sample::select(all.collect::<Vec<_>>())
     }
 

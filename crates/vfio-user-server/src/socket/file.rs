@@ -29,6 +29,13 @@ pub struct FileIdentity {
     inode: u64,
 }
 
+impl FileIdentity {
+    /// Returns the path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 /// File of a bound socket. Dropping it removes the file, unless another file has taken its place or another process
 /// owns it.
 #[derive(Debug)]

@@ -2,13 +2,13 @@
 
 use proptest::prelude::*;
 use pvrdma_base::DeviceLog;
+use pvrdma_pci_function::InterruptSink;
 use pvrdma_verbs_types::Qpn;
 
 use super::*;
 use crate::events::EventRings;
 use crate::testing::GuestMemory;
 use crate::testing::ring_memory::{RingMemory, open_interrupts};
-use pvrdma_pci_function::InterruptSink;
 
 const HANDLE: u32 = 0x1234;
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
+use log::info;
 use parking_lot::Mutex;
 use pvrdma_ether_link::{InterfaceName, InterfaceState, InterfaceWatch};
 use pvrdma_link::Connector;
@@ -16,6 +17,8 @@ use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode};
 
 pub(super) use self::transfer::DescribedPlan;
+use pvrdma_ether_link::link_spec::LinkSpec;
+
 use super::doorbells::lend;
 use super::keepers::Keepers;
 use super::services::Services;
@@ -28,7 +31,6 @@ use crate::logging::LogFilter;
 use crate::protocol::{Carrier, NetworkSetup, Request, VERSION};
 use crate::sandbox::Profile;
 use crate::status::InterfaceReport;
-use pvrdma_ether_link::link_spec::LinkSpec;
 
 /// State of a network that outlives its workers.
 #[derive(Debug)]
@@ -195,10 +197,10 @@ impl Plan {
         let name = &setup.network.name;
         let connector = uplink.as_ref().map(|uplink| Arc::clone(&uplink.connector));
         let (events, wedged) = (Arc::clone(&sources.events), Arc::clone(&sources.wedged));
-        let program = sources.doorbells.keepers();
+        let (program, places) = (sources.doorbells.keepers(), sources.keepers.clone());
         let keepers = {
             let (wedged, events) = (Arc::clone(&wedged), Arc::clone(&events));
-            Keepers::new(program, setup.sandbox, name, timing.crashes, wedged, events)
+            Keepers::new(program, places, setup.sandbox, name, timing.crashes, wedged, events)
         };
         setup.keepers = keepers.are_used();
         let services = Services::new(name.clone(), connector, addresses, keepers, events, wedged);
@@ -211,6 +213,18 @@ impl Plan {
         let (services, devices) = (Arc::new(services), Mutex::new(planned));
         let (settings, watch) = (Mutex::new(Settings { interface, ..settings }), Mutex::new(watch));
         Ok(Self { setup, profile, devices, settings, uplink, watch, services, stand_ins, timing })
+    }
+
+    /// Finds the keepers that an earlier daemon has left, for the devices of these networks.
+    pub(super) fn adopt_keepers(plans: &[Arc<Self>], sources: &Sources) {
+        let Some(places) = &sources.keepers else { return };
+        for keeper in places.find(|device| plans.iter().any(|plan| plan.has(device))) {
+            if let Some(plan) = plans.iter().find(|plan| plan.has(&keeper.device)) {
+                // Log: once for each device, at the start.
+                info!("device {}: an earlier daemon has left its client", keeper.device);
+                plan.services.adopt_keeper(keeper);
+            }
+        }
     }
 
     pub(super) fn name(&self) -> &str {

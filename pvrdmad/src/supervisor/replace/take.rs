@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use log::error;
 use parking_lot::{Mutex, RwLock};
+use pvrdma_vfio_user_server::socket::{FileIdentity, SocketFile};
 use thiserror::Error;
 
 use super::outcome::Starter;
@@ -21,6 +22,7 @@ use crate::protocol::Upgraded;
 use crate::protocol::exchange::{put, put_descriptors};
 use crate::supervisor::doorbells::DoorbellHost;
 use crate::supervisor::hand_over::Adopting;
+use crate::supervisor::keeper_places::KeeperPlaces;
 use crate::supervisor::network::Network;
 use crate::supervisor::plan::Plan;
 use crate::supervisor::process::Process;
@@ -28,7 +30,6 @@ use crate::supervisor::program::Program;
 use crate::supervisor::sockets::Sources;
 use crate::supervisor::timing::Timing;
 use crate::supervisor::{Front, Supervisor};
-use pvrdma_vfio_user_server::socket::SocketFile;
 
 /// Reason why the old daemon still serves its networks.
 #[derive(Debug, Error)]
@@ -86,7 +87,9 @@ pub(crate) fn take_over(old: UnixStream, program: &Program) -> Result<Taken, Tak
     fault_point::reach("connected");
     let (daemon, fds, arrived) = get_daemon(&old)?;
     fault_point::reach("described");
-    let sources = Sources { doorbells: DoorbellHost::new(Some(program.clone())), ..Sources::default() };
+    let path = daemon.control.as_ref().and_then(Option::as_ref).map(FileIdentity::path);
+    let keepers = path.map(KeeperPlaces::beside).map(Arc::new);
+    let sources = Sources { keepers, doorbells: DoorbellHost::new(Some(program.clone())), ..Sources::default() };
     if let Some(level) = &daemon.log {
         logging::set(level);
         *sources.log.lock() = Some(level.clone());

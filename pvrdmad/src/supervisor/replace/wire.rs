@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, ensure};
+use pvrdma_vfio_user_server::socket::FileIdentity;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
@@ -23,7 +24,6 @@ use crate::metrics::DescribedPlace;
 use crate::protocol::Upgraded;
 use crate::protocol::exchange;
 use crate::supervisor::plan::DescribedPlan;
-use pvrdma_vfio_user_server::socket::FileIdentity;
 
 /// Version of the order of these messages. A reader refuses a message that lacks a field, and ignores unknown fields.
 pub(crate) const REPLACE_VERSION: u32 = 1;

@@ -1,6 +1,7 @@
 //! Tests with workers that violate the protocol. The fake worker is this test program again: see [`fake_worker`].
 
 mod hostile;
+
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -15,6 +16,13 @@ use crate::protocol::frame::{encode, send};
 use crate::protocol::{FrameReader, HostRequest, Incoming, Outgoing, Received};
 use crate::socket::Inherited;
 use crate::status::NetworkState;
+
+impl Supervisor {
+    fn with_timing(config: &Config, program: Option<&Program>, inherited: Inherited, timing: Timing) -> Result<Self> {
+        let sources = Sources { inherited, doorbells: DoorbellHost::new(program.cloned()), ..Sources::default() };
+        Self::with(config, program, sources, timing)
+    }
+}
 
 /// Longer than any step takes; a test that waits for this long has failed.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -8,11 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use log::error;
 use pvrdma_pci_function::Migratable;
+use pvrdma_vfio_user_server::{HeldClient, Server};
 
 use super::wire::{Answer, Client, Go, PATIENCE, PERMIT, Part, READY, get};
 use crate::protocol::exchange::{put, put_descriptors};
 use crate::status::FormerCounts;
-use pvrdma_vfio_user_server::{HeldClient, Server};
 
 /// Time limit for the current message of a client, because a client can send half a message and wait.
 const MESSAGE: Duration = Duration::from_millis(100);

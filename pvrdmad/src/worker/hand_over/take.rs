@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, ensure};
 use log::error;
 use pvrdma_pci_function::Migratable;
+use pvrdma_vfio_user_server::{AdoptedClient, Endpoint, Server};
 
 use super::wire::{Answer, GO, Go, PATIENCE, Part, get, get_connection};
 use crate::config::{Device, LinkState};
@@ -14,7 +15,6 @@ use crate::doorbells::DoorbellSetup;
 use crate::fault_point;
 use crate::protocol::exchange::put;
 use crate::status::FormerCounts;
-use pvrdma_vfio_user_server::{AdoptedClient, Endpoint, Server};
 
 /// A device that arrives with the hand-over: its configuration and descriptors, as in
 /// [`Request::Serve`](crate::protocol::Request::Serve).

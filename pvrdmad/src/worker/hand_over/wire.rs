@@ -14,12 +14,12 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use pvrdma_vfio_user_server::{ClientConnection, ClientInterrupts, ClientRange};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::exchange::{self, ALL_READY};
 use crate::status::FormerCounts;
-use pvrdma_vfio_user_server::{ClientConnection, ClientInterrupts, ClientRange};
 
 /// Time for the other worker to read or write. QEMU gives up on a message after 5 s.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);

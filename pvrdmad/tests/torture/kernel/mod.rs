@@ -12,10 +12,10 @@ use pvrdma_dev::{
 };
 use pvrdma_pci_function::PciFunction;
 use pvrdma_verbs::testing::{gid, mac};
+use pvrdmad::testing::{Dice, Targets, element};
 
 use crate::machine::Machine;
 use crate::network::{KERNEL, Network};
-use pvrdmad::testing::{Dice, Targets, element};
 
 const PAGE: u64 = 4096;
 const MEMORY: usize = 2 << 20;

@@ -5,6 +5,7 @@
 mod busy;
 mod dump;
 mod hostile;
+mod kept;
 mod mutate;
 mod pause;
 mod script;

@@ -2,9 +2,9 @@
 //! where a page is mapped is up to this crate.
 
 use kvm_ioctls::Kvm;
+use pvrdma_verbs::testing::skipped;
 
 use super::*;
-use pvrdma_verbs::testing::skipped;
 
 const HOLE: u64 = 0xc000_0000;
 

@@ -1,5 +1,7 @@
 //! Worker's end: sends requests to a keeper, and replaces a keeper that does not answer.
 
+pub mod look;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};

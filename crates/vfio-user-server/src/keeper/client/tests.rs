@@ -3,7 +3,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socketpair};
 
 use super::*;
 use crate::keeper::process;
@@ -210,7 +210,7 @@ fn the_next_worker_recalls_clients_with_their_notes() {
     let socket =
         || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     let listener = socket();
-    rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new_unnamed()).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed()).unwrap();
     rustix::net::listen(&listener, 8).unwrap();
     let address = rustix::net::getsockname(&listener).unwrap();
     let connect = || {
@@ -220,7 +220,7 @@ fn the_next_worker_recalls_clients_with_their_notes() {
     };
     let lost = || Err(io::Error::other("no other keeper"));
     let first = Keeper::resume(connect(), lost, LONG);
-    let process = thread::spawn(move || process::serve(listener.as_fd()));
+    let process = thread::spawn(move || process::serve(listener.as_fd(), LONG));
     let (mut client, server) = UnixStream::pair().unwrap();
     let seat = first.device();
     assert!(seat.recall().unwrap().is_none());
@@ -305,4 +305,61 @@ fn notes_that_never_end_are_refused() {
     let keeper = keeper(circles, LONG);
     keeper.current.lock().line = Some(Line::new((keeper.renew)().unwrap()));
     assert!(matches!(keeper.device().recall(), Err(KeeperError::Nonsense)));
+}
+
+/// Another user's process that claims to be the next worker, or the next daemon.
+#[test]
+fn a_keeper_serves_no_other_user() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let listener = listener.unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed()).unwrap();
+    rustix::net::listen(&listener, 8).unwrap();
+    let address: SocketAddrUnix = rustix::net::getsockname(&listener).unwrap().try_into().unwrap();
+    let connect = || {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::connect(&socket, &address).map(|()| socket).unwrap()
+    };
+    let lost = || Err(io::Error::other("no other keeper"));
+    let worker = Keeper::resume(connect(), lost, LONG);
+    let process = thread::spawn(move || process::serve(listener.as_fd(), LONG));
+    let (client, server) = UnixStream::pair().unwrap();
+    let seat = worker.device();
+    seat.admit(server.as_fd()).unwrap();
+    let stranger = thread::scope(|scope| {
+        let stranger = || {
+            rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65_534)).unwrap();
+            look::has_clients(connect(), LONG).unwrap_err().to_string()
+        };
+        scope.spawn(stranger).join().unwrap()
+    });
+    assert!(stranger.contains("ended"), "{stranger}");
+    serves(&seat, &client);
+    drop((worker, seat, server));
+    assert_eq!(look::has_clients(connect(), LONG).unwrap(), [true, false]);
+    drop(client);
+    process.join().unwrap().unwrap();
+}
+
+/// A keeper whose daemon does not come back lets its clients go.
+#[test]
+fn a_keeper_without_a_worker_ends() {
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let listener = listener.unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed()).unwrap();
+    rustix::net::listen(&listener, 8).unwrap();
+    let address = rustix::net::getsockname(&listener).unwrap();
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let socket = socket.unwrap();
+    rustix::net::connect(&socket, &address).unwrap();
+    let worker = Keeper::resume(socket, || Err(io::Error::other("no other keeper")), LONG);
+    let process = thread::spawn(move || process::serve(listener.as_fd(), Duration::from_millis(20)));
+    let (mut client, server) = UnixStream::pair().unwrap();
+    worker.device().admit(server.as_fd()).unwrap();
+    drop((worker, server));
+    assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
+    process.join().unwrap().unwrap();
 }

@@ -1,6 +1,6 @@
-//! Finds problems that keep a VM from using its device, as far as they are visible on this host, and suggests fixes.
+//! Problems that keep a VM from using its device, as far as they are visible on this host, with suggested fixes.
 //!
-//! [`Host`] holds the observations, [`judge`] draws the conclusions. A separate script, `pvrdma-guest-doctor`, examines
+//! [`Host`] holds the observations, [`judge`] draws the conclusions. A separate script, `pvrdma-guest-check`, examines
 //! the guest.
 
 mod host;
@@ -47,7 +47,7 @@ impl Diagnosis {
     /// Renders two lines for each finding.
     pub fn text(&self) -> String {
         if self.findings.is_empty() {
-            return "nothing is wrong as far as this host shows; in the guest run pvrdma-guest-doctor\n".to_owned();
+            return "nothing is wrong as far as this host shows; in the guest run pvrdma-guest-check\n".to_owned();
         }
         let mut text = String::new();
         for Finding { is_error, subject, problem, cure } in &self.findings {

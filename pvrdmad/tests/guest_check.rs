@@ -66,10 +66,10 @@ impl Guest {
     }
 
     /// Runs the script. Returns its output, and whether it found no error.
-    fn doctor(&self) -> (bool, String) {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/pvrdma-guest-doctor");
+    fn check(&self) -> (bool, String) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/pvrdma-guest-check");
         let mut command = Command::new("sh");
-        command.arg(script).env("PVRDMA_DOCTOR_ROOT", self.root.path()).env("PVRDMA_DOCTOR_MEMLOCK", self.memlock);
+        command.arg(script).env("PVRDMA_CHECK_ROOT", self.root.path()).env("PVRDMA_CHECK_MEMLOCK", self.memlock);
         let output = command.output().unwrap();
         let said = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
         (output.status.success(), said)
@@ -78,7 +78,7 @@ impl Guest {
     /// Checks that there is a single finding, on one line with its fix, and that it contains this text.
     #[track_caller]
     fn assert_finding(&self, kind: &str, problem: &str, cure: &str) {
-        let (success, said) = self.doctor();
+        let (success, said) = self.check();
         let lines: Vec<_> = said.lines().collect();
         let [first, second] = lines[..] else { panic!("wanted {problem}:\n{said}") };
         assert!(first.starts_with(&format!("{kind}: ")) && first.contains(problem), "wanted {problem}:\n{said}");
@@ -89,14 +89,14 @@ impl Guest {
 
 #[test]
 fn nothing_is_wrong() {
-    assert_eq!(Guest::new().doctor(), (true, "nothing is wrong as far as this guest shows\n".to_owned()));
+    assert_eq!(Guest::new().check(), (true, "nothing is wrong as far as this guest shows\n".to_owned()));
 }
 
 #[test]
 fn no_function() {
     let guest = Guest::new();
     guest.remove(DEVICE);
-    guest.assert_finding("error", "there is no PVRDMA function", "pvrdmad doctor");
+    guest.assert_finding("error", "there is no PVRDMA function", "pvrdmad check --vms");
 }
 
 #[test]
@@ -178,5 +178,5 @@ fn no_address() {
 fn little_locked_memory() {
     let guest = Guest { memlock: "8192", ..Guest::new() };
     guest.assert_finding("warning", "may lock 8192 KiB", "limits.conf");
-    assert!(Guest { memlock: "65536", ..Guest::new() }.doctor().0);
+    assert!(Guest { memlock: "65536", ..Guest::new() }.check().0);
 }

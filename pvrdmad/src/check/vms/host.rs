@@ -6,9 +6,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
+use pvrdma_vfio_user_server::socket::SocketAccess;
+
 use super::machine::Machine;
 use crate::rlimits;
-use pvrdma_vfio_user_server::socket::SocketAccess;
 
 /// State of this host.
 #[derive(Clone, Debug)]

@@ -1,5 +1,7 @@
 //! Checks that the resources of a configuration are available on this host, without opening them.
 
+pub mod vms;
+
 use std::fmt::Write;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
@@ -7,14 +9,14 @@ use std::path::Path;
 use std::{fs, io};
 
 use anyhow::{Result, anyhow, bail};
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::tls::{TlsKeys, TlsRole};
 use pvrdma_verbs::OtherAddresses;
+use pvrdma_vfio_user_server::socket::{SocketAccess, SocketFile};
 
 use crate::config::{BackendSpec, Config, Device, Isolate, MetricsAddress, Network, Pin, SocketPlace};
 use crate::rlimits;
 use crate::socket::in_use;
-use pvrdma_ether_link::link_spec::LinkSpec;
-use pvrdma_vfio_user_server::socket::{SocketAccess, SocketFile};
 
 /// Directories in which the kernel lists network interfaces and RDMA adapters.
 const INTERFACES: &str = "/sys/class/net";

@@ -1,0 +1,124 @@
+//! Saved states with changes, and any bytes, restored into a device, which must then be usable or as after a reset.
+#![no_main]
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use pvrdma_dev::testing::{Driver, GuestMemory, TestDevice};
+use pvrdma_link::{Clock, Link, ManualClock, memory};
+use pvrdma_packet::MacAddr;
+use pvrdma_pci_function::PciFunction;
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig};
+use pvrdma_saved_state::{
+    Header,
+    testing::{Change, Records, change, join, split},
+};
+
+#[derive(Arbitrary, Debug)]
+enum Edit {
+    Set(u16, u16, u8),
+    Insert(u16, u16, u8),
+    Remove(u16, u16, u8),
+    Drop(u16),
+    Copy(u16, u16),
+    Kind(u16, u8),
+}
+
+impl Edit {
+    fn change(&self) -> Change {
+        match *self {
+            Self::Set(record, at, value) => Change::Set(record, at, value),
+            Self::Insert(record, at, value) => Change::Insert(record, at, value),
+            Self::Remove(record, at, count) => Change::Remove(record, at, count),
+            Self::Drop(record) => Change::Drop(record),
+            Self::Copy(record, to) => Change::Copy(record, to),
+            Self::Kind(record, low) => Change::Kind(record, low),
+        }
+    }
+}
+
+#[derive(Arbitrary, Debug)]
+enum State {
+    /// One of the kept states, with changes.
+    Changed(u8, Vec<Edit>),
+    /// The beginning of one, with other bytes behind it.
+    Cut(u8, u16, Vec<u8>),
+    Any(Vec<u8>),
+}
+
+/// The kept states, which are states of releases.
+fn kept() -> &'static [(Header, Records)] {
+    static KEPT: OnceLock<Vec<(Header, Records)>> = OnceLock::new();
+    KEPT.get_or_init(|| {
+        let states: &[&[u8]] = &[
+            include_bytes!("../../tests/data/saved/armed-queue.state"),
+            include_bytes!("../../tests/data/saved/half-a-message.state"),
+            include_bytes!("../../tests/data/saved/local-request.state"),
+            include_bytes!("../../tests/data/saved/request-not-begun.state"),
+            include_bytes!("../../tests/data/saved/receive-in-use.state"),
+            include_bytes!("../../tests/data/saved/repeatable-atomic.state"),
+            include_bytes!("../../tests/data/saved/RNR-wait.state"),
+            include_bytes!("../../tests/data/saved/unacknowledged-packets.state"),
+        ];
+        states.iter().map(|state| split(state).unwrap()).collect()
+    })
+}
+
+impl State {
+    fn bytes(&self) -> Vec<u8> {
+        let base = |which: u8| &kept()[usize::from(which) % kept().len()];
+        match self {
+            Self::Changed(which, edits) => {
+                let (header, mut records) = base(*which).clone();
+                change(&mut records, edits.iter().map(Edit::change));
+                join(&header, &records).unwrap_or_default()
+            }
+            Self::Cut(which, at, rest) => {
+                let (header, records) = base(*which);
+                let state = join(header, records).unwrap();
+                [&state[..usize::from(*at) % state.len()], rest].concat()
+            }
+            Self::Any(bytes) => bytes.clone(),
+        }
+    }
+}
+
+fuzz_target!(|input: (State, bool, bool)| {
+    let (state, alone, wire) = input;
+    let clock = Arc::new(ManualClock::default());
+    let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as Arc<dyn Clock>, ..RxeConfig::default() };
+    let rxe = Rxe::new(config).unwrap();
+    let _uplink = wire.then(|| {
+        let uplink: Arc<dyn Link> = Arc::new(memory::pair(64).unwrap().0);
+        let config = PortConfig { uplink, nic: None, mtu: 4500, rules: PortRules::default() };
+        rxe.plug(MacAddr([0x52, 0x54, 0, 0, 0, 1]), config).unwrap()
+    });
+    let memory = GuestMemory::new(16 << 20);
+    let test = TestDevice::new(&rxe, TestDevice::<Rxe>::config(1), Arc::clone(&memory));
+    // An uplink keeps memory, too.
+    let before = test.device.status();
+    let bytes = state.bytes();
+    let mut from = bytes.as_slice();
+    let restored = if alone { test.device.restore_alone(&mut from) } else { test.device.restore(&mut from) };
+    let restored = restored.and_then(|()| test.device.finish_restore());
+    if restored.is_ok() {
+        // What was restored can be saved and goes on, whatever the guest's memory has.
+        test.device.save(&mut Vec::new()).unwrap();
+        test.device.resume();
+        for _ in 0..4 {
+            (0..64).take_while(|_| rxe.run_some(64) > 0).for_each(drop);
+            let now = clock.now();
+            let next = rxe.next_deadline().map_or(now, |deadline| deadline.max(now));
+            clock.advance((next - now).min(Duration::from_secs(1)));
+        }
+        test.device.reset();
+    }
+    // As after a reset.
+    let status = test.device.status();
+    assert_eq!((status.objects, status.kept.used_bytes), (before.objects, before.kept.used_bytes));
+    let function = Arc::clone(&test.device) as Arc<dyn PciFunction>;
+    let driver = Driver::probe(function, &memory, &test.irqs).expect("a driver can start the device");
+    driver.create_pd(None).expect("a device without objects");
+});

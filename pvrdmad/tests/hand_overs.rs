@@ -1,0 +1,64 @@
+//! Hand-overs follow each other under traffic: nothing is lost, doubled or reordered, which the traffic checks.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use common::place::Place;
+use pvrdmad::testing::beside_traffic;
+
+/// Time between the end of a hand-over and the beginning of the next one.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Returns the number of hand-overs.
+fn hand_overs() -> usize {
+    std::env::var("HAND_OVERS").map_or(200, |count| count.parse().unwrap())
+}
+
+/// Returns the number of descriptors of the daemon's processes, by role.
+fn descriptors(daemon: u32) -> BTreeMap<String, usize> {
+    let threads = fs::read_dir(format!("/proc/{daemon}/task")).unwrap();
+    let children =
+        threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("children")).unwrap_or_default());
+    let children: String = children.collect();
+    let count = |pid: &str| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+    let mut found = BTreeMap::from([("daemon".to_owned(), count(&daemon.to_string()))]);
+    for pid in children.split_whitespace() {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let role = line.split('\0').skip(1).take(4).collect::<Vec<_>>().join(" ");
+        *found.entry(role).or_default() += count(pid);
+    }
+    found
+}
+
+#[test]
+fn hand_overs_follow_each_other() {
+    let mut place = Place::start("network");
+    let mut pair = place.pair();
+    let mut times = Vec::new();
+    let mut hand_over = || {
+        let upgraded = place.run(&["upgrade"]).unwrap();
+        let time = upgraded.trim().strip_prefix("network a: upgraded in ").unwrap_or_else(|| panic!("{upgraded}"));
+        times.push(time.split(' ').next().unwrap().parse::<f64>().unwrap());
+        thread::sleep(PAUSE);
+    };
+    let mut before = BTreeMap::new();
+    beside_traffic(&mut pair, || {
+        (0..10).for_each(|_| hand_over());
+        before = descriptors(place.daemon.id());
+        (10..hand_overs()).for_each(|_| hand_over());
+    });
+    times.sort_by(f64::total_cmp);
+    // For people who compare releases.
+    println!("{} hand-overs: median {} ms, longest {} ms", times.len(), times[times.len() / 2], times[times.len() - 1]);
+    let network = place.network();
+    assert_eq!((&network["restarts"], &network["lost_vms"]), (&0.into(), &serde_json::json!([])), "{network:#}");
+    assert_eq!(descriptors(place.daemon.id()), before);
+    drop(pair);
+    place.daemon.stop();
+}
