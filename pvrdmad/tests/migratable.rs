@@ -6,19 +6,15 @@ use std::process::Stdio;
 
 use common::place::Place;
 
-/// Shows what keeps device `a1` from moving.
-fn shown(place: &Place, json: &[&str]) -> String {
-    place.run(&[&["show", "migratable", "--device", "a1"], json].concat()).unwrap()
-}
-
 #[test]
 fn a_connection_that_needs_an_uplink_is_shown() {
     let mut place = Place::start("network");
-    assert_eq!(shown(&place, &[]), "nothing keeps the device from moving\n");
-    assert_eq!(shown(&place, &["--json"]), "[]\n");
+    let shown = |json: &[&str]| place.run(&[&["show", "migratable", "--device", "a1"], json].concat()).unwrap();
+    assert_eq!(shown(&[]), "nothing keeps the device from moving\n");
+    assert_eq!(shown(&["--json"]), "[]\n");
     let mut pair = place.pair();
     pair.exchange();
-    let text = shown(&place, &[]);
+    let text = shown(&[]);
     assert!(text.contains("is connected to device a2 of this network, which has no uplink"), "{text}");
     drop(pair);
     place.daemon.stop();

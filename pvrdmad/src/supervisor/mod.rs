@@ -43,6 +43,8 @@ use anyhow::{Context, Result};
 use log::info;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use pvrdma_dev::{LimitStatus, ObjectKind};
+use pvrdma_ether_link::link_spec::LinkSpec;
+use pvrdma_vfio_user_server::socket::SocketFile;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -54,9 +56,6 @@ use self::network::Network;
 use self::plan::Plan;
 pub(crate) use self::program::Program;
 pub use self::reload::Changes;
-use pvrdma_ether_link::link_spec::LinkSpec;
-use pvrdma_vfio_user_server::socket::SocketFile;
-
 use self::replace::outcome::Starter;
 use self::sockets::Sources;
 use self::timing::Timing;

@@ -50,8 +50,8 @@ pub fn run(mode: SandboxMode, profile: Profile) -> Result<()> {
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().context("standard input")?);
     match serve(&stream)? {
         End::Asked(worker) => drop(worker),
-        // No destructor may run. It would release the clients, which the next daemon finds at their keepers; or it would
-        // touch guests that belong to the next worker.
+        // No destructor may run. It would release the clients, which the next daemon finds at their keepers, or it
+        // would touch guests that belong to the next worker.
         End::Gone | End::Given => std::process::exit(0),
     }
     let _ = io::stderr().flush();
@@ -61,7 +61,7 @@ pub fn run(mode: SandboxMode, profile: Profile) -> Result<()> {
 /// Reason for the end of a worker.
 enum End {
     /// The supervisor stops the network.
-    Asked(Option<Worker>),
+    Asked(Option<Box<Worker>>),
     /// The supervisor has ended without stopping the network.
     Gone,
     /// The network was given to another worker.
@@ -105,7 +105,7 @@ fn serve(stream: &UnixStream) -> Result<End> {
         }
     }
     debug!("the supervisor stops the network");
-    Ok(End::Asked(ManuallyDrop::into_inner(worker)))
+    Ok(End::Asked(ManuallyDrop::into_inner(worker).map(Box::new)))
 }
 
 /// Returns `true` if the supervisor has closed the connection. To stop the worker, it shuts down only its own half.
