@@ -26,6 +26,9 @@ use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind, PvrdmaDevice};
 use pvrdma_ibverbs::Ibverbs;
 use pvrdma_link::Link;
 use pvrdma_rxe::{ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig};
+use pvrdma_vfio_user_server::StuckClient;
+use pvrdma_vfio_user_server::keeper::client::{Keeper, PATIENCE};
+use pvrdma_vfio_user_server::sigbus;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -33,12 +36,6 @@ use self::device::{Place, ServedDevice};
 use self::hand_over::{Arrivals, Expected};
 use self::host::AddressesOfHost;
 pub use self::host::Host;
-use pvrdma_vfio_user_server::{
-    StuckClient,
-    keeper::client::{Keeper, PATIENCE},
-    sigbus,
-};
-
 use self::links::Ether;
 use self::network_function::NetworkFunction;
 use crate::capture::stream::{self, Streams};

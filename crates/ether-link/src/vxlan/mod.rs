@@ -37,10 +37,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use pvrdma_base::{Count, Counter, LogLimit, Snapshot};
-
-pub(crate) use self::counters::all_counters;
 use pvrdma_link::{Clock, Frames, Link, LinkInspect, Readiness};
 
+pub(crate) use self::counters::all_counters;
 use self::counters::{VxlanCounters, vxlan_stations, vxlan_trains_sent};
 use self::header::{NoFrame, decapsulate};
 use self::inner::Inner;

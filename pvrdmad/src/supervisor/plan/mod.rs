@@ -11,14 +11,13 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow};
 use log::info;
 use parking_lot::Mutex;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::{InterfaceName, InterfaceState, InterfaceWatch};
 use pvrdma_link::Connector;
 use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode};
 
 pub(super) use self::transfer::DescribedPlan;
-use pvrdma_ether_link::link_spec::LinkSpec;
-
 use super::doorbells::lend;
 use super::keepers::Keepers;
 use super::services::Services;
