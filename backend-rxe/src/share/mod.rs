@@ -113,10 +113,10 @@ pub(crate) struct Share {
     pub(crate) slot: AtomicUsize,
     /// The device has tasks on the ready queue or on a worker.
     pub(crate) busy: AtomicBool,
-    /// Finish tag. Written by the thread that holds the ready queue, and by the device's own threads while it is not
-    /// busy.
+    /// Virtual time at which the device's work so far would be finished, by which the ready queue orders devices.
+    /// Written by the thread that holds the ready queue, and by the device's own threads while it is not busy.
     finish: AtomicU64,
-    /// Cost of work on the device's own threads that is not in the tag yet.
+    /// Cost of work on the device's own threads that `finish` does not include yet.
     elsewhere: AtomicU64,
     worker_ns: Count,
     port_ns: Count,

@@ -79,7 +79,7 @@ fn who_was_idle_begins_at_the_virtual_time() {
     share.ran_elsewhere(&contention, 99, false);
     assert!(share.may_run_elsewhere(&contention));
     assert_eq!((share.finish(), share.take_elsewhere()), (901, 99));
-    // While the device has tasks, only the ready queue writes the tag.
+    // While the device has tasks, only the thread with the ready queue writes the finish time.
     share.set_finish(900);
     share.busy.store(true, Relaxed);
     contention.busy.store(2, Relaxed);

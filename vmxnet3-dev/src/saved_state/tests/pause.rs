@@ -114,7 +114,7 @@ fn a_reset_ends_a_pause() {
     exchange(&mut Driver::up(&guest, DriverConfig::default()), &port);
 }
 
-/// The legacy line is what the sink of the next device is told at the end of the pause.
+/// A restored device raises its legacy interrupt line again when the pause ends, and not before.
 #[test]
 fn the_legacy_line_is_reported_at_the_end() {
     let port = Arc::new(RecordingPort::default());
