@@ -190,8 +190,9 @@ fn knock(from: &Guest, to_number: u8, to_qpn: u32) -> u32 {
 fn devices_come_and_go_beside_traffic() {
     for isolate in ISOLATION {
         let host = Host::start(isolate);
-        let files = host.files();
         let mut pair = host.pair();
+        // Those of the keepers are there since a client is connected.
+        let files = host.files();
         beside_traffic(&mut pair, || {
             for _ in 0..2 {
                 host.add("vm3", 3, "network=red").unwrap();

@@ -104,7 +104,7 @@ fn serve(stream: &UnixStream) -> Result<End> {
             return Ok(End::Gone);
         }
     }
-    debug!("the supervisor stops the network");
+    debug!("the supervisor has closed its end");
     Ok(End::Asked(ManuallyDrop::into_inner(worker).map(Box::new)))
 }
 
