@@ -1,15 +1,17 @@
 //! The PVRDMA PCI function as a device model, compatible with the Linux driver `vmw_pvrdma`.
 //!
-//! A VMM creates a [`PvrdmaDevice`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an [`InterruptSink`]
-//! and a backend, and drives it through [`PciFunction`]: configuration space, three BARs, reset. The crate contains
-//! nothing about sockets, vfio-user or KVM.
+//! A VMM creates a [`PvrdmaDevice`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an
+//! [`InterruptSink`](pvrdma_pci_function::InterruptSink) and a backend, and drives it through
+//! [`PciFunction`](pvrdma_pci_function::PciFunction): configuration space, three BARs, reset. The crate contains nothing
+//! about sockets, vfio-user or KVM.
 //!
 //! ```
 //! # use std::error::Error;
 //! # use std::sync::Arc;
-//! use pvrdma_dev::{DeviceConfig, InterruptSink, PciFunction, PvrdmaDevice};
-//! use pvrdma_verbs::Backend;
+//! use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
 //! use pvrdma_guest_memory::{DmaSpace, PinPolicy};
+//! use pvrdma_pci_function::{InterruptSink, PciFunction};
+//! use pvrdma_verbs::Backend;
 //! use vm_memory::GuestMemoryMmap;
 //!
 //! fn plug_in<B: Backend + 'static>(
@@ -28,8 +30,9 @@
 //! * Control plane: configuration space, registers, the device shared region, the command channel and the object
 //!   tables. All of it runs inside register writes, under one lock.
 //! * Data plane: doorbells, work queues, completion queues and event rings in guest memory. Doorbells take no lock of
-//!   the control plane. They only leave pending work for [`PciFunction::run_deferred`], *which the VMM must call* after
-//!   each write to a BAR. Otherwise nothing is sent.
+//!   the control plane. They only leave pending work for
+//!   [`run_deferred`](pvrdma_pci_function::PciFunction::run_deferred), *which the VMM must call* after each write to a
+//!   BAR. Otherwise nothing is sent.
 //!
 //! # Invariants
 //!

@@ -25,7 +25,7 @@
 //! ```
 //! # #[cfg(feature = "unix")] {
 //! use pvrdma_ether_link::link_spec::LinkSpec;
-//! use pvrdma_ether_link::{Frames, Link};
+//! use pvrdma_link::{Frames, Link};
 //!
 //! let directory = tempfile::tempdir()?;
 //! let [a, b] = ["a", "b"].map(|name| directory.path().join(name).display().to_string());
