@@ -1,14 +1,14 @@
 //! Ethernet links with sockets, through which frames leave and enter the process.
 //!
-//! The trait [`Link`], batches of [`Frames`], the [`switch`] and the links inside a process come from `pvrdma-link`,
-//! which this crate re-exports.
+//! The trait [`Link`](pvrdma_link::Link), batches of [`Frames`](pvrdma_link::Frames), the
+//! [`switch`](pvrdma_link::switch) and the links inside a process are those of `pvrdma-link`.
 //!
 //! Each kind of link is a Cargo feature, enabled by default, and has two halves. The first half needs privileges or
 //! paths: it opens and binds sockets and sets options. The second half is the link. A `from_` function creates it from
-//! the descriptors of the first half; from then on it only reads, writes and waits. A [`Connector`] provides a new
-//! descriptor for a connection that ended or an interface that was deleted. `open`, `bind`, `listen` and `connect` do
-//! both halves at once, for a process with the necessary rights. [`link_spec`] parses the textual description of any
-//! kind of link.
+//! the descriptors of the first half; from then on it only reads, writes and waits. A
+//! [`Connector`](pvrdma_link::Connector) provides a new descriptor for a connection that ended or an interface that was
+//! deleted. `open`, `bind`, `listen` and `connect` do both halves at once, for a process with the necessary rights.
+//! [`link_spec`] parses the textual description of any kind of link.
 //!
 //! * [`af_packet`]: an interface of this host;
 //! * [`unix`]: QEMU's socket back ends `stream` and `dgram`;

@@ -18,8 +18,9 @@
 //! * [`Stream::taken`] reports that TCP has accepted bytes that `poll_transmit` returned.
 //! * [`Stream::handle_timeout`] is due at [`Stream::poll_timeout`]. `now` is a duration since any fixed origin.
 //!
-//! All access to memory, queues and the consumer goes through [`RequesterOps`] and [`ResponderOps`]. The owner of a QP
-//! implements them with its checks and completion rules.
+//! All access to memory, queues and the consumer goes through [`RequesterOps`](pvrdma_verbs_types::RequesterOps) and
+//! [`ResponderOps`](pvrdma_verbs_types::ResponderOps). The owner of a QP implements them with its checks and completion
+//! rules.
 //!
 //! # Rules
 //!
