@@ -2,8 +2,8 @@
 //!
 //! A VMM creates a [`PvrdmaDevice`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an
 //! [`InterruptSink`](pvrdma_pci_function::InterruptSink) and a backend, and drives it through
-//! [`PciFunction`](pvrdma_pci_function::PciFunction): configuration space, three BARs, reset. The crate contains nothing
-//! about sockets, vfio-user or KVM.
+//! [`PciFunction`](pvrdma_pci_function::PciFunction): configuration space, three BARs, reset. The crate contains
+//! nothing about sockets, vfio-user or KVM.
 //!
 //! ```
 //! # use std::error::Error;
