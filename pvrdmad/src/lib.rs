@@ -3,8 +3,7 @@
 //! [`daemon`] runs everything that a [`config`] describes. Its supervisor opens sockets and starts a [`worker`] for
 //! each network. It sends the workers requests in the same [`protocol`] that the command line uses. In a worker,
 //! [`pvrdma_vfio_user_server`] turns messages of a VMM into calls of [`pvrdma_pci_function::PciFunction`]. Each device
-//! has a thread that accepts clients and, while there is one, a thread that serves it. All of them sleep when there is
-//! nothing to do.
+//! has a thread that accepts clients and, while a client is connected, a thread that serves it. Idle threads sleep.
 //!
 //! # Example
 //!

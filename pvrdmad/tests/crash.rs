@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use common::churn::beside_churn;
 use common::patient::PatientVmm;
-use common::process::Daemon;
+use common::process::{Daemon, children, role};
 use common::remote::probe;
 use common::{PATIENCE, Raw, write_body};
 use pvrdma_dev::testing::{AsyncEntry, Driver};
@@ -223,21 +223,15 @@ fn after_many_crashes_clients_are_disconnected() {
 /// Returns the number of descriptors of each process of the daemon, and its private memory in KiB, by role.
 fn resources(place: &Place) -> Vec<(String, usize, u64)> {
     let daemon = place.daemon.id();
-    let threads = fs::read_dir(format!("/proc/{daemon}/task")).unwrap();
-    let children =
-        threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("children")).unwrap_or_default());
-    let all: Vec<_> = children.collect::<String>().split_whitespace().map(str::to_owned).collect();
-    let mut found: Vec<_> = all
+    let mut found: Vec<_> = children(daemon)
         .into_iter()
         .chain([daemon.to_string()])
         .map(|pid| {
-            let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
-            let role = line.split('\0').skip(1).take(4).collect::<Vec<_>>().join(" ");
             let fds = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
             let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
             let dirty = rollup.lines().find_map(|line| line.strip_prefix("Private_Dirty:"));
             let dirty = dirty.and_then(|dirty| dirty.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0);
-            (role, fds, dirty)
+            (role(&pid), fds, dirty)
         })
         .collect();
     found.sort();

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::place::Place;
+use common::process::{children, role};
 use pvrdmad::testing::beside_traffic;
 
 /// Time between the end of a hand-over and the beginning of the next one.
@@ -22,16 +23,10 @@ fn hand_overs() -> usize {
 
 /// Returns the number of descriptors of the daemon's processes, by role.
 fn descriptors(daemon: u32) -> BTreeMap<String, usize> {
-    let threads = fs::read_dir(format!("/proc/{daemon}/task")).unwrap();
-    let children =
-        threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("children")).unwrap_or_default());
-    let children: String = children.collect();
     let count = |pid: &str| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
     let mut found = BTreeMap::from([("daemon".to_owned(), count(&daemon.to_string()))]);
-    for pid in children.split_whitespace() {
-        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let role = line.split('\0').skip(1).take(4).collect::<Vec<_>>().join(" ");
-        *found.entry(role).or_default() += count(pid);
+    for pid in children(daemon) {
+        *found.entry(role(&pid)).or_default() += count(&pid);
     }
     found
 }

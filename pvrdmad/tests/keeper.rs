@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use common::endless_close::EndlessClose;
-use common::process::Daemon;
+use common::process::{Daemon, children};
 use common::remote::probe;
 use common::{EINVAL, PATIENCE, Raw, irqs_body, map_body, memfd, send, take_signals};
 use pvrdma_verbs::testing::skipped;
@@ -88,18 +88,13 @@ impl Place {
 
     /// Returns the keeper processes with their devices.
     fn keepers(&self) -> Vec<(i32, String)> {
-        let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.daemon.id())).unwrap_or_default();
-        let threads = fs::read_dir(format!("/proc/{}/task", self.daemon.id())).unwrap();
-        let of_thread = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-        let all: String = threads.map(|thread| of_thread(thread.unwrap()) + " ").collect();
-        let words = |pid: &str| -> Option<(i32, String)> {
+        let words = |pid: String| -> Option<(i32, String)> {
             let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
             let words: Vec<_> = line.split('\0').collect();
             (words.get(1) == Some(&"keeper")).then(|| (pid.parse().unwrap(), words[3].to_owned()))
         };
-        let mut found: Vec<_> = (children + " " + &all).split_whitespace().filter_map(words).collect();
+        let mut found: Vec<_> = children(self.daemon.id()).into_iter().filter_map(words).collect();
         found.sort();
-        found.dedup();
         found
     }
 }

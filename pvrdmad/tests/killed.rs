@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use common::churn::beside_churn;
 use common::patient::PatientVmm;
-use common::process::Daemon;
+use common::process::{Daemon, children};
 use common::remote::probe;
 use common::{PATIENCE, Raw};
 use pvrdma_dev::testing::{AsyncEntry, Driver};
@@ -102,14 +102,6 @@ impl Place {
     fn stop(&mut self) {
         self.daemon.take().unwrap().stop();
     }
-}
-
-/// Returns the child processes of a process.
-fn children(pid: u32) -> BTreeSet<String> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let children =
-        threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("children")).unwrap_or_default());
-    children.collect::<String>().split_whitespace().map(str::to_owned).collect()
 }
 
 /// Waits until these processes have ended.

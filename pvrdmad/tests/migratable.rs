@@ -1,4 +1,4 @@
-//! What keeps a device from moving is shown before a VMM tries.
+//! `show migratable` lists what keeps a device from moving, and `show saved` prints a state.
 
 mod common;
 

@@ -51,6 +51,20 @@ pub enum Change {
     Kind(u16, u8),
 }
 
+/// The numbers of a fuzzer, each combination of which is a change.
+impl From<(u8, u16, u16, u8)> for Change {
+    fn from((change, record, at, value): (u8, u16, u16, u8)) -> Self {
+        match change % 6 {
+            0 => Self::Set(record, at, value),
+            1 => Self::Insert(record, at, value),
+            2 => Self::Remove(record, at, value),
+            3 => Self::Drop(record),
+            4 => Self::Copy(record, at),
+            _ => Self::Kind(record, value),
+        }
+    }
+}
+
 /// Makes changes.
 pub fn change(records: &mut Records, changes: impl IntoIterator<Item = Change>) {
     for change in changes {

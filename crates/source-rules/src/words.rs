@@ -148,8 +148,7 @@ pub fn check(workspace: &Workspace) -> Vec<Problem> {
 /// Checks all strings and comments of a file, those of tests included, for words that are refused in any text.
 fn check_prose(file: &SourceFile, comments: &[Comment], problems: &mut Vec<Problem>) {
     let mut found = Found::default();
-    // A file that does not parse is reported elsewhere.
-    found.collect(file.text.parse().unwrap_or_default());
+    found.collect(file.whole.to_token_stream());
     let comments = comments.iter().map(|comment| (&comment.text, comment.line));
     for (text, line) in found.strings.iter().map(|(text, line)| (text, *line)).chain(comments) {
         check_text((&file.path, line), &prose_of(text), |place| place == Place::Prose, problems);

@@ -16,28 +16,8 @@ use pvrdma_saved_state::{
     testing::{Change, Records, change, join, split},
 };
 
-#[derive(Arbitrary, Debug)]
-enum Edit {
-    Set(u16, u16, u8),
-    Insert(u16, u16, u8),
-    Remove(u16, u16, u8),
-    Drop(u16),
-    Copy(u16, u16),
-    Kind(u16, u8),
-}
-
-impl Edit {
-    fn change(&self) -> Change {
-        match *self {
-            Self::Set(record, at, value) => Change::Set(record, at, value),
-            Self::Insert(record, at, value) => Change::Insert(record, at, value),
-            Self::Remove(record, at, count) => Change::Remove(record, at, count),
-            Self::Drop(record) => Change::Drop(record),
-            Self::Copy(record, to) => Change::Copy(record, to),
-            Self::Kind(record, low) => Change::Kind(record, low),
-        }
-    }
-}
+/// Numbers that stand for a [`Change`].
+type Edit = (u8, u16, u16, u8);
 
 #[derive(Arbitrary, Debug)]
 enum State {
@@ -72,7 +52,7 @@ impl State {
         match self {
             Self::Changed(which, edits) => {
                 let (header, mut records) = base(*which).clone();
-                change(&mut records, edits.iter().map(Edit::change));
+                change(&mut records, edits.iter().copied().map(Change::from));
                 join(&header, &records).unwrap_or_default()
             }
             Self::Cut(which, at, rest) => {
@@ -104,7 +84,7 @@ fuzz_target!(|input: (State, bool, bool)| {
     let restored = if alone { test.device.restore_alone(&mut from) } else { test.device.restore(&mut from) };
     let restored = restored.and_then(|()| test.device.finish_restore());
     if restored.is_ok() {
-        // What was restored can be saved and goes on, whatever the guest's memory has.
+        // The restored device can be saved, and continues whatever the guest's memory contains.
         test.device.save(&mut Vec::new()).unwrap();
         test.device.resume();
         for _ in 0..4 {

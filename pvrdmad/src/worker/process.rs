@@ -71,7 +71,8 @@ enum End {
 /// Serves a supervisor.
 fn serve(stream: &UnixStream) -> Result<End> {
     let mut reader = FrameReader::with_descriptors();
-    // Dropped only by the caller, see there.
+    // Dropped only by the caller, and only if the supervisor stops the network: a return because of an error must not
+    // release the clients.
     let mut worker = ManuallyDrop::new(None::<Worker>);
     loop {
         let Frame { body, fds } = match reader.receive(stream, MAX_REQUEST).context("not a supervisor")? {

@@ -9,6 +9,8 @@
     reason = "each test uses a part"
 )]
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
@@ -76,4 +78,18 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Returns the child processes of a process.
+pub fn children(pid: u32) -> BTreeSet<String> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let children =
+        threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("children")).unwrap_or_default());
+    children.collect::<String>().split_whitespace().map(str::to_owned).collect()
+}
+
+/// Returns the role of a process of the daemon: the first words of its command line.
+pub fn role(pid: &str) -> String {
+    let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split('\0').skip(1).take(4).collect::<Vec<_>>().join(" ")
 }

@@ -14,28 +14,8 @@ use pvrdma_vmxnet3::testing::frames::{Flow, GUEST_MAC, pattern};
 use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, MEMORY_BASE, Memory, RecordingPort, RxLayout, TxPacket};
 use pvrdma_vmxnet3::{Frame, FramePort, Vmxnet3Config};
 
-#[derive(Arbitrary, Debug)]
-enum Edit {
-    Set(u16, u16, u8),
-    Insert(u16, u16, u8),
-    Remove(u16, u16, u8),
-    Drop(u16),
-    Copy(u16, u16),
-    Kind(u16, u8),
-}
-
-impl Edit {
-    fn change(&self) -> Change {
-        match *self {
-            Self::Set(record, at, value) => Change::Set(record, at, value),
-            Self::Insert(record, at, value) => Change::Insert(record, at, value),
-            Self::Remove(record, at, count) => Change::Remove(record, at, count),
-            Self::Drop(record) => Change::Drop(record),
-            Self::Copy(record, to) => Change::Copy(record, to),
-            Self::Kind(record, low) => Change::Kind(record, low),
-        }
-    }
-}
+/// Numbers that stand for a [`Change`].
+type Edit = (u8, u16, u16, u8);
 
 #[derive(Arbitrary, Debug)]
 enum State {
@@ -83,7 +63,7 @@ impl State {
         match self {
             Self::Changed(edits) => {
                 let mut records = records.clone();
-                change(&mut records, edits.iter().map(Edit::change));
+                change(&mut records, edits.iter().copied().map(Change::from));
                 join(header, &records).unwrap_or_default()
             }
             Self::Cut(at, rest) => {
@@ -101,7 +81,7 @@ fuzz_target!(|state: State| {
     let guest = Guest::with_memory(config(), memory, Arc::default(), port as Arc<dyn FramePort>);
     let bytes = state.bytes();
     if Migratable::restore(&*guest.device, &mut bytes.as_slice()).is_ok() {
-        // What was restored can be saved and goes on.
+        // The restored device can be saved, and continues.
         guest.device.save(&mut Vec::new()).unwrap();
         if guest.device.resume().is_ok() {
             for bytes in [Flow::TO_GUEST.udp(&pattern(100)), Flow::TO_GUEST.tcp(1, 0x18, 0, &pattern(1400))] {

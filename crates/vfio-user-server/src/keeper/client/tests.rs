@@ -13,6 +13,22 @@ fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
 }
 
+/// Makes a socket for a keeper process. Returns a function that connects to it as well.
+fn listening() -> (OwnedFd, impl Fn() -> OwnedFd) {
+    let socket =
+        || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let listener = socket();
+    rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed()).unwrap();
+    rustix::net::listen(&listener, 8).unwrap();
+    let address = rustix::net::getsockname(&listener).unwrap();
+    let connect = move || {
+        let connection = socket();
+        rustix::net::connect(&connection, &address).unwrap();
+        connection
+    };
+    (listener, connect)
+}
+
 /// Creates a keeper whose first process runs `first` with its end of the socket; later ones behave correctly.
 fn keeper(first: impl Fn(OwnedFd) + Send + Sync + Clone + 'static, patience: Duration) -> Arc<Keeper> {
     let started = AtomicUsize::new(0);
@@ -207,17 +223,7 @@ fn recalled(seat: &Seat) -> Option<Vec<(Key, Vec<u8>, usize)>> {
 
 #[test]
 fn the_next_worker_recalls_clients_with_their_notes() {
-    let socket =
-        || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    let listener = socket();
-    rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed()).unwrap();
-    rustix::net::listen(&listener, 8).unwrap();
-    let address = rustix::net::getsockname(&listener).unwrap();
-    let connect = || {
-        let connection = socket();
-        rustix::net::connect(&connection, &address).unwrap();
-        connection
-    };
+    let (listener, connect) = listening();
     let lost = || Err(io::Error::other("no other keeper"));
     let first = Keeper::resume(connect(), lost, LONG);
     let process = thread::spawn(move || process::serve(listener.as_fd(), LONG));
@@ -313,16 +319,7 @@ fn a_keeper_serves_no_other_user() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-    let listener = listener.unwrap();
-    rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed()).unwrap();
-    rustix::net::listen(&listener, 8).unwrap();
-    let address: SocketAddrUnix = rustix::net::getsockname(&listener).unwrap().try_into().unwrap();
-    let connect = || {
-        let flags = SocketFlags::CLOEXEC;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        rustix::net::connect(&socket, &address).map(|()| socket).unwrap()
-    };
+    let (listener, connect) = listening();
     let lost = || Err(io::Error::other("no other keeper"));
     let worker = Keeper::resume(connect(), lost, LONG);
     let process = thread::spawn(move || process::serve(listener.as_fd(), LONG));
@@ -347,15 +344,8 @@ fn a_keeper_serves_no_other_user() {
 /// A keeper whose daemon does not come back lets its clients go.
 #[test]
 fn a_keeper_without_a_worker_ends() {
-    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-    let listener = listener.unwrap();
-    rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed()).unwrap();
-    rustix::net::listen(&listener, 8).unwrap();
-    let address = rustix::net::getsockname(&listener).unwrap();
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-    let socket = socket.unwrap();
-    rustix::net::connect(&socket, &address).unwrap();
-    let worker = Keeper::resume(socket, || Err(io::Error::other("no other keeper")), LONG);
+    let (listener, connect) = listening();
+    let worker = Keeper::resume(connect(), || Err(io::Error::other("no other keeper")), LONG);
     let process = thread::spawn(move || process::serve(listener.as_fd(), Duration::from_millis(20)));
     let (mut client, server) = UnixStream::pair().unwrap();
     worker.device().admit(server.as_fd()).unwrap();
