@@ -22,9 +22,8 @@ use crate::tls::{TlsAddress, TlsConfig, TlsError, TlsLink, TlsRole};
 #[cfg(feature = "unix")]
 use crate::unix::{DatagramLink, StreamLink};
 #[cfg(feature = "vxlan")]
-use pvrdma_link::Link;
-
 use crate::vxlan::{TunnelAddress, VXLAN_PORT, Vni, VxlanConfig, VxlanError, VxlanLink};
+use pvrdma_link::Link;
 #[cfg(feature = "vxlan")]
 use pvrdma_link::MonotonicClock;
 
