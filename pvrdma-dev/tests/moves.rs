@@ -107,6 +107,11 @@ impl Adapter {
         let (inline_bytes, inline_requests) = (worker_bytes, worker_requests);
         let limits = RxeConfig { worker_bytes, worker_requests, inline_bytes, inline_requests, ..default };
         let rxe = Rxe::new(RxeConfig { workers: 0, clock, ..limits }).unwrap();
+        Self::plug(rxe, host, cable)
+    }
+
+    /// Connects the port of a guest with its end of the cable.
+    fn plug(rxe: Rxe, host: u8, cable: Option<&Arc<MemoryLink>>) -> Self {
         let cut = Arc::new(AtomicBool::new(false));
         let uplink = cable.map(|cable| {
             let uplink = Arc::new(Plugged { cable: Arc::clone(cable), cut: Arc::clone(&cut) });
@@ -437,6 +442,16 @@ impl Pair {
         self.claim();
     }
 
+    /// Moves the second guest to the adapter of the first one. The cable then connects the two ports of the adapter.
+    fn come_together(&mut self) {
+        let saved = self.sides[1].save();
+        let rxe = self.sides[0].adapter.rxe.clone();
+        let adapter = Adapter::plug(rxe, self.sides[1].host, self.sides[1].cable.as_ref());
+        self.sides[1].restore(adapter, &saved);
+        assert!(self.sides[1].test.device.resume());
+        self.claim();
+    }
+
     /// Moves both guests at the same moment, to the same adapter if they were on one.
     fn move_both(&mut self) {
         let saved = [0, 1].map(|side| self.sides[side].save());
@@ -604,6 +619,31 @@ fn a_local_connection_continues_on_the_network() {
         }
     }
     assert!(counts.get("local request").is_some_and(|&count| count >= 30), "{counts:?}");
+}
+
+/// Two guests of different hosts have a connection, and one moves to the host of the other in the middle of it, and away
+/// again.
+#[test]
+fn a_connection_on_the_network_continues_in_one_process() {
+    let mut counts = BTreeMap::<_, u32>::new();
+    for seed in 0..300 {
+        let mut random = Random::new(seed);
+        let mut pair = Pair::new(true, seed.is_multiple_of(2));
+        let (together, apart) = (10 + random.below(40), 60 + random.below(40));
+        for step in 0..110 {
+            if step == together {
+                pair.come_together();
+            } else if step == apart {
+                pair.move_one(1);
+            }
+            pair.step(&mut random);
+        }
+        pair.finish();
+        for (what, count) in pair.sides.iter().flat_map(|side| &side.counts) {
+            *counts.entry(*what).or_default() += count;
+        }
+    }
+    assert!(counts.values().all(|&count| count > 0) && counts.len() > 3, "{counts:?}");
 }
 
 /// A device that ends without leaving takes its requests in progress along. Those of its peer end with "retry

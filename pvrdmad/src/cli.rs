@@ -309,7 +309,7 @@ pub struct ShowArgs {
     /// Which daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,
-    /// Name of the device; `failures` takes all devices without it.
+    /// Name of the device. Optional with `failures`, which then lists those of all devices.
     #[arg(long, value_name = "NAME")]
     #[arg(required_if_eq_any(ObjectKind::ALL.map(|kind| ("object", kind.name()))))]
     pub device: Option<String>,

@@ -49,7 +49,7 @@ impl Host {
 
 /// The VM of the second guest is copied beside its traffic, and its state is refused by a device with another MAC
 /// address: it continues at the source. All traffic is compared meanwhile. Then the idle VM moves with its network
-/// function.
+/// function, and its connection to the neighbour that stays goes on over the network.
 #[test]
 fn a_vm_moves_to_another_daemon() {
     let place: TempDir = tempfile::tempdir().unwrap();
@@ -83,6 +83,9 @@ fn a_vm_moves_to_another_daemon() {
     let moved_nic = paused_nic.restore(&destination.socket("nic2"), &nic_state).unwrap();
     paused.continue_at(moved);
     paused_nic.continue_at(moved_nic);
+    for _ in 0..3 {
+        pair.exchange();
+    }
     source.daemon.stop();
     let mut again = [0; 4];
     vm.bar_read(1, 0, &mut again);

@@ -78,7 +78,7 @@ pub(crate) struct RequesterInspect {
     timer_due_in_us: Option<u64>,
     /// The guest wants an event when the send queue is drained.
     notify_drained: bool,
-    /// Number of requests that succeeded, and of datagrams, since RESET.
+    /// Number of requests that succeeded since RESET. Datagrams count as soon as they are sent.
     requests: u64,
     /// Bytes in them.
     bytes: u64,

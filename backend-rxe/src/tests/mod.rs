@@ -13,7 +13,7 @@ use pvrdma_link::{
 };
 use pvrdma_packet::Ethernet;
 use pvrdma_roce::wire::{
-    Aeth, Bth, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Reth, Syndrome, Udp, build,
+    Aeth, Bth, Deth, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Reth, Syndrome, Udp, build,
 };
 use pvrdma_verbs::{
     CompletionQueue, Hca, MemoryRegion, QueuePair, SharedReceiveQueue,
@@ -149,6 +149,38 @@ fn strangers_cost_no_memory() {
     let mut answers = Frames::default();
     cable.receive(&mut answers, 1);
     assert_eq!(answers.len(), 0, "no packet gets an answer");
+}
+
+/// A host beyond the uplink sends as a device of this process: with its IP address only, and with its Ethernet address
+/// as well. Its neighbour is connected with it by local delivery, and has received nothing yet.
+#[test]
+fn a_neighbour_cannot_be_forged() {
+    let (rxe, node, _, cable, _uplink) = exposed(100);
+    let neighbour = Node::new(&rxe, 2);
+    let [end, other] = [&node, &neighbour].map(|node| node.qp(QpType::Rc));
+    end.connect(&other, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    other.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(1), mac(1)));
+    let datagrams = node.qp(QpType::Ud);
+    datagrams.connect(&datagrams, |_| {});
+    let reth = Reth { address: 0, rkey: 0, length: 0 };
+    let mut dropped = 0;
+    for station in [mac(9), mac(2)] {
+        for opcode in [Opcode::write(Position::Only), Opcode::ACKNOWLEDGE, Opcode::UD_SEND] {
+            let to = if opcode == Opcode::UD_SEND { &datagrams } else { &end };
+            let mut header = request([10, 0, 0, 2], to, opcode, 0, reth);
+            header.ethernet.source = station;
+            header.extension = match opcode {
+                Opcode::ACKNOWLEDGE => Extension::Aeth(Aeth { syndrome: Syndrome::ACK, msn: 0 }),
+                Opcode::UD_SEND => Extension::Deth(Deth { qkey: 0, source: other.qp.qpn() }),
+                _ => header.extension,
+            };
+            give(&cable, &header, &[]);
+            rxe.run_ready();
+            dropped += 1;
+            assert_eq!(node.counter("wire_dropped_address"), dropped, "{station} {opcode:?}");
+        }
+    }
+    assert_eq!(kept_for_peer(&end), None);
 }
 
 /// A peer requests many responses and accepts none: the memory kept for it is bounded, the rest is dropped and counted.

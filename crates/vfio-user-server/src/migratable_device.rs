@@ -13,6 +13,15 @@ pub struct MigratableDevice {
     pub function: Arc<dyn Migratable>,
     /// Memory that the device may keep. States in transit and logs of written pages are charged to it.
     pub budget: Arc<MemoryBudget>,
+    /// Called after the VM has moved away.
+    pub left: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl MigratableDevice {
+    /// Describes a function whose place in a network need not change when its VM moves away.
+    pub fn new(function: Arc<dyn Migratable>, budget: Arc<MemoryBudget>) -> Self {
+        Self { function, budget, left: Arc::new(|| {}) }
+    }
 }
 
 impl fmt::Debug for MigratableDevice {

@@ -407,7 +407,7 @@ fuzz_target!(|input: (bool, Messages)| {
         irqs,
         keeper: None,
         stats: Arc::clone(&stats),
-        migration: Some(MigratableDevice { function: function.clone(), budget: Arc::clone(&budget) }),
+        migration: Some(MigratableDevice::new(function.clone(), Arc::clone(&budget))),
         mappable: None,
         intx: messages.len() % 2 == 0,
         reply_deadline: REPLY_DEADLINE,

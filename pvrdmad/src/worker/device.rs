@@ -116,6 +116,7 @@ impl ServedDevice {
             rxe,
             nic,
             nic_link,
+            left,
             doorbells,
             pages,
         } = place;
@@ -142,7 +143,7 @@ impl ServedDevice {
             irqs: Arc::clone(&irqs),
             keeper: keeper.map(Keeper::device),
             stats: Arc::clone(&stats),
-            migration: migratable.clone().map(|function| MigratableDevice { function, budget }),
+            migration: migratable.clone().map(|function| MigratableDevice { function, budget, left }),
             mappable: mappable(&doorbells, &*function),
             intx: device.config.intx,
             reply_deadline: REPLY_DEADLINE,
@@ -241,6 +242,8 @@ pub(super) struct Place {
     pub(super) port: Option<Uplink>,
     /// The software adapter, if it is used. It can capture the device's traffic.
     pub(super) rxe: Option<Rxe>,
+    /// Called when its VM has moved away.
+    pub(super) left: Arc<dyn Fn() + Send + Sync>,
     /// The way in which its doorbells are implemented.
     pub(super) doorbells: DoorbellSetup,
     /// The file of its doorbell pages, if clients may map them.

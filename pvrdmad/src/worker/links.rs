@@ -27,7 +27,7 @@ use crate::status::LinkReport;
 /// Connects the devices of a network with each other, and with other hosts if there is an uplink.
 #[derive(Debug)]
 pub(super) struct Ether {
-    switch: Switch,
+    switch: Arc<Switch>,
     /// The uplink, behind a link that injects the current faults.
     uplink: Option<Arc<FaultLink<Arc<dyn Link>>>>,
 }
@@ -45,7 +45,7 @@ impl Ether {
             Some(link) if !network.local => Switch::hairpin(link, network.mtu),
             link => Switch::new(link, network.mtu),
         };
-        Ok(Self { switch: switch?, uplink })
+        Ok(Self { switch: Arc::new(switch?), uplink })
     }
 
     /// Returns the state of the uplink, if there is one.
@@ -78,7 +78,22 @@ impl Ether {
         // A bridge in the guest forwards for endpoints whose addresses the switch has not learnt, so frames to unknown
         // destinations are flooded.
         let unknown = if device.rules.forged.allow_mac() { UnknownUnicast::Flood } else { UnknownUnicast::Drop };
-        Ok(self.switch.port(device.config.mac, unknown)?)
+        let port = self.switch.port(device.config.mac, unknown)?;
+        // Its VM may still run at another host, and move here.
+        self.switch.silence(device.config.mac);
+        Ok(port)
+    }
+
+    /// Returns the function that the servers of a device call when its VM has moved away: the switch then looks for
+    /// the VM at the uplink, too.
+    pub(super) fn departure(&self, mac: MacAddr) -> Arc<dyn Fn() + Send + Sync> {
+        // The thread of a client that is stuck may hold the function for longer than there is a switch.
+        let switch = Arc::downgrade(&self.switch);
+        Arc::new(move || {
+            if let Some(switch) = switch.upgrade() {
+                switch.silence(mac);
+            }
+        })
     }
 
     /// Removes the port of a device.

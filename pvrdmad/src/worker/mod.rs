@@ -245,6 +245,7 @@ impl Worker {
             rxe: None,
             nic: None,
             nic_link: None,
+            left: self.ether.departure(device.config.mac),
             doorbells,
             pages,
         };
@@ -322,7 +323,8 @@ impl Worker {
         }
         let DeviceConfig { name, mac, .. } = &device.config;
         let link: Option<Arc<dyn Link>> = if device.nic_socket.is_some() {
-            let function = NetworkFunction::start(device, nic, &self.host, clients).context("nic-socket")?;
+            let function = NetworkFunction::start(device, nic, &self.host, clients, Arc::clone(&place.left))
+                .context("nic-socket")?;
             Some(Arc::clone(&place.nic.insert(function).link) as _)
         } else {
             let open = |link| links::open(link, nic, &self.host, Some(name), true);

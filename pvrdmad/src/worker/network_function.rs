@@ -33,7 +33,7 @@ pub(super) struct NetworkFunction {
 
 impl NetworkFunction {
     /// Creates the network function of a device and serves it at the socket in `fds`. With `arrivals`, its state and
-    /// its client come from there.
+    /// its client come from there. `left` is called when the VM has moved away.
     ///
     /// # Errors
     /// No descriptors are available, or no thread can be started.
@@ -42,6 +42,7 @@ impl NetworkFunction {
         fds: Vec<OwnedFd>,
         host: &Arc<dyn Host>,
         (keeper, arrivals): (Option<&Arc<Keeper>>, Option<&mut Arrivals>),
+        left: Arc<dyn Fn() + Send + Sync>,
     ) -> Result<Self> {
         let Ok([listener]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("no socket for it") };
         // No thread waits for its memory under a lock that other threads need, so none of it is pinned.
@@ -66,6 +67,7 @@ impl NetworkFunction {
             migration: Some(MigratableDevice {
                 function: Arc::clone(link.device()) as _,
                 budget: MemoryBudget::new(MIGRATION_BYTES),
+                left,
             }),
             mappable: None,
             intx: device.config.intx,

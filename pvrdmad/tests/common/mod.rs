@@ -297,7 +297,7 @@ impl Served {
             irqs: Arc::clone(&irqs),
             keeper: None,
             stats: Arc::clone(&stats),
-            migration: Some(MigratableDevice { function: function.clone(), budget: Arc::clone(&budget) }),
+            migration: Some(MigratableDevice::new(function.clone(), Arc::clone(&budget))),
             mappable: None,
             intx,
             reply_deadline,

@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(10);
 pub(crate) struct Wire {
     ports: Vec<Port>,
     dice: Dice,
-    /// Most consecutive looks in which a port is not served.
+    /// Maximum number of consecutive turns in which a port is skipped.
     longest_stop: usize,
     /// Frames that were carried recently.
     recent: VecDeque<Vec<u8>>,

@@ -67,6 +67,15 @@ impl Flow {
     }
 }
 
+/// Packets of a flow that a device accepts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Admitted {
+    All,
+    /// Those of connections. The sender is a device of this process, which reaches everything else by local delivery.
+    /// A queue pair without a connection on the wire drops the packets itself, because it has no path to the sender.
+    Connections,
+}
+
 fn is_response(packet: &Packet<'_>) -> bool {
     packet.header.bth.opcode.info().is_some_and(|info| info.operation.is_response())
 }
@@ -102,12 +111,13 @@ impl Inbox {
         self.node.upgrade().is_some_and(|node| node.adapter.paused.is_set())
     }
 
-    /// Returns `true` if the device accepts packets of this flow. Counts the reason if it does not.
-    fn admits(&mut self, port: &Port, node: &Node<Endpoint>, flow: Flow) -> bool {
+    /// Returns the packets of this flow that the device accepts. Counts the reason if it accepts none.
+    fn admits(&mut self, port: &Port, node: &Node<Endpoint>, flow: Flow) -> Option<Admitted> {
         let (counters, gids) = (&port.counters, &node.adapter.gids);
         let dropped = if gids.contains(flow.to) {
             match self.sources.judge(node, flow.to.beside(flow.from), flow.station) {
-                Verdict::Taken => return true,
+                Verdict::Taken => return Some(Admitted::All),
+                Verdict::Neighbour => return Some(Admitted::Connections),
                 Verdict::Spoofed => &counters.wire_dropped_address,
                 Verdict::Refused => &counters.wire_dropped_peer,
             }
@@ -117,7 +127,7 @@ impl Inbox {
             &counters.wire_dropped_address
         };
         PortCounters::bump(dropped);
-        false
+        None
     }
 
     /// Handles a packet, and the packets directly behind it that are requests to the same queue pair.
@@ -245,9 +255,8 @@ impl RoceReceiver for Inbox {
         while let Some((packet, arrival)) = packets.next() {
             let (flow, generation) = (Flow::of(&packet), self.sources.generation());
             let known = last.take().filter(|(known, since, _)| (*known, *since) == (flow, generation));
-            if known.is_none() && !self.admits(port, &node, flow) {
-                continue;
-            }
+            let admitted = if known.is_some() { Some(Admitted::All) } else { self.admits(port, &node, flow) };
+            let Some(admitted) = admitted else { continue };
             if packet.header.bth.opcode == Opcode::CNP {
                 cnp::notified(port, &node, &packet);
                 continue;
@@ -256,6 +265,10 @@ impl RoceReceiver for Inbox {
                 PortCounters::bump(&counters.wire_dropped_no_qp);
                 continue;
             };
+            if admitted == Admitted::Connections && endpoint.qp().qp_type.is_datagram() {
+                PortCounters::bump(&counters.wire_dropped_address);
+                continue;
+            }
             // A marked packet is handled alone, because its sender must be notified.
             let marked = is_marked(&packet);
             let alike =

@@ -20,7 +20,9 @@ const NOTE: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     Taken,
-    /// A device of this process owns the address, and does not send on the wire.
+    /// Another device of this process owns the address, and may have connections that are older than its arrival here.
+    Neighbour,
+    /// A device of this process owns the address, and has not sent the packet.
     Spoofed,
     /// The rules do not allow the source.
     Refused,
@@ -32,6 +34,8 @@ struct Known {
     /// Generation of the directory at the lookup.
     generation: u64,
     verdict: Verdict,
+    /// The Ethernet address from which a neighbour sends.
+    neighbour: Option<MacAddr>,
     /// Time of the last report that a packet came from the source.
     noted: Option<Duration>,
 }
@@ -79,17 +83,22 @@ impl Sources {
         if let Some(slot) = self.slots.get_mut(index) {
             *slot = Some(known);
         }
-        known.verdict
+        match known.neighbour {
+            Some(mac) if mac != station => Verdict::Spoofed,
+            _ => known.verdict,
+        }
     }
 
     #[cold]
     fn look_up(&self, node: &Node<Endpoint>, from: BoundGid, generation: u64) -> Known {
         let owner = self.directory.find(from);
+        let neighbour = owner.as_ref().filter(|_| self.local).map(|owner| owner.adapter.origin(from).mac);
         let verdict = match &owner {
-            Some(owner) if self.local || std::ptr::eq(Arc::as_ptr(owner), node) => Verdict::Spoofed,
+            Some(owner) if std::ptr::eq(Arc::as_ptr(owner), node) => Verdict::Spoofed,
             _ if !node.adapter.rules.allow_peer(from.gid) => Verdict::Refused,
+            _ if neighbour.is_some() => Verdict::Neighbour,
             _ => Verdict::Taken,
         };
-        Known { from, generation, verdict, noted: None }
+        Known { from, generation, verdict, neighbour, noted: None }
     }
 }

@@ -30,6 +30,8 @@ pub(super) enum Local<'p> {
     None,
     /// The port with the destination address.
     One(&'p Arc<Mailbox>),
+    /// The port with the destination address, whose station may be beyond the uplink.
+    Silent(&'p Arc<Mailbox>),
     /// All ports: the destination is a group.
     All,
     /// No port has the address: all ports with [`UnknownUnicast::Flood`].
@@ -95,6 +97,8 @@ impl Ports {
         }
         match self.by_mac.get(&MacAddr(destination)) {
             Some(port) if port.id == source => Local::None,
+            // Frames from the uplink are not sent back there, wherever the station is.
+            Some(port) if source != UPLINK && port.is_silent() => Local::Silent(port),
             Some(port) => Local::One(port),
             None => Local::Unknown,
         }
@@ -111,7 +115,7 @@ impl Ports {
 impl Local<'_> {
     /// Returns `true` if the uplink gets such a frame, too.
     pub(super) const fn goes_up(&self) -> bool {
-        matches!(self, Self::All | Self::Unknown)
+        matches!(self, Self::All | Self::Unknown | Self::Silent(_))
     }
 }
 
@@ -145,7 +149,7 @@ impl<'p> Forwarder<'p> {
     pub(super) fn deliver(&mut self, frame: &[u8], offload: Offload, local: Local<'p>) -> bool {
         let unknown = match local {
             Local::None => return false,
-            Local::One(port) => {
+            Local::One(port) | Local::Silent(port) => {
                 self.put(port, frame, offload);
                 return true;
             }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use pvrdma_base::Snapshot;
@@ -140,6 +140,9 @@ pub(super) struct Mailbox {
     pub(super) direct: Direct,
     /// The uplink has refused frames of this port, and has not accepted all of them since.
     pub(super) refused: AtomicBool,
+    /// The port has sent no frame since its station was said to be elsewhere. The flag orders nothing: a frame that
+    /// races with its change goes one way or the other.
+    silent: AtomicBool,
     pub(super) counters: SwitchCounters,
 }
 
@@ -147,7 +150,26 @@ impl Mailbox {
     pub(super) fn new(id: Source, mac: MacAddr, unknown: UnknownUnicast) -> io::Result<Self> {
         let (queue, notice) = (Mutex::default(), Notice::new(Bell::new()?));
         let (direct, refused, counters) = (Direct::default(), AtomicBool::new(false), SwitchCounters::default());
-        Ok(Self { id, mac, unknown, queue, notice, direct, refused, counters })
+        let silent = AtomicBool::new(false);
+        Ok(Self { id, mac, unknown, queue, notice, direct, refused, silent, counters })
+    }
+
+    /// Returns `true` if the station of the port may be beyond the uplink.
+    pub(super) fn is_silent(&self) -> bool {
+        self.silent.load(Ordering::Relaxed)
+    }
+
+    /// Records that the port sends a frame.
+    pub(super) fn speaks(&self) {
+        // The line of the flag stays shared while nothing changes.
+        if self.is_silent() {
+            self.silent.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Records that the station of the port may be beyond the uplink.
+    pub(super) fn falls_silent(&self) {
+        self.silent.store(true, Ordering::Relaxed);
     }
 
     /// Returns the descriptor that is readable while the notice is raised.

@@ -4,6 +4,10 @@
 //! frame to an address that no port has goes to the uplink. Addresses are configured, not learned: no port can get the
 //! frames of another one, whatever it sends.
 //!
+//! A station that moves between hosts has a port at both for a while. While it is at the other host, its port here is
+//! *silent* ([`Switch::silence`]): frames of other ports to its address go to the uplink as well. The first frame that
+//! the port sends ends this.
+//!
 //! A switch with a *hairpin* sends all frames of its ports to the uplink, and delivers the frames that come back from
 //! there.
 //!
@@ -128,6 +132,14 @@ impl Switch {
         let port = self.0.ports.read().get(mac);
         if let Some(port) = port {
             self.0.unplug(&port);
+        }
+    }
+
+    /// Records that the station with this address may be at another host. Frames to it go to the uplink as well, until
+    /// its port sends. Does nothing if no port has the address.
+    pub fn silence(&self, mac: MacAddr) {
+        if let Some(port) = self.0.ports.read().get(mac) {
+            port.falls_silent();
         }
     }
 

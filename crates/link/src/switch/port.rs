@@ -153,6 +153,9 @@ impl Link for SwitchPort {
 
     fn send(&self, frames: &Frames, from: usize) -> usize {
         let ports = self.shared.ports.read();
+        if from < frames.len() {
+            self.mailbox.speaks();
+        }
         match &self.shared.uplink {
             Some(uplink) if ports.is_sole(&self.mailbox) || self.shared.hairpin && ports.contains(&self.mailbox) => {
                 let taken = uplink.send(frames, from);

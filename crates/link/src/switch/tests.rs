@@ -257,6 +257,35 @@ fn addresses_are_unique_and_of_one_station() {
     assert!(matches!(switch.port(mac(1), UnknownUnicast::Drop), Err(SwitchError::InUse(_))));
 }
 
+/// A station that moves here, or away, has a port at both ends of the uplink for a while.
+#[test]
+fn frames_to_a_silent_port_go_to_the_uplink_as_well() {
+    let (switch, outside, _) = switch(100);
+    let [one, two] = plug(&switch, [1, 2]);
+    let say = |port: &SwitchPort, to: u8, number: u32| {
+        let from = port.address();
+        assert_eq!(port.send(&frames(&[frame(mac(to), from, number, 60)]), 0), 1);
+    };
+    let heard = || (numbers(&receive(&*two)), numbers(&receive(&outside)));
+    switch.silence(mac(2));
+    switch.silence(mac(7));
+    say(&one, 2, 1);
+    assert_eq!(heard(), (vec![1], vec![1]), "the station may still be beyond the uplink");
+    // What comes from there does not go back.
+    outside.send(&frames(&[frame(mac(2), mac(9), 2, 60)]), 0);
+    switch.service();
+    assert_eq!(heard(), (vec![2], vec![]));
+    say(&two, 1, 3);
+    say(&one, 2, 4);
+    assert_eq!(heard(), (vec![4], vec![]), "the station is here");
+    switch.silence(mac(2));
+    say(&one, 2, 5);
+    assert_eq!(heard(), (vec![5], vec![5]), "the station has moved away");
+    say(&two, 9, 6);
+    say(&one, 2, 7);
+    assert_eq!(heard(), (vec![7], vec![6]), "it is back");
+}
+
 #[test]
 fn a_port_that_was_unplugged_hears_and_says_nothing() {
     let (switch, outside, _) = switch(100);

@@ -136,6 +136,7 @@ impl<'a> Migration<'a> {
         {
             self.endpoint.info(module_path!(), format_args!("the VM has moved away"));
             device.function.leave();
+            (device.left)();
         }
     }
 
