@@ -63,6 +63,12 @@ pub(crate) struct PairOptions {
     pub(crate) doorbells: [&'static str; 2],
     /// Both functions are hot-plugged after the guests have booted.
     pub(crate) hot_plug: bool,
+    /// Guests have an empty slot for a second device.
+    pub(crate) empty_slot: bool,
+    /// Memory that can be hot-plugged into each guest.
+    pub(crate) more_memory_mib: u32,
+    /// Parameters at the end of the command line of the guests' kernels.
+    pub(crate) kernel_parameters: &'static str,
     /// More vNICs of the guests.
     pub(crate) more_cards: [Vec<Card>; 2],
     /// Networks of the daemon that devices may refer to.
@@ -85,6 +91,9 @@ impl Default for PairOptions {
             device_options: String::new(),
             doorbells: ["trapped"; 2],
             hot_plug: false,
+            empty_slot: false,
+            more_memory_mib: 0,
+            kernel_parameters: "",
             more_cards: [Vec::new(), Vec::new()],
             networks: Vec::new(),
             root_disk: None,
@@ -140,27 +149,24 @@ impl Pair {
         for index in [0, 1] {
             pair.vms[index].wait_boot()?;
             if options.hot_plug {
-                pair.plug_in(index)?;
+                let sockets = [nic_socket(pair.directory(), index), socket(pair.directory(), index)];
+                plug_in(&pair.vms[index], &sockets)?;
             }
         }
         Ok(pair)
     }
 
-    /// Plugs in both functions of a guest's slot. The guest scans the slot when function 0 appears, so function 0 comes
-    /// last.
-    fn plug_in(&self, index: usize) -> Result<()> {
-        let (device, nic) = (socket(self.directory.path(), index), nic_socket(self.directory.path(), index));
-        for (function, path) in [(1, device), (0, nic)] {
-            self.vms[index].add_device(&json!({
-                "driver": "vfio-user-pci",
-                "id": format!("function{function}"),
-                "bus": EMPTY_SLOT,
-                "addr": format!("0.{function}"),
-                "multifunction": function == 0,
-                "socket": { "path": path, "type": "unix" },
-            }))?;
-        }
-        self.vms[index].wait_until("lspci -n | grep -q 15ad:0820", Duration::from_secs(60))
+    /// Adds a device to the daemon and plugs it into a guest that has an empty slot.
+    pub(crate) fn add_device(&self, index: usize, name: &str, mac: MacAddr) -> Result<()> {
+        let sockets = ["nic", "pvrdma"].map(|function| self.directory().join(format!("{name}.{function}")));
+        let [nic, device] = &sockets;
+        self.daemon().context("there is no daemon")?.add(&DaemonDevice {
+            name: name.to_owned(),
+            socket: device.clone(),
+            mac: mac.to_string(),
+            options: format!(",nic-socket={}", nic.display()),
+        })?;
+        plug_in(&self.vms[index], &sockets)
     }
 
     /// Guest a.
@@ -274,7 +280,9 @@ fn machine(image: &GuestImage, directory: &Path, options: &PairOptions, index: u
         .iommu(options.iommu)
         .cpus(options.cpus[index])
         .more_cards(&options.more_cards[index])
-        .empty_slot(options.hot_plug);
+        .empty_slot(options.hot_plug || options.empty_slot)
+        .more_memory_mib(options.more_memory_mib)
+        .kernel_parameters(options.kernel_parameters);
     if let Some(disk) = &options.root_disk {
         builder = builder.root_disk(disk);
     }
@@ -296,6 +304,25 @@ fn machine(image: &GuestImage, directory: &Path, options: &PairOptions, index: u
         builder = builder.nic(nic(NicModel::Virtio));
     }
     builder
+}
+
+/// Plugs the functions behind two sockets into the empty slot of a guest. The guest scans the slot when function 0
+/// appears, so function 0 comes last.
+fn plug_in(vm: &Vm, functions: &[PathBuf; 2]) -> Result<()> {
+    const DEVICES: &str = "lspci -n | grep -c 15ad:0820";
+    // The command fails if it counts none.
+    let before = vm.exec(DEVICES, Duration::from_secs(60))?.text;
+    for (function, path) in functions.iter().enumerate().rev() {
+        vm.add_device(&json!({
+            "driver": "vfio-user-pci",
+            "id": format!("function{function}"),
+            "bus": EMPTY_SLOT,
+            "addr": format!("0.{function}"),
+            "multifunction": function == 0,
+            "socket": { "path": path, "type": "unix" },
+        }))?;
+    }
+    vm.wait_until(&format!("[ $({DEVICES}) -gt {} ]", before.trim()), Duration::from_secs(60))
 }
 
 /// Returns the options of a device other than its name, socket and address.

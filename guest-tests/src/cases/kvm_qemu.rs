@@ -38,18 +38,10 @@ pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     cases.push(shared.case("kvm/qemu/nvme-fio-verify", |pair| nvme::between(pair.vms(), pair.endpoints()?.tcp[0], 16)));
     cases.push(shared.case("kvm/qemu/reboot", reboot));
     cases.push(shared.last_case("kvm/qemu/killed", killed));
-    cases.into_iter().map(|case| case.slow_unless(&ORDINARY, WHEN)).collect()
+    cases.into_iter().map(|case| case.slow(WHEN)).collect()
 }
 
-/// Cases that run by default.
-pub(super) const ORDINARY: [&str; 5] = [
-    "kvm/qemu/boot",
-    "kvm/qemu/rc_pingpong/a-to-b",
-    "kvm/qemu/write_bw/a-to-b",
-    "kvm/qemu/rping/a-to-b",
-    "kvm/qemu/exits",
-];
-/// Hint for the other cases. With emulated virtualisation, each takes seconds, and a boot half a minute.
+/// Hint for all cases. With emulated virtualisation, a boot takes minutes, and each other case many seconds.
 const WHEN: &str = "takes minutes with the others; runs when asked for: --only kvm/qemu";
 
 /// The drivers have bound, and KVM runs both guests.

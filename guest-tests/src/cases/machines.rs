@@ -1,20 +1,27 @@
 //! Machines with other configurations than the shared pair: other memory, more processors, an IOMMU, QEMU's own write
-//! mode.
+//! mode, a second device; and machines that are suspended, or get more memory.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use pvrdma_packet::MacAddr;
 
 use super::case::{Case, skip};
 use super::exchange::{Programs, Ready, finish};
 use super::pingpong::pingpong;
-use crate::endpoints::{gid_index, listens};
+use crate::endpoints::{Endpoints, gid_index, listens};
 use crate::guest_with_daemon::{GuestWithDaemon, MAC, addresses, cable, datagrams};
 use crate::image::GuestImage;
 use crate::pair::{LinkKind, PVRDMA_DEVICE, Pair, PairOptions};
-use crate::vm::MemoryKind;
+use crate::vm::{MemoryKind, Vm};
+
+/// Hint for cases that boot a pair of guests of their own.
+const HALF_A_MINUTE: &str = "takes half a minute; runs when asked for by its name";
+/// Name of a guest's second RDMA device.
+const SECOND_DEVICE: &str = "vmw_pvrdma1";
 
 /// One test per configuration.
 pub(crate) fn cases() -> Vec<Case> {
@@ -35,6 +42,10 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::alone("machine/roce-v1", |image| {
             traffic(image, PairOptions { device_options: ",roce=v1".to_owned(), rxe: false, ..PairOptions::default() })
         }),
+        Case::alone("slow/no-msi", no_msi).slow(HALF_A_MINUTE),
+        Case::alone("slow/two-devices", two_devices).slow(HALF_A_MINUTE),
+        Case::alone("slow/memory-hot-plug", memory_hot_plug).slow(HALF_A_MINUTE),
+        Case::alone("slow/suspend-to-ram", suspend_to_ram).slow(HALF_A_MINUTE),
         Case::alone("machine/two-processors", two_processors),
         Case::alone("machine/hugetlb", hugetlb),
         Case::alone("machine/private-memory-refused", private_memory),
@@ -48,6 +59,117 @@ fn traffic(image: &GuestImage, options: PairOptions) -> Result<String> {
     pingpong(&pair.endpoints(&link), 0, "ibv_rc_pingpong", "-c")
         .and_then(|_| pingpong(&pair.endpoints(&link), 1, "ibv_rc_pingpong", "-c -s 1048576 -n 20"))
         .with_context(|| pair.diagnosis())
+}
+
+/// The guest's kernel uses neither MSI-X nor MSI, so both functions use pins of their slot.
+fn no_msi(image: &GuestImage) -> Result<String> {
+    let device_options = ",intx=on".to_owned();
+    let options = PairOptions { kernel_parameters: "pci=nomsi", device_options, rxe: false, ..PairOptions::default() };
+    let pair = Pair::boot(image, &options)?;
+    let link = pair.link(LinkKind::Pvrdma)?;
+    let interrupts = pair.a().run("grep -E 'pvrdma|eth0' /proc/interrupts")?;
+    ensure!(!interrupts.contains("MSI") && interrupts.contains("IO-APIC"), "{interrupts}");
+    // The driver learns of commands by the pin, and of nothing else: programs must poll.
+    let run = pingpong(&pair.endpoints(&link), 0, "ibv_rc_pingpong", "-c");
+    run.with_context(|| pair.diagnosis())
+}
+
+/// A guest with two devices, each with its own interface and address, uses both at the same time.
+fn two_devices(image: &GuestImage) -> Result<String> {
+    const MAC: MacAddr = MacAddr([0x52, 0x54, 0, 0, 3, 1]);
+    const IP: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 76, 1), Ipv4Addr::new(192, 168, 76, 2)];
+    let pair = Pair::boot(image, &PairOptions { empty_slot: true, rxe: false, ..PairOptions::default() })?;
+    pair.add_device(0, "second", MAC)?;
+    let second = format!("$(grep -l {MAC} /sys/class/net/*/address | cut -d/ -f5)");
+    pair.a().wait_until(&format!("[ -n \"{second}\" ]"), Duration::from_secs(60))?;
+    pair.a().run(&format!("ip link set {second} up && ip addr add {}/24 dev {second}", IP[0]))?;
+    pair.b().run(&format!("ip addr add {}/24 dev eth0", IP[1]))?;
+    let first = pair.link(LinkKind::Pvrdma)?;
+    let [of_a, of_b] = [(pair.a(), SECOND_DEVICE, IP[0]), (pair.b(), PVRDMA_DEVICE, IP[1])]
+        .map(|(vm, device, address)| gid_index(vm, device, address.into()));
+    let second = Endpoints {
+        device: [SECOND_DEVICE, PVRDMA_DEVICE],
+        gid_index: [of_a?, of_b?],
+        ip: IP.map(Into::into),
+        ..pair.endpoints(&first)
+    };
+    // A stream over the first device for as long as the second one is used.
+    let stream = format!("ib_write_bw -F -d {} -s 65536 -p 18620 -D 3600 -x", first.device);
+    let server = pair.b().spawn(&format!("{stream} {}", first.gid_index[1]))?;
+    pair.b().run(&format!("until {}; do sleep 0.02; done", listens(18620)))?;
+    let client = pair.a().spawn(&format!("{stream} {} {}", first.gid_index[0], first.ip[1]))?;
+    let run = pingpong(&second, 0, "ibv_rc_pingpong", "-c")
+        .and_then(|_| pingpong(&second, 1, "ibv_rc_pingpong", "-c -s 1048576 -n 20"));
+    let result = run.with_context(|| pair.diagnosis())?;
+    ensure!(server.is_running() && client.is_running(), "the stream ended:\n{}", client.output());
+    for vm in pair.vms() {
+        vm.kill_jobs()?;
+    }
+    Ok(result)
+}
+
+/// Memory is added while a connection is busy, which goes on; the new memory can then be registered.
+fn memory_hot_plug(image: &GuestImage) -> Result<String> {
+    const MORE_MIB: u32 = 512;
+    let parameters = "memhp_default_state=online";
+    let options = PairOptions {
+        more_memory_mib: MORE_MIB,
+        kernel_parameters: parameters,
+        memory_mib: 512,
+        rxe: false,
+        ..PairOptions::default()
+    };
+    let pair = Pair::boot(image, &options)?;
+    let link = pair.link(LinkKind::Pvrdma)?;
+    let stream = format!("ib_write_bw -F -d {} -s 65536 -p 18620 -D 3600 -x", link.device);
+    let server = pair.b().spawn(&format!("{stream} {}", link.gid_index[1]))?;
+    pair.b().run(&format!("until {}; do sleep 0.02; done", listens(18620)))?;
+    let client = pair.a().spawn(&format!("{stream} {} {}", link.gid_index[0], link.ip[1]))?;
+    let run = || -> Result<String> {
+        let total = |vm: &Vm| -> Result<u64> {
+            let kib = vm.run("sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")?;
+            kib.trim().parse().with_context(|| format!("no size: {kib}"))
+        };
+        let mut sizes = Vec::new();
+        for vm in pair.vms() {
+            let before = total(vm)?;
+            vm.add_memory(MORE_MIB)?;
+            let enough = before + u64::from(MORE_MIB) * 1024 * 9 / 10;
+            let size = "$(sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo)";
+            vm.wait_until(&format!("[ {size} -ge {enough} ]"), Duration::from_secs(60))?;
+            sizes.push(format!("{before} -> {} KiB", total(vm)?));
+        }
+        ensure!(server.is_running() && client.is_running(), "the stream ended:\n{}", client.output());
+        // More than there was: the buffer has to lie in the new memory, too.
+        pingpong(&pair.endpoints(&link), 0, "ibv_rc_pingpong", "-s 402653184 -n 1")?;
+        Ok(sizes.join(", "))
+    };
+    let result = run().with_context(|| pair.diagnosis())?;
+    for vm in pair.vms() {
+        vm.kill_jobs()?;
+    }
+    Ok(result)
+}
+
+/// The driver of the RDMA function cannot suspend, so it is unloaded before; that of the network function can.
+fn suspend_to_ram(image: &GuestImage) -> Result<String> {
+    let pair = Pair::boot(image, &PairOptions { rxe: false, ..PairOptions::default() })?;
+    let a = pair.a();
+    let run = || -> Result<String> {
+        a.run("rmmod vmw_pvrdma && grep -q mem /sys/power/state")?;
+        let sleep = a.spawn("echo mem >/sys/power/state")?;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while a.run_state()? != "suspended" {
+            ensure!(Instant::now() < deadline, "the guest is {}: {}", a.run_state()?, sleep.output());
+            thread::sleep(Duration::from_millis(20));
+        }
+        a.wake_up()?;
+        sleep.wait_success(Duration::from_secs(60))?;
+        a.run("modprobe vmw_pvrdma")?;
+        let link = pair.link(LinkKind::Pvrdma)?;
+        pingpong(&pair.endpoints(&link), 0, "ibv_rc_pingpong", "-c -e")
+    };
+    run().with_context(|| pair.diagnosis())
 }
 
 /// Threads that run at the same time, with their own queues and with shared ones.

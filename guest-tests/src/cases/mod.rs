@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn what_runs_unasked_under_kvm_is_there() {
-        let ordinary = [&kvm::ORDINARY[..], &kvm_qemu::ORDINARY].concat();
+        let ordinary = kvm::ORDINARY;
         let cases = all(LinkKind::Pvrdma);
         let unasked: Vec<_> =
             cases.iter().filter(|case| case.slow.is_none() && case.name.starts_with("kvm/")).collect();

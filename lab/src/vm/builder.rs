@@ -80,6 +80,10 @@ pub struct VmBuilder {
     pub(super) more_cards: Vec<Card>,
     /// A root port with an empty slot.
     pub(super) empty_slot: bool,
+    /// Memory that can be hot-plugged later.
+    pub(super) more_memory_mib: u32,
+    /// Parameters at the end of the kernel's command line.
+    pub(super) kernel_parameters: String,
     /// Ethernet address of the vNIC that leads to this machine.
     pub(super) user_network: Option<String>,
     /// Root file system that replaces the image's.
@@ -127,6 +131,8 @@ impl VmBuilder {
             nics: Vec::new(),
             more_cards: Vec::new(),
             empty_slot: false,
+            more_memory_mib: 0,
+            kernel_parameters: String::new(),
             user_network: None,
             root_disk: None,
             disk: None,
@@ -204,6 +210,18 @@ impl VmBuilder {
     /// Adds an empty slot behind a root port, [`EMPTY_SLOT`], for devices that are hot-plugged later.
     pub fn empty_slot(mut self, there: bool) -> Self {
         self.empty_slot = there;
+        self
+    }
+
+    /// Allows this much memory to be hot-plugged later ([`Vm::add_memory`](super::machine::Vm::add_memory)).
+    pub fn more_memory_mib(mut self, memory_mib: u32) -> Self {
+        self.more_memory_mib = memory_mib;
+        self
+    }
+
+    /// Sets parameters that end the kernel's command line.
+    pub fn kernel_parameters(mut self, parameters: &str) -> Self {
+        parameters.clone_into(&mut self.kernel_parameters);
         self
     }
 

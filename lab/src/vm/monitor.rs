@@ -1,4 +1,4 @@
-//! QEMU's monitor: hot-plugs devices into a running machine.
+//! QEMU's monitor: hot-plugs devices and memory into a running machine, and wakes it up.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -12,6 +12,26 @@ impl Vm {
     /// Plugs in a device; `arguments` are those of QEMU's `device_add`.
     pub fn add_device(&self, arguments: &Value) -> Result<()> {
         self.monitor(&json!({ "execute": "device_add", "arguments": arguments })).map(drop)
+    }
+
+    /// Plugs in shared memory, of which [`more_memory_mib`](super::builder::VmBuilder::more_memory_mib) is the maximum.
+    pub fn add_memory(&self, memory_mib: u32) -> Result<()> {
+        let size = u64::from(memory_mib) << 20;
+        let backend = json!({ "qom-type": "memory-backend-memfd", "id": "more", "size": size, "share": true });
+        self.monitor(&json!({ "execute": "object-add", "arguments": backend }))?;
+        self.add_device(&json!({ "driver": "pc-dimm", "id": "dimm", "memdev": "more" }))
+    }
+
+    /// Returns QEMU's word for the state of the machine.
+    pub fn run_state(&self) -> Result<String> {
+        let answer = self.monitor(&json!({ "execute": "query-status" }))?;
+        let state = answer["return"]["status"].as_str();
+        Ok(state.with_context(|| format!("{}: no state in {answer}", self.name))?.to_owned())
+    }
+
+    /// Wakes the machine from suspend to RAM.
+    pub fn wake_up(&self) -> Result<()> {
+        self.monitor(&json!({ "execute": "system_wakeup" })).map(drop)
     }
 
     /// Sends a request to the monitor and returns its answer.

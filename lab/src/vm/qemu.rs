@@ -40,7 +40,11 @@ pub(super) fn machine_arguments(vm: &VmBuilder) -> Result<Vec<String>> {
     }
     arguments.add("cpu", cpu);
     arguments.add("smp", vm.cpus.to_string());
-    arguments.add("m", format!("{}M", vm.memory_mib));
+    let room = match vm.more_memory_mib {
+        0 => String::new(),
+        more => format!(",slots=1,maxmem={}M", vm.memory_mib.saturating_add(more)),
+    };
+    arguments.add("m", format!("{}M{room}", vm.memory_mib));
     let split = if vm.iommu && accelerator == KVM.0 { ",kernel-irqchip=split" } else { "" };
     arguments.add("machine", format!("q35,memory-backend=mem0{split}"));
     arguments.add("object", memory_object(vm));
@@ -169,7 +173,11 @@ fn kernel_command_line(vm: &VmBuilder) -> String {
     let panic = if vm.ends_with_guest { -1 } else { 0 };
     let tick = if vm.ticks { " highres=off nohz=off" } else { "" };
     let watchdog = watchdog(vm.patience);
-    format!("console=ttyS0 panic={panic} mitigations=off nokaslr net.ifnames=0{iommu}{tick}{watchdog}")
+    let more = if vm.kernel_parameters.is_empty() { "" } else { " " };
+    let parameters = &vm.kernel_parameters;
+    format!(
+        "console=ttyS0 panic={panic} mitigations=off nokaslr net.ifnames=0{iommu}{tick}{watchdog}{more}{parameters}"
+    )
 }
 
 /// Returns kernel parameters that scale the watchdogs to the patience of the tests. The kernel reports a processor as
