@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pvrdma_pacing::PeerWindows;
 use pvrdma_verbs_types::Qpn;
 
 use crate::adapter::Adapter;
@@ -9,9 +10,9 @@ use crate::counters::Tally;
 use crate::gid::BoundGid;
 use crate::path::datagram::{Destination, Resolver};
 use crate::path::directory::{Directory, Generations, Node};
-use crate::path::wire::peer_window::PeerWindows;
 use crate::port::Port;
 use crate::qp::Qp;
+use crate::task::Task;
 
 /// Peers that the queue pairs of a device can reach, and the means to reach them. `Q` is a queue pair that can run.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ pub(crate) struct Fabric<Q> {
     /// The port to other hosts, if the device is plugged in.
     pub(crate) port: Option<Arc<Port>>,
     /// Congestion windows on the port, by peer.
-    pub(crate) windows: PeerWindows,
+    pub(crate) windows: PeerWindows<Task>,
 }
 
 impl<Q> Fabric<Q> {

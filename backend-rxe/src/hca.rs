@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use pvrdma_base::{Counter, Snapshot};
 use pvrdma_guest_memory::{Charge, Kept, PinGuard};
+use pvrdma_pacing::PeerWindows;
 use pvrdma_verbs::{
     CompletionSink, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Object, PortAttributes, QpInit,
     QueuePair, SendProgress, SrqInit, VerbsError,
@@ -23,7 +24,6 @@ use crate::limits::{MAX_CQ, MAX_PD, MAX_SRQ, PORT_MTU, VLANS, hca_limits};
 use crate::mr::{Mr, Region};
 use crate::path::directory::Node;
 use crate::path::wire;
-use crate::path::wire::peer_window::PeerWindows;
 use crate::path::wire::receive::Inbox;
 use crate::path::wire::sources::Sources;
 use crate::port::PortInspect;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::FairMutex;
 use pvrdma_handover::{Combiner, Pending};
+use pvrdma_pacing::Runner;
 use serde::Serialize;
 
 use crate::budget::Budget;
@@ -68,6 +69,12 @@ pub(crate) struct TaskInspect {
 impl fmt::Debug for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Task").field("scheduled", &self.scheduled).finish_non_exhaustive()
+    }
+}
+
+impl Runner for Task {
+    fn schedule(self: &Arc<Self>) {
+        Self::schedule(self);
     }
 }
 

@@ -23,13 +23,11 @@ pub(super) fn marked(port: &Port, endpoint: &Endpoint, packet: &Packet<'_>, out:
     }
     PortCounters::bump(&port.counters.wire_marked);
     let Some(config) = port.congestion() else { return };
-    let operation = header.bth.opcode.info().map(|info| info.operation);
-    // Responses acknowledge packets that were sent long ago, so a mark on them would describe an old state of the path.
-    let old_news = matches!(operation, Some(Operation::Acknowledge | Operation::AtomicAcknowledge));
     let now = endpoint.qp().adapter.engine.now();
-    if old_news || !endpoint.rate().may_notify(config.cnp_interval, now) {
+    if !endpoint.rate().is_notification_due(packet, config, now) {
         return;
     }
+    let operation = header.bth.opcode.info().map(|info| info.operation);
     let target = match header.extension.deth() {
         Some(deth) => datagram_path(endpoint, packet, deth.source).map(|path| (path, deth.source)),
         None if operation == Some(Operation::ReadResponse) => endpoint.request_path(),

@@ -17,8 +17,6 @@
 mod cnp;
 mod hooks;
 mod new_path;
-pub(crate) mod peer_window;
-pub(crate) mod rate_limiter;
 pub(crate) mod rc;
 pub(crate) mod receive;
 pub(crate) mod responder;

@@ -4,17 +4,13 @@ use std::time::Duration;
 
 use pvrdma_base::micros;
 use pvrdma_link::Frames;
-use pvrdma_roce::{
-    DropReason, Path, PathInspect, RequesterInspect, admit_connected,
-    wire::{MAX_FRAME, Packet},
-};
+use pvrdma_pacing::{Pacer, PeerWindows, RateLimiter, WindowShare};
+use pvrdma_roce::{DropReason, Path, PathInspect, RequesterInspect, admit_connected, wire::Packet};
 use pvrdma_verbs_types::{QpAttrs, QpState, Qpn};
 use serde::Serialize;
 
 use super::hooks::RequesterHooks;
 use super::new_path::NewPath;
-use super::peer_window::{PeerWindows, WindowShare};
-use super::rate_limiter::RateLimiter;
 use super::room::{self, Room};
 use super::timeout_grace::TimeoutGrace;
 use crate::budget::Budget;
@@ -27,7 +23,7 @@ use crate::port::{BATCH, Port};
 use crate::qp::Qp;
 use crate::qp::requester::Requester;
 use crate::sg::{Memory, MemoryGuard};
-use crate::task::Run;
+use crate::task::{Run, Task};
 
 /// Requester state of a QP whose peer is on the wire.
 #[derive(Debug)]
@@ -37,9 +33,7 @@ pub(crate) struct WireRequester {
     /// Source GID of the path. `None`: no packet can be sent on it.
     pub(super) source: Option<BoundGid>,
     pub(super) remote: Qpn,
-    pub(super) share: WindowShare,
-    /// Time until which the rate of the QP, or a quiet period for another one, delays it.
-    pub(super) paced: Option<Duration>,
+    pub(super) pacer: Pacer<Task>,
     pub(super) grace: TimeoutGrace,
     /// Number of pauses in the process at the last run. `None`: not recorded yet, or the peer is paused.
     pub(super) pauses: Option<u64>,
@@ -67,8 +61,8 @@ impl WireRequester {
         WireRequesterInspect {
             address: self.transport.path().inspect(),
             peer_qpn: self.remote,
-            counted_in_peer_window: self.share.counted(),
-            paced_us: self.paced.map(|until| micros(until.saturating_sub(now))),
+            counted_in_peer_window: self.pacer.counted(),
+            paced_us: self.pacer.paced().map(|until| micros(until.saturating_sub(now))),
             transport: self.transport.inspect(now),
         }
     }
@@ -79,15 +73,15 @@ impl WireRequester {
         qp: &Qp,
         attrs: &QpAttrs,
         (path, source): (Path, BoundGid),
-        windows: &PeerWindows,
+        windows: &PeerWindows<Task>,
     ) -> Box<Self> {
         let mut transport =
             pvrdma_roce::Requester::new(attrs, path, room::tuning(port.negotiates(), port.takes_paths()));
         transport.set_draining(qp.state() == QpState::Sqd);
-        let share = WindowShare::new(windows, attrs.av.dgid, qp.task(), qp.pd);
+        let pacer = Pacer::new(WindowShare::new(windows, attrs.av.dgid, qp.task(), qp.pd));
         let (grace, room) = (TimeoutGrace::default(), Room::new(qp.max_send_sge));
         let (source, remote) = (Some(source), attrs.dest_qpn);
-        Box::new(Self { transport, path, source, remote, share, paced: None, grace, pauses: None, room })
+        Box::new(Self { transport, path, source, remote, pacer, grace, pauses: None, room })
     }
 
     /// Applies attributes that a modify request changed.
@@ -137,7 +131,7 @@ impl WireRequester {
     /// Ends all requests that were taken from the ring, because the QP is in its error state.
     pub(crate) fn flush(&mut self, qp: &Qp, requester: &mut Requester, memory: Memory<'_>, tally: &mut Tally) {
         self.transport.flush(&mut RequesterHooks { qp, requester, memory, tally });
-        self.share.pause(0);
+        self.pacer.pause(0);
     }
 
     /// Passes a response to the requester, which continues when it is run next.
@@ -161,30 +155,11 @@ impl WireRequester {
             let after = self.transport.stats();
             port.counters.requester(&before, &after);
             qp.state.flight.requester(|| qp.adapter.engine.now(), &before, &after);
-            self.share.acked(self.transport.in_flight());
+            self.pacer.acked(&self.transport);
             requester.count(qp, &tally, Some(Road::Wire));
             qp.adapter.counters.fold(&mut tally);
         }
         Ok(())
-    }
-}
-
-impl WireRequester {
-    /// Handles a passed deadline of the transport.
-    fn handle_timeout(&mut self, port: &Port, now: Duration, hooks: &mut RequesterHooks<'_>) {
-        let transport = &mut self.transport;
-        let before = transport.stats().timeouts;
-        transport.handle_timeout(now, hooks);
-        let starved = transport.is_starved() && transport.stats().timeouts > before;
-        if starved && self.share.ask_for_quiet(now, transport.rtt()) {
-            PortCounters::bump(&port.counters.wire_quiet);
-        }
-    }
-
-    /// Returns the time until which a starved connection to that peer makes this one pause, if it has packets to send.
-    #[inline]
-    fn quiet_until(&self, now: Duration) -> Option<Duration> {
-        self.share.quiet_until(now, self.transport.is_starved()).filter(|_| !self.transport.is_empty())
     }
 }
 
@@ -226,10 +201,9 @@ pub(crate) fn run(mut batch: WireBatch<'_>) -> Run {
     qp.state.flight.requester(|| qp.adapter.engine.now(), &before, &after);
     if run != Run::More {
         wire.room.rest(&qp.adapter.budget, &mut wire.transport);
-        wire.share.pause(wire.transport.in_flight());
+        wire.pacer.pause(wire.transport.in_flight());
     }
-    let deadline = wire.grace.deadline(wire.transport.poll_timeout()).into_iter();
-    let deadline = deadline.chain(wire.paced).chain(wire.share.deadline()).min();
+    let deadline = wire.grace.deadline(wire.transport.poll_timeout()).into_iter().chain(wire.pacer.deadline()).min();
     if run == Run::Idle
         && let Some(deadline) = deadline
     {
@@ -247,27 +221,21 @@ impl WireBatch<'_> {
         // From here on an unbind waits until this view is released.
         let index = self.requester.attrs.av.sgid_index;
         let bound = self.wire.source.is_some_and(|source| qp.adapter.gids.contains_at(index, source));
-        self.wire.paced = None;
         let now = qp.adapter.engine.now();
         // Timeouts are handled even if no packet can be sent. Otherwise the timer would fire again immediately.
-        let WireRequester { transport, grace, .. } = &mut *self.wire;
+        let WireRequester { transport, pacer, grace, .. } = &mut *self.wire;
         if grace.is_over(transport.poll_timeout(), now, (port, qp.qpn)) {
             let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally };
-            self.wire.handle_timeout(port, now, &mut hooks);
+            if pacer.handle_timeout(now, transport, &mut hooks) {
+                PortCounters::bump(&port.counters.wire_quiet);
+            }
         }
-        self.wire.share.watch(now, || self.wire.transport.rto());
+        pacer.begin(now, transport);
         if port.uplink.wait_for_room(qp.task()) {
             return false;
         }
         let Some(posted) = self.post(memory) else { return false };
-        if self.rate.is_on() {
-            self.wire.transport.request_ack();
-            if self.rate.take_notified() {
-                self.wire.transport.handle_notification();
-            }
-        }
-        self.wire.paced = self.wire.quiet_until(now);
-        let built = self.wire.paced.is_none() && self.build(memory, now, frames);
+        let built = self.build(memory, now, frames);
         if !bound {
             // As in local delivery, packets from a GID that is no longer bound are lost, and retransmitted later.
             frames.clear();
@@ -307,32 +275,16 @@ impl WireBatch<'_> {
 
     /// Builds a batch of packets. Returns `true` if it has any.
     fn build(&mut self, memory: Memory<'_>, now: Duration, frames: &mut Frames) -> bool {
-        let (port, qp, rate) = (self.port, self.qp, self.rate);
-        let WireRequester { transport, share, paced, .. } = &mut *self.wire;
+        let (qp, budget) = (self.qp, &mut *self.budget);
+        let WireRequester { transport, pacer, .. } = &mut *self.wire;
         let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally };
-        let mut built = false;
-        while qp.state.sends()
-            && frames.len() < BATCH
-            && !self.budget.spent()
-            && (transport.next_is_retransmission() || share.may_send(now, || transport.rto()))
-        {
-            *paced = rate.blocked_until(port, now);
-            if paced.is_some() {
-                break;
-            }
-            if share.ends_turn() {
-                transport.request_ack();
-            }
-            let before = frames.bytes();
-            if !frames.push_with(MAX_FRAME, |room| transport.poll_transmit(now, &mut hooks, room)) {
-                break;
-            }
-            share.sent(transport.in_flight());
-            let bytes = frames.bytes().saturating_sub(before) as u64;
-            rate.sent(now, bytes);
-            self.budget.take_bytes(bytes);
-            built = true;
+        let built = pacer.build(now, (transport, self.rate), &mut hooks, (frames, BATCH), |bytes| {
+            budget.take_bytes(bytes);
+            qp.state.sends() && !budget.spent()
+        });
+        if built.paced {
+            PortCounters::bump(&self.port.counters.wire_paced);
         }
-        built
+        built.any
     }
 }

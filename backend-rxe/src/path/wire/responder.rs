@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use pvrdma_base::Snapshot;
 use pvrdma_link::Frames;
+use pvrdma_pacing::RateLimiter;
 use pvrdma_roce::{
     DropReason, Handled, Path, PathInspect, ReorderBuffer, ResponderInspect, admit_connected,
     wire::{MAX_FRAME, Packet, rnr_delay},
@@ -15,7 +16,6 @@ use serde::Serialize;
 
 use super::hooks::ResponderHooks;
 use super::new_path::NewPath;
-use super::rate_limiter::RateLimiter;
 use super::turns::PortTurns;
 use crate::engine::Engine;
 use crate::gid::BoundGid;
@@ -386,7 +386,8 @@ impl WireSide {
         while frames.len() < BATCH && (frames.is_empty() || (frames.bytes() as u64) < most) {
             let before = frames.bytes();
             if rate.is_on() && wire.transport.next_is_read_response() {
-                paced = rate.blocked_until(port, engine.now());
+                paced = rate.blocked_until(engine.now());
+                PortCounters::add(&port.counters.wire_paced, paced.is_some().into());
             }
             if paced.is_some() || !frames.push_with(MAX_FRAME, |room| wire.transport.poll_transmit(&mut hooks, room)) {
                 break;

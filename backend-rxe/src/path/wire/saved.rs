@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pvrdma_pacing::PeerWindows;
 use pvrdma_roce::Path;
 use pvrdma_saved_state::{
     roce::{self, Stage},
@@ -11,7 +12,6 @@ use pvrdma_saved_state::{
 use pvrdma_verbs::VerbsError;
 use pvrdma_verbs_types::{QpAttrs, QpState};
 
-use super::peer_window::PeerWindows;
 use super::rc::WireRequester;
 use super::responder::{WireResponder, WireSide};
 use super::room;
@@ -20,11 +20,12 @@ use crate::port::Port;
 use crate::qp::Qp;
 use crate::qp::responder::Responder;
 use crate::qp::saved::{restore_address, save_address};
+use crate::task::Task;
 
 impl WireRequester {
     /// Saves the state of the route. Windows, rates and path choices are dropped.
     pub(crate) fn save(&self, now: Duration) -> saved::WireRequester {
-        let Self { transport, path: _, source, remote: _, share: _, paced: _, grace: _, pauses: _, room: _ } = self;
+        let Self { transport, path: _, source, remote: _, pacer: _, grace: _, pauses: _, room: _ } = self;
         saved::WireRequester { source: source.map(save_address), transport: Some(transport.save(now)) }
     }
 
@@ -36,7 +37,7 @@ impl WireRequester {
         port: &Port,
         qp: &Qp,
         attrs: &QpAttrs,
-        windows: &PeerWindows,
+        windows: &PeerWindows<Task>,
         state: saved::WireRequester,
     ) -> Result<Box<Self>, VerbsError> {
         let saved::WireRequester { source, transport } = state;

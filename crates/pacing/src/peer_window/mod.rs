@@ -11,6 +11,7 @@
 //! A connection to a peer that does not respond would never release its part of the window. So while connections wait,
 //! PSNs that were already in flight a few round trips ago no longer count: either they are lost, or the peer is.
 
+mod member;
 mod quiet;
 
 use std::collections::{HashMap, VecDeque};
@@ -18,12 +19,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use member::Member;
 use parking_lot::{Mutex, MutexGuard};
 use pvrdma_handover::{Level, Turn};
 use pvrdma_verbs_types::Gid;
 use quiet::SharedQuiet;
-
-use crate::task::Task;
 
 /// Maximum number of PSNs in flight to a peer, approximately: 4 MiB at the largest path MTU.
 const MOST: i64 = 1024;
@@ -41,13 +41,25 @@ const STALE_MIN: Duration = Duration::from_millis(1);
 const STALE_MAX: Duration = Duration::from_millis(100);
 const STALE_UNKNOWN: Duration = Duration::from_millis(2);
 
-/// Windows of a device, by peer.
-#[derive(Debug, Default)]
-pub(crate) struct PeerWindows(Mutex<HashMap<Gid, Weak<PeerWindow>>>);
+/// The unit that runs a connection.
+pub trait Runner {
+    /// Lets the connection run soon, because it can continue.
+    fn schedule(self: &Arc<Self>);
+}
 
-impl PeerWindows {
+/// Windows of a device, by peer. `R` runs the connections.
+#[derive(Debug)]
+pub struct PeerWindows<R>(Mutex<HashMap<Gid, Weak<PeerWindow<R>>>>);
+
+impl<R> Default for PeerWindows<R> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<R> PeerWindows<R> {
     /// Returns the window to a peer.
-    fn window(&self, peer: Gid) -> Arc<PeerWindow> {
+    fn window(&self, peer: Gid) -> Arc<PeerWindow<R>> {
         let mut windows = self.0.lock();
         if let Some(window) = windows.get(&peer).and_then(Weak::upgrade) {
             return window;
@@ -60,64 +72,61 @@ impl PeerWindows {
 }
 
 /// The window to one peer.
-#[derive(Debug, Default)]
-struct PeerWindow {
+#[derive(Debug)]
+struct PeerWindow<R> {
     /// PSNs that count. May be slightly off while a connection and [`Queue::forgive`] account for the same PSNs.
     in_flight: Level,
-    queue: Mutex<Queue>,
+    queue: Mutex<Queue<R>>,
     quiet: SharedQuiet,
 }
 
+impl<R> Default for PeerWindow<R> {
+    fn default() -> Self {
+        Self { in_flight: Level::default(), queue: Mutex::default(), quiet: SharedQuiet::default() }
+    }
+}
+
 /// State that is needed when the window is full.
-#[derive(Debug, Default)]
-struct Queue {
+#[derive(Debug)]
+struct Queue<R> {
     /// Protection domains with waiting connections, in the order of their turns.
     turns: VecDeque<u64>,
     /// Waiting connections, by domain.
-    waiters: HashMap<u64, VecDeque<Arc<Member>>>,
+    waiters: HashMap<u64, VecDeque<Arc<Member<R>>>>,
     /// Connection that has the reserved turn of each domain.
-    reserved: HashMap<u64, Weak<Member>>,
+    reserved: HashMap<u64, Weak<Member<R>>>,
     /// State of all connections at the time `looked`.
-    members: Vec<Snapshot>,
+    members: Vec<Snapshot<R>>,
     looked: Duration,
     /// Time at which one of the waiting connections checks again.
     watched_until: Duration,
 }
 
+impl<R> Default for Queue<R> {
+    fn default() -> Self {
+        Self {
+            turns: VecDeque::new(),
+            waiters: HashMap::new(),
+            reserved: HashMap::new(),
+            members: Vec::new(),
+            looked: Duration::ZERO,
+            watched_until: Duration::ZERO,
+        }
+    }
+}
+
 /// State of a connection at one moment.
 #[derive(Debug)]
-struct Snapshot {
-    member: Weak<Member>,
+struct Snapshot<R> {
+    member: Weak<Member<R>>,
     in_flight: u64,
     acked: u64,
 }
 
-/// A connection.
-#[derive(Debug)]
-struct Member {
-    task: Arc<Task>,
-    domain: u64,
-    /// [`QUANTUM`] PSNs are counted for a granted turn until it begins.
-    turn: Turn,
-    /// Numbers of PSNs in flight, and acknowledged so far. Only the connection writes them.
-    in_flight: AtomicU64,
-    acked: AtomicU64,
-    /// PSNs in flight that no longer count.
-    forgiven: AtomicU64,
-}
-
-impl Member {
-    /// Returns `true` if the connection has PSNs in flight that count, or is about to send.
-    fn is_sending(&self) -> bool {
-        let in_flight = self.in_flight.load(Ordering::Relaxed);
-        in_flight > self.forgiven.load(Ordering::Relaxed).saturating_add(PROBE) || self.turn.is_granted()
-    }
-}
-
-impl Queue {
+impl<R> Queue<R> {
     /// Gives a connection the reserved turn of its domain. Returns `false` if another one has it.
-    fn reserve(&mut self, member: &Arc<Member>) -> bool {
-        let is_taken = |holder: &Weak<Member>| holder.upgrade().is_some_and(|holder| holder.is_sending());
+    fn reserve(&mut self, member: &Arc<Member<R>>) -> bool {
+        let is_taken = |holder: &Weak<Member<R>>| holder.upgrade().is_some_and(|holder| holder.is_sending());
         if self.reserved.get(&member.domain).is_some_and(is_taken) {
             return false;
         }
@@ -131,7 +140,7 @@ impl Queue {
         may
     }
 
-    fn push(&mut self, member: &Arc<Member>) {
+    fn push(&mut self, member: &Arc<Member<R>>) {
         let waiters = self.waiters.entry(member.domain).or_default();
         if waiters.is_empty() {
             self.turns.push_back(member.domain);
@@ -140,7 +149,7 @@ impl Queue {
     }
 
     /// Removes a connection from the queue before its turn.
-    fn withdraw(&mut self, member: &Arc<Member>) {
+    fn withdraw(&mut self, member: &Arc<Member<R>>) {
         let Some(waiters) = self.waiters.get_mut(&member.domain) else { return };
         waiters.retain(|waiter| !Arc::ptr_eq(waiter, member));
         if waiters.is_empty() {
@@ -149,7 +158,7 @@ impl Queue {
         }
     }
 
-    fn pop(&mut self) -> Option<Arc<Member>> {
+    fn pop(&mut self) -> Option<Arc<Member<R>>> {
         let domain = self.turns.pop_front()?;
         let waiters = self.waiters.get_mut(&domain)?;
         let member = waiters.pop_front();
@@ -180,7 +189,7 @@ impl Queue {
     }
 }
 
-impl PeerWindow {
+impl<R: Runner> PeerWindow<R> {
     fn is_full(&self) -> bool {
         self.in_flight.get() >= MOST
     }
@@ -192,13 +201,13 @@ impl PeerWindow {
         }
         let admitted = self.admit_from(&mut self.queue.lock());
         for member in admitted {
-            member.task.schedule();
+            member.runner.schedule();
         }
     }
 
     /// Grants turns, as far as there is room. Returns the connections that the caller wakes after it has unlocked the
     /// queue.
-    fn admit_from(&self, queue: &mut Queue) -> Vec<Arc<Member>> {
+    fn admit_from(&self, queue: &mut Queue<R>) -> Vec<Arc<Member<R>>> {
         let mut admitted = Vec::new();
         let mut room = MOST.saturating_sub(self.in_flight.get());
         while room > 0
@@ -213,20 +222,20 @@ impl PeerWindow {
     }
 
     /// Grants a turn to a connection that was removed from the queue.
-    fn grant(&self, member: &Member) {
+    fn grant(&self, member: &Member<R>) {
         self.in_flight.change(signed(QUANTUM));
         member.turn.grant();
     }
 
     /// Updates the flag for waiters after connections may have left the queue.
-    fn left(&self, queue: &Queue) {
+    fn left(&self, queue: &Queue<R>) {
         if queue.turns.is_empty() {
             self.in_flight.nobody_waits();
         }
     }
 
     /// Queues a connection, unless it can have the reserved turn.
-    fn wait(&self, member: &Arc<Member>, now: Duration, stale: Duration) -> Waited {
+    fn wait(&self, member: &Arc<Member<R>>, now: Duration, stale: Duration) -> Waited {
         let mut queue = self.queue.lock();
         // The turn was granted between the caller's check and the lock.
         if member.turn.is_granted() {
@@ -244,7 +253,7 @@ impl PeerWindow {
     }
 
     /// Lets a waiting connection without packets in flight continue, if it can have the reserved turn.
-    fn reserve(&self, member: &Arc<Member>) {
+    fn reserve(&self, member: &Arc<Member<R>>) {
         let mut queue = self.queue.lock();
         if !member.turn.is_queued() || !queue.reserve(member) {
             return;
@@ -253,11 +262,11 @@ impl PeerWindow {
         self.left(&queue);
         self.grant(member);
         drop(queue);
-        member.task.schedule();
+        member.runner.schedule();
     }
 
     /// Removes a connection that no longer waits. It is not granted a turn after this.
-    fn withdraw(&self, member: &Arc<Member>) {
+    fn withdraw(&self, member: &Arc<Member<R>>) {
         let mut queue = self.queue.lock();
         if member.turn.is_queued() {
             queue.withdraw(member);
@@ -267,7 +276,7 @@ impl PeerWindow {
     }
 
     /// Forgives stale PSNs and admits connections. Returns the time of the next check if the caller must do it.
-    fn look(&self, mut queue: MutexGuard<'_, Queue>, now: Duration, stale: Duration) -> Option<Duration> {
+    fn look(&self, mut queue: MutexGuard<'_, Queue<R>>, now: Duration, stale: Duration) -> Option<Duration> {
         if now.saturating_sub(queue.looked) >= stale {
             queue.forgive(now, &self.in_flight);
         }
@@ -281,7 +290,7 @@ impl PeerWindow {
         }
         drop(queue);
         for member in admitted {
-            member.task.schedule();
+            member.runner.schedule();
         }
         watch.then_some(until)
     }
@@ -299,9 +308,9 @@ enum Waited {
 
 /// Share of one connection in a window.
 #[derive(Debug)]
-pub(crate) struct WindowShare {
-    window: Arc<PeerWindow>,
-    member: Arc<Member>,
+pub struct WindowShare<R: Runner> {
+    window: Arc<PeerWindow<R>>,
+    member: Arc<Member<R>>,
     /// PSNs in flight.
     in_flight: u64,
     /// PSNs of the turn that are used.
@@ -310,12 +319,12 @@ pub(crate) struct WindowShare {
     watch: Option<Duration>,
 }
 
-impl WindowShare {
-    /// Creates a share in the window to `peer` for the connection that `task` runs, in a protection domain.
-    pub(crate) fn new(windows: &PeerWindows, peer: Gid, task: &Arc<Task>, domain: u64) -> Self {
+impl<R: Runner> WindowShare<R> {
+    /// Creates a share in the window to `peer` for the connection that `runner` runs, in a protection domain.
+    pub fn new(windows: &PeerWindows<R>, peer: Gid, runner: &Arc<R>, domain: u64) -> Self {
         let window = windows.window(peer);
         let member = Arc::new(Member {
-            task: Arc::clone(task),
+            runner: Arc::clone(runner),
             domain,
             turn: Turn::new(),
             in_flight: AtomicU64::new(0),
@@ -332,30 +341,30 @@ impl WindowShare {
     }
 
     /// Returns the PSNs of this connection that count.
-    pub(crate) fn counted(&self) -> u64 {
+    pub fn counted(&self) -> u64 {
         self.in_flight.saturating_sub(self.member.forgiven.load(Ordering::Relaxed))
     }
 
     /// Handles one more ACK timeout of a starved connection. Returns `true` if a quiet period begins.
-    pub(crate) fn ask_for_quiet(&self, now: Duration, rtt: Option<Duration>) -> bool {
+    pub fn ask_for_quiet(&self, now: Duration, rtt: Option<Duration>) -> bool {
         self.window.quiet.ask(now, rtt)
     }
 
     /// Returns the time until which the connection pauses for a starved one.
     #[inline]
-    pub(crate) fn quiet_until(&self, now: Duration, starved: bool) -> Option<Duration> {
+    pub fn quiet_until(&self, now: Duration, starved: bool) -> Option<Duration> {
         self.window.quiet.wait(now, starved)
     }
 
     /// Returns the time at which the connection must run again, as a waiter or on behalf of others.
-    pub(crate) const fn deadline(&self) -> Option<Duration> {
+    pub const fn deadline(&self) -> Option<Duration> {
         self.watch
     }
 
-    /// Returns `true` if another packet can be sent. Otherwise the task is run again when its turn comes. `rto` returns
-    /// the time after which an ACK of the peer is late, if that is known.
+    /// Returns `true` if another packet can be sent. Otherwise the connection is run again when its turn comes. `rto`
+    /// returns the time after which an ACK of the peer is late, if that is known.
     #[inline]
-    pub(crate) fn may_send(&mut self, now: Duration, rto: impl FnOnce() -> Option<Duration>) -> bool {
+    pub fn may_send(&mut self, now: Duration, rto: impl FnOnce() -> Option<Duration>) -> bool {
         if self.used > 0 {
             return true;
         }
@@ -379,26 +388,26 @@ impl WindowShare {
 
     /// Checks the window, if this connection has to.
     #[inline]
-    pub(crate) fn watch(&mut self, now: Duration, rto: impl FnOnce() -> Option<Duration>) {
+    pub fn watch(&mut self, now: Duration, rto: impl FnOnce() -> Option<Duration>) {
         if self.watch.is_some_and(|watch| watch <= now) {
             self.watch = self.window.look(self.window.queue.lock(), now, stale_after(rto()));
         }
     }
 
     /// Returns `true` if the next packet is the last of a turn.
-    pub(crate) const fn ends_turn(&self) -> bool {
+    pub const fn ends_turn(&self) -> bool {
         self.used + 1 >= QUANTUM
     }
 
     /// Accounts for a packet of a turn that was sent, after which `in_flight` PSNs are unacked.
-    pub(crate) fn sent(&mut self, in_flight: u64) {
+    pub fn sent(&mut self, in_flight: u64) {
         let new = in_flight.saturating_sub(self.in_flight);
         self.used = if self.used + new >= QUANTUM { 0 } else { self.used + new };
         self.count(in_flight);
     }
 
     /// Accounts for an acknowledgement, after which `in_flight` PSNs are left.
-    pub(crate) fn acked(&mut self, in_flight: u64) {
+    pub fn acked(&mut self, in_flight: u64) {
         self.count(in_flight);
         self.window.admit();
         if in_flight == 0 && self.member.turn.is_queued() {
@@ -407,7 +416,7 @@ impl WindowShare {
     }
 
     /// Ends the turn, because there is nothing more to send for now.
-    pub(crate) fn pause(&mut self, in_flight: u64) {
+    pub fn pause(&mut self, in_flight: u64) {
         self.used = 0;
         self.begin_turn();
         self.acked(in_flight);
@@ -449,7 +458,7 @@ impl WindowShare {
     }
 }
 
-impl Drop for WindowShare {
+impl<R: Runner> Drop for WindowShare<R> {
     fn drop(&mut self) {
         self.window.withdraw(&self.member);
         self.pause(0);
@@ -465,7 +474,7 @@ impl Drop for WindowShare {
             let next = queue.turns.front().and_then(|domain| queue.waiters.get(domain)?.front()).map(Arc::clone);
             drop(queue);
             if let Some(next) = next {
-                next.task.schedule();
+                next.runner.schedule();
             }
         }
     }

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pvrdma_base::Snapshot;
-use pvrdma_roce::{Congestion, ReactionPoint};
-
-use crate::port::Port;
-use crate::port::counters::PortCounters;
+use pvrdma_roce::{
+    Congestion, ReactionPoint,
+    wire::{Operation, Packet},
+};
 
 /// Congestion state of a QP.
 #[derive(Debug, Default)]
-pub(crate) struct RateLimiter {
+pub struct RateLimiter {
     /// Set while `reaction` holds a value. Only changes with `reaction` locked.
     on: AtomicBool,
     /// The rate that both halves share.
@@ -28,28 +28,26 @@ pub(crate) struct RateLimiter {
 impl RateLimiter {
     /// Returns `true` if the rate is limited because of notifications.
     #[inline]
-    pub(crate) fn is_on(&self) -> bool {
+    pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
     /// Returns the rate of both halves in bytes per second. `null`: not limited.
-    pub(crate) fn inspect(&self) -> Snapshot<Option<u64>> {
+    pub fn inspect(&self) -> Snapshot<Option<u64>> {
         self.reaction.try_lock().map(|reaction| reaction.as_ref().map(|point| point.rate())).into()
     }
 
     /// Returns the time at which the next packet can be sent, if that is not now.
     #[inline]
-    pub(crate) fn blocked_until(&self, port: &Port, now: Duration) -> Option<Duration> {
-        if self.is_on() { self.ask(port, now) } else { None }
+    pub fn blocked_until(&self, now: Duration) -> Option<Duration> {
+        if self.is_on() { self.ask(now) } else { None }
     }
 
     #[cold]
-    fn ask(&self, port: &Port, now: Duration) -> Option<Duration> {
+    fn ask(&self, now: Duration) -> Option<Duration> {
         let mut reaction = self.reaction.lock();
         let blocked = reaction.as_mut()?.blocked_until(now);
-        if blocked.is_some() {
-            PortCounters::bump(&port.counters.wire_paced);
-        } else if reaction.as_ref().is_some_and(|point| point.has_recovered()) {
+        if blocked.is_none() && reaction.as_ref().is_some_and(|point| point.has_recovered()) {
             *reaction = None;
             self.on.store(false, Ordering::Relaxed);
         }
@@ -58,7 +56,7 @@ impl RateLimiter {
 
     /// Accounts for packets that have been sent.
     #[inline]
-    pub(crate) fn sent(&self, now: Duration, bytes: u64) {
+    pub fn sent(&self, now: Duration, bytes: u64) {
         if self.is_on()
             && let Some(point) = &mut *self.reaction.lock()
         {
@@ -67,7 +65,7 @@ impl RateLimiter {
     }
 
     /// Reduces the rate. `seed` differs between queue pairs. Returns `true` if the rate was cut.
-    pub(super) fn notify(&self, config: &Congestion, now: Duration, seed: u64) -> bool {
+    pub fn notify(&self, config: &Congestion, now: Duration, seed: u64) -> bool {
         let mut reaction = self.reaction.lock();
         let cut = reaction.get_or_insert_with(|| Box::new(ReactionPoint::new(config, now, seed))).notify(now);
         self.news.store(true, Ordering::Relaxed);
@@ -76,13 +74,13 @@ impl RateLimiter {
     }
 
     /// Returns `true` if a notification has arrived since the last call.
-    pub(super) fn take_notified(&self) -> bool {
+    pub fn take_notified(&self) -> bool {
         self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Relaxed)
     }
 
-    /// Returns `true` if a notification can be sent now, and records its time. Only the port's thread calls this, so
-    /// the load and the store need not be one atomic operation.
-    pub(super) fn may_notify(&self, interval: Duration, now: Duration) -> bool {
+    /// Returns `true` if a notification can be sent now, and records its time. Only the thread that
+    /// handles received packets calls this, so the load and the store need not be one atomic operation.
+    fn may_notify(&self, interval: Duration, now: Duration) -> bool {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).max(1);
         let interval = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
         let last = self.notified.load(Ordering::Relaxed);
@@ -93,8 +91,18 @@ impl RateLimiter {
         may
     }
 
+    /// Returns `true` if a notification about this packet, which the connection has accepted and which arrived with a
+    /// congestion mark, must be sent now, and records its time.
+    pub fn is_notification_due(&self, packet: &Packet<'_>, config: &Congestion, now: Duration) -> bool {
+        let operation = packet.header.bth.opcode.info().map(|info| info.operation);
+        // Responses acknowledge packets that were sent long ago, so a mark on them would describe an old state of the
+        // path.
+        let old_news = matches!(operation, Some(Operation::Acknowledge | Operation::AtomicAcknowledge));
+        !old_news && self.may_notify(config.cnp_interval, now)
+    }
+
     /// Resets the congestion state, together with the QP's state.
-    pub(crate) fn reset(&self) {
+    pub fn reset(&self) {
         let mut reaction = self.reaction.lock();
         *reaction = None;
         self.on.store(false, Ordering::Relaxed);

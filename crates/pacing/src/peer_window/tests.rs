@@ -2,23 +2,16 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use super::*;
-use crate::budget::Budget;
-use crate::ready_queue::ReadyQueue;
-use crate::task::Runnable;
 
 struct Nothing;
 
-impl Runnable for Nothing {
-    fn run(&self, _budget: &mut Budget) -> bool {
-        false
-    }
+impl Runner for Nothing {
+    fn schedule(self: &Arc<Self>) {}
 }
 
 /// Creates a connection to the only peer.
-fn share(windows: &PeerWindows, domain: u64) -> WindowShare {
-    let gone = Arc::downgrade(&Arc::new(Nothing));
-    let task = Task::new(&Arc::new(ReadyQueue::default()), &Arc::default(), gone as _);
-    WindowShare::new(windows, Gid::default(), &task, domain)
+fn share(windows: &PeerWindows<Nothing>, domain: u64) -> WindowShare<Nothing> {
+    WindowShare::new(windows, Gid::default(), &Arc::new(Nothing), domain)
 }
 
 const SOON: Option<Duration> = Some(Duration::from_secs(1));
