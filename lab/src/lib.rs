@@ -7,8 +7,10 @@ pub mod agent;
 pub mod daemon;
 pub mod endpoints;
 pub mod image;
+mod interrupt;
 pub mod lab;
 pub mod process;
+mod rootfs;
 pub mod vm;
 
 use anyhow::Error;

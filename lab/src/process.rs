@@ -5,13 +5,14 @@
 //! set by `setpriv` so that no unsafe code is needed). The kernel sends that signal when the *thread* that forked ends,
 //! so one thread that lives as long as the program starts them all.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::os::unix::process::CommandExt;
 
 /// A running child; dropping it kills its whole process group.
@@ -30,14 +31,24 @@ impl BoundChild {
         // The child has its own process group. Ctrl-C then ends only this program, whose end in turn ends the child;
         // and programs that the child starts can be killed with it.
         command.process_group(0);
+        let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+        ensure!(!live.ended, "{name} is not started: the program ends");
         let child =
             spawn_from_keeper(command).with_context(|| format!("cannot start {name} ({program}) through setpriv"))?;
+        live.groups.insert(child.id());
+        drop(live);
         Ok(Self { name: name.to_owned(), child })
     }
 
     /// The exit status if the child has ended.
     pub fn exited(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().ok().flatten()
+        // The lock keeps `kill_all` from a number that belongs to another process from now on.
+        let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = self.child.try_wait().ok().flatten();
+        if status.is_some() {
+            live.groups.remove(&self.child.id());
+        }
+        status
     }
 
     /// The process id.
@@ -49,6 +60,7 @@ impl BoundChild {
     pub fn kill(&mut self) {
         if self.exited().is_none() {
             self.signal(rustix::process::Signal::KILL);
+            LIVE.lock().unwrap_or_else(PoisonError::into_inner).groups.remove(&self.child.id());
             if let Err(error) = self.child.wait() {
                 log::warn!("cannot wait for {}: {error}", self.name);
             }
@@ -78,10 +90,7 @@ impl BoundChild {
     }
 
     fn signal(&self, signal: rustix::process::Signal) {
-        let id = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
-        if let Some(pid) = id
-            && let Err(error) = rustix::process::kill_process_group(pid, signal)
-        {
+        if let Err(error) = signal_group(self.child.id(), signal) {
             log::debug!("cannot signal {}: {error}", self.name);
         }
     }
@@ -90,6 +99,34 @@ impl BoundChild {
 impl Drop for BoundChild {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Process groups of the children that run.
+#[derive(Debug)]
+struct Live {
+    groups: BTreeSet<u32>,
+    /// No child is started any more.
+    ended: bool,
+}
+
+static LIVE: Mutex<Live> = Mutex::new(Live { groups: BTreeSet::new(), ended: false });
+
+/// Kills all children, and lets no more be started. Their handles find them ended.
+pub fn kill_all() {
+    let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+    live.ended = true;
+    for &group in &live.groups {
+        if let Err(error) = signal_group(group, rustix::process::Signal::KILL) {
+            log::debug!("cannot kill the process group {group}: {error}");
+        }
+    }
+}
+
+fn signal_group(id: u32, signal: rustix::process::Signal) -> rustix::io::Result<()> {
+    match i32::try_from(id).ok().and_then(rustix::process::Pid::from_raw) {
+        Some(pid) => rustix::process::kill_process_group(pid, signal),
+        None => Ok(()),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `pvrdma-lab` as other projects use it. It is also available as a subcommand of this program.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -18,6 +19,7 @@ pub(crate) fn cases() -> Vec<Case> {
     vec![
         Case::alone("lab/workflow", last_step),
         Case::alone("lab/without-root", without_root),
+        Case::alone("lab/rootfs", super::lab_rootfs::rootfs),
         Case::alone("lab/failed-guest", failed_guest),
         Case::alone("lab/failures", failures),
     ]
@@ -50,12 +52,12 @@ fn bash(image: &GuestImage, folder: &Path, script: &str) -> Result<Output> {
 }
 
 /// Returns the output and the exit status of a run.
-fn said(output: &Output) -> String {
+pub(super) fn said(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     format!("{}\n{}{}", output.status, text(&output.stdout), text(&output.stderr))
 }
 
-fn ensure_status(output: &Output, status: u8) -> Result<()> {
+pub(super) fn ensure_status(output: &Output, status: u8) -> Result<()> {
     ensure!(output.status.code() == Some(status.into()), "wanted status {status}: {}", said(output));
     Ok(())
 }
@@ -104,38 +106,9 @@ pub(super) fn up_after(text: &str) -> String {
 /// Runs as a user without privileges, without locked memory, and with the guest image of another user. The exit status
 /// is the command's.
 fn without_root(image: &GuestImage) -> Result<String> {
-    if !rustix::process::getuid().is_root() {
-        return Err(super::case::skip("gives rights away, so it needs root"));
-    }
-    let own = std::env::current_exe().context("cannot find this program")?;
-    let programs = own.parent().context("this program is nowhere")?;
     let folder = tempfile::tempdir().context("cannot create a directory")?;
-    for name in ["bed", "programs", "run"] {
-        fs::create_dir(folder.path().join(name)).context("cannot create a directory")?;
-    }
-    for path in [folder.path(), &folder.path().join("run")] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).context("cannot give a directory away")?;
-    }
-    // The image and the programs are in folders that only root can enter, so they are bind-mounted for the user
-    // `nobody` in a separate mount namespace.
-    let script = format!(
-        "mount --bind '{}' bed; mount --bind '{}' programs
-         cd run
-         ulimit -l 8192
-         exec setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \
-             env -i PATH=\"$PATH\" CARGO=/nonexistent PVRDMA_BED_DIR=\"$PWD/../bed\" TMPDIR=\"$PWD\" \
-             ../programs/{} lab run --vms 1 --env SAID=hello -- sh -c '{}'",
-        image.directory().display(),
-        programs.display(),
-        own.file_name().unwrap_or_default().to_string_lossy(),
-        r#"test "$PVRDMA_LAB_PEERS" = "" && ibv_devinfo && echo "$SAID" > said; exit 7"#,
-    );
-    let output = Command::new("unshare")
-        .args(["--mount", "bash", "-euc", &script])
-        .current_dir(folder.path())
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot run unshare")?;
+    let command = r#"test "$PVRDMA_LAB_PEERS" = "" && ibv_devinfo && echo "$SAID" > said; exit 7"#;
+    let output = as_nobody(image, folder.path(), &format!("--vms 1 --env SAID=hello -- sh -c '{command}'"))?;
     ensure_status(&output, 7)?;
     let text = said(&output);
     ensure!(text.contains("hca_id:\tvmw_pvrdma0"), "no device: {text}");
@@ -144,6 +117,36 @@ fn without_root(image: &GuestImage) -> Result<String> {
     ensure!(content == "hello\n", "the file says {content}");
     ensure!(std::os::unix::fs::MetadataExt::uid(&owner) == 65534, "the file is of {owner:?}");
     Ok(up_after(&text))
+}
+
+/// Runs the lab with these arguments as the user `nobody`, in the folder `run` of `folder`. The image and the programs
+/// are in folders that only root can enter, so they are bind-mounted for that user in a separate mount namespace.
+pub(super) fn as_nobody(image: &GuestImage, folder: &Path, arguments: &str) -> Result<Output> {
+    if !rustix::process::getuid().is_root() {
+        return Err(super::case::skip("gives rights away, so it needs root"));
+    }
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let programs = own.parent().context("this program is nowhere")?;
+    for name in ["bed", "programs", "run"] {
+        fs::create_dir_all(folder.join(name)).context("cannot create a directory")?;
+    }
+    for path in [folder, &folder.join("run")] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).context("cannot give a directory away")?;
+    }
+    let script = format!(
+        "mount --bind '{}' bed; mount --bind '{}' programs
+         cd run
+         ulimit -l 8192
+         exec setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \
+             env -i PATH=\"$PATH\" CARGO=/nonexistent PVRDMA_BED_DIR=\"$PWD/../bed\" TMPDIR=\"$PWD\" \
+             ../programs/{} lab run {arguments}",
+        image.directory().display(),
+        programs.display(),
+        own.file_name().unwrap_or_default().to_string_lossy(),
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "bash", "-euc", &script]).current_dir(folder).stdin(Stdio::null());
+    command.output().context("cannot run unshare")
 }
 
 /// The kernel of a guest panics while the command runs.
@@ -168,6 +171,8 @@ fn failures(image: &GuestImage) -> Result<String> {
         ("run --folder /usr -- true", LAB_FAILED, "one of the guest's own folders"),
         ("run --folder nowhere -- true", LAB_FAILED, "nowhere"),
         ("run --env NOT_SET_ANYWHERE -- true", LAB_FAILED, "not set here"),
+        ("run --suite /usr/bin", LAB_FAILED, "guests see only"),
+        ("run --rootfs pvrdma/target/release/pvrdma-lab -- true", LAB_FAILED, "the archive is truncated"),
     ] {
         let output = bash(image, folder.path(), &format!("{LAB} {arguments}"))?;
         ensure_status(&output, status)?;
@@ -176,5 +181,28 @@ fn failures(image: &GuestImage) -> Result<String> {
         }
     }
     ensure!(folder.path().join("logs/pvrdmad.log").exists(), "no logs of a run without time");
+    interrupted(image)
+}
+
+/// Ctrl-C while guests boot: the lab removes what it has created, and says so.
+fn interrupted(image: &GuestImage) -> Result<String> {
+    let folder = tempfile::tempdir().context("cannot create a directory")?;
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let mut command = Command::new(own);
+    command.args(["lab", "run", "--vms", "1", "--", "sleep", "600"]).current_dir(folder.path());
+    command.env("TMPDIR", folder.path()).env("PVRDMA_BED_DIR", image.directory());
+    let mut lab = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().context("cannot run the lab")?;
+    let mut lines = BufReader::new(lab.stderr.take().context("no standard error")?).lines();
+    let start = lines.find_map(|line| line.ok().filter(|line| line.contains("starting")));
+    let start = start.context("the lab does not say that it starts")?;
+    let place = Path::new(start.rsplit(' ').next().unwrap_or_default());
+    let pid = i32::try_from(lab.id()).ok().and_then(rustix::process::Pid::from_raw).context("no process")?;
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).context("cannot interrupt the lab")?;
+    let text: Vec<String> = lines.map_while(Result::ok).collect();
+    let (status, text) = (lab.wait().context("cannot wait for the lab")?, text.join("\n"));
+    ensure!(status.code() == Some(130), "{status}: {text}");
+    ensure!(text.contains("removed") && text.contains(&place.display().to_string()), "it does not say so: {text}");
+    let left = fs::read_dir(folder.path())?.count();
+    ensure!(left == 0 && !place.exists(), "{left} files are left: {text}");
     Ok(String::new())
 }

@@ -30,6 +30,7 @@ mod kvm;
 mod kvm_doorbells;
 mod kvm_qemu;
 mod lab;
+mod lab_rootfs;
 mod lanes;
 mod libvirt;
 mod lifecycle;

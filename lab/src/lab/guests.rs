@@ -5,13 +5,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tempfile::TempDir;
 
 use super::cli::RunArgs;
-use super::script::{Surroundings, quoted};
+use super::enter::{self, enter};
+use super::script::{Surroundings, quoted, script};
+use super::system::System;
 use crate::daemon::{Daemon, DaemonDevice};
 use crate::endpoints::{LOAD_DRIVER, PVRDMA_DEVICE, gid_index, network_script};
-use crate::image::GuestImage;
+use crate::rootfs::Rootfs;
 use crate::vm::{FOLDER_TAG, Folder, Job, Vm, VmBuilder, has_kvm};
 
 /// MTU of a network without an uplink: large enough for every path MTU.
@@ -30,15 +31,20 @@ pub(super) struct Guests {
     addresses: Vec<Ipv4Addr>,
     gid_indices: Vec<u32>,
     qemu: String,
-    directory: TempDir,
+    /// Variables of the caller's tree, if the guests have one.
+    tree: Option<Vec<(String, String)>>,
 }
 
 impl Guests {
-    /// Starts the daemon and the machines without waiting for the guests.
-    pub(super) fn start(image: &GuestImage, args: &RunArgs, folder: Folder) -> Result<Self> {
-        let directory = tempfile::Builder::new().prefix("pvrdma-lab-").tempdir();
-        let directory = directory.context("cannot create a directory for the machines' sockets")?;
-        let path = |number: u8, kind: &str| directory.path().join(format!("vm{number}.{kind}"));
+    /// Starts the daemon and the machines without waiting for the guests. Their files are in `directory`.
+    pub(super) fn start(
+        system: &System,
+        tree: Option<Rootfs>,
+        args: &RunArgs,
+        folder: Folder,
+        directory: &Path,
+    ) -> Result<Self> {
+        let path = |number: u8, kind: &str| directory.join(format!("vm{number}.{kind}"));
         let devices: Vec<_> = (0..args.vms)
             .map(|number| DaemonDevice {
                 name: format!("vm{number}"),
@@ -48,21 +54,28 @@ impl Guests {
                 options: format!(",nic-socket={},pin=off", path(number, "nic").display()),
             })
             .collect();
-        let daemon = Daemon::start(directory.path(), &devices)?;
+        let daemon = Daemon::start(directory, &devices)?;
         let machine = |number| {
-            VmBuilder::new(image, directory.path())
+            let mut machine = VmBuilder::new(&system.image, directory)
                 .name(&format!("vm{number}"))
                 .memory_mib(args.memory)
                 .cpus(args.cpus)
                 .nic_socket(&path(number, "nic"))
                 .pvrdma_socket(&path(number, "pvrdma"))
-                .folder(folder.clone())
-                .start()
+                .folder(folder.clone());
+            if let Some(disk) = &system.root_disk {
+                machine = machine.root_disk(disk);
+            }
+            if let Some(tree) = &tree {
+                machine = machine.disk(&tree.disk);
+            }
+            machine.start()
         };
         let vms = (0..args.vms).map(machine).collect::<Result<Vec<_>>>()?;
         let addresses = (1..=args.vms).map(|last| Ipv4Addr::new(192, 168, 77, last)).collect();
-        let qemu = image.qemu_version()?;
-        Ok(Self { vms, daemon, folder, addresses, gid_indices: Vec::new(), qemu, directory })
+        let qemu = system.image.qemu_version()?;
+        let tree = tree.map(|tree| tree.environment);
+        Ok(Self { vms, daemon, folder, addresses, gid_indices: Vec::new(), qemu, tree })
     }
 
     /// Waits for the guests, sets their addresses, loads the driver and mounts the folder.
@@ -91,7 +104,10 @@ impl Guests {
     /// Returns the setup script of a guest.
     fn set_up(&self, address: Ipv4Addr) -> String {
         let hosts: Vec<_> = self.names().map(|(name, address)| format!("{address} {name}")).collect();
-        let folder = quoted(&self.folder.path.to_string_lossy());
+        let (mount, folder) = match self.tree {
+            Some(_) => (enter::MOUNT, enter::FOLDER.to_owned()),
+            None => ("", quoted(&self.folder.path.to_string_lossy())),
+        };
         let option = if self.folder.read_only { "ro" } else { "rw" };
         // Without a cache, each guest immediately sees the writes of the others. `mmap` is the weakest mode that allows
         // mappings.
@@ -101,6 +117,7 @@ impl Guests {
              {LOAD_DRIVER} || exit
              printf '127.0.0.1 localhost\\n{}\\n' > /etc/hosts
              modprobe 9p && modprobe 9pnet_virtio || exit
+             {mount}
              mkdir -p {folder} && mount -t 9p -o {options} {FOLDER_TAG} {folder}",
             network_script("vmxnet3", &[address.into()], MTU),
             hosts.join("\\n"),
@@ -116,15 +133,18 @@ impl Guests {
         &self.vms
     }
 
-    /// Returns the path of the folder.
-    pub(super) fn folder(&self) -> &Path {
-        &self.folder.path
-    }
-
     /// Returns the information for a command in a guest.
-    pub(super) fn surroundings(&self, number: usize) -> Surroundings<'_> {
+    fn surroundings(&self, number: usize) -> Surroundings<'_> {
         let gid_index = self.gid_indices.get(number).copied().unwrap_or_default();
         Surroundings { number, addresses: &self.addresses, device: PVRDMA_DEVICE, gid_index }
+    }
+
+    /// Returns a script for a guest that executes a command.
+    pub(super) fn script(&self, number: usize, variables: &[(String, String)], command: &[String]) -> String {
+        let of_tree = self.tree.as_deref().unwrap_or_default();
+        let all: Vec<_> = of_tree.iter().chain(variables).cloned().collect();
+        let script = script(&self.surroundings(number), &all, &self.folder.path, command);
+        if self.tree.is_some() { enter(&script, &self.folder.path) } else { script }
     }
 
     /// Describes the guests for the caller.
@@ -142,12 +162,5 @@ impl Guests {
     /// The daemon's log.
     pub(super) fn daemon_log(&self) -> &Path {
         self.daemon.log()
-    }
-
-    /// Stops the guests and the daemon.
-    pub(super) fn stop(self) {
-        drop(self.vms);
-        drop(self.daemon);
-        drop(self.directory);
     }
 }

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use super::guests::Guests;
 use super::outcome::Outcome;
+use crate::interrupt;
 
 /// A folder for logs.
 #[derive(Debug)]
@@ -35,12 +36,17 @@ impl Logs {
         self.path.join(name)
     }
 
+    /// Removes the folder if it is temporary; returns its path then.
+    pub(super) fn remove(self) -> Option<PathBuf> {
+        self.temporary.and_then(removed)
+    }
+
     /// Collects the logs if they are wanted, and prints their path.
     ///
     /// # Errors
     /// It cannot be written.
     pub(super) fn keep(&mut self, guests: &Guests, outcome: &Outcome) -> Result<()> {
-        if outcome.is_success() && self.temporary.is_some() {
+        if self.temporary.is_some() && (outcome.is_success() || interrupt::is_requested()) {
             return Ok(());
         }
         self.path = match self.temporary.take() {
@@ -72,5 +78,17 @@ impl Logs {
         }
         eprintln!("pvrdma-lab: logs are in {}", self.path.display());
         Ok(())
+    }
+}
+
+/// Removes a folder; returns its path unless that fails.
+pub(super) fn removed(folder: TempDir) -> Option<PathBuf> {
+    let path = folder.path().to_owned();
+    match folder.close() {
+        Ok(()) => Some(path),
+        Err(error) => {
+            log::warn!("cannot remove {}: {error}", path.display());
+            None
+        }
     }
 }

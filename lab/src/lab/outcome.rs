@@ -24,6 +24,8 @@ pub(super) enum Outcome {
     TimedOut(u64),
     /// The run could not be started.
     Lab(Error),
+    /// A signal has ended it: the exit status, and what was removed.
+    Interrupted(u8, String),
 }
 
 impl Outcome {
@@ -40,12 +42,13 @@ impl Outcome {
             Self::Vm(how) => Some(format!("a guest failed: {how}")),
             Self::TimedOut(seconds) => Some(format!("the {seconds} s of --timeout are up")),
             Self::Lab(error) => Some(causes(error)),
+            Self::Interrupted(_, removed) => Some(format!("interrupted: {removed}")),
         }
     }
 
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Ended(status) => *status,
+            Self::Ended(status) | Self::Interrupted(status, _) => *status,
             Self::Vm(_) => VM_FAILED,
             Self::TimedOut(_) => TIMED_OUT,
             Self::Lab(_) => LAB_FAILED,
