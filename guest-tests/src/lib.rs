@@ -23,6 +23,8 @@ mod doorbells;
 mod guest_with_daemon;
 #[cfg(feature = "suite")]
 mod host_adapter;
+#[cfg(feature = "suite")]
+mod iwarp_peer;
 mod kvm_bed;
 mod kvm_host;
 mod kvm_qemu;

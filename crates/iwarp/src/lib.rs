@@ -1,10 +1,11 @@
 //! The iWARP protocols: MPA, DDP and RDMAP over a byte stream. Neither this crate nor its dependencies have I/O,
 //! threads or a clock. The caller provides TCP.
 //!
-//! A connection begins with the MPA startup ([`Initiator`], [`Responder`]), which results in [`Negotiated`]. From then
-//! on, a [`Stream`] turns send requests into bytes and bytes into messages. It serves both directions, because a single
-//! segment may carry a message of the peer, and because responses to the peer's READs leave between the requests of
-//! this end.
+//! A [`Connection`] is all of it: bytes of the socket and requests of the consumer go in, bytes, completions and
+//! [`Event`]s come out. It consists of the MPA startup ([`Initiator`], [`Responder`]), which results in [`Negotiated`],
+//! and of a [`Stream`] from then on. A stream serves both directions, because a single segment may carry a message of
+//! the peer, and because responses to the peer's READs leave between the requests of this end. An owner that keeps the
+//! bytes of a connection elsewhere can use the parts by themselves.
 //!
 //! # Kinds of methods
 //!
@@ -59,10 +60,12 @@
 //! # Ok::<(), pvrdma_iwarp::StartupError>(())
 //! ```
 
+mod connection;
 mod startup;
 mod stream;
 pub mod wire;
 
+pub use connection::{Connection, Event};
 pub use startup::{
     Answer, Incoming, Initiator, Limits, MAX_PROGRAM_DATA, Negotiated, REPLY_TIMEOUT, REQUEST_TIMEOUT, Responder, Role,
     Rtr, StartupError, StartupFailure,

@@ -25,6 +25,8 @@ mod host_adapter_cm;
 mod integrity;
 mod interop;
 mod inventory;
+#[cfg(feature = "suite")]
+mod iwarp;
 mod kernel_log;
 mod kvm;
 mod kvm_doorbells;
@@ -110,6 +112,8 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(applications::cases());
         cases.extend(guests::cases());
         cases.extend(interop::cases());
+        #[cfg(feature = "suite")]
+        cases.extend(iwarp::cases());
         cases.extend(host_adapter::cases());
         cases.extend(host_adapter_cm::cases());
         cases.extend(roce_v1::cases());

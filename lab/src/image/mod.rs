@@ -16,6 +16,7 @@ mod packages_disk;
 mod programs;
 mod root_disk;
 mod roots;
+mod siw;
 mod steps;
 mod systemd_disk;
 
@@ -27,4 +28,5 @@ pub use host_root::HostRoot;
 pub use initramfs::append_program;
 pub use packages_disk::{Package, packages_disk};
 pub use roots::{BACKPORTS, executable};
+pub use siw::SiwModule;
 pub use systemd_disk::SystemdDisk;

@@ -1,5 +1,6 @@
-//! Any bytes as a frame of the startup, and scripts for a stream: segments of any kind with valid CRCs, raw bytes,
-//! requests and receives of its own consumer, and ends of all kinds. Each posted request completes once, in order.
+//! Any bytes as a frame of the startup and as a connection, and scripts for a stream: segments of any kind with valid
+//! CRCs, raw bytes, requests and receives of its own consumer, and ends of all kinds. Each posted request completes
+//! once, in order.
 #![no_main]
 
 mod host;
@@ -9,9 +10,10 @@ use std::time::Duration;
 use host::{Host, KEY};
 use libfuzzer_sys::fuzz_target;
 use pvrdma_iwarp::wire::{
-    FrameKind, Opcode, Placement, RawHeader, ReadRequest, SegmentHeader, StartupFrame, Terminate, fpdu,
+    FrameKind, MAX_STARTUP_FRAME, Opcode, Placement, RawHeader, ReadRequest, SegmentHeader, StartupFrame, Terminate,
+    fpdu,
 };
-use pvrdma_iwarp::{Answer, Finished, Initiator, Limits, Negotiated, Responder, Role, Rtr, Stream, Tuning};
+use pvrdma_iwarp::{Answer, Connection, Finished, Initiator, Limits, Negotiated, Responder, Role, Rtr, Stream, Tuning};
 use pvrdma_verbs_types::{RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge};
 
 const LIMITS: Limits = Limits { ird: 4, ord: 4, crc: true };
@@ -49,6 +51,77 @@ fn look_at_startup(bytes: &[u8]) {
         }
     }
     let _ = Terminate::parse(bytes);
+}
+
+/// Any bytes from the first one of a connection on, in any pieces, between decisions of its owner. Without a CRC they
+/// can be messages, too.
+fn look_at_connection(input: &[u8]) {
+    let mut script = Script(input);
+    let mut host = Host::new(MEMORY);
+    let tuning = Tuning { requests: 8, ..Tuning::default() };
+    let limits = Limits { crc: false, ..LIMITS };
+    let initiates = script.byte() & 1 == 0;
+    let mut connection = match initiates {
+        true => Connection::initiate(Duration::ZERO, limits, tuning, b"data").expect("short private data"),
+        false => Connection::respond(Duration::ZERO, tuning),
+    };
+    // Most inputs begin with a frame that the end accepts.
+    let kind = if initiates { FrameKind::Reply } else { FrameKind::Request };
+    let frame = StartupFrame {
+        kind,
+        markers: false,
+        crc: false,
+        rejected: false,
+        revision: 1,
+        enhanced: None,
+        private_data: Vec::new(),
+    };
+    let mut sent = if script.byte() == 0 { Vec::new() } else { frame.to_bytes() };
+    let mut now = Duration::ZERO;
+    let mut out = [0; 2048];
+    while !script.0.is_empty() {
+        match script.byte() % 8 {
+            0 => {
+                let sges = script.sges();
+                host.post_receive(0, sges);
+                connection.resume(now, &mut host);
+            }
+            1 => {
+                let _ = connection.accept(limits, b"");
+            }
+            2 => match script.byte() {
+                0 => connection.peer_closed(&mut host),
+                1 => connection.reset(&mut host),
+                2 => connection.flush(&mut host),
+                3 => drop(connection.reject(b"no")),
+                seconds => {
+                    now += Duration::from_millis(u64::from(seconds) * 40);
+                    connection.handle_timeout(now, &mut host);
+                }
+            },
+            _ => {
+                let length = script.byte();
+                sent.extend(script.bytes(length.into()));
+                let used = connection.handle_bytes(now, &sent, &mut host);
+                let waits = connection.stream().is_some_and(Stream::waits_for_receive);
+                assert!(used == sent.len() || waits && used < sent.len());
+                sent.drain(..used);
+            }
+        }
+        while let Some(length) = connection.poll_transmit(&mut out, &mut host) {
+            connection.taken(length, &mut host);
+        }
+        assert!(connection.kept() <= fpdu::MAX_FPDU);
+        // The kept bytes are one frame of the startup at most.
+        assert!(connection.stream().is_some() || connection.kept() <= MAX_STARTUP_FRAME);
+        assert!(connection.close().is_none() || connection.poll_transmit(&mut out, &mut host).is_none());
+        while connection.poll_event().is_some() {}
+    }
+    connection.flush(&mut host);
+    while let Some(length) = connection.poll_transmit(&mut out, &mut host) {
+        connection.taken(length, &mut host);
+    }
+    assert!(connection.close().is_some(), "a connection that its owner has ended can be closed");
 }
 
 /// The bytes of a script. Behind the end there are zeros.
@@ -266,5 +339,6 @@ fn play(input: &[u8]) {
 
 fuzz_target!(|input: &[u8]| {
     look_at_startup(input);
+    look_at_connection(input);
     play(input);
 });

@@ -96,6 +96,9 @@ pub enum StartupError {
     /// The frame did not arrive in time.
     #[error("no whole frame of the MPA startup in time")]
     Timeout,
+    /// TCP has ended the connection before the startup was complete.
+    #[error("the connection ended during the MPA startup")]
+    Closed,
     /// The program's private data is too long.
     #[error("more than {MAX_PROGRAM_DATA} bytes of private data")]
     PrivateData,
@@ -262,7 +265,7 @@ impl StartupError {
             Self::ReadResources => Some(Cause::READ_RESOURCES),
             Self::NoRtr => Some(Cause::NO_RTR),
             Self::Markers | Self::Reply => Some(Cause::STARTUP),
-            Self::Frame(_) | Self::ExtraBytes | Self::Timeout | Self::PrivateData => None,
+            Self::Frame(_) | Self::ExtraBytes | Self::Timeout | Self::Closed | Self::PrivateData => None,
         }
     }
 }

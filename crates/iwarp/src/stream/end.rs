@@ -15,8 +15,20 @@ impl Stream {
 
     /// Returns how to close the connection.
     pub fn close(&self) -> Close {
-        let whole = self.sending.is_none() && self.taken == self.built && self.responses.is_empty();
-        if whole { Close::Finish } else { Close::Reset }
+        let whole = self.terminate_sent || self.sending.is_none() && self.responses.is_empty();
+        if whole && self.taken == self.built { Close::Finish } else { Close::Reset }
+    }
+
+    /// Returns how to close the connection that has ended. `None`: it has not, or bytes are to be sent first.
+    pub(crate) fn closing(&self) -> Option<Close> {
+        match self.end {
+            None | Some(End::PeerClosed) => None,
+            Some(End::Lost) => Some(Close::Reset),
+            Some(_) if self.terminate.is_some() => None,
+            // The rest of a message is never sent.
+            Some(_) if !self.terminate_sent && self.sending.is_some() => Some(Close::Reset),
+            Some(_) => (self.taken == self.built).then_some(Close::Finish),
+        }
     }
 
     /// Flushes all requests because the QP has entered its error state for another reason, and sends nothing more.

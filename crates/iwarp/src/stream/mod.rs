@@ -132,6 +132,8 @@ pub struct Stream {
     responses: VecDeque<Response>,
     waiting: Option<Waiting>,
     terminate: Option<Terminate>,
+    /// The peer is told why the connection ends, also in the middle of a message.
+    terminate_sent: bool,
     end: Option<End>,
     stats: StreamStats,
 }
@@ -162,6 +164,7 @@ impl Stream {
             responses: VecDeque::new(),
             waiting: None,
             terminate: None,
+            terminate_sent: false,
             end: None,
             stats: StreamStats::default(),
         }

@@ -33,6 +33,7 @@ impl Stream {
         }
         // Building may have ended the connection.
         let terminate = self.terminate.take()?;
+        self.terminate_sent = true;
         let placement = Placement::Untagged { stag: 0, queue: 2, msn: 1, offset: 0 };
         let header = SegmentHeader { last: true, opcode: Opcode::Terminate, placement };
         let body = terminate.to_bytes();

@@ -18,5 +18,7 @@ mod terminate;
 
 pub use read_request::ReadRequest;
 pub use segment::{Opcode, Placement, RawHeader, SegmentHeader};
-pub use startup_frame::{Enhanced, FrameError, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, StartupFrame};
+pub use startup_frame::{
+    Enhanced, FrameError, FrameKind, MAX_PRIVATE_DATA, MAX_STARTUP_FRAME, NOT_NEGOTIATED, StartupFrame,
+};
 pub use terminate::{Cause, RefusedSegment, Terminate};

@@ -9,6 +9,8 @@ pub const MAX_PRIVATE_DATA: usize = 512;
 pub const NOT_NEGOTIATED: u16 = 0x3fff;
 /// Bytes in front of the private data.
 const HEADER_LEN: usize = 20;
+/// Longest frame.
+pub const MAX_STARTUP_FRAME: usize = HEADER_LEN + MAX_PRIVATE_DATA;
 
 const MARKERS: u8 = 0x80;
 const CRC: u8 = 0x40;

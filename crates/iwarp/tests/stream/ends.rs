@@ -28,11 +28,11 @@ pub(crate) fn untagged(opcode: Opcode, msn: u32, offset: u32) -> SegmentHeader {
     SegmentHeader { last: true, opcode, placement }
 }
 
-pub(crate) fn tagged(opcode: Opcode, stag: u32, offset: u64) -> SegmentHeader {
+pub(crate) const fn tagged(opcode: Opcode, stag: u32, offset: u64) -> SegmentHeader {
     SegmentHeader { last: true, opcode, placement: Placement::Tagged { stag, offset } }
 }
 
-fn terminate(cause: Cause, segment: Option<SegmentHeader>) -> Vec<u8> {
+pub(crate) fn terminate(cause: Cause, segment: Option<SegmentHeader>) -> Vec<u8> {
     let segment = segment.map(|header| RefusedSegment { length: 100, header: header.to_raw() });
     fpdu(untagged(Opcode::Terminate, 1, 0), &Terminate { cause, segment, read: None }.to_bytes())
 }

@@ -1,4 +1,4 @@
-//! Streams connected by a pipe of bytes, and streams that receive bytes that no correct peer sends.
+//! Streams connected by a pipe of bytes or by sockets, and streams that receive bytes that no correct peer sends.
 
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 
@@ -8,3 +8,4 @@ mod host;
 mod operations;
 mod pair;
 mod properties;
+mod sockets;

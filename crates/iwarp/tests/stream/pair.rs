@@ -21,6 +21,12 @@ impl Random {
         value ^ value >> 31
     }
 
+    pub(crate) fn fill(&mut self, bytes: &mut [u8]) {
+        for byte in bytes {
+            *byte = u8::try_from(self.next() & 0xff).unwrap();
+        }
+    }
+
     /// A number of `0..=most`.
     pub(crate) fn up_to(&mut self, most: usize) -> usize {
         usize::try_from(self.next() % (most as u64 + 1)).unwrap()

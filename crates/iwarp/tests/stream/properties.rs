@@ -5,17 +5,17 @@ use proptest::prelude::*;
 use pvrdma_iwarp::{Negotiated, Role, Rtr, Tuning};
 use pvrdma_verbs_types::{Invalidate, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
-use crate::host::Ended;
+use crate::host::{Ended, Host};
 use crate::pair::{End, Pair, Random, read, request, send, sge, write};
 
 /// Memory of an end: data to send, areas that the peer writes, and areas for receives and READs.
-const AREA: usize = 200_000;
-const SOURCE: usize = 0;
-const TARGET: usize = AREA;
-const LANDING: usize = 2 * AREA;
+pub(crate) const AREA: usize = 200_000;
+pub(crate) const SOURCE: usize = 0;
+pub(crate) const TARGET: usize = AREA;
+pub(crate) const LANDING: usize = 2 * AREA;
 
 #[derive(Clone, Copy, Debug)]
-enum Operation {
+pub(crate) enum Operation {
     Send { solicited: bool, invalidate: bool },
     Write,
     Read,
@@ -23,14 +23,14 @@ enum Operation {
 }
 
 #[derive(Clone, Debug)]
-struct Step {
+pub(crate) struct Step {
     operation: Operation,
     length: usize,
     sges: usize,
     fence: bool,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+pub(crate) fn step() -> impl Strategy<Value = Step> {
     let operation = prop_oneof![
         4 => any::<(bool, bool)>().prop_map(|(solicited, invalidate)| Operation::Send { solicited, invalidate }),
         3 => Just(Operation::Write),
@@ -47,10 +47,10 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// One direction: the requests of an end and what they do.
-struct Plan {
-    requests: Vec<SendWr>,
+pub(crate) struct Plan {
+    pub(crate) requests: Vec<SendWr>,
     /// Receives that the peer posts.
-    receives: Vec<Vec<Sge>>,
+    pub(crate) receives: Vec<Vec<Sge>>,
     expected: Vec<Ended>,
     received: Vec<(u32, bool, Option<u32>)>,
     invalidated_here: Vec<u32>,
@@ -66,7 +66,13 @@ fn cut(start: usize, length: usize, count: usize, random: &mut Random) -> Vec<Sg
 }
 
 /// Plans the requests of `from`, and applies them to images of both memories.
-fn plan(steps: &[Step], from: &mut [u8], to: &mut [u8], at: &mut [[usize; 2]; 2], random: &mut Random) -> Plan {
+pub(crate) fn plan(
+    steps: &[Step],
+    from: &mut [u8],
+    to: &mut [u8],
+    at: &mut [[usize; 2]; 2],
+    random: &mut Random,
+) -> Plan {
     let [[here_target, here_landing], [there_target, there_landing]] = at;
     let mut plan = Plan {
         requests: vec![],
@@ -156,6 +162,27 @@ fn run(pair: &mut Pair, plans: &[Plan; 2], random: &mut Random) {
     }
 }
 
+/// Returns `true` if these requests make their end send something first.
+pub(crate) fn first_sends(steps: &[Step]) -> bool {
+    steps.first().is_some_and(|step| !matches!(step.operation, Operation::LocalInvalidate))
+}
+
+/// Checks the completions at both ends of a plan, and the keys that were invalidated at its own end.
+pub(crate) fn check(plan: &Plan, other: &Plan, here: &Host, there: &Host) -> Result<(), TestCaseError> {
+    prop_assert_eq!(&here.sent, &plan.expected);
+    let received = there.received.iter().filter_map(|(_, received)| *received);
+    let received: Vec<_> =
+        received.map(|received| (received.length, received.solicited, received.invalidated)).collect();
+    prop_assert_eq!(&received, &plan.received);
+    let mut invalidated = plan.invalidated_here.clone();
+    invalidated.extend(&other.invalidated_there);
+    invalidated.sort_unstable();
+    let mut found = here.invalidated.clone();
+    found.sort_unstable();
+    prop_assert_eq!(found, invalidated);
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
@@ -174,9 +201,7 @@ proptest! {
         let tuning = Tuning { mss, requests, seed: u32::try_from(seed >> 32).unwrap(), ..Tuning::default() };
         let mut pair = Pair::with(properties, tuning, 3 * AREA);
         for end in &mut pair.0 {
-            for byte in &mut end.host.memory[SOURCE..SOURCE + AREA] {
-                *byte = u8::try_from(random.next() & 0xff).unwrap();
-            }
+            random.fill(&mut end.host.memory[SOURCE..SOURCE + AREA]);
         }
         let [mut a, mut b] = [pair.0[0].host.memory.clone(), pair.0[1].host.memory.clone()];
         let mut at = [[TARGET, LANDING], [TARGET, LANDING]];
@@ -184,24 +209,15 @@ proptest! {
         at.reverse();
         let second = plan(&steps[1], &mut b, &mut a, &mut at, &mut random);
         // A responder without a ready-to-receive message must not send first.
-        prop_assume!(rtr.is_some() || !steps[0].is_empty() && !matches!(steps[0][0].operation, Operation::LocalInvalidate));
+        prop_assume!(rtr.is_some() || first_sends(&steps[0]));
         let plans = [first, second];
         run(&mut pair, &plans, &mut random);
 
         for (here, plan) in plans.iter().enumerate() {
             let (end, peer) = (&pair.0[here], &pair.0[1 - here]);
             prop_assert_eq!(end.stream.end(), None);
-            prop_assert_eq!(&end.host.sent, &plan.expected);
-            let received: Vec<_> = peer.host.received.iter().filter_map(|(_, received)| *received)
-                .map(|received| (received.length, received.solicited, received.invalidated)).collect();
-            prop_assert_eq!(&received, &plan.received);
+            check(plan, &plans[1 - here], &end.host, &peer.host)?;
             prop_assert!(end.inbox.is_empty() && end.stream.is_empty());
-            let mut invalidated = plan.invalidated_here.clone();
-            invalidated.extend(&plans[1 - here].invalidated_there);
-            invalidated.sort_unstable();
-            let mut found = end.host.invalidated.clone();
-            found.sort_unstable();
-            prop_assert_eq!(found, invalidated);
         }
         prop_assert!(pair.0[0].host.memory == a, "memory of the initiator");
         prop_assert!(pair.0[1].host.memory == b, "memory of the responder");
