@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Needs one guest, without a daemon.
 pub(crate) fn cases() -> Vec<Case> {
-    vec![Case::alone("iwarp/siw", siw)]
+    vec![Case::alone("iwarp/siw", siw).slow("compiles siw, and takes a minute; runs when asked for: --only iwarp/siw")]
 }
 
 /// A guest with `siw`, and the port of this machine that leads to the port of its program.
