@@ -33,6 +33,7 @@ use crate::path::directory::Node;
 use crate::path::local::apart::{ApartStep, PartElsewhere};
 use crate::path::local::rc::{self as local_rc, LocalBatch};
 use crate::path::wire::rc::{self as wire_rc, WireBatch, WireRequester};
+use crate::path::wire::receive::Admitted;
 use crate::path::wire::responder::{WireResponderInspect, WireSide};
 use crate::path::wire::turns::PortTurns;
 use crate::path::wire::{self, NewPath};
@@ -454,12 +455,15 @@ impl Endpoint {
     /// Returns the path of a connected QP over the wire, and its source GID, which `source` finds by its index. `None`:
     /// there is no route to that address, or the rules do not allow it.
     fn wire_path(&self, attrs: &QpAttrs, source: impl FnOnce(&Qp, u8) -> Option<BoundGid>) -> Option<(Path, BoundGid)> {
-        self.fabric.port.as_ref()?;
         let source = source(&self.qp, attrs.av.sgid_index)?;
         // A GID of this process is reached by local delivery, or not at all.
-        if self.fabric.neighbour(source.beside(attrs.av.dgid)).is_some() {
-            return None;
-        }
+        let is_near = self.fabric.neighbour(source.beside(attrs.av.dgid)).is_some();
+        self.path_from(attrs, source).filter(|_| !is_near)
+    }
+
+    /// Returns the path of a connected QP over the wire from this GID, wherever the peer is.
+    fn path_from(&self, attrs: &QpAttrs, source: BoundGid) -> Option<(Path, BoundGid)> {
+        self.fabric.port.as_ref()?;
         if !self.qp.adapter.rules.allow_peer(attrs.av.dgid) {
             return None;
         }
@@ -620,10 +624,26 @@ impl Endpoint {
     pub(crate) fn take_requests<'p>(
         &self,
         port: &Port,
+        admitted: Admitted,
         packets: impl Iterator<Item = (Packet<'p>, Arrival<'p>)>,
         taken: impl FnMut(Result<(), DropReason>),
     ) {
-        self.wire.take_requests(port, &self.qp, packets, |attrs| self.wire_path(attrs, Qp::usable_source), taken);
+        let on_wire = admitted == Admitted::Connections && self.wire.path().is_none() && self.has_peer_on_wire();
+        let path = |attrs: &QpAttrs| match on_wire {
+            true => self.path_from(attrs, self.qp.usable_source(attrs.av.sgid_index)?),
+            false => self.wire_path(attrs, Qp::usable_source),
+        };
+        self.wire.take_requests(port, &self.qp, packets, path, taken);
+    }
+
+    /// Returns `true` if the peer is a queue pair of another device of this process that sends its requests on the wire,
+    /// because one of the two devices has come to this process after the first request. Only the peer itself can tell:
+    /// a host beyond the uplink may have forged the packet.
+    fn has_peer_on_wire(&self) -> bool {
+        let attrs = self.qp.responder.lock().attrs;
+        let Some(source) = self.qp.usable_source(attrs.av.sgid_index) else { return false };
+        let peer = self.fabric.neighbour(source.beside(attrs.av.dgid)).and_then(|node| node.qp(attrs.dest_qpn));
+        peer.and_then(|peer| peer.request_path()).is_some_and(|(_, to)| to == self.qp.qpn)
     }
 
     /// Sends responses that the responder owes to the wire, at least one packet and about `most` bytes, and adds their

@@ -17,7 +17,7 @@ use pvrdma_dev::{
         SendWr, Srq, TestDevice, access, status, wc_flag,
     },
 };
-use pvrdma_guest_memory::MemoryBudget;
+use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
 use pvrdma_link::{
     Clock, Frames, Link, LinkInspect, ManualClock, Readiness,
     memory::{self, MemoryLink},
@@ -200,6 +200,8 @@ struct Side {
     host: u8,
     adapter: Adapter,
     cable: Option<Arc<MemoryLink>>,
+    /// Memory as the device sees it.
+    space: Arc<DmaSpace>,
     test: TestDevice<Rxe>,
     function: Arc<MovingFunction>,
     process: Process,
@@ -243,6 +245,7 @@ impl Side {
             host,
             adapter,
             cable,
+            space: Arc::clone(test.memory.space()),
             test,
             function,
             process,
@@ -296,7 +299,8 @@ impl Side {
         let before = shown(&self.test);
         self.adapter.cut.store(true, Ordering::SeqCst);
         let config = TestDevice::<Rxe>::config(self.host);
-        let next = self.test.successor(&adapter.rxe, config, self.test.memory.another_space());
+        self.space = self.test.memory.another_space();
+        let next = self.test.successor(&adapter.rxe, config, Arc::clone(&self.space));
         next.device.restore(&mut &saved[..]).unwrap();
         next.device.finish_restore().unwrap();
         assert_eq!(before, shown(&next));
@@ -311,8 +315,9 @@ impl Side {
     /// Continues on another adapter, without the neighbours that it had on the first one, as a VMM does it. The first
     /// device leaves.
     fn move_alone(&mut self, adapter: Adapter, saved: &[u8], leaves: bool) {
-        let next =
-            self.test.successor(&adapter.rxe, TestDevice::<Rxe>::config(self.host), self.test.memory.another_space());
+        self.space = self.test.memory.another_space();
+        let config = TestDevice::<Rxe>::config(self.host);
+        let next = self.test.successor(&adapter.rxe, config, Arc::clone(&self.space));
         next.device.restore_alone(&mut &saved[..]).unwrap();
         next.device.finish_restore().unwrap();
         if leaves {
@@ -407,12 +412,13 @@ impl Pair {
         pair
     }
 
-    /// Moves the first guest away from the process that both share.
-    fn part(&mut self) {
-        let adapter = self.adapter(0);
-        let side = &mut self.sides[0];
-        side.test.memory.space().start_dirty_log(&[(0, 1 << 32)], &MemoryBudget::new(1 << 20)).unwrap();
+    /// Moves a guest away from the process that both share.
+    fn part(&mut self, side: usize) {
+        let adapter = self.adapter(side);
+        let side = &mut self.sides[side];
+        side.space.start_dirty_log(&[(0, 1 << 32)], &MemoryBudget::new(1 << 20)).unwrap();
         let saved = side.save();
+        side.adapter.cut.store(true, Ordering::SeqCst);
         side.move_alone(adapter, &saved, true);
         self.claim();
     }
@@ -607,7 +613,7 @@ fn a_local_connection_continues_on_the_network() {
         let at = random.below(50);
         for step in 0..60 {
             if step == at {
-                pair.part();
+                pair.part(0);
             } else if step > at && random.below(6) == 0 {
                 pair.move_one(random.below(2));
             }
@@ -634,7 +640,7 @@ fn a_connection_on_the_network_continues_in_one_process() {
             if step == together {
                 pair.come_together();
             } else if step == apart {
-                pair.move_one(1);
+                pair.part(1);
             }
             pair.step(&mut random);
         }

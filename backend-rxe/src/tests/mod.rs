@@ -22,6 +22,7 @@ use pvrdma_verbs::{
 use pvrdma_verbs_types::{Access, QpState, QpType, RemoteAddress, SendOp, WcStatus};
 use serde_json::{Value, json};
 
+use crate::path::wire::receive::Admitted;
 use crate::port::Arrival;
 use crate::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeSrq, Uplink};
 
@@ -242,7 +243,7 @@ fn what_has_come_is_acknowledged_before_a_qp_ends() {
         let frame = build(&header, &[]).unwrap();
         let packet = Packet::parse(&frame).unwrap();
         let request = std::iter::once((packet, Arrival::alone(&frame)));
-        end.qp.endpoint.take_requests(&uplink.port, request, |taken| taken.unwrap());
+        end.qp.endpoint.take_requests(&uplink.port, Admitted::All, request, |taken| taken.unwrap());
         let mut answers = Frames::default();
         cable.receive(&mut answers, 1);
         assert_eq!(answers.len(), 0);

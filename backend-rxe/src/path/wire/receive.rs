@@ -69,7 +69,8 @@ impl Flow {
 
 /// Packets of a flow that a device accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Admitted {
+pub(crate) enum Admitted {
+    /// All.
     All,
     /// Those of connections. The sender is a device of this process, which reaches everything else by local delivery.
     /// A queue pair without a connection on the wire drops the packets itself, because it has no path to the sender.
@@ -135,30 +136,34 @@ impl Inbox {
         &mut self,
         port: &Port,
         endpoint: &Arc<Endpoint>,
+        admitted: Admitted,
         (packet, arrival): Received<'p>,
         behind: impl Iterator<Item = Received<'p>>,
     ) {
         let qp = endpoint.qp();
-        let taken = match qp.qp_type {
-            QpType::Ud | QpType::Gsi => admit(&packet, qp.qp_type).map(|_| ud::deliver(port, qp, &packet)),
-            QpType::Rc if is_response(&packet) => endpoint.take_response(port, &packet).map(|()| {
-                if endpoint.turns().begin_requests() {
-                    self.answered.push_back(Arc::downgrade(endpoint));
+        let taken =
+            match qp.qp_type {
+                QpType::Ud | QpType::Gsi => admit(&packet, qp.qp_type).map(|_| ud::deliver(port, qp, &packet)),
+                QpType::Rc if is_response(&packet) => endpoint.take_response(port, &packet).map(|()| {
+                    if endpoint.turns().begin_requests() {
+                        self.answered.push_back(Arc::downgrade(endpoint));
+                    }
+                }),
+                QpType::Rc => {
+                    let mut any = false;
+                    endpoint.take_requests(port, admitted, iter::once((packet, arrival)).chain(behind), |taken| {
+                        match taken {
+                            Ok(()) => any = true,
+                            Err(reason) => count_dropped(port, reason),
+                        }
+                    });
+                    if !any {
+                        return;
+                    }
+                    self.owe(endpoint);
+                    Ok(())
                 }
-            }),
-            QpType::Rc => {
-                let mut any = false;
-                endpoint.take_requests(port, iter::once((packet, arrival)).chain(behind), |taken| match taken {
-                    Ok(()) => any = true,
-                    Err(reason) => count_dropped(port, reason),
-                });
-                if !any {
-                    return;
-                }
-                self.owe(endpoint);
-                Ok(())
-            }
-        };
+            };
         match taken {
             Ok(()) => cnp::marked(port, endpoint, &packet, &mut self.notifications),
             Err(reason) => count_dropped(port, reason),
@@ -273,7 +278,7 @@ impl RoceReceiver for Inbox {
             let marked = is_marked(&packet);
             let alike =
                 |(next, _): &Received<'_>| !marked && is_request(next) && !is_marked(next) && Flow::of(next) == flow;
-            self.take(port, &endpoint, (packet, arrival), iter::from_fn(|| packets.next_if(alike)));
+            self.take(port, &endpoint, admitted, (packet, arrival), iter::from_fn(|| packets.next_if(alike)));
             last = Some((flow, generation, endpoint));
         }
         drop(packets);

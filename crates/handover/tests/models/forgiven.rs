@@ -7,7 +7,7 @@ use pvrdma_handover::Level;
 
 use super::check;
 
-/// A window with one connection (`backend-rxe/src/path/wire/peer_window/mod.rs`).
+/// A window with one connection (`crates/pacing/src/peer_window/mod.rs`).
 struct Window {
     level: Level,
     queue: Mutex<()>,

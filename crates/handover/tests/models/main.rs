@@ -176,7 +176,7 @@ fn level() {
     assert_eq!((level.get(), level.is_awaited()), (1, false));
 }
 
-/// The queue of a window (`backend-rxe/src/path/wire/peer_window/mod.rs`), with one waiter.
+/// The queue of a window (`crates/pacing/src/peer_window/mod.rs`), with one waiter.
 struct Window {
     level: Level,
     /// The waiter is queued.
