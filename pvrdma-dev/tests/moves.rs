@@ -652,6 +652,18 @@ fn a_connection_on_the_network_continues_in_one_process() {
     assert!(counts.values().all(|&count| count > 0) && counts.len() > 3, "{counts:?}");
 }
 
+/// The first request of a connection is still on the cable when the device of the peer comes to the same process.
+#[test]
+fn a_first_request_continues_in_one_process() {
+    let (mut pair, mut random) = (Pair::new(true, true), Random::new(1));
+    while pair.sides[0].sends.is_empty() {
+        pair.post(0, &mut random);
+    }
+    while pair.sides[0].adapter.rxe.run_some(64) > 0 {}
+    pair.come_together();
+    pair.finish();
+}
+
 /// A device that ends without leaving takes its requests in progress along. Those of its peer end with "retry
 /// exceeded".
 #[test]

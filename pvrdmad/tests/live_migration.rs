@@ -77,6 +77,8 @@ fn a_vm_moves_to_another_daemon() {
     pair.exchange();
     let mut version = [0; 4];
     vm.bar_read(1, 0, &mut version);
+    // The log says that this is a migration, and not a snapshot.
+    vm.begin();
     let (mut paused, mut paused_nic) = (vm.pause(), nic.pause());
     let (state, nic_state) = (paused.save(), paused_nic.save());
     let moved = paused.restore(&destination.socket("a2"), &state).unwrap();

@@ -162,7 +162,7 @@ fn a_neighbour_cannot_be_forged() {
     end.connect(&other, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
     other.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(1), mac(1)));
     let datagrams = node.qp(QpType::Ud);
-    datagrams.connect(&datagrams, |_| {});
+    datagrams.start_datagrams(0);
     let reth = Reth { address: 0, rkey: 0, length: 0 };
     let mut dropped = 0;
     for station in [mac(9), mac(2)] {
