@@ -4,7 +4,7 @@ use pvrdma_roce::{
     DatagramSender, Path,
     wire::{MAX_FRAME, NakCode, Syndrome},
 };
-use pvrdma_verbs_types::{Access, NakReason, QpAttrs, SendWr, UdDestination};
+use pvrdma_verbs_types::{Access, NakReason, QpAttrs, Qpn, SendWr, UdDestination};
 
 use super::point::Point;
 use super::seen::{Direction, Interface};
@@ -25,6 +25,24 @@ pub(crate) struct ConnectionTrace<'a> {
     pub(crate) source: BoundGid,
     /// Created when a capture begins.
     pub(crate) trace: &'a mut Option<Box<SyntheticTrace>>,
+}
+
+/// The responder's part of an exchange.
+pub(crate) struct Answering<'a> {
+    pub(crate) point: &'a Point,
+    /// Path of its responses. `None`: it has no address.
+    pub(crate) back: Option<Path>,
+}
+
+impl<'a> Answering<'a> {
+    /// Describes the responder of `peer`, to which the queue pair `requester` is connected.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn of(peer: &'a Qp, responder: &Responder, requester: Qpn) -> Self {
+        let from = responder.own_address().map(|address| peer.adapter.origin(address));
+        let back = from.and_then(|from| Path::connected(&from, &responder.attrs.av, peer.qpn, requester));
+        Self { point: &peer.adapter.point, back }
+    }
 }
 
 /// Returns the response that a refusal would cause on the wire.
@@ -63,21 +81,17 @@ impl ConnectionTrace<'_> {
         progress: &Progress,
         before: u64,
         outcome: StepOutcome,
-        answering: Option<(&Qp, &Responder)>,
+        answering: Option<Answering<'_>>,
     ) {
         let (qp, own, av) = (self.qp, self.own, &self.attrs.av);
-        let peer_point = answering.map(|(peer, _)| &*peer.adapter.point);
+        let (peer_point, back) = answering.map(|Answering { point, back }| (point, back)).unzip();
         if !qp.adapter.point.is_on() && !peer_point.is_some_and(Point::is_on) {
             return;
         }
         let there = Path::connected(&qp.adapter.origin(self.source), av, qp.qpn, self.attrs.dest_qpn);
-        let back = answering.and_then(|(peer, responder)| {
-            let from = peer.adapter.origin(responder.own_address()?);
-            Path::connected(&from, &responder.attrs.av, peer.qpn, qp.qpn)
-        });
         // Without a path to the peer there are no packets to show.
         let Some(there) = there else { return };
-        let back = back.unwrap_or(there);
+        let back = back.flatten().unwrap_or(there);
         let paths = PathPair {
             to_responder: there,
             to_requester: back,

@@ -254,3 +254,11 @@ fn captures_come_and_go() {
     write();
     assert_eq!(rxe.capture_counts(mac(1)), CaptureCounts { active: 0, ..counts });
 }
+
+on_slow_memory! {
+    local_deliveries_look_as_the_wire_does
+    datagrams_look_as_the_wire_does
+    a_long_message_is_seen_as_it_moves
+    silence_is_seen_as_one_packet_again_and_again
+    a_device_that_talks_to_itself_is_seen_once
+}

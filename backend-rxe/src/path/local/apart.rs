@@ -13,12 +13,15 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use pvrdma_base::EndOnPanic;
 use pvrdma_guest_memory::{Charge, Kept};
+use pvrdma_roce::Path;
 use pvrdma_verbs_types::{Access, NakReason, QpAttrs, QpState, SendOp, SendWr, WcStatus};
 
 use super::own_side::{Apart, own_list};
 use super::rc::{Exchange, Step, Target, refused};
 use super::route::LocalRoute;
 use crate::budget::Budget;
+use crate::capture::StepOutcome;
+use crate::capture::local::{Answering, ConnectionTrace, refusal};
 use crate::counters::{Counters, Tally};
 use crate::gid::BoundGid;
 use crate::path::directory::Generations;
@@ -108,6 +111,8 @@ struct Met {
     step: Step,
     /// Number of completions that the responder's queue took, if not all.
     published: Option<usize>,
+    /// Path of the responses, for captures.
+    back: Option<Path>,
 }
 
 impl Part {
@@ -124,7 +129,7 @@ impl Part {
 
     fn meet(&mut self, memory: Memory<'_>) -> Met {
         let Self { qp, peer, found, connection, attrs, work, progress, bytes, .. } = self;
-        let silence = Met { step: Step::Refused(NakReason::Silence), published: None };
+        let silence = Met { step: Step::Refused(NakReason::Silence), published: None, back: None };
         let Some(source) = self.source else { return silence };
         let mut target = Target::lock(peer, (qp, attrs), (source, *found), connection);
         if !target.connected || !peer.state.receives() {
@@ -141,12 +146,15 @@ impl Part {
             work,
             progress,
             budget: &mut budget,
+            // The requester traces the step when it has its memory again.
             trace: None,
         };
         // The requester counts the request when it ends.
         let step = exchange.execute(&mut Tally::default()).unwrap_or_else(Step::Refused);
         let published = target.responder.end_batch(peer, memory.view);
-        Met { step, published }
+        let capturing = qp.adapter.captures.is_active();
+        let back = capturing.then(|| Answering::of(peer, &target.responder, qp.qpn).back).flatten();
+        Met { step, published, back }
     }
 }
 
@@ -295,9 +303,10 @@ impl ApartStep<'_> {
         {
             return self.fail(own, WcStatus::LocalProtection);
         }
+        self.trace(part, met, own);
         let status = match met.step {
             Step::Done(byte_len) => {
-                self.tally.count_request(&work.op, part.progress.length);
+                self.tally.count_request(&self.requester.work.op, part.progress.length);
                 return self.succeed(own, byte_len, met.published);
             }
             Step::Moved => return self.publish(own, met.published),
@@ -312,6 +321,24 @@ impl ApartStep<'_> {
         };
         self.publish(own, met.published);
         self.fail(own, status)
+    }
+
+    /// Records the step in active captures.
+    fn trace(&mut self, part: &Part, met: &Met, own: Memory<'_>) {
+        if !self.qp.adapter.captures.is_active() {
+            return;
+        }
+        let outcome = match met.step {
+            Step::Done(_) => StepOutcome::Completed,
+            Step::Moved => StepOutcome::Moved,
+            Step::Failed(_) => return,
+            Step::Refused(nak) => refusal(nak),
+        };
+        let Some(source) = part.source else { return };
+        let Requester { work, attrs, .. } = &*self.requester;
+        let mut trace = ConnectionTrace { qp: self.qp, own, attrs, source, trace: &mut self.route.trace };
+        let answering = Answering { point: &part.peer.adapter.point, back: met.back };
+        trace.step(work, &part.progress, part.before, outcome, Some(answering));
     }
 
     fn succeed(&mut self, own: Memory<'_>, byte_len: u32, published: Option<usize>) -> Run {

@@ -19,7 +19,7 @@ use super::own_side::{Joint, Moving, OwnSide};
 use super::route::LocalRoute;
 use crate::budget::Budget;
 use crate::capture::StepOutcome;
-use crate::capture::local::{ConnectionTrace, refusal};
+use crate::capture::local::{Answering, ConnectionTrace, refusal};
 use crate::counters::{Counters, Tally};
 use crate::gid::BoundGid;
 use crate::qp::Qp;
@@ -299,7 +299,8 @@ impl<O: OwnSide> Exchange<'_, O> {
             Ok(Step::Failed(_)) | Err(NakReason::Silence) => return,
             Ok(Step::Refused(nak)) | Err(nak) => refusal(*nak),
         };
-        trace.step(self.work, self.progress, before, outcome, Some((self.peer, self.responder)));
+        let answering = Answering::of(self.peer, self.responder, self.qp.qpn);
+        trace.step(self.work, self.progress, before, outcome, Some(answering));
     }
 
     fn send(&mut self, data: SendData) -> Result<Step, NakReason> {
