@@ -32,8 +32,8 @@ use crate::path::datagram::{self, DatagramBatch};
 use crate::path::directory::Node;
 use crate::path::local::apart::{ApartStep, PartElsewhere};
 use crate::path::local::rc::{self as local_rc, LocalBatch};
+use crate::path::wire::Admitted;
 use crate::path::wire::rc::{self as wire_rc, WireBatch, WireRequester};
-use crate::path::wire::receive::Admitted;
 use crate::path::wire::responder::{WireResponderInspect, WireSide};
 use crate::path::wire::turns::PortTurns;
 use crate::path::wire::{self, NewPath};
@@ -636,9 +636,9 @@ impl Endpoint {
         self.wire.take_requests(port, &self.qp, packets, path, taken);
     }
 
-    /// Returns `true` if the peer is a queue pair of another device of this process that sends its requests on the wire,
-    /// because one of the two devices has come to this process after the first request. Only the peer itself can tell:
-    /// a host beyond the uplink may have forged the packet.
+    /// Returns `true` if the peer is a queue pair of another device of this process that sends its requests on the
+    /// wire, because one of the two devices has come to this process after the first request. Only the peer itself can
+    /// tell: a host beyond the uplink may have forged the packet.
     fn has_peer_on_wire(&self) -> bool {
         let attrs = self.qp.responder.lock().attrs;
         let Some(source) = self.qp.usable_source(attrs.av.sgid_index) else { return false };

@@ -627,8 +627,8 @@ fn a_local_connection_continues_on_the_network() {
     assert!(counts.get("local request").is_some_and(|&count| count >= 30), "{counts:?}");
 }
 
-/// Two guests of different hosts have a connection, and one moves to the host of the other in the middle of it, and away
-/// again.
+/// Two guests of different hosts have a connection, and one moves to the host of the other in the middle of it, and
+/// away again.
 #[test]
 fn a_connection_on_the_network_continues_in_one_process() {
     let mut counts = BTreeMap::<_, u32>::new();

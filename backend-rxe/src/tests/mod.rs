@@ -22,7 +22,7 @@ use pvrdma_verbs::{
 use pvrdma_verbs_types::{Access, QpState, QpType, RemoteAddress, SendOp, WcStatus};
 use serde_json::{Value, json};
 
-use crate::path::wire::receive::Admitted;
+use crate::path::wire::Admitted;
 use crate::port::Arrival;
 use crate::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeSrq, Uplink};
 

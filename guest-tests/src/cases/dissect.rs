@@ -81,8 +81,8 @@ fn encapsulations(image: &GuestImage) -> Result<String> {
 /// Traffic between local guests, captured with `pvrdmad capture`.
 fn local_delivery(pair: &mut Pair, link: &Link) -> Result<String> {
     let daemon = pair.daemon().context("there is no daemon")?;
-    // On a disk that is busy with other work, a write can take seconds. The daemon then drops frames, because it buffers
-    // only some megabytes for a slow reader.
+    // On a disk that is busy with other work, a write can take seconds. The daemon then drops frames, because it
+    // buffers only some megabytes for a slow reader.
     let memory = tempfile::tempdir_in("/dev/shm").context("cannot create a directory in memory")?;
     let path = memory.path().join("local.pcapng");
     let capture = daemon.capture("vm0", &path)?;

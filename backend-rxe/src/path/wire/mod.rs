@@ -10,10 +10,12 @@
 //!
 //! This engine builds the frames itself, with a bound source GID and the device's own MAC address. A received packet is
 //! dropped and counted unless it is intact, addressed to this device, in the VLAN of that address, from an address that
-//! the rules allow, and from the peer of the QP. A GID of this process is accepted as a source on the wire only if local
-//! delivery is off, or for a connection that began on the wire, before both devices came to this process. Only a packet that passes these checks can allocate state, and that state is bounded.
-//! Frames of the network function are checked against the device's address and VLAN ([`crate::port::policy`]).
+//! the rules allow, and from the peer of the QP. A GID of this process is accepted as a source on the wire only if
+//! local delivery is off, or for a connection that began on the wire, before both devices came to this process. Only a
+//! packet that passes these checks can allocate state, and that state is bounded. Frames of the network function are
+//! checked against the device's address and VLAN ([`crate::port::policy`]).
 
+mod admitted;
 mod cnp;
 mod hooks;
 mod new_path;
@@ -27,6 +29,7 @@ mod timeout_grace;
 pub(crate) mod turns;
 pub(crate) mod ud;
 
+pub(crate) use admitted::Admitted;
 pub(crate) use new_path::NewPath;
 use pvrdma_verbs_types::QpAttrs;
 

@@ -12,6 +12,7 @@ use pvrdma_roce::{
 };
 use pvrdma_verbs_types::{Gid, QpType, Qpn};
 
+use super::admitted::Admitted;
 use super::sources::{Sources, Verdict};
 use super::{cnp, ud};
 use crate::budget::Budget;
@@ -65,16 +66,6 @@ impl Flow {
         let to = BoundGid::on_network(network.kind(), network.destination(), header.ethernet.vlan_id());
         Self { to, from: network.source(), station: header.ethernet.source, qpn: header.bth.destination }
     }
-}
-
-/// Packets of a flow that a device accepts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Admitted {
-    /// All.
-    All,
-    /// Those of connections. The sender is a device of this process, which reaches everything else by local delivery.
-    /// A queue pair without a connection on the wire drops the packets itself, because it has no path to the sender.
-    Connections,
 }
 
 fn is_response(packet: &Packet<'_>) -> bool {
