@@ -76,12 +76,16 @@ impl SiwGuest {
 
 fn siw(image: &GuestImage) -> Result<String> {
     let guest = SiwGuest::boot(image)?;
-    let exchanges = all(&guest).with_context(|| guest.vm.diagnosis())?;
+    let exchanges = exchanges(&guest).with_context(|| guest.vm.diagnosis())?;
+    refused_write(&guest).context("a WRITE to no memory")?;
+    // A kernel whose rping is killed after a Terminate crashes in `iw_cm`, so each Terminate takes a guest.
+    drop(guest);
+    refused_read(&SiwGuest::boot(image)?).context("a READ of too much")?;
     Ok(format!("{exchanges} exchanges of rping, both roles, with and without CRC; 2 Terminates"))
 }
 
-/// Runs everything, and returns the number of exchanges.
-fn all(guest: &SiwGuest) -> Result<u32> {
+/// Exchanges data in both roles, and returns the number of exchanges.
+fn exchanges(guest: &SiwGuest) -> Result<u32> {
     let mut exchanges = 0;
     for crc in [true, false] {
         let limits = Limits { crc, ..LIMITS };
@@ -91,8 +95,6 @@ fn all(guest: &SiwGuest) -> Result<u32> {
             exchanges += 2 * u32::from(COUNT);
         }
     }
-    refused_write(guest).context("a WRITE to no memory")?;
-    refused_read(guest).context("a READ of too much")?;
     kernel_log::check(&guest.vm)?;
     Ok(exchanges)
 }
@@ -116,25 +118,22 @@ fn as_server(guest: &SiwGuest, limits: Limits, length: usize) -> Result<()> {
 
 /// `siw` names the reason, and the request that is still open gets it.
 fn refused_write(guest: &SiwGuest) -> Result<()> {
-    let (server, mut peer) = guest.client(LIMITS, LENGTHS[0])?;
+    let (_server, mut peer) = guest.client(LIMITS, LENGTHS[0])?;
     let nowhere = RemoteAddress { addr: 0, rkey: 0xdead_be00 };
     peer.write(nowhere, 0, 64)?;
     ensure!(peer.finished()? == WcStatus::Success, "a WRITE ends when the socket has accepted it");
     peer.read(nowhere, 0, 64)?;
     ensure!(peer.finished()? == WcStatus::RemoteAccess, "the READ behind it reports the error");
-    ended(peer, Cause::TAGGED_STAG)?;
-    // The program does not end by itself after an error.
-    server.kill()
+    ended(peer, Cause::TAGGED_STAG)
 }
 
 fn refused_read(guest: &SiwGuest) -> Result<()> {
-    let (client, mut peer) = guest.server(LIMITS, LENGTHS[0])?;
+    let (_client, mut peer) = guest.server(LIMITS, LENGTHS[0])?;
     peer.post_receive(0, 64)?;
     let source = rping::message(&mut peer)?;
     peer.read(source, 0, 8192)?;
     ensure!(peer.finished()? == WcStatus::RemoteAccess, "the READ is refused");
-    ended(peer, Cause { layer: 0, error_type: 1, code: 1 })?;
-    client.kill()
+    ended(peer, Cause { layer: 0, error_type: 1, code: 1 })
 }
 
 fn ended(peer: IwarpPeer, expected: Cause) -> Result<()> {
