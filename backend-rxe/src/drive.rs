@@ -457,8 +457,10 @@ impl Endpoint {
     fn wire_path(&self, attrs: &QpAttrs, source: impl FnOnce(&Qp, u8) -> Option<BoundGid>) -> Option<(Path, BoundGid)> {
         let source = source(&self.qp, attrs.av.sgid_index)?;
         // A GID of this process is reached by local delivery, or not at all.
-        let is_near = self.fabric.neighbour(source.beside(attrs.av.dgid)).is_some();
-        self.path_from(attrs, source).filter(|_| !is_near)
+        if self.fabric.neighbour(source.beside(attrs.av.dgid)).is_some() {
+            return None;
+        }
+        self.path_from(attrs, source)
     }
 
     /// Returns the path of a connected QP over the wire from this GID, wherever the peer is.

@@ -19,7 +19,6 @@ pub(crate) fn cases() -> Vec<Case> {
     vec![
         Case::alone("lab/workflow", last_step),
         Case::alone("lab/without-root", without_root),
-        Case::alone("lab/rootfs", super::lab_rootfs::rootfs),
         Case::alone("lab/failed-guest", failed_guest),
         Case::alone("lab/failures", failures),
     ]

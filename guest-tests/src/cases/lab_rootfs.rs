@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::case::Case;
 use super::lab::{as_nobody, ensure_status, said, up_after};
 use crate::image::GuestImage;
 
@@ -61,8 +62,13 @@ printf '#!/bin/sh\necho "<last words>"\n[ $PVRDMA_LAB_NUMBER = 0 ] && exec sleep
 chmod 755 run/suite/*
 "#;
 
+/// The test.
+pub(crate) fn cases() -> Vec<Case> {
+    vec![Case::alone("lab/rootfs", rootfs)]
+}
+
 /// Boots the archive, and checks the results in each form.
-pub(super) fn rootfs(image: &GuestImage) -> Result<String> {
+fn rootfs(image: &GuestImage) -> Result<String> {
     let folder = tempfile::tempdir().context("cannot create a directory")?;
     let (guest, busybox) = (image.directory().join("guest"), image.directory().join("kernel/usr/bin/busybox"));
     let built = Command::new("bash")

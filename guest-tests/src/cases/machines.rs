@@ -15,7 +15,7 @@ use super::pingpong::pingpong;
 use crate::endpoints::{Endpoints, gid_index, listens};
 use crate::guest_with_daemon::{GuestWithDaemon, MAC, addresses, cable, datagrams};
 use crate::image::GuestImage;
-use crate::pair::{LinkKind, PVRDMA_DEVICE, Pair, PairOptions};
+use crate::pair::{Link, LinkKind, PVRDMA_DEVICE, Pair, PairOptions};
 use crate::vm::{MemoryKind, Vm};
 
 /// Hint for cases that boot a pair of guests of their own.
@@ -93,14 +93,19 @@ fn two_devices(image: &GuestImage) -> Result<String> {
         ip: IP.map(Into::into),
         ..pair.endpoints(&first)
     };
-    // A stream over the first device for as long as the second one is used.
-    let stream = format!("ib_write_bw -F -d {} -s 65536 -p 18620 -D 3600 -x", first.device);
-    let server = pair.b().spawn(&format!("{stream} {}", first.gid_index[1]))?;
+    beside_stream(&pair, &first, || {
+        pingpong(&second, 0, "ibv_rc_pingpong", "-c")
+            .and_then(|_| pingpong(&second, 1, "ibv_rc_pingpong", "-c -s 1048576 -n 20"))
+    })
+}
+
+/// Runs `meanwhile` beside a stream of writes over a link, which is still running at its end.
+fn beside_stream(pair: &Pair, link: &Link, meanwhile: impl FnOnce() -> Result<String>) -> Result<String> {
+    let stream = format!("ib_write_bw -F -d {} -s 65536 -p 18620 -D 3600 -x", link.device);
+    let server = pair.b().spawn(&format!("{stream} {}", link.gid_index[1]))?;
     pair.b().run(&format!("until {}; do sleep 0.02; done", listens(18620)))?;
-    let client = pair.a().spawn(&format!("{stream} {} {}", first.gid_index[0], first.ip[1]))?;
-    let run = pingpong(&second, 0, "ibv_rc_pingpong", "-c")
-        .and_then(|_| pingpong(&second, 1, "ibv_rc_pingpong", "-c -s 1048576 -n 20"));
-    let result = run.with_context(|| pair.diagnosis())?;
+    let client = pair.a().spawn(&format!("{stream} {} {}", link.gid_index[0], link.ip[1]))?;
+    let result = meanwhile().with_context(|| pair.diagnosis())?;
     ensure!(server.is_running() && client.is_running(), "the stream ended:\n{}", client.output());
     for vm in pair.vms() {
         vm.kill_jobs()?;
@@ -111,6 +116,7 @@ fn two_devices(image: &GuestImage) -> Result<String> {
 /// Memory is added while a connection is busy, which goes on; the new memory can then be registered.
 fn memory_hot_plug(image: &GuestImage) -> Result<String> {
     const MORE_MIB: u32 = 512;
+    const TOTAL_KIB: &str = "sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo";
     let parameters = "memhp_default_state=online";
     let options = PairOptions {
         more_memory_mib: MORE_MIB,
@@ -121,13 +127,9 @@ fn memory_hot_plug(image: &GuestImage) -> Result<String> {
     };
     let pair = Pair::boot(image, &options)?;
     let link = pair.link(LinkKind::Pvrdma)?;
-    let stream = format!("ib_write_bw -F -d {} -s 65536 -p 18620 -D 3600 -x", link.device);
-    let server = pair.b().spawn(&format!("{stream} {}", link.gid_index[1]))?;
-    pair.b().run(&format!("until {}; do sleep 0.02; done", listens(18620)))?;
-    let client = pair.a().spawn(&format!("{stream} {} {}", link.gid_index[0], link.ip[1]))?;
-    let run = || -> Result<String> {
+    beside_stream(&pair, &link, || {
         let total = |vm: &Vm| -> Result<u64> {
-            let kib = vm.run("sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")?;
+            let kib = vm.run(TOTAL_KIB)?;
             kib.trim().parse().with_context(|| format!("no size: {kib}"))
         };
         let mut sizes = Vec::new();
@@ -135,20 +137,13 @@ fn memory_hot_plug(image: &GuestImage) -> Result<String> {
             let before = total(vm)?;
             vm.add_memory(MORE_MIB)?;
             let enough = before + u64::from(MORE_MIB) * 1024 * 9 / 10;
-            let size = "$(sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo)";
-            vm.wait_until(&format!("[ {size} -ge {enough} ]"), Duration::from_secs(60))?;
+            vm.wait_until(&format!("[ $({TOTAL_KIB}) -ge {enough} ]"), Duration::from_secs(60))?;
             sizes.push(format!("{before} -> {} KiB", total(vm)?));
         }
-        ensure!(server.is_running() && client.is_running(), "the stream ended:\n{}", client.output());
         // More than there was: the buffer has to lie in the new memory, too.
         pingpong(&pair.endpoints(&link), 0, "ibv_rc_pingpong", "-s 402653184 -n 1")?;
         Ok(sizes.join(", "))
-    };
-    let result = run().with_context(|| pair.diagnosis())?;
-    for vm in pair.vms() {
-        vm.kill_jobs()?;
-    }
-    Ok(result)
+    })
 }
 
 /// The driver of the RDMA function cannot suspend, so it is unloaded before; that of the network function can.

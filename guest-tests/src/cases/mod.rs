@@ -103,6 +103,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(sockets::cases());
         cases.extend(readme::cases());
         cases.extend(lab::cases());
+        cases.extend(lab_rootfs::cases());
         cases.extend(container::cases());
         cases.extend(workflow::cases());
         #[cfg(feature = "suite")]

@@ -10,11 +10,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result};
 use rustix::fs::{CWD, FileType, Mode};
 
-use super::tree::{Content, Node, Tree};
-
-/// Number of a stored content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct FileId(u64);
+use super::tree::{Content, FileId, Node, Tree};
 
 /// A folder with contents.
 #[derive(Debug)]

@@ -8,7 +8,10 @@ use super::budget::{Budget, Limits};
 use super::header::Meta;
 use super::path::{Target, TreePath};
 use super::refusal::Reason;
-use super::store::FileId;
+
+/// Number of a stored content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FileId(pub(super) u64);
 
 /// Maximum number of symbolic links in a path, as in Linux.
 const MOST_LINKS: u32 = 40;

@@ -20,8 +20,7 @@ use super::own_side::{Apart, own_list};
 use super::rc::{Exchange, Step, Target, refused};
 use super::route::LocalRoute;
 use crate::budget::Budget;
-use crate::capture::StepOutcome;
-use crate::capture::local::{Answering, ConnectionTrace, refusal};
+use crate::capture::local::{Answering, ConnectionTrace};
 use crate::counters::{Counters, Tally};
 use crate::gid::BoundGid;
 use crate::path::directory::Generations;
@@ -328,13 +327,7 @@ impl ApartStep<'_> {
         if !self.qp.adapter.captures.is_active() {
             return;
         }
-        let outcome = match met.step {
-            Step::Done(_) => StepOutcome::Completed,
-            Step::Moved => StepOutcome::Moved,
-            Step::Failed(_) => return,
-            Step::Refused(nak) => refusal(nak),
-        };
-        let Some(source) = part.source else { return };
+        let (Some(outcome), Some(source)) = (met.step.outcome(), part.source) else { return };
         let Requester { work, attrs, .. } = &*self.requester;
         let mut trace = ConnectionTrace { qp: self.qp, own, attrs, source, trace: &mut self.route.trace };
         let answering = Answering { point: &part.peer.adapter.point, back: met.back };

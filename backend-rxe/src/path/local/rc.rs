@@ -70,6 +70,18 @@ pub(super) enum Step {
     Refused(NakReason),
 }
 
+impl Step {
+    /// Returns the outcome that captures show. `None`: the responder was not involved.
+    pub(super) const fn outcome(&self) -> Option<StepOutcome> {
+        match self {
+            Self::Done(_) => Some(StepOutcome::Completed),
+            Self::Moved => Some(StepOutcome::Moved),
+            Self::Failed(_) => None,
+            Self::Refused(nak) => Some(refusal(*nak)),
+        }
+    }
+}
+
 /// Reason why a batch ended.
 enum BatchEnd {
     /// Without an error.
@@ -294,11 +306,11 @@ impl<O: OwnSide> Exchange<'_, O> {
         // inlined would force the whole exchange into memory instead of registers.
         let Some(mut trace) = self.trace.take() else { return };
         let outcome = match result {
-            Ok(Step::Done(_)) => StepOutcome::Completed,
-            Ok(Step::Moved) => StepOutcome::Moved,
-            Ok(Step::Failed(_)) | Err(NakReason::Silence) => return,
-            Ok(Step::Refused(nak)) | Err(nak) => refusal(*nak),
+            Ok(step) => step.outcome(),
+            Err(NakReason::Silence) => None,
+            Err(nak) => Some(refusal(*nak)),
         };
+        let Some(outcome) = outcome else { return };
         let answering = Answering::of(self.peer, self.responder, self.qp.qpn);
         trace.step(self.work, self.progress, before, outcome, Some(answering));
     }

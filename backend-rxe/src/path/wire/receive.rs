@@ -132,29 +132,26 @@ impl Inbox {
         behind: impl Iterator<Item = Received<'p>>,
     ) {
         let qp = endpoint.qp();
-        let taken =
-            match qp.qp_type {
-                QpType::Ud | QpType::Gsi => admit(&packet, qp.qp_type).map(|_| ud::deliver(port, qp, &packet)),
-                QpType::Rc if is_response(&packet) => endpoint.take_response(port, &packet).map(|()| {
-                    if endpoint.turns().begin_requests() {
-                        self.answered.push_back(Arc::downgrade(endpoint));
-                    }
-                }),
-                QpType::Rc => {
-                    let mut any = false;
-                    endpoint.take_requests(port, admitted, iter::once((packet, arrival)).chain(behind), |taken| {
-                        match taken {
-                            Ok(()) => any = true,
-                            Err(reason) => count_dropped(port, reason),
-                        }
-                    });
-                    if !any {
-                        return;
-                    }
-                    self.owe(endpoint);
-                    Ok(())
+        let taken = match qp.qp_type {
+            QpType::Ud | QpType::Gsi => admit(&packet, qp.qp_type).map(|_| ud::deliver(port, qp, &packet)),
+            QpType::Rc if is_response(&packet) => endpoint.take_response(port, &packet).map(|()| {
+                if endpoint.turns().begin_requests() {
+                    self.answered.push_back(Arc::downgrade(endpoint));
                 }
-            };
+            }),
+            QpType::Rc => {
+                let (mut any, packets) = (false, iter::once((packet, arrival)).chain(behind));
+                endpoint.take_requests(port, admitted, packets, |taken| match taken {
+                    Ok(()) => any = true,
+                    Err(reason) => count_dropped(port, reason),
+                });
+                if !any {
+                    return;
+                }
+                self.owe(endpoint);
+                Ok(())
+            }
+        };
         match taken {
             Ok(()) => cnp::marked(port, endpoint, &packet, &mut self.notifications),
             Err(reason) => count_dropped(port, reason),

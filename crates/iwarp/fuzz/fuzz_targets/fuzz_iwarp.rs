@@ -19,19 +19,24 @@ use pvrdma_verbs_types::{RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge
 const LIMITS: Limits = Limits { ird: 4, ord: 4, crc: true };
 const MEMORY: usize = 4096;
 
+/// Returns a frame of revision 1 without options and private data.
+fn plain_frame(kind: FrameKind) -> Vec<u8> {
+    StartupFrame {
+        kind,
+        markers: false,
+        crc: false,
+        rejected: false,
+        revision: 1,
+        enhanced: None,
+        private_data: Vec::new(),
+    }
+    .to_bytes()
+}
+
 /// What is parsed is built again with the same meaning, and every answer can be sent.
 fn look_at_startup(bytes: &[u8]) {
     for kind in [FrameKind::Request, FrameKind::Reply] {
-        let mut helped = StartupFrame {
-            kind,
-            markers: false,
-            crc: false,
-            rejected: false,
-            revision: 1,
-            enhanced: None,
-            private_data: Vec::new(),
-        }
-        .to_bytes();
+        let mut helped = plain_frame(kind);
         helped.truncate(16);
         helped.extend(bytes);
         for bytes in [bytes, &helped] {
@@ -67,16 +72,7 @@ fn look_at_connection(input: &[u8]) {
     };
     // Most inputs begin with a frame that the end accepts.
     let kind = if initiates { FrameKind::Reply } else { FrameKind::Request };
-    let frame = StartupFrame {
-        kind,
-        markers: false,
-        crc: false,
-        rejected: false,
-        revision: 1,
-        enhanced: None,
-        private_data: Vec::new(),
-    };
-    let mut sent = if script.byte() == 0 { Vec::new() } else { frame.to_bytes() };
+    let mut sent = if script.byte() == 0 { Vec::new() } else { plain_frame(kind) };
     let mut now = Duration::ZERO;
     let mut out = [0; 2048];
     while !script.0.is_empty() {

@@ -271,7 +271,7 @@ fn frames_to_a_silent_port_go_to_the_uplink_as_well() {
     switch.silence(mac(7));
     say(&one, 2, 1);
     assert_eq!(heard(), (vec![1], vec![1]), "the station may still be beyond the uplink");
-    // What comes from there does not go back.
+    // The switch sends no frame back to the uplink.
     outside.send(&frames(&[frame(mac(2), mac(9), 2, 60)]), 0);
     switch.service();
     assert_eq!(heard(), (vec![2], vec![]));
