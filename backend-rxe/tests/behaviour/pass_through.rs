@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use pvrdma_base::Snapshot;
 use pvrdma_link::{
-    Frames, Link, LinkInspect, LinkReader, MonotonicClock, Readiness,
+    Bell, Frames, Link, LinkInspect, LinkReader, MonotonicClock, Readiness,
     memory::{self, MemoryLink},
 };
 use pvrdma_rxe::{PortConfig, PortRules, Uplink};
@@ -127,10 +127,11 @@ fn a_function_that_does_not_take_its_frames_holds_nobody_up() {
 }
 
 /// A network function whose doorbells the test rings.
-#[derive(Default)]
 struct Function {
     reader: Mutex<Option<Weak<dyn LinkReader>>>,
     frames: Mutex<Vec<Vec<u8>>>,
+    /// Readable while frames are left that the doorbell's thread has not passed, because the port's thread was reading.
+    left: Bell,
 }
 
 impl fmt::Debug for Function {
@@ -144,6 +145,9 @@ impl Link for Function {
         let mut own = self.frames.lock();
         let count = own.len().min(most);
         own.drain(..count).for_each(|frame| frames.push(&frame));
+        if own.is_empty() {
+            self.left.clear();
+        }
     }
 
     fn send(&self, frames: &Frames, from: usize) -> usize {
@@ -151,7 +155,7 @@ impl Link for Function {
     }
 
     fn readiness(&self) -> Readiness {
-        Readiness::default()
+        Readiness { readable: Some(self.left.descriptor()), ..Readiness::default() }
     }
 
     fn set_reader(&self, reader: Weak<dyn LinkReader>) {
@@ -186,10 +190,18 @@ fn own_frame() -> Vec<u8> {
 }
 
 impl Function {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { reader: Mutex::default(), frames: Mutex::default(), left: Bell::new().unwrap() })
+    }
+
     /// Its doorbell is rung for these frames.
     fn ring(&self, frames: &[Vec<u8>]) {
         *self.frames.lock() = frames.to_vec();
         self.reader.lock().as_ref().and_then(Weak::upgrade).unwrap().read();
+        let frames = self.frames.lock();
+        if !frames.is_empty() {
+            self.left.ring();
+        }
     }
 }
 
@@ -198,7 +210,7 @@ impl Function {
 fn an_uplink_that_a_doorbell_has_filled_is_waited_for() {
     let world = threaded();
     let (uplink, network) = memory::pair(1).unwrap();
-    let function = Arc::new(Function::default());
+    let function = Function::new();
     let nic = Some(Arc::clone(&function) as _);
     let config = PortConfig { uplink: Arc::new(uplink), nic, mtu: 4500, rules: PortRules::default() };
     let _uplink = world.rxe.plug(mac(1), config).unwrap();
@@ -250,7 +262,7 @@ impl Link for Gone {
 #[test]
 fn what_waits_for_a_link_that_is_gone_does_not_wait_for_ever() {
     let world = threaded();
-    let function = Arc::new(Function::default());
+    let function = Function::new();
     let (lost, told) = mpsc::channel();
     let uplink = Arc::new(Gone { refusals: AtomicUsize::new(5), lost });
     let config = PortConfig { uplink, nic: Some(Arc::clone(&function) as _), mtu: 4500, rules: PortRules::default() };

@@ -4,8 +4,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use super::super::wire::{Operation, SEATS};
-use super::{Ask, Line};
+use super::{Ask, KeeperError, Line};
 
 /// Returns for the device and its network function whether the keeper holds a client.
 ///
@@ -14,7 +16,11 @@ use super::{Ask, Line};
 pub fn has_clients(keeper: OwnedFd, patience: Duration) -> io::Result<[bool; SEATS]> {
     let ask = Ask { operation: Operation::Look, seat: 0, tail: &[], fds: &[], most: 0 };
     let mut seats = [0; SEATS];
-    let answer = Line::new(keeper).exchange(&ask, None, patience, &mut seats).map_err(io::Error::other)?;
+    let answer = Line::new(keeper).exchange(&ask, None, patience, &mut seats).map_err(|error| match error {
+        // The keeper has closed the connection before the question, without reading it.
+        KeeperError::System(Errno::PIPE | Errno::CONNRESET) => io::Error::other(KeeperError::Gone),
+        error => io::Error::other(error),
+    })?;
     match seats.map(|seat| (seat <= 1).then_some(seat == 1)) {
         [Some(device), Some(nic)] if answer.bytes == SEATS => Ok([device, nic]),
         _ => Err(io::Error::other("its answer is not understood")),
