@@ -45,11 +45,13 @@ pub(crate) enum Command {
     /// Draw docs/figures.svg anew from the table of docs/figures.md.
     #[command(hide = true)]
     Published,
-    /// Make the last frame of a recording stay.
+    /// Make the last frame of a recording stay, and write this frame as a picture of its own.
     #[command(hide = true)]
     HoldLastFrame {
         /// An SVG by svg-term.
         picture: PathBuf,
+        /// Where to write the frame.
+        result: PathBuf,
     },
     /// Boot two guests and keep them until Enter is pressed. Commands can be typed to either.
     Shell(ShellOptions),

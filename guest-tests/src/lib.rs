@@ -99,7 +99,7 @@ fn run(cli: cli::Cli) -> Result<ExitCode> {
             let root = daemon::workspace_manifest().context("the workspace this program was built from is gone")?;
             bench::published::draw(&root.with_file_name("docs"))?;
         }
-        Command::HoldLastFrame { picture } => recording::hold_last_frame(&picture)?,
+        Command::HoldLastFrame { picture, result } => recording::hold_last_frame(&picture, &result)?,
         Command::Matrix => print!("{}", cases::matrix::table(&cases::names())),
         Command::Guests { build } => cases::guests::run(&GuestImage::build()?, &build)?,
         Command::Test(options) => return suite::run(&options),

@@ -7,12 +7,15 @@ use anyhow::{Context, Result};
 /// Seconds for which the last frame is shown.
 const HOLD: f64 = 5.0;
 
-/// Makes the last frame of a picture stay before the animation restarts. It is also the static picture for viewers
-/// without animation.
-pub(crate) fn hold_last_frame(path: &Path) -> Result<()> {
+/// Makes the last frame of a picture stay before the animation restarts, and writes that frame as a still picture to
+/// `result`.
+pub(crate) fn hold_last_frame(path: &Path, result: &Path) -> Result<()> {
     let picture = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let held = held(&picture).with_context(|| format!("{} is no recording by svg-term", path.display()))?;
-    std::fs::write(path, held).with_context(|| format!("cannot write {}", path.display()))
+    let unknown = || format!("{} is no recording by svg-term", path.display());
+    let held = held(&picture).with_context(unknown)?;
+    let still = still(&held).with_context(unknown)?;
+    std::fs::write(path, held).with_context(|| format!("cannot write {}", path.display()))?;
+    std::fs::write(result, still).with_context(|| format!("cannot write {}", result.display()))
 }
 
 /// The frames of an animation.
@@ -60,6 +63,12 @@ fn held(picture: &str) -> Option<String> {
     Some(format!("{before}@keyframes h{{{frames}to{{{last}}}}}{between}{last};animation-duration:{seconds}s;{after}"))
 }
 
+/// Returns the last frame of a picture whose last frame stays. Without keyframes the style of the strip applies.
+fn still(held: &str) -> Option<String> {
+    let (_, [before, between, after]) = parse(held)?;
+    Some(format!("{before}{between}{after}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,18 +89,21 @@ mod tests {
         );
         assert_eq!(super::held(&held).as_ref(), Some(&held), "once");
         assert!(super::held("<svg/>").is_none());
+        assert_eq!(still(&held).unwrap(), "<style></style><g style=\"transform:translateX(-30px);animation-name:h\">");
     }
 
     /// `guest-tests/recording/record` creates the picture.
     #[test]
     fn the_readme_shows_the_last_frame_long_enough_to_be_read() {
-        let root = crate::daemon::workspace_manifest().unwrap();
-        let picture = std::fs::read_to_string(root.with_file_name("docs").join("demo.svg")).unwrap();
+        let docs = crate::daemon::workspace_manifest().unwrap().with_file_name("docs");
+        let picture = std::fs::read_to_string(docs.join("demo.svg")).unwrap();
         let (animation, [_, between, _]) = parse(&picture).unwrap();
         assert!(last_is_seen(&animation).unwrap() >= HOLD - 0.1);
         assert!(
             between.ends_with(&format!("\"{};", animation.frames.last().unwrap().1)),
             "a preview shows an empty box"
         );
+        let result = std::fs::read_to_string(docs.join("demo-result.svg")).unwrap();
+        assert!(still(&picture).unwrap() == result, "docs/demo-result.svg is not the last frame of docs/demo.svg");
     }
 }

@@ -259,7 +259,7 @@ impl Daemon {
         Ok((descriptors, mappings))
     }
 
-    /// Returns the sum of the values that `number` finds in a file that each process has in `/proc`.
+    /// Reads `/proc/PID/file` of each process, and returns the sum of the values that `number` extracts.
     fn sum(&self, file: &str, number: impl Fn(&str) -> Option<u64>) -> Result<u64> {
         let numbers = self.pids.iter().map(|pid| {
             let path = format!("/proc/{pid}/{file}");

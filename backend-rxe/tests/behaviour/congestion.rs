@@ -237,7 +237,7 @@ fn switched_off_it_only_counts() {
     rig.ends[0].submit(1, write(theirs.remote(0)), &[mine.all()]);
     assert_eq!(rig.ends[0].scq.poll_statuses(), [(1, WcStatus::Success)]);
     assert_eq!(rig.counters(1, NOTIFIER), [9, 0, 0, 0]);
-    // The consumer's traffic class as it is.
+    // The traffic class that the consumer chose, without a congestion mark.
     let sent = rig.taps[0].sent.lock();
     assert!(sent.iter().skip(9).all(|frame| Packet::parse(frame).unwrap().header.network.traffic_class() == 0x68));
 }

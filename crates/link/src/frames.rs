@@ -163,7 +163,8 @@ impl Frames {
         }
     }
 
-    /// Appends a frame that lies in reserved bytes. Returns `false`, and appends nothing, if it does not lie there.
+    /// Appends the reserved bytes at `span` as a frame. Returns `false`, and appends nothing, if these bytes are not
+    /// reserved.
     #[inline]
     pub fn mark(&mut self, span: Range<usize>) -> bool {
         let inside = span.start <= span.end && span.end <= self.used;

@@ -97,7 +97,7 @@ impl<T> HandleTable<T> {
         inner.put(vacancy.handle, object);
     }
 
-    /// Stores an object at a handle that is not allocated in turn.
+    /// Stores an object at a given handle, which the table has not allocated.
     pub(crate) fn insert_at(&self, handle: u32, object: Arc<T>) {
         self.inner.write().put(handle, object);
     }

@@ -197,7 +197,7 @@ impl RxQueue {
             second,
             completions,
             data,
-            // The number of the queue gives them.
+            // Follow from the number of the queue.
             ids: RingIds { first: _, second: _, data: _ },
             vector,
             most,
