@@ -238,8 +238,8 @@ pub(crate) struct TestOptions {
 }
 
 /// The parts of `bench`.
-const PARTS: [&str; 11] =
-    ["in-process", "daemon", "sweep", "wire", "doorbells", "vm", "card", "kvm", "guest", "dumbbell", "hca"];
+const PARTS: [&str; 12] =
+    ["in-process", "daemon", "state", "sweep", "wire", "doorbells", "vm", "card", "kvm", "guest", "dumbbell", "hca"];
 
 /// Options of `bench`.
 #[derive(Clone, Debug, Args)]

@@ -1,7 +1,7 @@
 //! `bench`: measurements, and their results as JSON.
 //!
 //! Each part returns [`Figure`](figure::Figure)s and is called from [`run`]: [`in_process`] measures the device without
-//! a virtual machine, [`daemon`] the cost of observing a daemon, [`wire`] traffic between two processes of this host or
+//! a virtual machine, [`daemon`] the cost of observing a daemon, [`state`] saved state and hand-over, [`wire`] traffic between two processes of this host or
 //! of a guest, [`vm`] and [`network_card`] traffic between guests, [`kvm`] traffic between guests under KVM,
 //! [`host_adapter`] the adapter of a host. [`paired`] compares two builds of this program by these figures.
 //! [`published`] draws the chart of the documents.
@@ -18,6 +18,7 @@ mod network_card;
 mod paired;
 pub(crate) mod published;
 mod report;
+mod state;
 mod sweep;
 mod trend;
 mod vm;
@@ -48,6 +49,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     }
     if wanted("daemon") {
         figures.extend(daemon::measure(runs)?);
+    }
+    if wanted("state") {
+        figures.extend(state::measure(runs)?);
     }
     let mut distributions = Vec::new();
     if wanted("sweep") {

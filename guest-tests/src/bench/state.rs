@@ -1,0 +1,258 @@
+//! Cost of saved state: its size, the times to save and to restore it, the pause of a busy device, the gap that a
+//! hand-over makes in the traffic, and the price of the log of written pages.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use pvrdma_dev::testing::{
+    Buffer, Cq, Driver, Encoded, GuestMemory, Mr, Path, Pd, Placement, Qp, QpInit, SendWr, TestDevice, access,
+};
+use pvrdma_guest_memory::MemoryBudget;
+use pvrdma_rxe::{Rxe, RxeConfig};
+use pvrdma_verbs::testing::gid;
+
+use super::figure::Figure;
+use crate::daemon::{Daemon, DaemonDevice};
+use crate::device_pair::{Side, SideOptions, connect, connected_at, mac, spin};
+
+/// Number of queue pairs, and of regions, of the large device.
+const OBJECTS: usize = 10_000;
+/// Number of busy queue pairs.
+const BUSY: u32 = 64;
+/// Size of a write of the busy queue pairs.
+const WRITE: usize = 64 << 10;
+/// Writes that each busy queue pair has outstanding when its device is paused.
+const OUTSTANDING: u32 = 16;
+
+pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
+    let mut figures = vec![idle()?];
+    figures.extend(objects(runs)?);
+    figures.push(pause(runs)?);
+    figures.push(hand_over(runs)?);
+    for size in [64, WRITE] {
+        figures.push(dirty_log(size, runs)?);
+    }
+    Ok(figures)
+}
+
+/// A device with a driver and the objects of a process.
+struct Machine {
+    host: u8,
+    test: TestDevice<Rxe>,
+    driver: Driver,
+    pd: Pd,
+    cq: Cq,
+    buffer: Buffer,
+    mr: Mr,
+}
+
+impl Machine {
+    fn new(backend: &Rxe, host: u8, memory: usize) -> Result<Self> {
+        let test = TestDevice::new(backend, TestDevice::<Rxe>::config(host), GuestMemory::new(memory));
+        let driver = Driver::probe(test.function(), &test.memory, &test.irqs)?;
+        driver.bind_gid(0, gid(host))?;
+        let pd = driver.create_pd(None)?;
+        let cq = driver.create_cq(None, 2 * OUTSTANDING * BUSY)?;
+        let buffer = driver.buffer(WRITE, 0, Placement::Scattered);
+        let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
+        Ok(Self { host, test, driver, pd, cq, buffer, mr })
+    }
+
+    /// Pauses the device and returns its state.
+    fn saved(&self) -> Result<Vec<u8>> {
+        ensure!(self.test.device.pause(), "the device does not pause");
+        let mut state = Vec::new();
+        self.test.device.save(&mut state)?;
+        Ok(state)
+    }
+
+    fn end(&self) -> End<'_> {
+        End { host: self.host, driver: &self.driver, pd: &self.pd, cq: &self.cq }
+    }
+}
+
+fn new_backend() -> Result<Rxe> {
+    Ok(Rxe::new(RxeConfig::default())?)
+}
+
+/// Place of one end of a connection.
+struct End<'a> {
+    host: u8,
+    driver: &'a Driver,
+    pd: &'a Pd,
+    cq: &'a Cq,
+}
+
+/// Creates a queue pair at each end and connects the two.
+fn connection(a: &End<'_>, b: &End<'_>) -> Result<[Qp; 2]> {
+    let create = |end: &End<'_>| {
+        let init = QpInit { max_send_wr: OUTSTANDING, max_recv_wr: 1, ..QpInit::rc(end.pd, end.cq) };
+        end.driver.create_qp(&init)
+    };
+    let path = |end: &End<'_>, qpn| Path { dmac: mac(end.host).0, ..Path::to(gid(end.host), qpn) };
+    let (mut near, mut far) = (create(a)?, create(b)?);
+    near.connect(&path(b, far.qpn))?;
+    far.connect(&path(a, near.qpn))?;
+    Ok([near, far])
+}
+
+/// Waits for `count` completions. Returns the longest time between two of them.
+fn reap(cq: &mut Cq, count: u32) -> Result<Duration> {
+    let (mut left, mut last, mut longest) = (count, Instant::now(), Duration::ZERO);
+    while left > 0 {
+        let (done, failed) = cq.reap(left);
+        ensure!(failed == 0, "{failed} requests failed");
+        if done == 0 {
+            thread::yield_now();
+            continue;
+        }
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+        left -= done;
+    }
+    Ok(longest)
+}
+
+/// The RDMA function of a guest whose driver has started, and that no program uses.
+fn idle() -> Result<Figure> {
+    let state = Machine::new(&new_backend()?, 1, 16 << 20)?.saved()?;
+    let title = "state of an idle RDMA function".to_owned();
+    Ok(Figure::against_target("state/idle", title, "KiB", true, vec![size(&state, 1 << 10)], 16.0))
+}
+
+/// Size of the state of a device with many connected queue pairs and regions, and the times to save and to restore it.
+fn objects(runs: usize) -> Result<[Figure; 3]> {
+    let backend = new_backend()?;
+    let machine = Machine::new(&backend, 1, 512 << 20)?;
+    let mut kept = Vec::with_capacity(OBJECTS);
+    for _ in 0..OBJECTS {
+        let init = QpInit { max_send_wr: 16, max_recv_wr: 16, ..QpInit::rc(&machine.pd, &machine.cq) };
+        let mut qp = machine.driver.create_qp(&init)?;
+        qp.connect(&Path::to(gid(2), qp.qpn))?;
+        kept.push((qp, machine.driver.reg_mr(&machine.pd, &machine.buffer, access::ALL)?));
+    }
+    let state = machine.saved()?;
+    let (mut saves, mut restores) = (Vec::new(), Vec::new());
+    for _ in 0..runs {
+        let mut again = Vec::with_capacity(state.len());
+        let start = Instant::now();
+        machine.test.device.save(&mut again)?;
+        saves.push(milliseconds(start.elapsed()));
+        let (next, space) = (new_backend()?, machine.test.memory.another_space());
+        let successor = machine.test.successor(&next, TestDevice::<Rxe>::config(1), space);
+        let start = Instant::now();
+        successor.device.restore(&mut &*state)?;
+        successor.device.finish_restore()?;
+        restores.push(milliseconds(start.elapsed()));
+    }
+    let of = format!("of {OBJECTS} connected QPs and {OBJECTS} MRs");
+    let bytes = size(&state, 1 << 20);
+    Ok([
+        Figure::against_target("state/objects", format!("state {of}"), "MiB", true, vec![bytes], 4.0),
+        Figure::against_target("state/save", format!("time to save the state {of}"), "ms", true, saves, 30.0),
+        Figure::against_target("state/restore", format!("time to restore the state {of}"), "ms", true, restores, 100.0),
+    ])
+}
+
+/// Time until a device with busy queue pairs has paused.
+fn pause(runs: usize) -> Result<Figure> {
+    let backend = new_backend()?;
+    let (mut a, b) = (Machine::new(&backend, 1, 64 << 20)?, Machine::new(&backend, 2, 64 << 20)?);
+    let mut pairs = (0..BUSY).map(|_| connection(&a.end(), &b.end())).collect::<Result<Vec<_>>>()?;
+    let write = SendWr::write(0, &[a.buffer.sge(&a.mr, 0, WRITE)], b.buffer.va(), b.mr.rkey);
+    let mut times = Vec::new();
+    for _ in 0..runs {
+        for [requester, _] in &mut pairs {
+            let element = requester.encode(&write);
+            ensure!(requester.post_encoded(&[element], OUTSTANDING) == OUTSTANDING, "the send ring is full");
+        }
+        let start = Instant::now();
+        ensure!(a.test.device.pause(), "the device does not pause");
+        times.push(milliseconds(start.elapsed()));
+        let (done, failed) = a.cq.reap(OUTSTANDING * BUSY);
+        ensure!(failed == 0 && done < OUTSTANDING * BUSY, "the queue pairs were not busy");
+        ensure!(a.test.device.resume(), "the device does not resume");
+        reap(&mut a.cq, OUTSTANDING * BUSY - done)?;
+    }
+    let title = format!("pause of a device with {BUSY} busy QPs");
+    Ok(Figure::against_target("state/pause", title, "ms", true, times, 1.0))
+}
+
+/// Longest time between two completions of busy queue pairs while their daemon's processes are replaced.
+fn hand_over(runs: usize) -> Result<Figure> {
+    let directory = tempfile::tempdir().context("cannot create a directory")?;
+    let sockets = [1, 2].map(|host| directory.path().join(format!("vm{host}.sock")));
+    let devices = [1_u8, 2].map(|host| DaemonDevice {
+        name: format!("vm{host}"),
+        socket: sockets[usize::from(host - 1)].clone(),
+        mac: mac(host).to_string(),
+        options: String::new(),
+    });
+    let daemon = Daemon::start(directory.path(), &devices)?;
+    let [mut a, b] = connected_at(&sockets, WRITE)?;
+    let [near, far] = [&a, &b].map(|Side { host, driver, pd, cq, .. }| End { host: *host, driver, pd, cq });
+    let mut pairs = (0..BUSY).map(|_| connection(&near, &far)).collect::<Result<Vec<_>>>()?;
+    let write = SendWr::write(0, &[a.buffer.sge(&a.mr, 0, WRITE)], b.buffer.va(), b.mr.rkey);
+    let mut gaps = Vec::new();
+    for _ in 0..runs {
+        let gap = thread::scope(|scope| {
+            let upgrade = scope.spawn(|| daemon.upgrade());
+            let mut longest = Duration::ZERO;
+            // One round more after the end of the upgrade, which may be when the first completion arrives.
+            let mut last = false;
+            while !last {
+                last = upgrade.is_finished();
+                for [requester, _] in &mut pairs {
+                    let element = requester.encode(&write);
+                    ensure!(requester.post_encoded(&[element], 1) == 1, "the send ring is full");
+                }
+                longest = longest.max(reap(&mut a.cq, BUSY)?);
+            }
+            upgrade.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            Ok(longest)
+        })?;
+        gaps.push(milliseconds(gap));
+    }
+    let title = format!("longest gap in the traffic of {BUSY} QPs while the process of their network is replaced");
+    Ok(Figure::against_target("state/hand-over", title, "ms", true, gaps, 50.0))
+}
+
+/// Writes of this size while the log of written pages is on.
+fn dirty_log(size: usize, runs: usize) -> Result<Figure> {
+    const REQUESTS: u32 = 1 << 18;
+    let backend = new_backend()?;
+    let options = SideOptions { depth: 256, cq_entries: 512, ..SideOptions::new(1 << 20, Placement::Scattered) };
+    let [mut a, b] = connect(Side::private(&backend, 1, &options)?, Side::private(&backend, 2, &options)?)?;
+    let elements: Vec<Encoded> = a.writes(&b, size).take(256).collect();
+    let total = REQUESTS / u32::try_from(size / 64).unwrap_or(u32::MAX).clamp(1, 64);
+    let spaces = [&a, &b].map(|side| (Arc::clone(side.memory.space()), side.memory.part(0)));
+    let budget = MemoryBudget::new(MemoryBudget::DEFAULT_LIMIT);
+    let mut rounds = Vec::new();
+    for _ in 0..runs {
+        let mut rate = || {
+            let start = Instant::now();
+            a.post_and_reap(&elements, total, 16, spin)?;
+            Ok::<_, anyhow::Error>(f64::from(total) / start.elapsed().as_secs_f64() / 1e6)
+        };
+        for (space, part) in &spaces {
+            space.start_dirty_log(&[*part], &budget)?;
+        }
+        let on = rate()?;
+        spaces.iter().for_each(|(space, _)| space.stop_dirty_log());
+        rounds.push([on, rate()?]);
+    }
+    let title = format!("RDMA write of {size} bytes with the log of written pages");
+    let name = format!("state/dirty-log-{size}");
+    Ok(Figure::of_rounds(name, title, "million/s", false, &rounds, "without the log"))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
+fn size(state: &[u8], unit: usize) -> f64 {
+    state.len() as f64 / unit as f64
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
