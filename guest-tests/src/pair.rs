@@ -194,6 +194,11 @@ impl Pair {
         self.daemon.as_ref()
     }
 
+    /// Returns the daemon for a change of its process, if the guests have its device.
+    pub(crate) const fn daemon_mut(&mut self) -> Option<&mut Daemon> {
+        self.daemon.as_mut()
+    }
+
     /// Returns the directory of sockets and logs.
     pub(crate) fn directory(&self) -> &Path {
         self.directory.path()

@@ -1,16 +1,17 @@
 //! The device daemon `pvrdmad`, started for the guests.
 
 use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, PipeReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::BoundChild;
 
@@ -54,10 +55,31 @@ pub struct Setup<'a> {
 pub struct Daemon {
     process: BoundChild,
     program: PathBuf,
+    /// Command line with which it was started, and its number of devices then.
+    line: Vec<OsString>,
+    devices: usize,
     control: PathBuf,
     log: PathBuf,
     /// The supervisor, and the initial process of each network.
     pids: BTreeSet<u64>,
+}
+
+/// Starts a daemon by its command line. Returns the process and its standard output; errors go to the log.
+fn spawn(line: &[OsString], log: &Path) -> Result<(BoundChild, PipeReader)> {
+    let (program, arguments) = line.split_first().context("an empty command line")?;
+    let errors = File::options()
+        .create(true)
+        .append(true)
+        .open(log)
+        .with_context(|| format!("cannot create {}", log.display()))?;
+    let (reader, writer) = std::io::pipe().context("cannot create a pipe")?;
+    let process = BoundChild::spawn("pvrdmad", &program.to_string_lossy(), |command| {
+        command.args(arguments).stdin(Stdio::null()).stdout(writer).stderr(errors);
+        if std::env::var_os("RUST_LOG").is_none() {
+            command.env("RUST_LOG", "info");
+        }
+    })?;
+    Ok((process, reader))
 }
 
 impl Daemon {
@@ -85,43 +107,44 @@ impl Daemon {
         };
         let control = directory.join("control");
         let log = directory.join("pvrdmad.log");
-        let errors = File::options()
-            .create(true)
-            .append(true)
-            .open(&log)
-            .with_context(|| format!("cannot create {}", log.display()))?;
-        let (reader, writer) = std::io::pipe().context("cannot create a pipe")?;
-        let path = program.to_string_lossy();
-        let process = BoundChild::spawn("pvrdmad", if namespace.is_some() { "ip" } else { &path }, |command| {
-            if let Some(namespace) = namespace {
-                // `ip` execs the daemon, so the process id is the daemon's.
-                command.args(["netns", "exec", namespace, &path]);
-            }
-            for network in networks {
-                command.args(["--network", network]);
-            }
-            for device in devices {
-                command.arg("--device").arg(device.to_string());
-            }
-            if let Some(backend) = backend {
-                command.args(["--backend", backend]);
-            }
-            if let Some(metrics) = metrics {
-                command.args(["--metrics", metrics]);
-            }
-            // A system call that the filters do not allow ends a worker, so tests detect a filter that is too strict.
-            command.args(["--sandbox", "strict"]).arg("--control").arg(&control);
-            command.stdin(Stdio::null()).stdout(writer).stderr(errors);
-            if std::env::var_os("RUST_LOG").is_none() {
-                command.env("RUST_LOG", "info");
-            }
-        })?;
+        // `ip` execs the daemon, so the process id is the daemon's.
+        let mut line: Vec<OsString> = match namespace {
+            Some(namespace) => ["ip", "netns", "exec", namespace].map(OsString::from).to_vec(),
+            None => Vec::new(),
+        };
+        line.push(program.clone().into());
+        let mut add = |option: &str, value: &OsStr| line.extend([option.into(), value.to_owned()]);
+        networks.iter().for_each(|network| add("--network", network.as_ref()));
+        devices.iter().for_each(|device| add("--device", device.to_string().as_ref()));
+        backend.into_iter().for_each(|backend| add("--backend", backend.as_ref()));
+        metrics.into_iter().for_each(|metrics| add("--metrics", metrics.as_ref()));
+        // A system call that the filters do not allow ends a worker, so tests detect a filter that is too strict.
+        add("--sandbox", "strict".as_ref());
+        add("--control", control.as_ref());
+        let (process, output) = spawn(&line, &log)?;
         let pids = BTreeSet::from([process.id().into()]);
-        let daemon = Self { process, program, control, log, pids };
-        daemon.wait_ready(reader, devices.len())
+        let mut daemon = Self { process, program, line, devices: devices.len(), control, log, pids };
+        daemon.wait_ready(output)?;
+        Ok(daemon)
     }
 
-    fn wait_ready(mut self, reader: std::io::PipeReader, count: usize) -> Result<Self> {
+    /// Replaces the whole daemon, under running guests, by a new one of the same program.
+    pub fn take_over(&mut self) -> Result<()> {
+        self.line.push("--take-over".into());
+        let spawned = spawn(&self.line, &self.log);
+        self.line.pop();
+        let (process, output) = spawned?;
+        self.pids.insert(process.id().into());
+        let mut before = std::mem::replace(&mut self.process, process);
+        self.wait_ready(output)?;
+        let ended = before.wait(Duration::from_secs(10)).is_some_and(|status| status.success());
+        ensure!(ended, "the daemon that was replaced has not ended\n{}", self.log_tail());
+        Ok(())
+    }
+
+    /// Waits until all devices are ready, which the new process says on its output.
+    fn wait_ready(&mut self, reader: PipeReader) -> Result<()> {
+        let count = self.devices;
         let (sender, lines) = channel();
         let log = self.log.clone();
         // The thread reads for as long as the daemon lives, so the daemon never blocks on its output.
@@ -156,7 +179,7 @@ impl Daemon {
         let status = self.status()?;
         let networks = status["networks"].as_array().into_iter().flatten();
         self.pids.extend(networks.filter_map(|network| network["pid"].as_u64()));
-        Ok(self)
+        Ok(())
     }
 
     /// Returns the output of `pvrdmad status --json`.
@@ -306,7 +329,7 @@ impl Daemon {
 #[derive(Debug)]
 pub struct Capture {
     process: BoundChild,
-    said: std::io::PipeReader,
+    said: PipeReader,
 }
 
 impl Capture {

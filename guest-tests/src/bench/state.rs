@@ -2,6 +2,7 @@
 //! hand-over makes in the traffic, and the price of the log of written pages.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,8 +24,6 @@ const OBJECTS: usize = 10_000;
 const BUSY: u32 = 64;
 /// Size of a write of the busy queue pairs.
 const WRITE: usize = 64 << 10;
-/// Writes that each busy queue pair has outstanding when its device is paused.
-const OUTSTANDING: u32 = 16;
 
 pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
     let mut figures = vec![idle()?];
@@ -54,7 +53,7 @@ impl Machine {
         let driver = Driver::probe(test.function(), &test.memory, &test.irqs)?;
         driver.bind_gid(0, gid(host))?;
         let pd = driver.create_pd(None)?;
-        let cq = driver.create_cq(None, 2 * OUTSTANDING * BUSY)?;
+        let cq = driver.create_cq(None, 2 * BUSY)?;
         let buffer = driver.buffer(WRITE, 0, Placement::Scattered);
         let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
         Ok(Self { host, test, driver, pd, cq, buffer, mr })
@@ -88,7 +87,7 @@ struct End<'a> {
 /// Creates a queue pair at each end and connects the two.
 fn connection(a: &End<'_>, b: &End<'_>) -> Result<[Qp; 2]> {
     let create = |end: &End<'_>| {
-        let init = QpInit { max_send_wr: OUTSTANDING, max_recv_wr: 1, ..QpInit::rc(end.pd, end.cq) };
+        let init = QpInit { max_send_wr: 1, max_recv_wr: 1, ..QpInit::rc(end.pd, end.cq) };
         end.driver.create_qp(&init)
     };
     let path = |end: &End<'_>, qpn| Path { dmac: mac(end.host).0, ..Path::to(gid(end.host), qpn) };
@@ -98,21 +97,37 @@ fn connection(a: &End<'_>, b: &End<'_>) -> Result<[Qp; 2]> {
     Ok([near, far])
 }
 
-/// Waits for `count` completions. Returns the longest time between two of them.
-fn reap(cq: &mut Cq, count: u32) -> Result<Duration> {
-    let (mut left, mut last, mut longest) = (count, Instant::now(), Duration::ZERO);
-    while left > 0 {
-        let (done, failed) = cq.reap(left);
-        ensure!(failed == 0, "{failed} requests failed");
-        if done == 0 {
-            thread::yield_now();
-            continue;
-        }
-        longest = longest.max(last.elapsed());
-        last = Instant::now();
-        left -= done;
+/// Time between completions.
+struct Gaps {
+    last: Instant,
+    longest: Duration,
+}
+
+impl Gaps {
+    fn new() -> Self {
+        Self { last: Instant::now(), longest: Duration::ZERO }
     }
-    Ok(longest)
+
+    /// Posts a request on each queue pair and waits for all completions.
+    fn post_and_reap(&mut self, pairs: &mut [[Qp; 2]], request: &SendWr, cq: &mut Cq) -> Result<()> {
+        for [requester, _] in &mut *pairs {
+            let element = requester.encode(request);
+            ensure!(requester.post_encoded(&[element], 1) == 1, "the send ring is full");
+        }
+        let mut left = u32::try_from(pairs.len())?;
+        while left > 0 {
+            let (done, failed) = cq.reap(left);
+            ensure!(failed == 0, "{failed} requests failed");
+            if done == 0 {
+                thread::yield_now();
+                continue;
+            }
+            self.longest = self.longest.max(self.last.elapsed());
+            self.last = Instant::now();
+            left -= done;
+        }
+        Ok(())
+    }
 }
 
 /// The RDMA function of a guest whose driver has started, and that no program uses.
@@ -162,20 +177,32 @@ fn pause(runs: usize) -> Result<Figure> {
     let (mut a, b) = (Machine::new(&backend, 1, 64 << 20)?, Machine::new(&backend, 2, 64 << 20)?);
     let mut pairs = (0..BUSY).map(|_| connection(&a.end(), &b.end())).collect::<Result<Vec<_>>>()?;
     let write = SendWr::write(0, &[a.buffer.sge(&a.mr, 0, WRITE)], b.buffer.va(), b.mr.rkey);
-    let mut times = Vec::new();
-    for _ in 0..runs {
-        for [requester, _] in &mut pairs {
-            let element = requester.encode(&write);
-            ensure!(requester.post_encoded(&[element], OUTSTANDING) == OUTSTANDING, "the send ring is full");
+    let (device, cq) = (Arc::clone(&a.test.device), &mut a.cq);
+    let (rounds, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let times = thread::scope(|scope| {
+        let traffic = scope.spawn(|| -> Result<()> {
+            let mut gaps = Gaps::new();
+            while !stop.load(Ordering::Relaxed) {
+                gaps.post_and_reap(&mut pairs, &write, cq)?;
+                rounds.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        let mut times = Vec::new();
+        for _ in 0..runs {
+            let before = rounds.load(Ordering::Relaxed);
+            while rounds.load(Ordering::Relaxed) < before + 2 && !traffic.is_finished() {
+                thread::yield_now();
+            }
+            let start = Instant::now();
+            device.pause();
+            times.push(milliseconds(start.elapsed()));
+            device.resume();
         }
-        let start = Instant::now();
-        ensure!(a.test.device.pause(), "the device does not pause");
-        times.push(milliseconds(start.elapsed()));
-        let (done, failed) = a.cq.reap(OUTSTANDING * BUSY);
-        ensure!(failed == 0 && done < OUTSTANDING * BUSY, "the queue pairs were not busy");
-        ensure!(a.test.device.resume(), "the device does not resume");
-        reap(&mut a.cq, OUTSTANDING * BUSY - done)?;
-    }
+        stop.store(true, Ordering::Relaxed);
+        let ended = traffic.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        ended.map(|()| times)
+    })?;
     let title = format!("pause of a device with {BUSY} busy QPs");
     Ok(Figure::against_target("state/pause", title, "ms", true, times, 1.0))
 }
@@ -197,21 +224,17 @@ fn hand_over(runs: usize) -> Result<Figure> {
     let write = SendWr::write(0, &[a.buffer.sge(&a.mr, 0, WRITE)], b.buffer.va(), b.mr.rkey);
     let mut gaps = Vec::new();
     for _ in 0..runs {
-        let gap = thread::scope(|scope| {
+        let gap = thread::scope(|scope| -> Result<Duration> {
             let upgrade = scope.spawn(|| daemon.upgrade());
-            let mut longest = Duration::ZERO;
+            let mut gaps = Gaps::new();
             // One round more after the end of the upgrade, which may be when the first completion arrives.
             let mut last = false;
             while !last {
                 last = upgrade.is_finished();
-                for [requester, _] in &mut pairs {
-                    let element = requester.encode(&write);
-                    ensure!(requester.post_encoded(&[element], 1) == 1, "the send ring is full");
-                }
-                longest = longest.max(reap(&mut a.cq, BUSY)?);
+                gaps.post_and_reap(&mut pairs, &write, &mut a.cq)?;
             }
             upgrade.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            Ok(longest)
+            Ok(gaps.longest)
         })?;
         gaps.push(milliseconds(gap));
     }

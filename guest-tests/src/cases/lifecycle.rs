@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 
 use super::case::Case;
 use super::exchange::{Programs, Ready};
+use super::nvme;
 use super::pingpong::pingpong;
 use crate::pair::{Link, Pair};
 
@@ -74,24 +75,47 @@ fn killed_at_ten_points(pair: &mut Pair, link: &Link) -> Result<String> {
     Ok(note)
 }
 
-/// The process of the network is replaced during transfers, one of which compares its data. No program notices.
+/// The process of the network is replaced twenty times, and then the whole daemon, while programs run that check their
+/// data or wait for events. No program notices.
 fn upgrade(pair: &mut Pair, link: &Link) -> Result<String> {
     const UPGRADES: u32 = 20;
-    const TIME: Duration = Duration::from_secs(20);
-    let (server, client) = writes(pair, link, 1, TIME).start()?;
-    let ping = |side: &str, more: &str| format!("rping {side} -a {} -C 3000 -V -S 4096{more}", link.ip[1]);
-    let pings = Programs {
+    let vms = || [pair.a(), pair.b()];
+    nvme::connect(vms(), link.ip[0])?;
+    let result = programs_during_upgrades(pair, link, UPGRADES);
+    let ended = nvme::disconnect([pair.a(), pair.b()]);
+    let longest = result?;
+    ended?;
+    check_traffic(pair, link)?;
+    Ok(format!("not served for {longest} ms at most"))
+}
+
+/// Returns the longest time in milliseconds for which an upgrade stopped the guests.
+fn programs_during_upgrades(pair: &mut Pair, link: &Link, upgrades: u32) -> Result<u64> {
+    const TIME: Duration = Duration::from_secs(60);
+    let (device, seconds) = (link.device, TIME.as_secs());
+    let between = |server: String, ready, client: String| Programs {
         server_vm: pair.b(),
-        server: ping("-s", ""),
-        ready: Ready::ConnectionManager,
+        server,
+        ready,
         client_vm: pair.a(),
-        client: ping("-c", &format!(" -I {}", link.ip[0])),
+        client,
         timeout: TIME,
     };
-    let (compared, compares) = pings.start()?;
-    let daemon = pair.daemon().context("there is no daemon")?;
+    let ping = |side: &str, more: &str| format!("rping {side} -a {} -C 3000 -V -S 4096{more}", link.ip[1]);
+    let latency =
+        |vm: usize| format!("ib_send_lat -F -e -p 18600 -d {device} -x {} -s 64 -D {seconds}", link.gid_index[vm]);
+    let (server, client) = writes(pair, link, 1, TIME).start()?;
+    let mut others = vec![pair.b().spawn(&nvme::verify(32, 3))?];
+    for programs in [
+        between(ping("-s", ""), Ready::ConnectionManager, ping("-c", &format!(" -I {}", link.ip[0]))),
+        between(latency(1), Ready::Tcp(18600), format!("{} {}", latency(0), link.ip[1])),
+        between("iperf3 -s -1".to_owned(), Ready::Tcp(5201), format!("iperf3 -c {} -t {seconds}", link.ip[1])),
+    ] {
+        let (server, client) = programs.start()?;
+        others.extend([client, server]);
+    }
     let mut longest = 0;
-    for number in 1..=UPGRADES {
+    for number in 1..=upgrades + 1 {
         // The counters of the next process begin at zero.
         let start = written(pair)?;
         while written(pair)? == start {
@@ -99,13 +123,16 @@ fn upgrade(pair: &mut Pair, link: &Link) -> Result<String> {
                 bail!("the transfer ended before upgrade {number}:\n{}", client.output());
             }
         }
-        longest = longest.max(daemon.upgrade()?);
+        if number <= upgrades {
+            longest = longest.max(pair.daemon().context("there is no daemon")?.upgrade()?);
+        } else {
+            pair.daemon_mut().context("there is no daemon")?.take_over()?;
+        }
     }
-    for program in [client, server, compares, compared] {
-        program.wait_success(TIME * 2)?;
+    for program in [client, server].into_iter().chain(others) {
+        program.wait_success(TIME * 3)?;
     }
-    check_traffic(pair, link)?;
-    Ok(format!("not served for {longest} ms at most"))
+    Ok(longest)
 }
 
 /// Returns the number of descriptors of the daemon's processes, and of their mappings of guest memory.

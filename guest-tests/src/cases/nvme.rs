@@ -19,39 +19,55 @@ fn fio_verify(pair: &mut Pair, link: &Link) -> Result<String> {
 }
 
 /// Runs the target in the first guest, at this address, and the host in the second, which verifies `mib` MiB.
-pub(crate) fn between([a, b]: [&Vm; 2], ip: Ipv4Addr, mib: u32) -> Result<String> {
-    a.run(&target_script(ip))?;
-    let result = host(b, ip, mib);
+pub(crate) fn between(vms: [&Vm; 2], ip: Ipv4Addr, mib: u32) -> Result<String> {
+    let result = connect(vms, ip).and_then(|()| {
+        let output = vms[1].spawn(&verify(mib, 1))?.wait_success(Duration::from_secs(180))?;
+        Ok(speeds(&output))
+    });
     // The host disconnects even after a failure, because the next case needs a device without users.
-    let disconnect = b.exec("nvme disconnect -n guest-tests", Duration::from_secs(60));
-    let remove = a.exec(REMOVE_TARGET, Duration::from_secs(60));
-    let note = result?;
-    disconnect.context("cannot disconnect")?;
-    remove.context("cannot remove the target")?;
-    Ok(note)
+    let ended = disconnect(vms);
+    let speeds = result?;
+    ended?;
+    Ok(speeds)
 }
 
-fn host(b: &Vm, ip: Ipv4Addr, mib: u32) -> Result<String> {
+/// Starts the target in the first guest, at this address, and connects the host in the second.
+pub(super) fn connect([a, b]: [&Vm; 2], ip: Ipv4Addr) -> Result<()> {
+    a.run(&target_script(ip))?;
     b.run("modprobe nvme_rdma")?;
     b.run(&format!(
         "nvme connect -t rdma -a {ip} -s 4420 -n guest-tests --nr-io-queues=1 \
          --hostnqn=nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-00000000000b \
          --hostid=00000000-0000-0000-0000-00000000000b"
     ))?;
-    b.wait_until("[ -b /dev/nvme0n1 ]", Duration::from_secs(20))?;
-    let output = b
-        .spawn(&format!(
-            "fio --name=verify --filename=/dev/nvme0n1 --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite \
-             --bsrange=4k-256k --size={mib}m --verify=crc32c --do_verify=1 --verify_fatal=1 --randseed=7 2>&1",
-        ))?
-        .wait_success(Duration::from_secs(180))?;
-    let summary = output
+    b.wait_until("[ -b /dev/nvme0n1 ]", Duration::from_secs(20))
+}
+
+/// Ends what [`connect`] has started.
+pub(super) fn disconnect([a, b]: [&Vm; 2]) -> Result<()> {
+    let disconnect = b.exec("nvme disconnect -n guest-tests", Duration::from_secs(60));
+    let remove = a.exec(REMOVE_TARGET, Duration::from_secs(60));
+    disconnect.context("cannot disconnect")?;
+    remove.context("cannot remove the target")?;
+    Ok(())
+}
+
+/// Returns the command that writes `mib` MiB to the disk of the host and verifies them, `loops` times.
+pub(super) fn verify(mib: u32, loops: u32) -> String {
+    format!(
+        "fio --name=verify --filename=/dev/nvme0n1 --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite \
+         --bsrange=4k-256k --size={mib}m --loops={loops} --verify=crc32c --do_verify=1 --verify_fatal=1 --randseed=7 2>&1",
+    )
+}
+
+/// Returns the bandwidths that `fio` has printed.
+fn speeds(output: &str) -> String {
+    output
         .lines()
         .filter(|line| line.contains("READ: bw=") || line.contains("WRITE: bw="))
         .map(|line| line.split(',').next().unwrap_or(line).trim())
         .collect::<Vec<_>>()
-        .join(", ");
-    Ok(summary)
+        .join(", ")
 }
 
 fn target_script(ip: Ipv4Addr) -> String {
