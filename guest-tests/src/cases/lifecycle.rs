@@ -102,8 +102,7 @@ fn programs_during_upgrades(pair: &mut Pair, link: &Link, upgrades: u32) -> Resu
         timeout: TIME,
     };
     let ping = |side: &str, more: &str| format!("rping {side} -a {} -C 3000 -V -S 4096{more}", link.ip[1]);
-    let latency =
-        |vm: usize| format!("ib_send_lat -F -e -p 18600 -d {device} -x {} -s 64 -D {seconds}", link.gid_index[vm]);
+    let latency = |vm: usize| format!("ib_send_lat -F -e -p 18600 -d {device} -x {} -s 64 -n 3000", link.gid_index[vm]);
     let (server, client) = writes(pair, link, 1, TIME).start()?;
     let mut others = vec![pair.b().spawn(&nvme::verify(32, 3))?];
     for programs in [
