@@ -52,7 +52,7 @@ impl<H: Hca> Core<H> {
                     // The ring accesses event rings under this view, so a reset, which waits for all views, waits for
                     // the notification as well.
                     let view = self.memory.view();
-                    // The end of a pause checks all armed queues.
+                    // In a pause the look follows at its end.
                     let check_not_empty = self.config.posted_doorbells && !self.is_paused();
                     cq.ring.arm(&view, arm == Arm::Solicited, check_not_empty);
                     drop(view);

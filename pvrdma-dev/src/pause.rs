@@ -6,7 +6,7 @@
 //! | access | effect |
 //! | --- | --- |
 //! | a doorbell that posts | none: all queues are looked at when the pause ends |
-//! | a doorbell that arms a completion queue | the queue is armed; it is checked for completions when the pause ends |
+//! | a doorbell that arms a completion queue | the queue is armed; a look that arming implies follows at the end |
 //! | a store to a mapped doorbell page | as a doorbell that posts |
 //! | an event, such as a change of the link | it waits until the pause ends |
 //! | a command, a handshake, ACTIVATE | refused, with an error in ERR |
@@ -86,7 +86,7 @@ impl<H: Hca> Core<H> {
             self.infer_all_of(handle, infer::SHORTEST);
         }
         for (_, cq) in self.objects.cqs.all() {
-            cq.ring.check_armed(&self.memory.view());
+            cq.ring.check_after_pause(&self.memory.view(), self.config.posted_doorbells);
         }
         self.retry_events();
         if self.gate.is_open() {

@@ -73,6 +73,22 @@ fn arming_in_a_pause() {
     }
 }
 
+/// The guest was paused between arming its queue and polling it. It finds the completion by itself, and programs that
+/// count notifications must not get one for it.
+#[test]
+fn a_completion_that_came_before_arming_is_not_announced() {
+    let (test, mock) = mock_with(TestDevice::<MockBackend>::config(1));
+    let driver = test.driver();
+    let process = Process::new(&driver, true, 16);
+    let qp = process.rc();
+    mock.complete_send(qp.handle, &success(qp.handle)).unwrap();
+    process.cq.arm();
+    Pause::begin(&test).end();
+    assert!(driver.notifications().is_empty(), "no completion has come since");
+    mock.complete_send(qp.handle, &success(qp.handle)).unwrap();
+    assert_eq!(driver.notifications(), [process.cq.handle], "still armed");
+}
+
 /// The doorbell was on its way when the device was paused: a completion came before it.
 #[test]
 fn arming_that_comes_too_late() {

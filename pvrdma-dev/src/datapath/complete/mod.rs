@@ -62,6 +62,8 @@ struct State {
     armed: Armed,
     /// Set while the doorbells that arm the queue may not trap.
     inferred: Option<Box<Inferred>>,
+    /// The queue was armed by [`CqRing::listen`] in a pause, without the look at the ring that this implies.
+    unchecked: bool,
 }
 
 /// Producer of a completion queue.
@@ -112,22 +114,22 @@ impl CqRing {
                 (RingWords::at(state_page, StateWords::Rx, entries), None)
             }
         };
-        let state = Mutex::new(State { ring, armed, inferred: None });
+        let state = Mutex::new(State { ring, armed, inferred: None, unchecked: false });
         Ok(Arc::new(Self { handle, user, words, state, hub }))
     }
 
     /// Creates the producer of a queue that the guest has destroyed and a QP still uses.
     pub(crate) fn ended(hub: Arc<EventHub>) -> Arc<Self> {
-        let state = Mutex::new(State { ring: None, armed: Armed::Not, inferred: None });
+        let state = Mutex::new(State { ring: None, armed: Armed::Not, inferred: None, unchecked: false });
         Arc::new(Self { handle: u32::MAX, user: false, words: RingWords::at(0, StateWords::Rx, 1), state, hub })
     }
 
-    /// Returns the state to be saved. `None`: notifications are inferred, because doorbells do not trap, and that state
-    /// is not saved.
+    /// Returns the state to be saved. `None`: notifications are inferred, because doorbells do not trap or did not trap
+    /// before this pause, and that state is not saved.
     pub(crate) fn save(&self) -> Option<SavedCqRing> {
         let Self { handle: _, user: _, words, state, hub: _ } = self;
-        let State { ring, armed, inferred } = &*state.lock();
-        if inferred.is_some() {
+        let State { ring, armed, inferred, unchecked } = &*state.lock();
+        if inferred.is_some() || *unchecked {
             return None;
         }
         let mut pages = PageListBuilder::default();
@@ -185,11 +187,16 @@ impl CqRing {
         }
     }
 
-    /// Notifies the guest if the queue is armed and not empty. For queues that may have been armed in a pause: the look
-    /// that arming implies was left out then.
-    pub(crate) fn check_armed(&self, view: &DmaView<'_>) {
+    /// Looks at the ring if that was left out when the queue was armed in a pause, and notifies the guest if the queue
+    /// is not empty. `posted`: arming implies this look.
+    ///
+    /// Without `posted`, a guest that has armed the queue polls it before it waits. If it was paused before that poll, a
+    /// notification now would be one for a completion that came before the queue was armed. Such a notification is
+    /// permitted, but programs that count them hang: `ib_send_lat -e` takes each one for a message.
+    pub(crate) fn check_after_pause(&self, view: &DmaView<'_>, posted: bool) {
         let mut state = self.state.lock();
-        if state.armed != Armed::Not {
+        let left_out = std::mem::take(&mut state.unchecked) || posted;
+        if left_out && state.armed != Armed::Not {
             self.check(view, &mut state);
         }
     }
@@ -226,13 +233,14 @@ impl CqRing {
     /// Stops inferring notifications: doorbells trap from now on. An earlier one may have been missed. If the queue
     /// holds completions of which the guest was not notified, it is notified now. If it is empty, the queue is armed.
     /// If the guest was notified of all of them, nothing more is needed, because it arms the queue again after a
-    /// notification. In a pause there is no `view`, and the queue is armed: [`Self::check_armed`] follows.
+    /// notification. In a pause there is no `view`, and the queue is armed:
+    /// [`Self::check_after_pause`] follows.
     pub(crate) fn listen(&self, view: Option<&DmaView<'_>>) {
         let mut state = self.state.lock();
-        let State { ring, armed, inferred } = &mut *state;
+        let State { ring, armed, inferred, unchecked } = &mut *state;
         let (Some(producer), Some(inferred)) = (ring.as_mut(), inferred.take()) else { return };
         let Some(view) = view else {
-            *armed = Armed::Any;
+            (*armed, *unchecked) = (Armed::Any, true);
             return;
         };
         match producer.unconsumed(view) {
@@ -248,7 +256,7 @@ impl CqRing {
     /// Checks for unconsumed completions when a look is due.
     pub(crate) fn look(&self, view: &DmaView<'_>, now: u64) {
         let mut state = self.state.lock();
-        let State { ring, armed, inferred } = &mut *state;
+        let State { ring, armed, inferred, .. } = &mut *state;
         let (Some(producer), Some(inferred)) = (ring.as_mut(), inferred) else { return };
         match producer.unconsumed(view) {
             Ok((head, count)) => {
@@ -342,7 +350,7 @@ impl CompletionSink for CqRing {
     /// held throughout, so that arming once leads to one notification and [`CqRing::shut`] waits for both.
     fn complete_all(&self, view: &DmaView<'_>, completions: &[Completion]) -> usize {
         let mut state = self.state.lock();
-        let State { ring, armed, inferred } = &mut *state;
+        let State { ring, armed, inferred, .. } = &mut *state;
         let Some(producer) = ring else { return 0 };
         let mut published = 0;
         let mut wanted = false;
