@@ -424,7 +424,7 @@ impl Keeper {
                     fds.insert(1, keeper);
                 }
             }
-            // The client stores to doorbell pages that the next worker does not hear.
+            // The next worker does not see the client's stores to mapped doorbell pages.
             _ => keepers.abandon(device),
         }
     }

@@ -82,7 +82,7 @@ impl Supervisor {
                 // No replacement begins any more: the connection of a program that was killed is closed.
                 let _ = pidfd_send_signal(&pidfd, Signal::KILL);
                 match events.recv_timeout(KILLED) {
-                    // It was faster.
+                    // The outcome arrived before the program was killed.
                     Ok(Event::Outcome(outcome)) => Ok(outcome),
                     _ => Err("the new program does not continue, and was killed".to_owned()),
                 }

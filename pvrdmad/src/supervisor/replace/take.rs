@@ -82,7 +82,7 @@ struct Taking {
 /// The other supervisor serves them as before.
 pub(crate) fn take_over(old: UnixStream, program: &Program) -> Result<Taken, TakeOverError> {
     let timing = Timing::default();
-    // Without a deadline on the old daemon: it has them itself, and its end closes the connection.
+    // The old daemon has deadlines of its own, and its end closes the connection, so none is needed here.
     old.set_read_timeout(None).context("the connection")?;
     fault_point::reach("connected");
     let (daemon, fds, arrived) = get_daemon(&old)?;
