@@ -1,10 +1,10 @@
 //! `bench`: measurements, and their results as JSON.
 //!
 //! Each part returns [`Figure`](figure::Figure)s and is called from [`run`]: [`in_process`] measures the device without
-//! a virtual machine, [`daemon`] the cost of observing a daemon, [`state`] saved state and hand-over, [`wire`] traffic between two processes of this host or
-//! of a guest, [`vm`] and [`network_card`] traffic between guests, [`kvm`] traffic between guests under KVM,
-//! [`host_adapter`] the adapter of a host. [`paired`] compares two builds of this program by these figures.
-//! [`published`] draws the chart of the documents.
+//! a virtual machine, [`daemon`] the cost of observing a daemon, [`state`] saved state and hand-over, [`wire`] traffic
+//! between two processes of this host or of a guest, [`vm`] and [`network_card`] traffic between guests, [`kvm`]
+//! traffic between guests under KVM, [`host_adapter`] the adapter of a host. [`paired`] compares two builds of this
+//! program by these figures. [`published`] draws the chart of the documents.
 
 mod chart;
 mod daemon;
@@ -53,13 +53,10 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     if wanted("state") {
         figures.extend(state::measure(runs)?);
     }
-    let mut distributions = Vec::new();
+    let (mut distributions, mut rows) = (Vec::new(), Vec::new());
     if wanted("sweep") {
         figures.extend(in_process::sweep(runs)?);
         distributions.push(in_process::latencies()?);
-    }
-    let mut rows = Vec::new();
-    if wanted("sweep") {
         rows.extend(wire::sweep(runs)?);
     }
     if wanted("wire") {

@@ -56,7 +56,8 @@ pub(super) fn disconnect([a, b]: [&Vm; 2]) -> Result<()> {
 pub(super) fn verify(mib: u32, loops: u32) -> String {
     format!(
         "fio --name=verify --filename=/dev/nvme0n1 --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite \
-         --bsrange=4k-256k --size={mib}m --loops={loops} --verify=crc32c --do_verify=1 --verify_fatal=1 --randseed=7 2>&1",
+         --bsrange=4k-256k --size={mib}m --loops={loops} --verify=crc32c --do_verify=1 --verify_fatal=1 \
+         --randseed=7 2>&1",
     )
 }
 

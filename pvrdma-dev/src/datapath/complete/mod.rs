@@ -190,8 +190,8 @@ impl CqRing {
     /// Looks at the ring if that was left out when the queue was armed in a pause, and notifies the guest if the queue
     /// is not empty. `posted`: arming implies this look.
     ///
-    /// Without `posted`, a guest that has armed the queue polls it before it waits. If it was paused before that poll, a
-    /// notification now would be one for a completion that came before the queue was armed. Such a notification is
+    /// Without `posted`, a guest that has armed the queue polls it before it waits. If it was paused before that poll,
+    /// a notification now would be one for a completion that came before the queue was armed. Such a notification is
     /// permitted, but programs that count them hang: `ib_send_lat -e` takes each one for a message.
     pub(crate) fn check_after_pause(&self, view: &DmaView<'_>, posted: bool) {
         let mut state = self.state.lock();
