@@ -130,7 +130,7 @@ impl Worker {
                 Ok(Reply::Done {})
             }
             Request::CheckHandOver { lockable } => Ok(Reply::Obstacles(self.obstacles(lockable))),
-            Request::HandOver {} => self.hand_over(fds).map(|()| Reply::Done {}),
+            Request::HandOver {} => self.hand_over(fds).map(|ended| Reply::Given { ended }),
             Request::TakeOver {} => self.take_over(fds).map(|()| Reply::Done {}),
             Request::RemoveDevice { device } => self.remove(&device).map(|()| Reply::Done {}),
             Request::Link { device, state } => self.link(&device, state).map(|()| Reply::Done {}),
@@ -179,7 +179,8 @@ impl Worker {
     }
 
     /// Gives all devices to the worker at the other end of a socket, perhaps with a second socket for the permit.
-    fn hand_over(&self, fds: Vec<OwnedFd>) -> Result<()> {
+    /// Returns the work that ends with this process.
+    fn hand_over(&self, fds: Vec<OwnedFd>) -> Result<Vec<String>> {
         let mut fds = fds.into_iter().map(UnixStream::from);
         let to = fds.next().context("a hand-over needs a connection to the taker")?;
         let permit = fds.next();
@@ -193,7 +194,10 @@ impl Worker {
         }
         hand_over::give(&functions, &to, permit.as_ref())?;
         self.given.store(true, Ordering::Relaxed);
-        Ok(())
+        drop(functions);
+        drop(devices);
+        let captures = self.captures.lock();
+        Ok(captures.devices().map(|device| format!("capture of device {device}")).collect())
     }
 
     /// Takes all expected devices from the worker at the other end of a socket.
