@@ -170,6 +170,9 @@ pub struct CheckArgs {
     /// QEMU that VMs use.
     #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64", requires = "vms")]
     pub qemu: PathBuf,
+    /// Prints the findings as one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `package-files`.

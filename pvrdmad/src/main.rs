@@ -14,7 +14,7 @@ use pvrdma_base::threads::{self, ThreadKind};
 use pvrdmad::{
     capture,
     check::{
-        self,
+        self, Findings,
         vms::{self, Host},
     },
     cli::{
@@ -192,19 +192,30 @@ fn from_vmx(args: &FromVmxArgs) -> Result<()> {
     print(&vmx::configuration(&machines, args.adapter.as_deref(), &args.folder)?)
 }
 
-/// Prints what the daemon would open with this configuration.
+/// Prints what the daemon would open with this configuration, and the problems.
 fn check(args: CheckArgs) -> Result<()> {
     start_log(args.serve.log_format, args.serve.log_level.as_ref())?;
     let (file, command_line) = args.serve.into_parts();
-    let config = Config::load(file.as_deref(), command_line)?;
+    let config = match Config::load(file.as_deref(), command_line) {
+        Ok(config) => config,
+        Err(error) => {
+            if args.json {
+                print(&Findings::of_error(&error).json()?)?;
+            }
+            return Err(error.into());
+        }
+    };
     let report = check::report(&config);
-    print(&report.text())?;
-    if !args.vms {
-        return report.result();
+    let vms = if args.vms { vms::judge(&Host::look(&args.qemu), &config) } else { Findings::default() };
+    if args.json {
+        let mut all = report.findings().clone();
+        all.extend(vms.clone());
+        print(&all.json()?)?;
+    } else {
+        print(&report.text())?;
+        print(&if args.vms { vms::text(&vms) } else { String::new() })?;
     }
-    let diagnosis = vms::judge(&Host::look(&args.qemu), &config);
-    print(&diagnosis.text())?;
-    report.result().and_then(|()| diagnosis.result())
+    report.result().and_then(|()| vms.result())
 }
 
 /// Serves one network, for the supervisor that started this process.
