@@ -20,7 +20,7 @@ pub(crate) struct Shortage {
 }
 
 impl Shortage {
-    /// What helps.
+    /// Remedy.
     pub(crate) const REMEDY: &str = "raise RLIMIT_MEMLOCK (systemd: LimitMEMLOCK=) or use pin=registered";
 
     /// Describes the problem of the device.
