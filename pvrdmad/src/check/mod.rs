@@ -9,6 +9,7 @@ use std::path::Path;
 use std::{fs, io};
 
 use anyhow::{Result, anyhow, bail};
+use pvrdma_ether_link::InterfaceName;
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::tls::{TlsKeys, TlsRole};
 use pvrdma_verbs::OtherAddresses;
@@ -169,13 +170,29 @@ fn look_at_link(subject: &str, link: &LinkSpec, report: &mut Report) {
                 report.note(subject, is_own_address(config.address));
             }
         }
-        LinkSpec::AfPacket(name) => {
-            let name = name.as_str();
-            let there = Path::new(INTERFACES).join(name).exists();
-            let found = if there { Ok(()) } else { Err(anyhow!("there is no interface {name} on this host")) };
-            report.note(subject, found);
+        LinkSpec::AfPacket(name) => report.note(subject, is_there(name)),
+        LinkSpec::AfPacketPair(names) => {
+            names.iter().for_each(|name| report.note(subject, is_there(name)));
+            let mtu = |name: &InterfaceName| {
+                let text = fs::read_to_string(Path::new(INTERFACES).join(name.as_str()).join("mtu")).ok()?;
+                text.trim().parse::<u32>().ok()
+            };
+            if let [Some(first), Some(second)] = names.each_ref().map(mtu)
+                && first != second
+            {
+                let [one, other] = names;
+                report.warnings.push(format!(
+                    "{subject}: {one} carries packets of {first} bytes, {other} of {second}: the smaller MTU counts"
+                ));
+            }
         }
     }
+}
+
+/// Checks that this host has an interface.
+fn is_there(name: &InterfaceName) -> Result<()> {
+    let there = Path::new(INTERFACES).join(name.as_str()).exists();
+    if there { Ok(()) } else { Err(anyhow!("there is no interface {name} on this host")) }
 }
 
 /// Checks that an address belongs to this host, by binding a socket with an unused port to it.
