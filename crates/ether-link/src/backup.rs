@@ -203,7 +203,7 @@ mod tests {
     fn frames_of_the_backup_are_dropped_when_it_becomes_active() {
         let (link, [_first, second]) = bench();
         let old = link.readiness().readable.unwrap();
-        second.send(&batch(&[b"1"; 99]), 0);
+        second.send(&batch(&[&b"1"[..]; 99]), 0);
         assert!(link.select(Member::Second));
         assert!(!Arc::ptr_eq(&old, &link.readiness().readable.unwrap()));
         second.send(&batch(&[b"new"]), 0);
