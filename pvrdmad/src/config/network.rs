@@ -81,6 +81,11 @@ impl Network {
     }
 }
 
+/// Returns `true` if the uplink uses packet sockets.
+const fn is_packet_socket(uplink: Option<&LinkSpec>) -> bool {
+    matches!(uplink, Some(LinkSpec::AfPacket(_) | LinkSpec::AfPacketPair(_)))
+}
+
 /// Reads a file that contains Mb/s, and returns bytes per second. Returns `None` if the file does not exist (as for an
 /// interface that does not exist yet), or if the driver does not know the speed, which it reports as -1 or an error.
 fn speed(file: &Path) -> Option<u64> {
@@ -157,10 +162,7 @@ impl NetworkSpec {
             }
             None if self.mtu.is_some() => return Err("mtu is that of the uplink (uplink=LINK)".to_owned()),
             None if self.fault.is_some() => return Err("fault is one of the uplink (uplink=LINK)".to_owned()),
-            other
-                if self.offload == Some(Switch::Off)
-                    && !matches!(other, Some(LinkSpec::AfPacket(_) | LinkSpec::AfPacketPair(_))) =>
-            {
+            other if self.offload == Some(Switch::Off) && !is_packet_socket(other.as_ref()) => {
                 return Err("offload is about an interface of the host (uplink=af_packet:INTERFACE)".to_owned());
             }
             None if matches!(vlan, VlanMode::Access(_)) => {
