@@ -9,6 +9,7 @@ use std::path::Path;
 use std::{fs, io};
 
 use anyhow::{Error, Result, anyhow};
+use pvrdma_ether_link::InterfaceName;
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::tls::{TlsKeys, TlsRole};
 use pvrdma_verbs::OtherAddresses;
@@ -90,6 +91,14 @@ impl Report {
         {
             let problem = format!("{} is no address of this host", address.ip());
             self.error(subject, problem, "use an address that `ip address` lists, or add this one to an interface");
+        }
+    }
+
+    /// Checks that this host has an interface.
+    fn interface(&mut self, subject: &Subject<'_>, name: &InterfaceName) {
+        if !Path::new(INTERFACES).join(name.as_str()).exists() {
+            let remedy = "use an interface that `ip link` lists, or create it before the daemon starts";
+            self.error(subject, format!("there is no interface {name} on this host"), remedy);
         }
     }
 }
@@ -218,13 +227,24 @@ fn look_at_link(subject: &Subject<'_>, link: &LinkSpec, report: &mut Report) {
                 report.own_address(subject, config.address);
             }
         }
-        LinkSpec::AfPacket(name) => {
-            let name = name.as_str();
-            if !Path::new(INTERFACES).join(name).exists() {
-                let remedy = "use an interface that `ip link` lists, or create it before the daemon starts";
-                report.error(subject, format!("there is no interface {name} on this host"), remedy);
-            }
-        }
+        LinkSpec::AfPacket(name) => report.interface(subject, name),
+        LinkSpec::AfPacketPair(names) => look_at_pair(subject, names, report),
+    }
+}
+
+/// Looks at the two interfaces of an uplink.
+fn look_at_pair(subject: &Subject<'_>, names: &[InterfaceName; 2], report: &mut Report) {
+    names.iter().for_each(|name| report.interface(subject, name));
+    let mtu = |name: &InterfaceName| {
+        let text = fs::read_to_string(Path::new(INTERFACES).join(name.as_str()).join("mtu")).ok()?;
+        text.trim().parse::<u32>().ok()
+    };
+    if let [Some(first), Some(second)] = names.each_ref().map(mtu)
+        && first != second
+    {
+        let [one, other] = names;
+        let problem = format!("{one} carries packets of {first} bytes, {other} of {second}: the smaller MTU counts");
+        report.warning(subject, problem, "give both interfaces the same MTU, with `ip link set`");
     }
 }
 

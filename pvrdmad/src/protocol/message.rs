@@ -26,6 +26,9 @@ pub struct Carrier {
     pub state: LinkState,
     /// Maximum size of an IP packet on the interface, in bytes. `None` if the interface is absent or cannot be read.
     pub mtu: Option<u32>,
+    /// The second interface of the uplink is the active one.
+    #[serde(default)]
+    pub second: bool,
 }
 
 /// Longest reply without content, in bytes.

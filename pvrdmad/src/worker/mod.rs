@@ -23,6 +23,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
 use pvrdma_base::LogLimit;
 use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind, PvrdmaDevice};
+use pvrdma_ether_link::backup::Member;
 use pvrdma_ibverbs::Ibverbs;
 use pvrdma_link::Link;
 use pvrdma_rxe::{ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig};
@@ -382,15 +383,19 @@ impl Worker {
     }
 
     /// Applies the state of the uplink's interface: links of devices are up only if the interface is, and their path
-    /// MTU is at most its MTU.
+    /// MTU is at most its MTU. If another interface is active, the devices announce their addresses there.
     fn follow_carrier(&self, now: Carrier) -> Result<()> {
         let mut carrier = self.carrier.lock();
         if std::mem::replace(&mut *carrier, now) == now {
             return Ok(());
         }
         let links: Vec<_> = self.devices.lock().iter().map(|served| served.reporter.link()).collect();
+        let moved = self.ether.select(if now.second { Member::Second } else { Member::First });
         // All links are set, even if one of them fails.
         let set: Vec<_> = links.iter().map(|link| link.set(now)).collect();
+        if let (true, Adapter::Rxe(rxe)) = (moved, &self.adapter) {
+            rxe.announce();
+        }
         Ok(set.into_iter().collect::<Result<(), _>>()?)
     }
 
