@@ -193,14 +193,16 @@ fn reloaded(vm: &Vm, config: &str) -> Result<()> {
 fn upgraded(vm: &Vm, newer: &str, config: &str) -> Result<()> {
     let program = "readlink /proc/$(systemctl show -p MainPID --value pvrdmad)/exe";
     let own = "systemctl show -p MainPID --value pvrdmad";
-    let (before, file) = (vm.run(own)?, vm.run(&format!("sha256sum {config}"))?);
+    // The watchdog has restarted the service before.
+    let state = "systemctl show -p ActiveState,NRestarts --value pvrdmad | xargs";
+    let (before, file, active) = (vm.run(own)?, vm.run(&format!("sha256sum {config}"))?, vm.run(state)?);
     let traffic = vm.spawn(&format!("exec {}", client("tenant", "--hold")))?;
     traffic.wait_for_output("traffic", LONG)?;
     vm.run(&format!("apt-get install -y -q --no-install-recommends /mnt/{newer}"))?;
     ensure!(vm.run(own)? != before, "the old program is still the main process");
     continues(&traffic)?;
     is(vm, program, "/usr/bin/pvrdmad")?;
-    is(vm, "systemctl show -p ActiveState,NRestarts --value pvrdmad | xargs", "active 0")?;
+    is(vm, state, active.trim())?;
     is(vm, "pgrep -x -f '.*pvrdmad --config.*' | wc -l", "1")?;
     is(vm, &format!("sha256sum {config}"), file.trim())?;
     traffic.kill()?;
