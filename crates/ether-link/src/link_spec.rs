@@ -130,7 +130,7 @@ impl LinkSpec {
                 Arc::new(AfPacketLink::from_socket(name.as_str(), socket, Arc::new(host)))
             }
             #[cfg(feature = "af-packet")]
-            Self::AfPacketPair(_) => return Err(LinkError::Pair(self.clone())),
+            Self::AfPacketPair(_) => return Err(LinkError::Pair(self.to_string())),
             #[cfg(feature = "tap")]
             Self::Tap(name) => Arc::new(TapLink::open(name.clone())?),
         })
@@ -154,7 +154,7 @@ pub enum LinkError {
     /// A link that only the daemon can open, because it watches the carrier of the interfaces.
     #[cfg(feature = "af-packet")]
     #[error("{0}: only the daemon uses one of two interfaces")]
-    Pair(LinkSpec),
+    Pair(String),
     /// Error of a tap device.
     #[cfg(feature = "tap")]
     #[error(transparent)]

@@ -231,8 +231,8 @@ impl Keeper {
     }
 }
 
-/// Returns the parts of a worker's work that end with it, from its reply to a hand-over. Workers of older versions do not
-/// name them.
+/// Returns the parts of a worker's work that end with it, from its reply to a hand-over. Workers of older versions do
+/// not name them.
 fn ended(given: Option<Reply>) -> Vec<String> {
     match given {
         Some(Reply::Given { ended }) => ended,
