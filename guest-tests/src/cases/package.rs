@@ -203,7 +203,8 @@ fn upgraded(vm: &Vm, newer: &str, config: &str) -> Result<()> {
     continues(&traffic)?;
     is(vm, program, "/usr/bin/pvrdmad")?;
     is(vm, state, active.trim())?;
-    is(vm, "pgrep -x -f '.*pvrdmad --config.*' | wc -l", "1")?;
+    // The shell of this command has spaces in front of the text.
+    is(vm, "pgrep -x -f '[^ ]*pvrdmad --config.*' | wc -l", "1")?;
     is(vm, &format!("sha256sum {config}"), file.trim())?;
     traffic.kill()?;
     traffic.wait(SHORT)?;
