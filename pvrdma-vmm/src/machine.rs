@@ -198,6 +198,19 @@ fn add_bus(slots: &[Arc<Slot>], memory: u64, io: &mut IoManager) -> Result<Arc<P
     Ok(bus)
 }
 
+/// Creates the processors. Without an entry point they get their features only.
+fn make_cpus(vm: &Vm, cpus: u8, shape: &Shape, entry: Option<Entry>) -> Result<Vec<Vcpu>> {
+    let cpus = (0..cpus).map(|number| {
+        let cpu = vm.vcpu(number)?;
+        match entry {
+            Some(entry) => shape.apply(&cpu, number, entry)?,
+            None => shape.apply_features(&cpu, number)?,
+        }
+        Ok(cpu)
+    });
+    cpus.collect()
+}
+
 impl Machine {
     /// Creates the machine with all its processors. It boots a kernel.
     pub(crate) fn new(kvm: &Kvm, options: &VmOptions, prepared: Prepared) -> Result<Self> {
@@ -240,15 +253,7 @@ impl Machine {
         for event in [&end, power.event()] {
             events.add_subscriber(Box::new(Happened(event.try_clone()?, Arc::clone(&ended))));
         }
-        let cpus = (0..options.cpus).map(|number| {
-            let cpu = vm.vcpu(number)?;
-            match entry {
-                Some(entry) => shape.apply(&cpu, number, entry)?,
-                None => shape.apply_features(&cpu, number)?,
-            }
-            Ok(cpu)
-        });
-        let cpus = cpus.collect::<Result<Vec<_>>>()?;
+        let cpus = make_cpus(&vm, options.cpus, &shape, entry)?;
         let hello = host::hello(options, mtu, &shape, &disks);
         let parts = Parts { bus, slots, disks, nic, rdma, power, console, second };
         if let Some(state) = state {

@@ -85,9 +85,12 @@ mod tests {
         fn reset(&self) {}
     }
 
+    /// Data of the messages that were sent.
+    type Sent = Arc<Mutex<Vec<u32>>>;
+
     /// A line that records the data of each message that it sends.
     #[derive(Clone, Default)]
-    struct Line(Arc<Mutex<Vec<u32>>>, Arc<Mutex<u32>>);
+    struct Line(Sent, Arc<Mutex<u32>>);
 
     impl InterruptLine for Line {
         fn route(&self, message: Message) -> io::Result<()> {
@@ -101,12 +104,12 @@ mod tests {
     }
 
     /// Returns a function, its slot with a sink for its interrupts, and the messages that were sent.
-    fn slot() -> (Arc<Plain>, Arc<Slot>, Arc<crate::MsixVectors>, Arc<Mutex<Vec<u32>>>) {
+    fn slot() -> (Arc<Plain>, Arc<Slot>, Arc<crate::MsixVectors>, Sent) {
         let bars = [Some(Bar { size: 0x1000, is_64bit: false }), None, None, None, None, None];
         let identity = Identity { vendor: 1, device: 2, revision: 0, class: [0; 3] };
         let layout = ConfigLayout { identity, bars, msix: Some(MSIX), interrupt_pin: false, multifunction: false };
         let function = Arc::new(Plain(Mutex::new(ConfigSpace::new(&layout))));
-        let (builder, sent) = (Slot::builder(1), Arc::<Mutex<Vec<u32>>>::default());
+        let (builder, sent) = (Slot::builder(1), Sent::default());
         let interrupts = builder.interrupts(0);
         let slot = builder.with(0, Arc::<Plain>::clone(&function)).build().unwrap();
         slot.connect(|| Ok(Line(Arc::clone(&sent), Arc::default()))).unwrap();
