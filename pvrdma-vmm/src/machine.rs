@@ -13,7 +13,6 @@ use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Kvm, VmFd};
 use pvrdma_pci_slot::kvm::KvmInterrupts;
 use pvrdma_pci_slot::{BarMap, ConfigPorts, HostBridge, PciBus, Slot};
-use pvrdma_vmxnet3::Vmxnet3Device;
 use vm_allocator::{AddressAllocator, AllocPolicy};
 use vm_device::bus::{MmioAddress, MmioRange, PioAddress, PioRange};
 use vm_device::device_manager::{IoManager, MmioManager, PioManager};
@@ -25,9 +24,10 @@ use crate::boot::{self, Entry, Payload};
 use crate::cpu::{self, Shape};
 use crate::disk::Disk;
 use crate::doorbells::Doorbells;
-use crate::fabric::{Cable, Fabric, Pair, RdmaDevice};
+use crate::fabric::{Cable, Fabric, Pair};
 use crate::memory::{self, Vcpu, Vm};
 use crate::options::VmOptions;
+use crate::parts::{FIRST_DISK, Parts};
 use crate::power::Power;
 use crate::saved::machine::{State, resume};
 use crate::saved::messages::{Hello, Ports};
@@ -45,8 +45,6 @@ const TASK_STATE: usize = 0xfffb_d000;
 const CONSOLE: (u16, u32) = (0x3f8, 4);
 const SECOND_SERIAL: (u16, u32) = (0x2f8, 3);
 const KEYBOARD: u16 = 0x60;
-/// Slot of the first disk.
-const FIRST_DISK: u8 = 1;
 /// Slot of the device through which a guest powers itself off.
 const POWER: u8 = 0x0f;
 
@@ -104,24 +102,6 @@ impl Prepared {
         let pair = fabric.plug(vm, &memory)?;
         Ok(Self { memory, entry, slots, disks, pair, power })
     }
-}
-
-/// Returns `true` if a slot holds one of this number of disks.
-pub(crate) fn is_disk(slot: u8, disks: usize) -> bool {
-    slot.checked_sub(FIRST_DISK).is_some_and(|index| usize::from(index) < disks)
-}
-
-/// Parts of a machine that have a state of their own, besides its processors and memory.
-pub(crate) struct Parts {
-    pub(crate) bus: Arc<PciBus>,
-    /// All slots of the bus, in one order for all machines of a kind.
-    pub(crate) slots: Vec<Arc<Slot>>,
-    pub(crate) disks: Vec<Arc<Disk>>,
-    pub(crate) nic: Arc<Vmxnet3Device>,
-    pub(crate) rdma: Arc<RdmaDevice>,
-    pub(crate) power: Arc<Power>,
-    pub(crate) console: Console,
-    pub(crate) second: Option<SocketPort>,
 }
 
 /// A machine that is ready to run.

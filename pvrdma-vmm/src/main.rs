@@ -7,6 +7,7 @@
 //! | `options` | the command line |
 //! | `fabric` | adapter and switch, and how a VM's two functions are plugged in |
 //! | `machine` | a VM: its parts and its life |
+//! | `parts` | the parts of a VM that are saved with it |
 //! | `memory` | guest memory, also as KVM maps it: the only unsafe code |
 //! | `boot` | kernel, page tables, MP table: the initial state of the guest |
 //! | `cpu` | processors |
@@ -24,6 +25,7 @@ mod fabric;
 mod machine;
 mod memory;
 mod options;
+mod parts;
 mod power;
 mod saved;
 mod serial;

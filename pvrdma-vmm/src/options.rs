@@ -118,7 +118,8 @@ impl Options {
         Ok(vms.into_iter().map(choose).collect())
     }
 
-    /// Checks what a saved VM requires. Its doorbells trap, because pages that are mapped as memory have no saved state.
+    /// Checks the requirements of a saved VM. Its doorbells trap, because pages that are mapped as memory have no saved
+    /// state.
     fn check_saved(&self, vms: &mut [(VmOptions, DoorbellMode)]) -> Result<()> {
         if self.save.is_none() && self.restore.is_none() {
             return Ok(());

@@ -116,7 +116,6 @@ pub use bus::{BarMap, ConfigPorts, Ecam, PciBus};
 pub use deferred::{DeferredWork, DoorbellCatcher};
 pub use host_bridge::HostBridge;
 pub use interrupts::{InterruptLine, Message};
-pub use msix::MsixVectors;
-pub use saved::SavedVector;
+pub use msix::{MsixVectors, SavedVector};
 pub use slot::{Slot, SlotBuilder, SlotError};
 pub use slot_window::{PageMapper, SlotWindow};

@@ -1,22 +1,7 @@
 //! MSI-X tables and pending bits of a slot, for a VMM that saves a machine.
 
-use crate::Message;
+use crate::msix::SavedVector;
 use crate::slot::Slot;
-
-/// State of a vector.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SavedVector {
-    /// Number of the function in the slot.
-    pub function: u8,
-    /// Number of the vector.
-    pub vector: u16,
-    /// Address and data from the table.
-    pub message: Message,
-    /// Mask bit of the table.
-    pub masked: bool,
-    /// Pending bit.
-    pub pending: bool,
-}
 
 impl Slot {
     /// Returns the MSI-X table and the pending bits of all functions. The functions must be paused or idle.
@@ -46,7 +31,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::InterruptLine;
+    use crate::{InterruptLine, Message};
 
     const MSIX: MsixPlace = MsixPlace { capability: 0x40, vectors: 3, bar: 0, table: 0, pending: 0x800 };
     const BAR: u64 = 0xc000_0000;

@@ -117,8 +117,8 @@ impl Disk {
         Ok(Self { image, memory, interrupts, registers, config: Mutex::new(config_space()?) })
     }
 
-    /// Interrupts the guest after a restore, because an interrupt may have been on its way when the state was saved, and
-    /// serves all available requests.
+    /// Interrupts the guest after a restore, because an interrupt may have been on its way when the state was saved.
+    /// Then serves all available requests.
     pub(crate) fn resume(&self) {
         let (running, vector) = {
             let registers = self.registers.lock();

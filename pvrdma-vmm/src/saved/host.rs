@@ -1,4 +1,4 @@
-//! Whether a machine can continue here: the same machine, on the same model of processor.
+//! Checks before a machine continues here: the same machine, on the same model of processor.
 
 use anyhow::{Result, bail, ensure};
 use kvm_bindings::kvm_cpuid_entry2;

@@ -14,8 +14,8 @@ use vm_memory::GuestMemoryMmap;
 use super::frames::{Kind, Receiver, Sender, decode};
 use super::messages::{Controllers, DiskRegisters, Hello, Ports, Processor, Slot, Vector};
 use super::{controllers, pages, processor};
-use crate::machine::Parts;
 use crate::memory::{Vcpu, Vm};
+use crate::parts::Parts;
 
 /// Maximum number of slots in a stream.
 const MAX_SLOTS: usize = 32;
@@ -187,7 +187,7 @@ fn slots(parts: &Parts, disks: &[DiskRegisters]) -> Result<Vec<Slot>> {
             masked: saved.masked,
             pending: saved.pending,
         });
-        let is_disk = crate::machine::is_disk(slot.number(), parts.disks.len());
+        let is_disk = crate::parts::is_disk(slot.number(), parts.disks.len());
         let disk = if is_disk { Some(disks.next().context("a disk without state")?) } else { None };
         Ok(Slot { number: slot.number().into(), config, vectors: vectors.collect(), disk })
     };

@@ -8,7 +8,21 @@ use parking_lot::Mutex;
 use pvrdma_pci_function::InterruptSink;
 
 use crate::interrupts::{InterruptLine, Message};
-use crate::saved::SavedVector;
+
+/// State of a vector.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SavedVector {
+    /// Number of the function in the slot.
+    pub function: u8,
+    /// Number of the vector.
+    pub vector: u16,
+    /// Address and data from the table.
+    pub message: Message,
+    /// Mask bit of the table.
+    pub masked: bool,
+    /// Pending bit.
+    pub pending: bool,
+}
 
 /// Bytes of a table entry: address, data, vector control.
 const ENTRY: u64 = 16;
