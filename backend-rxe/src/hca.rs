@@ -113,6 +113,11 @@ impl RxeHca {
     pub(crate) fn adapter(&self) -> &Arc<Adapter> {
         &self.node.adapter
     }
+
+    /// Returns how often another machine announced an address of the adapter from the adapter's MAC address.
+    pub(crate) fn count_twins(&self) -> u64 {
+        self.shared.addresses.twins(self.adapter().point.mac)
+    }
 }
 
 impl RxeHca {

@@ -14,6 +14,7 @@ use pvrdma_link::Frames;
 use pvrdma_verbs::VerbsError;
 use pvrdma_verbs_types::QpState;
 
+use crate::adapter::Adapter;
 use crate::addresses::probe;
 use crate::drive::{Endpoint, Parts};
 use crate::hca::RxeHca;
@@ -52,6 +53,19 @@ fn part(parts: &mut Parts<'_>, ends: impl Fn(Connection) -> bool) {
         *parts.route = Route::Unresolved(LocalRoute::default());
         parts.requester.start_over();
     }
+}
+
+/// Returns frames that announce the addresses of a device.
+pub(crate) fn announcements(adapter: &Adapter) -> Frames {
+    let (mut frames, mut announced) = (Frames::default(), HashSet::new());
+    for bound in (0..=u8::MAX).filter_map(|index| adapter.gids.get(index)) {
+        // An address may be bound once for each encapsulation.
+        let address = (bound.gid, bound.vlan);
+        if announced.insert(address) {
+            frames.push(&probe::announcement(adapter.origin(bound).mac, address));
+        }
+    }
+    frames
 }
 
 impl RxeHca {
@@ -139,15 +153,7 @@ impl RxeHca {
     /// Announces the addresses of the device at its uplink.
     pub(crate) fn announce_addresses(&self) {
         let Some(port) = &self.fabric.port else { return };
-        let (adapter, mut frames, mut announced) = (self.adapter(), Frames::default(), HashSet::new());
-        for bound in (0..=u8::MAX).filter_map(|index| adapter.gids.get(index)) {
-            // An address may be bound once for each encapsulation.
-            let address = (bound.gid, bound.vlan);
-            if announced.insert(address) {
-                frames.push(&probe::announcement(adapter.origin(bound).mac, address));
-            }
-        }
-        port.send_urgent(&frames);
+        port.send_urgent(&announcements(self.adapter()));
     }
 
     /// Returns the queue pair of this process to which a queue pair is connected, with its device.

@@ -17,6 +17,7 @@ use crate::engine::{Engine, Workers};
 use crate::failures::{FailureObservers, ObservedFailures, QpFailure};
 use crate::flows::{DeviceFlows, FlowTables};
 use crate::hca::RxeHca;
+use crate::moved::announcements;
 use crate::port::rules::VlanMode;
 use crate::port::uplink::Uplink;
 use crate::port::{Port, PortConfig};
@@ -221,6 +222,15 @@ impl Rxe {
         let port = Port::new(mac, config, self.0.place(mac))?;
         self.0.ports.insert(&port)?;
         Ok(Uplink::start(port, Arc::clone(&self.0.ports), self.0.threaded)?)
+    }
+
+    /// Announces the addresses of all devices at the uplink, because it leads to another port of the switch.
+    pub fn announce(&self) {
+        for node in self.0.directory.nodes() {
+            if let Some(port) = self.0.ports.get(node.adapter.mac()) {
+                port.send_urgent(&announcements(&node.adapter));
+            }
+        }
     }
 
     /// Starts a capture of the device with this MAC address, until the result is dropped. The device need not be

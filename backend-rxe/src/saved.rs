@@ -57,6 +57,10 @@ impl SaveHca for RxeHca {
         self.announce_addresses();
     }
 
+    fn twins(&self) -> u64 {
+        self.count_twins()
+    }
+
     fn leave(&self) {
         self.leave_process();
     }

@@ -21,6 +21,8 @@ pub(crate) struct Control {
     pub(crate) mac: [u32; 2],
     /// A state that was read and takes effect when the restore is finished.
     pub(crate) restored: Option<Box<Restored>>,
+    /// Value of [`SaveHca::twins`](pvrdma_verbs::SaveHca::twins) when the state was saved, until the device resumes.
+    pub(crate) twins: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -38,7 +40,7 @@ impl Control {
     pub(crate) fn new(config: &DeviceConfig) -> Self {
         let [a, b, c, d, e, f] = config.mac.0;
         let mac = [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, 0, 0])];
-        Self { state: State::Reset, dsr_low: 0, err: 0, mac, restored: None }
+        Self { state: State::Reset, dsr_low: 0, err: 0, mac, restored: None, twins: None }
     }
 
     /// Returns the phase of the driver.

@@ -27,7 +27,8 @@ counters! {
         register_errors,
         /// MODIFY_QP commands that the adapter refused.
         modify_qp_refused,
-        /// Connections that ended because the device was restored from a snapshot.
+        /// Connections that ended because the device was restored from a snapshot, or because another machine runs with
+        /// its saved state.
         connections_not_restored,
         /// Commands with an unknown number.
         commands_unknown,

@@ -23,7 +23,7 @@ use pvrdma_link::{
     memory::{self, MemoryLink},
 };
 use pvrdma_packet::MacAddr;
-use pvrdma_pci_function::PciFunction;
+use pvrdma_pci_function::{Migratable, PciFunction};
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 use pvrdma_saved_state::{
     Message, Reader, Record, pvrdma as saved, roce, rxe,
@@ -709,6 +709,41 @@ fn connections_of_a_snapshot_end() {
     // The program connects again.
     side.qp.to_reset().unwrap();
     side.connect(2, peer);
+}
+
+/// Returns the frame with which a machine announces the address of a host from the MAC address of that host.
+fn announcement(host: u8) -> Frames {
+    let (mac, ip) = ([0x52, 0x54, 0, 0, 0, host], [10, 0, 0, host]);
+    let mut frame = [&[0xff; 6][..], &mac, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &mac, &ip, &[0; 6], &ip].concat();
+    frame.resize(60, 0);
+    let mut frames = Frames::default();
+    frames.push(&frame);
+    frames
+}
+
+/// A device whose state was saved resumes although the machine that restored it runs, too: that machine has the
+/// connections.
+#[test]
+fn connections_of_a_device_with_a_twin_end() {
+    for (saved, twin) in [(false, true), (true, false), (true, true)] {
+        let pair = Pair::new(true, false);
+        let [side, peer] = &pair.sides;
+        let device = &side.test.device;
+        assert!(device.pause());
+        if saved {
+            device.save(&mut Vec::new()).unwrap();
+        }
+        if twin {
+            peer.cable.as_ref().unwrap().send(&announcement(1), 0);
+        }
+        while side.adapter.rxe.run_some(64) > 0 {}
+        Migratable::resume(device.as_ref()).unwrap();
+        let ended = device.status().counters.into_iter().find(|counter| counter.name == "connections_not_restored");
+        assert_eq!(ended.unwrap().value, u64::from(saved && twin), "{saved} {twin}");
+        // It is not told again at the next pause.
+        assert!(device.pause());
+        Migratable::resume(device.as_ref()).unwrap();
+    }
 }
 
 /// The log has all pages that a device or its peer writes while its adapter runs. The driver writes to its memory only

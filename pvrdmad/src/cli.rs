@@ -79,6 +79,9 @@ pub enum Command {
     /// Writes the manual pages and completions of a package.
     #[command(hide = true)]
     PackageFiles(PackageArgs),
+    /// Prints completions of the last word of a command line, for shells.
+    #[command(hide = true)]
+    Complete(CompleteArgs),
     /// Serves one network; started by the daemon.
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -170,6 +173,9 @@ pub struct CheckArgs {
     /// QEMU that VMs use.
     #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64", requires = "vms")]
     pub qemu: PathBuf,
+    /// Prints the findings as one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `package-files`.
@@ -177,6 +183,14 @@ pub struct CheckArgs {
 pub struct PackageArgs {
     /// Directory; created if it does not exist.
     pub directory: PathBuf,
+}
+
+/// Arguments of `complete`.
+#[derive(Args, Debug)]
+pub struct CompleteArgs {
+    /// Words after the name of the program, up to the cursor.
+    #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
+    pub words: Vec<String>,
 }
 
 /// Daemon to connect to.

@@ -60,6 +60,13 @@ pub(crate) enum Event {
         /// Longest IP packet that the interface carries, in bytes. `None` while it is absent.
         mtu: Option<u32>,
     },
+    /// The other interface of an uplink with two carries its frames from now on.
+    Failover {
+        /// Name of the network.
+        network: String,
+        /// Name of the interface that is active now.
+        interface: String,
+    },
     /// A VMM connected to a device or disconnected.
     Client {
         /// Name of the device.
@@ -146,11 +153,12 @@ pub(crate) enum Event {
 
 impl Event {
     /// Kinds of events.
-    pub(crate) const NAMES: [&str; 12] = [
+    pub(crate) const NAMES: [&str; 13] = [
         "device-added",
         "device-removed",
         "link",
         "carrier",
+        "failover",
         "client",
         "client-recovered",
         "queue-pair-failed",
@@ -357,6 +365,7 @@ mod tests {
             Event::DeviceRemoved { device: text(), network: text() },
             link("x"),
             Event::Carrier { network: text(), interface: text(), state: text(), mtu: Some(1500) },
+            Event::Failover { network: text(), interface: text() },
             Event::Client { device: text(), network: text(), connected: true },
             Event::ClientRecovered { device: text(), network: text(), network_function: true, problem: None },
             Event::QueuePairFailed {

@@ -21,6 +21,7 @@
 pub mod capture;
 pub mod check;
 pub mod cli;
+pub mod complete;
 pub mod config;
 pub mod control;
 mod control_access;

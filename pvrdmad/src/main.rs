@@ -14,13 +14,14 @@ use pvrdma_base::threads::{self, ThreadKind};
 use pvrdmad::{
     capture,
     check::{
-        self,
+        self, Findings,
         vms::{self, Host},
     },
     cli::{
         CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, FromVmxArgs, LimitsArgs, ServeArgs, ShareArgs, ShowArgs,
         Shown, StandInArgs, StatusArgs, StatusFormat, UpgradeArgs, WorkerArgs, XmlArgs,
     },
+    complete,
     config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, SandboxMode, reference},
     control, control_path,
     daemon::Daemon,
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         Some(Command::Xml(args)) => xml(&args),
         Some(Command::FromVmx(args)) => from_vmx(&args),
         Some(Command::PackageFiles(args)) => package::write(&args.directory),
+        Some(Command::Complete(args)) => print(&complete::complete(&args.words).join("\n")),
         Some(Command::Reference) => print(&reference::markdown()),
         Some(Command::Worker(args)) => worker(&args),
         Some(Command::StandIn(args)) => stand_in(&args),
@@ -192,19 +194,30 @@ fn from_vmx(args: &FromVmxArgs) -> Result<()> {
     print(&vmx::configuration(&machines, args.adapter.as_deref(), &args.folder)?)
 }
 
-/// Prints what the daemon would open with this configuration.
+/// Prints what the daemon would open with this configuration, and the problems.
 fn check(args: CheckArgs) -> Result<()> {
     start_log(args.serve.log_format, args.serve.log_level.as_ref())?;
     let (file, command_line) = args.serve.into_parts();
-    let config = Config::load(file.as_deref(), command_line)?;
+    let config = match Config::load(file.as_deref(), command_line) {
+        Ok(config) => config,
+        Err(error) => {
+            if args.json {
+                print(&Findings::of_error(&error).json()?)?;
+            }
+            return Err(error.into());
+        }
+    };
     let report = check::report(&config);
-    print(&report.text())?;
-    if !args.vms {
-        return report.result();
+    let vms = if args.vms { vms::judge(&Host::look(&args.qemu), &config) } else { Findings::default() };
+    if args.json {
+        let mut all = report.findings().clone();
+        all.extend(vms.clone());
+        print(&all.json()?)?;
+    } else {
+        print(&report.text())?;
+        print(&if args.vms { vms::text(&vms) } else { String::new() })?;
     }
-    let diagnosis = vms::judge(&Host::look(&args.qemu), &config);
-    print(&diagnosis.text())?;
-    report.result().and_then(|()| diagnosis.result())
+    report.result().and_then(|()| vms.result())
 }
 
 /// Serves one network, for the supervisor that started this process.

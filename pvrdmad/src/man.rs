@@ -44,7 +44,13 @@ pub(crate) const EXAMPLES: [(&str, &[(&str, &str)]); 15] = [
     ("pvrdmad-limits", &[("pvrdmad limits --device vm0 max_qp=1000", "Limit the queue pairs of the next driver.")]),
     ("pvrdmad-share", &[("pvrdmad share --device vm0 weight=300 max-rate=10G", "Change share and rate of a device.")]),
     ("pvrdmad-events", &[("pvrdmad events --since 1h --follow", "Print the events of the last hour, and new ones.")]),
-    ("pvrdmad-check", &[("pvrdmad check --config /etc/pvrdmad/pvrdmad.toml", "Check a file before a reload.")]),
+    (
+        "pvrdmad-check",
+        &[
+            ("pvrdmad check --config /etc/pvrdmad/pvrdmad.toml", "Check a file before a reload."),
+            ("pvrdmad check --vms --json --config /etc/pvrdmad/pvrdmad.toml", "Print the findings as JSON."),
+        ],
+    ),
     ("pvrdmad-upgrade", &[("pvrdmad upgrade", "Replace the processes of all networks by the installed version.")]),
     ("pvrdmad-xml", &[("pvrdmad xml --device vm0 --into vm0.xml", "Add a device to a domain of libvirt.")]),
     ("pvrdmad-from-vmx", &[("pvrdmad from-vmx db1.vmx db2.vmx", "Make a configuration for VMs of ESXi.")]),

@@ -29,10 +29,38 @@ pub fn write(directory: &Path) -> Result<()> {
     complete(&man).context("manual pages")?;
     for shell in SHELLS {
         clap_complete::generate_to(shell, &mut shown(Cli::command()), "pvrdmad", &completions)
+            .and_then(|path| extend(shell, &path))
             .with_context(|| format!("completions of {shell}"))?;
     }
     Ok(())
 }
+
+/// Extends generated completions by those that only the program knows, which [`crate::complete`] determines.
+fn extend(shell: Shell, path: &Path) -> io::Result<()> {
+    let text = fs::read_to_string(path)?;
+    let text = match shell {
+        Shell::Bash => text + include_str!("../packaging/complete.bash"),
+        Shell::Fish => text + include_str!("../packaging/complete.fish"),
+        Shell::Zsh => zsh(&text),
+        _ => text,
+    };
+    fs::write(path, text)
+}
+
+/// Replaces the action for values of options and arguments that the program knows.
+fn zsh(text: &str) -> String {
+    let mut text = text.replacen("\n_pvrdmad() {", &(ZSH.to_owned() + "\n_pvrdmad() {"), 1);
+    for form in ["NAME", "KEY=VALUE,...", "BACKEND"] {
+        text = text.replace(&format!(":{form}:_default"), &format!(":{form}:_pvrdmad_known"));
+    }
+    let is_known = |line: &str| line.starts_with("':device -- ") || line.starts_with("'*::set -- ");
+    let replaced =
+        |line: &str| if is_known(line) { line.replace(":_default'", ":_pvrdmad_known'") } else { line.into() };
+    text.split_inclusive('\n').map(replaced).collect()
+}
+
+/// Completion function of zsh.
+const ZSH: &str = include_str!("../packaging/complete.zsh");
 
 /// Adds the sections that the definition does not have, and the page of the configuration file.
 fn complete(man: &Path) -> io::Result<()> {

@@ -1,5 +1,7 @@
 //! Resource limits of the process.
 
+use std::fmt;
+
 use log::warn;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
@@ -7,6 +9,31 @@ use crate::config::{Config, Pin};
 
 /// Less than the memory of a usual guest, in bytes.
 const SMALL: u64 = 256 << 20;
+
+/// Reason why guest memory certainly cannot be locked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Shortage {
+    /// Name of the device.
+    pub(crate) device: String,
+    /// KiB that may be locked.
+    kib: u64,
+}
+
+impl Shortage {
+    /// Remedy.
+    pub(crate) const REMEDY: &str = "raise RLIMIT_MEMLOCK (systemd: LimitMEMLOCK=) or use pin=registered";
+
+    /// Describes the problem of the device.
+    pub(crate) fn problem(&self) -> String {
+        format!("pin=all keeps all guest memory resident, but this process may lock {} KiB", self.kib)
+    }
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "device {}: {}: {}", self.device, self.problem(), Self::REMEDY)
+    }
+}
 
 /// Raises the limits of locked memory and descriptors as far as permitted, and warns if that does not suffice.
 pub(crate) fn raise(config: &Config) {
@@ -20,7 +47,7 @@ pub(crate) fn raise(config: &Config) {
 }
 
 /// Returns the reason why guest memory certainly cannot be locked, if there is one.
-pub(crate) fn shortage(config: &Config) -> Option<String> {
+pub(crate) fn shortage(config: &Config) -> Option<Shortage> {
     shortage_of(config, lockable())
 }
 
@@ -30,15 +57,10 @@ pub(crate) fn lockable() -> Option<u64> {
 }
 
 /// Returns the reason why guest memory cannot be locked with this limit in bytes, if there is one.
-pub(crate) fn shortage_of(config: &Config, limit: Option<u64>) -> Option<String> {
+pub(crate) fn shortage_of(config: &Config, limit: Option<u64>) -> Option<Shortage> {
     let bytes = limit.filter(|&limit| limit < SMALL)?;
     let device = config.devices().map(|(_, device)| device).find(|device| device.pin == Pin::All)?;
-    Some(format!(
-        "device {}: pin=all keeps all guest memory resident, but this process may lock {} KiB: raise RLIMIT_MEMLOCK \
-         (systemd: LimitMEMLOCK=) or use pin=registered",
-        device.config.name,
-        bytes >> 10
-    ))
+    Some(Shortage { device: device.config.name.clone(), kib: bytes >> 10 })
 }
 
 fn raise_one(resource: Resource, what: &str) {

@@ -13,6 +13,7 @@ use std::process::Command;
 use common::process::Daemon;
 use common::traffic::{Guest, gid, mac};
 use pvrdma_dev::testing::{Buffer, Cq, Mr, Path, Pd, Qp, QpInit, RecvWr, SendWr, access, wait_for};
+use pvrdma_verbs_types::Sge;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -91,6 +92,8 @@ struct End {
     qp: Qp,
     buffer: Buffer,
     mr: Mr,
+    /// A second region of the buffer, which peers may only read; `None` once it was deregistered.
+    spare: Option<Mr>,
 }
 
 impl End {
@@ -100,7 +103,8 @@ impl End {
         let cq = driver.create_cq(None, cqes).unwrap();
         let qp = driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap();
         let (buffer, mr) = driver.registered_buffer(&pd, LENGTH, access::ALL).unwrap();
-        Self { number: guest.number, pd, cq, qp, buffer, mr }
+        let spare = Some(driver.reg_mr(&pd, &buffer, access::LOCAL_WRITE | access::REMOTE_READ).unwrap());
+        Self { number: guest.number, pd, cq, qp, buffer, mr, spare }
     }
 
     fn connect(&mut self, to: &Self) {
@@ -121,8 +125,19 @@ impl End {
         self.qp.post_recv(&[RecvWr::new(2, &[to])]).unwrap();
     }
 
+    /// Deregisters the second region. Returns an element of a list with its old keys, and its remote key.
+    fn deregister(&mut self) -> (Sge, u32) {
+        let spare = self.spare.take().unwrap();
+        let (old, rkey) = (self.buffer.sge(&spare, 0, 8), spare.rkey);
+        spare.destroy().unwrap();
+        (old, rkey)
+    }
+
     fn destroy(self) {
         self.qp.destroy().unwrap();
+        if let Some(spare) = self.spare {
+            spare.destroy().unwrap();
+        }
         self.mr.destroy().unwrap();
         self.cq.destroy().unwrap();
         self.pd.destroy().unwrap();
@@ -137,7 +152,20 @@ struct Incident {
     causes: [Option<&'static str>; 2],
 }
 
-const INCIDENTS: [Incident; 12] = [
+impl Incident {
+    /// Causes between two hosts.
+    fn causes_on_the_wire(&self) -> [Option<&'static str>; 2] {
+        match self.causes {
+            // A peer that is silent may be absent or slow.
+            [Some("peer-absent"), other] => [Some("retry-exceeded"), other],
+            // The NAK of the responder has a cause.
+            [Some("request-failed"), other] => [Some("remote-operation"), other],
+            causes => causes,
+        }
+    }
+}
+
+const INCIDENTS: [Incident; 20] = [
     Incident {
         name: "a key that does not exist",
         happens: |left, right| {
@@ -158,7 +186,7 @@ const INCIDENTS: [Incident; 12] = [
         name: "a receive whose key is wrong",
         happens: |left, right| {
             let to = right.buffer.sge(&right.mr, 0, LENGTH);
-            let wrong = pvrdma_verbs_types::Sge { lkey: to.lkey ^ (1 << 20), ..to };
+            let wrong = Sge { lkey: to.lkey ^ (1 << 20), ..to };
             right.qp.post_recv(&[RecvWr::new(2, &[wrong])]).unwrap();
             left.send(100);
         },
@@ -169,7 +197,7 @@ const INCIDENTS: [Incident; 12] = [
         name: "a request whose key is wrong",
         happens: |left, _| {
             let from = left.buffer.sge(&left.mr, 0, 8);
-            let wrong = pvrdma_verbs_types::Sge { lkey: from.lkey ^ (1 << 20), ..from };
+            let wrong = Sge { lkey: from.lkey ^ (1 << 20), ..from };
             left.qp.post_send(&[SendWr::send(1, &[wrong])]).unwrap();
         },
         causes: [Some("local-protection"), None],
@@ -233,6 +261,78 @@ const INCIDENTS: [Incident; 12] = [
         },
         causes: [Some("remote-invalid-request"), Some("refused-request")],
     },
+    Incident {
+        name: "a read beyond the end of the region",
+        happens: |left, right| {
+            let (from, to) = (right.buffer.sge(&right.mr, LENGTH, 8), left.buffer.sge(&left.mr, 0, 8));
+            left.qp.post_send(&[SendWr::read(1, &[to], from.addr, right.mr.rkey)]).unwrap();
+        },
+        causes: [Some("remote-access"), Some("refused-access")],
+    },
+    Incident {
+        name: "a write to a region that may only be read",
+        happens: |left, right| {
+            let (from, to) = (left.buffer.sge(&left.mr, 0, 8), right.buffer.sge(&right.mr, 0, 8));
+            let rkey = right.spare.as_ref().unwrap().rkey;
+            left.qp.post_send(&[SendWr::write(1, &[from], to.addr, rkey)]).unwrap();
+        },
+        causes: [Some("remote-access"), Some("refused-access")],
+    },
+    Incident {
+        name: "a read from a region that the peer has deregistered",
+        happens: |left, right| {
+            let (from, rkey) = right.deregister();
+            let to = left.buffer.sge(&left.mr, 0, 8);
+            left.qp.post_send(&[SendWr::read(1, &[to], from.addr, rkey)]).unwrap();
+        },
+        causes: [Some("remote-access"), Some("refused-access")],
+    },
+    Incident {
+        name: "a request from a region that was deregistered",
+        happens: |left, _| {
+            let (from, _) = left.deregister();
+            left.qp.post_send(&[SendWr::send(1, &[from])]).unwrap();
+        },
+        causes: [Some("local-protection"), None],
+    },
+    Incident {
+        name: "a request from beyond the end of the region",
+        happens: |left, _| {
+            let from = left.buffer.sge(&left.mr, LENGTH, 8);
+            left.qp.post_send(&[SendWr::send(1, &[from])]).unwrap();
+        },
+        causes: [Some("local-protection"), None],
+    },
+    Incident {
+        name: "a receive beyond the end of the region",
+        happens: |left, right| {
+            let to = right.buffer.sge(&right.mr, LENGTH, 200);
+            right.qp.post_recv(&[RecvWr::new(2, &[to])]).unwrap();
+            left.send(100);
+        },
+        causes: [Some("remote-operation"), Some("refused-operation")],
+    },
+    Incident {
+        name: "a message of more than 2 GiB",
+        happens: |left, _| {
+            let from = left.buffer.sge(&left.mr, 0, (1 << 31) + 1);
+            left.qp.post_send(&[SendWr::send(1, &[from])]).unwrap();
+        },
+        causes: [Some("local-length"), None],
+    },
+    Incident {
+        name: "the receiver does not poll its queue",
+        happens: |left, right| {
+            let entries = right.cq.ring().entries();
+            for _ in 0..=entries {
+                right.receive(0);
+                left.send(0);
+                // The sender polls.
+                wait_for("a request", || left.cq.poll());
+            }
+        },
+        causes: [Some("request-failed"), Some("cq-overrun")],
+    },
 ];
 
 /// Failures that an incident has to cause: device, number of the queue pair, cause.
@@ -293,7 +393,8 @@ const EACH: usize = 4;
 #[test]
 fn incidents_within_a_host_are_told_apart() {
     let folder = tempfile::tempdir().unwrap();
-    let host = Host::start(&format!("unix:{}", folder.path().join("uplink").display()), &[1, 2, 3, 4, 5, 6]);
+    let host =
+        Host::start(&format!("unix:{}", folder.path().join("uplink").display()), &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
     let mut expected = Vec::new();
     for (pair, incidents) in (0..).zip(INCIDENTS.chunks(EACH)) {
         let guests = [1, 2].map(|number| host.guest(2 * pair + number));
@@ -317,17 +418,13 @@ fn incidents_within_a_host_are_told_apart() {
 fn incidents_between_hosts_are_told_apart() {
     let folder = tempfile::tempdir().unwrap();
     let uplink = folder.path().join("uplink");
-    let near = Host::start(&format!("unix:{}", uplink.display()), &[1, 3, 5, 7]);
-    let mut far = Host::start(&format!("unix-connect:{}", uplink.display()), &[2, 4, 6, 8]);
+    let near = Host::start(&format!("unix:{}", uplink.display()), &[1, 3, 5, 7, 9, 11]);
+    let mut far = Host::start(&format!("unix-connect:{}", uplink.display()), &[2, 4, 6, 8, 10, 12]);
     let (mut mine, mut theirs) = (Vec::new(), Vec::new());
     for (pair, incidents) in (0..).zip(INCIDENTS.chunks(EACH)) {
         let guests = [near.guest(2 * pair + 1), far.guest(2 * pair + 2)];
         for incident in incidents {
-            // On the wire a peer that is silent may be absent or slow.
-            let causes = incident
-                .causes
-                .map(|cause| cause.map(|cause| if cause == "peer-absent" { "retry-exceeded" } else { cause }));
-            for failed in seed(incident, guests.each_ref(), [&near, &far], causes) {
+            for failed in seed(incident, guests.each_ref(), [&near, &far], incident.causes_on_the_wire()) {
                 if failed.0 == format!("vm{}", guests[0].number) { mine.push(failed) } else { theirs.push(failed) }
             }
         }
@@ -335,7 +432,7 @@ fn incidents_between_hosts_are_told_apart() {
     check(&far, theirs);
     assert_eq!(near.probe(), (true, String::new()));
     // The other host goes away.
-    let guests = [near.guest(7), far.guest(8)];
+    let guests = [near.guest(11), far.guest(12)];
     let (mut left, mut right) = (End::new(&guests[0], 8), End::new(&guests[1], 8));
     left.connect(&right);
     right.connect(&left);
@@ -344,7 +441,7 @@ fn incidents_between_hosts_are_told_apart() {
     left.cq.wait();
     far.daemon.kill();
     left.send(100);
-    let failed = ("vm7".to_owned(), u64::from(left.qp.qpn), "retry-exceeded".to_owned());
+    let failed = ("vm11".to_owned(), u64::from(left.qp.qpn), "retry-exceeded".to_owned());
     wait_for("a host that has gone", || near.failures().contains(&failed).then_some(()));
     let problem = format!("network red: unix:{} is down\n", uplink.display());
     wait_for("a problem", || (near.probe() == (false, problem.clone())).then_some(()));

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
+use serde_json::Value;
 
 /// Runs the program with these arguments. Returns its exit status and standard error.
 fn said(arguments: &[&str]) -> (Option<i32>, String) {
@@ -57,6 +58,58 @@ fn words_that_are_wrong() {
     let version = format!("name=a,socket=/nodir/a,{MAC},version=21");
     assert_said(&["--device", &version], 2, &["device a: version 21 is not one of 17 to 20"]);
     assert_said(&["capture", "--control", "/c", "--device", "a", "-w", "x", "--seconds", "0"], 2, &["1.."]);
+}
+
+/// Runs `check --json`. Returns its exit status, and severity, subject, key, message and remedy of each finding.
+fn findings(arguments: &[&str]) -> (Option<i32>, Vec<[String; 5]>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
+    let output = command.args(["check", "--json"]).args(arguments).env("RUST_LOG", "off").output().unwrap();
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(object.as_object().unwrap().keys().collect::<Vec<_>>(), ["findings"]);
+    let members = ["severity", "subject", "key", "message", "remedy"];
+    let texts = |finding: &Value| {
+        assert_eq!(finding.as_object().unwrap().len(), members.len(), "{finding}");
+        members.map(|member| match &finding[member] {
+            Value::Null => "-".to_owned(),
+            text => text.as_str().unwrap().to_owned(),
+        })
+    };
+    (output.status.code(), object["findings"].as_array().unwrap().iter().map(texts).collect())
+}
+
+/// `check --json` prints one object, and ends with the same status as without.
+#[test]
+fn findings_as_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().display();
+    let device = |keys: &str| format!("name=a,socket={path}/{keys},{MAC}");
+    assert_eq!(findings(&["--device", &device("a")]), (Some(0), Vec::new()));
+    let begins = |found: &[String; 5], begin: &[&str]| begin.iter().zip(found).all(|(a, b)| b.starts_with(a));
+
+    let (code, found) =
+        findings(&["--device", &device("no/a,uplink=af_packet:nope0"), "--control", &format!("{path}/no/c")]);
+    assert_eq!(code, Some(1));
+    for (found, begin) in found.iter().zip([
+        ["error", "daemon", "control", &format!("{path}/no/c: the directory"), "create the directory"],
+        ["error", "network a", "uplink", "there is no interface nope0 on this host", "use an interface"],
+        ["error", "device a", "socket", &format!("{path}/no/a: the directory"), "create the directory"],
+        ["warning", "device a", "address", "own on a network with an uplink", "list its addresses"],
+    ]) {
+        assert!(begins(found, &begin), "{begin:?}: {found:?}");
+    }
+    assert_eq!(found.len(), 4, "{found:?}");
+
+    let (code, found) = findings(&["--device", &device("a,version=21")]);
+    assert_eq!(code, Some(2));
+    assert!(begins(&found[0], &["error", "device a", "-", "version 21 is not one of", "-"]), "{found:?}");
+    let (code, found) = findings(&["--config", "/nodir/file.toml"]);
+    assert_eq!(code, Some(2));
+    assert!(begins(&found[0], &["error", "configuration file", "-", "/nodir/file.toml: No such"]), "{found:?}");
+
+    // Findings about VMs are in the same object.
+    let (code, found) = findings(&["--device", &device("a"), "--vms", "--qemu", "/nodir/qemu"]);
+    assert_eq!(code, Some(1));
+    assert!(found.iter().any(|found| begins(found, &["error", "QEMU", "-", "there is none"])), "{found:?}");
 }
 
 #[test]

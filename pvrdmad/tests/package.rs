@@ -1,12 +1,15 @@
 //! Content and behaviour of the Debian package.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use common::process::Daemon;
 use pvrdmad::config::{Config, ConfigSpec};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
@@ -63,6 +66,54 @@ fn manual_pages_and_completions() {
         let text = fs::read_to_string(completions.join(file)).unwrap();
         assert!(!text.contains("worker") && !text.contains("package-files"), "a hidden command is offered");
     }
+}
+
+/// Returns the completions that bash offers for a command line.
+fn completed_by_bash(script: &Path, line: &str) -> Vec<String> {
+    // Bash separates words at these characters for a completion function.
+    let mut words: Vec<_> =
+        line.split_inclusive([' ', '=', ':']).map(|word| format!("'{}'", word.trim_end())).collect();
+    words.extend(line.ends_with(' ').then(|| "''".to_owned()));
+    let program = Path::new(PROGRAM).parent().unwrap();
+    let text = format!(
+        "source '{}'; COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}}; COMP_WORDS=({}); COMP_CWORD={}; \
+         _pvrdmad_known pvrdmad \"${{COMP_WORDS[-1]}}\" \"${{COMP_WORDS[-2]}}\"; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+        script.display(),
+        words.join(" "),
+        words.len() - 1
+    );
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+    let output = Command::new("bash").args(["-c", &text]).env("PATH", path).output().unwrap();
+    assert!(output.stderr.is_empty(), "{line}: {output:?}");
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// Completions know the keys of the configuration, and the devices and networks of a running daemon.
+#[test]
+fn completions_know_keys_and_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    assert!(Command::new(PROGRAM).arg("package-files").arg(folder.path()).status().unwrap().success());
+    let mut command = Command::new(PROGRAM);
+    for (name, number) in [("db1", 1), ("db2", 2), ("web", 3)] {
+        let device = format!("name={name},network=red,socket={},mac=52:54:00:00:00:0{number}", path(name));
+        command.args(["--device", &device]);
+    }
+    let _daemon = Daemon::start(command.args(["--network", "name=red", "--control", &path("control")]));
+    let script = folder.path().join("completions/pvrdmad.bash");
+    let offered = |line: &str| completed_by_bash(&script, line);
+    let control = path("control");
+    assert_eq!(offered(&format!("pvrdmad show qp --control {control} --device ")), ["db1", "db2", "web"]);
+    assert_eq!(offered(&format!("pvrdmad remove --control {control} --device db")), ["db1", "db2"]);
+    assert_eq!(offered(&format!("pvrdmad upgrade --control {control} --network ")), ["red"]);
+    assert_eq!(offered("pvrdmad --device name=vm0,nic-s"), ["vm0,nic-socket="]);
+    assert_eq!(offered(&format!("pvrdmad add --control {control} name=vm0,network=")), ["red"]);
+    assert_eq!(offered("pvrdmad check --network name=a,offload="), ["on", "off"]);
+    assert_eq!(offered("pvrdmad share --device web weig"), ["weight="]);
+    // All else is completed as before.
+    assert_eq!(offered("pvrdmad st"), ["status"]);
+    // Without a daemon there are no names, and no files in their place.
+    assert_eq!(offered("pvrdmad show --control /no/daemon --device "), [""]);
 }
 
 /// The commands of the unit parse, and its configuration loads.

@@ -5,8 +5,9 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use common::Raw;
 use common::place::Place;
@@ -166,6 +167,25 @@ fn counters_continue() {
     assert!(lost.is_empty(), "{lost:?}");
     pair.exchange();
     assert_eq!(place.daemon.wait(), Some(0));
+}
+
+#[test]
+fn a_capture_that_ends_is_listed() {
+    let mut place = Place::start("network");
+    let mut capture = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
+    capture.args(["capture", "--device", "a1", "-w", "-", "--control"]).arg(place.path("control"));
+    let mut capture = capture.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    // The output begins once the capture runs, and ends with the old worker.
+    let mut output = capture.stdout.take().unwrap();
+    output.read_exact(&mut [0; 4]).unwrap();
+    let upgraded = place.run(&["upgrade"]).unwrap();
+    let lines: Vec<_> = upgraded.lines().collect();
+    assert_eq!(lines[1..], ["network a: ended: capture of device a1"], "{upgraded}");
+    output.read_to_end(&mut Vec::new()).unwrap();
+    capture.wait().unwrap();
+    // The next worker has none.
+    assert!(!place.run(&["upgrade"]).unwrap().contains("ended"));
+    place.daemon.stop();
 }
 
 #[test]

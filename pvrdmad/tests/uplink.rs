@@ -8,8 +8,8 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use common::traffic::{Guest, transfer};
-use pvrdma_dev::testing::wait_for;
+use common::traffic::{Guest, gid, mac, transfer};
+use pvrdma_dev::testing::{Path, QpInit, SendWr, access, status, wait_for};
 use pvrdma_verbs::testing::skipped;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::Value;
@@ -199,6 +199,104 @@ fn interfaces_of_the_hosts() {
     let first = Site::start(1, Some(&a), "uplink=af_packet:wire,mtu=4500");
     let second = Site::start(2, Some(&b), "uplink=af_packet:wire,mtu=4500");
     talk(&first, &second, 5);
+}
+
+/// Connects a host by two interfaces to a bridge of the other host, which has the interface `tap0`.
+fn two_cables() -> Option<[Namespace; 2]> {
+    let [a, b] = Namespace::pair("backup")?;
+    a.do_ip(&format!("link add spare mtu 4500 type veth peer name spare mtu 4500 netns {}", b.0));
+    b.do_ip("link add bridge type bridge forward_delay 0");
+    b.do_ip("tuntap add dev tap0 mode tap");
+    b.do_ip("link set tap0 mtu 4500");
+    for port in ["tap0", "wire", "spare"] {
+        b.do_ip(&format!("link set {port} master bridge"));
+        b.do_ip(&format!("link set {port} up"));
+    }
+    b.do_ip("link set bridge up");
+    a.do_ip("link set spare up");
+    Some([a, b])
+}
+
+/// A connection continues when the active interface of an uplink with two goes down, loses its carrier or is deleted.
+#[test]
+fn an_uplink_fails_over() {
+    const LENGTH: usize = 300_001;
+
+    let Some([a, b]) = two_cables() else { return };
+    let near = Site::start(1, Some(&a), "uplink=af_packet:wire+spare,mtu=4500");
+    let far = Site::start(2, Some(&b), "uplink=tap:tap0,mtu=4500");
+    let interface = || near.status()["networks"][0]["interface"].clone();
+    let active = |name: &str| wait_for("a fail-over", || (interface()["active"] == name).then_some(()));
+    active("wire");
+
+    let [(from, from_pd, mut done), (to, to_pd, to_cq)] = [&near.guest, &far.guest].map(|guest| {
+        let driver = &guest.driver;
+        (driver, driver.create_pd(None).unwrap(), driver.create_cq(None, 64).unwrap())
+    });
+    let mut left = from.create_qp(&QpInit::rc(&from_pd, &done)).unwrap();
+    let mut right = to.create_qp(&QpInit::rc(&to_pd, &to_cq)).unwrap();
+    left.connect(&Path { dmac: mac(2), timeout: 18, ..Path::to(gid(2), right.qpn) }).unwrap();
+    right.connect(&Path { dmac: mac(1), timeout: 18, ..Path::to(gid(1), left.qpn) }).unwrap();
+    let all = access::LOCAL_WRITE | access::REMOTE_WRITE;
+    let (mine, mine_mr) = from.registered_buffer(&from_pd, LENGTH, all).unwrap();
+    let (theirs, theirs_mr) = to.registered_buffer(&to_pd, LENGTH, all).unwrap();
+    let remote = theirs.sge(&theirs_mr, 0, LENGTH).addr;
+    // Requests are outstanding when the interface fails, and others are posted while none is there.
+    let mut carry = |pattern, change: &dyn Fn()| {
+        mine.fill_pattern(pattern);
+        let whole = [mine.sge(&mine_mr, 0, LENGTH)];
+        let write = |id| SendWr::write(id, &whole, remote, theirs_mr.rkey);
+        left.post_send(&[write(1), write(2)]).unwrap();
+        change();
+        left.post_send(&[write(3), write(4)]).unwrap();
+        let done = done.wait_many(4);
+        assert!(done.iter().map(|cqe| (cqe.wr_id, cqe.status)).eq((1..=4).map(|id| (id, status::SUCCESS))));
+        assert!(theirs.read(0, LENGTH) == mine.read(0, LENGTH));
+    };
+    carry(1, &|| {});
+    carry(2, &|| a.do_ip("link set wire down"));
+    active("spare");
+    a.do_ip("link set wire up");
+    wait_for("the backup", || (interface()["backup"] == "up").then_some(()));
+    carry(3, &|| b.do_ip("link set spare down"));
+    active("wire");
+    b.do_ip("link set spare up");
+    wait_for("the backup", || (interface()["backup"] == "up").then_some(()));
+
+    // The kernel activates the queue of an interface, and the port of a bridge, some time after the carrier is back.
+    let shows = |arguments: &str, word| {
+        let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().contains(word)
+    };
+    let (queue, port) =
+        (format!("-n {} link show dev spare", a.0), format!("netns exec {} bridge link show dev spare", b.0));
+    wait_for("the interface", || (shows(&queue, "state UP") && shows(&port, "state forwarding")).then_some(()));
+
+    // Without traffic, the bridge learns the new place from an announcement.
+    a.do_ip("link delete wire");
+    active("spare");
+    let known = || {
+        let command = ["netns", "exec", &b.0, "bridge", "fdb", "show", "brport", "spare"];
+        let output = Command::new("ip").args(command).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().contains("52:54:00:00:03:01")
+    };
+    wait_for("an announcement", || known().then_some(()));
+    carry(4, &|| {});
+    assert_eq!(near.counters()["uplink_failovers"], 3);
+    assert_eq!(interface()["backup"], "absent");
+
+    // An interface of the name comes back, with a smaller MTU, and is used again.
+    a.do_ip(&format!("link add wire mtu 1500 type veth peer name wire mtu 4500 netns {}", b.0));
+    b.do_ip("link set wire master bridge");
+    for end in [&a, &b] {
+        end.do_ip("link set wire up");
+    }
+    wait_for("the smaller MTU", || (interface()["mtu"] == 1500 && interface()["backup"] == "up").then_some(()));
+    assert_eq!(interface()["different_mtus"], serde_json::json!([1500, 4500]));
+    a.do_ip("link set wire mtu 4500");
+    wait_for("equal MTUs", || (interface()["mtu"] == 4500).then_some(()));
+    carry(5, &|| a.do_ip("link set spare down"));
+    active("wire");
 }
 
 /// The network function behind an access port is untagged, whatever tags the uplink has.

@@ -171,6 +171,18 @@ impl Addresses {
         if affected.is_some() {
             self.wake(affected);
         }
+        self.report(conflict);
+    }
+
+    /// Records that a host beyond the uplink announces an address of a device from the device's own MAC address, as
+    /// another machine with its state does.
+    pub(crate) fn twin(&self, mac: MacAddr, address: Address) {
+        let now = self.clock.now();
+        let conflict = self.table.lock().twin(mac, address, now);
+        self.report(conflict);
+    }
+
+    fn report(&self, conflict: Option<Conflict>) {
         if let Some(conflict) = conflict
             && let Some(observer) = self.observers.read().get(&conflict.mac)
         {
@@ -192,6 +204,11 @@ impl Addresses {
     /// Returns the number of conflicts of a device with hosts beyond the uplink.
     pub(crate) fn conflicts(&self, mac: MacAddr) -> u64 {
         self.table.lock().conflicts(mac)
+    }
+
+    /// Returns the number of messages of other machines with the MAC address and an address of a device.
+    pub(crate) fn twins(&self, mac: MacAddr) -> u64 {
+        self.table.lock().twins(mac)
     }
 
     /// Schedules the tasks of all devices that wait, and of the device whose claims have changed.

@@ -162,6 +162,8 @@ struct Member {
     /// Addresses that the device probes for.
     probing: Vec<Address>,
     conflicts: u64,
+    /// Number of messages of other machines with the MAC address and an address of the device.
+    twins: u64,
 }
 
 /// The addresses of a network.
@@ -231,6 +233,11 @@ impl Table {
     /// Returns the number of conflicts of a device.
     pub(super) fn conflicts(&self, mac: MacAddr) -> u64 {
         self.members.get(&mac).map_or(0, |member| member.conflicts)
+    }
+
+    /// Returns the number of messages of other machines with the MAC address and an address of a device.
+    pub(super) fn twins(&self, mac: MacAddr) -> u64 {
+        self.members.get(&mac).map_or(0, |member| member.twins)
     }
 
     /// Returns `true` if a device has bound an address.
@@ -415,6 +422,21 @@ impl Table {
             member.conflicts = member.conflicts.saturating_add(1);
         }
         ((!keeps).then_some(holder.mac), reported)
+    }
+
+    /// Records that a host beyond the uplink announces an address from the MAC address of a device of the network.
+    /// Returns the conflict to report, at most once a minute. The device keeps its address, because a bridge that loops
+    /// frames back looks the same.
+    pub(super) fn twin(&mut self, mac: MacAddr, address: Address, now: Duration) -> Option<Conflict> {
+        let holder = self.holders.get_mut(&address).filter(|holder| holder.mac == mac && holder.bound > 0)?;
+        let member = self.members.get_mut(&mac)?;
+        member.twins = member.twins.saturating_add(1);
+        if holder.told.is_some_and(|told| is_recent(told, now)) {
+            return None;
+        }
+        holder.told = Some(now);
+        member.conflicts = member.conflicts.saturating_add(1);
+        Some(Conflict { mac, address, kept: true })
     }
 
     /// Returns the addresses that a device has to probe for now, and the time of the next call.

@@ -248,6 +248,19 @@ fn a_conflict_about_a_listed_address_is_reported_once_a_minute() {
 }
 
 #[test]
+fn a_twin_is_reported_once_a_minute() {
+    let mut world = World::new(false, &[(1, OWN), (2, OWN)]);
+    assert_eq!((world.bind(1, 9), world.announce(2, 8)), (HELD, HELD));
+    let conflict = Conflict { mac: mac(1), address: (gid(9), None), kept: true };
+    let mut twin = |last, at| world.table.twin(mac(1), (gid(last), None), at);
+    let [begin, soon] = [HOLD, HOLD + Duration::from_secs(1)];
+    assert_eq!([twin(9, begin), twin(9, soon), twin(9, 2 * HOLD)], [Some(conflict), None, Some(conflict)]);
+    assert_eq!([twin(8, soon), twin(7, soon)], [None; 2], "it has not bound these");
+    assert_eq!((world.table.twins(mac(1)), world.table.conflicts(mac(1)), world.table.twins(mac(2))), (3, 2, 0));
+    assert!(world.table.has_bound(mac(1), (gid(9), None)));
+}
+
+#[test]
 fn an_address_that_was_released_may_turn_up_elsewhere() {
     let mut world = World::new(true, &[(1, OWN)]);
     world.bind(1, 9).unwrap();

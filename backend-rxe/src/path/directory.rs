@@ -136,6 +136,14 @@ impl<Q> Directory<Q> {
         self.owners.read().get(&address(gid))?.node.upgrade()
     }
 
+    /// Returns the devices that have bound a GID.
+    pub(crate) fn nodes(&self) -> Vec<Arc<Node<Q>>> {
+        let mut nodes: Vec<_> = self.owners.read().values().filter_map(|owner| owner.node.upgrade()).collect();
+        nodes.sort_by_key(|node| node.adapter.id);
+        nodes.dedup_by_key(|node| node.adapter.id);
+        nodes
+    }
+
     /// Binds or unbinds a GID at a table index of a device.
     ///
     /// # Errors

@@ -146,7 +146,12 @@ impl Port {
         let Claim::Station(station) = claim(frame) else { return };
         let Ok((ethernet, ..)) = Ethernet::parse(frame) else { return };
         for gid in station.addresses.into_iter().flatten() {
-            self.addresses.seen((gid, ethernet.vlan_id()), ethernet.source);
+            let address = (gid, ethernet.vlan_id());
+            if ethernet.source == self.mac {
+                self.addresses.twin(self.mac, address);
+            } else {
+                self.addresses.seen(address, ethernet.source);
+            }
         }
     }
 }

@@ -11,6 +11,7 @@
 //! [`link_spec`] parses the textual description of any kind of link.
 //!
 //! * [`af_packet`]: an interface of this host;
+//! * [`backup`]: two links, of which one replaces the other;
 //! * [`unix`]: QEMU's socket back ends `stream` and `dgram`;
 //! * [`vxlan`]: a tunnel over UDP;
 //! * [`tls`]: an encrypted connection to another host;
@@ -46,6 +47,8 @@
 
 #[cfg(feature = "af-packet")]
 pub mod af_packet;
+#[cfg(feature = "af-packet")]
+pub mod backup;
 #[cfg(any(feature = "tls", feature = "unix"))]
 mod framing;
 mod interface_name;
@@ -75,6 +78,8 @@ pub use interface_watch::{InterfaceState, InterfaceWatch};
 /// ([`pvrdma_link::all_counters`]).
 pub fn all_counters() -> Vec<Counter> {
     let lists: &[fn() -> Vec<Counter>] = &[
+        #[cfg(feature = "af-packet")]
+        backup::all_counters,
         #[cfg(feature = "vxlan")]
         vxlan::all_counters,
         #[cfg(feature = "tls")]

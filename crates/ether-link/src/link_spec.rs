@@ -54,6 +54,9 @@ pub enum LinkSpec {
     /// `af_packet:NAME`: an interface of the host, which the host can still use.
     #[cfg(feature = "af-packet")]
     AfPacket(InterfaceName),
+    /// `af_packet:NAME+NAME`: two interfaces of the host, of which one is active and the other one its backup.
+    #[cfg(feature = "af-packet")]
+    AfPacketPair([InterfaceName; 2]),
     /// `tap:NAME`: an interface of the host whose other end is this process. Created if it does not exist.
     #[cfg(feature = "tap")]
     Tap(InterfaceName),
@@ -72,7 +75,7 @@ impl LinkSpec {
             #[cfg(feature = "tls")]
             Self::Tls(_) => None,
             #[cfg(feature = "af-packet")]
-            Self::AfPacket(_) => None,
+            Self::AfPacket(_) | Self::AfPacketPair(_) => None,
             #[cfg(feature = "tap")]
             Self::Tap(_) => None,
         }
@@ -90,7 +93,7 @@ impl LinkSpec {
             #[cfg(feature = "vxlan")]
             Self::Vxlan(_) => [None; 3],
             #[cfg(feature = "af-packet")]
-            Self::AfPacket(_) => [None; 3],
+            Self::AfPacket(_) | Self::AfPacketPair(_) => [None; 3],
             #[cfg(feature = "tap")]
             Self::Tap(_) => [None; 3],
         };
@@ -126,6 +129,8 @@ impl LinkSpec {
                 let socket = host.descriptor().map_err(at(name.as_str().as_ref()))?;
                 Arc::new(AfPacketLink::from_socket(name.as_str(), socket, Arc::new(host)))
             }
+            #[cfg(feature = "af-packet")]
+            Self::AfPacketPair(_) => return Err(LinkError::Pair(self.to_string())),
             #[cfg(feature = "tap")]
             Self::Tap(name) => Arc::new(TapLink::open(name.clone())?),
         })
@@ -146,6 +151,10 @@ pub enum LinkError {
     #[cfg(feature = "af-packet")]
     #[error(transparent)]
     AfPacket(#[from] AfPacketError),
+    /// A link that only the daemon can open, because it watches the carrier of the interfaces.
+    #[cfg(feature = "af-packet")]
+    #[error("{0}: only the daemon uses one of two interfaces")]
+    Pair(String),
     /// Error of a tap device.
     #[cfg(feature = "tap")]
     #[error(transparent)]
@@ -171,7 +180,7 @@ pub enum LinkError {
 /// Kinds of links with their descriptions, for help texts.
 pub const LINKS: &[(&str, &str)] = &[
     #[cfg(feature = "af-packet")]
-    ("af_packet:INTERFACE", "an interface of this host; needs CAP_NET_RAW"),
+    ("af_packet:INTERFACE[+INTERFACE]", "an interface of this host, with a backup; needs CAP_NET_RAW"),
     #[cfg(feature = "vxlan")]
     ("vxlan:ADDRESS[:PORT]", "a tunnel over UDP from this address; uplink only"),
     #[cfg(feature = "tls")]
@@ -226,7 +235,12 @@ impl FromStr for LinkSpec {
             #[cfg(feature = "tls")]
             "tls-connect" => Ok(Self::Tls(TlsConfig::new(TlsRole::Connect, rest.parse::<TlsAddress>()?))),
             #[cfg(feature = "af-packet")]
-            "af_packet" => Ok(Self::AfPacket(rest.parse()?)),
+            "af_packet" => match rest.split_once('+') {
+                None => Ok(Self::AfPacket(rest.parse()?)),
+                Some((first, second)) if first == second => Err(format!("'{text}' names one interface twice")),
+                Some((_, second)) if second.contains('+') => Err(format!("'{text}' names more than two interfaces")),
+                Some((first, second)) => Ok(Self::AfPacketPair([first.parse()?, second.parse()?])),
+            },
             #[cfg(feature = "tap")]
             "tap" => Ok(Self::Tap(rest.parse()?)),
             _ => Err(wrong(text)),
@@ -254,6 +268,8 @@ impl fmt::Display for LinkSpec {
             Self::Tls(config) => write!(f, "{}:{}", config.word(), config.address),
             #[cfg(feature = "af-packet")]
             Self::AfPacket(name) => write!(f, "af_packet:{name}"),
+            #[cfg(feature = "af-packet")]
+            Self::AfPacketPair([first, second]) => write!(f, "af_packet:{first}+{second}"),
             #[cfg(feature = "tap")]
             Self::Tap(name) => write!(f, "tap:{name}"),
         }
@@ -273,7 +289,9 @@ mod tests {
         assert_eq!("unix-dgram:/a:/b".parse(), Ok(datagrams));
         assert_eq!("tap:tap0".parse(), Ok(LinkSpec::Tap("tap0".parse().unwrap())));
         assert_eq!("af_packet:eth0".parse(), Ok(LinkSpec::AfPacket("eth0".parse().unwrap())));
-        for text in ["tls:10.0.0.1:7", "tls-connect:[fd00::1]:7"] {
+        let pair = ["eth0", "eth1"].map(|name| name.parse().unwrap());
+        assert_eq!("af_packet:eth0+eth1".parse(), Ok(LinkSpec::AfPacketPair(pair)));
+        for text in ["tls:10.0.0.1:7", "tls-connect:[fd00::1]:7", "af_packet:eth0+eth1"] {
             assert_eq!(text.parse::<LinkSpec>().unwrap().to_string(), text);
         }
         for wrong in ["", "/a", "unix:", "tcp:/a", "unix-dgram:/a", "unix-dgram:/a:", "unix-dgram:/a:/a", "tap:"] {
@@ -282,6 +300,9 @@ mod tests {
         for (wrong, word) in [
             ("tap:a/b", "interface"),
             ("af_packet:much-too-long-name", "interface"),
+            ("af_packet:eth0+", "interface"),
+            ("af_packet:eth0+eth0", "twice"),
+            ("af_packet:a+b+c", "more than two"),
             ("vxlan:host", "IP address"),
             ("tls:10.0.0.1", "PORT"),
             ("tls-connect:fd00::1:7", "[IPv6]:PORT"),
@@ -308,6 +329,7 @@ mod tests {
             assert!(error.contains(&folder.path().display().to_string()), "{error}");
         }
         assert!(open("af_packet:not-there").unwrap_err().to_string().contains("not-there"));
+        assert!(matches!(open("af_packet:a+b").unwrap_err(), LinkError::Pair(_)));
     }
 
     #[test]

@@ -102,6 +102,12 @@ pub trait SaveHca: PauseHca {
     /// Called after the adapter was resumed.
     fn announce(&self) {}
 
+    /// Returns the number of times that another machine announced an address of this adapter from the MAC address of
+    /// this adapter. If the number grows after the state was saved, the machine that restored it runs.
+    fn twins(&self) -> u64 {
+        0
+    }
+
     /// Lets the peers of this adapter in the process find it on the network. Called when another adapter has its state
     /// and is about to run; this one is reset next.
     fn leave(&self) {}

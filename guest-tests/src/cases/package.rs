@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::case::{Case, skip};
 use crate::image::{GuestImage, SystemdDisk};
-use crate::vm::{FOLDER_TAG, Folder, SHORT, Vm, VmBuilder};
+use crate::vm::{FOLDER_TAG, Folder, Job, SHORT, Vm, VmBuilder};
 
 /// Time limit of long steps: two programs with traffic, and the watchdog's half a minute.
 const LONG: Duration = Duration::from_secs(240);
@@ -152,18 +152,21 @@ fn life(vm: &Vm, [name, newer]: &[String; 2]) -> Result<String> {
     Ok(format!("restarted by its watchdog after {seconds} s"))
 }
 
+/// Command of a user that uses two devices.
+fn client(user: &str, options: &str) -> String {
+    format!(
+        "setpriv --reuid {user} --regid {user} --init-groups /run/guest-tests hca sockets {options} \
+         /run/pvrdmad/vm0.sock /run/pvrdmad/vm1.sock"
+    )
+}
+
 /// A user of the named group can use two devices, another user none.
 fn used_by_another(vm: &Vm) -> Result<()> {
-    let program = |user: &str| {
-        format!(
-            "setpriv --reuid {user} --regid {user} --init-groups /run/guest-tests hca sockets /run/pvrdmad/vm0.sock /run/pvrdmad/vm1.sock"
-        )
-    };
-    vm.exec(&program("tenant"), LONG).and_then(|output| {
+    vm.exec(&client("tenant", ""), LONG).and_then(|output| {
         ensure!(output.code == 0, "a user of the group: {}", output.text);
         Ok(())
     })?;
-    let refused = vm.exec(&program("stranger"), SHORT)?;
+    let refused = vm.exec(&client("stranger", ""), SHORT)?;
     ensure!(refused.code != 0 && refused.text.contains("ermission denied"), "a stranger: {}", refused.text);
     Ok(())
 }
@@ -185,22 +188,37 @@ fn reloaded(vm: &Vm, config: &str) -> Result<()> {
     vm.wait_until("! test -e /run/pvrdmad/vm2.sock", SHORT)
 }
 
-/// Upgrades the package while the daemon serves: the new program is the main process of the same service, no VM loses
-/// its device, and the configuration is kept.
+/// Upgrades the package under traffic of two devices: the new program is the main process of the same service, the
+/// connection continues, and the configuration is kept.
 fn upgraded(vm: &Vm, newer: &str, config: &str) -> Result<()> {
     let program = "readlink /proc/$(systemctl show -p MainPID --value pvrdmad)/exe";
     let own = "systemctl show -p MainPID --value pvrdmad";
-    let (before, file) = (vm.run(own)?, vm.run(&format!("sha256sum {config}"))?);
+    // The watchdog has restarted the service before.
+    let state = "systemctl show -p ActiveState,NRestarts --value pvrdmad | xargs";
+    let (before, file, active) = (vm.run(own)?, vm.run(&format!("sha256sum {config}"))?, vm.run(state)?);
+    let traffic = vm.spawn(&format!("exec {}", client("tenant", "--hold")))?;
+    traffic.wait_for_output("traffic", LONG)?;
     vm.run(&format!("apt-get install -y -q --no-install-recommends /mnt/{newer}"))?;
     ensure!(vm.run(own)? != before, "the old program is still the main process");
+    continues(&traffic)?;
     is(vm, program, "/usr/bin/pvrdmad")?;
-    is(vm, "systemctl show -p ActiveState,NRestarts --value pvrdmad | xargs", "active 0")?;
+    is(vm, state, active.trim())?;
     is(vm, "pgrep -x -f '.*pvrdmad --config.*' | wc -l", "1")?;
     is(vm, &format!("sha256sum {config}"), file.trim())?;
+    traffic.kill()?;
+    traffic.wait(SHORT)?;
     used_by_another(vm)?;
     vm.run("systemctl restart pvrdmad")?;
     is(vm, program, "/usr/bin/pvrdmad")?;
     is(vm, "dpkg-query -W -f '${Version}' pvrdmad | sed 's/.*-//'", "2")
+}
+
+/// Waits for traffic from now on.
+fn continues(traffic: &Job) -> Result<()> {
+    traffic.take(Duration::ZERO);
+    let (output, ended) = traffic.take(LONG);
+    ensure!(ended.is_none() && output.contains("traffic"), "a client of the old daemon: {output} ({ended:?})");
+    Ok(())
 }
 
 /// The daemon hangs, and is restarted by the watchdog. Returns the seconds that this took.

@@ -1,6 +1,8 @@
 //! Operations of guests on the level of registers and rings: data operations, errors, integrity, kernel objects, the
 //! connection manager.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
 use pvrdma_dev::testing::{
     AddressHandle, Buffer, Cq, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr, access, status, wc_opcode,
@@ -29,14 +31,15 @@ pub(super) fn check([mut a, mut b]: [Side; 2]) -> Result<()> {
     Ok(())
 }
 
-/// Runs endless traffic.
+/// Runs endless traffic, and prints a line for each second in which a write ended.
 pub(super) fn hold([mut a, b]: [Side; 2]) -> Result<()> {
-    let mut first = true;
+    let mut printed: Option<Instant> = None;
     loop {
         a.qp.post_send(&[SendWr::write(0, &[a.buffer.sge(&a.mr, 0, 1 << 20)], b.buffer.va(), b.mr.rkey)])?;
         ensure!(a.cq.wait().status == status::SUCCESS, "a write failed");
-        if std::mem::take(&mut first) {
+        if printed.is_none_or(|printed| printed.elapsed() >= Duration::from_secs(1)) {
             println!("traffic");
+            printed = Some(Instant::now());
         }
     }
 }

@@ -55,7 +55,8 @@ where
             return Err(SaveError::NotPaused);
         }
         // This lock keeps commands and accesses to configuration space from changing the device meanwhile.
-        let control = self.control.lock();
+        let mut control = self.control.lock();
+        control.twins = Some(self.core().hca.twins());
         let pci = self.pci.lock();
         write::device(self.core(), &control, &pci, to)
     }
@@ -139,6 +140,22 @@ where
         Ok(())
     }
 
+    /// Ends the connections of the paused device if another machine has begun to run with the state that was saved.
+    /// That machine continues them, so packets of this one would be from another past of its peers.
+    fn end_connections_of_twin(&self) {
+        let (core, saved) = (self.core(), self.control.lock().twins.take());
+        let has_twin = saved.is_some_and(|before| core.hca.twins() > before);
+        if !has_twin || !self.is_paused() {
+            return;
+        }
+        let ended = core.hca.end_connections();
+        core.stats.counts.connections_not_restored.add(ended as u64);
+        core.log.warn(
+            module_path!(),
+            format_args!("another machine runs with the saved state of this one: {ended} connections end"),
+        );
+    }
+
     /// Returns to the power-on state after a refusal.
     fn give_up(&self, control: &mut Control) {
         self.power_on(control);
@@ -180,6 +197,7 @@ where
     fn resume(&self) -> Result<(), StateError> {
         let restored = self.control.lock().restored.is_some();
         self.finish_restore()?;
+        self.end_connections_of_twin();
         Self::resume(self);
         if restored {
             self.core().hca.announce();

@@ -70,7 +70,7 @@ impl Streams {
         snaplen: usize,
         capture: Capture,
     ) -> io::Result<()> {
-        self.0.retain(|running| running.thread.as_ref().is_some_and(|thread| !thread.is_finished()));
+        self.0.retain(|running| !running.is_finished());
         stream.set_write_timeout(Some(PATIENCE))?;
         let (other, watched) = (stream.try_clone()?, device.clone());
         let stopped = Arc::<AtomicBool>::default();
@@ -91,6 +91,11 @@ impl Streams {
         Ok(())
     }
 
+    /// Returns the device of each running capture.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(|running| !running.is_finished()).map(|running| running.device.as_str())
+    }
+
     /// Ends the captures of a device.
     pub(crate) fn end_of(&mut self, device: &str) {
         self.0.retain(|running| running.device != device);
@@ -105,6 +110,10 @@ impl Drop for Streams {
 }
 
 impl Running {
+    fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         // To the thread this looks as if the client had ended the capture.

@@ -1,21 +1,23 @@
 //! Checks that the resources of a configuration are available on this host, without opening them.
 
+mod finding;
 pub mod vms;
 
-use std::fmt::Write;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::{fs, io};
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Error, Result, anyhow};
+use pvrdma_ether_link::InterfaceName;
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::tls::{TlsKeys, TlsRole};
 use pvrdma_verbs::OtherAddresses;
-use pvrdma_vfio_user_server::socket::{SocketAccess, SocketFile};
+use pvrdma_vfio_user_server::socket::{SocketAccess, SocketError, SocketFile};
 
+pub use self::finding::{Finding, Findings, Severity};
 use crate::config::{BackendSpec, Config, Device, Isolate, MetricsAddress, Network, Pin, SocketPlace};
-use crate::rlimits;
+use crate::rlimits::{self, Shortage};
 use crate::socket::in_use;
 
 /// Directories in which the kernel lists network interfaces and RDMA adapters.
@@ -26,48 +28,93 @@ const ADAPTERS: &str = "/sys/class/infiniband";
 #[derive(Debug, Default)]
 pub struct Report {
     lines: Vec<String>,
-    warnings: Vec<String>,
-    errors: Vec<String>,
+    findings: Findings,
 }
+
+/// Subject of findings: what it is called, and its key.
+struct Subject<'a> {
+    name: &'a str,
+    key: &'a str,
+}
+
+/// Subject of the keys outside of devices and networks.
+const DAEMON: &str = "daemon";
 
 impl Report {
     /// Renders a line for each resource, then the problems.
     pub fn text(&self) -> String {
-        let mut text = self.lines.join("\n") + "\n";
-        for (kind, problems) in [("warning", &self.warnings), ("error", &self.errors)] {
-            for problem in problems {
-                // Writing to a string does not fail.
-                let _ = writeln!(text, "{kind}: {problem}");
-            }
-        }
-        text
+        self.lines.join("\n") + "\n" + &self.findings.text()
+    }
+
+    /// Returns the problems.
+    pub fn findings(&self) -> &Findings {
+        &self.findings
     }
 
     /// # Errors
     /// The daemon would not start.
     pub fn result(&self) -> Result<()> {
-        match self.errors.as_slice() {
-            [] => Ok(()),
-            [_] => bail!("the daemon would not start here: 1 error"),
-            errors => bail!("the daemon would not start here: {} errors", errors.len()),
-        }
+        self.findings.result().map_err(|errors| anyhow!("the daemon would not start here: {errors}"))
     }
 
     fn say(&mut self, line: String) {
         self.lines.push(line);
     }
 
-    /// Records the result of a check of `subject`.
-    fn note(&mut self, subject: &str, found: Result<()>) {
-        let Err(error) = found else { return };
-        let problem = format!("{subject}: {error:#}");
-        // Only a warning: the socket may belong to a running daemon that will reload this configuration.
-        if in_use(&error) { self.warnings.push(problem) } else { self.errors.push(problem) }
+    fn push(&mut self, severity: Severity, subject: &Subject<'_>, message: impl Into<String>, remedy: Option<String>) {
+        let finding = Finding::new(severity, subject.name, message).about(subject.key);
+        self.findings.push(Finding { remedy, ..finding });
     }
 
-    fn socket(&mut self, subject: &str, path: &Path, access: SocketAccess) {
-        self.note(subject, SocketFile::check(path, access).map_err(anyhow::Error::new));
+    fn error(&mut self, subject: &Subject<'_>, message: impl Into<String>, remedy: &str) {
+        self.push(Severity::Error, subject, message, Some(remedy.to_owned()));
     }
+
+    fn warning(&mut self, subject: &Subject<'_>, message: impl Into<String>, remedy: impl Into<String>) {
+        self.push(Severity::Warning, subject, message, Some(remedy.into()));
+    }
+
+    /// Checks that a socket can be bound.
+    fn socket(&mut self, subject: &Subject<'_>, path: &Path, access: SocketAccess) {
+        let Err(error) = SocketFile::check(path, access) else { return };
+        let remedy = socket_remedy(&error).map(str::to_owned);
+        let error = Error::new(error);
+        // Only a warning: the socket may belong to a running daemon that will reload this configuration.
+        let severity = if in_use(&error) { Severity::Warning } else { Severity::Error };
+        self.push(severity, subject, format!("{error:#}"), remedy);
+    }
+
+    /// Checks that an address belongs to this host, by binding a socket with an unused port to it.
+    fn own_address(&mut self, subject: &Subject<'_>, address: SocketAddr) {
+        if let Err(error) = UdpSocket::bind(SocketAddr::new(address.ip(), 0))
+            && error.kind() == io::ErrorKind::AddrNotAvailable
+        {
+            let problem = format!("{} is no address of this host", address.ip());
+            self.error(subject, problem, "use an address that `ip address` lists, or add this one to an interface");
+        }
+    }
+
+    /// Checks that this host has an interface.
+    fn interface(&mut self, subject: &Subject<'_>, name: &InterfaceName) {
+        if !Path::new(INTERFACES).join(name.as_str()).exists() {
+            let remedy = "use an interface that `ip link` lists, or create it before the daemon starts";
+            self.error(subject, format!("there is no interface {name} on this host"), remedy);
+        }
+    }
+}
+
+/// Returns the remedy for a socket that cannot be bound.
+fn socket_remedy(error: &SocketError) -> Option<&'static str> {
+    Some(match error {
+        SocketError::TooLong(_) => "use a shorter path, such as one in /run/pvrdmad",
+        SocketError::NotASocket(_) => "remove the file, or use another path",
+        SocketError::InUse { .. } => "if that is not the daemon which will reload this, stop it or use another path",
+        SocketError::NoDirectory { .. } => "create the directory, or use another path",
+        SocketError::NoPermission { .. } => "give the directory to the daemon's user, or use another path",
+        SocketError::Foreign(_) => "stop the other user's process and remove the socket, or use another path",
+        SocketError::OpenDirectory { .. } => "use a directory to which no other user can write, such as /run/pvrdmad",
+        _ => return None,
+    })
 }
 
 /// Checks the configuration against this host.
@@ -77,25 +124,31 @@ pub fn report(config: &Config) -> Report {
     report.say(format!("backend {}; networks: {}, {isolate}", config.backend, config.networks.len()));
     if let Some(control) = &config.control {
         report.say(format!("control socket {}", shown(&control.path.display().to_string(), control.access)));
-        report.socket("control socket", &control.path, control.access);
+        report.socket(&Subject { name: DAEMON, key: "control" }, &control.path, control.access);
     }
     if let Some(metrics) = &config.metrics {
+        let subject = Subject { name: DAEMON, key: "metrics" };
         report.say(format!("metrics at {}", shown(&metrics.address.to_string(), metrics.access)));
         match &metrics.address {
-            MetricsAddress::Unix(path) => report.socket("metrics", path, metrics.access),
-            MetricsAddress::Tcp(address) => report.note("metrics", is_own_address(*address)),
+            MetricsAddress::Unix(path) => report.socket(&subject, path, metrics.access),
+            MetricsAddress::Tcp(address) => report.own_address(&subject, *address),
         }
     }
     if let BackendSpec::Ibverbs(spec) = &config.backend
         && !Path::new(ADAPTERS).join(&spec.device).exists()
     {
-        report.errors.push(format!("backend: there is no adapter {} in {ADAPTERS}", spec.device));
+        let problem = format!("there is no adapter {} in {ADAPTERS}", spec.device);
+        let subject = Subject { name: DAEMON, key: "backend" };
+        report.error(&subject, problem, "use an adapter that `rdma link` lists, or load its driver");
     }
     for network in &config.networks {
         look_at_network(network, &mut report);
     }
     say_what_is_resident(config, &mut report);
-    report.warnings.extend(rlimits::shortage(config));
+    if let Some(shortage) = rlimits::shortage(config) {
+        let name = format!("device {}", shortage.device);
+        report.warning(&Subject { name: &name, key: "pin" }, shortage.problem(), Shortage::REMEDY);
+    }
     report
 }
 
@@ -113,78 +166,85 @@ fn say_what_is_resident(config: &Config, report: &mut Report) {
 }
 
 fn look_at_network(network: &Network, report: &mut Report) {
-    let subject = format!("network {}", network.name);
+    let name = format!("network {}", network.name);
     let uplink = network.uplink.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string);
-    report.say(format!("{subject}: uplink {uplink}, mtu {}", network.mtu));
+    report.say(format!("{name}: uplink {uplink}, mtu {}", network.mtu));
     if let Some(link) = &network.uplink {
-        look_at_link(&format!("{subject}: uplink"), link, report);
+        look_at_link(&Subject { name: &name, key: "uplink" }, link, report);
     }
     for device in &network.devices {
         look_at_device(device, report);
         if network.uplink.is_some() && device.config.rules.addresses.others == OtherAddresses::Own {
-            report.warnings.push(format!(
-                "device {}: address=own on a network with an uplink: the guest may use every address that no host there \
-                 answers for; list its addresses (address=ADDRESS)",
-                device.config.name
-            ));
+            let name = format!("device {}", device.config.name);
+            report.warning(
+                &Subject { name: &name, key: "address" },
+                "own on a network with an uplink: the guest may use every address that no host there answers for",
+                "list its addresses (address=ADDRESS)",
+            );
         }
     }
 }
 
 fn look_at_device(device: &Device, report: &mut Report) {
-    let subject = format!("device {}", device.config.name);
+    let name = format!("device {}", device.config.name);
     let nic = match (&device.nic, &device.nic_socket) {
         (Some(link), _) => format!("nic {link}"),
         (None, Some(place)) => format!("nic-socket {place}"),
         (None, None) => "network function of the VMM alone".to_owned(),
     };
     let socket = shown(&device.socket.to_string(), device.access);
-    report.say(format!("  {subject}: socket {socket}, mac {}, {nic}", device.config.mac));
+    report.say(format!("  {name}: socket {socket}, mac {}, {nic}", device.config.mac));
     let sockets = [("socket", Some(&device.socket)), ("nic-socket", device.nic_socket.as_ref())];
-    for (what, place) in sockets {
+    for (key, place) in sockets {
         if let Some(path) = place.and_then(SocketPlace::path) {
-            report.socket(&format!("{subject}: {what}"), path, device.access);
+            report.socket(&Subject { name: &name, key }, path, device.access);
         }
     }
     if let Some(link) = &device.nic {
-        look_at_link(&format!("{subject}: nic"), link, report);
+        look_at_link(&Subject { name: &name, key: "nic" }, link, report);
     }
 }
 
-fn look_at_link(subject: &str, link: &LinkSpec, report: &mut Report) {
+fn look_at_link(subject: &Subject<'_>, link: &LinkSpec, report: &mut Report) {
     match link {
         LinkSpec::Listen(path) | LinkSpec::Datagrams { local: path, .. } => {
             report.socket(subject, path, SocketAccess::default());
         }
         // The daemon connects once the peer exists, and creates a tap that does not exist.
         LinkSpec::Connect(_) | LinkSpec::Tap(_) => {}
-        LinkSpec::Vxlan(config) => report.note(subject, is_own_address(config.local)),
+        LinkSpec::Vxlan(config) => report.own_address(subject, config.local),
         LinkSpec::Tls(config) => {
-            report.note(subject, TlsKeys::read(config).map(drop).map_err(anyhow::Error::new));
+            if let Err(error) = TlsKeys::read(config) {
+                report.push(Severity::Error, subject, format!("{:#}", Error::new(error)), None);
+            }
             let key = &config.files.key;
             if fs::metadata(key).is_ok_and(|file| file.mode() & 0o004 != 0) {
-                report.warnings.push(format!("{subject}: all users of this host can read {}", key.display()));
+                let subject = Subject { key: "tls-key", ..*subject };
+                let problem = format!("all users of this host can read {}", key.display());
+                report.warning(&subject, problem, format!("chmod o= {}", key.display()));
             }
             if config.role == TlsRole::Listen {
-                report.note(subject, is_own_address(config.address));
+                report.own_address(subject, config.address);
             }
         }
-        LinkSpec::AfPacket(name) => {
-            let name = name.as_str();
-            let there = Path::new(INTERFACES).join(name).exists();
-            let found = if there { Ok(()) } else { Err(anyhow!("there is no interface {name} on this host")) };
-            report.note(subject, found);
-        }
+        LinkSpec::AfPacket(name) => report.interface(subject, name),
+        LinkSpec::AfPacketPair(names) => look_at_pair(subject, names, report),
     }
 }
 
-/// Checks that an address belongs to this host, by binding a socket with an unused port to it.
-fn is_own_address(address: SocketAddr) -> Result<()> {
-    match UdpSocket::bind(SocketAddr::new(address.ip(), 0)) {
-        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
-            bail!("{} is no address of this host", address.ip())
-        }
-        _ => Ok(()),
+/// Looks at the two interfaces of an uplink.
+fn look_at_pair(subject: &Subject<'_>, names: &[InterfaceName; 2], report: &mut Report) {
+    names.iter().for_each(|name| report.interface(subject, name));
+    let mtu = |name: &InterfaceName| {
+        let text = fs::read_to_string(Path::new(INTERFACES).join(name.as_str()).join("mtu")).ok()?;
+        text.trim().parse::<u32>().ok()
+    };
+    if let [Some(first), Some(second)] = names.each_ref().map(mtu)
+        && first != second
+    {
+        let [one, other] = names;
+        let problem = format!("{one} carries packets of {first} bytes, {other} of {second}: the smaller MTU counts");
+        report.warning(subject, problem, "give both interfaces the same MTU, with `ip link set`");
     }
 }
 
@@ -239,7 +299,7 @@ mod tests {
             (",uplink=unix-connect:/nowhere,address=any", false),
         ] {
             let text = text(more);
-            assert_eq!(text.contains("warning: device vm0: address=own"), warned, "{text}");
+            assert_eq!(text.contains("warning: device vm0: address: own"), warned, "{text}");
         }
     }
 

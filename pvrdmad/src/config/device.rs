@@ -128,6 +128,7 @@ impl DeviceSpec {
             (Some(_), None) => Err("nic needs an uplink, to which its frames are passed (uplink=LINK)".to_owned()),
             (Some(nic), Some(uplink)) if nic == uplink => Err("nic and uplink are the same".to_owned()),
             (Some(LinkSpec::Vxlan(_) | LinkSpec::Tls(_)), _) => Err("a tunnel is an uplink and no nic".to_owned()),
+            (Some(LinkSpec::AfPacketPair(_)), _) => Err("a nic has one interface".to_owned()),
             (Some(_), _) if self.nic_socket.is_some() => {
                 Err("nic and nic-socket are two ways to connect one network function".to_owned())
             }

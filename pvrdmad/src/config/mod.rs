@@ -31,6 +31,8 @@ pub use self::backend::BackendSpec;
 pub use self::control::ControlSpec;
 pub use self::device::{Device, MemoryRules};
 pub use self::error::ConfigError;
+#[cfg(test)]
+pub(crate) use self::fault::FaultKeys;
 pub use self::fault::{FaultSpec, FaultWord};
 pub use self::load::{Config, ConfigSpec, STANDARD_INPUT};
 pub use self::metrics::{MetricsAddress, MetricsSpec};
@@ -42,6 +44,5 @@ pub use self::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
 pub(crate) use self::spec::{Mac, NAME_LENGTH};
 pub use self::vlan::VlanWord;
 pub use self::words::{DoorbellMode, Isolate, LinkState, MemoryFiles, Pin, Roce, SandboxMode, Switch};
-#[cfg(test)]
-pub(crate) use self::{backend::IbverbsSpec, control::ControlKeys, fault::FaultKeys, keys::Keys};
+pub(crate) use self::{backend::IbverbsSpec, control::ControlKeys, keys::Keys};
 pub use crate::socket::Inherited;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use pvrdma_ether_link::InterfaceName;
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::vxlan::{IPV4_OVERHEAD, IPV6_OVERHEAD};
 use pvrdma_rxe::VlanMode;
@@ -30,6 +31,9 @@ const PORT_THREADS: std::ops::RangeInclusive<usize> = 1..=16;
 
 /// Reason why `follow-carrier=off` is refused.
 const NO_CARRIER: &str = "follow-carrier is about an interface of the host (uplink=af_packet:INTERFACE or tap:NAME)";
+
+/// Reason why `follow-carrier=off` is refused for two interfaces.
+const PAIR_CARRIER: &str = "an uplink with two interfaces follows their carriers (follow-carrier=on)";
 
 /// Directory in which the kernel lists network interfaces.
 const INTERFACES: &str = "/sys/class/net";
@@ -66,14 +70,20 @@ pub struct Network {
 impl Network {
     /// Returns the rate of its uplink in bytes per second, as configured or as reported by the interface, if known.
     pub(super) fn line_rate(&self) -> Option<u64> {
-        let interface = match &self.uplink {
-            Some(LinkSpec::AfPacket(name)) => Some(name.as_str()),
+        let of = |name: &InterfaceName| speed(&Path::new(INTERFACES).join(name.as_str()).join("speed"));
+        let said = || match &self.uplink {
+            Some(LinkSpec::AfPacket(name)) => of(name),
+            Some(LinkSpec::AfPacketPair(names)) => names.iter().filter_map(of).min(),
             // A tap always reports 10 Mb/s, and a tunnel may leave through any interface.
             _ => None,
         };
-        let said = || speed(&Path::new(INTERFACES).join(interface?).join("speed"));
         self.link_rate.map(BitRate::bytes).or_else(said)
     }
+}
+
+/// Returns `true` if the uplink uses packet sockets.
+const fn is_packet_socket(uplink: Option<&LinkSpec>) -> bool {
+    matches!(uplink, Some(LinkSpec::AfPacket(_) | LinkSpec::AfPacketPair(_)))
 }
 
 /// Reads a file that contains Mb/s, and returns bytes per second. Returns `None` if the file does not exist (as for an
@@ -108,6 +118,7 @@ impl NetworkSpec {
     fn check_carrier(&self) -> Result<(), String> {
         match self.uplink {
             Some(LinkSpec::AfPacket(_) | LinkSpec::Tap(_)) => Ok(()),
+            Some(LinkSpec::AfPacketPair(_)) if self.follow_carrier == Some(Switch::Off) => Err(PAIR_CARRIER.to_owned()),
             _ if self.follow_carrier == Some(Switch::Off) => Err(NO_CARRIER.to_owned()),
             _ => Ok(()),
         }
@@ -151,7 +162,7 @@ impl NetworkSpec {
             }
             None if self.mtu.is_some() => return Err("mtu is that of the uplink (uplink=LINK)".to_owned()),
             None if self.fault.is_some() => return Err("fault is one of the uplink (uplink=LINK)".to_owned()),
-            other if self.offload == Some(Switch::Off) && !matches!(other, Some(LinkSpec::AfPacket(_))) => {
+            other if self.offload == Some(Switch::Off) && !is_packet_socket(other.as_ref()) => {
                 return Err("offload is about an interface of the host (uplink=af_packet:INTERFACE)".to_owned());
             }
             None if matches!(vlan, VlanMode::Access(_)) => {
@@ -237,6 +248,7 @@ mod tests {
             ("name=n,uplink=tap:t,offload=off", "offload is about an interface of the host"),
             ("name=n,follow-carrier=off", "follow-carrier is about an interface of the host"),
             ("name=n,uplink=unix:/a,follow-carrier=off", "follow-carrier is about an interface of the host"),
+            ("name=n,uplink=af_packet:a+b,follow-carrier=off", "an uplink with two interfaces follows"),
             ("name=n,vlan=7", "vlan is that of the uplink"),
             ("name=n,local=off", "local=off sends everything through the uplink"),
             ("name=n,port-threads=2", "port-threads take frames from the uplink"),

@@ -239,7 +239,7 @@ impl Network {
         let (Some(ours), Some(theirs)) = (&self.uplink, &other.uplink) else { return Ok(()) };
         let place = ours;
         match (ours, theirs) {
-            (LinkSpec::AfPacket(name), LinkSpec::AfPacket(same)) if name == same => match (self.vlan, other.vlan) {
+            _ if share_interface(ours, theirs) => match (self.vlan, other.vlan) {
                 (VlanMode::Trunk, _) | (_, VlanMode::Trunk) => Err(format!(
                     "{place} is also the uplink of network {}: vlan=trunk is for all of its VLANs",
                     other.name
@@ -262,6 +262,17 @@ impl Network {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns `true` if two links have an interface in common.
+fn share_interface(a: &LinkSpec, b: &LinkSpec) -> bool {
+    let interfaces = |link: &LinkSpec| match link {
+        LinkSpec::AfPacket(name) => vec![name.clone()],
+        LinkSpec::AfPacketPair(names) => names.to_vec(),
+        _ => Vec::new(),
+    };
+    let theirs = interfaces(b);
+    interfaces(a).iter().any(|name| theirs.contains(name))
 }
 
 /// Returns the reason why datagrams could belong to either of two tunnels.

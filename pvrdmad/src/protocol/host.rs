@@ -63,6 +63,9 @@ pub enum HostRequest {
     Connect {
         /// Name of the device whose `nic` it is, or `None` for the uplink of the network.
         device: Option<String>,
+        /// Index of the interface, for an uplink that has two.
+        #[serde(default)]
+        interface: usize,
     },
     /// Starts a keeper for a device in place of the current one. The reply carries the socket to the keeper.
     Keeper {

@@ -225,6 +225,7 @@ pub(crate) fn response<S: Serialize>(id: &Value, reply: &Reply<S>) -> serde_json
         Reply::Failures(failures) => result(id, failures),
         Reply::PastEvents(events) => result(id, events),
         Reply::Obstacles(obstacles) => result(id, obstacles),
+        Reply::Given { ended } => result(id, ended),
         Reply::Capturing {} | Reply::Events {} | Reply::Done {} => result(id, &json!({})),
         Reply::Error(problem) => error(id, &CallRefused { code: REFUSED, message: problem.clone() }),
     }

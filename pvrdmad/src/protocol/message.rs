@@ -1,6 +1,7 @@
 //! Requests to the daemon and to a network, and their replies.
 
 use std::collections::BTreeMap;
+use std::iter;
 
 use pvrdma_dev::{LimitStatus, ObjectKind};
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,9 @@ pub struct Carrier {
     pub state: LinkState,
     /// Maximum size of an IP packet on the interface, in bytes. `None` if the interface is absent or cannot be read.
     pub mtu: Option<u32>,
+    /// The second interface of the uplink is the active one.
+    #[serde(default)]
+    pub second: bool,
 }
 
 /// Longest reply without content, in bytes.
@@ -270,6 +274,7 @@ impl Request {
             | (Self::Limits { .. }, Reply::Limits(_))
             | (Self::Share { .. }, Reply::Share(_))
             | (Self::CheckHandOver { .. }, Reply::Obstacles(_))
+            | (Self::HandOver {}, Reply::Given { .. })
             | (Self::Upgrade { .. }, Reply::Upgraded(_)) => true,
             (
                 Self::Status { .. }
@@ -326,6 +331,11 @@ pub enum Reply<S = WorkerStatus> {
     Share(BTreeMap<String, String>),
     /// Internal: reasons that prevent a hand-over.
     Obstacles(Vec<String>),
+    /// Internal: the devices were handed over.
+    Given {
+        /// Parts of the old worker's work that end with it, for people.
+        ended: Vec<String>,
+    },
     /// Result of an upgrade or of its check, by network.
     Upgraded(Vec<Upgraded>),
     /// The request was performed.
@@ -343,6 +353,9 @@ pub struct Upgraded {
     /// Time in milliseconds during which its guests were not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub millis: Option<u64>,
+    /// Parts of the old worker's work that have ended with it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ended: Vec<String>,
     /// Reason why the network was not upgraded. Its guests are served as before, unless its worker has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
@@ -351,17 +364,21 @@ pub struct Upgraded {
 impl Upgraded {
     /// Returns the result of a network that was not upgraded.
     pub(crate) fn refused(network: &str, problem: &str) -> Self {
-        Self { network: network.to_owned(), millis: None, problem: Some(problem.to_owned()) }
+        Self { network: network.to_owned(), millis: None, ended: Vec::new(), problem: Some(problem.to_owned()) }
     }
 }
 
 /// Prints the results of an upgrade, a line for each network.
 pub fn upgraded_lines(upgraded: &[Upgraded]) -> String {
-    let line = |Upgraded { network, millis, problem }: &Upgraded| match (millis, problem) {
-        (_, Some(problem)) => format!("network {network}: not upgraded: {}\n", printable_text(problem)),
-        (millis, None) => format!("network {network}: upgraded in {} ms\n", millis.unwrap_or_default()),
+    let lines = |Upgraded { network, millis, ended, problem }: &Upgraded| {
+        let result = match problem {
+            Some(problem) => format!("network {network}: not upgraded: {}\n", printable_text(problem)),
+            None => format!("network {network}: upgraded in {} ms\n", millis.unwrap_or_default()),
+        };
+        let ended = ended.iter().map(|ended| format!("network {network}: ended: {}\n", printable_text(ended)));
+        iter::once(result).chain(ended).collect::<String>()
     };
-    upgraded.iter().map(line).collect()
+    upgraded.iter().map(lines).collect()
 }
 
 /// Prints the results of an upgrade's check, a line for each network.

@@ -41,6 +41,12 @@ impl NetworkStatus {
             if !interface.up {
                 problems.push(format!("interface {name} is {}", interface.state));
             }
+            if let Some(backup) = interface.backup.as_ref().filter(|backup| *backup != "up") {
+                problems.push(format!("the backup interface of {name} is {backup}"));
+            }
+            if let Some([first, second]) = interface.different_mtus {
+                problems.push(format!("interfaces {name} carry packets of {first} and {second} bytes"));
+            }
             if let Some((mtu, wanted)) = interface.too_short() {
                 problems.push(format!("interface {name} carries packets of {mtu} bytes, not of {wanted}"));
             }

@@ -159,6 +159,16 @@ impl DaemonStatus {
                 let (name, interface, state) = (short(&network.name), &interface.name, &interface.state);
                 text += &format!("network {name}: ports are down: interface {interface} is {state}\n");
             }
+            if let Some((interface, active)) =
+                network.interface.as_ref().and_then(|interface| Some((interface, interface.active.as_ref()?)))
+            {
+                let (name, backup) = (short(&network.name), interface.backup.as_deref().unwrap_or("absent"));
+                text += &format!("network {name}: {active} of {} is active, the backup is {backup}\n", interface.name);
+                if let Some([first, second]) = interface.different_mtus {
+                    text +=
+                        &format!("network {name}: {} carry packets of {first} and {second} bytes\n", interface.name);
+                }
+            }
             if let Some((interface, (mtu, wanted))) =
                 network.interface.as_ref().and_then(|interface| Some((interface, interface.too_short()?)))
             {

@@ -289,6 +289,15 @@ pub struct InterfaceReport {
     /// Longest IP packet that the network should carry, in bytes.
     #[serde(default)]
     pub wanted: Option<u32>,
+    /// Name of the active interface, if the uplink has two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active: Option<String>,
+    /// State of the other interface: `up`, `down`, `no carrier` or `absent`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup: Option<String>,
+    /// MTUs of both interfaces in bytes, if they differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub different_mtus: Option<[u32; 2]>,
 }
 
 impl InterfaceReport {

@@ -8,12 +8,12 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pvrdma_dev::LimitStatus;
 
 use super::connection::{CallError, Connection, reply_by};
-use super::hand_over::check_request;
+use super::hand_over::{HandOverResult, check_request};
 use super::network::{Network, Runs};
 use super::plan::Planned;
 use super::process::Process;
@@ -167,11 +167,11 @@ impl Network {
         }
     }
 
-    /// Hands the network over to a new worker. Returns how long its guests were not served.
+    /// Hands the network over to a new worker.
     ///
     /// # Errors
     /// The network has no process of its own, or the hand-over was refused. The guests are served as before.
-    pub(super) fn hand_over(&self) -> Result<Duration, String> {
+    pub(super) fn hand_over(&self) -> HandOverResult {
         let Runs::Process(process) = &*self.runs else {
             return Err("it has no process of its own (isolate=none)".to_owned());
         };

@@ -16,11 +16,33 @@ use super::connection::CallError;
 use super::process::{Keeper, Process};
 use super::session::{End, Session};
 use crate::events::Event;
-use crate::protocol::{Reply, Request};
+use crate::protocol::{Reply, Request, Upgraded};
 use crate::rlimits;
 
-/// Time during which the guests were not served, or the reason why the network was not handed over.
-pub(super) type HandOverResult = Result<Duration, String>;
+/// Result of a hand-over, or the reason why the network was not handed over.
+pub(super) type HandOverResult = Result<HandedOver, String>;
+
+/// Result of a hand-over.
+#[derive(Debug)]
+pub(super) struct HandedOver {
+    /// Time during which the guests were not served.
+    blackout: Duration,
+    /// Parts of the old worker's work that have ended with it.
+    ended: Vec<String>,
+}
+
+impl HandedOver {
+    /// Returns the result for clients.
+    pub(super) fn of(self, network: &str) -> Upgraded {
+        let millis = Some(self.millis());
+        Upgraded { network: network.to_owned(), millis, ended: self.ended, problem: None }
+    }
+
+    /// Milliseconds during which the guests were not served.
+    fn millis(&self) -> u64 {
+        u64::try_from(self.blackout.as_millis()).unwrap_or(u64::MAX)
+    }
+}
 
 /// Ends of the two sockets with which a worker gives its devices to the worker of another supervisor.
 #[derive(Debug)]
@@ -101,9 +123,8 @@ impl Keeper {
         Ok((session, begun))
     }
 
-    /// Hands the network over to a new worker, whose session replaces `session`. Returns how long the guests were not
-    /// served.
-    pub(super) fn hand_over(&self, session: &mut Session) -> Result<Duration, HandOverError> {
+    /// Hands the network over to a new worker, whose session replaces `session`.
+    pub(super) fn hand_over(&self, session: &mut Session) -> Result<HandedOver, HandOverError> {
         self.check(session)?;
         let program = self.program.installed.as_deref().unwrap_or(&self.program.path);
         let mut next = self.prepare(program).map_err(|end| HandOverError::Refused(format!("the new worker {end}")))?;
@@ -120,17 +141,16 @@ impl Keeper {
         let taken = self.call(&mut next, Request::TakeOver {}, &[taker.into()]);
         let given = session.wait(&given, &self.stop, self.plan.timing.hung);
         match (given, taken) {
-            (_, Ok(())) => {
-                let blackout = began.elapsed();
+            (given, Ok(())) => {
+                let done = HandedOver { blackout: began.elapsed(), ended: given.map(ended).unwrap_or_default() };
                 let pid = next.pid();
                 let giver = std::mem::replace(session, next);
                 giver.end(self.plan.timing.stop, self.plan.timing.kill);
                 // Log: caused only by clients of the control socket.
                 info!("network {}: process {pid} has taken it over", self.plan.name());
-                let (network, millis) = (self.plan.name().to_owned(), blackout.as_millis());
-                let millis = u64::try_from(millis).unwrap_or(u64::MAX);
+                let (network, millis) = (self.plan.name().to_owned(), done.millis());
                 self.plan.services.events.tell(&Event::NetworkHandedOver { network, millis });
-                Ok(blackout)
+                Ok(done)
             }
             // The giver's reply says more than the end of its connection to the taker.
             (Ok(Some(Reply::Error(problem))), Err(End::Refused(refused))) => {
@@ -147,9 +167,8 @@ impl Keeper {
         }
     }
 
-    /// Gives the devices to the worker of another supervisor, once that is permitted. Returns how long the guests were
-    /// not served.
-    pub(super) fn give_to(&self, session: &mut Session, gift: &Gift) -> Result<Duration, HandOverError> {
+    /// Gives the devices to the worker of another supervisor, once that is permitted.
+    pub(super) fn give_to(&self, session: &mut Session, gift: &Gift) -> Result<HandedOver, HandOverError> {
         let began = Instant::now();
         let fds = [gift.to.as_fd(), gift.permit.as_fd()];
         let given = match session.connection().ask(Request::HandOver {}, &fds, 0) {
@@ -160,7 +179,7 @@ impl Keeper {
         };
         match session.wait(&given, &self.stop, self.plan.timing.hung) {
             Ok(Some(Reply::Error(problem))) => Err(HandOverError::Refused(problem)),
-            Ok(Some(_)) => Ok(began.elapsed()),
+            Ok(given @ Some(_)) => Ok(HandedOver { blackout: began.elapsed(), ended: ended(given) }),
             Ok(None) => Err(HandOverError::Ended(End::Stopped)),
             Err(end) => Err(HandOverError::Ended(end)),
         }
@@ -209,5 +228,14 @@ impl Keeper {
             request => request,
         })?;
         Ok(next)
+    }
+}
+
+/// Returns the parts of a worker's work that end with it, from its reply to a hand-over. Workers of older versions do
+/// not name them.
+fn ended(given: Option<Reply>) -> Vec<String> {
+    match given {
+        Some(Reply::Given { ended }) => ended,
+        _ => Vec::new(),
     }
 }

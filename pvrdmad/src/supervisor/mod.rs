@@ -369,13 +369,12 @@ impl Supervisor {
         }
         // One after the other: each needs the processor, and a failure concerns one network only.
         let upgraded = |network: &Arc<Network>| {
-            let done = match check {
-                true => network.obstacles(Instant::now() + self.timing.call).map_or(Ok(None), Err),
-                false => network.hand_over().map(Some),
-            };
-            let (blackout, problem) = done.map_or_else(|problem| (None, Some(problem)), |blackout| (blackout, None));
-            let millis = blackout.map(|blackout| u64::try_from(blackout.as_millis()).unwrap_or(u64::MAX));
-            Upgraded { network: network.name().to_owned(), millis, problem }
+            let name = network.name();
+            if check {
+                let problem = network.obstacles(Instant::now() + self.timing.call);
+                return Upgraded { network: name.to_owned(), millis: None, ended: Vec::new(), problem };
+            }
+            network.hand_over().map_or_else(|problem| Upgraded::refused(name, &problem), |done| done.of(name))
         };
         Ok(networks.iter().map(upgraded).collect())
     }

@@ -167,8 +167,7 @@ impl Process {
         connection.ask(request, &fds, self.plan.count().saturating_add(1))
     }
 
-    /// Replaces the worker by a new one that takes its devices with their clients. Returns how long the guests were not
-    /// served.
+    /// Replaces the worker by a new one that takes its devices with their clients.
     ///
     /// # Errors
     /// The devices stay with the worker, or with the next one if this one has ended meanwhile.
@@ -341,13 +340,11 @@ impl Keeper {
         let wanted = self.lives.wanted.lock().take();
         if let Some(wanted) = wanted {
             let (done, tried) = match wanted {
-                Wanted::Renew(done) => (done, self.hand_over(session).map(|blackout| (blackout, Ok(())))),
-                Wanted::Give(gift, done) => {
-                    (done, self.give_to(session, &gift).map(|blackout| (blackout, Err(End::Given))))
-                }
+                Wanted::Renew(done) => (done, self.hand_over(session).map(|done| (done, Ok(())))),
+                Wanted::Give(gift, done) => (done, self.give_to(session, &gift).map(|given| (given, Err(End::Given)))),
             };
             let (result, end) = match tried {
-                Ok((blackout, end)) => (Ok(blackout), end),
+                Ok((handed_over, end)) => (Ok(handed_over), end),
                 Err(HandOverError::Refused(problem)) => (Err(problem), Ok(())),
                 Err(HandOverError::Ended(end)) => (Err(format!("its worker {end}")), Err(end)),
             };

@@ -24,8 +24,8 @@ use crate::worker::Host;
 #[derive(Debug)]
 pub(super) struct Services {
     network: String,
-    /// Reopens the uplink's descriptor.
-    uplink: Option<Arc<dyn Connector>>,
+    /// Reopen the uplink's descriptors, one for each interface.
+    uplink: Vec<Arc<dyn Connector>>,
     /// Devices, each with the connector that reopens the descriptor of its `nic`.
     devices: Mutex<HashMap<String, Option<Arc<dyn Connector>>>>,
     addresses: Option<Arc<HostAddresses>>,
@@ -62,7 +62,7 @@ impl Services {
     /// Creates the services of a network that has no devices yet.
     pub(super) fn new(
         network: String,
-        uplink: Option<Arc<dyn Connector>>,
+        uplink: Vec<Arc<dyn Connector>>,
         addresses: Option<Arc<HostAddresses>>,
         keepers: Keepers,
         events: Arc<Events>,
@@ -225,9 +225,9 @@ impl Host for Services {
         self.events.tell(&Event::AddressConflict { device, network, address, vlan, kept });
     }
 
-    fn connect(&self, device: Option<&str>) -> io::Result<OwnedFd> {
+    fn connect(&self, device: Option<&str>, interface: usize) -> io::Result<OwnedFd> {
         let connector = match device {
-            None => self.uplink.clone(),
+            None => self.uplink.get(interface).cloned(),
             Some(device) => self.devices.lock().get(device).cloned().flatten(),
         };
         connector.ok_or_else(|| io::Error::other("there is no such link"))?.connect()

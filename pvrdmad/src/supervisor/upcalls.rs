@@ -111,7 +111,9 @@ impl Upcalls {
                 services.address_conflict(&device, address, vlan, kept);
                 return Ok(());
             }
-            HostRequest::Connect { device } => ("connecting", services.connect(device.as_deref()).map(Some)),
+            HostRequest::Connect { device, interface } => {
+                ("connecting", services.connect(device.as_deref(), interface).map(Some))
+            }
             HostRequest::Keeper { device } => ("a keeper", services.keeper(&device).map(Some)),
             HostRequest::AddAddress { address } => ("an address", services.add_address(address).map(|()| None)),
             HostRequest::RemoveAddress { address } => ("an address", services.remove_address(address).map(|()| None)),

@@ -39,11 +39,11 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// address.
     fn address_conflict(&self, device: &str, address: IpAddr, vlan: Option<u16>, kept: bool);
 
-    /// Reopens the descriptor of a link: that of the uplink, or of the `nic` of a device.
+    /// Reopens the descriptor of a link: that of an interface of the uplink, or of the `nic` of a device.
     ///
     /// # Errors
     /// The link cannot be opened now, or the supervisor does not answer.
-    fn connect(&self, device: Option<&str>) -> io::Result<OwnedFd>;
+    fn connect(&self, device: Option<&str>, interface: usize) -> io::Result<OwnedFd>;
 
     /// Starts a keeper for a device and ends the previous one. Returns the socket to the keeper.
     ///
@@ -173,8 +173,8 @@ impl Host for RemoteHost {
         }
     }
 
-    fn connect(&self, device: Option<&str>) -> io::Result<OwnedFd> {
-        let descriptor = self.ask(&HostRequest::Connect { device: device.map(str::to_owned) })?;
+    fn connect(&self, device: Option<&str>, interface: usize) -> io::Result<OwnedFd> {
+        let descriptor = self.ask(&HostRequest::Connect { device: device.map(str::to_owned), interface })?;
         descriptor.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 

@@ -4,10 +4,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
+use pvrdma_ether_link::InterfaceName;
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::{
     af_packet::AfPacketLink,
+    backup::{BackupLink, Member},
     tap::TapLink,
     tls::TlsLink,
     unix::{DatagramLink, StreamLink},
@@ -30,6 +32,8 @@ pub(super) struct Ether {
     switch: Arc<Switch>,
     /// The uplink, behind a link that injects the current faults.
     uplink: Option<Arc<FaultLink<Arc<dyn Link>>>>,
+    /// The same uplink, if it has two interfaces.
+    pair: Option<Arc<BackupLink>>,
 }
 
 impl Ether {
@@ -38,14 +42,30 @@ impl Ether {
     /// # Errors
     /// The descriptors do not match the kind of link, or none are left for the switch.
     pub(super) fn start(network: &Network, fds: Vec<OwnedFd>, host: &Arc<dyn Host>) -> Result<Self> {
-        let link = network.uplink.as_ref().map(|spec| open(spec, fds, host, None, network.offload)).transpose()?;
+        let (link, pair) = match &network.uplink {
+            Some(LinkSpec::AfPacketPair(names)) => {
+                let pair = Arc::new(open_pair(names, fds, host, network.offload)?);
+                (Some(Arc::clone(&pair) as Arc<dyn Link>), Some(pair))
+            }
+            Some(spec) => (Some(open(spec, fds, host, None, network.offload)?), None),
+            None => (None, None),
+        };
         let uplink = link.map(|link| FaultSpec::wrap(network.fault.as_ref(), link));
         let link = uplink.clone().map(|link| link as Arc<dyn Link>);
         let switch = match link {
             Some(link) if !network.local => Switch::hairpin(link, network.mtu),
             link => Switch::new(link, network.mtu),
         };
-        Ok(Self { switch: Arc::new(switch?), uplink })
+        Ok(Self { switch: Arc::new(switch?), uplink, pair })
+    }
+
+    /// Makes an interface of two the active one. Returns `true` if it was not active before.
+    pub(super) fn select(&self, active: Member) -> bool {
+        let changed = self.pair.as_ref().is_some_and(|pair| pair.select(active));
+        if changed {
+            self.switch.uplink_changed();
+        }
+        changed
     }
 
     /// Returns the state of the uplink, if there is one.
@@ -114,7 +134,7 @@ pub(super) fn open(
     device: Option<&str>,
     offload: bool,
 ) -> Result<Arc<dyn Link>> {
-    let connector = Arc::new(Reconnect { host: Arc::clone(host), device: device.map(str::to_owned) });
+    let connector = Arc::new(Reconnect { host: Arc::clone(host), device: device.map(str::to_owned), interface: 0 });
     let single = |fds: Vec<OwnedFd>| match <[OwnedFd; 1]>::try_from(fds) {
         Ok([fd]) => Ok(fd),
         Err(fds) => bail!("{} descriptors came for a link that has one", fds.len()),
@@ -131,8 +151,24 @@ pub(super) fn open(
             let link = AfPacketLink::from_socket(name.as_str(), single(fds)?, connector);
             Arc::new(if offload { link } else { link.without_offload() })
         }
+        LinkSpec::AfPacketPair(_) => bail!("{link} is an uplink only"),
         LinkSpec::Tap(name) => Arc::new(TapLink::from_device(name.clone(), single(fds)?, connector)),
     })
+}
+
+/// Makes an uplink with two interfaces from their descriptors.
+///
+/// # Errors
+/// There are not two descriptors.
+fn open_pair(names: &[InterfaceName; 2], fds: Vec<OwnedFd>, host: &Arc<dyn Host>, offload: bool) -> Result<BackupLink> {
+    let fds: [OwnedFd; 2] = fds.try_into().map_err(|_| anyhow!("a link with two interfaces has two descriptors"))?;
+    let member = |interface, name: &InterfaceName, fd| -> Arc<dyn Link> {
+        let connector = Arc::new(Reconnect { host: Arc::clone(host), device: None, interface });
+        let link = AfPacketLink::from_socket(name.as_str(), fd, connector);
+        Arc::new(if offload { link } else { link.without_offload() })
+    };
+    let ([first, second], [one, other]) = (names, fds);
+    Ok(BackupLink::new([member(0, first, one), member(1, second, other)]))
 }
 
 /// Asks the supervisor to reopen a link's descriptor.
@@ -140,10 +176,11 @@ pub(super) fn open(
 struct Reconnect {
     host: Arc<dyn Host>,
     device: Option<String>,
+    interface: usize,
 }
 
 impl Connector for Reconnect {
     fn connect(&self) -> io::Result<OwnedFd> {
-        self.host.connect(self.device.as_deref())
+        self.host.connect(self.device.as_deref(), self.interface)
     }
 }

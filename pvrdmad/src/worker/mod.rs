@@ -23,6 +23,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
 use pvrdma_base::LogLimit;
 use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind, PvrdmaDevice};
+use pvrdma_ether_link::backup::Member;
 use pvrdma_ibverbs::Ibverbs;
 use pvrdma_link::Link;
 use pvrdma_rxe::{ObservedConflicts, ObservedFailures, PortConfig, Rxe, RxeConfig};
@@ -130,7 +131,7 @@ impl Worker {
                 Ok(Reply::Done {})
             }
             Request::CheckHandOver { lockable } => Ok(Reply::Obstacles(self.obstacles(lockable))),
-            Request::HandOver {} => self.hand_over(fds).map(|()| Reply::Done {}),
+            Request::HandOver {} => self.hand_over(fds).map(|ended| Reply::Given { ended }),
             Request::TakeOver {} => self.take_over(fds).map(|()| Reply::Done {}),
             Request::RemoveDevice { device } => self.remove(&device).map(|()| Reply::Done {}),
             Request::Link { device, state } => self.link(&device, state).map(|()| Reply::Done {}),
@@ -179,7 +180,8 @@ impl Worker {
     }
 
     /// Gives all devices to the worker at the other end of a socket, perhaps with a second socket for the permit.
-    fn hand_over(&self, fds: Vec<OwnedFd>) -> Result<()> {
+    /// Returns the work that ends with this process.
+    fn hand_over(&self, fds: Vec<OwnedFd>) -> Result<Vec<String>> {
         let mut fds = fds.into_iter().map(UnixStream::from);
         let to = fds.next().context("a hand-over needs a connection to the taker")?;
         let permit = fds.next();
@@ -193,7 +195,10 @@ impl Worker {
         }
         hand_over::give(&functions, &to, permit.as_ref())?;
         self.given.store(true, Ordering::Relaxed);
-        Ok(())
+        drop(functions);
+        drop(devices);
+        let captures = self.captures.lock();
+        Ok(captures.devices().map(|device| format!("capture of device {device}")).collect())
     }
 
     /// Takes all expected devices from the worker at the other end of a socket.
@@ -378,15 +383,19 @@ impl Worker {
     }
 
     /// Applies the state of the uplink's interface: links of devices are up only if the interface is, and their path
-    /// MTU is at most its MTU.
+    /// MTU is at most its MTU. If another interface is active, the devices announce their addresses there.
     fn follow_carrier(&self, now: Carrier) -> Result<()> {
         let mut carrier = self.carrier.lock();
         if std::mem::replace(&mut *carrier, now) == now {
             return Ok(());
         }
         let links: Vec<_> = self.devices.lock().iter().map(|served| served.reporter.link()).collect();
+        let moved = self.ether.select(if now.second { Member::Second } else { Member::First });
         // All links are set, even if one of them fails.
         let set: Vec<_> = links.iter().map(|link| link.set(now)).collect();
+        if let (true, Adapter::Rxe(rxe)) = (moved, &self.adapter) {
+            rxe.announce();
+        }
         Ok(set.into_iter().collect::<Result<(), _>>()?)
     }
 

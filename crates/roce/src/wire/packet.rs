@@ -243,6 +243,9 @@ impl<'a> Packet<'a> {
 }
 
 /// Splits off the network header; the rest is BTH through ICRC.
+///
+/// Inlined, because a call would copy the headers once more for each received packet.
+#[inline(always)]
 fn parse_network(ethertype: EtherType, bytes: &[u8]) -> Result<(Network, RawNetwork<'_>, &[u8]), ParseError> {
     match ethertype {
         EtherType::ROCE => {
@@ -269,6 +272,7 @@ fn parse_network(ethertype: EtherType, bytes: &[u8]) -> Result<(Network, RawNetw
 }
 
 /// Splits off the UDP header. `length` is the number of bytes in the IP packet.
+#[inline]
 fn parse_udp(bytes: &[u8], length: u16) -> Result<(Udp, &[u8; Udp::LEN], &[u8]), ParseError> {
     let (header, _) = bytes.split_first_chunk().ok_or(ParseError::NotRoce)?;
     let parsed = Udp::from_bytes(header);

@@ -39,12 +39,12 @@ fn machine(line: &str) -> Host {
 
 /// Checks that there is a single finding, with this problem and this fix.
 #[track_caller]
-fn assert_finding(found: &Diagnosis, is_error: bool, problem: &str, cure: &str) {
-    let [finding] = found.findings() else { panic!("wanted {problem}: {}", found.text()) };
-    assert!(finding.problem.contains(problem), "wanted {problem}: {}", found.text());
-    assert!(finding.cure.contains(cure), "wanted {cure}: {}", found.text());
-    assert_eq!(finding.is_error, is_error, "{}", found.text());
-    assert_eq!(found.result().is_err(), is_error);
+fn assert_finding(found: &Findings, severity: Severity, problem: &str, cure: &str) {
+    let [finding] = found.all() else { panic!("wanted {problem}: {}", found.text()) };
+    assert!(finding.message.contains(problem), "wanted {problem}: {}", found.text());
+    assert!(finding.remedy.as_deref().unwrap().contains(cure), "wanted {cure}: {}", found.text());
+    assert_eq!(finding.severity, severity, "{}", found.text());
+    assert_eq!(found.result().is_err(), severity == Severity::Error);
 }
 
 #[test]
@@ -60,17 +60,17 @@ fn nothing_is_wrong() {
         format!("-accel kvm {ZERO} {ONE} -numa node,memdev=m -object memory-backend-file,id=m,share=on"),
     ] {
         let found = judge(&machine(&machine_line), &config(""));
-        assert_eq!(found.findings(), [], "{machine_line}");
-        assert!(found.text().contains("nothing is wrong"));
+        assert_eq!(found.all(), [], "{machine_line}");
+        assert!(text(&found).contains("nothing is wrong"));
         found.result().unwrap();
     }
-    assert_eq!(judge(&host(), &config("")).findings(), []);
+    assert_eq!(judge(&host(), &config("")).all(), []);
 }
 
 #[test]
 fn an_old_qemu() {
     for (qemu, problem) in [(Some((10, 0)), "version 10.0 has no vfio-user-pci"), (None, "there is none")] {
-        assert_finding(&judge(&Host { qemu, ..host() }, &config("")), true, problem, "trixie-backports");
+        assert_finding(&judge(&Host { qemu, ..host() }, &config("")), Severity::Error, problem, "trixie-backports");
     }
     let debian = "QEMU emulator version 7.2.19 (Debian 1:7.2+dfsg-7)\nCopyright";
     assert_eq!(host::version(debian), Some((7, 2)));
@@ -80,15 +80,15 @@ fn an_old_qemu() {
 #[test]
 fn no_kvm() {
     let judged = |kvm| judge(&Host { kvm, ..host() }, &config(""));
-    assert_finding(&judged(Kvm::Missing), false, "there is no /dev/kvm", "kvm_intel or kvm_amd");
-    assert_finding(&judged(Kvm::NotPermitted), false, "may not open it", "group kvm");
+    assert_finding(&judged(Kvm::Missing), Severity::Warning, "there is no /dev/kvm", "kvm_intel or kvm_amd");
+    assert_finding(&judged(Kvm::NotPermitted), Severity::Warning, "may not open it", "group kvm");
 }
 
 #[test]
 fn too_little_locked_memory() {
     let small = Host { memlock: Some(8 << 20), ..host() };
-    assert_finding(&judge(&small, &config(",pin=all")), true, "may lock 8192 KiB", "LimitMEMLOCK=infinity");
-    assert_eq!(judge(&small, &config("")).findings(), []);
+    assert_finding(&judge(&small, &config(",pin=all")), Severity::Error, "may lock 8192 KiB", "LimitMEMLOCK=infinity");
+    assert_eq!(judge(&small, &config("")).all(), []);
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn memory_that_is_not_shared() {
         "-machine q35 -object memory-backend-memfd,id=mem,size=1G,share=on",
     ] {
         let found = judge(&machine(&format!("-accel kvm {memory} {ZERO} {ONE}")), &config(""));
-        assert_finding(&found, true, "memory is not shared", "memory-backend=mem");
+        assert_finding(&found, Severity::Error, "memory is not shared", "memory-backend=mem");
     }
 }
 
@@ -109,32 +109,42 @@ fn no_network_card_beside_the_device() {
     for other in ["", "-device virtio-net-pci,addr=10.0,multifunction=on", "-device vmxnet3,addr=9.0,multifunction=on"]
     {
         let found = judge(&machine(&format!("-accel kvm {MEMORY} {ONE} {other}")), &config(""));
-        assert_finding(&found, true, "no vmxnet3 at function 0", "addr=10.0");
+        assert_finding(&found, Severity::Error, "no vmxnet3 at function 0", "addr=10.0");
     }
     let alone = ZERO.replace("\"multifunction\":true,", "");
     let found = judge(&machine(&format!("-accel kvm {MEMORY} {alone} {ONE}")), &config(""));
-    assert_finding(&found, true, "not multifunction", "multifunction=on");
+    assert_finding(&found, Severity::Error, "not multifunction", "multifunction=on");
 }
 
 #[test]
 fn another_mac() {
     let other = VMXNET3.replace("00:01", "00:AA");
     let found = judge(&machine(&format!("-accel kvm {MEMORY} {other} {ONE}")), &config(""));
-    assert_finding(&found, true, "has the MAC address 52:54:00:00:00:aa, and the device 52:54:00:00:00:01", "the same");
+    assert_finding(
+        &found,
+        Severity::Error,
+        "has the MAC address 52:54:00:00:00:aa, and the device 52:54:00:00:00:01",
+        "the same",
+    );
 }
 
 #[test]
 fn a_machine_that_is_emulated_or_migrated() {
     let line = format!("{MEMORY} {ZERO} {ONE}");
-    assert_finding(&judge(&machine(&format!("-accel tcg {line}")), &config("")), false, "emulated", "-accel kvm");
+    assert_finding(
+        &judge(&machine(&format!("-accel tcg {line}")), &config("")),
+        Severity::Warning,
+        "emulated",
+        "-accel kvm",
+    );
     let found = judge(&machine(&format!("-accel kvm {line} -incoming defer")), &config(""));
-    assert_finding(&found, true, "-incoming", "do not migrate");
+    assert_finding(&found, Severity::Error, "-incoming", "do not migrate");
 }
 
 #[test]
 fn no_machine_has_it() {
     let found = judge(&Host { processes: vec![words("qemu-system-x86_64 -m 1G")], ..host() }, &config(""));
-    assert_finding(&found, false, "no QEMU on this host has it", "pvrdmad xml");
+    assert_finding(&found, Severity::Warning, "no QEMU on this host has it", "pvrdmad xml");
 }
 
 #[test]

@@ -7,14 +7,14 @@
 //! then sent to the worker. A worker that does not reply delays only this thread.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use log::{Level, error};
 use pvrdma_base::LogLimit;
-use pvrdma_ether_link::{InterfaceName, InterfaceState, InterfaceWatch};
+use pvrdma_ether_link::InterfaceState;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -22,6 +22,7 @@ use super::connection::CallError;
 use super::joining::Joinable;
 use super::network::Runs;
 use super::plan::Plan;
+use super::plan::uplink_watch::{UplinkState, UplinkWatch, Watched, mtu_words};
 use super::timing::Budget;
 use crate::config::LinkState;
 use crate::events::Event;
@@ -33,26 +34,6 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Time in which the thread must end. Its requests to a worker fail at once when the worker is stopped.
 const END: Duration = Duration::from_secs(2);
 
-/// Source of interface states: a real interface, or a fake one in tests.
-pub(super) trait Watched: Send + 'static {
-    /// Returns a descriptor that is readable when the state may have changed.
-    fn hints(&self) -> BorrowedFd<'_>;
-
-    /// # Errors
-    /// The state cannot be read.
-    fn look(&mut self) -> io::Result<InterfaceState>;
-}
-
-impl Watched for InterfaceWatch {
-    fn hints(&self) -> BorrowedFd<'_> {
-        Self::hints(self)
-    }
-
-    fn look(&mut self) -> io::Result<InterfaceState> {
-        Self::look(self)
-    }
-}
-
 /// Handle of the thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub(super) struct Follower {
@@ -61,13 +42,13 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Follows an interface whose state in the plan is the state at the time when `watch` was opened, or a later one.
+    /// Follows interfaces whose state in the plan is the state at the time when `watch` was opened, or a later one.
     ///
     /// # Errors
     /// No thread or descriptor is available.
-    pub(super) fn start(watch: InterfaceWatch, plan: &Arc<Plan>, runs: &Arc<Runs>) -> Result<Self> {
+    pub(super) fn start(watch: UplinkWatch, plan: &Arc<Plan>, runs: &Arc<Runs>) -> Result<Self> {
         let teller = Teller {
-            interface: watch.name().clone(),
+            interface: plan.interface().map(|report| report.name).unwrap_or_default(),
             plan: Arc::clone(plan),
             runs: Arc::clone(runs),
             log: LogLimit::new(),
@@ -76,12 +57,12 @@ impl Follower {
         Self::spawn(plan.name(), watch, Budget::new(plan.timing.looks, Instant::now()), told, teller)
     }
 
-    fn spawn(
+    fn spawn<W: Watched>(
         network: &str,
-        watched: impl Watched,
+        watched: W,
         looks: Budget,
-        told: Option<InterfaceState>,
-        teller: impl Tell,
+        told: Option<W::Seen>,
+        teller: impl Tell<Seen = W::Seen>,
     ) -> Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let follow = Follow { watched, stop: stop.try_clone()?, looks, told, blind: false, teller };
@@ -106,26 +87,29 @@ impl Drop for Follower {
 
 /// Receiver of interface states.
 trait Tell: Send + 'static {
+    /// State of the interfaces.
+    type Seen;
+
     /// Reports the current state. Returns `false` if the report has to be repeated.
-    fn tell(&self, state: InterfaceState) -> bool;
+    fn tell(&self, state: Self::Seen) -> bool;
 
     /// Reports that the interface cannot be read: its links keep their state.
     fn blind(&self, error: &io::Error);
 }
 
 /// State of the thread.
-struct Follow<W, T> {
+struct Follow<W: Watched, T> {
     watched: W,
     stop: OwnedFd,
     looks: Budget,
     /// State that the receiver has confirmed. `None` if that is uncertain.
-    told: Option<InterfaceState>,
+    told: Option<W::Seen>,
     /// The receiver was told that the interface cannot be read.
     blind: bool,
     teller: T,
 }
 
-impl<W: Watched, T: Tell> Follow<W, T> {
+impl<W: Watched, T: Tell<Seen = W::Seen>> Follow<W, T> {
     fn run(mut self) {
         while self.wait(None) {
             // Hints that arrive while the thread waits are merged: only the latest state is read.
@@ -195,7 +179,8 @@ impl<W: Watched, T: Tell> Follow<W, T> {
 
 /// Reports to the plan, the worker, the log and the subscribers of events.
 struct Teller {
-    interface: InterfaceName,
+    /// Names of the interfaces, as in the configuration.
+    interface: String,
     plan: Arc<Plan>,
     runs: Arc<Runs>,
     log: LogLimit,
@@ -204,7 +189,7 @@ struct Teller {
 impl Teller {
     /// Writes a change to the log and to the subscribers of events.
     fn announce(&self, before: Option<InterfaceState>, state: InterfaceState) {
-        let (network, interface) = (self.plan.name().to_owned(), self.interface.to_string());
+        let (network, interface) = (self.plan.name().to_owned(), self.interface.clone());
         let subject = format!("network {network}");
         if before.map(|before| before.to_string()) != Some(state.to_string()) {
             let (level, links) = match self.plan.settings().carrier().state {
@@ -232,14 +217,42 @@ impl Teller {
         }
         self.plan.services.events.tell(&Event::Carrier { network, interface, state: state.to_string(), mtu });
     }
+
+    /// Writes a change of the active interface to the log and to the subscribers of events.
+    fn fail_over(&self) {
+        let subject = format!("network {}", self.plan.name());
+        let (network, interface) = (self.plan.name().to_owned(), self.plan.active().unwrap_or_default());
+        self.log.warn(module_path!(), &subject, format_args!("{interface} of {} is active now", self.interface));
+        self.plan.services.events.tell(&Event::Failover { network, interface });
+    }
 }
 
 impl Tell for Teller {
-    fn tell(&self, state: InterfaceState) -> bool {
+    type Seen = UplinkState;
+
+    fn tell(&self, state: UplinkState) -> bool {
         let before = self.plan.settings().interface;
         if before != Some(state) {
             self.plan.set(|settings| settings.interface = Some(state));
-            self.announce(before, state);
+            if before.is_some_and(|before| before.active != state.active) {
+                self.fail_over();
+            }
+            let former = before.map(UplinkState::state);
+            if former != Some(state.state()) {
+                self.announce(former, state.state());
+            }
+            if let Some(mtus) = state.different_mtus()
+                && before.and_then(UplinkState::different_mtus) != Some(mtus)
+            {
+                let subject = format!("network {}", self.plan.name());
+                self.log.warn(module_path!(), &subject, format_args!("{}", mtu_words(&self.interface, mtus)));
+            }
+        }
+        // The sockets are changed before the worker uses them. If an earlier change failed, it is repeated.
+        if let Err(error) = self.plan.select(state.active) {
+            let subject = format!("network {}", self.plan.name());
+            self.log.warn(module_path!(), &subject, format_args!("{}: {error}", self.interface));
+            return false;
         }
         let request = Request::Carrier { carrier: self.plan.settings().carrier() };
         let problem = match self.runs.ask(request, Instant::now() + self.plan.timing.call) {

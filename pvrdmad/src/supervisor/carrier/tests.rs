@@ -1,7 +1,7 @@
 //! Tests of the reaction of the thread to interface states, and of its read rate.
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use parking_lot::Mutex;
@@ -21,6 +21,8 @@ struct Fake {
 }
 
 impl Watched for Fake {
+    type Seen = InterfaceState;
+
     fn hints(&self) -> BorrowedFd<'_> {
         self.hints.as_fd()
     }
@@ -42,6 +44,8 @@ struct Heard {
 }
 
 impl Tell for Heard {
+    type Seen = InterfaceState;
+
     fn tell(&self, state: InterfaceState) -> bool {
         let _ = self.told.send(Ok(state));
         let mut refuse = self.refuse.lock();

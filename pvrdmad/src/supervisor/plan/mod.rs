@@ -1,6 +1,7 @@
 //! Plan of a network: the configuration and sockets that outlive its workers.
 
 mod transfer;
+pub(super) mod uplink_watch;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,13 +12,15 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow};
 use log::info;
 use parking_lot::Mutex;
+use pvrdma_ether_link::backup::Member;
 use pvrdma_ether_link::link_spec::LinkSpec;
-use pvrdma_ether_link::{InterfaceName, InterfaceState, InterfaceWatch};
+use pvrdma_ether_link::{InterfaceName, InterfaceState};
 use pvrdma_link::Connector;
 use pvrdma_packet::MacAddr;
 use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode};
 
 pub(super) use self::transfer::DescribedPlan;
+use self::uplink_watch::{UplinkState, UplinkWatch, Watched, mtu_words};
 use super::doorbells::lend;
 use super::keepers::Keepers;
 use super::services::Services;
@@ -41,8 +44,8 @@ pub(super) struct Plan {
     devices: Mutex<Vec<Arc<Planned>>>,
     settings: Mutex<Settings>,
     uplink: Option<LinkSockets>,
-    /// Watch of the uplink's interface, until a follower takes it.
-    watch: Mutex<Option<InterfaceWatch>>,
+    /// Watch of the uplink's interfaces, until a follower takes it.
+    watch: Mutex<Option<UplinkWatch>>,
     pub(super) services: Arc<Services>,
     pub(super) stand_ins: StandIns,
     pub(super) timing: Timing,
@@ -55,16 +58,17 @@ pub(super) struct Settings {
     pub(super) fault: Option<FaultSpec>,
     /// Log filter of its workers. `None`: their default.
     pub(super) log: Option<LogFilter>,
-    /// State of the uplink's interface, if device links follow it.
-    pub(super) interface: Option<InterfaceState>,
+    /// State of the uplink's interfaces, if device links follow them.
+    pub(super) interface: Option<UplinkState>,
 }
 
 impl Settings {
     /// Returns the upper bound that the uplink's interface sets for the links of devices.
     pub(super) fn carrier(&self) -> Carrier {
-        let up = self.interface.is_none_or(InterfaceState::is_up);
-        let state = if up { LinkState::Up } else { LinkState::Down };
-        Carrier { state, mtu: self.interface.and_then(InterfaceState::mtu) }
+        let seen = self.interface.map(UplinkState::state);
+        let state = if seen.is_none_or(InterfaceState::is_up) { LinkState::Up } else { LinkState::Down };
+        let second = self.interface.is_some_and(|interface| interface.active == Member::Second);
+        Carrier { state, mtu: seen.and_then(InterfaceState::mtu), second }
     }
 }
 
@@ -194,7 +198,7 @@ impl Plan {
             BackendSpec::Rxe => None,
         };
         let name = &setup.network.name;
-        let connector = uplink.as_ref().map(|uplink| Arc::clone(&uplink.connector));
+        let connectors = uplink.as_ref().map(LinkSockets::connectors).unwrap_or_default();
         let (events, wedged) = (Arc::clone(&sources.events), Arc::clone(&sources.wedged));
         let (program, places) = (sources.doorbells.keepers(), sources.keepers.clone());
         let keepers = {
@@ -202,13 +206,16 @@ impl Plan {
             Keepers::new(program, places, setup.sandbox, name, timing.crashes, wedged, events)
         };
         setup.keepers = keepers.are_used();
-        let services = Services::new(name.clone(), connector, addresses, keepers, events, wedged);
+        let services = Services::new(name.clone(), connectors, addresses, keepers, events, wedged);
         for planned in &planned {
             services.add(planned.name(), planned.connector());
         }
         let profile = profile(&setup, &planned);
         let stand_ins = sources.doorbells.stand_ins(setup.sandbox, name);
         let (watch, interface) = watch(&setup.network).unzip();
+        if let Some((uplink, UplinkState { active, .. })) = uplink.as_ref().zip(interface) {
+            uplink.select(active).with_context(|| format!("network {name}: uplink"))?;
+        }
         let (services, devices) = (Arc::new(services), Mutex::new(planned));
         let (settings, watch) = (Mutex::new(Settings { interface, ..settings }), Mutex::new(watch));
         Ok(Self { setup, profile, devices, settings, uplink, watch, services, stand_ins, timing })
@@ -258,22 +265,41 @@ impl Plan {
         self.uplink.as_ref().map_or_else(|| Ok(Vec::new()), LinkSockets::duplicates)
     }
 
-    /// Takes the watch of the uplink's interface, if device links follow it. Only the first call returns it.
-    pub(super) fn watch(&self) -> Option<InterfaceWatch> {
+    /// Takes the watch of the uplink's interfaces, if device links follow them. Only the first call returns it.
+    pub(super) fn watch(&self) -> Option<UplinkWatch> {
         self.watch.lock().take()
     }
 
     /// Returns the interface of the uplink, if device links follow it.
     pub(super) fn interface(&self) -> Option<InterfaceReport> {
-        let (name, state) = (interface_of(&self.setup.network)?, self.settings().interface?);
-        let (name, mtu) = (name.to_string(), state.mtu());
+        let ((first, second), seen) = (interfaces_of(&self.setup.network)?, self.settings().interface?);
+        let state = seen.state();
+        let name = second.map_or_else(|| first.to_string(), |second| format!("{first}+{second}"));
         Some(InterfaceReport {
             name,
             state: state.to_string(),
             up: state.is_up(),
-            mtu,
+            mtu: state.mtu(),
             wanted: Some(self.setup.network.mtu),
+            active: self.active(),
+            backup: seen.backup().map(|backup| backup.to_string()),
+            different_mtus: seen.different_mtus(),
         })
+    }
+
+    /// Returns the active interface, if the uplink has two.
+    pub(super) fn active(&self) -> Option<String> {
+        let (first, second) = interfaces_of(&self.setup.network)?;
+        let active = self.settings().interface?.active;
+        Some(active.of(&[first, second?]).to_string())
+    }
+
+    /// Makes an interface of two the one on which frames arrive.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn select(&self, active: Member) -> io::Result<()> {
+        self.uplink.as_ref().map_or(Ok(()), |uplink| uplink.select(active))
     }
 
     /// Makes the uplink receive frames for the current devices, and for one that is about to be added.
@@ -394,26 +420,32 @@ fn profile(setup: &NetworkSetup, planned: &[Arc<Planned>]) -> Profile {
     }
 }
 
-/// Returns the interface that the links of a network's devices follow.
-fn interface_of(network: &Network) -> Option<&InterfaceName> {
+/// Returns the interface that the links of a network's devices follow, and the second one if there are two.
+fn interfaces_of(network: &Network) -> Option<(&InterfaceName, Option<&InterfaceName>)> {
     match &network.uplink {
-        Some(LinkSpec::AfPacket(name) | LinkSpec::Tap(name)) if network.follow_carrier => Some(name),
+        Some(LinkSpec::AfPacket(name) | LinkSpec::Tap(name)) if network.follow_carrier => Some((name, None)),
+        Some(LinkSpec::AfPacketPair([first, second])) => Some((first, Some(second))),
         // A tunnel leaves by the interface of the current route, which can change at any time, so there is none to
         // follow.
         _ => None,
     }
 }
 
-/// Opens a watch of this interface and reads its current state.
-fn watch(network: &Network) -> Option<(InterfaceWatch, InterfaceState)> {
-    let name = interface_of(network)?;
-    let seen = InterfaceWatch::open(name.clone()).and_then(|mut watch| watch.look().map(|state| (watch, state)));
+/// Opens a watch of the interfaces and reads their current state.
+fn watch(network: &Network) -> Option<(UplinkWatch, UplinkState)> {
+    let (first, second) = interfaces_of(network)?;
+    let name = second.map_or_else(|| first.to_string(), |second| format!("{first}+{second}"));
+    let seen = UplinkWatch::open(first, second).and_then(|mut watch| watch.look().map(|state| (watch, state)));
     seen.inspect_err(|error| {
         // Log: once for a network.
         log::warn!("network {}: {name} cannot be seen: links of its devices stay up: {error}", network.name);
     })
     .inspect(|(_, state)| {
-        if let Some(mtu) = state.mtu().filter(|&mtu| mtu < network.mtu) {
+        if let Some(mtus) = state.different_mtus() {
+            // Log: once for a network.
+            log::warn!("network {}: {}", network.name, mtu_words(&name, mtus));
+        }
+        if let Some(mtu) = state.state().mtu().filter(|&mtu| mtu < network.mtu) {
             let wanted = network.mtu;
             // Log: once for a network.
             log::warn!(
@@ -427,5 +459,5 @@ fn watch(network: &Network) -> Option<(InterfaceWatch, InterfaceState)> {
 
 /// Returns `true` if frames of this link are sent to addresses.
 const fn needs_addresses(link: &LinkSpec) -> bool {
-    matches!(link, LinkSpec::Vxlan(_) | LinkSpec::AfPacket(_))
+    matches!(link, LinkSpec::Vxlan(_) | LinkSpec::AfPacket(_) | LinkSpec::AfPacketPair(_))
 }

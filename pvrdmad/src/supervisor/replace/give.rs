@@ -269,10 +269,7 @@ fn permit(givings: Vec<Giving>) -> Vec<Upgraded> {
             return refused(&network, "its worker has given up");
         }
         match result.recv_timeout(RESULT) {
-            Ok(Ok(blackout)) => {
-                let millis = Some(u64::try_from(blackout.as_millis()).unwrap_or(u64::MAX));
-                Upgraded { network: network.name().to_owned(), millis, problem: None }
-            }
+            Ok(Ok(done)) => done.of(network.name()),
             Ok(Err(problem)) => refused(&network, &problem),
             Err(_) => refused(&network, "its worker does not respond"),
         }

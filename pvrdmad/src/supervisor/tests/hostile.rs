@@ -352,7 +352,7 @@ impl Liar {
                 let cause = self.dice.pick(&FailureCause::ALL);
                 HostRequest::QueuePairFailed { device, qpn, peer: address, cause, history }
             }
-            3 => HostRequest::Connect { device: self.dice.one_in(2).then_some(device) },
+            3 => HostRequest::Connect { device: self.dice.one_in(2).then_some(device), interface: 0 },
             4 => HostRequest::AddAddress { address },
             5 => HostRequest::Keeper { device },
             6 => HostRequest::AddressConflict { device, address, vlan: None, kept: self.dice.one_in(2) },

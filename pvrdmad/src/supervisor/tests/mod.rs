@@ -279,8 +279,8 @@ fn status(stream: &UnixStream, upcalls: &UnixStream, lie: &str, id: u64) {
         "asks-too-much" => {
             let mut replies = FrameReader::with_descriptors();
             for request in [
-                HostRequest::Connect { device: None },
-                HostRequest::Connect { device: Some("vm1".to_owned()) },
+                HostRequest::Connect { device: None, interface: 0 },
+                HostRequest::Connect { device: Some("vm1".to_owned()), interface: 0 },
                 HostRequest::Keeper { device: "vm1".to_owned() },
                 HostRequest::AddAddress { address: [10, 0, 0, 1].into() },
                 HostRequest::RemoveAddress { address: [10, 0, 0, 1].into() },

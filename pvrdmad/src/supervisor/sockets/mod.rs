@@ -1,6 +1,8 @@
 //! Sockets of links and devices. The supervisor has the privilege to open them, opens them once, and keeps them when
 //! workers are replaced.
 
+mod pair;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,6 +12,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
+use pvrdma_ether_link::backup::Member;
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::{
     af_packet::{AfPacketSocket, Segmentation, VlanFilter},
@@ -24,6 +27,7 @@ use pvrdma_rxe::VlanMode;
 use pvrdma_vfio_user_server::socket::{DatagramFile, FileIdentity, SocketAccess, SocketFile, bind_datagram};
 use serde::{Deserialize, Serialize};
 
+use self::pair::PairSockets;
 use super::doorbells::DoorbellHost;
 use super::keeper_places::KeeperPlaces;
 use super::segmentation_sample::SAMPLE;
@@ -175,6 +179,7 @@ enum Kept {
     Tls(Option<OwnedFd>, TlsKeys),
     /// May replace its socket later.
     AfPacket(Arc<AfPacketSocket>),
+    Pair(Arc<PairSockets>),
 }
 
 impl LinkSockets {
@@ -216,6 +221,10 @@ impl LinkSockets {
                 socket.set_addresses(macs)?;
                 Self { kept: Kept::AfPacket(Arc::clone(&socket)), connector: socket }
             }
+            LinkSpec::AfPacketPair(names) => {
+                let pair = Arc::new(PairSockets::open(names, filter(vlan), macs)?);
+                Self { kept: Kept::Pair(Arc::clone(&pair)), connector: pair }
+            }
             LinkSpec::Tap(name) => {
                 Self { kept: Kept::Several(vec![attach(name)?]), connector: Arc::new(TapConnector(name.clone())) }
             }
@@ -242,6 +251,7 @@ impl LinkSockets {
             }
             Kept::Tls(listener, _) => usize::from(listener.is_some()).saturating_add(TLS_FILES),
             Kept::AfPacket(_) => 1,
+            Kept::Pair(_) => 2,
         };
         DescribedLink { file, position, count }
     }
@@ -296,6 +306,10 @@ impl LinkSockets {
                 let socket = Arc::new(socket.with_context(|| name.to_string())?);
                 Self { kept: Kept::AfPacket(Arc::clone(&socket)), connector: socket }
             }
+            LinkSpec::AfPacketPair(names) => {
+                let pair = Arc::new(PairSockets::adopt(names, filter(vlan), [next()?, next()?], macs)?);
+                Self { kept: Kept::Pair(Arc::clone(&pair)), connector: pair }
+            }
             LinkSpec::Tap(name) => {
                 Self { kept: Kept::Several(fds.into()), connector: Arc::new(TapConnector(name.clone())) }
             }
@@ -311,34 +325,37 @@ impl LinkSockets {
             Kept::Listener(_, file) => return file.own(),
             Kept::Datagrams(_, file) => file.own(),
             Kept::Tunnel(sockets) => sockets.own(),
-            Kept::Nothing | Kept::Several(_) | Kept::Tls(..) | Kept::AfPacket(_) => {}
+            Kept::Nothing | Kept::Several(_) | Kept::Tls(..) | Kept::AfPacket(_) | Kept::Pair(_) => {}
         }
         Ok(())
     }
 
-    /// Returns `false` if a trial with the address `mac` shows that super-frames arrive damaged or are refused.
+    /// Returns `false` if a trial with the address `mac` shows that super-frames of an interface arrive damaged or are
+    /// refused.
     pub(super) fn may_offload(&self, mac: MacAddr) -> bool {
-        let Kept::AfPacket(socket) = &self.kept else { return true };
-        match socket.segmentation(mac, SAMPLE) {
-            Ok(Segmentation::Wrong) => {
-                // Log: once for an uplink.
-                log::warn!("{}: packets that are cut there are damaged: each leaves by itself", socket.interface());
-                false
-            }
-            Ok(Segmentation::Refused) => {
-                // Log: once for an uplink.
-                log::warn!("{}: this kernel does not cut TCP: each packet leaves by itself", socket.interface());
-                false
-            }
-            Ok(Segmentation::Interface) => {
-                // Log: once for an uplink.
-                log::debug!(
-                    "{} cuts packets itself, if it is not virtual (offload=off prevents it)",
-                    socket.interface()
-                );
-                true
-            }
-            Ok(Segmentation::Kernel | Segmentation::Unknown) | Err(_) => true,
+        match &self.kept {
+            Kept::AfPacket(socket) => is_segmented(socket, mac),
+            Kept::Pair(pair) => pair.sockets.iter().all(|socket| is_segmented(socket, mac)),
+            _ => true,
+        }
+    }
+
+    /// Makes an interface of two the one that receives.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn select(&self, active: Member) -> io::Result<()> {
+        match &self.kept {
+            Kept::Pair(pair) => pair.select(active),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the connectors that reopen the link's descriptors: one for each interface.
+    pub(super) fn connectors(&self) -> Vec<Arc<dyn Connector>> {
+        match &self.kept {
+            Kept::Pair(pair) => pair.sockets.iter().map(|socket| Arc::clone(socket) as _).collect(),
+            _ => vec![Arc::clone(&self.connector)],
         }
     }
 
@@ -347,7 +364,9 @@ impl LinkSockets {
         match &self.kept {
             Kept::Listener(_, file) => file.lost(),
             Kept::Datagrams(_, file) => file.lost(),
-            Kept::Nothing | Kept::Several(_) | Kept::Tunnel(_) | Kept::Tls(..) | Kept::AfPacket(_) => None,
+            Kept::Nothing | Kept::Several(_) | Kept::Tunnel(_) | Kept::Tls(..) | Kept::AfPacket(_) | Kept::Pair(_) => {
+                None
+            }
         }
     }
 
@@ -363,7 +382,30 @@ impl LinkSockets {
                 Ok(listener.into_iter().chain(keys.descriptors()?).collect())
             }
             Kept::AfPacket(socket) => Ok(vec![socket.descriptor()?]),
+            Kept::Pair(pair) => pair.sockets.iter().map(|socket| socket.descriptor()).collect(),
         }
+    }
+}
+
+/// Returns `false` if a trial with the address `mac` shows that super-frames arrive damaged or are refused.
+fn is_segmented(socket: &AfPacketSocket, mac: MacAddr) -> bool {
+    match socket.segmentation(mac, SAMPLE) {
+        Ok(Segmentation::Wrong) => {
+            // Log: once for an uplink.
+            log::warn!("{}: packets that are cut there are damaged: each leaves by itself", socket.interface());
+            false
+        }
+        Ok(Segmentation::Refused) => {
+            // Log: once for an uplink.
+            log::warn!("{}: this kernel does not cut TCP: each packet leaves by itself", socket.interface());
+            false
+        }
+        Ok(Segmentation::Interface) => {
+            // Log: once for an uplink.
+            log::debug!("{} cuts packets itself, if it is not virtual (offload=off prevents it)", socket.interface());
+            true
+        }
+        Ok(Segmentation::Kernel | Segmentation::Unknown) | Err(_) => true,
     }
 }
 
