@@ -23,6 +23,8 @@ pub(crate) const VMM_GUESTS: [&str; 2] = ["c", "d"];
 /// Names of the guests with different doorbell policies. They have lines of their own, because a line cannot be reused
 /// by a second pair of guests.
 pub(crate) const DOORBELL_GUESTS: [&str; 2] = ["e", "f"];
+/// Name of the guest that is saved and restored. Its line leads to one process after the other.
+pub(crate) const SAVED_GUEST: &str = "g";
 /// Network interface of the host, used as uplink.
 pub(crate) const CARD: &str = "eth0";
 const CARD_MAC: &str = "52:54:00:00:04:10";
@@ -87,7 +89,7 @@ impl KvmBed {
         if let Some(path) = std::env::var_os(CLOUD_HYPERVISOR) {
             disk.add(Path::new(&path), "cloud-hypervisor")?;
         }
-        let ports = [GUESTS, VMM_GUESTS, DOORBELL_GUESTS].concat();
+        let ports = [&GUESTS[..], &VMM_GUESTS, &DOORBELL_GUESTS, &[SAVED_GUEST]].concat();
         let ports: Vec<_> = ports.iter().map(|name| (port(name), own.join(format!("{name}.agent")))).collect();
         let ports: Vec<_> = ports.iter().map(|(name, socket)| (name.as_str(), socket.as_path())).collect();
         let [local, remote] = cable(own);

@@ -30,7 +30,8 @@ const OUTSIDE_MAC: &str = "52:54:00:00:04:03";
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(192, 168, 81, 3);
 const MTU: u32 = 1500;
 const MEMORY_MIB: u32 = 512;
-const COMMAND_LINE: &str =
+/// Kernel command line of the guests, without the parameters of the watchdog.
+pub(crate) const COMMAND_LINE: &str =
     "console=ttyS0 panic=0 mitigations=off nokaslr net.ifnames=0 reboot=k i8042.noaux agent=/dev/ttyS1";
 
 /// The VMs and their VMM.
@@ -325,7 +326,7 @@ impl Host {
 
 /// Script that prints the state of the VMM's threads, the number of VM exits of each VM by reason, and the ends of
 /// their consoles.
-const STATE: &str = "
+pub(crate) const STATE: &str = "
     for second in 0 1; do
         echo \"--- threads\"
         for task in /proc/$(pidof pvrdma-vmm)/task/*; do

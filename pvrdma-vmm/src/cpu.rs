@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry};
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_msr_entry};
 use kvm_ioctls::{Cap, Kvm, VcpuExit};
 use vm_device::bus::{MmioAddress, PioAddress};
 use vm_device::device_manager::{IoManager, MmioManager, PioManager};
@@ -58,6 +58,17 @@ impl Shape {
         Ok(Self { cpuid, cpus, deadline_timer: kvm.check_extension(Cap::TscDeadlineTimer) })
     }
 
+    /// Describes processors with the features that a saved machine has found.
+    pub(crate) fn with_features(self, features: &[kvm_cpuid_entry2]) -> Result<Self> {
+        let cpuid = CpuId::from_entries(features).map_err(|error| anyhow::anyhow!("CPUID: {error:?}"))?;
+        Ok(Self { cpuid, ..self })
+    }
+
+    /// Features that all processors have in common.
+    pub(crate) fn features(&self) -> &[kvm_cpuid_entry2] {
+        self.cpuid.as_slice()
+    }
+
     /// Returns the CPUID leaves of one processor, with its number and the processor count filled in.
     fn cpuid(&self, number: u8) -> CpuId {
         let mut cpuid = self.cpuid.clone();
@@ -81,9 +92,14 @@ impl Shape {
         cpuid
     }
 
+    /// Gives a processor its features.
+    pub(crate) fn apply_features(&self, cpu: &Vcpu, number: u8) -> Result<()> {
+        cpu.fd.set_cpuid2(&self.cpuid(number)).context("KVM does not take the processor's features")
+    }
+
     /// Prepares a processor. The first one starts at `entry`; the others wait until the first one starts them.
     pub(crate) fn apply(&self, cpu: &Vcpu, number: u8, entry: Entry) -> Result<()> {
-        cpu.fd.set_cpuid2(&self.cpuid(number)).context("KVM does not take the processor's features")?;
+        self.apply_features(cpu, number)?;
         let msr = kvm_msr_entry { index: MTRR_DEFAULT_TYPE, data: MTRR_WRITE_BACK, ..Default::default() };
         let msrs = Msrs::from_entries(&[msr]).map_err(|error| anyhow::anyhow!("{error:?}"))?;
         ensure!(cpu.fd.set_msrs(&msrs)? == 1, "KVM does not take the default type of memory");
@@ -108,33 +124,57 @@ pub(crate) fn prepare_kick() -> Result<()> {
     register_signal_handler(kick_signal(), kicked).context("cannot set a signal's handler")
 }
 
-/// Runs a processor until it is told to stop or the machine is to be reset.
+/// Reason why a processor left guest mode for good.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Left {
+    /// A signal, or the end of an access that KVM was told to return after.
+    Interrupted,
+    /// A triple fault.
+    Shutdown,
+}
+
+/// Runs a processor until it is told to stop or the machine is to be reset. After a stop it is between two
+/// instructions, so that its state can be saved.
 ///
 /// # Errors
 /// It cannot continue.
 pub(crate) fn run(cpu: &mut Vcpu, io: &IoManager, stop: &Arc<AtomicBool>) -> Result<()> {
     while !stop.load(Ordering::Acquire) {
-        // As on a real bus, reads from an address without a device return all ones and writes are lost.
-        match cpu.fd.run() {
-            Ok(VcpuExit::IoIn(port, data)) => {
-                if io.pio_read(PioAddress(port), data).is_err() {
-                    data.fill(0xff);
-                }
-            }
-            Ok(VcpuExit::IoOut(port, data)) => drop(io.pio_write(PioAddress(port), data)),
-            Ok(VcpuExit::MmioRead(address, data)) => {
-                if io.mmio_read(MmioAddress(address), data).is_err() {
-                    data.fill(0xff);
-                }
-            }
-            Ok(VcpuExit::MmioWrite(address, data)) => drop(io.mmio_write(MmioAddress(address), data)),
-            // A triple fault.
-            Ok(VcpuExit::Shutdown) => return Ok(()),
-            Ok(VcpuExit::Intr) => {}
-            Ok(other) => bail!("the processor stops: {other:?}"),
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
-            Err(error) => return Err(error).context("the processor does not run"),
+        if enter(cpu, io)? == Some(Left::Shutdown) {
+            return Ok(());
         }
     }
+    // KVM completes the access that it has returned for only when it is entered again.
+    cpu.fd.set_kvm_immediate_exit(1);
+    let mut left = None;
+    while left.is_none() {
+        left = enter(cpu, io)?;
+    }
+    cpu.fd.set_kvm_immediate_exit(0);
     Ok(())
+}
+
+/// Enters the guest once, and carries out its access. Returns `None` after an access.
+fn enter(cpu: &mut Vcpu, io: &IoManager) -> Result<Option<Left>> {
+    // As on a real bus, reads from an address without a device return all ones and writes are lost.
+    match cpu.fd.run() {
+        Ok(VcpuExit::IoIn(port, data)) => {
+            if io.pio_read(PioAddress(port), data).is_err() {
+                data.fill(0xff);
+            }
+        }
+        Ok(VcpuExit::IoOut(port, data)) => drop(io.pio_write(PioAddress(port), data)),
+        Ok(VcpuExit::MmioRead(address, data)) => {
+            if io.mmio_read(MmioAddress(address), data).is_err() {
+                data.fill(0xff);
+            }
+        }
+        Ok(VcpuExit::MmioWrite(address, data)) => drop(io.mmio_write(MmioAddress(address), data)),
+        Ok(VcpuExit::Shutdown) => return Ok(Some(Left::Shutdown)),
+        Ok(VcpuExit::Intr) => return Ok(Some(Left::Interrupted)),
+        Ok(other) => bail!("the processor stops: {other:?}"),
+        Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => return Ok(Some(Left::Interrupted)),
+        Err(error) => return Err(error).context("the processor does not run"),
+    }
+    Ok(None)
 }

@@ -10,13 +10,13 @@ use pvrdma_link::switch::{Switch, UnknownUnicast};
 use pvrdma_packet::MacAddr;
 use pvrdma_pci_slot::Slot;
 use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
-use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
+use pvrdma_vmxnet3::{NicLink, Vmxnet3Config, Vmxnet3Device};
 use vm_memory::GuestMemoryMmap;
 
 use crate::options::VmOptions;
 
 /// Slot of the pair of functions, and the number of the function that is the RDMA device.
-const SLOT: u8 = 0x10;
+pub(crate) const SLOT: u8 = 0x10;
 pub(crate) const RDMA: usize = 1;
 
 /// The RDMA device of a VM.
@@ -25,6 +25,7 @@ pub(crate) type RdmaDevice = PvrdmaDevice<Rxe>;
 /// Both functions of a VM, in their slot.
 pub(crate) struct Pair {
     pub(crate) slot: Arc<Slot>,
+    pub(crate) nic: Arc<Vmxnet3Device>,
     pub(crate) rdma: Arc<RdmaDevice>,
     pub(crate) cable: Cable,
 }
@@ -45,6 +46,13 @@ pub(crate) struct Cable {
     uplink: Option<Uplink>,
 }
 
+impl Cable {
+    /// Longest IP packet of the network in bytes.
+    pub(crate) fn mtu(&self) -> u32 {
+        self.fabric.mtu
+    }
+}
+
 impl Drop for Cable {
     fn drop(&mut self) {
         // The thread that uses the port ends first. Then the port is detached, even if others still hold a reference to
@@ -62,6 +70,11 @@ impl Fabric {
         let alone = uplink.is_none();
         let switch = Switch::new(uplink, mtu).context("switch")?;
         Ok(Self { adapter, switch, mtu, alone })
+    }
+
+    /// Longest IP packet in bytes.
+    pub(crate) const fn mtu(&self) -> u32 {
+        self.mtu
     }
 
     /// Creates both functions of a VM in their slot and connects them. This locks the guest's memory.
@@ -86,6 +99,6 @@ impl Fabric {
         let config = DeviceConfig::new(vm.name.clone(), vm.mac);
         let rdma = PvrdmaDevice::new(config, space, slot.interrupts(RDMA), &self.adapter).context("RDMA device")?;
         let slot = slot.with(0, Arc::clone(nic.device()) as _).with(RDMA, Arc::clone(&rdma) as _).build()?;
-        Ok(Pair { slot, rdma, cable })
+        Ok(Pair { slot, nic: Arc::clone(nic.device()), rdma, cable })
     }
 }

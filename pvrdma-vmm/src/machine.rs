@@ -1,5 +1,6 @@
 //! A virtual machine: its parts, and its life from boot to reset.
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
@@ -26,8 +27,12 @@ use crate::doorbells::Doorbells;
 use crate::fabric::{Cable, Fabric, Pair};
 use crate::memory::{self, Vcpu, Vm};
 use crate::options::VmOptions;
+use crate::parts::{FIRST_DISK, Parts};
 use crate::power::Power;
-use crate::serial::{self, ResetLine};
+use crate::saved::machine::{State, resume};
+use crate::saved::messages::{Hello, Ports};
+use crate::saved::{file, host};
+use crate::serial::{self, Console, ResetLine, SocketPort};
 
 /// Initial address of the BARs. The guest may move them down to the end of its memory.
 const BARS: u64 = 0xc000_0000;
@@ -40,8 +45,6 @@ const TASK_STATE: usize = 0xfffb_d000;
 const CONSOLE: (u16, u32) = (0x3f8, 4);
 const SECOND_SERIAL: (u16, u32) = (0x2f8, 3);
 const KEYBOARD: u16 = 0x60;
-/// Slot of the first disk.
-const FIRST_DISK: u8 = 1;
 /// Slot of the device through which a guest powers itself off.
 const POWER: u8 = 0x0f;
 
@@ -51,11 +54,19 @@ const KICK_AGAIN: Duration = Duration::from_millis(5);
 
 type Subscribers = EventManager<Box<dyn MutEventSubscriber + Send>>;
 
+/// The file that a machine is saved to, and the event that requests it.
+pub(crate) struct Request {
+    pub(crate) path: PathBuf,
+    pub(crate) event: EventFd,
+}
+
 /// Parts of a machine that do not need KVM: its memory with the loaded kernel, its functions and its disks.
 pub(crate) struct Prepared {
-    memory: GuestMemoryMmap,
-    entry: Entry,
+    pub(crate) memory: GuestMemoryMmap,
+    /// Entry point of the kernel, unless the machine continues from a saved state.
+    entry: Option<Entry>,
     slots: Vec<Arc<Slot>>,
+    pub(crate) disks: Vec<Arc<Disk>>,
     pair: Pair,
     power: Arc<Power>,
 }
@@ -66,14 +77,30 @@ impl Prepared {
         let memory = memory::allocate(vm.memory)?;
         let payload = Payload { kernel: &vm.kernel, initramfs: vm.initramfs.as_deref(), command_line: &vm.append };
         let entry = boot::load(&memory, vm.memory, vm.cpus, payload)?;
-        let mut slots = vec![HostBridge::slot()?];
+        Self::with_memory(vm, fabric, memory, Some(entry))
+    }
+
+    /// Prepares a machine with zeroed memory, for a saved state.
+    pub(crate) fn empty(vm: &VmOptions, fabric: &Arc<Fabric>) -> Result<Self> {
+        Self::with_memory(vm, fabric, memory::allocate(vm.memory)?, None)
+    }
+
+    fn with_memory(
+        vm: &VmOptions,
+        fabric: &Arc<Fabric>,
+        memory: GuestMemoryMmap,
+        entry: Option<Entry>,
+    ) -> Result<Self> {
+        let (mut slots, mut disks) = (vec![HostBridge::slot()?], Vec::new());
         for (number, disk) in (FIRST_DISK..).zip(&vm.disks) {
-            slots.push(Disk::slot(number, disk, &memory)?);
+            let (disk, slot) = Disk::slot(number, disk, &memory)?;
+            disks.push(disk);
+            slots.push(slot);
         }
         let power = Power::new(&vm.name).context("power")?;
         slots.push(power.slot(POWER)?);
         let pair = fabric.plug(vm, &memory)?;
-        Ok(Self { memory, entry, slots, pair, power })
+        Ok(Self { memory, entry, slots, disks, pair, power })
     }
 }
 
@@ -84,12 +111,14 @@ pub(crate) struct Machine {
     _doorbells: Option<Doorbells>,
     cpus: Vec<Vcpu>,
     io: Arc<IoManager>,
-    bus: Arc<PciBus>,
+    parts: Parts,
+    hello: Hello,
     /// Signalled when a processor has ended or the guest requests a reset.
     end: EventFd,
     ended: Arc<AtomicBool>,
-    power: Arc<Power>,
-    _vm: Vm,
+    /// The machine is to be saved.
+    requested: Arc<AtomicBool>,
+    vm: Vm,
     _cable: Cable,
 }
 
@@ -100,12 +129,14 @@ pub(crate) enum Ended {
     Reset,
     /// The guest has powered itself off.
     Off,
+    /// It is in a file, and continues from there.
+    Saved,
 }
 
-/// Records the end of the machine and signals it.
-struct End(EventFd, Arc<AtomicBool>);
+/// Records an event of the machine: its end, or the request to save it.
+struct Happened(EventFd, Arc<AtomicBool>);
 
-impl MutEventSubscriber for End {
+impl MutEventSubscriber for Happened {
     fn process(&mut self, _events: Events, _ops: &mut EventOps<'_>) {
         let _ = self.0.read();
         self.1.store(true, Ordering::Release);
@@ -114,7 +145,7 @@ impl MutEventSubscriber for End {
     fn init(&mut self, ops: &mut EventOps<'_>) {
         if let Err(error) = ops.add(Events::new(&self.0, EventSet::IN)) {
             // Log: once in the life of a machine, and nothing of a guest is in it.
-            log::error!("end of the machine: {error}");
+            log::error!("event of the machine: {error}");
         }
     }
 }
@@ -131,10 +162,52 @@ fn make_vm(kvm: &Kvm, memory: GuestMemoryMmap) -> Result<Vm> {
     Ok(vm)
 }
 
+/// Adds configuration space and the BARs of all slots.
+fn add_bus(slots: &[Arc<Slot>], memory: u64, io: &mut IoManager) -> Result<Arc<PciBus>> {
+    let bus = PciBus::new(slots.iter().cloned())?;
+    let mut room = AddressAllocator::new(BARS, BARS_END - BARS)?;
+    // Each BAR takes at least one page of its own.
+    bus.place_bars(|size| {
+        let size = size.max(4096);
+        room.allocate(size, size, AllocPolicy::FirstMatch).map(|range| range.start()).ok()
+    })?;
+    io.register_pio(ConfigPorts::range(), Arc::new(ConfigPorts::new(Arc::clone(&bus))))?;
+    let hole = memory::layout(memory).first().map_or(BARS, |(_, len)| *len);
+    let bars = MmioRange::new(MmioAddress(hole), BARS_END - hole)?;
+    io.register_mmio(bars, Arc::new(BarMap::new(Arc::clone(&bus))))?;
+    Ok(bus)
+}
+
+/// Creates the processors. Without an entry point they get their features only.
+fn make_cpus(vm: &Vm, cpus: u8, shape: &Shape, entry: Option<Entry>) -> Result<Vec<Vcpu>> {
+    let cpus = (0..cpus).map(|number| {
+        let cpu = vm.vcpu(number)?;
+        match entry {
+            Some(entry) => shape.apply(&cpu, number, entry)?,
+            None => shape.apply_features(&cpu, number)?,
+        }
+        Ok(cpu)
+    });
+    cpus.collect()
+}
+
 impl Machine {
-    /// Creates the machine with all its processors.
+    /// Creates the machine with all its processors. It boots a kernel.
     pub(crate) fn new(kvm: &Kvm, options: &VmOptions, prepared: Prepared) -> Result<Self> {
-        let Prepared { memory, entry, mut slots, pair: Pair { slot: pair, rdma, cable }, power } = prepared;
+        Self::with_state(kvm, options, prepared, Shape::new(kvm, options.cpus)?, None)
+    }
+
+    /// Creates the machine with processors of this shape, and in this state if there is one.
+    pub(crate) fn with_state(
+        kvm: &Kvm,
+        options: &VmOptions,
+        prepared: Prepared,
+        shape: Shape,
+        state: Option<&State>,
+    ) -> Result<Self> {
+        let Prepared { memory, entry, mut slots, disks, pair, power } = prepared;
+        let Pair { slot: pair, nic, rdma, cable } = pair;
+        let mtu = cable.mtu();
         let vm = make_vm(kvm, memory)?;
         let interrupts = KvmInterrupts::new(Arc::clone(vm.fd()))?;
         let mut events = Subscribers::new().context("cannot wait for events")?;
@@ -152,38 +225,61 @@ impl Machine {
         let doorbells = options.doorbells.map(start).transpose()?;
         slots.push(pair);
         let mut io = IoManager::new();
-        let bus = PciBus::new(slots)?;
-        let mut room = AddressAllocator::new(BARS, BARS_END - BARS)?;
-        // Each BAR takes at least one page of its own.
-        bus.place_bars(|size| {
-            let size = size.max(4096);
-            room.allocate(size, size, AllocPolicy::FirstMatch).map(|range| range.start()).ok()
-        })?;
-        io.register_pio(ConfigPorts::range(), Arc::new(ConfigPorts::new(Arc::clone(&bus))))?;
-        let hole = memory::layout(options.memory).first().map_or(BARS, |(_, len)| *len);
-        let bars = MmioRange::new(MmioAddress(hole), BARS_END - hole)?;
-        io.register_mmio(bars, Arc::new(BarMap::new(Arc::clone(&bus))))?;
-        let end = add_ports(options, vm.fd(), &mut io, &mut events)?;
+        let bus = add_bus(&slots, options.memory, &mut io)?;
+        let saved = state.map(|state| &state.ports);
+        let ports = add_ports(options, vm.fd(), &mut io, &mut events, saved)?;
+        let AddedPorts { reset: end, console, second } = ports;
         let ended = Arc::new(AtomicBool::new(false));
         for event in [&end, power.event()] {
-            events.add_subscriber(Box::new(End(event.try_clone()?, Arc::clone(&ended))));
+            events.add_subscriber(Box::new(Happened(event.try_clone()?, Arc::clone(&ended))));
         }
-        let shape = Shape::new(kvm, options.cpus)?;
-        let cpus = (0..options.cpus).map(|number| {
-            let cpu = vm.vcpu(number)?;
-            shape.apply(&cpu, number, entry)?;
-            Ok(cpu)
-        });
-        let cpus = cpus.collect::<Result<Vec<_>>>()?;
-        let io = Arc::new(io);
-        Ok(Self { events, _doorbells: doorbells, cpus, io, bus, end, ended, power, _vm: vm, _cable: cable })
+        let cpus = make_cpus(&vm, options.cpus, &shape, entry)?;
+        let hello = host::hello(options, mtu, &shape, &disks);
+        let parts = Parts { bus, slots, disks, nic, rdma, power, console, second };
+        if let Some(state) = state {
+            state.restore(&vm, &cpus, &parts)?;
+        }
+        let (io, requested) = (Arc::new(io), Arc::default());
+        Ok(Self { events, _doorbells: doorbells, cpus, io, parts, hello, end, ended, requested, vm, _cable: cable })
     }
 
-    /// Runs the machine until it is reset or powered off.
+    /// Runs the machine until it is reset, powered off or saved. A signal of `save`'s event saves it to the file.
     ///
     /// # Errors
     /// A processor cannot continue.
-    pub(crate) fn run(mut self) -> Result<Ended> {
+    pub(crate) fn run(mut self, kvm: &Kvm, save: Option<&Request>) -> Result<Ended> {
+        if let Some(Request { event, .. }) = save {
+            self.events.add_subscriber(Box::new(Happened(event.try_clone()?, Arc::clone(&self.requested))));
+        }
+        loop {
+            let result = self.run_processors();
+            let ended = self.ended.load(Ordering::Acquire);
+            if let (Ok(()), false, Some(Request { path, .. })) = (&result, ended, save) {
+                self.requested.store(false, Ordering::Release);
+                match self.save(kvm, path) {
+                    Ok(()) => return Ok(Ended::Saved),
+                    Err(error) => eprintln!("{}: {error:#}; the machine goes on", self.hello.name),
+                }
+                resume(&self.parts)?;
+                continue;
+            }
+            // After this reset no function accesses guest memory.
+            self.parts.bus.reset();
+            return result.map(|()| if self.parts.power.is_off() { Ended::Off } else { Ended::Reset });
+        }
+    }
+
+    /// Writes a machine whose processors have stopped to a file. Afterwards nothing of it accesses guest memory, unless
+    /// this fails.
+    fn save(&self, kvm: &Kvm, path: &Path) -> Result<()> {
+        let state = State::collect(kvm, &self.vm, &self.cpus, &self.parts)?;
+        file::write(path, &self.hello, self.vm.memory(), &state)?;
+        self.parts.bus.reset();
+        Ok(())
+    }
+
+    /// Runs the processors until the machine has ended or is to be saved, and stops them.
+    fn run_processors(&mut self) -> Result<()> {
         let stop = Arc::new(AtomicBool::new(false));
         let (results, ends) = mpsc::channel();
         let mut threads = Vec::new();
@@ -192,26 +288,34 @@ impl Machine {
             let end = self.end.try_clone()?;
             let run = move || {
                 let result = cpu::run(&mut cpu, &io, &stop).with_context(|| format!("processor {number}"));
+                // A processor that was stopped is not the end of the machine.
+                let ended = result.is_err() || !stop.load(Ordering::Acquire);
                 // Both calls fail only if the machine is gone.
                 let _ = results.send(result);
-                let _ = end.write(1);
+                if ended {
+                    let _ = end.write(1);
+                }
+                cpu
             };
             threads.push(Builder::new().name(format!("vcpu-{number}")).spawn(run).context("cannot start a thread")?);
         }
         drop(results);
-        while !self.ended.load(Ordering::Acquire) {
+        while !self.ended.load(Ordering::Acquire) && !self.requested.load(Ordering::Acquire) {
             self.events.run().context("cannot wait for events")?;
         }
         stop.store(true, Ordering::Release);
         let result = stop_all(&threads, &ends);
-        // After this reset no function accesses guest memory.
-        self.bus.reset();
-        result.map(|()| if self.power.is_off() { Ended::Off } else { Ended::Reset })
+        for thread in threads {
+            self.cpus.push(thread.join().map_err(|_| anyhow::anyhow!("the thread of a processor has panicked"))?);
+        }
+        // A guest may have ended the machine while the processors stopped.
+        while self.events.run_with_timeout(0).context("cannot wait for events")? > 0 {}
+        result
     }
 }
 
 /// Waits for all processors to end, and signals those that are in guest mode to leave it.
-fn stop_all(threads: &[JoinHandle<()>], ends: &mpsc::Receiver<Result<()>>) -> Result<()> {
+fn stop_all(threads: &[JoinHandle<Vcpu>], ends: &mpsc::Receiver<Result<()>>) -> Result<()> {
     let mut result = Ok(());
     let mut left = threads.len();
     while left > 0 {
@@ -231,19 +335,36 @@ fn stop_all(threads: &[JoinHandle<()>], ends: &mpsc::Receiver<Result<()>>) -> Re
     result
 }
 
-/// Adds the serial ports and the reset line. Returns the event of the reset line.
-fn add_ports(options: &VmOptions, vm: &Arc<VmFd>, io: &mut IoManager, events: &mut Subscribers) -> Result<EventFd> {
+/// Ports that were added, and the event of the reset line.
+struct AddedPorts {
+    reset: EventFd,
+    console: Console,
+    second: Option<SocketPort>,
+}
+
+/// Adds the serial ports, in their saved state if there is one, and the reset line.
+fn add_ports(
+    options: &VmOptions,
+    vm: &Arc<VmFd>,
+    io: &mut IoManager,
+    events: &mut Subscribers,
+    saved: Option<&Ports>,
+) -> Result<AddedPorts> {
     let range = |port, size| PioRange::new(PioAddress(port), size).context("ports");
-    let (console, event) = serial::console(options.console.as_deref())?;
-    io.register_pio(range(CONSOLE.0, 8)?, console as Arc<Mutex<_>>)?;
+    let state = saved.and_then(|saved| saved.console.as_ref());
+    let (console, event) = serial::console(options.console.as_deref(), state)?;
+    io.register_pio(range(CONSOLE.0, 8)?, Arc::clone(&console) as Arc<Mutex<_>>)?;
     vm.register_irqfd(&event, CONSOLE.1).context("interrupt of the console")?;
+    let mut second = None;
     if let Some(path) = &options.serial {
-        let (port, event, input) = serial::connected(path)?;
-        io.register_pio(range(SECOND_SERIAL.0, 8)?, port)?;
+        let state = saved.and_then(|saved| saved.second.as_ref());
+        let (port, event, input) = serial::connected(path, state)?;
+        io.register_pio(range(SECOND_SERIAL.0, 8)?, Arc::clone(&port) as Arc<Mutex<_>>)?;
         vm.register_irqfd(&event, SECOND_SERIAL.1).context("interrupt of the serial port")?;
         events.add_subscriber(Box::new(input));
+        second = Some(port);
     }
     let (reset, event) = ResetLine::new()?;
     io.register_pio(range(KEYBOARD, 5)?, Arc::new(Mutex::new(reset)))?;
-    Ok(event)
+    Ok(AddedPorts { reset: event, console, second })
 }

@@ -7,6 +7,7 @@
 //! | `options` | the command line |
 //! | `fabric` | adapter and switch, and how a VM's two functions are plugged in |
 //! | `machine` | a VM: its parts and its life |
+//! | `parts` | the parts of a VM that are saved with it |
 //! | `memory` | guest memory, also as KVM maps it: the only unsafe code |
 //! | `boot` | kernel, page tables, MP table: the initial state of the guest |
 //! | `cpu` | processors |
@@ -14,6 +15,7 @@
 //! | `serial` | serial ports and the reset line |
 //! | `disk` | virtio block devices |
 //! | `power` | power-off for a guest without ACPI |
+//! | `saved` | a machine in a file |
 
 mod boot;
 mod cpu;
@@ -23,7 +25,9 @@ mod fabric;
 mod machine;
 mod memory;
 mod options;
+mod parts;
 mod power;
+mod saved;
 mod serial;
 
 use std::process::ExitCode;
@@ -34,9 +38,13 @@ use std::thread;
 use anyhow::{Context, Result};
 use clap::Parser;
 
+use cpu::Shape;
 use fabric::Fabric;
-use machine::{Ended, Machine, Prepared};
+use kvm_ioctls::Kvm;
+use machine::{Ended, Machine, Prepared, Request};
 use options::{Options, VmOptions};
+use saved::file::{self, Saved};
+use saved::{host, requests};
 
 fn main() -> ExitCode {
     // Warnings about a guest or the system are shown by default.
@@ -53,20 +61,31 @@ fn main() -> ExitCode {
 /// Checks all options before the first VM starts.
 fn run(options: &Options) -> Result<()> {
     let vms = options.vms()?;
+    let saved = options.restore.as_deref().map(file::open).transpose()?;
     let fabric = Arc::new(Fabric::new(options.mtu, options.uplink()?)?);
-    let prepare = |vm: &VmOptions| Prepared::new(vm, &fabric).with_context(|| vm.name.clone());
-    let prepared = vms.iter().map(prepare).collect::<Result<Vec<_>>>()?;
+    let prepare = |vm: &VmOptions| {
+        let prepared = if saved.is_some() { Prepared::empty(vm, &fabric) } else { Prepared::new(vm, &fabric) };
+        prepared.with_context(|| vm.name.clone())
+    };
+    let mut prepared = vms.iter().map(prepare).collect::<Result<Vec<_>>>()?;
     let kvm = cpu::open_kvm(&options.kvm)?;
-    let start = |(vm, prepared): (&VmOptions, _)| Machine::new(&kvm, vm, prepared).with_context(|| vm.name.clone());
-    let machines = vms.iter().zip(prepared).map(start).collect::<Result<Vec<_>>>()?;
+    let machines = match (saved, &vms[..], prepared.pop()) {
+        (Some(saved), [vm], Some(empty)) => vec![restore(&kvm, vm, fabric.mtu(), empty, saved)?],
+        (_, _, last) => {
+            let start =
+                |(vm, prepared): (&VmOptions, _)| Machine::new(&kvm, vm, prepared).with_context(|| vm.name.clone());
+            vms.iter().zip(prepared.into_iter().chain(last)).map(start).collect::<Result<Vec<_>>>()?
+        }
+    };
     cpu::prepare_kick()?;
+    let request = options.save.as_deref().map(requests::on_signal).transpose()?.map(Arc::new);
 
     let kvm = Arc::new(kvm);
     let (ended, ends) = mpsc::channel();
     for (vm, machine) in vms.into_iter().zip(machines) {
-        let (kvm, fabric, ended) = (Arc::clone(&kvm), Arc::clone(&fabric), ended.clone());
+        let (kvm, fabric, ended, request) = (Arc::clone(&kvm), Arc::clone(&fabric), ended.clone(), request.clone());
         let live = move || {
-            let result = live(&kvm, &fabric, &vm, machine).with_context(|| vm.name.clone());
+            let result = live(&kvm, &fabric, &vm, machine, request.as_deref()).with_context(|| vm.name.clone());
             // The send fails only when the process ends.
             let _ = ended.send(result);
         };
@@ -76,14 +95,39 @@ fn run(options: &Options) -> Result<()> {
     ends.into_iter().collect()
 }
 
-/// Runs a VM from boot to boot until it is powered off. On reset the machine is created anew, with zeroed memory.
-fn live(kvm: &kvm_ioctls::Kvm, fabric: &Arc<Fabric>, vm: &VmOptions, mut machine: Machine) -> Result<()> {
+/// Creates a machine in the state of a file.
+fn restore(kvm: &Kvm, vm: &VmOptions, mtu: u32, empty: Prepared, saved: Saved) -> Result<Machine> {
+    let restore = || {
+        let shape = Shape::new(kvm, vm.cpus)?;
+        host::check_machine(&saved.hello, &host::hello(vm, mtu, &shape, &empty.disks))?;
+        let features = host::check_processor(&saved.hello, shape.features())?;
+        let state = saved.read(&empty.memory)?;
+        Machine::with_state(kvm, vm, empty, shape.with_features(&features)?, Some(&state))
+    };
+    restore().with_context(|| vm.name.clone()).context("cannot restore")
+}
+
+/// Runs a VM from boot to boot until it is powered off or saved. On reset the machine is created anew, with zeroed
+/// memory.
+fn live(
+    kvm: &Kvm,
+    fabric: &Arc<Fabric>,
+    vm: &VmOptions,
+    mut machine: Machine,
+    request: Option<&Request>,
+) -> Result<()> {
     loop {
-        if machine.run()? == Ended::Off {
-            println!("{}: powered off", vm.name);
-            return Ok(());
+        match machine.run(kvm, request)? {
+            Ended::Reset => println!("{}: reset", vm.name),
+            Ended::Off => {
+                println!("{}: powered off", vm.name);
+                return Ok(());
+            }
+            Ended::Saved => {
+                println!("{}: saved", vm.name);
+                return Ok(());
+            }
         }
-        println!("{}: reset", vm.name);
         machine = Machine::new(kvm, vm, Prepared::new(vm, fabric)?)?;
     }
 }

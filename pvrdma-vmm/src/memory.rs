@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use kvm_bindings::kvm_userspace_memory_region;
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use anyhow::{Context, Result, ensure};
+use kvm_bindings::{kvm_userspace_memory_region, kvm_xsave};
+use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, MemoryRegionAddress};
 
 /// End of the memory below 4 GiB. The range above it holds BARs and interrupt controllers.
@@ -37,6 +37,36 @@ pub(crate) struct Vm {
 pub(crate) struct Vcpu {
     pub(crate) fd: VcpuFd,
     _memory: GuestMemoryMmap,
+    /// Bytes of the extended registers in KVM's format.
+    xsave_size: i32,
+}
+
+impl Vcpu {
+    /// Reads the extended registers.
+    ///
+    /// # Errors
+    /// They do not fit in `kvm_xsave`.
+    pub(crate) fn xsave(&self) -> Result<kvm_xsave> {
+        self.check_xsave()?;
+        Ok(self.fd.get_xsave()?)
+    }
+
+    /// Sets the extended registers.
+    ///
+    /// # Errors
+    /// They do not fit in `kvm_xsave`, or KVM refuses them.
+    pub(crate) fn set_xsave(&self, xsave: &kvm_xsave) -> Result<()> {
+        self.check_xsave()?;
+        // SAFETY: KVM reads no more bytes than the structure has, which was just checked. They are more only with
+        // features that a process has to request, and this one requests none.
+        Ok(unsafe { self.fd.set_xsave(xsave) }?)
+    }
+
+    fn check_xsave(&self) -> Result<()> {
+        let fits = usize::try_from(self.xsave_size).is_ok_and(|size| size <= size_of::<kvm_xsave>());
+        ensure!(fits, "extended registers of {} bytes are not supported", self.xsave_size);
+        Ok(())
+    }
 }
 
 impl Vm {
@@ -60,6 +90,11 @@ impl Vm {
         Ok(Self { fd, memory })
     }
 
+    /// The memory.
+    pub(crate) const fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
     /// The descriptor for everything except processors, see [`Self::vcpu`].
     pub(crate) const fn fd(&self) -> &Arc<VmFd> {
         &self.fd
@@ -68,7 +103,7 @@ impl Vm {
     /// Adds a processor.
     pub(crate) fn vcpu(&self, number: u8) -> Result<Vcpu> {
         let fd = self.fd.create_vcpu(number.into()).with_context(|| format!("cannot make processor {number}"))?;
-        Ok(Vcpu { fd, _memory: self.memory.clone() })
+        Ok(Vcpu { fd, _memory: self.memory.clone(), xsave_size: self.fd.check_extension_int(Cap::Xsave2) })
     }
 }
 

@@ -48,6 +48,12 @@ pub(crate) struct Options {
     /// Bytes of an IP packet that the VMs' network carries.
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(1280..=9000))]
     pub(crate) mtu: u32,
+    /// Save the VM to this file, and end, when the program receives SIGUSR1. There must be one VM.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save: Option<PathBuf>,
+    /// Continue the VM from this file instead of booting a kernel. Its options must be those with which it was saved.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) restore: Option<PathBuf>,
     /// The device of KVM.
     #[arg(long, value_name = "PATH", default_value = "/dev/kvm")]
     pub(crate) kvm: PathBuf,
@@ -102,6 +108,7 @@ impl Options {
             }
             vms.push((vm, mode));
         }
+        self.check_saved(&mut vms)?;
         let processors = Processors {
             available: processors,
             virtual_processors: vms.iter().map(|(vm, _)| usize::from(vm.cpus)).sum(),
@@ -109,6 +116,18 @@ impl Options {
         };
         let choose = |(vm, mode)| VmOptions { doorbells: WindowPolicy::choose(mode, processors), ..vm };
         Ok(vms.into_iter().map(choose).collect())
+    }
+
+    /// Checks the requirements of a saved VM. Its doorbells trap, because pages that are mapped as memory have no saved
+    /// state.
+    fn check_saved(&self, vms: &mut [(VmOptions, DoorbellMode)]) -> Result<()> {
+        if self.save.is_none() && self.restore.is_none() {
+            return Ok(());
+        }
+        let [(vm, mode)] = vms else { bail!("--save and --restore are for one --vm, there are {}", vms.len()) };
+        ensure!(*mode != DoorbellMode::Mapped, "{}: a VM that is saved cannot have doorbells=mapped", vm.name);
+        *mode = DoorbellMode::Trapped;
+        Ok(())
     }
 
     /// Returns the uplink; a tunnel includes its remote addresses.
@@ -232,6 +251,23 @@ mod tests {
         assert_eq!((vms(&["", ",doorbells=auto"], 5), vms(&["", ""], 6)), (vec![false; 2], vec![true; 2]));
         assert_eq!(vms(&["", ",doorbells=trapped"], 5), [true, false], "one watcher");
         assert_eq!(vms(&[",doorbells=mapped", ",doorbells=trapped", ""], 1), [true, false, false]);
+    }
+
+    #[test]
+    fn a_saved_vm_is_alone_and_its_doorbells_trap() {
+        let parse = |words: &[&str]| {
+            let vm = ["pvrdma-vmm", "--kernel", "/k", "--vm", "name=a,mac=52:54:00:00:00:01"];
+            Options::parse_from(vm.iter().chain(words)).vms_on(16)
+        };
+        assert!(parse(&[]).unwrap()[0].doorbells.is_some());
+        for option in ["--save", "--restore"] {
+            assert!(parse(&[option, "/f"]).unwrap()[0].doorbells.is_none());
+            let two = parse(&[option, "/f", "--vm", "name=b,mac=52:54:00:00:00:02"]).unwrap_err();
+            assert!(two.to_string().contains("for one --vm, there are 2"), "{two}");
+        }
+        let mapped = ["pvrdma-vmm", "--kernel", "/k", "--save", "/f", "--vm"];
+        let mapped = Options::parse_from(mapped.iter().chain(&["name=a,mac=52:54:00:00:00:01,doorbells=mapped"]));
+        assert!(mapped.vms_on(16).unwrap_err().to_string().contains("doorbells=mapped"));
     }
 
     #[test]

@@ -47,6 +47,16 @@ impl Power {
         self.off.load(Ordering::Acquire)
     }
 
+    /// Returns `true` if the guest has reported a panic.
+    pub(crate) fn has_panicked(&self) -> bool {
+        self.panicked.load(Ordering::Relaxed)
+    }
+
+    /// Restores the report of a panic.
+    pub(crate) fn set_panicked(&self, panicked: bool) {
+        self.panicked.store(panicked, Ordering::Relaxed);
+    }
+
     /// Event that is signalled when the guest powers itself off.
     pub(crate) const fn event(&self) -> &EventFd {
         &self.event

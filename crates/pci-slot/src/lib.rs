@@ -97,6 +97,8 @@
 //!
 //! There is one bus. Legacy interrupts are not wired: functions must not declare a pin. BARs in I/O space, expansion
 //! ROMs and bridges are not supported. When the machine is reset, the VMM must call [`PciBus::reset`].
+//! A VMM that saves a machine saves the functions and the address register itself, and the MSI-X tables by
+//! [`Slot::save_vectors`].
 
 mod bus;
 mod deferred;
@@ -105,6 +107,7 @@ mod interrupts;
 #[cfg(feature = "kvm")]
 pub mod kvm;
 mod msix;
+mod saved;
 mod slot;
 mod slot_window;
 mod windows;
@@ -113,6 +116,6 @@ pub use bus::{BarMap, ConfigPorts, Ecam, PciBus};
 pub use deferred::{DeferredWork, DoorbellCatcher};
 pub use host_bridge::HostBridge;
 pub use interrupts::{InterruptLine, Message};
-pub use msix::MsixVectors;
+pub use msix::{MsixVectors, SavedVector};
 pub use slot::{Slot, SlotBuilder, SlotError};
 pub use slot_window::{PageMapper, SlotWindow};

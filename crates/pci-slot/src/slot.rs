@@ -192,6 +192,19 @@ impl Slot {
         self.functions.iter().enumerate().filter_map(|(index, placed)| Some((index, placed.as_ref()?)))
     }
 
+    /// Returns the vectors of every function, with its number.
+    pub(crate) fn all_vectors(&self) -> impl Iterator<Item = (u8, &MsixVectors)> {
+        self.placed().filter_map(|(index, placed)| Some((u8::try_from(index).ok()?, &*placed.vectors)))
+    }
+
+    /// Follows configuration space after it was restored.
+    pub(crate) fn follow_config(&self) {
+        for (function, placed) in self.placed() {
+            self.move_windows(function, placed);
+            placed.update_vectors();
+        }
+    }
+
     /// Gives every vector of every function the line that `line` makes for it.
     ///
     /// # Errors

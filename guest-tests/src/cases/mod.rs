@@ -31,6 +31,7 @@ mod kernel_log;
 mod kvm;
 mod kvm_doorbells;
 mod kvm_qemu;
+mod kvm_saved;
 mod lab;
 mod lab_rootfs;
 mod lanes;
@@ -130,6 +131,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(kvm::cases(&beds));
         cases.extend(kvm_qemu::cases(&beds));
         cases.extend(kvm_doorbells::cases(&beds));
+        cases.extend(kvm_saved::cases(&beds));
         cases.extend(cloud_hypervisor::cases(&beds));
         cases.extend(nested::cases());
     }

@@ -21,6 +21,7 @@ use virtio_queue::QueueT;
 use vm_memory::GuestMemoryMmap;
 
 use crate::options::DiskOptions;
+use crate::saved::messages::DiskRegisters;
 use registers::{COMMON_SIZE, Registers};
 use requests::Image;
 
@@ -76,17 +77,57 @@ fn config_space() -> Result<ConfigSpace> {
 }
 
 impl Disk {
-    /// Returns a slot with a disk that is backed by this image.
-    pub(crate) fn slot(number: u8, options: &DiskOptions, memory: &GuestMemoryMmap) -> Result<Arc<Slot>> {
+    /// Returns a disk that is backed by this image, and its slot.
+    pub(crate) fn slot(number: u8, options: &DiskOptions, memory: &GuestMemoryMmap) -> Result<(Arc<Self>, Arc<Slot>)> {
         let image = Image::open(options)?;
         let builder = Slot::builder(number);
-        let disk = Self::new(image, memory.clone(), builder.interrupts(0))?;
-        Ok(builder.with(0, Arc::new(disk)).build()?)
+        let disk = Arc::new(Self::new(image, memory.clone(), builder.interrupts(0))?);
+        let slot = builder.with(0, Arc::clone(&disk) as _).build()?;
+        Ok((disk, slot))
+    }
+
+    /// Size in bytes.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.image.bytes()
+    }
+
+    /// Returns `true` if the guest may write to it.
+    pub(crate) const fn is_writable(&self) -> bool {
+        self.image.is_writable()
+    }
+
+    /// Serves all requests of a guest that has stopped, writes the image out, and returns the registers.
+    pub(crate) fn save(&self) -> Result<DiskRegisters> {
+        self.serve();
+        self.image.flush().context("cannot write a disk out")?;
+        Ok(self.registers.lock().save())
+    }
+
+    /// Sets the registers. Configuration space is restored by the caller.
+    ///
+    /// # Errors
+    /// They are not those of such a disk.
+    pub(crate) fn restore(&self, saved: &DiskRegisters) -> Result<()> {
+        *self.registers.lock() = Registers::restore(self.image.features(), saved)?;
+        Ok(())
     }
 
     fn new(image: Image, memory: GuestMemoryMmap, interrupts: Arc<dyn InterruptSink>) -> Result<Self> {
         let registers = Mutex::new(Registers::new(image.features())?);
         Ok(Self { image, memory, interrupts, registers, config: Mutex::new(config_space()?) })
+    }
+
+    /// Interrupts the guest after a restore, because an interrupt may have been on its way when the state was saved.
+    /// Then serves all available requests.
+    pub(crate) fn resume(&self) {
+        let (running, vector) = {
+            let registers = self.registers.lock();
+            (registers.is_running(), registers.vector)
+        };
+        if running {
+            self.interrupts.msix(vector);
+        }
+        self.serve();
     }
 
     /// Serves all available requests.

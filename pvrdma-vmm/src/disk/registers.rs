@@ -1,7 +1,9 @@
 //! The common configuration structure (section 4.1.4.3).
 
-use anyhow::{Context, Result};
-use virtio_queue::{Queue, QueueT};
+use anyhow::{Context, Result, ensure};
+use virtio_queue::{Queue, QueueState, QueueT};
+
+use crate::saved::messages::DiskRegisters;
 
 /// Size of the structure in bytes.
 pub(super) const COMMON_SIZE: u32 = 56;
@@ -48,6 +50,60 @@ impl Registers {
         (self.accepted, self.offered_select, self.accepted_select) = (0, 0, 0);
         (self.config_vector, self.status, self.queue_select, self.vector) = (NONE, 0, 0, NONE);
         self.queue.reset();
+    }
+
+    /// Returns the state for a stream. What is offered is of the device.
+    pub(super) fn save(&self) -> DiskRegisters {
+        let Self { offered: _, accepted, offered_select, accepted_select, config_vector, .. } = *self;
+        let Self { status, queue_select, vector, ref queue, .. } = *self;
+        let state = queue.state();
+        DiskRegisters {
+            accepted,
+            offered_select,
+            accepted_select,
+            config_vector: config_vector.into(),
+            status: status.into(),
+            queue_select: queue_select.into(),
+            vector: vector.into(),
+            size: state.size.into(),
+            ready: state.ready,
+            next_avail: state.next_avail.into(),
+            next_used: state.next_used.into(),
+            descriptors: state.desc_table,
+            available: state.avail_ring,
+            used: state.used_ring,
+        }
+    }
+
+    /// Returns registers in a saved state, of a device that offers these features.
+    ///
+    /// # Errors
+    /// A value does not fit its register, or the driver has accepted a feature that is not offered.
+    pub(super) fn restore(features: u64, saved: &DiskRegisters) -> Result<Self> {
+        let new = Self::new(features)?;
+        ensure!(saved.accepted & !new.offered == 0, "the guest uses features {:#x} of its disk", saved.accepted);
+        let queue = QueueState {
+            max_size: QUEUE_SIZE,
+            next_avail: saved.next_avail.try_into()?,
+            next_used: saved.next_used.try_into()?,
+            event_idx_enabled: false,
+            size: saved.size.try_into()?,
+            ready: saved.ready,
+            desc_table: saved.descriptors,
+            avail_ring: saved.available,
+            used_ring: saved.used,
+        };
+        Ok(Self {
+            accepted: saved.accepted,
+            offered_select: saved.offered_select,
+            accepted_select: saved.accepted_select,
+            config_vector: saved.config_vector.try_into()?,
+            status: saved.status.try_into()?,
+            queue_select: saved.queue_select.try_into()?,
+            vector: saved.vector.try_into()?,
+            queue: Queue::try_from(queue).context("the queue of a disk")?,
+            ..new
+        })
     }
 
     /// Returns `true` if the driver has finished the setup.

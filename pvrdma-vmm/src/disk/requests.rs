@@ -53,8 +53,21 @@ impl Image {
         Ok(Self { file, bytes, writable: *writable })
     }
 
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) const fn is_writable(&self) -> bool {
+        self.writable
+    }
+
     pub(super) const fn features(&self) -> u64 {
         FEATURE_SEGMENTS | FEATURE_FLUSH | if self.writable { 0 } else { FEATURE_READ_ONLY }
+    }
+
+    /// Writes everything to the medium.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        if self.writable { self.file.sync_data() } else { Ok(()) }
     }
 
     /// Returns the device configuration: capacity in sectors, and the maximum number of segments of a request.

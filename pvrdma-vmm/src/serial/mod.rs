@@ -8,14 +8,16 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use log::debug;
 use vm_device::MutDevicePio;
 use vm_device::bus::{PioAddress, PioAddressOffset};
 use vm_superio::serial::{NoEvents, SerialEvents};
-use vm_superio::{I8042Device, Serial, Trigger};
+use vm_superio::{I8042Device, Serial, SerialState, Trigger};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::saved::messages::Serial as Saved;
 
 /// An event in the form that the devices of `vm-superio` need.
 #[derive(Debug)]
@@ -76,6 +78,54 @@ impl<E: SerialEvents> Port<E> {
     }
 }
 
+impl<E: SerialEvents> Port<E> {
+    /// Returns the state for a stream.
+    pub(crate) fn save(&self) -> Saved {
+        let SerialState {
+            baud_divisor_low,
+            baud_divisor_high,
+            interrupt_enable,
+            interrupt_identification,
+            line_control,
+            line_status,
+            modem_control,
+            modem_status,
+            scratch,
+            in_buffer,
+        } = self.0.state();
+        let registers = [
+            [baud_divisor_low, baud_divisor_high, interrupt_enable, interrupt_identification],
+            [line_control, line_status, modem_control, modem_status],
+        ];
+        Saved { registers: [registers.as_flattened(), &[scratch]].concat(), received: in_buffer }
+    }
+}
+
+/// Decodes a saved port. Without one, the port is in its power-on state.
+fn state(saved: Option<&Saved>) -> Result<SerialState> {
+    let Some(Saved { registers, received }) = saved else { return Ok(SerialState::default()) };
+    let &[baud_divisor_low, baud_divisor_high, interrupt_enable, interrupt_identification, ref rest @ ..] =
+        &registers[..]
+    else {
+        bail!("the state has {} registers of a serial port", registers.len())
+    };
+    let &[line_control, line_status, modem_control, modem_status, scratch] = rest else {
+        bail!("the state has {} registers of a serial port", registers.len())
+    };
+    Ok(SerialState {
+        baud_divisor_low,
+        baud_divisor_high,
+        interrupt_enable,
+        interrupt_identification,
+        line_control,
+        line_status,
+        modem_control,
+        modem_status,
+        scratch,
+        in_buffer: received.clone(),
+    })
+}
+
 impl<E: SerialEvents> MutDevicePio for Port<E> {
     fn pio_read(&mut self, _base: PioAddress, offset: PioAddressOffset, data: &mut [u8]) {
         match (data, u8::try_from(offset)) {
@@ -94,8 +144,11 @@ impl<E: SerialEvents> MutDevicePio for Port<E> {
     }
 }
 
-/// Creates the first port, whose output goes to a file or to standard output.
-pub(crate) fn console(path: Option<&Path>) -> Result<(Arc<Mutex<Port<NoEvents>>>, EventFd)> {
+/// The first port.
+pub(crate) type Console = Arc<Mutex<Port<NoEvents>>>;
+
+/// Creates the first port, whose output goes to a file or to standard output, in the saved state if there is one.
+pub(crate) fn console(path: Option<&Path>, saved: Option<&Saved>) -> Result<(Console, EventFd)> {
     let output: Output = match path {
         Some(path) => {
             // Output from before a reset is kept.
@@ -106,7 +159,9 @@ pub(crate) fn console(path: Option<&Path>) -> Result<(Arc<Mutex<Port<NoEvents>>>
     };
     let line = Line::new()?;
     let event = line.event().try_clone()?;
-    Ok((Arc::new(Mutex::new(Port(Serial::new(line, output)))), event))
+    let serial = Serial::from_state(&state(saved)?, line, NoEvents, output);
+    let serial = serial.map_err(|error| anyhow::anyhow!("console: {error:?}"))?;
+    Ok((Arc::new(Mutex::new(Port(serial))), event))
 }
 
 /// Event that is signalled when the guest has read all bytes.
@@ -140,8 +195,9 @@ pub(crate) struct Input {
 const INPUT: u32 = 0;
 const DRAINED: u32 = 1;
 
-/// Creates the second port and its input. `path` is a Unix socket with a listener, or a character device.
-pub(crate) fn connected(path: &Path) -> Result<(SocketPort, EventFd, Input)> {
+/// Creates the second port, in the saved state if there is one, and its input. `path` is a Unix socket with a listener,
+/// or a character device.
+pub(crate) fn connected(path: &Path, saved: Option<&Saved>) -> Result<(SocketPort, EventFd, Input)> {
     let open = || -> io::Result<File> {
         if std::fs::metadata(path)?.file_type().is_socket() {
             return Ok(File::from(OwnedFd::from(UnixStream::connect(path)?)));
@@ -152,7 +208,8 @@ pub(crate) fn connected(path: &Path) -> Result<(SocketPort, EventFd, Input)> {
     let (line, drained) = (Line::new()?, EventFd::new(EFD_NONBLOCK)?);
     let event = line.event().try_clone()?;
     let output: Output = Box::new(from.try_clone()?);
-    let serial = Serial::with_events(line, Drained(drained.try_clone()?), output);
+    let serial = Serial::from_state(&state(saved)?, line, Drained(drained.try_clone()?), output);
+    let serial = serial.map_err(|error| anyhow::anyhow!("serial port: {error:?}"))?;
     let port = Arc::new(Mutex::new(Port(serial)));
     Ok((Arc::clone(&port), event, Input { port, from, drained, paused: false }))
 }

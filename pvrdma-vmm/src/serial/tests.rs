@@ -19,7 +19,7 @@ fn a_socket_feeds_the_port_as_fast_as_the_guest_reads() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("line");
     let listener = UnixListener::bind(&path).unwrap();
-    let (port, _interrupt, input) = connected(&path).unwrap();
+    let (port, _interrupt, input) = connected(&path, None).unwrap();
     let (mut other, _) = listener.accept().unwrap();
     let mut events: EventManager<Input> = EventManager::new().unwrap();
     events.add_subscriber(input);
@@ -58,7 +58,7 @@ fn a_driver_that_stops_reading_is_told_of_the_rest() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("line");
     let listener = UnixListener::bind(&path).unwrap();
-    let (port, interrupt, input) = connected(&path).unwrap();
+    let (port, interrupt, input) = connected(&path, None).unwrap();
     let (mut other, _) = listener.accept().unwrap();
     let mut events: EventManager<Input> = EventManager::new().unwrap();
     events.add_subscriber(input);
@@ -111,8 +111,35 @@ fn only_the_reset_command_resets() {
 
 #[test]
 fn a_port_that_leads_nowhere_is_named() {
-    let error = connected(Path::new("/nowhere/line")).map(drop).unwrap_err();
+    let error = connected(Path::new("/nowhere/line"), None).map(drop).unwrap_err();
     assert!(format!("{error:#}").contains("/nowhere/line"));
-    let error = console(Some(Path::new("/nowhere/console"))).map(drop).unwrap_err();
+    let error = console(Some(Path::new("/nowhere/console")), None).map(drop).unwrap_err();
     assert!(format!("{error:#}").contains("/nowhere/console"));
+}
+
+/// A port continues with its registers and with the bytes that the guest has not read. A malformed state is refused.
+#[test]
+fn a_port_is_saved() {
+    const INTERRUPT_ENABLE: u16 = 1;
+    const SCRATCH: u16 = 7;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("line");
+    let _listener = UnixListener::bind(&path).unwrap();
+    let (port, _interrupt, _input) = connected(&path, None).unwrap();
+    for (register, value) in [(INTERRUPT_ENABLE, 1), (SCRATCH, 0x5a)] {
+        port.lock().unwrap().pio_write(PioAddress(0x2f8), register, &[value]);
+    }
+    port.lock().unwrap().0.enqueue_raw_bytes(b"left").unwrap();
+    let saved = port.lock().unwrap().save();
+
+    let (restored, interrupt, _input) = connected(&path, Some(&saved)).unwrap();
+    assert_eq!(interrupt.read().unwrap(), 1, "the guest has not read the bytes");
+    assert_eq!(restored.lock().unwrap().save(), saved);
+    assert_eq!(read(&restored, SCRATCH), 0x5a);
+    assert_eq!([(); 4].map(|()| read(&restored, DATA)), *b"left");
+
+    let refuse = |saved: &Saved| assert!(connected(&path, Some(saved)).is_err(), "{saved:?}");
+    refuse(&Saved { received: vec![0; FIFO + 1], ..saved.clone() });
+    refuse(&Saved { registers: vec![0; 8], ..saved.clone() });
+    refuse(&Saved { registers: vec![], ..saved });
 }

@@ -9,6 +9,21 @@ use pvrdma_pci_function::InterruptSink;
 
 use crate::interrupts::{InterruptLine, Message};
 
+/// State of a vector.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SavedVector {
+    /// Number of the function in the slot.
+    pub function: u8,
+    /// Number of the vector.
+    pub vector: u16,
+    /// Address and data from the table.
+    pub message: Message,
+    /// Mask bit of the table.
+    pub masked: bool,
+    /// Pending bit.
+    pub pending: bool,
+}
+
 /// Bytes of a table entry: address, data, vector control.
 const ENTRY: u64 = 16;
 const ENTRY_MASKED: u32 = 1;
@@ -215,6 +230,28 @@ impl MsixVectors {
         }
         if let Some(index) = index(offset, ENTRY) {
             state.deliver(index);
+        }
+    }
+
+    /// Returns the table and the pending bits, as those of this function.
+    pub(crate) fn save(&self, function: u8) -> Vec<SavedVector> {
+        let state = self.state.lock();
+        let save = |(vector, its): (u16, &Vector)| {
+            let &Vector { message, masked, pending, line: _, routed: _ } = its;
+            SavedVector { function, vector, message, masked, pending }
+        };
+        (0..).zip(&state.vectors).map(save).collect()
+    }
+
+    /// Restores the table and the pending bits. Nothing is sent before [`Self::set_control`].
+    pub(crate) fn restore<'a>(&self, saved: impl Iterator<Item = &'a SavedVector>) {
+        let mut state = self.state.lock();
+        (state.enabled, state.masked) = (false, false);
+        for &SavedVector { function: _, vector, message, masked, pending } in saved {
+            if let Some(its) = state.vectors.get_mut(usize::from(vector)) {
+                its.message = Message { address: message.address & !3, ..message };
+                (its.masked, its.pending) = (masked, pending);
+            }
         }
     }
 

@@ -1,0 +1,32 @@
+//! Parts of a machine that are saved with it.
+
+use std::sync::Arc;
+
+use pvrdma_pci_slot::{PciBus, Slot};
+use pvrdma_vmxnet3::Vmxnet3Device;
+
+use crate::disk::Disk;
+use crate::fabric::RdmaDevice;
+use crate::power::Power;
+use crate::serial::{Console, SocketPort};
+
+/// Slot of the first disk.
+pub(crate) const FIRST_DISK: u8 = 1;
+
+/// Returns `true` if a slot holds one of this number of disks.
+pub(crate) fn is_disk(slot: u8, disks: usize) -> bool {
+    slot.checked_sub(FIRST_DISK).is_some_and(|index| usize::from(index) < disks)
+}
+
+/// Parts of a machine that have a state of their own, besides its processors and memory.
+pub(crate) struct Parts {
+    pub(crate) bus: Arc<PciBus>,
+    /// All slots of the bus, in one order for all machines of a kind.
+    pub(crate) slots: Vec<Arc<Slot>>,
+    pub(crate) disks: Vec<Arc<Disk>>,
+    pub(crate) nic: Arc<Vmxnet3Device>,
+    pub(crate) rdma: Arc<RdmaDevice>,
+    pub(crate) power: Arc<Power>,
+    pub(crate) console: Console,
+    pub(crate) second: Option<SocketPort>,
+}
