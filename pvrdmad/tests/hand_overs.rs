@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use common::place::Place;
 use common::process::{children, role};
+use pvrdma_dev::testing::wait_for;
 use pvrdmad::testing::beside_traffic;
 
 /// Time between the end of a hand-over and the beginning of the next one.
@@ -53,7 +54,11 @@ fn hand_overs_follow_each_other() {
     println!("{} hand-overs: median {} ms, longest {} ms", times.len(), times[times.len() / 2], times[times.len() - 1]);
     let network = place.network();
     assert_eq!((&network["restarts"], &network["lost_vms"]), (&0.into(), &serde_json::json!([])), "{network:#}");
-    assert_eq!(descriptors(place.daemon.id()), before);
+    // The daemon may still be closing the connection of the last command.
+    wait_for("no more descriptors than before", || {
+        let after = descriptors(place.daemon.id());
+        after.iter().all(|(role, count)| before.get(role).is_some_and(|most| count <= most)).then_some(())
+    });
     drop(pair);
     place.daemon.stop();
 }
