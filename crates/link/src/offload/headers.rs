@@ -3,8 +3,10 @@
 use pvrdma_packet::{Checksum, EtherType, Ethernet, Ipv4Header, Ipv6Header, TcpHeader, UdpHeader};
 use pvrdma_packet::{PROTOCOL_TCP, PROTOCOL_UDP, ROCE_PORT};
 
-/// Maximum length of the supported headers, in bytes: IPv6 and TCP with all options, tagged.
-pub const MAX_HEADERS: usize = Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN + Ipv6Header::LEN + 60;
+/// Maximum length of the supported headers, in bytes: tagged, IPv4 and TCP with all options.
+pub const MAX_HEADERS: usize = Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN + 2 * MAX_WITH_OPTIONS;
+/// Maximum length of an IPv4 or TCP header with its options, in bytes.
+const MAX_WITH_OPTIONS: usize = 60;
 
 const TCP_FIN_PSH: u8 = 0x09;
 const TCP_CWR: u8 = 0x80;

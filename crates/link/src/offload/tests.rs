@@ -79,6 +79,20 @@ fn the_only_place_of_a_checksum_is_that_of_tcp_or_udp() {
     }
 }
 
+/// A port adds a tag to a frame whose offload it has accepted without one.
+#[test]
+fn the_longest_headers_are_segmented_with_a_tag() {
+    let tcp = [&[0, 80, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0xf0, 0x18, 1, 0, 0, 0, 0, 0][..], &[1; 40], b"data"].concat();
+    let mss = NonZeroU16::new(3).unwrap();
+    for tag in [&[][..], &[0x81, 0, 0, 5]] {
+        let frame = frame(tag, &v4(6, 40, &tcp));
+        let offload = Offload::segmentation(&frame, mss).unwrap();
+        let mut lengths = Vec::new();
+        assert!(offload.finish(&frame, &mut Vec::new(), |part| lengths.push(part.len() - tag.len())));
+        assert_eq!(lengths, [14 + 120 + 3, 14 + 120 + 1]);
+    }
+}
+
 #[test]
 fn what_is_no_whole_segment_or_datagram_has_no_checksum_to_calculate() {
     let tcp = frame(&[], &v4(6, 0, &transport(6, 0)));
