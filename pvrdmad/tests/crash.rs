@@ -5,18 +5,18 @@
 
 mod common;
 
-use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Instant;
+use std::{fs, io};
 
 use common::churn::beside_churn;
 use common::patient::PatientVmm;
 use common::process::{Daemon, children, role};
 use common::remote::probe;
 use common::{PATIENCE, Raw, write_body};
-use pvrdma_dev::testing::{AsyncEntry, Driver};
+use pvrdma_dev::testing::{AsyncEntry, Driver, wait_for};
 use pvrdma_vfio_user_server::message;
 use pvrdmad::testing::{Pair, beside_traffic};
 use rustix::process::{Pid, Signal, kill_process};
@@ -141,6 +141,13 @@ fn vms_keep_their_connections_and_reload_their_drivers() {
     place.daemon.stop();
 }
 
+/// Returns `true` if all threads of a process are stopped. A thread that runs when the signal is sent stops later.
+fn is_stopped(pid: i32) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let state = |task: io::Result<fs::DirEntry>| fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+    tasks.map(state).all(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
+}
+
 /// A message that waits in the socket is answered. If half a message was received, the client is disconnected, and no
 /// other one.
 #[test]
@@ -158,6 +165,7 @@ fn messages_stay_in_step() {
     // The worker is stopped, so the message of the other client is not received before it is killed.
     let worker = i32::try_from(place.status()["networks"][0]["pid"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(worker).unwrap(), Signal::STOP).unwrap();
+    wait_for("a stopped worker", || is_stopped(worker).then_some(()));
     let waiting = vm.raw(|raw| raw.send(message::Command::REGION_READ, 0, &common::access(CONFIG, 0, 4), &[]));
     kill_process(Pid::from_raw(worker).unwrap(), Signal::KILL).unwrap();
     let answer = vm.raw(Raw::receive);

@@ -180,7 +180,7 @@ pub enum LinkError {
 /// Kinds of links with their descriptions, for help texts.
 pub const LINKS: &[(&str, &str)] = &[
     #[cfg(feature = "af-packet")]
-    ("af_packet:INTERFACE[+INTERFACE]", "an interface of this host, with a backup; needs CAP_NET_RAW"),
+    ("af_packet:INTERFACE[+INTERFACE]", "an interface of this host, or two; needs CAP_NET_RAW"),
     #[cfg(feature = "vxlan")]
     ("vxlan:ADDRESS[:PORT]", "a tunnel over UDP from this address; uplink only"),
     #[cfg(feature = "tls")]
