@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pvrdma_base::DeviceLog;
 use pvrdma_guest_memory::{DmaSpace, DmaView, MemoryBudget, PinGuard};
-use pvrdma_packet::MacAddr;
 use pvrdma_pages::PageList;
 use pvrdma_roce::{EgressMarking, Origin};
 use pvrdma_verbs::{DeviceContext, EventSink, Rules, VerbsError};
@@ -118,11 +117,6 @@ impl Adapter {
     #[inline]
     pub(crate) fn is_apart_from(&self, peer: &Self) -> bool {
         (self.memory.is_slow() || peer.memory.is_slow()) && self.memory.id() != peer.memory.id()
-    }
-
-    /// Returns the MAC address of the device.
-    pub(crate) fn mac(&self) -> MacAddr {
-        self.point.mac
     }
 
     /// Returns the source fields of frames that the device sends from a GID.

@@ -227,7 +227,7 @@ impl Rxe {
     /// Announces the addresses of all devices at the uplink, because it leads to another port of the switch.
     pub fn announce(&self) {
         for node in self.0.directory.nodes() {
-            if let Some(port) = self.0.ports.get(node.adapter.mac()) {
+            if let Some(port) = self.0.ports.get(node.adapter.point.mac) {
                 port.send_urgent(&announcements(&node.adapter));
             }
         }

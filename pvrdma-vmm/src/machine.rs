@@ -29,7 +29,7 @@ use crate::memory::{self, Vcpu, Vm};
 use crate::options::VmOptions;
 use crate::parts::{FIRST_DISK, Parts};
 use crate::power::Power;
-use crate::saved::machine::{State, resume};
+use crate::saved::machine::State;
 use crate::saved::messages::{Hello, Ports};
 use crate::saved::{file, host};
 use crate::serial::{self, Console, ResetLine, SocketPort};
@@ -260,7 +260,7 @@ impl Machine {
                     Ok(()) => return Ok(Ended::Saved),
                     Err(error) => eprintln!("{}: {error:#}; the machine goes on", self.hello.name),
                 }
-                resume(&self.parts)?;
+                self.parts.resume_functions()?;
                 continue;
             }
             // After this reset no function accesses guest memory.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use anyhow::{Context, Error, Result};
+use pvrdma_pci_function::Migratable;
 use pvrdma_pci_slot::{PciBus, Slot};
 use pvrdma_vmxnet3::Vmxnet3Device;
 
@@ -29,4 +31,18 @@ pub(crate) struct Parts {
     pub(crate) power: Arc<Power>,
     pub(crate) console: Console,
     pub(crate) second: Option<SocketPort>,
+}
+
+impl Parts {
+    /// Returns both functions with their names, in the order of a stream.
+    pub(crate) fn functions(&self) -> [(&'static str, &dyn Migratable); 2] {
+        [("network function", &*self.nic), ("RDMA device", &*self.rdma)]
+    }
+
+    /// Ends the pause of both functions.
+    pub(crate) fn resume_functions(&self) -> Result<()> {
+        self.functions()
+            .iter()
+            .try_for_each(|(name, function)| function.resume().map_err(Error::from_boxed).context(*name))
+    }
 }

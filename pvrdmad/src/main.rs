@@ -215,7 +215,9 @@ fn check(args: CheckArgs) -> Result<()> {
         print(&all.json()?)?;
     } else {
         print(&report.text())?;
-        print(&if args.vms { vms::text(&vms) } else { String::new() })?;
+        if args.vms {
+            print(&vms::text(&vms))?;
+        }
     }
     report.result().and_then(|()| vms.result())
 }

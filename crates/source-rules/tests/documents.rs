@@ -11,7 +11,7 @@ const NO_RUN: &str = "norun: ";
 /// Fewest words of a reason.
 const WORDS: usize = 2;
 
-/// What the rule finds in a page.
+/// Findings of the rule in a page.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Found {
     /// Blocks that no test runs: line of the fence, and reason.

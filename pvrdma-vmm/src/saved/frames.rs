@@ -64,10 +64,8 @@ impl<W: Write> Sender<W> {
     pub(crate) fn frame(&mut self, kind: Kind, parts: &[&[u8]]) -> Result<()> {
         let length = parts.iter().map(|part| part.len()).sum::<usize>();
         ensure!(length <= MAX_BODY, "a frame of {length} bytes");
-        let mut head = [kind as u8; 5];
-        for (to, from) in head.iter_mut().skip(1).zip(u32::try_from(length)?.to_le_bytes()) {
-            *to = from;
-        }
+        let [a, b, c, d] = u32::try_from(length)?.to_le_bytes();
+        let head = [kind as u8, a, b, c, d];
         let mut parts = std::iter::once(&head[..]).chain(parts.iter().copied());
         parts.try_for_each(|part| self.to.write_all(part)).context("cannot write the state")
     }

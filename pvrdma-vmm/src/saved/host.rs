@@ -1,6 +1,6 @@
 //! Checks before a machine continues here: the same machine, on the same model of processor.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use kvm_bindings::kvm_cpuid_entry2;
 
 use super::messages::{Disk, Hello};
@@ -9,12 +9,19 @@ use crate::cpu::Shape;
 use crate::disk::Disk as Attached;
 use crate::options::VmOptions;
 
-/// Leaves of which each bit of these registers (`eax` to `edx`) is a feature. A guest keeps on using what it has found.
-const FEATURES: [(u32, [bool; 4]); 4] = [
-    (1, [false, false, true, true]),
-    (7, [false, true, true, true]),
-    (0x8000_0001, [false, false, true, true]),
-    (0x8000_0008, [false, true, false, false]),
+/// Register of a CPUID leaf of which each bit is a feature: leaf, name and value.
+type FeatureRegister = (u32, &'static str, fn([u32; 4]) -> u32);
+
+/// Registers with the features that a guest continues to use once it has found them.
+const FEATURES: [FeatureRegister; 8] = [
+    (1, "ecx", |[_, _, ecx, _]| ecx),
+    (1, "edx", |[_, _, _, edx]| edx),
+    (7, "ebx", |[_, ebx, _, _]| ebx),
+    (7, "ecx", |[_, _, ecx, _]| ecx),
+    (7, "edx", |[_, _, _, edx]| edx),
+    (0x8000_0001, "ecx", |[_, _, ecx, _]| ecx),
+    (0x8000_0001, "edx", |[_, _, _, edx]| edx),
+    (0x8000_0008, "ebx", |[_, ebx, _, _]| ebx),
 ];
 
 /// Describes a machine and its host.
@@ -54,16 +61,12 @@ pub(crate) fn check_processor(found: &Hello, here: &[kvm_cpuid_entry2]) -> Resul
     let theirs = theirs.collect::<Result<Vec<_>>>()?;
     let (was, is) = (model(&theirs), model(here));
     ensure!(was == is, "the state is of another model of processor: {was}, this host has {is}");
-    for (function, wanted) in FEATURES {
-        let (was, is) = (registers(&theirs, function), registers(here, function));
-        for (((register, was), is), _) in
-            ["eax", "ebx", "ecx", "edx"].iter().zip(was).zip(is).zip(wanted).filter(|(_, wanted)| *wanted)
-        {
-            let missing = was & !is;
-            if missing != 0 {
-                bail!("the guest uses features that KVM lacks here: {missing:#x} of {register} in CPUID {function:#x}");
-            }
-        }
+    for (function, register, value) in FEATURES {
+        let missing = value(registers(&theirs, function)) & !value(registers(here, function));
+        ensure!(
+            missing == 0,
+            "the guest uses features that KVM lacks here: {missing:#x} of {register} in CPUID {function:#x}"
+        );
     }
     Ok(theirs)
 }

@@ -3,9 +3,9 @@
 use std::io::{Read, Write};
 use std::sync::PoisonError;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use kvm_ioctls::Kvm;
-use pvrdma_pci_function::{CONFIG_SIZE, Migratable};
+use pvrdma_pci_function::CONFIG_SIZE;
 use pvrdma_pci_slot::{ConfigPorts, Message, SavedVector, Slot as BusSlot};
 use vm_device::DevicePio;
 use vm_device::bus::PioAddress;
@@ -39,11 +39,11 @@ impl State {
     /// Pauses the functions and collects the state. The processors have stopped. The functions stay paused, also after
     /// an error.
     pub(crate) fn collect(kvm: &Kvm, vm: &Vm, cpus: &[Vcpu], parts: &Parts) -> Result<Self> {
-        let functions: [&dyn Migratable; 2] = [&*parts.nic, &*parts.rdma];
-        functions.iter().for_each(|function| function.pause());
-        let [network, rdma] = functions.map(|function| {
+        let functions = parts.functions();
+        functions.iter().for_each(|(_, function)| function.pause());
+        let [network, rdma] = functions.map(|(name, function)| {
             let mut state = Vec::new();
-            function.save(&mut state).map(|()| state).map_err(|error| anyhow::anyhow!(error))
+            function.save(&mut state).map(|()| state).map_err(Error::from_boxed).context(name)
         });
         // Disks interrupt the guest for their last requests, so the interrupt controllers come later.
         let disks = parts.disks.iter().map(|disk| disk.save()).collect::<Result<Vec<_>>>()?;
@@ -54,8 +54,8 @@ impl State {
             controllers,
             ports: ports(parts),
             slots: slots(parts, &disks)?,
-            network: network.context("network function")?,
-            rdma: rdma.context("RDMA device")?,
+            network: network?,
+            rdma: rdma?,
         })
     }
 
@@ -110,20 +110,11 @@ impl State {
         controllers::restore(vm.fd(), &self.controllers)?;
         parts.power.set_panicked(self.ports.panicked);
         ConfigPorts::new(parts.bus.clone()).pio_write(PCI_ADDRESS, 0, &self.ports.pci_address.to_le_bytes());
-        parts
-            .nic
-            .restore(&mut &self.network[..])
-            .map_err(|error| anyhow::anyhow!(error))
-            .context("network function")?;
-        Migratable::restore(&*parts.rdma, &mut &self.rdma[..])
-            .map_err(|error| anyhow::anyhow!(error))
-            .context("RDMA device")?;
-        self.restore_slots(parts)?;
-        let functions: [(&str, &dyn Migratable); 2] =
-            [("network function", &*parts.nic), ("RDMA device", &*parts.rdma)];
-        for (name, function) in functions {
-            function.resume().map_err(|error| anyhow::anyhow!(error)).context(name)?;
+        for ((name, function), state) in parts.functions().into_iter().zip([&self.network, &self.rdma]) {
+            function.restore(&mut &state[..]).map_err(Error::from_boxed).context(name)?;
         }
+        self.restore_slots(parts)?;
+        parts.resume_functions()?;
         parts.disks.iter().for_each(|disk| disk.resume());
         Ok(())
     }
@@ -146,12 +137,6 @@ impl State {
         ensure!(disks.next().is_none(), "the state has fewer disks");
         Ok(())
     }
-}
-
-/// Lets the functions and disks of a machine go on that was not saved after all.
-pub(crate) fn resume(parts: &Parts) -> Result<()> {
-    let functions: [&dyn Migratable; 2] = [&*parts.nic, &*parts.rdma];
-    functions.iter().try_for_each(|function| function.resume()).map_err(|error| anyhow::anyhow!(error))
 }
 
 fn append(to: &mut Vec<u8>, body: &[u8]) -> Result<()> {

@@ -93,23 +93,36 @@ impl<E: SerialEvents> Port<E> {
             scratch,
             in_buffer,
         } = self.0.state();
-        let registers = [
-            [baud_divisor_low, baud_divisor_high, interrupt_enable, interrupt_identification],
-            [line_control, line_status, modem_control, modem_status],
+        let registers = vec![
+            baud_divisor_low,
+            baud_divisor_high,
+            interrupt_enable,
+            interrupt_identification,
+            line_control,
+            line_status,
+            modem_control,
+            modem_status,
+            scratch,
         ];
-        Saved { registers: [registers.as_flattened(), &[scratch]].concat(), received: in_buffer }
+        Saved { registers, received: in_buffer }
     }
 }
 
 /// Decodes a saved port. Without one, the port is in its power-on state.
 fn state(saved: Option<&Saved>) -> Result<SerialState> {
     let Some(Saved { registers, received }) = saved else { return Ok(SerialState::default()) };
-    let &[baud_divisor_low, baud_divisor_high, interrupt_enable, interrupt_identification, ref rest @ ..] =
-        &registers[..]
+    let &[
+        baud_divisor_low,
+        baud_divisor_high,
+        interrupt_enable,
+        interrupt_identification,
+        line_control,
+        line_status,
+        modem_control,
+        modem_status,
+        scratch,
+    ] = &registers[..]
     else {
-        bail!("the state has {} registers of a serial port", registers.len())
-    };
-    let &[line_control, line_status, modem_control, modem_status, scratch] = rest else {
         bail!("the state has {} registers of a serial port", registers.len())
     };
     Ok(SerialState {

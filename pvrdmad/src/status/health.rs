@@ -44,9 +44,7 @@ impl NetworkStatus {
             if let Some(backup) = interface.backup.as_ref().filter(|backup| *backup != "up") {
                 problems.push(format!("the backup interface of {name} is {backup}"));
             }
-            if let Some([first, second]) = interface.different_mtus {
-                problems.push(format!("interfaces {name} carry packets of {first} and {second} bytes"));
-            }
+            problems.extend(interface.mtu_difference().map(|difference| format!("interfaces {difference}")));
             if let Some((mtu, wanted)) = interface.too_short() {
                 problems.push(format!("interface {name} carries packets of {mtu} bytes, not of {wanted}"));
             }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::report::{
-    CaptureReport, DaemonStatus, DeviceReport, LinkReport, NetworkReport, NetworkState, NetworkStatus, NicReport,
-    ShareReport, WedgedProcess,
+    CaptureReport, DaemonStatus, DeviceReport, InterfaceReport, LinkReport, NetworkReport, NetworkState, NetworkStatus,
+    NicReport, ShareReport, WedgedProcess,
 };
 use super::table::{number, percent, short, size, table};
 use crate::config::{BitRate, Pin};
@@ -155,27 +155,8 @@ impl DaemonStatus {
             }
         }
         for network in &self.networks {
-            if let Some(interface) = network.interface.as_ref().filter(|interface| !interface.up) {
-                let (name, interface, state) = (short(&network.name), &interface.name, &interface.state);
-                text += &format!("network {name}: ports are down: interface {interface} is {state}\n");
-            }
-            if let Some((interface, active)) =
-                network.interface.as_ref().and_then(|interface| Some((interface, interface.active.as_ref()?)))
-            {
-                let (name, backup) = (short(&network.name), interface.backup.as_deref().unwrap_or("absent"));
-                text += &format!("network {name}: {active} of {} is active, the backup is {backup}\n", interface.name);
-                if let Some([first, second]) = interface.different_mtus {
-                    text +=
-                        &format!("network {name}: {} carry packets of {first} and {second} bytes\n", interface.name);
-                }
-            }
-            if let Some((interface, (mtu, wanted))) =
-                network.interface.as_ref().and_then(|interface| Some((interface, interface.too_short()?)))
-            {
-                let (name, interface) = (short(&network.name), &interface.name);
-                text +=
-                    &format!("network {name}: interface {interface} carries packets of {mtu} bytes, not of {wanted}: ");
-                text += "path MTUs are shorter\n";
+            if let Some(interface) = &network.interface {
+                text += &interface_lines(&short(&network.name), interface);
             }
         }
         for device in self.devices.iter().filter(|device| device.link_down) {
@@ -327,6 +308,23 @@ impl DaemonStatus {
     fn render_counters(&self) -> String {
         self.devices.chunks(3).map(render_counters).collect()
     }
+}
+
+/// Describes an interface that devices follow, as far as it is not a single one that is up and suits the network.
+fn interface_lines(network: &str, interface: &InterfaceReport) -> String {
+    let (name, mut lines) = (&interface.name, Vec::new());
+    if !interface.up {
+        lines.push(format!("ports are down: interface {name} is {}", interface.state));
+    }
+    if let Some(active) = &interface.active {
+        let backup = interface.backup.as_deref().unwrap_or("absent");
+        lines.push(format!("{active} of {name} is active, the backup is {backup}"));
+    }
+    lines.extend(interface.mtu_difference());
+    if let Some((mtu, wanted)) = interface.too_short() {
+        lines.push(format!("interface {name} carries packets of {mtu} bytes, not of {wanted}: path MTUs are shorter"));
+    }
+    lines.into_iter().map(|line| format!("network {network}: {line}\n")).collect()
 }
 
 fn render_counters(devices: &[DeviceReport]) -> String {

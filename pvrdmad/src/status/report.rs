@@ -305,6 +305,12 @@ impl InterfaceReport {
     pub(crate) fn too_short(&self) -> Option<(u32, u32)> {
         self.mtu.zip(self.wanted).filter(|(mtu, wanted)| mtu < wanted)
     }
+
+    /// Describes the different MTUs of both interfaces, if they differ.
+    pub(crate) fn mtu_difference(&self) -> Option<String> {
+        let [first, second] = self.different_mtus?;
+        Some(format!("{} carry packets of {first} and {second} bytes", self.name))
+    }
 }
 
 /// The client of a device.

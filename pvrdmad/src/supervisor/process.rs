@@ -340,7 +340,7 @@ impl Keeper {
         let wanted = self.lives.wanted.lock().take();
         if let Some(wanted) = wanted {
             let (done, tried) = match wanted {
-                Wanted::Renew(done) => (done, self.hand_over(session).map(|done| (done, Ok(())))),
+                Wanted::Renew(done) => (done, self.hand_over(session).map(|taken| (taken, Ok(())))),
                 Wanted::Give(gift, done) => (done, self.give_to(session, &gift).map(|given| (given, Err(End::Given)))),
             };
             let (result, end) = match tried {

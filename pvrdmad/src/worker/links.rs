@@ -147,13 +147,16 @@ pub(super) fn open(
         }
         LinkSpec::Vxlan(config) => Arc::new(VxlanLink::from_sockets(config, fds, Arc::new(MonotonicClock::default()))?),
         LinkSpec::Tls(config) => Arc::new(TlsLink::from_descriptors(config, fds, connector)?),
-        LinkSpec::AfPacket(name) => {
-            let link = AfPacketLink::from_socket(name.as_str(), single(fds)?, connector);
-            Arc::new(if offload { link } else { link.without_offload() })
-        }
+        LinkSpec::AfPacket(name) => Arc::new(packet_link(name, single(fds)?, connector, offload)),
         LinkSpec::AfPacketPair(_) => bail!("{link} is an uplink only"),
         LinkSpec::Tap(name) => Arc::new(TapLink::from_device(name.clone(), single(fds)?, connector)),
     })
+}
+
+/// Makes the link of an interface from its packet socket.
+fn packet_link(name: &InterfaceName, socket: OwnedFd, connector: Arc<Reconnect>, offload: bool) -> AfPacketLink {
+    let link = AfPacketLink::from_socket(name.as_str(), socket, connector);
+    if offload { link } else { link.without_offload() }
 }
 
 /// Makes an uplink with two interfaces from their descriptors.
@@ -164,8 +167,7 @@ fn open_pair(names: &[InterfaceName; 2], fds: Vec<OwnedFd>, host: &Arc<dyn Host>
     let fds: [OwnedFd; 2] = fds.try_into().map_err(|_| anyhow!("a link with two interfaces has two descriptors"))?;
     let member = |interface, name: &InterfaceName, fd| -> Arc<dyn Link> {
         let connector = Arc::new(Reconnect { host: Arc::clone(host), device: None, interface });
-        let link = AfPacketLink::from_socket(name.as_str(), fd, connector);
-        Arc::new(if offload { link } else { link.without_offload() })
+        Arc::new(packet_link(name, fd, connector, offload))
     };
     let ([first, second], [one, other]) = (names, fds);
     Ok(BackupLink::new([member(0, first, one), member(1, second, other)]))

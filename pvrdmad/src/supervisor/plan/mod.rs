@@ -272,11 +272,10 @@ impl Plan {
 
     /// Returns the interface of the uplink, if device links follow it.
     pub(super) fn interface(&self) -> Option<InterfaceReport> {
-        let ((first, second), seen) = (interfaces_of(&self.setup.network)?, self.settings().interface?);
+        let (interfaces, seen) = (interfaces_of(&self.setup.network)?, self.settings().interface?);
         let state = seen.state();
-        let name = second.map_or_else(|| first.to_string(), |second| format!("{first}+{second}"));
         Some(InterfaceReport {
-            name,
+            name: names(interfaces),
             state: state.to_string(),
             up: state.is_up(),
             mtu: state.mtu(),
@@ -431,10 +430,15 @@ fn interfaces_of(network: &Network) -> Option<(&InterfaceName, Option<&Interface
     }
 }
 
+/// Returns the names of the interfaces, as in the configuration.
+fn names((first, second): (&InterfaceName, Option<&InterfaceName>)) -> String {
+    second.map_or_else(|| first.to_string(), |second| format!("{first}+{second}"))
+}
+
 /// Opens a watch of the interfaces and reads their current state.
 fn watch(network: &Network) -> Option<(UplinkWatch, UplinkState)> {
     let (first, second) = interfaces_of(network)?;
-    let name = second.map_or_else(|| first.to_string(), |second| format!("{first}+{second}"));
+    let name = names((first, second));
     let seen = UplinkWatch::open(first, second).and_then(|mut watch| watch.look().map(|state| (watch, state)));
     seen.inspect_err(|error| {
         // Log: once for a network.
